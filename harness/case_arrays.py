@@ -1,0 +1,182 @@
+"""The arrays of a case file, checked before a number is drawn: kinds, names, shapes, sizes, finiteness."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attncheck.harness import case_model as model
+from attncheck.harness.case_faults import FieldFault
+from attncheck.harness.generators import DrawFault, check_draw
+from attncheck.harness.inputs import arranged_shape, draw_parameters, rounding_of
+from attncheck.harness.printed import PrintedArray, PrintedError
+from attncheck.harness.shapes import Shape, fitted_shape, show
+from attncheck.harness.vocabulary import InputSpec
+from attncheck.harness.yaml_reader import FieldPath
+
+MAX_ELEMENTS = 2**26
+"""The largest array of a case: 512 MiB in float64."""
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Shapes of the named arrays, in the order in which they are made."""
+
+    sources: Mapping[str, model.Array]
+    shapes: Mapping[str, Shape]
+
+
+def named_arrays(
+    file: model.CaseFile, entry: model.CaseEntry, random: model.Random | None, allow_nonfinite: bool, where: FieldPath
+) -> Arrays:
+    sources: dict[str, model.Array] = {}
+    shapes: dict[str, Shape] = {}
+    places = [("arrays", file.arrays, ()), ("arrays", entry.arrays, where)]
+    for field, group, prefix in places:
+        for name, source in group.items():
+            path = (*prefix, field, name)
+            if name in sources:
+                raise FieldFault(path, f"the array {name!r} is already defined at the top of the file")
+            shapes[name] = _array_shape(source, shapes, random, path)
+            _check_finite(source, path, allow_nonfinite=allow_nonfinite, allow_infinite=True)
+            sources[name] = source
+    return Arrays(sources, shapes)
+
+
+def resolve_inputs(
+    entry: model.CaseEntry,
+    specs: Mapping[str, InputSpec],
+    arrays: Arrays,
+    random: model.Random | None,
+    operation: str,
+    where: FieldPath,
+) -> Arrays:
+    sources: dict[str, model.Array] = {}
+    shapes: dict[str, Shape] = {}
+    for name, given in entry.inputs.items():
+        path = (*where, "inputs", name)
+        if name not in specs:
+            raise FieldFault(path, f"{operation} has no input {name!r}; expected {', '.join(specs)}")
+        source = model.Reference(ref=given) if isinstance(given, str) else given
+        shape = _array_shape(source, arrays.shapes, random, path)
+        _check_finite(source, path, allow_nonfinite=entry.allow_nonfinite, allow_infinite=specs[name].may_be_infinite)
+        if specs[name].boolean and not isinstance(given, str):
+            _check_boolean(source, path)
+        try:
+            shapes[name] = fitted_shape(specs[name], shape)
+        except ValueError as error:
+            raise FieldFault(path, str(error)) from None
+        sources[name] = source
+    missing = [name for name, spec in specs.items() if spec.required and name not in sources]
+    if missing:
+        raise FieldFault((*where, "inputs", missing[0]), f"{operation} needs this input: {missing[0]} is missing")
+    return Arrays(sources, shapes)
+
+
+def _array_shape(
+    source: model.Array, named: Mapping[str, Shape], random: model.Random | None, path: FieldPath
+) -> Shape:
+    """Shape of an array, without making it."""
+    try:
+        return arranged_shape(_own_shape(source, named, random, path), source)
+    except ValueError as error:
+        raise FieldFault(path, str(error)) from None
+
+
+def _own_shape(source: model.Array, named: Mapping[str, Shape], random: model.Random | None, path: FieldPath) -> Shape:
+    match source:
+        case model.Values():
+            return _nested_shape(source.values, (*path, "values"))
+        case model.PrintedInput():
+            printed = parse_rows(source.printed, source, (*path, "printed"))
+            if not printed.given.all():
+                raise FieldFault((*path, "printed"), "an input must give every number, '.' leaves one out")
+            return printed.shape
+        case model.Identity():
+            return _limited((source.identity, source.identity), (*path, "identity"))
+        case model.Reference():
+            if source.ref not in named:
+                known = ", ".join(named) or "none"
+                raise FieldFault(path, f"no array is named {source.ref!r}; arrays defined before it: {known}")
+            return named[source.ref]
+        case model.Drawn():
+            shape = _limited(tuple(source.shape), (*path, "shape"))
+            if random is None:
+                raise FieldFault(
+                    path, "a drawn array needs a generator and a seed: give the case or the defaults `random`"
+                )
+            try:
+                check_draw(random.generator, source.draw, draw_parameters(source), shape)
+            except DrawFault as fault:
+                raise FieldFault((*path, "draw"), str(fault)) from None
+            return shape
+        case _:
+            return _limited(tuple(source.shape), (*path, "shape"))
+
+
+def _limited(shape: Shape, path: FieldPath) -> Shape:
+    elements = math.prod(shape)
+    if elements > MAX_ELEMENTS:
+        raise FieldFault(path, f"{show(shape)} is {elements} elements; expected at most {MAX_ELEMENTS}")
+    return shape
+
+
+def _nested_shape(values: Any, path: FieldPath) -> Shape:
+    if isinstance(values, bool | int | float):
+        if not isinstance(values, bool) and abs(values) > 1.7e308 and not math.isinf(values):
+            raise FieldFault(path, f"{str(values)[:20]}... is beyond the range of float64")
+        return ()
+    if not isinstance(values, list) or not values:
+        raise FieldFault(path, f"expected a number or a list of numbers, got {str(values)[:60]!r}")
+    shapes = [_nested_shape(value, (*path, number)) for number, value in enumerate(values)]
+    for number, shape in enumerate(shapes):
+        if shape != shapes[0]:
+            raise FieldFault(
+                (*path, number), f"ragged rows: row {number + 1} has shape {show(shape)}, row 1 has {show(shapes[0])}"
+            )
+    return (len(values), *shapes[0])
+
+
+def _check_finite(source: model.Array, path: FieldPath, *, allow_nonfinite: bool, allow_infinite: bool) -> None:
+    if allow_nonfinite:
+        return
+    for value in _literals(source):
+        if math.isnan(value):
+            raise FieldFault(path, "NaN is not allowed here; a case that probes NaN says `allow_nonfinite: true`")
+        if math.isinf(value) and not allow_infinite:
+            raise FieldFault(path, "infinity is not allowed here; a case that probes it says `allow_nonfinite: true`")
+
+
+def _check_boolean(source: model.Array, path: FieldPath) -> None:
+    for value in _literals(source):
+        if value not in (0, 1):
+            raise FieldFault(path, f"a mask is boolean (true = may attend), got {value}")
+
+
+def _literals(source: model.Array) -> list[float]:
+    """Return the numbers that a file spells out."""
+    match source:
+        case model.Values():
+            return _flat(source.values)
+        case model.PrintedInput():
+            return list(parse_printed(source.printed, rounding_of(source)).value.ravel())
+        case model.Constant():
+            return [source.constant]
+        case model.Ascending():
+            return list(source.ascending)
+    return []
+
+
+def _flat(values: Any) -> list[float]:
+    return [number for value in values for number in _flat(value)] if isinstance(values, list) else [values]
+
+
+def parse_rows(rows: model.PrintedRows, fields: model.RoundingFields, path: FieldPath) -> PrintedArray:
+    if sum([fields.exact, fields.decimals is not None, fields.significant_digits is not None]) > 1:
+        raise FieldFault(path[:-1], "expected at most one of exact, decimals, significant_digits")
+    try:
+        return parse_printed(rows, rounding_of(fields))
+    except PrintedError as error:
+        raise FieldFault(path, str(error)) from None

@@ -1,0 +1,58 @@
+"""What can go wrong, one named exception per kind, each with the exit code that the command line gives it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the command line tells its caller; the first that applies, in the order bad input, disagree, not run."""
+
+    AGREE = 0
+    DISAGREE = 1
+    BAD_INPUT = 2
+    NOT_RUN = 3
+    INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing wrong with one case file: where it is, what was expected."""
+
+    file: str
+    message: str
+    line: int | None = None
+    case: str | None = None
+    field: str | None = None
+
+    def __str__(self) -> str:
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        parts = [place, f'case "{self.case}"' if self.case else None, self.field or None, self.message]
+        return ": ".join(part for part in parts if part)
+
+
+class AttncheckError(Exception):
+    """Any failure that is explained to the user in one line instead of a traceback."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+
+class CaseError(AttncheckError):
+    """A case file cannot be used; carries one or more faults."""
+
+    def __init__(self, faults: list[Fault]) -> None:
+        super().__init__("\n".join(map(str, faults)))
+        self.faults = faults
+
+
+class UsageError(AttncheckError):
+    """The command or call asks for something that does not exist or does not make sense."""
+
+
+class OutputError(AttncheckError):
+    """A folder or file cannot be written."""
+
+
+class ResultsError(AttncheckError):
+    """A results directory cannot be read."""

@@ -1,0 +1,129 @@
+"""Numbers as a document prints them: their decimal value, and the half unit that the printing rounded away.
+
+A printed array is written as the document shows it, one row a line, numbers apart by white space:
+
+    0.083717538 0.026383741 0.8429010 0.046997679
+    0.025449248 0.080752324 0.8130461 0.080752324
+
+``.`` stands for an element that the document does not give; ``inf``, ``-inf`` and ``nan`` for themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+
+import numpy as np
+from numpy.typing import NDArray
+
+NOT_GIVEN = "."
+_NON_FINITE = {"inf", "+inf", "-inf", "nan"}
+
+
+class PrintedError(ValueError):
+    """A printed array that cannot be read; the message says which row."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How the numbers were rounded when they were printed; by default each as many decimals as it shows."""
+
+    exact: bool = False
+    decimals: int | None = None
+    significant_digits: int | None = None
+
+
+@dataclass(frozen=True)
+class PrintedArray:
+    """A printed array, element by element: its text, its value to the nearest float64, and half a unit of its last digit.
+
+    ``given`` is False where the document gives nothing.
+    """
+
+    text: NDArray[np.object_]
+    value: NDArray[np.float64]
+    half_unit: NDArray[np.float64]
+    given: NDArray[np.bool_]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape in which the array is printed."""
+        return self.text.shape
+
+    def transposed(self) -> PrintedArray:
+        """Swap the last two axes."""
+        return self.reshaped(swap=True)
+
+    def reshaped(self, shape: tuple[int, ...] | None = None, *, swap: bool = False) -> PrintedArray:
+        """Apply one change of shape to all parts."""
+        arrays = (self.text, self.value, self.half_unit, self.given)
+        changed = [np.swapaxes(array, -1, -2) if swap else array.reshape(shape or array.shape) for array in arrays]
+        return PrintedArray(*changed)
+
+
+def parse_printed(source: object, rounding: Rounding) -> PrintedArray:
+    """Read a printed array from text, or from nested lists of texts for ranks above two.
+
+    Raises ``PrintedError`` for ragged rows and for what is no number.
+    """
+    cells = _cells(source)
+    text = np.empty(_shape(cells), dtype=object)
+    for index in np.ndindex(text.shape):
+        cell = cells
+        for axis in index:
+            cell = cell[axis]
+        text[index] = cell
+    value = np.empty(text.shape)
+    half_unit = np.zeros(text.shape)
+    for index in np.ndindex(text.shape):
+        value[index], half_unit[index] = _parse_number(text[index], rounding)
+    return PrintedArray(text, value, half_unit, text != np.array(NOT_GIVEN, dtype=object))
+
+
+def _cells(source: object) -> list[object] | str:
+    """Split texts into rows and numbers; a text of one row is a vector, of one number a scalar."""
+    if isinstance(source, list):
+        return [_cells(item) for item in source]
+    rows = [line.split() for line in str(source).splitlines() if line.strip()]
+    if not rows:
+        raise PrintedError("no number is given")
+    widths = [len(row) for row in rows]
+    for number, width in enumerate(widths, start=1):
+        if width != widths[0]:
+            raise PrintedError(f"ragged rows: row {number} has {width} numbers, row 1 has {widths[0]}")
+    if len(rows) > 1:
+        return list(rows)
+    return rows[0] if widths[0] > 1 else rows[0][0]
+
+
+def _shape(cells: list[object] | str) -> tuple[int, ...]:
+    if isinstance(cells, str):
+        return ()
+    shapes = [_shape(cell) for cell in cells]  # type: ignore[arg-type]
+    for number, shape in enumerate(shapes, start=1):
+        if shape != shapes[0]:
+            raise PrintedError(f"ragged: entry {number} has shape {shape}, entry 1 has shape {shapes[0]}")
+    return (len(cells), *(shapes[0] if shapes else ()))
+
+
+def _parse_number(text: str, rounding: Rounding) -> tuple[float, float]:
+    """Return the nearest float64 and half a unit of the last printed digit."""
+    if text == NOT_GIVEN:
+        return np.nan, 0.0
+    if text.lower() in _NON_FINITE:
+        return float(text), 0.0
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        raise PrintedError(f"{text!r} is not a number") from None
+    if not number.is_finite():
+        raise PrintedError(f"{text!r} is not a number that a document would print")
+    if rounding.exact:
+        return float(number), 0.0
+    if rounding.decimals is not None:
+        exponent = -rounding.decimals
+    elif rounding.significant_digits is not None:
+        exponent = number.adjusted() - rounding.significant_digits + 1
+    else:
+        exponent = int(number.as_tuple().exponent)
+    return float(number), float(Decimal(5).scaleb(exponent - 1))
