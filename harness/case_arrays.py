@@ -11,7 +11,7 @@ from attncheck.harness import case_model as model
 from attncheck.harness.case_faults import FieldFault
 from attncheck.harness.generators import DrawFault, check_draw
 from attncheck.harness.inputs import arranged_shape, draw_parameters, rounding_of
-from attncheck.harness.printed import PrintedArray, PrintedError
+from attncheck.harness.printed import PrintedArray, PrintedError, parse_printed
 from attncheck.harness.shapes import Shape, fitted_shape, show
 from attncheck.harness.vocabulary import InputSpec
 from attncheck.harness.yaml_reader import FieldPath

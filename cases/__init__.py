@@ -1,0 +1,1 @@
+"""The bundled corpus: YAML only, one folder or file per topic, ``documents`` with one file per published document."""

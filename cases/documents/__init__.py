@@ -1,0 +1,1 @@
+"""Published documents, transcribed with the numbers that they print; one file each."""
