@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class BackendEntry:
     """One framework's line in the table.
 
-    ``packages`` are the distributions whose versions a report names, the first one being the importable framework itself.
+    ``packages`` are the distributions whose versions a report names, the first one the importable framework itself.
     ``own_process_for`` names the dtypes that need a process of their own, because the framework has to be configured
     for them as a whole. ``environment`` is set in the worker before the framework is imported.
     """
@@ -43,7 +43,9 @@ class BackendEntry:
     @property
     def is_installed(self) -> bool:
         """Whether the framework can be imported; it is not imported to find out."""
-        return find_spec(self.packages[0]) is not None
+        spec = find_spec(self.packages[0])
+        # Any folder of that name, in the working directory or left behind by an uninstall, is a namespace: no origin.
+        return spec is not None and spec.origin is not None
 
     def load(self) -> Backend:
         """Import the framework's module, and with it the framework."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    # A worker reads the table of backends before it limits NumPy's threads, so nothing here may import NumPy.
+    from numpy.typing import NDArray
 
 Tensor: TypeAlias = Any
 """A framework's own array. Opaque outside its module."""
@@ -53,6 +55,7 @@ class Backend(Protocol):
         query_weight: Tensor,
         key_weight: Tensor,
         score_vector: Tensor,
+        *,
         score_bias: Tensor | None = None,
     ) -> Stages:
         """Score by a small feed-forward network: tanh(q Wq + k Wk + b) . v.
@@ -66,7 +69,8 @@ class Backend(Protocol):
     ) -> Stages:
         """Add ``bias``, then set to -inf what ``mask`` or causality forbids; stages that nothing asks for are left out.
 
-        scores (B, H, Lq, Lk); mask, boolean, True = may attend, and bias broadcast to it -> biased, masked (B, H, Lq, Lk).
+        scores (B, H, Lq, Lk); mask, boolean, True = may attend, and bias broadcast to it
+        -> biased, masked (B, H, Lq, Lk).
         Causal means key j may be attended by query i iff j <= i (aligned top left).
         """
 
@@ -115,8 +119,9 @@ class Backend(Protocol):
     ) -> Stages:
         """Project, attend in every head, merge the heads and project once more.
 
-        query (B, Lq, E), key and value (B, Lk, E), query_weight and key_weight (E, H*D), value_weight (E, H*Dv),
-        output_weight (H*Dv, E'); without output_weight the merged heads are the output
-        -> query, key, value (B, H, L, D), the stages of ``attention``, context (B, H, Lq, Dv), output (B, Lq, E').
+        query (B, Lq, E), key (B, Lk, Ek), value (B, Lk, Ev), query_weight (E, H*D), key_weight (Ek, H*D),
+        value_weight (Ev, H*Dv), output_weight (H*Dv, Eo); without output_weight the merged heads are the output,
+        and an output_bias is refused
+        -> query, key, value (B, H, L, D), the stages of ``attention``, context (B, H, Lq, Dv), output (B, Lq, Eo).
         Vaswani et al. 2017, section 3.2.2.
         """

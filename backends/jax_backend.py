@@ -20,9 +20,9 @@ from attncheck.backends.contract import Stages, Tensor
 def prepare(dtype: str, threads: int) -> None:
     """Switch 64-bit types on where they are asked for, and limit the threads, both for this process."""
     jax.config.update("jax_enable_x64", dtype == "float64")
-    # XLA's CPU client knows one thread or all of them; it reads its flags when the first array is made.
-    if threads == 1:
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
+    # The size of each of XLA's two pools (1: no second thread computes), read when the first array is made.
+    # The flag --xla_cpu_multi_thread_eigen=false, which many set, no longer limits anything.
+    os.environ["PJRT_NPROC"] = str(threads)
 
 
 def describe() -> dict[str, str]:
@@ -30,9 +30,10 @@ def describe() -> dict[str, str]:
     return {
         "version": jax.__version__,
         "device": jax.default_backend(),
+        "threads": os.environ.get("PJRT_NPROC", "all"),
         "enable_x64": str(jax.config.jax_enable_x64),
         "default_matmul_precision": str(jax.config.jax_default_matmul_precision),
-        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "xla_flags": os.environ.get("XLA_FLAGS", "none"),
     }
 
 
@@ -64,6 +65,7 @@ def additive_scores(
     query_weight: Tensor,
     key_weight: Tensor,
     score_vector: Tensor,
+    *,
     score_bias: Tensor | None = None,
 ) -> Stages:
     """Score by a small feed-forward network."""
@@ -113,7 +115,7 @@ def attention(
     """Score, mask, normalise and average the values."""
     stages = dot_scores(query, key, scale=scale)
     stages |= mask_scores(stages["scores"], mask=mask, bias=bias, is_causal=is_causal)
-    *_, logits = stages.values()
+    *_, logits = stages.values()  # the last stage that was asked for
     stages |= softmax(logits)
     stages["output"] = stages["weights"] @ value
     return stages
@@ -139,6 +141,8 @@ def multi_head_attention(
     scale: float | None = None,
 ) -> Stages:
     """Project, attend in every head, merge the heads and project once more."""
+    if output_weight is None and output_bias is not None:
+        raise ValueError("output_bias needs output_weight")
     stages: Stages = {
         "query": _split_heads(_project(query, query_weight, query_bias), heads),
         "key": _split_heads(_project(key, key_weight, key_bias), heads),

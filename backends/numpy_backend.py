@@ -19,7 +19,7 @@ Array = NDArray[Any]
 
 
 def prepare(dtype: str, threads: int) -> None:
-    """Nothing to do: NumPy's BLAS reads its number of threads from the environment."""
+    """Nothing to do: NumPy's BLAS took its threads from the environment when it was loaded."""
 
 
 def describe() -> dict[str, str]:
@@ -57,6 +57,7 @@ def additive_scores(
     query_weight: Array,
     key_weight: Array,
     score_vector: Array,
+    *,
     score_bias: Array | None = None,
 ) -> Stages:
     """Score by a small feed-forward network."""
@@ -91,7 +92,8 @@ def softmax(scores: Array) -> Stages:
     total = np.where(empty, 1, exponentials.sum(axis=-1, keepdims=True))
     return {
         "weights": np.where(empty, 0, exponentials / total),
-        "log_sum_exp": np.where(empty, -np.inf, maximum + np.log(total))[..., 0],
+        # An infinite maximum, of either sign, is the answer itself: inf + log(inf - inf) would be NaN.
+        "log_sum_exp": np.where(np.isinf(maximum), maximum, maximum + np.log(total))[..., 0],
     }
 
 
@@ -108,7 +110,7 @@ def attention(
     """Score, mask, normalise and average the values."""
     stages = dot_scores(query, key, scale=scale)
     stages |= mask_scores(stages["scores"], mask=mask, bias=bias, is_causal=is_causal)
-    *_, logits = stages.values()
+    *_, logits = stages.values()  # the last stage that was asked for
     stages |= softmax(logits)
     stages["output"] = stages["weights"] @ value
     return stages
@@ -134,6 +136,8 @@ def multi_head_attention(
     scale: float | None = None,
 ) -> Stages:
     """Project, attend in every head, merge the heads and project once more."""
+    if output_weight is None and output_bias is not None:
+        raise ValueError("output_bias needs output_weight")
     stages: Stages = {
         "query": _split_heads(_project(query, query_weight, query_bias), heads),
         "key": _split_heads(_project(key, key_weight, key_bias), heads),

@@ -6,6 +6,7 @@ Sources: Vaswani et al. 2017; Luong et al. 2015; Bahdanau et al. 2015. Shapes an
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 import tensorflow as tf
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from attncheck.backends.contract import Stages, Tensor
 
 
-def prepare(dtype: str, threads: int) -> None:
+def prepare(dtype: str, threads: int) -> None:  # noqa: ARG001 - every dtype is at hand
     """Limit the threads of this process."""
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
@@ -26,6 +27,8 @@ def describe() -> dict[str, str]:
         "version": tf.__version__,
         "device": ", ".join(sorted({device.device_type.lower() for device in tf.config.list_logical_devices()})),
         "threads": str(tf.config.threading.get_intra_op_parallelism_threads()),
+        # With oneDNN, float32 softmax confines a NaN score to its own weight; without it the whole row is NaN.
+        "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "default"),
         "tensor_float_32": str(tf.config.experimental.tensor_float_32_execution_enabled()),
     }
 
@@ -60,6 +63,7 @@ def additive_scores(
     query_weight: Tensor,
     key_weight: Tensor,
     score_vector: Tensor,
+    *,
     score_bias: Tensor | None = None,
 ) -> Stages:
     """Score by a small feed-forward network."""
@@ -109,7 +113,7 @@ def attention(
     """Score, mask, normalise and average the values."""
     stages = dot_scores(query, key, scale=scale)
     stages |= mask_scores(stages["scores"], mask=mask, bias=bias, is_causal=is_causal)
-    *_, logits = stages.values()
+    *_, logits = stages.values()  # the last stage that was asked for
     stages |= softmax(logits)
     stages["output"] = tf.matmul(stages["weights"], value)
     return stages
@@ -135,6 +139,8 @@ def multi_head_attention(
     scale: float | None = None,
 ) -> Stages:
     """Project, attend in every head, merge the heads and project once more."""
+    if output_weight is None and output_bias is not None:
+        raise ValueError("output_bias needs output_weight")
     stages: Stages = {
         "query": _split_heads(_project(query, query_weight, query_bias), heads),
         "key": _split_heads(_project(key, key_weight, key_bias), heads),

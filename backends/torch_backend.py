@@ -16,7 +16,7 @@ from torch.nn import functional
 from attncheck.backends.contract import Stages
 
 
-def prepare(dtype: str, threads: int) -> None:
+def prepare(dtype: str, threads: int) -> None:  # noqa: ARG001 - every dtype is at hand
     """Limit the threads of this process."""
     torch.set_num_threads(threads)
 
@@ -34,12 +34,14 @@ def describe() -> dict[str, str]:
 
 def from_numpy(array: NDArray[Any]) -> Tensor:
     """Copy into a tensor, so that no operation can write into the caller's array."""
-    return torch.tensor(array)
+    # array.copy() for a second reason: torch refuses an array with negative strides.
+    return torch.from_numpy(array.copy())
 
 
 def to_numpy(tensor: Tensor) -> NDArray[Any]:
     """Return the tensor's numbers as an array."""
-    return tensor.detach().cpu().numpy()
+    array: NDArray[Any] = tensor.detach().cpu().numpy()
+    return array
 
 
 def dot_scores(query: Tensor, key: Tensor, *, scale: float | None = None) -> Stages:
@@ -60,6 +62,7 @@ def additive_scores(
     query_weight: Tensor,
     key_weight: Tensor,
     score_vector: Tensor,
+    *,
     score_bias: Tensor | None = None,
 ) -> Stages:
     """Score by a small feed-forward network."""
@@ -109,7 +112,7 @@ def attention(
     """Score, mask, normalise and average the values."""
     stages = dot_scores(query, key, scale=scale)
     stages |= mask_scores(stages["scores"], mask=mask, bias=bias, is_causal=is_causal)
-    *_, logits = stages.values()
+    *_, logits = stages.values()  # the last stage that was asked for
     stages |= softmax(logits)
     stages["output"] = stages["weights"] @ value
     return stages
@@ -135,6 +138,8 @@ def multi_head_attention(
     scale: float | None = None,
 ) -> Stages:
     """Project, attend in every head, merge the heads and project once more."""
+    if output_weight is None and output_bias is not None:
+        raise ValueError("output_bias needs output_weight")
     stages: Stages = {
         "query": _split_heads(_project(query, query_weight, query_bias), heads),
         "key": _split_heads(_project(key, key_weight, key_bias), heads),

@@ -18,11 +18,12 @@ Basis = Literal["printed", "known", "unprinted"]
 class Expected:
     """What a case says of one stage, or of one quantity derived from a stage.
 
-    ``numbers`` has the stage's own shape; it is None where the document computes something and prints no number.
+    ``shape`` is the stage's own, or the quantity's; ``numbers`` has it too, and is None where the document computes something and prints no number.
     """
 
     name: str
     of: str
+    shape: Shape
     basis: Basis
     numbers: PrintedArray | None
     called: str | None = None

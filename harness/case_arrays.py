@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from attncheck.harness import case_model as model
-from attncheck.harness.case_faults import FieldFault
+from attncheck.harness.case_faults import FieldFault, short
+from attncheck.harness.case_numbers import check_boolean, check_finite, followed
 from attncheck.harness.generators import DrawFault, check_draw
 from attncheck.harness.inputs import arranged_shape, draw_parameters, rounding_of
 from attncheck.harness.printed import PrintedArray, PrintedError, parse_printed
 from attncheck.harness.shapes import Shape, fitted_shape, show
 from attncheck.harness.vocabulary import InputSpec
-from attncheck.harness.yaml_reader import FieldPath
+from attncheck.harness.yaml_scalars import FieldPath
 
 MAX_ELEMENTS = 2**26
 """The largest array of a case: 512 MiB in float64."""
+_MAX_AXES = 4
+_INT_RANGE = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -28,9 +31,8 @@ class Arrays:
     shapes: Mapping[str, Shape]
 
 
-def named_arrays(
-    file: model.CaseFile, entry: model.CaseEntry, random: model.Random | None, allow_nonfinite: bool, where: FieldPath
-) -> Arrays:
+def named_arrays(file: model.CaseFile, entry: model.CaseEntry, random: model.Random | None, where: FieldPath) -> Arrays:
+    """Check the arrays that inputs may refer to: the file's, then the case's own."""
     sources: dict[str, model.Array] = {}
     shapes: dict[str, Shape] = {}
     places = [("arrays", file.arrays, ()), ("arrays", entry.arrays, where)]
@@ -40,7 +42,6 @@ def named_arrays(
             if name in sources:
                 raise FieldFault(path, f"the array {name!r} is already defined at the top of the file")
             shapes[name] = _array_shape(source, shapes, random, path)
-            _check_finite(source, path, allow_nonfinite=allow_nonfinite, allow_infinite=True)
             sources[name] = source
     return Arrays(sources, shapes)
 
@@ -53,6 +54,7 @@ def resolve_inputs(
     operation: str,
     where: FieldPath,
 ) -> Arrays:
+    """Check a case's inputs, of which NaN, infinity and masks are asked here: an array by itself may be anything."""
     sources: dict[str, model.Array] = {}
     shapes: dict[str, Shape] = {}
     for name, given in entry.inputs.items():
@@ -61,9 +63,11 @@ def resolve_inputs(
             raise FieldFault(path, f"{operation} has no input {name!r}; expected {', '.join(specs)}")
         source = model.Reference(ref=given) if isinstance(given, str) else given
         shape = _array_shape(source, arrays.shapes, random, path)
-        _check_finite(source, path, allow_nonfinite=entry.allow_nonfinite, allow_infinite=specs[name].may_be_infinite)
-        if specs[name].boolean and not isinstance(given, str):
-            _check_boolean(source, path)
+        made = followed(source, arrays.sources)
+        if specs[name].boolean:
+            check_boolean(made, path)
+        if not entry.allow_nonfinite:
+            check_finite(made, path, allow_infinite=specs[name].may_be_infinite)
         try:
             shapes[name] = fitted_shape(specs[name], shape)
         except ValueError as error:
@@ -80,9 +84,12 @@ def _array_shape(
 ) -> Shape:
     """Shape of an array, without making it."""
     try:
-        return arranged_shape(_own_shape(source, named, random, path), source)
+        shape = arranged_shape(_own_shape(source, named, random, path), source)
     except ValueError as error:
         raise FieldFault(path, str(error)) from None
+    if len(shape) > _MAX_AXES:
+        raise FieldFault(path, f"expected at most {_MAX_AXES} axes, got {len(shape)}")
+    return _limited(shape, path)
 
 
 def _own_shape(source: model.Array, named: Mapping[str, Shape], random: model.Random | None, path: FieldPath) -> Shape:
@@ -107,13 +114,25 @@ def _own_shape(source: model.Array, named: Mapping[str, Shape], random: model.Ra
                 raise FieldFault(
                     path, "a drawn array needs a generator and a seed: give the case or the defaults `random`"
                 )
-            try:
-                check_draw(random.generator, source.draw, draw_parameters(source), shape)
-            except DrawFault as fault:
-                raise FieldFault((*path, "draw"), str(fault)) from None
+            _check_draw(source, random.generator, shape, path)
             return shape
         case _:
             return _limited(tuple(source.shape), (*path, "shape"))
+
+
+def _check_draw(source: model.Drawn, generator: str, shape: Shape, path: FieldPath) -> None:
+    parameters = draw_parameters(source)
+    for name, value in {**parameters, "times": source.times}.items():
+        if value is not None and not math.isfinite(value):
+            raise FieldFault((*path, name), f"expected a finite number, got {value}")
+        if source.draw == "randint" and name != "times" and (value != int(value) or abs(value) > _INT_RANGE):
+            raise FieldFault((*path, name), f"expected a whole number of at most 63 bits, got {value}")
+    if math.isinf(float(parameters.get("high", 0)) - float(parameters.get("low", 0))):
+        raise FieldFault((*path, "high"), "high - low is beyond the range of float64")
+    try:
+        check_draw(generator, source.draw, parameters, shape)
+    except DrawFault as fault:
+        raise FieldFault((*path, "draw"), str(fault)) from None
 
 
 def _limited(shape: Shape, path: FieldPath) -> Shape:
@@ -125,55 +144,20 @@ def _limited(shape: Shape, path: FieldPath) -> Shape:
 
 def _nested_shape(values: Any, path: FieldPath) -> Shape:
     if isinstance(values, bool | int | float):
-        if not isinstance(values, bool) and abs(values) > 1.7e308 and not math.isinf(values):
-            raise FieldFault(path, f"{str(values)[:20]}... is beyond the range of float64")
         return ()
     if not isinstance(values, list) or not values:
-        raise FieldFault(path, f"expected a number or a list of numbers, got {str(values)[:60]!r}")
+        raise FieldFault(path, f"expected a number or a list of numbers, got {short(values)}")
     shapes = [_nested_shape(value, (*path, number)) for number, value in enumerate(values)]
     for number, shape in enumerate(shapes):
         if shape != shapes[0]:
             raise FieldFault(
-                (*path, number), f"ragged rows: row {number + 1} has shape {show(shape)}, row 1 has {show(shapes[0])}"
+                (*path, number), f"ragged: row {number + 1} has shape {show(shape)}, row 1 has shape {show(shapes[0])}"
             )
     return (len(values), *shapes[0])
 
 
-def _check_finite(source: model.Array, path: FieldPath, *, allow_nonfinite: bool, allow_infinite: bool) -> None:
-    if allow_nonfinite:
-        return
-    for value in _literals(source):
-        if math.isnan(value):
-            raise FieldFault(path, "NaN is not allowed here; a case that probes NaN says `allow_nonfinite: true`")
-        if math.isinf(value) and not allow_infinite:
-            raise FieldFault(path, "infinity is not allowed here; a case that probes it says `allow_nonfinite: true`")
-
-
-def _check_boolean(source: model.Array, path: FieldPath) -> None:
-    for value in _literals(source):
-        if value not in (0, 1):
-            raise FieldFault(path, f"a mask is boolean (true = may attend), got {value}")
-
-
-def _literals(source: model.Array) -> list[float]:
-    """Return the numbers that a file spells out."""
-    match source:
-        case model.Values():
-            return _flat(source.values)
-        case model.PrintedInput():
-            return list(parse_printed(source.printed, rounding_of(source)).value.ravel())
-        case model.Constant():
-            return [source.constant]
-        case model.Ascending():
-            return list(source.ascending)
-    return []
-
-
-def _flat(values: Any) -> list[float]:
-    return [number for value in values for number in _flat(value)] if isinstance(values, list) else [values]
-
-
 def parse_rows(rows: model.PrintedRows, fields: model.RoundingFields, path: FieldPath) -> PrintedArray:
+    """Read printed numbers as they were rounded."""
     if sum([fields.exact, fields.decimals is not None, fields.significant_digits is not None]) > 1:
         raise FieldFault(path[:-1], "expected at most one of exact, decimals, significant_digits")
     try:

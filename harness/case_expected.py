@@ -13,14 +13,15 @@ from attncheck.harness.printed import PrintedArray
 from attncheck.harness.quantities import QUANTITIES
 from attncheck.harness.shapes import Shape, show
 from attncheck.harness.vocabulary import OPERATIONS
-from attncheck.harness.yaml_reader import FieldPath
+from attncheck.harness.yaml_scalars import FieldPath
 
 
 def read_expectation(
     source: model.Expectation, operation: str, shapes: Mapping[str, Shape], inputs: Mapping[str, Shape], path: FieldPath
 ) -> Expected:
+    """Check what a case says of one stage or quantity, and give its numbers the stage's shape."""
     name, of, shape = _target(source, operation, shapes, inputs, path)
-    bases = [basis for basis in ("printed", "known", "unprinted") if getattr(source, basis)]
+    bases = [basis for basis in ("printed", "known", "unprinted") if getattr(source, basis) not in (None, False)]
     if len(bases) != 1:
         raise FieldFault(path, f"expected exactly one of printed, known, unprinted, got {', '.join(bases) or 'none'}")
     basis = bases[0]
@@ -33,6 +34,7 @@ def read_expectation(
     return Expected(
         name=name,
         of=of,
+        shape=shape,
         basis=basis,  # type: ignore[arg-type]
         numbers=numbers,
         called=source.called,

@@ -11,9 +11,30 @@ from pydantic_core import ErrorDetails
 
 from attncheck.harness import case_model
 from attncheck.harness.errors import Fault
-from attncheck.harness.yaml_reader import FieldPath, YamlDocument
+from attncheck.harness.yaml_reader import YamlDocument
+from attncheck.harness.yaml_scalars import FieldPath
 
 MOST_FAULTS = 5
+
+# pydantic's names for the two forms of an input
+_KIND_LABEL = "tagged-union["
+_NAME_LABEL = "constrained-str"
+
+_WANTED = {
+    "string_type": "text",
+    "string_unicode": "text",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping of fields",
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "float_type": "a number",
+}
+_PATTERNS = {
+    r"^[^\x00-\x1f\x7f]+$": "one line of text without control characters",
+    r"^[A-Za-z][A-Za-z0-9_]*$": "a name of letters, digits and underscores that begins with a letter",
+    r"^[a-z][a-z0-9-]*$": "a name of small letters, digits and hyphens that begins with a letter",
+}
 
 
 class FieldFault(Exception):
@@ -26,14 +47,18 @@ class FieldFault(Exception):
 
 def faults_of(error: ValidationError, file: str, document: YamlDocument) -> list[Fault]:
     """Turn a validator's errors into faults with file, line, case and field."""
-    details = error.errors(include_url=False)
-    faults = [fault_at(detail["loc"], _say(detail), file, document) for detail in details]
-    # One mistake can break several alternatives; each place is named once.
-    unique = list({(fault.line, fault.field): fault for fault in reversed(faults)}.values())[::-1]
-    if len(unique) > MOST_FAULTS:
-        rest = Fault(file, f"and {len(unique) - MOST_FAULTS} more faults")
-        unique = [*unique[:MOST_FAULTS], rest]
-    return unique
+    # One mistake can break several alternatives; each place is named once, by the first that broke.
+    places: dict[tuple[FieldPath, bool], ErrorDetails] = {}
+    for detail in error.errors(include_url=False):
+        if not _is_noise(detail):
+            found, _ = document.locate(_field_path(detail["loc"]))
+            key = (_field_path(detail["loc"]), True) if detail["type"] == "missing" else (found, False)
+            places.setdefault(key, detail)
+    details = list(places.values())[:MOST_FAULTS]
+    faults = [fault_at(_field_path(detail["loc"]), _say(detail), file, document) for detail in details]
+    if len(places) > MOST_FAULTS:
+        faults.append(Fault(file, f"and {len(places) - MOST_FAULTS} more faults"))
+    return faults
 
 
 def fault_at(path: FieldPath, message: str, file: str, document: YamlDocument) -> Fault:
@@ -41,48 +66,82 @@ def fault_at(path: FieldPath, message: str, file: str, document: YamlDocument) -
     found, line = document.locate(path)
     if path and isinstance(path[-1], str) and path[-1] not in found and "missing" in message:
         found = (*found, path[-1])
-    return Fault(file, message, line, _case_name(found, document.data), _dotted(found))
+    return Fault(file, message, line, case_name(found, document.data), dotted(found))
 
 
-def _case_name(path: FieldPath, data: Any) -> str | None:
+def _is_noise(detail: ErrorDetails) -> bool:
+    """Whether a complaint is about the alternative that the writer did not mean: an input is an array or a name."""
+    alternative = str(detail["loc"][-1]) if detail["loc"] else ""
+    if isinstance(detail["input"], str):
+        return detail["type"] == "array_kind" and alternative.startswith(_KIND_LABEL)
+    return alternative == _NAME_LABEL
+
+
+def _field_path(location: FieldPath) -> FieldPath:
+    """Leave out what pydantic adds to a path: the alternatives that it tried, which may be named like fields."""
+    for start in (0, 2):
+        if location[start : start + 1] in (("inputs",), ("arrays",)):
+            name, rest = location[: start + 2], location[start + 2 :]
+            if rest and str(rest[0]).startswith(_KIND_LABEL):
+                rest = rest[1:]
+            return (*name, *(rest[1:] if rest and rest[0] in (*case_model.ARRAY_KINDS, _NAME_LABEL) else rest))
+    return location
+
+
+def case_name(path: FieldPath, data: Any) -> str | None:
+    """Return the name of the case that a path leads into, or its number where it has no usable name."""
     match path:
         case ("cases", int(number), *_):
-            entry = data["cases"][number]
+            entry = data["cases"][number] if data is not None else None
             name = entry.get("name") if isinstance(entry, dict) else None
-            return name if isinstance(name, str) and name else f"number {number + 1}"
+            return name if isinstance(name, str) and name and name.isprintable() else f"number {number + 1}"
     return None
 
 
-def _dotted(path: FieldPath) -> str | None:
+def dotted(path: FieldPath) -> str | None:
     """Write a path as inputs.query.values[0]; the case itself is named apart."""
     if path[:1] == ("cases",) and len(path) > 1:
         path = path[2:]
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{_printable(part)}" for part in path)
     return text.removeprefix(".") or None
 
 
+def _printable(name: str) -> str:
+    return (name if name.isprintable() else ascii(name))[:60]
+
+
 def _say(detail: ErrorDetails) -> str:
-    got = _short(detail["input"])
+    got, context, because = short(detail["input"]), detail.get("ctx", {}), ""
     match detail["type"]:
         case "extra_forbidden":
             return f"unknown field{_suggest(str(detail['loc'][-1]))}"
         case "missing":
             return "this field is missing"
-        case "literal_error":
-            return f"expected {detail['ctx']['expected']}, got {got}"
         case "array_kind":
             return f"{detail['msg']}, got {got}"
+        case "literal_error":
+            wanted = context["expected"]
         case "string_type" if isinstance(detail["input"], int | float):
-            return f"expected text in quotes, got {got}: a bare number would lose its last digits"
+            wanted = "text in quotes"
+            because = ": a bare number would lose its last digits" if {"printed", "known"} & set(detail["loc"]) else ""
         case "string_pattern_mismatch":
-            return f"expected a name that matches {detail['ctx']['pattern']}, got {got}"
-    message = detail["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    expected = f"expected {message}" if detail["msg"].startswith("Input should be ") else message
-    return f"{expected}, got {got}"
+            wanted = _PATTERNS.get(context["pattern"], f"text that matches {context['pattern']}")
+        case "too_short" | "string_too_short":
+            wanted = f"at least {context['min_length']} {_unit(detail)}"
+        case "too_long" | "string_too_long":
+            wanted = f"at most {context['max_length']} {_unit(detail)}"
+        case kind:
+            wanted = _WANTED.get(kind, f"a value {detail['msg'].removeprefix('Input should be ')}")
+    return f"expected {wanted}, got {got}{because}"
+
+
+def _unit(detail: ErrorDetails) -> str:
+    unit = "character" if detail["type"].startswith("string") else "item"
+    return unit if 1 in detail["ctx"].values() else f"{unit}s"
 
 
 def _suggest(name: str) -> str:
-    close = difflib.get_close_matches(name, _all_fields(), n=1)
+    close = difflib.get_close_matches(name[:60], _all_fields(), n=1)
     return f"; did you mean {close[0]}?" if close else "; see `attncheck schema` for the fields that exist"
 
 
@@ -91,6 +150,9 @@ def _all_fields() -> Iterable[str]:
     return sorted({field for model in models for field in model.model_fields})
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
+def short(value: Any) -> str:
+    """Write a value of a file in a few words."""
+    if value is None:
+        return "nothing"
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

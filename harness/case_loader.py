@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from attncheck.harness import case_model as model
 from attncheck.harness.case import Case
-from attncheck.harness.case_arrays import named_arrays, resolve_inputs
+from attncheck.harness.case_arrays import MAX_ELEMENTS, named_arrays, resolve_inputs
 from attncheck.harness.case_expected import read_expectation
-from attncheck.harness.case_faults import FieldFault, fault_at, faults_of
+from attncheck.harness.case_faults import FieldFault, case_name, dotted, fault_at, faults_of
 from attncheck.harness.errors import CaseError, Fault
-from attncheck.harness.shapes import ShapeFault, bind_axes, stage_shapes
+from attncheck.harness.shapes import Shape, ShapeFault, bind_axes, show, stage_shapes
 from attncheck.harness.vocabulary import OPERATIONS, inputs_of
-from attncheck.harness.yaml_reader import FieldPath, YamlDocument, YamlFault, read_yaml
+from attncheck.harness.yaml_reader import YamlDocument, read_yaml
+from attncheck.harness.yaml_scalars import FieldPath, YamlFault
 
 TAG_FILE = "tags.yaml"
 
@@ -32,6 +33,7 @@ def load_case_file(path: Path, display_name: str, id_prefix: str, known_tags: It
         file = model.CaseFile.model_validate(document.data)
     except ValidationError as error:
         raise CaseError(faults_of(error, display_name, document)) from None
+    tags = frozenset(known_tags)
     faults: list[Fault] = []
     cases: list[Case] = []
     seen: dict[str, str] = {}
@@ -39,16 +41,20 @@ def load_case_file(path: Path, display_name: str, id_prefix: str, known_tags: It
         where: FieldPath = ("cases", number)
         try:
             slug = _slug(entry.name)
+            if not slug:
+                raise FieldFault((*where, "name"), f"expected a name with letters or digits, got {entry.name!r}")
             if slug in seen:
                 raise FieldFault((*where, "name"), f"duplicate name: {seen[slug]!r} is already there")
             seen[slug] = entry.name
-            _check_tags([*file.defaults.tags, *entry.tags], known_tags, where)
+            _check_tags(file.defaults.tags, tags, ("defaults",))
+            _check_tags(entry.tags, tags, where)
             line = document.lines[where]
             cases.append(_make_case(file, entry, f"{id_prefix}/{slug}", display_name, line, where))
         except FieldFault as fault:
             faults.append(fault_at(fault.path, str(fault), display_name, document))
     if faults:
-        raise CaseError(faults)
+        # What is wrong at the top of the file is found again with each case.
+        raise CaseError(list(dict.fromkeys(faults)))
     return cases
 
 
@@ -68,15 +74,16 @@ def _read(path: Path, display_name: str) -> YamlDocument:
     try:
         return read_yaml(path)
     except YamlFault as fault:
-        raise CaseError([Fault(display_name, str(fault), fault.line)]) from None
+        place = case_name(fault.path, None), dotted(fault.path)
+        raise CaseError([Fault(display_name, str(fault), fault.line, *place)]) from None
 
 
 def _slug(name: str) -> str:
     return re.sub(r"[\W_]+", "-", name.lower()).strip("-")
 
 
-def _check_tags(tags: list[str], known_tags: Iterable[str], where: FieldPath) -> None:
-    unknown = sorted(set(tags) - set(known_tags))
+def _check_tags(tags: list[str], known_tags: frozenset[str], where: FieldPath) -> None:
+    unknown = sorted(set(tags) - known_tags)
     if unknown:
         raise FieldFault((*where, "tags"), f"undefined tag {unknown[0]!r}; define it in {TAG_FILE} beside the cases")
 
@@ -88,7 +95,7 @@ def _make_case(
     options = _options(file.defaults.options, entry.options, operation, where)
     specs = inputs_of(operation, str(options["score"]) if "score" in options else None)
     random = entry.random or file.defaults.random
-    arrays = named_arrays(file, entry, random, entry.allow_nonfinite, where)
+    arrays = named_arrays(file, entry, random, where)
     inputs = resolve_inputs(entry, specs, arrays, random, operation, where)
     heads = options.get("heads")
     try:
@@ -96,6 +103,7 @@ def _make_case(
     except ShapeFault as fault:
         raise FieldFault((*where, "inputs", fault.field), str(fault)) from None
     shapes = stage_shapes(operation, lengths)
+    _check_sizes(shapes, (*where, "inputs"))
     expected = tuple(
         read_expectation(source, operation, shapes, inputs.shapes, (*where, "expect", number))
         for number, source in enumerate(entry.expect)
@@ -122,6 +130,12 @@ def _make_case(
     )
 
 
+def _check_sizes(shapes: Mapping[str, Shape], path: FieldPath) -> None:
+    for stage, shape in shapes.items():
+        if math.prod(shape) > MAX_ELEMENTS:
+            raise FieldFault(path, f"{stage} would be {show(shape)}; expected at most {MAX_ELEMENTS} elements")
+
+
 def _options(
     defaults: model.Options, own: model.Options, operation: str, where: FieldPath
 ) -> dict[str, str | float | bool | int]:
@@ -136,8 +150,9 @@ def _options(
     options = shared | given
     if operation == "multi_head_attention" and "heads" not in options:
         raise FieldFault((*where, "options"), "multi_head_attention needs options.heads")
+    scale: FieldPath = (*(where if "scale" in given else ("defaults",)), "options", "scale")
     if options.get("score") in ("general", "additive") and "scale" in options:
-        raise FieldFault((*where, "options", "scale"), f"the {options['score']} score has no scale")
+        raise FieldFault(scale, f"the {options['score']} score has no scale")
     if not math.isfinite(options.get("scale", 1.0)):
-        raise FieldFault((*where, "options", "scale"), f"expected a finite number, got {options['scale']}")
+        raise FieldFault(scale, f"expected a finite number, got {options['scale']}")
     return options

@@ -10,18 +10,27 @@ A printed array is written as the document shows it, one row a line, numbers apa
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.harness.shapes import show
+
 NOT_GIVEN = "."
 _NON_FINITE = {"inf", "+inf", "-inf", "nan"}
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_MAX_AXES = 4
+_LARGEST_EXPONENT = 308
+_SMALLEST_EXPONENT = -400
+"""Below float64's range, because documents print such numbers: 5.77e-340."""
+_AXES = ("number", "row", "matrix", "block")
 
 
 class PrintedError(ValueError):
-    """A printed array that cannot be read; the message says which row."""
+    """A printed array that cannot be read; the message says which row or number."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +44,9 @@ class Rounding:
 
 @dataclass(frozen=True)
 class PrintedArray:
-    """A printed array, element by element: its text, its value to the nearest float64, and half a unit of its last digit.
+    """A printed array, element by element.
 
-    ``given`` is False where the document gives nothing.
+    Its text, its value to the nearest float64, half a unit of its last digit, and whether the document gives it at all.
     """
 
     text: NDArray[np.object_]
@@ -67,7 +76,10 @@ def parse_printed(source: object, rounding: Rounding) -> PrintedArray:
     Raises ``PrintedError`` for ragged rows and for what is no number.
     """
     cells = _cells(source)
-    text = np.empty(_shape(cells), dtype=object)
+    shape = _shape(cells)
+    if len(shape) > _MAX_AXES:
+        raise PrintedError(f"expected at most {_MAX_AXES} axes, got {len(shape)}")
+    text = np.empty(shape, dtype=object)
     for index in np.ndindex(text.shape):
         cell = cells
         for axis in index:
@@ -76,21 +88,29 @@ def parse_printed(source: object, rounding: Rounding) -> PrintedArray:
     value = np.empty(text.shape)
     half_unit = np.zeros(text.shape)
     for index in np.ndindex(text.shape):
-        value[index], half_unit[index] = _parse_number(text[index], rounding)
+        try:
+            value[index], half_unit[index] = _parse_number(text[index], rounding)
+        except PrintedError as error:
+            raise PrintedError(f"{_position(index)}{error}") from None
     return PrintedArray(text, value, half_unit, text != np.array(NOT_GIVEN, dtype=object))
 
 
 def _cells(source: object) -> list[object] | str:
     """Split texts into rows and numbers; a text of one row is a vector, of one number a scalar."""
     if isinstance(source, list):
+        if not source:
+            raise PrintedError("no number is given")
         return [_cells(item) for item in source]
-    rows = [line.split() for line in str(source).splitlines() if line.strip()]
+    if not isinstance(source, str):
+        lost = ": a bare number would lose its last digits" if isinstance(source, int | float) else ""
+        raise PrintedError(f"expected text in quotes, got {source!r:.40}{lost}")
+    rows = [line.split() for line in source.splitlines() if line.strip()]
     if not rows:
         raise PrintedError("no number is given")
     widths = [len(row) for row in rows]
     for number, width in enumerate(widths, start=1):
         if width != widths[0]:
-            raise PrintedError(f"ragged rows: row {number} has {width} numbers, row 1 has {widths[0]}")
+            raise PrintedError(f"ragged rows: {width} in row {number}, {widths[0]} in row 1")
     if len(rows) > 1:
         return list(rows)
     return rows[0] if widths[0] > 1 else rows[0][0]
@@ -102,8 +122,14 @@ def _shape(cells: list[object] | str) -> tuple[int, ...]:
     shapes = [_shape(cell) for cell in cells]  # type: ignore[arg-type]
     for number, shape in enumerate(shapes, start=1):
         if shape != shapes[0]:
-            raise PrintedError(f"ragged: entry {number} has shape {shape}, entry 1 has shape {shapes[0]}")
-    return (len(cells), *(shapes[0] if shapes else ()))
+            raise PrintedError(f"ragged: entry {number} has shape {show(shape)}, entry 1 has shape {show(shapes[0])}")
+    return (len(cells), *shapes[0])
+
+
+def _position(index: tuple[int, ...]) -> str:
+    """Say where a number stands: "row 2, number 1: "."""
+    words = [f"{word} {place + 1}" for word, place in zip(_AXES, reversed(index), strict=False)]
+    return f"{', '.join(reversed(words))}: " if words else ""
 
 
 def _parse_number(text: str, rounding: Rounding) -> tuple[float, float]:
@@ -112,18 +138,24 @@ def _parse_number(text: str, rounding: Rounding) -> tuple[float, float]:
         return np.nan, 0.0
     if text.lower() in _NON_FINITE:
         return float(text), 0.0
+    if not _NUMBER.fullmatch(text):
+        raise PrintedError(f"{text[:40]!r} is not a number")
     try:
         number = Decimal(text)
-    except InvalidOperation:
-        raise PrintedError(f"{text!r} is not a number") from None
-    if not number.is_finite():
-        raise PrintedError(f"{text!r} is not a number that a document would print")
-    if rounding.exact:
-        return float(number), 0.0
+    except InvalidOperation:  # an exponent of twenty digits
+        raise PrintedError(f"{text[:40]!r} is beyond the range of float64") from None
+    if number.adjusted() > _LARGEST_EXPONENT or np.isinf(float(number)):
+        raise PrintedError(f"{text[:40]!r} is beyond the range of float64")
+    if number and number.adjusted() < _SMALLEST_EXPONENT:
+        raise PrintedError(f"{text[:40]!r} is closer to zero than 1e{_SMALLEST_EXPONENT}")
+    return float(number), 0.0 if rounding.exact else _half_unit(number, rounding)
+
+
+def _half_unit(number: Decimal, rounding: Rounding) -> float:
     if rounding.decimals is not None:
         exponent = -rounding.decimals
     elif rounding.significant_digits is not None:
         exponent = number.adjusted() - rounding.significant_digits + 1
     else:
         exponent = int(number.as_tuple().exponent)
-    return float(number), float(Decimal(5).scaleb(exponent - 1))
+    return float(Decimal(5).scaleb(exponent - 1)) if exponent > _SMALLEST_EXPONENT else 0.0

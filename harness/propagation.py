@@ -115,9 +115,7 @@ def _additive(balls: Mapping[str, Ball]) -> Ball:
     return Ball(np.tanh(hidden.value), np.minimum(hidden.radius, 2)) @ balls["score_vector"]
 
 
-def _masking(
-    scores: Ball, bias: Ball | None, mask: NDArray[Any] | None, options: Mapping[str, Any]
-) -> dict[str, Ball]:
+def _masking(scores: Ball, bias: Ball | None, mask: NDArray[Any] | None, options: Mapping[str, Any]) -> dict[str, Ball]:
     stages: dict[str, Ball] = {}
     if bias is not None:
         scores = stages["biased"] = scores + bias

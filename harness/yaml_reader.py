@@ -13,24 +13,16 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent, NodeEvent
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.reader import ReaderError
+
+from attncheck.harness.yaml_scalars import FieldPath, YamlFault, build_key, build_scalar
 
 MAX_BYTES = 4 * 2**20
 MAX_NODES = 100_000
 """Enough for tens of thousands of typed numbers; larger arrays are drawn, not typed."""
 MAX_DEPTH = 100
-
-FieldPath = tuple[str | int, ...]
-
-_SCALARS = YAML(typ="safe", pure=True).constructor
-
-
-class YamlFault(Exception):
-    """A file that is not acceptable YAML: what is wrong, and on which line."""
-
-    def __init__(self, message: str, line: int | None = None) -> None:
-        super().__init__(message)
-        self.line = line
 
 
 @dataclass(frozen=True)
@@ -56,18 +48,18 @@ def read_yaml(path: Path) -> YamlDocument:
     """Read one YAML file. Raises ``YamlFault``; never runs code and never reads anything else."""
     text = _read_text(path)
     try:
-        _reject_tags(text)
-        root = YAML(typ="safe", pure=True).compose(text)
+        _check_events(text)
+        reader = YAML(typ="safe", pure=True)
+        reader.composer.warn_double_anchors = False  # YAML allows them; a warning would only puzzle
+        root = reader.compose(text)
     except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        problem = error.problem or error.context or "cannot be parsed"
-        raise YamlFault(f"not valid YAML: {problem}", mark.line + 1 if mark else None) from None
-    except YAMLError as error:
+        raise _parse_fault(error) from None
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise YamlFault(f"not valid YAML: the character U+{error.character:04X} is not allowed", line) from None
+    except (YAMLError, ValueError) as error:
         raise YamlFault(f"not valid YAML: {' '.join(str(error).split())}") from None
-    except (RecursionError, ValueError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise YamlFault(f"not valid YAML: {reason}") from None
-    if root is None:
+    if root is None or (isinstance(root, ScalarNode) and not root.value and root.style is None):
         raise YamlFault("the file is empty; expected a title, a source, an operation and a list of cases", 1)
     _check_size(root)
     lines: dict[FieldPath, int] = {}
@@ -92,41 +84,63 @@ def _read_text(path: Path) -> str:
         raise YamlFault(f"not UTF-8: byte 0x{content[error.start]:02x} at position {error.start}", line) from None
 
 
-def _reject_tags(text: str) -> None:
+def _parse_fault(error: MarkedYAMLError) -> YamlFault:
+    mark = error.problem_mark or error.context_mark
+    context = error.context or ""
+    if mark and error.context_mark and error.context_mark.line != mark.line:
+        context = f"{context} that starts on line {error.context_mark.line + 1}"
+    problem = ", ".join(part for part in (context, error.problem) if part) or "cannot be parsed"
+    return YamlFault(f"not valid YAML: {problem}", mark.line + 1 if mark else None)
+
+
+def _check_events(text: str) -> None:
+    """Refuse tags, older YAML, and what is too long or too deep, before any node is made of it."""
+    depth = nodes = 0
     for event in YAML(typ="safe", pure=True).parse(text):
-        tag = getattr(event, "tag", None)
+        line = event.start_mark.line + 1
+        tag, version = getattr(event, "tag", None), getattr(event, "version", None)
         if tag is not None:
-            raise YamlFault(
-                f"the tag {tag} is not allowed: a case is plain data, nothing is built from it",
-                event.start_mark.line + 1,
-            )
+            shown = str(tag).replace("tag:yaml.org,2002:", "!!")
+            raise YamlFault(f"the tag {shown} is not allowed: a case is plain data, nothing is built from it", line)
+        if version is not None and tuple(version) != (1, 2):
+            raise YamlFault(f"YAML {'.'.join(map(str, version))}; expected YAML 1.2, without a %YAML line", line)
+        nodes += isinstance(event, NodeEvent)
+        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+        _check_limits(nodes, depth, line)
+
+
+def _check_limits(nodes: int, depth: int, line: int) -> None:
+    if depth > MAX_DEPTH:
+        raise YamlFault(f"nested more than {MAX_DEPTH} levels deep", line)
+    if nodes > MAX_NODES:
+        raise YamlFault(
+            f"more than {MAX_NODES} values (aliases expanded); draw large arrays instead of typing them", line
+        )
 
 
 def _check_size(root: Node) -> None:
-    """Count the nodes as aliases expand them, before anything is expanded."""
-    counts: dict[int, int] = {}
+    """Measure the nodes as aliases expand them, before anything is expanded."""
+    measured: dict[int, tuple[int, int]] = {}
     open_nodes: set[int] = set()
 
-    def count(node: Node, depth: int) -> int:
-        identity = id(node)
-        if identity in counts:
-            return counts[identity]
+    def measure(node: Node, depth: int) -> tuple[int, int]:
+        """Return how many nodes and how many levels a node expands to."""
+        identity, line = id(node), node.start_mark.line + 1
         if identity in open_nodes:
-            raise YamlFault("an alias refers to a node that contains it", node.start_mark.line + 1)
-        if depth > MAX_DEPTH:
-            raise YamlFault(f"nested more than {MAX_DEPTH} levels deep", node.start_mark.line + 1)
-        open_nodes.add(identity)
-        total = 1 + sum(count(child, depth + 1) for child in _children(node))
-        open_nodes.discard(identity)
-        if total > MAX_NODES:
-            raise YamlFault(
-                f"more than {MAX_NODES} values (aliases expanded); draw large arrays instead of typing them",
-                node.start_mark.line + 1,
+            raise YamlFault("an alias refers to a node that contains it", line)
+        if identity not in measured:
+            open_nodes.add(identity)
+            inner = [measure(child, depth + 1) for child in _children(node)]
+            open_nodes.discard(identity)
+            measured[identity] = (
+                1 + sum(nodes for nodes, _ in inner),
+                1 + max((levels for _, levels in inner), default=0),
             )
-        counts[identity] = total
-        return total
+        nodes, levels = measured[identity]
+        _check_limits(nodes, depth + levels, line)
+        return nodes, levels
 
-    count(root, 0)
+    measure(root, 0)
 
 
 def _children(node: Node) -> Iterator[Node]:
@@ -146,32 +160,10 @@ def _build(node: Node, path: FieldPath, lines: dict[FieldPath, int]) -> Any:
         mapping: dict[Hashable, Any] = {}
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
-            key = _build_scalar(key_node)
-            if not isinstance(key, str):
-                raise YamlFault(f"expected a field name, got {key!r}", line)
+            key = build_key(key_node, path)
             if key in mapping:
-                raise YamlFault(f"the field {key!r} is given twice", line)
+                raise YamlFault("this field is given twice", line, (*path, key))
             lines[(*path, key)] = line
             mapping[key] = _build(value_node, (*path, key), lines)
         return mapping
-    return _build_scalar(node)
-
-
-def _build_scalar(node: Node) -> Any:
-    """Build a number, text, boolean or nothing, by YAML 1.2's rules."""
-    if not isinstance(node, ScalarNode):
-        raise YamlFault("expected a field name, got a collection", node.start_mark.line + 1)
-    name = node.tag.rsplit(":", 1)[-1]
-    try:
-        if name == "int":
-            return _SCALARS.construct_yaml_int(node)
-        if name == "float":
-            return _SCALARS.construct_yaml_float(node)
-    except ValueError:
-        raise YamlFault(f"{node.value[:40]!r} is not a number that can be read", node.start_mark.line + 1) from None
-    if name == "bool":
-        return _SCALARS.construct_yaml_bool(node)
-    if name == "null":
-        return None
-    # Whatever else the resolver knows (a date, a merge key) is text to us.
-    return node.value
+    return build_scalar(node, path)

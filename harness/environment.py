@@ -1,0 +1,42 @@
+"""What a run ran on, as it is written to environment.json."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+
+from attncheck.backends import BackendEntry
+
+FLAGS = ("XLA_FLAGS", "TF_ENABLE_ONEDNN_OPTS", "JAX_PLATFORMS", "MKL_CBWR", "OMP_NUM_THREADS")
+"""Variables that change a framework's numbers or threads, recorded where they are set."""
+
+
+def package_version(name: str) -> str | None:
+    """Return the installed version of a distribution, without importing it."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def describe_environment(entries: Iterable[BackendEntry], threads: int) -> dict[str, Any]:
+    """Return versions, platform, CPU features and settings of this machine."""
+    packages = sorted({"attncheck", "numpy", *(package for entry in entries for package in entry.packages)})
+    simd = np.show_config(mode="dicts")["SIMD Extensions"]  # type: ignore[call-overload,index]
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpu_features": sorted({*simd.get("baseline", []), *simd.get("found", [])}),
+        "processors": os.cpu_count(),
+        "threads_per_worker": threads,
+        "versions": {name: found for name in packages if (found := package_version(name)) is not None},
+        "flags": {name: os.environ[name] for name in FLAGS if name in os.environ},
+        "byte_order": sys.byteorder,
+    }

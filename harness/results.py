@@ -1,0 +1,203 @@
+"""Results on disk: one directory per run, readable while the run goes on.
+
+environment.json      what ran where: versions, platform, threads, command, what was left out
+rows/part-*.parquet   one row per comparison, each part renamed into place when it is whole
+arrays/part-*.parquet the stages of what disagreed, or of everything
+logs/*.txt            what a framework printed
+summary.json          counts and exit code, written last: without it, a run was interrupted
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from attncheck.harness.errors import OutputError
+
+FORMAT = 1
+ComparisonKind = Literal["stage", "pair", "printed", "known"]
+
+ROW_SCHEMA = pa.schema(
+    [
+        pa.field("case", pa.string(), nullable=False),
+        pa.field("operation", pa.string(), nullable=False),
+        pa.field("dtype", pa.string(), nullable=False),
+        pa.field("implementation", pa.string(), nullable=False),
+        pa.field("comparison", pa.string(), nullable=False),
+        pa.field("stage", pa.string(), nullable=False),
+        pa.field("verdict", pa.string(), nullable=False),
+        pa.field("known", pa.bool_(), nullable=False),
+        pa.field("other", pa.string()),
+        pa.field("called", pa.string()),
+        pa.field("shape", pa.string()),
+        pa.field("index", pa.string()),
+        pa.field("value", pa.float64()),
+        pa.field("reference", pa.float64()),
+        pa.field("reference_text", pa.string()),
+        pa.field("difference", pa.float64()),
+        pa.field("units", pa.float64()),
+        pa.field("half_unit", pa.float64()),
+        pa.field("propagated", pa.float64()),
+        pa.field("allowed", pa.float64()),
+        pa.field("message", pa.string(), nullable=False),
+    ]
+)
+
+ARRAY_SCHEMA = pa.schema(
+    [
+        pa.field("case", pa.string(), nullable=False),
+        pa.field("dtype", pa.string(), nullable=False),
+        pa.field("implementation", pa.string(), nullable=False),
+        pa.field("stage", pa.string(), nullable=False),
+        pa.field("array_dtype", pa.string(), nullable=False),
+        pa.field("shape", pa.list_(pa.int64()), nullable=False),
+        pa.field("data", pa.binary(), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison of one stage of one case on one implementation in one dtype.
+
+    ``comparison`` is ``stage`` (the implementation among the others), ``pair`` (against ``other``), ``printed`` (one
+    number of a document) or ``known`` (one derived number). ``value`` is the implementation's number at ``index``,
+    ``reference`` what it is held against; ``difference`` is absolute, ``units`` counts units of the interim rule,
+    ``allowed`` is the largest difference that agrees. ``known`` marks what is recorded and does not fail a run.
+    """
+
+    case: str
+    operation: str
+    dtype: str
+    implementation: str
+    comparison: ComparisonKind
+    stage: str
+    verdict: str
+    known: bool = False
+    other: str | None = None
+    called: str | None = None
+    shape: str | None = None
+    index: str | None = None
+    value: float | None = None
+    reference: float | None = None
+    reference_text: str | None = None
+    difference: float | None = None
+    units: float | None = None
+    half_unit: float | None = None
+    propagated: float | None = None
+    allowed: float | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """One stage as an implementation returned it."""
+
+    case: str
+    dtype: str
+    implementation: str
+    stage: str
+    array: NDArray[Any]
+
+
+class ResultsWriter:
+    """Writes one run's directory; every file is renamed into place when it is whole."""
+
+    ROWS_PER_PART = 50_000
+    ARRAY_BYTES_PER_PART = 64 * 2**20
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._rows: list[Row] = []
+        self._arrays: list[StoredArray] = []
+        self._array_bytes = 0
+        self._parts = {"rows": 0, "arrays": 0}
+        _prepare_directory(directory)
+
+    def add_rows(self, rows: Iterable[Row]) -> None:
+        """Keep rows; they are written as soon as a part is full."""
+        self._rows.extend(rows)
+        if len(self._rows) >= self.ROWS_PER_PART:
+            self.flush()
+
+    def add_arrays(self, arrays: Iterable[StoredArray]) -> None:
+        """Keep arrays; they are written as soon as a part is full."""
+        for stored in arrays:
+            self._arrays.append(stored)
+            self._array_bytes += stored.array.nbytes
+        if self._array_bytes >= self.ARRAY_BYTES_PER_PART:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write everything that is kept, arrays first, so that no row speaks of an array that is not there."""
+        if self._arrays:
+            self._write_part("arrays", pa.Table.from_pylist(list(map(_array_record, self._arrays)), ARRAY_SCHEMA))
+            self._arrays, self._array_bytes = [], 0
+        if self._rows:
+            self._write_part("rows", pa.Table.from_pydict(_columns(self._rows), ROW_SCHEMA))
+            self._rows = []
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write environment.json, cases.json or summary.json."""
+        text = json.dumps({"format": FORMAT, **content}, indent=2, ensure_ascii=False) + "\n"
+        _write(self.directory / name, lambda path: path.write_text(text, encoding="utf-8"))
+
+    def _write_part(self, kind: str, table: pa.Table) -> None:
+        number = self._parts[kind]
+        path = self.directory / kind / f"part-{number:05d}.parquet"
+        _write(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+        self._parts[kind] = number + 1
+
+
+def _prepare_directory(directory: Path) -> None:
+    """Create the directory, or empty one that holds an earlier run; anything else is left alone."""
+    try:
+        if directory.exists() and not directory.is_dir():
+            raise OutputError(f"{directory} is a file; expected a folder to write results to")
+        if directory.is_dir() and any(directory.iterdir()) and not (directory / "environment.json").is_file():
+            raise OutputError(
+                f"{directory} is not empty and holds no earlier results; name another folder with --output"
+            )
+        for part in ("rows", "arrays", "logs"):
+            if (directory / part).is_dir():
+                shutil.rmtree(directory / part)
+            (directory / part).mkdir(parents=True)
+        for name in ("summary.json", "cases.json", "environment.json"):
+            (directory / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"{directory} cannot be written: {error.strerror or error}") from None
+
+
+def _write(path: Path, write: Any) -> None:
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        write(temporary)
+        temporary.replace(path)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    return {field.name: [getattr(row, field.name) for row in rows] for field in fields(Row)}
+
+
+def _array_record(stored: StoredArray) -> dict[str, Any]:
+    array = np.ascontiguousarray(stored.array)
+    return {
+        "case": stored.case,
+        "dtype": stored.dtype,
+        "implementation": stored.implementation,
+        "stage": stored.stage,
+        "array_dtype": str(array.dtype),
+        "shape": list(stored.array.shape),
+        "data": array.tobytes(),
+    }

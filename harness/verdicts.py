@@ -1,0 +1,46 @@
+"""What the harness says of a comparison, and what that means for the exit code."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from attncheck.harness.errors import ExitCode
+
+
+class Verdict(StrEnum):
+    """One word per outcome, from harmless to severe."""
+
+    AGREE = "agree"
+    UNVERIFIED = "unverified"
+    """Computed, but there is nothing to hold it against: no printed number and no other implementation."""
+    UNSUPPORTED = "unsupported"
+    MISPRINT = "misprint"
+    """The document prints a number that no implementation gives, while they agree with each other."""
+    NUMERIC = "numeric"
+    NONFINITE = "nonfinite"
+    DTYPE = "dtype"
+    SHAPE = "shape"
+    STALE = "stale"
+    """A recorded erratum or known divergence that no longer happens."""
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    CRASH = "crash"
+
+    @property
+    def severity(self) -> int:
+        """Position from harmless to severe."""
+        return list(Verdict).index(self)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """What this verdict makes of a run, when it is not a known one."""
+        if self in (Verdict.AGREE, Verdict.UNVERIFIED, Verdict.UNSUPPORTED):
+            return ExitCode.AGREE
+        if self in (Verdict.ERROR, Verdict.TIMEOUT, Verdict.CRASH):
+            return ExitCode.NOT_RUN
+        return ExitCode.DISAGREE
+
+
+def worst(verdicts: list[Verdict]) -> Verdict:
+    """Return the most severe verdict; ``agree`` of none."""
+    return max(verdicts, key=lambda verdict: verdict.severity, default=Verdict.AGREE)

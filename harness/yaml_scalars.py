@@ -1,0 +1,63 @@
+"""YAML's scalars as plain numbers, texts and booleans, by YAML 1.2's rules; what float64 cannot hold is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.nodes import Node, ScalarNode
+
+FieldPath = tuple[str | int, ...]
+
+_SCALARS = YAML(typ="safe", pure=True).constructor
+
+
+class YamlFault(Exception):
+    """A file that is not acceptable YAML: what is wrong, on which line and, once the file has fields, at which."""
+
+    def __init__(self, message: str, line: int | None = None, path: FieldPath = ()) -> None:
+        super().__init__(message)
+        self.line = line
+        self.path = path
+
+
+def build_key(node: Node, path: FieldPath) -> str:
+    """Build the name of a field."""
+    key = build_scalar(node, path) if isinstance(node, ScalarNode) else "a collection"
+    if not isinstance(node, ScalarNode) or not isinstance(key, str):
+        shown = key if isinstance(key, str) else node.value[:40] or "nothing"
+        raise YamlFault(f"expected the name of a field, got {shown}", node.start_mark.line + 1, path)
+    return key
+
+
+def build_scalar(node: ScalarNode, path: FieldPath) -> Any:
+    """Build a number, text, boolean or nothing."""
+    name = node.tag.rsplit(":", 1)[-1]
+    if name in ("int", "float"):
+        return _build_number(node, name, path)
+    if name == "bool":
+        return _SCALARS.construct_yaml_bool(node)
+    if name == "null":
+        return None
+    if any("\ud800" <= character <= "\udfff" for character in node.value):
+        raise YamlFault("half a surrogate pair is not a character", node.start_mark.line + 1, path)
+    # Whatever else the resolver knows (a date, a merge key) is text to us.
+    return node.value
+
+
+def _build_number(node: ScalarNode, name: str, path: FieldPath) -> int | float:
+    """Build a number that float64 can hold; one that it turns into zero or infinity is refused."""
+    line, text = node.start_mark.line + 1, node.value[:40]
+    try:
+        number: int | float = getattr(_SCALARS, f"construct_yaml_{name}")(node)
+        beyond = math.isinf(float(number)) and "inf" not in node.value.lower()
+    except OverflowError:
+        beyond = True
+    except ValueError:
+        raise YamlFault(f"{text!r} is not a number that can be read", line, path) from None
+    if beyond:
+        raise YamlFault(f"{text!r} is beyond the range of float64", line, path)
+    if number == 0 and any(digit in "123456789" for digit in node.value.lower().split("e")[0]):
+        raise YamlFault(f"{text!r} is too small for float64, which would read it as 0", line, path)
+    return number

@@ -1,0 +1,160 @@
+"""The answer, and the verdict of every case on every implementation: what all reports open with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from attncheck.harness.verdicts import Verdict, worst
+from attncheck.harness.vocabulary import DTYPES
+from attncheck.reports.frames import Column, Frames, failing, stage_order
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a report says first: one word, one sentence, the facts."""
+
+    word: str
+    sentences: tuple[str, ...]
+
+
+def make_answer(frames: Frames) -> Answer:
+    """Say whether the implementations agree, and on what that rests."""
+    bad = pd.concat([failing(frames.results), failing(frames.numbers)])
+    verdicts = {Verdict(verdict) for verdict in bad["verdict"]}
+    disagreeing = {verdict for verdict in verdicts if verdict.exit_code == 1}
+    incomplete = any("was left out" not in note for note in frames.notes)
+    if disagreeing or len(failing(frames.pairs)):
+        word = "They disagree"
+    elif verdicts or incomplete:
+        word = "They agree as far as they ran, but not everything could be run"
+    elif len(frames.columns) < 2:
+        word = "Nothing disagrees, but there was only one implementation to compare"
+    else:
+        word = "They agree"
+    return Answer(word, (_extent(frames), _pairs_sentence(frames), _numbers_sentence(frames)))
+
+
+def _extent(frames: Frames) -> str:
+    results = frames.results
+    dtypes = [dtype for dtype in DTYPES if dtype in set(results["dtype"])]
+    columns = frames.columns
+    evaluations = len(results[["environment", "implementation", "case", "dtype"]].drop_duplicates())
+    environments = results["environment"].nunique()
+    where = f" in {environments} environments" if environments > 1 else ""
+    return (
+        f"{_count(results['case'].nunique(), 'case')} ran on {_count(len(columns), 'implementation')}{where} "
+        f"in {' and '.join(dtypes) or 'no dtype'}: {_count(evaluations, 'evaluation')}."
+    )
+
+
+def _pairs_sentence(frames: Frames) -> str:
+    bad = len(failing(frames.pairs))
+    return (
+        f"Of {_count(len(frames.pairs), 'comparison')} of two implementations at one stage, "
+        f"{'none disagrees' if bad == 0 else f'{bad} disagree' if bad > 1 else '1 disagrees'}."
+    )
+
+
+def _numbers_sentence(frames: Frames) -> str:
+    """Say whether the documents' numbers hold; numbers under a recorded erratum are counted apart."""
+    numbers = frames.numbers[frames.numbers["case"].isin(_document_cases(frames.cases))]
+    printed = numbers[numbers["printed"].notna() & (numbers["basis"] == "printed")]
+    if printed.empty:
+        return "No printed number of a document was compared."
+    errata = printed[printed["verdict"].eq(Verdict.MISPRINT) & printed["known"].astype(bool)]
+    under_errata = pd.MultiIndex.from_frame(errata[["case", "stage"]])
+    regular = printed[~pd.MultiIndex.from_frame(printed[["case", "stage"]]).isin(under_errata)]
+    misses = failing(regular)
+    holds = "every one holds" if misses.empty else f"{len(misses)} of {len(regular)} comparisons with them fail"
+    text = f"The documents print {_places(regular)} numbers: {holds}."
+    if len(errata):
+        text += f" {_places(errata)} numbers printed for another call than the one shown are recorded as errata."
+    unprinted = numbers[numbers["verdict"] == Verdict.UNVERIFIED]
+    if len(unprinted):
+        text += (
+            f" {_places(unprinted)} further numbers are computed by the documents and not printed: "
+            "they are compared between the implementations and otherwise unverified."
+        )
+    return text
+
+
+def _places(numbers: pd.DataFrame) -> int:
+    return len(numbers[["case", "stage", "index"]].drop_duplicates())
+
+
+def _document_cases(cases: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return [identity for identity, case in cases.items() if case["source"]["kind"] == "document"]
+
+
+def verdict_table(frames: Frames) -> dict[str, dict[Column, str]]:
+    """Return the words for every case and column: the worst verdict, where it begins, in which dtypes."""
+    keys = ["case", "environment", "implementation"]
+    stages = dict(iter(frames.results.groupby(keys)))
+    numbers = dict(iter(frames.numbers.groupby(keys)))
+    table: dict[str, dict[Column, str]] = {}
+    for case in sorted(set(frames.results["case"])):
+        table[case] = {}
+        for column in frames.columns:
+            key = (case, column.environment, column.implementation)
+            parts = [frame for frame in (stages.get(key), numbers.get(key)) if frame is not None]
+            table[case][column] = _cell(pd.concat(parts)) if parts else "not run"
+    return table
+
+
+def _cell(rows: pd.DataFrame) -> str:
+    """Say one word for all dtypes, or one per dtype where they differ."""
+    words = {dtype: _word(rows[rows["dtype"] == dtype]) for dtype in DTYPES if (rows["dtype"] == dtype).any()}
+    if len(set(words.values())) == 1:
+        return next(iter(words.values()))
+    return "; ".join(f"{dtype}: {word}" for dtype, word in words.items())
+
+
+def _word(rows: pd.DataFrame) -> str:
+    bad = failing(rows)
+    if bad.empty:
+        if rows["verdict"].eq(Verdict.MISPRINT).any():
+            return "agree (erratum)"
+        if rows["verdict"].eq(Verdict.UNSUPPORTED).any():
+            return Verdict.UNSUPPORTED.value
+        # A number without a reference does not make a case unverified that other implementations agree on.
+        own = rows[rows["stage"].ne("") & ~rows["verdict"].eq(Verdict.UNVERIFIED)]
+        return Verdict.AGREE.value if len(own) else Verdict.UNVERIFIED.value
+    verdict = worst([Verdict(text) for text in bad["verdict"]])
+    stage = min(bad["stage"], key=stage_order)
+    return f"**{verdict}** at {stage}" if stage else f"**{verdict}**"
+
+
+def what_is_wrong(frames: Frames) -> pd.DataFrame:
+    """Return one row per failing case, dtype and implementation: where it begins, and how many rows fail in all.
+
+    Pairs are the evidence behind a stage's verdict and are listed only where no stage is blamed.
+    """
+    columns = ["case", "dtype", "environment", "implementation", "stage", "verdict", "message"]
+    bad = pd.concat([failing(frames.results)[columns], failing(frames.numbers)[columns]])
+    pairs = failing(frames.pairs)
+    explained = set(zip(bad["case"], bad["dtype"], bad["stage"], strict=True))
+    loose = pairs[[key not in explained for key in zip(pairs["case"], pairs["dtype"], pairs["stage"], strict=True)]]
+    if len(loose):
+        bad = pd.concat([bad, loose.assign(message=_pair_messages(loose))[columns]])
+    if bad.empty:
+        return bad.assign(rows=0)
+    keys = ["case", "dtype", "environment", "implementation"]
+    bad = bad.assign(order=bad["stage"].map(stage_order)).sort_values([*keys, "order"], kind="stable")
+    first = bad.groupby(keys, sort=False).first().reset_index()
+    first["rows"] = bad.groupby(keys, sort=False).size().to_numpy()
+    return first[[*columns, "rows"]]
+
+
+def _pair_messages(pairs: pd.DataFrame) -> list[str]:
+    return [
+        f"differs from {row.other} by {row.difference:.3g} at [{row.index_text}]"
+        for row in pairs.rename(columns={"index": "index_text"}).itertuples()
+    ]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -1,0 +1,243 @@
+"""The tidy frames that every report is made of.
+
+``results``       one row per environment, implementation, case, dtype and stage
+``pairs``         one row per two implementations, case, dtype and stage
+``numbers``       one row per printed or known number and implementation
+``environments``  one row per environment
+
+Columns are documented in ``COLUMNS``; rows are sorted, so that the same results give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from attncheck.harness.merge import Merged
+from attncheck.harness.verdicts import Verdict
+from attncheck.harness.vocabulary import DTYPES, STAGES
+
+COLUMNS: Mapping[str, str] = {
+    "environment": "label of the run",
+    "implementation": "backend and mode",
+    "version": "version of the implementation's framework",
+    "case": "id of the case: its file, then its name",
+    "operation": "scoring, softmax, masking, attention or multi_head_attention",
+    "dtype": "working dtype of inputs and results",
+    "stage": "named intermediate, or derived quantity; empty where the whole case failed",
+    "verdict": "one word, see the README",
+    "known": "recorded beforehand, does not fail a run",
+    "shape": "lengths of the stage's axes",
+    "index": "element where the two differ most, or the number's place",
+    "value": "the implementation's number there",
+    "reference": "the number that it is held against",
+    "difference": "absolute difference of the two",
+    "units": "the same in units in the last place of the row's largest magnitude",
+    "other": "the implementation that it is compared with, and its environment",
+    "message": "what is wrong, in words",
+    "basis": "printed by the document, or known by derivation",
+    "called": "the document's own name for the stage",
+    "printed": "the number as it is printed",
+    "half_unit": "half a unit of the last printed digit",
+    "propagated": "what the rounding of the case's inputs can move the number by",
+    "allowed": "largest difference that agrees",
+}
+
+_RESULTS = (
+    "environment",
+    "implementation",
+    "version",
+    "case",
+    "operation",
+    "dtype",
+    "stage",
+    "verdict",
+    "known",
+    "shape",
+    "index",
+    "value",
+    "reference",
+    "difference",
+    "units",
+    "other",
+    "other_environment",
+    "message",
+)
+_PAIRS = (
+    "case",
+    "operation",
+    "dtype",
+    "stage",
+    "environment",
+    "implementation",
+    "version",
+    "other_environment",
+    "other",
+    "other_version",
+    "verdict",
+    "known",
+    "index",
+    "value",
+    "reference",
+    "difference",
+    "units",
+    "message",
+)
+_NUMBERS = (
+    "case",
+    "dtype",
+    "stage",
+    "called",
+    "basis",
+    "index",
+    "printed",
+    "environment",
+    "implementation",
+    "version",
+    "value",
+    "verdict",
+    "known",
+    "reference",
+    "difference",
+    "units",
+    "half_unit",
+    "propagated",
+    "allowed",
+    "message",
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One implementation in one environment: a column of every table that people read."""
+
+    environment: str
+    implementation: str
+    version: str
+
+    def title(self, *, with_environment: bool) -> str:
+        """Return the column's heading."""
+        text = f"{self.implementation} {self.version}"
+        return f"{text} ({self.environment})" if with_environment else text
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Everything that a report says, as frames, with the cases' own records beside them."""
+
+    results: pd.DataFrame
+    pairs: pd.DataFrame
+    numbers: pd.DataFrame
+    environments: pd.DataFrame
+    columns: tuple[Column, ...]
+    cases: Mapping[str, Mapping[str, Any]]
+    notes: tuple[str, ...]
+    """What did not run, and why, a line each."""
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Return the frames by name."""
+        return {
+            "results": self.results,
+            "pairs": self.pairs,
+            "numbers": self.numbers,
+            "environments": self.environments,
+        }
+
+
+def make_frames(merged: Merged) -> Frames:
+    """Split merged rows into frames, add versions, and sort."""
+    rows = merged.rows.copy()
+    versions = {
+        (run.label, name): run.environment["versions"].get(package, "")
+        for run in merged.runs
+        for name, package in run.environment["implementations"].items()
+    }
+    for column, environment, implementation in (
+        ("version", "environment", "implementation"),
+        ("other_version", "other_environment", "other"),
+    ):
+        keys = zip(rows[environment], rows[implementation], strict=True)
+        rows[column] = [versions.get(key) for key in keys]
+    rows["basis"] = rows["comparison"]
+    rows["printed"] = rows["reference_text"]
+    kinds = rows["comparison"]
+    return Frames(
+        results=_sorted(rows[kinds == "stage"], _RESULTS),
+        pairs=_sorted(rows[kinds == "pair"], _PAIRS),
+        numbers=_sorted(rows[kinds.isin(["printed", "known"])], _NUMBERS),
+        environments=_environments(merged),
+        columns=tuple(Column(*key, version) for key, version in versions.items()),
+        cases=merged.cases,
+        notes=_notes(merged),
+    )
+
+
+def failing(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that fail a run."""
+    harmless = [verdict.value for verdict in Verdict if not verdict.exit_code]
+    return frame[~frame["verdict"].isin(harmless) & ~frame["known"].astype(bool)]
+
+
+def stage_order(stage: str) -> tuple[int, str]:
+    """Sort key: the order in which attention computes the stages, then names of quantities."""
+    return (STAGES.index(stage) if stage in STAGES else len(STAGES), stage)
+
+
+def _sorted(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    keys = pd.DataFrame(
+        {
+            "case": rows["case"],
+            "dtype": rows["dtype"].map({dtype: number for number, dtype in enumerate(DTYPES)}),
+            "environment": rows["environment"],
+            "implementation": rows["implementation"],
+            "stage": rows["stage"].map(stage_order),
+            "other_environment": rows["other_environment"].fillna(""),
+            "other": rows["other"].fillna(""),
+            "basis": rows["basis"],
+            "index": rows["index"].map(_index_order),
+        }
+    )
+    order = keys.sort_values(list(keys.columns), kind="stable").index
+    return rows.loc[order, list(columns)].reset_index(drop=True)
+
+
+def _index_order(index: object) -> tuple[int, ...]:
+    return tuple(int(axis) for axis in index.split(",")) if isinstance(index, str) and index else ()
+
+
+def _environments(merged: Merged) -> pd.DataFrame:
+    records = []
+    for run in merged.runs:
+        environment = run.environment
+        records.append(
+            {
+                "environment": run.label,
+                "python": environment["python"],
+                **{f"version_{name}": version for name, version in sorted(environment["versions"].items())},
+                "platform": environment["platform"],
+                "processors": environment["processors"],
+                "threads_per_worker": environment["threads_per_worker"],
+                "cpu_features": " ".join(environment["cpu_features"]),
+                "flags": " ".join(f"{name}={value}" for name, value in sorted(environment["flags"].items())),
+                "command": environment["command"],
+                "complete": run.summary is not None,
+                "exit_code": None if run.summary is None else run.summary["exit_code"],
+            }
+        )
+    return pd.DataFrame(records).sort_values("environment", ignore_index=True)
+
+
+def _notes(merged: Merged) -> tuple[str, ...]:
+    notes = []
+    for run in merged.runs:
+        environment = run.environment
+        where = f"{run.label}: " if len(merged.runs) > 1 else ""
+        notes += [f"{where}{name} was left out: {reason}" for name, reason in environment["left_out"].items()]
+        notes += [f"{where}{name} could not run: {reason}" for name, reason in environment["missing"].items()]
+        notes += [f"{where}bad case: {fault}" for fault in environment["faults"]]
+        if run.summary is None:
+            notes.append(f"{where}this run was interrupted, or is still going on: its results are not complete")
+    return tuple(notes)

@@ -1,0 +1,40 @@
+"""Markdown that shows any text as it is: tables whose cells come from cases and frameworks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#])")
+
+
+def escape(text: object) -> str:
+    """Show a text literally: no markup, no line break."""
+    return _SPECIAL.sub(r"\\\1", " ".join(str(text).split()))
+
+
+def code(text: object) -> str:
+    """Show a name in monospace; it cannot end the span or the cell."""
+    inner = " ".join(str(text).split()).replace("`", "'").replace("|", "\\|")
+    return f"`{inner}`" if inner else ""
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], align: str = "") -> list[str]:
+    """Return a table's lines. Cells are Markdown already; ``align`` has l or r per column, l if it is short."""
+    letters = align.ljust(len(headings), "l")
+    rule = [("---:" if letter == "r" else "---") for letter in letters[: len(headings)]]
+    return [_line(headings), _line(rule), *(_line(row) for row in rows)]
+
+
+def details(summary: str, lines: Iterable[str]) -> list[str]:
+    """Fold lines away behind a summary; without HTML they are simply there."""
+    return ["<details>", f"<summary>{summary}</summary>", "", *lines, "", "</details>"]
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Write a number shortly; nothing for no number."""
+    return "" if value is None or value != value else f"{value:.{digits}g}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

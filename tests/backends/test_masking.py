@@ -1,0 +1,72 @@
+"""Masks and biases on scores: exact, because nothing is rounded when integers are added or replaced by -inf."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+Run = Callable[..., dict[str, NDArray[Any]]]
+
+INF = np.inf
+SCORES = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((3, 3), [[0, -INF, -INF], [0, 0, -INF], [0, 0, 0]]),
+        ((2, 4), [[0, -INF, -INF, -INF], [0, 0, -INF, -INF]]),
+        ((4, 2), [[0, -INF], [0, 0], [0, 0], [0, 0]]),
+        ((1, 3), [[0, -INF, -INF]]),
+        ((3, 1), [[0], [0], [0]]),
+        ((2, 0), [[], []]),
+    ],
+)
+def test_causal_means_that_key_j_is_seen_by_query_i_when_j_is_at_most_i(
+    run: Run, shape: tuple[int, int], expected: list[list[float]]
+) -> None:
+    masked = run("mask_scores", np.zeros((1, 1, *shape)), is_causal=True)["masked"]
+    np.testing.assert_array_equal(masked, np.array(expected).reshape(1, 1, *shape))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 1, 1, 5), (2, 1, 1, 5), (1, 3, 1, 5), (1, 1, 4, 5), (2, 1, 4, 1), (2, 3, 4, 5), (1, 1, 1, 1), (4, 5), (5,)],
+    ids=str,
+)
+def test_a_mask_with_axes_of_length_one_counts_for_the_whole_axis(run: Run, shape: tuple[int, ...]) -> None:
+    mask = np.random.default_rng(sum(shape)).random(shape) < 0.5
+    masked = run("mask_scores", SCORES, mask=mask)["masked"]
+    # True = may attend: those scores stay, bit for bit; the others are -inf.
+    full = np.broadcast_to(mask, SCORES.shape)
+    np.testing.assert_array_equal(masked[full], SCORES[full])
+    assert (masked[~full] == -INF).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 5), (2, 1, 4, 1), (1, 3, 1, 1), (2, 3, 4, 5), (4, 5)], ids=str)
+def test_a_bias_with_axes_of_length_one_is_added_to_the_whole_axis(run: Run, shape: tuple[int, ...]) -> None:
+    bias = np.random.default_rng(sum(shape)).integers(-9, 9, size=shape)
+    np.testing.assert_array_equal(run("mask_scores", SCORES, bias=bias)["biased"], SCORES + bias)
+
+
+def test_mask_and_causality_must_both_allow_a_key(run: Run) -> None:
+    mask = np.array([[[[False, True, True]]]])
+    masked = run("mask_scores", np.ones((1, 1, 3, 3)), mask=mask, is_causal=True)["masked"]
+    np.testing.assert_array_equal(masked[0, 0], [[-INF, -INF, -INF], [-INF, 1, -INF], [-INF, 1, 1]])
+
+
+def test_the_bias_is_added_before_the_mask_is_applied_and_both_stages_are_returned(run: Run) -> None:
+    bias, mask = np.array([[[[10, -INF, INF]]]]), np.array([[[[True, True, False]]]])
+    stages = run("mask_scores", np.array([[[[1, 2, 3]]]]), bias=bias, mask=mask)
+    np.testing.assert_array_equal(stages["biased"], [[[[11, -INF, INF]]]])
+    np.testing.assert_array_equal(stages["masked"], [[[[11, -INF, -INF]]]])
+
+
+def test_a_masked_score_that_is_not_finite_is_forgotten_and_an_attended_one_is_kept(run: Run) -> None:
+    scores, mask = np.array([[[[np.nan, INF, np.nan, INF]]]]), np.array([[[[False, False, True, True]]]])
+    masked = run("mask_scores", scores, mask=mask)["masked"]
+    np.testing.assert_array_equal(masked, [[[[-INF, -INF, np.nan, INF]]]])

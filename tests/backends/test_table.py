@@ -1,0 +1,99 @@
+"""The table of frameworks: it can be read, and asked what is installed, without importing any of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from attncheck.backends import BACKENDS, BackendEntry
+
+
+def python(code: str, **environment: str) -> str:
+    """Run code in a new interpreter, where nothing has been imported yet, and return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, **environment}
+    )
+    return done.stdout.strip()
+
+
+def test_reading_the_table_and_asking_what_is_installed_imports_no_framework_and_not_even_numpy() -> None:
+    code = (
+        "import sys\n"
+        "from attncheck.backends import BACKENDS\n"
+        "[entry.is_installed for entry in BACKENDS.values()]\n"
+        "print(sorted(sys.modules.keys() & {'numpy', 'torch', 'tensorflow', 'keras', 'jax', 'jaxlib'}))"
+    )
+    assert python(code) == "[]"
+
+
+def test_loading_the_numpy_backend_imports_no_other_framework() -> None:
+    code = (
+        "import sys\n"
+        "from attncheck.backends import BACKENDS\n"
+        "print(BACKENDS['numpy'].load().__name__)\n"
+        "print(sorted(sys.modules.keys() & {'torch', 'tensorflow', 'keras', 'jax', 'jaxlib', 'pandas', 'scipy'}))"
+    )
+    assert python(code).splitlines() == ["attncheck.backends.numpy_backend", "[]"]
+
+
+@pytest.mark.parametrize("entry", BACKENDS.values(), ids=BACKENDS.keys())
+def test_every_line_is_filed_under_its_name_and_names_a_module_that_exists(entry: BackendEntry) -> None:
+    assert BACKENDS[entry.name] is entry
+    spec = find_spec(entry.module)
+    assert spec is not None
+    assert spec.origin is not None
+    # Never named after the library that it wraps: run directly, numpy.py would hide NumPy.
+    assert Path(spec.origin).stem not in entry.packages
+
+
+def test_every_backend_module_in_the_folder_has_its_line_in_the_table() -> None:
+    spec = find_spec("attncheck.backends")
+    assert spec is not None
+    assert spec.origin is not None
+    files = {f"attncheck.backends.{path.stem}" for path in Path(spec.origin).parent.glob("*_backend.py")}
+    assert files == {entry.module for entry in BACKENDS.values()}
+
+
+def test_a_framework_is_installed_when_it_can_be_found_and_finding_it_does_not_run_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "framework_that_raises.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert BackendEntry("some", "some_backend", ("framework_that_raises", "and_its_friend")).is_installed
+    assert not BackendEntry("other", "other_backend", ("framework_that_nobody_wrote",)).is_installed
+
+
+def test_a_mere_folder_of_the_frameworks_name_is_not_the_framework(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Such as a folder of experiments in the working directory, or one that an uninstall left behind.
+    (tmp_path / "framework_folder" / "notes").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find_spec("framework_folder") is not None
+    assert not BackendEntry("some", "some_backend", ("framework_folder",)).is_installed
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc, which only Linux has")
+def test_a_process_may_limit_numpys_threads_after_it_has_read_the_table() -> None:
+    # As the worker does: it is told what to load, then how many threads. NumPy's BLAS looks once, when it is loaded.
+    code = (
+        "import os\n"
+        "from attncheck.backends import BACKENDS\n"
+        "os.environ.update(dict.fromkeys(['OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS'], '1'))\n"
+        "BACKENDS['numpy'].load()\n"
+        "import numpy\n"
+        "numpy.ones((600, 600)) @ numpy.ones((600, 600))\n"
+        "print(len(os.listdir('/proc/self/task')))"
+    )
+    assert python(code) == "1"
+
+
+def test_only_jax_needs_a_process_of_its_own_and_only_for_64_bits() -> None:
+    assert {entry.name: entry.own_process_for for entry in BACKENDS.values() if entry.own_process_for} == {
+        "jax": frozenset({"float64"})
+    }
