@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from attncheck.backends.contract import Stages, Tensor
 
 
-def prepare(dtype: str, threads: int) -> None:  # noqa: ARG001 - every dtype is at hand
+def prepare(dtype: str, threads: int) -> None:
     """Limit the threads of this process."""
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)

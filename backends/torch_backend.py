@@ -16,7 +16,7 @@ from torch.nn import functional
 from attncheck.backends.contract import Stages
 
 
-def prepare(dtype: str, threads: int) -> None:  # noqa: ARG001 - every dtype is at hand
+def prepare(dtype: str, threads: int) -> None:
     """Limit the threads of this process."""
     torch.set_num_threads(threads)
 

@@ -18,7 +18,8 @@ Basis = Literal["printed", "known", "unprinted"]
 class Expected:
     """What a case says of one stage, or of one quantity derived from a stage.
 
-    ``shape`` is the stage's own, or the quantity's; ``numbers`` has it too, and is None where the document computes something and prints no number.
+    ``shape`` is the stage's own, or the quantity's. ``numbers`` has the same, and
+    is None where the document computes something and prints no number.
     """
 
     name: str

@@ -32,7 +32,7 @@ class Source(Strict):
     """Where the cases of a file come from."""
 
     kind: Literal["document", "paper", "derivation"] = Field(
-        description="document: transcribed with the numbers that it prints; paper: a definition or property stated there; "
+        description="document: transcribed with its printed numbers; paper: a definition or property stated there; "
         "derivation: worked out by hand, each case says how."
     )
     title: Text

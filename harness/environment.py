@@ -13,7 +13,7 @@ import numpy as np
 
 from attncheck.backends import BackendEntry
 
-FLAGS = ("XLA_FLAGS", "TF_ENABLE_ONEDNN_OPTS", "JAX_PLATFORMS", "MKL_CBWR", "OMP_NUM_THREADS")
+FLAGS = ("XLA_FLAGS", "PJRT_NPROC", "TF_ENABLE_ONEDNN_OPTS", "JAX_PLATFORMS", "MKL_CBWR", "OMP_NUM_THREADS")
 """Variables that change a framework's numbers or threads, recorded where they are set."""
 
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, TimeoutError
+from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -133,11 +133,11 @@ class GroupRunner(Generic[Key]):
             if self._pool is None:
                 self._pool = ProcessPool(max_workers=1, context=_Context())
             return self._pool.schedule(function, args=arguments, timeout=seconds).result()
-        except TimeoutError:
+        except futures.TimeoutError:
             return Failure("timeout", f"not done after {seconds:g} s; the worker was stopped")
         except ProcessExpired as expired:
             return Failure("crash", f"the worker process died with exit code {expired.exitcode}{self._last_words()}")
-        except (BrokenProcessPool, CancelledError, RuntimeError) as error:
+        except (BrokenProcessPool, futures.CancelledError, RuntimeError) as error:
             # The pool itself is gone, because its worker died between two calls or because the run is being stopped.
             self._close()
             return Failure("crash", f"the worker process is gone: {error or type(error).__name__}{self._last_words()}")

@@ -1,7 +1,7 @@
 """The numbers of a case's inputs: read, drawn or built once, then rounded to the working dtype.
 
-Everything is made in float64, or in the generator's own dtype, in the order of the file, and converted at the end: every
-implementation, and whoever judges it, gets the same bits.
+Everything is made in float64, or in the generator's own dtype, in the order of the file, and converted at the end:
+every implementation, and whoever judges it, gets the same bits.
 """
 
 from __future__ import annotations

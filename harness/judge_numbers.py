@@ -150,7 +150,8 @@ def _with_erratum(rows: list[Row], erratum: str) -> list[Row]:
 def _find_misprints(by_implementation: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
     """Tell a wrong printed number from a wrong implementation.
 
-    Where every one of several implementations misses a printed number and all agree with each other, it is the document's.
+    Where every one of several implementations misses a printed number and all agree with each other, the number is
+    the document's fault.
     """
     missed = Counter(row.index for rows in by_implementation.values() for row in rows if row.verdict == Verdict.NUMERIC)
     everywhere = {index for index, count in missed.items() if count == len(by_implementation) > 1}

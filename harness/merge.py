@@ -6,6 +6,7 @@ across the runs, and each stage is judged among all of them.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -91,7 +92,7 @@ def _row(record: Mapping[str, Any]) -> Row:
 
 
 def _is_missing(value: object) -> bool:
-    return value is None or (isinstance(value, float) and value != value)
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _with_environments(row: Row) -> dict[str, Any]:

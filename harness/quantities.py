@@ -18,8 +18,9 @@ Array = NDArray[Any]
 class Quantity:
     """A named operator.
 
-    ``compute(stage, inputs)`` gives the quantity; ``radius(stage_radius, stage, inputs, input_radius)`` gives how far it
-    moves when the stage and the inputs move by their radii; ``shape`` gives its shape from the stage's and the inputs' (``ValueError`` where it does not apply).
+    ``compute(stage, inputs)`` gives the quantity. ``radius(stage_radius, stage, inputs, input_radius)`` gives how far
+    it moves when the stage and the inputs move by their radii. ``shape(stage, inputs)`` gives its shape from theirs and
+    raises ``ValueError`` where the quantity does not apply.
     """
 
     name: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def read_run(directory: Path) -> Run:
         raise ResultsError(f"{directory} is not a results directory: it has no environment.json")
     if environment.get("format") != FORMAT:
         raise ResultsError(
-            f"{directory} has results format {environment.get('format')}; this version reads format {FORMAT}, run it again"
+            f"{directory} has results format {environment.get('format')}; this version reads {FORMAT}; run it again"
         )
     cases = _read_json(directory / "cases.json") or {"cases": []}
     return Run(
@@ -65,7 +66,7 @@ def read_run(directory: Path) -> Run:
 def read_runs(directories: Sequence[Path]) -> list[Run]:
     """Read several results directories, sorted by label. Raises ``ResultsError`` where two have the same label."""
     runs = sorted((read_run(directory) for directory in directories), key=lambda run: run.label)
-    for first, second in zip(runs, runs[1:], strict=False):
+    for first, second in pairwise(runs):
         if first.label == second.label:
             raise ResultsError(
                 f"{first.directory} and {second.directory} are both labelled {first.label!r}; "

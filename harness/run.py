@@ -41,7 +41,7 @@ class Settings:
     label: str = "local"
     dtypes: tuple[str, ...] = ()
     keep_all_arrays: bool = False
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     command: Sequence[str] = ()
 
 

@@ -51,7 +51,7 @@ def select_cases(
     known_tags = _tags_of(_bundled_root(), f"{BUNDLED}/{TAG_FILE}", faults)
     cases: dict[str, Case] = {}
     for pattern in patterns or ("*",):
-        for case in _matching(pattern, base, known_tags, faults):
+        for case in _matching(pattern, base, known_tags, faults, several=len(patterns) > 1):
             first = cases.setdefault(case.id, case)
             if (first.file, first.line) != (case.file, case.line):
                 faults.append(Fault(case.file, f"the same case id as in {first.file}: {case.id}", case.line, case.name))
@@ -67,8 +67,13 @@ def _bundled_root() -> Path:
     return Path(str(files("attncheck.cases")))
 
 
-def _matching(pattern: str, base: Path, tags: dict[str, TagEntry], faults: list[Fault]) -> Iterable[Case]:
+def _matching(
+    pattern: str, base: Path, tags: dict[str, TagEntry], faults: list[Fault], *, several: bool
+) -> Iterable[Case]:
     path = base / pattern
+    if several and (path.name == "__pycache__" or (path.is_file() and not _is_case_file(path))):
+        # The shell spreads cases/* over everything that is there.
+        return []
     if path.exists():
         own = _own_files(path, base)
         for folder in sorted({file.path.parent for file in own} | {path if path.is_dir() else path.parent}):
@@ -92,6 +97,8 @@ def _matches(name: str, glob: str) -> bool:
 
 
 def _own_files(path: Path, base: Path) -> list[_File]:
+    if path.is_file() and not _is_case_file(path):
+        raise UsageError(f"{path} is no case file; expected a *.yaml that is not {TAG_FILE}")
     found = [path] if path.is_file() else _case_files(path)
     if not found:
         raise UsageError(f"{path} holds no case files (*.yaml)")
@@ -104,8 +111,12 @@ def _case_files(folder: Path) -> list[Path]:
         path
         for suffix in ("yaml", "yml")
         for path in folder.rglob(f"*.{suffix}")
-        if path.name != TAG_FILE and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if _is_case_file(path) and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
+
+
+def _is_case_file(path: Path) -> bool:
+    return path.suffix in (".yaml", ".yml") and path.name != TAG_FILE
 
 
 def _shown(path: Path, base: Path) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from attncheck.harness.errors import ExitCode
 from attncheck.harness.verdicts import Verdict, worst
 from attncheck.harness.vocabulary import DTYPES
 from attncheck.reports.frames import Column, Frames, failing, stage_order
@@ -26,16 +27,31 @@ def make_answer(frames: Frames) -> Answer:
     bad = pd.concat([failing(frames.results), failing(frames.numbers)])
     verdicts = {Verdict(verdict) for verdict in bad["verdict"]}
     disagreeing = {verdict for verdict in verdicts if verdict.exit_code == 1}
-    incomplete = any("was left out" not in note for note in frames.notes)
     if disagreeing or len(failing(frames.pairs)):
         word = "They disagree"
-    elif verdicts or incomplete:
+    elif verdicts or is_incomplete(frames):
         word = "They agree as far as they ran, but not everything could be run"
     elif len(frames.columns) < 2:
         word = "Nothing disagrees, but there was only one implementation to compare"
     else:
         word = "They agree"
     return Answer(word, (_extent(frames), _pairs_sentence(frames), _numbers_sentence(frames)))
+
+
+def exit_code_of(frames: Frames) -> ExitCode:
+    """Return the exit code of a comparison; the first that applies."""
+    bad = pd.concat([failing(frames.results), failing(frames.numbers), failing(frames.pairs)])
+    codes = {Verdict(verdict).exit_code for verdict in bad["verdict"]}
+    if any(": bad case: " in f": {note}" for note in frames.notes):
+        return ExitCode.BAD_INPUT
+    if ExitCode.DISAGREE in codes:
+        return ExitCode.DISAGREE
+    return ExitCode.NOT_RUN if codes or is_incomplete(frames) else ExitCode.AGREE
+
+
+def is_incomplete(frames: Frames) -> bool:
+    """Whether something that was asked for is not there; a framework that is simply not installed is not asked for."""
+    return any("was left out" not in note for note in frames.notes)
 
 
 def _extent(frames: Frames) -> str:

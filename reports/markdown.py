@@ -87,8 +87,8 @@ def _verdicts(frames: Frames) -> list[str]:
         ]
         lines += [*table(headings, rows), ""]
     lines += [
-        f"An implementation agrees where it is within {UNITS} units in the last place of the row's largest magnitude of "
-        "at least half of the others, at every stage, and where every printed number holds. Without another word, both "
+        f"An implementation agrees where it is within {UNITS} units in the last place of the row's largest "
+        "magnitude of at least half of the others, at every stage, and where every printed number holds. Without another word, both "
         "dtypes agree.",
     ]
     return lines
@@ -159,7 +159,7 @@ def _environments(frames: Frames) -> list[str]:
     return ["## Environments", "", *table(headings, rows)]
 
 
-def _cell(value: object) -> str:
-    if value is None or value != value:
+def _cell(value: Any) -> str:
+    if pd.isna(value):
         return ""
     return escape(int(value) if isinstance(value, float) and value.is_integer() else value)

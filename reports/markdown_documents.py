@@ -11,7 +11,7 @@ import pandas as pd
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import DTYPES
 from attncheck.reports.frames import Column, Frames
-from attncheck.reports.markdown_text import code, details, escape, number, table
+from attncheck.reports.markdown_text import code, details, escape, table
 
 _MOST_VISIBLE = 40
 """Longer tables are folded away."""
@@ -32,7 +32,7 @@ def document_sections(frames: Frames) -> list[list[str]]:
         [
             "## Documents",
             "",
-            "Each number that a document prints, beside what each implementation computes. Elements are counted from 0.",
+            "Each number that a document prints, beside what each implementation computes; elements count from 0.",
         ]
     ]
     for _, cases in sorted(documents.items()):
@@ -121,7 +121,7 @@ def _number_table(rows: pd.DataFrame, columns: Sequence[Column], expected: Mappi
     printed: dict[str, str] = {}
     for row in rows.rename(columns={"index": "place"}).itertuples():
         printed[row.place] = row.printed
-        text = _beside(row.value, row.printed, row.dtype, row.half_unit)
+        text = _beside(row.value, row.dtype, row.half_unit)
         mark = "" if row.verdict == Verdict.AGREE else f" **{row.verdict}**"
         cells.setdefault(row.place, {})[row.environment, row.implementation] = f"{text}{mark}"
     lines = [
@@ -145,7 +145,7 @@ def _element(place: str, expected: Mapping[str, Any]) -> str:
     return f"[{','.join(map(str, index))}]"
 
 
-def _beside(value: float, printed: str, dtype: str, half_unit: float) -> str:
+def _beside(value: float, dtype: str, half_unit: float) -> str:
     """Write a computed number with a few digits more than the printed one, but none that the dtype has not."""
     if not math.isfinite(value):
         return str(value)
@@ -166,14 +166,17 @@ def _unprinted(
     lines += [f"\n{note}" for note in notes]
     if rows.empty:
         return [*lines, "", "No implementation returned it."]
-    first = rows[rows["dtype"] == rows["dtype"].iloc[0]]
-    shown = first[
-        (first["environment"] == first["environment"].iloc[0])
-        & (first["implementation"] == first["implementation"].iloc[0])
+    dtype = next(dtype for dtype in DTYPES if (rows["dtype"] == dtype).any())
+    present = set(zip(rows["environment"], rows["implementation"], strict=True))
+    column = next(c for c in frames.columns if (c.environment, c.implementation) in present)
+    shown = rows[
+        (rows["dtype"] == dtype)
+        & (rows["environment"] == column.environment)
+        & (rows["implementation"] == column.implementation)
     ]
-    caption = f"{shown['implementation'].iloc[0]} in {shown['dtype'].iloc[0]}"
+    caption = f"{column.implementation} in {dtype}"
     matrix = _matrix(shown, expected)
-    headings = [f"{caption}, row", *map(str, range(len(next(iter(matrix.values())))))]
+    headings = [escape(caption), *map(str, range(len(next(iter(matrix.values())))))]
     body = table(headings, [[row, *cells] for row, cells in matrix.items()], "l" + "r" * len(headings))
     lines += ["", _spread(frames, case, expected["of"]), ""]
     return [*lines, *(body if len(shown) <= _MOST_VISIBLE else details(f"{caption}: {_count(len(shown))}", body))]
@@ -192,18 +195,23 @@ def _matrix(rows: pd.DataFrame, expected: Mapping[str, Any]) -> dict[str, list[s
 
 
 def _spread(frames: Frames, case: str, stage: str) -> str:
+    """Say by how much the implementations differ at a stage."""
     parts = []
     pairs = frames.pairs[(frames.pairs["case"] == case) & (frames.pairs["stage"] == stage)]
     for dtype in DTYPES:
         own = pairs[(pairs["dtype"] == dtype) & pairs["units"].notna()]
-        if len(own):
-            most = own.loc[own["units"].idxmax()]
+        if own.empty:
+            continue
+        most = own.loc[own["units"].idxmax()]
+        if most["units"] == 0:
+            parts.append(f"in {dtype} they are identical")
+        else:
+            names = f"{most['implementation']} and {most['other']}"
             parts.append(
-                f"in {dtype} by at most {number(most['difference'])} ({number(most['units'])} units; "
-                f"{most['implementation']} and {most['other']})"
+                f"in {dtype} they differ by at most {most['difference']:.3g}, {most['units']:.3g} units ({names})"
             )
     return (
-        f"The implementations differ {escape(', '.join(parts))}." if parts else "There is nothing to compare it with."
+        f"Among the implementations: {escape('; '.join(parts))}." if parts else "There is nothing to compare it with."
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import math
 import re
 from collections.abc import Iterable, Sequence
 
@@ -28,12 +30,12 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], align: str = "
 
 def details(summary: str, lines: Iterable[str]) -> list[str]:
     """Fold lines away behind a summary; without HTML they are simply there."""
-    return ["<details>", f"<summary>{summary}</summary>", "", *lines, "", "</details>"]
+    return ["<details>", f"<summary>{html.escape(summary)}</summary>", "", *lines, "", "</details>"]
 
 
 def number(value: float | None, digits: int = 3) -> str:
     """Write a number shortly; nothing for no number."""
-    return "" if value is None or value != value else f"{value:.{digits}g}"
+    return "" if value is None or math.isnan(value) else f"{value:.{digits}g}"
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -151,7 +151,7 @@ def test_several_draws_from_one_seed_follow_each_other_as_torchs_do(seed: int) -
 def test_a_value_close_to_the_middle_is_decided_by_interval_arithmetic(
     middle: float, exact_side: int, float64_error: float
 ) -> None:
-    # The exact value is 2^-60 beside the middle between two float32 numbers; float64 says the middle, or the other side.
+    # The exact value is 2^-60 beside the middle of two float32 numbers; float64 says the middle, or the other side.
     distance = exact_side * abs(middle) * 2.0**-60
 
     def imprecise(argument: NDArray[np.float64]) -> NDArray[np.float64]:

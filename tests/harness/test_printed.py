@@ -168,8 +168,7 @@ def test_what_no_document_prints_is_refused(source: object, words: str) -> None:
 def test_whatever_the_text_it_is_read_whole_or_refused(source: object, rounding: Rounding) -> None:
     try:
         parsed = parse_printed(source, rounding)
-    except PrintedError as error:
-        assert str(error)
+    except PrintedError:
         return
     assert parsed.value.shape == parsed.half_unit.shape == parsed.given.shape == parsed.text.shape
     assert (parsed.half_unit >= 0).all()

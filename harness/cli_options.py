@@ -1,0 +1,51 @@
+"""The options that commands share, with their help."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Keep(StrEnum):
+    """Which arrays a run keeps."""
+
+    DISAGREEING = "disagreeing"
+    ALL = "all"
+
+
+class Listed(StrEnum):
+    """What ``attncheck list`` can list."""
+
+    CASES = "cases"
+    BACKENDS = "backends"
+    TAGS = "tags"
+
+
+Patterns = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CASES]...",
+        help="Files or folders of cases, or globs over the bundled ones ('cases/documents/*'); all if none is given.",
+        show_default=False,
+    ),
+]
+BackendNames = Annotated[
+    list[str] | None,
+    typer.Option("--backend", "-b", help="Backends, by name, apart by commas; every installed one if absent."),
+]
+DtypeNames = Annotated[list[str] | None, typer.Option("--dtype", "-d", help="float64, float32, or both if absent.")]
+TagNames = Annotated[list[str] | None, typer.Option("--tag", "-t", help="Only cases with one of these tags.")]
+Output = Annotated[
+    Path, typer.Option("--output", "-o", help="Folder for the results; an earlier run in it is replaced.")
+]
+Label = Annotated[str, typer.Option(help="What reports call this environment.")]
+KeepArrays = Annotated[
+    Keep, typer.Option(help="Keep the arrays of what disagrees, or all, for comparison across runs.")
+]
+TimeLimit = Annotated[float, typer.Option(min=0.1, help="Seconds that one evaluation may take.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads of each worker.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but what is wrong.")]

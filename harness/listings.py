@@ -1,0 +1,30 @@
+"""What can be chosen: cases, backends and tags, as records for people and programs."""
+
+from __future__ import annotations
+
+from attncheck.backends import BACKENDS
+from attncheck.harness.environment import package_version
+from attncheck.harness.selection import Selection
+
+Record = dict[str, str | list[str]]
+
+
+def list_cases(selection: Selection) -> list[Record]:
+    """Return every selected case: its id and name."""
+    return [{"id": case.id, "name": case.name} for case in selection.cases]
+
+
+def list_backends() -> list[Record]:
+    """Return every backend, with its version or that it is not installed."""
+    return [
+        {
+            "name": entry.name,
+            "version": (package_version(entry.packages[0]) or "") if entry.is_installed else "not installed",
+        }
+        for entry in BACKENDS.values()
+    ]
+
+
+def list_tags(selection: Selection) -> list[Record]:
+    """Return every tag with what it probes and the defect that it answers."""
+    return [{"tag": name, "probes": tag.probes, "defect": tag.defect} for name, tag in sorted(selection.tags.items())]

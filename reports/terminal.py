@@ -1,0 +1,84 @@
+"""The report's short form, for a terminal, a log and a program."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from attncheck.harness.errors import ExitCode
+from attncheck.reports.answer import make_answer, verdict_table, what_is_wrong
+from attncheck.reports.frames import Frames
+
+_MOST_LISTED = 20
+
+
+def print_summary(frames: Frames, path: Path, *, quiet: bool) -> None:
+    """Print the answer, a count of verdicts per implementation, what is wrong, and where the report is.
+
+    Quiet, print only what is wrong.
+    """
+    console = Console(highlight=False, markup=False, emoji=False)
+    answer = make_answer(frames)
+    wrong = what_is_wrong(frames)
+    if not quiet:
+        console.print(f"{answer.word}.", style="bold", soft_wrap=True)
+        for line in (*answer.sentences, *(f"{note}." for note in frames.notes)):
+            console.print(line, soft_wrap=True)
+        console.print(_counts(frames))
+    for row in wrong.head(_MOST_LISTED).itertuples():
+        where = (
+            f"{row.implementation}" if len(frames.environments) == 1 else f"{row.implementation} ({row.environment})"
+        )
+        place = f"{row.stage}: " if row.stage else ""
+        text = f"{row.verdict}: {row.case} [{row.dtype}] {where}: {place}{row.message}"
+        console.print(text, style="red", soft_wrap=True)
+    if len(wrong) > _MOST_LISTED:
+        console.print(f"and {len(wrong) - _MOST_LISTED} more", soft_wrap=True)
+    if not quiet:
+        console.print(f"Report: {path}", soft_wrap=True)
+
+
+def as_record(frames: Frames, path: Path, code: ExitCode) -> dict[str, Any]:
+    """Return the same as plain data."""
+    answer = make_answer(frames)
+    wrong = what_is_wrong(frames)
+    return {
+        "answer": answer.word,
+        "sentences": list(answer.sentences),
+        "notes": list(frames.notes),
+        "exit_code": int(code),
+        "failures": wrong.to_dict("records"),
+        "verdicts": {
+            case: {column.title(with_environment=True): cell for column, cell in cells.items()}
+            for case, cells in verdict_table(frames).items()
+        },
+        "report": str(path),
+    }
+
+
+def _counts(frames: Frames) -> Table:
+    """Cases per verdict, one line per implementation."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("implementation")
+    many = len(frames.environments) > 1
+    cells = verdict_table(frames)
+    words = {column: Counter(_first_word(row[column]) for row in cells.values()) for column in frames.columns}
+    shown = sorted({word for counts in words.values() for word in counts}, key=lambda word: (word != "agree", word))
+    for word in shown:
+        table.add_column(word, justify="right")
+    for column, counts in words.items():
+        table.add_row(
+            column.title(with_environment=many), *(str(counts[word]) if counts[word] else "-" for word in shown)
+        )
+    return table
+
+
+def _first_word(cell: str) -> str:
+    """Reduce a cell to its verdict; one that differs by dtype counts by the part that fails."""
+    parts = [part.partition(": ")[2] or part for part in cell.split("; ")]
+    failing = [part for part in parts if part.startswith("**")]
+    return (failing or parts)[0].replace("**", "").partition(" at ")[0].removesuffix(" (erratum)")
