@@ -24,7 +24,7 @@ def prepare(dtype: str, threads: int) -> None:
 
 def describe() -> dict[str, str]:
     """Return NumPy's version and the BLAS it was built with."""
-    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[call-overload,index]
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     return {"version": np.__version__, "device": "cpu", "blas": f"{blas['name']} {blas['version']}"}
 
 

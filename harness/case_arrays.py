@@ -122,8 +122,8 @@ def _own_shape(source: model.Array, named: Mapping[str, Shape], random: model.Ra
 
 def _check_draw(source: model.Drawn, generator: str, shape: Shape, path: FieldPath) -> None:
     parameters = draw_parameters(source)
-    for name, value in {**parameters, "times": source.times}.items():
-        if value is not None and not math.isfinite(value):
+    for name, value in {**parameters, "times": 1.0 if source.times is None else source.times}.items():
+        if not math.isfinite(value):
             raise FieldFault((*path, name), f"expected a finite number, got {value}")
         if source.draw == "randint" and name != "times" and (value != int(value) or abs(value) > _INT_RANGE):
             raise FieldFault((*path, name), f"expected a whole number of at most 63 bits, got {value}")

@@ -127,17 +127,17 @@ def _say(detail: ErrorDetails) -> str:
         case "string_pattern_mismatch":
             wanted = _PATTERNS.get(context["pattern"], f"text that matches {context['pattern']}")
         case "too_short" | "string_too_short":
-            wanted = f"at least {context['min_length']} {_unit(detail)}"
+            wanted = f"at least {_counted(context['min_length'], detail)}"
         case "too_long" | "string_too_long":
-            wanted = f"at most {context['max_length']} {_unit(detail)}"
+            wanted = f"at most {_counted(context['max_length'], detail)}"
         case kind:
             wanted = _WANTED.get(kind, f"a value {detail['msg'].removeprefix('Input should be ')}")
     return f"expected {wanted}, got {got}{because}"
 
 
-def _unit(detail: ErrorDetails) -> str:
+def _counted(number: int, detail: ErrorDetails) -> str:
     unit = "character" if detail["type"].startswith("string") else "item"
-    return unit if 1 in detail["ctx"].values() else f"{unit}s"
+    return f"{number} {unit}" if number == 1 else f"{number} {unit}s"
 
 
 def _suggest(name: str) -> str:

@@ -5,15 +5,21 @@ This is the file's form alone. What needs several fields at once (shapes, names,
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, PositiveInt, Tag
 
 from attncheck.harness.vocabulary import DTYPES, OPERATIONS, STAGES, ScoreKind
 
-OperationName = Literal[tuple(OPERATIONS)]  # type: ignore[valid-type]
-StageName = Literal[STAGES]  # type: ignore[valid-type]
-Dtype = Literal[DTYPES]  # type: ignore[valid-type]
+if TYPE_CHECKING:
+    # A type checker cannot follow a Literal that is made from a table.
+    OperationName = str
+    StageName = str
+    Dtype = str
+else:
+    OperationName = Literal[tuple(OPERATIONS)]
+    StageName = Literal[STAGES]
+    Dtype = Literal[DTYPES]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$", max_length=60)]
 Sentence = Annotated[str, Field(min_length=3, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Text = Annotated[str, Field(min_length=1, max_length=4000)]

@@ -105,7 +105,9 @@ def run(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Results directories of one or several runs.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Results directories, or folders of results directories.")
+    ],
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Folder for the report; RUN/report for a single run if absent."),
@@ -114,6 +116,9 @@ def report(
     quiet: Quiet = False,
 ) -> None:
     """Compare one or several runs without running anything again, and write the report."""
+    from attncheck.harness.results_reader import find_runs
+
+    runs = find_runs(runs)
     if output is None:
         if len(runs) > 1:
             raise UsageError("several runs are compared into a folder of their own: name it with --output")

@@ -73,7 +73,8 @@ def differing_nonfinite(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np
     """Return where one array has NaN, inf or -inf and the other has not the same."""
     both_nan = np.isnan(first) & np.isnan(second)
     nonfinite = ~np.isfinite(first) | ~np.isfinite(second)
-    return nonfinite & ~both_nan & ~(first == second)
+    differing: NDArray[np.bool_] = nonfinite & ~both_nan & ~(first == second)
+    return differing
 
 
 def absolute_difference(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.float64]:

@@ -28,7 +28,7 @@ def package_version(name: str) -> str | None:
 def describe_environment(entries: Iterable[BackendEntry], threads: int) -> dict[str, Any]:
     """Return versions, platform, CPU features and settings of this machine."""
     packages = sorted({"attncheck", "numpy", *(package for entry in entries for package in entry.packages)})
-    simd = np.show_config(mode="dicts")["SIMD Extensions"]  # type: ignore[call-overload,index]
+    simd = np.show_config(mode="dicts")["SIMD Extensions"]
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -22,6 +22,7 @@ from attncheck.harness.implementations import Implementation
 from attncheck.harness.worker import Failure, Outcome, Task, evaluate, start
 
 Key = TypeVar("Key")
+Answer = TypeVar("Answer")
 
 _spawning = threading.Lock()
 
@@ -105,14 +106,14 @@ class GroupRunner(Generic[Key]):
         self._stopping = True
         pool = self._pool
         if pool is not None:
-            pool.stop()
+            _stop(pool)
 
     def _evaluate(self, task: Task) -> Outcome:
         if not self._started and self._given_up is None:
             self._start()
         if self._given_up is not None:
             return self._given_up
-        outcome = self._call(self._limits.case_seconds, evaluate, task)
+        outcome: Outcome = self._call(self._limits.case_seconds, evaluate, task)
         if isinstance(outcome, Failure) and outcome.verdict in ("crash", "timeout"):
             self._started = False
         return outcome
@@ -127,7 +128,7 @@ class GroupRunner(Generic[Key]):
         else:
             self.description, self._started = answer, True
 
-    def _call(self, seconds: float, function: Callable[..., object], *arguments: object) -> object:
+    def _call(self, seconds: float, function: Callable[..., Answer], *arguments: object) -> Answer | Failure:
         """Call a function in the worker; what kills it becomes a failure."""
         try:
             if self._pool is None:
@@ -152,5 +153,10 @@ class GroupRunner(Generic[Key]):
     def _close(self) -> None:
         pool, self._pool, self._started = self._pool, None, False
         if pool is not None:
-            pool.stop()
+            _stop(pool)
             pool.join()
+
+
+def _stop(pool: ProcessPool) -> None:
+    """Kill the pool's worker, whatever it is doing."""
+    pool.stop()  # type: ignore[no-untyped-call] # pebble leaves this one without types

@@ -45,7 +45,7 @@ def judge(case: Case, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome
         if isinstance(outcome, Failure)
     ]
     pairs = judge_pairs(computed)
-    rows += [pair_row(blank, *names, stage, comparison) for (*names, stage), comparison in pairs.items()]
+    rows += [pair_row(blank, first, second, stage, pair) for (first, second, stage), pair in pairs.items()]
     stage_rows = _stage_rows(case, blank, computed, pairs)
     rows += stage_rows
     rows += judge_numbers(case, inputs, computed, blank, _agreeing(stage_rows))

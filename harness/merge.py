@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 from numpy.typing import NDArray
@@ -73,7 +73,7 @@ def _rejudge(
     stage_rows: pd.DataFrame, implementations: Mapping[str, Mapping[str, NDArray[Any]]]
 ) -> list[dict[str, Any]]:
     pairs = judge_pairs(implementations)
-    found = [_row(record) for record in stage_rows.to_dict("records")]
+    found = [_row(cast(dict[str, Any], record)) for record in stage_rows.to_dict("records")]
     judged = [judge_among(row, pairs) if row.verdict in _REJUDGED and row.stage else row for row in found]
     blank = Row(found[0].case, found[0].operation, found[0].dtype, "", "pair", "", Verdict.AGREE)
     judged += [pair_row(blank, first, second, stage, pair) for (first, second, stage), pair in pairs.items()]

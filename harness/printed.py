@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,9 @@ _LARGEST_EXPONENT = 308
 _SMALLEST_EXPONENT = -400
 """Below float64's range, because documents print such numbers: 5.77e-340."""
 _AXES = ("number", "row", "matrix", "block")
+
+Cells: TypeAlias = "list[Cells] | str"
+"""Texts of numbers, nested as the array is."""
 
 
 class PrintedError(ValueError):
@@ -65,9 +69,11 @@ class PrintedArray:
 
     def reshaped(self, shape: tuple[int, ...] | None = None, *, swap: bool = False) -> PrintedArray:
         """Apply one change of shape to all parts."""
-        arrays = (self.text, self.value, self.half_unit, self.given)
-        changed = [np.swapaxes(array, -1, -2) if swap else array.reshape(shape or array.shape) for array in arrays]
-        return PrintedArray(*changed)
+
+        def changed(array: NDArray[Any]) -> NDArray[Any]:
+            return np.swapaxes(array, -1, -2) if swap else array.reshape(self.shape if shape is None else shape)
+
+        return PrintedArray(*map(changed, (self.text, self.value, self.half_unit, self.given)))
 
 
 def parse_printed(source: object, rounding: Rounding) -> PrintedArray:
@@ -81,7 +87,7 @@ def parse_printed(source: object, rounding: Rounding) -> PrintedArray:
         raise PrintedError(f"expected at most {_MAX_AXES} axes, got {len(shape)}")
     text = np.empty(shape, dtype=object)
     for index in np.ndindex(text.shape):
-        cell = cells
+        cell: Any = cells
         for axis in index:
             cell = cell[axis]
         text[index] = cell
@@ -89,13 +95,13 @@ def parse_printed(source: object, rounding: Rounding) -> PrintedArray:
     half_unit = np.zeros(text.shape)
     for index in np.ndindex(text.shape):
         try:
-            value[index], half_unit[index] = _parse_number(text[index], rounding)
+            value[index], half_unit[index] = _parse_number(str(text[index]), rounding)
         except PrintedError as error:
             raise PrintedError(f"{_position(index)}{error}") from None
     return PrintedArray(text, value, half_unit, text != np.array(NOT_GIVEN, dtype=object))
 
 
-def _cells(source: object) -> list[object] | str:
+def _cells(source: object) -> Cells:
     """Split texts into rows and numbers; a text of one row is a vector, of one number a scalar."""
     if isinstance(source, list):
         if not source:
@@ -112,14 +118,14 @@ def _cells(source: object) -> list[object] | str:
         if width != widths[0]:
             raise PrintedError(f"ragged rows: {width} in row {number}, {widths[0]} in row 1")
     if len(rows) > 1:
-        return list(rows)
-    return rows[0] if widths[0] > 1 else rows[0][0]
+        return [[*row] for row in rows]
+    return [*rows[0]] if widths[0] > 1 else rows[0][0]
 
 
-def _shape(cells: list[object] | str) -> tuple[int, ...]:
+def _shape(cells: Cells) -> tuple[int, ...]:
     if isinstance(cells, str):
         return ()
-    shapes = [_shape(cell) for cell in cells]  # type: ignore[arg-type]
+    shapes = [_shape(cell) for cell in cells]
     for number, shape in enumerate(shapes, start=1):
         if shape != shapes[0]:
             raise PrintedError(f"ragged: entry {number} has shape {show(shape)}, entry 1 has shape {show(shapes[0])}")

@@ -121,7 +121,7 @@ def _masking(scores: Ball, bias: Ball | None, mask: NDArray[Any] | None, options
         scores = stages["biased"] = scores + bias
     allowed = np.ones(scores.value.shape, dtype=bool) if mask is None else np.broadcast_to(mask, scores.value.shape)
     if options.get("is_causal"):
-        allowed = allowed & np.tri(*scores.value.shape[-2:], dtype=bool)
+        allowed = allowed & np.tri(*scores.value.shape[-2:], dtype=np.bool_)
     if mask is not None or options.get("is_causal"):
         stages["masked"] = Ball(np.where(allowed, scores.value, -np.inf), np.where(allowed, scores.radius, 0))
     return stages

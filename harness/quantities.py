@@ -32,25 +32,29 @@ class Quantity:
 
 
 def _largest_of_row(stage: Array, inputs: Mapping[str, Array]) -> Array:
-    return stage.max(axis=-1, keepdims=True)
+    largest: Array = stage.max(axis=-1, keepdims=True)
+    return largest
 
 
 def _largest_of_row_radius(
     stage_radius: Array, stage: Array, inputs: Mapping[str, Array], input_radius: Mapping[str, Array]
 ) -> Array:
     # |max a - max b| <= max |a - b|
-    return stage_radius.max(axis=-1, keepdims=True)
+    largest: Array = stage_radius.max(axis=-1, keepdims=True)
+    return largest
 
 
 def _applied(stage: Array, inputs: Mapping[str, Array]) -> Array:
-    return np.swapaxes(stage, -1, -2) * inputs["value"]
+    applied: Array = np.swapaxes(stage, -1, -2) * inputs["value"]
+    return applied
 
 
 def _applied_radius(
     stage_radius: Array, stage: Array, inputs: Mapping[str, Array], input_radius: Mapping[str, Array]
 ) -> Array:
     weights, radius = np.swapaxes(np.abs(stage), -1, -2), np.swapaxes(stage_radius, -1, -2)
-    return radius * (np.abs(inputs["value"]) + input_radius["value"]) + weights * input_radius["value"]
+    moved: Array = radius * (np.abs(inputs["value"]) + input_radius["value"]) + weights * input_radius["value"]
+    return moved
 
 
 def _applied_shape(stage: Shape, inputs: Mapping[str, Shape]) -> Shape:

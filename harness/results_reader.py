@@ -63,6 +63,18 @@ def read_run(directory: Path) -> Run:
     )
 
 
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """Return the results directories among the paths and directly below them.
+
+    A path that is neither is returned as it is: the reader says what it is instead.
+    """
+    found: list[Path] = []
+    for path in paths:
+        below = sorted(item.parent for item in path.glob("*/environment.json")) if path.is_dir() else []
+        found += below if below and not (path / "environment.json").is_file() else [path]
+    return list(dict.fromkeys(found))
+
+
 def read_runs(directories: Sequence[Path]) -> list[Run]:
     """Read several results directories, sorted by label. Raises ``ResultsError`` where two have the same label."""
     runs = sorted((read_run(directory) for directory in directories), key=lambda run: run.label)

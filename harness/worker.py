@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attncheck.backends import Backend, BackendEntry
+from attncheck.backends import BackendEntry
+from attncheck.backends.contract import Backend
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -166,4 +166,5 @@ def _build(node: Node, path: FieldPath, lines: dict[FieldPath, int]) -> Any:
             lines[(*path, key)] = line
             mapping[key] = _build(value_node, (*path, key), lines)
         return mapping
+    assert isinstance(node, ScalarNode), "YAML has sequences, mappings and scalars"
     return build_scalar(node, path)

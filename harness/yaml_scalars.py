@@ -33,7 +33,7 @@ def build_key(node: Node, path: FieldPath) -> str:
 
 def build_scalar(node: ScalarNode, path: FieldPath) -> Any:
     """Build a number, text, boolean or nothing."""
-    name = node.tag.rsplit(":", 1)[-1]
+    name = str(node.tag).rsplit(":", 1)[-1]
     if name in ("int", "float"):
         return _build_number(node, name, path)
     if name == "bool":

@@ -11,7 +11,7 @@ import pandas as pd
 from attncheck.harness.errors import ExitCode
 from attncheck.harness.verdicts import Verdict, worst
 from attncheck.harness.vocabulary import DTYPES
-from attncheck.reports.frames import Column, Frames, failing, stage_order
+from attncheck.reports.frames import Column, Frames, failing, groups, records, stage_order
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ def _document_cases(cases: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def verdict_table(frames: Frames) -> dict[str, dict[Column, str]]:
     """Return the words for every case and column: the worst verdict, where it begins, in which dtypes."""
     keys = ["case", "environment", "implementation"]
-    stages = dict(iter(frames.results.groupby(keys)))
-    numbers = dict(iter(frames.numbers.groupby(keys)))
+    stages = groups(frames.results, keys)
+    numbers = groups(frames.numbers, keys)
     table: dict[str, dict[Column, str]] = {}
     for case in sorted(set(frames.results["case"])):
         table[case] = {}
@@ -166,10 +166,7 @@ def what_is_wrong(frames: Frames) -> pd.DataFrame:
 
 
 def _pair_messages(pairs: pd.DataFrame) -> list[str]:
-    return [
-        f"differs from {row.other} by {row.difference:.3g} at [{row.index_text}]"
-        for row in pairs.rename(columns={"index": "index_text"}).itertuples()
-    ]
+    return [f"differs from {row['other']} by {row['difference']:.3g} at [{row['index']}]" for row in records(pairs)]
 
 
 def _count(number: int, noun: str) -> str:

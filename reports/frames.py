@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 
@@ -179,6 +179,16 @@ def failing(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows that fail a run."""
     harmless = [verdict.value for verdict in Verdict if not verdict.exit_code]
     return frame[~frame["verdict"].isin(harmless) & ~frame["known"].astype(bool)]
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return a frame's rows as plain records."""
+    return cast(list[dict[str, Any]], frame.to_dict("records"))
+
+
+def groups(frame: pd.DataFrame, keys: str | list[str]) -> dict[Any, pd.DataFrame]:
+    """Return the parts of a frame by the value of a column, or the values of several."""
+    return dict(iter(frame.groupby(keys)))
 
 
 def stage_order(stage: str) -> tuple[int, str]:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from attncheck.harness.interim_rule import UNITS
 from attncheck.reports.answer import make_answer, verdict_table, what_is_wrong
-from attncheck.reports.frames import Column, Frames
+from attncheck.reports.frames import Column, Frames, records
 from attncheck.reports.markdown_documents import document_sections
 from attncheck.reports.markdown_text import code, escape, number, table
 
@@ -49,15 +49,15 @@ def _wrong(frames: Frames) -> list[str]:
     many = wrong["environment"].nunique() > 1
     rows = [
         [
-            code(row.case),
-            escape(f"{row.implementation} ({row.environment})" if many else row.implementation),
-            row.dtype,
-            f"**{row.verdict}**",
-            code(row.stage),
-            escape(row.message),
-            str(row.rows),
+            code(row["case"]),
+            escape(f"{row['implementation']} ({row['environment']})" if many else row["implementation"]),
+            row["dtype"],
+            f"**{row['verdict']}**",
+            code(row["stage"]),
+            escape(row["message"]),
+            str(row["rows"]),
         ]
-        for row in wrong.head(_MOST_LISTED).itertuples()
+        for row in records(wrong.head(_MOST_LISTED))
     ]
     lines = [
         "## What is wrong",
@@ -88,8 +88,8 @@ def _verdicts(frames: Frames) -> list[str]:
         lines += [*table(headings, rows), ""]
     lines += [
         f"An implementation agrees where it is within {UNITS} units in the last place of the row's largest "
-        "magnitude of at least half of the others, at every stage, and where every printed number holds. Without another word, both "
-        "dtypes agree.",
+        "magnitude of at least half of the others, at every stage, and where every printed number holds. Without "
+        "another word, both dtypes agree.",
     ]
     return lines
 
@@ -101,7 +101,7 @@ def _largest(frames: Frames) -> list[str]:
         return []
     pairs = pairs.sort_values(["units", "difference"], ascending=False, kind="stable").head(_LARGEST)
     many = frames.environments.shape[0] > 1
-    rows = [_pair_cells(row._asdict(), many) for row in _named(pairs).itertuples()]
+    rows = [_pair_cells(row, many) for row in records(pairs)]
     headings = [
         "case",
         "stage",
@@ -133,18 +133,13 @@ def _pair_cells(row: Mapping[str, Any], many: bool) -> list[str]:
         row["dtype"],
         escape(one),
         escape(other),
-        f"[{row['place']}]",
+        f"[{row['index']}]",
         number(row["value"], 9 if row["dtype"] == "float32" else 17),
         number(row["reference"], 9 if row["dtype"] == "float32" else 17),
         number(row["difference"]),
         number(row["units"]),
         row["verdict"],
     ]
-
-
-def _named(frame: pd.DataFrame) -> pd.DataFrame:
-    """``index`` is a method of a named tuple; call the column ``place``."""
-    return frame.rename(columns={"index": "place"})
 
 
 def _environments(frames: Frames) -> list[str]:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import DTYPES
-from attncheck.reports.frames import Column, Frames
+from attncheck.reports.frames import Column, Frames, groups, records
 from attncheck.reports.markdown_text import code, details, escape, table
 
 _MOST_VISIBLE = 40
@@ -27,7 +27,7 @@ def document_sections(frames: Frames) -> list[list[str]]:
             documents.setdefault(case["file"], []).append(case)
     if not documents:
         return []
-    numbers = dict(iter(frames.numbers.groupby("case")))
+    numbers = groups(frames.numbers, "case")
     sections = [
         [
             "## Documents",
@@ -109,7 +109,7 @@ def _holds(rows: pd.DataFrame, basis: str) -> str:
 
 def _number_table(rows: pd.DataFrame, columns: Sequence[Column], expected: Mapping[str, Any]) -> list[str]:
     """One line per number: the document's, then each implementation's."""
-    present = {(row.environment, row.implementation) for row in rows.itertuples()}
+    present = {(row["environment"], row["implementation"]) for row in records(rows)}
     shown = [column for column in columns if (column.environment, column.implementation) in present]
     with_environment = len({column.environment for column in shown}) > 1
     headings = [
@@ -119,11 +119,11 @@ def _number_table(rows: pd.DataFrame, columns: Sequence[Column], expected: Mappi
     ]
     cells: dict[str, dict[tuple[str, str], str]] = {}
     printed: dict[str, str] = {}
-    for row in rows.rename(columns={"index": "place"}).itertuples():
-        printed[row.place] = row.printed
-        text = _beside(row.value, row.dtype, row.half_unit)
-        mark = "" if row.verdict == Verdict.AGREE else f" **{row.verdict}**"
-        cells.setdefault(row.place, {})[row.environment, row.implementation] = f"{text}{mark}"
+    for row in records(rows):
+        printed[row["index"]] = row["printed"]
+        text = _beside(row["value"], row["dtype"], row["half_unit"])
+        mark = "" if row["verdict"] == Verdict.AGREE else f" **{row['verdict']}**"
+        cells.setdefault(row["index"], {})[row["environment"], row["implementation"]] = f"{text}{mark}"
     lines = [
         [
             _element(place, expected),
@@ -185,9 +185,7 @@ def _unprinted(
 def _matrix(rows: pd.DataFrame, expected: Mapping[str, Any]) -> dict[str, list[str]]:
     """Lay numbers out in the document's rows."""
     matrix: dict[str, list[str]] = {}
-    places = [
-        (_element(row.place, expected), row.value) for row in rows.rename(columns={"index": "place"}).itertuples()
-    ]
+    places = [(_element(row["index"], expected), row["value"]) for row in records(rows)]
     for place, value in sorted(places, key=lambda item: [int(axis) for axis in item[0][1:-1].split(",")]):
         row, _, _ = place[1:-1].rpartition(",")
         matrix.setdefault(f"[{row}]" if row else "", []).append(f"{value:.8g}")
@@ -202,7 +200,7 @@ def _spread(frames: Frames, case: str, stage: str) -> str:
         own = pairs[(pairs["dtype"] == dtype) & pairs["units"].notna()]
         if own.empty:
             continue
-        most = own.loc[own["units"].idxmax()]
+        most = records(own.nlargest(1, "units"))[0]
         if most["units"] == 0:
             parts.append(f"in {dtype} they are identical")
         else:

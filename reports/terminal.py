@@ -11,7 +11,7 @@ from rich.table import Table
 
 from attncheck.harness.errors import ExitCode
 from attncheck.reports.answer import make_answer, verdict_table, what_is_wrong
-from attncheck.reports.frames import Frames
+from attncheck.reports.frames import Frames, records
 
 _MOST_LISTED = 20
 
@@ -29,12 +29,14 @@ def print_summary(frames: Frames, path: Path, *, quiet: bool) -> None:
         for line in (*answer.sentences, *(f"{note}." for note in frames.notes)):
             console.print(line, soft_wrap=True)
         console.print(_counts(frames))
-    for row in wrong.head(_MOST_LISTED).itertuples():
+    for row in records(wrong.head(_MOST_LISTED)):
         where = (
-            f"{row.implementation}" if len(frames.environments) == 1 else f"{row.implementation} ({row.environment})"
+            str(row["implementation"])
+            if len(frames.environments) == 1
+            else f"{row['implementation']} ({row['environment']})"
         )
-        place = f"{row.stage}: " if row.stage else ""
-        text = f"{row.verdict}: {row.case} [{row.dtype}] {where}: {place}{row.message}"
+        place = f"{row['stage']}: " if row["stage"] else ""
+        text = f"{row['verdict']}: {row['case']} [{row['dtype']}] {where}: {place}{row['message']}"
         console.print(text, style="red", soft_wrap=True)
     if len(wrong) > _MOST_LISTED:
         console.print(f"and {len(wrong) - _MOST_LISTED} more", soft_wrap=True)

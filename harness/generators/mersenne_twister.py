@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +11,5 @@ from numpy.typing import NDArray
 def words_from_state(state: NDArray[np.uint32]) -> Callable[[int], NDArray[np.uint64]]:
     """Return a function that gives the next n 32-bit words after the 624 words of ``state``."""
     twister = np.random.MT19937()
-    full_state: dict[str, Any] = {"bit_generator": "MT19937", "state": {"key": state, "pos": 624}}
-    twister.state = full_state
+    twister.state = {"bit_generator": "MT19937", "state": {"key": state, "pos": 624}}
     return twister.random_raw

@@ -32,4 +32,5 @@ class R:
     def runif(self, shape: tuple[int, ...], low: float, high: float) -> NDArray[np.float64]:
         """Uniform on (low, high); ``matrix(runif(n, low, high), nrow, ncol)`` fills by columns."""
         unit = np.clip(self._words(int(np.prod(shape))) * _WORD_TO_UNIT, _HALF_STEP, 1 - _HALF_STEP)
-        return (low + (high - low) * unit).reshape(shape, order="F")
+        numbers: NDArray[np.float64] = low + (high - low) * unit
+        return numbers.reshape(shape, order="F")

@@ -113,13 +113,7 @@ THE_FILE: list[Row] = [
         "expected 'numpy-legacy', 'r' or 'torch', got 'numpy'",
     ),
     (_case(INPUTS) + "defaults: {tags: [nope]}\n", 10, None, "defaults.tags", "undefined tag 'nope'"),
-    (
-        _case(INPUTS) + "defaults: {options: {scale: .inf}}\n",
-        10,
-        None,
-        "defaults.options.scale",
-        "expected a finite number, got inf",
-    ),
+    (_case(INPUTS) + "defaults: {options: {scale: .inf}}\n", 10, None, "defaults.options.scale", "expected a finite"),
     (
         _case(INPUTS) + "arrays:\n  a: {values: [[1], [1, 2]]}\n",
         11,
@@ -159,28 +153,21 @@ THE_CASE: list[Row] = [
     (_case(INPUTS + "tags: [known, nope]"), 10, NAME, "tags", "undefined tag 'nope'; define it in tags.yaml"),
     (_case(INPUTS + "allow_nonfinite: 1"), 10, NAME, "allow_nonfinite", "expected true or false, got 1"),
     (_case(INPUTS + "options: {scael: 2}"), 10, NAME, "options.scael", "unknown field; did you mean scale?"),
-    (_case(INPUTS + "options: {heads: 2}"), 10, NAME, "options.heads", "does not apply to attention, which takes is_c"),
+    (_case(INPUTS + "options: {heads: 2}"), 10, NAME, "options.heads", "does not apply to attention, which takes"),
     (_case(INPUTS + "options: {scale: .nan}"), 10, NAME, "options.scale", "expected a finite number, got nan"),
-    (
-        _case(INPUTS + f"options: {{scale: 1{'0' * 400}}}"),
-        10,
-        "number 1",
-        "options.scale",
-        "beyond the range of float64",
-    ),
+    (_case(INPUTS + f"options: {{scale: 1{'0' * 400}}}"), 10, "number 1", "options.scale", "beyond the range of"),
     (_case(INPUTS + "options: {is_causal: 'no'}"), 10, NAME, "options.is_causal", "expected true or false, got 'no'"),
     (_heads("options: {heads: 0}"), 14, NAME, "options.heads", "expected a value greater than 0, got 0"),
     (_heads("options: {heads: 4}"), 11, NAME, "inputs.query_weight", "6 columns cannot be split over 4 heads"),
     (_heads(""), 5, NAME, None, "multi_head_attention needs options.heads"),
     (
-        _heads("options: {heads: 2}", "[3, 6, 2]").replace(
-            "key_weight: {constant: 1, shape: [6, 6]}", "key_weight: {constant: 1, shape: [6, 4]}"
-        ),
+        _heads("options: {heads: 2}", "[3, 6, 2]").replace("key_weight: {constant: 1, shape: [6, 6]}", "key_weight: 1"),
         12,
         NAME,
         "inputs.key_weight",
-        "expected axis H*D",
+        f"{A_KIND} 1",
     ),
+    (_heads("options: {heads: 2}", "[3, 6, 3]"), 12, NAME, "inputs.key_weight", "expected axis H*D of (Ek, H*D) to be"),
     (
         _case(
             "operation: scoring\ninputs: {query: {identity: 2}, key: {identity: 2}, weight: {identity: 2}}\n"
@@ -192,11 +179,8 @@ THE_CASE: list[Row] = [
         "the general score has no scale",
     ),
     (
-        _case(
-            "inputs:\n"
-            + "".join(f"  {name}: {{constant: 1, shape: [9000, 1]}}\n" for name in ("query", "key", "value"))
-        ),
-        6,
+        _case("arrays: {a: {constant: 1, shape: [9000, 1]}}\ninputs: {query: a, key: a, value: a}"),
+        7,
         NAME,
         "inputs",
         "raw_scores would be 1x1x9000x9000; expected at most 67108864 elements",
@@ -206,13 +190,7 @@ THE_CASE: list[Row] = [
 THE_INPUTS: list[Row] = [
     (_case("inputs: {}"), 6, NAME, "inputs.query", "attention needs this input: query is missing"),
     (_case("inputs:\n  query: {identity: 2}\n  key: {identity: 2}"), 6, NAME, "inputs.value", "value is missing"),
-    (
-        _case(INPUTS + "  valeu: {identity: 2}"),
-        10,
-        NAME,
-        "inputs.valeu",
-        "attention has no input 'valeu'; expected query",
-    ),
+    (_case(INPUTS + "  valeu: {identity: 2}"), 10, NAME, "inputs.valeu", "attention has no input 'valeu'; expected"),
     (_case(INPUTS + "  '3 x': {identity: 2}"), 10, NAME, "inputs.3 x", f"{A_NAME} '3 x'"),
     (_query("{values: [[1, 2, 3]]}"), 8, NAME, "inputs.key", "expected axis D of (B, H, Lk, D) to be 3 as in query"),
     (_query("{values: [[[[[1, 2]]]]]}"), 7, NAME, "inputs.query", "expected at most 4 axes, got 5"),
@@ -256,44 +234,20 @@ THE_INPUTS: list[Row] = [
     ),
     (_query("{values: []}"), 7, NAME, "inputs.query.values", "expected a number or a list of numbers, got []"),
     (_query("{values: {a: 1}}"), 7, NAME, "inputs.query.values", "a list of numbers, got {'a': 1}"),
-    (_query("{values:}"), 7, NAME, "inputs.query.values", "a list of numbers, got nothing"),
+    (_query("{values: }"), 7, NAME, "inputs.query.values", "a list of numbers, got nothing"),
     (_query("\n    values:\n      - [1, 2]\n      - [3, .nan]"), 10, NAME, "inputs.query.values[1][1]", NAN),
     (_query("\n    values:\n      - [1, 2]\n      - [-.inf, 4]"), 10, NAME, "inputs.query.values[1][0]", INFINITY),
-    (
-        _query(f"{{values: [[1{'0' * 400}, 2]]}}"),
-        7,
-        "number 1",
-        "inputs.query.values[0][0]",
-        "beyond the range of float",
-    ),
-    (
-        _query(f"{{values: [[{'9' * 5000}, 2]]}}"),
-        7,
-        "number 1",
-        "inputs.query.values[0][0]",
-        "not a number that can be",
-    ),
+    (_query(f"{{values: [[1{'0' * 400}, 2]]}}"), 7, "number 1", "inputs.query.values[0][0]", "beyond the range of"),
+    (_query(f"{{values: [[{'9' * 5000}, 2]]}}"), 7, "number 1", "inputs.query.values[0][0]", "not a number that can"),
     (_query("{values: [[5.77e-340, 2]]}"), 7, "number 1", "inputs.query.values[0][0]", "too small for float64"),
     (_query("{constant: .nan, shape: [2, 2]}"), 7, NAME, "inputs.query.constant", NAN),
     (_query("{constant: true, shape: [2, 2]}"), 7, NAME, "inputs.query.constant", "expected a number, got true"),
     (_query("{ascending: [0, .inf], shape: [2, 2]}"), 7, NAME, "inputs.query.ascending", INFINITY),
     (_query("{ascending: [0, 1.0e308], shape: [2, 2]}"), 7, NAME, "inputs.query.ascending", INFINITY),
-    (
-        _query("{ascending: [0], shape: [2, 2]}"),
-        7,
-        NAME,
-        "inputs.query.ascending",
-        "expected at least 2 items, got [0]",
-    ),
+    (_query("{ascending: [0], shape: [2, 2]}"), 7, NAME, "inputs.query.ascending", "expected at least 2 items, got"),
     (_query("{constant: 1}"), 7, NAME, "inputs.query.shape", "this field is missing"),
     (_query("{constant: 1, shape: 4}"), 7, NAME, "inputs.query.shape", "expected a list, got 4"),
-    (
-        _query("{constant: 1, shape: [2, 0]}"),
-        7,
-        NAME,
-        "inputs.query.shape[1]",
-        "expected a value greater than 0, got 0",
-    ),
+    (_query("{constant: 1, shape: [2, 0]}"), 7, NAME, "inputs.query.shape[1]", "expected a value greater than 0, got"),
     (_query("{constant: 1, shape: [a]}"), 7, NAME, "inputs.query.shape[0]", "expected a whole number, got 'a'"),
     (_query("{constant: 1, shape: [1, 1, 1, 1, 2]}"), 7, NAME, "inputs.query.shape", "expected at most 4 items, got"),
     (_query("{identity: 1000000}"), 7, NAME, "inputs.query.identity", "1000000x1000000 is 1000000000000 elements"),
@@ -340,47 +294,17 @@ THE_INPUTS: list[Row] = [
 
 DRAWS: list[Row] = [
     (_query("{draw: rand, shape: [2, 2]}"), 7, NAME, "inputs.query", "needs a generator and a seed: give the case or"),
-    (
-        _case("random: {generator: mt, seed: 1}\n" + INPUTS),
-        6,
-        NAME,
-        "random.generator",
-        "'numpy-legacy', 'r' or 'torch'",
-    ),
+    (_case("random: {generator: mt, seed: 1}\n" + INPUTS), 6, NAME, "random.generator", "'numpy-legacy', 'r' or"),
     (_case("random: {generator: r}\n" + INPUTS), 6, NAME, "random.seed", "this field is missing"),
-    (
-        _case("random: {generator: r, seed: -1}\n" + INPUTS),
-        6,
-        NAME,
-        "random.seed",
-        "greater than or equal to 0, got -1",
-    ),
+    (_case("random: {generator: r, seed: -1}\n" + INPUTS), 6, NAME, "random.seed", "greater than or equal to 0, got"),
     (_case(f"random: {{generator: r, seed: {2**32}}}\n" + INPUTS), 6, NAME, "random.seed", "less than 4294967296"),
     (_case("random: {generator: r, seed: 1.5}\n" + INPUTS), 6, NAME, "random.seed", "expected a whole number, got 1.5"),
-    (
-        _drawn("{draw: normal, shape: [2]}"),
-        7,
-        NAME,
-        "inputs.query.draw",
-        "expected 'rand', 'randn', 'randint' or 'runif'",
-    ),
+    (_drawn("{draw: normal, shape: [2]}"), 7, NAME, "inputs.query.draw", "expected 'rand', 'randn', 'randint' or"),
     (_drawn("{draw: randn, shape: [3, 5]}", "torch"), 7, NAME, "inputs.query.draw", "torch draws fewer than 16 normal"),
-    (
-        _drawn("{draw: randn, shape: [4, 4]}", "r"),
-        7,
-        NAME,
-        "inputs.query.draw",
-        "r has no randn; expected one of runif",
-    ),
+    (_drawn("{draw: randn, shape: [4, 4]}", "r"), 7, NAME, "inputs.query.draw", "r has no randn; expected one of"),
     (_drawn("{draw: randint, low: 0, shape: [2]}"), 7, NAME, "inputs.query.draw", "randint of numpy-legacy needs high"),
     (_drawn("{draw: rand, low: 0, shape: [2]}"), 7, NAME, "inputs.query.draw", "rand of numpy-legacy takes no low"),
-    (
-        _drawn("{draw: runif, low: 3, high: 3, shape: [2]}"),
-        7,
-        NAME,
-        "inputs.query.draw",
-        "expected low < high, got 3 and 3",
-    ),
+    (_drawn("{draw: runif, low: 3, high: 3, shape: [2]}"), 7, NAME, "inputs.query.draw", "expected low < high, got 3"),
     (_drawn("{draw: runif, low: 0, high: .inf, shape: [2]}"), 7, NAME, "inputs.query.high", "a finite number, got inf"),
     (_drawn("{draw: runif, low: .nan, high: 1, shape: [2]}"), 7, NAME, "inputs.query.low", "a finite number, got nan"),
     (_drawn("{draw: rand, times: .inf, shape: [2]}"), 7, NAME, "inputs.query.times", "a finite number, got inf"),
@@ -391,13 +315,7 @@ DRAWS: list[Row] = [
         "inputs.query.high",
         "high - low is beyond the range of float64",
     ),
-    (
-        _drawn("{draw: randint, low: 0.5, high: 2, shape: [2]}"),
-        7,
-        NAME,
-        "inputs.query.low",
-        "a whole number of at most 63",
-    ),
+    (_drawn("{draw: randint, low: 0.5, high: 2, shape: [2]}"), 7, NAME, "inputs.query.low", "a whole number of at"),
     (_drawn(f"{{draw: randint, low: 0, high: {10**30}, shape: [2]}}"), 7, NAME, "inputs.query.high", "at most 63 bits"),
 ]
 
@@ -408,71 +326,29 @@ PRINTED: list[Row] = [
     (_query("{printed: []}"), 7, NAME, "inputs.query.printed", "no number is given"),
     (_query('{printed: ""}'), 7, NAME, "inputs.query.printed", "no number is given"),
     (_query('{printed: "1 2\\n3"}'), 7, NAME, "inputs.query.printed", "ragged rows: 1 in row 2, 2 in row 1"),
-    (
-        _query("\n    printed: |\n      1 2\n      3 x"),
-        8,
-        NAME,
-        "inputs.query.printed",
-        "row 2, number 2: 'x' is not a number",
-    ),
-    (
-        _query("{printed: '1 .'}"),
-        7,
-        NAME,
-        "inputs.query.printed",
-        "an input must give every number, '.' leaves one out",
-    ),
+    (_query("\n    printed: |\n      1 2\n      3 x"), 8, NAME, "inputs.query.printed", "row 2, number 2: 'x' is not"),
+    (_query("{printed: '1 .'}"), 7, NAME, "inputs.query.printed", "an input must give every number, '.' leaves one"),
     (_query("{printed: '1 nan'}"), 7, NAME, "inputs.query.printed", NAN),
     (_query("{printed: '1 inf'}"), 7, NAME, "inputs.query.printed", INFINITY),
-    (
-        _query("{printed: '1 1e400'}"),
-        7,
-        NAME,
-        "inputs.query.printed",
-        "number 2: '1e400' is beyond the range of float64",
-    ),
+    (_query("{printed: '1 1e400'}"), 7, NAME, "inputs.query.printed", "number 2: '1e400' is beyond the range of"),
     (_query("{printed: '1 1e-999999999'}"), 7, NAME, "inputs.query.printed", "'1e-999999999' is closer to zero than"),
     (_query("{printed: '1', decimals: -1}"), 7, NAME, "inputs.query.decimals", "greater than or equal to 0, got -1"),
-    (
-        _query("{printed: '1', exact: true, decimals: 2}"),
-        7,
-        NAME,
-        "inputs.query",
-        "at most one of exact, decimals, signif",
-    ),
+    (_query("{printed: '1', exact: true, decimals: 2}"), 7, NAME, "inputs.query", "at most one of exact, decimals,"),
     (_expect("{stage: output, printed: 1.5}"), 11, NAME, "expect[0].printed", QUOTES),
     (_expect("{stage: output, known: [[1.5]]}"), 11, NAME, "expect[0].known", "known numbers need `because`"),
     (_expect("{stage: output, known: [[1.5]], because: it is}"), 11, NAME, "expect[0].known", QUOTES),
     (_expect("{stage: output, printed: '1 2 3'}"), 11, NAME, "expect[0].printed", "shape 1x1x2x2, got 3"),
     (_expect("{stage: output, printed: '1 2 3 4'}"), 11, NAME, "expect[0].printed", "shape 1x1x2x2, got 4"),
     (_expect('{stage: output, printed: "1 2\\n3"}'), 11, NAME, "expect[0].printed", "ragged rows: 1 in row 2"),
-    (
-        _expect("{stage: output, printed: '1', transpose: true}"),
-        11,
-        NAME,
-        "expect[0].printed",
-        "transpose needs two axes",
-    ),
+    (_expect("{stage: output, printed: '1', transpose: true}"), 11, NAME, "expect[0].printed", "transpose needs two"),
     (_expect("{stage: output, printed: []}"), 11, NAME, "expect[0].printed", "no number is given"),
     (_expect("{stage: output}"), 11, NAME, "expect[0]", "exactly one of printed, known, unprinted, got none"),
     (_expect("{stage: output, printed: '1', unprinted: true}"), 11, NAME, "expect[0]", "got printed, unprinted"),
     (_expect("{printed: '1'}"), 11, NAME, "expect[0]", "expected either `stage`, or `quantity` with `of`"),
     (_expect("{quantity: row_maxima, printed: '1'}"), 11, NAME, "expect[0]", "either `stage`, or `quantity` with `of`"),
     (_expect("{stage: outptu, printed: '1'}"), 11, NAME, "expect[0].stage", "got 'outptu'"),
-    (
-        _expect("{stage: context, printed: '1'}"),
-        11,
-        NAME,
-        "expect[0].stage",
-        "attention has no stage context, only raw_s",
-    ),
-    (
-        _expect("{quantity: rows, of: weights, printed: '1'}"),
-        11,
-        NAME,
-        "expect[0].quantity",
-        "no quantity 'rows'; expected",
-    ),
+    (_expect("{stage: context, printed: '1'}"), 11, NAME, "expect[0].stage", "no stage context, only"),
+    (_expect("{quantity: rows, of: weights, printed: '1'}"), 11, NAME, "expect[0].quantity", "no quantity 'rows';"),
     (_expect("{quantity: row_maxima, of: key, printed: '1'}"), 11, NAME, "expect[0].of", "attention has no stage key"),
     (
         _expect("{quantity: applied_values, of: weights, printed: '1'}"),
@@ -656,10 +532,11 @@ WHOLE: dict[str, Any] = {
     "source": {"kind": "paper", "title": "A paper", "notes": ["a note"]},
     "operation": "attention",
     "defaults": {"random": {"generator": "torch", "seed": 1}, "options": {"scale": 2}, "dtypes": ["float32"]},
-    "arrays": {"table": {"printed": "1 2\n3 4", "decimals": 2}, "drawn": {"draw": "rand", "shape": [3, 2]}},
+    "arrays": {"table": {"printed": "1 2\n3 4", "decimals": 2}},
     "cases": [
         {
             "name": "Attention itself",
+            "arrays": {"drawn": {"draw": "rand", "shape": [3, 2]}},
             "inputs": {
                 "query": {"ref": "table", "rows": [1, 0], "transpose": True},
                 "key": "drawn",
@@ -753,13 +630,15 @@ def test_any_bytes_are_refused_with_a_line_or_the_files_name(load_text: Load, co
 
 
 def _load_and_make(load_text: Load, text: str) -> None:
+    faults: list[Fault] = []
+    cases: list[Case] = []
     try:
         cases = load_text(text)
     except CaseError as error:
-        assert error.faults  # noqa: PT017 - not every change is a fault
-        assert str(error).replace("\n", "").isprintable()
-        assert len(set(error.faults)) == len(error.faults)
-        return
+        faults = error.faults
+    assert bool(cases) != bool(faults)
+    assert all(str(fault).isprintable() for fault in faults)
+    assert len(set(faults)) == len(faults)
     for case in cases:
         made = make_exact_inputs(case)
         assert {name: exact.array.shape for name, exact in made.items()} == dict(case.input_shapes)

@@ -235,46 +235,45 @@ def test_a_file_that_would_explode_is_refused_fast_and_in_little_memory(read: Re
     assert peak < 20 * 2**20
 
 
-YAML_PIECES = st.sampled_from(
-    [
-        "a",
-        "b: ",
-        "- ",
-        "? ",
-        ": ",
-        "\n",
-        "  ",
-        "\t",
-        "[",
-        "]",
-        "{",
-        "}",
-        ", ",
-        "&x ",
-        "*x",
-        "!t ",
-        "!!int ",
-        "|\n",
-        ">-\n",
-    ]
-    + [
-        '"',
-        "'",
-        "#",
-        "%YAML 1.1\n",
-        "---\n",
-        "...\n",
-        "<<: ",
-        "1",
-        "0x",
-        "1e999",
-        ".nan",
-        "~",
-        "\\ud800",
-        "\x00",
-        "\x85",
-    ]
-)
+MARKS = [
+    "b: ",
+    "- ",
+    "? ",
+    ": ",
+    "\n",
+    "  ",
+    "\t",
+    "[",
+    "]",
+    "{",
+    "}",
+    ", ",
+    "|\n",
+    ">-\n",
+    '"',
+    "'",
+    "#",
+    "---\n",
+    "...\n",
+]
+ITEMS = [
+    "a",
+    "&x ",
+    "*x",
+    "!t ",
+    "!!int ",
+    "%YAML 1.1\n",
+    "<<: ",
+    "1",
+    "0x",
+    "1e999",
+    ".nan",
+    "~",
+    "\\ud800",
+    "\x00",
+    "\x85",
+]
+YAML_PIECES = st.sampled_from([*MARKS, *ITEMS])
 
 
 @settings(max_examples=300)
