@@ -42,6 +42,9 @@ def compare_stage(
         return Comparison(Verdict.SHAPE, f"shape {show(first.shape)} against {show(second.shape)}")
     if first.dtype != second.dtype:
         return Comparison(Verdict.DTYPE, f"dtype {first.dtype} against {second.dtype}")
+    if not np.issubdtype(first.dtype, np.floating):
+        # There is no rule for whole numbers or objects, and no operation returns them.
+        return Comparison(Verdict.DTYPE, f"dtype {first.dtype} is not a floating one")
     odd = differing_nonfinite(first, second)
     if odd.any():
         index = first_index(odd)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from attncheck.harness.case import Case
 from attncheck.harness.compare import Comparison, Index, compare_stage
+from attncheck.harness.errors import ExitCode
 from attncheck.harness.inputs import Inputs
 from attncheck.harness.interim_rule import UNITS
 from attncheck.harness.judge_numbers import judge_numbers
@@ -49,7 +50,7 @@ def judge(case: Case, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome
     stage_rows = _stage_rows(case, blank, computed, pairs)
     rows += stage_rows
     rows += judge_numbers(case, inputs, computed, blank, _agreeing(stage_rows))
-    failing = any(row.verdict not in (Verdict.AGREE, Verdict.UNVERIFIED) for row in rows)
+    failing = any(Verdict(row.verdict).exit_code is not ExitCode.AGREE for row in rows)
     return Judged(tuple(rows), failing)
 
 

@@ -22,6 +22,7 @@ from attncheck.harness.printed import PrintedArray
 from attncheck.harness.propagation import Ball, propagate
 from attncheck.harness.quantities import QUANTITIES
 from attncheck.harness.results import ComparisonKind, Row
+from attncheck.harness.shapes import Shape
 from attncheck.harness.verdicts import Verdict
 
 Array = NDArray[Any]
@@ -51,7 +52,7 @@ def judge_numbers(
         held = {
             name: _hold(expected, stages, inputs)
             for name, stages in computed.items()
-            if expected.of in stages and stages[expected.of].shape == case.stage_shapes[expected.of]
+            if expected.of in stages and _can_be_held(stages[expected.of], case.stage_shapes[expected.of])
         }
         comparison: ComparisonKind = "known" if expected.basis == "known" else "printed"
         template = replace(blank, comparison=comparison, stage=expected.name, called=expected.called)
@@ -69,6 +70,11 @@ def judge_numbers(
             by_implementation = _find_misprints(by_implementation)
         rows += [row for own_rows in by_implementation.values() for row in own_rows]
     return rows
+
+
+def _can_be_held(stage: Array, shape: Shape) -> bool:
+    """Whether a stage has the form that the numbers have; where it has not, its own row says so."""
+    return stage.shape == shape and np.issubdtype(stage.dtype, np.floating)
 
 
 def _hold(expected: Expected, stages: Stages, inputs: Inputs) -> _Held:
@@ -153,7 +159,7 @@ def _find_misprints(by_implementation: Mapping[str, list[Row]]) -> dict[str, lis
     Where every one of several implementations misses a printed number and all agree with each other, the number is
     the document's fault.
     """
-    missed = Counter(row.index for rows in by_implementation.values() for row in rows if row.verdict == Verdict.NUMERIC)
+    missed = Counter(row.index for rows in by_implementation.values() for row in rows if row.verdict != Verdict.AGREE)
     everywhere = {index for index, count in missed.items() if count == len(by_implementation) > 1}
     return {
         name: [

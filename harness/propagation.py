@@ -7,13 +7,15 @@ the exact stage of x' differs from the exact stage of x by at most R:
     product      |x'y' - xy| <= |x| ry + rx |y| + rx ry, summed over the inner axis
     sum, scale   radii add; |a| r
     tanh         |tanh z' - tanh z| <= min(r, 2), its slope being at most 1
-    softmax      with |s' - s| <= d per score, W = exp(d) - 1, R = sum_j p_j W_j, Z = sum_j p_j exp(-d_j):
-                 |p'_j - p_j| <= p_j [ (1 - p_j) W_j + (R - p_j W_j) ] / Z,  and at most max(p_j, 1 - p_j);
-                 because p'_j = p_j e^(t_j) / sum_l p_l e^(t_l) with |t_l| <= d_l, so that
-                 p'_j - p_j = p_j [ (1 - p_j)(e^(t_j) - 1) - sum_(l != j) p_l (e^(t_l) - 1) ] / sum_l p_l e^(t_l)
-    log_sum_exp  at most max(log(1 + R), -log Z), as log sum_j p_j e^(t_j) is what it moves by
+    softmax      with |s' - s| <= d per score, p'_j is largest where s_j rises by d_j and every other score falls by its
+                 own d_l, and smallest the other way round; with O_j(x) the sum of x_l over l != j, it moves
+                 up by at most    p_j [ O_j(p) (e^(d_j) - 1) + O_j(p (1 - e^-d)) ] / (p_j e^(d_j) + O_j(p e^-d))
+                 down by at most  p_j [ O_j(p) (1 - e^(-d_j)) + O_j(p (e^d - 1)) ] / (p_j e^(-d_j) + O_j(p e^d))
+                 and both are reached; R is the larger of the two
+    log_sum_exp  at most log sum_j p_j e^(d_j); downwards it is -log sum_j p_j e^(-d_j), which is never more, as
+                 (sum_j p_j e^(d_j)) (sum_j p_j e^(-d_j)) >= 1
 
-The formulas are exact, not first order; they are evaluated in float64, whose own rounding is far below any digit that a
+The formulas hold for radii of any size, not to first order; they are evaluated in float64, whose own rounding is far below any digit that a
 document prints.
 """
 
@@ -31,6 +33,11 @@ from attncheck.harness.inputs import Inputs
 
 Real = NDArray[np.float64]
 
+_LARGEST_EXPONENT = 600.0
+"""e^600, and a sum of many such terms, are numbers of float64; a weight that may grow to it may as well become 1."""
+_LEAST_TOTAL = 1e-290
+"""Sums below have lost terms to underflow."""
+
 
 @dataclass(frozen=True)
 class Ball:
@@ -40,7 +47,8 @@ class Ball:
     radius: Real
 
     def __add__(self, other: Ball) -> Ball:
-        return Ball(self.value + other.value, self.radius + other.radius)
+        value = self.value + other.value
+        return Ball(value, np.where(np.isinf(value), 0, self.radius + other.radius))
 
     def __matmul__(self, other: Ball) -> Ball:
         radius = np.abs(self.value) @ other.radius + self.radius @ (np.abs(other.value) + other.radius)
@@ -131,21 +139,52 @@ def _softmax(scores: Ball) -> dict[str, Ball]:
     attended = scores.value > -np.inf
     maximum = scores.value.max(axis=-1, keepdims=True, initial=-np.inf)
     empty = maximum == -np.inf
-    exponentials = np.exp(scores.value - np.where(empty, 0, maximum))
-    total = np.where(empty, 1, exponentials.sum(axis=-1, keepdims=True))
-    weights = exponentials / total
-    # A radius of 700 already says nothing, and e^700 is still a number.
-    radius = np.minimum(np.where(attended, scores.radius, 0), 700)
-    grown = weights * np.expm1(radius)
-    row_grown = grown.sum(axis=-1, keepdims=True)
-    row_shrunk = np.where(empty, 1, (weights * np.exp(-radius)).sum(axis=-1, keepdims=True))
-    moved = weights * ((1 - weights) * np.expm1(radius) + (row_grown - grown)) / row_shrunk
-    moved = np.where(attended, np.minimum(moved, np.maximum(weights, 1 - weights)), 0)
-    log_sum_exp = np.where(empty, -np.inf, maximum + np.log(total))[..., 0]
-    return {
-        "weights": Ball(weights, moved),
-        "log_sum_exp": Ball(log_sum_exp, np.maximum(np.log1p(row_grown), -np.log(row_shrunk))[..., 0]),
-    }
+    shifted = scores.value - np.where(empty, 0, maximum)
+    total = np.where(empty, 1, np.exp(shifted).sum(axis=-1, keepdims=True))
+    weights = np.exp(shifted) / total
+    log_sum_exp = np.where(np.isinf(maximum), maximum, maximum + np.log(total))[..., 0]
+    # The logarithm of a weight is a number where the weight itself is too small for float64.
+    log_weights = shifted - np.log(total)
+    radius = np.where(attended, scores.radius, 0)
+    moved = np.where(attended, _weight_radius(weights, log_weights, radius), 0)
+    moved_sum = np.where(np.isinf(log_sum_exp), 0, _log_sum_radius(weights, log_weights, radius))
+    return {"weights": Ball(weights, moved), "log_sum_exp": Ball(log_sum_exp, moved_sum)}
+
+
+def _weight_radius(weights: Real, log_weights: Real, radius: Real) -> Real:
+    """Return how far each weight moves at most, one way or the other."""
+    grown, shrunk = _grown(weights, log_weights, radius), -weights * np.expm1(-radius)
+    most, least = weights + grown, np.exp(log_weights - radius)
+    rest = _sum_of_others(weights)
+    up_total, down_total = most + _sum_of_others(least), least + _sum_of_others(most)
+    up = (rest * grown + weights * _sum_of_others(shrunk)) / up_total
+    down = (rest * shrunk + weights * _sum_of_others(grown)) / down_total
+    # Where all of a row can become too small for float64, the weight may become anything between 0 and 1.
+    lost = np.minimum(up_total, down_total) < _LEAST_TOTAL
+    return np.where(lost, np.maximum(weights, rest), np.maximum(up, down))
+
+
+def _log_sum_radius(weights: Real, log_weights: Real, radius: Real) -> Real:
+    row_grown = _grown(weights, log_weights, radius).sum(axis=-1)
+    logarithms = log_weights + radius
+    largest = logarithms.max(axis=-1, keepdims=True, initial=-np.inf)
+    log_total = largest[..., 0] + np.log(np.exp(logarithms - largest).sum(axis=-1))
+    # Near 1 the logarithm of the sum loses the digits that log1p keeps; far from it the sum itself may overflow.
+    return np.where(row_grown < 1, np.log1p(row_grown), log_total)
+
+
+def _grown(weights: Real, log_weights: Real, radius: Real) -> Real:
+    """Return p (e^d - 1), where p itself may be too small for float64, and e^d too large."""
+    most = np.exp(np.minimum(log_weights + radius, _LARGEST_EXPONENT))
+    return np.where(radius < 1, weights * np.expm1(radius), most - weights)
+
+
+def _sum_of_others(terms: Real) -> Real:
+    """Return, for each element of a row, the sum of all others; row sum less element would cancel."""
+    before, after = np.zeros_like(terms), np.zeros_like(terms)
+    before[..., 1:] = np.cumsum(terms[..., :-1], axis=-1)
+    after[..., :-1] = np.cumsum(terms[..., :0:-1], axis=-1)[..., ::-1]
+    return before + after
 
 
 def _attention(

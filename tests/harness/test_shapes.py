@@ -103,7 +103,7 @@ def test_two_inputs_that_disagree_are_both_named() -> None:
     ],
 )
 def test_heads_that_do_not_divide_the_columns_are_refused(width: int, value_width: int, field: str, words: str) -> None:
-    shapes = dict.fromkeys(("query", "key", "value"), (1, 2, 6))
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("query", "key", "value"), (1, 2, 6))
     shapes |= {"query_weight": (6, width), "key_weight": (6, width), "value_weight": (6, value_width)}
     with pytest.raises(ShapeFault) as fault:
         bind_axes(OPERATIONS["multi_head_attention"].inputs, shapes, 4)
