@@ -47,7 +47,6 @@ app = typer.Typer(
 
 
 DEFAULT_OUTPUT = Path("results/latest")
-REPORT_FOLDER = "report"
 
 
 @app.callback(invoke_without_command=True)
@@ -75,6 +74,8 @@ def check(
 ) -> None:
     """Run cases, judge them, write a report, and say whether the frameworks agree."""
     summary = _run(cases, backend, dtype, tag, output, label, keep_arrays, time_limit, threads, as_json, quiet)
+    from attncheck.harness.results import REPORT_FOLDER
+
     frames = _frames([output])
     _show(frames, _write(frames, output / REPORT_FOLDER), summary.exit_code, as_json=as_json, quiet=quiet)
     raise typer.Exit(summary.exit_code)
@@ -116,6 +117,7 @@ def report(
     quiet: Quiet = False,
 ) -> None:
     """Compare one or several runs without running anything again, and write the report."""
+    from attncheck.harness.results import REPORT_FOLDER
     from attncheck.harness.results_reader import find_runs
 
     runs = find_runs(runs)

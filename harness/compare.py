@@ -84,7 +84,8 @@ def absolute_difference(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np
     """Return |first - second| in float64, 0 where both are the same NaN or infinity."""
     finite = np.isfinite(first) & np.isfinite(second)
     difference = np.zeros(first.shape)
-    np.subtract(first, second, out=difference, where=finite, dtype=np.float64, casting="unsafe")
+    with np.errstate(over="ignore"):  # beyond float64's range, infinity says enough
+        np.subtract(first, second, out=difference, where=finite, dtype=np.float64, casting="unsafe")
     return np.abs(difference)
 
 

@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 from pebble import ProcessExpired, ProcessPool
 
 from attncheck.harness.implementations import Implementation
-from attncheck.harness.worker import Failure, Outcome, Task, evaluate, start
+from attncheck.harness.worker import Failure, Outcome, Task, clean, evaluate, start
 
 Key = TypeVar("Key")
 Answer = TypeVar("Answer")
@@ -133,6 +133,8 @@ class GroupRunner(Generic[Key]):
         try:
             if self._pool is None:
                 self._pool = ProcessPool(max_workers=1, context=_Context())
+            if self._stopping:  # looked at after the pool is made, as stop() looks at the pool after it has said so
+                raise futures.CancelledError
             return self._pool.schedule(function, args=arguments, timeout=seconds).result()
         except futures.TimeoutError:
             return Failure("timeout", f"not done after {seconds:g} s; the worker was stopped")
@@ -148,7 +150,7 @@ class GroupRunner(Generic[Key]):
             lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         except OSError:
             return ""
-        return f"; its last line: {lines[-1][-200:]}" if lines else ""
+        return f"; its last line: {clean(lines[-1][-200:])}" if lines else ""
 
     def _close(self) -> None:
         pool, self._pool, self._started = self._pool, None, False

@@ -37,6 +37,8 @@ def unit_of_rows(stage: str, *implementations: Mapping[str, NDArray[Any]]) -> ND
                 finite = np.isfinite(stages[name])
                 magnitude = np.maximum(magnitude, np.where(finite, np.abs(stages[name].astype(np.float64)), 0))
     largest = magnitude.max(axis=-1, keepdims=True, initial=_LEAST_MAGNITUDE.get(stage, 0.0))
-    spacing = np.spacing(largest.astype(dtype)).astype(np.float64)
+    # The largest number of all has no next one: its neighbour below stands in for it.
+    largest = np.minimum(largest.astype(dtype), np.nextafter(np.finfo(dtype).max, np.array(0, dtype)))
+    spacing = np.spacing(largest).astype(np.float64)
     least = float(np.finfo(dtype).smallest_normal) / UNITS
     return np.broadcast_to(np.maximum(spacing, least), shape)

@@ -15,8 +15,8 @@ the exact stage of x' differs from the exact stage of x by at most R:
     log_sum_exp  at most log sum_j p_j e^(d_j); downwards it is -log sum_j p_j e^(-d_j), which is never more, as
                  (sum_j p_j e^(d_j)) (sum_j p_j e^(-d_j)) >= 1
 
-The formulas hold for radii of any size, not to first order; they are evaluated in float64, whose own rounding is far below any digit that a
-document prints.
+The formulas hold for radii of any size, not to first order; they are evaluated in float64, whose own rounding is far
+below any digit that a document prints.
 """
 
 from __future__ import annotations
@@ -170,7 +170,8 @@ def _log_sum_radius(weights: Real, log_weights: Real, radius: Real) -> Real:
     largest = logarithms.max(axis=-1, keepdims=True, initial=-np.inf)
     log_total = largest[..., 0] + np.log(np.exp(logarithms - largest).sum(axis=-1))
     # Near 1 the logarithm of the sum loses the digits that log1p keeps; far from it the sum itself may overflow.
-    return np.where(row_grown < 1, np.log1p(row_grown), log_total)
+    moved: Real = np.where(row_grown < 1, np.log1p(row_grown), log_total)
+    return moved
 
 
 def _grown(weights: Real, log_weights: Real, radius: Real) -> Real:

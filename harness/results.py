@@ -5,6 +5,7 @@ rows/part-*.parquet   one row per comparison, each part renamed into place when 
 arrays/part-*.parquet the stages of what disagreed, or of everything
 logs/*.txt            what a framework printed
 summary.json          counts and exit code, written last: without it, a run was interrupted
+report/               made from the above by `attncheck check` or `attncheck report`
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +26,7 @@ from numpy.typing import NDArray
 from attncheck.harness.errors import OutputError
 
 FORMAT = 1
+REPORT_FOLDER = "report"
 ComparisonKind = Literal["stage", "pair", "printed", "known"]
 
 ROW_SCHEMA = pa.schema(
@@ -149,7 +152,8 @@ class ResultsWriter:
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write environment.json, cases.json or summary.json."""
         text = json.dumps({"format": FORMAT, **content}, indent=2, ensure_ascii=False) + "\n"
-        _write(self.directory / name, lambda path: path.write_text(text, encoding="utf-8"))
+        # A command line may hold bytes that are no text; they are shown as question marks.
+        _write(self.directory / name, lambda path: path.write_text(text, encoding="utf-8", errors="replace"))
 
     def _write_part(self, kind: str, table: pa.Table) -> None:
         number = self._parts[kind]
@@ -163,18 +167,30 @@ def _prepare_directory(directory: Path) -> None:
     try:
         if directory.exists() and not directory.is_dir():
             raise OutputError(f"{directory} is a file; expected a folder to write results to")
-        if directory.is_dir() and any(directory.iterdir()) and not (directory / "environment.json").is_file():
+        if directory.is_dir() and any(directory.iterdir()) and not _holds_results(directory):
             raise OutputError(
                 f"{directory} is not empty and holds no earlier results; name another folder with --output"
             )
+        # The summary goes first: whatever ends us before the rest is gone, no earlier run is shown as complete.
+        for name in ("summary.json", "cases.json"):
+            (directory / name).unlink(missing_ok=True)
+        if (directory / REPORT_FOLDER / "report.md").is_file():
+            shutil.rmtree(directory / REPORT_FOLDER)
         for part in ("rows", "arrays", "logs"):
             if (directory / part).is_dir():
                 shutil.rmtree(directory / part)
             (directory / part).mkdir(parents=True)
-        for name in ("summary.json", "cases.json", "environment.json"):
-            (directory / name).unlink(missing_ok=True)
     except OSError as error:
         raise OutputError(f"{directory} cannot be written: {error.strerror or error}") from None
+
+
+def _holds_results(directory: Path) -> bool:
+    """Whether an earlier run wrote this directory; other tools, too, call a file environment.json."""
+    try:
+        environment = json.loads((directory / "environment.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(environment, dict) and {"format", "label", "implementations"} <= environment.keys()
 
 
 def _write(path: Path, write: Any) -> None:
@@ -184,6 +200,9 @@ def _write(path: Path, write: Any) -> None:
         temporary.replace(path)
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:

@@ -18,6 +18,23 @@ from numpy.typing import NDArray
 from attncheck.harness.errors import ResultsError
 from attncheck.harness.results import ARRAY_SCHEMA, FORMAT, ROW_SCHEMA
 
+_ENVIRONMENT = (
+    "label",
+    "command",
+    "python",
+    "platform",
+    "cpu_features",
+    "processors",
+    "threads_per_worker",
+    "versions",
+    "flags",
+    "implementations",
+    "left_out",
+    "missing",
+    "faults",
+)
+"""What reports take from environment.json."""
+
 ArrayKey = tuple[str, str, str, str]
 """case, dtype, implementation, stage"""
 
@@ -52,14 +69,19 @@ def read_run(directory: Path) -> Run:
         raise ResultsError(
             f"{directory} has results format {environment.get('format')}; this version reads {FORMAT}; run it again"
         )
+    _require(environment, _ENVIRONMENT, directory / "environment.json")
     cases = _read_json(directory / "cases.json") or {"cases": []}
+    _require(cases, ("cases",), directory / "cases.json")
+    summary = _read_json(directory / "summary.json")
+    if summary is not None:
+        _require(summary, ("exit_code",), directory / "summary.json")
     return Run(
         directory=directory,
         label=environment["label"],
         environment=environment,
         cases={case["id"]: case for case in cases["cases"]},
         rows=_read_parts(directory / "rows", ROW_SCHEMA).to_pandas(),
-        summary=_read_json(directory / "summary.json"),
+        summary=summary,
     )
 
 
@@ -89,12 +111,14 @@ def read_runs(directories: Sequence[Path]) -> list[Run]:
 
 def read_arrays(directory: Path) -> dict[ArrayKey, NDArray[Any]]:
     """Read the arrays of one results directory."""
-    return {
-        (row["case"], row["dtype"], row["implementation"], row["stage"]): np.frombuffer(
-            row["data"], dtype=row["array_dtype"]
-        ).reshape(row["shape"])
-        for row in _read_parts(directory / "arrays", ARRAY_SCHEMA).to_pylist()
-    }
+    arrays: dict[ArrayKey, NDArray[Any]] = {}
+    for row in _read_parts(directory / "arrays", ARRAY_SCHEMA).to_pylist():
+        key = (row["case"], row["dtype"], row["implementation"], row["stage"])
+        try:
+            arrays[key] = np.frombuffer(row["data"], dtype=row["array_dtype"]).reshape(row["shape"])
+        except (TypeError, ValueError) as error:
+            raise ResultsError(f"{directory}: the array {' '.join(key)} cannot be read: {error}") from None
+    return arrays
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
@@ -107,6 +131,12 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     if not isinstance(content, dict):
         raise ResultsError(f"{path} is not what `attncheck run` writes")
     return content
+
+
+def _require(content: dict[str, Any], names: Sequence[str], path: Path) -> None:
+    absent = [name for name in names if name not in content]
+    if absent:
+        raise ResultsError(f"{path} is not what `attncheck run` writes: it has no {absent[0]}")
 
 
 def _read_parts(folder: Path, schema: pa.Schema) -> pa.Table:

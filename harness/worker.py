@@ -68,8 +68,8 @@ def start(entry: BackendEntry, dtype: str, threads: int, log: str) -> dict[str, 
     try:
         _backend = entry.load()
         _backend.prepare(dtype, threads)
-        return _backend.describe()
-    except Exception as error:  # whatever a framework raises while it starts is the reason why it cannot run
+        return {name: clean(text) for name, text in _backend.describe().items()}
+    except BaseException as error:  # whatever a framework raises while it starts, also SystemExit, is why it cannot run
         return Failure("error", f"{entry.name} cannot be started: {_describe(error)}")
 
 
@@ -83,25 +83,38 @@ def evaluate(task: Task) -> Outcome:
     try:
         with np.errstate(all="ignore"):
             stages = run_operation(_backend, task.operation, task.inputs, task.options)
+            if not stages:
+                raise ValueError("returned no stages")
             return Computed({name: _as_array(_backend, name, tensor) for name, tensor in stages.items()})
     except NotImplementedError as error:
         return Failure("unsupported", _describe(error))
-    except Exception as error:  # whatever an implementation raises is its result
+    except BaseException as error:  # whatever an implementation raises, also SystemExit, is its result and not our end
         return Failure("error", _describe(error))
 
 
 def _as_array(backend: Backend, name: str, tensor: Any) -> NDArray[Any]:
     import numpy as np
 
+    if not (isinstance(name, str) and name.isidentifier()):
+        raise ValueError(f"a stage is called {name!r}, expected a name")
     array = backend.to_numpy(tensor)
     if not isinstance(array, np.ndarray) and not np.isscalar(array):
         raise TypeError(f"stage {name} is a {type(array).__name__}, expected an array")
-    return np.asarray(array)
+    array = np.asarray(array)
+    if not np.issubdtype(array.dtype, np.number) and array.dtype != bool:
+        # Objects and texts can be neither sent between processes nor compared as numbers.
+        raise TypeError(f"stage {name} is an array of {array.dtype}, expected numbers")
+    return array
 
 
-def _describe(error: Exception) -> str:
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) <= _LONGEST_MESSAGE else f"{text[: _LONGEST_MESSAGE - 3]}..."
+def clean(text: str) -> str:
+    """Make one line of a text of foreign origin: nothing in it can move a cursor, and every encoding can write it."""
+    line = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in " ".join(text.split()))
+    return line if len(line) <= _LONGEST_MESSAGE else f"{line[: _LONGEST_MESSAGE - 3]}..."
+
+
+def _describe(error: BaseException) -> str:
+    return clean(f"{type(error).__name__}: {error}")
 
 
 def _redirect_output(log: str) -> None:

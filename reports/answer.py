@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
 from attncheck.harness.errors import ExitCode
 from attncheck.harness.verdicts import Verdict, worst
 from attncheck.harness.vocabulary import DTYPES
-from attncheck.reports.frames import Column, Frames, failing, groups, records, stage_order
+from attncheck.reports.frames import (
+    Column,
+    Frames,
+    case_order,
+    count_places,
+    failing,
+    groups,
+    is_document,
+    records,
+    stage_order,
+    under_erratum,
+)
 
 
 @dataclass(frozen=True)
@@ -77,33 +86,26 @@ def _pairs_sentence(frames: Frames) -> str:
 
 def _numbers_sentence(frames: Frames) -> str:
     """Say whether the documents' numbers hold; numbers under a recorded erratum are counted apart."""
-    numbers = frames.numbers[frames.numbers["case"].isin(_document_cases(frames.cases))]
+    numbers = frames.numbers[
+        frames.numbers["case"].isin([key for key, case in frames.cases.items() if is_document(case)])
+    ]
     printed = numbers[numbers["printed"].notna() & (numbers["basis"] == "printed")]
     if printed.empty:
         return "No printed number of a document was compared."
-    errata = printed[printed["verdict"].eq(Verdict.MISPRINT) & printed["known"].astype(bool)]
-    under_errata = pd.MultiIndex.from_frame(errata[["case", "stage"]])
-    regular = printed[~pd.MultiIndex.from_frame(printed[["case", "stage"]]).isin(under_errata)]
+    wrong_call = under_erratum(frames, printed)
+    errata, regular = printed[wrong_call & printed["verdict"].eq(Verdict.MISPRINT)], printed[~wrong_call]
     misses = failing(regular)
     holds = "every one holds" if misses.empty else f"{len(misses)} of {len(regular)} comparisons with them fail"
-    text = f"The documents print {_places(regular)} numbers: {holds}."
+    text = f"The documents print {count_places(regular)} numbers: {holds}."
     if len(errata):
-        text += f" {_places(errata)} numbers printed for another call than the one shown are recorded as errata."
+        text += f" {count_places(errata)} numbers printed for another call than the one shown are recorded as errata."
     unprinted = numbers[numbers["verdict"] == Verdict.UNVERIFIED]
     if len(unprinted):
         text += (
-            f" {_places(unprinted)} further numbers are computed by the documents and not printed: "
+            f" {count_places(unprinted)} further numbers are computed by the documents and not printed: "
             "they are compared between the implementations and otherwise unverified."
         )
     return text
-
-
-def _places(numbers: pd.DataFrame) -> int:
-    return len(numbers[["case", "stage", "index"]].drop_duplicates())
-
-
-def _document_cases(cases: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    return [identity for identity, case in cases.items() if case["source"]["kind"] == "document"]
 
 
 def verdict_table(frames: Frames) -> dict[str, dict[Column, str]]:
@@ -112,7 +114,7 @@ def verdict_table(frames: Frames) -> dict[str, dict[Column, str]]:
     stages = groups(frames.results, keys)
     numbers = groups(frames.numbers, keys)
     table: dict[str, dict[Column, str]] = {}
-    for case in sorted(set(frames.results["case"])):
+    for case in sorted(set(frames.results["case"]), key=lambda case: case_order(frames.cases[case])):
         table[case] = {}
         for column in frames.columns:
             key = (case, column.environment, column.implementation)

@@ -191,6 +191,42 @@ def groups(frame: pd.DataFrame, keys: str | list[str]) -> dict[Any, pd.DataFrame
     return dict(iter(frame.groupby(keys)))
 
 
+def case_order(case: Mapping[str, Any]) -> tuple[bool, str, int]:
+    """Sort key: documents first, then file by file, in the order of the file."""
+    return (not is_document(case), case["file"], case["line"])
+
+
+def is_document(case: Mapping[str, Any]) -> bool:
+    """Whether a case is transcribed from a published document."""
+    return bool(case["source"]["kind"] == "document")
+
+
+def documents_of(frames: Frames) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the documents' cases, by file and in the order of the file."""
+    documents: dict[str, list[Mapping[str, Any]]] = {}
+    for case in sorted(frames.cases.values(), key=case_order):
+        if is_document(case):
+            documents.setdefault(case["file"], []).append(case)
+    return documents
+
+
+def under_erratum(frames: Frames, numbers: pd.DataFrame) -> pd.Series[bool]:
+    """Say of each number whether it is printed under a recorded erratum."""
+    places = {
+        (identity, expected["name"])
+        for identity, case in frames.cases.items()
+        for expected in case["expected"]
+        if "erratum" in expected
+    }
+    flags = [place in places for place in zip(numbers["case"], numbers["stage"], strict=True)]
+    return pd.Series(flags, index=numbers.index, dtype=bool)
+
+
+def count_places(numbers: pd.DataFrame) -> int:
+    """Count numbers once, however many implementations and dtypes they were compared with."""
+    return len(numbers[["case", "stage", "index"]].drop_duplicates())
+
+
 def stage_order(stage: str) -> tuple[int, str]:
     """Sort key: the order in which attention computes the stages, then names of quantities."""
     return (STAGES.index(stage) if stage in STAGES else len(STAGES), stage)

@@ -15,6 +15,7 @@ from attncheck.harness.interim_rule import UNITS
 from attncheck.reports.answer import make_answer, verdict_table, what_is_wrong
 from attncheck.reports.frames import Column, Frames, records
 from attncheck.reports.markdown_documents import document_sections
+from attncheck.reports.markdown_overview import document_overview
 from attncheck.reports.markdown_text import code, escape, number, table
 
 _MOST_LISTED = 50
@@ -26,6 +27,7 @@ def render_markdown(frames: Frames) -> str:
     sections = [
         _opening(frames),
         _wrong(frames),
+        document_overview(frames),
         _verdicts(frames),
         *document_sections(frames),
         _largest(frames),
@@ -78,7 +80,7 @@ def _verdicts(frames: Frames) -> list[str]:
     lines = ["## Verdicts", ""]
     by_file: dict[str, list[tuple[str, dict[Column, str]]]] = {}
     for case, cells in verdict_table(frames).items():
-        by_file.setdefault(case.rpartition("/")[0], []).append((case, cells))
+        by_file.setdefault(frames.cases[case]["file"], []).append((case, cells))
     for file, cases in by_file.items():
         title = frames.cases[cases[0][0]]["title"]
         lines += [f"### {escape(title)} ({code(file)})", ""]

@@ -10,7 +10,7 @@ import pandas as pd
 
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import DTYPES
-from attncheck.reports.frames import Column, Frames, groups, records
+from attncheck.reports.frames import Column, Frames, documents_of, groups, records
 from attncheck.reports.markdown_text import code, details, escape, table
 
 _MOST_VISIBLE = 40
@@ -21,10 +21,7 @@ _EXTRA_DIGITS = 3
 
 def document_sections(frames: Frames) -> list[list[str]]:
     """Return a section per document: its cases, and in each what it prints and what it computes without printing."""
-    documents: dict[str, list[Mapping[str, Any]]] = {}
-    for case in frames.cases.values():
-        if case["source"]["kind"] == "document":
-            documents.setdefault(case["file"], []).append(case)
+    documents = documents_of(frames)
     if not documents:
         return []
     numbers = groups(frames.numbers, "case")
@@ -35,9 +32,7 @@ def document_sections(frames: Frames) -> list[list[str]]:
             "Each number that a document prints, beside what each implementation computes; elements count from 0.",
         ]
     ]
-    for _, cases in sorted(documents.items()):
-        sections.append(_document(sorted(cases, key=lambda case: case["line"]), frames, numbers))
-    return sections
+    return [*sections, *(_document(cases, frames, numbers) for cases in documents.values())]
 
 
 def _document(

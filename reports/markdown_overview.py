@@ -1,0 +1,42 @@
+"""The documents at a glance: how many of each one's printed numbers hold on each implementation."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from attncheck.harness.verdicts import Verdict
+from attncheck.reports.frames import Column, Frames, count_places, documents_of, under_erratum
+from attncheck.reports.markdown_text import escape, table
+
+_EXPLAINED = (
+    "Printed numbers that hold, of those compared, in all dtypes together. Errata are numbers that a document prints "
+    "for another call than the one it shows: recorded, run as written, and not holding there."
+)
+
+
+def document_overview(frames: Frames) -> list[str]:
+    """Return a table with a line per document, or nothing where no document was run."""
+    with_environment = len({column.environment for column in frames.columns}) > 1
+    rows = []
+    for cases in documents_of(frames).values():
+        own = frames.numbers[frames.numbers["case"].isin([case["id"] for case in cases])]
+        wrong_call = under_erratum(frames, own)
+        errata = own[wrong_call & own["verdict"].eq(Verdict.MISPRINT)]
+        printed = own[own["printed"].notna() & own["basis"].eq("printed") & ~wrong_call]
+        cells = [_cell(printed, column) for column in frames.columns]
+        counts = [_count(printed), *cells, _count(errata), _count(own[own["printed"].isna()])]
+        rows.append([escape(cases[0]["title"]), *counts])
+    if not rows:
+        return []
+    titles = [escape(column.title(with_environment=with_environment)) for column in frames.columns]
+    headings = ["document", "printed", *titles, "errata", "computed, not printed"]
+    return ["## Documents at a glance", "", _EXPLAINED, "", *table(headings, rows, "l" + "r" * len(headings))]
+
+
+def _cell(printed: pd.DataFrame, column: Column) -> str:
+    own = printed[printed["environment"].eq(column.environment) & printed["implementation"].eq(column.implementation)]
+    return f"{int(own['verdict'].eq(Verdict.AGREE).sum())} of {len(own)}" if len(own) else "-"
+
+
+def _count(numbers: pd.DataFrame) -> str:
+    return str(count_places(numbers)) if len(numbers) else "-"

@@ -1,0 +1,242 @@
+"""The transcribed documents: every printed number as in the source, every step covered, and all of them hold.
+
+``published/`` holds what the documents print, copied from them character by character: a line with what was printed,
+then the numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from attncheck.harness import case_model as model
+from attncheck.harness.case import Case, Expected
+from attncheck.harness.inputs import Inputs, make_exact_inputs
+from attncheck.harness.judge import judge
+from attncheck.harness.results import Row
+from attncheck.harness.selection import select_cases
+from attncheck.harness.verdicts import Verdict
+from attncheck.harness.worker import Computed
+
+Compute = Callable[[Case, str], tuple[Inputs, dict[str, NDArray[Any]]]]
+
+PUBLISHED = Path(__file__).with_name("published")
+CASES = {case.id: case for case in select_cases(["documents"]).cases}
+NUMBER = re.compile(r"-?inf|-?\d+\.?\d*(?:e[+-]?\d+)?")
+
+VIGNETTE = "documents/base_r_vignette/four-words-attend-to-each-other"
+NOTEBOOK = "documents/masked_self_attention_notebook/four-words-attend-to-themselves-and-to-earlier-words"
+NOTEBOOK_UNMASKED = "documents/masked_self_attention_notebook/the-call-as-the-notebook-writes-it-with-mask-none"
+CHAPTER_FIRST = "documents/numpy_scipy_chapter/the-first-word-attends-to-all-four"
+CHAPTER_ALL = "documents/numpy_scipy_chapter/all-four-words-attend-to-each-other"
+SINGLE_SCORE = "documents/attention_scoring_post/a-single-annotation-is-scored"
+ALL_SCORES = "documents/attention_scoring_post/all-four-annotations-are-scored-and-make-one-context-vector"
+ONE_HEAD = "documents/multi_head_post/token-1-attends-to-five-tokens-with-one-head"
+FOUR_HEADS = "documents/multi_head_post/five-tokens-attend-to-each-other-with-four-heads-and-an-output-projection"
+
+
+def published(document: str) -> list[tuple[str, list[str]]]:
+    """What a document prints, in its order: the name under which it does, and the numbers as texts."""
+    blocks = (PUBLISHED / f"{document}.txt").read_text(encoding="utf-8").strip().split("\n\n")
+    return [_block(block.splitlines()) for block in blocks]
+
+
+def _block(lines: list[str]) -> tuple[str, list[str]]:
+    if lines[0].startswith("print("):  # R, which labels columns and rows: "#> [,1]" and "#> [1,] 6 4 10 5"
+        rows = [line.removeprefix("#> ").partition("] ")[2] for line in lines[2:]]
+        return lines[0].removeprefix("print(").removesuffix(")"), " ".join(rows).split()
+    if len(lines) == 1:  # a literal: annotation = [3,12,45] #e.g. Encoder hidden state
+        name, _, literal = lines[0].partition(" = ")
+        return name, NUMBER.findall(literal.partition("#")[0])
+    return lines[0], NUMBER.findall(" ".join(lines[1:]))
+
+
+def texts(expected: Expected) -> list[str]:
+    """The numbers of an expectation as they stand in the file, in the order of the document."""
+    assert expected.numbers is not None
+    numbers = expected.numbers.transposed() if expected.transpose else expected.numbers
+    return [str(text) for text in numbers.text.ravel()]
+
+
+def printed_by(case_id: str, called: str) -> list[str]:
+    (found,) = [own for own in CASES[case_id].expected if own.called == called and own.basis == "printed"]
+    return texts(found)
+
+
+# Every printed number, token by token.
+
+PRINTED = [
+    ("base_r_vignette", 1, "scores", VIGNETTE, "scores", 16),
+    ("base_r_vignette", 2, "maxs", VIGNETTE, "maxs", 4),
+    ("base_r_vignette", 3, "weights", VIGNETTE, "weights", 16),
+    ("base_r_vignette", 4, "attention", VIGNETTE, "attention", 12),
+    ("numpy_scipy_chapter", 0, "attention_1", CHAPTER_FIRST, "attention_1", 3),
+    ("numpy_scipy_chapter", 1, "attention", CHAPTER_ALL, "attention", 12),
+    ("masked_self_attention_notebook", 3, "q @ k.T", NOTEBOOK, "q @ k.T", 16),
+    ("masked_self_attention_notebook", 4, "scaled", NOTEBOOK, "scaled", 16),
+    ("masked_self_attention_notebook", 7, "scaled + mask", NOTEBOOK, "scaled + mask", 16),
+    ("masked_self_attention_notebook", 8, "values", NOTEBOOK, "values", 32),
+    ("masked_self_attention_notebook", 8, "values", NOTEBOOK_UNMASKED, "values", 32),
+    ("masked_self_attention_notebook", 9, "attention", NOTEBOOK, "attention", 16),
+    ("masked_self_attention_notebook", 9, "attention", NOTEBOOK_UNMASKED, "attention", 16),
+    (
+        "attention_scoring_post",
+        2,
+        "single_dot_attention_score(dec_hidden_state, annotation)",
+        SINGLE_SCORE,
+        "single_dot_attention_score(dec_hidden_state, annotation)",
+        1,
+    ),
+]
+
+
+@pytest.mark.parametrize(("document", "place", "name", "case_id", "called", "count"), PRINTED)
+def test_every_printed_number_is_transcribed_digit_by_digit(
+    document: str, place: int, name: str, case_id: str, called: str, count: int
+) -> None:
+    source_name, source = published(document)[place]
+    assert source_name == name
+    assert len(source) == count
+    assert printed_by(case_id, called) == source
+
+
+INPUTS = [("q", 0, 32), ("k", 1, 32), ("v", 2, 32), ("mask", 6, 16)]
+
+
+@pytest.mark.parametrize(("name", "place", "count"), INPUTS)
+def test_the_inputs_of_the_notebook_are_transcribed_digit_by_digit(name: str, place: int, count: int) -> None:
+    source_name, source = published("masked_self_attention_notebook")[place]
+    array = CASES[NOTEBOOK].arrays[name]
+    assert isinstance(array, model.PrintedInput)
+    assert isinstance(array.printed, str)
+    assert (source_name, len(source)) == (name, count)
+    assert array.printed.split() == source
+
+
+def test_the_notebooks_first_mask_is_the_transcribed_one_before_zeros_became_minus_infinity() -> None:
+    first, second = (published("masked_self_attention_notebook")[place] for place in (5, 6))
+    assert first[0] == second[0] == "mask"
+    assert [{"1.": "0.", "0.": "-inf"}[text] for text in first[1]] == second[1]
+
+
+LITERALS = [
+    ("base_r_vignette", 0, VIGNETTE, "words"),
+    ("attention_scoring_post", 0, SINGLE_SCORE, "dec_hidden_state"),
+    ("attention_scoring_post", 1, SINGLE_SCORE, "annotation"),
+    ("attention_scoring_post", 3, ALL_SCORES, "annotations"),
+]
+
+
+@pytest.mark.parametrize(("document", "place", "case_id", "name"), LITERALS)
+def test_literal_inputs_are_those_of_the_document(document: str, place: int, case_id: str, name: str) -> None:
+    source_name, source = published(document)[place]
+    array = CASES[case_id].arrays[name]
+    assert isinstance(array, model.Values)
+    assert source_name == name
+    # The post transposes what it writes, so that as written its rows are the file's.
+    assert np.array(array.values, dtype=np.float64).ravel().tolist() == [float(text) for text in source]
+
+
+def test_no_block_that_a_document_prints_is_left_out() -> None:
+    covered = {(document, place) for document, place, *_ in PRINTED}
+    covered |= {("masked_self_attention_notebook", place) for _, place, _ in INPUTS}
+    covered |= {(document, place) for document, place, *_ in LITERALS}
+    covered |= {("masked_self_attention_notebook", 5)}  # the mask before it became one of minus infinity
+    files = sorted(PUBLISHED.glob("*.txt"))
+    assert covered == {(path.stem, place) for path in files for place in range(len(published(path.stem)))}
+
+
+def test_no_number_is_called_printed_that_is_not() -> None:
+    covered = {(case_id, called) for *_, case_id, called, _ in PRINTED}
+    assert covered == {
+        (case.id, own.called) for case in CASES.values() for own in case.expected if own.basis == "printed"
+    }
+
+
+def test_trailing_zeros_that_r_prints_are_kept() -> None:
+    assert "0.8429010" in printed_by(VIGNETTE, "weights")
+
+
+# Every step.
+
+STEPS = {
+    VIGNETTE: ["Q", "K", "V", "scores", "maxs", "weights", "attention"],
+    CHAPTER_FIRST: ["query_1", "scores_1", "weights_1", "attention_1"],
+    CHAPTER_ALL: ["Q", "K", "V", "scores", "weights", "attention"],
+    NOTEBOOK: ["q @ k.T", "scaled", "scaled + mask", "attention", "values"],
+    NOTEBOOK_UNMASKED: ["attention", "values"],
+    SINGLE_SCORE: ["single_dot_attention_score(dec_hidden_state, annotation)"],
+    ALL_SCORES: ["attention_weights_raw", "attention_weights", "applied_attention", "attention_vector"],
+    ONE_HEAD: ["query_1", "keys", "values", "a1", "z1"],
+    FOUR_HEADS: ["queries", "keys", "values", "scores", "attention_weights", "head_outputs", "multihead_output"],
+}
+
+
+def test_the_five_documents_are_nine_cases() -> None:
+    assert set(CASES) == set(STEPS)
+    assert all(case.is_document for case in CASES.values())
+
+
+@pytest.mark.parametrize(("case_id", "steps"), STEPS.items(), ids=STEPS)
+def test_every_step_that_a_document_computes_is_covered_under_its_own_name(case_id: str, steps: list[str]) -> None:
+    assert list(dict.fromkeys(own.called for own in CASES[case_id].expected)) == steps
+
+
+# Weights drawn as the documents draw them: small integers, worked out from what the documents print.
+
+
+def test_the_scores_that_the_vignette_prints_are_those_of_its_drawn_weights() -> None:
+    exact = {name: own.array for name, own in make_exact_inputs(CASES[VIGNETTE]).items()}
+    query, key = exact["query"] @ exact["query_weight"], exact["key"] @ exact["key_weight"]
+    scores = (query @ np.swapaxes(key, -1, -2)).ravel()
+    assert scores.tolist() == [float(text) for text in published("base_r_vignette")[1][1]]
+
+
+def test_the_torch_documents_draw_the_embedding_first_and_again_for_each_part() -> None:
+    one, four = make_exact_inputs(CASES[ONE_HEAD]), make_exact_inputs(CASES[FOUR_HEADS])
+    np.testing.assert_array_equal(one["key"].array, four["key"].array)
+    np.testing.assert_array_equal(one["query"].array[0, 0], four["query"].array[0, 0])
+
+
+# All of it holds.
+
+
+def judged(case: Case, dtype: str, compute: Compute) -> list[Row]:
+    inputs, stages = compute(case, dtype)
+    rows = judge(case, dtype, inputs, {"numpy": Computed(stages)}).rows
+    return [row for row in rows if row.comparison in ("printed", "known")]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_every_number_of_every_document_holds_but_for_recorded_errata(case: Case, dtype: str, compute: Compute) -> None:
+    rows = judged(case, dtype, compute)
+    assert {own.called for own in case.expected} == {row.called for row in rows}
+    for row in rows:
+        if row.reference_text is None:
+            assert row.verdict == Verdict.UNVERIFIED, row
+        else:
+            assert row.verdict == Verdict.AGREE or (row.verdict == Verdict.MISPRINT and row.known), row
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_the_erratum_of_the_notebook_is_all_but_the_last_row(dtype: str, compute: Compute) -> None:
+    rows = judged(CASES[NOTEBOOK_UNMASKED], dtype, compute)
+    wrong = {(row.stage, row.index) for row in rows if row.verdict == Verdict.MISPRINT}
+    # The last word attends to all words, with a mask and without.
+    assert wrong == {
+        (stage, f"0,0,{row},{column}")
+        for stage, width in (("weights", 4), ("output", 8))
+        for row in range(3)
+        for column in range(width)
+    }
+
+
+def test_only_the_notebook_has_an_erratum() -> None:
+    assert {case.id for case in CASES.values() if any(own.erratum for own in case.expected)} == {NOTEBOOK_UNMASKED}

@@ -1,0 +1,219 @@
+"""What tests share: a case run through NumPy in this process; small cases, faulty backends and results made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from attncheck.backends import BACKENDS, BackendEntry, numpy_backend
+from attncheck.harness.case import Case
+from attncheck.harness.executor import Limits
+from attncheck.harness.implementations import Chosen, Implementation
+from attncheck.harness.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.harness.operations import run_operation
+from attncheck.harness.results import ResultsWriter, Row, StoredArray
+from attncheck.harness.results_reader import Run, read_run
+from attncheck.harness.run import RunSummary, Settings, run_cases
+from attncheck.harness.selection import select_cases
+
+Stages = dict[str, NDArray[Any]]
+
+
+@pytest.fixture(scope="session")
+def compute() -> Callable[[Case, str], tuple[Inputs, Stages]]:
+    """Return what makes a case's inputs in a dtype and runs them through the NumPy backend."""
+    backend = BACKENDS["numpy"].load()
+
+    def run(case: Case, dtype: str) -> tuple[Inputs, Stages]:
+        inputs = convert_inputs(case, make_exact_inputs(case), dtype)
+        with np.errstate(all="ignore"):
+            stages = run_operation(backend, case.operation, inputs.arrays, case.options)
+        return inputs, dict(stages)
+
+    return run
+
+
+SMALL_CASES = """\
+title: Small cases
+source: {kind: derivation, title: Made for the tests}
+operation: softmax
+cases:
+  - name: A scores
+    operation: scoring
+    inputs: {query: {values: [[1, 2]]}, key: {values: [[3, 4], [5, -6]]}}
+  - name: B weights
+    inputs: {scores: {values: [[0, 1, 2], [3, 1, 0]]}}
+    expect:
+      - stage: weights
+        because: the definition, rounded to two decimals
+        known: |
+          0.09 0.24 0.67
+          0.84 0.11 0.04
+  - name: C scores
+    operation: scoring
+    inputs: {query: {values: [[1, 0], [0, 2]]}, key: {values: [[1, 1]]}}
+  - name: D weights
+    inputs: {scores: {values: [[5, 4, 3]]}}
+"""
+"""Four cases, run in this order; whatever is wrong with a backend's softmax shows in the second and the fourth."""
+
+
+@pytest.fixture
+def case_folder(tmp_path: Path) -> Path:
+    """Return a folder ``small`` with the file small.yaml; the ids are small/small/a-scores and so on."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (folder / "small.yaml").write_text(SMALL_CASES, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def honest() -> tuple[BackendEntry, BackendEntry]:
+    """Return two backends that are right."""
+    module = "attncheck.backends.numpy_backend"
+    return BackendEntry("first", module, ("numpy",)), BackendEntry("second", module, ("numpy",))
+
+
+@pytest.fixture
+def make_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., BackendEntry]:
+    """Write a module that is NumPy's backend with something replaced, and return its line of the table.
+
+    The folder is on sys.path, which a worker takes over.
+    """
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+
+    def make(name: str, source: str, **fields: Any) -> BackendEntry:
+        text = f"from attncheck.backends import numpy_backend\nfrom {numpy_backend.__name__} import *\n{source}\n"
+        (folder / f"{name}_backend.py").write_text(text, encoding="utf-8")
+        return BackendEntry(name, f"{name}_backend", ("numpy",), **fields)
+
+    return make
+
+
+@pytest.fixture
+def run_small(tmp_path: Path, case_folder: Path) -> Callable[..., tuple[RunSummary, Run]]:
+    """Run the folder's cases on some backends, really, in workers, and read back what was written."""
+
+    def run(
+        entries: Iterable[BackendEntry],
+        *,
+        dtypes: tuple[str, ...] = ("float64",),
+        seconds: float = 60.0,
+        patterns: Sequence[str] = ("small",),
+        missing: tuple[str, ...] = (),
+        **settings: Any,
+    ) -> tuple[RunSummary, Run]:
+        selection = select_cases(patterns, base=tmp_path)
+        summary = run_cases(
+            selection.cases,
+            Chosen(tuple(Implementation(entry) for entry in entries), missing=missing),
+            Settings(tmp_path / "out", dtypes=dtypes, limits=Limits(case_seconds=seconds), **settings),
+            selection.faults,
+        )
+        return summary, read_run(tmp_path / "out")
+
+    return run
+
+
+@pytest.fixture
+def make_row() -> Callable[..., Row]:
+    """Return a row of the softmax of a case in a file ``file`` that agrees, unless something else is said."""
+
+    def make(**fields: Any) -> Row:
+        standard: dict[str, Any] = {
+            "case": "file/one",
+            "operation": "softmax",
+            "dtype": "float64",
+            "implementation": "numpy.eager",
+            "comparison": "stage",
+            "stage": "weights",
+            "verdict": "agree",
+        }
+        return Row(**(standard | fields))
+
+    return make
+
+
+@pytest.fixture
+def make_case_record() -> Callable[..., dict[str, Any]]:
+    """Return what cases.json says of a case."""
+
+    def make(identity: str = "file/one", **fields: Any) -> dict[str, Any]:
+        file, _, name = identity.rpartition("/")
+        standard: dict[str, Any] = {
+            "id": identity,
+            "name": name,
+            "file": f"{file}.yaml",
+            "line": 7,
+            "title": "A file of cases",
+            "source": {"kind": "derivation", "title": "Made for the tests", "notes": []},
+            "operation": "softmax",
+            "options": {},
+            "dtypes": ["float64", "float32"],
+            "inputs": {"scores": [1, 1, 1, 3]},
+            "tags": [],
+            "notes": [],
+            "expected": [],
+        }
+        return standard | fields
+
+    return make
+
+
+@pytest.fixture
+def write_run(tmp_path: Path, make_case_record: Callable[..., dict[str, Any]]) -> Callable[..., Path]:
+    """Write a results directory by hand; nothing is computed."""
+
+    def write(
+        rows: Iterable[Row] = (),
+        *,
+        label: str = "local",
+        name: str | None = None,
+        versions: Mapping[str, str] | None = None,
+        arrays: Iterable[StoredArray] = (),
+        cases: Sequence[Mapping[str, Any]] | None = None,
+        summary: bool = True,
+        exit_code: int = 0,
+        **environment: Any,
+    ) -> Path:
+        """``versions`` are those of the implementations, whose packages have the same names."""
+        rows = list(rows)
+        directory = tmp_path / (name or f"run-{label}")
+        versions = {row.implementation: "1.0" for row in rows} if versions is None else versions
+        writer = ResultsWriter(directory)
+        standard = {
+            "label": label,
+            "command": "attncheck run",
+            "python": "3.11.7",
+            "platform": "Linux",
+            "machine": "x86_64",
+            "cpu_features": ["AVX2"],
+            "processors": 2,
+            "threads_per_worker": 1,
+            "versions": dict(versions),
+            "flags": {},
+            "byte_order": "little",
+            "implementations": {implementation: implementation for implementation in versions},
+            "left_out": {},
+            "missing": {},
+            "faults": [],
+        }
+        writer.write_json("environment.json", standard | environment)
+        if cases is None:
+            cases = [make_case_record(identity) for identity in sorted({row.case for row in rows})]
+        writer.write_json("cases.json", {"cases": [dict(case) for case in cases]})
+        writer.add_arrays(arrays)
+        writer.add_rows(rows)
+        writer.flush()
+        if summary:
+            writer.write_json("summary.json", {"exit_code": exit_code})
+        return directory
+
+    return write
