@@ -10,30 +10,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from attncheck.harness.case import Case as Case
     from attncheck.harness.errors import AttncheckError as AttncheckError
     from attncheck.harness.errors import ExitCode as ExitCode
-    from attncheck.harness.executor import Limits as Limits
-    from attncheck.harness.implementations import choose_implementations as choose_implementations
-    from attncheck.harness.merge import merge_runs as merge_runs
-    from attncheck.harness.results_reader import read_runs as read_runs
-    from attncheck.harness.run import Settings as Settings
-    from attncheck.harness.run import run_cases as run_cases
-    from attncheck.harness.selection import select_cases as select_cases
+    from attncheck.harness.reading.case import Case as Case
+    from attncheck.harness.reading.selection import select_cases as select_cases
+    from attncheck.harness.results.merge import merge_runs as merge_runs
+    from attncheck.harness.results.reader import read_runs as read_runs
+    from attncheck.harness.running.executor import Limits as Limits
+    from attncheck.harness.running.implementations import choose_implementations as choose_implementations
+    from attncheck.harness.running.run import Settings as Settings
+    from attncheck.harness.running.run import run_cases as run_cases
     from attncheck.harness.verdicts import Verdict as Verdict
 
 _HOMES = {
     "AttncheckError": "errors",
-    "Case": "case",
+    "Case": "reading.case",
     "ExitCode": "errors",
-    "Limits": "executor",
-    "Settings": "run",
+    "Limits": "running.executor",
+    "Settings": "running.run",
     "Verdict": "verdicts",
-    "choose_implementations": "implementations",
-    "merge_runs": "merge",
-    "read_runs": "results_reader",
-    "run_cases": "run",
-    "select_cases": "selection",
+    "choose_implementations": "running.implementations",
+    "merge_runs": "results.merge",
+    "read_runs": "results.reader",
+    "run_cases": "running.run",
+    "select_cases": "reading.selection",
 }
 
 __all__ = sorted(_HOMES)

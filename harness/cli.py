@@ -31,8 +31,8 @@ from attncheck.harness.cli_options import (
 from attncheck.harness.errors import AttncheckError, ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from attncheck.harness.run import RunSummary
-    from attncheck.harness.selection import Selection
+    from attncheck.harness.reading.selection import Selection
+    from attncheck.harness.running.run import RunSummary
     from attncheck.reports.frames import Frames
 
 app = typer.Typer(
@@ -74,7 +74,7 @@ def check(
 ) -> None:
     """Run cases, judge them, write a report, and say whether the frameworks agree."""
     summary = _run(cases, backend, dtype, tag, output, label, keep_arrays, time_limit, threads, as_json, quiet)
-    from attncheck.harness.results import REPORT_FOLDER
+    from attncheck.harness.results.writer import REPORT_FOLDER
 
     frames = _frames([output])
     _show(frames, _write(frames, output / REPORT_FOLDER), summary.exit_code, as_json=as_json, quiet=quiet)
@@ -117,8 +117,8 @@ def report(
     quiet: Quiet = False,
 ) -> None:
     """Compare one or several runs without running anything again, and write the report."""
-    from attncheck.harness.results import REPORT_FOLDER
-    from attncheck.harness.results_reader import find_runs
+    from attncheck.harness.results.reader import find_runs
+    from attncheck.harness.results.writer import REPORT_FOLDER
 
     runs = find_runs(runs)
     if output is None:
@@ -163,7 +163,7 @@ def schema(
     tags: Annotated[bool, typer.Option("--tags", help="Of tags.yaml instead of a case file.")] = False,
 ) -> None:
     """Print the JSON Schema of case files, for editors and checkers."""
-    from attncheck.harness.case_schema import case_schema, tag_schema
+    from attncheck.harness.reading.schema import case_schema, tag_schema
 
     typer.echo(tag_schema() if tags else case_schema(), nl=False)
 
@@ -191,10 +191,10 @@ def _run(
     quiet: bool,
 ) -> RunSummary:
     """Select, run and judge; print what is wrong with case files; end the program where nothing can be run."""
-    from attncheck.harness.executor import Limits
-    from attncheck.harness.implementations import choose_implementations
     from attncheck.harness.progress import progress_bar
-    from attncheck.harness.run import Settings, run_cases
+    from attncheck.harness.running.executor import Limits
+    from attncheck.harness.running.implementations import choose_implementations
+    from attncheck.harness.running.run import Settings, run_cases
 
     chosen = choose_implementations(_split(backend) or None)
     selection = _select(patterns, tag, dtype)
@@ -218,7 +218,7 @@ def _run(
 
 
 def _select(patterns: list[str] | None, tag: list[str] | None, dtype: list[str] | None) -> Selection:
-    from attncheck.harness.selection import select_cases
+    from attncheck.harness.reading.selection import select_cases
     from attncheck.harness.vocabulary import DTYPES
 
     for name in _split(dtype):
@@ -238,8 +238,8 @@ def _split(names: list[str] | None) -> list[str]:
 
 
 def _frames(runs: list[Path]) -> Frames:
-    from attncheck.harness.merge import merge_runs
-    from attncheck.harness.results_reader import read_runs
+    from attncheck.harness.results.merge import merge_runs
+    from attncheck.harness.results.reader import read_runs
     from attncheck.reports.frames import make_frames
 
     return make_frames(merge_runs(read_runs(runs)))

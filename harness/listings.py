@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from attncheck.backends import BACKENDS
-from attncheck.harness.environment import package_version
-from attncheck.harness.selection import Selection
+from attncheck.harness.reading.selection import Selection
+from attncheck.harness.running.environment import package_version
 
 Record = dict[str, str | list[str]]
 

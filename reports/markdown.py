@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from attncheck.harness.interim_rule import UNITS
+from attncheck.harness.judging.interim_rule import UNITS
 from attncheck.reports.answer import make_answer, verdict_table, what_is_wrong
 from attncheck.reports.frames import Column, Frames, records
 from attncheck.reports.markdown_documents import document_sections

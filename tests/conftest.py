@@ -11,15 +11,15 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.backends import BACKENDS, BackendEntry, numpy_backend
-from attncheck.harness.case import Case
-from attncheck.harness.executor import Limits
-from attncheck.harness.implementations import Chosen, Implementation
-from attncheck.harness.inputs import Inputs, convert_inputs, make_exact_inputs
-from attncheck.harness.operations import run_operation
-from attncheck.harness.results import ResultsWriter, Row, StoredArray
-from attncheck.harness.results_reader import Run, read_run
-from attncheck.harness.run import RunSummary, Settings, run_cases
-from attncheck.harness.selection import select_cases
+from attncheck.harness.reading.case import Case
+from attncheck.harness.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.harness.reading.selection import select_cases
+from attncheck.harness.results.reader import Run, read_run
+from attncheck.harness.results.writer import ResultsWriter, Row, StoredArray
+from attncheck.harness.running.executor import Limits
+from attncheck.harness.running.implementations import Chosen, Implementation
+from attncheck.harness.running.operations import run_operation
+from attncheck.harness.running.run import RunSummary, Settings, run_cases
 
 Stages = dict[str, NDArray[Any]]
 

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from numpy.typing import NDArray
 
-from attncheck.harness.case import Case
-from attncheck.harness.case_schema import case_schema, tag_schema
-from attncheck.harness.inputs import Inputs
-from attncheck.harness.judge import judge
-from attncheck.harness.selection import select_cases
+from attncheck.harness.judging.judge import judge
+from attncheck.harness.reading.case import Case
+from attncheck.harness.reading.inputs import Inputs
+from attncheck.harness.reading.schema import case_schema, tag_schema
+from attncheck.harness.reading.selection import select_cases
+from attncheck.harness.running.worker import Computed
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import OPERATIONS, SCORE_INPUTS
-from attncheck.harness.worker import Computed
 
 ROOT = Path(str(files("attncheck.cases")))
 CORPUS = select_cases()

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from attncheck.harness import case_model as model
-from attncheck.harness.case import Case, Expected
-from attncheck.harness.inputs import Inputs, make_exact_inputs
-from attncheck.harness.judge import judge
-from attncheck.harness.results import Row
-from attncheck.harness.selection import select_cases
+from attncheck.harness.judging.judge import judge
+from attncheck.harness.reading import model
+from attncheck.harness.reading.case import Case, Expected
+from attncheck.harness.reading.inputs import Inputs, make_exact_inputs
+from attncheck.harness.reading.selection import select_cases
+from attncheck.harness.results.writer import Row
+from attncheck.harness.running.worker import Computed
 from attncheck.harness.verdicts import Verdict
-from attncheck.harness.worker import Computed
 
 Compute = Callable[[Case, str], tuple[Inputs, dict[str, NDArray[Any]]]]
 

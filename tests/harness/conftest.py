@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from attncheck.harness.case import Case
-from attncheck.harness.case_loader import load_case_file
+from attncheck.harness.reading.case import Case
+from attncheck.harness.reading.loader import load_case_file
 
 
 @pytest.fixture(scope="session")

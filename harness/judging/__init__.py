@@ -1,0 +1,1 @@
+"""Results judged: what agrees, what does not, and by how much."""

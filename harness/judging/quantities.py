@@ -1,0 +1,86 @@
+"""Derived quantities: what a document prints and no backend returns, as named operators over stages and inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.harness.reading.shapes import Shape
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A named operator.
+
+    ``compute(stage, inputs)`` gives the quantity. ``radius(stage_radius, stage, inputs, input_radius)`` gives how far
+    it moves when the stage and the inputs move by their radii. ``shape(stage, inputs)`` gives its shape from theirs and
+    raises ``ValueError`` where the quantity does not apply.
+    """
+
+    name: str
+    meaning: str
+    needs: str | None
+    compute: Callable[[Array, Mapping[str, Array]], Array]
+    radius: Callable[[Array, Array, Mapping[str, Array], Mapping[str, Array]], Array]
+    shape: Callable[[Shape, Mapping[str, Shape]], Shape]
+
+
+def _largest_of_row(stage: Array, inputs: Mapping[str, Array]) -> Array:
+    largest: Array = stage.max(axis=-1, keepdims=True)
+    return largest
+
+
+def _largest_of_row_radius(
+    stage_radius: Array, stage: Array, inputs: Mapping[str, Array], input_radius: Mapping[str, Array]
+) -> Array:
+    # |max a - max b| <= max |a - b|
+    largest: Array = stage_radius.max(axis=-1, keepdims=True)
+    return largest
+
+
+def _applied(stage: Array, inputs: Mapping[str, Array]) -> Array:
+    applied: Array = np.swapaxes(stage, -1, -2) * inputs["value"]
+    return applied
+
+
+def _applied_radius(
+    stage_radius: Array, stage: Array, inputs: Mapping[str, Array], input_radius: Mapping[str, Array]
+) -> Array:
+    weights, radius = np.swapaxes(np.abs(stage), -1, -2), np.swapaxes(stage_radius, -1, -2)
+    moved: Array = radius * (np.abs(inputs["value"]) + input_radius["value"]) + weights * input_radius["value"]
+    return moved
+
+
+def _applied_shape(stage: Shape, inputs: Mapping[str, Shape]) -> Shape:
+    if stage[-2] != 1:
+        raise ValueError(f"needs a single query, got {stage[-2]}")
+    return inputs["value"]
+
+
+QUANTITIES: Mapping[str, Quantity] = {
+    quantity.name: quantity
+    for quantity in (
+        Quantity(
+            "row_maxima",
+            "the largest number of each row, one column",
+            None,
+            _largest_of_row,
+            _largest_of_row_radius,
+            lambda stage, inputs: (*stage[:-1], 1),
+        ),
+        Quantity(
+            "applied_values",
+            "each value (a row) times its weight, for a single query: what is summed to the output",
+            "value",
+            _applied,
+            _applied_radius,
+            _applied_shape,
+        ),
+    )
+}

@@ -1,0 +1,1 @@
+"""Cases read from YAML: checked, frozen, and turned into numbers."""

@@ -1,0 +1,166 @@
+"""The arrays of a case file, checked before a number is drawn: kinds, names, shapes, sizes, finiteness."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attncheck.harness.reading import model
+from attncheck.harness.reading.faults import FieldFault, short
+from attncheck.harness.reading.generators import DrawFault, check_draw
+from attncheck.harness.reading.inputs import arranged_shape, draw_parameters, rounding_of
+from attncheck.harness.reading.number_checks import check_boolean, check_finite, followed
+from attncheck.harness.reading.printed import PrintedArray, PrintedError, parse_printed
+from attncheck.harness.reading.shapes import Shape, fitted_shape, show
+from attncheck.harness.reading.yaml_scalars import FieldPath
+from attncheck.harness.vocabulary import InputSpec
+
+MAX_ELEMENTS = 2**26
+"""The largest array of a case: 512 MiB in float64."""
+_MAX_AXES = 4
+_INT_RANGE = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Shapes of the named arrays, in the order in which they are made."""
+
+    sources: Mapping[str, model.Array]
+    shapes: Mapping[str, Shape]
+
+
+def named_arrays(file: model.CaseFile, entry: model.CaseEntry, random: model.Random | None, where: FieldPath) -> Arrays:
+    """Check the arrays that inputs may refer to: the file's, then the case's own."""
+    sources: dict[str, model.Array] = {}
+    shapes: dict[str, Shape] = {}
+    places = [("arrays", file.arrays, ()), ("arrays", entry.arrays, where)]
+    for field, group, prefix in places:
+        for name, source in group.items():
+            path = (*prefix, field, name)
+            if name in sources:
+                raise FieldFault(path, f"the array {name!r} is already defined at the top of the file")
+            shapes[name] = _array_shape(source, shapes, random, path)
+            sources[name] = source
+    return Arrays(sources, shapes)
+
+
+def resolve_inputs(
+    entry: model.CaseEntry,
+    specs: Mapping[str, InputSpec],
+    arrays: Arrays,
+    random: model.Random | None,
+    operation: str,
+    where: FieldPath,
+) -> Arrays:
+    """Check a case's inputs, of which NaN, infinity and masks are asked here: an array by itself may be anything."""
+    sources: dict[str, model.Array] = {}
+    shapes: dict[str, Shape] = {}
+    for name, given in entry.inputs.items():
+        path = (*where, "inputs", name)
+        if name not in specs:
+            raise FieldFault(path, f"{operation} has no input {name!r}; expected {', '.join(specs)}")
+        source = model.Reference(ref=given) if isinstance(given, str) else given
+        shape = _array_shape(source, arrays.shapes, random, path)
+        made = followed(source, arrays.sources)
+        if specs[name].boolean:
+            check_boolean(made, path)
+        if not entry.allow_nonfinite:
+            check_finite(made, path, allow_infinite=specs[name].may_be_infinite)
+        try:
+            shapes[name] = fitted_shape(specs[name], shape)
+        except ValueError as error:
+            raise FieldFault(path, str(error)) from None
+        sources[name] = source
+    missing = [name for name, spec in specs.items() if spec.required and name not in sources]
+    if missing:
+        raise FieldFault((*where, "inputs", missing[0]), f"{operation} needs this input: {missing[0]} is missing")
+    return Arrays(sources, shapes)
+
+
+def _array_shape(
+    source: model.Array, named: Mapping[str, Shape], random: model.Random | None, path: FieldPath
+) -> Shape:
+    """Shape of an array, without making it."""
+    try:
+        shape = arranged_shape(_own_shape(source, named, random, path), source)
+    except ValueError as error:
+        raise FieldFault(path, str(error)) from None
+    if len(shape) > _MAX_AXES:
+        raise FieldFault(path, f"expected at most {_MAX_AXES} axes, got {len(shape)}")
+    return _limited(shape, path)
+
+
+def _own_shape(source: model.Array, named: Mapping[str, Shape], random: model.Random | None, path: FieldPath) -> Shape:
+    match source:
+        case model.Values():
+            return _nested_shape(source.values, (*path, "values"))
+        case model.PrintedInput():
+            printed = parse_rows(source.printed, source, (*path, "printed"))
+            if not printed.given.all():
+                raise FieldFault((*path, "printed"), "an input must give every number, '.' leaves one out")
+            return printed.shape
+        case model.Identity():
+            return _limited((source.identity, source.identity), (*path, "identity"))
+        case model.Reference():
+            if source.ref not in named:
+                known = ", ".join(named) or "none"
+                raise FieldFault(path, f"no array is named {source.ref!r}; arrays defined before it: {known}")
+            return named[source.ref]
+        case model.Drawn():
+            shape = _limited(tuple(source.shape), (*path, "shape"))
+            if random is None:
+                raise FieldFault(
+                    path, "a drawn array needs a generator and a seed: give the case or the defaults `random`"
+                )
+            _check_draw(source, random.generator, shape, path)
+            return shape
+        case _:
+            return _limited(tuple(source.shape), (*path, "shape"))
+
+
+def _check_draw(source: model.Drawn, generator: str, shape: Shape, path: FieldPath) -> None:
+    parameters = draw_parameters(source)
+    for name, value in {**parameters, "times": 1.0 if source.times is None else source.times}.items():
+        if not math.isfinite(value):
+            raise FieldFault((*path, name), f"expected a finite number, got {value}")
+        if source.draw == "randint" and name != "times" and (value != int(value) or abs(value) > _INT_RANGE):
+            raise FieldFault((*path, name), f"expected a whole number of at most 63 bits, got {value}")
+    if math.isinf(float(parameters.get("high", 0)) - float(parameters.get("low", 0))):
+        raise FieldFault((*path, "high"), "high - low is beyond the range of float64")
+    try:
+        check_draw(generator, source.draw, parameters, shape)
+    except DrawFault as fault:
+        raise FieldFault((*path, "draw"), str(fault)) from None
+
+
+def _limited(shape: Shape, path: FieldPath) -> Shape:
+    elements = math.prod(shape)
+    if elements > MAX_ELEMENTS:
+        raise FieldFault(path, f"{show(shape)} is {elements} elements; expected at most {MAX_ELEMENTS}")
+    return shape
+
+
+def _nested_shape(values: Any, path: FieldPath) -> Shape:
+    if isinstance(values, bool | int | float):
+        return ()
+    if not isinstance(values, list) or not values:
+        raise FieldFault(path, f"expected a number or a list of numbers, got {short(values)}")
+    shapes = [_nested_shape(value, (*path, number)) for number, value in enumerate(values)]
+    for number, shape in enumerate(shapes):
+        if shape != shapes[0]:
+            raise FieldFault(
+                (*path, number), f"ragged: row {number + 1} has shape {show(shape)}, row 1 has shape {show(shapes[0])}"
+            )
+    return (len(values), *shapes[0])
+
+
+def parse_rows(rows: model.PrintedRows, fields: model.RoundingFields, path: FieldPath) -> PrintedArray:
+    """Read printed numbers as they were rounded."""
+    if sum([fields.exact, fields.decimals is not None, fields.significant_digits is not None]) > 1:
+        raise FieldFault(path[:-1], "expected at most one of exact, decimals, significant_digits")
+    try:
+        return parse_printed(rows, rounding_of(fields))
+    except PrintedError as error:
+        raise FieldFault(path, str(error)) from None

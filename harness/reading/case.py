@@ -1,0 +1,72 @@
+"""A case as the rest of the harness sees it: read, checked and frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from attncheck.harness.reading.model import Array, Random, Source
+from attncheck.harness.reading.printed import PrintedArray
+from attncheck.harness.reading.shapes import Shape
+from attncheck.harness.vocabulary import InputSpec, inputs_of
+
+Basis = Literal["printed", "known", "unprinted"]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a case says of one stage, or of one quantity derived from a stage.
+
+    ``shape`` is the stage's own, or the quantity's. ``numbers`` has the same, and
+    is None where the document computes something and prints no number.
+    """
+
+    name: str
+    of: str
+    shape: Shape
+    basis: Basis
+    numbers: PrintedArray | None
+    called: str | None = None
+    because: str | None = None
+    erratum: str | None = None
+    note: str | None = None
+    transpose: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attention computation: inputs, options, and what is known about the result.
+
+    ``arrays`` and ``inputs`` are still descriptions; ``inputs.py`` makes the numbers. ``input_shapes`` are lifted to the
+    rank that the operation works with.
+    """
+
+    id: str
+    name: str
+    file: str
+    line: int
+    title: str
+    source: Source
+    operation: str
+    random: Random | None
+    arrays: Mapping[str, Array]
+    inputs: Mapping[str, Array]
+    input_shapes: Mapping[str, Shape]
+    stage_shapes: Mapping[str, Shape]
+    options: Mapping[str, str | float | bool | int]
+    dtypes: tuple[str, ...]
+    expected: tuple[Expected, ...] = ()
+    tags: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    allow_nonfinite: bool = field(default=False)
+
+    @property
+    def input_specs(self) -> Mapping[str, InputSpec]:
+        """What the operation expects of each input."""
+        return inputs_of(self.operation, str(self.options["score"]) if "score" in self.options else None)
+
+    @property
+    def is_document(self) -> bool:
+        """Whether the case is transcribed from a published document."""
+        return self.source.kind == "document"

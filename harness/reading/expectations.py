@@ -1,0 +1,86 @@
+"""What a case file says of the result, checked and laid out in the stages' own shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from attncheck.harness.judging.quantities import QUANTITIES
+from attncheck.harness.reading import model
+from attncheck.harness.reading.arrays import parse_rows
+from attncheck.harness.reading.case import Expected
+from attncheck.harness.reading.faults import FieldFault
+from attncheck.harness.reading.printed import PrintedArray
+from attncheck.harness.reading.shapes import Shape, show
+from attncheck.harness.reading.yaml_scalars import FieldPath
+from attncheck.harness.vocabulary import OPERATIONS
+
+
+def read_expectation(
+    source: model.Expectation, operation: str, shapes: Mapping[str, Shape], inputs: Mapping[str, Shape], path: FieldPath
+) -> Expected:
+    """Check what a case says of one stage or quantity, and give its numbers the stage's shape."""
+    name, of, shape = _target(source, operation, shapes, inputs, path)
+    bases = [basis for basis in ("printed", "known", "unprinted") if getattr(source, basis) not in (None, False)]
+    if len(bases) != 1:
+        raise FieldFault(path, f"expected exactly one of printed, known, unprinted, got {', '.join(bases) or 'none'}")
+    basis = bases[0]
+    if basis == "known" and not source.because:
+        raise FieldFault((*path, "known"), "known numbers need `because`: a derivation or a cited source")
+    numbers = None
+    if basis != "unprinted":
+        numbers = parse_rows(getattr(source, basis), source, (*path, basis))
+        numbers = _fit_numbers(numbers, source.transpose, shape, (*path, basis))
+    return Expected(
+        name=name,
+        of=of,
+        shape=shape,
+        basis=basis,  # type: ignore[arg-type]
+        numbers=numbers,
+        called=source.called,
+        because=source.because,
+        erratum=source.erratum,
+        note=source.note,
+        transpose=source.transpose,
+    )
+
+
+def _target(
+    source: model.Expectation, operation: str, shapes: Mapping[str, Shape], inputs: Mapping[str, Shape], path: FieldPath
+) -> tuple[str, str, Shape]:
+    """Return what an expectation is about: its name, the stage behind it, its shape."""
+    stage = source.of if source.quantity else source.stage
+    if (source.quantity is None) == (source.stage is None) or stage is None:
+        raise FieldFault(path, "expected either `stage`, or `quantity` with `of`")
+    if stage not in OPERATIONS[operation].stages:
+        listed = ", ".join(OPERATIONS[operation].stages)
+        raise FieldFault(
+            (*path, "of" if source.quantity else "stage"), f"{operation} has no stage {stage}, only {listed}"
+        )
+    if source.quantity is None:
+        return stage, stage, shapes[stage]
+    quantity = QUANTITIES.get(source.quantity)
+    if quantity is None:
+        raise FieldFault((*path, "quantity"), f"no quantity {source.quantity!r}; expected {', '.join(QUANTITIES)}")
+    if quantity.needs and quantity.needs not in inputs:
+        raise FieldFault((*path, "quantity"), f"{quantity.name} needs the input {quantity.needs}")
+    try:
+        return quantity.name, stage, quantity.shape(shapes[stage], inputs)
+    except ValueError as error:
+        raise FieldFault((*path, "quantity"), f"{quantity.name} {error}") from None
+
+
+def _fit_numbers(numbers: PrintedArray, transpose: bool, shape: Shape, path: FieldPath) -> PrintedArray:
+    """Give the numbers the stage's own shape: transposed if declared, leading axes of length 1 added."""
+    if transpose:
+        if len(numbers.shape) < 2:
+            raise FieldFault(path, "transpose needs two axes")
+        numbers = numbers.transposed()
+    # A document may print a column or a row vector for what is one row or one number here.
+    if numbers.text.size != math.prod(shape) or not _same_but_ones(numbers.shape, shape):
+        raise FieldFault(path, f"expected numbers of shape {show(shape)}, got {show(numbers.shape)}")
+    return numbers.reshaped(shape)
+
+
+def _same_but_ones(given: Shape, wanted: Shape) -> bool:
+    return [length for length in given if length != 1] == [length for length in wanted if length != 1]

@@ -1,0 +1,158 @@
+"""A validator's complaints, said to the person who wrote the file."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from attncheck.harness.errors import Fault
+from attncheck.harness.reading import model as case_model
+from attncheck.harness.reading.yaml_reader import YamlDocument
+from attncheck.harness.reading.yaml_scalars import FieldPath
+
+MOST_FAULTS = 5
+
+# pydantic's names for the two forms of an input
+_KIND_LABEL = "tagged-union["
+_NAME_LABEL = "constrained-str"
+
+_WANTED = {
+    "string_type": "text",
+    "string_unicode": "text",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping of fields",
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "float_type": "a number",
+}
+_PATTERNS = {
+    r"^[^\x00-\x1f\x7f]+$": "one line of text without control characters",
+    r"^[A-Za-z][A-Za-z0-9_]*$": "a name of letters, digits and underscores that begins with a letter",
+    r"^[a-z][a-z0-9-]*$": "a name of small letters, digits and hyphens that begins with a letter",
+}
+
+
+class FieldFault(Exception):
+    """A fault at a field of the file that is being read."""
+
+    def __init__(self, path: FieldPath, message: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+def faults_of(error: ValidationError, file: str, document: YamlDocument) -> list[Fault]:
+    """Turn a validator's errors into faults with file, line, case and field."""
+    # One mistake can break several alternatives; each place is named once, by the first that broke.
+    places: dict[tuple[FieldPath, bool], ErrorDetails] = {}
+    for detail in error.errors(include_url=False):
+        if not _is_noise(detail):
+            found, _ = document.locate(_field_path(detail["loc"]))
+            key = (_field_path(detail["loc"]), True) if detail["type"] == "missing" else (found, False)
+            places.setdefault(key, detail)
+    details = list(places.values())[:MOST_FAULTS]
+    faults = [fault_at(_field_path(detail["loc"]), _say(detail), file, document) for detail in details]
+    if len(places) > MOST_FAULTS:
+        faults.append(Fault(file, f"and {len(places) - MOST_FAULTS} more faults"))
+    return faults
+
+
+def fault_at(path: FieldPath, message: str, file: str, document: YamlDocument) -> Fault:
+    """Return a fault at a field of a file, or at the closest field around it that exists."""
+    found, line = document.locate(path)
+    if path and isinstance(path[-1], str) and path[-1] not in found and "missing" in message:
+        found = (*found, path[-1])
+    return Fault(file, message, line, case_name(found, document.data), dotted(found))
+
+
+def _is_noise(detail: ErrorDetails) -> bool:
+    """Whether a complaint is about the alternative that the writer did not mean: an input is an array or a name."""
+    alternative = str(detail["loc"][-1]) if detail["loc"] else ""
+    if isinstance(detail["input"], str):
+        return detail["type"] == "array_kind" and alternative.startswith(_KIND_LABEL)
+    return alternative == _NAME_LABEL
+
+
+def _field_path(location: FieldPath) -> FieldPath:
+    """Leave out what pydantic adds to a path: the alternatives that it tried, which may be named like fields."""
+    for start in (0, 2):
+        if location[start : start + 1] in (("inputs",), ("arrays",)):
+            name, rest = location[: start + 2], location[start + 2 :]
+            if rest and str(rest[0]).startswith(_KIND_LABEL):
+                rest = rest[1:]
+            return (*name, *(rest[1:] if rest and rest[0] in (*case_model.ARRAY_KINDS, _NAME_LABEL) else rest))
+    return location
+
+
+def case_name(path: FieldPath, data: Any) -> str | None:
+    """Return the name of the case that a path leads into, or its number where it has no usable name."""
+    match path:
+        case ("cases", int(number), *_):
+            entry = data["cases"][number] if data is not None else None
+            name = entry.get("name") if isinstance(entry, dict) else None
+            return name if isinstance(name, str) and name and name.isprintable() else f"number {number + 1}"
+    return None
+
+
+def dotted(path: FieldPath) -> str | None:
+    """Write a path as inputs.query.values[0]; the case itself is named apart."""
+    if path[:1] == ("cases",) and len(path) > 1:
+        path = path[2:]
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{_printable(part)}" for part in path)
+    return text.removeprefix(".") or None
+
+
+def _printable(name: str) -> str:
+    return (name if name.isprintable() else ascii(name))[:60]
+
+
+def _say(detail: ErrorDetails) -> str:
+    got, context, because = short(detail["input"]), detail.get("ctx", {}), ""
+    match detail["type"]:
+        case "extra_forbidden":
+            return f"unknown field{_suggest(str(detail['loc'][-1]))}"
+        case "missing":
+            return "this field is missing"
+        case "array_kind":
+            return f"{detail['msg']}, got {got}"
+        case "literal_error":
+            wanted = context["expected"]
+        case "string_type" if isinstance(detail["input"], int | float):
+            wanted = "text in quotes"
+            because = ": a bare number would lose its last digits" if {"printed", "known"} & set(detail["loc"]) else ""
+        case "string_pattern_mismatch":
+            wanted = _PATTERNS.get(context["pattern"], f"text that matches {context['pattern']}")
+        case "too_short" | "string_too_short":
+            wanted = f"at least {_counted(context['min_length'], detail)}"
+        case "too_long" | "string_too_long":
+            wanted = f"at most {_counted(context['max_length'], detail)}"
+        case kind:
+            wanted = _WANTED.get(kind, f"a value {detail['msg'].removeprefix('Input should be ')}")
+    return f"expected {wanted}, got {got}{because}"
+
+
+def _counted(number: int, detail: ErrorDetails) -> str:
+    unit = "character" if detail["type"].startswith("string") else "item"
+    return f"{number} {unit}" if number == 1 else f"{number} {unit}s"
+
+
+def _suggest(name: str) -> str:
+    close = difflib.get_close_matches(name[:60], _all_fields(), n=1)
+    return f"; did you mean {close[0]}?" if close else "; see `attncheck schema` for the fields that exist"
+
+
+def _all_fields() -> Iterable[str]:
+    models = [item for item in vars(case_model).values() if isinstance(item, type) and issubclass(item, BaseModel)]
+    return sorted({field for model in models for field in model.model_fields})
+
+
+def short(value: Any) -> str:
+    """Write a value of a file in a few words."""
+    if value is None:
+        return "nothing"
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

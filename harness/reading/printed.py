@@ -1,0 +1,167 @@
+"""Numbers as a document prints them: their decimal value, and the half unit that the printing rounded away.
+
+A printed array is written as the document shows it, one row a line, numbers apart by white space:
+
+    0.083717538 0.026383741 0.8429010 0.046997679
+    0.025449248 0.080752324 0.8130461 0.080752324
+
+``.`` stands for an element that the document does not give; ``inf``, ``-inf`` and ``nan`` for themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.harness.reading.shapes import show
+
+NOT_GIVEN = "."
+_NON_FINITE = {"inf", "+inf", "-inf", "nan"}
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_MAX_AXES = 4
+_LARGEST_EXPONENT = 308
+_SMALLEST_EXPONENT = -400
+"""Below float64's range, because documents print such numbers: 5.77e-340."""
+_AXES = ("number", "row", "matrix", "block")
+
+Cells: TypeAlias = "list[Cells] | str"
+"""Texts of numbers, nested as the array is."""
+
+
+class PrintedError(ValueError):
+    """A printed array that cannot be read; the message says which row or number."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How the numbers were rounded when they were printed; by default each as many decimals as it shows."""
+
+    exact: bool = False
+    decimals: int | None = None
+    significant_digits: int | None = None
+
+
+@dataclass(frozen=True)
+class PrintedArray:
+    """A printed array, element by element.
+
+    Its text, its value to the nearest float64, half a unit of its last digit, and whether the document gives it at all.
+    """
+
+    text: NDArray[np.object_]
+    value: NDArray[np.float64]
+    half_unit: NDArray[np.float64]
+    given: NDArray[np.bool_]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape in which the array is printed."""
+        return self.text.shape
+
+    def transposed(self) -> PrintedArray:
+        """Swap the last two axes."""
+        return self.reshaped(swap=True)
+
+    def reshaped(self, shape: tuple[int, ...] | None = None, *, swap: bool = False) -> PrintedArray:
+        """Apply one change of shape to all parts."""
+
+        def changed(array: NDArray[Any]) -> NDArray[Any]:
+            return np.swapaxes(array, -1, -2) if swap else array.reshape(self.shape if shape is None else shape)
+
+        return PrintedArray(*map(changed, (self.text, self.value, self.half_unit, self.given)))
+
+
+def parse_printed(source: object, rounding: Rounding) -> PrintedArray:
+    """Read a printed array from text, or from nested lists of texts for ranks above two.
+
+    Raises ``PrintedError`` for ragged rows and for what is no number.
+    """
+    cells = _cells(source)
+    shape = _shape(cells)
+    if len(shape) > _MAX_AXES:
+        raise PrintedError(f"expected at most {_MAX_AXES} axes, got {len(shape)}")
+    text = np.empty(shape, dtype=object)
+    for index in np.ndindex(text.shape):
+        cell: Any = cells
+        for axis in index:
+            cell = cell[axis]
+        text[index] = cell
+    value = np.empty(text.shape)
+    half_unit = np.zeros(text.shape)
+    for index in np.ndindex(text.shape):
+        try:
+            value[index], half_unit[index] = _parse_number(str(text[index]), rounding)
+        except PrintedError as error:
+            raise PrintedError(f"{_position(index)}{error}") from None
+    return PrintedArray(text, value, half_unit, text != np.array(NOT_GIVEN, dtype=object))
+
+
+def _cells(source: object) -> Cells:
+    """Split texts into rows and numbers; a text of one row is a vector, of one number a scalar."""
+    if isinstance(source, list):
+        if not source:
+            raise PrintedError("no number is given")
+        return [_cells(item) for item in source]
+    if not isinstance(source, str):
+        lost = ": a bare number would lose its last digits" if isinstance(source, int | float) else ""
+        raise PrintedError(f"expected text in quotes, got {source!r:.40}{lost}")
+    rows = [line.split() for line in source.splitlines() if line.strip()]
+    if not rows:
+        raise PrintedError("no number is given")
+    widths = [len(row) for row in rows]
+    for number, width in enumerate(widths, start=1):
+        if width != widths[0]:
+            raise PrintedError(f"ragged rows: {width} in row {number}, {widths[0]} in row 1")
+    if len(rows) > 1:
+        return [[*row] for row in rows]
+    return [*rows[0]] if widths[0] > 1 else rows[0][0]
+
+
+def _shape(cells: Cells) -> tuple[int, ...]:
+    if isinstance(cells, str):
+        return ()
+    shapes = [_shape(cell) for cell in cells]
+    for number, shape in enumerate(shapes, start=1):
+        if shape != shapes[0]:
+            raise PrintedError(f"ragged: entry {number} has shape {show(shape)}, entry 1 has shape {show(shapes[0])}")
+    return (len(cells), *shapes[0])
+
+
+def _position(index: tuple[int, ...]) -> str:
+    """Say where a number stands: "row 2, number 1: "."""
+    words = [f"{word} {place + 1}" for word, place in zip(_AXES, reversed(index), strict=False)]
+    return f"{', '.join(reversed(words))}: " if words else ""
+
+
+def _parse_number(text: str, rounding: Rounding) -> tuple[float, float]:
+    """Return the nearest float64 and half a unit of the last printed digit."""
+    if text == NOT_GIVEN:
+        return np.nan, 0.0
+    if text.lower() in _NON_FINITE:
+        return float(text), 0.0
+    if not _NUMBER.fullmatch(text):
+        raise PrintedError(f"{text[:40]!r} is not a number")
+    try:
+        number = Decimal(text)
+    except InvalidOperation:  # an exponent of twenty digits
+        raise PrintedError(f"{text[:40]!r} is beyond the range of float64") from None
+    if number.adjusted() > _LARGEST_EXPONENT or np.isinf(float(number)):
+        raise PrintedError(f"{text[:40]!r} is beyond the range of float64")
+    if number and number.adjusted() < _SMALLEST_EXPONENT:
+        raise PrintedError(f"{text[:40]!r} is closer to zero than 1e{_SMALLEST_EXPONENT}")
+    return float(number), 0.0 if rounding.exact else _half_unit(number, rounding)
+
+
+def _half_unit(number: Decimal, rounding: Rounding) -> float:
+    if rounding.decimals is not None:
+        exponent = -rounding.decimals
+    elif rounding.significant_digits is not None:
+        exponent = number.adjusted() - rounding.significant_digits + 1
+    else:
+        exponent = int(number.as_tuple().exponent)
+    return float(Decimal(5).scaleb(exponent - 1)) if exponent > _SMALLEST_EXPONENT else 0.0

@@ -1,0 +1,152 @@
+"""Which cases to run: the bundled corpus and people's own folders, chosen by path, glob and tag."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from importlib.resources import files
+from pathlib import Path
+
+from attncheck.harness.errors import CaseError, Fault, UsageError
+from attncheck.harness.reading.case import Case
+from attncheck.harness.reading.loader import TAG_FILE, load_case_file, load_tags
+from attncheck.harness.reading.model import TagEntry
+
+BUNDLED = "cases"
+"""The bundled corpus is called cases/..., as in the repository; the name in front is not part of a case's id."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The cases to run, the faults of files that could not be read, and every tag that is defined."""
+
+    cases: tuple[Case, ...]
+    faults: tuple[Fault, ...]
+    tags: dict[str, TagEntry]
+
+
+@dataclass(frozen=True)
+class _File:
+    path: Path
+    name: str
+    """As it is shown: the path that the user gave, or cases/... for the bundled corpus."""
+
+    @property
+    def id_prefix(self) -> str:
+        return self.name.removesuffix(".yaml").removesuffix(".yml").removeprefix(f"{BUNDLED}/")
+
+
+def select_cases(
+    patterns: Sequence[str] = (), tags: Sequence[str] = (), dtypes: Sequence[str] = (), base: Path | None = None
+) -> Selection:
+    """Read the cases that match.
+
+    A pattern is the path of a file or folder of cases, or else a glob over the bundled cases, with or without
+    ``cases/`` in front: ``cases/documents/*``, ``masking/*causal*``. Without patterns, the whole bundled corpus.
+    Raises ``UsageError`` where a pattern, tag or dtype matches nothing. Files with faults are left out and reported.
+    """
+    base = base or Path.cwd()
+    faults: list[Fault] = []
+    known_tags = _tags_of(_bundled_root(), f"{BUNDLED}/{TAG_FILE}", faults)
+    cases: dict[str, Case] = {}
+    for pattern in patterns or ("*",):
+        for case in _matching(pattern, base, known_tags, faults, several=len(patterns) > 1):
+            first = cases.setdefault(case.id, case)
+            if (first.file, first.line) != (case.file, case.line):
+                faults.append(Fault(case.file, f"the same case id as in {first.file}: {case.id}", case.line, case.name))
+    chosen = [case for case in cases.values() if _has_tags(case, tags, known_tags)]
+    if dtypes:
+        chosen = [case for case in chosen if set(case.dtypes) & set(dtypes)]
+    if not chosen and not faults:
+        raise UsageError("no case matches the paths, globs, tags and dtypes that were given")
+    return Selection(tuple(sorted(chosen, key=lambda case: case.id)), tuple(dict.fromkeys(faults)), known_tags)
+
+
+def _bundled_root() -> Path:
+    return Path(str(files("attncheck.cases")))
+
+
+def _matching(
+    pattern: str, base: Path, tags: dict[str, TagEntry], faults: list[Fault], *, several: bool
+) -> Iterable[Case]:
+    path = base / pattern
+    if several and (path.name == "__pycache__" or (path.is_file() and not _is_case_file(path))):
+        # The shell spreads cases/* over everything that is there.
+        return []
+    if path.exists():
+        own = _own_files(path, base)
+        for folder in sorted({file.path.parent for file in own} | {path if path.is_dir() else path.parent}):
+            tags |= _tags_of(folder, _shown(folder / TAG_FILE, base), faults)
+        return _read(own, tags, faults)
+    glob = pattern.removeprefix(f"{BUNDLED}/").removesuffix(".yaml")
+    root = _bundled_root()
+    bundled = [_File(path, f"{BUNDLED}/{path.relative_to(root).as_posix()}") for path in _case_files(root)]
+    # A whole file, a folder or single cases can be meant; only files that may match are read.
+    whole = [file for file in bundled if _matches(file.id_prefix, glob)]
+    rest = [file for file in bundled if file not in whole]
+    single = [case for case in _read(rest, tags, faults) if _matches(case.id, glob)] if not whole else []
+    found = [*_read(whole, tags, faults), *single]
+    if not found and not faults:
+        raise UsageError(f"{pattern!r} is neither a file or folder nor a glob that matches a bundled case")
+    return found
+
+
+def _matches(name: str, glob: str) -> bool:
+    return fnmatchcase(name, glob) or fnmatchcase(name, f"{glob.rstrip('/')}/*")
+
+
+def _own_files(path: Path, base: Path) -> list[_File]:
+    if path.is_file() and not _is_case_file(path):
+        raise UsageError(f"{path} is no case file; expected a *.yaml that is not {TAG_FILE}")
+    found = [path] if path.is_file() else _case_files(path)
+    if not found:
+        raise UsageError(f"{path} holds no case files (*.yaml)")
+    return [_File(file, _shown(file, base)) for file in found]
+
+
+def _case_files(folder: Path) -> list[Path]:
+    """Return the case files below a folder, in a fixed order; hidden folders and tags.yaml are none."""
+    return sorted(
+        path
+        for suffix in ("yaml", "yml")
+        for path in folder.rglob(f"*.{suffix}")
+        if _is_case_file(path) and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+
+
+def _is_case_file(path: Path) -> bool:
+    return path.suffix in (".yaml", ".yml") and path.name != TAG_FILE
+
+
+def _shown(path: Path, base: Path) -> str:
+    """Name a file as people do: relative to where they are, if it lies below."""
+    resolved, resolved_base = path.resolve(), base.resolve()
+    if resolved.is_relative_to(resolved_base):
+        return resolved.relative_to(resolved_base).as_posix()
+    return f"{resolved.parent.name}/{resolved.name}"
+
+
+def _tags_of(folder: Path, name: str, faults: list[Fault]) -> dict[str, TagEntry]:
+    try:
+        return load_tags(folder, name)
+    except CaseError as error:
+        faults.extend(error.faults)
+        return {}
+
+
+def _read(case_files: Iterable[_File], tags: dict[str, TagEntry], faults: list[Fault]) -> list[Case]:
+    cases: list[Case] = []
+    for file in case_files:
+        try:
+            cases += load_case_file(file.path, file.name, file.id_prefix, tags)
+        except CaseError as error:
+            faults.extend(error.faults)
+    return cases
+
+
+def _has_tags(case: Case, wanted: Sequence[str], known: dict[str, TagEntry]) -> bool:
+    for tag in wanted:
+        if tag not in known:
+            raise UsageError(f"undefined tag {tag!r}; expected one of {', '.join(sorted(known))}")
+    return not wanted or bool(set(case.tags) & set(wanted))

@@ -1,0 +1,170 @@
+"""YAML read as plain data, with the line of every field; no tags, no code, no surprises in size.
+
+ruamel.yaml's safe loader keeps no lines and its round-trip loader lets tags through, so the events and nodes are read
+here, and only YAML's own plain types are built from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent, NodeEvent
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.reader import ReaderError
+
+from attncheck.harness.reading.yaml_scalars import FieldPath, YamlFault, build_key, build_scalar
+
+MAX_BYTES = 4 * 2**20
+MAX_NODES = 100_000
+"""Enough for tens of thousands of typed numbers; larger arrays are drawn, not typed."""
+MAX_DEPTH = 100
+
+
+@dataclass(frozen=True)
+class YamlDocument:
+    """Plain data, and the line on which each field starts."""
+
+    data: Any
+    lines: dict[FieldPath, int]
+
+    def locate(self, path: FieldPath) -> tuple[FieldPath, int | None]:
+        """Return the longest part of a path that exists in the file, and its line.
+
+        Parts that the file does not have (a validator's own labels, a missing field) are passed over.
+        """
+        found: FieldPath = ()
+        for part in path:
+            if (*found, part) in self.lines:
+                found = (*found, part)
+        return found, self.lines.get(found)
+
+
+def read_yaml(path: Path) -> YamlDocument:
+    """Read one YAML file. Raises ``YamlFault``; never runs code and never reads anything else."""
+    text = _read_text(path)
+    try:
+        _check_events(text)
+        reader = YAML(typ="safe", pure=True)
+        reader.composer.warn_double_anchors = False  # YAML allows them; a warning would only puzzle
+        root = reader.compose(text)
+    except MarkedYAMLError as error:
+        raise _parse_fault(error) from None
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise YamlFault(f"not valid YAML: the character U+{error.character:04X} is not allowed", line) from None
+    except (YAMLError, ValueError) as error:
+        raise YamlFault(f"not valid YAML: {' '.join(str(error).split())}") from None
+    if root is None or (isinstance(root, ScalarNode) and not root.value and root.style is None):
+        raise YamlFault("the file is empty; expected a title, a source, an operation and a list of cases", 1)
+    _check_size(root)
+    lines: dict[FieldPath, int] = {}
+    data = _build(root, (), lines)
+    return YamlDocument(data, lines)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise YamlFault(
+                f"{size} bytes; a case file has {MAX_BYTES} at most, draw large arrays instead of typing them"
+            )
+        content = path.read_bytes()
+    except OSError as error:
+        raise YamlFault(f"cannot be read: {error.strerror}") from None
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise YamlFault(f"not UTF-8: byte 0x{content[error.start]:02x} at position {error.start}", line) from None
+
+
+def _parse_fault(error: MarkedYAMLError) -> YamlFault:
+    mark = error.problem_mark or error.context_mark
+    context = error.context or ""
+    if mark and error.context_mark and error.context_mark.line != mark.line:
+        context = f"{context} that starts on line {error.context_mark.line + 1}"
+    problem = ", ".join(part for part in (context, error.problem) if part) or "cannot be parsed"
+    return YamlFault(f"not valid YAML: {problem}", mark.line + 1 if mark else None)
+
+
+def _check_events(text: str) -> None:
+    """Refuse tags, older YAML, and what is too long or too deep, before any node is made of it."""
+    depth = nodes = 0
+    for event in YAML(typ="safe", pure=True).parse(text):
+        line = event.start_mark.line + 1
+        tag, version = getattr(event, "tag", None), getattr(event, "version", None)
+        if tag is not None:
+            shown = str(tag).replace("tag:yaml.org,2002:", "!!")
+            raise YamlFault(f"the tag {shown} is not allowed: a case is plain data, nothing is built from it", line)
+        if version is not None and tuple(version) != (1, 2):
+            raise YamlFault(f"YAML {'.'.join(map(str, version))}; expected YAML 1.2, without a %YAML line", line)
+        nodes += isinstance(event, NodeEvent)
+        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+        _check_limits(nodes, depth, line)
+
+
+def _check_limits(nodes: int, depth: int, line: int) -> None:
+    if depth > MAX_DEPTH:
+        raise YamlFault(f"nested more than {MAX_DEPTH} levels deep", line)
+    if nodes > MAX_NODES:
+        raise YamlFault(
+            f"more than {MAX_NODES} values (aliases expanded); draw large arrays instead of typing them", line
+        )
+
+
+def _check_size(root: Node) -> None:
+    """Measure the nodes as aliases expand them, before anything is expanded."""
+    measured: dict[int, tuple[int, int]] = {}
+    open_nodes: set[int] = set()
+
+    def measure(node: Node, depth: int) -> tuple[int, int]:
+        """Return how many nodes and how many levels a node expands to."""
+        identity, line = id(node), node.start_mark.line + 1
+        if identity in open_nodes:
+            raise YamlFault("an alias refers to a node that contains it", line)
+        if identity not in measured:
+            open_nodes.add(identity)
+            inner = [measure(child, depth + 1) for child in _children(node)]
+            open_nodes.discard(identity)
+            measured[identity] = (
+                1 + sum(nodes for nodes, _ in inner),
+                1 + max((levels for _, levels in inner), default=0),
+            )
+        nodes, levels = measured[identity]
+        _check_limits(nodes, depth + levels, line)
+        return nodes, levels
+
+    measure(root, 0)
+
+
+def _children(node: Node) -> Iterator[Node]:
+    if isinstance(node, SequenceNode):
+        yield from node.value
+    elif isinstance(node, MappingNode):
+        for key, value in node.value:
+            yield key
+            yield value
+
+
+def _build(node: Node, path: FieldPath, lines: dict[FieldPath, int]) -> Any:
+    lines.setdefault(path, node.start_mark.line + 1)
+    if isinstance(node, SequenceNode):
+        return [_build(child, (*path, index), lines) for index, child in enumerate(node.value)]
+    if isinstance(node, MappingNode):
+        mapping: dict[Hashable, Any] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            key = build_key(key_node, path)
+            if key in mapping:
+                raise YamlFault("this field is given twice", line, (*path, key))
+            lines[(*path, key)] = line
+            mapping[key] = _build(value_node, (*path, key), lines)
+        return mapping
+    assert isinstance(node, ScalarNode), "YAML has sequences, mappings and scalars"
+    return build_scalar(node, path)

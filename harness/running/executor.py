@@ -1,0 +1,164 @@
+"""Worker processes: one per framework (and per dtype that needs its own), side by side, each with a time limit.
+
+Processes are pebble's: it kills a worker that overruns its time, notices one that dies, and starts another.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing.context import SpawnContext, SpawnProcess
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from pebble import ProcessExpired, ProcessPool
+
+from attncheck.harness.running.implementations import Implementation
+from attncheck.harness.running.worker import Failure, Outcome, Task, clean, evaluate, start
+
+Key = TypeVar("Key")
+Answer = TypeVar("Answer")
+
+_spawning = threading.Lock()
+
+
+class _Worker(SpawnProcess):
+    """A spawned process that does not run the caller's main module again.
+
+    A script without a main guard would otherwise start its whole run anew in every worker.
+    """
+
+    def start(self) -> None:
+        with _spawning:
+            main = sys.modules["__main__"]
+            sys.modules["__main__"] = types.ModuleType("__main__")
+            try:
+                super().start()
+            finally:
+                sys.modules["__main__"] = main
+
+
+class _Context(SpawnContext):
+    Process = _Worker
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds that a framework may take to start, and that one evaluation may take; threads per worker."""
+
+    start_seconds: float = 300.0
+    case_seconds: float = 60.0
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Group:
+    """One worker process: an implementation, and the dtypes that it can serve together."""
+
+    implementation: Implementation
+    dtypes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """A name for logs: the implementation, and its dtype where it has a process of its own."""
+        return f"{self.implementation.name}-{'-'.join(self.dtypes)}"
+
+
+def group_by_process(implementation: Implementation, dtypes: Sequence[str]) -> list[Group]:
+    """Split the dtypes of an implementation over the processes that they need."""
+    alone = [dtype for dtype in dtypes if dtype in implementation.entry.own_process_for]
+    together = tuple(dtype for dtype in dtypes if dtype not in alone)
+    groups = [Group(implementation, (dtype,)) for dtype in alone]
+    return [*groups, Group(implementation, together)] if together else groups
+
+
+class GroupRunner(Generic[Key]):
+    """Runs the tasks of one group in its worker, one after the other; a failure is an outcome, not an end."""
+
+    def __init__(self, group: Group, limits: Limits, log_directory: Path) -> None:
+        self.group = group
+        self.description: dict[str, str] = {}
+        self._limits = limits
+        self._log = log_directory / f"{group.name}.txt"
+        self._pool: ProcessPool | None = None
+        self._started = False
+        self._given_up: Failure | None = None
+        self._stopping = False
+
+    def run(self, keys: Sequence[Key], task_of: Callable[[Key], Task], report: Callable[[Key, Outcome], None]) -> None:
+        """Evaluate every task and report its outcome; returns early once ``stop`` is called."""
+        try:
+            for key in keys:
+                outcome = self._evaluate(task_of(key))
+                if self._stopping:
+                    return
+                report(key, outcome)
+        finally:
+            self._close()
+
+    def stop(self) -> None:
+        """Kill the worker; nothing more is reported."""
+        self._stopping = True
+        pool = self._pool
+        if pool is not None:
+            _stop(pool)
+
+    def _evaluate(self, task: Task) -> Outcome:
+        if not self._started and self._given_up is None:
+            self._start()
+        if self._given_up is not None:
+            return self._given_up
+        outcome: Outcome = self._call(self._limits.case_seconds, evaluate, task)
+        if isinstance(outcome, Failure) and outcome.verdict in ("crash", "timeout"):
+            self._started = False
+        return outcome
+
+    def _start(self) -> None:
+        entry = self.group.implementation.entry
+        answer = self._call(
+            self._limits.start_seconds, start, entry, self.group.dtypes[0], self._limits.threads, str(self._log)
+        )
+        if isinstance(answer, Failure):
+            self._given_up = answer
+        else:
+            self.description, self._started = answer, True
+
+    def _call(self, seconds: float, function: Callable[..., Answer], *arguments: object) -> Answer | Failure:
+        """Call a function in the worker; what kills it becomes a failure."""
+        try:
+            if self._pool is None:
+                self._pool = ProcessPool(max_workers=1, context=_Context())
+            if self._stopping:  # looked at after the pool is made, as stop() looks at the pool after it has said so
+                raise futures.CancelledError
+            return self._pool.schedule(function, args=arguments, timeout=seconds).result()
+        except futures.TimeoutError:
+            return Failure("timeout", f"not done after {seconds:g} s; the worker was stopped")
+        except ProcessExpired as expired:
+            return Failure("crash", f"the worker process died with exit code {expired.exitcode}{self._last_words()}")
+        except (BrokenProcessPool, futures.CancelledError, RuntimeError) as error:
+            # The pool itself is gone, because its worker died between two calls or because the run is being stopped.
+            self._close()
+            return Failure("crash", f"the worker process is gone: {error or type(error).__name__}{self._last_words()}")
+
+    def _last_words(self) -> str:
+        try:
+            lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return f"; its last line: {clean(lines[-1][-200:])}" if lines else ""
+
+    def _close(self) -> None:
+        pool, self._pool, self._started = self._pool, None, False
+        if pool is not None:
+            _stop(pool)
+            pool.join()
+
+
+def _stop(pool: ProcessPool) -> None:
+    """Kill the pool's worker, whatever it is doing."""
+    pool.stop()  # type: ignore[no-untyped-call] # pebble leaves this one without types

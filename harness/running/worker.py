@@ -1,0 +1,137 @@
+"""What runs inside a worker process: one framework, one evaluation after the other.
+
+Nothing that imports NumPy may be imported at the top: the number of threads has to be set before.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attncheck.backends import BackendEntry
+from attncheck.backends.contract import Backend
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+_LONGEST_MESSAGE = 500
+
+
+@dataclass(frozen=True)
+class Task:
+    """One evaluation: an operation on inputs that are already in the working dtype."""
+
+    operation: str
+    options: Mapping[str, Any]
+    inputs: Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The stages that an implementation returned."""
+
+    stages: Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there are no stages; ``verdict`` is unsupported, error, crash or timeout."""
+
+    verdict: str
+    message: str
+
+
+Outcome = Computed | Failure
+
+_backend: Backend | None = None
+
+
+def start(entry: BackendEntry, dtype: str, threads: int, log: str) -> dict[str, str] | Failure:
+    """Import and configure the framework, once per process; return what it says of itself."""
+    global _backend
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _redirect_output(log)
+    os.environ.update({name: str(threads) for name in _THREAD_VARIABLES})
+    os.environ.update(entry.environment)
+    try:
+        _backend = entry.load()
+        _backend.prepare(dtype, threads)
+        return {name: clean(text) for name, text in _backend.describe().items()}
+    except BaseException as error:  # whatever a framework raises while it starts, also SystemExit, is why it cannot run
+        return Failure("error", f"{entry.name} cannot be started: {_describe(error)}")
+
+
+def evaluate(task: Task) -> Outcome:
+    """Run one operation and return its stages as NumPy arrays."""
+    import numpy as np
+
+    from attncheck.harness.running.operations import run_operation
+
+    assert _backend is not None, "start() comes first"
+    try:
+        with np.errstate(all="ignore"):
+            stages = run_operation(_backend, task.operation, task.inputs, task.options)
+            if not stages:
+                raise ValueError("returned no stages")
+            return Computed({name: _as_array(_backend, name, tensor) for name, tensor in stages.items()})
+    except NotImplementedError as error:
+        return Failure("unsupported", _describe(error))
+    except BaseException as error:  # whatever an implementation raises, also SystemExit, is its result and not our end
+        return Failure("error", _describe(error))
+
+
+def _as_array(backend: Backend, name: str, tensor: Any) -> NDArray[Any]:
+    import numpy as np
+
+    if not (isinstance(name, str) and name.isidentifier()):
+        raise ValueError(f"a stage is called {name!r}, expected a name")
+    array = backend.to_numpy(tensor)
+    if not isinstance(array, np.ndarray) and not np.isscalar(array):
+        raise TypeError(f"stage {name} is a {type(array).__name__}, expected an array")
+    array = np.asarray(array)
+    if not np.issubdtype(array.dtype, np.number) and array.dtype != bool:
+        # Objects and texts can be neither sent between processes nor compared as numbers.
+        raise TypeError(f"stage {name} is an array of {array.dtype}, expected numbers")
+    return array
+
+
+def clean(text: str) -> str:
+    """Make one line of a text of foreign origin: nothing in it can move a cursor, and every encoding can write it."""
+    line = "".join(
+        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in " ".join(text.split())
+    )
+    return line if len(line) <= _LONGEST_MESSAGE else f"{line[: _LONGEST_MESSAGE - 3]}..."
+
+
+def _describe(error: BaseException) -> str:
+    return clean(f"{type(error).__name__}: {error}")
+
+
+def _redirect_output(log: str) -> None:
+    """Send what the framework prints to a file: standard output belongs to the command line."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def _end_with_parent() -> None:
+    """End this process when the parent ends, however it ends."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -1,0 +1,395 @@
+"""Implementations held against numbers: what holds, what does not, and whose fault it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from attncheck.harness.judging.judge import judge
+from attncheck.harness.reading.case import Case
+from attncheck.harness.reading.inputs import Inputs
+from attncheck.harness.results.writer import Row
+from attncheck.harness.running.worker import Computed
+from attncheck.harness.verdicts import Verdict
+
+Array = NDArray[Any]
+Stages = dict[str, Array]
+Compute = Callable[[Case, str], tuple[Inputs, Stages]]
+LoadText = Callable[[str | bytes], list[Case]]
+
+UNIT = 2.0**-52
+"""Distance from 1 to the next float64."""
+
+
+def numbers(judged_rows: tuple[Row, ...]) -> list[Row]:
+    return [row for row in judged_rows if row.comparison in ("printed", "known")]
+
+
+def softmax_case(expectation: str, scores: str = "[[0, 1], [2, -1]]") -> str:
+    """A case of two rows, for numbers that the tests give by hand."""
+    return f"""
+title: Numbers to be judged
+source: {{kind: document, title: none}}
+operation: softmax
+cases:
+  - name: Two rows of two scores
+    inputs:
+      scores: {{values: {scores}}}
+    expect:
+      - {expectation}
+"""
+
+
+@pytest.fixture(scope="module")
+def hold(load_text: LoadText, compute: Compute) -> Callable[..., list[Row]]:
+    """Judge stages given by hand against one expectation on the weights of a softmax of two rows."""
+
+    def call(expectation: str, *weights: Any, dtype: str = "float64", log_sum_exp: Any = None) -> list[Row]:
+        (case,) = load_text(softmax_case(expectation))
+        inputs, _ = compute(case, dtype)
+        outcomes = {}
+        for number, own in enumerate(weights):
+            stages: Stages = {"weights": np.array(own, dtype).reshape(1, 1, 2, 2)}
+            if log_sum_exp is not None:
+                stages["log_sum_exp"] = np.array(log_sum_exp, dtype).reshape(1, 1, 2)
+            outcomes[f"i{number}"] = Computed(stages)
+        return numbers(judge(case, dtype, inputs, outcomes).rows)
+
+    return call
+
+
+def verdicts(rows: list[Row]) -> list[str]:
+    return [str(row.verdict) for row in rows]
+
+
+# Half a unit of the last printed digit.
+
+
+def test_a_number_half_a_unit_off_holds_and_what_the_rule_allows_beyond_is_the_edge(
+    hold: Callable[..., list[Row]],
+) -> None:
+    # Half a unit of a whole number is 0.5, exactly. The row's largest number is 3.5, of which 64 units are 2^-45.
+    expectation = '{stage: weights, printed: "3 1\\n 1 1"}'
+    edge = 3.5 + 64 * 2 * UNIT
+    for value, verdict in ((3.5, "agree"), (2.5, "agree"), (edge, "agree"), (np.nextafter(edge, 4), "numeric")):
+        rows = hold(expectation, [[value, 1], [1, 1]])
+        assert verdicts(rows) == [verdict, "agree", "agree", "agree"], value
+        assert (rows[0].half_unit, rows[0].propagated, rows[0].allowed) == (0.5, 0.0, 0.5 + 128 * UNIT)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_exact_numbers_have_no_half_unit(hold: Callable[..., list[Row]], dtype: str) -> None:
+    expectation = '{stage: weights, exact: true, printed: "3 1\\n 1 1"}'
+    rows = hold(expectation, [[3.25, 1], [1, 1]], dtype=dtype)
+    assert verdicts(rows) == ["numeric", "agree", "agree", "agree"]
+    assert (rows[0].half_unit, rows[0].difference) == (0.0, 0.25)
+    assert rows[0].units == 0.25 / (2 * float(np.finfo(dtype).eps))
+
+
+def test_each_number_has_the_half_unit_of_its_own_digits(hold: Callable[..., list[Row]]) -> None:
+    rows = hold('{stage: weights, printed: "0.25 0.750\\n 1. 2e-3"}', [[0.25, 0.75], [1, 0.002]])
+    assert [row.half_unit for row in rows] == [0.005, 0.0005, 0.5, 0.0005]
+    assert [row.reference_text for row in rows] == ["0.25", "0.750", "1.", "2e-3"]
+
+
+def test_decimals_that_are_declared_count_where_zeros_are_not_shown(hold: Callable[..., list[Row]]) -> None:
+    rows = hold('{stage: weights, decimals: 4, printed: "0.5 0.5\\n 0.5 0.5"}', [[0.5, 0.50004], [0.50006, 0.49996]])
+    assert verdicts(rows) == ["agree", "agree", "numeric", "agree"]
+
+
+def test_a_row_says_what_is_printed_what_was_computed_and_what_was_allowed(hold: Callable[..., list[Row]]) -> None:
+    expectation = '{stage: weights, called: attention, printed: "0.25 0.750\\n 1. 2e-3"}'
+    row = hold(expectation, [[0.25, 0.75], [1, 0.5]])[3]
+    assert (row.stage, row.called, row.index, row.reference_text) == ("weights", "attention", "0,0,1,1", "2e-3")
+    assert (row.value, row.reference, row.difference) == (0.5, 0.002, 0.498)
+    assert row.message == ("weights (attention)[0,0,1,1] prints 2e-3, computed 0.5; off by 0.498, allowed 0.0005")
+
+
+def test_known_numbers_say_that_they_are_known_and_are_never_a_misprint(hold: Callable[..., list[Row]]) -> None:
+    weights = [[0.5, 0.5], [1, 0.75]]
+    rows = hold('{stage: weights, exact: true, because: by hand, known: "0.5 0.5\\n 1 0"}', weights, weights)
+    assert verdicts(rows) == ["agree", "agree", "agree", "numeric"] * 2
+    assert {row.comparison for row in rows} == {"known"}
+    assert rows[3].message == "weights[0,0,1,1] is known to be 0, computed 0.75; off by 0.75, allowed 1.42e-14"
+
+
+def test_nothing_is_said_where_no_number_is_given(hold: Callable[..., list[Row]]) -> None:
+    rows = hold('{stage: weights, printed: ". 1\\n . 2"}', [[np.nan, 1], [77, 2]])
+    assert [(row.index, row.verdict) for row in rows] == [("0,0,0,1", "agree"), ("0,0,1,1", "agree")]
+
+
+def test_nan_and_infinity_hold_only_as_themselves(hold: Callable[..., list[Row]]) -> None:
+    expectation = '{stage: weights, printed: "nan inf\\n -inf 1"}'
+    assert verdicts(hold(expectation, [[np.nan, np.inf], [-np.inf, 1]])) == ["agree"] * 4
+    assert verdicts(hold(expectation, [[1, -np.inf], [-1e308, np.nan]])) == ["nonfinite"] * 4
+
+
+def test_numbers_in_columns_are_judged_in_the_order_of_the_document(hold: Callable[..., list[Row]]) -> None:
+    rows = hold('{stage: weights, transpose: true, printed: "1 3\\n 2 4"}', [[1, 2], [3, 4]])
+    assert verdicts(rows) == ["agree"] * 4
+    assert [row.reference_text for row in rows] == ["1", "3", "2", "4"]
+    assert [row.index for row in rows] == ["0,0,0,0", "0,0,1,0", "0,0,0,1", "0,0,1,1"]
+
+
+def test_what_is_computed_and_not_printed_is_unverified(hold: Callable[..., list[Row]]) -> None:
+    rows = hold("{stage: weights, called: w, unprinted: true}", [[1, 2], [3, 4]], [[1, 2], [3, 4]])
+    assert verdicts(rows) == ["unverified"] * 8
+    assert [row.value for row in rows] == [1, 2, 3, 4] * 2
+    assert {(row.called, row.comparison, row.reference) for row in rows} == {("w", "printed", None)}
+    assert rows[0].message.startswith("computed by the document, not printed")
+
+
+@pytest.mark.parametrize("wrong", [np.zeros((1, 2)), np.zeros((1, 1, 2, 2), np.int64)])
+def test_a_stage_of_the_wrong_form_is_not_held_against_numbers(
+    load_text: LoadText, compute: Compute, wrong: Array
+) -> None:
+    (case,) = load_text(softmax_case('{stage: weights, printed: "0 0\\n 0 0"}'))
+    inputs, stages = compute(case, "float64")
+    judged = judge(case, "float64", inputs, {"bad": Computed({"weights": wrong}), "good": Computed(stages)})
+    assert {row.implementation for row in numbers(judged.rows)} == {"good"}
+    assert [row.verdict for row in judged.rows if row.implementation == "bad" and row.comparison == "stage"] == [
+        Verdict.SHAPE if wrong.ndim == 2 else Verdict.DTYPE
+    ]
+
+
+# Misprints.
+
+PRINTED = '{stage: weights, printed: "0.5 0.5\\n 0.75 0.25"}'
+RIGHT = [[0.5, 0.5], [0.75, 0.25]]
+OFF = [[0.5, 0.5], [0.75, 0.35]]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_what_all_miss_alike_is_a_misprint(hold: Callable[..., list[Row]], count: int) -> None:
+    rows = hold(PRINTED, *[OFF] * count)
+    assert verdicts(rows) == ["agree", "agree", "agree", "misprint"] * count
+    assert not any(row.known for row in rows)
+    assert rows[3].message == (
+        "weights[0,0,1,1] prints 0.25, computed 0.34999999999999998; off by 0.1, allowed 0.005; "
+        "all implementations miss it and agree"
+    )
+
+
+@pytest.mark.parametrize("others", [1, 2])
+def test_what_one_alone_misses_is_its_own_fault(hold: Callable[..., list[Row]], others: int) -> None:
+    rows = hold(PRINTED, OFF, *[RIGHT] * others)
+    assert verdicts(rows) == ["agree", "agree", "agree", "numeric", *["agree"] * 4 * others]
+
+
+def test_what_a_single_implementation_misses_is_not_called_a_misprint(hold: Callable[..., list[Row]]) -> None:
+    assert verdicts(hold(PRINTED, OFF))[3] == "numeric"
+
+
+def test_what_all_miss_in_different_ways_is_no_misprint(hold: Callable[..., list[Row]]) -> None:
+    rows = hold(PRINTED, OFF, [[0.5, 0.5], [0.75, 0.45]])
+    assert [verdicts(rows)[place] for place in (3, 7)] == ["numeric", "numeric"]
+
+
+def test_an_infinity_that_nobody_computes_is_a_misprint_too(hold: Callable[..., list[Row]]) -> None:
+    rows = hold('{stage: weights, printed: "0.5 0.5\\n 0.75 inf"}', RIGHT, RIGHT)
+    assert verdicts(rows) == ["agree", "agree", "agree", "misprint"] * 2
+
+
+# Errata.
+
+ERRATUM = PRINTED.replace("{stage", "{erratum: the last one is another call's, stage")
+
+
+def test_a_recorded_erratum_is_a_misprint_that_is_known(hold: Callable[..., list[Row]]) -> None:
+    rows = hold(ERRATUM, OFF, OFF)
+    assert [(row.verdict, row.known) for row in rows] == [*[("agree", False)] * 3, ("misprint", True)] * 2
+    assert rows[3].message == "the last one is another call's"
+
+
+def test_an_erratum_whose_numbers_all_hold_is_stale(hold: Callable[..., list[Row]]) -> None:
+    rows = hold(ERRATUM, RIGHT, RIGHT)
+    assert [(row.verdict, row.known) for row in rows] == [("stale", False)] * 8
+    assert rows[0].message == (
+        "the recorded erratum no longer happens, every printed number holds: the last one is another call's"
+    )
+
+
+# The documents.
+
+
+@dataclass(frozen=True)
+class Token:
+    """One printed number of a document file, and where it stands in the text."""
+
+    start: int
+    text: str
+    unit: Decimal
+
+
+def tokens(text: str) -> list[Token]:
+    """Every number of every ``printed`` below ``cases:``; where ``decimals`` are declared they give the unit."""
+    found: list[Token] = []
+    place = text.index("\ncases:") + 1
+    indent: int | None = None
+    decimals: int | None = None
+    for line in text[place:].splitlines(keepends=True):
+        spaces = len(line) - len(line.lstrip())
+        if indent is not None and spaces <= indent:
+            indent = None
+        if line.lstrip().startswith("- stage:") or line.lstrip().startswith("- quantity:"):
+            decimals = None
+        if line.lstrip().startswith("decimals:"):
+            decimals = int(line.split(":")[1])
+        begin = line.index("printed:") + 8 if "unprinted" not in line and "printed:" in line else None
+        if begin is not None and line.rstrip().endswith("|"):
+            indent, begin = spaces, None
+        elif indent is not None:
+            begin = 0
+        if begin is None:
+            place += len(line)
+            continue
+        for match in re.finditer(r"[-\d.e]+", line[begin:]):
+            shown = Decimal(match.group())
+            exponent = -decimals if decimals is not None else int(shown.as_tuple().exponent)
+            found.append(Token(place + begin + match.start(), match.group(), Decimal(1).scaleb(exponent)))
+        place += len(line)
+    return found
+
+
+def document(name: str) -> str:
+    return files("attncheck.cases").joinpath("documents", f"{name}.yaml").read_text(encoding="utf-8")
+
+
+DOCUMENTS = {name: document(name) for name in ("base_r_vignette", "numpy_scipy_chapter")}
+RAISED = [
+    pytest.param(name, token, id=f"{name}-{number}-{token.text}")
+    for name, text in DOCUMENTS.items()
+    for number, token in enumerate(tokens(text))
+]
+
+
+@pytest.fixture(scope="module")
+def judge_document(load_text: LoadText, compute: Compute) -> Callable[..., list[Row]]:
+    """Judge NumPy, as often as is asked, against a document's text; only what does not hold is returned."""
+
+    def call(text: str, dtype: str = "float64", count: int = 1) -> list[Row]:
+        rows = []
+        for case in load_text(text.replace("tags: [", "tags: [] # [")):
+            inputs, stages = compute(case, dtype)
+            outcomes = {f"i{number}": Computed(stages) for number in range(count)}
+            rows += numbers(judge(case, dtype, inputs, outcomes).rows)
+        assert rows
+        return [row for row in rows if row.verdict not in (Verdict.AGREE, Verdict.UNVERIFIED)]
+
+    return call
+
+
+def raised(text: str, token: Token, by: Decimal) -> tuple[str, str]:
+    """The text with one number changed, and that number."""
+    number = format(Decimal(token.text) + by, "f")
+    return text[: token.start] + number + text[token.start + len(token.text) :], number
+
+
+def test_every_printed_number_of_the_two_documents_is_tried() -> None:
+    # 16 scores, 4 maxima, 16 weights, 12 outputs; 3 numbers for the first word, 12 for all four.
+    counts = {name: len(tokens(text)) for name, text in DOCUMENTS.items()}
+    assert counts == {"base_r_vignette": 48, "numpy_scipy_chapter": 15}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_the_documents_hold_as_they_are(judge_document: Callable[..., list[Row]], name: str, dtype: str) -> None:
+    assert judge_document(DOCUMENTS[name], dtype) == []
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(("name", "token"), RAISED)
+def test_one_unit_in_the_last_digit_of_any_printed_number_is_caught(
+    judge_document: Callable[..., list[Row]], name: str, token: Token, sign: int
+) -> None:
+    text, number = raised(DOCUMENTS[name], token, sign * token.unit)
+    (row,) = judge_document(text)
+    assert (row.verdict, row.reference_text, row.comparison) == (Verdict.NUMERIC, number, "printed")
+    assert f"[{row.index}] prints {number}, computed " in row.message
+
+
+def test_the_sixth_decimal_of_a_weight_of_the_vignette_raised_by_one_is_named(
+    judge_document: Callable[..., list[Row]],
+) -> None:
+    text = DOCUMENTS["base_r_vignette"]
+    assert text.count("0.083717538") == 1
+    (row,) = judge_document(text.replace("0.083717538", "0.083718538"))
+    assert (row.stage, row.called, row.index, row.reference_text) == ("weights", "weights", "0,0,0,0", "0.083718538")
+    assert row.message.startswith("weights (weights)[0,0,0,0] prints 0.083718538, computed 0.08371753")
+    assert row.difference == pytest.approx(1e-6, abs=5e-10)
+
+
+def test_a_raised_digit_that_two_implementations_miss_is_a_misprint(judge_document: Callable[..., list[Row]]) -> None:
+    text = DOCUMENTS["base_r_vignette"].replace("0.083717538", "0.083718538")
+    rows = judge_document(text, count=2)
+    assert [(row.implementation, row.verdict) for row in rows] == [("i0", "misprint"), ("i1", "misprint")]
+
+
+def test_a_raised_maximum_is_told_under_the_name_of_the_quantity(judge_document: Callable[..., list[Row]]) -> None:
+    token = tokens(DOCUMENTS["base_r_vignette"])[16]
+    text, _ = raised(DOCUMENTS["base_r_vignette"], token, Decimal(1))
+    (row,) = judge_document(text)
+    assert (row.stage, row.called, row.index, row.shape) == ("row_maxima", "maxs", "0,0,0,0", None)
+
+
+# Numbers computed from printed, rounded inputs.
+
+
+@pytest.fixture(scope="module")
+def notebook_rows(load_text: LoadText, compute: Compute) -> list[Row]:
+    text = document("masked_self_attention_notebook").replace("tags: [", "tags: [] # [")
+    case = load_text(text)[0]
+    inputs, stages = compute(case, "float64")
+    return numbers(judge(case, "float64", inputs, {"numpy": Computed(stages)}).rows)
+
+
+def test_the_notebook_holds_with_what_its_rounded_inputs_can_move(notebook_rows: list[Row]) -> None:
+    # Products, scaled, masked, weights and values: 16 + 16 + 16 + 16 + 32.
+    assert len(notebook_rows) == 96
+    assert {row.verdict for row in notebook_rows} == {Verdict.AGREE}
+
+
+@pytest.mark.parametrize("stage", ["raw_scores", "scores", "output"])
+def test_without_what_the_rounded_inputs_can_move_the_notebook_would_fail(notebook_rows: list[Row], stage: str) -> None:
+    def shortfall(row: Row) -> float:
+        assert row.difference is not None
+        assert row.allowed is not None
+        assert row.propagated is not None
+        return row.difference - (row.allowed - row.propagated)
+
+    assert any(shortfall(row) > 0 for row in notebook_rows if row.stage == stage)
+
+
+def test_the_allowance_for_rounded_inputs_is_stated_with_every_number(notebook_rows: list[Row]) -> None:
+    for row in notebook_rows:
+        assert row.propagated is not None
+        assert row.half_unit is not None
+        assert row.allowed is not None
+        fixed = row.reference_text in ("-inf", "0.", "1.")
+        assert (row.propagated == 0) if fixed else (0 < row.propagated < 1e-6), row
+        assert row.allowed >= row.propagated + row.half_unit
+
+
+def test_an_exact_document_has_no_such_allowance_in_float64(load_text: LoadText, compute: Compute) -> None:
+    (case,) = load_text(DOCUMENTS["base_r_vignette"].replace("tags: [", "tags: [] # ["))
+    inputs, stages = compute(case, "float64")
+    rows = numbers(judge(case, "float64", inputs, {"numpy": Computed(stages)}).rows)
+    assert {row.propagated for row in rows if row.verdict == Verdict.AGREE} == {0.0}
+
+
+def test_inputs_that_float32_cannot_hold_are_allowed_for(load_text: LoadText, compute: Compute) -> None:
+    text = softmax_case("{stage: weights, decimals: 3, printed: 0.5 0.5 . .}", "[[0.1, 0.1], [0, 0]]")
+    (case,) = load_text(text.replace("printed: 0.5 0.5 . .", 'printed: "0.5 0.5\\n . ."'))
+    for dtype, distance in (("float32", abs(float(np.float32(0.1)) - 0.1)), ("float64", 0.0)):
+        inputs, stages = compute(case, dtype)
+        rows = numbers(judge(case, dtype, inputs, {"numpy": Computed(stages)}).rows)
+        # Two equal scores that part by d each: the weights part by tanh(d) / 2, which is d / 2.
+        assert [row.propagated for row in rows] == [pytest.approx(distance / 2, rel=1e-6)] * 2

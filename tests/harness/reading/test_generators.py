@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from decimal import Context, Decimal, localcontext
+from fractions import Fraction
+from typing import Any
+
+import flint
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from attncheck.harness.reading.generators import GENERATORS, DrawFault, check_draw, draw
+from attncheck.harness.reading.generators.mersenne_twister import words_from_state
+from attncheck.harness.reading.generators.numpy_legacy import NumpyLegacy
+from attncheck.harness.reading.generators.r import R
+from attncheck.harness.reading.generators.torch_cpu import TorchCpu, _rounded_once
+
+# The words of "Chapter 8, The Attention Mechanism from Scratch" and of the base R vignette, a row each.
+WORDS = np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1]])
+
+
+def test_the_twister_gives_the_word_that_the_cpp_standard_fixes() -> None:
+    # ISO C++ [rand.predef]: the 10000th word of std::mt19937, whose default seed is 5489, is 4123659995.
+    words = words_from_state(np.random.RandomState(5489).get_state(legacy=False)["state"]["key"])
+    first = words(4000)
+    assert first[0] == 3499211612
+    assert words(6000)[-1] == 4123659995
+
+
+@pytest.mark.parametrize(
+    ("seed", "printed"),
+    [
+        (0, [0.8966972, 0.2655087, 0.3721239, 0.5728534, 0.9082078]),
+        (42, [0.9148060, 0.9370754, 0.2861395, 0.8304476, 0.6417455, 0.5190959]),
+        (123, [0.2875775, 0.7883051, 0.4089769, 0.8830174, 0.9404673, 0.0455565]),
+    ],
+)
+def test_r_draws_what_r_prints_after_set_seed(seed: int, printed: list[float]) -> None:
+    drawn = R(seed).runif((len(printed),), 0, 1)
+    np.testing.assert_allclose(drawn, printed, rtol=0, atol=0.5e-7)
+
+
+def test_r_fills_matrices_by_columns_and_one_after_the_other() -> None:
+    # The vignette prints `scores`, the products of Q and K: they hold only for R's own order.
+    generator = R(0)
+    w_q, w_k = (np.floor(generator.runif((3, 3), 0, 3)) for _ in range(2))
+    scores = (WORDS @ w_q) @ (WORDS @ w_k).T
+    np.testing.assert_array_equal(scores, [[6, 4, 10, 5], [4, 6, 10, 6], [10, 10, 20, 11], [3, 1, 4, 2]])
+
+
+def test_r_stays_inside_the_interval() -> None:
+    drawn = R(7).runif((1000,), -2, 5)
+    assert drawn.min() > -2
+    assert drawn.max() < 5
+
+
+def test_numpy_legacy_draws_what_the_numpy_chapter_prints() -> None:
+    generator = NumpyLegacy(42)
+    query, key, value = (WORDS @ generator.randint((3, 3), 0, 3) for _ in range(3))
+    exponentials = np.exp(query @ key.T / np.sqrt(3))
+    attention = exponentials / exponentials.sum(axis=1, keepdims=True) @ value
+    printed = [
+        [0.98522025, 1.74174051, 0.75652026],
+        [0.90965265, 1.40965265, 0.5],
+        [0.99851226, 1.75849334, 0.75998108],
+        [0.99560386, 1.90407309, 0.90846923],
+    ]
+    np.testing.assert_allclose(attention, printed, rtol=0, atol=0.5e-8 + 1e-14)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "seed", "printed"),
+    [
+        ("rand", 42, [0.37454012, 0.95071431, 0.73199394]),
+        ("randn", 0, [1.76405235, 0.40015721, 0.97873798]),
+        ("randn", 42, [0.49671415, -0.1382643, 0.64768854]),
+    ],
+)
+def test_numpy_legacy_draws_the_well_known_first_numbers(distribution: str, seed: int, printed: list[float]) -> None:
+    drawn = draw(NumpyLegacy(seed), distribution, (3,), {})
+    assert drawn.dtype == np.float64
+    np.testing.assert_allclose(drawn, printed, rtol=0, atol=0.5e-8)
+
+
+def test_integers_are_64_bits_wide_on_every_platform() -> None:
+    drawn = NumpyLegacy(0).randint((1000,), -3, 4)
+    assert drawn.dtype == np.int64
+    assert set(drawn.tolist()) == set(range(-3, 4))
+
+
+def test_torch_draws_the_numbers_that_its_users_see() -> None:
+    printed = [0.4963, 0.7682, 0.0885, 0.1320, 0.3074, 0.6341, 0.4901, 0.8964]
+    drawn = TorchCpu(0).rand((8,))
+    assert drawn.dtype == np.float32
+    np.testing.assert_allclose(drawn, printed, rtol=0, atol=0.5e-4)
+
+
+def test_torch_draws_the_normal_numbers_that_its_users_see() -> None:
+    printed = [
+        [-1.1258, -1.1524, -0.2506, -0.4339],
+        [0.8487, 0.6920, -0.3160, -2.1152],
+        [0.3223, -1.2633, 0.3500, 0.3081],
+        [0.1198, 1.2377, 1.1168, -0.2473],
+    ]
+    drawn = TorchCpu(0).randn((4, 4))
+    assert drawn.dtype == np.float32
+    np.testing.assert_allclose(drawn, printed, rtol=0, atol=0.5e-4)
+
+
+SEEDS = [0, 1, 42, 2**31, 2**32 - 1]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("shape", [(1,), (7,), (16,), (5, 5), (4, 16, 4), (1000,)])
+def test_rand_is_torchs_own_bit_for_bit(seed: int, shape: tuple[int, ...]) -> None:
+    torch = pytest.importorskip("torch", reason="compares with torch's own generator")
+    theirs = torch.rand(shape, generator=torch.Generator().manual_seed(seed)).numpy()
+    ours = TorchCpu(seed).rand(shape)
+    np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("shape", [(16,), (17,), (31,), (32,), (10, 16), (3, 11), (1, 2, 3, 7), (4099,)])
+def test_randn_is_within_a_millionth_of_torchs_own(seed: int, shape: tuple[int, ...]) -> None:
+    torch = pytest.importorskip("torch", reason="compares with torch's own generator")
+    theirs = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).numpy()
+    ours = TorchCpu(seed).randn(shape)
+    np.testing.assert_allclose(ours.astype(np.float64), theirs.astype(np.float64), rtol=0, atol=2**-20)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("seed", SEEDS)
+def test_several_draws_from_one_seed_follow_each_other_as_torchs_do(seed: int) -> None:
+    torch = pytest.importorskip("torch", reason="compares with torch's own generator")
+    state, ours = torch.Generator().manual_seed(seed), TorchCpu(seed)
+    # The sizes that are no multiple of 16 draw a last block anew, which moves everything after them.
+    steps = [("randn", 160), ("rand", 5), ("randn", 17), ("randn", 700), ("rand", 256), ("randn", 16), ("rand", 1)]
+    for distribution, size in steps:
+        theirs = getattr(torch, distribution)(size, generator=state).numpy().astype(np.float64)
+        atol = 0 if distribution == "rand" else 2**-20
+        np.testing.assert_allclose(draw(ours, distribution, (size,), {}), theirs, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("middle", [1 + 2**-24, 1 + 3 * 2**-24, -(1 + 2**-24), 2**-30 * (1 + 5 * 2**-24)])
+@pytest.mark.parametrize("exact_side", [-1, 1])
+@pytest.mark.parametrize("float64_error", [-(2.0**-51), 0.0, 2.0**-51])
+def test_a_value_close_to_the_middle_is_decided_by_interval_arithmetic(
+    middle: float, exact_side: int, float64_error: float
+) -> None:
+    # The exact value is 2^-60 beside the middle of two float32 numbers; float64 says the middle, or the other side.
+    distance = exact_side * abs(middle) * 2.0**-60
+
+    def imprecise(argument: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.full_like(argument, middle * (1 + float64_error))
+
+    rounded = _rounded_once(np.ones(3, dtype=np.float32), imprecise, lambda _: flint.arb(middle) + flint.arb(distance))
+    below = np.float32(np.nextafter(middle, -np.inf))
+    above = np.float32(np.nextafter(middle, np.inf))
+    assert below != above
+    assert rounded.tolist() == [above if exact_side > 0 else below] * 3
+
+
+def test_an_enclosure_that_contains_the_middle_decides_nothing() -> None:
+    middle = 1 + 2.0**-24
+    with pytest.raises(AssertionError, match="exactly in the middle"):
+        _rounded_once(np.ones(1, dtype=np.float32), lambda _: np.array([middle]), lambda _: flint.arb(middle, 2.0**-60))
+
+
+def _nearest_float32(exact: Fraction) -> np.float32:
+    near = np.float32(float(exact))
+    candidates = [np.nextafter(near, np.float32(-np.inf)), near, np.nextafter(near, np.float32(np.inf))]
+    return min(candidates, key=lambda candidate: abs(Fraction(float(candidate)) - exact))
+
+
+def test_the_logarithm_is_rounded_as_the_decimal_module_says() -> None:
+    arguments = np.random.RandomState(5).random_sample(500).astype(np.float32)
+    arguments = arguments[arguments > 0]
+    with localcontext(Context(prec=60)):
+        wanted = [_nearest_float32(Fraction(Decimal(float(argument)).ln())) for argument in arguments]
+    np.testing.assert_array_equal(_rounded_once(arguments, np.log, flint.arb.log), np.array(wanted))
+
+
+@pytest.mark.parametrize(
+    ("generator", "distribution", "parameters", "shape", "words"),
+    [
+        ("r", "randn", {}, (4, 4), "the generator r has no randn; expected one of runif"),
+        ("torch", "randint", {"low": 0, "high": 2}, (4,), "torch has no randint; expected one of rand, randn"),
+        ("numpy-legacy", "seed", {}, (4,), "numpy-legacy has no seed; expected one of rand, randint, randn, runif"),
+        ("torch", "_uniform", {}, (4,), "torch has no _uniform"),
+        ("torch", "SMALLEST_RANDN", {}, (4,), "torch has no SMALLEST_RANDN"),
+        ("numpy-legacy", "randint", {"low": 0}, (4,), "randint of numpy-legacy needs high"),
+        ("r", "runif", {}, (4,), "runif of r needs high"),
+        ("torch", "rand", {"low": 0}, (4,), "rand of torch takes no low"),
+        ("r", "runif", {"low": 1, "high": 1}, (4,), "expected low < high, got 1 and 1"),
+        ("r", "runif", {"low": 2, "high": -1.5}, (4,), "expected low < high, got 2 and -1.5"),
+        ("torch", "randn", {}, (3, 5), "torch draws fewer than 16 normal numbers by another method"),
+    ],
+)
+def test_a_draw_that_cannot_be_made_is_refused_before_it_is_made(
+    generator: str, distribution: str, parameters: dict[str, float], shape: tuple[int, ...], words: str
+) -> None:
+    with pytest.raises(DrawFault) as fault:
+        check_draw(generator, distribution, parameters, shape)
+    assert words in str(fault.value)
+
+
+DRAWS: list[tuple[str, str, dict[str, float], type[Any]]] = [
+    ("numpy-legacy", "rand", {}, np.float64),
+    ("numpy-legacy", "randn", {}, np.float64),
+    ("numpy-legacy", "randint", {"low": -1, "high": 5}, np.int64),
+    ("numpy-legacy", "runif", {"low": -1, "high": 5}, np.float64),
+    ("r", "runif", {"low": -1, "high": 5}, np.float64),
+    ("torch", "rand", {}, np.float32),
+    ("torch", "randn", {}, np.float32),
+]
+
+
+@pytest.mark.parametrize(("generator", "distribution", "parameters", "dtype"), DRAWS)
+def test_every_draw_passes_its_check_repeats_itself_and_moves_on(
+    generator: str, distribution: str, parameters: dict[str, float], dtype: type[Any]
+) -> None:
+    shape = (2, 3, 4)
+    check_draw(generator, distribution, parameters, shape)
+    make: Callable[[int], Any] = GENERATORS[generator]
+    once = make(3)
+    first, second = (draw(once, distribution, shape, parameters) for _ in range(2))
+    assert first.shape == shape
+    assert first.dtype == dtype
+    np.testing.assert_array_equal(draw(make(3), distribution, shape, parameters), first)
+    assert not np.array_equal(first, second)
+    assert not np.array_equal(draw(make(4), distribution, shape, parameters), first)
+
+
+@pytest.mark.parametrize(
+    ("generator", "distribution", "mean", "variance"),
+    [
+        ("torch", "randn", 0.0, 1.0),
+        ("torch", "rand", 0.5, 1 / 12),
+    ],
+)
+def test_the_numbers_have_the_mean_and_variance_of_their_distribution(
+    generator: str, distribution: str, mean: float, variance: float
+) -> None:
+    size = 100_000
+    drawn = draw(GENERATORS[generator](11), distribution, (size,), {}).astype(np.float64)
+    assert drawn.mean() == pytest.approx(mean, abs=5 * math.sqrt(variance / size))
+    assert drawn.var() == pytest.approx(variance, rel=0.03)

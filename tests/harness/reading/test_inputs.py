@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attncheck.harness.reading.case import Case
+from attncheck.harness.reading.inputs import Exact, arranged_shape, convert_inputs, make_exact_inputs
+from attncheck.harness.reading.model import Arrangement
+
+Load = Callable[[str | bytes], list[Case]]
+
+SOFTMAX = """\
+title: Inputs of every kind
+source: {kind: derivation, title: Made for this test}
+operation: softmax
+cases:
+  - name: The case at hand
+"""
+
+
+def _softmax_of(load_text: Load, *lines: str) -> Case:
+    [case] = load_text(SOFTMAX + "".join(f"    {line}\n" for line in lines))
+    return case
+
+
+def _made(load_text: Load, *lines: str) -> Exact:
+    return make_exact_inputs(_softmax_of(load_text, *lines))["scores"]
+
+
+@pytest.mark.parametrize(
+    ("source", "array"),
+    [
+        ("{values: [[1, 2.5], [-3, .inf]]}", [[1, 2.5], [-3, np.inf]]),
+        ("{values: 7}", 7),
+        ("{values: [true, false]}", [1, 0]),
+        ("{constant: -0.5, shape: [2, 3]}", [[-0.5] * 3] * 2),
+        ("{identity: 2}", [[1, 0], [0, 1]]),
+        ("{ascending: [2, 0.5], shape: [2, 3]}", [[2, 2.5, 3], [3.5, 4, 4.5]]),
+        ("{values: [[1, 2], [3, 4], [5, 6]], rows: [2, 0, 2]}", [[5, 6], [1, 2], [5, 6]]),
+        ("{values: [[1, 2], [3, 4], [5, 6]], transpose: true}", [[1, 3, 5], [2, 4, 6]]),
+        ("{values: [[1, 2], [3, 4], [5, 6]], rows: [1], transpose: true}", [[3], [4]]),
+        ('{printed: "1.5 -2\\n3 4e1"}', [[1.5, -2], [3, 40]]),
+    ],
+)
+def test_an_input_is_made_as_the_file_says_with_its_leading_axes(load_text: Load, source: str, array: object) -> None:
+    made = _made(load_text, "inputs:", f"  scores: {source}")
+    wanted = np.array(array, dtype=np.float64)
+    assert made.array.shape == made.radius.shape == (1,) * (4 - wanted.ndim) + wanted.shape
+    np.testing.assert_array_equal(made.array.reshape(wanted.shape), wanted)
+
+
+def test_a_printed_number_may_differ_by_half_a_unit_also_after_it_was_moved(load_text: Load) -> None:
+    made = _made(
+        load_text,
+        "arrays:",
+        '  table: {printed: "0.25 1.5\\n10 0.125\\n1 2"}',
+        "inputs: {scores: {ref: table, rows: [1, 0], transpose: true}}",
+    )
+    np.testing.assert_array_equal(made.array[0, 0], [[10, 0.25], [0.125, 1.5]])
+    np.testing.assert_allclose(made.radius[0, 0], [[0.5, 0.005], [0.0005, 0.05]], rtol=1e-15)
+
+
+def test_numbers_given_in_full_have_no_radius(load_text: Load) -> None:
+    assert not _made(load_text, "inputs: {scores: {values: [[0.1, 2]]}}").radius.any()
+
+
+def test_draws_follow_the_order_of_the_file_arrays_before_inputs(load_text: Load) -> None:
+    [case] = load_text(
+        SOFTMAX.replace("softmax", "attention").replace(
+            "cases:", "arrays:\n  first: {draw: rand, shape: [2, 3]}\n  unused: {draw: randn, shape: [5]}\ncases:"
+        )
+        + "    random: {generator: numpy-legacy, seed: 9}\n"
+        + "    arrays: {second: {draw: randint, low: -2, high: 7, shape: [4, 3]}}\n"
+        + "    inputs:\n"
+        + "      value: {draw: runif, low: 1, high: 2, shape: [4, 2]}\n"
+        + "      key: second\n"
+        + "      query: first\n"
+    )
+    state = np.random.RandomState(9)
+    query = state.rand(2, 3)
+    state.randn(5)
+    key = state.randint(-2, 7, size=(4, 3), dtype=np.int64)
+    value = state.uniform(1, 2, size=(4, 2))
+    made = make_exact_inputs(case)
+    for name, wanted in {"query": query, "key": key, "value": value}.items():
+        np.testing.assert_array_equal(made[name].array[0, 0], wanted)
+
+
+def test_a_draw_is_rounded_down_and_multiplied_in_its_own_dtype(load_text: Load) -> None:
+    random = "random: {generator: torch, seed: 3}"
+    plain = _made(load_text, random, "inputs: {scores: {draw: rand, shape: [64]}}").array
+    scaled = _made(load_text, random, "inputs: {scores: {draw: rand, shape: [64], times: 0.1}}").array
+    assert plain.dtype == scaled.dtype == np.float32
+    np.testing.assert_array_equal(scaled, plain * np.float32(0.1))
+    whole = _made(
+        load_text,
+        "random: {generator: r, seed: 0}",
+        "inputs: {scores: {draw: runif, low: 0, high: 3, shape: [3, 3], floor: true, times: 10}}",
+    ).array
+    # set.seed(0); runif(9, 0, 3) begins 2.69 0.80 1.12 1.72 2.72
+    assert whole.swapaxes(-1, -2).ravel()[:5].tolist() == [20, 0, 10, 10, 20]
+
+
+def test_the_same_case_makes_the_same_numbers_each_time(load_text: Load) -> None:
+    case = _softmax_of(
+        load_text, "random: {generator: torch, seed: 1}", "inputs: {scores: {draw: randn, shape: [5, 7]}}"
+    )
+    first, second = (make_exact_inputs(case)["scores"].array for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_weights_per_head_are_laid_side_by_side(load_text: Load) -> None:
+    [case] = load_text(
+        SOFTMAX.replace("softmax", "multi_head_attention")
+        + "    options: {heads: 3}\n"
+        + "    inputs:\n"
+        + "".join(f"      {name}: {{constant: 1, shape: [2, 4]}}\n" for name in ("query", "key", "value"))
+        + "      query_weight: {ascending: [0, 1], shape: [3, 4, 2]}\n"
+        + "      key_weight: {constant: 1, shape: [4, 6]}\n"
+        + "      value_weight: {constant: 1, shape: [4, 6]}\n"
+    )
+    weight = make_exact_inputs(case)["query_weight"].array
+    assert weight.shape == (4, 6)
+    per_head = np.arange(24.0).reshape(3, 4, 2)
+    for head in range(3):
+        np.testing.assert_array_equal(weight[:, 2 * head : 2 * head + 2], per_head[head])
+
+
+MASKED = (
+    "inputs:",
+    '  scores: {printed: "0.1 0.2\\n0.3 0.4"}',
+    "  mask: {values: [[true, false], [1, 0]]}",
+    "  bias: {values: [[0.1, -.inf], [0, 1]]}",
+)
+
+
+def _masked(load_text: Load) -> Case:
+    [case] = load_text(SOFTMAX.replace("softmax", "masking") + "".join(f"    {line}\n" for line in MASKED))
+    return case
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_inputs_are_rounded_once_to_the_working_dtype_and_masks_become_boolean(load_text: Load, dtype: str) -> None:
+    case = _masked(load_text)
+    inputs = convert_inputs(case, make_exact_inputs(case), dtype)
+    assert {name: str(array.dtype) for name, array in inputs.arrays.items()} == {
+        "scores": dtype,
+        "mask": "bool",
+        "bias": dtype,
+    }
+    assert all(array.flags.c_contiguous for array in inputs.arrays.values())
+    np.testing.assert_array_equal(inputs.arrays["mask"][0, 0], [[True, False], [True, False]])
+    np.testing.assert_array_equal(inputs.arrays["bias"][0, 0], np.array([[0.1, -np.inf], [0, 1]], dtype=dtype))
+
+
+def test_what_conversion_moves_is_added_to_the_radius(load_text: Load) -> None:
+    case = _masked(load_text)
+    inputs = convert_inputs(case, make_exact_inputs(case), "float32")
+    # 0.1f is 0.100000001490116119384765625
+    moved = 0.100000001490116119384765625 - 0.1
+    assert inputs.radius["bias"][0, 0].tolist() == [[moved, 0], [0, 0]]
+    assert inputs.radius["scores"][0, 0, 0, 0] == pytest.approx(0.05 + moved, rel=1e-15)
+    assert not inputs.radius["mask"].any()
+    wide = convert_inputs(case, make_exact_inputs(case), "float64")
+    assert not wide.radius["bias"].any()
+
+
+@given(
+    shape=st.lists(st.integers(1, 4), max_size=4).map(tuple),
+    rows=st.none() | st.lists(st.integers(0, 4), min_size=1, max_size=5),
+    transpose=st.booleans(),
+)
+def test_the_shape_after_rows_and_transpose_is_numpys(
+    shape: tuple[int, ...], rows: list[int] | None, transpose: bool
+) -> None:
+    arrangement = Arrangement(rows=rows, transpose=transpose)
+    try:
+        array = np.zeros(shape) if rows is None else np.zeros(shape)[rows]
+        wanted = (np.swapaxes(array, -1, -2) if transpose else array).shape
+    except (IndexError, ValueError):  # NumPy's AxisError is both
+        with pytest.raises(ValueError, match=r"row|axes"):
+            arranged_shape(shape, arrangement)
+        return
+    assert arranged_shape(shape, arrangement) == wanted

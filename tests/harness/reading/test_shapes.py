@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attncheck.harness.reading.shapes import (
+    ShapeFault,
+    bind_axes,
+    fitted_shape,
+    lift,
+    merge_head_weights,
+    show,
+    stage_shapes,
+)
+from attncheck.harness.vocabulary import OPERATIONS, SCORE_INPUTS, InputSpec, inputs_of
+
+KINDS = [("scoring", kind) for kind in SCORE_INPUTS] + [(name, None) for name in OPERATIONS if name != "scoring"]
+LETTERS = ("B", "H", "Lq", "Lk", "D", "Dk", "Dv", "A", "E", "Ek", "Ev", "Eo")
+
+lengths_of_letters = st.fixed_dictionaries({letter: st.integers(1, 7) for letter in LETTERS}).map(
+    lambda lengths: lengths | {"H*D": lengths["H"] * lengths["D"], "H*Dv": lengths["H"] * lengths["Dv"]}
+)
+
+
+def _full_shapes(operation: str, kind: str | None, lengths: dict[str, int]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(lengths[letter] for letter in spec.axes) for name, spec in inputs_of(operation, kind).items()}
+
+
+@pytest.mark.parametrize(("operation", "kind"), KINDS)
+@given(lengths=lengths_of_letters)
+def test_every_axis_letter_gets_the_length_that_the_inputs_give_it(
+    operation: str, kind: str | None, lengths: dict[str, int]
+) -> None:
+    specs = inputs_of(operation, kind)
+    heads = lengths["H"] if operation == "multi_head_attention" else None
+    bound = bind_axes(specs, _full_shapes(operation, kind, lengths), heads)
+    assert {letter for spec in specs.values() for letter in spec.axes} <= set(bound)
+    assert bound == {letter: lengths[letter] for letter in bound}
+
+
+def _shared_axes(operation: str, kind: str | None) -> list[tuple[str, int]]:
+    """Every axis of every input whose letter another input, one that does not broadcast, has too."""
+    specs = inputs_of(operation, kind)
+    return [
+        (name, axis)
+        for name, spec in specs.items()
+        for axis, letter in enumerate(spec.axes)
+        if any(letter in other.axes for key, other in specs.items() if key != name and not other.broadcast)
+    ]
+
+
+@pytest.mark.parametrize(("operation", "kind"), [case for case in KINDS if _shared_axes(*case)])
+@given(lengths=lengths_of_letters, data=st.data())
+def test_an_axis_that_disagrees_is_blamed_on_an_input_that_has_it(
+    operation: str, kind: str | None, lengths: dict[str, int], data: st.DataObject
+) -> None:
+    specs = inputs_of(operation, kind)
+    shapes = _full_shapes(operation, kind, lengths)
+    heads = lengths["H"] if operation == "multi_head_attention" else None
+    name, axis = data.draw(st.sampled_from(_shared_axes(operation, kind)), label="input and axis")
+    shapes[name] = (*shapes[name][:axis], shapes[name][axis] + 1, *shapes[name][axis + 1 :])
+    with pytest.raises(ShapeFault) as fault:
+        bind_axes(specs, shapes, heads)
+    assert specs[name].axes[axis] in specs[fault.value.field].axes
+    assert show(shapes[fault.value.field]) in str(fault.value)
+
+
+@given(lengths=lengths_of_letters, ones=st.lists(st.booleans(), min_size=4, max_size=4))
+def test_a_mask_may_have_length_one_on_any_axis(lengths: dict[str, int], ones: list[bool]) -> None:
+    shapes = _full_shapes("attention", None, lengths)
+    shapes["mask"] = tuple(1 if one else length for one, length in zip(ones, shapes["mask"], strict=True))
+    bound = bind_axes(OPERATIONS["attention"].inputs, shapes, None)
+    assert np.broadcast_shapes(shapes["mask"], (bound["B"], bound["H"], bound["Lq"], bound["Lk"])) == (
+        lengths["B"],
+        lengths["H"],
+        lengths["Lq"],
+        lengths["Lk"],
+    )
+
+
+def test_a_mask_that_is_larger_than_the_scores_does_not_widen_them() -> None:
+    shapes = {"query": (1, 1, 2, 3), "key": (1, 1, 4, 3), "value": (1, 1, 4, 3), "mask": (5, 1, 2, 4)}
+    with pytest.raises(ShapeFault, match="shape 5x1x2x4 does not broadcast to 1x1x2x4") as fault:
+        bind_axes(OPERATIONS["attention"].inputs, shapes, None)
+    assert fault.value.field == "mask"
+
+
+def test_two_inputs_that_disagree_are_both_named() -> None:
+    shapes = {"query": (1, 1, 2, 3), "key": (1, 1, 4, 5), "value": (1, 1, 4, 3)}
+    with pytest.raises(ShapeFault) as fault:
+        bind_axes(OPERATIONS["attention"].inputs, shapes, None)
+    assert fault.value.field == "key"
+    assert str(fault.value) == "shape 1x1x4x5: expected axis D of (B, H, Lk, D) to be 3 as in query, got 5"
+
+
+@pytest.mark.parametrize(
+    ("width", "value_width", "field", "words"),
+    [
+        (6, 8, "query_weight", "6 columns cannot be split over 4 heads"),
+        (8, 6, "value_weight", "6 columns cannot be split over 4 heads"),
+    ],
+)
+def test_heads_that_do_not_divide_the_columns_are_refused(width: int, value_width: int, field: str, words: str) -> None:
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("query", "key", "value"), (1, 2, 6))
+    shapes |= {"query_weight": (6, width), "key_weight": (6, width), "value_weight": (6, value_width)}
+    with pytest.raises(ShapeFault) as fault:
+        bind_axes(OPERATIONS["multi_head_attention"].inputs, shapes, 4)
+    assert (fault.value.field, str(fault.value)) == (field, words)
+
+
+@given(shape=st.lists(st.integers(1, 5), max_size=4).map(tuple), extra=st.integers(0, 3))
+def test_lifting_adds_axes_in_front_as_numpy_broadcasting_does(shape: tuple[int, ...], extra: int) -> None:
+    rank = len(shape) + extra
+    assert lift(shape, rank) == np.broadcast_shapes(shape, (1,) * rank)
+
+
+@given(shape=st.tuples(*[st.integers(1, 4)] * 3))
+def test_head_weights_are_laid_side_by_side(shape: tuple[int, int, int]) -> None:
+    side_by_side = np.concatenate(list(np.zeros(shape)), axis=1)
+    assert merge_head_weights(shape) == side_by_side.shape
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape", "fitted"),
+    [
+        (("B", "H", "Lq", "D"), (2, 3), (1, 1, 2, 3)),
+        (("B", "H", "Lq", "D"), (), (1, 1, 1, 1)),
+        (("E", "H*D"), (4, 16, 2), (16, 8)),
+        (("E", "H*D"), (16, 8), (16, 8)),
+        (("H*D",), (8,), (8,)),
+    ],
+)
+def test_an_input_is_fitted_to_the_axes_of_its_operation(
+    axes: tuple[str, ...], shape: tuple[int, ...], fitted: tuple[int, ...]
+) -> None:
+    assert fitted_shape(InputSpec(axes), shape) == fitted
+
+
+@pytest.mark.parametrize(("axes", "shape"), [(("D", "Dk"), (2, 3, 4)), (("H*Dv", "Eo"), (2, 3, 4)), (("A",), (1, 2))])
+def test_too_many_axes_are_refused(axes: tuple[str, ...], shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=f"expected at most {len(axes)} axes") as error:
+        fitted_shape(InputSpec(axes), shape)
+    assert show(shape) in str(error.value)
+
+
+@given(lengths=lengths_of_letters)
+def test_the_stages_of_attention_have_the_shapes_that_numpy_computes(lengths: dict[str, int]) -> None:
+    shapes = _full_shapes("attention", None, lengths)
+    scores = np.zeros(shapes["query"]) @ np.swapaxes(np.zeros(shapes["key"]), -1, -2)
+    output = scores @ np.zeros(shapes["value"])
+    stages = stage_shapes("attention", bind_axes(OPERATIONS["attention"].inputs, shapes, None))
+    assert stages["raw_scores"] == stages["masked"] == stages["weights"] == scores.shape
+    assert stages["log_sum_exp"] == scores.max(axis=-1).shape
+    assert stages["output"] == output.shape
+
+
+@pytest.mark.parametrize("projected", [True, False])
+@given(lengths=lengths_of_letters)
+def test_multi_head_attention_ends_in_the_width_of_its_output_projection(
+    projected: bool, lengths: dict[str, int]
+) -> None:
+    shapes = _full_shapes("multi_head_attention", None, lengths)
+    if not projected:
+        del shapes["output_weight"], shapes["output_bias"]
+    specs = OPERATIONS["multi_head_attention"].inputs
+    stages = stage_shapes("multi_head_attention", bind_axes(specs, shapes, lengths["H"]))
+    width = lengths["Eo"] if projected else lengths["H"] * lengths["Dv"]
+    assert stages["output"] == (lengths["B"], lengths["Lq"], width)
+    assert stages["context"] == (lengths["B"], lengths["H"], lengths["Lq"], lengths["Dv"])
+    assert stages["query"] == (lengths["B"], lengths["H"], lengths["Lq"], lengths["D"])
+
+
+@pytest.mark.parametrize(("operation", "kind"), KINDS)
+@given(lengths=lengths_of_letters)
+def test_every_stage_that_an_operation_may_return_has_a_shape(
+    operation: str, kind: str | None, lengths: dict[str, int]
+) -> None:
+    heads = lengths["H"] if operation == "multi_head_attention" else None
+    bound = bind_axes(inputs_of(operation, kind), _full_shapes(operation, kind, lengths), heads)
+    assert set(OPERATIONS[operation].stages) <= set(stage_shapes(operation, bound))
+
+
+@pytest.mark.parametrize(("shape", "text"), [((2, 3, 4), "2x3x4"), ((5,), "5"), ((), "scalar")])
+def test_a_shape_is_shown_as_people_write_it(shape: tuple[int, ...], text: str) -> None:
+    assert show(shape) == text

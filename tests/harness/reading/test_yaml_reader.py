@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import json
+import time
+import tracemalloc
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attncheck.harness.reading.yaml_reader import MAX_BYTES, MAX_DEPTH, MAX_NODES, YamlDocument, read_yaml
+from attncheck.harness.reading.yaml_scalars import FieldPath, YamlFault
+
+Reader = Callable[[str | bytes], YamlDocument]
+
+
+@pytest.fixture(scope="module")
+def read(tmp_path_factory: pytest.TempPathFactory) -> Reader:
+    path = tmp_path_factory.mktemp("yaml") / "file.yaml"
+
+    def read_text(text: str | bytes) -> YamlDocument:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
+        return read_yaml(path)
+
+    return read_text
+
+
+def _fields(data: Any, path: FieldPath = ()) -> Iterator[FieldPath]:
+    yield path
+    entries = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in entries:
+        yield from _fields(value, (*path, key))
+
+
+def test_every_field_has_the_line_on_which_it_stands(read: Reader) -> None:
+    document = read("# a comment\na: 1\nb:\n  - x\n  - c: |\n      two\n      lines\n    d: {e: [5,\n      6]}\n")
+    assert document.data == {"a": 1, "b": ["x", {"c": "two\nlines\n", "d": {"e": [5, 6]}}]}
+    lines = {
+        (): 2,
+        ("a",): 2,
+        ("b",): 3,
+        ("b", 0): 4,
+        ("b", 1): 5,
+        ("b", 1, "c"): 5,
+        ("b", 1, "d"): 8,
+        ("b", 1, "d", "e"): 8,
+        ("b", 1, "d", "e", 0): 8,
+        ("b", 1, "d", "e", 1): 9,
+    }
+    assert document.lines == lines
+
+
+@pytest.mark.parametrize(
+    ("path", "found", "line"),
+    [
+        (("a", "b"), ("a", "b"), 2),
+        (("a", "missing"), ("a",), 1),
+        (("a", "a label of the validator", "b"), ("a", "b"), 2),
+        (("missing",), (), 1),
+        ((), (), 1),
+    ],
+)
+def test_a_path_is_located_as_far_as_the_file_has_it(
+    read: Reader, path: FieldPath, found: FieldPath, line: int
+) -> None:
+    assert read("a:\n  b: 1\n").locate(path) == (found, line)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("yes", "yes"),  # YAML 1.1 would make it true
+        ("on", "on"),
+        ("1:30", "1:30"),
+        ("2020-01-01", "2020-01-01"),
+        ("010", 10),
+        ("0o10", 8),
+        ("0x1F", 31),
+        ("-5", -5),
+        ("true", True),
+        ("False", False),
+        ("~", None),
+        ("null", None),
+        ("1e5", 1e5),
+        (".5", 0.5),
+        ("-.inf", float("-inf")),
+        ("0.0e9", 0.0),
+        ('"0.8429010"', "0.8429010"),
+        ("'5'", "5"),
+        ("<<", "<<"),
+    ],
+)
+def test_scalars_are_read_by_the_rules_of_yaml_1_2(read: Reader, text: str, value: object) -> None:
+    data = read(f"a: {text}\n").data
+    assert data == {"a": value}
+    assert type(data["a"]) is type(value)
+
+
+@pytest.mark.parametrize("content", [b"\xef\xbb\xbfa: 1\n", b"a: 1\r\n", b"a: 1", b"%YAML 1.2\n---\na: 1\n...\n"])
+def test_a_byte_order_mark_other_line_ends_and_a_header_are_accepted(read: Reader, content: bytes) -> None:
+    assert read(content).data == {"a": 1}
+
+
+def test_an_alias_stands_for_what_it_names(read: Reader) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # an anchor that is used again is no reason to warn
+        assert read("a: &x [1]\nb: *x\nc: &x 2\nd: *x\n").data == {"a": [1], "b": [1], "c": 2, "d": 2}
+
+
+PLAIN_TEXT = st.text(st.characters(categories=("L", "N", "P", "S"), include_characters=" \n"), max_size=8)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | PLAIN_TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(PLAIN_TEXT, inner, max_size=4),
+    max_leaves=15,
+)
+
+
+@settings(max_examples=150)
+@given(
+    data=st.lists(JSON, max_size=3) | st.dictionaries(PLAIN_TEXT, JSON, max_size=3), indent=st.sampled_from([None, 2])
+)
+def test_json_which_is_yaml_is_read_as_json(read: Reader, data: object, indent: int | None) -> None:
+    document = read(json.dumps(data, ensure_ascii=False, indent=indent))
+    assert document.data == data
+    assert set(document.lines) == set(_fields(data))
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("", 1, "the file is empty; expected a title"),
+        ("# only\n# comments\n", 1, "the file is empty"),
+        ("---\n", 1, "the file is empty"),
+        ("a: [1, 2\nb: 3\n", 2, "not valid YAML"),
+        ("a:\n\t- 1\n", 2, "found character '\\t' that cannot start any token"),
+        ('a: 1\nb: "open\n\n', 4, "a quoted scalar that starts on line 2, found unexpected end of stream"),
+        ("a: 1\n---\nb: 2\n", 2, "expected a single document in the stream that starts on line 1, but found another"),
+        ("a: 1\nb: *nothing\n", 2, "found undefined alias 'nothing'"),
+        ("a: 1\nb: \x00\n", 2, "the character U+0000 is not allowed"),
+        ("a: 1\n\nb: \x1b[31m\n", 3, "the character U+001B is not allowed"),
+        (b"a: 1\nb: caf\xe9\n", 2, "not UTF-8: byte 0xe9 at position 11"),
+        ("a: 1\n".encode("utf-16"), 1, "not UTF-8: byte 0xff at position 0"),
+        ('a: "\\ud800"\n', 1, "half a surrogate pair"),
+        ("a: 1\na: 2\n", 2, "given twice"),
+        ("a: 1\n5: 2\n", 2, "expected the name of a field, got 5"),
+        ("true: 2\n", 1, "expected the name of a field, got true"),
+        ("~: 2\n", 1, "expected the name of a field, got ~"),
+        ("? [a, b]\n: 2\n", 1, "expected the name of a field, got a collection"),
+        ("a: 1\nb: !!python/object/apply:os.system ['true']\n", 2, "the tag !!python/object/apply:os.system is not"),
+        ("a: !!str 1\n", 1, "the tag !!str is not allowed"),
+        ("a: 1\nb: !mine {c: 1}\n", 2, "the tag !mine is not allowed"),
+        ("%TAG !e! tag:example.com,2000:\n---\na: !e!x 1\n", 3, "the tag tag:example.com,2000:x is not allowed"),
+        ("%YAML 1.1\n---\na: yes\n", 2, "YAML 1.1; expected YAML 1.2"),
+        ("%YAML 9.9\n---\na: yes\n", 1, "incompatible YAML document"),
+        ("a: &x\n  b: *x\n", 1, "an alias refers to a node that contains it"),
+        ("a:\n  - &x\n    - *x\n", 2, "an alias refers to a node that contains it"),
+        ("a: 1e400\n", 1, "'1e400' is beyond the range of float64"),
+        ("a: 1\nb: -1.0e309\n", 2, "'-1.0e309' is beyond the range of float64"),
+        ("a: 5.77e-340\n", 1, "'5.77e-340' is too small for float64, which would read it as 0"),
+        (f"a: {10**400}\n", 1, "is beyond the range of float64"),
+        (f"a: 1\nb: {'9' * 5000}\n", 2, "is not a number that can be read"),
+        (f"a: 0x{'f' * 5000}\n", 1, "is beyond the range of float64"),
+        ("a: " + "[" * 5000 + "]" * 5000, 1, f"nested more than {MAX_DEPTH} levels deep"),
+        ("a:\n" + "".join(" " * depth + "- \n" for depth in range(200)), 101, f"more than {MAX_DEPTH} levels deep"),
+        ("a: 1\nb: [" + "1," * MAX_NODES + "]\n", 2, f"more than {MAX_NODES} values"),
+    ],
+)
+def test_what_is_no_plain_yaml_is_refused_with_its_line(read: Reader, text: str | bytes, line: int, words: str) -> None:
+    with pytest.raises(YamlFault) as fault:
+        read(text)
+    assert words in str(fault.value)
+    assert "\n" not in str(fault.value)
+    assert fault.value.line == line
+
+
+def test_a_fault_in_a_field_names_the_field(read: Reader) -> None:
+    with pytest.raises(YamlFault) as fault:
+        read("cases:\n  - inputs:\n      query: [1, 1e999]\n")
+    assert fault.value.path == ("cases", 0, "inputs", "query", 1)
+
+
+def test_a_tag_runs_nothing(read: Reader, tmp_path: Path) -> None:
+    marker = tmp_path / "it-ran"
+    with pytest.raises(YamlFault):
+        read(f"a: !!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path ['{marker}']]\n")
+    assert not marker.exists()
+
+
+def test_a_file_that_is_not_there_or_is_a_folder_is_said_to_be_so(tmp_path: Path) -> None:
+    with pytest.raises(YamlFault, match="cannot be read: No such file or directory"):
+        read_yaml(tmp_path / "missing.yaml")
+    with pytest.raises(YamlFault, match="cannot be read"):
+        read_yaml(tmp_path)
+
+
+def test_a_file_that_is_too_large_is_not_even_read(read: Reader) -> None:
+    with pytest.raises(YamlFault, match=f"{MAX_BYTES + 1} bytes; a case file has {MAX_BYTES} at most"):
+        read(b"#" * (MAX_BYTES + 1))
+
+
+def _alias_bomb() -> str:
+    levels = [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 30)]
+    return "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(levels)
+
+
+def _deep_by_aliases() -> str:
+    return "a0: &a0 [x]\n" + "".join(f"a{level}: &a{level} [*a{level - 1}]\n" for level in range(1, 430))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        pytest.param(_alias_bomb(), "values (aliases expanded)", id="9^30 by aliases"),
+        pytest.param(_deep_by_aliases(), "levels deep", id="430 levels by aliases"),
+        # Left to the parser alone, this took three minutes.
+        pytest.param("[" * 100_000, "levels deep", id="100000 brackets"),
+        pytest.param("{a: " * 100_000, "levels deep", id="100000 braces"),
+    ],
+)
+def test_a_file_that_would_explode_is_refused_fast_and_in_little_memory(read: Reader, text: str, words: str) -> None:
+    tracemalloc.start()
+    began = time.perf_counter()
+    try:
+        with pytest.raises(YamlFault) as fault:
+            read(text)
+        elapsed, (_, peak) = time.perf_counter() - began, tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert words in str(fault.value)
+    assert elapsed < 10
+    assert peak < 20 * 2**20
+
+
+MARKS = [
+    "b: ",
+    "- ",
+    "? ",
+    ": ",
+    "\n",
+    "  ",
+    "\t",
+    "[",
+    "]",
+    "{",
+    "}",
+    ", ",
+    "|\n",
+    ">-\n",
+    '"',
+    "'",
+    "#",
+    "---\n",
+    "...\n",
+]
+ITEMS = [
+    "a",
+    "&x ",
+    "*x",
+    "!t ",
+    "!!int ",
+    "%YAML 1.1\n",
+    "<<: ",
+    "1",
+    "0x",
+    "1e999",
+    ".nan",
+    "~",
+    "\\ud800",
+    "\x00",
+    "\x85",
+]
+YAML_PIECES = st.sampled_from([*MARKS, *ITEMS])
+
+
+@settings(max_examples=300)
+@given(text=st.lists(YAML_PIECES, max_size=25).map("".join) | st.text(max_size=30) | st.binary(max_size=30))
+def test_any_text_is_read_as_plain_data_or_refused(read: Reader, text: str | bytes) -> None:
+    try:
+        document = read(text)
+    except YamlFault as fault:
+        assert str(fault)  # noqa: PT017 - not every text is at fault
+        return
+    assert set(document.lines) == set(_fields(document.data))
+    assert all(isinstance(part, str | int) for path in document.lines for part in path)

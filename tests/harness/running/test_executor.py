@@ -1,0 +1,389 @@
+"""Faults for real: backends that raise, hang, die or return nonsense, each in a worker beside two that are right."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from attncheck.backends import BackendEntry
+from attncheck.harness.errors import ExitCode
+from attncheck.harness.results.reader import Run
+from attncheck.harness.running.executor import GroupRunner, Limits, group_by_process
+from attncheck.harness.running.implementations import Implementation
+from attncheck.harness.running.run import RunSummary
+from attncheck.harness.running.worker import Failure, Outcome, Task
+
+RunSmall = Callable[..., tuple[RunSummary, Run]]
+Entries = tuple[BackendEntry, BackendEntry]
+
+SCORES = ["small/small/a-scores", "small/small/c-scores"]
+WEIGHTS = ["small/small/b-weights", "small/small/d-weights"]
+
+linux_only = pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="processes are looked up in /proc")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What a softmax does, and what must be said of it."""
+
+    body: str
+    verdict: str
+    stage: str
+    message: str
+    exit_code: ExitCode
+    seconds: float = 60.0
+
+
+FAULTS = {
+    "swaps a sign": Fault(
+        "stages = numpy_backend.softmax(scores); stages['weights'] *= -1; return stages",
+        "numeric", "weights", "differs from first.eager, second.eager; at [0,0,", ExitCode.DISAGREE,
+    ),
+    "returns NaN": Fault(
+        "stages = numpy_backend.softmax(scores); stages['weights'][..., 1] = float('nan'); return stages",
+        "nonfinite", "weights", "at [0,0,0,1] nan instead of", ExitCode.DISAGREE,
+    ),
+    "returns a wrong shape": Fault(
+        "stages = numpy_backend.softmax(scores); stages['weights'] = stages['weights'][..., :-1]; return stages",
+        "shape", "weights", "expected shape 1x1x", ExitCode.DISAGREE,
+    ),
+    "returns an array without axes": Fault(
+        "return numpy_backend.softmax(scores) | {'weights': 0.5}",
+        "shape", "weights", "got scalar", ExitCode.DISAGREE,
+    ),
+    "returns a narrower dtype": Fault(
+        "stages = numpy_backend.softmax(scores); return stages | {'weights': stages['weights'].astype('float16')}",
+        "dtype", "weights", "expected float64, got float16", ExitCode.DISAGREE,
+    ),
+    "returns integers": Fault(
+        "stages = numpy_backend.softmax(scores); return stages | {'weights': stages['weights'].astype(int)}",
+        "dtype", "weights", "expected float64, got int64", ExitCode.DISAGREE,
+    ),
+    "raises": Fault(
+        "raise ValueError('no softmax\\ntoday')",
+        "error", "", "ValueError: no softmax today", ExitCode.NOT_RUN,
+    ),
+    "raises a message of a thousand characters": Fault(
+        "raise ValueError('x' * 1000)",
+        "error", "", "xxx...", ExitCode.NOT_RUN,
+    ),
+    "raises a message that is no text": Fault(
+        "raise ValueError('\\x1b[31mred \\udc80\\x00')",
+        "error", "", "ValueError: ", ExitCode.NOT_RUN,
+    ),
+    "ends its process in good order": Fault(
+        "raise SystemExit(0)",
+        "error", "", "SystemExit: 0", ExitCode.NOT_RUN,
+    ),
+    "raises KeyboardInterrupt": Fault(
+        "raise KeyboardInterrupt",
+        "error", "", "KeyboardInterrupt", ExitCode.NOT_RUN,
+    ),
+    "returns nothing": Fault(
+        "return None",
+        "error", "", "NoneType", ExitCode.NOT_RUN,
+    ),
+    "returns no stage": Fault(
+        "return {}",
+        "error", "", "no stages", ExitCode.NOT_RUN,
+    ),
+    "returns a list": Fault(
+        "return numpy_backend.softmax(scores) | {'weights': [1.0]}",
+        "error", "", "stage weights is a list, expected an array", ExitCode.NOT_RUN,
+    ),
+    "returns objects that cannot be sent": Fault(
+        "import numpy; return {'weights': numpy.array([lambda: 0], dtype=object)}",
+        "error", "", "stage weights is an array of object", ExitCode.NOT_RUN,
+    ),
+    "returns a stage whose name is no name": Fault(
+        "return numpy_backend.softmax(scores) | {'a | b': scores}",
+        "error", "", "'a | b'", ExitCode.NOT_RUN,
+    ),
+    "has no such thing": Fault(
+        "raise NotImplementedError('softmax over four axes')",
+        "unsupported", "", "NotImplementedError: softmax over four axes", ExitCode.AGREE,
+    ),
+    "dies": Fault(
+        "import os; os.write(2, b'last words\\n'); os._exit(9)",
+        "crash", "", "died with exit code 9; its last line: last words", ExitCode.NOT_RUN,
+    ),
+    "breaks a segment": Fault(
+        "import os, signal; os.kill(os.getpid(), signal.SIGSEGV); import time; time.sleep(60)",
+        "crash", "", "died with exit code -11", ExitCode.NOT_RUN,
+    ),
+    "hangs": Fault(
+        "import time; time.sleep(60)",
+        "timeout", "", "not done after 1 s", ExitCode.NOT_RUN, seconds=1.0,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_backend_whose_softmax_is_wrong_is_named_and_harms_nothing_else(
+    fault: Fault, make_backend: Callable[..., BackendEntry], honest: Entries, run_small: RunSmall
+) -> None:
+    faulty = make_backend("faulty", f"def softmax(scores):\n    {fault.body}")
+    summary, run = run_small([honest[0], faulty, honest[1]], seconds=fault.seconds)
+    stages = run.rows[run.rows["comparison"] == "stage"]
+
+    own = stages[(stages["implementation"] == "faulty.eager") & (stages["stage"].isin([fault.stage]))]
+    assert list(own["case"]) == WEIGHTS
+    assert set(own["verdict"]) == {fault.verdict}
+    assert all(fault.message in message for message in own["message"])
+    assert all(message.isprintable() and len(message) <= 500 for message in own["message"])
+
+    assert_complete(stages, but_for={("faulty.eager", case) for case in WEIGHTS})
+    elsewhere = stages.drop(own.index)
+    assert set(elsewhere["verdict"]) == {"agree"}
+    assert summary.exit_code == fault.exit_code
+    assert run.summary is not None
+    assert run.summary["exit_code"] == fault.exit_code
+    assert summary.evaluations == 12
+
+
+def assert_complete(stages: pd.DataFrame, but_for: set[tuple[str, str]]) -> None:
+    """Every evaluation has all its stages, but for those that are named."""
+    wanted = {
+        (name, case, stage)
+        for name in ("first.eager", "faulty.eager", "second.eager")
+        for case, returned in [(case, ("raw_scores", "scores")) for case in SCORES]
+        + [(case, ("weights", "log_sum_exp")) for case in WEIGHTS]
+        for stage in returned
+        if (name, case) not in but_for
+    }
+    found = set(zip(stages["implementation"], stages["case"], stages["stage"], strict=True))
+    assert wanted <= found
+
+
+@pytest.mark.parametrize(
+    ("source", "verdict", "message"),
+    [
+        ("raise ImportError('libfast.so is not there')", "error", "faulty cannot be started: ImportError: libfast.so"),
+        ("import os; os._exit(4)", "crash", "died with exit code 4"),
+        ("raise SystemExit(0)", "error", "faulty cannot be started: SystemExit: 0"),
+        ("def prepare(dtype, threads):\n    raise RuntimeError(dtype)", "error", "RuntimeError: float64"),
+        ("def = 1", "error", "faulty cannot be started: SyntaxError"),
+    ],
+    ids=["raises", "dies", "exits", "cannot be configured", "is no Python"],
+)
+def test_a_backend_that_cannot_be_started_fails_in_every_case_and_is_started_once(
+    source: str,
+    verdict: str,
+    message: str,
+    tmp_path: Path,
+    make_backend: Callable[..., BackendEntry],
+    honest: Entries,
+    run_small: RunSmall,
+) -> None:
+    starts = tmp_path / "starts"
+    faulty = make_backend("faulty", f"open({str(starts)!r}, 'a').write('x')\n{source}")
+    summary, run = run_small([honest[0], faulty, honest[1]])
+    stages = run.rows[run.rows["comparison"] == "stage"]
+    own = stages[stages["implementation"] == "faulty.eager"]
+    assert sorted(own["case"]) == sorted(SCORES + WEIGHTS)
+    assert set(own["verdict"]) == {verdict}
+    assert all(message in text for text in own["message"])
+    assert_complete(stages, but_for={("faulty.eager", case) for case in SCORES + WEIGHTS})
+    assert summary.exit_code == ExitCode.NOT_RUN
+    assert not starts.exists() or starts.read_text() == "x"
+
+
+def test_a_module_that_is_not_there_is_an_error_and_says_its_name(honest: Entries, run_small: RunSmall) -> None:
+    summary, run = run_small([*honest, BackendEntry("faulty", "no_such_module", ("numpy",))])
+    own = run.rows[run.rows["implementation"] == "faulty.eager"]
+    assert set(own["verdict"]) == {"error"}
+    assert all("No module named 'no_such_module'" in message for message in own["message"])
+    assert summary.exit_code == ExitCode.NOT_RUN
+
+
+def test_a_backend_that_hangs_while_it_starts_is_given_up(
+    make_backend: Callable[..., BackendEntry], tmp_path: Path
+) -> None:
+    entry = make_backend("slow", "import time; time.sleep(60)")
+    outcomes: list[tuple[str, Outcome]] = []
+    (group,) = group_by_process(Implementation(entry), ["float64"])
+    runner: GroupRunner[str] = GroupRunner(group, Limits(start_seconds=1.0), tmp_path)
+    runner.run(["one", "two"], lambda key: Task("softmax", {}, {}), lambda *answer: outcomes.append(answer))
+    failure = Failure("timeout", "not done after 1 s; the worker was stopped")
+    assert outcomes == [("one", failure), ("two", failure)]
+
+
+def test_what_a_backend_prints_goes_to_its_log(
+    make_backend: Callable[..., BackendEntry],
+    honest: Entries,
+    run_small: RunSmall,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    noisy = make_backend(
+        "noisy",
+        "import os\nprint('at import')\n"
+        "def softmax(scores):\n"
+        "    print('y' * 2_000_000)\n    os.write(1, b'from C\\n'); os.write(2, b'from C, too\\n')\n"
+        "    return numpy_backend.softmax(scores)",
+    )
+    summary, run = run_small([noisy, *honest])
+    assert summary.exit_code == ExitCode.AGREE
+    assert set(run.rows["verdict"]) == {"agree"}
+    log = (run.directory / "logs" / "noisy.eager-float64.txt").read_text()
+    assert "from C, too" in log
+    assert "at import" in log
+    assert log.count("y") > 1_000_000
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_backend_that_changes_its_inputs_harms_no_other(
+    make_backend: Callable[..., BackendEntry], honest: Entries, run_small: RunSmall
+) -> None:
+    source = "def softmax(scores):\n    stages = numpy_backend.softmax(scores); scores[:] = 99; return stages"
+    summary, run = run_small([make_backend("careless", source), *honest])
+    assert summary.exit_code == ExitCode.AGREE
+    assert set(run.rows["verdict"]) == {"agree"}
+
+
+def test_disagreement_counts_before_what_could_not_run(
+    make_backend: Callable[..., BackendEntry], honest: Entries, run_small: RunSmall
+) -> None:
+    wrong = make_backend("wrong", f"def softmax(scores):\n    {FAULTS['swaps a sign'].body}")
+    dying = make_backend("dying", f"def softmax(scores):\n    {FAULTS['dies'].body}")
+    summary, run = run_small([wrong, *honest, dying])
+    assert summary.exit_code == ExitCode.DISAGREE
+    assert {(row.implementation, row.verdict) for row in summary.failures if row.comparison == "stage"} == {
+        ("wrong.eager", "numeric"),
+        ("dying.eager", "crash"),
+    }
+    assert run.summary is not None
+    assert run.summary["verdicts"]["crash"] == 2
+
+
+def test_a_worker_is_replaced_after_it_died_and_its_environment_and_dtype_are_its_own(
+    make_backend: Callable[..., BackendEntry], honest: Entries, run_small: RunSmall
+) -> None:
+    # Dies the first time that it is asked for weights in float64, and refuses what its process was not prepared for.
+    source = (
+        "import os\n"
+        "def prepare(dtype, threads):\n    global prepared; prepared = dtype\n"
+        "def softmax(scores):\n"
+        "    assert prepared == str(scores.dtype), prepared\n"
+        "    assert os.environ['ITS_OWN'] == 'yes'\n"
+        "    if scores.shape[-2] == 2 and prepared == 'float64': os._exit(1)\n"
+        "    return numpy_backend.softmax(scores)"
+    )
+    entry = make_backend("apart", source, own_process_for=frozenset({"float64"}), environment={"ITS_OWN": "yes"})
+    assert [group.dtypes for group in group_by_process(Implementation(entry), ["float32", "float64"])] == [
+        ("float64",),
+        ("float32",),
+    ]
+    _, run = run_small([entry, *honest], dtypes=("float64", "float32"))
+    own = run.rows[(run.rows["implementation"] == "apart.eager") & (run.rows["comparison"] == "stage")]
+    failed = own[own["verdict"] != "agree"]
+    assert list(zip(failed["case"], failed["dtype"], failed["verdict"], strict=True)) == [
+        ("small/small/b-weights", "float64", "crash")
+    ]
+    after = own[(own["case"] == "small/small/d-weights") & (own["stage"] == "weights")]
+    assert sorted(after["dtype"]) == ["float32", "float64"]
+    assert "ITS_OWN" not in os.environ
+
+
+def test_dtypes_that_need_no_process_of_their_own_share_one(honest: Entries) -> None:
+    groups = group_by_process(Implementation(honest[0]), ["float32", "float64"])
+    assert [(group.name, group.dtypes) for group in groups] == [("first.eager-float32-float64", ("float32", "float64"))]
+
+
+def test_the_threads_of_a_worker_are_set_before_numpy_is_loaded(
+    make_backend: Callable[..., BackendEntry], run_small: RunSmall
+) -> None:
+    source = "import os\ndef describe():\n    return {'threads': os.environ['OMP_NUM_THREADS']}"
+    _, run = run_small([make_backend("some", source)])
+    assert run.environment["backends"] == {"some.eager-float64": {"threads": "1"}}
+
+
+SCRIPT = """\
+from pathlib import Path
+from attncheck.backends import BackendEntry
+from attncheck.harness import Limits, Settings, run_cases, select_cases
+from attncheck.harness.running.implementations import Chosen, Implementation
+
+with open("times", "a") as times:
+    times.write("x")
+entries = [BackendEntry(name, module, ("numpy",)) for name, module in {entries}]
+selection = select_cases(["small"])
+chosen = Chosen(tuple(Implementation(entry) for entry in entries))
+summary = run_cases(selection.cases, chosen, Settings(Path("out"), dtypes=("float64",)))
+print(int(summary.exit_code), summary.evaluations)
+"""
+
+
+def write_script(folder: Path, *entries: tuple[str, str]) -> Path:
+    path = folder / "script.py"
+    path.write_text(SCRIPT.replace("{entries}", repr(entries)), encoding="utf-8")
+    return path
+
+
+def test_a_script_without_a_main_guard_runs_once(tmp_path: Path, case_folder: Path) -> None:
+    module = "attncheck.backends.numpy_backend"
+    script = write_script(tmp_path, ("first", module), ("second", module))
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 8\n", "")
+    assert (tmp_path / "times").read_text() == "x"
+
+
+@linux_only
+def test_workers_end_with_their_parent_even_if_it_is_killed(
+    tmp_path: Path, case_folder: Path, make_backend: Callable[..., BackendEntry]
+) -> None:
+    # One worker sleeps in an evaluation, one while it starts, one waits for work.
+    pids = tmp_path / "pids"
+    note = f"import os, time\nopen({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
+    entries = [
+        make_backend("evaluating", f"{note}\ndef softmax(scores):\n    time.sleep(60)"),
+        make_backend("starting", f"{note}\ntime.sleep(60)"),
+        make_backend("idle", note),
+    ]
+    script = write_script(tmp_path, *((entry.name, entry.module) for entry in entries))
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "modules")}
+    with subprocess.Popen([sys.executable, script], cwd=tmp_path, env=environment) as parent:
+        wait_until(lambda: pids.is_file() and len(pids.read_text().split()) == 3)
+        workers = [int(pid) for pid in pids.read_text().split()]
+        assert any(is_running(pid) for pid in workers)
+        parent.send_signal(signal.SIGKILL)
+    wait_until(lambda: not any(is_running(pid) for pid in workers))
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process; one that nobody has collected yet has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_runner_that_is_stopped_before_it_begins_starts_no_worker(
+    make_backend: Callable[..., BackendEntry], tmp_path: Path
+) -> None:
+    started = tmp_path / "started"
+    entry = make_backend("some", f"open({str(started)!r}, 'w')")
+    (group,) = group_by_process(Implementation(entry), ["float64"])
+    runner: GroupRunner[str] = GroupRunner(group, Limits(), tmp_path)
+    runner.stop()
+    reported: list[object] = []
+    runner.run(["one"], lambda key: Task("softmax", {}, {}), lambda *answer: reported.append(answer))
+    assert not reported
+    assert not started.exists()

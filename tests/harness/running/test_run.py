@@ -1,0 +1,209 @@
+"""A run as a whole: what is planned, what is written, what it comes to, and what is left when it is cut short."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attncheck.backends import BackendEntry
+from attncheck.harness.errors import ExitCode, OutputError, UsageError
+from attncheck.harness.reading.selection import select_cases
+from attncheck.harness.results.reader import Run, read_run
+from attncheck.harness.running import run as run_module
+from attncheck.harness.running.implementations import Chosen, Implementation
+from attncheck.harness.running.run import RunSummary, Settings, plan_units, run_cases
+
+RunSmall = Callable[..., tuple[RunSummary, Run]]
+Entries = tuple[BackendEntry, BackendEntry]
+
+WRONG = "def softmax(scores):\n    stages = numpy_backend.softmax(scores); stages['weights'] *= -1; return stages"
+
+
+def test_every_case_is_planned_in_every_dtype_that_it_declares(case_folder: Path, tmp_path: Path) -> None:
+    cases = select_cases(["small"], base=tmp_path).cases
+    assert [(unit.case.name, unit.dtype) for unit in plan_units(cases, ())][:3] == [
+        ("A scores", "float64"),
+        ("A scores", "float32"),
+        ("B weights", "float64"),
+    ]
+    assert {unit.dtype for unit in plan_units(cases, ["float32"])} == {"float32"}
+    assert plan_units([], ["float32"]) == []
+
+
+def test_a_dtype_that_no_case_declares_is_refused(case_folder: Path, tmp_path: Path) -> None:
+    text = (
+        (case_folder / "small.yaml")
+        .read_text()
+        .replace("operation: softmax", "operation: softmax\ndefaults: {dtypes: [float64]}", 1)
+    )
+    (case_folder / "small.yaml").write_text(text)
+    cases = select_cases(["small"], base=tmp_path).cases
+    with pytest.raises(UsageError, match="no case is declared for float32"):
+        plan_units(cases, ["float32"])
+
+
+def test_two_that_agree_give_0_and_every_comparison_is_a_row(honest: Entries, run_small: RunSmall) -> None:
+    summary, run = run_small(honest, dtypes=())
+    assert summary.exit_code == ExitCode.AGREE
+    assert (summary.cases, summary.evaluations, summary.failures) == (4, 16, ())
+    # Two stages per case, dtype: a row for each of two implementations, and one for the pair. Six known numbers.
+    counts = run.rows["comparison"].value_counts().to_dict()
+    assert counts == {"stage": 4 * 2 * 2 * 2, "pair": 4 * 2 * 2, "known": 6 * 2 * 2}
+    assert summary.verdicts == {"agree": len(run.rows)}
+    assert run.summary == {
+        "format": 1,
+        "exit_code": 0,
+        "cases": 4,
+        "implementations": ["first.eager", "second.eager"],
+        "evaluations": 16,
+        "verdicts": {"agree": len(run.rows)},
+        "failures": 0,
+        "faults": 0,
+    }
+
+
+def test_the_environment_says_what_ran_and_how_it_was_asked_for(honest: Entries, run_small: RunSmall) -> None:
+    _, run = run_small(honest, label="one of many", command=["attncheck", "run", "two words"])
+    environment = run.environment
+    assert run.label == "one of many"
+    assert environment["command"] == "attncheck run 'two words'"
+    assert environment["implementations"] == {"first.eager": "numpy", "second.eager": "numpy"}
+    assert {"attncheck", "numpy"} <= environment["versions"].keys()
+    assert environment["backends"]["first.eager-float64"]["version"] == environment["versions"]["numpy"]
+    assert environment["threads_per_worker"] == 1
+
+
+def test_a_bad_case_file_gives_2_and_everything_else_runs(
+    case_folder: Path, make_backend: Callable[..., BackendEntry], honest: Entries, run_small: RunSmall
+) -> None:
+    (case_folder / "bad.yaml").write_text("title: A bad file\ncases: []\n")
+    summary, run = run_small([*honest, make_backend("wrong", WRONG)])
+    assert summary.exit_code == ExitCode.BAD_INPUT
+    assert len(run.environment["faults"]) >= 1
+    assert all(fault.startswith("small/bad.yaml") for fault in run.environment["faults"])
+    assert set(run.rows["case"].str.split("/").str[1]) == {"small"}
+    assert run.rows["case"].nunique() == 4
+    assert {row.implementation for row in summary.failures if row.comparison == "stage"} == {"wrong.eager"}
+
+
+def test_a_framework_that_is_missing_gives_3_after_the_others_ran(honest: Entries, run_small: RunSmall) -> None:
+    summary, run = run_small(honest, missing=("torch",))
+    assert summary.exit_code == ExitCode.NOT_RUN
+    assert run.environment["missing"] == {"torch": "asked for by name, not installed"}
+    assert set(run.rows["verdict"]) == {"agree"}
+
+
+def test_a_run_without_any_implementation_writes_that_nothing_ran(run_small: RunSmall) -> None:
+    summary, run = run_small([], missing=("torch",))
+    assert summary.exit_code == ExitCode.NOT_RUN
+    assert (summary.evaluations, len(run.rows)) == (0, 0)
+    assert run.summary is not None
+
+
+def test_one_alone_is_unverified_and_held_against_known_numbers(run_small: RunSmall, honest: Entries) -> None:
+    summary, run = run_small(honest[:1])
+    assert summary.exit_code == ExitCode.AGREE
+    stages = run.rows[run.rows["comparison"] == "stage"]
+    assert set(stages["verdict"]) == {"unverified"}
+    assert list(run.rows[run.rows["comparison"] == "known"]["verdict"]) == ["agree"] * 6
+
+
+def test_only_the_arrays_of_what_disagrees_are_kept_unless_all_are_asked_for(
+    make_backend: Callable[..., BackendEntry], honest: Entries, run_small: RunSmall
+) -> None:
+    entries = [honest[0], make_backend("wrong", WRONG), honest[1]]
+    _, run = run_small(entries)
+    arrays = run.arrays()
+    assert {case for case, _, _, _ in arrays} == {"small/small/b-weights", "small/small/d-weights"}
+    assert {name for _, _, name, _ in arrays} == {"first.eager", "wrong.eager", "second.eager"}
+    key = ("small/small/d-weights", "float64")
+    assert (arrays[*key, "wrong.eager", "weights"] == -arrays[*key, "first.eager", "weights"]).all()
+    _, run = run_small(entries, keep_all_arrays=True)
+    assert len(run.arrays()) == 4 * 3 * 2
+    _, run = run_small(honest)
+    assert run.arrays() == {}
+
+
+def test_a_second_run_replaces_the_first(honest: Entries, run_small: RunSmall, case_folder: Path) -> None:
+    run_small(honest, dtypes=())
+    (case_folder / "small.yaml").write_text((case_folder / "small.yaml").read_text().replace("A scores", "New scores"))
+    _, run = run_small(honest)
+    assert set(run.rows["dtype"]) == {"float64"}
+    assert "small/small/a-scores" not in set(run.rows["case"]) | run.cases.keys()
+    assert "small/small/new-scores" in set(run.rows["case"])
+
+
+def test_progress_counts_every_evaluation_once(case_folder: Path, honest: Entries, tmp_path: Path) -> None:
+    heard: list[tuple[int, int]] = []
+    run_cases(
+        select_cases(["small"], base=tmp_path).cases,
+        Chosen(tuple(map(Implementation, honest))),
+        Settings(tmp_path / "out"),
+        on_progress=lambda done, total: heard.append((done, total)),
+    )
+    assert heard == [(done, 16) for done in range(17)]
+
+
+def test_what_was_judged_before_an_interruption_is_on_disk(case_folder: Path, honest: Entries, tmp_path: Path) -> None:
+    def interrupt(done: int, total: int) -> None:
+        if done == 13:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_cases(
+            select_cases(["small"], base=tmp_path).cases,
+            Chosen(tuple(map(Implementation, honest))),
+            Settings(tmp_path / "out"),
+            on_progress=interrupt,
+        )
+    run = read_run(tmp_path / "out")
+    assert run.summary is None
+    # Of 8 units, 13 answers of 16 complete at least 5; what is there is whole.
+    units = run.rows[run.rows["comparison"] == "stage"].groupby(["case", "dtype"]).size()
+    assert 5 <= len(units) <= 6
+    assert set(units) == {4}
+    assert len(run.cases) == 4
+    assert not list((tmp_path / "out").rglob("*.partial"))
+    assert set(run.environment["backends"]) == {"first.eager-float32-float64", "second.eager-float32-float64"}
+
+
+def test_a_fault_of_our_own_ends_the_run_instead_of_hanging_it(
+    honest: Entries, run_small: RunSmall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: Any) -> Any:
+        raise ZeroDivisionError("in the harness")
+
+    monkeypatch.setattr(run_module, "make_exact_inputs", broken)
+    with pytest.raises(ZeroDivisionError, match="in the harness"):
+        run_small(honest)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
+    case_folder: Path, honest: Entries, tmp_path: Path
+) -> None:
+    with pytest.raises(OutputError, match="is not empty and holds no earlier results"):
+        run_cases(
+            select_cases(["small"], base=tmp_path).cases,
+            Chosen(tuple(map(Implementation, honest))),
+            Settings(case_folder),
+        )
+    assert [path.name for path in case_folder.iterdir()] == ["small.yaml"]
+
+
+def test_every_file_of_a_run_is_whole_and_of_the_same_format(honest: Entries, run_small: RunSmall) -> None:
+    _, run = run_small(honest)
+    names = {path.relative_to(run.directory).as_posix() for path in run.directory.rglob("*") if path.is_file()}
+    assert names == {
+        "environment.json",
+        "cases.json",
+        "summary.json",
+        "rows/part-00000.parquet",
+        "logs/first.eager-float64.txt",
+        "logs/second.eager-float64.txt",
+    }
+    for name in ("environment.json", "cases.json", "summary.json"):
+        assert json.loads((run.directory / name).read_text())["format"] == 1
