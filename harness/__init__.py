@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from attncheck.harness.errors import AttncheckError as AttncheckError
     from attncheck.harness.errors import ExitCode as ExitCode
+    from attncheck.harness.merge import merge_runs as merge_runs
     from attncheck.harness.reading.case import Case as Case
     from attncheck.harness.reading.selection import select_cases as select_cases
-    from attncheck.harness.results.merge import merge_runs as merge_runs
     from attncheck.harness.results.reader import read_runs as read_runs
+    from attncheck.harness.run import Settings as Settings
+    from attncheck.harness.run import run_cases as run_cases
     from attncheck.harness.running.executor import Limits as Limits
     from attncheck.harness.running.implementations import choose_implementations as choose_implementations
-    from attncheck.harness.running.run import Settings as Settings
-    from attncheck.harness.running.run import run_cases as run_cases
     from attncheck.harness.verdicts import Verdict as Verdict
 
 _HOMES = {
@@ -27,12 +27,12 @@ _HOMES = {
     "Case": "reading.case",
     "ExitCode": "errors",
     "Limits": "running.executor",
-    "Settings": "running.run",
+    "Settings": "run",
     "Verdict": "verdicts",
     "choose_implementations": "running.implementations",
-    "merge_runs": "results.merge",
+    "merge_runs": "merge",
     "read_runs": "results.reader",
-    "run_cases": "running.run",
+    "run_cases": "run",
     "select_cases": "reading.selection",
 }
 

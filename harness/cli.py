@@ -32,7 +32,7 @@ from attncheck.harness.errors import AttncheckError, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from attncheck.harness.reading.selection import Selection
-    from attncheck.harness.running.run import RunSummary
+    from attncheck.harness.run import RunSummary
     from attncheck.reports.frames import Frames
 
 app = typer.Typer(
@@ -192,9 +192,9 @@ def _run(
 ) -> RunSummary:
     """Select, run and judge; print what is wrong with case files; end the program where nothing can be run."""
     from attncheck.harness.progress import progress_bar
+    from attncheck.harness.run import Settings, run_cases
     from attncheck.harness.running.executor import Limits
     from attncheck.harness.running.implementations import choose_implementations
-    from attncheck.harness.running.run import Settings, run_cases
 
     chosen = choose_implementations(_split(backend) or None)
     selection = _select(patterns, tag, dtype)
@@ -238,7 +238,7 @@ def _split(names: list[str] | None) -> list[str]:
 
 
 def _frames(runs: list[Path]) -> Frames:
-    from attncheck.harness.results.merge import merge_runs
+    from attncheck.harness.merge import merge_runs
     from attncheck.harness.results.reader import read_runs
     from attncheck.reports.frames import make_frames
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pandas as pd
 
-from attncheck.harness.results.merge import Merged
+from attncheck.harness.merge import Merged
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import DTYPES, STAGES
 

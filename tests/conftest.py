@@ -16,10 +16,10 @@ from attncheck.harness.reading.inputs import Inputs, convert_inputs, make_exact_
 from attncheck.harness.reading.selection import select_cases
 from attncheck.harness.results.reader import Run, read_run
 from attncheck.harness.results.writer import ResultsWriter, Row, StoredArray
+from attncheck.harness.run import RunSummary, Settings, run_cases
 from attncheck.harness.running.executor import Limits
 from attncheck.harness.running.implementations import Chosen, Implementation
 from attncheck.harness.running.operations import run_operation
-from attncheck.harness.running.run import RunSummary, Settings, run_cases
 
 Stages = dict[str, NDArray[Any]]
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from attncheck.harness.judging.compare import absolute_difference, differing_nonfinite
 from attncheck.harness.judging.interim_rule import UNITS, unit_of_rows
 from attncheck.harness.judging.propagation import Ball, propagate
-from attncheck.harness.judging.quantities import QUANTITIES
+from attncheck.harness.quantities import QUANTITIES
 from attncheck.harness.reading.case import Case, Expected
 from attncheck.harness.reading.inputs import Inputs
 from attncheck.harness.reading.printed import PrintedArray

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from attncheck.harness.judging.quantities import QUANTITIES
+from attncheck.harness.quantities import QUANTITIES
 from attncheck.harness.reading import model
 from attncheck.harness.reading.arrays import parse_rows
 from attncheck.harness.reading.case import Expected

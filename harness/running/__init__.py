@@ -1,1 +1,1 @@
-"""Cases computed: worker processes, what runs inside them, and the run as a whole."""
+"""Cases computed: the implementations, worker processes, and what runs inside them."""

@@ -26,6 +26,10 @@ Answer = TypeVar("Answer")
 
 _spawning = threading.Lock()
 
+_ENDED_ITSELF = 256
+"""Stands for exit code 0 of a worker; no process has this one."""
+_LOOK_AGAIN_SECONDS = 0.2
+
 
 class _Worker(SpawnProcess):
     """A spawned process that does not run the caller's main module again.
@@ -41,6 +45,12 @@ class _Worker(SpawnProcess):
                 super().start()
             finally:
                 sys.modules["__main__"] = main
+
+    @property
+    def exitcode(self) -> int | None:
+        """The exit code, but for 0: no worker ends in good order by itself, and pebble would wait for such a one."""
+        code: int | None = super().exitcode
+        return _ENDED_ITSELF if code == 0 else code
 
 
 class _Context(SpawnContext):
@@ -94,10 +104,11 @@ class GroupRunner(Generic[Key]):
         """Evaluate every task and report its outcome; returns early once ``stop`` is called."""
         try:
             for key in keys:
-                outcome = self._evaluate(task_of(key))
                 if self._stopping:
                     return
-                report(key, outcome)
+                outcome = self._evaluate(task_of(key))
+                if not self._stopping:
+                    report(key, outcome)
         finally:
             self._close()
 
@@ -133,13 +144,16 @@ class GroupRunner(Generic[Key]):
         try:
             if self._pool is None:
                 self._pool = ProcessPool(max_workers=1, context=_Context())
-            if self._stopping:  # looked at after the pool is made, as stop() looks at the pool after it has said so
-                raise futures.CancelledError
-            return self._pool.schedule(function, args=arguments, timeout=seconds).result()
+            future = self._pool.schedule(function, args=arguments, timeout=seconds)
+            while not futures.wait([future], _LOOK_AGAIN_SECONDS).done:
+                if self._stopping:  # pebble never completes what is under way when a pool is stopped
+                    raise futures.CancelledError
+            return future.result()
         except futures.TimeoutError:
             return Failure("timeout", f"not done after {seconds:g} s; the worker was stopped")
         except ProcessExpired as expired:
-            return Failure("crash", f"the worker process died with exit code {expired.exitcode}{self._last_words()}")
+            code = 0 if expired.exitcode == _ENDED_ITSELF else expired.exitcode
+            return Failure("crash", f"the worker process died with exit code {code}{self._last_words()}")
         except (BrokenProcessPool, futures.CancelledError, RuntimeError) as error:
             # The pool itself is gone, because its worker died between two calls or because the run is being stopped.
             self._close()

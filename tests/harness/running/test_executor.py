@@ -17,9 +17,9 @@ import pytest
 from attncheck.backends import BackendEntry
 from attncheck.harness.errors import ExitCode
 from attncheck.harness.results.reader import Run
+from attncheck.harness.run import RunSummary
 from attncheck.harness.running.executor import GroupRunner, Limits, group_by_process
 from attncheck.harness.running.implementations import Implementation
-from attncheck.harness.running.run import RunSummary
 from attncheck.harness.running.worker import Failure, Outcome, Task
 
 RunSmall = Callable[..., tuple[RunSummary, Run]]
@@ -90,7 +90,7 @@ FAULTS = {
     ),
     "returns nothing": Fault(
         "return None",
-        "error", "", "NoneType", ExitCode.NOT_RUN,
+        "error", "", "no stages", ExitCode.NOT_RUN,
     ),
     "returns no stage": Fault(
         "return {}",
@@ -115,6 +115,10 @@ FAULTS = {
     "dies": Fault(
         "import os; os.write(2, b'last words\\n'); os._exit(9)",
         "crash", "", "died with exit code 9; its last line: last words", ExitCode.NOT_RUN,
+    ),
+    "dies in good order": Fault(
+        "import os; os._exit(0)",
+        "crash", "", "died with exit code 0", ExitCode.NOT_RUN,
     ),
     "breaks a segment": Fault(
         "import os, signal; os.kill(os.getpid(), signal.SIGSEGV); import time; time.sleep(60)",
@@ -169,11 +173,12 @@ def assert_complete(stages: pd.DataFrame, but_for: set[tuple[str, str]]) -> None
     [
         ("raise ImportError('libfast.so is not there')", "error", "faulty cannot be started: ImportError: libfast.so"),
         ("import os; os._exit(4)", "crash", "died with exit code 4"),
+        ("import os; os._exit(0)", "crash", "died with exit code 0"),
         ("raise SystemExit(0)", "error", "faulty cannot be started: SystemExit: 0"),
         ("def prepare(dtype, threads):\n    raise RuntimeError(dtype)", "error", "RuntimeError: float64"),
         ("def = 1", "error", "faulty cannot be started: SyntaxError"),
     ],
-    ids=["raises", "dies", "exits", "cannot be configured", "is no Python"],
+    ids=["raises", "dies", "dies in good order", "exits", "cannot be configured", "is no Python"],
 )
 def test_a_backend_that_cannot_be_started_fails_in_every_case_and_is_started_once(
     source: str,

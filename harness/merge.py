@@ -16,8 +16,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from attncheck.harness.judging.judge import judge_among, judge_pairs, pair_row
-from attncheck.harness.results.writer import Row
 from attncheck.harness.results.reader import Run
+from attncheck.harness.results.writer import Row
 from attncheck.harness.verdicts import Verdict
 
 _REJUDGED = (Verdict.AGREE, Verdict.UNVERIFIED, Verdict.NUMERIC, Verdict.NONFINITE)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from attncheck.backends import BackendEntry
+from attncheck.harness import run as run_module
 from attncheck.harness.errors import ExitCode, OutputError, UsageError
 from attncheck.harness.reading.selection import select_cases
 from attncheck.harness.results.reader import Run, read_run
-from attncheck.harness.running import run as run_module
+from attncheck.harness.run import RunSummary, Settings, plan_units, run_cases
 from attncheck.harness.running.implementations import Chosen, Implementation
-from attncheck.harness.running.run import RunSummary, Settings, plan_units, run_cases
 
 RunSmall = Callable[..., tuple[RunSummary, Run]]
 Entries = tuple[BackendEntry, BackendEntry]
