@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.reading.shapes import Shape
+from attncheck.harness.vocabulary import Shape
 
 Array = NDArray[Any]
 

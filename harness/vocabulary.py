@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+Shape = tuple[int, ...]
+
 DTYPES = ("float64", "float32")
 
 STAGES = (

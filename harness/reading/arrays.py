@@ -13,9 +13,9 @@ from attncheck.harness.reading.generators import DrawFault, check_draw
 from attncheck.harness.reading.inputs import arranged_shape, draw_parameters, rounding_of
 from attncheck.harness.reading.number_checks import check_boolean, check_finite, followed
 from attncheck.harness.reading.printed import PrintedArray, PrintedError, parse_printed
-from attncheck.harness.reading.shapes import Shape, fitted_shape, show
+from attncheck.harness.reading.shapes import fitted_shape, show
 from attncheck.harness.reading.yaml_scalars import FieldPath
-from attncheck.harness.vocabulary import InputSpec
+from attncheck.harness.vocabulary import InputSpec, Shape
 
 MAX_ELEMENTS = 2**26
 """The largest array of a case: 512 MiB in float64."""

@@ -8,8 +8,7 @@ from typing import Literal
 
 from attncheck.harness.reading.model import Array, Random, Source
 from attncheck.harness.reading.printed import PrintedArray
-from attncheck.harness.reading.shapes import Shape
-from attncheck.harness.vocabulary import InputSpec, inputs_of
+from attncheck.harness.vocabulary import InputSpec, Shape, inputs_of
 
 Basis = Literal["printed", "known", "unprinted"]
 
@@ -38,8 +37,8 @@ class Expected:
 class Case:
     """One attention computation: inputs, options, and what is known about the result.
 
-    ``arrays`` and ``inputs`` are still descriptions; ``inputs.py`` makes the numbers. ``input_shapes`` are lifted to the
-    rank that the operation works with.
+    ``arrays`` and ``inputs`` are still descriptions; ``inputs.py`` makes the numbers. ``input_shapes`` are lifted
+    to the rank that the operation works with.
     """
 
     id: str

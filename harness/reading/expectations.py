@@ -11,9 +11,9 @@ from attncheck.harness.reading.arrays import parse_rows
 from attncheck.harness.reading.case import Expected
 from attncheck.harness.reading.faults import FieldFault
 from attncheck.harness.reading.printed import PrintedArray
-from attncheck.harness.reading.shapes import Shape, show
+from attncheck.harness.reading.shapes import show
 from attncheck.harness.reading.yaml_scalars import FieldPath
-from attncheck.harness.vocabulary import OPERATIONS
+from attncheck.harness.vocabulary import OPERATIONS, Shape
 
 
 def read_expectation(

@@ -17,7 +17,8 @@ from attncheck.harness.reading import model
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.generators import GENERATORS, Generator, draw
 from attncheck.harness.reading.printed import Rounding, parse_printed
-from attncheck.harness.reading.shapes import Shape, merge_head_weights
+from attncheck.harness.reading.shapes import merge_head_weights
+from attncheck.harness.vocabulary import Shape
 
 Array = NDArray[Any]
 

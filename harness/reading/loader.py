@@ -15,10 +15,10 @@ from attncheck.harness.reading.arrays import MAX_ELEMENTS, named_arrays, resolve
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.expectations import read_expectation
 from attncheck.harness.reading.faults import FieldFault, case_name, dotted, fault_at, faults_of
-from attncheck.harness.reading.shapes import Shape, ShapeFault, bind_axes, show, stage_shapes
+from attncheck.harness.reading.shapes import ShapeFault, bind_axes, show, stage_shapes
 from attncheck.harness.reading.yaml_reader import YamlDocument, read_yaml
 from attncheck.harness.reading.yaml_scalars import FieldPath, YamlFault
-from attncheck.harness.vocabulary import OPERATIONS, inputs_of
+from attncheck.harness.vocabulary import OPERATIONS, Shape, inputs_of
 
 TAG_FILE = "tags.yaml"
 

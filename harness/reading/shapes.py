@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attncheck.harness.vocabulary import InputSpec
-
-Shape = tuple[int, ...]
+from attncheck.harness.vocabulary import InputSpec, Shape
 
 
 class ShapeFault(ValueError):

@@ -5,13 +5,16 @@ Processes are pebble's: it kills a worker that overruns its time, notices one th
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -32,13 +35,14 @@ _LOOK_AGAIN_SECONDS = 0.2
 
 
 class _Worker(SpawnProcess):
-    """A spawned process that does not run the caller's main module again.
+    """A spawned process that does not run the caller's main module again, and leaves Ctrl-C to its parent.
 
-    A script without a main guard would otherwise start its whole run anew in every worker.
+    A script without a main guard would otherwise start its whole run anew in every worker, and a worker that is just
+    loading its modules would answer Ctrl-C, which a terminal sends to all, with a traceback.
     """
 
     def start(self) -> None:
-        with _spawning:
+        with _spawning, _interrupts_blocked():
             main = sys.modules["__main__"]
             sys.modules["__main__"] = types.ModuleType("__main__")
             try:
@@ -51,6 +55,20 @@ class _Worker(SpawnProcess):
         """The exit code, but for 0: no worker ends in good order by itself, and pebble would wait for such a one."""
         code: int | None = super().exitcode
         return _ENDED_ITSELF if code == 0 else code
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Block Ctrl-C in this thread, and in the processes that it starts meanwhile."""
+    if sys.platform == "win32":
+        yield
+        return
+    resource_tracker.ensure_running()  # or it is started now, and unblocks what is blocked here
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Context(SpawnContext):

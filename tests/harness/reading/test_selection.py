@@ -1,0 +1,221 @@
+"""Which cases run: by path, glob, tag and dtype, with ids that do not depend on how a file was named."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from attncheck.harness.errors import UsageError
+from attncheck.harness.reading.selection import Selection, select_cases
+
+BUNDLED = Path(str(files("attncheck.cases")))
+
+OWN = """\
+title: Cases of one's own
+source: {{kind: derivation, title: Made for the tests}}
+operation: softmax
+cases:
+  - name: Plain
+    inputs: {{scores: {{values: [[1, 2]]}}}}
+    tags: [{tag}]
+  - name: In double alone
+    inputs: {{scores: {{values: [[1, 2]]}}}}
+    dtypes: [float64]
+"""
+
+
+def ids(selection: Selection) -> list[str]:
+    assert not selection.faults
+    return [case.id for case in selection.cases]
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A folder of somebody's, with a tag of its own."""
+    write(tmp_path / "mine" / "tags.yaml", "tags:\n  my-tag: {probes: Mine., defect: Mine, too.}\n")
+    return write(tmp_path / "mine" / "cases.yaml", OWN.format(tag="my-tag")).parent
+
+
+def files_of(identities: Iterable[str]) -> set[str]:
+    return {identity.rpartition("/")[0] for identity in identities}
+
+
+def test_without_patterns_the_whole_bundled_corpus_is_read_in_a_fixed_order(tmp_path: Path) -> None:
+    found = ids(select_cases(base=tmp_path))
+    assert found == sorted(found)
+    assert files_of(found) == {
+        path.relative_to(BUNDLED).with_suffix("").as_posix() for path in BUNDLED.rglob("*.yaml") if path.name != "tags.yaml"
+    }
+
+
+@pytest.mark.parametrize(
+    "pattern", ["softmax", "softmax*", "cases/softmax.yaml", "cases/softmax", "softmax/*", "softmax.yaml", "soft?ax"]
+)
+def test_a_bundled_file_is_found_under_any_of_its_names(pattern: str, tmp_path: Path) -> None:
+    found = ids(select_cases([pattern], base=tmp_path))
+    assert files_of(found) == {"softmax"}
+    assert found == [identity for identity in ids(select_cases(base=tmp_path)) if identity.startswith("softmax/")]
+
+
+@pytest.mark.parametrize("pattern", ["documents", "documents/", "cases/documents/*", "documents/*", "documents/*/*"])
+def test_a_bundled_folder_is_found_under_any_of_its_names(pattern: str, tmp_path: Path) -> None:
+    assert files_of(ids(select_cases([pattern], base=tmp_path))) == {
+        f"documents/{path.stem}" for path in (BUNDLED / "documents").glob("*.yaml")
+    }
+
+
+def test_single_cases_are_found_by_a_glob_over_their_ids(tmp_path: Path) -> None:
+    (one,) = ids(select_cases(["softmax/*eighth*"], base=tmp_path))
+    assert one == "softmax/eight-equal-scores-give-an-eighth-each-exactly"
+    assert ids(select_cases([one], base=tmp_path)) == [one]
+    assert ids(select_cases([one, "softmax/*eighth*"], base=tmp_path)) == [one]
+
+
+def test_several_patterns_are_added_up(tmp_path: Path) -> None:
+    both = ids(select_cases(["softmax", "scoring"], base=tmp_path))
+    assert both == sorted(ids(select_cases(["softmax"], base=tmp_path)) + ids(select_cases(["scoring"], base=tmp_path)))
+
+
+@pytest.mark.parametrize("pattern", ["nonsense", "softmax/nonsense*", "cases/nonsense.yaml", "./softmax"])
+def test_a_pattern_that_matches_nothing_is_refused(pattern: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is neither a file or folder nor a glob that matches a bundled case"):
+        select_cases([pattern], base=tmp_path)
+
+
+def test_a_folder_of_ones_own_is_read_with_its_own_tags(own: Path, tmp_path: Path) -> None:
+    selection = select_cases(["mine"], base=tmp_path)
+    assert ids(selection) == ["mine/cases/in-double-alone", "mine/cases/plain"]
+    assert "my-tag" in selection.tags
+    assert "softmax" not in files_of(ids(selection))
+    assert ids(select_cases(["mine"], tags=["my-tag"], base=tmp_path)) == ["mine/cases/plain"]
+    with pytest.raises(UsageError, match="undefined tag 'my-tag'"):
+        select_cases(["softmax"], tags=["my-tag"], base=tmp_path)
+
+
+@pytest.mark.parametrize("pattern", ["mine", "mine/", "mine/cases.yaml", "./mine", "mine/../mine", "{absolute}"])
+def test_ids_do_not_depend_on_how_the_file_or_its_folder_is_named(pattern: str, own: Path, tmp_path: Path) -> None:
+    pattern = pattern.replace("{absolute}", str(own))
+    assert ids(select_cases([pattern], base=tmp_path)) == ["mine/cases/in-double-alone", "mine/cases/plain"]
+
+
+def test_a_file_elsewhere_is_named_by_its_folder_and_itself(own: Path, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    for pattern in ("../mine", "../mine/cases.yaml", str(own)):
+        assert ids(select_cases([pattern], base=tmp_path / "here")) == [
+            "mine/cases/in-double-alone",
+            "mine/cases/plain",
+        ]
+
+
+def test_a_folder_is_read_with_what_lies_below_but_nothing_hidden(own: Path, tmp_path: Path) -> None:
+    for name in ("deeper/further.yml", ".git/hidden.yaml", "deeper/.cache/hidden.yaml"):
+        write(own / name, OWN.format(tag="my-tag"))
+    write(own / "deeper" / "tags.yaml", "tags:\n  my-tag: {probes: Deeper., defect: Deeper.}\n")
+    assert files_of(ids(select_cases(["mine"], base=tmp_path))) == {"mine/cases", "mine/deeper/further"}
+
+
+def test_bundled_tags_may_be_used_in_ones_own_cases(tmp_path: Path) -> None:
+    write(tmp_path / "mine.yaml", OWN.format(tag="uniform"))
+    assert ids(select_cases(["mine.yaml"], tags=["uniform"], base=tmp_path)) == ["mine/plain"]
+
+
+def test_a_tag_chooses_the_cases_that_have_it_and_several_add_up(tmp_path: Path) -> None:
+    everything = select_cases(base=tmp_path).cases
+    for wanted in (["axis"], ["axis", "underflow"]):
+        chosen = select_cases(tags=wanted, base=tmp_path).cases
+        assert [case.id for case in chosen] == [case.id for case in everything if set(case.tags) & set(wanted)]
+        assert chosen
+
+
+def test_an_unknown_tag_is_refused_with_those_that_are_known(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^undefined tag 'nope'; expected one of additive-bias, axis, "):
+        select_cases(tags=["nope"], base=tmp_path)
+
+
+def test_a_dtype_leaves_out_the_cases_that_are_not_declared_for_it(own: Path, tmp_path: Path) -> None:
+    assert ids(select_cases(["mine"], dtypes=["float32"], base=tmp_path)) == ["mine/cases/plain"]
+    assert len(select_cases(["mine"], dtypes=["float32", "float64"], base=tmp_path).cases) == 2
+
+
+def test_a_choice_that_leaves_nothing_is_refused(own: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no case matches the paths, globs, tags and dtypes"):
+        select_cases(["mine"], tags=["axis"], base=tmp_path)
+
+
+def test_a_file_with_a_fault_is_left_out_and_the_others_are_read(own: Path, tmp_path: Path) -> None:
+    write(own / "bad.yaml", OWN.format(tag="no-such-tag"))
+    selection = select_cases(["mine"], base=tmp_path)
+    assert files_of(case.id for case in selection.cases) == {"mine/cases"}
+    (fault,) = selection.faults
+    assert str(fault).startswith('mine/bad.yaml:5: case "Plain": ')
+    assert "undefined tag 'no-such-tag'" in str(fault)
+
+
+def test_a_fault_in_tags_is_told_once_however_often_the_folder_is_named(own: Path, tmp_path: Path) -> None:
+    write(own / "tags.yaml", "tags: 7\n")
+    selection = select_cases(["mine", "mine/cases.yaml"], base=tmp_path)
+    assert len([fault for fault in selection.faults if fault.file == "mine/tags.yaml"]) == 1
+    assert selection.cases == ()
+
+
+def test_two_files_with_the_same_ids_are_a_fault(own: Path, tmp_path: Path) -> None:
+    write(tmp_path / "here" / "x", "")
+    write(tmp_path / "other" / "mine" / "cases.yaml", OWN.format(tag="axis"))
+    selection = select_cases(["../mine", "../other/mine"], base=tmp_path / "here")
+    assert len(selection.cases) == 2
+    assert [fault.message for fault in selection.faults] == [
+        "the same case id as in mine/cases.yaml: mine/cases/plain",
+        "the same case id as in mine/cases.yaml: mine/cases/in-double-alone",
+    ]
+
+
+def test_the_same_file_named_twice_is_read_as_one(own: Path, tmp_path: Path) -> None:
+    assert ids(select_cases(["mine", "mine/cases.yaml", str(own)], base=tmp_path)) == [
+        "mine/cases/in-double-alone",
+        "mine/cases/plain",
+    ]
+
+
+def test_what_the_shell_makes_of_a_star_in_a_checkout_is_the_whole_corpus(tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    shutil.copytree(BUNDLED, checkout / "cases", ignore=shutil.ignore_patterns("__pycache__"))
+    (checkout / "cases" / "__pycache__").mkdir()
+    (checkout / "cases" / "__pycache__" / "x.pyc").write_bytes(b"")
+    spread = sorted(path.relative_to(checkout).as_posix() for path in (checkout / "cases").iterdir())
+    assert {"cases/__init__.py", "cases/tags.yaml", "cases/__pycache__"} <= set(spread)
+    whole = ids(select_cases(base=tmp_path))
+    assert ids(select_cases(spread, base=checkout)) == whole
+    assert ids(select_cases(["cases"], base=checkout)) == whole
+    # In a checkout the files there are meant, not those that are installed.
+    (checkout / "cases" / "softmax.yaml").unlink()
+    assert "softmax" not in files_of(ids(select_cases(["cases"], base=checkout)))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("tags.yaml", "is no case file"), ("notes.txt", "is no case file"), ("empty", "holds no case files")],
+)
+def test_a_path_that_holds_no_cases_is_refused(name: str, message: str, own: Path, tmp_path: Path) -> None:
+    (own / "notes.txt").write_text("")
+    (own / "empty").mkdir()
+    with pytest.raises(UsageError, match=message):
+        select_cases([f"mine/{name}"], base=tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere file names have to be text")
+def test_a_file_whose_name_is_no_text_is_named_readably(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.yaml"))
+    write(path, OWN.format(tag="axis"))
+    assert ids(select_cases([path.name], base=tmp_path)) == ["caf?/in-double-alone", "caf?/plain"]
