@@ -37,7 +37,8 @@ class InputSpec:
     """What an operation expects of one input.
 
     ``axes`` are the letters of ``attncheck.backends``; a case may leave leading axes out, they are then of length 1.
-    ``broadcast`` inputs (masks and biases on the scores) may also have length 1 where the letter says more.
+    ``broadcast`` inputs (masks and biases on the scores) may also have length 1 where the letter says more. One that
+    ``needs`` another is refused without it.
     """
 
     axes: tuple[str, ...]
@@ -45,6 +46,7 @@ class InputSpec:
     boolean: bool = False
     broadcast: bool = False
     may_be_infinite: bool = False
+    needs: str | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ OPERATIONS: Mapping[str, Operation] = {
                 "query_bias": InputSpec(("H*D",), required=False),
                 "key_bias": InputSpec(("H*D",), required=False),
                 "value_bias": InputSpec(("H*Dv",), required=False),
-                "output_bias": InputSpec(("Eo",), required=False),
+                "output_bias": InputSpec(("Eo",), required=False, needs="output_weight"),
                 "mask": _MASK,
                 "bias": _BIAS,
             },

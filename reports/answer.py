@@ -36,7 +36,9 @@ def make_answer(frames: Frames) -> Answer:
     bad = pd.concat([failing(frames.results), failing(frames.numbers)])
     verdicts = {Verdict(verdict) for verdict in bad["verdict"]}
     disagreeing = {verdict for verdict in verdicts if verdict.exit_code == 1}
-    if disagreeing or len(failing(frames.pairs)):
+    if frames.results.empty:
+        word = "Nothing was run"
+    elif disagreeing or len(failing(frames.pairs)):
         word = "They disagree"
     elif verdicts or is_incomplete(frames):
         word = "They agree as far as they ran, but not everything could be run"

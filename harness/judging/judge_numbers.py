@@ -21,9 +21,9 @@ from attncheck.harness.quantities import QUANTITIES
 from attncheck.harness.reading.case import Case, Expected
 from attncheck.harness.reading.inputs import Inputs
 from attncheck.harness.reading.printed import PrintedArray
-from attncheck.harness.reading.shapes import Shape
 from attncheck.harness.results.writer import ComparisonKind, Row
 from attncheck.harness.verdicts import Verdict
+from attncheck.harness.vocabulary import Shape
 
 Array = NDArray[Any]
 Stages = Mapping[str, Array]

@@ -76,6 +76,9 @@ def resolve_inputs(
     missing = [name for name, spec in specs.items() if spec.required and name not in sources]
     if missing:
         raise FieldFault((*where, "inputs", missing[0]), f"{operation} needs this input: {missing[0]} is missing")
+    for name in sources:
+        if specs[name].needs not in (None, *sources):
+            raise FieldFault((*where, "inputs", name), f"needs {specs[name].needs}, which is missing")
     return Arrays(sources, shapes)
 
 

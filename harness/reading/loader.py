@@ -15,6 +15,7 @@ from attncheck.harness.reading.arrays import MAX_ELEMENTS, named_arrays, resolve
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.expectations import read_expectation
 from attncheck.harness.reading.faults import FieldFault, case_name, dotted, fault_at, faults_of
+from attncheck.harness.reading.number_checks import check_range, followed
 from attncheck.harness.reading.shapes import ShapeFault, bind_axes, show, stage_shapes
 from attncheck.harness.reading.yaml_reader import YamlDocument, read_yaml
 from attncheck.harness.reading.yaml_scalars import FieldPath, YamlFault
@@ -97,6 +98,11 @@ def _make_case(
     random = entry.random or file.defaults.random
     arrays = named_arrays(file, entry, random, where)
     inputs = resolve_inputs(entry, specs, arrays, random, operation, where)
+    dtypes = tuple(dict.fromkeys(entry.dtypes or file.defaults.dtypes))
+    for name, source in inputs.sources.items():
+        check_range(followed(source, arrays.sources), (*where, "inputs", name), dtypes)
+    if operation == "masking" and set(inputs.sources) == {"scores"} and not options.get("is_causal"):
+        raise FieldFault((*where, "inputs"), "masking needs a mask, a bias or options.is_causal")
     heads = options.get("heads")
     try:
         lengths = bind_axes(specs, inputs.shapes, int(heads) if heads is not None else None)
@@ -122,7 +128,7 @@ def _make_case(
         input_shapes=inputs.shapes,
         stage_shapes=shapes,
         options=options,
-        dtypes=tuple(entry.dtypes or file.defaults.dtypes),
+        dtypes=dtypes,
         expected=expected,
         tags=tuple(dict.fromkeys([*file.defaults.tags, *entry.tags])),
         notes=tuple(entry.notes),

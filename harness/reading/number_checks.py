@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from attncheck.harness.reading import model
 from attncheck.harness.reading.faults import FieldFault
@@ -26,6 +28,14 @@ def check_finite(source: model.Array, path: FieldPath, *, allow_infinite: bool) 
         if math.isnan(value) or (math.isinf(value) and not allow_infinite):
             what = "NaN" if math.isnan(value) else "infinity"
             raise FieldFault(place, f"{what} is not allowed here; a case that probes it says `allow_nonfinite: true`")
+
+
+def check_range(source: model.Array, path: FieldPath, dtypes: Sequence[str]) -> None:
+    """Refuse a finite number that the narrowest of the case's dtypes would turn into infinity."""
+    largest, dtype = min((float(np.finfo(dtype).max), dtype) for dtype in dtypes)
+    for place, value in _literals(source, path):
+        if math.isfinite(value) and abs(value) > largest:
+            raise FieldFault(place, f"{value:g} is beyond the range of {dtype}; a case for wider dtypes says `dtypes`")
 
 
 def check_boolean(source: model.Array, path: FieldPath) -> None:

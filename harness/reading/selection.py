@@ -37,6 +37,10 @@ class _File:
         return self.name.removesuffix(".yaml").removesuffix(".yml").removeprefix(f"{BUNDLED}/")
 
 
+_Found = tuple[Path, Case]
+"""A case and the file that it is really in."""
+
+
 def select_cases(
     patterns: Sequence[str] = (), tags: Sequence[str] = (), dtypes: Sequence[str] = (), base: Path | None = None
 ) -> Selection:
@@ -49,13 +53,14 @@ def select_cases(
     base = base or Path.cwd()
     faults: list[Fault] = []
     known_tags = _tags_of(_bundled_root(), f"{BUNDLED}/{TAG_FILE}", faults)
-    cases: dict[str, Case] = {}
+    cases: dict[str, tuple[Path, Case]] = {}
     for pattern in patterns or ("*",):
-        for case in _matching(pattern, base, known_tags, faults, several=len(patterns) > 1):
-            first = cases.setdefault(case.id, case)
-            if (first.file, first.line) != (case.file, case.line):
-                faults.append(Fault(case.file, f"the same case id as in {first.file}: {case.id}", case.line, case.name))
-    chosen = [case for case in cases.values() if _has_tags(case, tags, known_tags)]
+        for path, case in _matching(pattern, base, known_tags, faults, several=len(patterns) > 1):
+            first_path, first = cases.setdefault(case.id, (path, case))
+            # The same file may be named twice; two files may look the same from afar.
+            if (first_path, first.line) != (path, case.line):
+                faults.append(Fault(case.file, f"the same case id as in {first_path}: {case.id}", case.line, case.name))
+    chosen = [case for _, case in cases.values() if _has_tags(case, tags, known_tags)]
     if dtypes:
         chosen = [case for case in chosen if set(case.dtypes) & set(dtypes)]
     if not chosen and not faults:
@@ -69,7 +74,7 @@ def _bundled_root() -> Path:
 
 def _matching(
     pattern: str, base: Path, tags: dict[str, TagEntry], faults: list[Fault], *, several: bool
-) -> Iterable[Case]:
+) -> Iterable[_Found]:
     path = base / pattern
     if several and (path.name == "__pycache__" or (path.is_file() and not _is_case_file(path))):
         # The shell spreads cases/* over everything that is there.
@@ -85,7 +90,7 @@ def _matching(
     # A whole file, a folder or single cases can be meant; only files that may match are read.
     whole = [file for file in bundled if _matches(file.id_prefix, glob)]
     rest = [file for file in bundled if file not in whole]
-    single = [case for case in _read(rest, tags, faults) if _matches(case.id, glob)] if not whole else []
+    single = [found for found in _read(rest, tags, faults) if _matches(found[1].id, glob)] if not whole else []
     found = [*_read(whole, tags, faults), *single]
     if not found and not faults:
         raise UsageError(f"{pattern!r} is neither a file or folder nor a glob that matches a bundled case")
@@ -120,11 +125,13 @@ def _is_case_file(path: Path) -> bool:
 
 
 def _shown(path: Path, base: Path) -> str:
-    """Name a file as people do: relative to where they are, if it lies below."""
+    """Name a file as people do: relative to where they are, if it lies below; a byte that is no text becomes a ?."""
     resolved, resolved_base = path.resolve(), base.resolve()
     if resolved.is_relative_to(resolved_base):
-        return resolved.relative_to(resolved_base).as_posix()
-    return f"{resolved.parent.name}/{resolved.name}"
+        name = resolved.relative_to(resolved_base).as_posix()
+    else:
+        name = f"{resolved.parent.name}/{resolved.name}"
+    return name.encode("utf-8", "replace").decode("utf-8")
 
 
 def _tags_of(folder: Path, name: str, faults: list[Fault]) -> dict[str, TagEntry]:
@@ -135,14 +142,15 @@ def _tags_of(folder: Path, name: str, faults: list[Fault]) -> dict[str, TagEntry
         return {}
 
 
-def _read(case_files: Iterable[_File], tags: dict[str, TagEntry], faults: list[Fault]) -> list[Case]:
-    cases: list[Case] = []
+def _read(case_files: Iterable[_File], tags: dict[str, TagEntry], faults: list[Fault]) -> list[_Found]:
+    found: list[_Found] = []
     for file in case_files:
+        path = file.path.resolve()
         try:
-            cases += load_case_file(file.path, file.name, file.id_prefix, tags)
+            found += [(path, case) for case in load_case_file(file.path, file.name, file.id_prefix, tags)]
         except CaseError as error:
             faults.extend(error.faults)
-    return cases
+    return found
 
 
 def _has_tags(case: Case, wanted: Sequence[str], known: dict[str, TagEntry]) -> bool:

@@ -642,3 +642,31 @@ def _load_and_make(load_text: Load, text: str) -> None:
     for case in cases:
         made = make_exact_inputs(case)
         assert {name: exact.array.shape for name, exact in made.items()} == dict(case.input_shapes)
+
+
+SCORES = "operation: masking\ninputs: {scores: {values: [[1, 2], [3, 4]]}}\n"
+BIAS_ALONE = "  output_bias: {constant: 1, shape: [6]}\noptions: {heads: 2}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "words"),
+    [
+        (_case(SCORES), "inputs", "masking needs a mask, a bias or options.is_causal"),
+        (_heads(BIAS_ALONE), "inputs.output_bias", "needs output_weight, which is missing"),
+        (
+            _query("{values: [[1e300, 2], [3, 4]]}"),
+            "inputs.query.values[0][0]",
+            "1e+300 is beyond the range of float32",
+        ),
+        (_query("{constant: 1e39, shape: [2, 2]}"), "inputs.query.constant", "1e+39 is beyond the range of float32"),
+    ],
+)
+def test_an_input_that_no_operation_could_use_is_refused(load_text: Load, text: str, field: str, words: str) -> None:
+    fault = _only_fault(load_text, text)
+    assert (fault.case, fault.field) == (NAME, field)
+    assert words in fault.message
+
+
+def test_a_number_beyond_float32_is_welcome_in_a_case_for_float64(load_text: Load) -> None:
+    [case] = load_text(_query("{values: [[1e300, 2], [3, 4]]}", "dtypes: [float64]\n"))
+    assert case.dtypes == ("float64",)
