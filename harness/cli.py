@@ -199,6 +199,8 @@ def _run(
     chosen = choose_implementations(_split(backend) or None)
     selection = _select(patterns, tag, dtype)
     _print_faults(selection)
+    for name in chosen.missing:
+        typer.echo(f"attncheck: {name} could not run: asked for by name, not installed", err=True)
     settings = Settings(
         output=output,
         label=label,

@@ -40,7 +40,7 @@ def make_answer(frames: Frames) -> Answer:
         word = "Nothing was run"
     elif disagreeing or len(failing(frames.pairs)):
         word = "They disagree"
-    elif verdicts or is_incomplete(frames):
+    elif verdicts or frames.is_incomplete:
         word = "They agree as far as they ran, but not everything could be run"
     elif len(frames.columns) < 2:
         word = "Nothing disagrees, but there was only one implementation to compare"
@@ -53,16 +53,11 @@ def exit_code_of(frames: Frames) -> ExitCode:
     """Return the exit code of a comparison; the first that applies."""
     bad = pd.concat([failing(frames.results), failing(frames.numbers), failing(frames.pairs)])
     codes = {Verdict(verdict).exit_code for verdict in bad["verdict"]}
-    if any(": bad case: " in f": {note}" for note in frames.notes):
+    if frames.has_faults:
         return ExitCode.BAD_INPUT
     if ExitCode.DISAGREE in codes:
         return ExitCode.DISAGREE
-    return ExitCode.NOT_RUN if codes or is_incomplete(frames) else ExitCode.AGREE
-
-
-def is_incomplete(frames: Frames) -> bool:
-    """Whether something that was asked for is not there; a framework that is simply not installed is not asked for."""
-    return any("was left out" not in note for note in frames.notes)
+    return ExitCode.NOT_RUN if codes or frames.is_incomplete else ExitCode.AGREE
 
 
 def _extent(frames: Frames) -> str:

@@ -136,6 +136,10 @@ class Frames:
     cases: Mapping[str, Mapping[str, Any]]
     notes: tuple[str, ...]
     """What did not run, and why, a line each."""
+    has_faults: bool
+    """Whether a case file could not be used."""
+    is_incomplete: bool
+    """Whether something that was asked for is not there; a framework that is simply not installed is not asked for."""
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the frames by name."""
@@ -172,6 +176,10 @@ def make_frames(merged: Merged) -> Frames:
         columns=tuple(Column(*key, version) for key, version in versions.items()),
         cases=merged.cases,
         notes=_notes(merged),
+        has_faults=any(run.environment["faults"] for run in merged.runs),
+        is_incomplete=any(
+            run.summary is None or run.environment["missing"] or run.environment["faults"] for run in merged.runs
+        ),
     )
 
 

@@ -48,7 +48,7 @@ def _wrong(frames: Frames) -> list[str]:
     wrong = what_is_wrong(frames)
     if wrong.empty:
         return []
-    many = wrong["environment"].nunique() > 1
+    many = len(frames.environments) > 1
     rows = [
         [
             code(row["case"]),

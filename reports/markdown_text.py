@@ -7,7 +7,8 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#])")
+# An ampersand is special only where it begins a character reference, such as &lt;
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#]|&(?=#?\w+;))")
 
 
 def escape(text: object) -> str:

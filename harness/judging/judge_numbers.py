@@ -134,10 +134,9 @@ def _judge_one(
 
 
 def _explain(row: Row) -> str:
-    word = "prints" if row.comparison == "printed" else "is known to be"
-    name = row.stage if row.called is None else f"{row.stage} ({row.called})"
+    word = "is printed as" if row.comparison == "printed" else "is known to be"
     return (
-        f"{name}[{row.index}] {word} {row.reference_text}, computed {row.value:.17g}; "
+        f"{row.called or row.stage}[{row.index}] {word} {row.reference_text}, computed {row.value:.17g}; "
         f"off by {row.difference:.3g}, allowed {row.allowed:.3g}"
     )
 

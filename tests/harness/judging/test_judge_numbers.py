@@ -110,7 +110,7 @@ def test_a_row_says_what_is_printed_what_was_computed_and_what_was_allowed(hold:
     row = hold(expectation, [[0.25, 0.75], [1, 0.5]])[3]
     assert (row.stage, row.called, row.index, row.reference_text) == ("weights", "attention", "0,0,1,1", "2e-3")
     assert (row.value, row.reference, row.difference) == (0.5, 0.002, 0.498)
-    assert row.message == ("weights (attention)[0,0,1,1] prints 2e-3, computed 0.5; off by 0.498, allowed 0.0005")
+    assert row.message == ("attention[0,0,1,1] is printed as 2e-3, computed 0.5; off by 0.498, allowed 0.0005")
 
 
 def test_known_numbers_say_that_they_are_known_and_are_never_a_misprint(hold: Callable[..., list[Row]]) -> None:
@@ -173,7 +173,7 @@ def test_what_all_miss_alike_is_a_misprint(hold: Callable[..., list[Row]], count
     assert verdicts(rows) == ["agree", "agree", "agree", "misprint"] * count
     assert not any(row.known for row in rows)
     assert rows[3].message == (
-        "weights[0,0,1,1] prints 0.25, computed 0.34999999999999998; off by 0.1, allowed 0.005; "
+        "weights[0,0,1,1] is printed as 0.25, computed 0.34999999999999998; off by 0.1, allowed 0.005; "
         "all implementations miss it and agree"
     )
 
@@ -313,7 +313,7 @@ def test_one_unit_in_the_last_digit_of_any_printed_number_is_caught(
     text, number = raised(DOCUMENTS[name], token, sign * token.unit)
     (row,) = judge_document(text)
     assert (row.verdict, row.reference_text, row.comparison) == (Verdict.NUMERIC, number, "printed")
-    assert f"[{row.index}] prints {number}, computed " in row.message
+    assert f"[{row.index}] is printed as {number}, computed " in row.message
 
 
 def test_the_sixth_decimal_of_a_weight_of_the_vignette_raised_by_one_is_named(
@@ -323,7 +323,7 @@ def test_the_sixth_decimal_of_a_weight_of_the_vignette_raised_by_one_is_named(
     assert text.count("0.083717538") == 1
     (row,) = judge_document(text.replace("0.083717538", "0.083718538"))
     assert (row.stage, row.called, row.index, row.reference_text) == ("weights", "weights", "0,0,0,0", "0.083718538")
-    assert row.message.startswith("weights (weights)[0,0,0,0] prints 0.083718538, computed 0.08371753")
+    assert row.message.startswith("weights[0,0,0,0] is printed as 0.083718538, computed 0.08371753")
     assert row.difference == pytest.approx(1e-6, abs=5e-10)
 
 

@@ -44,7 +44,7 @@ def write(path: Path, text: str) -> Path:
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
     """A folder of somebody's, with a tag of its own."""
-    write(tmp_path / "mine" / "tags.yaml", "tags:\n  my-tag: {probes: Mine., defect: Mine, too.}\n")
+    write(tmp_path / "mine" / "tags.yaml", "tags:\n  my-tag: {probes: Mine., defect: Mine too.}\n")
     return write(tmp_path / "mine" / "cases.yaml", OWN.format(tag="my-tag")).parent
 
 
@@ -56,7 +56,9 @@ def test_without_patterns_the_whole_bundled_corpus_is_read_in_a_fixed_order(tmp_
     found = ids(select_cases(base=tmp_path))
     assert found == sorted(found)
     assert files_of(found) == {
-        path.relative_to(BUNDLED).with_suffix("").as_posix() for path in BUNDLED.rglob("*.yaml") if path.name != "tags.yaml"
+        path.relative_to(BUNDLED).with_suffix("").as_posix()
+        for path in BUNDLED.rglob("*.yaml")
+        if path.name != "tags.yaml"
     }
 
 
@@ -159,7 +161,7 @@ def test_a_file_with_a_fault_is_left_out_and_the_others_are_read(own: Path, tmp_
     selection = select_cases(["mine"], base=tmp_path)
     assert files_of(case.id for case in selection.cases) == {"mine/cases"}
     (fault,) = selection.faults
-    assert str(fault).startswith('mine/bad.yaml:5: case "Plain": ')
+    assert str(fault).startswith('mine/bad.yaml:7: case "Plain": ')
     assert "undefined tag 'no-such-tag'" in str(fault)
 
 
@@ -172,12 +174,12 @@ def test_a_fault_in_tags_is_told_once_however_often_the_folder_is_named(own: Pat
 
 def test_two_files_with_the_same_ids_are_a_fault(own: Path, tmp_path: Path) -> None:
     write(tmp_path / "here" / "x", "")
-    write(tmp_path / "other" / "mine" / "cases.yaml", OWN.format(tag="axis"))
+    shutil.copytree(own, tmp_path / "other" / "mine")
     selection = select_cases(["../mine", "../other/mine"], base=tmp_path / "here")
     assert len(selection.cases) == 2
-    assert [fault.message for fault in selection.faults] == [
-        "the same case id as in mine/cases.yaml: mine/cases/plain",
-        "the same case id as in mine/cases.yaml: mine/cases/in-double-alone",
+    assert [(fault.file, fault.message) for fault in selection.faults] == [
+        ("mine/cases.yaml", f"the same case id as in {own / 'cases.yaml'}: mine/cases/plain"),
+        ("mine/cases.yaml", f"the same case id as in {own / 'cases.yaml'}: mine/cases/in-double-alone"),
     ]
 
 

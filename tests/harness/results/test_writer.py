@@ -105,9 +105,7 @@ def test_a_part_that_could_not_be_written_is_written_with_the_next_flush(
     assert files_of(tmp_path / "out") == {"rows/part-00000.parquet"}
 
 
-def test_a_full_disk_is_told_in_one_line(
-    tmp_path: Path, make_row: MakeRow, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_told_in_one_line(tmp_path: Path, make_row: MakeRow, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = ResultsWriter(tmp_path / "out")
     writer.add_rows([make_row()])
 
