@@ -38,12 +38,16 @@ def make_answer(frames: Frames) -> Answer:
     disagreeing = {verdict for verdict in verdicts if verdict.exit_code == 1}
     if frames.results.empty:
         word = "Nothing was run"
+    elif frames.results["stage"].eq("").all():
+        word = "Nothing could be run"
     elif disagreeing or len(failing(frames.pairs)):
         word = "They disagree"
     elif verdicts or frames.is_incomplete:
         word = "They agree as far as they ran, but not everything could be run"
     elif len(frames.columns) < 2:
         word = "Nothing disagrees, but there was only one implementation to compare"
+    elif frames.pairs.empty:
+        word = "Nothing disagrees, but no two implementations could be compared"
     else:
         word = "They agree"
     return Answer(word, (_extent(frames), _pairs_sentence(frames), _numbers_sentence(frames)))
