@@ -169,7 +169,11 @@ def what_is_wrong(frames: Frames) -> pd.DataFrame:
 
 
 def _pair_messages(pairs: pd.DataFrame) -> list[str]:
-    return [f"differs from {row['other']} by {row['difference']:.3g} at [{row['index']}]" for row in records(pairs)]
+    return [
+        f"differs from {row['other']}"
+        + (f": {row['message']}" if row["message"] else f" by {row['difference']:.3g} at [{row['index']}]")
+        for row in records(pairs)
+    ]
 
 
 def _count(number: int, noun: str) -> str:

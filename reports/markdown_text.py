@@ -18,7 +18,10 @@ def escape(text: object) -> str:
 
 def code(text: object) -> str:
     """Show a name in monospace; it cannot end the span or the cell."""
-    inner = " ".join(str(text).split()).replace("`", "'").replace("|", "\\|")
+    inner = " ".join(str(text).split()).replace("`", "'")
+    if "\\|" in inner:  # in a code span neither of the two can be escaped
+        return f"<code>{escape(inner)}</code>"
+    inner = inner.replace("|", "\\|")
     return f"`{inner}`" if inner else ""
 
 

@@ -14,6 +14,7 @@ from attncheck.reports.answer import make_answer, verdict_table, what_is_wrong
 from attncheck.reports.frames import Frames, records
 
 _MOST_LISTED = 20
+_UNBOUNDED = 10_000
 
 
 def print_summary(frames: Frames, path: Path, *, quiet: bool) -> None:
@@ -22,6 +23,8 @@ def print_summary(frames: Frames, path: Path, *, quiet: bool) -> None:
     Quiet, print only what is wrong.
     """
     console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = _UNBOUNDED  # a file or a log has no width at which names would have to be cut
     answer = make_answer(frames)
     wrong = what_is_wrong(frames)
     if not quiet:

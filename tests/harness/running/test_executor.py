@@ -351,8 +351,8 @@ def test_workers_end_with_their_parent_even_if_it_is_killed(
     pids = tmp_path / "pids"
     note = f"import os, time\nopen({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
     entries = [
-        make_backend("evaluating", f"{note}\ndef softmax(scores):\n    time.sleep(60)"),
-        make_backend("starting", f"{note}\ntime.sleep(60)"),
+        make_backend("evaluating", f"{note}\ndef softmax(scores):\n    time.sleep(600)"),
+        make_backend("starting", f"{note}\ntime.sleep(600)"),
         make_backend("idle", note),
     ]
     script = write_script(tmp_path, *((entry.name, entry.module) for entry in entries))

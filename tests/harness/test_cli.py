@@ -1,0 +1,539 @@
+"""The command line from end to end: exit codes, what is printed where, and what is left on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from attncheck.backends import BACKENDS, BackendEntry
+from attncheck.harness import cli
+from attncheck.harness.results.reader import read_run
+from attncheck.harness.results.writer import Row
+
+COMMAND = Path(sys.executable).with_name("attncheck")
+MODULE = (sys.executable, "-m", "attncheck.harness")
+
+ESCAPE = "\x1b["
+COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-9]")
+
+posix_only = pytest.mark.skipif(sys.platform == "win32", reason="terminals and signals work otherwise on Windows")
+
+Invoke = Callable[..., tuple[int, str, str]]
+Table = Callable[..., None]
+WriteRun = Callable[..., Path]
+
+
+def run_module(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user does, in a process of its own whose output goes to pipes."""
+    return subprocess.run(
+        [*MODULE, *arguments],
+        cwd=cwd,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Invoke:
+    """Run the command in this process, in the test's folder; return exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["attncheck", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return int(end.value.code or 0), *capfd.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def table() -> Iterator[Table]:
+    """Replace the table of backends; afterwards it is as before, also in its order."""
+    backends = cast(dict[str, BackendEntry], BACKENDS)
+    before = dict(backends)
+
+    def replace(*entries: BackendEntry) -> None:
+        backends.clear()
+        backends.update({entry.name: entry for entry in entries})
+
+    yield replace
+    replace(*before.values())
+
+
+WRONG = "def softmax(scores):\n    stages = numpy_backend.softmax(scores); stages['weights'] *= -1; return stages"
+GHOST = BackendEntry("ghost", "no_module", ("no_such_framework",))
+
+
+# Exit codes
+
+
+def test_a_check_in_which_all_agree_gives_0_and_a_report(case_folder: Path, tmp_path: Path) -> None:
+    done = run_module("check", "small", "-b", "numpy", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "Nothing disagrees, but there was only one implementation to compare."
+    assert lines[-1] == "Report: results/latest/report/report.md"
+    assert (tmp_path / "results" / "latest" / "report" / "report.md").read_text().startswith("# Attention conformance")
+    assert ESCAPE not in done.stdout
+    assert read_run(tmp_path / "results" / "latest").environment["command"] == "attncheck check small -b numpy"
+
+
+def test_a_disagreement_gives_1_and_is_named(
+    case_folder: Path, invoke: Invoke, table: Table, honest: tuple[BackendEntry, ...], make_backend: Callable[..., Any]
+) -> None:
+    table(*honest, make_backend("wrong", WRONG))
+    code, out, err = invoke("check", "small", "-d", "float64")
+    assert code == 1
+    assert out.startswith("They disagree.\n")
+    assert "numeric: small/small/b-weights [float64] wrong.eager: weights: differs from first.eager" in out
+    assert err == ""
+    assert invoke("report", "results/latest")[0] == 1
+    assert invoke("run", "small", "-d", "float64")[0] == 1
+
+
+def test_a_bad_case_gives_2_and_the_others_run(
+    case_folder: Path, invoke: Invoke, table: Table, honest: tuple[BackendEntry, ...], make_backend: Callable[..., Any]
+) -> None:
+    (case_folder / "bad.yaml").write_text("title: A bad file\noperation: dreaming\n")
+    table(*honest, make_backend("wrong", WRONG), GHOST)
+    code, out, err = invoke("check", "small", "-b", "first,second,wrong,ghost")
+    assert code == 2
+    assert err.startswith("attncheck: small/bad.yaml")
+    assert "Traceback" not in err
+    assert out.startswith("They disagree.")
+    assert "small/bad.yaml" in out
+    assert read_run(Path("results/latest")).rows["case"].nunique() == 4
+    assert invoke("report", "results/latest")[0] == 2
+    assert invoke("list", "cases", "small")[0] == 2
+
+
+def test_a_framework_that_is_asked_for_and_missing_gives_3(
+    case_folder: Path, invoke: Invoke, table: Table, honest: tuple[BackendEntry, ...]
+) -> None:
+    table(*honest, GHOST)
+    code, out, err = invoke("check", "small", "--backend", "first,ghost", "-b", "second")
+    assert code == 3
+    assert out.startswith("They agree as far as they ran, but not everything could be run.")
+    assert err == "attncheck: ghost could not run: asked for by name, not installed\n"
+    assert invoke("check", "small", "-b", "ghost", "--quiet") == (3, "", err)
+    assert invoke("run", "small", "-b", "ghost", "--quiet") == (3, "", err)
+    assert invoke("report", "results/latest")[0] == 3
+
+
+def test_a_framework_that_nobody_asked_for_is_left_out_and_named(
+    case_folder: Path, invoke: Invoke, table: Table, honest: tuple[BackendEntry, ...]
+) -> None:
+    table(*honest, GHOST)
+    code, out, err = invoke("check", "small")
+    assert (code, err) == (0, "")
+    assert out.startswith("They agree.\n")
+    assert "ghost was left out: not installed." in out.splitlines()
+    assert invoke("report", "results/latest")[0] == 0
+
+
+@pytest.mark.parametrize("body", ["raise ValueError('no')", "import os; os._exit(9)"], ids=["raises", "dies"])
+def test_what_could_not_be_run_gives_3(
+    body: str,
+    case_folder: Path,
+    invoke: Invoke,
+    table: Table,
+    honest: tuple[BackendEntry, ...],
+    make_backend: Callable[..., Any],
+) -> None:
+    table(*honest, make_backend("broken", f"def softmax(scores):\n    {body}"))
+    code, out, _ = invoke("check", "small", "-d", "float64")
+    assert code == 3
+    assert out.startswith("They agree as far as they ran, but not everything could be run.")
+
+
+def test_a_time_limit_is_kept(
+    case_folder: Path, invoke: Invoke, table: Table, make_backend: Callable[..., Any]
+) -> None:
+    table(make_backend("slow", "import time\ndef softmax(scores):\n    time.sleep(60)"))
+    code, out, _ = invoke("check", "small/small.yaml", "-d", "float64", "--time-limit", "0.5")
+    assert code == 3
+    assert "timeout: small/small/d-weights [float64] slow.eager: not done after 0.5 s; the worker was stopped" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["check", "nonsense"], "'nonsense' is neither a file or folder nor a glob"),
+        (["check", "small", "-b", "nump"], "unknown backend 'nump'; expected numpy, torch, tensorflow, jax"),
+        (["check", "small", "-b", "numpy,Torch"], "unknown backend 'Torch'"),
+        (["check", "small", "-b", "numpy", "-d", "float16"], "unknown dtype 'float16'; expected float64, float32"),
+        (["check", "small", "-b", "numpy", "-t", "nope"], "undefined tag 'nope'; expected one of"),
+        (["run", "small", "-b", "numpy", "-t", "axis"], "no case matches the paths, globs, tags and dtypes"),
+        (["check", "small", "-b", "numpy", "-o", "file"], "file is a file; expected a folder"),
+        (["check", "small", "-b", "numpy", "-o", "file/below"], "file/below cannot be written: Not a directory"),
+        (["check", "small", "-b", "numpy", "-o", "small"], "small is not empty and holds no earlier results"),
+        (["report", "nowhere"], "nowhere is not a folder; expected a results directory"),
+        (["report", "small"], "small is not a results directory: it has no environment.json"),
+        (["report", "nowhere", "small"], "several runs are compared into a folder of their own"),
+        (["list", "cases", "nonsense"], "'nonsense' is neither"),
+    ],
+)
+def test_bad_usage_gives_2_and_one_line(
+    arguments: list[str], message: str, case_folder: Path, tmp_path: Path, invoke: Invoke
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    code, out, err = invoke(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("attncheck: ")
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "results").exists()
+    assert {path.name for path in case_folder.iterdir()} == {"small.yaml"}
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["dream"], ["check", "--dream"], ["check", "--threads", "0"], ["check", "--time-limit", "0"], ["report"]],
+)
+def test_a_command_or_option_that_does_not_exist_gives_2(arguments: list[str], invoke: Invoke, tmp_path: Path) -> None:
+    code, out, err = invoke(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("Usage: ")
+    assert "Traceback" not in err
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_report_that_cannot_be_written_gives_2(invoke: Invoke, tmp_path: Path, write_run: WriteRun) -> None:
+    (tmp_path / "file").write_text("mine")
+    code, _, err = invoke("report", write_run(), "-o", "file/report")
+    assert (code, err) == (2, "attncheck: file/report cannot be written: Not a directory\n")
+
+
+# What is printed
+
+
+def test_json_is_all_that_is_printed(case_folder: Path, tmp_path: Path) -> None:
+    done = run_module("check", "small", "-b", "numpy", "--json", cwd=tmp_path, FORCE_COLOR="1")
+    assert (done.returncode, done.stderr) == (0, "")
+    record = json.loads(done.stdout)
+    assert record["exit_code"] == 0
+    assert record["failures"] == []
+    assert record["report"] == "results/latest/report/report.md"
+    numpy = f"numpy.eager {version('numpy')} (local)"
+    assert record["verdicts"]["small/small/b-weights"] == {numpy: "agree"}
+    assert list(record["verdicts"]) == [
+        f"small/small/{name}" for name in ("a-scores", "b-weights", "c-scores", "d-weights")
+    ]
+
+
+def test_json_of_every_command_can_be_read(
+    case_folder: Path, invoke: Invoke, table: Table, honest: tuple[BackendEntry, ...], make_backend: Callable[..., Any]
+) -> None:
+    table(*honest, make_backend("wrong", WRONG), GHOST)
+    code, out, err = invoke("check", "small", "--json")
+    failures = json.loads(out)["failures"]
+    assert (code, err) == (1, "")
+    assert [
+        (item["case"], item["dtype"], item["implementation"], item["stage"], item["rows"]) for item in failures
+    ] == [("small/small/b-weights", dtype, "wrong.eager", "weights", 7) for dtype in ("float32", "float64")] + [
+        ("small/small/d-weights", dtype, "wrong.eager", "weights", 1) for dtype in ("float32", "float64")
+    ]
+    assert json.loads(invoke("report", "results/latest", "--json")[1])["failures"] == failures
+    assert json.loads(invoke("run", "small", "--json")[1])["exit_code"] == 1
+    assert json.loads(invoke("list", "backends", "--json")[1])[-1] == {"name": "ghost", "version": "not installed"}
+    assert json.loads(invoke("list", "cases", "small", "--json")[1])[0] == {
+        "id": "small/small/a-scores",
+        "name": "A scores",
+    }
+    tags = json.loads(invoke("list", "tags", "--json")[1])
+    assert {"axis", "causal"} <= {tag["tag"] for tag in tags}
+    assert all(tag["probes"] and tag["defect"] for tag in tags)
+
+
+def test_quiet_prints_nothing_when_all_agree_and_else_only_what_is_wrong(
+    case_folder: Path, invoke: Invoke, table: Table, honest: tuple[BackendEntry, ...], make_backend: Callable[..., Any]
+) -> None:
+    table(*honest, make_backend("wrong", WRONG), GHOST)
+    assert invoke("check", "small", "-b", "first,second", "--quiet") == (0, "", "")
+    assert invoke("run", "small", "-b", "first,second", "-q") == (0, "", "")
+    assert invoke("report", "results/latest", "-q") == (0, "", "")
+    code, out, err = invoke("check", "small", "--quiet", "-d", "float64")
+    assert (code, err) == (1, "")
+    assert [line.split(" ")[:2] for line in out.splitlines()] == [
+        ["numeric:", "small/small/b-weights"],
+        ["numeric:", "small/small/d-weights"],
+    ]
+
+
+def test_a_run_says_what_it_did_and_leaves_the_report_to_report(
+    case_folder: Path, invoke: Invoke, table: Table, honest: tuple[BackendEntry, ...]
+) -> None:
+    table(*honest)
+    assert invoke("run", "small", "-o", "one", "--label", "here") == (
+        0,
+        "4 cases, 16 evaluations; results in one\n",
+        "",
+    )
+    assert not Path("one/report").exists()
+    assert len(read_run(Path("one")).arrays()) == 32
+    code, out, _ = invoke("report", "one")
+    assert code == 0
+    assert out.endswith("Report: one/report/report.md\n")
+
+
+@posix_only
+def test_colours_are_for_terminals_and_not_for_those_who_want_none(
+    write_run: WriteRun, make_row: Callable[..., Row], tmp_path: Path
+) -> None:
+    directory = write_run([make_row(verdict="numeric", message="off")], exit_code=1)
+    assert COLOUR.search(on_a_terminal("report", directory, cwd=tmp_path))
+    plain = on_a_terminal("report", directory, cwd=tmp_path, NO_COLOR="1")
+    assert "numeric: file/one" in plain
+    assert not COLOUR.search(plain)
+    piped = run_module("report", directory, cwd=tmp_path, TERM="xterm-256color")
+    assert ESCAPE not in piped.stdout + piped.stderr
+
+
+@posix_only
+def test_progress_is_shown_on_a_terminal_and_nowhere_else(case_folder: Path, tmp_path: Path) -> None:
+    check = ("check", "small", "-b", "numpy")
+    assert "evaluations" in on_a_terminal(*check, cwd=tmp_path).partition("Nothing disagrees")[0]
+    assert "evaluations" not in on_a_terminal(*check, "--quiet", cwd=tmp_path)
+
+
+def on_a_terminal(*arguments: str | Path, cwd: Path, **environment: str) -> str:
+    """Run the command with both outputs on a terminal, and return what it showed."""
+    import pty
+
+    unwanted = {"NO_COLOR", "FORCE_COLOR", "CI"}
+    inherited = {name: value for name, value in os.environ.items() if name not in unwanted}
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*MODULE, *arguments],
+        cwd=cwd,
+        env=inherited | {"TERM": "xterm-256color", "COLUMNS": "200"} | environment,
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+    ):
+        os.close(theirs)
+        shown = b""
+        while chunk := read_terminal(ours):
+            shown += chunk
+    os.close(ours)
+    return shown.decode()
+
+
+def read_terminal(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # Linux says so where others say end of file
+        return b""
+
+
+def test_help_imports_nothing_that_takes_long() -> None:
+    code = (
+        "import sys; sys.argv = ['attncheck', '--help']\n"
+        "from attncheck.harness.cli import main\n"
+        "try:\n    main()\n"
+        "except SystemExit as end:\n"
+        "    slow = {'numpy', 'pandas', 'pyarrow', 'pydantic', 'torch', 'tensorflow', 'jax', 'pebble'}\n"
+        "    print(end.code, sorted(slow & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "0 []"
+    assert "Exit codes: 0 agree, 1 disagree, 2 bad usage or bad case" in done.stdout
+
+
+def test_the_version_is_that_of_the_package(invoke: Invoke) -> None:
+    assert invoke("--version") == (0, f"attncheck {version('attncheck')}\n", "")
+
+
+def test_the_schemas_are_those_that_lie_beside_the_cases(invoke: Invoke) -> None:
+    cases = files("attncheck.cases")
+    assert invoke("schema") == (0, (cases / "schema.json").read_text(encoding="utf-8"), "")
+    assert invoke("schema", "--tags") == (0, (cases / "tags.schema.json").read_text(encoding="utf-8"), "")
+
+
+def test_listing_names_what_can_be_chosen(invoke: Invoke, table: Table, honest: tuple[BackendEntry, ...]) -> None:
+    table(*honest, GHOST)
+    assert invoke("list", "backends")[1].splitlines() == [
+        f"first  {version('numpy')}",
+        f"second  {version('numpy')}",
+        "ghost  not installed",
+    ]
+    code, out, err = invoke("list", "cases", "softmax", "--tag", "axis")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "softmax/drawn-scores-are-normalised-over-the-last-axis-and-no-other  "
+        "Drawn scores are normalised over the last axis and no other"
+    ]
+
+
+# Where it is run
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(MODULE, id="module"),
+        pytest.param(
+            (str(COMMAND),),
+            id="command",
+            marks=pytest.mark.skipif(not COMMAND.is_file(), reason="not beside this Python"),
+        ),
+    ],
+)
+def test_packages_of_the_same_names_in_the_working_folder_do_no_harm(command: tuple[str, ...], tmp_path: Path) -> None:
+    for name in ("harness", "backends", "reports", "tests"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"raise ImportError('the wrong {name}')")
+    for name in ("cli", "run", "worker", "frames", "numpy_backend"):
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError('the wrong {name}')")
+    # A folder called cases is taken for cases where it is asked for, and only then.
+    (tmp_path / "cases").mkdir()
+    (tmp_path / "cases" / "__init__.py").write_text("raise ImportError('the wrong cases')")
+    done = subprocess.run(
+        [*command, "check", "softmax", "-b", "numpy", "-o", "out"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "7 cases ran on 1 implementation" in done.stdout
+
+
+def test_a_folder_of_ones_own_with_its_own_tags(
+    invoke: Invoke, case_folder: Path, table: Table, honest: tuple[BackendEntry, ...]
+) -> None:
+    text = (case_folder / "small.yaml").read_text()
+    (case_folder / "small.yaml").write_text(
+        text.replace("  - name: A scores", "  - name: A scores\n    tags: [my-own]")
+    )
+    (case_folder / "tags.yaml").write_text("tags:\n  my-own: {probes: What I need., defect: What I had.}\n")
+    table(*honest)
+    code, out, err = invoke("check", "small", "-t", "my-own", "-d", "float32")
+    assert (code, err) == (0, "")
+    assert "1 case ran on 2 implementations in float32: 2 evaluations." in out
+    assert "my-own  What I need.  What I had." in invoke("list", "tags", "small")[1].splitlines()
+
+
+def test_results_of_several_environments_are_compared_from_one_folder(
+    invoke: Invoke, case_folder: Path, table: Table, honest: tuple[BackendEntry, ...]
+) -> None:
+    table(*honest)
+    for name in ("first", "second"):
+        assert invoke("run", "small", "-b", name, "--label", name, "-o", f"matrix/{name}")[0] == 0
+    code, out, err = invoke("report", "matrix", "-o", "compared")
+    assert (code, err) == (0, "")
+    assert out.startswith("They agree.\n4 cases ran on 2 implementations in 2 environments in float64 and float32")
+    assert Path("compared/report.md").is_file()
+    assert invoke("run", "small", "-b", "second", "--label", "first", "-o", "matrix/second")[0] == 0
+    code, out, err = invoke("report", "matrix", "-o", "compared")
+    assert (code, out) == (2, "")
+    assert err == (
+        "attncheck: matrix/first and matrix/second are both labelled 'first'; give each run a --label of its own\n"
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere file names have to be text")
+def test_a_case_file_whose_name_is_no_text_is_reported_readably(case_folder: Path, tmp_path: Path) -> None:
+    odd = os.fsdecode(b"caf\xe9.yaml")
+    (case_folder / "small.yaml").rename(tmp_path / odd)
+    done = run_module("check", odd, "-b", "numpy", "-d", "float64", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "caf?" in (tmp_path / "results/latest/report/report.md").read_text()
+
+
+# Interrupted
+
+
+INTERRUPTIBLE = """\
+from attncheck.backends import BACKENDS, BackendEntry
+from attncheck.harness.cli import main
+
+BACKENDS.clear()
+for name in ("first", "second", "slow"):
+    BACKENDS[name] = BackendEntry(name, name + "_backend", ("numpy",))
+main()
+"""
+
+
+@posix_only
+def test_what_was_judged_before_ctrl_c_is_on_disk_and_can_be_reported(
+    case_folder: Path, tmp_path: Path, make_backend: Callable[..., BackendEntry], invoke: Invoke
+) -> None:
+    note = "from pathlib import Path\nimport time\n"
+    last = f"def softmax(scores):\n    if scores.shape[-2] == 1: Path({str(tmp_path)!r}, NAME).touch()\n"
+    for name in ("first", "second"):
+        make_backend(name, note + last.replace("NAME", repr(name)) + "    return numpy_backend.softmax(scores)")
+    make_backend("slow", f"{note}def softmax(scores):\n    Path({str(tmp_path)!r}, 'slow').touch()\n    time.sleep(60)")
+    (tmp_path / "script.py").write_text(INTERRUPTIBLE)
+    # As from a terminal: Ctrl-C goes to the command and to all its workers.
+    with subprocess.Popen(
+        [sys.executable, "script.py", "check", "small", "-d", "float64", "-o", "out"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "modules")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        wait_until(lambda: all((tmp_path / name).exists() for name in ("first", "second", "slow")))
+        time.sleep(0.5)  # the answers to the first case are on their way to the judge
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    assert err == "attncheck: interrupted; what was judged is in out, `attncheck report out` shows it\n"
+    run = read_run(tmp_path / "out")
+    assert run.summary is None
+    # The slow one answered for the first case and never for the second.
+    assert set(run.rows["case"]) == {"small/small/a-scores"}
+    assert set(run.rows["verdict"]) == {"agree"}
+    code, out, err = invoke("report", "out")
+    assert (code, err) == (3, "")
+    assert "this run was interrupted, or is still going on: its results are not complete." in out
+
+
+@posix_only
+def test_ctrl_c_while_a_worker_starts_shows_no_traceback(case_folder: Path, tmp_path: Path) -> None:
+    # Several times, as what is interrupted is a worker that loads its modules.
+    for pause in (0.0, 0.05, 0.1, 0.2):
+        with subprocess.Popen(
+            [*MODULE, "check", "small", "-b", "numpy", "-o", f"out-{pause}"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            wait_until((tmp_path / f"out-{pause}" / "cases.json").is_file)
+            time.sleep(pause)
+            os.killpg(process.pid, signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        assert "Traceback" not in err
+        assert "KeyboardInterrupt" not in err
+        assert process.returncode in (0, 130)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)

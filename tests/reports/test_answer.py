@@ -1,0 +1,183 @@
+"""The words with which every report begins, and the verdict of each case on each implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attncheck.harness.errors import ExitCode
+from attncheck.harness.results.writer import Row
+from attncheck.reports.answer import exit_code_of, make_answer, verdict_table, what_is_wrong
+from attncheck.reports.frames import Column, Frames
+
+MakeRow = Callable[..., Row]
+WriteRun = Callable[..., Path]
+FramesOf = Callable[..., Frames]
+
+AGREE = "They agree"
+DISAGREE = "They disagree"
+PARTLY = "They agree as far as they ran, but not everything could be run"
+ALONE = "Nothing disagrees, but there was only one implementation to compare"
+APART = "Nothing disagrees, but no two implementations could be compared"
+TWO = {"numpy.eager": "1.0", "torch.eager": "1.0"}
+
+
+def pair(**fields: Any) -> dict[str, Any]:
+    return {"comparison": "pair", "other": "torch.eager", "units": 0.0, "difference": 0.0, "index": "0,0"} | fields
+
+
+@pytest.mark.parametrize(
+    ("rows", "run", "word", "code"),
+    [
+        ([{}, {"implementation": "torch.eager"}, pair()], {}, AGREE, ExitCode.AGREE),
+        ([{}, pair(), {"verdict": "unsupported", "stage": "", "implementation": "torch.eager"}], {}, AGREE, 0),
+        ([{}, pair(), {"verdict": "misprint", "known": True, "comparison": "printed"}], {}, AGREE, 0),
+        ([{}, pair()], {"left_out": {"jax": "not installed"}}, AGREE, ExitCode.AGREE),
+        ([{}, pair(), {"verdict": "numeric", "implementation": "torch.eager"}], {}, DISAGREE, ExitCode.DISAGREE),
+        ([{}, pair(verdict="numeric")], {}, DISAGREE, ExitCode.DISAGREE),
+        ([{}, pair(), {"verdict": "misprint", "comparison": "printed"}], {}, DISAGREE, ExitCode.DISAGREE),
+        ([{}, pair(), {"verdict": "stale", "comparison": "printed"}], {}, DISAGREE, ExitCode.DISAGREE),
+        ([{}, pair(), {"verdict": "numeric"}, {"verdict": "crash", "stage": ""}], {}, DISAGREE, ExitCode.DISAGREE),
+        ([{}, pair(), {"verdict": "error", "stage": "", "implementation": "jax.eager"}], {}, PARTLY, ExitCode.NOT_RUN),
+        ([{}, pair()], {"summary": False}, PARTLY, ExitCode.NOT_RUN),
+        ([{}, pair()], {"missing": {"jax": "not installed"}}, PARTLY, ExitCode.NOT_RUN),
+        ([{}, pair()], {"faults": ["x.yaml:1: this was left out: bad"]}, PARTLY, ExitCode.BAD_INPUT),
+        ([{}, pair(), {"verdict": "numeric"}], {"faults": ["x.yaml:1: bad"]}, DISAGREE, ExitCode.BAD_INPUT),
+        ([{}, pair()], {"label": "x: bad case: y", "left_out": {"jax": "not installed"}}, AGREE, ExitCode.AGREE),
+        ([{"verdict": "unverified"}], {"versions": {"numpy.eager": "1.0"}}, ALONE, ExitCode.AGREE),
+        ([{"verdict": "unverified"}, {"verdict": "unverified", "implementation": "torch.eager"}], {}, APART, 0),
+        ([{"verdict": "error", "stage": ""}], {}, "Nothing could be run", ExitCode.NOT_RUN),
+        ([], {"versions": {}, "missing": {"jax": "not installed"}}, "Nothing was run", ExitCode.NOT_RUN),
+        ([], {"versions": {}}, "Nothing was run", ExitCode.AGREE),
+    ],
+)
+def test_the_answer_and_the_exit_code(
+    rows: list[dict[str, Any]],
+    run: dict[str, Any],
+    word: str,
+    code: ExitCode,
+    make_row: MakeRow,
+    write_run: WriteRun,
+    frames_of: FramesOf,
+) -> None:
+    frames = frames_of(write_run([make_row(**fields) for fields in rows], **({"versions": TWO, "name": "run"} | run)))
+    assert make_answer(frames).word == word
+    assert exit_code_of(frames) == code
+
+
+def test_the_sentences_count_what_the_answer_rests_on(
+    make_row: MakeRow, make_case_record: Callable[..., dict[str, Any]], write_run: WriteRun, frames_of: FramesOf
+) -> None:
+    rows = [
+        make_row(case=case, dtype=dtype, implementation=name)
+        for case in ("file/one", "file/two")
+        for dtype in ("float32", "float64")
+        for name in TWO
+    ]
+    numbers: dict[str, Any] = {"comparison": "printed", "reference_text": "0.1"}
+    rows += [
+        make_row(**pair(verdict=verdict), stage=stage)
+        for stage, verdict in [("scores", "numeric"), ("weights", "agree")]
+    ]
+    rows += [make_row(**numbers, stage="output", index=f"0,{place}") for place in range(3)]
+    rows += [make_row(**numbers, stage="output", index="0,2", verdict="numeric", dtype="float32")]
+    rows += [make_row(**numbers, stage="weights", index="0,0", verdict="misprint", known=True)]
+    rows += [
+        make_row(comparison="printed", stage="scores", index=f"0,{place}", verdict="unverified") for place in (0, 1)
+    ]
+    document = {"kind": "document", "title": "A document", "notes": []}
+    expected = [{"name": "weights", "erratum": "Of another call."}]
+    cases = [make_case_record(source=document, expected=expected), make_case_record("file/two")]
+    answer = make_answer(frames_of(write_run(rows, cases=cases)))
+    assert answer.sentences == (
+        "2 cases ran on 2 implementations in float64 and float32: 8 evaluations.",
+        "Of 2 comparisons of two implementations at one stage, 1 disagrees.",
+        "The documents print 3 numbers: 1 of 4 comparisons with them fail. "
+        "1 numbers printed for another call than the one shown are recorded as errata. "
+        "2 further numbers are computed by the documents and not printed: "
+        "they are compared between the implementations and otherwise unverified.",
+    )
+
+
+def test_numbers_of_cases_that_are_no_documents_are_not_counted_as_printed(
+    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
+) -> None:
+    frames = frames_of(write_run([make_row(comparison="printed", index="0", reference_text="0.1")]))
+    assert make_answer(frames).sentences[-1] == "No printed number of a document was compared."
+
+
+@pytest.mark.parametrize(
+    ("rows", "cell"),
+    [
+        ([{}], "agree"),
+        ([{"verdict": "unverified"}], "unverified"),
+        ([{}, {"verdict": "unverified", "stage": "scores"}], "agree"),
+        ([{"verdict": "unsupported", "stage": ""}], "unsupported"),
+        ([{}, {"verdict": "misprint", "known": True, "comparison": "printed"}], "agree (erratum)"),
+        ([{"verdict": "numeric"}], "**numeric** at weights"),
+        ([{"verdict": "numeric"}, {"verdict": "nonfinite", "stage": "output"}], "**nonfinite** at weights"),
+        ([{"verdict": "error", "stage": ""}], "**error**"),
+        ([{"verdict": "error", "stage": ""}, {"dtype": "float32"}], "float64: **error**; float32: agree"),
+        ([{"verdict": "agree"}, {"dtype": "float32", "verdict": "unverified"}], "float64: agree; float32: unverified"),
+        ([{}, {"comparison": "known", "verdict": "numeric", "stage": "row_maxima"}], "**numeric** at row_maxima"),
+        ([{"implementation": "torch.eager"}], "not run"),
+    ],
+)
+def test_the_verdict_of_a_case_on_an_implementation(
+    rows: list[dict[str, Any]], cell: str, make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
+) -> None:
+    frames = frames_of(write_run([make_row(**fields) for fields in rows], versions={"numpy.eager": "1.0"}))
+    assert verdict_table(frames) == {"file/one": {Column("local", "numpy.eager", "1.0"): cell}}
+
+
+def test_what_is_wrong_is_told_once_per_case_by_its_first_failing_stage(
+    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
+) -> None:
+    rows = [
+        make_row(stage="output", verdict="nonfinite", message="late"),
+        make_row(stage="raw_scores"),
+        make_row(stage="scores", verdict="numeric", message="early"),
+        make_row(stage="output", comparison="known", verdict="numeric", index="0,0", message="number"),
+        make_row(stage="scores", dtype="float32", verdict="shape", message="other dtype"),
+        make_row(stage="", implementation="torch.eager", verdict="crash", message="died"),
+        make_row(stage="weights", verdict="misprint", known=True, comparison="printed"),
+        make_row(**pair(verdict="numeric"), stage="scores"),
+    ]
+    found = what_is_wrong(frames_of(write_run(rows)))
+    assert found[["dtype", "implementation", "stage", "verdict", "message", "rows"]].to_numpy().tolist() == [
+        ["float32", "numpy.eager", "scores", "shape", "other dtype", 1],
+        ["float64", "numpy.eager", "scores", "numeric", "early", 3],
+        ["float64", "torch.eager", "", "crash", "died", 1],
+    ]
+
+
+def test_a_pair_that_differs_is_told_where_no_stage_is_blamed(
+    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
+) -> None:
+    # Two of four differ from each other and agree with the rest: the majority blames nobody.
+    rows = [make_row(), make_row(**pair(verdict="numeric", difference=0.5, index="0,1"))]
+    found = what_is_wrong(frames_of(write_run(rows)))
+    assert found["message"].tolist() == ["differs from torch.eager by 0.5 at [0,1]"]
+    assert found["stage"].tolist() == ["weights"]
+
+
+def test_a_pair_whose_forms_differ_is_told_without_a_number(
+    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
+) -> None:
+    apart = pair(verdict="shape", difference=None, units=None, index=None, message="shape 3 against 4")
+    (message,) = what_is_wrong(frames_of(write_run([make_row(), make_row(**apart)])))["message"]
+    assert message == "differs from torch.eager: shape 3 against 4"
+
+
+def test_nothing_is_wrong_where_all_agree(document_frames: Frames) -> None:
+    assert what_is_wrong(document_frames).empty
+    assert "rows" in what_is_wrong(document_frames).columns
+    answer = make_answer(document_frames)
+    assert answer.word == AGREE
+    assert ": every one holds." in answer.sentences[2]
+    assert exit_code_of(document_frames) == ExitCode.AGREE
+    words = {cell for cells in verdict_table(document_frames).values() for cell in cells.values()}
+    assert words == {"agree", "agree (erratum)"}

@@ -1,0 +1,131 @@
+"""The short form: what is printed, how much of it, and the same as plain data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from attncheck.harness.errors import ExitCode
+from attncheck.harness.results.writer import Row
+from attncheck.reports.frames import Frames
+from attncheck.reports.terminal import as_record, print_summary
+
+MakeRow = Callable[..., Row]
+WriteRun = Callable[..., Path]
+FramesOf = Callable[..., Frames]
+Printed = Callable[..., list[str]]
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
+    """Return the lines that are printed for some frames."""
+
+    def run(frames: Frames, *, quiet: bool = False) -> list[str]:
+        print_summary(frames, Path("here/report.md"), quiet=quiet)
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def test_the_answer_comes_first_and_where_the_report_is_comes_last(document_frames: Frames, printed: Printed) -> None:
+    lines = printed(document_frames)
+    assert lines[0] == "They agree."
+    assert lines[-1] == "Report: here/report.md"
+    assert printed(document_frames, quiet=True) == []
+
+
+def test_cases_are_counted_per_implementation_and_verdict(
+    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf, printed: Printed
+) -> None:
+    rows = [
+        make_row(case="file/a"),
+        make_row(case="file/b", comparison="printed", verdict="misprint", known=True),
+        make_row(case="file/b"),
+        make_row(case="file/c", verdict="numeric"),
+        make_row(case="file/c", dtype="float32"),
+        make_row(case="file/a", implementation="torch.eager", verdict="unsupported", stage=""),
+        make_row(case="file/b", implementation="torch.eager", verdict="crash", stage="", dtype="float32"),
+        make_row(case="file/b", implementation="torch.eager", verdict="unverified"),
+    ]
+    lines = [line.split() for line in printed(frames_of(write_run(rows)))]
+    start = lines.index(["implementation", "agree", "crash", "not", "run", "numeric", "unsupported"])
+    assert lines[start + 1] == ["numpy.eager", "1.0", "2", "-", "-", "1", "-"]
+    assert lines[start + 2] == ["torch.eager", "1.0", "-", "1", "1", "-", "1"]
+
+
+def test_what_is_wrong_is_one_line_each_also_when_it_is_long(
+    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf, printed: Printed
+) -> None:
+    message = "differs " * 40 + "[bold]not markup[/bold] :smile:"
+    frames = frames_of(
+        write_run([make_row(verdict="numeric", message=message), make_row(dtype="float32", verdict="crash", stage="")])
+    )
+    wrong = [
+        "crash: file/one [float32] numpy.eager: ",
+        f"numeric: file/one [float64] numpy.eager: weights: {message}",
+    ]
+    assert [line for line in printed(frames) if "file/one" in line] == wrong
+    assert printed(frames, quiet=True) == wrong
+
+
+def test_a_long_list_is_cut_and_says_so(
+    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf, printed: Printed
+) -> None:
+    frames = frames_of(write_run([make_row(case=f"file/{n:02}", verdict="numeric") for n in range(25)]))
+    lines = printed(frames, quiet=True)
+    assert len(lines) == 21
+    assert lines[-1] == "and 5 more"
+
+
+def test_with_two_environments_every_line_says_which(
+    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf, printed: Printed
+) -> None:
+    frames = frames_of(
+        write_run([make_row(verdict="numeric", message="off")], label="new"), write_run([make_row()], label="old")
+    )
+    lines = printed(frames)
+    assert "numeric: file/one [float64] numpy.eager (new): weights: off" in lines
+    assert any(line.startswith("numpy.eager 1.0 (old)") for line in lines)
+
+
+def test_no_name_is_cut_where_there_is_no_terminal(
+    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf, printed: Printed
+) -> None:
+    label = "an-environment-whose-name-is-longer-than-a-terminal-is-wide-because-somebody-wanted-to-be-precise"
+    versions = {"numpy.eager": "1.0+" + "x" * 40}
+    directories = [write_run([make_row()], label=label + end, versions=versions) for end in "ab"]
+    title = f"numpy.eager {versions['numpy.eager']} ({label}a)"
+    assert any(line.startswith(title) for line in printed(frames_of(*directories)))
+
+
+def test_notes_are_printed_and_nothing_crashes_without_results(
+    write_run: WriteRun, frames_of: FramesOf, printed: Printed
+) -> None:
+    lines = printed(frames_of(write_run(left_out={"jax": "not installed"}, summary=False)))
+    assert lines[0] == "Nothing was run."
+    assert "jax was left out: not installed." in lines
+    assert "this run was interrupted, or is still going on: its results are not complete." in lines
+
+
+def test_the_record_says_the_same_as_plain_data(make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf) -> None:
+    rows = [make_row(), make_row(stage="output", verdict="nonfinite", message="nan", value=float("nan"))]
+    record = as_record(frames_of(write_run(rows)), Path("here/report.md"), ExitCode.DISAGREE)
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    assert record["answer"] == "They disagree"
+    assert (record["exit_code"], record["report"], record["notes"]) == (1, "here/report.md", [])
+    assert record["verdicts"] == {"file/one": {"numpy.eager 1.0 (local)": "**nonfinite** at output"}}
+    assert record["failures"] == [
+        {
+            "case": "file/one",
+            "dtype": "float64",
+            "environment": "local",
+            "implementation": "numpy.eager",
+            "stage": "output",
+            "verdict": "nonfinite",
+            "message": "nan",
+            "rows": 1,
+        }
+    ]

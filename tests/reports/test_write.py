@@ -1,0 +1,120 @@
+"""The files of a report: all of them, the same bytes every time, and harmless in a spreadsheet."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from attncheck.harness.errors import OutputError
+from attncheck.harness.merge import merge_runs
+from attncheck.harness.results.reader import read_run
+from attncheck.harness.results.writer import Row
+from attncheck.reports.frames import Frames, make_frames
+from attncheck.reports.markdown import render_markdown
+from attncheck.reports.write import write_report
+
+MakeRow = Callable[..., Row]
+WriteRun = Callable[..., Path]
+FramesOf = Callable[..., Frames]
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_frame_is_written_as_csv_and_parquet(document_frames: Frames, tmp_path: Path) -> None:
+    path = write_report(document_frames, tmp_path / "deep" / "report")
+    assert path == tmp_path / "deep" / "report" / "report.md"
+    assert path.read_text(encoding="utf-8") == render_markdown(document_frames)
+    assert set(contents(path.parent)) == {"report.md"} | {
+        f"{name}.{suffix}" for name in document_frames.tables() for suffix in ("csv", "parquet")
+    }
+    for name, frame in document_frames.tables().items():
+        rows = read_csv(path.parent / f"{name}.csv")
+        assert len(rows) == len(frame)
+        assert list(rows[0]) == list(frame.columns)
+        pd.testing.assert_frame_equal(pd.read_parquet(path.parent / f"{name}.parquet"), frame, check_dtype=False)
+
+
+def test_numbers_in_csv_are_exact(document_frames: Frames, tmp_path: Path) -> None:
+    write_report(document_frames, tmp_path)
+    values = [float(row["value"]) for row in read_csv(tmp_path / "numbers.csv")]
+    assert values == document_frames.numbers["value"].tolist()
+
+
+def test_the_same_results_give_the_same_bytes(document_run: Path, frames_of: FramesOf, tmp_path: Path) -> None:
+    write_report(frames_of(document_run), tmp_path / "first")
+    write_report(frames_of(document_run), tmp_path / "second")
+    run = read_run(document_run)
+    shuffled = replace(run, rows=run.rows.sample(frac=1, random_state=7), cases=dict(reversed(run.cases.items())))
+    write_report(make_frames(merge_runs([shuffled])), tmp_path / "third")
+    wanted = contents(tmp_path / "first")
+    assert contents(tmp_path / "second") == wanted
+    assert contents(tmp_path / "third") == wanted
+    write_report(frames_of(document_run), tmp_path / "first")
+    assert contents(tmp_path / "first") == wanted
+
+
+def test_lines_end_alike_on_every_platform(document_frames: Frames, tmp_path: Path) -> None:
+    write_report(document_frames, tmp_path)
+    assert not [name for name, content in contents(tmp_path).items() if b"\r" in content and "parquet" not in name]
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("=cmd()", "'=cmd()"),
+        ("+SUM(A1)", "'+SUM(A1)"),
+        ("-2+3", "'-2+3"),
+        ("@import", "'@import"),
+        ("\tx", "'\tx"),
+        ("-0.25", "-0.25"),
+        ("+1e-9", "+1e-9"),
+        ("-inf", "-inf"),
+        ("plain = text", "plain = text"),
+        ('a,"b"\nc', 'a,"b"\nc'),
+    ],
+)
+def test_no_text_is_a_formula_in_a_spreadsheet(
+    text: str, written: str, make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf, tmp_path: Path
+) -> None:
+    rows = [
+        make_row(message=text, implementation=text),
+        make_row(comparison="printed", index="0", reference_text=text, called=text, value=-0.5),
+    ]
+    directory = write_run(rows, label=text, name="run", command=text)
+    write_report(frames_of(directory), tmp_path / "report")
+    (result,) = read_csv(tmp_path / "report" / "results.csv")
+    assert (result["message"], result["implementation"], result["environment"]) == (written, written, written)
+    (number,) = read_csv(tmp_path / "report" / "numbers.csv")
+    assert (number["printed"], number["called"], number["value"]) == (written, written, "-0.5")
+    (environment,) = read_csv(tmp_path / "report" / "environments.csv")
+    assert environment["command"] == written
+    # Programs read Parquet, and there the text is what it was.
+    assert pd.read_parquet(tmp_path / "report" / "results.parquet")["message"].tolist() == [text]
+
+
+def test_a_report_of_nothing_can_be_written_and_read(write_run: WriteRun, frames_of: FramesOf, tmp_path: Path) -> None:
+    write_report(frames_of(write_run()), tmp_path / "report")
+    assert read_csv(tmp_path / "report" / "results.csv") == []
+    assert len(pd.read_parquet(tmp_path / "report" / "pairs.parquet")) == 0
+
+
+def test_a_folder_that_cannot_be_written_is_told_in_one_line(
+    write_run: WriteRun, frames_of: FramesOf, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(OutputError, match=r"file(/below)? cannot be written: [^\n]+$"):
+            write_report(frames_of(write_run()), folder)
+    assert (tmp_path / "file").read_text() == "mine"
