@@ -81,10 +81,9 @@ def test_the_order_in_which_results_were_written_does_not_matter(
 def test_real_results_give_the_same_frames_when_their_rows_are_shuffled(document_run: Path) -> None:
     run = read_run(document_run)
     wanted = make_frames(merge_runs([run])).tables()
-    for seed in range(3):
-        shuffled = replace(run, rows=run.rows.sample(frac=1, random_state=seed))
-        for name, frame in make_frames(merge_runs([shuffled])).tables().items():
-            pd.testing.assert_frame_equal(frame, wanted[name])
+    shuffled = replace(run, rows=run.rows.sample(frac=1, random_state=1))
+    for name, frame in make_frames(merge_runs([shuffled])).tables().items():
+        pd.testing.assert_frame_equal(frame, wanted[name])
 
 
 def test_every_column_is_documented(document_frames: Frames) -> None:

@@ -1,0 +1,1 @@
+"""Results on disk: written as a run goes on, and read back."""
