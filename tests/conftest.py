@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,63 +64,86 @@ cases:
 """Four cases, run in this order; whatever is wrong with a backend's softmax shows in the second and the fourth."""
 
 
-@pytest.fixture
-def case_folder(tmp_path: Path) -> Path:
-    """Return a folder ``small`` with the file small.yaml; the ids are small/small/a-scores and so on."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    (folder / "small.yaml").write_text(SMALL_CASES, encoding="utf-8")
-    return folder
+@pytest.fixture(scope="session")
+def write_small() -> Callable[[Path], Path]:
+    """Write a folder ``small`` with the file small.yaml; the ids are small/small/a-scores and so on."""
+
+    def write(parent: Path) -> Path:
+        folder = parent / "small"
+        folder.mkdir()
+        (folder / "small.yaml").write_text(SMALL_CASES, encoding="utf-8")
+        return folder
+
+    return write
 
 
 @pytest.fixture
+def case_folder(tmp_path: Path, write_small: Callable[[Path], Path]) -> Path:
+    """Return the folder of the small cases."""
+    return write_small(tmp_path)
+
+
+@pytest.fixture(scope="session")
 def honest() -> tuple[BackendEntry, BackendEntry]:
     """Return two backends that are right."""
     module = "attncheck.backends.numpy_backend"
     return BackendEntry("first", module, ("numpy",)), BackendEntry("second", module, ("numpy",))
 
 
-@pytest.fixture
-def make_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., BackendEntry]:
-    """Write a module that is NumPy's backend with something replaced, and return its line of the table.
+@pytest.fixture(scope="session")
+def write_backend() -> Callable[..., BackendEntry]:
+    """Write a module that is NumPy's backend with something replaced, and return its line of the table."""
 
-    The folder is on sys.path, which a worker takes over.
-    """
-    folder = tmp_path / "modules"
-    folder.mkdir()
-    monkeypatch.syspath_prepend(folder)
-
-    def make(name: str, source: str, **fields: Any) -> BackendEntry:
+    def write(folder: Path, name: str, source: str, **fields: Any) -> BackendEntry:
         text = f"from attncheck.backends import numpy_backend\nfrom {numpy_backend.__name__} import *\n{source}\n"
         (folder / f"{name}_backend.py").write_text(text, encoding="utf-8")
         return BackendEntry(name, f"{name}_backend", ("numpy",), **fields)
 
-    return make
+    return write
 
 
 @pytest.fixture
-def run_small(tmp_path: Path, case_folder: Path) -> Callable[..., tuple[RunSummary, Run]]:
-    """Run the folder's cases on some backends, really, in workers, and read back what was written."""
+def make_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_backend: Callable[..., BackendEntry]
+) -> Callable[..., BackendEntry]:
+    """Write such a module to a folder on sys.path, which a worker takes over."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    return partial(write_backend, folder)
+
+
+@pytest.fixture(scope="session")
+def run_below() -> Callable[..., tuple[RunSummary, Run]]:
+    """Run cases below a folder on some backends, really, in workers, and read back what was written."""
 
     def run(
+        parent: Path,
         entries: Iterable[BackendEntry],
         *,
         dtypes: tuple[str, ...] = ("float64",),
         seconds: float = 60.0,
-        patterns: Sequence[str] = ("small",),
         missing: tuple[str, ...] = (),
         **settings: Any,
     ) -> tuple[RunSummary, Run]:
-        selection = select_cases(patterns, base=tmp_path)
+        selection = select_cases(["small"], base=parent)
         summary = run_cases(
             selection.cases,
             Chosen(tuple(Implementation(entry) for entry in entries), missing=missing),
-            Settings(tmp_path / "out", dtypes=dtypes, limits=Limits(case_seconds=seconds), **settings),
+            Settings(parent / "out", dtypes=dtypes, limits=Limits(case_seconds=seconds), **settings),
             selection.faults,
         )
-        return summary, read_run(tmp_path / "out")
+        return summary, read_run(parent / "out")
 
     return run
+
+
+@pytest.fixture
+def run_small(
+    tmp_path: Path, case_folder: Path, run_below: Callable[..., tuple[RunSummary, Run]]
+) -> Callable[..., tuple[RunSummary, Run]]:
+    """Run the small cases on some backends in the test's own folder."""
+    return partial(run_below, tmp_path)
 
 
 @pytest.fixture
