@@ -1,0 +1,227 @@
+"""Error bounds of every stage, followed from the inputs of a case, operation by operation.
+
+In multi_head_attention the errors E_q, E_k of the projections move a score by at most
+
+    |a| ( E_q |k|^T + (|q| + E_q) E_k^T )
+
+which joins D; E_v joins the output (``bounds_output``), whose bound goes through the output projection.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Set
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.harness.judging import bounds_linear, bounds_output, bounds_scores, bounds_softmax
+from attncheck.harness.judging.bounds_terms import Bound, LogitError, Operand, Real, as_float64, no_error, settle
+from attncheck.harness.judging.policies import Policy
+
+Arrays = Mapping[str, NDArray[Any]]
+Options = Mapping[str, Any]
+
+LOGITS = ("scores", "capped", "biased", "masked")
+"""The stages that the softmax may follow from, in order."""
+
+
+def accumulated_bounds(
+    operation: str,
+    options: Options,
+    inputs: Arrays,
+    policy: Policy,
+    exact: Mapping[str, Real],
+    stages: Collection[str] | None = None,
+) -> dict[str, Bound]:
+    """Bound the error of every stage against the exact answer from the inputs.
+
+    ``inputs`` are as stored, ``exact`` the exact stages rounded to float64, of which all are needed that ``stages``
+    (by default all of them) follow from. Where the exact value is not finite, the bound is 0.
+    """
+    given = {name: as_float64(array) for name, array in inputs.items() if array.dtype != bool}
+    wanted = set(exact if stages is None else stages)
+    with np.errstate(all="ignore"):
+        match operation:
+            case "softmax":
+                bounds = _softmax(given["scores"], no_error(given["scores"].shape), policy, exact, wanted)
+            case "masking":
+                errors = _logit_errors("scores", no_error(given["scores"].shape), given, options, policy, exact)
+                bounds = {name: error.bound(exact[name], policy) for name, error in errors.items()}
+            case "multi_head_attention":
+                bounds = _multi_head_attention(given, options, policy, exact, wanted)
+            case _:
+                bounds = _attention(_operands(given), given, options, policy, exact, wanted)
+    return {name: bounds[name] for name in exact if name in wanted and name in bounds}
+
+
+def attention_scale(options: Options, width: int) -> float:
+    """Return the factor of the scores: that given, else 1/sqrt(D), and 1 for the kinds that have none."""
+    if options.get("scale") is not None:
+        return float(options["scale"])
+    return 1 / math.sqrt(width) if options.get("score", "scaled_dot") == "scaled_dot" else 1.0
+
+
+def score_error(
+    operands: Mapping[str, Operand], given: Mapping[str, Real], options: Options, policy: Policy, exact: Real
+) -> LogitError:
+    """Return the error of ``scores``, of any kind."""
+    query = operands["query"]
+    match options.get("score", "scaled_dot"):
+        case "general":
+            return bounds_linear.general_scores(given["query"], given["key"], given["weight"], exact, policy)
+        case "additive":
+            return bounds_linear.additive_scores(given, exact, policy)
+        case "cosine":
+            scale = attention_scale(options, query.value.shape[-1])
+            return bounds_scores.cosine_scores(query, operands["key"], scale, exact, policy)
+    products = bounds_scores.products_of(query, operands["key"])
+    return bounds_scores.scores(products, attention_scale(options, query.value.shape[-1]), exact, policy)
+
+
+def next_logit_error(
+    stage: str,
+    error: LogitError,
+    options: Options,
+    policy: Policy,
+    exact: Mapping[str, Real],
+    before: Real,
+) -> LogitError:
+    """Return the error of a stage from that of the stage before it."""
+    match stage:
+        case "capped":
+            return bounds_scores.capped(before, error, float(options["softcap"]), policy)
+        case "biased":
+            return bounds_scores.biased(before, exact["biased"], error, policy)
+    return error
+
+
+def _logit_errors(
+    start: str,
+    error: LogitError,
+    given: Mapping[str, Real],
+    options: Options,
+    policy: Policy,
+    exact: Mapping[str, Real],
+) -> dict[str, LogitError]:
+    """Return the errors of the stages after ``start``, itself included."""
+    errors = {start: error}
+    before = exact.get(start, given.get(start, np.zeros(())))
+    for stage in LOGITS[LOGITS.index(start) + 1 :]:
+        if stage in exact:
+            errors[stage] = error = next_logit_error(stage, error, options, policy, exact, before)
+            before = exact[stage]
+    return errors if start in exact else {name: each for name, each in errors.items() if name != start}
+
+
+def _operands(given: Mapping[str, Real]) -> dict[str, Operand]:
+    """Take query, key and value as exact; keys and values that query heads share are repeated."""
+    operands = {name: Operand(given[name]) for name in ("query", "key", "value") if name in given}
+    heads = given["query"].shape[-3] if given["query"].ndim > 2 else 1
+    return {name: each if name == "query" else each.for_query_heads(heads) for name, each in operands.items()}
+
+
+def _attention(
+    operands: Mapping[str, Operand],
+    given: Mapping[str, Real],
+    options: Options,
+    policy: Policy,
+    exact: Mapping[str, Real],
+    wanted: Set[str],
+) -> dict[str, Bound]:
+    """Bound ``scoring`` and ``attention``, and the inside of ``multi_head_attention``."""
+    bounds: dict[str, Bound] = {}
+    if "raw_scores" in wanted:
+        products, raw = bounds_scores.products_of(operands["query"], operands["key"]), exact["raw_scores"]
+        bounds["raw_scores"] = bounds_scores.raw_scores(products, raw, policy).bound(raw, policy)
+    if not wanted - {"raw_scores"}:
+        return bounds
+    error = score_error(operands, given, options, policy, exact["scores"])
+    errors = _logit_errors("scores", error, given, options, policy, exact)
+    bounds |= {name: each.bound(exact[name], policy) for name, each in errors.items() if name in wanted}
+    last = list(errors)[-1]
+    if wanted & {"weights", "log_sum_exp", "context", "output"}:
+        bounds |= _softmax(exact[last], errors[last], policy, exact, wanted, operands.get("value"))
+    return bounds
+
+
+def _softmax(
+    logits: Real,
+    error: LogitError,
+    policy: Policy,
+    exact: Mapping[str, Real],
+    wanted: Set[str],
+    value: Operand | None = None,
+) -> dict[str, Bound]:
+    """Bound what follows from the last logits."""
+    rows = bounds_softmax.rows_of(logits, exact["weights"], exact["log_sum_exp"], error, policy)
+    bounds = {}
+    if "weights" in wanted:
+        bounds["weights"] = bounds_softmax.weights_bound(rows, exact["weights"], policy)
+    if "log_sum_exp" in wanted:
+        bounds["log_sum_exp"] = bounds_softmax.log_sum_exp_bound(rows, exact["log_sum_exp"], policy)
+    if value is not None and wanted & {"context", "output"}:
+        name = "context" if "context" in exact else "output"
+        bounds[name] = bounds_output.output_bound(rows, value, exact[name], policy)
+    return bounds
+
+
+def _multi_head_attention(
+    given: Mapping[str, Real], options: Options, policy: Policy, exact: Mapping[str, Real], wanted: Set[str]
+) -> dict[str, Bound]:
+    operands = {name: projected_operand(name, given, exact[name], policy) for name in ("query", "key", "value")}
+    bounds = {name: operand_bound(operand, exact[name]) for name, operand in operands.items() if name in wanted}
+    heads = exact["query"].shape[1]
+    shared = {name: operand.for_query_heads(heads) for name, operand in operands.items()}
+    inner = wanted | {"context"} if "output" in wanted else wanted
+    bounds |= _attention(shared, given, options, policy, exact, inner)
+    if "output" in wanted:
+        bounds["output"] = output_of_heads(exact["context"], bounds["context"], given, exact["output"], policy)
+    return bounds
+
+
+def projected_operand(name: str, given: Mapping[str, Real], exact: Real, policy: Policy) -> Operand:
+    """Bound one projection, ``exact`` (B, H, L, D)."""
+    batch, heads, length, width = exact.shape
+    merged = merge_heads(exact)
+    flat = bounds_linear.projected(
+        Operand(given[name]), given[f"{name}_weight"], given.get(f"{name}_bias"), merged, policy
+    )
+
+    def split(array: Real | None) -> Real:
+        assert array is not None
+        return array.reshape(batch, length, heads, width).swapaxes(1, 2)  # (B, L, H*D) -> (B, H, L, D)
+
+    return Operand(exact, split(flat.worst), split(flat.variance))
+
+
+def output_of_heads(context: Real, bound: Bound, given: Mapping[str, Real], exact: Real, policy: Policy) -> Bound:
+    """Bound the output projection of the heads' contexts (B, H, Lq, Dv), whose own bound is given.
+
+    The errors of one context row have common causes, its weights: their scales add up as if all of one sign, which no
+    correlation exceeds; those of different heads are independent.
+    """
+    weight = given.get("output_weight")
+    if weight is None:
+        return Bound(merge_heads(bound.worst), merge_heads(bound.scale))
+    heads, width = context.shape[1], context.shape[-1]
+    per_head = bound.scale @ np.abs(weight).reshape(heads, width, -1)  # (B, H, Lq, Eo)
+    inputs = Operand(merge_heads(context), merge_heads(bound.worst))
+    carried = (per_head**2).sum(axis=1)
+    return operand_bound(
+        bounds_linear.projected(inputs, weight, given.get("output_bias"), exact, policy, carried), exact
+    )
+
+
+def operand_bound(operand: Operand, exact: Real) -> Bound:
+    """Return the bound of a computed operand."""
+    assert operand.worst is not None
+    assert operand.variance is not None
+    return settle(exact, operand.worst, operand.variance, 0.0)
+
+
+def merge_heads(array: Real) -> Real:
+    """Lay the heads side by side: (B, H, L, D) -> (B, L, H*D)."""
+    batch, heads, length, width = array.shape
+    return array.swapaxes(1, 2).reshape(batch, length, heads * width)

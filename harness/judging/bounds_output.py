@@ -1,0 +1,187 @@
+"""Error bounds of the weighted mean of the values: the output of attention, the context of one head.
+
+With E, W = e^E - 1, R, Z of ``bounds_softmax``. Because sum_j p_j (v_j - o) = 0,
+
+    o^ - o = sum_j p_j (e^theta_j - 1)(v_j - o) / sum_j p_j e^theta_j
+
+exactly, so that with Var = sum_j p_j v_j^2 - o^2
+
+    G = min{ (pW)|v| + |o| R,  sqrt( Var sum_j p_j W_j^2 ) } / Z,    and at most max(max v - o, o - min v)
+
+the last because o^ and o are means of the same values. The second keeps the cancellation "all values equal, no error".
+What comes after the exponentials, and errors E_v that the values may have (S = sum_j p^_j |v_j| + E_v at most):
+
+    S     = min{ p|v| + min{ (pW)|v| + (p|v|) R, sqrt( Var sum_j p_j W_j^2 ) } / Z,  max |v| } + V
+    V     = min{ (p E_v + (pW) E_v) / Z, max E_v }
+    c_pv  = (n + r) u_acc + u_p + 2u_c,    c_row = (n + r) u_sum + 2u_c + n eta_p
+    B'    = [ G + V + c_pv S + c_row (|o| + G + V) + 2 eta_p sum_j |v_j| + 2 (n + r) eta_acc ] (1 + c_pv + c_row + 2u_o)
+    B     = B' + k_o u_o (|o| + B') + eta_o
+
+The scale: sigma^2 = S1 + .. + S6 (t^2 each key's own variance of theta, c^2 what the keys of a row share)
+
+    S1 = sum_j p_j^2 t_j^2 (v_j - o)^2      S2 = (u_s^2 + u_c^2) ((px) v - o sum_j p_j x_j)^2 + Var sum_j p_j c_j^2
+    S3 = (u_p^2 + 2u_c^2)(p^2 v^2 + o^2)    S4 = f u_acc^2 [ n (o^2/3 + p^2 v^2/6) + p^2 v^2 ]
+    S5 = o^2 [ u_sum^2 (n + rho) + 2u_c^2 + k_o u_o^2 ]             S6 = 3/4 Var sum_j p_j (t_j^2 + c_j^2)^2
+
+S6 is the second order, E (e^theta - 1 - theta)^2; c by Cauchy's inequality; the values' own variance adds p^2 Var_v.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from attncheck.harness.judging.bounds_softmax import Rows
+from attncheck.harness.judging.bounds_terms import Bound, Operand, Real, finite, settle, summation_variance, transposed
+from attncheck.harness.judging.policies import Policy
+
+_LEAST_SQUARE = 2.0**-1000
+"""Relative to the largest value of a column, what its squares may have lost to underflow."""
+_UNCERTAIN = 0.5
+"""Rows whose weights may change by half are worth an own maximum of the values that they attend to."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Scaled:
+    """Values and output with every column divided by a power of two, so that squares neither over- nor underflow."""
+
+    unit: Real  # (..., 1, Dv)
+    value: Operand
+    size: Real  # |v|, errors included
+    output: Real  # |o|
+    signed_output: Real
+
+
+def output_bound(rows: Rows, value: Operand, exact: Real, policy: Policy) -> Bound:
+    """Bound weights times values, the weights computed: value (..., Lk, Dv), exact (..., Lq, Dv)."""
+    scaled = _scaled(rows, value, exact)
+    both = rows.weights @ np.concatenate([np.abs(scaled.value.value), scaled.value.value**2], axis=-1)
+    mean_size, mean_square = np.split(both, 2, axis=-1)
+    variance = np.maximum(mean_square - scaled.output**2, 0)
+    # The difference cancels; clamped at 0 alone it would claim that there is no error.
+    variance += 8 * (rows.count + 4) * 2.0**-53 * mean_square + _LEAST_SQUARE
+    worst = _worst(rows, scaled, mean_size, variance, policy)
+    spread = scaled.unit**2 * _spread(rows, scaled, variance, policy)
+    floor = scaled.unit * 2 * policy.weight_underflow * _attended_sum(rows, scaled.size)
+    floor = floor + 2 * (rows.count + rows.blocks) * policy.accumulate_underflow + policy.output_underflow
+    return settle(np.where(rows.count > 0, exact, np.nan), worst, spread, floor)
+
+
+def mean_bound(weights: Operand, value: Operand, exact: Real, policy: Policy) -> Bound:
+    """Bound weights times values, the weights given: those that the implementation itself returned.
+
+        c  = (n + r) u_acc + u_p + 2u_c
+        B' = [ c w|v| + w E_v ] (1 + c) + 2 (n + r) eta_acc + 2 eta_p sum_j |v_j|
+        B  = B' + k_o u_o (|o| + B') + eta_o
+        sigma^2 = S4 + (u_p^2 + 2u_c^2) w^2 v^2 + k_o u_o^2 o^2 + w^2 Var_v
+
+    The values may have met weights that were not normalised or rounded yet, hence 2u_c and u_p.
+    """
+    w, unit, rounding = np.abs(weights.value), policy.compute_unit, policy.output_count * policy.output_unit
+    count = (w > 0).sum(axis=-1, keepdims=True).astype(np.float64)
+    terms = count + np.ceil(count / policy.block)
+    size = finite(value.magnitude)
+    # A fused kernel rounds what it returns as weights; its values never met that.
+    relative = terms * policy.accumulate_unit + policy.weight_unit + 2 * unit
+    relative = relative + (policy.output_unit if unit < policy.output_unit else 0)
+    underflow = 2 * terms * policy.accumulate_underflow + 2 * policy.weight_underflow * size.sum(axis=-2, keepdims=True)
+    worst = relative * (w @ size)
+    squares = (w * w) @ (size * size)
+    variance = summation_variance(policy.accumulate_unit, count, exact * exact, squares)
+    variance += (policy.weight_unit**2 + 2 * unit**2) * squares
+    variance += policy.output_count * (policy.output_unit * exact) ** 2
+    if value.worst is not None:
+        worst = worst + w @ finite(value.worst)
+    if value.variance is not None:
+        variance = variance + (w * w) @ finite(value.variance)
+    worst = worst * (1 + relative) + underflow
+    worst = worst + rounding * (np.abs(exact) + worst) + policy.output_underflow
+    return settle(exact, worst, variance, underflow + policy.output_underflow)
+
+
+def _worst(rows: Rows, scaled: _Scaled, mean_size: Real, variance: Real, policy: Policy) -> Real:
+    """Return B."""
+    total, unit = rows.least_sum, policy.compute_unit
+    grown_size = rows.grown @ np.abs(scaled.value.value)
+    by_variance = np.sqrt(variance * rows.grown_squares)
+    moved = np.minimum(grown_size + scaled.output * rows.grown_sum, by_variance) / total
+    moved = np.minimum(moved, _largest_move(rows, scaled))
+    amount = mean_size + np.minimum(grown_size + mean_size * rows.grown_sum, by_variance) / total
+    amount = np.minimum(amount, scaled.size.max(axis=-2, keepdims=True, initial=0))
+    carried = np.zeros((1, 1))
+    if scaled.value.worst is not None:
+        error = scaled.value.worst
+        carried = (rows.weights @ error + rows.grown @ error) / total
+        carried = np.minimum(carried, error.max(axis=-2, keepdims=True, initial=0))
+    terms = rows.count + rows.blocks
+    c_pv = terms * policy.accumulate_unit + policy.weight_unit + 2 * unit
+    c_row = terms * policy.sum_unit + 2 * unit + rows.count * policy.weight_underflow
+    worst = moved + carried + c_pv * (amount + carried) + c_row * (scaled.output + moved + carried)
+    worst = scaled.unit * (worst + 2 * policy.weight_underflow * _attended_sum(rows, scaled.size))
+    worst = (worst + 2 * terms * policy.accumulate_underflow) * (1 + c_pv + c_row + 2 * policy.output_unit)
+    stored = policy.output_count * policy.output_unit
+    rounded: Real = worst + stored * (scaled.unit * scaled.output + worst) + policy.output_underflow
+    return rounded
+
+
+def _spread(rows: Rows, scaled: _Scaled, variance: Real, policy: Policy) -> Real:
+    """Return S1 + .. + S6 in units of the columns."""
+    p, v, o, square_o = rows.weights, scaled.value.value, scaled.signed_output, scaled.output**2
+    square_v, square_p, width, unit = v * v, p * p, v.shape[-1], policy.compute_unit
+    own = square_p * rows.independent
+    total = rows.independent + rows.shared
+    second, first = np.split(own @ np.concatenate([square_v, v], axis=-1), [width], axis=-1)
+    spread: Real = np.maximum(second - 2 * o * first + square_o * own.sum(axis=-1, keepdims=True), 0)  # S1
+    spread += (policy.score_unit**2 + unit**2) * ((p * rows.shifted) @ v - o * rows.mean_shifted) ** 2  # S2
+    common = (p * rows.shared + 0.75 * p * total * total).sum(axis=-1, keepdims=True)
+    spread += variance * common  # S2, S6
+    squares = square_p @ square_v
+    spread += (policy.weight_unit**2 + 2 * unit**2) * (squares + square_o)  # S3
+    spread += summation_variance(policy.accumulate_unit, rows.count, square_o, squares)  # S4
+    relative = policy.sum_unit**2 * (rows.count + rows.rescalings) + 2 * unit**2
+    spread += square_o * (relative + policy.output_count * policy.output_unit**2)  # S5
+    if scaled.value.variance is not None:
+        spread += square_p @ scaled.value.variance
+    return spread
+
+
+def _scaled(rows: Rows, value: Operand, exact: Real) -> _Scaled:
+    # A key that no query attends to may hold anything, infinity included.
+    used = transposed(rows.attended.astype(np.float64).max(axis=-2, keepdims=True, initial=0)) > 0
+    values = np.where(used, finite(value.value), 0.0)
+    worst = None if value.worst is None else np.where(used, finite(value.worst), 0.0)
+    size = np.abs(values) if worst is None else np.abs(values) + worst
+    exponent = np.frexp(size.max(axis=-2, keepdims=True, initial=0))[1]
+    unit = np.ldexp(1.0, np.minimum(exponent, 1023))
+    variance = None if value.variance is None else np.where(used, finite(value.variance), 0.0) / unit / unit
+    output = finite(exact) / unit
+    operand = Operand(values / unit, None if worst is None else worst / unit, variance)
+    return _Scaled(unit, operand, size / unit, np.abs(output), output)
+
+
+def _attended_sum(rows: Rows, size: Real) -> Real:
+    if rows.all_attended:
+        total: Real = size.sum(axis=-2, keepdims=True)
+        return total
+    attended: Real = rows.attended.astype(np.float64) @ size
+    return attended
+
+
+def _largest_move(rows: Rows, scaled: _Scaled) -> Real:
+    """Return how far apart two means of the attended values can be, one of them being the output."""
+    value, output = scaled.value.value, scaled.signed_output
+    highest = np.broadcast_to(value.max(axis=-2, keepdims=True, initial=-np.inf), output.shape)
+    lowest = np.broadcast_to(value.min(axis=-2, keepdims=True, initial=np.inf), output.shape)
+    uncertain = rows.grown_sum[..., 0] > _UNCERTAIN
+    if not rows.all_attended and uncertain.any():
+        # Keys that this row does not attend to may hold much larger values. A whole tensor (Lq, Lk, Dv) is never made.
+        highest, lowest = highest.copy(), lowest.copy()
+        values = np.broadcast_to(value, (*output.shape[:-2], *value.shape[-2:]))
+        attended = np.broadcast_to(rows.attended, (*output.shape[:-1], value.shape[-2]))
+        for place in zip(*np.nonzero(np.broadcast_to(uncertain, output.shape[:-1])), strict=True):
+            members = values[place[:-1]][attended[place]]
+            if members.size:
+                highest[place], lowest[place] = members.max(axis=0), members.min(axis=0)
+    move: Real = np.maximum(np.maximum(highest - output, output - lowest), 0)
+    return move

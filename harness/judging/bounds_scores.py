@@ -1,0 +1,219 @@
+"""Error bounds from the product of query and key to the masked scores.
+
+With A = |a| |q| |k|^T, Q = a^2 (q*q)(k*k)^T, u* the coarsest unit of the class and eta its underflows:
+
+    raw_scores  D = [ d u_acc |q||k|^T + u_s |t| ] (1 + 8u*) + eta
+    scores      D = [ A (d u_acc + n_pre u_pre) + n_s u_s |s| ] (1 + 8u*) + eta
+                n_s = 1 if |a| is a power of two, else 3
+    capped      z = s/c, h = tanh z:  dz = D/|c| + (2u_c + u_s)(|z| + D/|c|);  dh = min(1, sech(z)^2 + 0.77 dz) dz
+                D <- [ |c| dh + (eps_tanh + u_c + 2u_s)(|c h| + |c| dh) ] (1 + 8u*) + 2 eta_s (1 + |c|)
+    biased      D <- D + u_s (|s + b| + D) + eta_s
+    masked      D as it is; a masked entry has no error, its weight must be 0
+    cosine      A_c = |a| |q||k|^T / (|q|_2 |k|_2):
+                D = [ A_c (d u_acc + 2(u_c + u_s)) + |s| ((d + 2) u_acc + 3u_c + n_s u_s) ] (1 + 8u* + 2d u_acc) + eta
+
+|fl(x.y) - x.y| <= n u |x|.|y| in every order, fused or not: Jeannerod and Rump, SIAM J. Matrix Anal. Appl. 34 (2013);
+Higham 2002, Accuracy and Stability of Numerical Algorithms, chapter 3. 0.77 > max |d sech^2 / dz| = 4 / (3 sqrt 3).
+The cosine's D covers: normalise first; divide last; multiply by reciprocals.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.harness.judging.bounds_terms import LogitError, Operand, Real, summation_variance, transposed
+from attncheck.harness.judging.policies import Policy
+
+_ZERO_EXPONENT = 5000
+"""Stands for the lowest bit of 0: above that of every number."""
+
+
+@dataclass(frozen=True, eq=False)
+class Products:
+    """What every bound on q k^T needs, (..., Lq, Lk) each, before any scale."""
+
+    width: int
+    magnitude: Real  # |q||k|^T, errors of q and k included
+    squares: Real  # (q*q)(k*k)^T
+    carried: Real  # how far the errors of q and k move q k^T
+    shared: Real  # its variance from q, which the keys of a row share
+    independent: Real  # its variance from k
+    entries: Real  # sum |q_ic| + sum |k_jc|, for underflow
+    grid: Real  # g: every q_ic k_jc is a multiple of it; 0 where q or k is computed
+
+
+def products_of(query: Operand, key: Operand) -> Products:
+    """Prepare the bounds of query (..., Lq, D) times key (..., Lk, D)."""
+    size_q, size_k = query.magnitude, key.magnitude
+    magnitude = size_q @ transposed(size_k)
+    square_k = transposed(key.value * key.value)
+    carried = shared = independent = np.zeros((1, 1))
+    if query.worst is not None:
+        carried = query.worst @ transposed(np.abs(key.value))
+    if key.worst is not None:
+        carried = carried + size_q @ transposed(key.worst)
+    if query.variance is not None:
+        shared = query.variance @ square_k
+    if key.variance is not None:
+        independent = (query.value * query.value) @ transposed(key.variance)
+    return Products(
+        width=query.value.shape[-1],
+        magnitude=magnitude,
+        squares=(query.value * query.value) @ square_k,
+        carried=carried,
+        shared=shared,
+        independent=independent,
+        entries=size_q.sum(-1)[..., :, np.newaxis] + size_k.sum(-1)[..., np.newaxis, :],
+        grid=_grid(query, key),
+    )
+
+
+def raw_scores(products: Products, exact: Real, policy: Policy) -> LogitError:
+    """Bound q k^T as a stage of its own: an implementation that returns it has not folded the scale."""
+    return scores(products, 1.0, exact, replace(policy, folding="none"))
+
+
+def scores(products: Products, scale: float, exact: Real, policy: Policy) -> LogitError:
+    """Bound the scaled scores ``exact`` = a q k^T.
+
+    Small integers are exact in every order: where all q_ic k_jc are multiples of g and |q||k|^T <= g / u_acc, every
+    partial sum is representable. A scale folded into q or k must keep that: it must be a power of 4 (its square root is
+    then a power of two as well), or the class must not fold. Likewise nothing is lost in storage up to g / u_s.
+    """
+    size, constant = abs(scale), 0 if _is_power_of_two(scale) else 2
+    folds_exactly = policy.folding == "none" or (policy.folding == "scale" and _is_power_of_four(scale))
+    fits, stored_exactly = _representable(products, policy, folds_exactly)
+    summed = products.width * policy.accumulate_unit * ~fits
+    prescaled = 0.0 if folds_exactly else policy.prescale_unit
+    stored = policy.score_unit * (constant + ~stored_exactly)
+    carried = size * products.carried
+    relative = size * products.magnitude * (summed + policy.prescale_count * prescaled)
+    floor = _dot_underflow(products, size, policy)
+    worst = (relative + stored * (np.abs(exact) + carried)) * (1 + 8 * policy.coarsest_unit) + carried + floor
+    square, squares = exact * exact, size**2 * products.squares
+    independent = (
+        summation_variance(policy.accumulate_unit, products.width, square, squares) * ~fits
+        + policy.score_unit * stored * square
+        + size**2 * products.independent
+    )
+    shared = 2 * prescaled**2 * squares + size**2 * products.shared
+    return LogitError(worst, independent, shared, floor)
+
+
+def capped(before: Real, error: LogitError, cap: float, policy: Policy) -> LogitError:
+    """Bound c tanh(s / c), ``before`` being s."""
+    size, unit = abs(cap), policy.score_unit
+    ratio = before / cap
+    height, slope = np.abs(np.tanh(ratio)), slope_of_tanh(ratio)
+    argument = 2 * policy.compute_unit + unit
+    moved = error.worst / size + argument * (np.abs(ratio) + error.worst / size)
+    rise = np.minimum(1, slope + 0.77 * moved) * moved
+    relative = policy.tanh_error + policy.compute_unit + 2 * unit
+    floor = np.asarray(2 * policy.score_underflow * (1 + size))
+    worst = size * (rise + relative * (height + rise)) * (1 + 8 * policy.coarsest_unit) + floor
+    spread = error.independent + (2 * policy.compute_unit**2 + unit**2) * before * before
+    steep = np.minimum(1, slope + 0.77 * np.sqrt(spread + error.shared) / size) ** 2
+    functional = (policy.tanh_error**2 + 2 * unit**2) * (size * height) ** 2
+    return LogitError(worst, steep * spread + functional, steep * error.shared, floor + np.sqrt(steep) * error.floor)
+
+
+def biased(before: Real, after: Real, error: LogitError, policy: Policy) -> LogitError:
+    """Bound s + b; ``before`` is s and ``after`` s + b, the bias exact as stored."""
+    unit = policy.score_unit
+    size = np.abs(after)
+    worst = error.worst + unit * (size + error.worst) + policy.score_underflow
+    independent = error.independent + unit**2 * size * size
+    if policy.folding == "base":
+        # Both terms are multiplied by log2(e) first, and may cancel afterwards.
+        parts = np.abs(before) + np.abs(after - before)
+        worst = worst + policy.compute_unit * (parts + error.worst)
+        independent = independent + policy.compute_unit**2 * parts * parts
+    return LogitError(worst, independent, error.shared, error.floor + policy.score_underflow)
+
+
+def cosine_scores(query: Operand, key: Operand, scale: float, exact: Real, policy: Policy) -> LogitError:
+    """Bound a q.k / (|q| |k|), for |q|^2 and |k|^2 that are normal numbers of the accumulation format.
+
+    A square root halves the relative error of a sum of squares; two lengths have together that of one.
+    """
+    width, size, u_acc, u_c = query.value.shape[-1], abs(scale), policy.accumulate_unit, policy.compute_unit
+    unit_q, unit_k = _unit_rows(query.value), _unit_rows(key.value)
+    storing = policy.score_unit * (1 if _is_power_of_two(scale) else 3)
+    elements = size * np.abs(unit_q) @ transposed(np.abs(unit_k)) * (width * u_acc + 2 * (u_c + policy.score_unit))
+    lengths = np.abs(exact) * ((width + 2) * u_acc + 3 * u_c + storing)
+    floor = np.asarray((1 + size) * 2 * (width + 4) * (policy.accumulate_underflow + policy.score_underflow))
+    worst = (elements + lengths) * (1 + 8 * policy.coarsest_unit + 2 * width * u_acc) + floor
+    square, squares = exact * exact, size**2 * (unit_q * unit_q) @ transposed(unit_k * unit_k)
+    independent = (
+        summation_variance(u_acc, width, square, squares)
+        + 2 * (u_c**2 + policy.score_unit**2) * squares
+        + square * ((width / 2 + 1) * u_acc**2 + 3 * u_c**2 + policy.score_unit * storing)
+    )
+    return LogitError(worst, independent, np.zeros((1, 1)), floor)
+
+
+def _representable(
+    products: Products, policy: Policy, folds_exactly: bool
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return where a product is exact in the accumulation format, and where in the format of the scores as well."""
+    grid = products.grid
+    if not folds_exactly or not grid.any():
+        never = np.zeros((1, 1), dtype=np.bool_)
+        return never, never
+    summed = (products.magnitude <= grid / policy.accumulate_unit) & (grid >= policy.accumulate_underflow)
+    stored = (products.magnitude <= grid / policy.score_unit) & (grid >= policy.score_underflow)
+    return summed, summed & stored
+
+
+def _dot_underflow(products: Products, size: float, policy: Policy) -> Real:
+    """Bound what underflow does: in products and sums, scaled before or after, in a scaled operand, in storage."""
+    folded = 0.0 if policy.folding == "none" else policy.prescale_underflow
+    in_sum = 2 * (products.width + 2) * policy.accumulate_underflow + folded * products.entries
+    floor: Real = max(1.0, size) * in_sum + 2 * (1 + size) * policy.score_underflow
+    return floor
+
+
+def _grid(query: Operand, key: Operand) -> Real:
+    if query.worst is not None or key.worst is not None:
+        return np.zeros((1, 1))
+    exponent = _lowest_bit(query.value) + _lowest_bit(key.value)
+    grid: Real = np.ldexp(1.0, np.clip(exponent, -2000, 1000))
+    return grid
+
+
+def _lowest_bit(array: Real) -> NDArray[np.int64]:
+    """Return, per matrix, the exponent of the lowest bit that is set in any element: (..., L, D) -> (..., 1, 1)."""
+    fraction, exponent = np.frexp(array)
+    whole = np.ldexp(fraction, 53).astype(np.int64)
+    lowest = np.frexp((whole & -whole).astype(np.float64))[1] - 1
+    each = np.where(array == 0, _ZERO_EXPONENT, lowest + exponent - 53).astype(np.int64)
+    least: NDArray[np.int64] = each.min(axis=(-2, -1), keepdims=True, initial=_ZERO_EXPONENT)
+    return least
+
+
+def _is_power_of_two(number: float) -> bool:
+    return math.frexp(abs(number))[0] == 0.5
+
+
+def _is_power_of_four(number: float) -> bool:
+    return _is_power_of_two(number) and math.frexp(abs(number))[1] % 2 == 1
+
+
+def slope_of_tanh(argument: Real) -> Real:
+    """sech^2 without the cancellation of 1 - tanh^2, nor the overflow of cosh."""
+    decay = np.exp(-2 * np.abs(argument))
+    slope: Real = 4 * decay / (1 + decay) ** 2
+    return slope
+
+
+def _unit_rows(matrix: Real) -> Real:
+    # Scaled first: the squares of a row may under- or overflow where its length does not.
+    largest = np.abs(matrix).max(axis=-1, keepdims=True, initial=0)
+    scaled = matrix / np.where(largest > 0, largest, 1)
+    length = np.sqrt((scaled * scaled).sum(axis=-1, keepdims=True))
+    unit: Real = scaled / np.where(length > 0, length, 1)
+    return unit

@@ -1,0 +1,177 @@
+"""Numerical classes: which roundings an implementation may make. A bound means nothing until that is declared.
+
+    native      float64, float32: everything in the format itself
+    fused       16 bit; scores, exponentials and sums in float32, weights rounded to 16 bit before they meet the values
+    fused_bwd   as fused; its backward pass stores the weights' gradient and adds up tiles in 16 bit
+    eager       16 bit: every intermediate is stored; products and sums accumulate in float32, functions too, then round
+    eager_pre   as eager; the query or key, already scaled, is stored too
+
+16-bit accumulation belongs to no class, on purpose. The constants are allowances for what libraries do: exponentials
+within 4 u, logarithms within 4 u, hyperbolic tangents within 8 u, blocks of 16 keys or more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from attncheck.harness.judging.formats import FORMATS, Format
+
+NumericalClass = Literal["native", "fused", "fused_bwd", "eager", "eager_pre"]
+
+Folding = Literal["none", "scale", "base"]
+"""What may be multiplied into the query or the key before their product: nothing, the scale (or its square root into
+both), or the scale times log2(e), with exponentials in base 2 after it."""
+
+_EXP_UNITS, _TANH_UNITS, _LOG_UNITS = 4, 8, 4
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A numerical class in a dtype; units are unit roundoffs, underflows absolute errors (``Format.underflow``).
+
+    The symbol that the formulas use stands beside each field.
+    """
+
+    numerical_class: NumericalClass
+    dtype: str
+    accumulate_unit: float  # u_acc: sums of products
+    sum_unit: float  # u_sum: sums of exponentials
+    compute_unit: float  # u_c: subtraction, division, rescaling
+    score_unit: float  # u_s: storage of scores
+    prescale_unit: float  # u_pre: a query or key times the scale, and the constant
+    weight_unit: float  # u_p: storage of the weights that meet the values
+    output_unit: float  # u_o: storage of results, and of projections
+    output_count: int  # k_o: how often a result is rounded to it
+    exp_error: float  # eps_exp
+    tanh_error: float  # eps_tanh
+    log_error: float  # eps_log
+    accumulate_underflow: float  # eta_acc
+    score_underflow: float  # eta_s
+    prescale_underflow: float  # eta_pre
+    weight_underflow: float  # eta_p
+    output_underflow: float  # eta_o
+    weight_gradient_unit: float  # u_dp: storage of the weights' gradient
+    gradient_tile: int | None  # rows per tile whose sums are added up in the output's format; None: never
+    folding: Folding = "scale"
+    prescale_count: int = 4  # n_pre: roundings of the constant and of what it multiplies
+    difference_count: int = 4  # c_x: roundings proportional to |x|, x = score - maximum
+    maximum_count: int = 2  # c_m: roundings proportional to |m|, m = maximum
+    block: int = 16  # keys per block of an online softmax, at least
+
+    @property
+    def coarsest_unit(self) -> float:
+        """u*: the largest unit roundoff of the class."""
+        return max(
+            self.accumulate_unit,
+            self.sum_unit,
+            self.compute_unit,
+            self.score_unit,
+            self.prescale_unit,
+            self.weight_unit,
+            self.output_unit,
+        )
+
+
+def policy_for(numerical_class: str, dtype: str) -> Policy:
+    """Return the policy of a class in a dtype. Raises ``ValueError`` where there is none."""
+    if numerical_class not in get_args(NumericalClass):
+        raise ValueError(f"numerical class: one of {', '.join(get_args(NumericalClass))}, not {numerical_class}")
+    if dtype not in FORMATS:
+        raise ValueError(f"dtype: one of {', '.join(FORMATS)}, not {dtype}")
+    stored = FORMATS[dtype]
+    if (numerical_class == "native") != (stored.precision >= FORMATS["float32"].precision):
+        raise ValueError(f"there is no class {numerical_class} in {dtype}")
+    match numerical_class:
+        case "native":
+            return _native(stored)
+        case "fused":
+            return _fused("fused", stored, stored_gradient=False)
+        case "fused_bwd":
+            return _fused("fused_bwd", stored, stored_gradient=True)
+        case "eager":
+            return _eager("eager", stored, FORMATS["float32"])
+    return _eager("eager_pre", stored, stored)
+
+
+def _native(stored: Format) -> Policy:
+    unit, underflow = stored.unit_roundoff, stored.underflow
+    return Policy(
+        numerical_class="native",
+        dtype=stored.name,
+        accumulate_unit=unit,
+        sum_unit=unit,
+        compute_unit=unit,
+        score_unit=unit,
+        prescale_unit=unit,
+        weight_unit=unit,
+        output_unit=unit,
+        output_count=2,
+        exp_error=_EXP_UNITS * unit,
+        tanh_error=_TANH_UNITS * unit,
+        log_error=_LOG_UNITS * unit,
+        accumulate_underflow=underflow,
+        score_underflow=underflow,
+        prescale_underflow=underflow,
+        weight_underflow=underflow,
+        output_underflow=underflow,
+        weight_gradient_unit=unit,
+        gradient_tile=None,
+    )
+
+
+def _fused(name: Literal["fused", "fused_bwd"], stored: Format, *, stored_gradient: bool) -> Policy:
+    single = FORMATS["float32"]
+    unit, underflow = single.unit_roundoff, single.underflow
+    return Policy(
+        numerical_class=name,
+        dtype=stored.name,
+        accumulate_unit=unit,
+        sum_unit=unit,
+        compute_unit=unit,
+        score_unit=unit,
+        prescale_unit=unit,
+        weight_unit=stored.unit_roundoff,
+        output_unit=stored.unit_roundoff,
+        output_count=1,
+        exp_error=_EXP_UNITS * unit,
+        tanh_error=_TANH_UNITS * unit,
+        log_error=_LOG_UNITS * unit,
+        accumulate_underflow=underflow,
+        score_underflow=underflow,
+        prescale_underflow=underflow,
+        weight_underflow=stored.underflow,
+        output_underflow=stored.underflow,
+        weight_gradient_unit=stored.unit_roundoff if stored_gradient else unit,
+        gradient_tile=32 if stored_gradient else None,
+        # Fused kernels are where exponentials in base 2 are at home.
+        folding="base",
+    )
+
+
+def _eager(name: Literal["eager", "eager_pre"], stored: Format, prescaled: Format) -> Policy:
+    single = FORMATS["float32"]
+    unit, underflow = stored.unit_roundoff, stored.underflow
+    return Policy(
+        numerical_class=name,
+        dtype=stored.name,
+        accumulate_unit=single.unit_roundoff,
+        sum_unit=single.unit_roundoff,
+        compute_unit=unit,
+        score_unit=unit,
+        prescale_unit=prescaled.unit_roundoff,
+        weight_unit=unit,
+        output_unit=unit,
+        output_count=2,
+        # A function is evaluated in float32, and its result is stored.
+        exp_error=unit + _EXP_UNITS * single.unit_roundoff,
+        tanh_error=unit + _TANH_UNITS * single.unit_roundoff,
+        log_error=unit + _LOG_UNITS * single.unit_roundoff,
+        accumulate_underflow=single.underflow,
+        score_underflow=underflow,
+        prescale_underflow=prescaled.underflow,
+        weight_underflow=underflow,
+        output_underflow=underflow,
+        weight_gradient_unit=unit,
+        gradient_tile=None,
+    )

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import dataclasses
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from attncheck.harness.judging.formats import FORMATS
+from attncheck.harness.judging.policies import Policy, policy_for
+
+SIXTEEN_BIT_CLASSES = ("fused", "fused_bwd", "eager", "eager_pre")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_have_the_numbers_that_their_libraries_state(name: str) -> None:
+    limits = ml_dtypes.finfo(name)  # type: ignore[no-untyped-call]
+    stated = FORMATS[name]
+    assert stated.unit_roundoff == float(limits.eps) / 2
+    assert stated.least_normal == float(limits.smallest_normal)
+    assert stated.least_subnormal == float(limits.smallest_subnormal)
+    assert stated.largest == float(limits.max)
+
+
+def test_only_float16_keeps_its_subnormals() -> None:
+    assert {name for name, each in FORMATS.items() if each.underflow < each.least_normal} == {"float16"}
+    assert FORMATS["float16"].underflow == 2.0**-25
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_the_native_class_rounds_to_its_own_format_alone(dtype: str) -> None:
+    policy, unit = policy_for("native", dtype), float(np.finfo(dtype).eps) / 2
+    units = {value for name, value in dataclasses.asdict(policy).items() if name.endswith("_unit")}
+    assert units == {unit}
+    assert policy.exp_error == 4 * unit
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("numerical_class", SIXTEEN_BIT_CLASSES)
+def test_sums_never_accumulate_in_16_bit(numerical_class: str, dtype: str) -> None:
+    policy = policy_for(numerical_class, dtype)
+    assert policy.accumulate_unit == policy.sum_unit == 2.0**-24
+    assert policy.output_unit == policy.weight_unit == FORMATS[dtype].unit_roundoff
+
+
+def test_classes_differ_in_what_they_store() -> None:
+    fused, backward, eager, prescaled = (policy_for(each, "bfloat16") for each in SIXTEEN_BIT_CLASSES)
+    assert fused.score_unit < eager.score_unit
+    assert eager.prescale_unit < prescaled.prescale_unit
+    assert fused.weight_gradient_unit < backward.weight_gradient_unit
+    assert (fused.gradient_tile, backward.gradient_tile) == (None, 32)
+
+
+def test_a_class_with_coarser_steps_allows_no_less() -> None:
+    def units(policy: Policy) -> list[float]:
+        return [value for name, value in dataclasses.asdict(policy).items() if name.endswith(("_unit", "_error"))]
+
+    fused, _, eager, prescaled = (units(policy_for(each, "float16")) for each in SIXTEEN_BIT_CLASSES)
+    assert all(fine <= coarse for fine, coarse in zip(fused, eager, strict=True))
+    assert all(fine <= coarse for fine, coarse in zip(eager, prescaled, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("numerical_class", "dtype"),
+    [("native", "bfloat16"), ("fused", "float32"), ("eager", "float64"), ("exact", "float32"), ("native", "float8")],
+)
+def test_a_class_that_a_dtype_does_not_have_is_refused(numerical_class: str, dtype: str) -> None:
+    with pytest.raises(ValueError, match=r"class|dtype"):
+        policy_for(numerical_class, dtype)
