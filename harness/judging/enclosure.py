@@ -1,0 +1,108 @@
+"""A true value as two float64 numbers and a proven radius: what the oracle hands to whoever judges.
+
+A ball of FLINT's arb (Johansson 2017, "Arb: efficient arbitrary-precision midpoint-radius interval arithmetic") becomes
+
+    high = x to nearest,  low = (x - high) to nearest,  radius = |x - high - low| rounded up
+
+all in ball arithmetic, so that the radius holds whatever ``high`` and ``low`` lost: the bits of a 128-bit midpoint that
+do not fit in 106, and everything below 2^-1074.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import Any
+
+import numpy as np
+from flint import arb
+from numpy.typing import NDArray
+
+from attncheck.harness.vocabulary import Shape
+
+Real = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Enclosure:
+    """Arrays of one shape with |truth - (high + low)| <= radius, element by element.
+
+    Where the truth is -inf exactly (a masked score, the log_sum_exp of an empty row), high is -inf, low and radius 0.
+    Where it is finite and beyond float64's range, high is infinite, low 0 and radius infinite: outside every format's
+    domain, so that nothing is to be said of it.
+    """
+
+    high: Real
+    low: Real
+    radius: Real
+
+    def __post_init__(self) -> None:
+        if not self.high.shape == self.low.shape == self.radius.shape:
+            raise ValueError(f"one shape, not {self.high.shape}, {self.low.shape} and {self.radius.shape}")
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the stage."""
+        return self.high.shape
+
+    def reshaped(self, shape: Shape) -> Enclosure:
+        """Return the same elements in another shape."""
+        return Enclosure(self.high.reshape(shape), self.low.reshape(shape), self.radius.reshape(shape))
+
+    def error_of(self, candidate: NDArray[Any]) -> Real:
+        """Return |candidate - (high + low)|, float64, its own rounding below 2^-51 of it.
+
+        candidate: of this shape, of any dtype that float64 holds. Equal infinities have the error 0; an infinity or NaN
+        where the truth is finite has the error inf, and so has anything finite or NaN where the truth is infinite.
+        The truth lies within ``radius`` of high + low, so the error is at least ``error_of(candidate) - radius``.
+        """
+        stored = np.asarray(candidate).astype(np.float64)
+        if stored.shape != self.shape:
+            raise ValueError(f"a candidate of shape {stored.shape} for a stage of shape {self.shape}")
+        with np.errstate(invalid="ignore", over="ignore"):
+            # Near each other candidate and high differ by an exact number (Sterbenz); far apart low hardly matters.
+            error = np.abs((stored - self.high) - self.low)
+        settled: Real = np.where(np.isfinite(stored) & np.isfinite(self.high), error, np.inf)
+        settled[np.isinf(self.high) & (stored == self.high)] = 0
+        return settled
+
+
+def enclose(balls: Sequence[arb], shape: Shape, attended: NDArray[np.bool_] | None = None) -> Enclosure:
+    """Convert balls, in C order; where ``attended`` is false the exact value is -inf, whatever the ball says.
+
+    A ball that contains everything (NaN, or an infinite radius) gives an infinite radius.
+    """
+    if attended is None:
+        return Enclosure(*_split(balls)).reshaped(shape)
+    places = attended.ravel()
+    high = np.full(places.size, -np.inf)
+    low, radius = np.zeros_like(high), np.zeros_like(high)
+    high[places], low[places], radius[places] = _split(list(compress(balls, places.tolist())))
+    return Enclosure(high, low, radius).reshaped(shape)
+
+
+def join(parts: Sequence[Enclosure], axis: int) -> Enclosure:
+    """Lay enclosures one after the other along an axis."""
+    if len(parts) == 1:
+        return parts[0]
+    return Enclosure(
+        np.concatenate([part.high for part in parts], axis),
+        np.concatenate([part.low for part in parts], axis),
+        np.concatenate([part.radius for part in parts], axis),
+    )
+
+
+def _split(balls: Sequence[arb]) -> tuple[Real, Real, Real]:
+    highs = [float(ball) for ball in balls]
+    rests = [ball - high for ball, high in zip(balls, highs, strict=True)]
+    lows = [float(rest) for rest in rests]
+    uppers = [(rest - low).abs_upper() for rest, low in zip(rests, lows, strict=True)]
+    high, low = np.array(highs, dtype=np.float64), np.array(lows, dtype=np.float64)
+    # float() rounds to nearest and underflows to 0: the next number up bounds it again, unless it was 0 exactly.
+    rounded_up = np.nextafter(np.array([float(upper) for upper in uppers], dtype=np.float64), np.inf)
+    # bool(arb(0)) is True, hence is_zero.
+    radius = np.where(np.array([upper.is_zero() for upper in uppers], dtype=np.bool_), 0.0, rounded_up)
+    lost = ~(np.isfinite(high) & np.isfinite(low))
+    low[lost], radius[lost] = 0, np.inf
+    return high, low, radius

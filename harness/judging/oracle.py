@@ -1,0 +1,152 @@
+"""The truth: every stage of an operation as a proven enclosure, from the numbers as stored.
+
+Everything is evaluated in ball arithmetic (python-flint) at 128 bits, and again at twice as many while some radius
+exceeds 2^-80 of its element's scale. The scale is the sum of the absolute terms of a score, context, output or
+projection; the weight itself; and max(1, |L|) of a log_sum_exp. Below 2^-1072, where float64 ends, no radius matters.
+
+Query rows are independent of each other given key and value, so they are taken 64 at a time, and on a large shape some
+rows can stand for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from flint import arb, ctx
+from numpy.typing import NDArray
+
+from attncheck.harness.judging.enclosure import Enclosure, enclose, join
+from attncheck.harness.judging.oracle_arithmetic import BallArray
+from attncheck.harness.judging.oracle_problem import OutsideDomain, Problem, check_domain
+from attncheck.harness.judging.oracle_tree import Evaluation, nearest_returned, tree_of
+from attncheck.harness.vocabulary import OPERATIONS, STAGES
+
+__all__ = ["OutsideDomain", "PrecisionExhausted", "exact_from", "exact_stages", "stages_of"]
+
+LEAST_PRECISION = 128
+MOST_PRECISION = 1 << 15
+"""Bits. Scores of 1e600 need 2,100 for their exponentials; no case of finite float64 numbers is known to need more
+than 8,192."""
+
+_ROWS_AT_A_TIME = 64  # FLINT's fast matrix product starts when every dimension is large
+_TOLERANCE = 2.0**-80
+_LEAST_RADIUS = 2.0**-1072  # a radius is rounded up to a float64, of which the least is 2^-1074
+
+
+class PrecisionExhausted(Exception):
+    """Some radius is still too large at the highest precision that the oracle tries."""
+
+
+def exact_stages(
+    operation: str,
+    options: Mapping[str, Any],
+    inputs: Mapping[str, NDArray[Any]],
+    stages: Sequence[str] | None = None,
+    query_rows: Sequence[int] | None = None,
+) -> dict[str, Enclosure]:
+    """Return the exact value of stages, in the shapes in which the backends return them.
+
+    ``inputs`` are as stored in the working dtype (float64, float32, float16, bfloat16; a mask is boolean), ``options``
+    those of the backends' functions, ``score`` (also "cosine") and ``softcap`` (c tanh(s / c), before the bias).
+    ``stages`` defaults to those that the NumPy backend returns. ``query_rows`` leaves only these rows of every stage
+    that has query rows. Raises ``OutsideDomain``, ``PrecisionExhausted``, and ``ValueError`` for an option, input or
+    stage that the oracle does not know.
+    """
+    problem = Problem.of(operation, options, inputs)
+    check_domain(operation, options, inputs)
+    asked = tuple(stages_of(operation, options, inputs) if stages is None else stages)
+    return _enclosures(problem, asked, query_rows)
+
+
+def exact_from(
+    operation: str,
+    options: Mapping[str, Any],
+    inputs: Mapping[str, NDArray[Any]],
+    returned: Mapping[str, NDArray[Any]],
+    stage: str,
+    query_rows: Sequence[int] | None = None,
+) -> Enclosure | None:
+    """Return the exact value of a stage given an implementation's own stages before it, taken as exact.
+
+    ``returned`` are whole arrays in the stages' shapes. A stage that is not there is composed from those before it.
+    Minus infinity among returned scores is what a mask or bias leaves, and stays out of the softmax. None where a
+    stage that is needed holds NaN, or another infinity, at a place that is attended.
+    """
+    problem = Problem.of(operation, options, inputs)
+    check_domain(operation, options, inputs)
+    # Only multi_head_attention has stages of the names of inputs that are not those inputs.
+    known = {
+        name: array
+        for name, array in returned.items()
+        if name in STAGES and (name not in inputs or operation == "multi_head_attention")
+    }
+    needed = nearest_returned(tree_of(operation, problem.score), stage, known)
+    taken = {name: problem.as_predecessor(name, known[name], stage) for name in needed}
+    usable = {name: array for name, array in taken.items() if array is not None}
+    if len(usable) < len(needed):
+        return None
+    return _enclosures(replace(problem, returned=usable), (stage,), query_rows)[stage]
+
+
+def stages_of(operation: str, options: Mapping[str, Any], inputs: Collection[str]) -> tuple[str, ...]:
+    """Return the stages that the NumPy backend returns for an operation with these options and inputs."""
+    has = {
+        "raw_scores": options.get("score", "scaled_dot") in ("dot", "scaled_dot"),
+        "capped": options.get("softcap") is not None,
+        "biased": "bias" in inputs,
+        "masked": "mask" in inputs or bool(options.get("is_causal")),
+    }
+    own = (*OPERATIONS[operation].stages, "capped")
+    return tuple(stage for stage in STAGES if stage in own and has.get(stage, True))
+
+
+def _enclosures(problem: Problem, stages: Sequence[str], query_rows: Sequence[int] | None) -> dict[str, Enclosure]:
+    rows = problem.rows if query_rows is None else problem.rows[np.asarray(query_rows, dtype=np.intp)]
+    starts = range(0, max(len(rows), 1), _ROWS_AT_A_TIME)
+    whole = query_rows is None and len(starts) == 1
+    parts = [problem] if whole else [problem.of_rows(rows[start : start + _ROWS_AT_A_TIME]) for start in starts]
+    precision = LEAST_PRECISION
+    while precision <= MOST_PRECISION:
+        with ctx.workprec(precision):
+            enclosures = _attempt(parts, stages)
+        if enclosures is not None:
+            return enclosures
+        precision *= 2
+    raise PrecisionExhausted(f"{problem.operation}: {', '.join(stages)} not settled with {MOST_PRECISION} bits")
+
+
+def _attempt(parts: Sequence[Problem], stages: Sequence[str]) -> dict[str, Enclosure] | None:
+    """Evaluate at FLINT's current precision; None where it does not suffice."""
+    pieces: dict[str, list[Enclosure]] = {stage: [] for stage in stages}
+    shared: dict[str, Any] = {}
+    for part in parts:
+        evaluation = Evaluation(part, dict(shared))
+        for stage in stages:
+            balls = evaluation.stage(stage)
+            enclosure = enclose(balls.entries(), balls.shape, balls.attended)
+            if not _suffices(stage, enclosure, balls, evaluation):
+                return None
+            pieces[stage].append(enclosure.reshaped(balls.shape[:-1]) if stage == "log_sum_exp" else enclosure)
+        shared = {name: evaluation.nodes[name] for name in ("key", "value") if name in evaluation.nodes}
+    return {stage: _joined(stage, found) for stage, found in pieces.items()}
+
+
+def _joined(stage: str, pieces: Sequence[Enclosure]) -> Enclosure:
+    if stage in ("key", "value"):
+        return pieces[0]
+    return join(pieces, axis=-1 if stage == "log_sum_exp" else -2)
+
+
+def _suffices(stage: str, enclosure: Enclosure, balls: BallArray, evaluation: Evaluation) -> bool:
+    """Whether every radius is small; only where it is large beside the value itself is its scale worked out."""
+    # Values beyond float64 have an infinite radius and are looked at below, where balls have no largest number.
+    small = np.clip(_TOLERANCE * np.abs(enclosure.high), _LEAST_RADIUS, np.finfo(np.float64).max)
+    doubtful = np.flatnonzero(~(enclosure.radius <= small))
+    if not len(doubtful):
+        return True
+    entries, scales = balls.entries(), evaluation.magnitude(stage).entries()
+    tolerance = arb(_TOLERANCE)
+    return all(bool(entries[place].rad() <= scales[place] * tolerance) for place in doubtful)
