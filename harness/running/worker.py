@@ -75,17 +75,22 @@ def start(entry: BackendEntry, dtype: str, threads: int, log: str) -> dict[str, 
 
 def evaluate(task: Task) -> Outcome:
     """Run one operation and return its stages as NumPy arrays."""
+    assert _backend is not None, "start() comes first"
+    return evaluate_on(_backend, task)
+
+
+def evaluate_on(backend: Backend, task: Task) -> Outcome:
+    """Run one operation of a backend; whatever it raises or returns is its result."""
     import numpy as np
 
     from attncheck.harness.running.operations import run_operation
 
-    assert _backend is not None, "start() comes first"
     try:
         with np.errstate(all="ignore"):
-            stages = run_operation(_backend, task.operation, task.inputs, task.options)
+            stages = run_operation(backend, task.operation, task.inputs, task.options)
             if not stages:
                 raise ValueError("returned no stages")
-            return Computed({name: _as_array(_backend, name, tensor) for name, tensor in stages.items()})
+            return Computed({name: _as_array(backend, name, tensor) for name, tensor in stages.items()})
     except NotImplementedError as error:
         return Failure("unsupported", _describe(error))
     except BaseException as error:  # whatever an implementation raises, also SystemExit, is its result and not our end

@@ -1,0 +1,83 @@
+"""How the mutation score asks for verdicts, and the harness's own: the exact answer and the derived bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.harness.judging.enclosure import Enclosure
+from attncheck.harness.judging.judge_stages import StageJudgement, judge_stages
+from attncheck.harness.judging.truth import Truth, find_truth
+from attncheck.harness.reading.case import Case
+from attncheck.harness.reading.inputs import Inputs
+from attncheck.harness.verdicts import Verdict
+
+Stages: TypeAlias = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class StageFinding:
+    """What is said of one stage.
+
+    ``tier`` is None where it agrees, else what found the fault: T1, T2, or the verdict where form or NaN did.
+    ``own`` is false where the stage only inherits its error from one before it. ``ratio`` is the largest error over its
+    bound. ``exact`` is the exact answer, rounded once to the working dtype.
+    """
+
+    tier: str | None
+    own: bool = True
+    ratio: float | None = None
+    exact: NDArray[Any] | None = None
+
+
+JudgeStages: TypeAlias = Callable[[Case, str, Inputs, Stages], Mapping[str, StageFinding]]
+"""Judges what one implementation returned for a case in a dtype, stage by stage."""
+
+
+class ExactJudge:
+    """Judges by the oracle and the bounds of one numerical class; the oracle runs once per case, seed and dtype."""
+
+    def __init__(self, numerical_class: str = "native") -> None:
+        self._numerical_class = numerical_class
+        self._inputs: Inputs | None = None
+        self._truth: Truth | None = None
+
+    def __call__(self, case: Case, dtype: str, inputs: Inputs, stages: Stages) -> dict[str, StageFinding]:
+        """Judge every stage."""
+        if inputs is not self._inputs or self._truth is None:  # the subjects of one unit come one after the other
+            self._inputs = inputs
+            self._truth = find_truth(case.operation, case.options, inputs.arrays, dtype, generic=case.generic)
+        truth = self._truth
+        judgements = judge_stages(truth, stages, case.stage_shapes, self._numerical_class)
+        return {
+            item.stage: StageFinding(
+                _tier(item), item.goes_wrong_here, _ratio(item), _rounded(truth.exact.get(item.stage), dtype)
+            )
+            for item in judgements
+        }
+
+
+def _tier(judgement: StageJudgement) -> str | None:
+    if not judgement.verdict.exit_code:
+        return None
+    if judgement.verdict is not Verdict.NUMERIC:
+        return str(judgement.verdict)
+    measured = (judgement.accumulated, judgement.introduced)
+    return min(str(item.tier) for item in measured if item is not None and item.tier.fails)
+
+
+def _ratio(judgement: StageJudgement) -> float | None:
+    measured = (judgement.accumulated, judgement.introduced)
+    return max((item.ratio for item in measured if item is not None), default=None)
+
+
+def _rounded(exact: Enclosure | None, dtype: str) -> NDArray[Any] | None:
+    # To nearest in float64 and then once more: off by one unit in the last place where the first hits a midpoint.
+    if exact is None:
+        return None
+    with np.errstate(over="ignore"):
+        return exact.high.astype(dtype)

@@ -1,0 +1,54 @@
+"""What the catalogue is a list of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from attncheck.harness.mutants.variant import Variant
+
+WIDE = ("float64", "float32")
+"""A fault of precision: what is one in these may be the declared storage of a 16-bit implementation."""
+EVERY = (*WIDE, "float16")
+"""A fault of meaning, in whatever dtype. NumPy's matmul of bfloat16 widens, so the reference does not keep that one."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A faulty implementation.
+
+    ``stands_for`` says which defect in the wild it stands for; ``wrong_at`` is the first stage, in the order of
+    computation, that it gets wrong (``context`` is the output where there are no projections); ``dtypes`` are those in
+    which it is a fault.
+    """
+
+    name: str
+    topic: str
+    stands_for: str
+    backend: Variant
+    wrong_at: str
+    dtypes: tuple[str, ...] = EVERY
+
+
+@dataclass(frozen=True)
+class Honest:
+    """A right implementation that computes in another way, and ``why`` it is right."""
+
+    name: str
+    why: str
+    backend: Variant
+    dtypes: tuple[str, ...] = EVERY
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    """A fault by intention that no input can show in these dtypes, with its ``proof``; it is not counted."""
+
+    name: str
+    stands_for: str
+    proof: str
+    backend: Variant
+    dtypes: tuple[str, ...]
+
+
+Subject: TypeAlias = Mutant | Honest | Equivalent

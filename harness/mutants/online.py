@@ -1,0 +1,64 @@
+"""The online softmax: keys come in blocks, sum and average are rescaled when the running maximum grows.
+
+Milakov & Gimelshein 2018, "Online normalizer calculation for softmax".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from attncheck.backends.contract import Stages
+from attncheck.harness.mutants.rounding import Array, Store, exactly
+from attncheck.harness.mutants.steps import Softmax, largest
+
+NEVER_HELD = frozenset({"weights"})
+"""No weights are returned: the output was not made from them, and would be held against them."""
+
+
+def _always(block: int) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Online:
+    """Softmax and average in blocks of keys.
+
+    ``rescales_sum`` and ``rescales_output`` say whether a block remembers to; ``store`` is how the running average is
+    kept between blocks.
+    """
+
+    block: int
+    rescales_sum: Callable[[int], bool] = _always
+    rescales_output: Callable[[int], bool] = _always
+    store: Store = exactly
+
+    def normalise(self, logits: Array, unmasked: Array) -> Stages:
+        """Return log_sum_exp, and weights made in a second pass."""
+        maximum, total, _ = self._run(logits, None)
+        return Softmax(maximum=lambda *_: maximum, total=lambda _: total)(logits, unmasked)
+
+    def average(self, logits: Array, weights: Array, value: Array) -> Array:
+        """Average the values in one pass over the logits."""
+        maximum, total, output = self._run(logits, value)
+        empty = maximum == -np.inf
+        return np.where(empty, 0, output / np.where(empty, 1, total))
+
+    def _run(self, logits: Array, value: Array | None) -> tuple[Array, Array, Array]:
+        maximum = np.full((*logits.shape[:-1], 1), -np.inf, logits.dtype)
+        total, output = np.zeros_like(maximum), np.zeros_like(maximum)
+        for number, start in enumerate(range(0, logits.shape[-1], self.block)):
+            tile = logits[..., start : start + self.block]
+            grown = np.maximum(maximum, largest(tile))
+            shift = np.where(grown == -np.inf, 0, grown)
+            correction = np.exp(maximum - shift)
+            exponentials = np.exp(tile - shift)
+            total = total * (correction if self.rescales_sum(number) else 1)
+            total = total + exponentials.sum(axis=-1, keepdims=True)
+            if value is not None:
+                output = output * (correction if self.rescales_output(number) else 1)
+                output = self.store(output + exponentials @ value[..., start : start + self.block, :])
+            maximum = grown
+        return maximum, total, output

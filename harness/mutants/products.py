@@ -1,0 +1,67 @@
+"""The same matrix products and sums in other orders and widths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from attncheck.harness.mutants.rounding import Array
+
+
+def reversed_matmul(left: Array, right: Array) -> Array:
+    """Multiply matrices, terms in reversed order."""
+    return np.asarray(np.ascontiguousarray(left[..., ::-1]) @ np.ascontiguousarray(right[..., ::-1, :]))
+
+
+def pairwise_sum(terms: Array) -> Array:
+    """Add neighbours, then their sums, and so on."""
+    while terms.shape[-1] > 1:
+        odd = terms[..., terms.shape[-1] // 2 * 2 :]
+        terms = np.concatenate([terms[..., :-1:2] + terms[..., 1::2], odd], axis=-1)
+    return np.asarray(terms.sum(axis=-1, keepdims=True))
+
+
+def pairwise_matmul(left: Array, right: Array) -> Array:
+    """Multiply matrices by halves of the inner axis."""
+    parts = max(1, left.shape[-1] // 2)
+    if left.shape[-1] < 2:
+        return np.asarray(left @ right)
+    return pairwise_matmul(left[..., :parts], right[..., :parts, :]) + pairwise_matmul(
+        left[..., parts:], right[..., parts:, :]
+    )
+
+
+def wider(operation: Callable[..., Array]) -> Callable[..., Array]:
+    """Accumulate in float64 and round once."""
+
+    def run(*arrays: Array) -> Array:
+        return operation(*(array.astype(np.float64) for array in arrays)).astype(arrays[0].dtype)
+
+    return run
+
+
+def fused_multiply_add(left: Array, right: Array) -> Array:
+    """Multiply matrices with one rounding per step: float64 holds a float32 product exactly."""
+    product = np.zeros((*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1]))
+    for position in range(left.shape[-1]):
+        term = left[..., :, position : position + 1].astype(np.float64) * right[..., position : position + 1, :]
+        product = (product + term).astype(left.dtype).astype(np.float64)
+    return product.astype(left.dtype)
+
+
+def einsum(left: Array, right: Array) -> Array:
+    """Multiply matrices by einsum."""
+    return np.asarray(np.einsum("...ij,...jk->...ik", left, right))
+
+
+def by_transposes(left: Array, right: Array) -> Array:
+    """Multiply matrices as A B = (B^T A^T)^T, from copies."""
+    swapped = np.swapaxes(right, -1, -2).copy() @ np.swapaxes(left, -1, -2).copy()
+    return np.swapaxes(swapped, -1, -2).copy()
+
+
+def by_rows(left: Array, right: Array) -> Array:
+    """Multiply matrices one row at a time."""
+    rows = [left[..., row : row + 1, :] @ right for row in range(left.shape[-2])]
+    return np.concatenate(rows, axis=-2) if rows else np.asarray(left @ right)

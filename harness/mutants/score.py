@@ -1,0 +1,150 @@
+"""The mutation score: which cases catch which fault, at which stage, and what common tolerances would have said."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+from numpy.typing import NDArray
+
+from attncheck.harness.errors import UsageError
+from attncheck.harness.mutants.catalogue import EQUIVALENT, HONEST, MUTANTS, SUBJECTS
+from attncheck.harness.mutants.judgement import ExactJudge, JudgeStages, StageFinding, Stages
+from attncheck.harness.mutants.mutant import Mutant, Subject
+from attncheck.harness.mutants.rules import rejected_by_rules
+from attncheck.harness.mutants.summary import EVALUATION_COLUMNS, MutationFrames, summarise
+from attncheck.harness.reading.case import Case
+from attncheck.harness.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.harness.running.worker import Failure, Outcome, Task, evaluate_on
+from attncheck.harness.vocabulary import STAGES
+
+SEED_STEP = 1_000_003
+"""Fresh seeds lie so far apart (an odd number) that no case's k-th seed is another case's own."""
+
+_REFERENCE = SUBJECTS["reference"]
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """One case in one dtype with one seed's inputs."""
+
+    case: Case
+    dtype: str
+    seed: int
+    inputs: Inputs
+
+    @property
+    def task(self) -> Task:
+        return Task(self.case.operation, self.case.options, self.inputs.arrays)
+
+
+def run_mutants(
+    cases: Iterable[Case],
+    seeds: Sequence[int] = (0,),
+    *,
+    judge_stages: JudgeStages | None = None,
+    subjects: Sequence[Subject] = (*MUTANTS, *HONEST),
+    visible: Collection[str] | None = None,
+) -> MutationFrames:
+    """Run every subject on every case, dtype and seed.
+
+    Seed 0 is the case's own; seed k redraws what is drawn. Cases that draw nothing count in every seed. ``visible``
+    hides all other stages, to see what a fault leaves for somebody who has the output alone.
+    """
+    judge = judge_stages or ExactJudge()
+    rows: list[dict[str, Any]] = []
+    for unit in _units(cases, seeds):
+        rows += _judge_unit(unit, judge, subjects, visible)
+    return summarise(pd.DataFrame(rows, columns=list(EVALUATION_COLUMNS)), subjects, seeds)
+
+
+def subjects_of(topics: Collection[str]) -> tuple[Subject, ...]:
+    """Return the faults of these topics, or of all, with every honest and equivalent variant.
+
+    Raises ``UsageError`` for a topic that does not exist.
+    """
+    known = {mutant.topic for mutant in MUTANTS}
+    unknown = [topic for topic in topics if topic not in known]
+    if unknown:
+        raise UsageError(f"no fault has the topic {unknown[0]!r}; expected {', '.join(sorted(known))}")
+    faults = [mutant for mutant in MUTANTS if not topics or mutant.topic in topics]
+    return (*faults, *HONEST, *EQUIVALENT)
+
+
+def redrawn(case: Case, seed: int) -> Case:
+    """Return the case with its k-th fresh seed; k = 0 is its own."""
+    if case.random is None or seed == 0:
+        return case
+    fresh = (case.random.seed + seed * SEED_STEP) % 2**32
+    return replace(case, random=case.random.model_copy(update={"seed": fresh}))
+
+
+def _units(cases: Iterable[Case], seeds: Sequence[int]) -> Iterator[_Unit]:
+    for case in cases:
+        for seed in seeds if case.random is not None else seeds[:1]:
+            drawn = redrawn(case, seed)
+            exact = make_exact_inputs(drawn)
+            for dtype in case.dtypes:
+                yield _Unit(drawn, dtype, seed, convert_inputs(drawn, exact, dtype))
+
+
+def _judge_unit(
+    unit: _Unit, judge: JudgeStages, subjects: Sequence[Subject], visible: Collection[str] | None
+) -> Iterator[dict[str, Any]]:
+    """Judge every subject that differs from the reference; what is the same bit for bit is judged once."""
+    reference = _fingerprint(evaluate_on(_REFERENCE.backend, unit.task), visible)
+    known: dict[Any, Mapping[str, StageFinding]] = {}
+    for subject in subjects:
+        if unit.dtype not in subject.dtypes:
+            continue
+        outcome = evaluate_on(subject.backend, unit.task)
+        fingerprint = _fingerprint(outcome, visible)
+        if isinstance(subject, Mutant) and fingerprint == reference:
+            continue  # the case does not reach the fault
+        blank = {
+            "subject": subject.name,
+            "case": unit.case.id,
+            "dtype": unit.dtype,
+            "seed": unit.seed,
+            "drawn": unit.case.random is not None,
+        }
+        if isinstance(outcome, Failure):
+            yield {
+                **blank,
+                "stage": "",
+                "own": True,
+                "tier": outcome.verdict,
+                "caught": outcome.verdict != "unsupported",
+            }
+            continue
+        stages = _seen(outcome.stages, visible)
+        if fingerprint not in known:
+            known[fingerprint] = judge(unit.case, unit.dtype, unit.inputs, stages)
+        yield from _stage_rows(blank, stages, known[fingerprint])
+
+
+def _stage_rows(
+    blank: Mapping[str, Any], stages: Stages, judgements: Mapping[str, StageFinding]
+) -> Iterator[dict[str, Any]]:
+    for stage in sorted(judgements, key=STAGES.index):
+        judgement = judgements[stage]
+        row = {**blank, "stage": stage, "tier": judgement.tier, "caught": judgement.tier is not None}
+        row |= {"own": judgement.own, "ratio": judgement.ratio}
+        if judgement.exact is not None:
+            row |= rejected_by_rules(stages[stage], judgement.exact, blank["dtype"])
+        yield row
+
+
+def _seen(stages: Stages, visible: Collection[str] | None) -> dict[str, NDArray[Any]]:
+    return {name: array for name, array in stages.items() if visible is None or name in visible}
+
+
+def _fingerprint(outcome: Outcome, visible: Collection[str] | None) -> Any:
+    """Return what tells two outcomes apart, signs of zeros included."""
+    if isinstance(outcome, Failure):
+        return outcome
+    return tuple(
+        (name, str(array.dtype), array.shape, array.tobytes()) for name, array in _seen(outcome.stages, visible).items()
+    )

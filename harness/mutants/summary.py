@@ -1,0 +1,164 @@
+"""The evaluations of the mutation score, summed up in frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from attncheck.harness.mutants.mutant import Honest, Mutant, Subject
+from attncheck.harness.mutants.rules import RULES
+from attncheck.harness.vocabulary import STAGES
+
+EVALUATION_COLUMNS: Mapping[str, str] = {
+    "subject": "name in the catalogue",
+    "case": "id of the case",
+    "dtype": "working dtype",
+    "seed": "0 for the case's own seed, k for its k-th fresh one",
+    "drawn": "whether the case draws anything; one that does not counts in every seed",
+    "stage": "named intermediate; empty where the subject raised",
+    "tier": "what found a fault: T1, T2, a verdict on form; none where the stage agrees",
+    "caught": "whether the stage is flagged",
+    "own": "whether a flagged stage is itself at fault, rather than one before it",
+    "ratio": "largest error over its bound",
+    **dict.fromkeys(RULES, "whether this tolerance rejects the stage"),
+}
+
+
+@dataclass(frozen=True)
+class MutationFrames:
+    """What a run of the catalogue came to.
+
+    ``evaluations``  one row per subject, case, dtype, seed and stage (``EVALUATION_COLUMNS``); of a faulty variant only
+                     where anything that it returned differs from the reference
+    ``catches``      one row per mutant, dtype and case that catches it: the stage, the tier, in how many seeds
+    ``subjects``     one row per subject and dtype: kind, topic, in how many seeds it is caught, by which tiers and
+                     cases; ``survives`` where it is not caught in every seed (honest: ``flagged`` where ever)
+    ``rules``        one row per dtype and rule: mutants caught, honest evaluations rejected
+    """
+
+    evaluations: pd.DataFrame
+    catches: pd.DataFrame
+    subjects: pd.DataFrame
+    rules: pd.DataFrame
+
+    @property
+    def survivors(self) -> pd.DataFrame:
+        """The mutants that some seed does not catch."""
+        return self.subjects[
+            (self.subjects["kind"] == "mutant") & (self.subjects["caught_in"] < self.subjects["seeds"])
+        ]
+
+    @property
+    def flagged(self) -> pd.DataFrame:
+        """The honest and equivalent variants that any seed flags."""
+        return self.subjects[(self.subjects["kind"] != "mutant") & (self.subjects["caught_in"] > 0)]
+
+    @property
+    def score(self) -> float:
+        """The share of mutants that are caught in every dtype and every seed; NaN of none."""
+        mutants = self.subjects[self.subjects["kind"] == "mutant"]
+        return 1 - self.survivors["subject"].nunique() / mutants["subject"].nunique() if len(mutants) else float("nan")
+
+
+def summarise(evaluations: pd.DataFrame, subjects: Sequence[Subject], seeds: Sequence[int]) -> MutationFrames:
+    """Sum the evaluations up."""
+    evaluations = evaluations.astype({"caught": bool, **dict.fromkeys(RULES, "boolean")})
+    first = _first_flagged(evaluations)
+    dtypes = sorted(set(evaluations["dtype"]))
+    return MutationFrames(
+        evaluations,
+        _catches(first),
+        _subjects(evaluations, first, subjects, dtypes, seeds),
+        _rules(evaluations, subjects, dtypes),
+    )
+
+
+def _first_flagged(evaluations: pd.DataFrame) -> pd.DataFrame:
+    """Keep the first flagged stage that is itself at fault (else the first flagged one) of each evaluation."""
+    flagged = evaluations[evaluations["caught"]]
+    order = flagged["stage"].map(lambda stage: STAGES.index(stage) if stage in STAGES else -1)
+    keys = ["subject", "case", "dtype", "seed"]
+    return (
+        flagged.assign(order=order, inherited=~flagged["own"].astype(bool))
+        .sort_values([*keys, "inherited", "order"])
+        .drop_duplicates(keys)
+        .drop(columns=["inherited", "order"])
+    )
+
+
+def _catches(first: pd.DataFrame) -> pd.DataFrame:
+    grouped = first.groupby(["subject", "dtype", "case"], as_index=False)
+    return grouped.agg(stage=("stage", "first"), tiers=("tier", _joined), seeds=("seed", "nunique"))
+
+
+def _joined(names: pd.Series[str]) -> str:
+    return ", ".join(sorted(set(names)))
+
+
+def _subjects(
+    evaluations: pd.DataFrame,
+    first: pd.DataFrame,
+    subjects: Sequence[Subject],
+    dtypes: Sequence[str],
+    seeds: Sequence[int],
+) -> pd.DataFrame:
+    rows = []
+    for subject in subjects:
+        for dtype in (dtype for dtype in dtypes if dtype in subject.dtypes):
+            own = evaluations[(evaluations["subject"] == subject.name) & (evaluations["dtype"] == dtype)]
+            caught = first[(first["subject"] == subject.name) & (first["dtype"] == dtype)]
+            in_every_seed = bool((~caught["drawn"].astype(bool)).any())
+            rows.append(
+                {
+                    "subject": subject.name,
+                    "kind": kind_of(subject),
+                    "topic": subject.topic if isinstance(subject, Mutant) else "",
+                    "dtype": dtype,
+                    "seeds": len(seeds),
+                    "caught_in": len(seeds) if in_every_seed else caught["seed"].nunique(),
+                    "reached_by": own["case"].nunique(),
+                    "caught_by": caught["case"].nunique(),
+                    "tiers": _joined(caught["tier"]),
+                    "stages": ", ".join(stage for stage in ("", *STAGES) if stage in set(caught["stage"])),
+                    "first_case": min(caught["case"], default=""),
+                    "largest_ratio": own["ratio"].astype(float).max(),
+                    **{rule: bool(own[rule].fillna(value=False).any()) for rule in RULES},
+                    "description": description_of(subject),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def kind_of(subject: Subject) -> str:
+    """Return mutant, honest or equivalent."""
+    return type(subject).__name__.lower()
+
+
+def description_of(subject: Subject) -> str:
+    """Return the text that says what a subject stands for, or why it is right."""
+    return subject.why if isinstance(subject, Honest) else subject.stands_for
+
+
+def _rules(evaluations: pd.DataFrame, subjects: Sequence[Subject], dtypes: Sequence[str]) -> pd.DataFrame:
+    """Count, per rule, mutants that any case shows, and evaluations (all stages of a case) of honest variants."""
+    rows = [
+        {"dtype": dtype, **_rule_counts(evaluations[evaluations["dtype"] == dtype], subjects, dtype, column)}
+        for dtype in dtypes
+        for column in ("caught", *RULES)
+    ]
+    return pd.DataFrame(rows)
+
+
+def _rule_counts(evaluations: pd.DataFrame, subjects: Sequence[Subject], dtype: str, column: str) -> dict[str, object]:
+    kinds = evaluations["subject"].map({subject.name: kind_of(subject) for subject in subjects})
+    faulty = evaluations[(kinds == "mutant") & evaluations[column].fillna(value=False)]
+    honest = evaluations[kinds == "honest"].groupby(["subject", "case", "seed"])[column].any()
+    return {
+        "rule": "attncheck" if column == "caught" else column,
+        "mutants": sum(isinstance(subject, Mutant) and dtype in subject.dtypes for subject in subjects),
+        "mutants_caught": faulty["subject"].nunique(),
+        "honest": len(honest),
+        "honest_rejected": int(honest.sum()),
+    }

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from attncheck.harness.mutants.catalogue import EQUIVALENT, SUBJECTS
+from attncheck.harness.mutants.entry import entry_of
+from attncheck.harness.mutants.judgement import StageFinding
+from attncheck.harness.mutants.mutant import EVERY, Mutant, Subject
+from attncheck.harness.mutants.rules import RULES, rejected_by_rules
+from attncheck.harness.mutants.score import redrawn, run_mutants
+from attncheck.harness.running.worker import evaluate_on
+from attncheck.harness.mutants.variant import Variant
+from attncheck.harness.reading.case import Case
+from attncheck.harness.reading.inputs import Inputs, make_exact_inputs
+from attncheck.harness.running.worker import Failure, Task
+
+CASES = """\
+title: Two cases
+source: {kind: derivation, title: Made for the tests}
+operation: attention
+cases:
+  - name: Drawn
+    random: {generator: numpy-legacy, seed: 3}
+    inputs:
+      query: {draw: randn, shape: [3, 5]}
+      key: {draw: randn, shape: [4, 5]}
+      value: {draw: randn, shape: [4, 2]}
+  - name: Typed
+    inputs: {query: {values: [[1, 2]]}, key: {values: [[3, 4], [5, -6]]}, value: {values: [[1], [2]]}}
+    dtypes: [float64]
+    options: {scale: 0.5}
+"""
+
+
+@pytest.fixture(scope="session")
+def cases(load_text: Callable[[str], list[Case]]) -> list[Case]:
+    return load_text(CASES)
+
+
+def subjects(*names: str) -> list[Subject]:
+    return [SUBJECTS[name] for name in names]
+
+
+def test_a_fault_is_caught_where_a_case_reaches_it_and_survives_where_none_does(cases: list[Case]) -> None:
+    frames = run_mutants(cases, subjects=subjects("scale_missing", "explicit_scale_ignored", "mask_ignored"))
+    rows = {(row["subject"], row["dtype"]): row for row in frames.subjects.to_dict("records")}
+    missing, ignored = rows["scale_missing", "float64"], rows["explicit_scale_ignored", "float64"]
+    assert (missing["caught_in"], missing["caught_by"], missing["first_case"]) == (1, 1, "prefix/drawn")
+    assert (missing["stages"], ignored["first_case"]) == ("scores", "prefix/typed")
+    assert (rows["mask_ignored", "float64"]["reached_by"], rows["mask_ignored", "float64"]["caught_in"]) == (0, 0)
+    # The explicit scale is in a case of float64 alone.
+    survivors = set(map(tuple, frames.survivors[["subject", "dtype"]].to_numpy()))
+    assert survivors == {
+        ("mask_ignored", "float64"),
+        ("mask_ignored", "float32"),
+        ("explicit_scale_ignored", "float32"),
+    }
+    assert frames.score == pytest.approx(1 / 3)
+
+
+def test_the_first_flagged_stage_is_the_one_that_a_catch_names(cases: list[Case]) -> None:
+    catches = run_mutants(cases, subjects=subjects("scale_missing")).catches
+    assert set(catches["stage"]) == {"scores"}
+    assert set(catches["tiers"]) == {"T1"}
+
+
+def test_with_the_output_alone_visible_a_fault_is_caught_there(cases: list[Case]) -> None:
+    frames = run_mutants(cases, subjects=subjects("scale_missing"), visible={"output"})
+    assert set(frames.evaluations["stage"]) == {"output"}
+    assert set(frames.catches["stage"]) == {"output"}
+
+
+def test_honest_and_equivalent_variants_are_not_flagged_and_not_counted(cases: list[Case]) -> None:
+    frames = run_mutants(cases, subjects=[*subjects("keys_reversed", "reference"), *EQUIVALENT])
+    assert frames.flagged.empty
+    assert np.isnan(frames.score)
+    assert frames.rules["mutants"].max() == 0
+    assert frames.rules[frames.rules["rule"] == "attncheck"]["honest_rejected"].max() == 0
+
+
+def test_a_fresh_seed_redraws_what_is_drawn_and_every_seed_has_to_catch(cases: list[Case]) -> None:
+    seen: list[tuple[str, float]] = []
+
+    def judge(case: Case, dtype: str, inputs: Inputs, stages: Mapping[str, NDArray[Any]]) -> dict[str, StageFinding]:
+        seen.append((case.id, float(inputs.arrays["query"].flat[0])))
+        caught = case.random is not None and case.random.seed == 3
+        return {"scores": StageFinding("T1" if caught else None)}
+
+    frames = run_mutants(cases, (0, 1, 2), judge_stages=judge, subjects=subjects("scale_missing"))
+    assert len({first for case, first in seen if case == "prefix/drawn"}) == 6, "three seeds in two dtypes"
+    row = frames.subjects.iloc[0]
+    assert (row["seeds"], row["caught_in"], row["tiers"]) == (3, 1, "T1")
+    assert frames.score == 0
+
+
+def test_a_case_that_draws_nothing_counts_in_every_seed(cases: list[Case]) -> None:
+    frames = run_mutants(cases[1:], (0, 1, 2), subjects=subjects("explicit_scale_ignored"))
+    assert frames.subjects["caught_in"].tolist() == [3]
+    assert set(frames.evaluations["seed"]) == {0}
+
+
+def test_the_same_seed_draws_the_same_and_another_one_something_else(cases: list[Case]) -> None:
+    first, again, other = (make_exact_inputs(redrawn(cases[0], seed))["query"].array for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert redrawn(cases[0], 0) is cases[0]
+    assert redrawn(cases[1], 5) is cases[1]
+
+
+def test_results_that_are_the_same_bit_for_bit_are_judged_once(cases: list[Case]) -> None:
+    calls = []
+
+    def judge(*arguments: Any) -> dict[str, StageFinding]:
+        calls.append(arguments)
+        return {}
+
+    twin = replace(SUBJECTS["scale_missing"], name="twin")
+    run_mutants(cases[1:], judge_stages=judge, subjects=[*subjects("explicit_scale_ignored", "scale_missing"), twin])
+    assert len(calls) == 1, "the default scale is not reached, and the reference itself is not asked for"
+
+
+def test_a_variant_that_raises_is_caught_and_one_that_cannot_is_not(cases: list[Case]) -> None:
+    def raise_(error: Exception) -> Variant:
+        def normalise(logits: Any, unmasked: Any) -> Any:
+            raise error
+
+        return Variant(normalise=normalise)
+
+    faulty = Mutant("raises", "", "", raise_(ValueError("no")), "weights", EVERY)
+    unable = Mutant("unable", "", "", raise_(NotImplementedError("no")), "weights", EVERY)
+    frames = run_mutants(cases, subjects=[faulty, unable])
+    assert frames.subjects.groupby("subject")["caught_in"].max().to_dict() == {"raises": 1, "unable": 0}
+    outcome = evaluate_on(unable.backend, Task("softmax", {}, {"scores": np.zeros((1, 1, 1, 2))}))
+    assert outcome == Failure("unsupported", "no")
+
+
+@pytest.mark.parametrize(
+    ("got", "exact", "dtype", "rejecting"),
+    [
+        (1 + 1e-6, 1.0, "float32", set()),
+        (1 + 5e-5, 1.0, "float32", {"assert_close", "allclose"}),
+        (1 + 3e-7, 1.0, "float64", {"assert_close"}),
+        (2e-6, 1e-6, "float32", {"allclose", "rtol_1e_3"}),
+        (np.nan, np.nan, "float32", set(RULES)),
+        (-np.inf, -np.inf, "float32", set()),
+        (np.inf, -np.inf, "float32", set(RULES)),
+        (-1e4, -np.inf, "float32", set(RULES)),
+    ],
+)
+def test_common_tolerances_reject_what_their_formula_rejects(
+    got: float, exact: float, dtype: str, rejecting: set[str]
+) -> None:
+    arrays = np.array([got], dtype), np.array([exact], dtype)
+    assert {name for name, rejects in rejected_by_rules(*arrays, dtype).items() if rejects} == rejecting
+    assert ("allclose" in rejecting) == (not np.allclose(*arrays))
+
+
+def test_an_entry_reaches_a_worker_without_importing_numpy() -> None:
+    code = (
+        "import sys; from attncheck.harness.mutants.entry import entry_of; entry_of('scale_missing')\n"
+        "assert 'numpy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_harness_runs_a_mutant_in_a_worker_like_any_implementation(run_small: Callable[..., Any]) -> None:
+    _, run = run_small([entry_of("sums_sequential"), entry_of("reference"), entry_of("one_added_to_the_sum")])
+    flagged = run.rows[(run.rows["comparison"] == "stage") & (run.rows["verdict"] == "numeric")]
+    assert set(flagged["implementation"]) == {"one_added_to_the_sum.eager"}
