@@ -97,11 +97,19 @@ def scores(products: Products, scale: float, exact: Real, policy: Policy) -> Log
     square, squares = exact * exact, size**2 * products.squares
     independent = (
         summation_variance(policy.accumulate_unit, products.width, square, squares) * ~fits
-        + policy.score_unit * stored * square
+        + policy.score_unit**2 * (_constant_roundings(constant, folds_exactly) ** 2 + ~stored_exactly) * square
         + size**2 * products.independent
     )
     shared = 2 * prescaled**2 * squares + size**2 * products.shared
     return LogitError(worst, independent, shared, floor)
+
+
+def _constant_roundings(constant: int, folds_exactly: bool) -> int:
+    """Count the roundings of the scale in u, at most: one number for all scores, so that nothing averages them out.
+
+    1/sqrt(d) is rounded twice; its square root once more, and folded into both query and key it counts twice.
+    """
+    return constant if folds_exactly else max(2 * constant, 2)
 
 
 def capped(before: Real, error: LogitError, cap: float, policy: Policy) -> LogitError:
