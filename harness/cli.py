@@ -133,6 +133,53 @@ def report(
     raise typer.Exit(code)
 
 
+@app.command()
+def explain(
+    case: Annotated[str, typer.Argument(help="Id of a case, a glob that only one matches, or a file with one case.")],
+    implementation: Annotated[str, typer.Argument(help="Implementation or backend, such as torch.eager or torch.")],
+    dtype: Annotated[str, typer.Option("--dtype", "-d", help="float64 or float32.")] = "float32",
+    time_limit: TimeLimit = 60.0,
+) -> None:
+    """Compute one case again and tell, stage by stage, where an implementation goes wrong."""
+    from attncheck.harness.explain import explain_case, find_case, find_implementation
+    from attncheck.harness.running.executor import Limits
+    from attncheck.reports.explanation import print_explanation
+
+    selection = _select([case], None, [dtype])
+    if selection.faults:
+        _print_faults(selection)
+        raise typer.Exit(ExitCode.BAD_INPUT)
+    found = find_case(selection.cases, case)
+    explanation = explain_case(found, find_implementation(implementation), dtype, Limits(case_seconds=time_limit))
+    print_explanation(explanation, selection.tags)
+    if explanation.failure:
+        raise typer.Exit(ExitCode.NOT_RUN)
+    raise typer.Exit(ExitCode.DISAGREE if explanation.begins_at else ExitCode.AGREE)
+
+
+@app.command()
+def mutants(
+    cases: Patterns = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds: each case's own, then fresh ones.")] = 1,
+    topic: Annotated[list[str] | None, typer.Option(help="Only faults of these topics.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the catalogue of faulty and honest variants: which cases catch which fault, and what survives."""
+    from attncheck.harness.mutants.score import run_mutants, subjects_of
+    from attncheck.reports.mutation import as_record, print_mutation
+
+    selection = _select(cases, None, None)
+    _print_faults(selection)
+    frames = run_mutants(selection.cases, tuple(range(seeds)), subjects=subjects_of(_split(topic)))
+    if as_json:
+        typer.echo(json.dumps(as_record(frames), indent=2, ensure_ascii=False))
+    else:
+        print_mutation(frames)
+    if selection.faults:
+        raise typer.Exit(ExitCode.BAD_INPUT)
+    raise typer.Exit(ExitCode.DISAGREE if len(frames.survivors) or len(frames.flagged) else ExitCode.AGREE)
+
+
 @app.command("list")
 def list_(
     what: Annotated[Listed, typer.Argument(help="What to list.")],

@@ -1,29 +1,26 @@
 """Several runs as one comparison: implementations of different environments and versions held against each other.
 
-Nothing is computed again by any framework. Where the runs kept all their arrays, every two implementations are compared
-across the runs, and each stage is judged among all of them.
+Nothing is computed again by any framework. Where the runs kept their arrays, and the bounds beside them, every two
+implementations are compared across the runs too.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, cast
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Any
 
 import pandas as pd
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.judge import judge_among, judge_pairs, pair_row
+from attncheck.harness.judging.judge import judge_pairs, pair_row
 from attncheck.harness.results.reader import Run
-from attncheck.harness.results.writer import Row
+from attncheck.harness.results.writer import Row, bound_name
 from attncheck.harness.verdicts import Verdict
 
-_REJUDGED = (Verdict.AGREE, Verdict.UNVERIFIED, Verdict.NUMERIC, Verdict.NONFINITE)
-"""What depends on whom an implementation is compared with."""
-
-_SEPARATOR = " @ "
+Stages = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -50,57 +47,57 @@ def merge_runs(runs: Sequence[Run]) -> Merged:
 
 
 def _compare_across(rows: pd.DataFrame, runs: Sequence[Run]) -> pd.DataFrame:
-    """Replace pairs and stage verdicts where arrays of several runs are there to be compared."""
-    computed: dict[tuple[str, str], dict[str, dict[str, NDArray[Any]]]] = defaultdict(lambda: defaultdict(dict))
+    """Add the pairs of implementations that ran in different environments, where both runs kept their arrays."""
+    computed: dict[tuple[str, str], dict[_Subject, Stages]] = defaultdict(dict)
+    bounds: dict[tuple[str, str], dict[str, Stages]] = defaultdict(dict)
     for run in runs:
-        for (case, dtype, implementation, stage), array in run.arrays().items():
-            computed[case, dtype][f"{implementation}{_SEPARATOR}{run.label}"][stage] = array
-    rejudged: list[dict[str, Any]] = []
-    for (case, dtype), implementations in sorted(computed.items()):
-        about = rows[(rows["case"] == case) & (rows["dtype"] == dtype)]
-        kept = {f"{row.implementation}{_SEPARATOR}{row.environment}" for row in about.itertuples() if row.stage}
-        if kept != set(implementations):
-            continue  # a run without all its arrays: what it says by itself stays
-        stage_rows = about[about["comparison"] == "stage"]
-        rows = rows.drop(about.index[about["comparison"].isin(["stage", "pair"])])
-        rejudged += _rejudge(stage_rows, implementations)
-    if not rejudged:
-        return rows
-    return pd.concat([rows, pd.DataFrame(rejudged, columns=list(rows.columns))], ignore_index=True)
+        classes = run.environment["classes"]
+        for (case, dtype, name), stages in _by_name(run).items():
+            if name in classes:
+                computed[case, dtype][_Subject(name, run.label, classes[name][dtype])] = stages
+            else:
+                bounds[case, dtype][name] = stages
+    operations = {identity: case["operation"] for run in runs for identity, case in run.cases.items()}
+    found = [
+        record
+        for (case, dtype), subjects in sorted(computed.items())
+        for record in _pairs(Row(case, operations[case], dtype, "", "pair", "", Verdict.AGREE), subjects, bounds)
+    ]
+    return pd.concat([rows, pd.DataFrame(found, columns=list(rows.columns))], ignore_index=True) if found else rows
 
 
-def _rejudge(
-    stage_rows: pd.DataFrame, implementations: Mapping[str, Mapping[str, NDArray[Any]]]
+@dataclass(frozen=True)
+class _Subject:
+    """An implementation in an environment, and the numerical class that it declares for the dtype at hand."""
+
+    implementation: str
+    environment: str
+    numerical_class: str
+
+
+def _by_name(run: Run) -> dict[tuple[str, str, str], Stages]:
+    stages: dict[tuple[str, str, str], dict[str, NDArray[Any]]] = defaultdict(dict)
+    for (case, dtype, name, stage), array in run.arrays().items():
+        stages[case, dtype, name][stage] = array
+    return dict(stages)
+
+
+def _pairs(
+    blank: Row, subjects: Mapping[_Subject, Stages], bounds: Mapping[tuple[str, str], Mapping[str, Stages]]
 ) -> list[dict[str, Any]]:
-    pairs = judge_pairs(implementations)
-    found = [_row(cast(dict[str, Any], record)) for record in stage_rows.to_dict("records")]
-    judged = [judge_among(row, pairs) if row.verdict in _REJUDGED and row.stage else row for row in found]
-    blank = Row(found[0].case, found[0].operation, found[0].dtype, "", "pair", "", Verdict.AGREE)
-    judged += [pair_row(blank, first, second, stage, pair) for (first, second, stage), pair in pairs.items()]
-    return [_with_environments(row) for row in judged]
-
-
-def _row(record: Mapping[str, Any]) -> Row:
-    """Turn a frame's record back into a row, named by implementation and environment, its last verdict forgotten."""
-    values = {field.name: record[field.name] for field in fields(Row)}
-    values = {name: None if _is_missing(value) else value for name, value in values.items()}
-    name = f"{record['implementation']}{_SEPARATOR}{record['environment']}"
-    if values["verdict"] in _REJUDGED:
-        cleared = dict.fromkeys(("other", "index", "value", "reference", "difference", "units"))
-        values |= {**cleared, "message": "", "verdict": Verdict.AGREE}
-    return Row(**{**values, "implementation": name})
-
-
-def _is_missing(value: object) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def _with_environments(row: Row) -> dict[str, Any]:
-    implementation, environment = row.implementation.split(_SEPARATOR, 1)
-    other, other_environment = row.other.split(_SEPARATOR, 1) if row.other else (None, None)
-    return asdict(row) | {
-        "implementation": implementation,
-        "environment": environment,
-        "other": other,
-        "other_environment": other_environment,
-    }
+    """Compare one case in one dtype across environments; inside one they have been compared already."""
+    of_class = bounds.get((blank.case, blank.dtype), {})
+    records = []
+    for first, second in combinations(subjects, 2):
+        if first.environment == second.environment:
+            continue
+        named = {"first": subjects[first], "second": subjects[second]}
+        allowed = {
+            name: of_class.get(bound_name(subject.numerical_class), {})
+            for name, subject in (("first", first), ("second", second))
+        }
+        for (_, _, stage), comparison in judge_pairs(named, allowed).items():
+            row = pair_row(blank, first.implementation, second.implementation, stage, comparison)
+            places = {"environment": first.environment, "other_environment": second.environment}
+            records.append(asdict(row) | places)
+    return records

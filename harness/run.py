@@ -13,16 +13,17 @@ from queue import SimpleQueue
 from typing import Any
 
 from attncheck.harness.errors import ExitCode, Fault, UsageError
-from attncheck.harness.judging.judge import judge
+from attncheck.harness.judging.judge import judge, worst_bounds
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.inputs import Exact, Inputs, convert_inputs, make_exact_inputs
 from attncheck.harness.reading.record import case_record
-from attncheck.harness.results.writer import ResultsWriter, Row, StoredArray
+from attncheck.harness.results.writer import ResultsWriter, Row, StoredArray, bound_name
 from attncheck.harness.running.environment import describe_environment
 from attncheck.harness.running.executor import Group, GroupRunner, Limits, group_by_process
-from attncheck.harness.running.implementations import Chosen
+from attncheck.harness.running.implementations import Chosen, Implementation
 from attncheck.harness.running.worker import Computed, Outcome, Task
 from attncheck.harness.verdicts import Verdict
+from attncheck.harness.vocabulary import DTYPES
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ def _compute_and_judge(
     total = sum(len(own) for _, own in planned)
     answers: SimpleQueue[tuple[Unit, Group, Outcome] | BaseException] = SimpleQueue()
     inputs = _InputCache()
+    implementations = {runner.group.implementation.name: runner.group.implementation for runner in runners}
 
     def drive(runner: GroupRunner[Unit], own: Sequence[Unit]) -> None:
         try:
@@ -147,8 +149,7 @@ def _compute_and_judge(
                 waiting[id(unit)] -= 1
                 if not waiting[id(unit)]:
                     collected = outcomes.pop(id(unit))
-                    ordered = {r.group.implementation.name: None for r in runners}
-                    answered = {name: collected[name] for name in ordered if name in collected}
+                    answered = [(item, collected[name]) for name, item in implementations.items() if name in collected]
                     _judge_unit(unit, inputs.of(unit), answered, writer, settings, progress)
                 on_progress(progress.evaluations, total)
         finally:
@@ -177,23 +178,26 @@ class _InputCache:
 def _judge_unit(
     unit: Unit,
     inputs: Inputs,
-    outcomes: Mapping[str, Outcome],
+    answered: Sequence[tuple[Implementation, Outcome]],
     writer: ResultsWriter,
     settings: Settings,
     progress: _Progress,
 ) -> None:
-    judged = judge(unit.case, unit.dtype, inputs, outcomes)
+    outcomes = {item.name: outcome for item, outcome in answered}
+    classes = {item.name: item.numerical_class(unit.dtype) for item, _ in answered}
+    judged = judge(unit.case, unit.dtype, inputs, outcomes, classes)
     writer.add_rows(judged.rows)
     for row in judged.rows:
         progress.rows_seen[row.verdict] += 1
         if not row.known and Verdict(row.verdict).exit_code is not ExitCode.AGREE:
             progress.failures.append(row)
     if judged.disagrees or settings.keep_all_arrays:
+        kept = {name: outcome.stages for name, outcome in outcomes.items() if isinstance(outcome, Computed)}
+        kept |= {bound_name(name): worst_bounds(judged.truth, name) for name in sorted(set(classes.values()))}
         writer.add_arrays(
             StoredArray(unit.case.id, unit.dtype, name, stage, array)
-            for name, outcome in outcomes.items()
-            if isinstance(outcome, Computed)
-            for stage, array in outcome.stages.items()
+            for name, stages in kept.items()
+            for stage, array in stages.items()
         )
 
 
@@ -204,6 +208,9 @@ def _environment(chosen: Chosen, settings: Settings, faults: Sequence[Fault]) ->
         "command": shlex.join(settings.command),
         **describe_environment(entries, settings.limits.threads),
         "implementations": {item.name: item.entry.packages[0] for item in chosen.implementations},
+        "classes": {
+            item.name: {dtype: item.numerical_class(dtype) for dtype in DTYPES} for item in chosen.implementations
+        },
         "left_out": dict.fromkeys(chosen.left_out, "not installed"),
         "missing": dict.fromkeys(chosen.missing, "asked for by name, not installed"),
         "faults": [str(fault) for fault in faults],

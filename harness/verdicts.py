@@ -12,10 +12,10 @@ class Verdict(StrEnum):
 
     AGREE = "agree"
     UNVERIFIED = "unverified"
-    """Computed, but there is nothing to hold it against: no printed number and no other implementation."""
+    """Computed, but there is no exact answer to hold it against."""
     UNSUPPORTED = "unsupported"
     MISPRINT = "misprint"
-    """The document prints a number that no implementation gives, while they agree with each other."""
+    """The document prints a number that the exact answer misses."""
     NUMERIC = "numeric"
     NONFINITE = "nonfinite"
     DTYPE = "dtype"

@@ -50,7 +50,7 @@ def make_answer(frames: Frames) -> Answer:
         word = "Nothing disagrees, but no two implementations could be compared"
     else:
         word = "They agree"
-    return Answer(word, (_extent(frames), _pairs_sentence(frames), _numbers_sentence(frames)))
+    return Answer(word, (_extent(frames), _stages_sentence(frames), _pairs_sentence(frames), _numbers_sentence(frames)))
 
 
 def exit_code_of(frames: Frames) -> ExitCode:
@@ -77,6 +77,23 @@ def _extent(frames: Frames) -> str:
     )
 
 
+def _stages_sentence(frames: Frames) -> str:
+    stages = frames.results[frames.results["stage"] != ""]
+    judged = stages[stages["verdict"].ne(Verdict.UNVERIFIED)]
+    if judged.empty:
+        return "No stage was held against the exact answer."
+    bad = len(failing(judged))
+    warned = judged["tier"].eq("T3") | judged["introduced_tier"].eq("T3")
+    noisy = int((judged["verdict"].eq(Verdict.AGREE) & warned).sum())
+    text = (
+        f"Of {_count(len(judged), 'stage')} held against the exact answer, "
+        f"{'every one is within its error bound' if bad == 0 else f'{bad} fail' if bad > 1 else '1 fails'}."
+    )
+    if noisy:
+        text += f" {noisy} {'are' if noisy > 1 else 'is'} noisier than known good implementations, a warning."
+    return text
+
+
 def _pairs_sentence(frames: Frames) -> str:
     bad = len(failing(frames.pairs))
     return (
@@ -100,11 +117,13 @@ def _numbers_sentence(frames: Frames) -> str:
     text = f"The documents print {count_places(regular)} numbers: {holds}."
     if len(errata):
         text += f" {count_places(errata)} numbers printed for another call than the one shown are recorded as errata."
-    unprinted = numbers[numbers["verdict"] == Verdict.UNVERIFIED]
+    unprinted = numbers[numbers["basis"] == "exact"]
     if len(unprinted):
+        bad = len(failing(unprinted))
+        said = f"{bad} of {len(unprinted)} comparisons of them fail" if bad else "every one is within its error bound"
         text += (
-            f" {count_places(unprinted)} further numbers are computed by the documents and not printed: "
-            "they are compared between the implementations and otherwise unverified."
+            f" {count_places(unprinted)} further numbers are computed by the documents and not printed; held against "
+            f"the exact answer, {said}."
         )
     return text
 
@@ -139,11 +158,12 @@ def _word(rows: pd.DataFrame) -> str:
             return "agree (erratum)"
         if rows["verdict"].eq(Verdict.UNSUPPORTED).any():
             return Verdict.UNSUPPORTED.value
-        # A number without a reference does not make a case unverified that other implementations agree on.
+        # A stage of a name of its own, or a number that cannot be held, does not make a whole case unverified.
         own = rows[rows["stage"].ne("") & ~rows["verdict"].eq(Verdict.UNVERIFIED)]
         return Verdict.AGREE.value if len(own) else Verdict.UNVERIFIED.value
     verdict = worst([Verdict(text) for text in bad["verdict"]])
-    stage = min(bad["stage"], key=stage_order)
+    begins_at = bad.reindex(columns=["begins_at"])["begins_at"]  # numbers have none
+    stage = min(begins_at.where(begins_at.notna(), bad["stage"]), key=stage_order)
     return f"**{verdict}** at {stage}" if stage else f"**{verdict}**"
 
 
@@ -153,16 +173,20 @@ def what_is_wrong(frames: Frames) -> pd.DataFrame:
     Pairs are the evidence behind a stage's verdict and are listed only where no stage is blamed.
     """
     columns = ["case", "dtype", "environment", "implementation", "stage", "verdict", "message"]
-    bad = pd.concat([failing(frames.results)[columns], failing(frames.numbers)[columns]])
+    results = failing(frames.results)
+    bad = pd.concat([results[[*columns, "begins_at"]], failing(frames.numbers)[columns]])
     pairs = failing(frames.pairs)
     explained = set(zip(bad["case"], bad["dtype"], bad["stage"], strict=True))
     loose = pairs[[key not in explained for key in zip(pairs["case"], pairs["dtype"], pairs["stage"], strict=True)]]
     if len(loose):
         bad = pd.concat([bad, loose.assign(message=_pair_messages(loose))[columns]])
     if bad.empty:
-        return bad.assign(rows=0)
+        return bad[columns].assign(rows=0)
     keys = ["case", "dtype", "environment", "implementation"]
-    bad = bad.assign(order=bad["stage"].map(stage_order)).sort_values([*keys, "order"], kind="stable")
+    # A stage that only inherits an error comes after the one where it begins, wherever it stands in the computation.
+    inherited = bad["begins_at"].notna() & bad["begins_at"].ne(bad["stage"])
+    bad = bad.assign(inherited=inherited, order=bad["stage"].map(stage_order))
+    bad = bad.sort_values([*keys, "inherited", "order"], kind="stable")
     first = bad.groupby(keys, sort=False).first().reset_index()
     first["rows"] = bad.groupby(keys, sort=False).size().to_numpy()
     return first[[*columns, "rows"]]

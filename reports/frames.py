@@ -2,7 +2,7 @@
 
 ``results``       one row per environment, implementation, case, dtype and stage
 ``pairs``         one row per two implementations, case, dtype and stage
-``numbers``       one row per printed or known number and implementation
+``numbers``       one row per printed, known or unprinted number and implementation
 ``environments``  one row per environment
 
 Columns are documented in ``COLUMNS``; rows are sorted, so that the same results give the same bytes.
@@ -35,15 +35,22 @@ COLUMNS: Mapping[str, str] = {
     "value": "the implementation's number there",
     "reference": "the number that it is held against",
     "difference": "absolute difference of the two",
-    "units": "the same in units in the last place of the row's largest magnitude",
+    "allowed": "largest difference that agrees: an error bound or the sum of two; of a number, with its rounding",
+    "ratio": "largest difference over what is allowed there, in the whole stage",
+    "tier": "within, T3 (noisy, a warning), T2 (statistically wrong) or T1 (proved wrong), against the exact answer",
+    "largest_z": "largest error in units of its statistical scale",
+    "mean_z": "root mean square of the errors in units of their statistical scale",
+    "introduced_tier": "the same tier for the step from the implementation's own previous stage",
+    "introduced_ratio": "the same ratio for that step",
+    "introduced_z": "the same largest z for that step",
+    "begins_at": "the first stage that is itself at fault in this case",
     "other": "the implementation that it is compared with, and its environment",
     "message": "what is wrong, in words",
-    "basis": "printed by the document, or known by derivation",
+    "basis": "printed by the document, known by derivation, or exact: computed by the document and not printed",
     "called": "the document's own name for the stage",
     "printed": "the number as it is printed",
     "half_unit": "half a unit of the last printed digit",
     "propagated": "what the rounding of the case's inputs can move the number by",
-    "allowed": "largest difference that agrees",
 }
 
 _RESULTS = (
@@ -61,9 +68,15 @@ _RESULTS = (
     "value",
     "reference",
     "difference",
-    "units",
-    "other",
-    "other_environment",
+    "allowed",
+    "ratio",
+    "tier",
+    "largest_z",
+    "mean_z",
+    "introduced_tier",
+    "introduced_ratio",
+    "introduced_z",
+    "begins_at",
     "message",
 )
 _PAIRS = (
@@ -83,7 +96,8 @@ _PAIRS = (
     "value",
     "reference",
     "difference",
-    "units",
+    "allowed",
+    "ratio",
     "message",
 )
 _NUMBERS = (
@@ -102,7 +116,6 @@ _NUMBERS = (
     "known",
     "reference",
     "difference",
-    "units",
     "half_unit",
     "propagated",
     "allowed",
@@ -171,7 +184,7 @@ def make_frames(merged: Merged) -> Frames:
     return Frames(
         results=_sorted(rows[kinds == "stage"], _RESULTS),
         pairs=_sorted(rows[kinds == "pair"], _PAIRS),
-        numbers=_sorted(rows[kinds.isin(["printed", "known"])], _NUMBERS),
+        numbers=_sorted(rows[kinds.isin(["printed", "known", "exact"])], _NUMBERS),
         environments=_environments(merged),
         columns=tuple(Column(*key, version) for key, version in versions.items()),
         cases=merged.cases,

@@ -11,7 +11,6 @@ from typing import Any
 
 import pandas as pd
 
-from attncheck.harness.judging.interim_rule import UNITS
 from attncheck.reports.answer import make_answer, verdict_table, what_is_wrong
 from attncheck.reports.frames import Column, Frames, records
 from attncheck.reports.markdown_documents import document_sections
@@ -89,19 +88,19 @@ def _verdicts(frames: Frames) -> list[str]:
         ]
         lines += [*table(headings, rows), ""]
     lines += [
-        f"An implementation agrees where it is within {UNITS} units in the last place of the row's largest "
-        "magnitude of at least half of the others, at every stage, and where every printed number holds. Without "
-        "another word, both dtypes agree.",
+        "An implementation agrees where every stage is within its derived error bound of the exact answer, "
+        "statistically too on inputs for which that can be said, and where every printed number holds. Without another "
+        "word, both dtypes agree.",
     ]
     return lines
 
 
 def _largest(frames: Frames) -> list[str]:
     """The pairs that differ most, whether or not they still agree."""
-    pairs = frames.pairs[frames.pairs["units"].notna()]
+    pairs = frames.pairs[frames.pairs["ratio"].notna()]
     if pairs.empty:
         return []
-    pairs = pairs.sort_values(["units", "difference"], ascending=False, kind="stable").head(_LARGEST)
+    pairs = pairs.sort_values(["ratio", "difference"], ascending=False, kind="stable").head(_LARGEST)
     many = frames.environments.shape[0] > 1
     rows = [_pair_cells(row, many) for row in records(pairs)]
     headings = [
@@ -114,13 +113,14 @@ def _largest(frames: Frames) -> list[str]:
         "value",
         "other value",
         "difference",
-        "units",
+        "of the allowed",
         "verdict",
     ]
     return [
         "## Largest differences between two implementations",
         "",
-        f"In units in the last place of the row's largest magnitude; beyond {UNITS} two implementations disagree.",
+        "Two implementations disagree where they differ by more than the sum of their error bounds; the column before "
+        "the last says what part of that sum the difference is.",
         "",
         *table(headings, rows, "llllllrrrrl"),
     ]
@@ -139,7 +139,7 @@ def _pair_cells(row: Mapping[str, Any], many: bool) -> list[str]:
         number(row["value"], 9 if row["dtype"] == "float32" else 17),
         number(row["reference"], 9 if row["dtype"] == "float32" else 17),
         number(row["difference"]),
-        number(row["units"]),
+        number(row["ratio"]),
         row["verdict"],
     ]
 

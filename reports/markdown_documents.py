@@ -62,11 +62,11 @@ def _expectation(expected: Mapping[str, Any], numbers: pd.DataFrame | None, fram
         notes[-1] = f"**Erratum.** {notes[-1]}"
     if numbers is None:
         return [f"{title}: not run."]
-    basis = "known" if expected["basis"] == "known" else "printed"
+    basis = "exact" if expected["basis"] == "unprinted" else expected["basis"]
     rows = numbers[(numbers["stage"] == expected["name"]) & (numbers["basis"] == basis)]
     if expected["basis"] == "unprinted":
-        return _unprinted(title, notes, rows[rows["printed"].isna()], frames, case, expected)
-    return _given(title, notes, rows[rows["printed"].notna()], frames.columns, expected)
+        return _unprinted(title, notes, rows, frames, case, expected)
+    return _given(title, notes, rows, frames.columns, expected)
 
 
 def _given(
@@ -157,7 +157,7 @@ def _unprinted(
     title: str, notes: list[str], rows: pd.DataFrame, frames: Frames, case: str, expected: Mapping[str, Any]
 ) -> list[str]:
     """Show one implementation's numbers as a matrix, and how far the others are from it."""
-    lines = [f"{title}: computed, not printed; compared between the implementations, otherwise **unverified**."]
+    lines = [f"{title}: computed, not printed. {_held(rows)}"]
     lines += [f"\n{note}" for note in notes]
     if rows.empty:
         return [*lines, "", "No implementation returned it."]
@@ -177,6 +177,14 @@ def _unprinted(
     return [*lines, *(body if len(shown) <= _MOST_VISIBLE else details(f"{caption}: {_count(len(shown))}", body))]
 
 
+def _held(rows: pd.DataFrame) -> str:
+    """Say whether what is not printed is within its error bound of the exact answer."""
+    good = int(rows["verdict"].eq(Verdict.AGREE).sum())
+    if good == len(rows):
+        return "On every implementation it is within its error bound of the exact answer, in every dtype."
+    return f"**{len(rows) - good} of {len(rows)} comparisons with the exact answer fail.**"
+
+
 def _matrix(rows: pd.DataFrame, expected: Mapping[str, Any]) -> dict[str, list[str]]:
     """Lay numbers out in the document's rows."""
     matrix: dict[str, list[str]] = {}
@@ -192,17 +200,16 @@ def _spread(frames: Frames, case: str, stage: str) -> str:
     parts = []
     pairs = frames.pairs[(frames.pairs["case"] == case) & (frames.pairs["stage"] == stage)]
     for dtype in DTYPES:
-        own = pairs[(pairs["dtype"] == dtype) & pairs["units"].notna()]
+        own = pairs[(pairs["dtype"] == dtype) & pairs["ratio"].notna()]
         if own.empty:
             continue
-        most = records(own.nlargest(1, "units"))[0]
-        if most["units"] == 0:
+        most = records(own.nlargest(1, "ratio"))[0]
+        if most["difference"] == 0:
             parts.append(f"in {dtype} they are identical")
         else:
             names = f"{most['implementation']} and {most['other']}"
-            parts.append(
-                f"in {dtype} they differ by at most {most['difference']:.3g}, {most['units']:.3g} units ({names})"
-            )
+            most_of = f"{most['difference']:.3g}, {most['ratio']:.3g} of what is allowed"
+            parts.append(f"in {dtype} they differ by at most {most_of} ({names})")
     return (
         f"Among the implementations: {escape('; '.join(parts))}." if parts else "There is nothing to compare it with."
     )

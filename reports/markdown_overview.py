@@ -24,7 +24,7 @@ def document_overview(frames: Frames) -> list[str]:
         errata = own[wrong_call & own["verdict"].eq(Verdict.MISPRINT)]
         printed = own[own["printed"].notna() & own["basis"].eq("printed") & ~wrong_call]
         cells = [_cell(printed, column) for column in frames.columns]
-        counts = [_count(printed), *cells, _count(errata), _count(own[own["printed"].isna()])]
+        counts = [_count(printed), *cells, _count(errata), _count(own[own["basis"].eq("exact")])]
         rows.append([escape(cases[0]["title"]), *counts])
     if not rows:
         return []

@@ -17,14 +17,20 @@ _MOST_LISTED = 20
 _UNBOUNDED = 10_000
 
 
+def plain_console() -> Console:
+    """Return a console that shows texts as they are."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = _UNBOUNDED  # a file or a log has no width at which names would have to be cut
+    return console
+
+
 def print_summary(frames: Frames, path: Path, *, quiet: bool) -> None:
     """Print the answer, a count of verdicts per implementation, what is wrong, and where the report is.
 
     Quiet, print only what is wrong.
     """
-    console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = _UNBOUNDED  # a file or a log has no width at which names would have to be cut
+    console = plain_console()
     answer = make_answer(frames)
     wrong = what_is_wrong(frames)
     if not quiet:

@@ -225,6 +225,7 @@ def write_run(tmp_path: Path, make_case_record: Callable[..., dict[str, Any]]) -
             "flags": {},
             "byte_order": "little",
             "implementations": {implementation: implementation for implementation in versions},
+            "classes": {implementation: {"float64": "native", "float32": "native"} for implementation in versions},
             "left_out": {},
             "missing": {},
             "faults": [],

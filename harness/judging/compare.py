@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.interim_rule import UNITS, unit_of_rows
+from attncheck.harness.judging.formats import FORMATS
 from attncheck.harness.reading.shapes import show
 from attncheck.harness.verdicts import Verdict
 
 Index = tuple[int, ...]
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Comparison:
     """How two arrays compare, and where they differ most.
 
-    ``difference`` is absolute, ``units`` the same in units of the interim rule; both are those of the element at
-    ``index``, and None where there is no value to subtract.
+    ``difference`` is absolute, ``allowed`` the largest that agrees and ``ratio`` their quotient; all are those of the
+    element at ``index``, and None where there is no value to subtract.
     """
 
     verdict: Verdict
@@ -30,46 +30,56 @@ class Comparison:
     first: float | None = None
     second: float | None = None
     difference: float | None = None
-    units: float | None = None
+    allowed: float | None = None
+    ratio: float | None = None
 
 
-def compare_stage(
-    stage: str, first_stages: Mapping[str, NDArray[Any]], second_stages: Mapping[str, NDArray[Any]]
-) -> Comparison:
-    """Compare what two implementations returned for one stage."""
-    first, second = first_stages[stage], second_stages[stage]
+def compare_arrays(first: Array, second: Array, allowed: NDArray[np.float64] | None) -> Comparison:
+    """Compare two implementations' arrays of one stage.
+
+    ``allowed`` is the sum of both bounds per element; where there are none, because there is no exact answer, only
+    shape, dtype and the places of NaN and infinity are compared.
+    """
     if first.shape != second.shape:
         return Comparison(Verdict.SHAPE, f"shape {show(first.shape)} against {show(second.shape)}")
     if first.dtype != second.dtype:
         return Comparison(Verdict.DTYPE, f"dtype {first.dtype} against {second.dtype}")
-    if not np.issubdtype(first.dtype, np.floating):
-        # There is no rule for whole numbers or objects, and no operation returns them.
+    if not is_floating(first):
         return Comparison(Verdict.DTYPE, f"dtype {first.dtype} is not a floating one")
     odd = differing_nonfinite(first, second)
     if odd.any():
         index = first_index(odd)
-        return Comparison(
-            Verdict.NONFINITE,
-            "NaN or infinity in different places",
-            index,
-            float(first[index]),
-            float(second[index]),
-        )
-    if first.size == 0:
+        values = float(first[index]), float(second[index])
+        return Comparison(Verdict.NONFINITE, "NaN or infinity in different places", index, *values)
+    if first.size == 0 or allowed is None or allowed.shape != first.shape:
         return Comparison(Verdict.AGREE)
     difference = absolute_difference(first, second)
-    units = difference / unit_of_rows(stage, first_stages, second_stages)
-    index = tuple(int(axis) for axis in np.unravel_index(np.argmax(units), units.shape))
-    worst_units = float(units[index])
+    ratio = quotient(difference, allowed)
+    index = tuple(int(axis) for axis in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
     return Comparison(
-        Verdict.NUMERIC if worst_units > UNITS else Verdict.AGREE,
+        Verdict.NUMERIC if bool((difference > allowed).any()) else Verdict.AGREE,
         "",
         index,
         float(first[index]),
         float(second[index]),
         float(difference[index]),
-        worst_units,
+        float(allowed[index]),
+        float(ratio[index]),
     )
+
+
+def is_floating(array: Array) -> bool:
+    """Whether an array holds floating numbers; NumPy does not count bfloat16 among them."""
+    return np.issubdtype(array.dtype, np.floating) or str(array.dtype) in FORMATS
+
+
+def quotient(error: NDArray[np.float64], allowed: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Divide; any error over no allowance is infinite, and none, or any over an infinite allowance, is nothing."""
+    divided = np.full(error.shape, np.inf)
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.divide(error, allowed, out=divided, where=allowed > 0)
+    divided[(error == 0) | np.isposinf(allowed)] = 0.0
+    return divided
 
 
 def differing_nonfinite(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.bool_]:

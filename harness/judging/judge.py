@@ -1,7 +1,6 @@
-"""One case in one dtype, judged: every implementation among the others, then against the numbers that are known.
+"""One case in one dtype, judged: every implementation against the exact answer, against each other, against numbers.
 
-Each implementation is compared with every other one, stage by stage. Until there is an oracle, the majority decides: an
-implementation that agrees with fewer than half of the others is the one that disagrees.
+Two implementations disagree where they differ by more than the sum of their bounds.
 """
 
 from __future__ import annotations
@@ -14,59 +13,79 @@ from typing import Any
 from numpy.typing import NDArray
 
 from attncheck.harness.errors import ExitCode
-from attncheck.harness.judging.compare import Comparison, Index, compare_stage
-from attncheck.harness.judging.interim_rule import UNITS
+from attncheck.harness.judging.compare import Comparison, Index, compare_arrays
 from attncheck.harness.judging.judge_numbers import judge_numbers
+from attncheck.harness.judging.judge_stages import StageJudgement, in_order, judge_stages, where_it_begins
+from attncheck.harness.judging.tiers import Measured
+from attncheck.harness.judging.truth import Truth, find_truth
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.inputs import Inputs
 from attncheck.harness.reading.shapes import show
 from attncheck.harness.results.writer import Row
 from attncheck.harness.running.worker import Computed, Failure, Outcome
 from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import STAGES
 
 Stages = Mapping[str, NDArray[Any]]
+Bounds = Mapping[str, NDArray[Any]]
+"""Stage -> the largest error that an implementation's class allows, per element."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """All rows of one case in one dtype, and whether any of them disagrees."""
+    """All rows of one case in one dtype, the truth behind them, and whether any of them disagrees."""
 
     rows: tuple[Row, ...]
+    truth: Truth
     disagrees: bool
 
 
-def judge(case: Case, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome]) -> Judged:
-    """Compare what the implementations returned for one case in one dtype."""
+def judge(
+    case: Case, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome], classes: Mapping[str, str]
+) -> Judged:
+    """Judge what the implementations returned for one case in one dtype; ``classes`` are their numerical classes."""
+    truth = find_truth(case.operation, case.options, inputs.arrays, dtype, generic=case.generic)
     blank = Row(case.id, case.operation, dtype, "", "stage", "", Verdict.AGREE)
-    computed = {name: outcome.stages for name, outcome in outcomes.items() if isinstance(outcome, Computed)}
-    rows = [
-        replace(blank, implementation=name, verdict=Verdict(outcome.verdict), message=outcome.message)
-        for name, outcome in outcomes.items()
-        if isinstance(outcome, Failure)
-    ]
-    pairs = judge_pairs(computed)
+    rows: list[Row] = []
+    computed: dict[str, Stages] = {}
+    for name, outcome in outcomes.items():
+        own = replace(blank, implementation=name)
+        if isinstance(outcome, Failure):
+            rows.append(replace(own, verdict=Verdict(outcome.verdict), message=outcome.message))
+        elif isinstance(outcome, Computed):
+            computed[name] = outcome.stages
+            rows += _stage_rows(
+                own, judge_stages(truth, outcome.stages, case.stage_shapes, classes[name]), outcome.stages
+            )
+    bounds = {name: worst_bounds(truth, classes[name]) for name in computed}
+    pairs = judge_pairs(computed, bounds)
     rows += [pair_row(blank, first, second, stage, pair) for (first, second, stage), pair in pairs.items()]
-    stage_rows = _stage_rows(case, blank, computed, pairs)
-    rows += stage_rows
-    rows += judge_numbers(case, inputs, computed, blank, _agreeing(stage_rows))
+    rows += judge_numbers(case, inputs, truth, computed, classes, blank)
     failing = any(Verdict(row.verdict).exit_code is not ExitCode.AGREE for row in rows)
-    return Judged(tuple(rows), failing)
+    return Judged(tuple(rows), truth, failing)
 
 
-def judge_pairs(computed: Mapping[str, Stages]) -> dict[tuple[str, str, str], Comparison]:
+def worst_bounds(truth: Truth, numerical_class: str) -> Bounds:
+    """Return B of every stage; nothing where there is no exact answer."""
+    if not truth.exact:
+        return {}
+    return {stage: bound.worst for stage, bound in truth.bounds(numerical_class).items()}
+
+
+def judge_pairs(computed: Mapping[str, Stages], bounds: Mapping[str, Bounds]) -> dict[tuple[str, str, str], Comparison]:
     """Compare every two implementations at every stage that both return; keys are (first, second, stage)."""
     return {
-        (first, second, stage): compare_stage(stage, computed[first], computed[second])
+        (first, second, stage): compare_arrays(
+            computed[first][stage], computed[second][stage], _allowed(bounds, first, second, stage)
+        )
         for first, second in combinations(computed, 2)
         for stage in in_order(computed[first])
         if stage in computed[second]
     }
 
 
-def in_order(stages: Stages) -> list[str]:
-    """Return the stages' names in the order in which attention computes them; names of their own come last."""
-    return sorted(stages, key=lambda stage: STAGES.index(stage) if stage in STAGES else len(STAGES))
+def _allowed(bounds: Mapping[str, Bounds], first: str, second: str, stage: str) -> NDArray[Any] | None:
+    one, other = bounds[first].get(stage), bounds[second].get(stage)
+    return None if one is None or other is None else one + other
 
 
 def pair_row(blank: Row, first: str, second: str, stage: str, comparison: Comparison) -> Row:
@@ -82,7 +101,8 @@ def pair_row(blank: Row, first: str, second: str, stage: str, comparison: Compar
         value=comparison.first,
         reference=comparison.second,
         difference=comparison.difference,
-        units=comparison.units,
+        allowed=comparison.allowed,
+        ratio=comparison.ratio,
         message=comparison.message,
     )
 
@@ -92,67 +112,55 @@ def show_index(index: Index | None) -> str | None:
     return None if index is None else ",".join(map(str, index))
 
 
-def _stage_rows(
-    case: Case,
-    blank: Row,
-    computed: Mapping[str, Stages],
-    pairs: Mapping[tuple[str, str, str], Comparison],
-) -> list[Row]:
-    rows = []
-    for name, stages in computed.items():
-        for stage in in_order(stages):
-            array = stages[stage]
-            row = replace(blank, implementation=name, stage=stage, shape=show(array.shape))
-            rows.append(_judge_form(case, row, array) or judge_among(row, pairs))
-    return rows
+def _stage_rows(own: Row, judgements: list[StageJudgement], stages: Stages) -> list[Row]:
+    begins_at = where_it_begins(judgements) or None
+    return [_stage_row(own, judgement, stages[judgement.stage], begins_at) for judgement in judgements]
 
 
-def _judge_form(case: Case, row: Row, array: NDArray[Any]) -> Row | None:
-    """Hold a stage's shape and dtype against what the case itself says they are."""
-    wanted = case.stage_shapes.get(row.stage)
-    if wanted is not None and array.shape != wanted:
-        message = f"expected shape {show(wanted)}, got {show(array.shape)}"
-        return replace(row, verdict=Verdict.SHAPE, message=message)
-    if str(array.dtype) != row.dtype:
-        return replace(row, verdict=Verdict.DTYPE, message=f"expected {row.dtype}, got {array.dtype}")
-    return None
-
-
-def judge_among(row: Row, pairs: Mapping[tuple[str, str, str], Comparison]) -> Row:
-    """Hold a stage against the majority of the other implementations."""
-    compared = {
-        (second if first == row.implementation else first): (comparison, first == row.implementation)
-        for (first, second, stage), comparison in pairs.items()
-        if stage == row.stage and row.implementation in (first, second)
-    }
-    if not compared:
-        return replace(row, verdict=Verdict.UNVERIFIED, message="no other implementation to compare with")
-    apart = {name: pair for name, pair in compared.items() if pair[0].verdict is not Verdict.AGREE}
-    if 2 * len(apart) <= len(compared):
-        return row
-    other, (worst, is_first) = max(apart.items(), key=lambda item: (item[1][0].verdict.severity, item[1][0].units or 0))
-    value, reference = (worst.first, worst.second) if is_first else (worst.second, worst.first)
-    return replace(
-        row,
-        other=other,
-        verdict=worst.verdict,
-        index=show_index(worst.index),
-        value=value,
-        reference=reference,
-        difference=worst.difference,
-        units=worst.units,
-        message=_explain(sorted(apart), other, worst, value, reference),
+def _stage_row(own: Row, judgement: StageJudgement, array: NDArray[Any], begins_at: str | None) -> Row:
+    row = replace(
+        own,
+        stage=judgement.stage,
+        verdict=judgement.verdict,
+        shape=show(array.shape),
+        index=show_index(judgement.index),
+        value=judgement.value,
+        reference=judgement.exact,
+        difference=judgement.error,
+        allowed=judgement.bound,
+        begins_at=begins_at,
+        message=_explain(judgement, array),
     )
+    if judgement.accumulated is not None:
+        row = replace(row, **_of(judgement.accumulated))
+    if judgement.introduced is not None:
+        measured = judgement.introduced
+        row = replace(
+            row,
+            introduced_tier=measured.tier,
+            introduced_ratio=measured.ratio,
+            introduced_z=measured.largest_z,
+        )
+    return row
 
 
-def _explain(apart: list[str], other: str, worst: Comparison, value: float | None, reference: float | None) -> str:
-    text = f"differs from {', '.join(apart)}"
-    if worst.index is None:
-        return f"{text}: {worst.message}"
-    text += f"; at [{show_index(worst.index)}] {value:.9g} instead of {reference:.9g} ({other})"
-    return text if worst.units is None else f"{text}, {worst.units:.3g} units of which {UNITS} are allowed"
+def _of(measured: Measured) -> dict[str, Any]:
+    return {
+        "tier": measured.tier,
+        "ratio": measured.ratio,
+        "largest_z": measured.largest_z,
+        "mean_z": measured.mean_z,
+        "elements": measured.elements,
+    }
 
 
-def _agreeing(stage_rows: list[Row]) -> frozenset[tuple[str, str]]:
-    """Return the (implementation, stage) that agree with the majority of at least one other."""
-    return frozenset((row.implementation, row.stage) for row in stage_rows if row.verdict is Verdict.AGREE)
+def _explain(judgement: StageJudgement, array: NDArray[Any]) -> str:
+    """Add the element to a failing stage's message: computed, in decimal and hex, and exact."""
+    if judgement.verdict is not Verdict.NUMERIC or judgement.index is None or judgement.value is None:
+        return judgement.message
+    digits = 9 if array.dtype.itemsize <= 4 else 17
+    return (
+        f"{judgement.message}; at [{show_index(judgement.index)}] computed {judgement.value:.{digits}g} "
+        f"({judgement.value.hex()}), exact {judgement.exact:.17g}, off by {judgement.error:.3g}, "
+        f"bound {judgement.bound:.3g}"
+    )

@@ -1,91 +1,133 @@
-"""Implementations held against numbers: those that a document prints, and those that are known by derivation.
+"""Implementations held against numbers: printed by a document, known by derivation, or computed and not printed.
 
 A number holds when the implementation's is within half a unit of its last printed digit, plus what the rounding of the
-case's inputs can move it by (``propagation``), plus the interim rule's allowance.
+case's inputs can move it by (``propagation``), plus the error bound of the implementation's numerical class. A printed
+number that the exact answer itself misses is the document's fault. What a document computes and does not print is held
+against the exact answer.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.compare import absolute_difference, differing_nonfinite
-from attncheck.harness.judging.interim_rule import UNITS, unit_of_rows
+from attncheck.harness.judging.compare import absolute_difference, differing_nonfinite, is_floating, quotient
 from attncheck.harness.judging.propagation import Ball, propagate
+from attncheck.harness.judging.truth import Truth
 from attncheck.harness.quantities import QUANTITIES
 from attncheck.harness.reading.case import Case, Expected
 from attncheck.harness.reading.inputs import Inputs
 from attncheck.harness.reading.printed import PrintedArray
 from attncheck.harness.results.writer import ComparisonKind, Row
 from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import Shape
 
 Array = NDArray[Any]
+Real = NDArray[np.float64]
 Stages = Mapping[str, Array]
+
+_COMPARISONS: Mapping[str, ComparisonKind] = {"printed": "printed", "known": "known", "unprinted": "exact"}
 
 
 @dataclass(frozen=True)
-class _Held:
-    """What one implementation has where a case expects something, and the interim rule's unit for each element."""
+class _Target:
+    """What an expectation is held against: the exact numbers, and what the inputs' rounding can move them by."""
 
-    value: Array
-    unit: NDArray[np.float64]
+    exact: Real
+    propagated: Real
 
 
 def judge_numbers(
-    case: Case, inputs: Inputs, computed: Mapping[str, Stages], blank: Row, agreeing: frozenset[tuple[str, str]]
+    case: Case,
+    inputs: Inputs,
+    truth: Truth,
+    computed: Mapping[str, Stages],
+    classes: Mapping[str, str],
+    blank: Row,
 ) -> list[Row]:
-    """Return a row per number and implementation.
-
-    ``agreeing`` tells which (implementation, stage) agree with the other implementations.
-    """
+    """Return a row per number and implementation."""
     if not case.expected:
         return []
+    if not truth.exact:
+        return _without_truth(case, inputs, truth.outside, computed, blank)
     balls = propagate(case.operation, case.options, inputs)
     rows: list[Row] = []
     for expected in case.expected:
-        held = {
-            name: _hold(expected, stages, inputs)
-            for name, stages in computed.items()
-            if expected.of in stages and _can_be_held(stages[expected.of], case.stage_shapes[expected.of])
-        }
-        comparison: ComparisonKind = "known" if expected.basis == "known" else "printed"
-        template = replace(blank, comparison=comparison, stage=expected.name, called=expected.called)
-        if expected.numbers is None:
-            rows += [row for name, own in held.items() for row in _unprinted(template, name, own.value, expected)]
-            continue
-        propagated = _propagated(expected, balls, inputs)
-        by_implementation = {
-            name: _judge_one(replace(template, implementation=name), expected, expected.numbers, own, propagated)
-            for name, own in held.items()
-        }
-        if expected.erratum:
-            by_implementation = {name: _with_erratum(own, expected.erratum) for name, own in by_implementation.items()}
-        elif expected.basis == "printed" and all((name, expected.of) in agreeing for name in held):
-            by_implementation = _find_misprints(by_implementation)
-        rows += [row for own_rows in by_implementation.values() for row in own_rows]
+        target = _Target(_derive(expected, truth.exact[expected.of].high, inputs), _propagated(expected, balls, inputs))
+        template = replace(blank, comparison=_COMPARISONS[expected.basis], stage=expected.name, called=expected.called)
+        for name, stages in computed.items():
+            if expected.of not in stages or not _can_be_held(stages[expected.of], case.stage_shapes[expected.of]):
+                continue
+            value = _derive(expected, stages[expected.of], inputs)
+            bound = _bound(expected, truth, classes[name], inputs, value)
+            rows += _judge_one(replace(template, implementation=name), expected, target, value, bound)
     return rows
 
 
-def _can_be_held(stage: Array, shape: Shape) -> bool:
+def _without_truth(case: Case, inputs: Inputs, outside: str, computed: Mapping[str, Stages], blank: Row) -> list[Row]:
+    """Hold numbers for which no error bound exists: what is equal holds, NaN and infinity must, the rest is open."""
+    rows = []
+    for expected, (name, stages) in product(case.expected, computed.items()):
+        numbers, array = expected.numbers, stages.get(expected.of)
+        if numbers is None or array is None or not _can_be_held(array, case.stage_shapes[expected.of]):
+            continue
+        value = _derive(expected, array, inputs)
+        difference, odd = absolute_difference(value, numbers.value), differing_nonfinite(value, numbers.value)
+        for index in _document_order(value, expected):
+            if not numbers.given[index]:
+                continue
+            row = replace(
+                blank,
+                implementation=name,
+                comparison=_COMPARISONS[expected.basis],
+                stage=expected.name,
+                called=expected.called,
+                verdict=Verdict.NONFINITE
+                if odd[index]
+                else Verdict.AGREE
+                if not difference[index]
+                else Verdict.UNVERIFIED,
+                index=_index(index),
+                value=float(value[index]),
+                reference=float(numbers.value[index]),
+                reference_text=str(numbers.text[index]),
+                difference=float(difference[index]),
+                half_unit=float(numbers.half_unit[index]),
+                message="" if not difference[index] and not odd[index] else f"there is no exact answer: {outside}",
+            )
+            rows.append(row)
+    return rows
+
+
+def _can_be_held(stage: Array, shape: tuple[int, ...]) -> bool:
     """Whether a stage has the form that the numbers have; where it has not, its own row says so."""
-    return stage.shape == shape and np.issubdtype(stage.dtype, np.floating)
+    return stage.shape == shape and is_floating(stage)
 
 
-def _hold(expected: Expected, stages: Stages, inputs: Inputs) -> _Held:
+def _derive(expected: Expected, stage: Array, inputs: Inputs) -> Array:
+    """Return the quantity that is expected: the stage itself, or what is derived from it."""
     if expected.name == expected.of:
-        return _Held(stages[expected.of], unit_of_rows(expected.of, stages))
+        return stage
     with np.errstate(all="ignore"):
-        value = QUANTITIES[expected.name].compute(stages[expected.of], inputs.arrays)
-    return _Held(value, unit_of_rows(expected.name, {expected.name: value}))
+        return QUANTITIES[expected.name].compute(stage, inputs.arrays)
 
 
-def _propagated(expected: Expected, balls: Mapping[str, Ball], inputs: Inputs) -> NDArray[np.float64]:
+def _bound(expected: Expected, truth: Truth, numerical_class: str, inputs: Inputs, value: Array) -> Real:
+    """Return the largest error of the class; a derived quantity inherits its stage's, and rounds once more."""
+    worst = truth.bounds(numerical_class)[expected.of].worst
+    if expected.name == expected.of:
+        return worst
+    exact_inputs = {name: np.zeros(array.shape) for name, array in inputs.arrays.items()}
+    with np.errstate(all="ignore"):
+        moved = QUANTITIES[expected.name].radius(worst, truth.exact[expected.of].high, inputs.arrays, exact_inputs)
+        return moved + np.where(np.isfinite(value), np.spacing(np.abs(value)).astype(np.float64), 0.0)
+
+
+def _propagated(expected: Expected, balls: Mapping[str, Ball], inputs: Inputs) -> Real:
     ball = balls[expected.of]
     radius = ball.radius
     if expected.name != expected.of:
@@ -95,80 +137,90 @@ def _propagated(expected: Expected, balls: Mapping[str, Ball], inputs: Inputs) -
     return np.where(np.isfinite(radius), radius, 0.0)
 
 
-def _unprinted(template: Row, name: str, value: Array, expected: Expected) -> list[Row]:
-    message = "computed by the document, not printed; unverified until there is an exact answer to hold it against"
-    row = replace(template, implementation=name, verdict=Verdict.UNVERIFIED, message=message)
-    return [replace(row, index=_index(index), value=float(value[index])) for index in _document_order(value, expected)]
+def _judge_one(template: Row, expected: Expected, target: _Target, value: Array, bound: Real) -> list[Row]:
+    if expected.numbers is None:
+        return _against_exact(template, expected, target, value, bound)
+    rows = _against_numbers(template, expected, expected.numbers, target, value, bound)
+    return _with_erratum(rows, expected.erratum) if expected.erratum else rows
 
 
-def _judge_one(
-    template: Row, expected: Expected, numbers: PrintedArray, held: _Held, propagated: NDArray[np.float64]
-) -> list[Row]:
-    """Judge every number that is given, against one implementation."""
-    value, unit = held.value, held.unit
-    difference = absolute_difference(value, numbers.value)
-    odd = differing_nonfinite(value, numbers.value)
-    allowed = numbers.half_unit + propagated + UNITS * unit
+def _against_exact(template: Row, expected: Expected, target: _Target, value: Array, bound: Real) -> list[Row]:
+    """Hold what a document computes and does not print against the exact answer."""
+    difference, odd = absolute_difference(value, target.exact), differing_nonfinite(value, target.exact)
+    ratio = quotient(difference, bound)
     rows = []
     for index in _document_order(value, expected):
-        if not numbers.given[index]:
-            continue
         verdict = Verdict.NONFINITE if odd[index] else Verdict.AGREE
-        if difference[index] > allowed[index]:
-            verdict = Verdict.NUMERIC
+        verdict = Verdict.NUMERIC if difference[index] > bound[index] else verdict
         row = replace(
             template,
             verdict=verdict,
             index=_index(index),
             value=float(value[index]),
-            reference=float(numbers.value[index]),
-            reference_text=str(numbers.text[index]),
+            reference=float(target.exact[index]),
             difference=float(difference[index]),
-            units=float(difference[index] / unit[index]),
-            half_unit=float(numbers.half_unit[index]),
-            propagated=float(propagated[index]),
-            allowed=float(allowed[index]),
+            allowed=float(bound[index]),
+            ratio=float(ratio[index]),
         )
         rows.append(row if verdict is Verdict.AGREE else replace(row, message=_explain(row)))
     return rows
 
 
+def _against_numbers(
+    template: Row, expected: Expected, numbers: PrintedArray, target: _Target, value: Array, bound: Real
+) -> list[Row]:
+    """Hold every number that is given against one implementation."""
+    difference, odd = absolute_difference(value, numbers.value), differing_nonfinite(value, numbers.value)
+    slack = numbers.half_unit + target.propagated
+    # The exact numbers are rounded to float64 here, and so are the printed ones.
+    missed_by_truth = absolute_difference(target.exact, numbers.value) > slack + 2 * np.spacing(np.abs(numbers.value))
+    missed_by_truth |= differing_nonfinite(target.exact, numbers.value)
+    allowed = slack + bound
+    rows = []
+    for index in _document_order(value, expected):
+        if not numbers.given[index]:
+            continue
+        verdict = Verdict.NONFINITE if odd[index] else Verdict.AGREE
+        verdict = Verdict.NUMERIC if difference[index] > allowed[index] else verdict
+        misprinted = verdict is not Verdict.AGREE and expected.basis == "printed" and missed_by_truth[index]
+        row = replace(
+            template,
+            verdict=Verdict.MISPRINT if misprinted else verdict,
+            index=_index(index),
+            value=float(value[index]),
+            reference=float(numbers.value[index]),
+            reference_text=str(numbers.text[index]),
+            difference=float(difference[index]),
+            half_unit=float(numbers.half_unit[index]),
+            propagated=float(target.propagated[index]),
+            allowed=float(allowed[index]),
+        )
+        if misprinted:
+            row = replace(row, message=f"{_explain(row)}; the exact answer is {float(target.exact[index]):.17g}")
+        elif verdict is not Verdict.AGREE:
+            row = replace(row, message=_explain(row))
+        rows.append(row)
+    return rows
+
+
 def _explain(row: Row) -> str:
-    word = "is printed as" if row.comparison == "printed" else "is known to be"
+    word = {"printed": "is printed as", "known": "is known to be", "exact": "is exactly"}[row.comparison]
+    reference = f"{row.reference:.17g}" if row.reference_text is None else row.reference_text
     return (
-        f"{row.called or row.stage}[{row.index}] {word} {row.reference_text}, computed {row.value:.17g}; "
+        f"{row.called or row.stage}[{row.index}] {word} {reference}, computed {row.value:.17g}; "
         f"off by {row.difference:.3g}, allowed {row.allowed:.3g}"
     )
 
 
 def _with_erratum(rows: list[Row], erratum: str) -> list[Row]:
-    """A recorded erratum must still be one: at least one of its numbers does not hold."""
+    """A recorded erratum must still be one: at least one of its numbers does not hold.
+
+    It excuses the document, not the implementation: a number that the exact answer does not miss must hold.
+    """
     if all(row.verdict == Verdict.AGREE for row in rows):
         message = f"the recorded erratum no longer happens, every printed number holds: {erratum}"
         return [replace(row, verdict=Verdict.STALE, message=message) for row in rows]
-    return [
-        row if row.verdict == Verdict.AGREE else replace(row, verdict=Verdict.MISPRINT, known=True, message=erratum)
-        for row in rows
-    ]
-
-
-def _find_misprints(by_implementation: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
-    """Tell a wrong printed number from a wrong implementation.
-
-    Where every one of several implementations misses a printed number and all agree with each other, the number is
-    the document's fault.
-    """
-    missed = Counter(row.index for rows in by_implementation.values() for row in rows if row.verdict != Verdict.AGREE)
-    everywhere = {index for index, count in missed.items() if count == len(by_implementation) > 1}
-    return {
-        name: [
-            replace(row, verdict=Verdict.MISPRINT, message=f"{row.message}; all implementations miss it and agree")
-            if row.index in everywhere
-            else row
-            for row in rows
-        ]
-        for name, rows in by_implementation.items()
-    }
+    return [replace(row, known=True, message=erratum) if row.verdict == Verdict.MISPRINT else row for row in rows]
 
 
 def _document_order(value: Array, expected: Expected) -> list[tuple[int, ...]]:

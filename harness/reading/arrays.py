@@ -7,18 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from attncheck.harness.reading import array_kinds as kinds
 from attncheck.harness.reading import model
 from attncheck.harness.reading.faults import FieldFault, short
 from attncheck.harness.reading.generators import DrawFault, check_draw
 from attncheck.harness.reading.inputs import arranged_shape, draw_parameters, rounding_of
-from attncheck.harness.reading.number_checks import check_boolean, check_finite, followed
+from attncheck.harness.reading.number_checks import check_boolean, check_finite
 from attncheck.harness.reading.printed import PrintedArray, PrintedError, parse_printed
-from attncheck.harness.reading.shapes import fitted_shape, show
+from attncheck.harness.reading.shapes import fitted_shape, joined_shape, show, spread_shape
 from attncheck.harness.reading.yaml_scalars import FieldPath
 from attncheck.harness.vocabulary import InputSpec, Shape
 
 MAX_ELEMENTS = 2**26
 """The largest array of a case: 512 MiB in float64."""
+MAX_PARTS = 200
+"""The most arrays that one may be made of."""
 _MAX_AXES = 4
 _INT_RANGE = 2**63 - 1
 
@@ -27,13 +30,13 @@ _INT_RANGE = 2**63 - 1
 class Arrays:
     """Shapes of the named arrays, in the order in which they are made."""
 
-    sources: Mapping[str, model.Array]
+    sources: Mapping[str, kinds.Array]
     shapes: Mapping[str, Shape]
 
 
 def named_arrays(file: model.CaseFile, entry: model.CaseEntry, random: model.Random | None, where: FieldPath) -> Arrays:
     """Check the arrays that inputs may refer to: the file's, then the case's own."""
-    sources: dict[str, model.Array] = {}
+    sources: dict[str, kinds.Array] = {}
     shapes: dict[str, Shape] = {}
     places = [("arrays", file.arrays, ()), ("arrays", entry.arrays, where)]
     for field, group, prefix in places:
@@ -42,6 +45,7 @@ def named_arrays(file: model.CaseFile, entry: model.CaseEntry, random: model.Ran
             if name in sources:
                 raise FieldFault(path, f"the array {name!r} is already defined at the top of the file")
             shapes[name] = _array_shape(source, shapes, random, path)
+            _check_parts(source, sources, path)
             sources[name] = source
     return Arrays(sources, shapes)
 
@@ -55,19 +59,19 @@ def resolve_inputs(
     where: FieldPath,
 ) -> Arrays:
     """Check a case's inputs, of which NaN, infinity and masks are asked here: an array by itself may be anything."""
-    sources: dict[str, model.Array] = {}
+    sources: dict[str, kinds.Array] = {}
     shapes: dict[str, Shape] = {}
     for name, given in entry.inputs.items():
         path = (*where, "inputs", name)
         if name not in specs:
             raise FieldFault(path, f"{operation} has no input {name!r}; expected {', '.join(specs)}")
-        source = model.Reference(ref=given) if isinstance(given, str) else given
+        source = kinds.as_array(given)
         shape = _array_shape(source, arrays.shapes, random, path)
-        made = followed(source, arrays.sources)
+        _check_parts(source, arrays.sources, path)
         if specs[name].boolean:
-            check_boolean(made, path)
+            check_boolean(source, arrays.sources, path)
         if not entry.allow_nonfinite:
-            check_finite(made, path, allow_infinite=specs[name].may_be_infinite)
+            check_finite(source, arrays.sources, path, allow_infinite=specs[name].may_be_infinite)
         try:
             shapes[name] = fitted_shape(specs[name], shape)
         except ValueError as error:
@@ -82,10 +86,24 @@ def resolve_inputs(
     return Arrays(sources, shapes)
 
 
+def _check_parts(source: kinds.Array, named: Mapping[str, kinds.Array], path: FieldPath) -> None:
+    """Refuse what doubles with each name: b is a + a, c is b + b, and so on."""
+    left, parts = [source], 0
+    while left:
+        array = left.pop()
+        left += [named[array.ref]] if isinstance(array, kinds.Reference) else kinds.parts_of(array)[1]
+        parts += 1
+        if parts > MAX_PARTS:
+            raise FieldFault(path, f"made of more than {MAX_PARTS} arrays, counting the parts of parts")
+
+
 def _array_shape(
-    source: model.Array, named: Mapping[str, Shape], random: model.Random | None, path: FieldPath
+    source: kinds.Array, named: Mapping[str, Shape], random: model.Random | None, path: FieldPath
 ) -> Shape:
     """Shape of an array, without making it."""
+    for field, number in (("times", source.times), ("plus", source.plus)):
+        if number is not None and not math.isfinite(number):
+            raise FieldFault((*path, field), f"expected a finite number, got {number}")
     try:
         shape = arranged_shape(_own_shape(source, named, random, path), source)
     except ValueError as error:
@@ -95,45 +113,56 @@ def _array_shape(
     return _limited(shape, path)
 
 
-def _own_shape(source: model.Array, named: Mapping[str, Shape], random: model.Random | None, path: FieldPath) -> Shape:
+def _own_shape(source: kinds.Array, named: Mapping[str, Shape], random: model.Random | None, path: FieldPath) -> Shape:
     match source:
-        case model.Values():
+        case kinds.Values():
             return _nested_shape(source.values, (*path, "values"))
-        case model.PrintedInput():
+        case kinds.PrintedInput():
             printed = parse_rows(source.printed, source, (*path, "printed"))
             if not printed.given.all():
                 raise FieldFault((*path, "printed"), "an input must give every number, '.' leaves one out")
             return printed.shape
-        case model.Identity():
+        case kinds.Identity():
             return _limited((source.identity, source.identity), (*path, "identity"))
-        case model.Reference():
+        case kinds.Reference():
             if source.ref not in named:
                 known = ", ".join(named) or "none"
                 raise FieldFault(path, f"no array is named {source.ref!r}; arrays defined before it: {known}")
             return named[source.ref]
-        case model.Drawn():
-            shape = _limited(tuple(source.shape), (*path, "shape"))
-            if random is None:
-                raise FieldFault(
-                    path, "a drawn array needs a generator and a seed: give the case or the defaults `random`"
-                )
-            _check_draw(source, random.generator, shape, path)
-            return shape
+        case kinds.Concat() | kinds.Sum() | kinds.Product():
+            return _combined_shape(source, named, random, path)
         case _:
-            return _limited(tuple(source.shape), (*path, "shape"))
+            shape = _limited(tuple(source.shape), (*path, "shape"))
+            if isinstance(source, kinds.Drawn):
+                _check_draw(source, random, shape, path)
+            return shape
 
 
-def _check_draw(source: model.Drawn, generator: str, shape: Shape, path: FieldPath) -> None:
+def _combined_shape(
+    source: kinds.Array, named: Mapping[str, Shape], random: model.Random | None, path: FieldPath
+) -> Shape:
+    field, parts = kinds.parts_of(source)
+    shapes = [_array_shape(part, named, random, (*path, field, number)) for number, part in enumerate(parts)]
+    try:
+        together = joined_shape(shapes, source.axis) if isinstance(source, kinds.Concat) else spread_shape(shapes)
+    except ValueError as error:
+        raise FieldFault((*path, field), str(error)) from None
+    return _limited(together, path)
+
+
+def _check_draw(source: kinds.Drawn, random: model.Random | None, shape: Shape, path: FieldPath) -> None:
+    if random is None:
+        raise FieldFault(path, "a drawn array needs a generator and a seed: give the case or the defaults `random`")
     parameters = draw_parameters(source)
-    for name, value in {**parameters, "times": 1.0 if source.times is None else source.times}.items():
+    for name, value in parameters.items():
         if not math.isfinite(value):
             raise FieldFault((*path, name), f"expected a finite number, got {value}")
-        if source.draw == "randint" and name != "times" and (value != int(value) or abs(value) > _INT_RANGE):
+        if source.draw == "randint" and (value != int(value) or abs(value) > _INT_RANGE):
             raise FieldFault((*path, name), f"expected a whole number of at most 63 bits, got {value}")
     if math.isinf(float(parameters.get("high", 0)) - float(parameters.get("low", 0))):
         raise FieldFault((*path, "high"), "high - low is beyond the range of float64")
     try:
-        check_draw(generator, source.draw, parameters, shape)
+        check_draw(random.generator, source.draw, parameters, shape)
     except DrawFault as fault:
         raise FieldFault((*path, "draw"), str(fault)) from None
 
@@ -159,7 +188,7 @@ def _nested_shape(values: Any, path: FieldPath) -> Shape:
     return (len(values), *shapes[0])
 
 
-def parse_rows(rows: model.PrintedRows, fields: model.RoundingFields, path: FieldPath) -> PrintedArray:
+def parse_rows(rows: kinds.PrintedRows, fields: kinds.RoundingFields, path: FieldPath) -> PrintedArray:
     """Read printed numbers as they were rounded."""
     if sum([fields.exact, fields.decimals is not None, fields.significant_digits is not None]) > 1:
         raise FieldFault(path[:-1], "expected at most one of exact, decimals, significant_digits")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-from attncheck.harness.reading.model import Array, Random, Source
+from attncheck.harness.reading.array_kinds import Array
+from attncheck.harness.reading.model import Random, Source
 from attncheck.harness.reading.printed import PrintedArray
 from attncheck.harness.vocabulary import InputSpec, Shape, inputs_of
 
@@ -38,7 +39,8 @@ class Case:
     """One attention computation: inputs, options, and what is known about the result.
 
     ``arrays`` and ``inputs`` are still descriptions; ``inputs.py`` makes the numbers. ``input_shapes`` are lifted
-    to the rank that the operation works with.
+    to the rank that the operation works with. ``generic`` tells whether the inputs are continuous and unstructured, so
+    that statistical tests apply (``genericity.py``).
     """
 
     id: str
@@ -58,7 +60,8 @@ class Case:
     expected: tuple[Expected, ...] = ()
     tags: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    allow_nonfinite: bool = field(default=False)
+    allow_nonfinite: bool = False
+    generic: bool = False
 
     @property
     def input_specs(self) -> Mapping[str, InputSpec]:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from attncheck.harness.errors import Fault
+from attncheck.harness.reading import array_kinds
 from attncheck.harness.reading import model as case_model
 from attncheck.harness.reading.yaml_reader import YamlDocument
 from attncheck.harness.reading.yaml_scalars import FieldPath
@@ -81,11 +82,18 @@ def _field_path(location: FieldPath) -> FieldPath:
     """Leave out what pydantic adds to a path: the alternatives that it tried, which may be named like fields."""
     for start in (0, 2):
         if location[start : start + 1] in (("inputs",), ("arrays",)):
-            name, rest = location[: start + 2], location[start + 2 :]
-            if rest and str(rest[0]).startswith(_KIND_LABEL):
-                rest = rest[1:]
-            return (*name, *(rest[1:] if rest and rest[0] in (*case_model.ARRAY_KINDS, _NAME_LABEL) else rest))
+            path, rest = location[: start + 2], _without_alternative(location[start + 2 :])
+            # What is put together of arrays has a list of them, each again an array or a name.
+            while len(rest) > 1 and rest[0] in array_kinds.COMBINED_KINDS and isinstance(rest[1], int):
+                path, rest = (*path, *rest[:2]), _without_alternative(rest[2:])
+            return (*path, *rest)
     return location
+
+
+def _without_alternative(rest: FieldPath) -> FieldPath:
+    if rest and str(rest[0]).startswith(_KIND_LABEL):
+        rest = rest[1:]
+    return rest[1:] if rest and rest[0] in (*array_kinds.ARRAY_KINDS, _NAME_LABEL) else rest
 
 
 def case_name(path: FieldPath, data: Any) -> str | None:
@@ -146,7 +154,8 @@ def _suggest(name: str) -> str:
 
 
 def _all_fields() -> Iterable[str]:
-    models = [item for item in vars(case_model).values() if isinstance(item, type) and issubclass(item, BaseModel)]
+    known = [*vars(case_model).values(), *vars(array_kinds).values()]
+    models = [item for item in known if isinstance(item, type) and issubclass(item, BaseModel)]
     return sorted({field for model in models for field in model.model_fields})
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.reading import model
+from attncheck.harness.reading import array_kinds as kinds
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.generators import GENERATORS, Generator, draw
 from attncheck.harness.reading.printed import Rounding, parse_printed
@@ -43,7 +44,7 @@ class Inputs:
     radius: Mapping[str, NDArray[np.float64]]
 
 
-def rounding_of(fields: model.RoundingFields) -> Rounding:
+def rounding_of(fields: kinds.RoundingFields) -> Rounding:
     """Return how the printed numbers of an input or expectation were rounded."""
     return Rounding(fields.exact, fields.decimals, fields.significant_digits)
 
@@ -75,49 +76,93 @@ def convert_inputs(case: Case, exact: Mapping[str, Exact], dtype: str) -> Inputs
     return Inputs(arrays, radius)
 
 
-def _make(source: model.Array, named: Mapping[str, Exact], generator: Generator | None) -> Exact:
-    if isinstance(source, model.Reference):
-        found = named[source.ref]
-        return Exact(_arrange(found.array, source), _arrange(found.radius, source))
-    if isinstance(source, model.PrintedInput):
-        printed = parse_printed(source.printed, rounding_of(source))
-        return Exact(_arrange(printed.value, source), _arrange(printed.half_unit, source))
-    array = _arrange(_numbers(source, generator), source)
+def _make(source: kinds.Array, named: Mapping[str, Exact], generator: Generator | None) -> Exact:
+    return _arrange(_unarranged(source, named, generator), source)
+
+
+def _unarranged(source: kinds.Array, named: Mapping[str, Exact], generator: Generator | None) -> Exact:
+    match source:
+        case kinds.Reference():
+            return named[source.ref]
+        case kinds.PrintedInput():
+            printed = parse_printed(source.printed, rounding_of(source))
+            return Exact(printed.value, printed.half_unit)
+        case kinds.Concat() | kinds.Sum() | kinds.Product():
+            # In the order of the file, because drawing advances the generator.
+            return _combine(source, [_make(part, named, generator) for part in kinds.parts_of(source)[1]])
+    array = _numbers(source, generator)
     return Exact(array, np.zeros(array.shape))
 
 
-def _numbers(source: model.Array, generator: Generator | None) -> Array:
+def _combine(source: kinds.Array, parts: list[Exact]) -> Exact:
+    arrays, radii = [part.array for part in parts], [part.radius for part in parts]
+    if isinstance(source, kinds.Concat):
+        return Exact(np.concatenate(arrays, axis=source.axis), np.concatenate(radii, axis=source.axis))
+    if isinstance(source, kinds.Sum):
+        return Exact(reduce(np.add, arrays), reduce(np.add, radii))
+    return reduce(_product, parts)
+
+
+def _product(left: Exact, right: Exact) -> Exact:
+    # A mask keeps infinity out of a product; |x| r stays finite too.
+    radius = np.abs(left.array) * right.radius + left.radius * (np.abs(right.array) + right.radius)
+    return Exact(left.array * right.array, radius)
+
+
+def _numbers(source: kinds.Array, generator: Generator | None) -> Array:
     match source:
-        case model.Values():
+        case kinds.Values():
             return np.array(source.values, dtype=np.float64)
-        case model.Constant():
+        case kinds.Constant():
             return np.full(source.shape, source.constant, dtype=np.float64)
-        case model.Identity():
+        case kinds.Identity():
             return np.eye(source.identity)
-        case model.Ascending():
+        case kinds.Ascending():
             start, step = source.ascending
             return (start + step * np.arange(np.prod(source.shape), dtype=np.float64)).reshape(source.shape)
-        case model.Drawn():
+        case kinds.Geometric():
+            # One multiplication after another gives the same bits everywhere; a power function need not.
+            start, ratio = map(float, source.geometric)
+            factors = np.full(int(np.prod(source.shape)), ratio)
+            factors[0] = start
+            return np.multiply.accumulate(factors).reshape(source.shape)
+        case kinds.Drawn():
             assert generator is not None, "the loader refuses a draw without a generator"
             drawn = draw(generator, source.draw, tuple(source.shape), draw_parameters(source))
-            drawn = np.floor(drawn) if source.floor else drawn
-            return drawn if source.times is None else drawn * drawn.dtype.type(source.times)
+            return np.floor(drawn) if source.floor else drawn
     raise AssertionError(f"an array of unknown kind: {source!r}")
 
 
-def draw_parameters(source: model.Drawn) -> dict[str, float]:
+def draw_parameters(source: kinds.Drawn) -> dict[str, float]:
     """Return the parameters of a draw that the file gives."""
     given = {"low": source.low, "high": source.high}
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _arrange(array: Array, arrangement: model.Arrangement) -> Array:
+def _arrange(exact: Exact, arrangement: kinds.Arrangement) -> Exact:
+    array, radius = exact.array, exact.radius
     if arrangement.rows is not None:
-        array = array[arrangement.rows]
-    return np.swapaxes(array, -1, -2) if arrangement.transpose else array
+        array, radius = array[arrangement.rows], radius[arrangement.rows]
+    if arrangement.transpose:
+        array, radius = np.swapaxes(array, -1, -2), np.swapaxes(radius, -1, -2)
+    if arrangement.times is not None:
+        array, radius = _real(array) * _like(array, arrangement.times), radius * abs(arrangement.times)
+    if arrangement.plus is not None:
+        array = _real(array) + _like(array, arrangement.plus)
+    return Exact(array, radius)
 
 
-def arranged_shape(shape: Shape, arrangement: model.Arrangement) -> Shape:
+def _real(array: Array) -> Array:
+    """Return drawn integers as float64: half of an integer is no integer."""
+    return array if np.issubdtype(array.dtype, np.floating) else array.astype(np.float64)
+
+
+def _like(array: Array, number: float) -> Any:
+    """Round a number to an array's own dtype: what a generator draws in float32 is multiplied in float32."""
+    return _real(array).dtype.type(number)
+
+
+def arranged_shape(shape: Shape, arrangement: kinds.Arrangement) -> Shape:
     """Shape of an array after ``rows`` and ``transpose``. Raises ``ValueError`` where they do not apply."""
     if arrangement.rows is not None:
         if not shape:

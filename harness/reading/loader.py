@@ -15,7 +15,8 @@ from attncheck.harness.reading.arrays import MAX_ELEMENTS, named_arrays, resolve
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.expectations import read_expectation
 from attncheck.harness.reading.faults import FieldFault, case_name, dotted, fault_at, faults_of
-from attncheck.harness.reading.number_checks import check_range, followed
+from attncheck.harness.reading.genericity import are_generic
+from attncheck.harness.reading.number_checks import check_range
 from attncheck.harness.reading.shapes import ShapeFault, bind_axes, show, stage_shapes
 from attncheck.harness.reading.yaml_reader import YamlDocument, read_yaml
 from attncheck.harness.reading.yaml_scalars import FieldPath, YamlFault
@@ -100,7 +101,7 @@ def _make_case(
     inputs = resolve_inputs(entry, specs, arrays, random, operation, where)
     dtypes = tuple(dict.fromkeys(entry.dtypes or file.defaults.dtypes))
     for name, source in inputs.sources.items():
-        check_range(followed(source, arrays.sources), (*where, "inputs", name), dtypes)
+        check_range(source, arrays.sources, (*where, "inputs", name), dtypes)
     if operation == "masking" and set(inputs.sources) == {"scores"} and not options.get("is_causal"):
         raise FieldFault((*where, "inputs"), "masking needs a mask, a bias or options.is_causal")
     heads = options.get("heads")
@@ -114,6 +115,9 @@ def _make_case(
         read_expectation(source, operation, shapes, inputs.shapes, (*where, "expect", number))
         for number, source in enumerate(entry.expect)
     )
+    generic = entry.generic
+    if generic is None:
+        generic = are_generic(specs, inputs.sources, arrays.sources, options)
     return Case(
         id=case_id,
         name=entry.name,
@@ -133,6 +137,7 @@ def _make_case(
         tags=tuple(dict.fromkeys([*file.defaults.tags, *entry.tags])),
         notes=tuple(entry.notes),
         allow_nonfinite=entry.allow_nonfinite,
+        generic=generic,
     )
 
 

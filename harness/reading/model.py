@@ -1,14 +1,16 @@
 """The case file format, as one pydantic model; its JSON Schema is what ``attncheck schema`` prints.
 
-This is the file's form alone. What needs several fields at once (shapes, names, draws) is checked by ``case_loader``.
+This is the file's form alone; the kinds of arrays stand in ``array_kinds.py``. What needs several fields at once
+(shapes, names, draws) is checked by ``loader.py``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, PositiveInt, Tag
+from pydantic import Field, PositiveInt
 
+from attncheck.harness.reading.array_kinds import Array, Input, Name, PrintedRows, RoundingFields, Strict
 from attncheck.harness.vocabulary import DTYPES, OPERATIONS, STAGES, ScoreKind
 
 if TYPE_CHECKING:
@@ -20,18 +22,8 @@ else:
     OperationName = Literal[tuple(OPERATIONS)]
     StageName = Literal[STAGES]
     Dtype = Literal[DTYPES]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$", max_length=60)]
 Sentence = Annotated[str, Field(min_length=3, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Text = Annotated[str, Field(min_length=1, max_length=4000)]
-PrintedRows = str | list[Any]
-"""Rows of printed numbers as text, or nested lists of such texts for ranks above two."""
-Shape = Annotated[list[PositiveInt], Field(max_length=4, description="Lengths of the axes; at most four.")]
-
-
-class Strict(BaseModel):
-    """A mapping with exactly the fields that are listed."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Source(Strict):
@@ -52,112 +44,6 @@ class Random(Strict):
 
     generator: Literal["numpy-legacy", "r", "torch"]
     seed: Annotated[int, Field(ge=0, lt=2**32)]
-
-
-class Arrangement(Strict):
-    """Changes to an array after it is read, drawn or built, applied in this order."""
-
-    rows: list[Annotated[int, Field(ge=0)]] | None = Field(
-        default=None, min_length=1, description="Take these rows (first axis), as an embedding look-up does."
-    )
-    transpose: bool = Field(default=False, description="Swap the last two axes.")
-
-
-class RoundingFields(Strict):
-    """How printed numbers were rounded; by default each to as many decimals as it shows."""
-
-    exact: bool = Field(default=False, description="The printed numbers are exact: integers computed from integers.")
-    decimals: Annotated[int, Field(ge=0, le=400)] | None = Field(
-        default=None, description="Rounded to so many decimals, of which trailing zeros may not be shown."
-    )
-    significant_digits: PositiveInt | None = Field(default=None, description="Rounded to so many significant digits.")
-
-
-class Values(Arrangement):
-    """Numbers given in full."""
-
-    values: Any = Field(description="A number, or nested lists of numbers or booleans; .inf and -.inf are allowed.")
-
-
-class PrintedInput(Arrangement, RoundingFields):
-    """Numbers that a document prints, as text; what rounding took from them is allowed for in everything computed."""
-
-    printed: PrintedRows
-
-
-class Drawn(Arrangement):
-    """Random numbers from the case's generator."""
-
-    draw: Literal["rand", "randn", "randint", "runif"]
-    shape: Shape
-    low: float | int | None = Field(default=None, description="Lower end: of randint (included) or runif.")
-    high: float | int | None = Field(default=None, description="Upper end: of randint (excluded) or runif.")
-    floor: bool = Field(default=False, description="Round each number down.")
-    times: float | int | None = Field(default=None, description="Multiply each number by this.")
-
-
-class Constant(Arrangement):
-    """The same number everywhere."""
-
-    constant: float | int
-    shape: Shape
-
-
-class Identity(Arrangement):
-    """The identity matrix."""
-
-    identity: PositiveInt
-
-
-class Ascending(Arrangement):
-    """start, start + step, ... in row order."""
-
-    ascending: Annotated[list[float | int], Field(min_length=2, max_length=2, description="[start, step]")]
-    shape: Shape
-
-
-class Reference(Arrangement):
-    """An array of the file or the case, by its name."""
-
-    ref: Name
-
-
-_ARRAY_KINDS = {
-    "values": Values,
-    "printed": PrintedInput,
-    "draw": Drawn,
-    "constant": Constant,
-    "identity": Identity,
-    "ascending": Ascending,
-    "ref": Reference,
-}
-ARRAY_KINDS = tuple(_ARRAY_KINDS)
-
-
-def _array_kind(source: Any) -> str | None:
-    if isinstance(source, BaseModel):
-        return next(kind for kind, model in _ARRAY_KINDS.items() if isinstance(source, model))
-    if not isinstance(source, dict):
-        return None
-    kinds = [kind for kind in ARRAY_KINDS if kind in source]
-    return kinds[0] if len(kinds) == 1 else None
-
-
-Array = Annotated[
-    Annotated[Values, Tag("values")]
-    | Annotated[PrintedInput, Tag("printed")]
-    | Annotated[Drawn, Tag("draw")]
-    | Annotated[Constant, Tag("constant")]
-    | Annotated[Identity, Tag("identity")]
-    | Annotated[Ascending, Tag("ascending")]
-    | Annotated[Reference, Tag("ref")],
-    Discriminator(
-        _array_kind,
-        custom_error_type="array_kind",
-        custom_error_message=f"expected a mapping with exactly one of {', '.join(ARRAY_KINDS)}",
-    ),
-]
-Input = Array | Name
 
 
 class Options(Strict):
@@ -201,10 +87,17 @@ class CaseEntry(Strict):
     inputs: dict[Name, Input]
     options: Options = Options()
     dtypes: list[Dtype] | None = Field(default=None, min_length=1)
-    expect: list[Expectation] = []
-    tags: list[str] = []
-    notes: list[Text] = []
+    expect: list[Expectation] = Field(default=[])
+    tags: list[str] = Field(default=[])
+    notes: list[Text] = Field(default=[])
     allow_nonfinite: bool = Field(default=False, description="NaN and infinity are part of what the case probes.")
+    generic: bool | None = Field(
+        default=None,
+        description="Whether the inputs are continuous and unstructured, so that rounding errors behave like noise and "
+        "statistical tests apply. If absent: true where every number of the computation is drawn by rand, randn or "
+        "runif, at most multiplied, referred to, transposed or picked by distinct rows; masks, and biases of 0 and "
+        "-inf, do not count.",
+    )
 
 
 class Defaults(Strict):
@@ -212,8 +105,8 @@ class Defaults(Strict):
 
     random: Random | None = None
     options: Options = Options()
-    dtypes: Annotated[list[Dtype], Field(min_length=1)] = list(DTYPES)
-    tags: list[str] = []
+    dtypes: list[Dtype] = Field(default=list(DTYPES), min_length=1)
+    tags: list[str] = Field(default=[])
 
 
 class CaseFile(Strict):

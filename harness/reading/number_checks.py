@@ -8,62 +8,132 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.harness.reading import model
+from attncheck.harness.reading import array_kinds as kinds
 from attncheck.harness.reading.faults import FieldFault
 from attncheck.harness.reading.inputs import rounding_of
 from attncheck.harness.reading.printed import parse_printed
 from attncheck.harness.reading.yaml_scalars import FieldPath
 
+Named = Mapping[str, kinds.Array]
 
-def followed(source: model.Array, named: Mapping[str, model.Array]) -> model.Array:
-    """Return the array itself behind references."""
-    while isinstance(source, model.Reference):
-        source = named[source.ref]
-    return source
+_LARGEST_NORMAL = 13.0
+"""sqrt(2 log 2^106) = 12.2: more than 53 random bits, or two such numbers, can be turned into."""
 
 
-def check_finite(source: model.Array, path: FieldPath, *, allow_infinite: bool) -> None:
-    """Refuse NaN, and infinity where the input may not have it."""
-    for place, value in _literals(source, path):
+def check_finite(source: kinds.Array, named: Named, path: FieldPath, *, allow_infinite: bool) -> None:
+    """Refuse NaN, and infinity where the input may not have it or where NaN could come of it."""
+    if isinstance(source, kinds.Product) or source.times is not None:
+        allow_infinite = False  # 0 * inf
+    signs = set()
+    for place, value in _literals(source, named, path):
         if math.isnan(value) or (math.isinf(value) and not allow_infinite):
             what = "NaN" if math.isnan(value) else "infinity"
             raise FieldFault(place, f"{what} is not allowed here; a case that probes it says `allow_nonfinite: true`")
+        signs |= {value} if math.isinf(value) else set()
+    if len(signs) > 1 and _has_sum(source, named):
+        raise FieldFault(path, "a sum with inf and -inf may become NaN")
+    for place, part in _inside(source, named, path):
+        check_finite(part, named, place, allow_infinite=allow_infinite)
 
 
-def check_range(source: model.Array, path: FieldPath, dtypes: Sequence[str]) -> None:
+def check_range(source: kinds.Array, named: Named, path: FieldPath, dtypes: Sequence[str]) -> None:
     """Refuse a finite number that the narrowest of the case's dtypes would turn into infinity."""
     largest, dtype = min((float(np.finfo(dtype).max), dtype) for dtype in dtypes)
-    for place, value in _literals(source, path):
-        if math.isfinite(value) and abs(value) > largest:
-            raise FieldFault(place, f"{value:g} is beyond the range of {dtype}; a case for wider dtypes says `dtypes`")
+    if not _is_changed(source, named):
+        for place, value in _literals(source, named, path):
+            if math.isfinite(value) and abs(value) > largest:
+                message = f"{value:g} is beyond the range of {dtype}; a case for wider dtypes says `dtypes`"
+                raise FieldFault(place, message)
+    bound = _largest(source, named)
+    if bound > largest:
+        message = f"may reach {bound:.2g}, beyond the range of {dtype}; a case for wider dtypes says `dtypes`"
+        raise FieldFault(path, message)
 
 
-def check_boolean(source: model.Array, path: FieldPath) -> None:
+def check_boolean(source: kinds.Array, named: Named, path: FieldPath) -> None:
     """Refuse what is neither true nor false, nor 1 nor 0."""
-    for place, value in _literals(source, path):
+    if isinstance(source, kinds.Sum) or source.times is not None or source.plus is not None:
+        raise FieldFault(path, "a mask is boolean; it takes no sum, times or plus")
+    if isinstance(source, kinds.Drawn):
+        whole = source.draw == "randint" or (source.draw == "runif" and source.floor)
+        if not whole or (source.low, source.high) != (0, 2):
+            raise FieldFault(path, "a mask is boolean; a drawn one is `draw: randint, low: 0, high: 2`")
+    for place, part in _inside(source, named, path):
+        check_boolean(part, named, place)
+    for place, value in _own_literals(source, path):
         if value not in (0, 1):
             raise FieldFault(place, f"a mask is boolean (true = may attend), got {value}")
-    if isinstance(source, model.Drawn):
-        whole = source.draw == "randint" or (source.draw == "runif" and source.floor)
-        if not whole or (source.low, source.high) != (0, 2) or source.times is not None:
-            raise FieldFault(path, "a mask is boolean; a drawn one is `draw: randint, low: 0, high: 2`")
 
 
-def _literals(source: model.Array, path: FieldPath) -> Iterator[tuple[FieldPath, float]]:
-    """Yield the numbers that a file spells out, each with its place."""
+def spelled_out(source: kinds.Array, named: Named) -> list[float]:
+    """Return the numbers that the file spells out for an array and for what it is made of."""
+    return [value for _, value in _literals(source, named, ())]
+
+
+def _inside(source: kinds.Array, named: Named, path: FieldPath) -> Iterator[tuple[FieldPath, kinds.Array]]:
+    """Yield the arrays that one refers to or is made of, each with its place."""
+    if isinstance(source, kinds.Reference):
+        yield path, named[source.ref]
+    field, parts = kinds.parts_of(source)
+    for number, part in enumerate(parts):
+        yield (*path, field, number), part
+
+
+def _is_changed(source: kinds.Array, named: Named) -> bool:
+    """Whether the numbers differ from those that the file spells out."""
+    own = source.times is not None or source.plus is not None or isinstance(source, kinds.Sum | kinds.Product)
+    return own or any(_is_changed(part, named) for _, part in _inside(source, named, ()))
+
+
+def _has_sum(source: kinds.Array, named: Named) -> bool:
+    return isinstance(source, kinds.Sum) or any(_has_sum(part, named) for _, part in _inside(source, named, ()))
+
+
+def _largest(source: kinds.Array, named: Named) -> float:
+    """Return a bound on the finite numbers of an array, in magnitude, without making it."""
+    parts = [_largest(part, named) for _, part in _inside(source, named, ())]
     match source:
-        case model.Values():
+        case kinds.Sum():
+            bound = sum(parts)
+        case kinds.Product():
+            bound = math.prod(parts)
+        case kinds.Drawn():
+            normal = source.draw == "randn"
+            bound = _LARGEST_NORMAL if normal else max(1.0, abs(source.low or 0), abs(source.high or 0))
+        case _:
+            own = [abs(value) for _, value in _own_literals(source, ()) if math.isfinite(value)]
+            bound = max([*parts, *own], default=1.0)  # the identity has none of these
+    times = 1 if source.times is None else abs(source.times)
+    return bound * times + abs(source.plus or 0)
+
+
+def _literals(source: kinds.Array, named: Named, path: FieldPath) -> Iterator[tuple[FieldPath, float]]:
+    """Yield the numbers that a file spells out, each with its place."""
+    yield from _own_literals(source, path)
+    for place, part in _inside(source, named, path):
+        yield from _literals(part, named, place)
+
+
+def _own_literals(source: kinds.Array, path: FieldPath) -> Iterator[tuple[FieldPath, float]]:
+    match source:
+        case kinds.Values():
             yield from _flat(source.values, (*path, "values"))
-        case model.PrintedInput():
+        case kinds.PrintedInput():
             for number in parse_printed(source.printed, rounding_of(source)).value.ravel():
                 yield (*path, "printed"), float(number)
-        case model.Constant():
+        case kinds.Constant():
             yield (*path, "constant"), source.constant
-        case model.Ascending():
+        case kinds.Ascending():
             start, step = map(float, source.ascending)
             last = math.prod(source.shape) - 1
             for index in sorted({0, min(1, last), last}):
                 yield (*path, "ascending"), start + step * index if index else start
+        case kinds.Geometric():
+            start, ratio = map(np.float64, source.geometric)
+            last = math.prod(source.shape) - 1
+            with np.errstate(all="ignore"):
+                for index in sorted({0, min(1, last), last}):
+                    yield (*path, "geometric"), float(start * ratio**index) if index else float(start)
 
 
 def _flat(values: Any, path: FieldPath) -> Iterator[tuple[FieldPath, float]]:

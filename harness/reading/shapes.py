@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from attncheck.harness.vocabulary import InputSpec, Shape
 
@@ -80,6 +82,27 @@ def _check_broadcast(specs: Mapping[str, InputSpec], shapes: Mapping[str, Shape]
         for got, want in zip(shapes[name], wanted, strict=True):
             if got not in (1, want):
                 raise ShapeFault(name, f"shape {show(shapes[name])} does not broadcast to {show(wanted)}")
+
+
+def joined_shape(shapes: Sequence[Shape], axis: int) -> Shape:
+    """Shape of arrays put one after another. Raises ``ValueError`` where they do not fit."""
+    listed, rank = ", ".join(map(show, shapes)), len(shapes[0])
+    if not -rank <= axis < rank:
+        raise ValueError(f"axis {axis} does not exist in arrays of {rank} axes, got {listed}")
+    axis %= rank
+    others = {(len(shape), shape[:axis], shape[axis + 1 :]) for shape in shapes}
+    if len(others) > 1:
+        raise ValueError(f"expected arrays that differ in length along axis {axis} alone, got {listed}")
+    return (*shapes[0][:axis], sum(shape[axis] for shape in shapes), *shapes[0][axis + 1 :])
+
+
+def spread_shape(shapes: Sequence[Shape]) -> Shape:
+    """Shape of arrays spread over each other's axes. Raises ``ValueError`` where they do not fit."""
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        listed = ", ".join(map(show, shapes))
+        raise ValueError(f"expected shapes that broadcast to each other, got {listed}") from None
 
 
 def stage_shapes(operation: str, lengths: Mapping[str, int]) -> dict[str, Shape]:

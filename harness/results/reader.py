@@ -29,6 +29,7 @@ _ENVIRONMENT = (
     "versions",
     "flags",
     "implementations",
+    "classes",
     "left_out",
     "missing",
     "faults",

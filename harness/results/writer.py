@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from attncheck.harness.errors import OutputError
 
-FORMAT = 1
+FORMAT = 2
 REPORT_FOLDER = "report"
-ComparisonKind = Literal["stage", "pair", "printed", "known"]
+ComparisonKind = Literal["stage", "pair", "printed", "known", "exact"]
 
 ROW_SCHEMA = pa.schema(
     [
@@ -47,10 +47,18 @@ ROW_SCHEMA = pa.schema(
         pa.field("reference", pa.float64()),
         pa.field("reference_text", pa.string()),
         pa.field("difference", pa.float64()),
-        pa.field("units", pa.float64()),
+        pa.field("allowed", pa.float64()),
+        pa.field("ratio", pa.float64()),
         pa.field("half_unit", pa.float64()),
         pa.field("propagated", pa.float64()),
-        pa.field("allowed", pa.float64()),
+        pa.field("tier", pa.string()),
+        pa.field("largest_z", pa.float64()),
+        pa.field("mean_z", pa.float64()),
+        pa.field("introduced_tier", pa.string()),
+        pa.field("introduced_ratio", pa.float64()),
+        pa.field("introduced_z", pa.float64()),
+        pa.field("begins_at", pa.string()),
+        pa.field("elements", pa.int64()),
         pa.field("message", pa.string(), nullable=False),
     ]
 )
@@ -72,10 +80,12 @@ ARRAY_SCHEMA = pa.schema(
 class Row:
     """One comparison of one stage of one case on one implementation in one dtype.
 
-    ``comparison`` is ``stage`` (the implementation among the others), ``pair`` (against ``other``), ``printed`` (one
-    number of a document) or ``known`` (one derived number). ``value`` is the implementation's number at ``index``,
-    ``reference`` what it is held against; ``difference`` is absolute, ``units`` counts units of the interim rule,
-    ``allowed`` is the largest difference that agrees. ``known`` marks what is recorded and does not fail a run.
+    ``comparison`` is ``stage`` (against the exact answer), ``pair`` (against ``other``), ``printed`` (one number of a
+    document), ``known`` (one derived number) or ``exact`` (one number that a document computes and does not print).
+    ``value`` is the implementation's number at ``index``, ``reference`` what it is held against; ``difference`` is
+    absolute, ``allowed`` the largest one that agrees, ``ratio`` the largest quotient of the two in the stage. ``known``
+    marks what is recorded and does not fail a run. Of a stage: ``tier`` and the z of its errors against the exact
+    answer, the same for the error introduced by its own step, and the stage at which the implementation goes wrong.
     """
 
     case: str
@@ -94,16 +104,29 @@ class Row:
     reference: float | None = None
     reference_text: str | None = None
     difference: float | None = None
-    units: float | None = None
+    allowed: float | None = None
+    ratio: float | None = None
     half_unit: float | None = None
     propagated: float | None = None
-    allowed: float | None = None
+    tier: str | None = None
+    largest_z: float | None = None
+    mean_z: float | None = None
+    introduced_tier: str | None = None
+    introduced_ratio: float | None = None
+    introduced_z: float | None = None
+    begins_at: str | None = None
+    elements: int | None = None
     message: str = ""
+
+
+def bound_name(numerical_class: str) -> str:
+    """Return under which name the bounds of a class are kept beside the implementations' arrays."""
+    return f"bound of class {numerical_class}"
 
 
 @dataclass(frozen=True)
 class StoredArray:
-    """One stage as an implementation returned it."""
+    """One stage as an implementation returned it, or the bound of a class there (``bound_name``)."""
 
     case: str
     dtype: str

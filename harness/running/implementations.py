@@ -16,6 +16,13 @@ class Implementation:
     entry: BackendEntry
     mode: str = "eager"
 
+    def numerical_class(self, dtype: str) -> str:
+        """Return the numerical class that is declared for a dtype: which roundings are allowed.
+
+        Operations called one after the other store every intermediate; in float64 and float32 that is the native class.
+        """
+        return "native" if dtype in ("float64", "float32") else self.mode
+
     @property
     def name(self) -> str:
         """The name in every report, such as torch.eager."""

@@ -55,7 +55,7 @@ def test_two_that_agree_give_0_and_every_comparison_is_a_row(honest: Entries, ru
     assert counts == {"stage": 4 * 2 * 2 * 2, "pair": 4 * 2 * 2, "known": 6 * 2 * 2}
     assert summary.verdicts == {"agree": len(run.rows)}
     assert run.summary == {
-        "format": 1,
+        "format": 2,
         "exit_code": 0,
         "cases": 4,
         "implementations": ["first.eager", "second.eager"],
@@ -72,6 +72,8 @@ def test_the_environment_says_what_ran_and_how_it_was_asked_for(honest: Entries,
     assert run.label == "one of many"
     assert environment["command"] == "attncheck run 'two words'"
     assert environment["implementations"] == {"first.eager": "numpy", "second.eager": "numpy"}
+    native = {"float64": "native", "float32": "native"}
+    assert environment["classes"] == {"first.eager": native, "second.eager": native}
     assert {"attncheck", "numpy"} <= environment["versions"].keys()
     assert environment["backends"]["first.eager-float64"]["version"] == environment["versions"]["numpy"]
     assert environment["threads_per_worker"] == 1
@@ -104,11 +106,13 @@ def test_a_run_without_any_implementation_writes_that_nothing_ran(run_small: Run
     assert run.summary is not None
 
 
-def test_one_alone_is_unverified_and_held_against_known_numbers(run_small: RunSmall, honest: Entries) -> None:
+def test_one_alone_is_held_against_the_exact_answer_and_known_numbers(run_small: RunSmall, honest: Entries) -> None:
     summary, run = run_small(honest[:1])
     assert summary.exit_code == ExitCode.AGREE
     stages = run.rows[run.rows["comparison"] == "stage"]
-    assert set(stages["verdict"]) == {"unverified"}
+    assert set(stages["verdict"]) == {"agree"}
+    assert set(stages["tier"]) == {"within"}
+    assert (stages["ratio"] <= 1).all()
     assert list(run.rows[run.rows["comparison"] == "known"]["verdict"]) == ["agree"] * 6
 
 
@@ -119,11 +123,17 @@ def test_only_the_arrays_of_what_disagrees_are_kept_unless_all_are_asked_for(
     _, run = run_small(entries)
     arrays = run.arrays()
     assert {case for case, _, _, _ in arrays} == {"small/small/b-weights", "small/small/d-weights"}
-    assert {name for _, _, name, _ in arrays} == {"first.eager", "wrong.eager", "second.eager"}
+    bound = "bound of class native"
+    assert {name for _, _, name, _ in arrays} == {"first.eager", "wrong.eager", "second.eager", bound}
     key = ("small/small/d-weights", "float64")
     assert (arrays[*key, "wrong.eager", "weights"] == -arrays[*key, "first.eager", "weights"]).all()
+    # Right results are within their bounds of each other, which are kept beside them.
+    weights = [arrays[*key, f"{name}.eager", "weights"] for name in ("first", "second")]
+    assert (abs(weights[0] - weights[1]) <= 2 * arrays[*key, bound, "weights"]).all()
+    assert (arrays[*key, bound, "weights"] > 0).all()
+    assert (arrays[*key, bound, "weights"] < 1e-14).all()
     _, run = run_small(entries, keep_all_arrays=True)
-    assert len(run.arrays()) == 4 * 3 * 2
+    assert len(run.arrays()) == 4 * (3 + 1) * 2
     _, run = run_small(honest)
     assert run.arrays() == {}
 
@@ -206,4 +216,4 @@ def test_every_file_of_a_run_is_whole_and_of_the_same_format(honest: Entries, ru
         "logs/second.eager-float64.txt",
     }
     for name in ("environment.json", "cases.json", "summary.json"):
-        assert json.loads((run.directory / name).read_text())["format"] == 1
+        assert json.loads((run.directory / name).read_text())["format"] == 2

@@ -26,7 +26,7 @@ TWO = {"numpy.eager": "1.0", "torch.eager": "1.0"}
 
 
 def pair(**fields: Any) -> dict[str, Any]:
-    return {"comparison": "pair", "other": "torch.eager", "units": 0.0, "difference": 0.0, "index": "0,0"} | fields
+    return {"comparison": "pair", "other": "torch.eager", "ratio": 0.0, "difference": 0.0, "index": "0,0"} | fields
 
 
 @pytest.mark.parametrize(
@@ -85,20 +85,59 @@ def test_the_sentences_count_what_the_answer_rests_on(
     rows += [make_row(**numbers, stage="output", index=f"0,{place}") for place in range(3)]
     rows += [make_row(**numbers, stage="output", index="0,2", verdict="numeric", dtype="float32")]
     rows += [make_row(**numbers, stage="weights", index="0,0", verdict="misprint", known=True)]
-    rows += [
-        make_row(comparison="printed", stage="scores", index=f"0,{place}", verdict="unverified") for place in (0, 1)
-    ]
+    rows += [make_row(comparison="exact", stage="scores", index=f"0,{place}") for place in (0, 1)]
     document = {"kind": "document", "title": "A document", "notes": []}
     expected = [{"name": "weights", "erratum": "Of another call."}]
     cases = [make_case_record(source=document, expected=expected), make_case_record("file/two")]
     answer = make_answer(frames_of(write_run(rows, cases=cases)))
     assert answer.sentences == (
         "2 cases ran on 2 implementations in float64 and float32: 8 evaluations.",
+        "Of 8 stages held against the exact answer, every one is within its error bound.",
         "Of 2 comparisons of two implementations at one stage, 1 disagrees.",
         "The documents print 3 numbers: 1 of 4 comparisons with them fail. "
         "1 numbers printed for another call than the one shown are recorded as errata. "
-        "2 further numbers are computed by the documents and not printed: "
-        "they are compared between the implementations and otherwise unverified.",
+        "2 further numbers are computed by the documents and not printed; held against the exact answer, "
+        "every one is within its error bound.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        ([{"tier": "within"}], "Of 1 stage held against the exact answer, every one is within its error bound."),
+        ([{"tier": "T1", "verdict": "numeric"}, {}], "Of 2 stages held against the exact answer, 1 fails."),
+        # A form or NaN that is wrong is held against the answer, too, though it has no tier.
+        ([{"verdict": "shape"}, {"verdict": "nonfinite"}], "Of 2 stages held against the exact answer, 2 fail."),
+        (
+            [{"tier": "T3"}, {"tier": "within", "introduced_tier": "T3"}, {"tier": "T2", "verdict": "numeric"}, {}],
+            "Of 4 stages held against the exact answer, 1 fails. "
+            "2 are noisier than known good implementations, a warning.",
+        ),
+        (
+            [{"tier": "T3", "introduced_tier": "T3"}],
+            "Of 1 stage held against the exact answer, every one is within its error bound. "
+            "1 is noisier than known good implementations, a warning.",
+        ),
+        ([{"verdict": "unverified"}, {"verdict": "crash", "stage": ""}], "No stage was held against the exact answer."),
+        ([], "No stage was held against the exact answer."),
+    ],
+)
+def test_stages_are_counted_by_what_the_exact_answer_says(
+    rows: list[dict[str, Any]], sentence: str, make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
+) -> None:
+    stages = [make_row(**({"stage": f"own{number}"} | fields)) for number, fields in enumerate(rows)]
+    assert make_answer(frames_of(write_run(stages, versions=TWO))).sentences[1] == sentence
+
+
+def test_unprinted_numbers_that_fail_are_counted(
+    make_row: MakeRow, make_case_record: Callable[..., dict[str, Any]], write_run: WriteRun, frames_of: FramesOf
+) -> None:
+    rows = [make_row(), make_row(comparison="printed", index="0", reference_text="1.")]
+    rows += [make_row(comparison="exact", index=f"{n}", verdict=v) for n, v in enumerate(("agree", "numeric"))]
+    cases = [make_case_record(source={"kind": "document", "title": "A document", "notes": []})]
+    assert make_answer(frames_of(write_run(rows, cases=cases))).sentences[-1] == (
+        "The documents print 1 numbers: every one holds. 2 further numbers are computed by the documents and not "
+        "printed; held against the exact answer, 1 of 2 comparisons of them fail."
     )
 
 
@@ -119,6 +158,12 @@ def test_numbers_of_cases_that_are_no_documents_are_not_counted_as_printed(
         ([{}, {"verdict": "misprint", "known": True, "comparison": "printed"}], "agree (erratum)"),
         ([{"verdict": "numeric"}], "**numeric** at weights"),
         ([{"verdict": "numeric"}, {"verdict": "nonfinite", "stage": "output"}], "**nonfinite** at weights"),
+        # Errors that add up fail at the weights, and the one step that is wrong comes after them.
+        (
+            [{"verdict": "numeric", "begins_at": "output", "stage": stage} for stage in ("weights", "output")],
+            "**numeric** at output",
+        ),
+        ([{}, {"comparison": "exact", "verdict": "numeric", "stage": "scores"}], "**numeric** at scores"),
         ([{"verdict": "error", "stage": ""}], "**error**"),
         ([{"verdict": "error", "stage": ""}, {"dtype": "float32"}], "float64: **error**; float32: agree"),
         ([{"verdict": "agree"}, {"dtype": "float32", "verdict": "unverified"}], "float64: agree; float32: unverified"),
@@ -154,10 +199,24 @@ def test_what_is_wrong_is_told_once_per_case_by_its_first_failing_stage(
     ]
 
 
+def test_an_error_that_is_handed_on_is_told_where_it_begins_and_blames_nobody_else(
+    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
+) -> None:
+    bad: dict[str, Any] = {"implementation": "torch.eager", "verdict": "numeric", "begins_at": "output"}
+    rows = [make_row(stage=stage, message=stage, **bad) for stage in ("weights", "output")]
+    # The other of each pair that differs is right at every stage.
+    rows += [make_row(stage=stage) for stage in ("weights", "output")]
+    rows += [make_row(**pair(verdict="numeric"), stage=stage) for stage in ("weights", "output")]
+    found = what_is_wrong(frames_of(write_run(rows)))
+    assert found[["implementation", "stage", "message", "rows"]].to_numpy().tolist() == [
+        ["torch.eager", "output", "output", 2]
+    ]
+
+
 def test_a_pair_that_differs_is_told_where_no_stage_is_blamed(
     make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
 ) -> None:
-    # Two of four differ from each other and agree with the rest: the majority blames nobody.
+    # Across environments, where the stage was judged in another run.
     rows = [make_row(), make_row(**pair(verdict="numeric", difference=0.5, index="0,1"))]
     found = what_is_wrong(frames_of(write_run(rows)))
     assert found["message"].tolist() == ["differs from torch.eager by 0.5 at [0,1]"]
@@ -167,7 +226,7 @@ def test_a_pair_that_differs_is_told_where_no_stage_is_blamed(
 def test_a_pair_whose_forms_differ_is_told_without_a_number(
     make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
 ) -> None:
-    apart = pair(verdict="shape", difference=None, units=None, index=None, message="shape 3 against 4")
+    apart = pair(verdict="shape", difference=None, ratio=None, index=None, message="shape 3 against 4")
     (message,) = what_is_wrong(frames_of(write_run([make_row(), make_row(**apart)])))["message"]
     assert message == "differs from torch.eager: shape 3 against 4"
 
@@ -177,7 +236,9 @@ def test_nothing_is_wrong_where_all_agree(document_frames: Frames) -> None:
     assert "rows" in what_is_wrong(document_frames).columns
     answer = make_answer(document_frames)
     assert answer.word == AGREE
-    assert ": every one holds." in answer.sentences[2]
+    assert answer.sentences[1].endswith(" held against the exact answer, every one is within its error bound.")
+    assert ": every one holds." in answer.sentences[3]
+    assert answer.sentences[3].endswith("; held against the exact answer, every one is within its error bound.")
     assert exit_code_of(document_frames) == ExitCode.AGREE
     words = {cell for cells in verdict_table(document_frames).values() for cell in cells.values()}
     assert words == {"agree", "agree (erratum)"}

@@ -41,7 +41,8 @@ def rows(make_row: MakeRow) -> Sequence[Row]:
             make_row(dtype=dtype, comparison="known", index="0,0,0,1", value=0.5, reference_text="0.5"),
             make_row(dtype=dtype, comparison="printed", stage="output", index="0,0,0,10", reference_text="1.0"),
             make_row(dtype=dtype, comparison="printed", stage="output", index="0,0,0,9", reference_text="1.0"),
-            make_row(dtype=dtype, comparison="pair", other="torch.eager", units=1.0, difference=1e-9),
+            make_row(dtype=dtype, comparison="exact", stage="output", index="0,0,0,11", reference=1.0),
+            make_row(dtype=dtype, comparison="pair", other="torch.eager", ratio=1.0, difference=1e-9),
             make_row(dtype=dtype),
             make_row(dtype=dtype, implementation="torch.eager", stage="scores"),
             make_row(dtype=dtype, implementation="torch.eager", stage="weights"),
@@ -51,8 +52,8 @@ def rows(make_row: MakeRow) -> Sequence[Row]:
 
 def test_rows_are_parted_by_kind(rows: Sequence[Row], write_run: WriteRun, frames_of: FramesOf) -> None:
     frames = frames_of(write_run(rows, versions={"numpy.eager": "2.0", "torch.eager": "3.0"}))
-    assert (len(frames.results), len(frames.pairs), len(frames.numbers)) == (6, 2, 6)
-    assert list(frames.numbers["basis"]) == ["known", "printed", "printed"] * 2
+    assert (len(frames.results), len(frames.pairs), len(frames.numbers)) == (6, 2, 8)
+    assert list(frames.numbers["basis"]) == ["known", "exact", "printed", "printed"] * 2
     assert set(frames.results["version"]) == {"2.0", "3.0"}
     assert set(frames.pairs["other_version"]) == {"3.0"}
     assert frames.columns == (Column("local", "numpy.eager", "2.0"), Column("local", "torch.eager", "3.0"))
@@ -65,7 +66,7 @@ def test_rows_are_sorted_by_dtype_stage_and_index_as_people_count(
     assert list(frames.results["dtype"]) == ["float64"] * 3 + ["float32"] * 3
     own = frames.results[frames.results["implementation"] == "torch.eager"]
     assert list(own["stage"]) == ["scores", "weights"] * 2
-    assert list(frames.numbers["index"]) == ["0,0,0,1", "0,0,0,9", "0,0,0,10"] * 2
+    assert list(frames.numbers["index"]) == ["0,0,0,1", "0,0,0,11", "0,0,0,9", "0,0,0,10"] * 2
 
 
 def test_the_order_in_which_results_were_written_does_not_matter(

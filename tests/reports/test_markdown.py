@@ -148,9 +148,9 @@ def test_a_long_list_of_what_is_wrong_is_cut_and_says_so(
 def test_largest_differences_come_largest_first(make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf) -> None:
     pairs = [
         make_row(
-            comparison="pair", other="torch.eager", stage=stage, units=units, difference=1e-9, index="0,1", value=1.0
+            comparison="pair", other="torch.eager", stage=stage, ratio=ratio, difference=1e-9, index="0,1", value=1.0
         )
-        for stage, units in [("scores", 2.0), ("weights", 70.0), ("output", 0.5)]
+        for stage, ratio in [("scores", 0.2), ("weights", 70.0), ("output", 0.05)]
     ]
     unmeasured = make_row(comparison="pair", other="torch.eager", stage="masked", verdict="shape")
     (rows,) = tables_of(
@@ -159,7 +159,7 @@ def test_largest_differences_come_largest_first(make_row: MakeRow, write_run: Wr
             "Largest differences between two implementations",
         )
     )
-    assert [(row[1], row[9]) for row in rows[2:]] == [("`weights`", "70"), ("`scores`", "2"), ("`output`", "0.5")]
+    assert [(row[1], row[9]) for row in rows[2:]] == [("`weights`", "70"), ("`scores`", "0.2"), ("`output`", "0.05")]
 
 
 def test_a_report_of_nothing_says_so(write_run: WriteRun, frames_of: FramesOf) -> None:
@@ -213,14 +213,14 @@ def hostile_report(make_row: MakeRow, make_case_record: MakeRecord, write_run: W
                 **shared, comparison="printed", index="0,0,0,1", value=0.5, reference_text=HOSTILE, half_unit=0.05
             ),
             make_row(**shared, comparison="known", **printed, half_unit=0.0),
-            make_row(**shared, comparison="printed", stage="output", index="0,0,0,1", value=0.5, verdict="unverified"),
+            make_row(**shared, comparison="exact", stage="output", index="0,0,0,1", value=0.5, verdict="numeric"),
             make_row(
                 **shared,
                 comparison="pair",
                 stage="output",
                 other=HOSTILE,
                 index="0",
-                units=1.0,
+                ratio=1.0,
                 difference=1.0,
                 value=1.0,
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from itertools import permutations
 from typing import Any
 
@@ -15,9 +16,11 @@ from numpy.typing import NDArray
 from attncheck.harness.judging.compare import (
     Comparison,
     absolute_difference,
-    compare_stage,
+    compare_arrays,
     differing_nonfinite,
     first_index,
+    is_floating,
+    quotient,
 )
 from attncheck.harness.verdicts import Verdict
 
@@ -26,43 +29,49 @@ DTYPES = ("float32", "float64")
 NAN, INF = np.nan, np.inf
 
 
-def compare(first: Any, second: Any, dtype: str = "float64", stage: str = "output") -> Comparison:
-    return compare_stage(stage, {stage: np.array(first, dtype)}, {stage: np.array(second, dtype)})
+def compare(first: Any, second: Any, allowed: Any = 0.0, dtype: str = "float64") -> Comparison:
+    """Compare where one number, or one for each element, is allowed."""
+    array = np.array(first, dtype)
+    return compare_arrays(array, np.array(second, dtype), np.broadcast_to(np.asarray(allowed, np.float64), array.shape))
 
 
 # What comes first.
 
 
 def test_shape_comes_before_everything_else() -> None:
-    found = compare_stage("output", {"output": np.full((2, 3), NAN)}, {"output": np.ones((3, 2), np.float32)})
+    found = compare_arrays(np.full((2, 3), NAN), np.ones((3, 2), np.float32), np.ones((2, 3)))
     assert found == Comparison(Verdict.SHAPE, "shape 2x3 against 3x2")
 
 
 def test_shapes_that_would_broadcast_are_different_shapes() -> None:
-    assert compare([[1.0]], [1.0]).verdict is Verdict.SHAPE
+    assert compare_arrays(np.ones((1, 1)), np.ones(1), None).verdict is Verdict.SHAPE
 
 
 def test_dtype_comes_before_nan_and_values() -> None:
-    found = compare_stage("output", {"output": np.array([NAN, 1])}, {"output": np.array([1, 2], np.float32)})
+    found = compare_arrays(np.array([NAN, 1]), np.array([1, 2], np.float32), np.ones(2))
     assert found == Comparison(Verdict.DTYPE, "dtype float64 against float32")
 
 
 def test_equal_values_of_another_dtype_do_not_agree() -> None:
-    found = compare_stage("output", {"output": np.ones(2)}, {"output": np.ones(2, np.float32)})
-    assert found.verdict is Verdict.DTYPE
+    assert compare_arrays(np.ones(2), np.ones(2, np.float32), np.ones(2)).verdict is Verdict.DTYPE
 
 
 @pytest.mark.parametrize("dtype", ["int64", "bool", "complex128", "object"])
 def test_what_is_no_floating_number_has_the_wrong_dtype_and_raises_nothing(dtype: str) -> None:
-    found = compare([1, 0], [1, 0], dtype)
+    found = compare([1, 0], [1, 0], 9.0, dtype)
     assert (found.verdict, found.message) == (Verdict.DTYPE, f"dtype {dtype} is not a floating one")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_every_floating_dtype_is_one(dtype: str) -> None:
+    assert is_floating(np.zeros(1, dtype))
 
 
 def test_the_places_of_nan_come_before_values() -> None:
     found = compare([[1.0, 2.0], [3.0, NAN]], [[100.0, 2.0], [3.0, 4.0]])
     assert (found.verdict, found.index, found.second) == (Verdict.NONFINITE, (1, 1), 4.0)
     assert np.isnan(found.first or 0)
-    assert found.difference is found.units is None
+    assert found.difference is found.allowed is found.ratio is None
 
 
 # NaN and infinity.
@@ -71,14 +80,17 @@ def test_the_places_of_nan_come_before_values() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("first", "second"), list(permutations([NAN, INF, -INF, 1.0], 2)))
 def test_nan_and_each_infinity_agree_with_nothing_else(dtype: str, first: float, second: float) -> None:
-    assert compare([0, first], [0, second], dtype).verdict is Verdict.NONFINITE
+    # However much is allowed, and also where nothing is known of that.
+    assert compare([0, first], [0, second], INF, dtype).verdict is Verdict.NONFINITE
+    pair = np.array([[0, first], [0, second]], dtype)
+    assert compare_arrays(pair[0], pair[1], None).verdict is Verdict.NONFINITE
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("special", [NAN, INF, -INF])
 def test_nan_and_each_infinity_agree_with_themselves(dtype: str, special: float) -> None:
-    found = compare([special, 2.0], [special, 2.0], dtype)
-    assert (found.verdict, found.difference, found.units) == (Verdict.AGREE, 0.0, 0.0)
+    found = compare([special, 2.0], [special, 2.0], 0.0, dtype)
+    assert (found.verdict, found.difference, found.ratio) == (Verdict.AGREE, 0.0, 0.0)
 
 
 def test_nan_in_another_place_does_not_agree() -> None:
@@ -87,7 +99,7 @@ def test_nan_in_another_place_does_not_agree() -> None:
 
 
 def test_values_are_still_compared_beside_nan_and_infinity() -> None:
-    found = compare([NAN, INF, 1.0], [NAN, INF, 1.5])
+    found = compare([NAN, INF, 1.0], [NAN, INF, 1.5], 0.25)
     assert (found.verdict, found.index, found.difference) == (Verdict.NUMERIC, (2,), 0.5)
 
 
@@ -95,61 +107,37 @@ def test_values_are_still_compared_beside_nan_and_infinity() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("start", [1.0, -1.0, 3.0, 1e-3, 1000.0])
 @pytest.mark.parametrize("direction", [1, -1])
-def test_sixty_four_units_agree_and_one_more_does_not(dtype: str, start: float, direction: int) -> None:
-    # The row's largest number sets the unit; the small number beside it is what moves.
-    largest = np.array(start, dtype)
-    unit = np.abs(np.spacing(largest))
-    for count, verdict in ((64, Verdict.AGREE), (65, Verdict.NUMERIC)):
-        found = compare([largest, 0], [largest, direction * count * unit], dtype)
-        assert (found.verdict, found.units, found.index) == (verdict, count, (1,))
-        assert found.difference == count * float(unit)
+def test_what_is_allowed_agrees_and_the_next_number_does_not(dtype: str, direction: int) -> None:
+    edge = np.array(1.0 + direction * 0.25, dtype)
+    beyond = np.nextafter(edge, np.array(direction * INF, dtype))
+    assert compare([1.0], [edge], 0.25, dtype).verdict is Verdict.AGREE
+    found = compare([1.0], [beyond], 0.25, dtype)
+    assert (found.verdict, found.allowed, found.difference) == (Verdict.NUMERIC, 0.25, abs(float(beyond) - 1))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_sixty_four_steps_of_nextafter_agree_and_one_more_does_not(dtype: str) -> None:
-    steps = [np.array(1.5, dtype)]
-    for _ in range(65):
-        steps.append(np.nextafter(steps[-1], np.array(2, dtype)))
-    assert compare([steps[0]], [steps[64]], dtype).verdict is Verdict.AGREE
-    assert compare([steps[0]], [steps[65]], dtype).verdict is Verdict.NUMERIC
+def test_all_is_said_of_the_element_that_is_worst_beside_what_is_allowed_there() -> None:
+    found = compare([[1000.0, 0.0], [1.0, 0.0]], [[1008.0, 0.0], [1.0, 0.5]], [[10.0, 1.0], [1.0, 0.25]])
+    assert found == Comparison(Verdict.NUMERIC, "", (1, 1), 0.0, 0.5, 0.5, 0.25, 2.0)
+    found = compare([[1000.0, 0.0]], [[1008.0, 0.5]], [[10.0, 1.0]])
+    assert found == Comparison(Verdict.AGREE, "", (0, 0), 1000.0, 1008.0, 8.0, 10.0, 0.8)
 
 
-def test_the_worst_element_in_units_is_reported_and_not_the_largest_difference() -> None:
-    found = compare([[1000.0, 0.0], [1e-6, 0.0]], [[1000.0, 1e-12], [1e-6, 1e-13]])
-    assert found.index == (1, 1)
-    assert (found.first, found.second, found.difference) == (0.0, 1e-13, 1e-13)
-
-
-def test_an_error_counts_in_units_of_its_own_row() -> None:
-    # 1e-13 is nothing beside 1000 and far too much beside 1e-6.
-    assert compare([[1000.0, 0.0]], [[1000.0, 1e-13]]).verdict is Verdict.AGREE
-    assert compare([[1000.0, 0.0], [1e-6, 0.0]], [[1000.0, 0.0], [1e-6, 1e-13]]).verdict is Verdict.NUMERIC
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_flushing_a_subnormal_number_to_zero_does_not_count(dtype: str) -> None:
-    smallest_normal = np.finfo(dtype).smallest_normal
-    largest_subnormal = np.nextafter(smallest_normal, np.array(0, dtype), dtype=dtype)
-    assert compare([largest_subnormal], [0], dtype).verdict is Verdict.AGREE
-    assert compare([4 * smallest_normal], [0], dtype).verdict is Verdict.NUMERIC
+def test_where_nothing_is_allowed_equal_numbers_agree_and_others_do_not() -> None:
+    assert compare([0.0, 1.0], [0.0, 1.0]).ratio == 0.0
+    found = compare([0.0, 1.0], [5e-324, 1.0])
+    assert (found.verdict, found.index, found.ratio) == (Verdict.NUMERIC, (0,), INF)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_zero_agrees_with_minus_zero(dtype: str) -> None:
-    assert compare([0.0], [-0.0], dtype).verdict is Verdict.AGREE
+    assert compare([0.0], [-0.0], 0.0, dtype).verdict is Verdict.AGREE
 
 
-def test_masked_scores_are_held_to_the_unit_of_the_scores_behind_the_mask() -> None:
-    scores = np.array([[1024.0, 1.0]])
-    moved = 1.0 + 64 * np.spacing(1024.0)
-    own = {"scores": scores, "masked": np.array([[-INF, 1.0]])}
-    other = {"scores": scores, "masked": np.array([[-INF, moved]])}
-    assert compare_stage("masked", own, other).verdict is Verdict.AGREE
-    # Without the scores, the only number that is left sets the unit.
-    del own["scores"], other["scores"]
-    assert compare_stage("masked", own, other).verdict is Verdict.NUMERIC
+@pytest.mark.parametrize("allowed", [None, np.ones((1, 3))])
+def test_without_bounds_of_its_shape_nothing_is_said_of_values(allowed: Any) -> None:
+    # The shape that the bounds have not is another row's fault.
+    assert compare_arrays(np.ones(3), np.full(3, 2.0), allowed) == Comparison(Verdict.AGREE)
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3)])
@@ -162,16 +150,12 @@ def test_single_numbers_of_no_axis_are_compared() -> None:
     assert (found.verdict, found.index, found.difference) == (Verdict.NUMERIC, (), 1.0)
 
 
-def test_a_difference_beyond_the_range_of_float64_disagrees() -> None:
-    assert compare([1.7e308], [-1.7e308]).verdict is Verdict.NUMERIC
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_beside_the_largest_number_of_the_dtype_not_everything_agrees(dtype: str) -> None:
-    # The largest number has no next one; the distance to the one before is as good.
-    largest = np.finfo(dtype).max
-    assert compare([largest, 0], [largest, largest / 2], dtype).verdict is Verdict.NUMERIC
-    assert compare([largest], [np.nextafter(largest, np.array(0, dtype))], dtype).units == 1
+def test_a_difference_beyond_the_range_of_float64_disagrees_unless_anything_is_allowed() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert compare([1.7e308], [-1.7e308], 1.0).verdict is Verdict.NUMERIC
+        found = compare([1.7e308, 1.0], [-1.7e308, 1.5], [INF, 1.0])
+    assert (found.verdict, found.index, found.ratio) == (Verdict.AGREE, (1,), 0.5)
 
 
 def test_a_float32_difference_is_taken_without_rounding() -> None:
@@ -180,24 +164,30 @@ def test_a_float32_difference_is_taken_without_rounding() -> None:
     assert absolute_difference(small, np.array([-(2.0**-100)], np.float32)).item() == 2.0**-60 + 2.0**-100
 
 
+def test_a_quotient_knows_zero_and_infinity() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = quotient(
+            np.array([0.0, 1.0, 0.0, 1.0, 3.0, INF, 1e308]), np.array([0.0, 0.0, 2.0, INF, 2.0, INF, 1e-308])
+        )
+    assert found.tolist() == [0.0, INF, 0.0, 0.0, 1.5, 0.0, INF]
+
+
 SPECIAL = st.sampled_from([NAN, INF, -INF, 0.0, 1.0, -2.5])
 
 
 @given(first=arrays(np.float64, (2, 3), elements=SPECIAL), second=arrays(np.float64, (2, 3), elements=SPECIAL))
-def test_two_arrays_compare_alike_in_either_order(first: Array, second: Array) -> None:
-    there, back = compare(first, second), compare(second, first)
-    assert (there.verdict, there.index, there.difference, there.units) == (
-        back.verdict,
-        back.index,
-        back.difference,
-        back.units,
-    )
-    np.testing.assert_array_equal([there.first, there.second], [back.second, back.first])
+def test_which_of_the_two_comes_first_does_not_matter(first: Array, second: Array) -> None:
+    one, other = (compare_arrays(*pair, np.full((2, 3), 1.25)) for pair in ((first, second), (second, first)))
+    assert (one.verdict, one.index, one.difference, one.ratio) == (
+        other.verdict, other.index, other.difference, other.ratio,
+    )  # fmt: skip
+    np.testing.assert_equal([one.first, one.second], [other.second, other.first])
 
 
 @given(array=arrays(np.float32, (2, 3), elements=st.floats(width=32)))
 def test_every_array_agrees_with_itself(array: Array) -> None:
-    assert compare_stage("weights", {"weights": array}, {"weights": array.copy()}).verdict is Verdict.AGREE
+    assert compare_arrays(array, array.copy(), np.zeros((2, 3))).verdict is Verdict.AGREE
 
 
 def test_flags_say_where_the_nonfinite_numbers_differ() -> None:

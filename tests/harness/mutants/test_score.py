@@ -16,11 +16,10 @@ from attncheck.harness.mutants.judgement import StageFinding
 from attncheck.harness.mutants.mutant import EVERY, Mutant, Subject
 from attncheck.harness.mutants.rules import RULES, rejected_by_rules
 from attncheck.harness.mutants.score import redrawn, run_mutants
-from attncheck.harness.running.worker import evaluate_on
 from attncheck.harness.mutants.variant import Variant
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.inputs import Inputs, make_exact_inputs
-from attncheck.harness.running.worker import Failure, Task
+from attncheck.harness.running.worker import Failure, Task, evaluate_on
 
 CASES = """\
 title: Two cases

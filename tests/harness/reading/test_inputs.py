@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attncheck.harness.reading.array_kinds import Arrangement
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.inputs import Exact, arranged_shape, convert_inputs, make_exact_inputs
-from attncheck.harness.reading.model import Arrangement
 
 Load = Callable[[str | bytes], list[Case]]
 
@@ -44,6 +44,20 @@ def _made(load_text: Load, *lines: str) -> Exact:
         ("{values: [[1, 2], [3, 4], [5, 6]], transpose: true}", [[1, 3, 5], [2, 4, 6]]),
         ("{values: [[1, 2], [3, 4], [5, 6]], rows: [1], transpose: true}", [[3], [4]]),
         ('{printed: "1.5 -2\\n3 4e1"}', [[1.5, -2], [3, 40]]),
+        ("{geometric: [3, -10], shape: [2, 2]}", [[3, -30], [300, -3000]]),
+        ("{geometric: [0.5, 2], shape: [1]}", [0.5]),
+        ("{identity: 3, rows: [2, 0], times: 4, plus: 1}", [[1, 1, 5], [5, 1, 1]]),
+        ("{values: [[1, 2]], plus: 0.5, times: -2}", [[-1.5, -3.5]]),
+        ("{concat: [{values: [[1, 2]]}, {constant: 7, shape: [2, 2]}], axis: 0}", [[1, 2], [7, 7], [7, 7]]),
+        ("{concat: [{values: [[1, 2]]}, {constant: -.inf, shape: [1, 1]}], axis: -1}", [[1, 2, -np.inf]]),
+        ("{concat: [{values: [[1]]}, {values: [[2]]}], axis: 1, transpose: true, plus: 1}", [[2], [3]]),
+        ("{sum: [{values: [[1], [2]]}, {values: [10, 20]}, {values: 100}]}", [[111, 121], [112, 122]]),
+        ("{sum: [{values: [1, 2]}, {values: [0, -.inf]}]}", [1, -np.inf]),
+        ("{product: [{values: [[1], [2]]}, {values: [10, 20]}], times: 3}", [[30, 60], [60, 120]]),
+        (
+            "{sum: [{product: [{values: [2, 3]}, {values: [5, 7]}]}, {concat: [{values: [1, 4]}], axis: 0}]}",
+            [11, 25],
+        ),
     ],
 )
 def test_an_input_is_made_as_the_file_says_with_its_leading_axes(load_text: Load, source: str, array: object) -> None:
@@ -62,6 +76,34 @@ def test_a_printed_number_may_differ_by_half_a_unit_also_after_it_was_moved(load
     )
     np.testing.assert_array_equal(made.array[0, 0], [[10, 0.25], [0.125, 1.5]])
     np.testing.assert_allclose(made.radius[0, 0], [[0.5, 0.005], [0.0005, 0.05]], rtol=1e-15)
+
+
+def test_half_a_unit_of_a_printed_number_goes_through_what_is_made_of_it(load_text: Load) -> None:
+    arrays = ("arrays:", '  first: {printed: "2.0 -4.0"}', '  second: {printed: "10 100"}')
+    doubled = _made(load_text, *arrays, "inputs: {scores: {ref: first, times: -2, plus: 1000}}")
+    np.testing.assert_allclose(doubled.array[0, 0], [[996, 1008]])
+    np.testing.assert_allclose(doubled.radius[0, 0], [[0.1, 0.1]])
+    added = _made(load_text, *arrays, "inputs: {scores: {sum: [first, second]}}")
+    np.testing.assert_allclose(added.radius[0, 0], [[0.55, 0.55]])
+    multiplied = _made(load_text, *arrays, "inputs: {scores: {product: [first, second]}}")
+    # |2| 0.5 + 0.05 |10| + 0.05 0.5, and |4| 0.5 + 0.05 |100| + 0.05 0.5
+    np.testing.assert_allclose(multiplied.radius[0, 0], [[1.525, 7.025]])
+    joined = _made(load_text, *arrays, "inputs: {scores: {concat: [second, first], axis: 0}}")
+    np.testing.assert_allclose(joined.radius[0, 0], [[0.5, 0.5, 0.05, 0.05]])
+
+
+def test_a_mask_may_be_put_together_and_multiplied(load_text: Load) -> None:
+    [case] = load_text(
+        SOFTMAX.replace("softmax", "masking")
+        + "    inputs:\n"
+        + "      scores: {constant: 1, shape: [2, 3]}\n"
+        + "      mask:\n"
+        + "        product:\n"
+        + "          - {concat: [{constant: 1, shape: [1, 2]}, {constant: 0, shape: [1, 1]}], axis: 1}\n"
+        + "          - {values: [[true], [false]]}\n"
+    )
+    mask = convert_inputs(case, make_exact_inputs(case), "float32").arrays["mask"]
+    assert mask[0, 0].tolist() == [[True, True, False], [False, False, False]]
 
 
 def test_numbers_given_in_full_have_no_radius(load_text: Load) -> None:
@@ -88,6 +130,39 @@ def test_draws_follow_the_order_of_the_file_arrays_before_inputs(load_text: Load
     made = make_exact_inputs(case)
     for name, wanted in {"query": query, "key": key, "value": value}.items():
         np.testing.assert_array_equal(made[name].array[0, 0], wanted)
+
+
+def test_parts_are_drawn_in_the_order_in_which_they_are_listed(load_text: Load) -> None:
+    made = _made(
+        load_text,
+        "random: {generator: numpy-legacy, seed: 5}",
+        "arrays: {first: {draw: randn, shape: [1, 3]}}",
+        "inputs:",
+        "  scores:",
+        "    concat: [{draw: rand, shape: [2, 3]}, {ref: first, times: -1}, {sum: [{draw: randn, shape: [3]}, first]}]",
+        "    axis: 0",
+    )
+    state = np.random.RandomState(5)
+    first, second, third = state.randn(1, 3), state.rand(2, 3), state.randn(3)
+    np.testing.assert_array_equal(made.array[0, 0], np.concatenate([second, -first, third + first]))
+
+
+def test_a_geometric_series_is_one_multiplication_after_another(load_text: Load) -> None:
+    made = _made(load_text, "inputs: {scores: {geometric: [0.1, 1.1], shape: [40]}}").array[0, 0, 0]
+    wanted = [0.1]
+    for _ in range(39):
+        wanted.append(wanted[-1] * 1.1)
+    assert made.tolist() == wanted
+
+
+def test_drawn_integers_may_be_halved(load_text: Load) -> None:
+    random = "random: {generator: numpy-legacy, seed: 3}"
+    whole = _made(load_text, random, "inputs: {scores: {draw: randint, low: 1, high: 9, shape: [12]}}").array
+    halves = _made(
+        load_text, random, "inputs: {scores: {draw: randint, low: 1, high: 9, shape: [12], times: 0.5}}"
+    ).array
+    np.testing.assert_array_equal(halves, whole / 2)
+    assert (halves % 1 == 0.5).any()
 
 
 def test_a_draw_is_rounded_down_and_multiplied_in_its_own_dtype(load_text: Load) -> None:

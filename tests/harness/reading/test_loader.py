@@ -75,7 +75,10 @@ NAME = "The case at hand"
 NAN = "NaN is not allowed here; a case that probes it says `allow_nonfinite: true`"
 INFINITY = "infinity is not allowed here; a case that probes it says `allow_nonfinite: true`"
 QUOTES = "expected text in quotes, got 1.5: a bare number would lose its last digits"
-A_KIND = "expected a mapping with exactly one of values, printed, draw, constant, identity, ascending, ref, got"
+A_KIND = (
+    "expected a mapping with exactly one of values, printed, draw, constant, identity, ascending, geometric, ref, "
+    "concat, sum, product, got"
+)
 A_NAME = "expected a name of letters, digits and underscores that begins with a letter, got"
 Row = tuple[str | bytes, int | None, str | None, str | None, str]
 
@@ -292,6 +295,134 @@ THE_INPUTS: list[Row] = [
     ),
 ]
 
+COMBINED: list[Row] = [
+    (_query("{concat: [{identity: 2}]}"), 7, NAME, "inputs.query.axis", "this field is missing"),
+    (_query("{concat: [], axis: 0}"), 7, NAME, "inputs.query.concat", "expected at least 1 item, got []"),
+    (
+        _query("{concat: {identity: 2}, axis: 0}"),
+        7,
+        NAME,
+        "inputs.query.concat",
+        "expected a list, got {'identity': 2}",
+    ),
+    (_query("{concat: [{identity: 2}], axis: 4}"), 7, NAME, "inputs.query.axis", "less than or equal to 3, got 4"),
+    (
+        _query("{concat: [{identity: 2}], axis: 2}"),
+        7,
+        NAME,
+        "inputs.query.concat",
+        "axis 2 does not exist in arrays of 2",
+    ),
+    (
+        _query("{concat: [{identity: 2}, {identity: 3}], axis: 0}"),
+        7,
+        NAME,
+        "inputs.query.concat",
+        "expected arrays that differ in length along axis 0 alone, got 2x2, 3x3",
+    ),
+    (
+        _query("{concat: [{identity: 2}, {values: [1, 2]}], axis: -1}"),
+        7,
+        NAME,
+        "inputs.query.concat",
+        "expected arrays that differ in length along axis 1 alone, got 2x2, 2",
+    ),
+    (
+        _query("{sum: [{identity: 2}, {identity: 3}]}"),
+        7,
+        NAME,
+        "inputs.query.sum",
+        "expected shapes that broadcast to each other, got 2x2, 3x3",
+    ),
+    (
+        _query("{product: [{constant: 1, shape: [60000, 1]}, {constant: 1, shape: [1, 60000]}]}"),
+        7,
+        NAME,
+        "inputs.query",
+        "60000x60000 is 3600000000 elements; expected at most 67108864",
+    ),
+    (_query("{sum: [{identity: 2}, nope]}"), 7, NAME, "inputs.query.sum[1]", "no array is named 'nope'"),
+    (_query("{sum: [{identity: 2}, 5]}"), 7, NAME, "inputs.query.sum[1]", f"{A_KIND} 5"),
+    (_query("{sum: [{identity: 2}, '3 x']}"), 7, NAME, "inputs.query.sum[1]", f"{A_NAME} '3 x'"),
+    (_query("{sum: [{identity: 2, plsu: 1}]}"), 7, NAME, "inputs.query.sum[0].plsu", "did you mean plus?"),
+    (_query("{sum: [{identity: 2}], axis: 0}"), 7, NAME, "inputs.query.axis", "unknown field"),
+    (
+        _query("{sum: [{concat: [{ref: 5}], axis: 0}]}"),
+        7,
+        NAME,
+        "inputs.query.sum[0].concat[0].ref",
+        "expected text in quotes, got 5",
+    ),
+    (
+        _query("\n    sum:\n      - {identity: 2}\n      - product:\n          - {values: [1, .nan]}"),
+        11,
+        NAME,
+        "inputs.query.sum[1].product[0].values[1]",
+        NAN,
+    ),
+    (_query("{identity: 2, times: .inf}"), 7, NAME, "inputs.query.times", "expected a finite number, got inf"),
+    (_query("{identity: 2, plus: .nan}"), 7, NAME, "inputs.query.plus", "expected a finite number, got nan"),
+    (_query("{geometric: [1, .inf], shape: [2, 2]}"), 7, NAME, "inputs.query.geometric", INFINITY),
+    (_query("{geometric: [1, 1.0e200], shape: [2, 2]}"), 7, NAME, "inputs.query.geometric", INFINITY),
+    (
+        _query("{geometric: [1, 1.0e15], shape: [2, 2]}"),
+        7,
+        NAME,
+        "inputs.query.geometric",
+        "1e+45 is beyond the range of",
+    ),
+    (_query("{geometric: [1], shape: [2, 2]}"), 7, NAME, "inputs.query.geometric", "expected at least 2 items, got"),
+    (
+        _query("{values: [[1.0e30, 1]], times: -1.0e10}"),
+        7,
+        NAME,
+        "inputs.query",
+        "may reach 1e+40, beyond the range of",
+    ),
+    (_query("{values: [[1.0e38, 1]], plus: 3.0e38}"), 7, NAME, "inputs.query", "may reach 4e+38, beyond the range of"),
+    (
+        _query("{product: [{values: [[1.0e30, 1]]}, {values: [1.0e10, 1]}]}"),
+        7,
+        NAME,
+        "inputs.query",
+        "may reach 1e+40, beyond the range of float32",
+    ),
+    (_drawn("{draw: randn, times: 1.0e38, shape: [2, 2]}"), 7, NAME, "inputs.query", "may reach 1.3e+39, beyond the"),
+    (
+        _case(INPUTS + "  bias: {product: [{values: [0, -.inf]}, {values: [0, 1]}]}"),
+        10,
+        NAME,
+        "inputs.bias.product[0].values[1]",
+        INFINITY,
+    ),
+    (_case(INPUTS + "  bias: {values: [0, -.inf], times: 2}"), 10, NAME, "inputs.bias.values[1]", INFINITY),
+    (
+        _case(INPUTS + "  bias: {sum: [{values: [0, -.inf]}, {values: [0, .inf]}]}"),
+        10,
+        NAME,
+        "inputs.bias",
+        "a sum with inf and -inf may become NaN",
+    ),
+    (
+        _case(INPUTS + "  mask: {concat: [{values: [1]}, {values: [2]}], axis: 0}"),
+        10,
+        NAME,
+        "inputs.mask.concat[1].values[0]",
+        "a mask is boolean (true = may attend), got 2",
+    ),
+    (_case(INPUTS + "  mask: {sum: [{identity: 2}]}"), 10, NAME, "inputs.mask", "it takes no sum, times or plus"),
+    (_case(INPUTS + "  mask: {identity: 2, times: 1}"), 10, NAME, "inputs.mask", "it takes no sum, times or plus"),
+    (_case(INPUTS + "  mask: {identity: 2, plus: 0}"), 10, NAME, "inputs.mask", "it takes no sum, times or plus"),
+    (
+        _case(INPUTS + "  mask: m\narrays: {n: {identity: 2}, m: {ref: n, times: 1}}"),
+        10,
+        NAME,
+        "inputs.mask",
+        "it takes no sum, times or plus",
+    ),
+    (_case(INPUTS + "generic: 1"), 10, NAME, "generic", "expected true or false, got 1"),
+]
+
 DRAWS: list[Row] = [
     (_query("{draw: rand, shape: [2, 2]}"), 7, NAME, "inputs.query", "needs a generator and a seed: give the case or"),
     (_case("random: {generator: mt, seed: 1}\n" + INPUTS), 6, NAME, "random.generator", "'numpy-legacy', 'r' or"),
@@ -362,7 +493,7 @@ PRINTED: list[Row] = [
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "case", "field", "words"), [*THE_FILE, *THE_CASE, *THE_INPUTS, *DRAWS, *PRINTED]
+    ("text", "line", "case", "field", "words"), [*THE_FILE, *THE_CASE, *THE_INPUTS, *COMBINED, *DRAWS, *PRINTED]
 )
 def test_a_fault_is_told_once_with_its_line_case_and_field(
     load_text: Load, text: str | bytes, line: int | None, case: str | None, field: str | None, words: str
@@ -389,6 +520,19 @@ def test_an_array_of_a_trillion_numbers_is_refused_before_it_is_made(load_text: 
     assert (fault.line, fault.field) == (7, "inputs.query.shape")
     assert fault.message == "1000000x1000000 is 1000000000000 elements; expected at most 67108864"
     assert peak < 20 * 2**20
+
+
+def test_arrays_that_double_with_each_name_are_refused_before_they_are_made(load_text: Load) -> None:
+    doubled = "".join(f"  a{number}: {{sum: [a{number - 1}, a{number - 1}]}}\n" for number in range(1, 60))
+    fault = _only_fault(load_text, _case(INPUTS) + "arrays:\n  a0: {identity: 2}\n" + doubled)
+    # a0 is one array, and each sum is itself, two references and twice the one before: 5, 13, 29, 61, 125, 253
+    assert (fault.line, fault.field) == (17, "arrays.a6")
+    assert fault.message == "made of more than 200 arrays, counting the parts of parts"
+
+
+def test_a_product_within_range_is_accepted_whatever_its_parts(load_text: Load) -> None:
+    [case] = load_text(_query("{product: [{values: [[1.0e+200, 1.0e+190]]}, {values: 1.0e-190}], times: 0.5}"))
+    assert case.input_shapes["query"] == (1, 1, 1, 2)
 
 
 def test_a_whole_message_reads_as_file_line_case_field_and_what_was_expected(load_text: Load) -> None:

@@ -45,11 +45,11 @@ class Fault:
 WRONG = {
     "swaps a sign": Fault(
         "stages = numpy_backend.softmax(scores); stages['weights'] *= -1; return stages",
-        "numeric", "weights", "differs from first.eager, second.eager; at [0,0,", ExitCode.DISAGREE,
+        "numeric", "weights", "times the largest error that is possible in this step; at [0,0,", ExitCode.DISAGREE,
     ),
     "returns NaN": Fault(
         "stages = numpy_backend.softmax(scores); stages['weights'][..., 1] = float('nan'); return stages",
-        "nonfinite", "weights", "at [0,0,0,1] nan instead of", ExitCode.DISAGREE,
+        "nonfinite", "weights", "nan where the exact value is 0.", ExitCode.DISAGREE,
     ),
     "returns a wrong shape": Fault(
         "stages = numpy_backend.softmax(scores); stages['weights'] = stages['weights'][..., :-1]; return stages",

@@ -1,0 +1,179 @@
+"""Every stage of one implementation, judged twice: against the exact answer, and against its own previous stage.
+
+The first says whether a stage is wrong, the second where it goes wrong: an error that a stage inherits is not its own.
+The first stage whose introduced error fails is where the implementation goes wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.harness.judging.bounds import Bound
+from attncheck.harness.judging.compare import Index
+from attncheck.harness.judging.enclosure import Enclosure
+from attncheck.harness.judging.tiers import Measured, Tier, measure
+from attncheck.harness.judging.truth import Truth, within_range
+from attncheck.harness.reading.shapes import show
+from attncheck.harness.verdicts import Verdict
+from attncheck.harness.vocabulary import STAGES, Shape
+
+Array = NDArray[Any]
+
+_STRUCTURED_WHEN_INTRODUCED = frozenset({"capped", "biased"})
+"""One rounding per element, of a number that is itself rounded: no sum for statistics to speak of."""
+
+
+@dataclass(frozen=True)
+class StageJudgement:
+    """One stage of one implementation.
+
+    ``accumulated`` measures it against the exact answer, ``introduced`` against the exact step from the
+    implementation's own previous stage (None where that cannot be said). ``index`` is the element that is named, with
+    the computed value there, the exact one, the error and its bound B.
+    """
+
+    stage: str
+    verdict: Verdict
+    accumulated: Measured | None = None
+    introduced: Measured | None = None
+    index: Index | None = None
+    value: float | None = None
+    exact: float | None = None
+    error: float | None = None
+    bound: float | None = None
+    message: str = ""
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the errors are larger than those of every known good implementation, though they do not fail."""
+        return Tier.NOISY in {measured.tier for measured in (self.accumulated, self.introduced) if measured}
+
+    @property
+    def goes_wrong_here(self) -> bool:
+        """Whether this stage itself is at fault, rather than one before it."""
+        if self.verdict is Verdict.AGREE:
+            return False
+        return self.introduced is None or self.introduced.tier.fails or self.verdict is not Verdict.NUMERIC
+
+
+def in_order(stages: Mapping[str, Array]) -> list[str]:
+    """Return the stages' names in the order in which attention computes them; names of their own come last."""
+    return sorted(stages, key=lambda stage: STAGES.index(stage) if stage in STAGES else len(STAGES))
+
+
+def judge_stages(
+    truth: Truth, stages: Mapping[str, Array], shapes: Mapping[str, Shape], numerical_class: str
+) -> list[StageJudgement]:
+    """Judge every stage that an implementation returned, in the order of computation."""
+    sound = {
+        stage: array
+        for stage, array in stages.items()
+        if array.shape == shapes.get(stage) and str(array.dtype) == truth.dtype
+    }
+    return [_judge_stage(truth, stage, stages[stage], sound, shapes, numerical_class) for stage in in_order(stages)]
+
+
+def where_it_begins(judgements: list[StageJudgement]) -> str:
+    """Return the first stage that is itself at fault; empty where none is."""
+    failing = [judgement for judgement in judgements if judgement.verdict.exit_code]
+    own = [judgement.stage for judgement in failing if judgement.goes_wrong_here]
+    return next(iter(own), failing[0].stage if failing else "")
+
+
+def _judge_stage(
+    truth: Truth,
+    stage: str,
+    array: Array,
+    sound: Mapping[str, Array],
+    shapes: Mapping[str, Shape],
+    numerical_class: str,
+) -> StageJudgement:
+    wanted = shapes.get(stage)
+    if wanted is not None and array.shape != wanted:
+        message = f"expected shape {show(wanted)}, got {show(array.shape)}"
+        return StageJudgement(stage, Verdict.SHAPE, message=message)
+    if wanted is not None and str(array.dtype) != truth.dtype:
+        return StageJudgement(stage, Verdict.DTYPE, message=f"expected {truth.dtype}, got {array.dtype}")
+    if wanted is None or stage not in truth.exact:
+        reason = truth.outside or f"no exact answer is known for a stage of this name: {stage}"
+        return StageJudgement(stage, Verdict.UNVERIFIED, message=reason)
+    exact, bound = truth.exact[stage], truth.bounds(numerical_class)[stage]
+    odd = _odd_places(exact, array)
+    if odd.any():
+        return _nonfinite(stage, exact, array, odd)
+    accumulated = _measure(exact, bound, array, generic=truth.generic)
+    step = truth.introduced(stage, sound, numerical_class)
+    introduced = None
+    if step is not None:
+        generic = truth.generic and stage not in _STRUCTURED_WHEN_INTRODUCED
+        introduced = _measure(*step, array, generic=generic)
+    return _numeric(stage, array, (exact, bound, accumulated), step, introduced)
+
+
+def _odd_places(exact: Enclosure, array: Array) -> NDArray[np.bool_]:
+    """Return where a value is NaN or infinite and the exact one is not, or the other way round."""
+    stored = array.astype(np.float64)
+    forced = (exact.high == -np.inf) & (exact.radius == 0)  # with an infinite radius it is only beyond float64's range
+    odd: NDArray[np.bool_] = (forced & (stored != -np.inf)) | (within_range(exact, array) & ~np.isfinite(stored))
+    return odd
+
+
+def _nonfinite(stage: str, exact: Enclosure, array: Array, odd: NDArray[np.bool_]) -> StageJudgement:
+    index = tuple(int(axis) for axis in np.unravel_index(int(np.argmax(odd)), odd.shape))
+    value, truth = float(array[index]), float(exact.high[index])
+    message = f"{value:g} where the exact value is {truth:.9g}, at {int(odd.sum())} of {odd.size} places"
+    return StageJudgement(stage, Verdict.NONFINITE, index=index, value=value, exact=truth, message=message)
+
+
+def _measure(exact: Enclosure, bound: Bound, array: Array, *, generic: bool) -> Measured:
+    judged = within_range(exact, array)
+    return measure(exact.error_of(array), exact.radius, bound.worst, bound.scale, judged, generic=generic)
+
+
+def _numeric(
+    stage: str,
+    array: Array,
+    whole: tuple[Enclosure, Bound, Measured],
+    step: tuple[Enclosure, Bound] | None,
+    introduced: Measured | None,
+) -> StageJudgement:
+    """Name the element that is worst in whichever comparison fails; the step's own failure says more."""
+    exact, bound, accumulated = whole
+    fails = accumulated.tier.fails or (introduced is not None and introduced.tier.fails)
+    named = accumulated
+    if step is not None and introduced is not None and introduced.tier.fails:
+        (exact, bound), named = step, introduced
+    index = named.index
+    details: dict[str, float] = {}
+    if index is not None:
+        details = {
+            "value": float(array[index]),
+            "exact": float(exact.high[index]),
+            "error": float(exact.error_of(array)[index]),
+            "bound": float(bound.worst[index]),
+        }
+    verdict = Verdict.NUMERIC if fails else Verdict.AGREE
+    message = _explain(accumulated, introduced) if fails else ""
+    return StageJudgement(stage, verdict, accumulated, introduced, index, message=message, **details)
+
+
+def _explain(accumulated: Measured, introduced: Measured | None) -> str:
+    if introduced is None or not accumulated.tier.fails:
+        return _said("against the exact answer" if introduced is None else "in this step", introduced or accumulated)
+    if introduced.tier.fails:
+        return _said("in this step", introduced)
+    return f"{_said('against the exact answer', accumulated)}; this step is right, the error comes from before it"
+
+
+def _said(against: str, measured: Measured) -> str:
+    if measured.tier is Tier.PROVED:
+        return f"{measured.ratio:.3g} times the largest error that is possible {against}"
+    return (
+        f"errors too large to be rounding {against}: largest {measured.largest_z:.3g} sigma, "
+        f"root mean square {measured.mean_z:.3g} sigma over {measured.elements} elements"
+    )

@@ -1,0 +1,97 @@
+"""The verdict on one tensor of errors: proved wrong, statistically wrong, noisy, or within what its class allows.
+
+T1  some error exceeds its bound B, or a value is not finite where the exact one is. B holds for every order of
+    summation, blocking and fused operation that the numerical class allows, so this cannot happen to a member of it.
+T2  on generic inputs: the largest z = error / sigma exceeds lambda(N) = sqrt(2 ln(2 N / 1e-6)) over N elements, or the
+    root mean square of z exceeds 1 (N >= 256: elements of one row share errors). Under the model of rounding errors
+    that are bounded and mean-independent (Higham and Mary 2019), each z is sub-Gaussian with scale at most 1, and a
+    false alarm has a probability below 1e-6 for each tensor.
+T3  a warning, on generic inputs and N >= 256: z above max(3, lambda(N) / 2), or a root mean square above 0.5.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.harness.judging.compare import Index, quotient
+
+FALSE_ALARM = 1e-6
+LEAST_FOR_MEAN = 256
+_NOISY_Z, _NOISY_MEAN = 3.0, 0.5
+
+Real = NDArray[np.float64]
+
+
+class Tier(StrEnum):
+    """What the errors of one tensor say."""
+
+    WITHIN = "within"
+    NOISY = "T3"
+    STATISTICAL = "T2"
+    PROVED = "T1"
+
+    @property
+    def fails(self) -> bool:
+        """Whether this is a failure."""
+        return self in (Tier.STATISTICAL, Tier.PROVED)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The errors of one tensor against its bounds.
+
+    ``ratio`` is the largest error over its bound B and ``index`` its place; ``largest_z`` and ``mean_z`` (root mean
+    square) are in units of sigma; ``elements`` counts what was judged.
+    """
+
+    tier: Tier
+    ratio: float
+    index: Index | None
+    largest_z: float
+    mean_z: float
+    elements: int
+
+
+def threshold(elements: int) -> float:
+    """Return lambda(N): the z that one of N elements exceeds with a probability below ``FALSE_ALARM``."""
+    return math.sqrt(2 * math.log(2 * max(elements, 1) / FALSE_ALARM))
+
+
+def measure(
+    error: Real, radius: Real, worst: Real, scale: Real, judged: NDArray[np.bool_], *, generic: bool
+) -> Measured:
+    """Judge one tensor.
+
+    ``error`` is the distance to the exact value, infinite where the computed value is not finite and the exact one is;
+    ``radius`` what the exact value itself is uncertain by; ``worst`` is B and ``scale`` sigma. ``judged`` leaves out
+    what is outside the domain. ``generic`` inputs are continuous and unstructured: T2 and T3 apply.
+    """
+    count = int(judged.sum())
+    if not count:
+        return Measured(Tier.WITHIN, 0.0, None, 0.0, 0.0, 0)
+    # The exact value may lie anywhere in its enclosure: the implementation is given the benefit of it.
+    with np.errstate(invalid="ignore"):  # what is not judged may have an infinite error and an infinite radius
+        least = np.where(judged, np.maximum(error - radius, 0.0), 0.0)
+    ratio, z = quotient(least, worst), quotient(least, scale)
+    index = tuple(int(axis) for axis in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
+    largest_z = float(z.max())
+    with np.errstate(over="ignore"):
+        mean_z = float(np.sqrt(np.sum(np.square(z)) / count))
+    tier = Tier.PROVED if bool((least > worst).any()) else _statistical(largest_z, mean_z, count, generic=generic)
+    return Measured(tier, float(ratio[index]), index, largest_z, mean_z, count)
+
+
+def _statistical(largest_z: float, mean_z: float, count: int, *, generic: bool) -> Tier:
+    if not generic:
+        return Tier.WITHIN
+    enough = count >= LEAST_FOR_MEAN
+    if largest_z > threshold(count) or (enough and mean_z > 1):
+        return Tier.STATISTICAL
+    if enough and (largest_z > max(_NOISY_Z, threshold(count) / 2) or mean_z > _NOISY_MEAN):
+        return Tier.NOISY
+    return Tier.WITHIN

@@ -1,0 +1,90 @@
+"""The story of one case on one implementation, in a screenful."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.table import Table
+
+from attncheck.harness.explain import Explanation
+from attncheck.harness.judging.judge_stages import StageJudgement
+from attncheck.harness.judging.tiers import Measured
+from attncheck.harness.reading.model import TagEntry
+from attncheck.reports.terminal import plain_console
+
+
+def print_explanation(explanation: Explanation, tags: Mapping[str, TagEntry]) -> None:
+    """Print what the case is, every stage with its errors, and where it goes wrong."""
+    console = plain_console()
+    case = explanation.case
+    console.print(case.name, style="bold", soft_wrap=True)
+    console.print(f"{case.file}:{case.line}, {case.operation}, {_inputs(explanation)}", soft_wrap=True)
+    for tag in case.tags:
+        console.print(f"probes {tag}: {tags[tag].probes} Answers: {tags[tag].defect}", soft_wrap=True)
+    console.print()
+    title = f"{explanation.implementation} in {explanation.dtype}, numerical class {explanation.numerical_class}"
+    if explanation.failure:
+        console.print(f"{title}: {explanation.failure}", style="red", soft_wrap=True)
+        return
+    console.print(title, style="bold", soft_wrap=True)
+    console.print(_stages(explanation))
+    console.print(
+        "error/bound: 1 is the largest error that is possible. z: in units of the error that noise would make. "
+        "own step: from the implementation's own previous stage.",
+        style="dim",
+        soft_wrap=True,
+    )
+    console.print()
+    for line in _story(explanation):
+        console.print(line, style="red" if explanation.begins_at else "", soft_wrap=True)
+
+
+def _inputs(explanation: Explanation) -> str:
+    shapes = ", ".join(
+        f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in explanation.case.input_shapes.items()
+    )
+    options = ", ".join(f"{name} = {value}" for name, value in explanation.case.options.items())
+    return f"{shapes}; {options}" if options else shapes
+
+
+def _stages(explanation: Explanation) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("stage", "verdict", "error/bound", "z", "own step: error/bound", "z"):
+        table.add_column(heading, justify="left" if heading in ("stage", "verdict") else "right", no_wrap=True)
+    for judgement in explanation.judgements:
+        here = " <- begins here" if judgement.stage == explanation.begins_at else ""
+        table.add_row(
+            judgement.stage,
+            f"{judgement.verdict}{' (noisy)' if judgement.is_noisy else ''}{here}",
+            *_numbers(judgement.accumulated),
+            *_numbers(judgement.introduced),
+        )
+    return table
+
+
+def _numbers(measured: Measured | None) -> tuple[str, str]:
+    return ("-", "-") if measured is None else (f"{measured.ratio:.3g}", f"{measured.largest_z:.3g}")
+
+
+def _story(explanation: Explanation) -> list[str]:
+    if explanation.outside:
+        return [f"There is no exact answer to hold it against: {explanation.outside}."]
+    if not explanation.begins_at:
+        return ["Every stage is within its error bound of the exact answer."]
+    judgement = next(item for item in explanation.judgements if item.stage == explanation.begins_at)
+    lines = [f"It goes wrong at {judgement.stage}: {judgement.message}."]
+    return lines + _element(judgement)
+
+
+def _element(judgement: StageJudgement) -> list[str]:
+    """Spell the worst element out, in decimal and hex."""
+    if judgement.index is None or judgement.value is None or judgement.exact is None:
+        return []
+    lines = [
+        f"  element   [{','.join(map(str, judgement.index))}]",
+        f"  computed  {judgement.value:.17g}  {judgement.value.hex()}",
+        f"  exact     {judgement.exact:.17g}  {judgement.exact.hex()}",
+    ]
+    if judgement.error is not None and judgement.bound is not None:
+        lines.append(f"  error     {judgement.error:.4g}, bound {judgement.bound:.4g}")
+    return lines

@@ -1,0 +1,88 @@
+"""The mutation score for people and programs: what catches which fault, what survives, what is wrongly flagged."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pandas as pd
+from rich.table import Table
+
+from attncheck.harness.mutants.summary import MutationFrames
+from attncheck.reports.frames import records
+from attncheck.reports.terminal import plain_console
+
+_RULES = {
+    "attncheck": "attncheck",
+    "allclose": "numpy.allclose",
+    "assert_close": "torch.testing.assert_close",
+    "rtol_1e_3": "rtol 1e-3, atol 1e-7",
+}
+
+
+def print_mutation(frames: MutationFrames) -> None:
+    """Print every fault with what catches it, the survivors, what is wrongly flagged, the score, and other rules."""
+    console = plain_console()
+    console.print(_caught(frames.subjects))
+    for row in records(frames.survivors):
+        reached = "no case reaches it" if not row["reached_by"] else f"largest error/bound {row['largest_ratio']:.3g}"
+        console.print(
+            f"survives: {row['subject']} [{row['dtype']}] caught with {row['caught_in']} of {row['seeds']} seeds, "
+            f"{reached}: {row['description']}",
+            style="red",
+            soft_wrap=True,
+        )
+    for row in records(frames.flagged):
+        console.print(
+            f"wrongly flagged: {row['subject']} [{row['dtype']}] at {row['stages']} of {row['first_case']}, "
+            f"{row['tiers']}: {row['description']}",
+            style="red",
+            soft_wrap=True,
+        )
+    console.print(_rules(frames.rules))
+    mutants = frames.subjects[frames.subjects["kind"] == "mutant"]
+    others = frames.subjects[frames.subjects["kind"] != "mutant"]
+    console.print(
+        f"Mutation score {frames.score:.1%}: {mutants['subject'].nunique()} faults, "
+        f"{frames.survivors['subject'].nunique()} survive; {others['subject'].nunique()} honest or equivalent "
+        f"variants, {frames.flagged['subject'].nunique()} flagged.",
+        style="bold",
+        soft_wrap=True,
+    )
+
+
+def as_record(frames: MutationFrames) -> dict[str, Any]:
+    """Return the same as plain data."""
+    return {
+        "score": frames.score,
+        "survivors": _plain(frames.survivors),
+        "flagged": _plain(frames.flagged),
+        "subjects": _plain(frames.subjects),
+        "catches": _plain(frames.catches),
+        "rules": _plain(frames.rules),
+    }
+
+
+def _plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return records that JSON can hold: no NaN."""
+    return cast(list[dict[str, Any]], frame.astype(object).where(frame.notna(), None).to_dict("records"))
+
+
+def _caught(subjects: pd.DataFrame) -> Table:
+    table = Table(box=None, pad_edge=False)
+    headings = ("fault", "topic", "dtype", "cases", "tiers", "stages", "first case that catches it")
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading == "cases" else "left", no_wrap=True)
+    for row in records(subjects[(subjects["kind"] == "mutant") & (subjects["caught_in"] > 0)]):
+        cells = ("subject", "topic", "dtype", "caught_by", "tiers", "stages", "first_case")
+        table.add_row(*(str(row[cell]) for cell in cells))
+    return table
+
+
+def _rules(rules: pd.DataFrame) -> Table:
+    table = Table(box=None, pad_edge=False, title="The same results under other rules", title_justify="left")
+    for heading in ("dtype", "rule", "faults", "caught", "honest results", "wrongly rejected"):
+        table.add_column(heading, justify="left" if heading in ("dtype", "rule") else "right", no_wrap=True)
+    for row in records(rules):
+        counts = (row[name] for name in ("mutants", "mutants_caught", "honest", "honest_rejected"))
+        table.add_row(row["dtype"], _RULES.get(row["rule"], row["rule"]), *map(str, counts))
+    return table

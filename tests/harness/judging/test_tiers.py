@@ -1,0 +1,152 @@
+"""What the errors of one tensor say: proved wrong, statistically wrong, noisy, or within what the class allows."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attncheck.harness.judging.tiers import Measured, Tier, measure, threshold
+
+# sqrt(2 ln(2 N / 1e-6)): 6.3 for 256 elements, 7.5 for a million (NUMERICS.md, section 5).
+THRESHOLDS = [(1, 5.387), (256, 6.333), (10**6, 7.527)]
+
+
+def measured(
+    error: Any, *, radius: Any = 0.0, worst: Any = 1.0, scale: Any = 0.125, judged: Any = True, generic: bool = True
+) -> Measured:
+    """Judge errors, given with everything else as one number for all or as one for each."""
+    shape = np.shape(error)
+    numbers = [np.broadcast_to(np.asarray(part, np.float64), shape) for part in (error, radius, worst, scale)]
+    return measure(*numbers, np.broadcast_to(np.asarray(judged), shape), generic=generic)
+
+
+def one_of(count: int, error: float, rest: float = 0.0) -> np.ndarray[Any, Any]:
+    """So many errors, of which the last is another."""
+    errors = np.full(count, rest)
+    errors[-1] = error
+    return errors
+
+
+@pytest.mark.parametrize(("elements", "wanted"), THRESHOLDS)
+def test_the_threshold_grows_slowly_with_the_number_of_elements(elements: int, wanted: float) -> None:
+    assert threshold(elements) == pytest.approx(wanted, abs=5e-4)
+
+
+def test_the_threshold_is_the_one_that_the_design_states() -> None:
+    assert round(threshold(256), 1) == 6.3
+    assert round(threshold(10**6), 1) == 7.5
+
+
+# T1.
+
+
+@pytest.mark.parametrize("generic", [True, False])
+def test_an_error_beyond_its_bound_is_proved_wrong_whatever_the_inputs(generic: bool) -> None:
+    found = measured([[0.0, 1.25], [0.5, 0.0]], generic=generic)
+    assert (found.tier, found.ratio, found.index, found.elements) == (Tier.PROVED, 1.25, (0, 1), 4)
+    assert found.largest_z == 1.25 / 0.125
+    assert found.tier.fails
+
+
+def test_an_error_of_exactly_the_bound_is_possible_and_the_next_number_is_not() -> None:
+    assert measured([1.0], generic=False).tier is Tier.WITHIN
+    assert measured([np.nextafter(1.0, 2)], generic=False).tier is Tier.PROVED
+
+
+def test_the_benefit_of_what_the_exact_value_is_uncertain_by_is_given() -> None:
+    assert measured([1.25], radius=0.25, generic=False).tier is Tier.WITHIN
+    assert measured([1.25], radius=0.125, generic=False).tier is Tier.PROVED
+    assert measured([0.25], radius=0.5).ratio == 0
+
+
+@pytest.mark.parametrize("generic", [True, False])
+def test_a_value_that_is_not_finite_where_the_exact_one_is_has_an_infinite_error(generic: bool) -> None:
+    found = measured([0.0, np.inf], generic=generic)
+    assert (found.tier, found.ratio, found.index, found.largest_z) == (Tier.PROVED, np.inf, (1,), np.inf)
+
+
+def test_the_element_that_is_named_is_the_worst_beside_its_own_bound() -> None:
+    found = measured([8.0, 2.0, 0.5], worst=[10.0, 1.0, 1.0])
+    assert (found.index, found.ratio) == ((1,), 2.0)
+
+
+# T2 and T3.
+
+
+@pytest.mark.parametrize(("elements", "limit"), THRESHOLDS[:2])
+def test_one_error_beyond_the_threshold_is_statistically_wrong_on_generic_inputs_alone(
+    elements: int, limit: float
+) -> None:
+    # sigma is 1/8: an error of z / 8 lies at z.
+    above, below = (one_of(elements, (limit + by) / 8) for by in (0.001, -0.001))
+    assert measured(above).tier is Tier.STATISTICAL
+    assert measured(above, generic=False).tier is Tier.WITHIN
+    assert not measured(below).tier.fails
+    assert measured(above).largest_z == pytest.approx(limit, abs=2e-3)
+
+
+@pytest.mark.parametrize(("elements", "tier"), [(255, Tier.WITHIN), (256, Tier.STATISTICAL)])
+def test_errors_that_are_all_a_little_too_large_count_from_256_elements(elements: int, tier: Tier) -> None:
+    found = measured(np.full(elements, 1.0625 / 8))
+    assert (found.tier, found.mean_z, found.largest_z) == (tier, 1.0625, 1.0625)
+    assert measured(np.full(elements, 1.0 / 8)).tier is not Tier.STATISTICAL
+    assert measured(np.full(elements, 1.0625 / 8), generic=False).tier is Tier.WITHIN
+
+
+@pytest.mark.parametrize(("elements", "tier"), [(255, Tier.WITHIN), (256, Tier.NOISY)])
+@pytest.mark.parametrize("mean", [True, False])
+def test_noise_is_a_warning_from_256_elements(elements: int, tier: Tier, mean: bool) -> None:
+    # A root mean square of 0.5625, or a single z of 3.25 where half the threshold is 3.17.
+    errors = np.full(elements, 0.5625 / 8) if mean else one_of(elements, 3.25 / 8)
+    assert measured(errors).tier is tier
+    assert measured(errors, generic=False).tier is Tier.WITHIN
+    assert not tier.fails
+
+
+def test_what_every_known_good_implementation_does_is_no_noise() -> None:
+    assert measured(np.full(256, 0.5 / 8)).tier is Tier.WITHIN
+    # Half the threshold is 3.17 for 256 elements and 3.61 for 250,000.
+    assert measured(one_of(256, 3.125 / 8)).tier is Tier.WITHIN
+    assert measured(one_of(250_000, 3.5 / 8)).tier is Tier.WITHIN
+    assert measured(one_of(250_000, 3.75 / 8)).tier is Tier.NOISY
+
+
+def test_proof_comes_before_statistics() -> None:
+    assert measured(np.full(300, 2.0), scale=0.01).tier is Tier.PROVED
+
+
+# Bounds of nothing, and nothing to judge.
+
+
+def test_where_nothing_may_be_wrong_nothing_is_and_anything_else_is_infinitely_so() -> None:
+    zero: dict[str, Any] = {"worst": 0.0, "scale": 0.0}
+    found = measured([0.0, 0.0], **zero)
+    assert (found.tier, found.ratio, found.largest_z, found.mean_z) == (Tier.WITHIN, 0.0, 0.0, 0.0)
+    found = measured([0.0, 5e-324], **zero)
+    assert (found.tier, found.ratio, found.index) == (Tier.PROVED, np.inf, (1,))
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0, 3)])
+def test_an_empty_tensor_is_right(shape: tuple[int, ...]) -> None:
+    assert measured(np.zeros(shape)) == Measured(Tier.WITHIN, 0.0, None, 0.0, 0.0, 0)
+
+
+def test_a_tensor_of_which_nothing_is_judged_is_right() -> None:
+    assert measured([np.inf, 9.0], judged=False) == Measured(Tier.WITHIN, 0.0, None, 0.0, 0.0, 0)
+
+
+def test_what_is_outside_the_domain_neither_fails_nor_counts() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = measured([np.inf, 0.5], radius=[np.inf, 0.0], judged=[False, True])
+    assert (found.tier, found.ratio, found.index, found.elements) == (Tier.WITHIN, 0.5, (1,), 1)
+    # The mean is over what is judged: one z of 4, not two of which one is 0.
+    assert found.mean_z == 4.0
+
+
+def test_a_tensor_without_axes_is_judged() -> None:
+    found = measured(2.0)
+    assert (found.tier, found.index, found.ratio) == (Tier.PROVED, (), 2.0)

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from attncheck.backends import BACKENDS, BackendEntry
+from attncheck.harness.errors import UsageError
+from attncheck.harness.explain import explain_case, find_case, find_implementation
+from attncheck.harness.reading.case import Case
+from attncheck.harness.reading.selection import select_cases
+from attncheck.harness.running.executor import Limits
+from attncheck.harness.running.implementations import Implementation
+from attncheck.reports.explanation import print_explanation
+
+ATTENTION = "attention/every-dimension-is-different-and-none-is-forgotten"
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    return find_case(select_cases([ATTENTION]).cases, ATTENTION)
+
+
+@pytest.fixture
+def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Implementation]:
+    """A NumPy backend in which one function is replaced."""
+
+    def make(source: str) -> Implementation:
+        head = (
+            "from attncheck.backends import numpy_backend as reference",
+            "from attncheck.backends.numpy_backend import *",
+        )
+        (tmp_path / "faulty_for_explain.py").write_text("\n".join([*head, source]), encoding="utf-8")
+        monkeypatch.syspath_prepend(tmp_path)
+        return Implementation(BackendEntry("faulty", "faulty_for_explain", ("numpy",)))
+
+    return make
+
+
+def test_an_honest_implementation_is_within_its_bounds_at_every_stage(case: Case) -> None:
+    explanation = explain_case(case, find_implementation("numpy"), "float32", Limits())
+    assert {judgement.stage: str(judgement.verdict) for judgement in explanation.judgements} == dict.fromkeys(
+        ("raw_scores", "scores", "weights", "log_sum_exp", "output"), "agree"
+    )
+    assert explanation.begins_at == explanation.failure == explanation.outside == ""
+
+
+def test_a_scale_that_is_off_by_one_in_a_hundred_thousand_begins_at_scores(
+    case: Case, faulty: Callable[[str], Implementation], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = """
+def attention(query, key, value, **options):
+    options["scale"] = (1 + 1e-5) / query.shape[-1] ** 0.5
+    return reference.attention(query, key, value, **options)
+"""
+    explanation = explain_case(case, faulty(source), "float32", Limits())
+    assert explanation.begins_at == "scores"
+    print_explanation(explanation, select_cases([ATTENTION]).tags)
+    told = capsys.readouterr().out
+    assert "It goes wrong at scores:" in told
+    assert "computed" in told
+    assert "exact" in told
+    assert "0x" in told
+    assert "<- begins here" in told
+
+
+def test_an_implementation_that_raises_is_told_with_its_reason(
+    case: Case, faulty: Callable[[str], Implementation], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = "def attention(query, key, value, **options):\n    raise ValueError('no attention today')\n"
+    explanation = explain_case(case, faulty(source), "float32", Limits())
+    assert explanation.failure == "error: ValueError: no attention today"
+    print_explanation(explanation, select_cases([ATTENTION]).tags)
+    assert "no attention today" in capsys.readouterr().out
+
+
+def test_a_glob_that_matches_several_cases_lists_them() -> None:
+    cases = select_cases(["masking"]).cases
+    with pytest.raises(UsageError, match=rf"matches {len(cases)} cases; name one of them:\n  masking/"):
+        find_case(cases, "masking")
+
+
+def test_an_implementation_is_found_by_its_name_or_its_backends() -> None:
+    assert find_implementation("numpy") == find_implementation("numpy.eager") == Implementation(BACKENDS["numpy"])
+
+
+@pytest.mark.parametrize("name", ["numpy.fast", "nothing"])
+def test_an_unknown_implementation_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="unknown"):
+        find_implementation(name)
