@@ -138,7 +138,7 @@ def test_a_variant_that_raises_is_caught_and_one_that_cannot_is_not(cases: list[
     frames = run_mutants(cases, subjects=[faulty, unable])
     assert frames.subjects.groupby("subject")["caught_in"].max().to_dict() == {"raises": 1, "unable": 0}
     outcome = evaluate_on(unable.backend, Task("softmax", {}, {"scores": np.zeros((1, 1, 1, 2))}))
-    assert outcome == Failure("unsupported", "no")
+    assert outcome == Failure("unsupported", "NotImplementedError: no")
 
 
 @pytest.mark.parametrize(
