@@ -53,9 +53,11 @@ def make_exact_inputs(case: Case) -> dict[str, Exact]:
     """Read, draw and build the inputs of a case, in the order of the file, lifted to the operation's ranks."""
     generator = GENERATORS[case.random.generator](case.random.seed) if case.random else None
     named: dict[str, Exact] = {}
-    for name, source in case.arrays.items():
-        named[name] = _make(source, named, generator)
-    made = {name: _make(source, named, generator) for name, source in case.inputs.items()}
+    # A case that probes infinity may make NaN of it.
+    with np.errstate(all="ignore"):
+        for name, source in case.arrays.items():
+            named[name] = _make(source, named, generator)
+        made = {name: _make(source, named, generator) for name, source in case.inputs.items()}
     specs = case.input_specs
     return {name: _fit(exact, case.input_shapes[name], len(specs[name].axes)) for name, exact in made.items()}
 
@@ -104,8 +106,10 @@ def _combine(source: kinds.Array, parts: list[Exact]) -> Exact:
 
 
 def _product(left: Exact, right: Exact) -> Exact:
-    # A mask keeps infinity out of a product; |x| r stays finite too.
-    radius = np.abs(left.array) * right.radius + left.radius * (np.abs(right.array) + right.radius)
+    def moved(array: Array, radius: Array) -> Array:
+        return np.where(radius > 0, np.abs(array) * radius, 0)  # infinity times a radius of 0 is no NaN
+
+    radius = moved(left.array, right.radius) + moved(right.array, left.radius) + left.radius * right.radius
     return Exact(left.array * right.array, radius)
 
 

@@ -92,6 +92,16 @@ def test_half_a_unit_of_a_printed_number_goes_through_what_is_made_of_it(load_te
     np.testing.assert_allclose(joined.radius[0, 0], [[0.5, 0.5, 0.05, 0.05]])
 
 
+def test_where_infinity_is_probed_a_product_with_it_has_no_radius(load_text: Load) -> None:
+    made = _made(
+        load_text,
+        "allow_nonfinite: true",
+        "inputs: {scores: {product: [{values: [.inf, 2, .inf]}, {values: [3, 4, 0]}], plus: 1}}",
+    )
+    np.testing.assert_array_equal(made.array[0, 0], [[np.inf, 9, np.nan]])
+    np.testing.assert_array_equal(made.radius[0, 0], [[0, 0, 0]])
+
+
 def test_a_mask_may_be_put_together_and_multiplied(load_text: Load) -> None:
     [case] = load_text(
         SOFTMAX.replace("softmax", "masking")
