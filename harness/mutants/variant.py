@@ -173,4 +173,7 @@ class Variant:
         return stages
 
     def _visible(self, stages: Stages) -> Stages:
-        return {name: stage for name, stage in stages.items() if name not in self.hidden}
+        shown = {name: stage for name, stage in stages.items() if name not in self.hidden}
+        if not shown:
+            raise NotImplementedError(f"holds none of {', '.join(stages)}")
+        return shown
