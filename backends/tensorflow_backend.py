@@ -54,7 +54,9 @@ def dot_scores(query: Tensor, key: Tensor, *, scale: float | None = None) -> Sta
 
 def general_scores(query: Tensor, key: Tensor, weight: Tensor) -> Stages:
     """Score by a bilinear form."""
-    return {"scores": tf.matmul(tf.matmul(query, weight), key, transpose_b=True)}
+    # tensordot, as Keras' Dense has it: TensorFlow 2.21 with oneDNN reads past its buffers in a float32 tf.matmul that
+    # spreads a matrix over batch axes, and gives NaN, other numbers or a segmentation fault.
+    return {"scores": tf.matmul(tf.tensordot(query, weight, axes=1), key, transpose_b=True)}
 
 
 def additive_scores(
@@ -67,12 +69,12 @@ def additive_scores(
     score_bias: Tensor | None = None,
 ) -> Stages:
     """Score by a small feed-forward network."""
-    query_part = tf.expand_dims(tf.matmul(query, query_weight), -2)  # (B, H, Lq, 1, A)
-    key_part = tf.expand_dims(tf.matmul(key, key_weight), -3)  # (B, H, 1, Lk, A)
+    query_part = tf.expand_dims(tf.tensordot(query, query_weight, axes=1), -2)  # (B, H, Lq, 1, A)
+    key_part = tf.expand_dims(tf.tensordot(key, key_weight, axes=1), -3)  # (B, H, 1, Lk, A)
     hidden = query_part + key_part
     if score_bias is not None:
         hidden = hidden + score_bias
-    return {"scores": tf.linalg.matvec(tf.tanh(hidden), score_vector)}
+    return {"scores": tf.tensordot(tf.tanh(hidden), score_vector, axes=1)}
 
 
 def mask_scores(
