@@ -54,8 +54,8 @@ def dot_scores(query: Tensor, key: Tensor, *, scale: float | None = None) -> Sta
 
 def general_scores(query: Tensor, key: Tensor, weight: Tensor) -> Stages:
     """Score by a bilinear form."""
-    # tensordot, as Keras' Dense has it: TensorFlow 2.21 with oneDNN reads past its buffers in a float32 tf.matmul that
-    # spreads a matrix over batch axes, and gives NaN, other numbers or a segmentation fault.
+    # tensordot, not matmul: TensorFlow 2.21 with oneDNN reads past its buffers in a float32 tf.matmul that spreads a
+    # matrix over batch axes, and gives NaN, wrong numbers or a segmentation fault (tensorflow/tensorflow#117700).
     return {"scores": tf.matmul(tf.tensordot(query, weight, axes=1), key, transpose_b=True)}
 
 
