@@ -1,0 +1,97 @@
+"""The soundness campaign's work: random problems run on every implementation, and every stage of it judged."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Semaphore
+
+from soundness_problems import Drawn, draw_problem
+from soundness_rows import Row, Unit, judge_unit
+
+from attncheck.harness.running.executor import Group, GroupRunner, Limits, group_by_process
+from attncheck.harness.running.implementations import Implementation
+from attncheck.harness.running.worker import Outcome, Task
+
+_AHEAD = 24
+"""Evaluations that a worker may be ahead of the judge: their arrays wait in memory."""
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """What to run: the problems of a seed with these numbers, in these dtypes, on these implementations."""
+
+    seed: int
+    numbers: Sequence[int]
+    dtypes: Sequence[str]
+    implementations: Sequence[Implementation]
+    limits: Limits
+    logs: Path
+
+    @property
+    def units(self) -> list[Unit]:
+        """Every problem in every dtype."""
+        return [Unit(number, dtype) for number in self.numbers for dtype in self.dtypes]
+
+
+def run_campaign(campaign: Campaign, on_progress: Callable[[int, int], None]) -> Iterator[tuple[Unit, list[Row]]]:
+    """Run and judge every unit; ``on_progress`` hears units judged and planned."""
+    groups = [
+        group
+        for implementation in campaign.implementations
+        for group in group_by_process(implementation, campaign.dtypes)
+    ]
+    runners: list[GroupRunner[Unit]] = [GroupRunner(group, campaign.limits, campaign.logs) for group in groups]
+    problem = lru_cache(maxsize=4 * _AHEAD)(lambda number: draw_problem(campaign.seed, number))
+    units = campaign.units
+    on_progress(0, len(units))
+    for done, (unit, outcomes) in enumerate(_outcomes(units, runners, problem), start=1):
+        yield unit, judge_unit(unit, problem(unit.number), outcomes)
+        on_progress(done, len(units))
+
+
+def _outcomes(
+    units: Sequence[Unit], runners: Sequence[GroupRunner[Unit]], problem: Callable[[int], Drawn]
+) -> Iterator[tuple[Unit, list[tuple[Implementation, Outcome]]]]:
+    """Give every unit when its last implementation has answered; workers of all groups run side by side."""
+    answers: SimpleQueue[tuple[Unit, Group, Outcome] | BaseException] = SimpleQueue()
+    rooms = [Semaphore(_AHEAD) for _ in runners]
+
+    def drive(runner: GroupRunner[Unit], room: Semaphore) -> None:
+        def task(unit: Unit) -> Task:
+            room.acquire()  # released when the unit is judged
+            drawn = problem(unit.number)
+            return Task(drawn.operation, drawn.options, drawn.stored(unit.dtype))
+
+        own = [unit for unit in units if unit.dtype in runner.group.dtypes]
+        try:
+            runner.run(own, task, lambda unit, outcome: answers.put((unit, runner.group, outcome)))
+        except BaseException as error:  # must reach the main thread, or it would wait for ever
+            answers.put(error)
+
+    waiting = Counter(unit for runner in runners for unit in units if unit.dtype in runner.group.dtypes)
+    collected: dict[Unit, list[tuple[Implementation, Outcome]]] = defaultdict(list)
+    with ThreadPoolExecutor(max_workers=max(1, len(runners))) as threads:
+        try:
+            for runner, room in zip(runners, rooms, strict=True):
+                threads.submit(drive, runner, room)
+            for _ in range(waiting.total()):
+                answer = answers.get()
+                if isinstance(answer, BaseException):
+                    raise answer
+                unit, group, outcome = answer
+                collected[unit].append((group.implementation, outcome))
+                if len(collected[unit]) == waiting[unit]:
+                    yield unit, sorted(collected.pop(unit), key=lambda each: each[0].name)
+                    for runner, room in zip(runners, rooms, strict=True):
+                        if unit.dtype in runner.group.dtypes:
+                            room.release()
+        finally:
+            for runner, room in zip(runners, rooms, strict=True):
+                runner.stop()
+                room.release(len(units) + 1)

@@ -1,0 +1,136 @@
+"""What a soundness campaign came to: tables over its rows, and every alarm with what reproduces it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from attncheck.harness.judging.tiers import LEAST_FOR_MEAN
+from attncheck.harness.verdicts import Verdict
+
+_TIERS = ("T1", "T2", "T3")
+_FORM = (Verdict.NONFINITE, Verdict.SHAPE, Verdict.DTYPE)
+"""Verdicts that are proof without a bound."""
+
+_STRUCTURED_STEPS = ("capped", "biased")
+"""Stages whose own step is one rounding: the judge applies no statistics to it."""
+
+LEGEND = f"""\
+- evaluations: one implementation in one dtype on one problem. tensors: the stages that they returned and that were
+  judged; elements: the numbers in them.
+- against *exact*: the exact answer from the problem's inputs (the accumulated error); against *step*: the exact step
+  from the implementation's own previous stage (the introduced error).
+- err/B: the largest error of a tensor over the largest that its class allows; median, 99th percentile and maximum are
+  over tensors. Above 1 is impossible for the class: T1.
+- z, rms: the largest, and the root mean square, of error over statistical scale in a tensor; rms over tensors of at
+  least {LEAST_FOR_MEAN} elements. They count where the inputs are generic; *structured* is the largest z elsewhere,
+  where no test rests on it.
+- T1, T2: failures, proved and statistical, NaN, shape and dtype among the proved; T3: warnings. Counted in tensors.
+"""
+
+
+def read_rows(files: Sequence[Path]) -> pd.DataFrame:
+    """Read the parts of a campaign."""
+    texts = ("stage", "verdict", "message", "tier", "step_tier", "index", "mask")
+    frames = [
+        pd.read_csv(path, dtype=dict.fromkeys(texts, str), keep_default_na=False, na_values={"value": [""]})
+        for path in files
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def table(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """Return the campaign's figures, two lines for each value of the columns ``by``."""
+    lines: list[dict[str, Any]] = []
+    for key, group in rows[rows["stage"] != ""].groupby(list(by), sort=True):
+        names = dict(zip(by, key, strict=True))
+        lines.append({**names, "against": "exact", **_figures(group, "")})
+        lines.append({**names, "against": "step", **_figures(group, "step_")})
+    return pd.DataFrame(lines)
+
+
+def alarms(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that fail or warn, and the evaluations that gave nothing to judge."""
+    told = rows["tier"].isin(_TIERS) | rows["step_tier"].isin(_TIERS) | rows["verdict"].isin(_FORM)
+    return rows[told | (rows["stage"] == "")]
+
+
+def _figures(group: pd.DataFrame, prefix: str) -> dict[str, Any]:
+    judged = group[group[f"{prefix}elements"] > 0]
+    ratio, z = judged[f"{prefix}ratio"], judged[f"{prefix}z"]
+    generic = judged["generic"]
+    if prefix:
+        generic = generic & ~judged["stage"].isin(_STRUCTURED_STEPS)
+    mean = judged.loc[generic & (judged[f"{prefix}elements"] >= LEAST_FOR_MEAN), f"{prefix}rms"]
+    counts = {tier: int((group[f"{prefix}tier"] == tier).sum()) for tier in _TIERS}
+    if not prefix:
+        counts["T1"] += int(group["verdict"].isin(_FORM).sum())
+    return {
+        "evaluations": len(group[["number", "dtype", "implementation"]].drop_duplicates()),
+        "tensors": len(judged),
+        "elements": int(judged[f"{prefix}elements"].sum()),
+        "err/B median": ratio.median(),
+        "err/B p99": ratio.quantile(0.99),
+        "err/B max": ratio.max(),
+        "z max": z[generic].max(),
+        "z max structured": z[~generic].max(),
+        "rms median": mean.median(),
+        "rms max": mean.max(),
+        **counts,
+    }
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """Write a frame as a Markdown table; numbers to three digits, counts in full."""
+    names = [str(name) for name in frame.columns]
+    numeric = [pd.api.types.is_numeric_dtype(frame[name]) for name in frame.columns]
+    lines = [names, ["---:" if number else "---" for number in numeric]]
+    lines += [[_cell(value) for value in line] for line in frame.itertuples(index=False)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float | np.floating):
+        return "" if np.isnan(value) else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int | np.integer) else str(value).replace("|", "\\|")
+
+
+def report(rows: pd.DataFrame, facts: Mapping[str, str], command: str) -> str:
+    """Write the whole report; ``command`` repeats one problem when ``--only N`` is added."""
+    parts = ["# Soundness campaign", "Written by `benchmarks/soundness.py`; do not edit.", _facts(facts)]
+    parts += [markdown(table(rows, ("dtype", "numerical_class"))), LEGEND]
+    for column in ("implementation", "operation", "regime", "stage"):
+        parts += [f"## By {column}", markdown(table(rows, ("dtype", column)))]
+    parts += ["## Alarms", listed(alarms(rows), command)]
+    return "\n\n".join(part.rstrip() for part in parts) + "\n"
+
+
+def _facts(facts: Mapping[str, str]) -> str:
+    return "\n".join(f"- {name}: {value}" for name, value in facts.items())
+
+
+def listed(told: pd.DataFrame, command: str) -> str:
+    """List the alarms, one a line, with what reproduces each."""
+    if told.empty:
+        return "None."
+    return "\n".join(_alarm_lines(told, command))
+
+
+def _alarm_lines(told: pd.DataFrame, command: str) -> Iterable[str]:
+    for row in told.to_dict("records"):
+        tiers = ", ".join(
+            f"{row[prefix + 'tier']} against the {name} (err/B {row[prefix + 'ratio']:.3g}, z {row[prefix + 'z']:.3g}, "
+            f"rms {row[prefix + 'rms']:.3g})"
+            for prefix, name in (("", "exact answer"), ("step_", "exact step"))
+            if row[f"{prefix}tier"] in _TIERS
+        )
+        where = f"{row['stage']}[{row['index']}]" if row["stage"] else "no stages"
+        yield (
+            f"- {row['implementation']} {row['dtype']}, {row['operation']}, {row['regime']}, mask {row['mask']}, "
+            f"scores {row['scores']}, {where}: {row['verdict']}{': ' if tiers else ''}{tiers} {row['message']} "
+            f"`{command} --only {row['number']}`"
+        )
