@@ -84,14 +84,15 @@ def _facts(options: argparse.Namespace, implementations: Sequence[Implementation
         "implementations": ", ".join(each.name for each in implementations),
         "versions": ", ".join(f"{name} {version}" for name, version in environment["versions"].items()),
         "python": environment["python"],
-        "judging": _fingerprint(Path(judging.__file__).parent),
+        "problems": _fingerprint(Path(__file__).parent, "soundness_[pr]*.py"),
+        "judging": _fingerprint(Path(judging.__file__).parent, "*.py"),
         "platform": f"{environment['platform']}, {environment['threads_per_worker']} thread per worker",
     }
 
 
-def _fingerprint(folder: Path) -> str:
-    """Tell one state of the judge's code from another: rows of both are not mixed."""
-    sources = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+def _fingerprint(folder: Path, names: str) -> str:
+    """Tell one state of some code from another: rows of both are not mixed."""
+    sources = b"".join(path.read_bytes() for path in sorted(folder.glob(names)))
     return f"sha256 {hashlib.sha256(sources).hexdigest()[:12]}"
 
 

@@ -22,7 +22,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from attncheck.harness.judging.bounds_scores import slope_of_tanh
-from attncheck.harness.judging.bounds_terms import LogitError, Operand, Real, summation_variance, transposed
+from attncheck.harness.judging.bounds_terms import (
+    ORDER_FACTOR,
+    LogitError,
+    Operand,
+    Real,
+    summation_variance,
+    transposed,
+)
 from attncheck.harness.judging.policies import Policy
 
 
@@ -41,7 +48,12 @@ def projected(
     if inputs.worst is not None:
         worst = worst + inputs.worst @ size
     squares = (inputs.value * inputs.value) @ (weight * weight)
-    variance = summation_variance(u_acc, length, product * product, squares) + u_acc**2 * exact * exact
+    variance = summation_variance(u_acc, length, product * product, squares)
+    # The bias is added last, or the sum starts from it (as in a fused linear layer of few rows).
+    variance = np.maximum(
+        variance + u_acc**2 * exact * exact,
+        variance + ORDER_FACTOR * u_acc**2 * length * np.maximum(offset * offset + offset * product, 0),
+    )
     if carried is None and inputs.variance is not None:
         carried = inputs.variance @ (weight * weight)
     if carried is not None:

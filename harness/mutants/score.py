@@ -17,7 +17,7 @@ from attncheck.harness.mutants.rules import rejected_by_rules
 from attncheck.harness.mutants.summary import EVALUATION_COLUMNS, MutationFrames, summarise
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.inputs import Inputs, convert_inputs, make_exact_inputs
-from attncheck.harness.running.worker import Failure, Outcome, Task, evaluate_on
+from attncheck.harness.running.worker import NO_STAGES, Failure, Outcome, Task, evaluate_on
 from attncheck.harness.vocabulary import STAGES
 
 SEED_STEP = 1_000_003
@@ -81,6 +81,11 @@ def redrawn(case: Case, seed: int) -> Case:
     return replace(case, random=case.random.model_copy(update={"seed": fresh}))
 
 
+def _holds_nothing(subject: Subject, outcome: Outcome) -> bool:
+    """Whether a variant hides every stage of the operation, as one that never holds them would not have it at all."""
+    return bool(subject.backend.hidden) and outcome == Failure("error", f"ValueError: {NO_STAGES}")
+
+
 def _units(cases: Iterable[Case], seeds: Sequence[int]) -> Iterator[_Unit]:
     for case in cases:
         for seed in seeds if case.random is not None else seeds[:1]:
@@ -100,6 +105,8 @@ def _judge_unit(
         if unit.dtype not in subject.dtypes:
             continue
         outcome = evaluate_on(subject.backend, unit.task)
+        if _holds_nothing(subject, outcome):
+            continue
         fingerprint = _fingerprint(outcome, visible)
         if isinstance(subject, Mutant) and fingerprint == reference:
             continue  # the case does not reach the fault

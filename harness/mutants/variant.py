@@ -173,7 +173,4 @@ class Variant:
         return stages
 
     def _visible(self, stages: Stages) -> Stages:
-        shown = {name: stage for name, stage in stages.items() if name not in self.hidden}
-        if not shown:
-            raise NotImplementedError(f"holds none of {', '.join(stages)}")
-        return shown
+        return {name: stage for name, stage in stages.items() if name not in self.hidden}

@@ -27,6 +27,7 @@ _THREAD_VARIABLES = (
     "VECLIB_MAXIMUM_THREADS",
 )
 _LONGEST_MESSAGE = 500
+NO_STAGES = "returned no stages"
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def evaluate_on(backend: Backend, task: Task) -> Outcome:
         with np.errstate(all="ignore"):
             stages = run_operation(backend, task.operation, task.inputs, task.options)
             if not stages:
-                raise ValueError("returned no stages")
+                raise ValueError(NO_STAGES)
             return Computed({name: _as_array(backend, name, tensor) for name, tensor in stages.items()})
     except NotImplementedError as error:
         return Failure("unsupported", _describe(error))
