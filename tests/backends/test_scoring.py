@@ -83,7 +83,7 @@ def test_additive_scores_follow_the_formula_term_by_term_in_every_batch_and_head
             )
             for a in range(8)
         )
-        # 8 terms, each at most 1 and each with a tanh good to 8 u (NUMERICS.md, section 3), and their sum: 8 (8 + 8) u.
+        # 8 terms, each at most 1, each tanh good to 8 u (docs/numerics.md, section 3), and their sum: 8 (8 + 8) u.
         assert abs(found[b, h, i, j] - expected) <= 8 * 16 * unit
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from attncheck.harness.judging.tiers import Measured, Tier, measure, threshold
 
-# sqrt(2 ln(2 N / 1e-6)): 6.3 for 256 elements, 7.5 for a million (NUMERICS.md, section 5).
+# sqrt(2 ln(2 N / 1e-6)): 6.3 for 256 elements, 7.5 for a million (docs/numerics.md, section 7).
 THRESHOLDS = [(1, 5.387), (256, 6.333), (10**6, 7.527)]
 
 
