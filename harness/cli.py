@@ -107,7 +107,7 @@ def run(
 @app.command()
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Results directories, or folders of results directories.")
+        list[Path], typer.Argument(metavar="RUN", help="Results directories, or folders of results directories.")
     ],
     output: Annotated[
         Path | None,

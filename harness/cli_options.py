@@ -27,7 +27,7 @@ class Listed(StrEnum):
 Patterns = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[CASES]...",
+        metavar="CASES",
         help="Files or folders of cases, or globs over the bundled ones ('cases/documents/*'); all if none is given.",
         show_default=False,
     ),
