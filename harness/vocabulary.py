@@ -5,13 +5,15 @@ Every list of operations, inputs, options or stages elsewhere derives from here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Shape = tuple[int, ...]
 
-DTYPES = ("float64", "float32")
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+DEFAULT_DTYPES = ("float64", "float32")
+"""What a case runs in when neither it nor its file says."""
 
 STAGES = (
     "query",
@@ -26,10 +28,22 @@ STAGES = (
     "log_sum_exp",
     "context",
     "output",
+    "grad_query",
+    "grad_key",
+    "grad_value",
+    "grad_bias",
 )
-"""Every stage, in the order in which attention computes them."""
+"""Every stage, in the order in which attention computes them, then the gradients."""
 
-ScoreKind = Literal["dot", "scaled_dot", "general", "additive"]
+EmptyRows = Literal["zero", "uniform", "nan"]
+EMPTY_ROWS: Mapping[str, str] = {"nan": "NaN", "uniform": "the mean of all values (uniform)", "zero": "zero"}
+"""What a query that may attend to no key gives by each convention, for people."""
+ScoreKind = Literal["dot", "scaled_dot", "general", "additive", "cosine"]
+
+
+def without_a_key(given: str, expected: str) -> str:
+    """Say what an implementation gives for a query that may attend to no key, and what the case means instead."""
+    return f"a query without a key gives {EMPTY_ROWS[given]}; the case expects {expected}"
 
 
 @dataclass(frozen=True)
@@ -38,7 +52,7 @@ class InputSpec:
 
     ``axes`` are the letters of ``attncheck.backends``; a case may leave leading axes out, they are then of length 1.
     ``broadcast`` inputs (masks and biases on the scores) may also have length 1 where the letter says more. One that
-    ``needs`` another is refused without it.
+    ``needs`` another is refused without it. ``whole`` numbers are counts: they keep their integers in every dtype.
     """
 
     axes: tuple[str, ...]
@@ -47,6 +61,12 @@ class InputSpec:
     broadcast: bool = False
     may_be_infinite: bool = False
     needs: str | None = None
+    whole: bool = False
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the input is rounded to the working dtype, as masks and counts are not."""
+        return not (self.boolean or self.whole)
 
 
 @dataclass(frozen=True)
@@ -59,13 +79,27 @@ class Operation:
     stages: tuple[str, ...]
 
 
-_SCORES = ("B", "H", "Lq", "Lk")
+_SCORES = ("B", "H", "Lq", "T")
 _QUERY = InputSpec(("B", "H", "Lq", "D"))
 _KEY = InputSpec(("B", "H", "Lk", "D"))
-_VALUE = InputSpec(("B", "H", "Lk", "Dv"))
 _MASK = InputSpec(_SCORES, required=False, boolean=True, broadcast=True)
 _BIAS = InputSpec(_SCORES, required=False, broadcast=True, may_be_infinite=True)
 _SCORE_INPUT = InputSpec(_SCORES, may_be_infinite=True)
+_KEY_LENGTHS = InputSpec(("B",), required=False, whole=True)
+_QUERY_MASK = InputSpec(("B", "Lq"), required=False, boolean=True, broadcast=True)
+_ATTENTION_INPUTS = {
+    "query": _QUERY,
+    "key": InputSpec(("B", "Hkv", "Lk", "D")),
+    "value": InputSpec(("B", "Hkv", "Lk", "Dv")),
+    "mask": _MASK,
+    "bias": _BIAS,
+    "key_lengths": _KEY_LENGTHS,
+    "query_mask": _QUERY_MASK,
+}
+_PAST_INPUTS = {
+    "past_key": InputSpec(("B", "Hkv", "P", "D"), required=False, needs="past_value"),
+    "past_value": InputSpec(("B", "Hkv", "P", "Dv"), required=False, needs="past_key"),
+}
 
 # The key of the bilinear and the additive score has a width of its own, Dk.
 SCORE_INPUTS: Mapping[str, Mapping[str, InputSpec]] = {
@@ -80,26 +114,43 @@ SCORE_INPUTS: Mapping[str, Mapping[str, InputSpec]] = {
         "score_vector": InputSpec(("A",)),
         "score_bias": InputSpec(("A",), required=False),
     },
+    "cosine": {"query": _QUERY, "key": _KEY},
 }
 
-_ATTENTION_STAGES = ("raw_scores", "scores", "biased", "masked", "weights", "log_sum_exp")
+_AFTER_THE_SCORES = ("biased", "masked", "weights", "log_sum_exp")
+_ATTENTION_STAGES = ("raw_scores", "scores", "capped", *_AFTER_THE_SCORES)
+_ATTENDANCE = frozenset({"is_causal", "window", "alignment"})
+"""Options that say which keys a query may attend to."""
+_ATTENTION_OPTIONS = frozenset({"scale", "softcap", "heads", "kv_heads", "empty_rows", *_ATTENDANCE})
 
 OPERATIONS: Mapping[str, Operation] = {
     operation.name: operation
     for operation in (
-        Operation("scoring", SCORE_INPUTS["scaled_dot"], frozenset({"score", "scale"}), ("raw_scores", "scores")),
-        Operation("softmax", {"scores": _SCORE_INPUT}, frozenset(), ("weights", "log_sum_exp")),
+        Operation(
+            "scoring",
+            SCORE_INPUTS["scaled_dot"],
+            frozenset({"score", "scale", "softcap"}),
+            ("raw_scores", "scores", "capped"),
+        ),
+        Operation("softmax", {"scores": _SCORE_INPUT}, frozenset({"empty_rows"}), ("weights", "log_sum_exp")),
         Operation(
             "masking",
-            {"scores": _SCORE_INPUT, "mask": _MASK, "bias": _BIAS},
-            frozenset({"is_causal"}),
+            {
+                "scores": _SCORE_INPUT,
+                "mask": _MASK,
+                "bias": _BIAS,
+                "key_lengths": _KEY_LENGTHS,
+                "query_mask": _QUERY_MASK,
+            },
+            _ATTENDANCE,
             ("biased", "masked"),
         ),
+        Operation("attention", _ATTENTION_INPUTS | _PAST_INPUTS, _ATTENTION_OPTIONS, (*_ATTENTION_STAGES, "output")),
         Operation(
-            "attention",
-            {"query": _QUERY, "key": _KEY, "value": _VALUE, "mask": _MASK, "bias": _BIAS},
-            frozenset({"scale", "is_causal"}),
-            (*_ATTENTION_STAGES, "output"),
+            "attention_gradients",
+            _ATTENTION_INPUTS | {"grad_output": InputSpec(("B", "H", "Lq", "Dv"))},
+            _ATTENTION_OPTIONS,
+            ("grad_query", "grad_key", "grad_value", "grad_bias"),
         ),
         Operation(
             "multi_head_attention",
@@ -108,18 +159,20 @@ OPERATIONS: Mapping[str, Operation] = {
                 "key": InputSpec(("B", "Lk", "Ek")),
                 "value": InputSpec(("B", "Lk", "Ev")),
                 "query_weight": InputSpec(("E", "H*D")),
-                "key_weight": InputSpec(("Ek", "H*D")),
-                "value_weight": InputSpec(("Ev", "H*Dv")),
+                "key_weight": InputSpec(("Ek", "Hkv*D")),
+                "value_weight": InputSpec(("Ev", "Hkv*Dv")),
                 "output_weight": InputSpec(("H*Dv", "Eo"), required=False),
                 "query_bias": InputSpec(("H*D",), required=False),
-                "key_bias": InputSpec(("H*D",), required=False),
-                "value_bias": InputSpec(("H*Dv",), required=False),
+                "key_bias": InputSpec(("Hkv*D",), required=False),
+                "value_bias": InputSpec(("Hkv*Dv",), required=False),
                 "output_bias": InputSpec(("Eo",), required=False, needs="output_weight"),
                 "mask": _MASK,
                 "bias": _BIAS,
+                "key_lengths": _KEY_LENGTHS,
+                "query_mask": _QUERY_MASK,
             },
-            frozenset({"heads", "scale", "is_causal"}),
-            ("query", "key", "value", *_ATTENTION_STAGES, "context", "output"),
+            frozenset({"heads", "kv_heads", "scale", "empty_rows", *_ATTENDANCE}),
+            ("query", "key", "value", "raw_scores", "scores", *_AFTER_THE_SCORES, "context", "output"),
         ),
     )
 }
@@ -130,3 +183,23 @@ def inputs_of(operation: str, score: str | None) -> Mapping[str, InputSpec]:
     if operation == "scoring":
         return SCORE_INPUTS[score or "scaled_dot"]
     return OPERATIONS[operation].inputs
+
+
+_NEEDED = {
+    "capped": {"softcap"},
+    "biased": {"bias"},
+    "masked": {"mask", "is_causal", "window", "key_lengths", "query_mask"},
+    "grad_bias": {"bias"},
+}
+"""Stages that are computed only where one of these inputs and options is given."""
+
+
+def computed_stages(operation: str, options: Mapping[str, Any], inputs: Collection[str]) -> tuple[str, ...]:
+    """Return the stages that an operation computes with these options and inputs."""
+    given = {*inputs, *(name for name, value in options.items() if value)}
+    has_raw_scores = options.get("score", "scaled_dot") in ("dot", "scaled_dot")
+    return tuple(
+        stage
+        for stage in OPERATIONS[operation].stages
+        if (stage != "raw_scores" or has_raw_scores) and (stage not in _NEEDED or _NEEDED[stage] & given)
+    )

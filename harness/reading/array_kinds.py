@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, PositiveInt, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, NonNegativeInt, PositiveInt, Tag
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$", max_length=60)]
 PrintedRows = str | list[Any]
 """Rows of printed numbers as text, or nested lists of such texts for ranks above two."""
-Shape = Annotated[list[PositiveInt], Field(max_length=4, description="Lengths of the axes; at most four.")]
+Shape = Annotated[list[NonNegativeInt], Field(max_length=4, description="Lengths of the axes, at most four; 0 too.")]
 
 
 class Strict(BaseModel):
@@ -48,13 +48,16 @@ class Values(Arrangement):
 class PrintedInput(Arrangement, RoundingFields):
     """Numbers that a document prints, as text; what rounding took from them is allowed for in everything computed."""
 
-    printed: PrintedRows
+    printed: PrintedRows = Field(description="Text, one row a line; lists of such texts for more than two axes.")
 
 
 class Drawn(Arrangement):
     """Random numbers from the case's generator."""
 
-    draw: Literal["rand", "randn", "randint", "runif"]
+    draw: Literal["rand", "randn", "randint", "runif"] = Field(
+        description="rand: uniform on [0, 1); randn: standard normal; randint: integers of [low, high); runif: uniform "
+        "between low and high."
+    )
     shape: Shape
     low: float | int | None = Field(default=None, description="Lower end: of randint (included) or runif.")
     high: float | int | None = Field(default=None, description="Upper end: of randint (excluded) or runif.")
@@ -64,14 +67,14 @@ class Drawn(Arrangement):
 class Constant(Arrangement):
     """The same number everywhere."""
 
-    constant: float | int
+    constant: float | int = Field(description="The number.")
     shape: Shape
 
 
 class Identity(Arrangement):
     """The identity matrix."""
 
-    identity: PositiveInt
+    identity: PositiveInt = Field(description="The number of rows and columns.")
 
 
 class Ascending(Arrangement):
@@ -91,7 +94,7 @@ class Geometric(Arrangement):
 class Reference(Arrangement):
     """An array of the file or the case, by its name."""
 
-    ref: Name
+    ref: Name = Field(description="The name.")
 
 
 class Concat(Arrangement):

@@ -12,7 +12,7 @@ from attncheck.harness.reading import model
 from attncheck.harness.reading.faults import FieldFault, short
 from attncheck.harness.reading.generators import DrawFault, check_draw
 from attncheck.harness.reading.inputs import arranged_shape, draw_parameters, rounding_of
-from attncheck.harness.reading.number_checks import check_boolean, check_finite
+from attncheck.harness.reading.number_checks import check_boolean, check_finite, check_whole
 from attncheck.harness.reading.printed import PrintedArray, PrintedError, parse_printed
 from attncheck.harness.reading.shapes import fitted_shape, joined_shape, show, spread_shape
 from attncheck.harness.reading.yaml_scalars import FieldPath
@@ -57,8 +57,13 @@ def resolve_inputs(
     random: model.Random | None,
     operation: str,
     where: FieldPath,
+    *,
+    heads: Mapping[str, int],
 ) -> Arrays:
-    """Check a case's inputs, of which NaN, infinity and masks are asked here: an array by itself may be anything."""
+    """Check a case's inputs, of which NaN, infinity and masks are asked here: an array by itself may be anything.
+
+    ``heads`` are those of projections, and of inputs that come with their heads side by side.
+    """
     sources: dict[str, kinds.Array] = {}
     shapes: dict[str, Shape] = {}
     for name, given in entry.inputs.items():
@@ -70,10 +75,12 @@ def resolve_inputs(
         _check_parts(source, arrays.sources, path)
         if specs[name].boolean:
             check_boolean(source, arrays.sources, path)
+        if specs[name].whole:
+            check_whole(source, arrays.sources, path)
         if not entry.allow_nonfinite:
             check_finite(source, arrays.sources, path, allow_infinite=specs[name].may_be_infinite)
         try:
-            shapes[name] = fitted_shape(specs[name], shape)
+            shapes[name] = fitted_shape(specs[name], shape, heads.get(name))
         except ValueError as error:
             raise FieldFault(path, str(error)) from None
         sources[name] = source
@@ -167,10 +174,15 @@ def _check_draw(source: kinds.Drawn, random: model.Random | None, shape: Shape, 
         raise FieldFault((*path, "draw"), str(fault)) from None
 
 
+def is_too_large(shape: Shape) -> bool:
+    """Whether an array has too many elements; none of them, along some axis, is no leave to grow along the others."""
+    return math.prod(max(1, length) for length in shape) > MAX_ELEMENTS
+
+
 def _limited(shape: Shape, path: FieldPath) -> Shape:
-    elements = math.prod(shape)
-    if elements > MAX_ELEMENTS:
-        raise FieldFault(path, f"{show(shape)} is {elements} elements; expected at most {MAX_ELEMENTS}")
+    if is_too_large(shape):
+        elements = f"{math.prod(shape)} elements" if all(shape) else "too long, though empty"
+        raise FieldFault(path, f"{show(shape)} is {elements}; expected at most {MAX_ELEMENTS}")
     return shape
 
 
@@ -178,7 +190,8 @@ def _nested_shape(values: Any, path: FieldPath) -> Shape:
     if isinstance(values, bool | int | float):
         return ()
     if not isinstance(values, list) or not values:
-        raise FieldFault(path, f"expected a number or a list of numbers, got {short(values)}")
+        hint = "; an array of length 0 is a `constant` with its `shape`" if values == [] else ""
+        raise FieldFault(path, f"expected a number or a list of numbers, got {short(values)}{hint}")
     shapes = [_nested_shape(value, (*path, number)) for number, value in enumerate(values)]
     for number, shape in enumerate(shapes):
         if shape != shapes[0]:

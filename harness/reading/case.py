@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from attncheck.harness.reading.array_kinds import Array
 from attncheck.harness.reading.model import Random, Source
 from attncheck.harness.reading.printed import PrintedArray
 from attncheck.harness.vocabulary import InputSpec, Shape, inputs_of
 
+Options = Mapping[str, Any]
+"""Option -> text, number, truth value or, of a window, the pair (left, right)."""
 Basis = Literal["printed", "known", "unprinted"]
 
 
@@ -40,7 +42,8 @@ class Case:
 
     ``arrays`` and ``inputs`` are still descriptions; ``inputs.py`` makes the numbers. ``input_shapes`` are lifted
     to the rank that the operation works with. ``generic`` tells whether the inputs are continuous and unstructured, so
-    that statistical tests apply (``genericity.py``).
+    that statistical tests apply (``genericity.py``). Inputs in ``merged`` come with their heads side by side.
+    ``judged_stages`` leaves other stages out of the judgement; None is all of them.
     """
 
     id: str
@@ -55,13 +58,17 @@ class Case:
     inputs: Mapping[str, Array]
     input_shapes: Mapping[str, Shape]
     stage_shapes: Mapping[str, Shape]
-    options: Mapping[str, str | float | bool | int]
+    options: Options
     dtypes: tuple[str, ...]
     expected: tuple[Expected, ...] = ()
     tags: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     allow_nonfinite: bool = False
     generic: bool = False
+    storage: str | None = None
+    merged: frozenset[str] = frozenset()
+    memory: Mapping[str, str] = field(default_factory=dict)
+    judged_stages: tuple[str, ...] | None = None
 
     @property
     def input_specs(self) -> Mapping[str, InputSpec]:

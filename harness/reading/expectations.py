@@ -3,23 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from attncheck.harness.quantities import QUANTITIES
 from attncheck.harness.reading import model
 from attncheck.harness.reading.arrays import parse_rows
-from attncheck.harness.reading.case import Expected
+from attncheck.harness.reading.case import Case, Expected
 from attncheck.harness.reading.faults import FieldFault
 from attncheck.harness.reading.printed import PrintedArray
 from attncheck.harness.reading.shapes import show
 from attncheck.harness.reading.yaml_scalars import FieldPath
-from attncheck.harness.vocabulary import OPERATIONS, Shape
+from attncheck.harness.vocabulary import Shape, computed_stages
+
+_DTYPES = ("float64", "float32")
+"""In these, numbers that are known in decimal can be held against what is computed."""
 
 
-def read_expectation(
+def read_expectations(sources: Sequence[model.Expectation], case: Case, where: FieldPath) -> tuple[Expected, ...]:
+    """Check what a case says of its stages, and give its numbers the stages' shapes. Raises ``FieldFault``."""
+    narrow = [dtype for dtype in case.dtypes if dtype not in _DTYPES]
+    if sources and narrow:
+        raise FieldFault(
+            (*where, "expect"),
+            f"numbers are held against what is computed in {' and '.join(_DTYPES)} alone; without {', '.join(narrow)} "
+            "among `dtypes` this case may have them",
+        )
+    if sources and case.operation == "attention_gradients":
+        raise FieldFault((*where, "expect"), "gradients are held against the exact answer alone, not against numbers")
+    stages = computed_stages(case.operation, case.options, case.input_shapes)
+    shapes = {stage: case.stage_shapes[stage] for stage in stages}
+    return tuple(
+        _read_expectation(source, case.operation, shapes, case.input_shapes, (*where, "expect", number))
+        for number, source in enumerate(sources)
+    )
+
+
+def _read_expectation(
     source: model.Expectation, operation: str, shapes: Mapping[str, Shape], inputs: Mapping[str, Shape], path: FieldPath
 ) -> Expected:
-    """Check what a case says of one stage or quantity, and give its numbers the stage's shape."""
     name, of, shape = _target(source, operation, shapes, inputs, path)
     bases = [basis for basis in ("printed", "known", "unprinted") if getattr(source, basis) not in (None, False)]
     if len(bases) != 1:
@@ -52,11 +73,11 @@ def _target(
     stage = source.of if source.quantity else source.stage
     if (source.quantity is None) == (source.stage is None) or stage is None:
         raise FieldFault(path, "expected either `stage`, or `quantity` with `of`")
-    if stage not in OPERATIONS[operation].stages:
-        listed = ", ".join(OPERATIONS[operation].stages)
-        raise FieldFault(
-            (*path, "of" if source.quantity else "stage"), f"{operation} has no stage {stage}, only {listed}"
-        )
+    if stage not in shapes:
+        place = (*path, "of" if source.quantity else "stage")
+        raise FieldFault(place, f"{operation} has no stage {stage} here, only {', '.join(shapes)}")
+    if not math.prod(shapes[stage]):
+        raise FieldFault(path, f"{stage} has shape {show(shapes[stage])} here, which holds no number")
     if source.quantity is None:
         return stage, stage, shapes[stage]
     quantity = QUANTITIES.get(source.quantity)

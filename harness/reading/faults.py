@@ -35,6 +35,7 @@ _PATTERNS = {
     r"^[^\x00-\x1f\x7f]+$": "one line of text without control characters",
     r"^[A-Za-z][A-Za-z0-9_]*$": "a name of letters, digits and underscores that begins with a letter",
     r"^[a-z][a-z0-9-]*$": "a name of small letters, digits and hyphens that begins with a letter",
+    r"^([\w.-]+/[\w.-]+#[0-9]+|https://[^\s]+)$": "owner/name#number or an address that begins with https://",
 }
 
 

@@ -25,7 +25,7 @@ def are_generic(
     return all(
         _is_continuous(source, named) or (specs[name].broadcast and _is_block(source, named))
         for name, source in inputs.items()
-        if not specs[name].boolean
+        if specs[name].is_number
     )
 
 

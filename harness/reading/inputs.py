@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from attncheck.harness.reading import array_kinds as kinds
 from attncheck.harness.reading.case import Case
+from attncheck.harness.reading.dtypes import rounded_once
 from attncheck.harness.reading.generators import GENERATORS, Generator, draw
 from attncheck.harness.reading.printed import Rounding, parse_printed
 from attncheck.harness.reading.shapes import merge_head_weights
-from attncheck.harness.vocabulary import Shape
+from attncheck.harness.vocabulary import InputSpec, Shape
 
 Array = NDArray[Any]
 
@@ -59,23 +60,36 @@ def make_exact_inputs(case: Case) -> dict[str, Exact]:
             named[name] = _make(source, named, generator)
         made = {name: _make(source, named, generator) for name, source in case.inputs.items()}
     specs = case.input_specs
-    return {name: _fit(exact, case.input_shapes[name], len(specs[name].axes)) for name, exact in made.items()}
+    return {
+        name: _split(exact, case.input_shapes[name])
+        if name in case.merged
+        else _fit(exact, case.input_shapes[name], len(specs[name].axes))
+        for name, exact in made.items()
+    }
 
 
 def convert_inputs(case: Case, exact: Mapping[str, Exact], dtype: str) -> Inputs:
-    """Round the inputs once to the working dtype; masks become boolean."""
+    """Round the inputs once to the working dtype, from the storage dtype if there is one; masks become boolean."""
     arrays: dict[str, Array] = {}
     radius: dict[str, NDArray[np.float64]] = {}
     for name, spec in case.input_specs.items():
         if name not in exact:
             continue
         source = exact[name].array
-        stored = np.ascontiguousarray(source.astype(bool if spec.boolean else dtype))
+        stored = _stored(source, spec, dtype, case.storage)
         moved = np.zeros(source.shape)
         finite = np.isfinite(source)
         moved[finite] = np.abs(stored[finite].astype(np.float64) - source[finite])
         arrays[name], radius[name] = stored, exact[name].radius + moved
     return Inputs(arrays, radius)
+
+
+def _stored(source: Array, spec: InputSpec, dtype: str, storage: str | None) -> Array:
+    if not spec.is_number:
+        return np.ascontiguousarray(source.astype(bool if spec.boolean else np.int64))
+    with np.errstate(over="ignore"):  # a case that probes infinity may reach it
+        narrow = source if storage is None else rounded_once(source, storage)
+        return np.ascontiguousarray(rounded_once(narrow, dtype))
 
 
 def _make(source: kinds.Array, named: Mapping[str, Exact], generator: Generator | None) -> Exact:
@@ -128,7 +142,7 @@ def _numbers(source: kinds.Array, generator: Generator | None) -> Array:
             # One multiplication after another gives the same bits everywhere; a power function need not.
             start, ratio = map(float, source.geometric)
             factors = np.full(int(np.prod(source.shape)), ratio)
-            factors[0] = start
+            factors[:1] = start  # there may be none
             return np.multiply.accumulate(factors).reshape(source.shape)
         case kinds.Drawn():
             assert generator is not None, "the loader refuses a draw without a generator"
@@ -179,6 +193,16 @@ def arranged_shape(shape: Shape, arrangement: kinds.Arrangement) -> Shape:
             raise ValueError("transpose needs two axes")
         shape = (*shape[:-2], shape[-1], shape[-2])
     return shape
+
+
+def _split(exact: Exact, shape: Shape) -> Exact:
+    """Give every head its own part of the width."""
+
+    def split(array: Array) -> Array:
+        batch, heads, length, width = shape
+        return array.reshape(batch, length, heads, width).swapaxes(1, 2)  # (B, L, H*D) -> (B, H, L, D)
+
+    return Exact(split(exact.array), split(exact.radius))
 
 
 def _fit(exact: Exact, shape: Shape, rank: int) -> Exact:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from attncheck.harness.errors import CaseError, Fault
 from attncheck.harness.reading import model
-from attncheck.harness.reading.arrays import MAX_ELEMENTS, named_arrays, resolve_inputs
+from attncheck.harness.reading.arrays import MAX_ELEMENTS, Arrays, is_too_large, named_arrays, resolve_inputs
 from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.expectations import read_expectation
+from attncheck.harness.reading.expectations import read_expectations
 from attncheck.harness.reading.faults import FieldFault, case_name, dotted, fault_at, faults_of
+from attncheck.harness.reading.forms import check_form, memory_of, merged_heads, projected_heads
 from attncheck.harness.reading.genericity import are_generic
-from attncheck.harness.reading.number_checks import check_range
+from attncheck.harness.reading.number_checks import check_at_most, check_range
+from attncheck.harness.reading.options import check_empty_rows, read_options
 from attncheck.harness.reading.shapes import ShapeFault, bind_axes, show, stage_shapes
 from attncheck.harness.reading.yaml_reader import YamlDocument, read_yaml
 from attncheck.harness.reading.yaml_scalars import FieldPath, YamlFault
-from attncheck.harness.vocabulary import OPERATIONS, Shape, inputs_of
+from attncheck.harness.vocabulary import InputSpec, Shape, computed_stages, inputs_of
 
 TAG_FILE = "tags.yaml"
 
@@ -94,31 +97,26 @@ def _make_case(
     file: model.CaseFile, entry: model.CaseEntry, case_id: str, display_name: str, line: int, where: FieldPath
 ) -> Case:
     operation = entry.operation or file.operation
-    options = _options(file.defaults.options, entry.options, operation, where)
+    options = read_options(file.defaults.options, entry, operation, where)
     specs = inputs_of(operation, str(options["score"]) if "score" in options else None)
     random = entry.random or file.defaults.random
-    arrays = named_arrays(file, entry, random, where)
-    inputs = resolve_inputs(entry, specs, arrays, random, operation, where)
     dtypes = tuple(dict.fromkeys(entry.dtypes or file.defaults.dtypes))
-    for name, source in inputs.sources.items():
-        check_range(source, arrays.sources, (*where, "inputs", name), dtypes)
-    if operation == "masking" and set(inputs.sources) == {"scores"} and not options.get("is_causal"):
-        raise FieldFault((*where, "inputs"), "masking needs a mask, a bias or options.is_causal")
-    heads = options.get("heads")
-    try:
-        lengths = bind_axes(specs, inputs.shapes, int(heads) if heads is not None else None)
-    except ShapeFault as fault:
-        raise FieldFault((*where, "inputs", fault.field), str(fault)) from None
-    shapes = stage_shapes(operation, lengths)
-    _check_sizes(shapes, (*where, "inputs"))
-    expected = tuple(
-        read_expectation(source, operation, shapes, inputs.shapes, (*where, "expect", number))
-        for number, source in enumerate(entry.expect)
-    )
+    arrays = named_arrays(file, entry, random, where)
+    merged = merged_heads(entry, operation, options, where)
+    heads = merged | projected_heads(specs, options)
+    inputs = resolve_inputs(entry, specs, arrays, random, operation, where, heads=heads)
+    if not computed_stages(operation, options, inputs.sources):
+        raise FieldFault(
+            (*where, "inputs"),
+            f"{operation} needs a mask, a bias, key_lengths, a query_mask, options.is_causal or a window",
+        )
+    lengths = _lengths(specs, inputs, options, where)
+    _check_numbers(specs, inputs, arrays, (*dtypes, *filter(None, [entry.storage])), lengths["T"], where)
+    check_empty_rows(entry, options, inputs.sources, arrays.sources, lengths["T"], where)
     generic = entry.generic
     if generic is None:
-        generic = are_generic(specs, inputs.sources, arrays.sources, options)
-    return Case(
+        generic = entry.storage is None and are_generic(specs, inputs.sources, arrays.sources, options)
+    case = Case(
         id=case_id,
         name=entry.name,
         file=display_name,
@@ -130,40 +128,54 @@ def _make_case(
         arrays=arrays.sources,
         inputs=inputs.sources,
         input_shapes=inputs.shapes,
-        stage_shapes=shapes,
+        stage_shapes=_stage_shapes(operation, lengths, inputs, where),
         options=options,
         dtypes=dtypes,
-        expected=expected,
         tags=tuple(dict.fromkeys([*file.defaults.tags, *entry.tags])),
         notes=tuple(entry.notes),
         allow_nonfinite=entry.allow_nonfinite,
         generic=generic,
+        storage=entry.storage,
+        merged=frozenset(merged),
+        memory=memory_of(entry, merged, where),
+        judged_stages=tuple(entry.stages) if entry.stages else None,
     )
+    check_form(case, where)
+    return replace(case, expected=read_expectations(entry.expect, case, where))
 
 
-def _check_sizes(shapes: Mapping[str, Shape], path: FieldPath) -> None:
+def _lengths(
+    specs: Mapping[str, InputSpec], inputs: Arrays, options: Mapping[str, Any], where: FieldPath
+) -> dict[str, int]:
+    try:
+        return bind_axes(specs, inputs.shapes, options.get("heads"), options.get("kv_heads"))
+    except ShapeFault as fault:
+        raise FieldFault((*where, "inputs", fault.field), str(fault)) from None
+
+
+def _check_numbers(
+    specs: Mapping[str, InputSpec],
+    inputs: Arrays,
+    arrays: Arrays,
+    dtypes: tuple[str, ...],
+    keys: int,
+    where: FieldPath,
+) -> None:
+    """Refuse what the narrowest dtype cannot hold, and counts of more keys than there are."""
+    for name, source in inputs.sources.items():
+        path = (*where, "inputs", name)
+        if specs[name].is_number:
+            check_range(source, arrays.sources, path, dtypes)
+        if specs[name].whole:
+            check_at_most(source, arrays.sources, path, keys, "keys")
+
+
+def _stage_shapes(operation: str, lengths: Mapping[str, int], inputs: Arrays, where: FieldPath) -> dict[str, Shape]:
+    shapes = stage_shapes(operation, lengths)
+    if operation == "attention_gradients" and "bias" in inputs.shapes:
+        shapes["grad_bias"] = inputs.shapes["bias"]
     for stage, shape in shapes.items():
-        if math.prod(shape) > MAX_ELEMENTS:
-            raise FieldFault(path, f"{stage} would be {show(shape)}; expected at most {MAX_ELEMENTS} elements")
-
-
-def _options(
-    defaults: model.Options, own: model.Options, operation: str, where: FieldPath
-) -> dict[str, str | float | bool | int]:
-    """Merge a case's options over the file's; the case's own must apply to its operation."""
-    allowed = OPERATIONS[operation].options
-    given = own.model_dump(exclude_none=True)
-    for name in given:
-        if name not in allowed:
-            listed = ", ".join(sorted(allowed)) or "no options"
-            raise FieldFault((*where, "options", name), f"does not apply to {operation}, which takes {listed}")
-    shared = {name: value for name, value in defaults.model_dump(exclude_none=True).items() if name in allowed}
-    options = shared | given
-    if operation == "multi_head_attention" and "heads" not in options:
-        raise FieldFault((*where, "options"), "multi_head_attention needs options.heads")
-    scale: FieldPath = (*(where if "scale" in given else ("defaults",)), "options", "scale")
-    if options.get("score") in ("general", "additive") and "scale" in options:
-        raise FieldFault(scale, f"the {options['score']} score has no scale")
-    if not math.isfinite(options.get("scale", 1.0)):
-        raise FieldFault(scale, f"expected a finite number, got {options['scale']}")
-    return options
+        if is_too_large(shape):
+            message = f"{stage} would be {show(shape)}; expected at most {MAX_ELEMENTS} elements"
+            raise FieldFault((*where, "inputs"), message)
+    return shapes

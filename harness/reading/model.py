@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from attncheck.harness.reading.array_kinds import Array, Input, Name, PrintedRows, RoundingFields, Strict
-from attncheck.harness.vocabulary import DTYPES, OPERATIONS, STAGES, ScoreKind
+from attncheck.harness.vocabulary import DEFAULT_DTYPES, DTYPES, OPERATIONS, STAGES, EmptyRows, ScoreKind
 
 if TYPE_CHECKING:
     # A type checker cannot follow a Literal that is made from a table.
@@ -22,6 +22,7 @@ else:
     OperationName = Literal[tuple(OPERATIONS)]
     StageName = Literal[STAGES]
     Dtype = Literal[DTYPES]
+Memory = Literal["strided", "transposed", "broadcast"]
 Sentence = Annotated[str, Field(min_length=3, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Text = Annotated[str, Field(min_length=1, max_length=4000)]
 
@@ -33,17 +34,20 @@ class Source(Strict):
         description="document: transcribed with its printed numbers; paper: a definition or property stated there; "
         "derivation: worked out by hand, each case says how."
     )
-    title: Text
-    author: Text | None = None
-    section: Text | None = None
+    title: Text = Field(description="Title of the document or paper, or how the cases were worked out.")
+    author: Text | None = Field(default=None, description="Who wrote it.")
+    section: Text | None = Field(default=None, description="Where in it: a section, page or equation.")
     notes: list[Text] = Field(default=[], description="What a reader of the report must know about the source.")
 
 
 class Random(Strict):
     """The generator of a case's drawn arrays; all of them are drawn from this one seed, in their order in the file."""
 
-    generator: Literal["numpy-legacy", "r", "torch"]
-    seed: Annotated[int, Field(ge=0, lt=2**32)]
+    generator: Literal["numpy-legacy", "r", "torch"] = Field(
+        description="numpy-legacy: after `numpy.random.seed`; r: after `set.seed`; torch: on the CPU, after "
+        "`torch.manual_seed`. None of them has to be installed."
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(description="What the generator is seeded with.")
 
 
 class Options(Strict):
@@ -53,16 +57,43 @@ class Options(Strict):
         default=None, description="Kind of score (operation scoring); scaled_dot if absent."
     )
     scale: float | int | None = Field(
-        default=None, description="Factor on the raw scores; 1 for dot, otherwise 1/sqrt(D), if absent."
+        default=None, description="Factor on the raw scores; if absent 1 for dot and cosine, otherwise 1/sqrt(D)."
     )
-    is_causal: bool | None = Field(default=None, description="Query i attends to key j only if j <= i.")
-    heads: PositiveInt | None = Field(default=None, description="Number of heads (multi_head_attention).")
+    softcap: PositiveFloat | PositiveInt | None = Field(
+        default=None,
+        description="c: a scaled score s becomes c tanh(s / c), before the bias and the mask (dot and scaled_dot).",
+    )
+    is_causal: bool | None = Field(
+        default=None, description="A query at position p attends to key j only if j <= p; `alignment` says what p is."
+    )
+    window: Annotated[list[NonNegativeInt | None], Field(min_length=2, max_length=2)] | None = Field(
+        default=None,
+        description="[left, right]: a query at position p attends to key j only if p - left <= j <= p + right; "
+        "null is unbounded, on one side at most.",
+    )
+    alignment: Literal["top_left", "bottom_right"] | None = Field(
+        default=None,
+        description="The position p of query i, for is_causal and window: top_left is i; bottom_right is such that the "
+        "last query stands at the last key, and may be negative. If absent i + P, behind a past of P keys.",
+    )
+    heads: PositiveInt | None = Field(
+        default=None, description="Number of heads: needed by multi_head_attention and by `layout: merged`."
+    )
+    kv_heads: PositiveInt | None = Field(
+        default=None,
+        description="Number of heads of key and value, which the query heads share evenly; as `heads` if absent.",
+    )
+    empty_rows: EmptyRows | None = Field(
+        default=None,
+        description="What a query that may attend to no key gives: zero (if absent), uniform (the mean of all values) "
+        "or nan. Only where something can forbid a key.",
+    )
 
 
 class Expectation(RoundingFields):
     """What is known of one stage or derived quantity; exactly one of printed, known and unprinted."""
 
-    stage: StageName | None = None
+    stage: StageName | None = Field(default=None, description="The stage that the numbers are of.")
     quantity: Name | None = Field(default=None, description="A derived quantity, such as row_maxima.")
     of: StageName | None = Field(default=None, description="The stage that the quantity is derived from.")
     called: Text | None = Field(default=None, description="The source's own name for it.")
@@ -74,60 +105,85 @@ class Expectation(RoundingFields):
     erratum: Text | None = Field(
         default=None, description="The printed numbers are wrong here; what they really are. They must then not hold."
     )
-    note: Text | None = None
+    note: Text | None = Field(default=None, description="What a reader of the report must know about these numbers.")
 
 
 class CaseEntry(Strict):
     """One case of a file."""
 
-    name: Sentence
-    operation: OperationName | None = None
-    random: Random | None = None
+    name: Sentence = Field(description="A sentence that says what holds; the case's id is made of it.")
+    operation: OperationName | None = Field(default=None, description="As the file's if absent.")
+    random: Random | None = Field(default=None, description="As the file's default if absent.")
     arrays: dict[Name, Array] = Field(default={}, description="Named arrays, for inputs to refer to.")
-    inputs: dict[Name, Input]
-    options: Options = Options()
-    dtypes: list[Dtype] | None = Field(default=None, min_length=1)
-    expect: list[Expectation] = Field(default=[])
-    tags: list[str] = Field(default=[])
-    notes: list[Text] = Field(default=[])
+    inputs: dict[Name, Input] = Field(description="The operation's inputs: an array each, or the name of one.")
+    options: Options = Field(default=Options(), description="Options of the operation, over the file's defaults.")
+    dtypes: list[Dtype] | None = Field(
+        default=None,
+        min_length=1,
+        description="What the case is computed in; float64 and float32 if neither the case nor the defaults say. "
+        "Numbers can be expected in these two alone.",
+    )
+    storage: Dtype | None = Field(
+        default=None,
+        description="The inputs are rounded to this dtype before they are widened to each of `dtypes`.",
+    )
+    layout: Literal["split", "merged"] = Field(
+        default="split",
+        description="split: inputs have an axis of heads. merged: query, key, value, past and grad_output of attention "
+        "come as (B, L, heads*width), and are handed over as views of that.",
+    )
+    memory: dict[Name, Memory] = Field(
+        default={},
+        description="How an input lies in memory where the framework knows strides: strided (every second number of "
+        "the last axis), transposed (heads inside of length), broadcast (stride 0 along the axes, other than the last, "
+        "in which all slices are alike).",
+    )
+    stages: list[StageName] | None = Field(
+        default=None, min_length=1, description="Only these stages are judged; all that are returned if absent."
+    )
+    expect: list[Expectation] = Field(default=[], description="What is known of stages or derived quantities.")
+    tags: list[str] = Field(default=[], description="Tags that `tags.yaml` in the same folder defines.")
+    notes: list[Text] = Field(default=[], description="What a reader of the report must know about the case.")
     allow_nonfinite: bool = Field(default=False, description="NaN and infinity are part of what the case probes.")
     generic: bool | None = Field(
         default=None,
         description="Whether the inputs are continuous and unstructured, so that rounding errors behave like noise and "
         "statistical tests apply. If absent: true where every number of the computation is drawn by rand, randn or "
-        "runif, at most multiplied, referred to, transposed or picked by distinct rows; masks, and biases of 0 and "
-        "-inf, do not count.",
+        "runif, at most multiplied, referred to, transposed or picked by distinct rows, and there is no `storage`; "
+        "masks, lengths, and biases of 0 and -inf, do not count.",
     )
 
 
 class Defaults(Strict):
     """What the cases of a file share unless they say otherwise."""
 
-    random: Random | None = None
-    options: Options = Options()
-    dtypes: list[Dtype] = Field(default=list(DTYPES), min_length=1)
-    tags: list[str] = Field(default=[])
+    random: Random | None = Field(default=None, description="The generator of cases that give none.")
+    options: Options = Field(default=Options(), description="Options of every case that they fit.")
+    dtypes: list[Dtype] = Field(
+        default=list(DEFAULT_DTYPES), min_length=1, description="The dtypes of cases that give none."
+    )
+    tags: list[str] = Field(default=[], description="Tags of every case.")
 
 
 class CaseFile(Strict):
     """A file of attention cases."""
 
-    title: Sentence
-    source: Source
-    operation: OperationName
-    defaults: Defaults = Defaults()
+    title: Sentence = Field(description="What the cases are about.")
+    source: Source = Field(description="Where they come from.")
+    operation: OperationName = Field(description="What is computed, unless a case says otherwise.")
+    defaults: Defaults = Field(default=Defaults(), description="What the cases share.")
     arrays: dict[Name, Array] = Field(default={}, description="Named arrays that every case of the file may refer to.")
-    cases: Annotated[list[CaseEntry], Field(min_length=1)]
+    cases: Annotated[list[CaseEntry], Field(min_length=1, description="The cases.")]
 
 
 class TagEntry(Strict):
     """One tag: what it probes, and the defect that it answers."""
 
-    probes: Text
-    defect: Text
+    probes: Text = Field(description="What cases with the tag probe.")
+    defect: Text = Field(description="The defect that they answer.")
 
 
 class TagFile(Strict):
     """``tags.yaml``: every tag of a folder of cases, defined once."""
 
-    tags: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")], TagEntry]
+    tags: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")], TagEntry] = Field(description="Every tag by name.")

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from attncheck.harness.reading import array_kinds as kinds
-from attncheck.harness.reading.faults import FieldFault
+from attncheck.harness.reading.dtypes import largest_number
+from attncheck.harness.reading.faults import FieldFault, short
 from attncheck.harness.reading.inputs import rounding_of
 from attncheck.harness.reading.printed import parse_printed
 from attncheck.harness.reading.yaml_scalars import FieldPath
@@ -38,7 +39,7 @@ def check_finite(source: kinds.Array, named: Named, path: FieldPath, *, allow_in
 
 def check_range(source: kinds.Array, named: Named, path: FieldPath, dtypes: Sequence[str]) -> None:
     """Refuse a finite number that the narrowest of the case's dtypes would turn into infinity."""
-    largest, dtype = min((float(np.finfo(dtype).max), dtype) for dtype in dtypes)
+    largest, dtype = min((largest_number(dtype), dtype) for dtype in dtypes)
     if not _is_changed(source, named):
         for place, value in _literals(source, named, path):
             if math.isfinite(value) and abs(value) > largest:
@@ -48,6 +49,24 @@ def check_range(source: kinds.Array, named: Named, path: FieldPath, dtypes: Sequ
     if bound > largest:
         message = f"may reach {bound:.2g}, beyond the range of {dtype}; a case for wider dtypes says `dtypes`"
         raise FieldFault(path, message)
+
+
+def check_whole(source: kinds.Array, named: Named, path: FieldPath) -> None:
+    """Refuse counts that are not spelled out as whole numbers of at least 0."""
+    if not isinstance(source, kinds.Values | kinds.Reference) or source.times is not None or source.plus is not None:
+        raise FieldFault(path, "these are counts; give them as `values`, without times or plus")
+    for place, part in _inside(source, named, path):
+        check_whole(part, named, place)
+    for place, value in _own_literals(source, path):
+        if isinstance(value, bool) or not math.isfinite(value) or value != int(value) or value < 0:
+            raise FieldFault(place, f"expected a whole number of at least 0, got {short(value)}")
+
+
+def check_at_most(source: kinds.Array, named: Named, path: FieldPath, most: int, of: str) -> None:
+    """Refuse counts of more than there is."""
+    for place, value in _literals(source, named, path):
+        if value > most:
+            raise FieldFault(place, f"expected at most {most}, as there are {most} {of}, got {short(value)}")
 
 
 def check_boolean(source: kinds.Array, named: Named, path: FieldPath) -> None:
@@ -126,14 +145,19 @@ def _own_literals(source: kinds.Array, path: FieldPath) -> Iterator[tuple[FieldP
         case kinds.Ascending():
             start, step = map(float, source.ascending)
             last = math.prod(source.shape) - 1
-            for index in sorted({0, min(1, last), last}):
+            for index in _ends(last):
                 yield (*path, "ascending"), start + step * index if index else start
         case kinds.Geometric():
             start, ratio = map(np.float64, source.geometric)
             last = math.prod(source.shape) - 1
             with np.errstate(all="ignore"):
-                for index in sorted({0, min(1, last), last}):
+                for index in _ends(last):
                     yield (*path, "geometric"), float(start * ratio**index) if index else float(start)
+
+
+def _ends(last: int) -> list[int]:
+    """Return the places whose numbers bound all others: first, second and last; none of an empty array."""
+    return sorted({0, min(1, last), last}) if last >= 0 else []
 
 
 def _flat(values: Any, path: FieldPath) -> Iterator[tuple[FieldPath, float]]:

@@ -17,7 +17,7 @@ def case_record(case: Case) -> dict[str, Any]:
         "title": case.title,
         "source": case.source.model_dump(exclude_none=True),
         "operation": case.operation,
-        "options": dict(case.options),
+        "options": {name: list(value) if isinstance(value, tuple) else value for name, value in case.options.items()},
         "dtypes": list(case.dtypes),
         "inputs": {name: list(shape) for name, shape in case.input_shapes.items()},
         "tags": list(case.tags),

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attncheck.harness.vocabulary import InputSpec, Shape
+
+_MAY_BE_EMPTY = frozenset({"B", "Lq", "Lk", "P", "T"})
+"""Axes of which there may be none; without a head or a width there is nothing to compute."""
 
 
 class ShapeFault(ValueError):
@@ -28,28 +33,55 @@ def merge_head_weights(shape: Shape) -> Shape:
     return (rows, heads * columns)
 
 
-def fitted_shape(spec: InputSpec, shape: Shape) -> Shape:
-    """Shape of an input as the operation gets it. Raises ``ValueError`` where it has too many axes."""
-    if len(shape) == 3 and len(spec.axes) == 2 and spec.axes[1].startswith("H*"):
+def fitted_shape(spec: InputSpec, shape: Shape, heads: int | None = None) -> Shape:
+    """Shape of an input as the operation gets it. Raises ``ValueError`` where it does not fit.
+
+    ``heads`` are those of a projection, which may come as one matrix per head, or of an input that comes with its heads
+    side by side, (B, L, heads*width), and is split.
+    """
+    is_projection = len(spec.axes) == 2 and "*" in spec.axes[1]
+    if is_projection and len(shape) == 3:
+        if heads not in (None, shape[0]):
+            raise ValueError(f"shape {show(shape)} is a matrix for each of {shape[0]} heads, and there are {heads}")
         return merge_head_weights(shape)
+    if heads is not None and not is_projection:
+        return _split_shape(shape, heads)
     if len(shape) > len(spec.axes):
         raise ValueError(f"expected at most {len(spec.axes)} axes ({', '.join(spec.axes)}), got shape {show(shape)}")
     return lift(shape, len(spec.axes))
 
 
-def bind_axes(specs: Mapping[str, InputSpec], shapes: Mapping[str, Shape], heads: int | None) -> dict[str, int]:
+def _split_shape(shape: Shape, heads: int) -> Shape:
+    if len(shape) > 3:
+        raise ValueError(f"expected at most 3 axes (B, L, heads*width) in the merged layout, got shape {show(shape)}")
+    batch, length, width = lift(shape, 3)
+    if width % heads:
+        raise ValueError(f"a width of {width} cannot be split over {heads} heads")
+    return (batch, heads, length, width // heads)
+
+
+def bind_axes(
+    specs: Mapping[str, InputSpec], shapes: Mapping[str, Shape], heads: int | None, kv_heads: int | None = None
+) -> dict[str, int]:
     """Give every axis letter its length from the inputs' lifted shapes.
 
-    Raises ``ShapeFault`` where two inputs disagree, naming the second.
+    Raises ``ShapeFault`` where two inputs disagree, naming the second, and for heads and widths of 0.
     """
     lengths: dict[str, int] = {}
     found_in: dict[str, str] = {}
     if heads is not None:
         lengths["H"], found_in["H"] = heads, "options.heads"
+        lengths["Hkv"], found_in["Hkv"] = kv_heads or heads, "options.kv_heads" if kv_heads else "options.heads"
     for name, spec in specs.items():
         if name not in shapes or spec.broadcast:
             continue
         for letter, length in zip(spec.axes, shapes[name], strict=True):
+            if length == 0 and letter not in _MAY_BE_EMPTY:
+                raise ShapeFault(
+                    name,
+                    f"shape {show(shapes[name])}: axis {letter} of ({', '.join(spec.axes)}) is 0; "
+                    "only the batch and lengths may be",
+                )
             known = lengths.setdefault(letter, length)
             if known != length:
                 raise ShapeFault(
@@ -58,20 +90,34 @@ def bind_axes(specs: Mapping[str, InputSpec], shapes: Mapping[str, Shape], heads
                     f"to be {known} as in {found_in[letter]}, got {length}",
                 )
             found_in.setdefault(letter, name)
-    _bind_head_widths(lengths)
+    _bind_head_widths(lengths, found_in)
+    if "Hkv" in lengths and lengths["H"] % lengths["Hkv"]:
+        raise ShapeFault(
+            "key",
+            f"expected as many heads as query has, or a number that divides it: {lengths['H']} query heads cannot "
+            f"share {lengths['Hkv']} evenly",
+        )
+    if "Lk" in lengths:
+        lengths["T"] = lengths["Lk"] + lengths.get("P", 0)
     _check_broadcast(specs, shapes, lengths)
     return lengths
 
 
-def _bind_head_widths(lengths: dict[str, int]) -> None:
-    for width in ("D", "Dv"):
-        merged = lengths.get(f"H*{width}")
+def _bind_head_widths(lengths: dict[str, int], found_in: Mapping[str, str]) -> None:
+    """Split the columns of each projection over the heads that it makes."""
+    for heads, width in (("H", "D"), ("Hkv", "D"), ("Hkv", "Dv"), ("H", "Dv")):
+        merged = lengths.get(f"{heads}*{width}")
         if merged is None:
             continue
-        if merged % lengths["H"]:
-            name = "query_weight" if width == "D" else "value_weight"
-            raise ShapeFault(name, f"{merged} columns cannot be split over {lengths['H']} heads")
-        lengths[width] = merged // lengths["H"]
+        name = found_in[f"{heads}*{width}"]
+        if merged % lengths[heads]:
+            raise ShapeFault(name, f"{merged} columns cannot be split over {lengths[heads]} heads")
+        own = merged // lengths[heads]
+        if lengths.setdefault(width, own) != own:
+            expected = lengths[heads] * lengths[width]
+            raise ShapeFault(
+                name, f"expected {expected} columns, {lengths[heads]} heads of width {lengths[width]}, got {merged}"
+            )
 
 
 def _check_broadcast(specs: Mapping[str, InputSpec], shapes: Mapping[str, Shape], lengths: Mapping[str, int]) -> None:
@@ -106,20 +152,35 @@ def spread_shape(shapes: Sequence[Shape]) -> Shape:
 
 
 def stage_shapes(operation: str, lengths: Mapping[str, int]) -> dict[str, Shape]:
-    """Return the shape of every stage that the operation can return."""
+    """Return the shape of every stage that the operation can return; a bias's gradient has the shape of that bias."""
     axes: dict[str, tuple[str, ...]] = dict.fromkeys(
-        ("raw_scores", "scores", "biased", "masked", "weights"), ("B", "H", "Lq", "Lk")
+        ("raw_scores", "scores", "capped", "biased", "masked", "weights"), ("B", "H", "Lq", "T")
     )
     axes["log_sum_exp"] = ("B", "H", "Lq")
     axes["output"] = ("B", "H", "Lq", "Dv")
     if operation == "multi_head_attention":
-        axes |= {"query": ("B", "H", "Lq", "D"), "key": ("B", "H", "Lk", "D"), "value": ("B", "H", "Lk", "Dv")}
+        axes |= {"query": ("B", "H", "Lq", "D"), "key": ("B", "Hkv", "Lk", "D"), "value": ("B", "Hkv", "Lk", "Dv")}
         axes |= {"context": ("B", "H", "Lq", "Dv"), "output": ("B", "Lq", "Eo" if "Eo" in lengths else "H*Dv")}
+    if operation == "attention_gradients":
+        axes = {
+            "grad_query": ("B", "H", "Lq", "D"),
+            "grad_key": ("B", "Hkv", "Lk", "D"),
+            "grad_value": ("B", "Hkv", "Lk", "Dv"),
+        }
+    lengths = {**lengths}
+    if "Dv" in lengths and "H" in lengths:
+        lengths.setdefault("H*Dv", lengths["H"] * lengths["Dv"])
     return {
         stage: tuple(lengths[letter] for letter in letters)
         for stage, letters in axes.items()
         if all(letter in lengths for letter in letters)
     }
+
+
+def repeated_axes(array: NDArray[Any]) -> tuple[int, ...]:
+    """Return the axes, but for the last, of several slices that are all alike."""
+    several = [axis for axis in range(array.ndim - 1) if array.shape[axis] > 1]
+    return tuple(axis for axis in several if bool((array == array.take([0], axis=axis)).all()))
 
 
 def show(shape: Shape) -> str:

@@ -44,8 +44,11 @@ class YamlDocument:
         return found, self.lines.get(found)
 
 
-def read_yaml(path: Path) -> YamlDocument:
-    """Read one YAML file. Raises ``YamlFault``; never runs code and never reads anything else."""
+def read_yaml(path: Path, expected: str = "a title, a source, an operation and a list of cases") -> YamlDocument:
+    """Read one YAML file; ``expected`` says what an empty one lacks.
+
+    Raises ``YamlFault``; never runs code and never reads anything else.
+    """
     text = _read_text(path)
     try:
         _check_events(text)
@@ -60,7 +63,7 @@ def read_yaml(path: Path) -> YamlDocument:
     except (YAMLError, ValueError) as error:
         raise YamlFault(f"not valid YAML: {' '.join(str(error).split())}") from None
     if root is None or (isinstance(root, ScalarNode) and not root.value and root.style is None):
-        raise YamlFault("the file is empty; expected a title, a source, an operation and a list of cases", 1)
+        raise YamlFault(f"the file is empty; expected {expected}", 1)
     _check_size(root)
     lines: dict[FieldPath, int] = {}
     data = _build(root, (), lines)

@@ -39,7 +39,7 @@ def check_draw(generator: str, distribution: str, parameters: Mapping[str, objec
     low, high = parameters.get("low"), parameters.get("high")
     if isinstance(low, int | float) and isinstance(high, int | float) and not low < high:
         raise DrawFault(f"expected low < high, got {low} and {high}")
-    if generator == "torch" and distribution == "randn" and np.prod(shape) < TorchCpu.SMALLEST_RANDN:
+    if generator == "torch" and distribution == "randn" and 0 < np.prod(shape) < TorchCpu.SMALLEST_RANDN:
         raise DrawFault(
             f"torch draws fewer than {TorchCpu.SMALLEST_RANDN} normal numbers by another method; "
             "expected a shape of at least as many"

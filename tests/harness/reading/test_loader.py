@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from attncheck.harness.errors import CaseError, ExitCode, Fault
 from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.inputs import make_exact_inputs
+from attncheck.harness.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.harness.reading.loader import load_tags
+from attncheck.harness.reading.lowering import delivered, essential
 
 Load = Callable[[str | bytes], list[Case]]
 
@@ -150,13 +151,19 @@ THE_CASE: list[Row] = [
     (_case("tags: []"), 5, NAME, "inputs", "this field is missing"),
     (_case("inputs: []"), 6, NAME, "inputs", "expected a mapping, got []"),
     (_case("inputs: 5"), 6, NAME, "inputs", "expected a mapping, got 5"),
-    (_case(INPUTS + "dtypes: [float16]"), 10, NAME, "dtypes[0]", "expected 'float64' or 'float32', got 'float16'"),
+    (_case(INPUTS + "dtypes: [float8]"), 10, NAME, "dtypes[0]", "'float32', 'bfloat16' or 'float16', got 'float8'"),
     (_case(INPUTS + "dtypes: []"), 10, NAME, "dtypes", "expected at least 1 item, got []"),
     (_case(INPUTS + "tags: known"), 10, NAME, "tags", "expected a list, got 'known'"),
     (_case(INPUTS + "tags: [known, nope]"), 10, NAME, "tags", "undefined tag 'nope'; define it in tags.yaml"),
     (_case(INPUTS + "allow_nonfinite: 1"), 10, NAME, "allow_nonfinite", "expected true or false, got 1"),
     (_case(INPUTS + "options: {scael: 2}"), 10, NAME, "options.scael", "unknown field; did you mean scale?"),
-    (_case(INPUTS + "options: {heads: 2}"), 10, NAME, "options.heads", "does not apply to attention, which takes"),
+    (
+        _case("operation: softmax\ninputs: {scores: {identity: 2}}\noptions: {heads: 2}"),
+        8,
+        NAME,
+        "options.heads",
+        "does not apply to softmax, which takes empty_rows",
+    ),
     (_case(INPUTS + "options: {scale: .nan}"), 10, NAME, "options.scale", "expected a finite number, got nan"),
     (_case(INPUTS + f"options: {{scale: 1{'0' * 400}}}"), 10, "number 1", "options.scale", "beyond the range of"),
     (_case(INPUTS + "options: {is_causal: 'no'}"), 10, NAME, "options.is_causal", "expected true or false, got 'no'"),
@@ -170,7 +177,21 @@ THE_CASE: list[Row] = [
         "inputs.key_weight",
         f"{A_KIND} 1",
     ),
-    (_heads("options: {heads: 2}", "[3, 6, 3]"), 12, NAME, "inputs.key_weight", "expected axis H*D of (Ek, H*D) to be"),
+    (
+        _heads("options: {heads: 2}", "[6, 9]"),
+        11,
+        NAME,
+        "inputs.query_weight",
+        "9 columns cannot be split over 2 heads",
+    ),
+    (_heads("options: {heads: 2}", "[3, 6, 2]"), 11, NAME, "inputs.query_weight", "each of 3 heads, and there are 2"),
+    (
+        _heads("options: {heads: 2}", "[2, 6, 4]"),
+        12,
+        NAME,
+        "inputs.key_weight",
+        "expected 8 columns, 2 heads of width 4, got 6",
+    ),
     (
         _case(
             "operation: scoring\ninputs: {query: {identity: 2}, key: {identity: 2}, weight: {identity: 2}}\n"
@@ -195,7 +216,7 @@ THE_INPUTS: list[Row] = [
     (_case("inputs:\n  query: {identity: 2}\n  key: {identity: 2}"), 6, NAME, "inputs.value", "value is missing"),
     (_case(INPUTS + "  valeu: {identity: 2}"), 10, NAME, "inputs.valeu", "attention has no input 'valeu'; expected"),
     (_case(INPUTS + "  '3 x': {identity: 2}"), 10, NAME, "inputs.3 x", f"{A_NAME} '3 x'"),
-    (_query("{values: [[1, 2, 3]]}"), 8, NAME, "inputs.key", "expected axis D of (B, H, Lk, D) to be 3 as in query"),
+    (_query("{values: [[1, 2, 3]]}"), 8, NAME, "inputs.key", "expected axis D of (B, Hkv, Lk, D) to be 3 as in query"),
     (_query("{values: [[[[[1, 2]]]]]}"), 7, NAME, "inputs.query", "expected at most 4 axes, got 5"),
     (_query(f"{{values: {'[' * 80}1{']' * 80}}}"), 7, NAME, "inputs.query", "expected at most 4 axes, got 80"),
     (_query("{}"), 7, NAME, "inputs.query", f"{A_KIND} {{}}"),
@@ -235,7 +256,13 @@ THE_INPUTS: list[Row] = [
         "inputs.query.values[1][1]",
         "a number or a list",
     ),
-    (_query("{values: []}"), 7, NAME, "inputs.query.values", "expected a number or a list of numbers, got []"),
+    (
+        _query("{values: []}"),
+        7,
+        NAME,
+        "inputs.query.values",
+        "a number or a list of numbers, got []; an array of length 0 is a `constant` with its `shape`",
+    ),
     (_query("{values: {a: 1}}"), 7, NAME, "inputs.query.values", "a list of numbers, got {'a': 1}"),
     (_query("{values: }"), 7, NAME, "inputs.query.values", "a list of numbers, got nothing"),
     (_query("\n    values:\n      - [1, 2]\n      - [3, .nan]"), 10, NAME, "inputs.query.values[1][1]", NAN),
@@ -250,7 +277,15 @@ THE_INPUTS: list[Row] = [
     (_query("{ascending: [0], shape: [2, 2]}"), 7, NAME, "inputs.query.ascending", "expected at least 2 items, got"),
     (_query("{constant: 1}"), 7, NAME, "inputs.query.shape", "this field is missing"),
     (_query("{constant: 1, shape: 4}"), 7, NAME, "inputs.query.shape", "expected a list, got 4"),
-    (_query("{constant: 1, shape: [2, 0]}"), 7, NAME, "inputs.query.shape[1]", "expected a value greater than 0, got"),
+    (_query("{constant: 1, shape: [2, -1]}"), 7, NAME, "inputs.query.shape[1]", "greater than or equal to 0, got -1"),
+    (_query("{constant: 1, shape: [2, 0]}"), 7, NAME, "inputs.query", "axis D of (B, H, Lq, D) is 0; only the batch"),
+    (
+        _query("{constant: 1, shape: [0, 70000000]}"),
+        7,
+        NAME,
+        "inputs.query.shape",
+        "too long, though empty; expected at",
+    ),
     (_query("{constant: 1, shape: [a]}"), 7, NAME, "inputs.query.shape[0]", "expected a whole number, got 'a'"),
     (_query("{constant: 1, shape: [1, 1, 1, 1, 2]}"), 7, NAME, "inputs.query.shape", "expected at most 4 items, got"),
     (_query("{identity: 1000000}"), 7, NAME, "inputs.query.identity", "1000000x1000000 is 1000000000000 elements"),
@@ -478,7 +513,7 @@ PRINTED: list[Row] = [
     (_expect("{printed: '1'}"), 11, NAME, "expect[0]", "expected either `stage`, or `quantity` with `of`"),
     (_expect("{quantity: row_maxima, printed: '1'}"), 11, NAME, "expect[0]", "either `stage`, or `quantity` with `of`"),
     (_expect("{stage: outptu, printed: '1'}"), 11, NAME, "expect[0].stage", "got 'outptu'"),
-    (_expect("{stage: context, printed: '1'}"), 11, NAME, "expect[0].stage", "no stage context, only"),
+    (_expect("{stage: context, printed: '1'}"), 11, NAME, "expect[0].stage", "no stage context here, only"),
     (_expect("{quantity: rows, of: weights, printed: '1'}"), 11, NAME, "expect[0].quantity", "no quantity 'rows';"),
     (_expect("{quantity: row_maxima, of: key, printed: '1'}"), 11, NAME, "expect[0].of", "attention has no stage key"),
     (
@@ -709,6 +744,36 @@ WHOLE: dict[str, Any] = {
                 "value_weight": {"constant": 1, "shape": [4, 6], "rows": [0, 1, 2, 3]},
             },
         },
+        {
+            "name": "Behind a past",
+            "options": {"heads": 2, "kv_heads": 1, "window": [1, None], "alignment": "top_left", "softcap": 2.5},
+            "layout": "merged",
+            "storage": "float16",
+            "stages": ["output"],
+            "inputs": {
+                "query": {"identity": 4},
+                "key": {"constant": 1, "shape": [0, 2]},
+                "value": {"constant": 2, "shape": [0, 1]},
+                "past_key": {"ascending": [0, 1], "shape": [3, 2]},
+                "past_value": {"ascending": [0, 1], "shape": [3, 1]},
+                "key_lengths": {"values": [2]},
+                "query_mask": {"values": [True, False, True, True]},
+            },
+        },
+        {
+            "name": "Gradients",
+            "operation": "attention_gradients",
+            "dtypes": ["float64", "bfloat16"],
+            "generic": False,
+            "options": {"is_causal": True, "empty_rows": "zero"},
+            "memory": {"query": "strided", "key": "broadcast"},
+            "inputs": {
+                "query": {"draw": "rand", "shape": [3, 2]},
+                "key": {"constant": 1, "shape": [2, 2]},
+                "value": {"identity": 2},
+                "grad_output": {"draw": "rand", "shape": [3, 2]},
+            },
+        },
     ],
 }
 
@@ -735,7 +800,12 @@ CHANGES = st.lists(st.tuples(st.sampled_from(list(_places(WHOLE))[1:]), st.none(
 
 
 def test_the_whole_file_that_is_changed_below_is_good(load_text: Load) -> None:
-    assert [case.name for case in load_text(json.dumps(WHOLE))] == ["Attention itself", "Heads"]
+    assert [case.name for case in load_text(json.dumps(WHOLE))] == [
+        "Attention itself",
+        "Heads",
+        "Behind a past",
+        "Gradients",
+    ]
 
 
 @settings(max_examples=400)
@@ -786,6 +856,14 @@ def _load_and_make(load_text: Load, text: str) -> None:
     for case in cases:
         made = make_exact_inputs(case)
         assert {name: exact.array.shape for name, exact in made.items()} == dict(case.input_shapes)
+        inputs = convert_inputs(case, made, case.dtypes[-1])
+        delivered(case.operation, case.options, inputs.arrays)
+        posed = essential(case.operation, case.options, inputs.arrays)
+        assert "masked" not in case.stage_shapes or _spreads(posed.inputs, case.stage_shapes["masked"])
+
+
+def _spreads(inputs: dict[str, Any], scores: tuple[int, ...]) -> bool:
+    return "mask" not in inputs or np.broadcast_shapes(inputs["mask"].shape, scores) == scores
 
 
 SCORES = "operation: masking\ninputs: {scores: {values: [[1, 2], [3, 4]]}}\n"
@@ -795,7 +873,8 @@ BIAS_ALONE = "  output_bias: {constant: 1, shape: [6]}\noptions: {heads: 2}\n"
 @pytest.mark.parametrize(
     ("text", "field", "words"),
     [
-        (_case(SCORES), "inputs", "masking needs a mask, a bias or options.is_causal"),
+        (_case(SCORES), "inputs", "masking needs a mask, a bias, key_lengths, a query_mask, options.is_causal or a"),
+        (_case(SCORES + "options: {is_causal: false}"), "inputs", "masking needs a mask"),
         (_heads(BIAS_ALONE), "inputs.output_bias", "needs output_weight, which is missing"),
         (
             _query("{values: [[1e300, 2], [3, 4]]}"),

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from attncheck.harness.reading.shapes import (
     ShapeFault,
@@ -11,20 +14,38 @@ from attncheck.harness.reading.shapes import (
     fitted_shape,
     lift,
     merge_head_weights,
+    repeated_axes,
     show,
     stage_shapes,
 )
 from attncheck.harness.vocabulary import OPERATIONS, SCORE_INPUTS, InputSpec, inputs_of
 
 KINDS = [("scoring", kind) for kind in SCORE_INPUTS] + [(name, None) for name in OPERATIONS if name != "scoring"]
-LETTERS = ("B", "H", "Lq", "Lk", "D", "Dk", "Dv", "A", "E", "Ek", "Ev", "Eo")
+LETTERS = ("B", "Hkv", "Lq", "Lk", "P", "D", "Dk", "Dv", "A", "E", "Ek", "Ev", "Eo")
+MAY_BE_EMPTY = ("B", "Lq", "Lk", "P")
 
-lengths_of_letters = st.fixed_dictionaries({letter: st.integers(1, 7) for letter in LETTERS}).map(
-    lambda lengths: lengths | {"H*D": lengths["H"] * lengths["D"], "H*Dv": lengths["H"] * lengths["Dv"]}
+
+def _consistent(lengths: dict[str, int], group: int) -> dict[str, int]:
+    """Add the lengths that follow from others: ``group`` query heads share a head of keys."""
+    lengths = lengths | {"H": group * lengths["Hkv"], "T": lengths["P"] + lengths["Lk"]}
+    merged = [(heads, width) for heads in ("H", "Hkv") for width in ("D", "Dv")]
+    return lengths | {f"{heads}*{width}": lengths[heads] * lengths[width] for heads, width in merged}
+
+
+lengths_of_letters = st.builds(
+    _consistent,
+    st.fixed_dictionaries({letter: st.integers(0 if letter in MAY_BE_EMPTY else 1, 7) for letter in LETTERS}),
+    st.integers(1, 3),
 )
 
 
+def _heads(operation: str, lengths: dict[str, int]) -> tuple[int | None, int | None]:
+    return (lengths["H"], lengths["Hkv"]) if operation == "multi_head_attention" else (None, None)
+
+
 def _full_shapes(operation: str, kind: str | None, lengths: dict[str, int]) -> dict[str, tuple[int, ...]]:
+    if operation != "attention":
+        lengths = lengths | {"T": lengths["Lk"]}
     return {name: tuple(lengths[letter] for letter in spec.axes) for name, spec in inputs_of(operation, kind).items()}
 
 
@@ -34,10 +55,10 @@ def test_every_axis_letter_gets_the_length_that_the_inputs_give_it(
     operation: str, kind: str | None, lengths: dict[str, int]
 ) -> None:
     specs = inputs_of(operation, kind)
-    heads = lengths["H"] if operation == "multi_head_attention" else None
-    bound = bind_axes(specs, _full_shapes(operation, kind, lengths), heads)
+    bound = bind_axes(specs, _full_shapes(operation, kind, lengths), *_heads(operation, lengths))
     assert {letter for spec in specs.values() for letter in spec.axes} <= set(bound)
-    assert bound == {letter: lengths[letter] for letter in bound}
+    keys = lengths["T"] if operation == "attention" else lengths["Lk"]
+    assert bound == {letter: lengths[letter] for letter in bound} | {"T": keys}
 
 
 def _shared_axes(operation: str, kind: str | None) -> list[tuple[str, int]]:
@@ -58,11 +79,11 @@ def test_an_axis_that_disagrees_is_blamed_on_an_input_that_has_it(
 ) -> None:
     specs = inputs_of(operation, kind)
     shapes = _full_shapes(operation, kind, lengths)
-    heads = lengths["H"] if operation == "multi_head_attention" else None
     name, axis = data.draw(st.sampled_from(_shared_axes(operation, kind)), label="input and axis")
-    shapes[name] = (*shapes[name][:axis], shapes[name][axis] + 1, *shapes[name][axis + 1 :])
+    more = 2 if specs[name].broadcast and shapes[name][axis] == 0 else 1  # of none, 1 would be broadcast
+    shapes[name] = (*shapes[name][:axis], shapes[name][axis] + more, *shapes[name][axis + 1 :])
     with pytest.raises(ShapeFault) as fault:
-        bind_axes(specs, shapes, heads)
+        bind_axes(specs, shapes, *_heads(operation, lengths))
     assert specs[name].axes[axis] in specs[fault.value.field].axes
     assert show(shapes[fault.value.field]) in str(fault.value)
 
@@ -72,12 +93,8 @@ def test_a_mask_may_have_length_one_on_any_axis(lengths: dict[str, int], ones: l
     shapes = _full_shapes("attention", None, lengths)
     shapes["mask"] = tuple(1 if one else length for one, length in zip(ones, shapes["mask"], strict=True))
     bound = bind_axes(OPERATIONS["attention"].inputs, shapes, None)
-    assert np.broadcast_shapes(shapes["mask"], (bound["B"], bound["H"], bound["Lq"], bound["Lk"])) == (
-        lengths["B"],
-        lengths["H"],
-        lengths["Lq"],
-        lengths["Lk"],
-    )
+    scores = tuple(lengths[letter] for letter in ("B", "H", "Lq", "T"))
+    assert np.broadcast_shapes(shapes["mask"], tuple(bound[letter] for letter in ("B", "H", "Lq", "T"))) == scores
 
 
 def test_a_mask_that_is_larger_than_the_scores_does_not_widen_them() -> None:
@@ -92,7 +109,32 @@ def test_two_inputs_that_disagree_are_both_named() -> None:
     with pytest.raises(ShapeFault) as fault:
         bind_axes(OPERATIONS["attention"].inputs, shapes, None)
     assert fault.value.field == "key"
-    assert str(fault.value) == "shape 1x1x4x5: expected axis D of (B, H, Lk, D) to be 3 as in query, got 5"
+    assert str(fault.value) == "shape 1x1x4x5: expected axis D of (B, Hkv, Lk, D) to be 3 as in query, got 5"
+
+
+@pytest.mark.parametrize(("axis", "letter"), [(1, "H"), (3, "D")])
+def test_no_heads_and_no_width_are_refused(axis: int, letter: str) -> None:
+    shapes = dict.fromkeys(("query", "key", "value"), (2, 3, 4, 5))
+    shapes["query"] = (*shapes["query"][:axis], 0, *shapes["query"][axis + 1 :])
+    with pytest.raises(ShapeFault) as fault:
+        bind_axes(OPERATIONS["attention"].inputs, shapes, None)
+    wanted = f"shape {show(shapes['query'])}: axis {letter} of (B, H, Lq, D) is 0; only the batch and lengths may be"
+    assert (fault.value.field, str(fault.value)) == ("query", wanted)
+
+
+def test_heads_that_cannot_be_shared_evenly_are_refused() -> None:
+    shapes = {"query": (1, 4, 2, 3), "key": (1, 3, 2, 3), "value": (1, 3, 2, 3)}
+    with pytest.raises(ShapeFault, match="4 query heads cannot share 3 evenly") as fault:
+        bind_axes(OPERATIONS["attention"].inputs, shapes, None)
+    assert fault.value.field == "key"
+
+
+def test_columns_of_a_key_are_those_of_its_own_heads() -> None:
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("query", "key", "value"), (1, 2, 6))
+    shapes |= {"query_weight": (6, 8), "key_weight": (6, 6), "value_weight": (6, 6)}
+    with pytest.raises(ShapeFault) as fault:
+        bind_axes(OPERATIONS["multi_head_attention"].inputs, shapes, 4, 2)
+    assert (fault.value.field, str(fault.value)) == ("key_weight", "expected 4 columns, 2 heads of width 2, got 6")
 
 
 @pytest.mark.parametrize(
@@ -148,11 +190,14 @@ def test_too_many_axes_are_refused(axes: tuple[str, ...], shape: tuple[int, ...]
 @given(lengths=lengths_of_letters)
 def test_the_stages_of_attention_have_the_shapes_that_numpy_computes(lengths: dict[str, int]) -> None:
     shapes = _full_shapes("attention", None, lengths)
-    scores = np.zeros(shapes["query"]) @ np.swapaxes(np.zeros(shapes["key"]), -1, -2)
-    output = scores @ np.zeros(shapes["value"])
+    group = lengths["H"] // lengths["Hkv"]
+    key = np.concatenate([np.zeros(shapes["past_key"]), np.zeros(shapes["key"])], axis=-2).repeat(group, axis=1)
+    value = np.concatenate([np.zeros(shapes["past_value"]), np.zeros(shapes["value"])], axis=-2).repeat(group, axis=1)
+    scores = np.zeros(shapes["query"]) @ np.swapaxes(key, -1, -2)
+    output = scores @ value
     stages = stage_shapes("attention", bind_axes(OPERATIONS["attention"].inputs, shapes, None))
     assert stages["raw_scores"] == stages["masked"] == stages["weights"] == scores.shape
-    assert stages["log_sum_exp"] == scores.max(axis=-1).shape
+    assert stages["log_sum_exp"] == scores.sum(axis=-1).shape
     assert stages["output"] == output.shape
 
 
@@ -165,11 +210,13 @@ def test_multi_head_attention_ends_in_the_width_of_its_output_projection(
     if not projected:
         del shapes["output_weight"], shapes["output_bias"]
     specs = OPERATIONS["multi_head_attention"].inputs
-    stages = stage_shapes("multi_head_attention", bind_axes(specs, shapes, lengths["H"]))
+    stages = stage_shapes("multi_head_attention", bind_axes(specs, shapes, lengths["H"], lengths["Hkv"]))
     width = lengths["Eo"] if projected else lengths["H"] * lengths["Dv"]
     assert stages["output"] == (lengths["B"], lengths["Lq"], width)
     assert stages["context"] == (lengths["B"], lengths["H"], lengths["Lq"], lengths["Dv"])
     assert stages["query"] == (lengths["B"], lengths["H"], lengths["Lq"], lengths["D"])
+    assert stages["key"] == (lengths["B"], lengths["Hkv"], lengths["Lk"], lengths["D"])
+    assert stages["value"] == (lengths["B"], lengths["Hkv"], lengths["Lk"], lengths["Dv"])
 
 
 @pytest.mark.parametrize(("operation", "kind"), KINDS)
@@ -177,9 +224,62 @@ def test_multi_head_attention_ends_in_the_width_of_its_output_projection(
 def test_every_stage_that_an_operation_may_return_has_a_shape(
     operation: str, kind: str | None, lengths: dict[str, int]
 ) -> None:
-    heads = lengths["H"] if operation == "multi_head_attention" else None
-    bound = bind_axes(inputs_of(operation, kind), _full_shapes(operation, kind, lengths), heads)
-    assert set(OPERATIONS[operation].stages) <= set(stage_shapes(operation, bound))
+    shapes = _full_shapes(operation, kind, lengths)
+    bound = bind_axes(inputs_of(operation, kind), shapes, *_heads(operation, lengths))
+    # The gradient of a bias has the shape of that bias, which may be anything that broadcasts.
+    assert set(OPERATIONS[operation].stages) - {"grad_bias"} <= set(stage_shapes(operation, bound))
+
+
+@given(lengths=lengths_of_letters)
+def test_a_gradient_has_the_shape_of_what_it_is_the_gradient_of(lengths: dict[str, int]) -> None:
+    shapes = _full_shapes("attention_gradients", None, lengths)
+    stages = stage_shapes("attention_gradients", bind_axes(OPERATIONS["attention_gradients"].inputs, shapes, None))
+    assert stages == {f"grad_{name}": shapes[name] for name in ("query", "key", "value")}
+
+
+@pytest.mark.parametrize(
+    ("shape", "heads", "split"),
+    [((2, 3, 8), 4, (2, 4, 3, 2)), ((3, 8), 4, (1, 4, 3, 2)), ((8,), 4, (1, 4, 1, 2)), ((2, 0, 8), 4, (2, 4, 0, 2))],
+)
+def test_heads_side_by_side_are_split(shape: tuple[int, ...], heads: int, split: tuple[int, ...]) -> None:
+    assert fitted_shape(InputSpec(("B", "H", "Lq", "D")), shape, heads) == split
+
+
+@pytest.mark.parametrize("heads", [None, 4])
+def test_a_matrix_per_head_is_taken_for_as_many_heads_as_there_are(heads: int | None) -> None:
+    assert fitted_shape(InputSpec(("E", "H*D")), (4, 16, 2), heads) == (16, 8)
+    assert fitted_shape(InputSpec(("E", "H*D")), (16, 8), heads) == (16, 8)
+    with pytest.raises(ValueError, match="4x16x2 is a matrix for each of 4 heads, and there are 3"):
+        fitted_shape(InputSpec(("E", "H*D")), (4, 16, 2), 3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((2, 3, 9), "a width of 9 cannot be split over 4 heads"),
+        ((1, 2, 3, 8), r"at most 3 axes \(B, L, heads\*width\) in the merged layout, got shape 1x2x3x8"),
+    ],
+)
+def test_what_cannot_be_split_over_heads_is_refused(shape: tuple[int, ...], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        fitted_shape(InputSpec(("B", "H", "Lq", "D")), shape, 4)
+
+
+@pytest.mark.parametrize(
+    ("array", "axes"),
+    [
+        (np.arange(6.0).reshape(2, 3), ()),
+        (np.ones((2, 3)), (0,)),
+        (np.ones((1, 3, 2)), (1,)),
+        (np.ones((4,)), ()),
+        (np.arange(3.0).reshape(1, 3, 1, 1).repeat(2, axis=0), (0,)),
+        (np.arange(3.0).reshape(1, 1, 1, 3).repeat(2, axis=0).repeat(5, axis=2), (0, 2)),
+        (np.full((2, 3), np.nan), ()),
+        (np.zeros((2, 0, 3)), (0,)),
+    ],
+)
+def test_the_axes_of_equal_slices_are_found_but_for_the_last(array: NDArray[Any], axes: tuple[int, ...]) -> None:
+    assert repeated_axes(array) == axes
 
 
 @pytest.mark.parametrize(("shape", "text"), [((2, 3, 4), "2x3x4"), ((5,), "5"), ((), "scalar")])

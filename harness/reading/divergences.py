@@ -1,0 +1,129 @@
+"""Known divergences: where an implementation is known to be wrong, or to mean something else, and why.
+
+One YAML list per backend, bundled beside the backends. An entry names implementations, cases, dtypes and stages by
+globs, the verdict that they get, and the reason; what it names is then reported and does not fail a run. Every entry
+must still happen: one that no longer does is a failure of its own (``judging/known.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from attncheck.harness.errors import CaseError, Fault
+from attncheck.harness.reading.array_kinds import Strict
+from attncheck.harness.reading.faults import faults_of
+from attncheck.harness.reading.model import Dtype, StageName, Text
+from attncheck.harness.reading.yaml_reader import read_yaml
+from attncheck.harness.reading.yaml_scalars import YamlFault
+from attncheck.harness.verdicts import Verdict
+
+FOLDER = "divergences"
+"""Of the package ``attncheck.backends``: <backend>.yaml."""
+
+_EXCUSABLE = tuple(
+    verdict.value for verdict in Verdict if verdict.exit_code and verdict not in (Verdict.MISPRINT, Verdict.STALE)
+)
+if TYPE_CHECKING:
+    # A type checker cannot follow a Literal that is made from a table.
+    VerdictName = str
+else:
+    VerdictName = Literal[_EXCUSABLE]
+Glob = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+_EXPECTED = "a list of known divergences, [] for none"
+_THREAD = r"^([\w.-]+/[\w.-]+#[0-9]+|https://[^\s]+)$"
+
+
+class DivergenceEntry(Strict):
+    """One known divergence."""
+
+    implementation: Glob = Field(description="A glob over implementations, such as torch.sdpa or torch.*.")
+    cases: Annotated[list[Glob], Field(min_length=1)] = Field(description="Globs over the ids of cases that fail.")
+    dtypes: list[Dtype] | None = Field(default=None, min_length=1, description="All dtypes if absent.")
+    stages: list[StageName] | None = Field(default=None, min_length=1, description="All stages if absent.")
+    verdict: VerdictName = Field(description="The verdict that they get.")
+    reason: Annotated[str, Field(min_length=10, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$")] = Field(
+        description="What the implementation does there and why, in a sentence."
+    )
+    decided: Literal["semantic", "numeric", "crash"] = Field(
+        description="What it is, on reflection: another convention, a wrong number, or a failure to answer."
+    )
+    thread: Annotated[Text, Field(pattern=_THREAD)] | None = Field(
+        default=None, description="Where it is discussed: owner/name#number, or a URL."
+    )
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """An entry, and the file and line where it stands."""
+
+    entry: DivergenceEntry
+    file: str
+    line: int
+
+    @property
+    def place(self) -> str:
+        """The file and line, for people."""
+        return f"{self.file}:{self.line}"
+
+    def concerns(self, implementation: str, case: str, dtype: str) -> bool:
+        """Whether it speaks of an implementation in a case and dtype."""
+        entry = self.entry
+        return (
+            fnmatchcase(implementation, entry.implementation)
+            and any(fnmatchcase(case, glob) for glob in entry.cases)
+            and (entry.dtypes is None or dtype in entry.dtypes)
+        )
+
+    def excuses(self, stage: str, verdict: str) -> bool:
+        """Whether it explains a verdict on a stage; a whole evaluation that failed has the stage ''."""
+        entry = self.entry
+        return verdict == entry.verdict and (entry.stages is None or not stage or stage in entry.stages)
+
+
+def load_divergences(paths: Iterable[Path]) -> tuple[Divergence, ...]:
+    """Read lists of known divergences. Raises ``CaseError`` with every fault of every file."""
+    found: list[Divergence] = []
+    faults: list[Fault] = []
+    for path in paths:
+        try:
+            found += _load(path, str(path))
+        except CaseError as error:
+            faults += error.faults
+    if faults:
+        raise CaseError(faults)
+    return tuple(found)
+
+
+def bundled_divergences(backends: Sequence[str]) -> tuple[Divergence, ...]:
+    """Return what is known of these backends, each once; one without a list is none that we know anything of."""
+    root = Path(str(files("attncheck.backends"))) / FOLDER
+    names = [name for name in dict.fromkeys(backends) if (root / f"{name}.yaml").is_file()]
+    return tuple(each for name in names for each in _load(root / f"{name}.yaml", f"backends/{FOLDER}/{name}.yaml"))
+
+
+def _load(path: Path, name: str) -> list[Divergence]:
+    try:
+        document = read_yaml(path, _EXPECTED)
+    except YamlFault as fault:
+        raise CaseError([Fault(name, str(fault), fault.line)]) from None
+    if not isinstance(document.data, list):
+        raise CaseError([Fault(name, f"expected {_EXPECTED}", 1)])
+    try:
+        entries = TypeAdapter(list[DivergenceEntry]).validate_python(document.data)
+    except ValidationError as error:
+        raise CaseError([_of_entries(fault) for fault in faults_of(error, name, document)]) from None
+    return [Divergence(entry, name, document.lines.get((index,), 1)) for index, entry in enumerate(entries)]
+
+
+def _of_entries(fault: Fault) -> Fault:
+    """Name an entry's own fields where a case's would be named."""
+    if not fault.message.startswith("unknown field"):
+        return fault
+    return replace(fault, message=f"unknown field; expected one of {', '.join(DivergenceEntry.model_fields)}")

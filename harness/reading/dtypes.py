@@ -1,0 +1,44 @@
+"""The dtypes of cases as NumPy's; bfloat16, which NumPy lacks, is that of ml_dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+_ADDED = {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return NumPy's dtype of this name."""
+    return _ADDED[name] if name in _ADDED else np.dtype(name)
+
+
+def largest_number(name: str) -> float:
+    """Return the largest finite number of a floating dtype."""
+    return float(ml_dtypes.finfo(numpy_dtype(name)).max)
+
+
+def rounded_once(array: NDArray[Any], name: str) -> NDArray[Any]:
+    """Round numbers to a dtype: to the nearest, in the middle between two to the even one."""
+    if name in _ADDED and array.dtype != np.float32:
+        array = _float32_by_odd(array.astype(np.float64))
+    return array.astype(numpy_dtype(name))
+
+
+def _float32_by_odd(array: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Round to float32 such that rounding once more, to at most 22 bits, gives what rounding at once would give.
+
+    ml_dtypes goes by float32 on its way to bfloat16, and what is then in the middle between two numbers of bfloat16 may
+    have been above it. Here what float32 cannot hold is cut off and the last bit set to 1 instead, so that nothing
+    gets into the middle: Boldo and Melquiond 2008, "Emulation of a FMA and correctly rounded sums: proved algorithms
+    using rounding to odd".
+    """
+    near = array.astype(np.float32)
+    inexact = (near != array) & np.isfinite(array)
+    outwards = inexact & (np.abs(near) > np.abs(array))
+    cut = np.where(outwards, np.nextafter(near, np.float32(0)), near)
+    odd: NDArray[np.uint32] = cut.view(np.uint32) | inexact.astype(np.uint32)
+    return odd.view(np.float32)

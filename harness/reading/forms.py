@@ -1,0 +1,89 @@
+"""In which form a case's inputs come and are handed over: layout, storage, memory; and which stages are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attncheck.harness.reading import model
+from attncheck.harness.reading.case import Case
+from attncheck.harness.reading.dtypes import numpy_dtype
+from attncheck.harness.reading.faults import FieldFault
+from attncheck.harness.reading.inputs import make_exact_inputs
+from attncheck.harness.reading.shapes import repeated_axes, show
+from attncheck.harness.reading.yaml_scalars import FieldPath
+from attncheck.harness.vocabulary import OPERATIONS, InputSpec
+
+_OF_KEYS = frozenset({"key", "value", "past_key", "past_value"})
+_MERGED = frozenset({"query", "grad_output", *_OF_KEYS})
+
+
+def merged_heads(
+    entry: model.CaseEntry, operation: str, options: Mapping[str, Any], where: FieldPath
+) -> dict[str, int]:
+    """Return how many heads lie side by side in each input that comes in the merged layout."""
+    if entry.layout == "split":
+        return {}
+    if operation not in ("attention", "attention_gradients"):
+        raise FieldFault((*where, "layout"), f"{operation} has no merged layout; attention and attention_gradients do")
+    if "heads" not in options:
+        raise FieldFault((*where, "layout"), "the merged layout needs options.heads")
+    heads = int(options["heads"])
+    of_keys = int(options.get("kv_heads", heads))
+    return {name: of_keys if name in _OF_KEYS else heads for name in entry.inputs if name in _MERGED}
+
+
+def projected_heads(specs: Mapping[str, InputSpec], options: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many heads each projection makes."""
+    heads = {"H": options.get("heads"), "Hkv": options.get("kv_heads", options.get("heads"))}
+    letters = {name: spec.axes[-1].partition("*")[0] for name, spec in specs.items() if len(spec.axes) == 2}
+    return {name: int(heads[letter]) for name, letter in letters.items() if heads.get(letter) is not None}
+
+
+def memory_of(entry: model.CaseEntry, merged: Mapping[str, int], where: FieldPath) -> dict[str, str]:
+    """Return how inputs lie in memory: as the case says, and in the merged layout with their heads inside of length."""
+    for name in entry.memory:
+        if name in merged:
+            raise FieldFault((*where, "memory", name), "`layout: merged` says already how this lies in memory")
+    return dict.fromkeys(merged, "transposed") | entry.memory
+
+
+def check_form(case: Case, where: FieldPath) -> None:
+    """Refuse memory that an input cannot have, storage that is not narrower, and stages that cannot be. Draws nothing,
+    but for an input that is to have equal slices."""
+    _check_memory(case, where)
+    _check_storage(case.storage, case.dtypes, where)
+    for number, stage in enumerate(case.judged_stages or ()):
+        known = [name for name in OPERATIONS[case.operation].stages if name in case.stage_shapes]
+        if stage not in known:
+            raise FieldFault((*where, "stages", number), f"{case.operation} has {', '.join(known)} here, no {stage}")
+
+
+def _check_storage(storage: str | None, dtypes: Sequence[str], where: FieldPath) -> None:
+    if storage is None:
+        return
+    narrow = [dtype for dtype in dtypes if numpy_dtype(dtype).itemsize <= numpy_dtype(storage).itemsize]
+    if narrow:
+        raise FieldFault(
+            (*where, "storage"), f"expected `dtypes` that are all wider than {storage}, got {', '.join(narrow)}"
+        )
+
+
+def _check_memory(case: Case, where: FieldPath) -> None:
+    numbers = [name for name in case.inputs if case.input_specs[name].is_number]
+    for name, kind in case.memory.items():
+        path = (*where, "memory", name)
+        if name not in numbers:
+            raise FieldFault(path, f"expected an input of this case that holds numbers: {', '.join(numbers)}")
+        if kind == "transposed" and len(case.input_shapes[name]) != 4:
+            shape = show(case.input_shapes[name])
+            raise FieldFault(path, f"only an input with an axis of heads can be transposed in memory, got {shape}")
+    if "broadcast" in case.memory.values():
+        made = make_exact_inputs(case)
+        for name, kind in case.memory.items():
+            if kind == "broadcast" and not repeated_axes(made[name].array):
+                raise FieldFault(
+                    (*where, "memory", name),
+                    "broadcast needs an axis, other than the last, along which all slices are alike; "
+                    f"{name} of shape {show(case.input_shapes[name])} has none",
+                )

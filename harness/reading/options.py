@@ -1,0 +1,89 @@
+"""A case's options over those of its file: which apply, which make sense together, in the form that the rest takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+from attncheck.harness.reading import model
+from attncheck.harness.reading.array_kinds import Array
+from attncheck.harness.reading.faults import FieldFault
+from attncheck.harness.reading.number_checks import spelled_out
+from attncheck.harness.reading.yaml_scalars import FieldPath
+from attncheck.harness.vocabulary import OPERATIONS
+
+_MASKS = frozenset({"mask", "key_lengths", "query_mask"})
+_ADDED = frozenset({"scores", "bias"})
+"""Inputs that forbid a key where they are -inf."""
+_ONLY_WITH_SOME_SCORES = {"scale": ("dot", "scaled_dot", "cosine"), "softcap": ("dot", "scaled_dot")}
+
+
+def read_options(defaults: model.Options, entry: model.CaseEntry, operation: str, where: FieldPath) -> dict[str, Any]:
+    """Merge a case's options over the file's; the case's own must apply to it, the file's are for those that they fit.
+
+    A window becomes a pair. Raises ``FieldFault``.
+    """
+    own = entry.options.model_dump(exclude_none=True)
+    allowed = OPERATIONS[operation].options
+    for name in own:
+        if name not in allowed:
+            listed = ", ".join(sorted(allowed)) or "no options"
+            raise FieldFault((*where, "options", name), f"does not apply to {operation}, which takes {listed}")
+    shared = {name: value for name, value in defaults.model_dump(exclude_none=True).items() if name in allowed}
+    idle = _idle(shared | own, operation, entry.layout)
+    for name, reason in idle.items():
+        if name in own:
+            raise FieldFault((*where, "options", name), reason)
+    options = {name: value for name, value in (shared | own).items() if name not in idle}
+    places = {name: ((*where, "options", name) if name in own else ("defaults", "options", name)) for name in options}
+    _check(options, operation, where, places)
+    if "window" in options:
+        options["window"] = tuple(options["window"])
+    return options
+
+
+def check_empty_rows(
+    entry: model.CaseEntry,
+    options: Mapping[str, Any],
+    inputs: Mapping[str, Array],
+    named: Mapping[str, Array],
+    keys: int,
+    where: FieldPath,
+) -> None:
+    """Refuse a word on rows without a key in a case that can have none."""
+    if entry.options.empty_rows is None:
+        return
+    infinite = any(map(math.isinf, chain(*(spelled_out(inputs[name], named) for name in _ADDED & inputs.keys()))))
+    forbidden = _MASKS & inputs.keys() or options.get("is_causal") or "window" in options
+    if keys and not forbidden and not infinite:
+        message = "says what a query gives that may attend to no key; nothing forbids a key here"
+        raise FieldFault((*where, "options", "empty_rows"), message)
+
+
+def _idle(options: Mapping[str, Any], operation: str, layout: str) -> dict[str, str]:
+    """Return the options that say nothing of such a case, each with the reason."""
+    idle: dict[str, str] = {}
+    if "alignment" in options and not options.get("is_causal") and "window" not in options:
+        idle["alignment"] = "says where queries stand for is_causal or a window, and this case has neither"
+    if operation != "multi_head_attention" and layout == "split":
+        for name in ("heads", "kv_heads"):
+            idle[name] = "says how inputs in `layout: merged` are split; these inputs have an axis of heads"
+    return idle
+
+
+def _check(options: Mapping[str, Any], operation: str, where: FieldPath, places: Mapping[str, FieldPath]) -> None:
+    if operation == "multi_head_attention" and "heads" not in options:
+        raise FieldFault((*where, "options"), "multi_head_attention needs options.heads")
+    for name, scores in _ONLY_WITH_SOME_SCORES.items():
+        if name in options and options.get("score", scores[0]) not in scores:
+            raise FieldFault(places[name], f"the {options['score']} score has no {name}")
+    for name in ("scale", "softcap"):
+        if name in options and not math.isfinite(options[name]):
+            raise FieldFault(places[name], f"expected a finite number, got {options[name]}")
+    if options.get("window") == [None, None]:
+        raise FieldFault(places["window"], "bounds nothing on either side; expected a number of keys on one at least")
+    heads, kv_heads = options.get("heads"), options.get("kv_heads")
+    if heads and kv_heads and heads % kv_heads:
+        raise FieldFault(places["kv_heads"], f"{heads} query heads cannot share {kv_heads} key and value heads evenly")

@@ -1,0 +1,271 @@
+"""The reference of case files: its tables are those of the code, and its examples are good cases.
+
+``python tests/docs/test_cases.py`` writes the tables anew.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import BaseModel
+
+from attncheck.backends import numpy_backend
+from attncheck.harness.quantities import QUANTITIES
+from attncheck.harness.reading import array_kinds, model
+from attncheck.harness.reading.case import Case
+from attncheck.harness.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.harness.reading.loader import load_case_file, load_tags
+from attncheck.harness.running.tasks import task_of
+from attncheck.harness.running.worker import Computed, evaluate_on
+from attncheck.harness.vocabulary import OPERATIONS, SCORE_INPUTS, STAGES, InputSpec
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "cases.md"
+README = REFERENCE.parents[1] / "README.md"
+MARKED = re.compile(r"<!-- (\w+): (\w+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
+EXAMPLE = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
+HEAD = """\
+title: Examples of the reference
+source: {kind: derivation, title: Made for the reference}
+operation: attention
+defaults: {random: {generator: numpy-legacy, seed: 1}}
+cases:
+"""
+_MAPPINGS = {
+    "Source": "see Source",
+    "Random": "see Random",
+    "Options": "see Options",
+    "Defaults": "see Defaults",
+    "CaseEntry": "see A case",
+    "Expectation": "see Expectations",
+    "TagEntry": "`probes` and `defect`",
+}
+_TYPES = {
+    "boolean": "true or false",
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "text",
+    "null": "null",
+}
+
+
+# The tables
+
+
+def fields_table(name: str) -> str:
+    """The fields of a model of the case format that are its own, as a table."""
+    owner = next(getattr(module, name) for module in (model, array_kinds) if hasattr(module, name))
+    inherited = {field for base in owner.__bases__ if issubclass(base, BaseModel) for field in base.model_fields}
+    schema = owner.model_json_schema()
+    own = schema if "properties" in schema else schema["$defs"][name]
+    rows = [
+        _row(f"`{field}`{' (needed)' if field in own.get('required', []) else ''}", _value(value), _meaning(value))
+        for field, value in own["properties"].items()
+        if field not in inherited
+    ]
+    return _table(("field", "value", "meaning"), rows)
+
+
+def kinds_table(_: str) -> str:
+    """Every kind of array, with the field that it is told by and those beside it."""
+    rows = []
+    for kind, owner in array_kinds._MODELS.items():
+        first, *beside = _own_fields(owner, kind)
+        others = "; ".join(f"`{field}` ({_value(value)})" for field, value in beside)
+        rows.append(_row(f"`{kind}`", " ".join((owner.__doc__ or "").split()), _meaning(first[1]), others))
+    return _table(("kind", "is", "its value", "beside it"), rows)
+
+
+def operations_table(_: str) -> str:
+    """Every operation with its inputs, options and stages."""
+    rows = [
+        _row(f"`{name}`", _names(own.options, sort=True), _names(own.stages, sort=False))
+        for name, own in OPERATIONS.items()
+    ]
+    return _table(("operation", "options", "stages"), rows)
+
+
+def inputs_table(name: str) -> str:
+    """The inputs of an operation, or of a kind of score."""
+    specs: Mapping[str, InputSpec] = SCORE_INPUTS[name] if name in SCORE_INPUTS else OPERATIONS[name].inputs
+    rows = [
+        _row(f"`{each}`{' (needed)' if spec.required else ''}", f"({', '.join(spec.axes)})", _kind(spec))
+        for each, spec in specs.items()
+    ]
+    return _table(("input", "axes", "is"), rows)
+
+
+def quantities_table(_: str) -> str:
+    """Every derived quantity."""
+    rows = [_row(f"`{each.name}`", each.meaning) for each in QUANTITIES.values()]
+    return _table(("quantity", "is"), rows)
+
+
+TABLES: dict[str, Callable[[str], str]] = {
+    "fields": fields_table,
+    "kinds": kinds_table,
+    "operations": operations_table,
+    "inputs": inputs_table,
+    "quantities": quantities_table,
+}
+
+
+def with_tables(text: str) -> str:
+    """The reference with every table made anew."""
+    return MARKED.sub(
+        lambda found: f"<!-- {found[1]}: {found[2]} -->\n{TABLES[found[1]](found[2])}<!-- end -->\n", text
+    )
+
+
+def _table(heads: tuple[str, ...], rows: list[str]) -> str:
+    return "\n".join([_row(*heads), _row(*["---"] * len(heads)), *rows]) + "\n"
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _own_fields(owner: type[BaseModel], kind: str) -> list[tuple[str, dict[str, Any]]]:
+    inherited = {field for base in owner.__bases__ for field in base.model_fields}  # type: ignore[attr-defined]
+    schema = owner.model_json_schema()
+    properties = (schema if "properties" in schema else schema["$defs"][owner.__name__])["properties"]
+    own = {field: value for field, value in properties.items() if field not in inherited}
+    return [(kind, own.pop(kind)), *own.items()]
+
+
+def _kind(spec: InputSpec) -> str:
+    kind = "true and false (true = may attend)" if spec.boolean else "counts" if spec.whole else "numbers"
+    spread = ", or 1 along any axis" if spec.broadcast else ""
+    return kind + spread + (f"; needs `{spec.needs}`" if spec.needs else "")
+
+
+def _names(names: Any, *, sort: bool) -> str:
+    return ", ".join(f"`{name}`" for name in (sorted(names) if sort else names))
+
+
+def _meaning(value: dict[str, Any]) -> str:
+    return str(value["description"]).replace("|", "\\|")
+
+
+def _value(value: dict[str, Any]) -> str:
+    """What may stand there, in words."""
+    if "$ref" in value or "oneOf" in value:
+        return _MAPPINGS.get(value.get("$ref", "").rpartition("/")[2], "an array")
+    if "anyOf" in value:
+        words = dict.fromkeys(_value(each) for each in value["anyOf"] if each.get("type") != "null")
+        return " or ".join(word for word in words if not (word == "a whole number" and "a number" in words))
+    if "enum" in value:
+        return "a stage" if value["enum"] == list(STAGES) else ", ".join(f"`{each}`" for each in value["enum"])
+    return _collection(value) or _TYPES.get(value.get("type", ""), "numbers")
+
+
+def _collection(value: dict[str, Any]) -> str:
+    if value.get("type") == "array":
+        return f"a list: {_item(value['items'])}"
+    if value.get("type") != "object":
+        return ""
+    [inner] = value["patternProperties"].values()
+    return f"name: {_value(inner)}"
+
+
+def _item(value: dict[str, Any]) -> str:
+    null = any(each.get("type") == "null" for each in value.get("anyOf", []))
+    return f"{_value(value)}{' or null' if null else ''}" if value else "anything"
+
+
+# The tests
+
+
+def test_the_tables_of_the_reference_are_those_of_the_code() -> None:
+    text = REFERENCE.read_text(encoding="utf-8")
+    assert with_tables(text) == text, "python tests/docs/test_cases.py writes them anew"
+
+
+def test_every_table_that_can_be_made_is_there() -> None:
+    found = {(kind, name) for kind, name, _ in MARKED.findall(REFERENCE.read_text(encoding="utf-8"))}
+    models = {each.__name__ for module in (model, array_kinds) for each in _models(module)}
+    told_by_kind = {each.__name__ for each in array_kinds._MODELS.values()}
+    wanted = {("fields", name) for name in models - told_by_kind - {"Strict", "TagFile"}}
+    wanted |= {("inputs", name) for name in (*OPERATIONS, "general", "additive") if name != "scoring"}
+    assert found == wanted | {("kinds", "all"), ("operations", "all"), ("quantities", "all"), ("inputs", "scaled_dot")}
+
+
+def test_every_field_says_what_it_means() -> None:
+    for each in (*_models(model), *_models(array_kinds)):
+        assert [field for field, value in each.model_fields.items() if not value.description] == [], each.__name__
+
+
+def _models(module: ModuleType) -> list[type[BaseModel]]:
+    """The models that a module defines."""
+    classes = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, BaseModel)]
+    return [each for each in classes if each.__module__ == module.__name__]
+
+
+def test_the_readme_names_the_reference() -> None:
+    assert "(docs/cases.md)" in README.read_text(encoding="utf-8")
+
+
+def _examples() -> list[str]:
+    return EXAMPLE.findall(REFERENCE.read_text(encoding="utf-8"))
+
+
+def _loaded(text: str, folder: Path) -> list[Case]:
+    path = folder / "examples.yaml"
+    path.write_text(text if text.startswith("title:") else HEAD + text, encoding="utf-8")
+    return load_case_file(path, "examples.yaml", "examples", ["uniform"])
+
+
+def _cases(folder: Path) -> Iterator[Case]:
+    for text in _examples():
+        if not text.startswith("tags:"):
+            yield from _loaded(text, folder)
+
+
+def test_every_option_input_and_field_has_an_example(tmp_path: Path) -> None:
+    cases = list(_cases(tmp_path))
+    assert {option for case in cases for option in case.options} == {
+        option for operation in OPERATIONS.values() for option in operation.options
+    }
+    assert {case.operation for case in cases} == set(OPERATIONS)
+    text = "\n".join(_examples())
+    fields = {
+        field
+        for each in (model.CaseFile, model.CaseEntry, model.Expectation, model.Defaults, model.TagEntry)
+        for field in each.model_fields
+    }
+    fields |= {
+        field for each in (*array_kinds._MODELS.values(), model.Source, model.Random) for field in each.model_fields
+    }
+    assert [field for field in sorted(fields) if not re.search(rf"\b{field}:", text)] == []
+    inputs = {name for operation in OPERATIONS.values() for name in operation.inputs} | {"score_vector", "weight"}
+    assert [name for name in sorted(inputs) if not re.search(rf"\b{name}:", text)] == []
+
+
+def test_the_tags_of_the_reference_are_read(tmp_path: Path) -> None:
+    [text] = [text for text in _examples() if text.startswith("tags:")]
+    (tmp_path / "tags.yaml").write_text(text, encoding="utf-8")
+    assert list(load_tags(tmp_path, "tags.yaml")) == ["uniform"]
+
+
+@pytest.mark.parametrize("text", [text for text in _examples() if not text.startswith("tags:")])
+def test_every_example_runs_and_the_numbers_that_it_knows_hold(text: str, tmp_path: Path) -> None:
+    for case in _loaded(text, tmp_path):
+        dtype = "float64" if "float64" in case.dtypes else "float32"
+        outcome = evaluate_on(numpy_backend, task_of(case, convert_inputs(case, make_exact_inputs(case), dtype)))
+        assert isinstance(outcome, Computed), outcome
+        for expected in case.expected:
+            if expected.numbers is None or expected.erratum or expected.name != expected.of:
+                continue
+            given, known = expected.numbers.given, expected.numbers
+            computed = outcome.stages[expected.of][given]
+            close = np.isclose(computed, known.value[given], rtol=0, atol=known.half_unit[given] + 1e-12)
+            assert close.all(), (case.name, expected.name, computed)
+
+
+if __name__ == "__main__":
+    REFERENCE.write_text(with_tables(REFERENCE.read_text(encoding="utf-8")), encoding="utf-8")

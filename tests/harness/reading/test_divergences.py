@@ -1,0 +1,156 @@
+"""Lists of known divergences: read as plain data, with every fault at its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from attncheck.backends import BACKENDS
+from attncheck.harness.errors import CaseError
+from attncheck.harness.reading.divergences import Divergence, bundled_divergences, load_divergences
+
+ENTRY = """\
+- implementation: torch.sdpa
+  cases: [masking/*, "attention/a-*"]
+  dtypes: [float32, bfloat16]
+  stages: [output]
+  verdict: semantic
+  reason: aligned to the lower right corner
+  decided: semantic
+  thread: pytorch/pytorch#108108
+"""
+LEAST = """\
+- implementation: "torch.*"
+  cases: ["*"]
+  verdict: crash
+  reason: dies without a key
+  decided: crash
+"""
+
+Load = Callable[[str], tuple[Divergence, ...]]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    def read(text: str) -> tuple[Divergence, ...]:
+        path = tmp_path / "mine.yaml"
+        path.write_text(text, encoding="utf-8")
+        return load_divergences([path])
+
+    return read
+
+
+def test_an_entry_is_read_with_its_line(load: Load, tmp_path: Path) -> None:
+    first, second = load(f"# A comment.\n{ENTRY}{LEAST}")
+    assert first.place == f"{tmp_path / 'mine.yaml'}:2"
+    assert second.line == 10
+    assert (first.entry.verdict, first.entry.decided, first.entry.thread) == (
+        "semantic",
+        "semantic",
+        "pytorch/pytorch#108108",
+    )
+    assert (second.entry.dtypes, second.entry.stages, second.entry.thread) == (None, None, None)
+
+
+def test_no_entry_is_an_empty_list(load: Load) -> None:
+    assert load("# Nothing is known.\n[]\n") == ()
+
+
+@pytest.mark.parametrize(
+    ("implementation", "case", "dtype", "concerned"),
+    [
+        ("torch.sdpa", "masking/one", "float32", True),
+        ("torch.sdpa", "attention/a-case", "bfloat16", True),
+        ("torch.sdpa_math", "masking/one", "float32", False),
+        ("torch.sdpa", "attention/case", "float32", False),
+        ("torch.sdpa", "masking/one", "float64", False),
+    ],
+)
+def test_an_entry_concerns_what_its_globs_match(
+    load: Load, implementation: str, case: str, dtype: str, concerned: bool
+) -> None:
+    (entry,) = load(ENTRY)
+    assert entry.concerns(implementation, case, dtype) is concerned
+
+
+def test_an_entry_excuses_its_own_verdict_at_its_stages(load: Load) -> None:
+    stages, whole = load(ENTRY + LEAST)
+    assert stages.excuses("output", "semantic")
+    assert not stages.excuses("weights", "semantic")
+    assert not stages.excuses("output", "numeric")
+    assert whole.excuses("", "crash")
+    assert whole.excuses("weights", "crash")
+    assert whole.concerns("torch.eager", "any/case", "float16")
+
+
+FIELDS = "implementation, cases, dtypes, stages, verdict, reason, decided, thread"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("", 1, "the file is empty; expected a list of known divergences, [] for none"),
+        ("known: []\n", 1, "expected a list of known divergences, [] for none"),
+        (ENTRY.replace("verdict: semantic", "verdict: wrong"), 5, "[0].verdict: expected 'semantic', 'numeric', "),
+        (ENTRY.replace("verdict: semantic", "verdict: agree"), 5, "[0].verdict: expected 'semantic', 'numeric', "),
+        (ENTRY.replace("verdict: semantic", "verdict: stale"), 5, "[0].verdict: expected 'semantic', 'numeric', "),
+        (ENTRY.replace("[output]", "[outputs]"), 4, "[0].stages[0]: expected "),
+        (ENTRY.replace("[float32, bfloat16]", "[float8]"), 3, "[0].dtypes[0]: expected "),
+        (ENTRY.replace("[float32, bfloat16]", "[]"), 3, "[0].dtypes: expected at least 1 item"),
+        (LEAST.replace('["*"]', '"*"'), 2, "[0].cases: expected a list, got '*'"),
+        (LEAST.replace("dies without a key", "dies"), 4, "[0].reason: expected at least 10 characters, got 'dies'"),
+        (LEAST + "  why: because\n", 6, f"[0].why: unknown field; expected one of {FIELDS}"),
+        (LEAST.replace("  verdict: crash\n", ""), 1, "[0].verdict: this field is missing"),
+        (
+            ENTRY.replace("pytorch/pytorch#108108", "somewhere"),
+            8,
+            "[0].thread: expected owner/name#number or an address",
+        ),
+        (ENTRY + ENTRY.replace("pytorch/pytorch#108108", "http://x"), 16, "[1].thread: expected owner/name#number"),
+        (ENTRY.replace("reason: aligned", "reason: !!python/name:os.system aligned"), 6, "the tag !!python/name"),
+    ],
+)
+def test_a_fault_names_file_line_and_field(load: Load, text: str, line: int, message: str) -> None:
+    with pytest.raises(CaseError) as raised:
+        load(text)
+    (fault,) = raised.value.faults
+    assert (Path(fault.file).name, fault.line) == ("mine.yaml", line)
+    assert message in str(fault)
+
+
+def test_the_faults_of_all_files_are_told_together(tmp_path: Path) -> None:
+    paths = [tmp_path / "one.yaml", tmp_path / "two.yaml", tmp_path / "none.yaml"]
+    paths[0].write_text("{}\n", encoding="utf-8")
+    paths[1].write_text("- 1\n", encoding="utf-8")
+    with pytest.raises(CaseError) as raised:
+        load_divergences(paths)
+    assert [Path(fault.file).name for fault in raised.value.faults] == ["one.yaml", "two.yaml", "none.yaml"]
+
+
+def test_every_backend_has_a_list_that_can_be_read_and_names_it() -> None:
+    for name, entry in BACKENDS.items():
+        names = {f"{name}.{mode}" for mode in entry.all_modes}
+        for divergence in bundled_divergences([name]):
+            assert divergence.file == f"backends/divergences/{name}.yaml"
+            assert any(
+                divergence.concerns(each, _named(divergence.entry.cases[0]), dtype)
+                for each in names
+                for dtype in divergence.entry.dtypes or ["float64"]
+            )
+
+
+def _named(glob: str) -> str:
+    return glob.replace("*", "x").replace("?", "x")
+
+
+def test_a_backend_without_a_list_has_no_known_divergence() -> None:
+    assert bundled_divergences(["mine", "mine"]) == ()
+
+
+def test_the_lists_are_installed_with_the_backends() -> None:
+    from importlib.resources import files
+
+    folder = Path(str(files("attncheck.backends"))) / "divergences"
+    assert {path.stem for path in folder.glob("*.yaml")} == set(BACKENDS)

@@ -1,0 +1,104 @@
+"""Numbers may be expected where they can be held against something; elsewhere the case is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from attncheck.harness.errors import CaseError
+from attncheck.harness.reading.case import Case
+
+Load = Callable[[str | bytes], list[Case]]
+
+HEAD = """\
+title: What is expected
+source: {kind: derivation, title: Made for this test}
+operation: attention
+cases:
+  - name: The case at hand
+    inputs: {query: {identity: 2}, key: {identity: 2}, value: {identity: 2}%s}
+"""
+EXPECT = "    expect: [{stage: %s, unprinted: true}]\n"
+
+
+def _message(load_text: Load, text: str) -> tuple[str | None, str]:
+    with pytest.raises(CaseError) as error:
+        load_text(text)
+    [fault] = error.value.faults
+    assert fault.case == "The case at hand"
+    return fault.field, fault.message
+
+
+@pytest.mark.parametrize("dtypes", ["[bfloat16]", "[float64, float16, bfloat16]"])
+def test_numbers_are_not_expected_in_16_bits(load_text: Load, dtypes: str) -> None:
+    text = HEAD % "" + f"    dtypes: {dtypes}\n"
+    assert load_text(text)[0].expected == ()
+    field, message = _message(load_text, text + EXPECT % "output")
+    narrow = ", ".join(dtype for dtype in dtypes[1:-1].split(", ") if dtype != "float64")
+    assert field == "expect"
+    assert message == (
+        "numbers are held against what is computed in float64 and float32 alone; "
+        f"without {narrow} among `dtypes` this case may have them"
+    )
+
+
+def test_dtypes_of_the_file_count_too(load_text: Load) -> None:
+    field, _ = _message(load_text, HEAD % "" + EXPECT % "output" + "defaults: {dtypes: [float32, bfloat16]}\n")
+    assert field == "expect"
+
+
+def test_no_numbers_are_expected_of_gradients(load_text: Load) -> None:
+    text = HEAD % ", grad_output: {identity: 2}" + "    operation: attention_gradients\n" + EXPECT % "grad_query"
+    assert _message(load_text, text) == (
+        "expect",
+        "gradients are held against the exact answer alone, not against numbers",
+    )
+
+
+@pytest.mark.parametrize(
+    ("stage", "inputs", "options"),
+    [
+        ("capped", "", "{softcap: 2}"),
+        ("biased", ", bias: {identity: 2}", "{}"),
+        ("masked", ", mask: {identity: 2}", "{}"),
+        ("masked", ", key_lengths: {values: [1]}", "{}"),
+        ("masked", ", query_mask: {values: [true, false]}", "{}"),
+        ("masked", "", "{is_causal: true}"),
+        ("masked", "", "{window: [0, 0]}"),
+    ],
+)
+def test_a_stage_can_be_expected_only_where_it_is_computed(
+    load_text: Load, stage: str, inputs: str, options: str
+) -> None:
+    [case] = load_text(HEAD % inputs + f"    options: {options}\n" + EXPECT % stage)
+    assert case.expected[0].of == stage
+    field, message = _message(load_text, HEAD % "" + EXPECT % stage)
+    assert field == "expect[0].stage"
+    assert message == f"attention has no stage {stage} here, only raw_scores, scores, weights, log_sum_exp, output"
+    assert _message(load_text, HEAD % "" + "    options: {is_causal: false}\n" + EXPECT % stage)[0] == field
+
+
+@pytest.mark.parametrize(
+    "expected", ["stage: weights, unprinted: true", "quantity: row_maxima, of: weights, known: '.'"]
+)
+def test_nothing_is_expected_of_a_stage_without_numbers(load_text: Load, expected: str) -> None:
+    text = HEAD.replace(
+        "key: {identity: 2}, value: {identity: 2}",
+        "key: {constant: 1, shape: [0, 2]}, value: {constant: 1, shape: [0, 2]}",
+    )
+    field, message = _message(load_text, text % "" + f"    expect: [{{{expected}, because: it is so}}]\n")
+    assert (field, message) == ("expect[0]", "weights has shape 1x1x2x0 here, which holds no number")
+
+
+@pytest.mark.parametrize("score", ["cosine", "general"])
+def test_only_products_have_raw_scores(load_text: Load, score: str) -> None:
+    inputs = (
+        "    operation: scoring\n    inputs: {query: {identity: 2}, key: {identity: 2}%s}\n    options: {score: %s}\n"
+    )
+    head = HEAD[: HEAD.index("    inputs:")]
+    more = ", weight: {identity: 2}" if score == "general" else ""
+    assert load_text(head + inputs % (more, score) + EXPECT % "scores")
+    field, message = _message(load_text, head + inputs % (more, score) + EXPECT % "raw_scores")
+    assert (field, message) == ("expect[0].stage", "scoring has no stage raw_scores here, only scores")
+    assert load_text(head + inputs % ("", "dot") + EXPECT % "raw_scores")

@@ -1,0 +1,223 @@
+"""What options mean, against the definition written out as loops over queries and keys."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from attncheck.backends import numpy_backend
+from attncheck.harness.reading.lowering import Posed, delivered, essential, query_offset
+
+Array = NDArray[Any]
+HEADS, WIDTH = 2, 3
+ALIGNMENTS = [None, "top_left", "bottom_right"]
+
+
+def offset_of(options: dict[str, Any], queries: int, keys: int, past: int) -> int:
+    """The position of the first query: behind the past, at the first key, or such that the last stands at the last."""
+    return {None: past, "top_left": 0, "bottom_right": keys - queries}[options.get("alignment")]
+
+
+def definition(options: dict[str, Any], inputs: dict[str, Array], offset: int, shape: tuple[int, ...]) -> Array:
+    """Which query may attend to which key, (B, H, Lq, T), with the first query at ``offset``."""
+    allowed = np.ones(shape, dtype=bool)
+    for batch, head, query, key in product(*map(range, shape)):
+        place = query + offset
+        left, right = options.get("window") or (None, None)
+        rules = [
+            not options.get("is_causal") or key <= place,
+            left is None or place - left <= key,
+            right is None or key <= place + right,
+        ]
+        if "key_lengths" in inputs:
+            rules.append(key < inputs["key_lengths"][batch])
+        if "query_mask" in inputs:
+            rules.append(np.broadcast_to(inputs["query_mask"], (shape[0], shape[2]))[batch, query])
+        if "mask" in inputs:
+            rules.append(np.broadcast_to(inputs["mask"], shape)[batch, head, query, key])
+        allowed[batch, head, query, key] = all(rules)
+    return allowed
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Array], tuple[int, ...], int]:
+    """Return options and inputs of an attention, the shape of its scores, and the length of its past."""
+    batch, queries, keys = (draw(st.integers(0, 4), label=name) for name in ("B", "Lq", "Lk"))
+    past = draw(st.none() | st.integers(0, 3), label="P")
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    shape = (batch, HEADS, queries, keys + (past or 0))
+    inputs: dict[str, Array] = {
+        "query": random.standard_normal((batch, HEADS, queries, WIDTH)),
+        "key": random.standard_normal((batch, HEADS, keys, WIDTH)),
+        "value": random.standard_normal((batch, HEADS, keys, WIDTH)),
+    }
+    if past is not None:
+        inputs |= {f"past_{name}": random.standard_normal((batch, HEADS, past, WIDTH)) for name in ("key", "value")}
+    ones = draw(st.lists(st.booleans(), min_size=4, max_size=4))
+    if draw(st.booleans(), label="mask"):
+        spread = tuple(1 if one else length for one, length in zip(ones, shape, strict=True))
+        inputs["mask"] = random.random(spread) < 0.7
+    if draw(st.booleans(), label="key_lengths"):
+        inputs["key_lengths"] = random.integers(0, shape[-1] + 1, batch)
+    if draw(st.booleans(), label="query_mask"):
+        inputs["query_mask"] = random.random((1 if ones[0] else batch, queries)) < 0.7
+    options: dict[str, Any] = {}
+    if draw(st.booleans(), label="causal"):
+        options["is_causal"] = draw(st.booleans())
+    sides = st.none() | st.integers(0, 5)
+    if draw(st.booleans(), label="window"):
+        options["window"] = draw(st.tuples(sides, sides).filter(lambda pair: pair != (None, None)))
+    alignment = draw(st.sampled_from(ALIGNMENTS))
+    if alignment and (options.get("is_causal") or "window" in options):
+        options["alignment"] = alignment
+    return options, inputs, shape, past or 0
+
+
+Problem = tuple[dict[str, Any], dict[str, Array], tuple[int, ...], int]
+
+
+@given(problem=problems())
+def test_the_first_query_stands_where_the_alignment_says(problem: Problem) -> None:
+    options, inputs, shape, past = problem
+    assert query_offset(options, inputs) == offset_of(options, shape[2], shape[3], past)
+
+
+@given(problem=problems())
+def test_essentially_a_case_is_one_mask_and_one_set_of_keys(problem: Problem) -> None:
+    options, inputs, shape, past = problem
+    posed = essential("attention", options, inputs)
+    assert set(posed.options) <= {"is_causal"}
+    assert set(posed.inputs) <= {"query", "key", "value", "mask"}
+    wanted = definition(options, inputs, offset_of(options, shape[2], shape[3], past), shape)
+    # What is left means itself: j <= i, and the mask.
+    np.testing.assert_array_equal(definition(posed.options, posed.inputs, 0, shape), wanted)
+    for name in ("key", "value"):
+        parts = [inputs[part] for part in (f"past_{name}", name) if part in inputs]
+        np.testing.assert_array_equal(posed.inputs[name], np.concatenate(parts, axis=2))
+
+
+@given(problem=problems())
+def test_what_is_delivered_means_the_same_to_a_function_that_counts_from_the_past(problem: Problem) -> None:
+    options, inputs, shape, past = problem
+    posed = delivered("attention", options, inputs)
+    assert set(posed.options) <= {"is_causal", "window"}
+    assert "query_mask" not in posed.inputs
+    assert not (posed.options.get("is_causal") and "past_key" in posed.inputs and past)
+    wanted = definition(options, inputs, offset_of(options, shape[2], shape[3], past), shape)
+    np.testing.assert_array_equal(definition(posed.options, posed.inputs, past, shape), wanted)
+    kept = set(inputs) - {"query_mask", "mask"}
+    assert kept <= set(posed.inputs)
+    assert all(posed.inputs[name] is inputs[name] for name in kept)
+
+
+@given(problem=problems(), softcap=st.sampled_from([None, 1.5]))
+def test_a_backend_gives_the_same_for_what_is_delivered_and_what_is_essential(
+    problem: Problem, softcap: float | None
+) -> None:
+    options, inputs, _, _ = problem
+    options = options if softcap is None else options | {"softcap": softcap, "scale": 0.3}
+    outputs = []
+    for posed in (delivered("attention", options, inputs), essential("attention", options, inputs)):
+        with np.errstate(all="ignore"):
+            outputs.append(numpy_backend.attention(**posed.inputs, **posed.options)["output"])
+    np.testing.assert_allclose(outputs[0], outputs[1], rtol=1e-12, atol=1e-14)
+
+
+@given(problem=problems())
+def test_nothing_that_is_given_is_changed(problem: Problem) -> None:
+    options, inputs, _, _ = problem
+    before = dict(options), {name: (array, array.copy()) for name, array in inputs.items()}
+    delivered("attention", options, inputs)
+    essential("attention", options, inputs)
+    assert options == before[0]
+    assert set(inputs) == set(before[1])
+    for name, (array, copy) in before[1].items():
+        assert inputs[name] is array
+        np.testing.assert_array_equal(array, copy)
+
+
+QUERY, KEY = np.ones((2, 1, 3, WIDTH)), np.ones((2, 1, 5, WIDTH))
+PLAIN = {"query": QUERY, "key": KEY, "value": KEY}
+PAST = {"past_key": KEY[:, :, :2], "past_value": KEY[:, :, :2]}
+MASK = np.ones((1, 1, 3, 5), dtype=bool)
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "passed"),
+    [
+        ({"is_causal": True}, {}, {"is_causal": True}),
+        ({"is_causal": False}, {}, {}),
+        ({"is_causal": True, "alignment": "top_left"}, {}, {"is_causal": True}),
+        ({"is_causal": True, "window": (1, 0)}, {}, {"is_causal": True, "window": (1, 0)}),
+        ({"window": (1, None)}, PAST, {"window": (1, None)}),
+        ({"scale": 0, "empty_rows": "nan"}, {"mask": MASK}, {"scale": 0}),
+        ({"heads": 1, "kv_heads": 1}, {}, {}),
+        ({"is_causal": True, "alignment": "bottom_right"}, {"query": KEY}, {"is_causal": True}),
+        ({}, {"key_lengths": np.array([1, 2])}, {}),
+    ],
+)
+def test_what_a_call_can_say_is_said_by_the_call(
+    options: dict[str, Any], more: dict[str, Array], passed: dict[str, Any]
+) -> None:
+    posed = delivered("attention", options, PLAIN | more)
+    assert posed.options == passed
+    assert posed.inputs.keys() == (PLAIN | more).keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "passed"),
+    [
+        ({"is_causal": True, "alignment": "bottom_right"}, {}, {}),
+        ({"is_causal": True, "window": (2, 2)}, PAST, {"window": (2, 2)}),
+        ({"is_causal": True, "alignment": "top_left"}, PAST, {}),
+        ({"window": (0, 0), "alignment": "top_left"}, PAST, {}),
+        ({}, {"query_mask": np.ones((2, 3), dtype=bool)}, {}),
+    ],
+)
+def test_what_no_call_can_say_is_in_the_mask(
+    options: dict[str, Any], more: dict[str, Array], passed: dict[str, Any]
+) -> None:
+    posed = delivered("attention", options, PLAIN | more)
+    assert posed.options == passed
+    assert posed.inputs["mask"].ndim == 4
+    assert posed.inputs["mask"].dtype == bool
+
+
+def test_causality_alone_stays_what_an_oracle_knows() -> None:
+    assert essential("attention", {"is_causal": True}, PLAIN).inputs.keys() == PLAIN.keys()
+    assert essential("attention", {"is_causal": True}, PLAIN).options == {"is_causal": True}
+
+
+def test_queries_before_the_first_key_attend_to_nothing_of_the_past() -> None:
+    inputs = {"query": np.ones((1, 1, 4, WIDTH)), "key": np.ones((1, 1, 2, WIDTH)), "value": np.ones((1, 1, 2, WIDTH))}
+    posed = delivered("attention", {"is_causal": True, "alignment": "bottom_right"}, inputs)
+    # T - Lq = -2: the queries stand at -2, -1, 0, 1
+    assert posed.inputs["mask"][0, 0].tolist() == [[False, False], [False, False], [True, False], [True, True]]
+    posed = delivered("attention", {"window": (None, 1), "alignment": "bottom_right"}, inputs)
+    assert posed.inputs["mask"][0, 0].tolist() == [[False, False], [True, False], [True, True], [True, True]]
+
+
+def _both(operation: str, options: dict[str, Any], inputs: dict[str, Array]) -> list[Posed]:
+    return [delivered(operation, options, inputs), essential(operation, options, inputs)]
+
+
+def test_other_operations_keep_what_is_theirs() -> None:
+    scores = {"scores": np.zeros((1, 1, 2, 3))}
+    window = {"window": (0, 0), "alignment": "bottom_right"}
+    for posed in _both("masking", window, scores | {"bias": np.zeros((1, 1, 1, 3))}):
+        assert posed.options == {}
+        assert posed.inputs.keys() == {"scores", "bias", "mask"}
+        assert posed.inputs["mask"].tolist() == [[[[False, True, False], [False, False, True]]]]
+    for posed in _both("softmax", {"empty_rows": "uniform"}, scores):
+        assert (posed.options, posed.inputs) == ({}, scores)
+    for posed in _both("scoring", {"score": "cosine", "scale": 2}, {"query": QUERY, "key": KEY}):
+        assert posed.options == {"score": "cosine", "scale": 2}
+    heads = {"heads": 2, "kv_heads": 1}
+    for posed in _both("multi_head_attention", heads, {name: np.ones((1, 2, 4)) for name in ("query", "key", "value")}):
+        assert posed.options == heads
