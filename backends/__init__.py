@@ -2,10 +2,13 @@
 
 Axis letters, used in every docstring of the project:
 
-    B batch    H heads    Lq query length    Lk key length    D query and key width per head    Dv value width per head
-    E model width    A width of the additive score's hidden layer
+    B batch    H heads    Hkv heads of key and value    Lq query length    Lk key length    P length of the past
+    T = P + Lk    D query and key width per head    Dv value width per head    E model width
+    A width of the additive score's hidden layer
 
 To add a framework, write its module (copy ``numpy_backend.py``, keep the names and their order) and add its line here.
+A native kernel or a compiled mode of a framework is a module of its own with those of the functions that it has, and a
+``Mode`` in the framework's line.
 """
 
 from __future__ import annotations
@@ -26,19 +29,42 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Mode:
+    """One way to compute attention in a framework: what is judged, under the name framework.mode.
+
+    ``module`` has functions of ``contract.py``, in itself or, with ``attribute``, in an object of that name.
+    ``classes`` declares the numerical class per dtype (``docs/numerics.md``, section 3); a dtype that is not there is
+    unsupported. ``conventions`` declares where the mode means something else on purpose: what a row without a key gives
+    (``empty_rows``: zero, uniform or nan). ``says`` is one line for people. ``package`` is the distribution whose
+    version is the mode's, where that is not the framework's first.
+    """
+
+    name: str
+    module: str
+    says: str
+    classes: Mapping[str, str] = field(default_factory=lambda: EAGER)
+    conventions: Mapping[str, str] = field(default_factory=dict)
+    attribute: str | None = None
+    package: str | None = None
+
+
+@dataclass(frozen=True)
 class BackendEntry:
     """One framework's line in the table.
 
-    ``packages`` are the distributions whose versions a report names, the first one the importable framework itself.
-    ``own_process_for`` names the dtypes that need a process of their own, because the framework has to be configured
-    for them as a whole. ``environment`` is set in the worker before the framework is imported.
+    ``module`` is the eager mode's, which runs by default; ``modes`` are all others. ``packages`` are the distributions
+    whose versions a report names, the first one the importable framework itself. ``own_process_for`` names the dtypes
+    that need a process of their own, because the framework has to be configured for them as a whole. ``environment`` is
+    set in the worker before the framework is imported. ``classes`` are the eager mode's.
     """
 
     name: str
     module: str
     packages: tuple[str, ...]
+    modes: tuple[Mode, ...] = ()
     own_process_for: frozenset[str] = frozenset()
     environment: Mapping[str, str] = field(default_factory=dict)
+    classes: Mapping[str, str] = field(default_factory=lambda: EAGER)
 
     @property
     def is_installed(self) -> bool:
@@ -47,27 +73,145 @@ class BackendEntry:
         # Any folder of that name, in the working directory or left behind by an uninstall, is a namespace: no origin.
         return spec is not None and spec.origin is not None
 
-    def load(self) -> Backend:
-        """Import the framework's module, and with it the framework."""
-        return cast(Backend, import_module(self.module))
+    @property
+    def all_modes(self) -> Mapping[str, Mode]:
+        """Every mode by name, eager first."""
+        eager = Mode("eager", self.module, "modular code, one operation after the other", self.classes)
+        return {mode.name: mode for mode in (eager, *self.modes)}
 
+    def load(self, mode: str = "eager") -> Backend:
+        """Import a mode's module, and with it the framework."""
+        found = self.all_modes[mode]
+        module = import_module(found.module)
+        return cast(Backend, module if found.attribute is None else getattr(module, found.attribute))
+
+
+NATIVE: Mapping[str, str] = {"float64": "native", "float32": "native"}
+EAGER: Mapping[str, str] = {**NATIVE, "bfloat16": "eager", "float16": "eager"}
+"""Every intermediate is stored; in 16 bit, products and sums accumulate in float32."""
+
+_TORCH_MODES = (
+    Mode("compile", "attncheck.backends.torch_compile", "torch.compile of the eager code"),
+    Mode(
+        "sdpa",
+        "attncheck.backends.torch_sdpa",
+        "functional.scaled_dot_product_attention with the kernel that torch picks",
+        classes={**NATIVE, "bfloat16": "fused_bwd", "float16": "fused_bwd"},
+        attribute="DEFAULT",
+    ),
+    Mode(
+        "sdpa_math",
+        "attncheck.backends.torch_sdpa",
+        "functional.scaled_dot_product_attention with its math kernel, which keeps float32 between 16-bit ends",
+        classes={**NATIVE, "bfloat16": "fused", "float16": "fused"},
+        attribute="MATH",
+    ),
+    Mode(
+        "mha",
+        "attncheck.backends.torch_mha",
+        "nn.MultiheadAttention without weights, which calls scaled_dot_product_attention",
+        classes={**NATIVE, "bfloat16": "fused", "float16": "fused"},
+        attribute="WITHOUT_WEIGHTS",
+    ),
+    # The query is scaled and stored before its product with the keys, in the two below.
+    Mode(
+        "mha_weights",
+        "attncheck.backends.torch_mha",
+        "nn.MultiheadAttention with weights, one operation after the other",
+        classes={**NATIVE, "bfloat16": "eager_pre", "float16": "eager_pre"},
+        conventions={"empty_rows": "nan"},
+        attribute="WITH_WEIGHTS",
+    ),
+    Mode(
+        "mha_fast",
+        "attncheck.backends.torch_mha",
+        "nn.MultiheadAttention on its fast path, for self-attention in C++",
+        classes={**NATIVE, "bfloat16": "eager_pre", "float16": "eager_pre"},
+        conventions={"empty_rows": "nan"},
+        attribute="FAST",
+    ),
+)
 
 BACKENDS: Mapping[str, BackendEntry] = {
     entry.name: entry
     for entry in (
-        BackendEntry("numpy", "attncheck.backends.numpy_backend", ("numpy",)),
-        BackendEntry("torch", "attncheck.backends.torch_backend", ("torch",)),
+        # NumPy's own float16 products accumulate in float16, and it has no bfloat16.
+        BackendEntry("numpy", "attncheck.backends.numpy_backend", ("numpy",), classes=NATIVE),
+        BackendEntry("torch", "attncheck.backends.torch_backend", ("torch",), modes=_TORCH_MODES),
         BackendEntry(
             "tensorflow",
             "attncheck.backends.tensorflow_backend",
             ("tensorflow", "keras"),
-            # TensorFlow otherwise prints a page of start-up notices into everybody's terminal.
-            environment={"TF_CPP_MIN_LOG_LEVEL": "3"},
+            modes=(
+                Mode(
+                    "function",
+                    "attncheck.backends.tensorflow_function",
+                    "the eager code in tf.function",
+                    attribute="GRAPH",
+                ),
+                Mode(
+                    "xla",
+                    "attncheck.backends.tensorflow_function",
+                    "the eager code in tf.function(jit_compile=True)",
+                    attribute="XLA",
+                ),
+                # The Keras calls store their scores in 16 bits. A masked score becomes a large negative number in them,
+                # so that a row without a key is uniform.
+                Mode(
+                    "keras_mha",
+                    "attncheck.backends.tensorflow_keras_mha",
+                    "keras.layers.MultiHeadAttention",
+                    conventions={"empty_rows": "uniform"},
+                    package="keras",
+                ),
+                Mode(
+                    "keras_attention",
+                    "attncheck.backends.tensorflow_keras_attention",
+                    "keras.layers.Attention, heads folded into the batch",
+                    conventions={"empty_rows": "uniform"},
+                    package="keras",
+                ),
+                Mode(
+                    "keras_additive",
+                    "attncheck.backends.tensorflow_keras_additive",
+                    "the scores of keras.layers.AdditiveAttention behind dense layers",
+                    package="keras",
+                ),
+                Mode(
+                    "keras_dpa",
+                    "attncheck.backends.tensorflow_keras_dpa",
+                    "keras.ops.dot_product_attention",
+                    conventions={"empty_rows": "uniform"},
+                    package="keras",
+                ),
+            ),
+            # TensorFlow otherwise prints a page of start-up notices into everybody's terminal. Keras computes with
+            # TensorFlow unless a file in the user's home says otherwise.
+            environment={"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"},
         ),
         BackendEntry(
             "jax",
             "attncheck.backends.jax_backend",
             ("jax", "jaxlib"),
+            modes=(
+                Mode("jit", "attncheck.backends.jax_jit", "the eager code in jax.jit"),
+                # Scores, softmax and sums in float32; weights, and in the backward pass their gradient, in 16 bits.
+                Mode(
+                    "dpa",
+                    "attncheck.backends.jax_dpa",
+                    "jax.nn.dot_product_attention, implementation xla",
+                    classes={**NATIVE, "bfloat16": "fused_bwd", "float16": "fused_bwd"},
+                    conventions={"empty_rows": "uniform"},
+                ),
+                # Compiled for a CPU it refuses float16: "The precision 'F16_F16_F32' is not supported by dot_general".
+                Mode(
+                    "dpa_jit",
+                    "attncheck.backends.jax_dpa_jit",
+                    "jax.nn.dot_product_attention in jax.jit",
+                    classes={**NATIVE, "bfloat16": "fused_bwd"},
+                    conventions={"empty_rows": "uniform"},
+                ),
+            ),
             # 64-bit types are a switch of the whole process, and it changes how 32-bit programs promote types.
             own_process_for=frozenset({"float64"}),
         ),

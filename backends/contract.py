@@ -15,11 +15,20 @@ Stages: TypeAlias = dict[str, Tensor]
 """Named intermediates, in the order in which they are computed."""
 
 
+Window: TypeAlias = tuple[int | None, int | None]
+"""How many keys a query may attend to before and after its own position; None is unbounded."""
+
+
 class Backend(Protocol):
     """One framework's attention, as that framework's users would write it.
 
     Every operation keeps the dtype of its inputs. A row in which no key may be attended (every score is -inf) has
-    weights of zero and a log_sum_exp of -inf. An option that a backend cannot express raises ``NotImplementedError``.
+    weights of zero and a log_sum_exp of -inf, unless the mode declares another convention. A module need not have every
+    function, nor every keyword: a case that asks for one that is not there is unsupported. What is no keyword (a dtype,
+    grouped heads, Dv unlike D) and cannot be expressed raises ``NotImplementedError`` with the reason.
+
+    Heads may be grouped: H is a multiple of Hkv, and query head h attends with key and value head h // (H / Hkv). With
+    a past of P keys, T = P + Lk, and query i stands at position P + i; without one, T = Lk and it stands at i.
     """
 
     def prepare(self, dtype: str, threads: int) -> None:
@@ -34,11 +43,21 @@ class Backend(Protocol):
     def to_numpy(self, tensor: Tensor) -> NDArray[Any]:
         """Turn the framework's array into NumPy's, dtype and shape kept."""
 
-    def dot_scores(self, query: Tensor, key: Tensor, *, scale: float | None = None) -> Stages:
-        """Score by scaled dot product: q k^T, times ``scale`` (1/sqrt(D) when None).
+    def dot_scores(
+        self, query: Tensor, key: Tensor, *, scale: float | None = None, softcap: float | None = None
+    ) -> Stages:
+        """Score by scaled dot product: q k^T, times ``scale`` (1/sqrt(D) when None), then c tanh(s / c) for softcap c.
 
-        query (B, H, Lq, D), key (B, H, Lk, D) -> raw_scores, scores (B, H, Lq, Lk).
-        Vaswani et al. 2017, section 3.2.1; with scale 1, Luong et al. 2015, section 3.1, "dot".
+        query (B, H, Lq, D), key (B, H, Lk, D) -> raw_scores, scores (B, H, Lq, Lk), and capped with a softcap.
+        Vaswani et al. 2017, section 3.2.1; with scale 1, Luong et al. 2015, section 3.1, "dot"; the softcap as in Gemma
+        Team 2024, "Gemma 2", section 2.
+        """
+
+    def cosine_scores(self, query: Tensor, key: Tensor, *, scale: float | None = None) -> Stages:
+        """Score by the cosine of the angle between query and key, times ``scale`` (1 when None).
+
+        query (B, H, Lq, D), key (B, H, Lk, D), no vector of length 0 -> scores (B, H, Lq, Lk).
+        Graves et al. 2014, "Neural Turing Machines", section 3.3.1.
         """
 
     def general_scores(self, query: Tensor, key: Tensor, weight: Tensor) -> Stages:
@@ -65,19 +84,27 @@ class Backend(Protocol):
         """
 
     def mask_scores(
-        self, scores: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None, is_causal: bool = False
+        self,
+        scores: Tensor,
+        *,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        is_causal: bool = False,
+        window: Window | None = None,
+        key_lengths: Tensor | None = None,
     ) -> Stages:
-        """Add ``bias``, then set to -inf what ``mask`` or causality forbids; stages that nothing asks for are left out.
+        """Add ``bias``, then set to -inf what is forbidden; stages that nothing asks for are left out.
 
-        scores (B, H, Lq, Lk); mask, boolean, True = may attend, and bias broadcast to it
-        -> biased, masked (B, H, Lq, Lk).
-        Causal means key j may be attended by query i iff j <= i (aligned top left).
+        scores (B, H, Lq, T); mask, boolean, True = may attend, and bias broadcast to it; key_lengths (B,), integers
+        -> biased, masked (B, H, Lq, T).
+        Query i may attend to key j iff the mask says so; when causal, j <= i (aligned top left); with a window (left,
+        right), i - left <= j <= i + right, where None is unbounded; with key lengths, j < key_lengths[batch].
         """
 
     def softmax(self, scores: Tensor) -> Stages:
         """Normalise each row over the keys.
 
-        scores (B, H, Lq, Lk) -> weights (B, H, Lq, Lk), log_sum_exp (B, H, Lq).
+        scores (B, H, Lq, T) -> weights (B, H, Lq, T), log_sum_exp (B, H, Lq).
         """
 
     def attention(
@@ -90,11 +117,41 @@ class Backend(Protocol):
         bias: Tensor | None = None,
         is_causal: bool = False,
         scale: float | None = None,
+        softcap: float | None = None,
+        window: Window | None = None,
+        key_lengths: Tensor | None = None,
+        past_key: Tensor | None = None,
+        past_value: Tensor | None = None,
     ) -> Stages:
         """Score, mask, normalise and average the values.
 
-        query (B, H, Lq, D), key (B, H, Lk, D), value (B, H, Lk, Dv)
+        query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv), past_key (B, Hkv, P, D), past_value
+        (B, Hkv, P, Dv), mask and bias of rank 4, broadcasting to (B, H, Lq, T), key_lengths (B,), counted over T
         -> the stages of ``dot_scores``, ``mask_scores`` and ``softmax``, then output (B, H, Lq, Dv).
+        The past comes before the keys. A window counts from a query's position P + i. ``is_causal`` is never given
+        together with a past: such a case comes with a mask.
+        """
+
+    def attention_gradients(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        grad_output: Tensor,
+        *,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        softcap: float | None = None,
+        window: Window | None = None,
+        key_lengths: Tensor | None = None,
+    ) -> Stages:
+        """Differentiate sum(grad_output * output) of ``attention`` by the framework's own means.
+
+        As ``attention``, grad_output (B, H, Lq, Dv)
+        -> grad_query (B, H, Lq, D), grad_key (B, Hkv, Lk, D), grad_value (B, Hkv, Lk, Dv), and grad_bias in the shape
+        of the bias that was given. A row in which no key may be attended has gradients of zero.
         """
 
     def multi_head_attention(
@@ -104,6 +161,7 @@ class Backend(Protocol):
         value: Tensor,
         *,
         heads: int,
+        kv_heads: int | None = None,
         query_weight: Tensor,
         key_weight: Tensor,
         value_weight: Tensor,
@@ -116,12 +174,15 @@ class Backend(Protocol):
         bias: Tensor | None = None,
         is_causal: bool = False,
         scale: float | None = None,
+        window: Window | None = None,
+        key_lengths: Tensor | None = None,
     ) -> Stages:
         """Project, attend in every head, merge the heads and project once more.
 
-        query (B, Lq, E), key (B, Lk, Ek), value (B, Lk, Ev), query_weight (E, H*D), key_weight (Ek, H*D),
-        value_weight (Ev, H*Dv), output_weight (H*Dv, Eo); without output_weight the merged heads are the output,
-        and an output_bias is refused
-        -> query, key, value (B, H, L, D), the stages of ``attention``, context (B, H, Lq, Dv), output (B, Lq, Eo).
+        query (B, Lq, E), key (B, Lk, Ek), value (B, Lk, Ev), query_weight (E, H*D), key_weight (Ek, Hkv*D),
+        value_weight (Ev, Hkv*Dv), output_weight (H*Dv, Eo), ``kv_heads`` Hkv, as many as ``heads`` when None; without
+        output_weight the merged heads are the output, and an output_bias is refused
+        -> query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv), the stages of ``attention``,
+        context (B, H, Lq, Dv), output (B, Lq, Eo).
         Vaswani et al. 2017, section 3.2.2.
         """

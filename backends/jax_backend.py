@@ -1,12 +1,14 @@
 """Attention in JAX, op by op: the modular code that its users write.
 
-Sources: Vaswani et al. 2017; Luong et al. 2015; Bahdanau et al. 2015. Shapes and meanings: ``contract.py``.
+Sources: Vaswani et al. 2017; Luong et al. 2015; Bahdanau et al. 2015; Graves et al. 2014. Shapes and meanings:
+``contract.py``.
 """
 
 from __future__ import annotations
 
 import math
 import os
+from functools import reduce
 from typing import Any
 
 import jax
@@ -14,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.backends.contract import Stages, Tensor
+from attncheck.backends.contract import Stages, Tensor, Window
 
 
 def prepare(dtype: str, threads: int) -> None:
@@ -47,11 +49,22 @@ def to_numpy(tensor: Tensor) -> NDArray[Any]:
     return np.asarray(tensor)
 
 
-def dot_scores(query: Tensor, key: Tensor, *, scale: float | None = None) -> Stages:
+def dot_scores(query: Tensor, key: Tensor, *, scale: float | None = None, softcap: float | None = None) -> Stages:
     """Score by scaled dot product."""
     raw_scores = query @ key.mT
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return {"raw_scores": raw_scores, "scores": raw_scores * scale}
+    scores = raw_scores * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    stages = {"raw_scores": raw_scores, "scores": scores}
+    if softcap is not None:
+        stages["capped"] = softcap * jnp.tanh(scores / softcap)
+    return stages
+
+
+def cosine_scores(query: Tensor, key: Tensor, *, scale: float | None = None) -> Stages:
+    """Score by the cosine of the angle between query and key."""
+    query = query / jnp.linalg.norm(query, axis=-1, keepdims=True)
+    key = key / jnp.linalg.norm(key, axis=-1, keepdims=True)
+    cosine = query @ key.mT
+    return {"scores": cosine if scale is None else cosine * scale}
 
 
 def general_scores(query: Tensor, key: Tensor, weight: Tensor) -> Stages:
@@ -78,26 +91,41 @@ def additive_scores(
 
 
 def mask_scores(
-    scores: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None, is_causal: bool = False
+    scores: Tensor,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    is_causal: bool = False,
+    window: Window | None = None,
+    key_lengths: Tensor | None = None,
 ) -> Stages:
     """Add the bias, then set what may not be attended to -inf."""
+    queries, keys = scores.shape[-2:]
+    key_position = jnp.arange(keys)
+    distance = key_position - jnp.arange(queries)[:, None]  # from a query on to a key
+    rules = [] if mask is None else [mask]
+    if is_causal:
+        rules.append(distance <= 0)
+    left, right = window or (None, None)
+    if left is not None:
+        rules.append(distance >= -left)
+    if right is not None:
+        rules.append(distance <= right)
+    if key_lengths is not None:
+        rules.append(key_position < key_lengths[:, None, None, None])  # (B, 1, 1, T)
     stages: Stages = {}
     if bias is not None:
         scores = stages["biased"] = scores + bias
-    if is_causal:
-        causal = jnp.tri(scores.shape[-2], scores.shape[-1], dtype=bool)
-        mask = causal if mask is None else mask & causal
-    if mask is not None:
-        stages["masked"] = jnp.where(mask, scores, -jnp.inf)
+    if rules:
+        stages["masked"] = jnp.where(reduce(jnp.logical_and, rules), scores, -jnp.inf)
     return stages
 
 
 def softmax(scores: Tensor) -> Stages:
     """Normalise each row over the keys."""
-    # JAX's own softmax of a row of -inf is NaN.
-    empty = jnp.isneginf(scores).all(axis=-1, keepdims=True)
     return {
-        "weights": jnp.where(empty, 0, jax.nn.softmax(scores, axis=-1)),
+        # Without ``where`` a row of -inf is NaN, and so is its gradient, whatever is put in its place afterwards.
+        "weights": jax.nn.softmax(scores, axis=-1, where=~jnp.isneginf(scores)),
         "log_sum_exp": jax.nn.logsumexp(scores, axis=-1),
     }
 
@@ -111,14 +139,52 @@ def attention(
     bias: Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+    key_lengths: Tensor | None = None,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
 ) -> Stages:
     """Score, mask, normalise and average the values."""
-    stages = dot_scores(query, key, scale=scale)
-    stages |= mask_scores(stages["scores"], mask=mask, bias=bias, is_causal=is_causal)
-    *_, logits = stages.values()  # the last stage that was asked for
+    if past_key is not None and past_value is not None:
+        key, value = (jnp.concatenate(each, axis=-2) for each in ((past_key, key), (past_value, value)))
+        window = _seen_from_the_first_key(window, past_key.shape[-2])
+    group = query.shape[1] // key.shape[1]
+    key, value = (jnp.repeat(each, group, axis=1) for each in (key, value))  # (B, Hkv, T, D) -> (B, H, T, D)
+    stages = dot_scores(query, key, scale=scale, softcap=softcap)
+    *_, scores = stages.values()  # the last stage that was asked for
+    stages |= mask_scores(scores, mask=mask, bias=bias, is_causal=is_causal, window=window, key_lengths=key_lengths)
+    *_, logits = stages.values()
     stages |= softmax(logits)
     stages["output"] = stages["weights"] @ value
     return stages
+
+
+def attention_gradients(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    grad_output: Tensor,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+    key_lengths: Tensor | None = None,
+) -> Stages:
+    """Differentiate by reverse mode: the vector-Jacobian product of the output."""
+    options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "scale": scale, "softcap": softcap}
+    options |= {"window": window, "key_lengths": key_lengths}
+
+    def output_of(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+        return attention(query, key, value, bias=bias, **options)["output"]
+
+    _, pull_back = jax.vjp(output_of, query, key, value, bias)
+    names = ("grad_query", "grad_key", "grad_value", "grad_bias")
+    gradients = zip(names, pull_back(grad_output), strict=True)
+    return {name: gradient for name, gradient in gradients if gradient is not None}
 
 
 def multi_head_attention(
@@ -127,6 +193,7 @@ def multi_head_attention(
     value: Tensor,
     *,
     heads: int,
+    kv_heads: int | None = None,
     query_weight: Tensor,
     key_weight: Tensor,
     value_weight: Tensor,
@@ -139,20 +206,33 @@ def multi_head_attention(
     bias: Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
+    window: Window | None = None,
+    key_lengths: Tensor | None = None,
 ) -> Stages:
     """Project, attend in every head, merge the heads and project once more."""
     if output_weight is None and output_bias is not None:
         raise ValueError("output_bias needs output_weight")
+    kv_heads = heads if kv_heads is None else kv_heads
     stages: Stages = {
         "query": _split_heads(_project(query, query_weight, query_bias), heads),
-        "key": _split_heads(_project(key, key_weight, key_bias), heads),
-        "value": _split_heads(_project(value, value_weight, value_bias), heads),
+        "key": _split_heads(_project(key, key_weight, key_bias), kv_heads),
+        "value": _split_heads(_project(value, value_weight, value_bias), kv_heads),
     }
-    stages |= attention(**stages, mask=mask, bias=bias, is_causal=is_causal, scale=scale)
+    masks: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal}
+    masks |= {"window": window, "key_lengths": key_lengths}
+    stages |= attention(**stages, **masks, scale=scale)
     stages["context"] = stages.pop("output")
     merged = _merge_heads(stages["context"])
     stages["output"] = merged if output_weight is None else _project(merged, output_weight, output_bias)
     return stages
+
+
+def _seen_from_the_first_key(window: Window | None, past: int) -> Window | None:
+    """Return the window for queries that are counted from 0, though they stand behind a past."""
+    if window is None:
+        return None
+    left, right = window
+    return (None if left is None else left - past, None if right is None else right + past)
 
 
 def _project(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

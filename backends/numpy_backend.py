@@ -2,18 +2,19 @@
 
 Sources: Vaswani et al. 2017, "Attention Is All You Need"; Luong et al. 2015, "Effective Approaches to Attention-based
 Neural Machine Translation"; Bahdanau et al. 2015, "Neural Machine Translation by Jointly Learning to Align and
-Translate". Shapes and meanings: ``contract.py``.
+Translate"; Graves et al. 2014, "Neural Turing Machines". Shapes and meanings: ``contract.py``.
 """
 
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.backends.contract import Stages
+from attncheck.backends.contract import Stages, Window
 
 Array = NDArray[Any]
 
@@ -38,12 +39,22 @@ def to_numpy(tensor: Array) -> Array:
     return tensor
 
 
-def dot_scores(query: Array, key: Array, *, scale: float | None = None) -> Stages:
+def dot_scores(query: Array, key: Array, *, scale: float | None = None, softcap: float | None = None) -> Stages:
     """Score by scaled dot product."""
     raw_scores = query @ np.swapaxes(key, -1, -2)
-    # math.sqrt gives a Python float; 1 / np.sqrt(D) would be a float64 scalar and turn float32 scores into float64.
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return {"raw_scores": raw_scores, "scores": raw_scores * scale}
+    scores = raw_scores * _scale_of(query, scale)
+    stages = {"raw_scores": raw_scores, "scores": scores}
+    if softcap is not None:
+        stages["capped"] = softcap * np.tanh(scores / softcap)
+    return stages
+
+
+def cosine_scores(query: Array, key: Array, *, scale: float | None = None) -> Stages:
+    """Score by the cosine of the angle between query and key."""
+    query = query / np.linalg.norm(query, axis=-1, keepdims=True)
+    key = key / np.linalg.norm(key, axis=-1, keepdims=True)
+    cosine = query @ np.swapaxes(key, -1, -2)
+    return {"scores": cosine if scale is None else cosine * scale}
 
 
 def general_scores(query: Array, key: Array, weight: Array) -> Stages:
@@ -70,17 +81,32 @@ def additive_scores(
 
 
 def mask_scores(
-    scores: Array, *, mask: Array | None = None, bias: Array | None = None, is_causal: bool = False
+    scores: Array,
+    *,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    is_causal: bool = False,
+    window: Window | None = None,
+    key_lengths: Array | None = None,
 ) -> Stages:
     """Add the bias, then set what may not be attended to -inf."""
+    query_position = np.arange(scores.shape[-2])[:, np.newaxis]
+    key_position = np.arange(scores.shape[-1])
+    rules = [] if mask is None else [mask]
+    if is_causal:
+        rules.append(key_position <= query_position)
+    left, right = window or (None, None)
+    if left is not None:
+        rules.append(key_position >= query_position - left)
+    if right is not None:
+        rules.append(key_position <= query_position + right)
+    if key_lengths is not None:
+        rules.append(key_position < key_lengths[:, np.newaxis, np.newaxis, np.newaxis])  # (B, 1, 1, T)
     stages: Stages = {}
     if bias is not None:
         scores = stages["biased"] = scores + bias
-    if is_causal:
-        causal = np.tri(scores.shape[-2], scores.shape[-1], dtype=bool)
-        mask = causal if mask is None else mask & causal
-    if mask is not None:
-        stages["masked"] = np.where(mask, scores, -np.inf)
+    if rules:
+        stages["masked"] = np.where(reduce(np.logical_and, rules), scores, -np.inf)
     return stages
 
 
@@ -106,14 +132,62 @@ def attention(
     bias: Array | None = None,
     is_causal: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+    key_lengths: Array | None = None,
+    past_key: Array | None = None,
+    past_value: Array | None = None,
 ) -> Stages:
     """Score, mask, normalise and average the values."""
-    stages = dot_scores(query, key, scale=scale)
-    stages |= mask_scores(stages["scores"], mask=mask, bias=bias, is_causal=is_causal)
-    *_, logits = stages.values()  # the last stage that was asked for
+    if past_key is not None and past_value is not None:
+        key, value = (np.concatenate(each, axis=-2) for each in ((past_key, key), (past_value, value)))
+        window = _seen_from_the_first_key(window, past_key.shape[-2])
+    key, value = (_repeat_heads(each, query.shape[1]) for each in (key, value))
+    stages = dot_scores(query, key, scale=scale, softcap=softcap)
+    *_, scores = stages.values()  # the last stage that was asked for
+    stages |= mask_scores(scores, mask=mask, bias=bias, is_causal=is_causal, window=window, key_lengths=key_lengths)
+    *_, logits = stages.values()
     stages |= softmax(logits)
     stages["output"] = stages["weights"] @ value
     return stages
+
+
+def attention_gradients(
+    query: Array,
+    key: Array,
+    value: Array,
+    grad_output: Array,
+    *,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+    key_lengths: Array | None = None,
+) -> Stages:
+    """Differentiate by hand, from the last stage to the first: the chain rule as vector-Jacobian products."""
+    masks: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal}
+    masks |= {"window": window, "key_lengths": key_lengths}
+    stages = attention(query, key, value, scale=scale, softcap=softcap, **masks)
+    (heads, kv_heads), weights = (query.shape[1], key.shape[1]), stages["weights"]
+    key, value = _repeat_heads(key, heads), _repeat_heads(value, heads)
+    grad_weights = grad_output @ np.swapaxes(value, -1, -2)
+    # The Jacobian of a softmax is diag(p) - p p^T. Where the weight is 0, as behind a mask, so is this.
+    grad_logits = weights * (grad_weights - (weights * grad_weights).sum(axis=-1, keepdims=True))
+    # The derivative of c tanh(s / c) is 1 - tanh(s / c)^2.
+    grad_scores = grad_logits if softcap is None else grad_logits * (1 - (stages["capped"] / softcap) ** 2)
+    grad_raw_scores = grad_scores * _scale_of(query, scale)
+    gradients = {
+        "grad_query": grad_raw_scores @ key,
+        "grad_key": _sum_heads(np.swapaxes(grad_raw_scores, -1, -2) @ query, kv_heads),
+        "grad_value": _sum_heads(np.swapaxes(weights, -1, -2) @ grad_output, kv_heads),
+    }
+    if bias is not None:
+        # One number of the bias was added in every place along an axis of length 1.
+        axes = tuple(axis for axis, length in enumerate(bias.shape) if length == 1)
+        gradients["grad_bias"] = grad_logits.sum(axis=axes, keepdims=True)
+    return gradients
 
 
 def multi_head_attention(
@@ -122,6 +196,7 @@ def multi_head_attention(
     value: Array,
     *,
     heads: int,
+    kv_heads: int | None = None,
     query_weight: Array,
     key_weight: Array,
     value_weight: Array,
@@ -134,20 +209,52 @@ def multi_head_attention(
     bias: Array | None = None,
     is_causal: bool = False,
     scale: float | None = None,
+    window: Window | None = None,
+    key_lengths: Array | None = None,
 ) -> Stages:
     """Project, attend in every head, merge the heads and project once more."""
     if output_weight is None and output_bias is not None:
         raise ValueError("output_bias needs output_weight")
+    kv_heads = heads if kv_heads is None else kv_heads
     stages: Stages = {
         "query": _split_heads(_project(query, query_weight, query_bias), heads),
-        "key": _split_heads(_project(key, key_weight, key_bias), heads),
-        "value": _split_heads(_project(value, value_weight, value_bias), heads),
+        "key": _split_heads(_project(key, key_weight, key_bias), kv_heads),
+        "value": _split_heads(_project(value, value_weight, value_bias), kv_heads),
     }
-    stages |= attention(**stages, mask=mask, bias=bias, is_causal=is_causal, scale=scale)
+    masks: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal}
+    masks |= {"window": window, "key_lengths": key_lengths}
+    stages |= attention(**stages, **masks, scale=scale)
     stages["context"] = stages.pop("output")
     merged = _merge_heads(stages["context"])
     stages["output"] = merged if output_weight is None else _project(merged, output_weight, output_bias)
     return stages
+
+
+def _scale_of(query: Array, scale: float | None) -> float:
+    # math.sqrt gives a Python float; 1 / np.sqrt(D) would be a float64 scalar and turn float32 scores into float64.
+    return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+
+def _seen_from_the_first_key(window: Window | None, past: int) -> Window | None:
+    """Return the window for queries that are counted from 0, though they stand behind a past."""
+    if window is None:
+        return None
+    left, right = window
+    return (None if left is None else left - past, None if right is None else right + past)
+
+
+def _repeat_heads(inputs: Array, heads: int) -> Array:
+    """Give every query head its key or value head: head h gets h // (H / Hkv)."""
+    kv_heads = inputs.shape[1]
+    return inputs if kv_heads == heads else np.repeat(inputs, heads // kv_heads, axis=1)
+
+
+def _sum_heads(gradient: Array, kv_heads: int) -> Array:
+    """Add up what the query heads of a group contribute to the head that they share."""
+    batch, heads, length, width = gradient.shape
+    grouped = gradient.reshape(batch, kv_heads, heads // kv_heads, length, width)
+    summed: Array = grouped.sum(axis=2)
+    return summed
 
 
 def _project(inputs: Array, weight: Array, bias: Array | None) -> Array:

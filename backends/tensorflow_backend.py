@@ -1,18 +1,20 @@
 """Attention in TensorFlow, eager: the modular code that its users write.
 
-Sources: Vaswani et al. 2017; Luong et al. 2015; Bahdanau et al. 2015. Shapes and meanings: ``contract.py``.
+Sources: Vaswani et al. 2017; Graves et al. 2014; Luong et al. 2015; Bahdanau et al. 2015; Gemma Team 2024. Shapes and
+meanings: ``contract.py``.
 """
 
 from __future__ import annotations
 
 import math
 import os
+from functools import reduce
 from typing import Any
 
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from attncheck.backends.contract import Stages, Tensor
+from attncheck.backends.contract import Stages, Tensor, Window
 
 
 def prepare(dtype: str, threads: int) -> None:
@@ -44,12 +46,24 @@ def to_numpy(tensor: Tensor) -> NDArray[Any]:
     return array
 
 
-def dot_scores(query: Tensor, key: Tensor, *, scale: float | None = None) -> Stages:
+def dot_scores(query: Tensor, key: Tensor, *, scale: float | None = None, softcap: float | None = None) -> Stages:
     """Score by scaled dot product."""
     raw_scores = tf.matmul(query, key, transpose_b=True)
     # A Python float takes the tensor's dtype here; tf.cast(scale, tf.float64) would pass it through float32 first.
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return {"raw_scores": raw_scores, "scores": raw_scores * scale}
+    scores = raw_scores * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    stages = {"raw_scores": raw_scores, "scores": scores}
+    if softcap is not None:
+        stages["capped"] = softcap * tf.tanh(scores / softcap)
+    return stages
+
+
+def cosine_scores(query: Tensor, key: Tensor, *, scale: float | None = None) -> Stages:
+    """Score by the cosine of the angle between query and key."""
+    # Not tf.math.l2_normalize: it takes a squared length below 1e-12 for 1e-12.
+    query = query / tf.norm(query, axis=-1, keepdims=True)
+    key = key / tf.norm(key, axis=-1, keepdims=True)
+    cosine = tf.matmul(query, key, transpose_b=True)
+    return {"scores": cosine if scale is None else cosine * scale}
 
 
 def general_scores(query: Tensor, key: Tensor, weight: Tensor) -> Stages:
@@ -78,26 +92,38 @@ def additive_scores(
 
 
 def mask_scores(
-    scores: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None, is_causal: bool = False
+    scores: Tensor,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    is_causal: bool = False,
+    window: Window | None = None,
+    key_lengths: Tensor | None = None,
 ) -> Stages:
     """Add the bias, then set what may not be attended to -inf."""
+    queries, keys = scores.shape[-2:]
+    rules = [] if mask is None else [mask]
+    if is_causal:
+        rules.append(_band(queries, keys, (None, 0)))
+    if window is not None:
+        rules.append(_band(queries, keys, window))
+    if key_lengths is not None:
+        rules.append(tf.sequence_mask(key_lengths, keys)[:, tf.newaxis, tf.newaxis, :])
     stages: Stages = {}
     if bias is not None:
         scores = stages["biased"] = scores + bias
-    if is_causal:
-        causal = tf.linalg.band_part(tf.ones(scores.shape[-2:], dtype=tf.int8), -1, 0) == 1
-        mask = causal if mask is None else tf.logical_and(mask, causal)
-    if mask is not None:
-        stages["masked"] = tf.where(mask, scores, tf.constant(-math.inf, scores.dtype))
+    if rules:
+        stages["masked"] = tf.where(reduce(tf.logical_and, rules), scores, tf.constant(-math.inf, scores.dtype))
     return stages
 
 
 def softmax(scores: Tensor) -> Stages:
     """Normalise each row over the keys."""
-    # TensorFlow's own softmax of a row of -inf is NaN.
+    # TensorFlow's own softmax of a row of -inf is NaN, and so is its gradient: it must not even meet such a row.
     empty = tf.reduce_all(scores == -math.inf, axis=-1, keepdims=True)
+    weights = tf.nn.softmax(tf.where(empty, tf.zeros_like(scores), scores), axis=-1)
     return {
-        "weights": tf.where(empty, tf.zeros_like(scores), tf.nn.softmax(scores, axis=-1)),
+        "weights": tf.where(empty, tf.zeros_like(scores), weights),
         "log_sum_exp": tf.reduce_logsumexp(scores, axis=-1),
     }
 
@@ -111,14 +137,53 @@ def attention(
     bias: Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+    key_lengths: Tensor | None = None,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
 ) -> Stages:
     """Score, mask, normalise and average the values."""
-    stages = dot_scores(query, key, scale=scale)
-    stages |= mask_scores(stages["scores"], mask=mask, bias=bias, is_causal=is_causal)
-    *_, logits = stages.values()  # the last stage that was asked for
+    if past_key is not None and past_value is not None:
+        key, value = tf.concat([past_key, key], axis=2), tf.concat([past_value, value], axis=2)
+        window = _seen_from_the_first_key(window, past_key.shape[2])
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = tf.repeat(key, groups, axis=1), tf.repeat(value, groups, axis=1)
+    stages = dot_scores(query, key, scale=scale, softcap=softcap)
+    *_, scores = stages.values()  # the last stage that was asked for
+    stages |= mask_scores(scores, mask=mask, bias=bias, is_causal=is_causal, window=window, key_lengths=key_lengths)
+    *_, logits = stages.values()
     stages |= softmax(logits)
     stages["output"] = tf.matmul(stages["weights"], value)
     return stages
+
+
+def attention_gradients(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    grad_output: Tensor,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+    key_lengths: Tensor | None = None,
+) -> Stages:
+    """Differentiate by GradientTape."""
+    sources = {"grad_query": query, "grad_key": key, "grad_value": value}
+    if bias is not None:
+        sources["grad_bias"] = bias
+    masks: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal}
+    masks |= {"window": window, "key_lengths": key_lengths}
+    with tf.GradientTape() as tape:
+        tape.watch(sources)
+        output = attention(query, key, value, scale=scale, softcap=softcap, **masks)["output"]
+    gradients: Stages = tape.gradient(output, sources, output_gradients=grad_output)
+    return gradients
 
 
 def multi_head_attention(
@@ -127,6 +192,7 @@ def multi_head_attention(
     value: Tensor,
     *,
     heads: int,
+    kv_heads: int | None = None,
     query_weight: Tensor,
     key_weight: Tensor,
     value_weight: Tensor,
@@ -139,20 +205,45 @@ def multi_head_attention(
     bias: Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
+    window: Window | None = None,
+    key_lengths: Tensor | None = None,
 ) -> Stages:
     """Project, attend in every head, merge the heads and project once more."""
     if output_weight is None and output_bias is not None:
         raise ValueError("output_bias needs output_weight")
+    kv_heads = heads if kv_heads is None else kv_heads
     stages: Stages = {
         "query": _split_heads(_project(query, query_weight, query_bias), heads),
-        "key": _split_heads(_project(key, key_weight, key_bias), heads),
-        "value": _split_heads(_project(value, value_weight, value_bias), heads),
+        "key": _split_heads(_project(key, key_weight, key_bias), kv_heads),
+        "value": _split_heads(_project(value, value_weight, value_bias), kv_heads),
     }
-    stages |= attention(**stages, mask=mask, bias=bias, is_causal=is_causal, scale=scale)
+    masks: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal}
+    masks |= {"window": window, "key_lengths": key_lengths}
+    stages |= attention(**stages, **masks, scale=scale)
     stages["context"] = stages.pop("output")
     merged = _merge_heads(stages["context"])
     stages["output"] = merged if output_weight is None else _project(merged, output_weight, output_bias)
     return stages
+
+
+def _band(queries: int, keys: int, window: Window) -> Tensor:
+    """Return (Lq, T): whether key j lies in the window of query i."""
+    offset = tf.range(keys) - tf.range(queries)[:, tf.newaxis]  # j - i; tf.linalg.band_part knows no negative side
+    left, right = window
+    allowed = tf.ones((queries, keys), tf.bool)
+    if left is not None:
+        allowed = tf.logical_and(allowed, offset >= -left)
+    if right is not None:
+        allowed = tf.logical_and(allowed, offset <= right)
+    return allowed
+
+
+def _seen_from_the_first_key(window: Window | None, past: int) -> Window | None:
+    """Return the window for queries that are counted from 0, though they stand behind a past."""
+    if window is None:
+        return None
+    left, right = window
+    return (None if left is None else left - past, None if right is None else right + past)
 
 
 def _project(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

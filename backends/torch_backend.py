@@ -6,14 +6,19 @@ Sources: Vaswani et al. 2017; Luong et al. 2015; Bahdanau et al. 2015. Shapes an
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from attncheck.backends.contract import Stages
+from attncheck.backends.contract import Stages, Window
+from attncheck.backends.torch_gradients import differentiate
+from attncheck.backends.torch_masks import may_attend
 
 
 def prepare(dtype: str, threads: int) -> None:
@@ -33,22 +38,45 @@ def describe() -> dict[str, str]:
 
 
 def from_numpy(array: NDArray[Any]) -> Tensor:
-    """Copy into a tensor, so that no operation can write into the caller's array."""
-    # array.copy() for a second reason: torch refuses an array with negative strides.
-    return torch.from_numpy(array.copy())
+    """Share the array's memory, so that a strided or broadcast view stays one."""
+    if min(array.strides, default=0) < 0:
+        array = array.copy()  # torch has no negative strides
+    with warnings.catch_warnings():
+        # A broadcast view is read-only in NumPy, which torch does not know; nothing here writes into its inputs.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        if array.dtype == ml_dtypes.bfloat16:
+            return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+        return torch.from_numpy(array)
 
 
 def to_numpy(tensor: Tensor) -> NDArray[Any]:
     """Return the tensor's numbers as an array."""
-    array: NDArray[Any] = tensor.detach().cpu().numpy()
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        # torch does not know NumPy's bfloat16, which ml_dtypes adds to it; the bits are the same.
+        bits: NDArray[Any] = tensor.view(torch.uint16).numpy()
+        return bits.view(ml_dtypes.bfloat16)
+    array: NDArray[Any] = tensor.numpy()
     return array
 
 
-def dot_scores(query: Tensor, key: Tensor, *, scale: float | None = None) -> Stages:
+def dot_scores(query: Tensor, key: Tensor, *, scale: float | None = None, softcap: float | None = None) -> Stages:
     """Score by scaled dot product."""
     raw_scores = query @ key.mT
     scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
-    return {"raw_scores": raw_scores, "scores": raw_scores * scale}
+    stages: Stages = {"raw_scores": raw_scores, "scores": raw_scores * scale}
+    if softcap is not None:
+        stages["capped"] = softcap * torch.tanh(stages["scores"] / softcap)
+    return stages
+
+
+def cosine_scores(query: Tensor, key: Tensor, *, scale: float | None = None) -> Stages:
+    """Score by the cosine of the angle between query and key."""
+    # functional.normalize would divide by no length below 1e-12.
+    query = query / torch.linalg.vector_norm(query, dim=-1, keepdim=True)
+    key = key / torch.linalg.vector_norm(key, dim=-1, keepdim=True)
+    cosines = query @ key.mT
+    return {"scores": cosines if scale is None else cosines * scale}
 
 
 def general_scores(query: Tensor, key: Tensor, weight: Tensor) -> Stages:
@@ -75,26 +103,30 @@ def additive_scores(
 
 
 def mask_scores(
-    scores: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None, is_causal: bool = False
+    scores: Tensor,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    is_causal: bool = False,
+    window: Window | None = None,
+    key_lengths: Tensor | None = None,
 ) -> Stages:
     """Add the bias, then set what may not be attended to -inf."""
     stages: Stages = {}
     if bias is not None:
         scores = stages["biased"] = scores + bias
-    if is_causal:
-        causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        mask = causal if mask is None else mask & causal
-    if mask is not None:
-        stages["masked"] = scores.masked_fill(~mask, -math.inf)
+    allowed = may_attend(scores.shape, mask=mask, is_causal=is_causal, window=window, key_lengths=key_lengths)
+    if allowed is not None:
+        stages["masked"] = scores.masked_fill(~allowed, -math.inf)
     return stages
 
 
 def softmax(scores: Tensor) -> Stages:
     """Normalise each row over the keys."""
-    # torch's own softmax of a row of -inf is NaN.
+    # torch's own softmax of a row of -inf is NaN, and so is its gradient: such a row must not reach it at all.
     empty = scores.isneginf().all(dim=-1, keepdim=True)
     return {
-        "weights": torch.softmax(scores, dim=-1).masked_fill(empty, 0.0),
+        "weights": torch.softmax(scores.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0),
         "log_sum_exp": torch.logsumexp(scores, dim=-1),
     }
 
@@ -108,14 +140,57 @@ def attention(
     bias: Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+    key_lengths: Tensor | None = None,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
 ) -> Stages:
     """Score, mask, normalise and average the values."""
-    stages = dot_scores(query, key, scale=scale)
-    stages |= mask_scores(stages["scores"], mask=mask, bias=bias, is_causal=is_causal)
+    past = 0
+    if past_key is not None and past_value is not None:
+        past = past_key.size(-2)
+        key, value = torch.cat((past_key, key), dim=-2), torch.cat((past_value, value), dim=-2)
+    group = query.size(1) // key.size(1)  # query heads that share a key and value head
+    if group > 1:
+        key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
+    stages = dot_scores(query, key, scale=scale, softcap=softcap)
+    *_, scores = stages.values()  # capped or not
+    allowed = may_attend(
+        scores.shape, mask=mask, is_causal=is_causal, window=window, key_lengths=key_lengths, past=past
+    )
+    stages |= mask_scores(scores, mask=allowed, bias=bias)
     *_, logits = stages.values()  # the last stage that was asked for
     stages |= softmax(logits)
     stages["output"] = stages["weights"] @ value
     return stages
+
+
+def attention_gradients(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    grad_output: Tensor,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+    key_lengths: Tensor | None = None,
+) -> Stages:
+    """Differentiate the output by autograd."""
+    inputs = {"query": query, "key": key, "value": value, "bias": bias}
+    options = {
+        "mask": mask,
+        "is_causal": is_causal,
+        "scale": scale,
+        "softcap": softcap,
+        "window": window,
+        "key_lengths": key_lengths,
+    }
+    return differentiate(attention, inputs, grad_output, options)
 
 
 def multi_head_attention(
@@ -124,6 +199,7 @@ def multi_head_attention(
     value: Tensor,
     *,
     heads: int,
+    kv_heads: int | None = None,
     query_weight: Tensor,
     key_weight: Tensor,
     value_weight: Tensor,
@@ -136,16 +212,21 @@ def multi_head_attention(
     bias: Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
+    window: Window | None = None,
+    key_lengths: Tensor | None = None,
 ) -> Stages:
     """Project, attend in every head, merge the heads and project once more."""
     if output_weight is None and output_bias is not None:
         raise ValueError("output_bias needs output_weight")
+    kv_heads = heads if kv_heads is None else kv_heads
     stages: Stages = {
         "query": _split_heads(_project(query, query_weight, query_bias), heads),
-        "key": _split_heads(_project(key, key_weight, key_bias), heads),
-        "value": _split_heads(_project(value, value_weight, value_bias), heads),
+        "key": _split_heads(_project(key, key_weight, key_bias), kv_heads),
+        "value": _split_heads(_project(value, value_weight, value_bias), kv_heads),
     }
-    stages |= attention(**stages, mask=mask, bias=bias, is_causal=is_causal, scale=scale)
+    stages |= attention(
+        **stages, mask=mask, bias=bias, is_causal=is_causal, scale=scale, window=window, key_lengths=key_lengths
+    )
     stages["context"] = stages.pop("output")
     merged = _merge_heads(stages["context"])
     stages["output"] = merged if output_weight is None else _project(merged, output_weight, output_bias)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from attncheck.backends import BACKENDS, BackendEntry
 from attncheck.backends.contract import Backend, Tensor
+from attncheck.harness.judging.judge_stages import judge_stages
+from attncheck.harness.judging.truth import find_truth
+from attncheck.harness.running.operations import run_operation
 
 Run = Callable[..., dict[str, NDArray[Any]]]
 
@@ -34,18 +39,33 @@ def _param(entry: BackendEntry, dtype: str) -> Any:
     return pytest.param((entry, dtype), id=f"{entry.name}-{dtype}", marks=marks)
 
 
-# Of module scope, so that a process-wide switch is turned once per module and hypothesis may use the fixtures.
-@pytest.fixture(
-    scope="module", params=[_param(entry, dtype) for entry in BACKENDS.values() for dtype in ("float32", "float64")]
-)
-def setting(request: pytest.FixtureRequest) -> Iterator[Setting]:
-    entry, dtype = request.param
+def _params(*dtypes: str) -> list[Any]:
+    return [_param(entry, dtype) for entry in BACKENDS.values() for dtype in dtypes if dtype in entry.classes]
+
+
+@contextmanager
+def _prepared(entry: BackendEntry, dtype: str, mode: str = "eager") -> Iterator[Setting]:
     with mock.patch.dict(os.environ, entry.environment):
-        backend = entry.load()
+        backend = entry.load(mode)
         restore = _remember_switches(entry.name)
         backend.prepare(dtype, 1)
-        yield Setting(entry.name, backend, np.dtype(dtype))
+        # NumPy knows bfloat16 only by the type that ml_dtypes adds to it.
+        yield Setting(entry.name, backend, np.dtype(getattr(ml_dtypes, dtype, dtype)))
         restore()
+
+
+# Of module scope, so that a process-wide switch is turned once per module and hypothesis may use the fixtures.
+@pytest.fixture(scope="module", params=_params("float32", "float64"))
+def setting(request: pytest.FixtureRequest) -> Iterator[Setting]:
+    with _prepared(*request.param) as prepared:
+        yield prepared
+
+
+@pytest.fixture(scope="module", params=_params("bfloat16", "float16"))
+def half_setting(request: pytest.FixtureRequest) -> Iterator[Setting]:
+    """Return a backend in a format of 16 bits, where it declares one."""
+    with _prepared(*request.param) as prepared:
+        yield prepared
 
 
 def _remember_switches(name: str) -> Callable[[], None]:
@@ -66,15 +86,25 @@ def _remember_switches(name: str) -> Callable[[], None]:
 @pytest.fixture(scope="module")
 def run(setting: Setting) -> Run:
     """Return what calls an operation by name with NumPy arrays, cast to the dtype, and returns its stages as such."""
+    return _caller(setting)
 
-    def convert(value: Any) -> Tensor:
+
+@pytest.fixture(scope="module")
+def run_half(half_setting: Setting) -> Run:
+    """Return the same in 16 bits."""
+    return _caller(half_setting)
+
+
+def _caller(setting: Setting) -> Run:
+    def convert(name: str, value: Any) -> Tensor:
         if not isinstance(value, np.ndarray):
             return value
-        return setting.backend.from_numpy(value if value.dtype == bool else value.astype(setting.dtype))
+        kept = value.dtype == bool or name == "key_lengths"
+        return setting.backend.from_numpy(value if kept else value.astype(setting.dtype))
 
     def call(operation: str, *args: Any, **options: Any) -> dict[str, NDArray[Any]]:
         stages = getattr(setting.backend, operation)(
-            *(convert(value) for value in args), **{name: convert(value) for name, value in options.items()}
+            *(convert("", value) for value in args), **{name: convert(name, value) for name, value in options.items()}
         )
         return {name: setting.backend.to_numpy(stage) for name, stage in stages.items()}
 
@@ -85,3 +115,29 @@ def run(setting: Setting) -> Run:
 def unit(setting: Setting) -> float:
     """Return u, the unit roundoff of the setting's dtype, in which every tolerance is stated."""
     return float(np.finfo(setting.dtype).eps) / 2
+
+
+@pytest.fixture(scope="session")
+def judge_mode() -> Callable[..., dict[str, str]]:
+    """Return what runs one operation in a mode, such as ``jax.jit``, and says the verdict on each stage.
+
+    Numbers are rounded to the dtype once; the exact answer and the bounds are the harness's own.
+    """
+
+    def judge(name: str, dtype: str, operation: str, inputs: dict[str, Any], options: dict[str, Any]) -> dict[str, str]:
+        framework, _, mode = name.partition(".")
+        declared = BACKENDS[framework].all_modes[mode]
+        with _prepared(BACKENDS[framework], dtype, mode) as prepared:
+            stored = {
+                each: array if array.dtype == bool or each == "key_lengths" else array.astype(prepared.dtype)
+                for each, array in inputs.items()
+            }
+            stages = run_operation(prepared.backend, operation, stored, options)
+            arrays = {stage: prepared.backend.to_numpy(tensor) for stage, tensor in stages.items()}
+        asked = {**options, **({} if operation == "scoring" else declared.conventions)}
+        truth = find_truth(operation, asked, stored, dtype, generic=False)
+        shapes = {stage: exact.high.shape for stage, exact in truth.exact.items()}
+        found = judge_stages(truth, arrays, shapes, declared.classes[dtype])
+        return {judgement.stage: str(judgement.verdict) for judgement in found}
+
+    return judge

@@ -95,10 +95,94 @@ def test_a_head_computed_alone_gets_what_it_gets_together_with_the_others(
         np.testing.assert_allclose(alone[stage], together[stage][one], rtol=0, atol=2 * TOLERANCE * unit, err_msg=stage)
 
 
+def test_a_softcap_comes_before_bias_and_mask(run: Run, unit: float) -> None:
+    def logit(dot: float, b: int, h: int, i: int, j: int) -> float:
+        return 0.75 * math.tanh(2 * dot / 0.75) + BIAS[0, h, i, j] if MASK[b, 0, 0, j] else -math.inf
+
+    found = run("attention", QUERY, KEY, VALUE, mask=MASK, bias=BIAS, scale=2.0, softcap=0.75)
+    assert list(found) == ["raw_scores", "scores", "capped", "biased", "masked", "weights", "log_sum_exp", "output"]
+    agree(found, literal_attention(QUERY, KEY, VALUE, logit), unit)
+
+
+def test_window_and_key_lengths_follow_the_formula(run: Run, unit: float) -> None:
+    def logit(dot: float, b: int, h: int, i: int, j: int) -> float:
+        return dot / math.sqrt(6) if i - 2 <= j <= i + 1 and j < (5, 3)[b] else -math.inf
+
+    found = run("attention", QUERY, KEY, VALUE, window=(2, 1), key_lengths=np.array([5, 3]))
+    agree(found, literal_attention(QUERY, KEY, VALUE, logit), unit)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 3])
+def test_heads_in_a_group_are_neighbours_and_share_a_key_and_a_value_head(run: Run, unit: float, kv_heads: int) -> None:
+    # Ainslie et al. 2023, "GQA", section 2.2: H query heads in Hkv groups; 6 heads by 2 are 0, 0, 0, 1, 1, 1.
+    query, key, value = np.concatenate([QUERY, QUERY[..., ::-1]], axis=1), KEY[:, :kv_heads], VALUE[:, :kv_heads]
+    shared = [head // (6 // kv_heads) for head in range(6)]
+    found = run("attention", query, key, value, is_causal=True)
+
+    def logit(dot: float, b: int, h: int, i: int, j: int) -> float:
+        return dot / math.sqrt(6) if j <= i else -math.inf
+
+    agree(found, literal_attention(query, key[:, shared], value[:, shared], logit), unit)
+
+
+def test_a_past_comes_before_the_keys_and_the_queries_stand_behind_it(run: Run, unit: float) -> None:
+    past = {"past_key": KEY[:, :, :2], "past_value": VALUE[:, :, :2]}
+    bias, mask = BIAS[..., ::-1], MASK[..., ::-1]
+
+    def logit(dot: float, b: int, h: int, i: int, j: int) -> float:
+        allowed = mask[b, 0, 0, j] and (2 + i) - 3 <= j <= (2 + i) + 1 and j < (5, 4)[b]
+        return dot / math.sqrt(6) + bias[0, h, i, j] if allowed else -math.inf
+
+    options = {"mask": mask, "bias": bias, "window": (3, 1), "key_lengths": np.array([5, 4])}
+    found = run("attention", QUERY, KEY[:, :, 2:], VALUE[:, :, 2:], **past, **options)
+    agree(found, literal_attention(QUERY, KEY, VALUE, logit), unit)
+
+
+def test_one_query_behind_a_past_sees_all_of_it_in_shared_heads(run: Run, unit: float) -> None:
+    # A step of decoding, multi-query: one key and one value head for three query heads.
+    query, key, value = QUERY[:, :, :1], KEY[:, :1], VALUE[:, :1]
+    past = {"past_key": key[:, :, :4], "past_value": value[:, :, :4]}
+    found = run("attention", query, key[:, :, 4:], value[:, :, 4:], **past)
+    expected = literal_attention(query, key[:, [0] * 3], value[:, [0] * 3], lambda dot, *_: dot / math.sqrt(6))
+    agree(found, expected, unit)
+
+
+def test_an_empty_past_is_none(run: Run) -> None:
+    past = {"past_key": KEY[:, :, :0], "past_value": VALUE[:, :, :0]}
+    with_past, without = run("attention", QUERY, KEY, VALUE, **past), run("attention", QUERY, KEY, VALUE)
+    np.testing.assert_array_equal(with_past["output"], without["output"])
+
+
+def test_no_batch_items_give_no_output(run: Run) -> None:
+    stages = run("attention", QUERY[:0], KEY[:0], VALUE[:0], is_causal=True)
+    assert stages["output"].shape == (0, 3, 4, 7)
+    assert stages["log_sum_exp"].shape == (0, 3, 4)
+
+
 def test_no_keys_give_an_output_of_zeros(run: Run) -> None:
     stages = run("attention", QUERY, KEY[:, :, :0], VALUE[:, :, :0], mask=np.ones((2, 1, 1, 0), dtype=bool))
     np.testing.assert_array_equal(stages["output"], np.zeros((2, 3, 4, 7)))
     np.testing.assert_array_equal(stages["log_sum_exp"], np.full((2, 3, 4), -np.inf))
+
+
+@pytest.mark.parametrize(
+    ("options", "empty"),
+    [
+        ({"key_lengths": np.array([5, 0])}, np.s_[1]),
+        ({"window": (0, 0)}, np.s_[:, :, 2:]),
+        ({"mask": np.zeros((1, 1, 1, 1), dtype=bool)}, np.s_[:]),
+    ],
+    ids=["no keys count", "the window is behind the last key", "the mask forbids all"],
+)
+def test_rows_without_a_key_have_weights_and_output_of_zero_whatever_forbids_them(
+    run: Run, options: dict[str, Any], empty: Any
+) -> None:
+    stages = run("attention", QUERY, KEY[:, :, :2], VALUE[:, :, :2], **options)
+    wanted = np.zeros((2, 3, 4), dtype=bool)
+    wanted[empty] = True
+    np.testing.assert_array_equal(stages["log_sum_exp"] == -np.inf, wanted)
+    np.testing.assert_array_equal((stages["weights"] == 0).all(axis=-1), wanted)
+    np.testing.assert_array_equal((stages["output"] == 0).all(axis=-1), wanted)
 
 
 @pytest.mark.parametrize("how", ["mask", "bias"])

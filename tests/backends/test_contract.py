@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -65,6 +68,39 @@ def test_every_module_has_the_functions_of_the_contract_in_its_order_with_its_pa
     wanted, found = _functions(contract), _functions(_module(entry.module.rpartition(".")[2]))
     assert list(found) == list(wanted)
     assert found == wanted
+
+
+def _mode_params() -> list[Any]:
+    params = []
+    for entry in BACKENDS.values():
+        for mode in entry.modes:
+            marks = [
+                getattr(pytest.mark, entry.name),
+                pytest.mark.skipif(not entry.is_installed, reason=f"{entry.packages[0]} is not installed"),
+            ]
+            params.append(pytest.param(entry, mode.name, id=f"{entry.name}.{mode.name}", marks=marks))
+    return params
+
+
+@pytest.mark.parametrize(("entry", "mode"), _mode_params())
+def test_every_mode_has_functions_of_the_contract_with_parameters_of_the_contract_in_its_order(
+    entry: attncheck.backends.BackendEntry, mode: str
+) -> None:
+    with mock.patch.dict(os.environ, entry.environment):
+        backend = entry.load(mode)
+    wanted = {name: signature(function) for name, function in vars(Backend).items() if not name.startswith("_")}
+    found = {name: signature(getattr(backend, name)) for name in wanted if hasattr(backend, name)}
+    services = {"prepare", "describe", "from_numpy", "to_numpy"}
+    assert services < set(found)  # and at least one operation
+    for name, own in found.items():
+        of_contract = wanted[name].parameters
+        assert list(own.parameters) == [each for each in of_contract if each in own.parameters], name
+        for parameter in own.parameters.values():
+            assert parameter.kind == of_contract[parameter.name].kind, (name, parameter)
+            assert (parameter.default is parameter.empty) == (of_contract[parameter.name].default is parameter.empty), (
+                name,
+                parameter,
+            )
 
 
 def test_a_backend_describes_itself_in_words_and_names_version_and_device(setting: Any) -> None:
@@ -131,20 +167,55 @@ def test_stages_that_nothing_asks_for_are_left_out(run: Run) -> None:
     assert list(run("mask_scores", np.zeros(SCORES), is_causal=True)) == ["masked"]
 
 
+def test_attention_with_a_softcap_and_grouped_heads_names_its_stages_in_order(setting: Any, run: Run) -> None:
+    stages = run("attention", QUERY, KEY[:, :1], VALUE[:, :1], bias=BIAS, softcap=2.0, window=(1, None))
+    shapes = {"raw_scores": SCORES, "scores": SCORES, "capped": SCORES, **ATTENTION_SHAPES, "output": (2, 3, 4, 7)}
+    assert [(name, stage.shape) for name, stage in stages.items()] == list(shapes.items())
+    assert {stage.dtype for stage in stages.values()} == {setting.dtype}
+
+
+def test_gradients_have_the_shapes_of_what_they_belong_to_and_keep_the_dtype(setting: Any, run: Run) -> None:
+    key, value, grad_output = KEY[:, :1], VALUE[:, :1], np.ones((2, 3, 4, 7))
+    gradients = run("attention_gradients", QUERY, key, value, grad_output, mask=MASK, bias=BIAS, softcap=2.0)
+    shapes = {"grad_query": QUERY.shape, "grad_key": key.shape, "grad_value": value.shape, "grad_bias": BIAS.shape}
+    assert [(name, gradient.shape) for name, gradient in gradients.items()] == list(shapes.items())
+    assert {gradient.dtype for gradient in gradients.values()} == {setting.dtype}
+    without = run("attention_gradients", QUERY, key, value, grad_output)
+    assert list(without) == ["grad_query", "grad_key", "grad_value"]
+
+
+def test_whole_numbers_keep_their_values_and_shape(setting: Any) -> None:
+    lengths = np.array([5, 0, 2**31 - 1], dtype=np.int64)
+    back = setting.backend.to_numpy(setting.backend.from_numpy(lengths))
+    assert np.issubdtype(back.dtype, np.signedinteger)
+    np.testing.assert_array_equal(back, lengths)
+
+
 @pytest.mark.parametrize(
-    "operation", ["dot_scores", "general_scores", "additive_scores", "mask_scores", "softmax"], ids=str
+    "operation",
+    ["dot_scores", "cosine_scores", "general_scores", "additive_scores", "mask_scores", "softmax"],
+    ids=str,
 )
 def test_every_other_operation_keeps_the_dtype_of_its_inputs(setting: Any, run: Run, operation: str) -> None:
     inputs: dict[str, tuple[NDArray[Any], ...]] = {
         "dot_scores": (QUERY, KEY),
+        "cosine_scores": (QUERY, KEY),
         "general_scores": (QUERY, KEY, np.eye(6)),
         "additive_scores": (QUERY, KEY, np.eye(6), np.eye(6), np.ones(6)),
         "mask_scores": (np.zeros(SCORES),),
         "softmax": (np.zeros(SCORES),),
     }
     options = {
-        "mask_scores": {"mask": MASK, "bias": BIAS, "is_causal": True},
+        "mask_scores": {
+            "mask": MASK,
+            "bias": BIAS,
+            "is_causal": True,
+            "window": (2, None),
+            "key_lengths": np.array([5, 3]),
+        },
         "additive_scores": {"score_bias": np.ones(6)},
+        "cosine_scores": {"scale": 3.0},
+        "dot_scores": {"softcap": 3.0},
     }
     stages = run(operation, *inputs[operation], **options.get(operation, {}))
     assert stages
@@ -156,6 +227,8 @@ def test_no_operation_writes_into_the_arrays_that_it_is_given(setting: Any) -> N
     given = [array.astype(setting.dtype) for array in (QUERY, KEY, VALUE, np.broadcast_to(BIAS, SCORES))]
     kept = [array.copy() for array in given]
     query, key, value, bias = (backend.from_numpy(array) for array in given)
-    backend.attention(query, key, value, bias=bias, mask=backend.from_numpy(MASK), is_causal=True)
+    options = {"mask": backend.from_numpy(MASK), "is_causal": True, "softcap": 2.0}
+    backend.attention(query, key, value, bias=bias, **options)
+    backend.attention_gradients(query, key, value, value[:, :, :4], bias=bias, **options)
     for array, before in zip(given, kept, strict=True):
         np.testing.assert_array_equal(array, before)

@@ -53,6 +53,46 @@ def test_a_bias_with_axes_of_length_one_is_added_to_the_whole_axis(run: Run, sha
     np.testing.assert_array_equal(run("mask_scores", SCORES, bias=bias)["biased"], SCORES + bias)
 
 
+@pytest.mark.parametrize(
+    ("window", "shape", "expected"),
+    [
+        ((0, 0), (3, 3), [[0, -INF, -INF], [-INF, 0, -INF], [-INF, -INF, 0]]),
+        ((1, 0), (3, 3), [[0, -INF, -INF], [0, 0, -INF], [-INF, 0, 0]]),
+        ((0, 1), (3, 3), [[0, 0, -INF], [-INF, 0, 0], [-INF, -INF, 0]]),
+        ((1, None), (4, 3), [[0, 0, 0], [0, 0, 0], [-INF, 0, 0], [-INF, -INF, 0]]),
+        ((None, 1), (2, 4), [[0, 0, -INF, -INF], [0, 0, 0, -INF]]),
+        # Keys before the first one are in nobody's way, and a query may look past the last key and find none.
+        ((0, 0), (3, 2), [[0, -INF], [-INF, 0], [-INF, -INF]]),
+        ((9, 9), (2, 3), [[0, 0, 0], [0, 0, 0]]),
+    ],
+    ids=str,
+)
+def test_a_window_reaches_so_many_keys_to_both_sides_of_a_query_that_is_not_counted_itself(
+    run: Run, window: tuple[int | None, int | None], shape: tuple[int, int], expected: list[list[float]]
+) -> None:
+    masked = run("mask_scores", np.zeros((1, 1, *shape)), window=window)["masked"]
+    np.testing.assert_array_equal(masked, np.array(expected).reshape(1, 1, *shape))
+
+
+def test_key_lengths_count_the_keys_of_each_batch_item_that_may_be_attended(run: Run) -> None:
+    masked = run("mask_scores", SCORES, key_lengths=np.array([4, 0]))["masked"]
+    np.testing.assert_array_equal(masked[0, ..., :4], SCORES[0, ..., :4])
+    assert (masked[0, ..., 4] == -INF).all()
+    assert (masked[1] == -INF).all()
+    whole = run("mask_scores", SCORES, key_lengths=np.array([5, 5]))["masked"]
+    np.testing.assert_array_equal(whole, SCORES)
+
+
+def test_every_rule_must_allow_a_key_where_several_are_given(run: Run) -> None:
+    mask = np.ones((1, 3, 1, 5), dtype=bool)
+    mask[0, 2, 0, 1] = False
+    options = {"mask": mask, "is_causal": True, "window": (1, 1), "key_lengths": np.array([5, 2])}
+    masked = run("mask_scores", SCORES, **options)["masked"]
+    for b, h, i, j in np.ndindex(*SCORES.shape):
+        allowed = not (h == 2 and j == 1) and j <= i and i - 1 <= j <= i + 1 and j < (5, 2)[b]
+        assert masked[b, h, i, j] == (SCORES[b, h, i, j] if allowed else -INF), (b, h, i, j)
+
+
 def test_mask_and_causality_must_both_allow_a_key(run: Run) -> None:
     mask = np.array([[[[False, True, True]]]])
     masked = run("mask_scores", np.ones((1, 1, 3, 3)), mask=mask, is_causal=True)["masked"]

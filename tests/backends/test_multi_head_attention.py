@@ -69,6 +69,19 @@ def test_multi_head_attention_follows_the_formula_element_by_element(run: Run, u
     np.testing.assert_allclose(found["output"], expected, rtol=0, atol=1e4 * unit)
 
 
+def test_grouped_heads_share_the_columns_of_their_key_and_value_projections(run: Run, unit: float) -> None:
+    # Six heads of width 3 in two groups: heads 0, 1, 2 use columns 0 to 2 of the keys, heads 3, 4, 5 columns 3 to 5.
+    weights = {"query_weight": eighths(8, 18), "key_weight": eighths(9, 6), "value_weight": eighths(10, 8)}
+    stages = run("multi_head_attention", **INPUTS, **weights, heads=6, kv_heads=2)
+    assert [stages[name].shape for name in INPUTS] == [(2, 6, 4, 3), (2, 2, 5, 3), (2, 2, 5, 4)]
+    query, key, value = (literal_projection(INPUTS[name], weights[f"{name}_weight"], None) for name in INPUTS)
+    shared = [head // 3 for head in range(6)]
+    keys = np.concatenate([key[..., 3 * group : 3 * group + 3] for group in shared], axis=-1)
+    values = np.concatenate([value[..., 4 * group : 4 * group + 4] for group in shared], axis=-1)
+    # As above, with a width of 3.
+    np.testing.assert_allclose(stages["output"], literal_heads(query, keys, values, heads=6), rtol=0, atol=1e4 * unit)
+
+
 def test_queries_keys_and_values_are_projected_split_by_consecutive_columns_and_biased_exactly(run: Run) -> None:
     stages = run("multi_head_attention", **INPUTS, **WEIGHTS, **BIASES, heads=3)
     for name, width in (("query", 6), ("key", 6), ("value", 7)):
@@ -104,6 +117,16 @@ def test_mask_bias_and_scale_reach_the_scores_of_every_head(run: Run) -> None:
     np.testing.assert_array_equal(stages["biased"], stages["scores"] + bias.astype(stages["scores"].dtype))
     np.testing.assert_array_equal(stages["masked"], np.where(mask, stages["biased"], -np.inf))
     assert (stages["weights"][..., 1] == 0).all()
+
+
+def test_window_and_key_lengths_reach_the_scores_of_every_head(run: Run) -> None:
+    options = {"window": (0, 2), "key_lengths": np.array([5, 3]), "is_causal": False}
+    stages = run("multi_head_attention", **INPUTS, **WEIGHTS, heads=3, **options)
+    for b, h, i, j in np.ndindex(2, 3, 4, 5):
+        allowed = i <= j <= i + 2 and j < (5, 3)[b]
+        assert (stages["weights"][b, h, i, j] > 0) == allowed, (b, h, i, j)
+    # The fourth query of the second batch item sees key 3 and later, of which none counts.
+    np.testing.assert_array_equal(stages["output"][1, 3], np.zeros(21))
 
 
 def test_no_keys_leave_the_output_bias_alone(run: Run) -> None:

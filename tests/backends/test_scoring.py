@@ -87,8 +87,39 @@ def test_additive_scores_follow_the_formula_term_by_term_in_every_batch_and_head
         assert abs(found[b, h, i, j] - expected) <= 8 * 16 * unit
 
 
-@pytest.mark.parametrize("operation", ["dot_scores", "general_scores", "additive_scores"])
+def test_a_softcap_bends_the_scaled_scores_towards_its_own_size_and_keeps_their_sign(run: Run, unit: float) -> None:
+    # Gemma Team 2024, "Gemma 2", section 2: c tanh(s / c). Scores 8, 4, 24 and 2, 0, 4, capped at 5.
+    stages = run("dot_scores", QUERY, KEY, scale=2.0, softcap=5.0)
+    assert list(stages) == ["raw_scores", "scores", "capped"]
+    np.testing.assert_array_equal(stages["scores"], PRODUCTS * 2)
+    expected = [5 * math.tanh(score / 5) for score in (PRODUCTS * 2).ravel()]
+    # A quotient, a tanh good to 8 u (docs/numerics.md, section 3) and a product; the slope of tanh is at most 1.
+    np.testing.assert_allclose(stages["capped"].ravel(), expected, rtol=0, atol=5 * 12 * unit)
+    np.testing.assert_array_equal(stages["capped"][0, 0, 1, 1], 0)
+    # At 16 times the cap nothing is left but the cap: 1 - tanh(16) is 3e-14.
+    far = run("dot_scores", QUERY, -KEY, scale=40.0, softcap=2.5)["capped"][0, 0, 0]
+    np.testing.assert_allclose(far, [-2.5, -2.5, -2.5], rtol=8 * unit + 3e-14, atol=0)
+
+
+def test_cosine_scores_of_angles_that_are_known(run: Run, unit: float) -> None:
+    # Graves et al. 2014, section 3.3.1: u.v / (|u| |v|). (3, 4).(4, 3) = 24 of 5 times 5; a right angle; the opposite.
+    query, key = np.array([[[[3, 4], [0, 2]]]]), np.array([[[[4, 3], [-8, 6], [-6, -8], [30, 40]]]])
+    cosines = np.array([[[[0.96, 0, -1, 1], [0.6, 0.6, -0.8, 0.8]]]])
+    # Two lengths, divisions or reciprocals of both, two products and their sum: below 16 u of the sum of magnitudes.
+    found = run("cosine_scores", query, key)
+    assert list(found) == ["scores"]
+    np.testing.assert_allclose(found["scores"], cosines, rtol=0, atol=16 * unit)
+    np.testing.assert_allclose(run("cosine_scores", query, key, scale=-10.0)["scores"], -10 * cosines, atol=200 * unit)
+
+
+def test_a_cosine_does_not_depend_on_the_lengths_of_its_vectors(run: Run, unit: float) -> None:
+    before = run("cosine_scores", QUERY, KEY)["scores"]
+    after = run("cosine_scores", QUERY * np.array([[0.001], [70]]), KEY * np.array([[3], [0.5], [1000]]))["scores"]
+    np.testing.assert_allclose(after, before, rtol=0, atol=32 * unit)
+
+
+@pytest.mark.parametrize("operation", ["dot_scores", "cosine_scores", "general_scores", "additive_scores"])
 def test_no_keys_give_scores_of_length_zero(run: Run, operation: str) -> None:
-    extra = {"dot_scores": [], "general_scores": [(5, 5)], "additive_scores": [(5, 6), (5, 6), (6,)]}[operation]
-    inputs = [np.ones(shape) for shape in [(2, 3, 4, 5), (2, 3, 0, 5), *extra]]
+    extra = {"general_scores": [(5, 5)], "additive_scores": [(5, 6), (5, 6), (6,)]}
+    inputs = [np.ones(shape) for shape in [(2, 3, 4, 5), (2, 3, 0, 5), *extra.get(operation, [])]]
     assert run(operation, *inputs)["scores"].shape == (2, 3, 4, 0)

@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from attncheck.backends import BACKENDS, BackendEntry
+from attncheck.backends import BACKENDS, BackendEntry, Mode
+from attncheck.harness.judging.policies import policy_for
+from attncheck.harness.vocabulary import DTYPES
+
+MODES = [
+    pytest.param(mode, id=f"{entry.name}.{mode.name}")
+    for entry in BACKENDS.values()
+    for mode in entry.all_modes.values()
+]
 
 
 def python(code: str, **environment: str) -> str:
@@ -57,6 +65,51 @@ def test_every_backend_module_in_the_folder_has_its_line_in_the_table() -> None:
     assert spec.origin is not None
     files = {f"attncheck.backends.{path.stem}" for path in Path(spec.origin).parent.glob("*_backend.py")}
     assert files == {entry.module for entry in BACKENDS.values()}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_names_a_module_that_exists_and_says_what_it_is(mode: Mode) -> None:
+    spec = find_spec(mode.module)
+    assert spec is not None
+    assert spec.origin is not None
+    assert mode.name.isidentifier()
+    assert mode.says
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_declares_a_numerical_class_that_exists_in_its_dtype(mode: Mode) -> None:
+    assert mode.classes
+    assert set(mode.classes) <= set(DTYPES)
+    for dtype, numerical_class in mode.classes.items():
+        assert policy_for(numerical_class, dtype).dtype == dtype
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_that_has_a_convention_declares_one_that_is_known(mode: Mode) -> None:
+    assert set(mode.conventions) <= {"empty_rows"}
+    assert set(mode.conventions.values()) <= {"zero", "uniform", "nan"}
+
+
+@pytest.mark.parametrize("entry", BACKENDS.values(), ids=BACKENDS.keys())
+def test_the_eager_mode_is_the_frameworks_own_module_and_no_two_modes_have_one_name(entry: BackendEntry) -> None:
+    names = ["eager", *(mode.name for mode in entry.modes)]
+    assert list(entry.all_modes) == names
+    assert len(set(names)) == len(names)
+    assert entry.all_modes["eager"].module == entry.module
+    assert entry.all_modes["eager"].classes == entry.classes
+
+
+def test_numpy_has_no_mode_of_sixteen_bits_and_no_other_than_eager() -> None:
+    # Its float16 products add up in float16, which no class allows, and bfloat16 is none of its own types.
+    assert set(BACKENDS["numpy"].classes) == {"float64", "float32"}
+    assert list(BACKENDS["numpy"].all_modes) == ["eager"]
+
+
+def test_a_mode_may_be_an_object_in_a_module() -> None:
+    mode = Mode("other", "attncheck.backends.contract", "an object", attribute="Backend")
+    entry = BackendEntry("some", "attncheck.backends.numpy_backend", ("numpy",), modes=(mode,))
+    assert entry.load("other").__name__ == "Backend"  # type: ignore[attr-defined]
+    assert entry.load().__name__ == "attncheck.backends.numpy_backend"  # type: ignore[attr-defined]
 
 
 def test_a_framework_is_installed_when_it_can_be_found_and_finding_it_does_not_run_it(

@@ -1,0 +1,53 @@
+"""Attention in JAX, compiled: each function of the eager module as one XLA program.
+
+The compiler may fuse steps, contract a product and a sum into one operation, and leave out the rounding of an
+intermediate that nothing else reads. The stages come back sorted by name, as JAX sorts the keys of a dictionary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import jax
+
+from attncheck.backends import jax_backend
+from attncheck.backends.contract import Stages
+from attncheck.backends.jax_backend import describe, from_numpy, prepare, to_numpy
+
+__all__ = [
+    "additive_scores",
+    "attention",
+    "attention_gradients",
+    "cosine_scores",
+    "describe",
+    "dot_scores",
+    "from_numpy",
+    "general_scores",
+    "mask_scores",
+    "multi_head_attention",
+    "prepare",
+    "softmax",
+    "to_numpy",
+]
+
+# What a program is compiled for, rather than given: it decides on shapes, and on which operations there are.
+_STATIC = frozenset({"heads", "is_causal", "kv_heads", "scale", "softcap", "window"})
+
+
+def compiled(function: Callable[..., Stages]) -> Callable[..., Stages]:
+    """Return a function of the contract as one program, compiled anew for every set of shapes and options."""
+    static = [name for name in inspect.signature(function).parameters if name in _STATIC]
+    program: Callable[..., Stages] = jax.jit(function, static_argnames=static)
+    return program
+
+
+dot_scores = compiled(jax_backend.dot_scores)
+cosine_scores = compiled(jax_backend.cosine_scores)
+general_scores = compiled(jax_backend.general_scores)
+additive_scores = compiled(jax_backend.additive_scores)
+mask_scores = compiled(jax_backend.mask_scores)
+softmax = compiled(jax_backend.softmax)
+attention = compiled(jax_backend.attention)
+attention_gradients = compiled(jax_backend.attention_gradients)
+multi_head_attention = compiled(jax_backend.multi_head_attention)

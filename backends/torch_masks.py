@@ -1,0 +1,39 @@
+"""What may be attended to, as one boolean tensor, for every module here whose calls take only a mask."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attncheck.backends.contract import Window
+
+
+def may_attend(
+    scores: tuple[int, ...],
+    *,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    window: Window | None = None,
+    key_lengths: Tensor | None = None,
+    past: int = 0,
+) -> Tensor | None:
+    """Combine everything that forbids a key, for scores (B, H, Lq, T).
+
+    Returns a boolean tensor that broadcasts to them, True = may attend, or None where nothing is forbidden. A window
+    counts from position ``past`` + i of query i; causality is aligned top left.
+    """
+    queries, keys = torch.arange(scores[-2]).unsqueeze(-1), torch.arange(scores[-1])
+    conditions = [] if mask is None else [mask]
+    if is_causal:
+        conditions.append(keys <= queries)
+    before, after = window or (None, None)
+    if before is not None:
+        conditions.append(keys >= queries + past - before)
+    if after is not None:
+        conditions.append(keys <= queries + past + after)
+    if key_lengths is not None:
+        conditions.append(keys < key_lengths.view(-1, 1, 1, 1))
+    allowed = None
+    for condition in conditions:
+        allowed = condition if allowed is None else allowed & condition
+    return allowed
