@@ -16,6 +16,8 @@ class Verdict(StrEnum):
     UNSUPPORTED = "unsupported"
     MISPRINT = "misprint"
     """The document prints a number that the exact answer misses."""
+    SEMANTIC = "semantic"
+    """The exact answer of another convention than the case's own."""
     NUMERIC = "numeric"
     NONFINITE = "nonfinite"
     DTYPE = "dtype"

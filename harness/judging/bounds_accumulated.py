@@ -9,22 +9,15 @@ which joins D; E_v joins the output (``bounds_output``), whose bound goes throug
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Set
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attncheck.harness.judging import bounds_linear, bounds_output, bounds_scores, bounds_softmax
+from attncheck.harness.judging.bounds_gradients import gradient_bounds
+from attncheck.harness.judging.bounds_logits import Arrays, Options, logit_errors, operands_of, score_error
 from attncheck.harness.judging.bounds_terms import Bound, LogitError, Operand, Real, as_float64, no_error, settle
 from attncheck.harness.judging.policies import Policy
-
-Arrays = Mapping[str, NDArray[Any]]
-Options = Mapping[str, Any]
-
-LOGITS = ("scores", "capped", "biased", "masked")
-"""The stages that the softmax may follow from, in order."""
 
 
 def accumulated_bounds(
@@ -47,79 +40,15 @@ def accumulated_bounds(
             case "softmax":
                 bounds = _softmax(given["scores"], no_error(given["scores"].shape), policy, exact, wanted)
             case "masking":
-                errors = _logit_errors("scores", no_error(given["scores"].shape), given, options, policy, exact)
+                errors = logit_errors("scores", no_error(given["scores"].shape), given, options, policy, exact)
                 bounds = {name: error.bound(exact[name], policy) for name, error in errors.items()}
+            case "attention_gradients":
+                bounds = gradient_bounds(options, inputs, policy, exact, wanted)
             case "multi_head_attention":
                 bounds = _multi_head_attention(given, options, policy, exact, wanted)
             case _:
-                bounds = _attention(_operands(given), given, options, policy, exact, wanted)
+                bounds = _attention(operands_of(given), given, options, policy, exact, wanted)
     return {name: bounds[name] for name in exact if name in wanted and name in bounds}
-
-
-def attention_scale(options: Options, width: int) -> float:
-    """Return the factor of the scores: that given, else 1/sqrt(D), and 1 for the kinds that have none."""
-    if options.get("scale") is not None:
-        return float(options["scale"])
-    return 1 / math.sqrt(width) if options.get("score", "scaled_dot") == "scaled_dot" else 1.0
-
-
-def score_error(
-    operands: Mapping[str, Operand], given: Mapping[str, Real], options: Options, policy: Policy, exact: Real
-) -> LogitError:
-    """Return the error of ``scores``, of any kind."""
-    query = operands["query"]
-    match options.get("score", "scaled_dot"):
-        case "general":
-            return bounds_linear.general_scores(given["query"], given["key"], given["weight"], exact, policy)
-        case "additive":
-            return bounds_linear.additive_scores(given, exact, policy)
-        case "cosine":
-            scale = attention_scale(options, query.value.shape[-1])
-            return bounds_scores.cosine_scores(query, operands["key"], scale, exact, policy)
-    products = bounds_scores.products_of(query, operands["key"])
-    return bounds_scores.scores(products, attention_scale(options, query.value.shape[-1]), exact, policy)
-
-
-def next_logit_error(
-    stage: str,
-    error: LogitError,
-    options: Options,
-    policy: Policy,
-    exact: Mapping[str, Real],
-    before: Real,
-) -> LogitError:
-    """Return the error of a stage from that of the stage before it."""
-    match stage:
-        case "capped":
-            return bounds_scores.capped(before, error, float(options["softcap"]), policy)
-        case "biased":
-            return bounds_scores.biased(before, exact["biased"], error, policy)
-    return error
-
-
-def _logit_errors(
-    start: str,
-    error: LogitError,
-    given: Mapping[str, Real],
-    options: Options,
-    policy: Policy,
-    exact: Mapping[str, Real],
-) -> dict[str, LogitError]:
-    """Return the errors of the stages after ``start``, itself included."""
-    errors = {start: error}
-    before = exact.get(start, given.get(start, np.zeros(())))
-    for stage in LOGITS[LOGITS.index(start) + 1 :]:
-        if stage in exact:
-            errors[stage] = error = next_logit_error(stage, error, options, policy, exact, before)
-            before = exact[stage]
-    return errors if start in exact else {name: each for name, each in errors.items() if name != start}
-
-
-def _operands(given: Mapping[str, Real]) -> dict[str, Operand]:
-    """Take query, key and value as exact; keys and values that query heads share are repeated."""
-    operands = {name: Operand(given[name]) for name in ("query", "key", "value") if name in given}
-    heads = given["query"].shape[-3] if given["query"].ndim > 2 else 1
-    return {name: each if name == "query" else each.for_query_heads(heads) for name, each in operands.items()}
 
 
 def _attention(
@@ -138,7 +67,7 @@ def _attention(
     if not wanted - {"raw_scores"}:
         return bounds
     error = score_error(operands, given, options, policy, exact["scores"])
-    errors = _logit_errors("scores", error, given, options, policy, exact)
+    errors = logit_errors("scores", error, given, options, policy, exact)
     bounds |= {name: each.bound(exact[name], policy) for name, each in errors.items() if name in wanted}
     last = list(errors)[-1]
     if wanted & {"weights", "log_sum_exp", "context", "output"}:

@@ -25,16 +25,21 @@ from numpy.typing import NDArray
 
 from attncheck.harness.judging import bounds_linear, bounds_output, bounds_scores, bounds_softmax
 from attncheck.harness.judging.bounds_accumulated import (
-    LOGITS,
-    Arrays,
-    Options,
-    attention_scale,
     merge_heads,
-    next_logit_error,
     operand_bound,
     output_of_heads,
     projected_operand,
+)
+from attncheck.harness.judging.bounds_logits import (
+    LOGITS,
+    Arrays,
+    Options,
+    allowed_keys,
+    attention_scale,
+    next_logit_error,
+    next_logits,
     score_error,
+    softmax,
 )
 from attncheck.harness.judging.bounds_terms import Bound, LogitError, Operand, Real, as_float64, no_error, transposed
 from attncheck.harness.judging.policies import Policy
@@ -87,8 +92,11 @@ def introduced_bound(  # noqa: PLR0917, one more than the oracle asks for: the p
 
     ``returned`` are all stages that the implementation returned, ``exact`` the exact value of ``stage`` from the
     nearest of them. ``attended`` (broadcasting to the scores) says which keys may be attended to, where ``mask`` and
-    ``is_causal`` do not say it all. None where a predecessor is missing or, at an attended key, not finite.
+    ``is_causal`` do not say it all. None where a predecessor is missing or, at an attended key, not finite; and for
+    gradients, none of which follows from another.
     """
+    if operation == "attention_gradients":
+        return None
     given = {name: as_float64(array) for name, array in inputs.items() if array.dtype != bool}
     stages = {name: as_float64(array) for name, array in returned.items() if name != stage}
     allowed = _allowed(options, inputs, stages, exact if stage == "weights" else None) if attended is None else attended
@@ -129,9 +137,14 @@ def _query(own: _Returned) -> Operand:
 
 def _shared(own: _Returned, name: str) -> Operand:
     """Return keys or values, repeated for the query heads that share them."""
-    query = own.operand("query").value
-    operand = own.operand(name).for_query_heads(query.shape[-3] if query.ndim > 2 else 1)
-    return _finite(operand, own, name)
+    return _finite(own.operand(name), own, name).for_query_heads(_query_heads(own))
+
+
+def _query_heads(own: _Returned) -> int:
+    if own.operation == "multi_head_attention":
+        return int(own.options["heads"])
+    query = own.given["query"]
+    return query.shape[-3] if query.ndim > 2 else 1
 
 
 def _finite(operand: Operand, own: _Returned, name: str) -> Operand:
@@ -158,7 +171,11 @@ def _logits(own: _Returned, last: str, exact: Real | None) -> tuple[Real, LogitE
         value, error = _stored_logits(own, start)
     values = {start: value}
     for stage in chain[chain.index(start) + 1 : place + 1]:
-        values[stage] = exact if exact is not None and stage == last else _next_logits(own, stage, value)
+        values[stage] = (
+            exact
+            if exact is not None and stage == last
+            else next_logits(stage, value, own.options, own.given, own.attended)
+        )
         error = next_logit_error(stage, error, own.options, own.policy, values, value)
         value = values[stage]
     return value, error
@@ -193,24 +210,10 @@ def _stored_logits(own: _Returned, stage: str) -> tuple[Real, LogitError]:
     return value, LogitError(unit * size, (unit * size) ** 2, zero, zero)
 
 
-def _next_logits(own: _Returned, stage: str, before: Real) -> Real:
-    match stage:
-        case "capped":
-            cap = float(own.options["softcap"])
-            return np.asarray(cap * np.tanh(before / cap))
-        case "biased":
-            return before + own.given["bias"]
-    return before if own.attended is None else np.where(own.attended, before, -np.inf)
-
-
 def _rows(own: _Returned) -> bounds_softmax.Rows:
     logits, error = _logits(own, own.chain()[-1], None)
     logits = logits if own.attended is None else np.where(own.attended, logits, -np.inf)
-    highest = logits.max(axis=-1, keepdims=True, initial=-np.inf)
-    powers = np.exp(logits - np.where(np.isfinite(highest), highest, 0.0))
-    total = powers.sum(axis=-1, keepdims=True)
-    weights = powers / np.where(total > 0, total, 1)
-    log_sum_exp = (highest + np.log(np.where(total > 0, total, 1)))[..., 0]
+    weights, log_sum_exp = softmax(logits)
     return bounds_softmax.rows_of(logits, weights, log_sum_exp, error, own.policy)
 
 
@@ -251,12 +254,10 @@ def _output_of_heads(own: _Returned, exact: Real) -> Bound:
 
 def _allowed(options: Options, inputs: Arrays, stages: Mapping[str, Any], weights: Any) -> NDArray[np.bool_] | None:
     """Return which keys may be attended to, from what is known; None where nothing forbids any."""
-    allowed = inputs.get("mask")
-    if options.get("is_causal"):
-        shape = next((stages[name].shape for name in (*LOGITS, "raw_scores", "weights") if name in stages), None)
-        shape = np.shape(weights) if shape is None and weights is not None else shape
-        shape = np.shape(inputs["scores"]) if shape is None and "scores" in inputs else shape
-        lengths = shape[-2:] if shape is not None else (inputs["query"].shape[-2], inputs["key"].shape[-2])
-        causal = np.tri(*lengths, dtype=np.bool_)
-        allowed = causal if allowed is None else allowed & causal
-    return allowed
+    if not options.get("is_causal"):
+        return inputs.get("mask")
+    shape = next((stages[name].shape for name in (*LOGITS, "raw_scores", "weights") if name in stages), None)
+    shape = np.shape(weights) if shape is None and weights is not None else shape
+    shape = np.shape(inputs["scores"]) if shape is None and "scores" in inputs else shape
+    lengths = shape[-2:] if shape is not None else (inputs["query"].shape[-2], inputs["key"].shape[-2])
+    return allowed_keys(options, inputs, lengths)

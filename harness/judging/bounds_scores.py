@@ -84,8 +84,8 @@ def scores(products: Products, scale: float, exact: Real, policy: Policy) -> Log
     partial sum is representable. A scale folded into q or k must keep that: it must be a power of 4 (its square root is
     then a power of two as well), or the class must not fold. Likewise nothing is lost in storage up to g / u_s.
     """
-    size, constant = abs(scale), 0 if _is_power_of_two(scale) else 2
-    folds_exactly = policy.folding == "none" or (policy.folding == "scale" and _is_power_of_four(scale))
+    size, constant = abs(scale), roundings_of_scale(scale)
+    folds_exactly = folds_exactly_into_operands(scale, policy)
     fits, stored_exactly = _representable(products, policy, folds_exactly)
     summed = products.width * policy.accumulate_unit * ~fits
     prescaled = 0.0 if folds_exactly else policy.prescale_unit
@@ -97,14 +97,24 @@ def scores(products: Products, scale: float, exact: Real, policy: Policy) -> Log
     square, squares = exact * exact, size**2 * products.squares
     independent = (
         summation_variance(policy.accumulate_unit, products.width, square, squares) * ~fits
-        + policy.score_unit**2 * (_constant_roundings(constant, folds_exactly) ** 2 + ~stored_exactly) * square
+        + policy.score_unit**2 * (constant_roundings(constant, folds_exactly) ** 2 + ~stored_exactly) * square
         + size**2 * products.independent
     )
     shared = 2 * prescaled**2 * squares + size**2 * products.shared
     return LogitError(worst, independent, shared, floor)
 
 
-def _constant_roundings(constant: int, folds_exactly: bool) -> int:
+def roundings_of_scale(scale: float) -> int:
+    """Count the roundings of the constant and of the product with it, beyond that of storage."""
+    return 0 if _is_power_of_two(scale) else 2
+
+
+def folds_exactly_into_operands(scale: float, policy: Policy) -> bool:
+    """Whether no rounding comes from folding the scale, or its root, into query and key."""
+    return policy.folding == "none" or (policy.folding == "scale" and _is_power_of_four(scale))
+
+
+def constant_roundings(constant: int, folds_exactly: bool) -> int:
     """Count the roundings of the scale in u, at most: one number for all scores, so that nothing averages them out.
 
     1/sqrt(d) is rounded twice; its square root once more, and folded into both query and key it counts twice.
@@ -117,9 +127,7 @@ def capped(before: Real, error: LogitError, cap: float, policy: Policy) -> Logit
     size, unit = abs(cap), policy.score_unit
     ratio = before / cap
     height, slope = np.abs(np.tanh(ratio)), slope_of_tanh(ratio)
-    argument = 2 * policy.compute_unit + unit
-    moved = error.worst / size + argument * (np.abs(ratio) + error.worst / size)
-    rise = np.minimum(1, slope + 0.77 * moved) * moved
+    rise = rise_of_tanh(ratio, error.worst / size, policy)
     relative = policy.tanh_error + policy.compute_unit + 2 * unit
     floor = np.asarray(2 * policy.score_underflow * (1 + size))
     worst = size * (rise + relative * (height + rise)) * (1 + 8 * policy.coarsest_unit) + floor
@@ -127,6 +135,13 @@ def capped(before: Real, error: LogitError, cap: float, policy: Policy) -> Logit
     steep = np.minimum(1, slope + 0.77 * np.sqrt(spread + error.shared) / size) ** 2
     functional = (policy.tanh_error**2 + 2 * unit**2) * (size * height) ** 2
     return LogitError(worst, steep * spread + functional, steep * error.shared, floor + np.sqrt(steep) * error.floor)
+
+
+def rise_of_tanh(argument: Real, moved: Real, policy: Policy) -> Real:
+    """Return dh: how far tanh can move where its argument s / c does, ``moved`` being what the error of s moves it."""
+    moved = moved + (2 * policy.compute_unit + policy.score_unit) * (np.abs(argument) + moved)
+    rise: Real = np.minimum(1, slope_of_tanh(argument) + 0.77 * moved) * moved
+    return rise
 
 
 def biased(before: Real, after: Real, error: LogitError, policy: Policy) -> LogitError:

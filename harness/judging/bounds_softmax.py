@@ -30,6 +30,8 @@ from numpy.typing import NDArray
 from attncheck.harness.judging.bounds_terms import Bound, LogitError, Real, finite, settle
 from attncheck.harness.judging.policies import Policy
 
+_MOST_LINEAR = 1 / 64
+"""Variance of theta up to which weights have a statistical scale: at three times its root, e^theta - 1 is 1.2 theta."""
 _SMALL = 1.0
 """Exponents up to here go through expm1; larger ones through the logarithm of the weight."""
 _LARGEST_EXPONENT = 700.0
@@ -112,21 +114,34 @@ def rows_of(logits: Real, weights: Real, log_sum_exp: Real, error: LogitError, p
 
 def weights_bound(rows: Rows, exact: Real, policy: Policy) -> Bound:
     """Bound the weights; 0 where a key is not attended to: the weight there must be exactly 0."""
-    p, unit = rows.weights, policy.compute_unit
-    # R - p W cancels where one key has nearly all of the weight.
-    others = np.maximum(rows.grown_sum - rows.grown, 0) + rows.count * _HALF_BIT * rows.grown_sum
-    moved = np.minimum(((1 - p) * rows.grown + p * others) / rows.least_sum, np.maximum(p, 1 - p))
-    relative = (rows.count + rows.blocks) * policy.sum_unit + 3 * unit + rows.count * policy.weight_underflow
-    relative = relative + _storage(policy)
+    p, moved = rows.weights, moved_weights(rows)
+    relative = normalisation_error(rows, policy) + _storage(policy)
     floor = 2 * policy.weight_underflow + policy.output_underflow
     worst = (moved + relative * (p + moved)) * (1 + 2 * relative) + floor
     bound = settle(exact, worst, np.zeros_like(worst), 0.0)
     # The weight is a factor of the whole scale: squared it would underflow.
     scale = p * np.sqrt(_weights_variance(rows, policy)) + floor
-    scale = np.where(np.isfinite(exact) & np.isfinite(scale), np.minimum(scale, bound.worst), bound.worst)
+    known = np.isfinite(exact) & np.isfinite(scale) & is_linear(rows)
+    scale = np.where(known, np.minimum(scale, bound.worst), bound.worst)
     if rows.all_attended:
         return Bound(bound.worst, scale)
     return Bound(np.where(rows.attended, bound.worst, 0.0), np.where(rows.attended, scale, 0.0))
+
+
+def moved_weights(rows: Rows) -> Real:
+    """Return G: how far perturbed exponents alone can move each weight."""
+    p = rows.weights
+    # R - p W cancels where one key has nearly all of the weight.
+    others = np.maximum(rows.grown_sum - rows.grown, 0) + rows.count * _HALF_BIT * rows.grown_sum
+    moved: Real = np.minimum(((1 - p) * rows.grown + p * others) / rows.least_sum, np.maximum(p, 1 - p))
+    return moved
+
+
+def normalisation_error(rows: Rows, policy: Policy) -> Real:
+    """Return the relative error of the sum of exponentials, and of a division by it."""
+    summed = (rows.count + rows.blocks) * policy.sum_unit + rows.count * policy.weight_underflow
+    relative: Real = summed + 3 * policy.compute_unit
+    return relative
 
 
 def log_sum_exp_bound(rows: Rows, exact: Real, policy: Policy) -> Bound:
@@ -135,7 +150,9 @@ def log_sum_exp_bound(rows: Rows, exact: Real, policy: Policy) -> Bound:
     excess = np.maximum(finite(exact) - maximum, 0)  # lambda
     largest = rows.maximum_error[..., 0]
     moved = np.maximum(np.log1p(rows.grown_sum), -np.log(np.minimum(rows.least_sum, 1)))[..., 0]
-    moved = np.minimum(moved, rows.exponent.max(axis=-1, initial=0.0))
+    furthest = rows.exponent.max(axis=-1, initial=0.0)
+    # An e^E that would overflow has been cut off; no sum moves further than its largest exponent.
+    moved = np.where(furthest > _LARGEST_EXPONENT, furthest, np.minimum(moved, furthest))
     summed = (rows.count + rows.blocks) * policy.sum_unit + 2 * unit + rows.count * policy.weight_underflow
     summed = (summed * (1 + 2 * summed))[..., 0]
     worst = (
@@ -212,6 +229,17 @@ def _variances(shifted: Real, maximum: Real, blocks: Real, error: LogitError, po
     independent += of_row
     independent += error.independent
     return independent, error.shared + error.floor**2 + np.zeros_like(shifted)
+
+
+def is_linear(rows: Rows, most: float = _MOST_LINEAR) -> NDArray[np.bool_]:
+    """Return where e^theta - 1 is about theta: elsewhere noise in a score is no noise of that size in its weight.
+
+    ``most`` is the largest variance of theta that counts as small.
+    """
+    variance = rows.independent + rows.shared
+    of_row = (rows.weights * finite(variance)).sum(axis=-1, keepdims=True)
+    linear: NDArray[np.bool_] = np.maximum(variance, of_row) <= most
+    return linear
 
 
 def _weights_variance(rows: Rows, policy: Policy) -> Real:

@@ -21,7 +21,7 @@ class Comparison:
     """How two arrays compare, and where they differ most.
 
     ``difference`` is absolute, ``allowed`` the largest that agrees and ``ratio`` their quotient; all are those of the
-    element at ``index``, and None where there is no value to subtract.
+    element at ``index``, and None where there is no value to subtract, or none that is known to be allowed.
     """
 
     verdict: Verdict
@@ -37,9 +37,14 @@ class Comparison:
 def compare_arrays(first: Array, second: Array, allowed: NDArray[np.float64] | None) -> Comparison:
     """Compare two implementations' arrays of one stage.
 
-    ``allowed`` is the sum of both bounds per element; where there are none, because there is no exact answer, only
-    shape, dtype and the places of NaN and infinity are compared.
+    ``allowed`` is the sum of both bounds per element. Where there are none, because there is no exact answer, arrays
+    that differ are unverified; those without a difference agree whatever is allowed.
     """
+    return compare_forms(first, second) or _compare_values(first, second, allowed)
+
+
+def compare_forms(first: Array, second: Array) -> Comparison | None:
+    """Compare shape, dtype and the places of NaN and infinity; None where they are the same."""
     if first.shape != second.shape:
         return Comparison(Verdict.SHAPE, f"shape {show(first.shape)} against {show(second.shape)}")
     if first.dtype != second.dtype:
@@ -51,11 +56,17 @@ def compare_arrays(first: Array, second: Array, allowed: NDArray[np.float64] | N
         index = first_index(odd)
         values = float(first[index]), float(second[index])
         return Comparison(Verdict.NONFINITE, "NaN or infinity in different places", index, *values)
-    if first.size == 0 or allowed is None or allowed.shape != first.shape:
+    return None
+
+
+def _compare_values(first: Array, second: Array, allowed: NDArray[np.float64] | None) -> Comparison:
+    if first.size == 0:
         return Comparison(Verdict.AGREE)
     difference = absolute_difference(first, second)
+    if allowed is None or allowed.shape != first.shape:
+        return _unbounded(first, second, difference, allowed)
     ratio = quotient(difference, allowed)
-    index = tuple(int(axis) for axis in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
+    index = _largest(ratio)
     return Comparison(
         Verdict.NUMERIC if bool((difference > allowed).any()) else Verdict.AGREE,
         "",
@@ -66,6 +77,24 @@ def compare_arrays(first: Array, second: Array, allowed: NDArray[np.float64] | N
         float(allowed[index]),
         float(ratio[index]),
     )
+
+
+def _unbounded(
+    first: Array, second: Array, difference: NDArray[np.float64], allowed: NDArray[np.float64] | None
+) -> Comparison:
+    """Say of values without bounds of their shape whether they are the same: more is not known."""
+    if not difference.any():
+        return Comparison(Verdict.AGREE)
+    index = _largest(difference)
+    reason = "there is no exact answer, and so no bound"
+    if allowed is not None:
+        reason = f"shape {show(first.shape)}, where the exact answer has {show(allowed.shape)}"
+    values = float(first[index]), float(second[index]), float(difference[index])
+    return Comparison(Verdict.UNVERIFIED, f"values not compared: {reason}", index, *values)
+
+
+def _largest(numbers: NDArray[np.float64]) -> Index:
+    return tuple(int(axis) for axis in np.unravel_index(int(np.argmax(numbers)), numbers.shape))
 
 
 def is_floating(array: Array) -> bool:

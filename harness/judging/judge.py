@@ -1,6 +1,7 @@
 """One case in one dtype, judged: every implementation against the exact answer, against each other, against numbers.
 
-Two implementations disagree where they differ by more than the sum of their bounds.
+Two implementations disagree where they differ by more than the sum of their bounds. Where some query rows stand for
+all, shape, dtype and the places of NaN and infinity are still compared everywhere, values in those rows.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from attncheck.harness.errors import ExitCode
-from attncheck.harness.judging.compare import Comparison, Index, compare_arrays
+from attncheck.harness.judging.compare import Comparison, Index, compare_arrays, compare_forms
+from attncheck.harness.judging.judge_implementation import JudgedStages, judge_and_recognise
 from attncheck.harness.judging.judge_numbers import judge_numbers
-from attncheck.harness.judging.judge_stages import StageJudgement, in_order, judge_stages, where_it_begins
+from attncheck.harness.judging.judge_stages import StageJudgement, in_order
+from attncheck.harness.judging.sampling import Rows, has_rows, index_in_all, rows_of_stage, spread
 from attncheck.harness.judging.tiers import Measured
-from attncheck.harness.judging.truth import Truth, find_truth
+from attncheck.harness.judging.truth import Truth, truth_of_case
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.inputs import Inputs
 from attncheck.harness.reading.shapes import show
@@ -40,10 +43,18 @@ class Judged:
 
 
 def judge(
-    case: Case, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome], classes: Mapping[str, str]
+    case: Case,
+    dtype: str,
+    inputs: Inputs,
+    outcomes: Mapping[str, Outcome],
+    classes: Mapping[str, str],
+    conventions: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Judged:
-    """Judge what the implementations returned for one case in one dtype; ``classes`` are their numerical classes."""
-    truth = find_truth(case.operation, case.options, inputs.arrays, dtype, generic=case.generic)
+    """Judge what the implementations returned for one case in one dtype.
+
+    ``classes`` are their numerical classes, ``conventions`` what they declare to mean otherwise than the case.
+    """
+    truth = truth_of_case(case, dtype, inputs)
     blank = Row(case.id, case.operation, dtype, "", "stage", "", Verdict.AGREE)
     rows: list[Row] = []
     computed: dict[str, Stages] = {}
@@ -53,34 +64,76 @@ def judge(
             rows.append(replace(own, verdict=Verdict(outcome.verdict), message=outcome.message))
         elif isinstance(outcome, Computed):
             computed[name] = outcome.stages
-            rows += _stage_rows(
-                own, judge_stages(truth, outcome.stages, case.stage_shapes, classes[name]), outcome.stages
-            )
-    bounds = {name: worst_bounds(truth, classes[name]) for name in computed}
-    pairs = judge_pairs(computed, bounds)
+            declared = (conventions or {}).get(name)
+            judged = judge_and_recognise(truth, outcome.stages, case.stage_shapes, classes[name], declared)
+            rows += _stage_rows(own, judged, outcome.stages)
+    bounds = {name: _bounds_of_judged(truth, classes[name]) for name in computed}
+    pairs = judge_pairs(computed, bounds, truth.query_rows)
     rows += [pair_row(blank, first, second, stage, pair) for (first, second, stage), pair in pairs.items()]
-    rows += judge_numbers(case, inputs, truth, computed, classes, blank)
+    rows += _following(rows, judge_numbers(case, inputs, truth, computed, classes, blank))
     failing = any(Verdict(row.verdict).exit_code is not ExitCode.AGREE for row in rows)
     return Judged(tuple(rows), truth, failing)
 
 
+def _following(stages: list[Row], numbers: list[Row]) -> list[Row]:
+    """Say of numbers that miss only because a stage means something else that they mean something else too."""
+    failing: dict[str, list[Row]] = {}
+    for row in stages:
+        if row.comparison == "stage" and Verdict(row.verdict).exit_code is not ExitCode.AGREE:
+            failing.setdefault(row.implementation, []).append(row)
+    reasons = {
+        name: rows[0].message for name, rows in failing.items() if all(row.verdict is Verdict.SEMANTIC for row in rows)
+    }
+    missed = (Verdict.NUMERIC, Verdict.NONFINITE)
+    return [
+        replace(row, verdict=Verdict.SEMANTIC, message=f"{row.message}; {reasons[row.implementation]}")
+        if row.verdict in missed and row.implementation in reasons
+        else row
+        for row in numbers
+    ]
+
+
 def worst_bounds(truth: Truth, numerical_class: str) -> Bounds:
-    """Return B of every stage; nothing where there is no exact answer."""
+    """Return B of every whole stage, infinite in rows that were not judged; nothing where there is no exact answer."""
+    judged = _bounds_of_judged(truth, numerical_class)
+    return {stage: spread(stage, worst, truth.query_rows, truth.queries) for stage, worst in judged.items()}
+
+
+def _bounds_of_judged(truth: Truth, numerical_class: str) -> Bounds:
     if not truth.exact:
         return {}
     return {stage: bound.worst for stage, bound in truth.bounds(numerical_class).items()}
 
 
-def judge_pairs(computed: Mapping[str, Stages], bounds: Mapping[str, Bounds]) -> dict[tuple[str, str, str], Comparison]:
-    """Compare every two implementations at every stage that both return; keys are (first, second, stage)."""
+def judge_pairs(
+    computed: Mapping[str, Stages], bounds: Mapping[str, Bounds], query_rows: Rows | None = None
+) -> dict[tuple[str, str, str], Comparison]:
+    """Compare every two implementations at every stage that both return; keys are (first, second, stage).
+
+    ``computed`` are whole arrays; where ``query_rows`` are given, ``bounds`` are those of these rows.
+    """
     return {
-        (first, second, stage): compare_arrays(
-            computed[first][stage], computed[second][stage], _allowed(bounds, first, second, stage)
+        (first, second, stage): _compare(
+            stage, computed[first][stage], computed[second][stage], _allowed(bounds, first, second, stage), query_rows
         )
         for first, second in combinations(computed, 2)
         for stage in in_order(computed[first])
         if stage in computed[second]
     }
+
+
+def _compare(
+    stage: str, first: NDArray[Any], second: NDArray[Any], allowed: NDArray[Any] | None, rows: Rows | None
+) -> Comparison:
+    if rows is None or allowed is None:
+        return compare_arrays(first, second, allowed)
+    apart = compare_forms(first, second)
+    if apart is not None:
+        return apart
+    if not has_rows(stage, first, rows):
+        return compare_arrays(first, second, None)
+    found = compare_arrays(rows_of_stage(stage, first, rows), rows_of_stage(stage, second, rows), allowed)
+    return replace(found, index=index_in_all(stage, found.index, rows))
 
 
 def _allowed(bounds: Mapping[str, Bounds], first: str, second: str, stage: str) -> NDArray[Any] | None:
@@ -112,9 +165,11 @@ def show_index(index: Index | None) -> str | None:
     return None if index is None else ",".join(map(str, index))
 
 
-def _stage_rows(own: Row, judgements: list[StageJudgement], stages: Stages) -> list[Row]:
-    begins_at = where_it_begins(judgements) or None
-    return [_stage_row(own, judgement, stages[judgement.stage], begins_at) for judgement in judgements]
+def _stage_rows(own: Row, judged: JudgedStages, stages: Stages) -> list[Row]:
+    begins_at = judged.begins_at or None
+    rows = [_stage_row(own, judgement, stages[judgement.stage], begins_at) for judgement in judged.judgements]
+    # What is declared beforehand fails no run.
+    return [replace(row, known=True, reason=row.message) if row.stage in judged.declared else row for row in rows]
 
 
 def _stage_row(own: Row, judgement: StageJudgement, array: NDArray[Any], begins_at: str | None) -> Row:
@@ -128,7 +183,10 @@ def _stage_row(own: Row, judgement: StageJudgement, array: NDArray[Any], begins_
         reference=judgement.exact,
         difference=judgement.error,
         allowed=judgement.bound,
+        against=judgement.against,
         begins_at=begins_at,
+        judged_rows=judgement.judged_rows,
+        query_rows=judgement.query_rows,
         message=_explain(judgement, array),
     )
     if judgement.accumulated is not None:

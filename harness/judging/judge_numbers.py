@@ -22,6 +22,7 @@ from attncheck.harness.judging.truth import Truth
 from attncheck.harness.quantities import QUANTITIES
 from attncheck.harness.reading.case import Case, Expected
 from attncheck.harness.reading.inputs import Inputs
+from attncheck.harness.reading.lowering import essential
 from attncheck.harness.reading.printed import PrintedArray
 from attncheck.harness.results.writer import ComparisonKind, Row
 from attncheck.harness.verdicts import Verdict
@@ -54,7 +55,9 @@ def judge_numbers(
         return []
     if not truth.exact:
         return _without_truth(case, inputs, truth.outside, computed, blank)
-    balls = propagate(case.operation, case.options, inputs)
+    # Of an essential form the radii of what became the mask say nothing; those of all numbers are laid out alike.
+    radius = essential(case.operation, case.options, inputs.radius).inputs
+    balls = propagate(truth.operation, truth.options, Inputs(truth.inputs, radius))
     rows: list[Row] = []
     for expected in case.expected:
         target = _Target(_derive(expected, truth.exact[expected.of].high, inputs), _propagated(expected, balls, inputs))

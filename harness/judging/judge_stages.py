@@ -2,13 +2,15 @@
 
 The first says whether a stage is wrong, the second where it goes wrong: an error that a stage inherits is not its own.
 The first stage whose introduced error fails is where the implementation goes wrong.
+
+Shape and dtype are those of whole arrays; values are judged on the query rows whose truth is known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from attncheck.harness.judging.bounds import Bound
 from attncheck.harness.judging.compare import Index
 from attncheck.harness.judging.enclosure import Enclosure
+from attncheck.harness.judging.sampling import axis_of_queries, index_in_all, rows_of_stage
 from attncheck.harness.judging.tiers import Measured, Tier, measure
 from attncheck.harness.judging.truth import Truth, within_range
 from attncheck.harness.reading.shapes import show
@@ -24,8 +27,8 @@ from attncheck.harness.vocabulary import STAGES, Shape
 
 Array = NDArray[Any]
 
-_STRUCTURED_WHEN_INTRODUCED = frozenset({"capped", "biased"})
-"""One rounding per element, of a number that is itself rounded: no sum for statistics to speak of."""
+_ONE_ROUNDING = frozenset({"capped", "biased"})
+"""Steps of one rounding per element, of a number that is itself rounded: no sum for statistics to speak of."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,9 @@ class StageJudgement:
 
     ``accumulated`` measures it against the exact answer, ``introduced`` against the exact step from the
     implementation's own previous stage (None where that cannot be said). ``index`` is the element that is named, with
-    the computed value there, the exact one, the error and its bound B.
+    the computed value there, the exact one, the error and its bound B: those of the comparison ``against`` the exact
+    answer or the exact step. Of ``query_rows`` that the stage has ``judged_rows`` were judged, None for all; every
+    index is one of the whole array.
     """
 
     stage: str
@@ -46,6 +51,9 @@ class StageJudgement:
     exact: float | None = None
     error: float | None = None
     bound: float | None = None
+    against: Literal["exact", "step"] | None = None
+    judged_rows: int | None = None
+    query_rows: int | None = None
     message: str = ""
 
     @property
@@ -70,12 +78,17 @@ def judge_stages(
     truth: Truth, stages: Mapping[str, Array], shapes: Mapping[str, Shape], numerical_class: str
 ) -> list[StageJudgement]:
     """Judge every stage that an implementation returned, in the order of computation."""
-    sound = {
-        stage: array
+    sound = sound_stages(truth, stages, shapes)
+    return [_judge_stage(truth, stage, stages[stage], sound, shapes, numerical_class) for stage in in_order(stages)]
+
+
+def sound_stages(truth: Truth, stages: Mapping[str, Array], shapes: Mapping[str, Shape]) -> dict[str, Array]:
+    """Return the judged rows of the stages that have the right shape and dtype."""
+    return {
+        stage: rows_of_stage(stage, array, truth.query_rows)
         for stage, array in stages.items()
         if array.shape == shapes.get(stage) and str(array.dtype) == truth.dtype
     }
-    return [_judge_stage(truth, stage, stages[stage], sound, shapes, numerical_class) for stage in in_order(stages)]
 
 
 def where_it_begins(judgements: list[StageJudgement]) -> str:
@@ -102,32 +115,84 @@ def _judge_stage(
     if wanted is None or stage not in truth.exact:
         reason = truth.outside or f"no exact answer is known for a stage of this name: {stage}"
         return StageJudgement(stage, Verdict.UNVERIFIED, message=reason)
+    return _of_whole(truth, _judge_values(truth, stage, sound, numerical_class))
+
+
+def _judge_values(truth: Truth, stage: str, sound: Mapping[str, Array], numerical_class: str) -> StageJudgement:
+    """Judge the rows of a stage that are known."""
+    array = sound[stage]
     exact, bound = truth.exact[stage], truth.bounds(numerical_class)[stage]
     odd = _odd_places(exact, array)
     if odd.any():
         return _nonfinite(stage, exact, array, odd)
-    accumulated = _measure(exact, bound, array, generic=truth.generic)
+    accumulated = _measure(exact, bound, array, generic=_has_statistics(truth, stage, introduced=False))
     step = truth.introduced(stage, sound, numerical_class)
     introduced = None
     if step is not None:
-        generic = truth.generic and stage not in _STRUCTURED_WHEN_INTRODUCED
-        introduced = _measure(*step, array, generic=generic)
+        introduced = _measure(*step, array, generic=_has_statistics(truth, stage, introduced=True))
     return _numeric(stage, array, (exact, bound, accumulated), step, introduced)
+
+
+def failing_places(truth: Truth, stage: str, array: Array, numerical_class: str) -> NDArray[np.bool_]:
+    """Return where the judged rows of a stage are proved to be wrong against the exact answer."""
+    exact, bound = truth.exact[stage], truth.bounds(numerical_class)[stage]
+    with np.errstate(invalid="ignore"):  # what is not judged may have an infinite error and an infinite radius
+        beyond = within_range(exact, array) & (exact.error_of(array) - exact.radius > bound.worst)
+    wrong: NDArray[np.bool_] = beyond | _odd_places(exact, array)
+    return wrong
+
+
+def agrees(truth: Truth, stage: str, array: Array, numerical_class: str) -> bool:
+    """Whether the judged rows of a stage are right against the exact answer, whatever came before them."""
+    exact, bound = truth.exact[stage], truth.bounds(numerical_class)[stage]
+    if _odd_places(exact, array).any():
+        return False
+    return not _measure(exact, bound, array, generic=_has_statistics(truth, stage, introduced=False)).tier.fails
+
+
+def _has_statistics(truth: Truth, stage: str, *, introduced: bool) -> bool:
+    """Whether an error is a sum of many roundings. That of masking is no more than the one of adding the bias."""
+    is_one_rounding = truth.operation == "masking" or (introduced and stage in _ONE_ROUNDING)
+    return truth.generic and not is_one_rounding
+
+
+def _of_whole(truth: Truth, judgement: StageJudgement) -> StageJudgement:
+    """Say how many query rows were judged, and of which the elements are that are named."""
+    stage, rows = judgement.stage, truth.query_rows
+    if rows is None or axis_of_queries(stage) is None:
+        return judgement
+
+    def moved(measured: Measured | None) -> Measured | None:
+        return None if measured is None else replace(measured, index=index_in_all(stage, measured.index, rows))
+
+    return replace(
+        judgement,
+        accumulated=moved(judgement.accumulated),
+        introduced=moved(judgement.introduced),
+        index=index_in_all(stage, judgement.index, rows),
+        judged_rows=len(rows),
+        query_rows=truth.queries,
+    )
 
 
 def _odd_places(exact: Enclosure, array: Array) -> NDArray[np.bool_]:
     """Return where a value is NaN or infinite and the exact one is not, or the other way round."""
     stored = array.astype(np.float64)
     forced = (exact.high == -np.inf) & (exact.radius == 0)  # with an infinite radius it is only beyond float64's range
+    swallowed = np.isnan(exact.high) & (exact.radius == 0) & ~np.isnan(stored)
     odd: NDArray[np.bool_] = (forced & (stored != -np.inf)) | (within_range(exact, array) & ~np.isfinite(stored))
+    odd |= swallowed
     return odd
 
 
 def _nonfinite(stage: str, exact: Enclosure, array: Array, odd: NDArray[np.bool_]) -> StageJudgement:
     index = tuple(int(axis) for axis in np.unravel_index(int(np.argmax(odd)), odd.shape))
     value, truth = float(array[index]), float(exact.high[index])
-    message = f"{value:g} where the exact value is {truth:.9g}, at {int(odd.sum())} of {odd.size} places"
-    return StageJudgement(stage, Verdict.NONFINITE, index=index, value=value, exact=truth, message=message)
+    swallowed = "NaN swallowed: " if np.isnan(truth) else ""
+    message = f"{swallowed}{value:g} where the exact value is {truth:.9g}, at {int(odd.sum())} of {odd.size} places"
+    return StageJudgement(
+        stage, Verdict.NONFINITE, index=index, value=value, exact=truth, against="exact", message=message
+    )
 
 
 def _measure(exact: Enclosure, bound: Bound, array: Array, *, generic: bool) -> Measured:
@@ -144,14 +209,16 @@ def _numeric(
 ) -> StageJudgement:
     """Name the element that is worst in whichever comparison fails; the step's own failure says more."""
     exact, bound, accumulated = whole
+    against: Literal["exact", "step"] = "exact"
     fails = accumulated.tier.fails or (introduced is not None and introduced.tier.fails)
     named = accumulated
     if step is not None and introduced is not None and introduced.tier.fails:
-        (exact, bound), named = step, introduced
+        (exact, bound), named, against = step, introduced, "step"
     index = named.index
-    details: dict[str, float] = {}
+    details: dict[str, Any] = {}
     if index is not None:
         details = {
+            "against": against,
             "value": float(array[index]),
             "exact": float(exact.high[index]),
             "error": float(exact.error_of(array)[index]),

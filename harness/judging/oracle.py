@@ -5,7 +5,7 @@ exceeds 2^-80 of its element's scale. The scale is the sum of the absolute terms
 projection; the weight itself; and max(1, |L|) of a log_sum_exp. Below 2^-1072, where float64 ends, no radius matters.
 
 Query rows are independent of each other given key and value, so they are taken 64 at a time, and on a large shape some
-rows can stand for all.
+rows can stand for all. Gradients add the rows up: they are evaluated whole.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from attncheck.harness.judging.enclosure import Enclosure, enclose, join
 from attncheck.harness.judging.oracle_arithmetic import BallArray
 from attncheck.harness.judging.oracle_problem import OutsideDomain, Problem, check_domain
 from attncheck.harness.judging.oracle_tree import Evaluation, nearest_returned, tree_of
-from attncheck.harness.vocabulary import OPERATIONS, STAGES
+from attncheck.harness.vocabulary import OPERATIONS, STAGES, Shape
 
 __all__ = ["OutsideDomain", "PrecisionExhausted", "exact_from", "exact_stages", "stages_of"]
 
@@ -31,6 +31,7 @@ MOST_PRECISION = 1 << 15
 """Bits. Scores of 1e600 need 2,100 for their exponentials; no case of finite float64 numbers is known to need more
 than 8,192."""
 
+_ADDS_QUERIES_UP = frozenset({"attention_gradients"})
 _ROWS_AT_A_TIME = 64  # FLINT's fast matrix product starts when every dimension is large
 _TOLERANCE = 2.0**-80
 _LEAST_RADIUS = 2.0**-1072  # a radius is rounded up to a float64, of which the least is 2^-1074
@@ -52,10 +53,12 @@ def exact_stages(
     ``inputs`` are as stored in the working dtype (float64, float32, float16, bfloat16; a mask is boolean), ``options``
     those of the backends' functions, ``score`` (also "cosine") and ``softcap`` (c tanh(s / c), before the bias).
     ``stages`` defaults to those that the NumPy backend returns. ``query_rows`` leaves only these rows of every stage
-    that has query rows. Raises ``OutsideDomain``, ``PrecisionExhausted``, and ``ValueError`` for an option, input or
-    stage that the oracle does not know.
+    that has query rows; there are none to leave out of gradients, which add the rows up. Raises ``OutsideDomain``,
+    ``PrecisionExhausted``, and ``ValueError`` for an option, input or stage that the oracle does not know.
     """
     problem = Problem.of(operation, options, inputs)
+    if query_rows is not None and operation in _ADDS_QUERIES_UP:
+        raise ValueError(f"{operation} adds query rows up, so that none can be left out")
     check_domain(operation, options, inputs)
     asked = tuple(stages_of(operation, options, inputs) if stages is None else stages)
     return _enclosures(problem, asked, query_rows)
@@ -73,8 +76,11 @@ def exact_from(
 
     ``returned`` are whole arrays in the stages' shapes. A stage that is not there is composed from those before it.
     Minus infinity among returned scores is what a mask or bias leaves, and stays out of the softmax. None where a
-    stage that is needed holds NaN, or another infinity, at a place that is attended.
+    stage that is needed holds NaN, or another infinity, at a place that is attended; and for gradients, none of which
+    follows from another.
     """
+    if operation in _ADDS_QUERIES_UP:
+        return None
     problem = Problem.of(operation, options, inputs)
     check_domain(operation, options, inputs)
     # Only multi_head_attention has stages of the names of inputs that are not those inputs.
@@ -83,7 +89,7 @@ def exact_from(
         for name, array in returned.items()
         if name in STAGES and (name not in inputs or operation == "multi_head_attention")
     }
-    needed = nearest_returned(tree_of(operation, problem.score), stage, known)
+    needed = nearest_returned(tree_of(operation, problem.score, problem.softcap_follows), stage, known)
     taken = {name: problem.as_predecessor(name, known[name], stage) for name in needed}
     usable = {name: array for name, array in taken.items() if array is not None}
     if len(usable) < len(needed):
@@ -99,14 +105,14 @@ def stages_of(operation: str, options: Mapping[str, Any], inputs: Collection[str
         "biased": "bias" in inputs,
         "masked": "mask" in inputs or bool(options.get("is_causal")),
     }
-    own = (*OPERATIONS[operation].stages, "capped")
-    return tuple(stage for stage in STAGES if stage in own and has.get(stage, True))
+    has["grad_bias"] = has["biased"]
+    return tuple(stage for stage in STAGES if stage in OPERATIONS[operation].stages and has.get(stage, True))
 
 
 def _enclosures(problem: Problem, stages: Sequence[str], query_rows: Sequence[int] | None) -> dict[str, Enclosure]:
     rows = problem.rows if query_rows is None else problem.rows[np.asarray(query_rows, dtype=np.intp)]
     starts = range(0, max(len(rows), 1), _ROWS_AT_A_TIME)
-    whole = query_rows is None and len(starts) == 1
+    whole = query_rows is None and (len(starts) == 1 or problem.operation in _ADDS_QUERIES_UP)
     parts = [problem] if whole else [problem.of_rows(rows[start : start + _ROWS_AT_A_TIME]) for start in starts]
     precision = LEAST_PRECISION
     while precision <= MOST_PRECISION:
@@ -129,9 +135,16 @@ def _attempt(parts: Sequence[Problem], stages: Sequence[str]) -> dict[str, Enclo
             enclosure = enclose(balls.entries(), balls.shape, balls.attended)
             if not _suffices(stage, enclosure, balls, evaluation):
                 return None
-            pieces[stage].append(enclosure.reshaped(balls.shape[:-1]) if stage == "log_sum_exp" else enclosure)
+            pieces[stage].append(enclosure.reshaped(_shape_of(stage, balls, part)))
         shared = {name: evaluation.nodes[name] for name in ("key", "value") if name in evaluation.nodes}
     return {stage: _joined(stage, found) for stage, found in pieces.items()}
+
+
+def _shape_of(stage: str, balls: BallArray, part: Problem) -> Shape:
+    """Return a stage's own shape; balls have at least two axes."""
+    if stage == "grad_bias":
+        return part.array("bias").shape
+    return balls.shape[:-1] if stage == "log_sum_exp" else balls.shape
 
 
 def _joined(stage: str, pieces: Sequence[Enclosure]) -> Enclosure:

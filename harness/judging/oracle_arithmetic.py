@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from attncheck.harness.vocabulary import Shape
 
-_ZERO = arb(0)
+_ZERO, _ONE = arb(0), arb(1)
 
 # Measured with python-flint 0.9 at 128 bits: from 64 x 64 x 64 on, a product costs 0.3 of what it costs just below.
 _BLOCKED_FROM = 64
@@ -73,6 +73,14 @@ class BallArray:
     def __add__(self, other: BallArray) -> BallArray:
         sums = [left + right for left, right in zip(self.matrices, other.matrices, strict=True)]
         return BallArray(self.shape, sums, _both(self.attended, other.attended))
+
+    def for_heads_of(self, query: BallArray) -> BallArray:
+        """Repeat each head of keys or values for the query heads that share it: (B, Hkv, L, D) -> (B, H, L, D)."""
+        own, heads = (balls.shape[-3] if len(balls.shape) > 2 else 1 for balls in (self, query))
+        if own == 1 or own >= heads:
+            return self
+        matrices = [matrix for matrix in self.matrices for _ in range(heads // own)]
+        return BallArray((*self.shape[:-3], heads, *self.shape[-2:]), matrices)
 
     def restricted_to(self, allowed: NDArray[np.bool_] | None) -> BallArray:
         """Set to -inf what is not allowed."""
@@ -134,11 +142,12 @@ def merge_heads(balls: BallArray) -> BallArray:
     return from_entries((batch, length, heads * width), list(chain.from_iterable(rows[i] for i in order)))
 
 
-def exponentials(logits: BallArray) -> Exponentials:
+def exponentials(logits: BallArray, *, uniform: bool = False) -> Exponentials:
     """Take exponentials relative to each row's largest score.
 
     Softmax does not depend on the shift, so any number will do, exactly; the midpoint of the largest keeps every
-    exponential near or below 1. Balls themselves have no order: a < b is false when they overlap.
+    exponential near or below 1. Balls themselves have no order: a < b is false when they overlap. In a row without a
+    key there is none; if it shall be ``uniform``, all its keys count alike.
     """
     *leading, length = logits.shape
     attended = logits.attended
@@ -147,6 +156,11 @@ def exponentials(logits: BallArray) -> Exponentials:
     shift, total = [], []
     for index, row in enumerate(logits.rows()):
         members = row if flags is None else list(compress(row, flags[index]))
+        if uniform and row and not members:
+            terms += [_ONE] * length
+            shift.append(_ZERO)
+            total.append(arb(length))
+            continue
         top = max(map(arb.mid, members), default=_ZERO)
         taken = [(member - top).exp() for member in members]
         shift.append(top)

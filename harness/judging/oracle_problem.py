@@ -59,6 +59,16 @@ class Problem:
         """The kind of score."""
         return str(self.options.get("score", "scaled_dot"))
 
+    @property
+    def softcap_follows(self) -> str:
+        """The stage that the softcap is applied to: scores, unless someone's convention puts it elsewhere."""
+        return str(self.options.get("softcap_follows", "scores"))
+
+    @property
+    def has_uniform_rows(self) -> bool:
+        """Whether a row without a key attends to all keys alike."""
+        return self.options.get("empty_rows") == "uniform"
+
     def array(self, name: str) -> NDArray[Any]:
         """Return an input as stored. Raises ``ValueError`` where the operation has none of that name."""
         if name not in self.inputs:
@@ -84,6 +94,19 @@ class Problem:
             mask = causal if mask is None else mask & causal
         return None if mask is None else np.broadcast_to(mask, shape)
 
+    def unattended(self, shape: Shape) -> NDArray[np.bool_]:
+        """Return, in the scores' shape, which keys take no part: the mask forbids them, or their score is -inf."""
+        allowed = self.allowed(shape)
+        unattended = np.zeros(shape, dtype=np.bool_) if allowed is None else ~allowed
+        for name in _MAY_BE_MINUS_INFINITY & self.inputs.keys():
+            unattended = unattended | (self.inputs[name] == -np.inf)
+        return unattended
+
+    def heads_of(self, name: str) -> int:
+        """Return how many heads a projection of multi_head_attention has: query, key or value."""
+        heads, shared = self.options["heads"], self.options.get("kv_heads")
+        return int(heads if name == "query" or shared is None else shared)
+
     def of_rows(self, rows: NDArray[np.intp]) -> Problem:
         """Keep only these query rows, which are independent of the others; key and value stay whole."""
         inputs = {name: _rows_of(name, array, rows) for name, array in self.inputs.items()}
@@ -102,22 +125,17 @@ class Problem:
             array = np.where(allowed, array.astype(np.float64), -np.inf)
         unattended = array == -np.inf
         if name != "masked":
-            unattended &= self._unattended(array.shape)
+            unattended &= self.unattended(array.shape)
         return array if (np.isfinite(array) | unattended).all() else None
-
-    def _unattended(self, shape: Shape) -> NDArray[np.bool_]:
-        allowed = self.allowed(shape)
-        unattended = np.zeros(shape, dtype=np.bool_) if allowed is None else ~allowed
-        for name in _MAY_BE_MINUS_INFINITY & self.inputs.keys():
-            unattended = unattended | (self.inputs[name] == -np.inf)
-        return unattended
 
 
 _LOGITS = ("scores", "capped", "biased", "masked")
-_OPTIONS = {"score", "scale", "softcap", "is_causal", "heads"}
+_OPTIONS = {"score", "scale", "softcap", "softcap_follows", "is_causal", "heads", "kv_heads", "empty_rows"}
+# What the caller turns into one mask and joined keys first.
+_LOWERED = {"key_lengths", "query_mask", "past_key", "past_value"}
 _INPUTS = {name for score in SCORE_INPUTS.values() for name in score}.union(
     *(each.inputs for each in OPERATIONS.values())
-)
+) - _LOWERED
 _BY_QUERY = ("query", *_LOGITS, "weights", "context")
 _MAY_BE_MINUS_INFINITY = {"scores", "bias"}
 

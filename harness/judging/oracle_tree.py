@@ -11,6 +11,9 @@
     weights              e^(s_j) / sum e^(s_l); 0 in a row without a key
     log_sum_exp          log sum e^(s_l); -inf in a row without a key
     context, output      weights times value; heads side by side, times Wo plus bo
+    grad_query .. bias   of attention_gradients: ``oracle_gradients``
+
+Query heads may share a key and a value head: head h of H takes head h // (H / Hkv) (Ainslie et al. 2023, section 2.2).
 
 A step whose option is not there hands its predecessor on, so the tree is the same for every operation: an operation's
 inputs are its leaves. Two nodes are shared by stages and no stages themselves: ``product``, ``exponentials``.
@@ -26,6 +29,7 @@ from typing import Any
 import numpy as np
 from flint import arb
 
+from attncheck.harness.judging import oracle_gradients
 from attncheck.harness.judging.oracle_arithmetic import (
     BallArray,
     Exponentials,
@@ -73,19 +77,23 @@ class Evaluation:
         problem = self.problem
         if name in problem.returned:
             return problem.balls(problem.returned[name])
-        step = tree_of(problem.operation, problem.score).get(name)
+        step = tree_of(problem.operation, problem.score, problem.softcap_follows).get(name)
         if step is None:
             return problem.balls(problem.array(name))
         return step.formula(problem, *(self.stage(each) for each in step.follows))
 
 
-_OWN_MAGNITUDE: Mapping[str, Callable[[arb], arb]] = {"weights": abs, "log_sum_exp": lambda entry: 1 + abs(entry)}
+_OWN_MAGNITUDE: Mapping[str, Callable[[arb], arb]] = {
+    "weights": abs,
+    "slope": abs,
+    "log_sum_exp": lambda entry: 1 + abs(entry),
+}
 
 
 @cache
-def tree_of(operation: str, score: str) -> Mapping[str, Step]:
+def tree_of(operation: str, score: str, softcap_follows: str = "scores") -> Mapping[str, Step]:
     """Return the steps of an operation by node; what has no step is an input."""
-    tree = dict(_STEPS)
+    tree = {**_STEPS, **_LATE_SOFTCAP.get(softcap_follows, {})}
     if operation in ("softmax", "masking"):
         del tree["scores"]
     if operation == "scoring":
@@ -93,6 +101,8 @@ def tree_of(operation: str, score: str) -> Mapping[str, Step]:
     if operation == "multi_head_attention":
         tree |= {name: Step((), _projection(name)) for name in ("query", "key", "value")}
         tree["output"] = Step(("context",), _output_projection)
+    if operation == "attention_gradients":
+        tree.update(_GRADIENTS)
     return tree
 
 
@@ -105,7 +115,7 @@ def nearest_returned(tree: Mapping[str, Step], stage: str, returned: Collection[
 
 
 def _product(_: Problem, query: BallArray, key: BallArray) -> BallArray:
-    return query @ key.transposed()
+    return query @ key.for_heads_of(query).transposed()
 
 
 def _handed_on(_: Problem, node: BallArray) -> BallArray:
@@ -120,7 +130,7 @@ def _scaled(problem: Problem, product: BallArray) -> BallArray:
         return product
     width = problem.array("query").shape[-1]
     if problem.operation == "multi_head_attention":
-        width = problem.array("query_weight").shape[-1] // problem.options["heads"]
+        width = problem.array("query_weight").shape[-1] // problem.heads_of("query")
     return product.scaled(1 / arb(width).sqrt())
 
 
@@ -149,7 +159,11 @@ def _capped(problem: Problem, scores: BallArray) -> BallArray:
     if problem.options.get("softcap") is None:
         return scores
     cap = problem.number(problem.options["softcap"])
-    return scores.scaled(1 / cap).mapped(arb.tanh).scaled(cap)
+    capped = scores.scaled(1 / cap).mapped(arb.tanh).scaled(cap)
+    if capped.attended is None:
+        return capped
+    flags = zip(capped.entries(), capped.attended.ravel().tolist(), strict=True)  # the tanh of -inf is -1
+    return from_entries(capped.shape, [entry if attended else -cap for entry, attended in flags])
 
 
 def _biased(problem: Problem, capped: BallArray) -> BallArray:
@@ -163,7 +177,7 @@ def _masked(problem: Problem, biased: BallArray) -> BallArray:
 def _projection(name: str) -> Callable[[Problem], BallArray]:
     def project(problem: Problem) -> BallArray:
         inputs, weight = problem.array(name), problem.array(f"{name}_weight")
-        heads = problem.options["heads"]
+        heads = problem.heads_of(name)
         per_head = weight.reshape(weight.shape[0], heads, -1).swapaxes(0, 1)  # (E, H*D) -> (H, E, D)
         projected = problem.balls(inputs[:, np.newaxis]) @ problem.balls(per_head)  # (B, H, L, D)
         if f"{name}_bias" not in problem.inputs:
@@ -172,6 +186,10 @@ def _projection(name: str) -> Callable[[Problem], BallArray]:
         return projected + problem.balls(bias, projected.shape)
 
     return project
+
+
+def _mean(_: Problem, weights: BallArray, value: BallArray) -> BallArray:
+    return weights @ value.for_heads_of(weights)
 
 
 def _output_projection(problem: Problem, context: BallArray) -> BallArray:
@@ -184,6 +202,10 @@ def _output_projection(problem: Problem, context: BallArray) -> BallArray:
     return output + problem.balls(problem.array("output_bias"), output.shape)
 
 
+def _exponentials(problem: Problem, logits: BallArray) -> Exponentials:
+    return exponentials(logits, uniform=problem.has_uniform_rows)
+
+
 _STEPS: Mapping[str, Step] = {
     "product": Step(("query", "key"), _product),
     "raw_scores": Step(("product",), _handed_on),
@@ -191,10 +213,10 @@ _STEPS: Mapping[str, Step] = {
     "capped": Step(("scores",), _capped),
     "biased": Step(("capped",), _biased),
     "masked": Step(("biased",), _masked),
-    "exponentials": Step(("masked",), lambda _, logits: exponentials(logits)),
+    "exponentials": Step(("masked",), _exponentials),
     "weights": Step(("exponentials",), lambda _, powers: normalised(powers)),
     "log_sum_exp": Step(("exponentials",), lambda _, powers: log_sum(powers)),
-    "context": Step(("weights", "value"), lambda _, weights, value: weights @ value),
+    "context": Step(("weights", "value"), _mean),
     "output": Step(("context",), _handed_on),
 }
 
@@ -204,4 +226,31 @@ _SCORES: Mapping[str, Step] = {
     "general": Step(("query", "key"), _general),
     "additive": Step(("query", "key"), _additive),
     "cosine": Step(("query", "key"), _cosine),
+}
+
+_LATE_SOFTCAP: Mapping[str, Mapping[str, Step]] = {
+    "biased": {
+        "biased": Step(("scores",), _biased),
+        "capped": Step(("biased",), _capped),
+        "masked": Step(("capped",), _masked),
+    },
+    "masked": {
+        "biased": Step(("scores",), _biased),
+        "masked": Step(("biased",), _masked),
+        "capped": Step(("masked",), _capped),
+        "exponentials": Step(("capped",), _exponentials),
+    },
+}
+"""Where others put the softcap: behind the bias, or behind bias and mask, which then forbids nothing altogether."""
+
+_GRADIENTS: Mapping[str, Step] = {
+    "grad_weights": Step(("grad_output", "value"), oracle_gradients.grad_weights),
+    "grad_logits": Step(("weights", "grad_weights", "masked"), oracle_gradients.grad_logits),
+    "slope": Step(("scores",), oracle_gradients.slope),
+    "grad_scores": Step(("grad_logits", "slope"), oracle_gradients.grad_scores),
+    "grad_products": Step(("grad_scores",), _scaled),
+    "grad_query": Step(("grad_products", "key"), oracle_gradients.grad_query),
+    "grad_key": Step(("grad_products", "query", "key"), oracle_gradients.grad_key),
+    "grad_value": Step(("weights", "grad_output", "value"), oracle_gradients.grad_value),
+    "grad_bias": Step(("grad_logits",), oracle_gradients.grad_bias),
 }

@@ -52,6 +52,7 @@ class Policy:
     weight_underflow: float  # eta_p
     output_underflow: float  # eta_o
     weight_gradient_unit: float  # u_dp: storage of the weights' gradient
+    recomputes: bool  # whether a backward pass may take weights from log_sum_exp and the row sums from the output
     gradient_tile: int | None  # rows per tile whose sums are added up in the output's format; None: never
     folding: Folding = "scale"
     prescale_count: int = 4  # n_pre: roundings of the constant and of what it multiplies
@@ -116,6 +117,7 @@ def _native(stored: Format) -> Policy:
         weight_underflow=underflow,
         output_underflow=underflow,
         weight_gradient_unit=unit,
+        recomputes=True,
         gradient_tile=None,
     )
 
@@ -143,6 +145,7 @@ def _fused(name: Literal["fused", "fused_bwd"], stored: Format, *, stored_gradie
         weight_underflow=stored.underflow,
         output_underflow=stored.underflow,
         weight_gradient_unit=stored.unit_roundoff if stored_gradient else unit,
+        recomputes=True,
         gradient_tile=32 if stored_gradient else None,
         # Fused kernels are where exponentials in base 2 are at home.
         folding="base",
@@ -173,5 +176,6 @@ def _eager(name: Literal["eager", "eager_pre"], stored: Format, prescaled: Forma
         weight_underflow=underflow,
         output_underflow=underflow,
         weight_gradient_unit=unit,
+        recomputes=False,
         gradient_tile=None,
     )

@@ -6,7 +6,9 @@ the exact stage of x' differs from the exact stage of x by at most R:
 
     product      |x'y' - xy| <= |x| ry + rx |y| + rx ry, summed over the inner axis
     sum, scale   radii add; |a| r
-    tanh         |tanh z' - tanh z| <= min(r, 2), its slope being at most 1
+    tanh         |tanh z' - tanh z| <= min(r, 2), its slope being at most 1; c tanh(z / c) moves by at most min(r, 2 c)
+    cosine       |x' / |x'| - x / |x|| <= 2 |r| / |x| in the norms of vectors; a product of two unit vectors moves by at
+                 most the sum of what they move by, and by at most 2
     softmax      with |s' - s| <= d per score, p'_j is largest where s_j rises by d_j and every other score falls by its
                  own d_l, and smallest the other way round; with O_j(x) the sum of x_l over l != j, it moves
                  up by at most    p_j [ O_j(p) (e^(d_j) - 1) + O_j(p (1 - e^-d)) ] / (p_j e^(d_j) + O_j(p e^-d))
@@ -30,8 +32,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.harness.reading.inputs import Inputs
+from attncheck.harness.reading.lowering import essential
 
 Real = NDArray[np.float64]
+
+PROPAGATED = frozenset({"scoring", "softmax", "masking", "attention", "multi_head_attention"})
+"""Operations whose results may be given as numbers."""
 
 _LARGEST_EXPONENT = 600.0
 """e^600, and a sum of many such terms, are numbers of float64; a weight that may grow to it may as well become 1."""
@@ -66,19 +72,27 @@ class Ball:
         """Change the shape of values and radii alike."""
         return Ball(self.value.reshape(shape), self.radius.reshape(shape))
 
+    def with_heads(self, heads: int) -> Ball:
+        """Give every query head the key or value head that its group shares."""
+        value, radius = (np.repeat(each, heads // each.shape[-3], axis=-3) for each in (self.value, self.radius))
+        return Ball(value, radius)
+
     def with_axes_swapped(self, first: int, second: int) -> Ball:
         """Swap two axes of values and radii alike."""
         return Ball(np.swapaxes(self.value, first, second), np.swapaxes(self.radius, first, second))
 
 
 def propagate(operation: str, options: Mapping[str, Any], inputs: Inputs) -> dict[str, Ball]:
-    """Return every stage of the operation as balls, from inputs with their radii."""
+    """Return every stage of the operation as balls, from inputs with their radii; gradients have none."""
+    if operation not in PROPAGATED:
+        raise AssertionError(f"no propagation for the operation {operation}")
+    posed = essential(operation, options, inputs.arrays)
     balls = {
-        name: Ball(array.astype(np.float64), inputs.radius[name])
-        for name, array in inputs.arrays.items()
+        name: Ball(array.astype(np.float64), _radius(inputs, name))
+        for name, array in posed.inputs.items()
         if array.dtype != bool
     }
-    mask = inputs.arrays.get("mask")
+    options, mask = posed.options, posed.inputs.get("mask")
     with np.errstate(all="ignore"):
         match operation:
             case "scoring":
@@ -89,9 +103,14 @@ def propagate(operation: str, options: Mapping[str, Any], inputs: Inputs) -> dic
                 return _masking(balls["scores"], balls.get("bias"), mask, options)
             case "attention":
                 return _attention(balls["query"], balls["key"], balls["value"], balls.get("bias"), mask, options)
-            case "multi_head_attention":
+            case _:
                 return _multi_head_attention(balls, mask, options)
-    raise AssertionError(f"no propagation for the operation {operation}")
+
+
+def _radius(inputs: Inputs, name: str) -> Real:
+    """Return the radii of an input, those of the past in front."""
+    own, past = inputs.radius[name], inputs.radius.get(f"past_{name}")
+    return own if past is None else np.concatenate([past, own], axis=-2)
 
 
 def _scoring(balls: Mapping[str, Ball], options: Mapping[str, Any]) -> dict[str, Ball]:
@@ -101,15 +120,34 @@ def _scoring(balls: Mapping[str, Ball], options: Mapping[str, Any]) -> dict[str,
             return {"scores": query @ balls["weight"] @ key.with_last_axes_swapped()}
         case "additive":
             return {"scores": _additive(balls)}
+        case "cosine":
+            return {"scores": _cosine(query, key).scaled(options.get("scale", 1.0))}
         case "dot":
-            return _dot(query, key, options.get("scale", 1.0))
-    return _dot(query, key, options.get("scale"))
+            return _dot(query, key, {"scale": 1.0, **options})
+    return _dot(query, key, options)
 
 
-def _dot(query: Ball, key: Ball, scale: float | None) -> dict[str, Ball]:
+def _dot(query: Ball, key: Ball, options: Mapping[str, Any]) -> dict[str, Ball]:
     raw_scores = query @ key.with_last_axes_swapped()
-    scale = 1 / math.sqrt(query.value.shape[-1]) if scale is None else scale
-    return {"raw_scores": raw_scores, "scores": raw_scores.scaled(scale)}
+    scale, softcap = options.get("scale"), options.get("softcap")
+    scores = raw_scores.scaled(1 / math.sqrt(query.value.shape[-1]) if scale is None else scale)
+    stages = {"raw_scores": raw_scores, "scores": scores}
+    if softcap is not None:
+        capped = softcap * np.tanh(scores.value / softcap)
+        stages["capped"] = Ball(capped, np.minimum(scores.radius, 2 * softcap))
+    return stages
+
+
+def _cosine(query: Ball, key: Ball) -> Ball:
+    (query_unit, query_moved), (key_unit, key_moved) = _unit_rows(query), _unit_rows(key)
+    moved = query_moved[..., :, None] + key_moved[..., None, :]
+    return Ball(query_unit @ np.swapaxes(key_unit, -1, -2), np.minimum(moved, 2))
+
+
+def _unit_rows(vectors: Ball) -> tuple[Real, Real]:
+    """Return each row at length 1, and how far it moves at most."""
+    lengths = np.linalg.norm(vectors.value, axis=-1)
+    return vectors.value / lengths[..., None], 2 * np.linalg.norm(vectors.radius, axis=-1) / lengths
 
 
 def _additive(balls: Mapping[str, Ball]) -> Ball:
@@ -191,11 +229,13 @@ def _sum_of_others(terms: Real) -> Real:
 def _attention(
     query: Ball, key: Ball, value: Ball, bias: Ball | None, mask: NDArray[Any] | None, options: Mapping[str, Any]
 ) -> dict[str, Ball]:
-    stages = _dot(query, key, options.get("scale"))
-    stages |= _masking(stages["scores"], bias, mask, options)
+    heads = query.value.shape[-3]
+    stages = _dot(query, key.with_heads(heads), options)
+    *_, scores = stages.values()  # the last stage that was asked for
+    stages |= _masking(scores, bias, mask, options)
     *_, logits = stages.values()
     stages |= _softmax(logits)
-    stages["output"] = stages["weights"] @ value
+    stages["output"] = stages["weights"] @ value.with_heads(heads)
     return stages
 
 
@@ -203,10 +243,10 @@ def _multi_head_attention(
     balls: Mapping[str, Ball], mask: NDArray[Any] | None, options: Mapping[str, Any]
 ) -> dict[str, Ball]:
     stages: dict[str, Ball] = {}
-    for name in ("query", "key", "value"):
+    kv_heads = options.get("kv_heads") or options["heads"]
+    for name, heads in (("query", options["heads"]), ("key", kv_heads), ("value", kv_heads)):
         projected = _project(balls[name], balls[f"{name}_weight"], balls.get(f"{name}_bias"))
         batch, length, width = projected.value.shape
-        heads = options["heads"]
         # (B, L, H*D) -> (B, H, L, D)
         stages[name] = projected.reshaped(batch, length, heads, width // heads).with_axes_swapped(1, 2)
     stages |= _attention(stages["query"], stages["key"], stages["value"], balls.get("bias"), mask, options)

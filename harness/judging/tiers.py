@@ -3,10 +3,15 @@
 T1  some error exceeds its bound B, or a value is not finite where the exact one is. B holds for every order of
     summation, blocking and fused operation that the numerical class allows, so this cannot happen to a member of it.
 T2  on generic inputs: the largest z = error / sigma exceeds lambda(N) = sqrt(2 ln(2 N / 1e-6)) over N elements, or the
-    root mean square of z exceeds 1 (N >= 256: elements of one row share errors). Under the model of rounding errors
-    that are bounded and mean-independent (Higham and Mary 2019), each z is sub-Gaussian with scale at most 1, and a
-    false alarm has a probability below 1e-6 for each tensor.
-T3  a warning, on generic inputs and N >= 256: z above max(3, lambda(N) / 2), or a root mean square above 0.5.
+    root mean square of z exceeds 1 over enough elements and enough independent causes (below). Under the model of
+    rounding errors that are bounded and mean-independent (Higham and Mary 2019), each z is sub-Gaussian with scale at
+    most 1, and a false alarm has a probability below 1e-6 for each tensor.
+T3  a warning, on generic inputs and N >= 256: z above max(3, lambda(N) / 2), or a root mean square above 0.6 where one
+    says something.
+
+Elements share the causes of their errors: those of a row its query, maximum and denominator, those of a column its key
+or value. However many they are, a root mean square over one row may be that of a single error. It is therefore
+used only where rows (all axes but the last) and columns (all but the one before) are both at least 25.
 """
 
 from __future__ import annotations
@@ -22,7 +27,14 @@ from attncheck.harness.judging.compare import Index, quotient
 
 FALSE_ALARM = 1e-6
 LEAST_FOR_MEAN = 256
-_NOISY_Z, _NOISY_MEAN = 3.0, 0.5
+LEAST_CAUSES = 25
+"""A rounding error that is uniform in [-u, u] has a third of the variance u^2 that sigma counts for it, so that z^2 has
+a mean of at most 1/3; with k normal causes their mean exceeds 1 with P(chi^2_k > 3 k), below 1e-6 from k = 25."""
+
+_NOISY_Z = 3.0
+_NOISY_MEAN = 0.6
+"""Single roundings of numbers just above a power of two are off by up to u times the number, uniformly: their root mean
+square is 1/sqrt(3) = 0.577 sigma, and they are no noise."""
 
 Real = NDArray[np.float64]
 
@@ -46,7 +58,8 @@ class Measured:
     """The errors of one tensor against its bounds.
 
     ``ratio`` is the largest error over its bound B and ``index`` its place; ``largest_z`` and ``mean_z`` (root mean
-    square) are in units of sigma; ``elements`` counts what was judged.
+    square) are in units of sigma; ``elements`` counts what was judged, ``causes`` the rows with something judged in
+    them, or the columns where they are fewer.
     """
 
     tier: Tier
@@ -55,6 +68,7 @@ class Measured:
     largest_z: float
     mean_z: float
     elements: int
+    causes: int = 0
 
 
 def threshold(elements: int) -> float:
@@ -82,13 +96,23 @@ def measure(
     largest_z = float(z.max())
     with np.errstate(over="ignore"):
         mean_z = float(np.sqrt(np.sum(np.square(z)) / count))
-    tier = Tier.PROVED if bool((least > worst).any()) else _statistical(largest_z, mean_z, count, generic=generic)
-    return Measured(tier, float(ratio[index]), index, largest_z, mean_z, count)
+    tier, causes = Tier.WITHIN, _causes(judged)
+    if bool((least > worst).any()):
+        tier = Tier.PROVED
+    elif generic:
+        tier = _statistical(largest_z, mean_z if causes >= LEAST_CAUSES else 0.0, count)
+    return Measured(tier, float(ratio[index]), index, largest_z, mean_z, count, causes)
 
 
-def _statistical(largest_z: float, mean_z: float, count: int, *, generic: bool) -> Tier:
-    if not generic:
-        return Tier.WITHIN
+def _causes(judged: NDArray[np.bool_]) -> int:
+    """Count the rows with something judged in them, or the columns where they are fewer.
+
+    log_sum_exp (B, H, Lq) has a row per head: its queries share their keys.
+    """
+    return min((int(judged.any(axis=axis).sum()) for axis in (-1, -2)[: judged.ndim]), default=1)
+
+
+def _statistical(largest_z: float, mean_z: float, count: int) -> Tier:
     enough = count >= LEAST_FOR_MEAN
     if largest_z > threshold(count) or (enough and mean_z > 1):
         return Tier.STATISTICAL

@@ -104,6 +104,15 @@ def test_the_log_of_a_sum_keeps_a_bound_where_it_crosses_zero() -> None:
     assert 10 * U32 < bound.worst.item() < 60 * U32
 
 
+def test_a_single_keys_log_of_a_sum_may_err_by_as_much_as_its_score() -> None:
+    rng = np.random.default_rng(3)
+    inputs = attention_inputs(rng, keys=1, width=7)
+    for size in (1.0, 1e3, 1e5, 1e8):  # at 1e5 a score may err by thousands, and e^1000 is beyond float64
+        larger = {name: array * np.float32(size) for name, array in inputs.items()}
+        bounds = bounds_of(larger)
+        assert (bounds["log_sum_exp"].worst >= bounds["scores"].worst[..., 0]).all()
+
+
 def test_equal_values_leave_no_room_for_errors_of_the_weights() -> None:
     inputs = attention_inputs(np.random.default_rng(2))
     inputs["query"] *= 30

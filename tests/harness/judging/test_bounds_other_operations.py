@@ -22,7 +22,7 @@ from attncheck.harness.running.operations import run_operation
 Array = NDArray[Any]
 Stages = dict[str, Array]
 DTYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-OPERATIONS = ("general", "additive", "cosine", "dot", "softmax", "masking", "multi_head_attention")
+OPERATIONS = ("general", "additive", "cosine", "dot", "softmax", "masking", "multi_head_attention", "attention")
 
 
 def draw(rng: np.random.Generator, operation: str, dtype: str) -> tuple[str, Stages, dict[str, Any]]:
@@ -52,16 +52,23 @@ def draw(rng: np.random.Generator, operation: str, dtype: str) -> tuple[str, Sta
             inputs = {"scores": 5 * normal(1, 2, queries, keys)}
             if operation == "masking":
                 inputs["bias"], options = normal(1, 1, queries, keys), {"is_causal": True}
+        case "attention":
+            name, options, shared = operation, {}, int(rng.integers(1, 3))
+            inputs = {"query": normal(1, 2 * shared, queries, width), "key": normal(1, shared, keys, width)}
+            inputs["value"] = normal(1, shared, keys, other)
         case _:
             name, options = operation, {"heads": 2, "is_causal": bool(rng.random() < 0.5)}
-            inputs = _of_heads(rng, queries, keys)
+            options["kv_heads"] = int(rng.integers(1, 3))
+            inputs = _of_heads(rng, queries, keys, options["kv_heads"])
     return name, {key: array.astype(DTYPES[dtype]) for key, array in inputs.items()}, options
 
 
-def _of_heads(rng: np.random.Generator, queries: int, keys: int) -> Stages:
+def _of_heads(rng: np.random.Generator, queries: int, keys: int, shared: int) -> Stages:
+    key_width, value_width = 6 * shared, 3 * shared
     shapes: dict[str, tuple[int, ...]] = {"query": (2, queries, 10), "key": (2, keys, 9), "value": (2, keys, 8)}
-    shapes |= {"query_weight": (10, 12), "key_weight": (9, 12), "value_weight": (8, 6), "output_weight": (6, 5)}
-    shapes |= {"query_bias": (12,), "key_bias": (12,), "value_bias": (6,), "output_bias": (5,)}
+    shapes |= {"query_weight": (10, 12), "key_weight": (9, key_width), "value_weight": (8, value_width)}
+    shapes |= {"query_bias": (12,), "key_bias": (key_width,), "value_bias": (value_width,)}
+    shapes |= {"output_weight": (6, 5), "output_bias": (5,)}
     biases = rng.random() < 0.5
     return {
         name: rng.standard_normal(shape) / (3 if "weight" in name else 1)

@@ -17,6 +17,7 @@ from attncheck.harness.judging.compare import (
     Comparison,
     absolute_difference,
     compare_arrays,
+    compare_forms,
     differing_nonfinite,
     first_index,
     is_floating,
@@ -134,10 +135,33 @@ def test_zero_agrees_with_minus_zero(dtype: str) -> None:
     assert compare([0.0], [-0.0], 0.0, dtype).verdict is Verdict.AGREE
 
 
-@pytest.mark.parametrize("allowed", [None, np.ones((1, 3))])
-def test_without_bounds_of_its_shape_nothing_is_said_of_values(allowed: Any) -> None:
-    # The shape that the bounds have not is another row's fault.
-    assert compare_arrays(np.ones(3), np.full(3, 2.0), allowed) == Comparison(Verdict.AGREE)
+@pytest.mark.parametrize(
+    ("allowed", "reason"),
+    [
+        (None, "there is no exact answer, and so no bound"),
+        # The shape that the bounds have not is another row's fault.
+        (np.ones((1, 3)), "shape 3, where the exact answer has 1x3"),
+    ],
+)
+def test_without_bounds_of_its_shape_nothing_is_said_of_values_that_differ(allowed: Any, reason: str) -> None:
+    found = compare_arrays(np.ones(3), np.array([1.0, 3.0, 2.0]), allowed)
+    wanted = Comparison(Verdict.UNVERIFIED, f"values not compared: {reason}", (1,), 1.0, 3.0, 2.0)
+    assert found == wanted
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("allowed", [None, np.ones((1, 4))])
+def test_without_bounds_the_same_values_agree_and_the_next_number_does_not(dtype: str, allowed: Any) -> None:
+    array = np.array([NAN, -INF, 0.0, 1.0], dtype)
+    assert compare_arrays(array, array.copy(), allowed) == Comparison(Verdict.AGREE)
+    other = array.copy()
+    other[3] = np.nextafter(other[3], np.array(2, dtype))
+    assert compare_arrays(array, other, allowed).verdict is Verdict.UNVERIFIED
+
+
+def test_forms_are_compared_without_a_word_on_values() -> None:
+    assert compare_forms(np.array([NAN, 1.0]), np.array([NAN, 2.0])) is None
+    assert compare_forms(np.ones(2), np.ones(3)) == Comparison(Verdict.SHAPE, "shape 2 against 3")
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3)])

@@ -175,7 +175,15 @@ def test_every_stage_says_where_the_implementation_goes_wrong(judge_all: Callabl
     assert {row.begins_at for row in stage_rows(judged) if row.implementation == "a"} == {None}
     # NumPy's output does not follow from weights that were changed afterwards.
     assert blamed(judged) == {"bad": [("weights", "numeric"), ("output", "numeric")]}
-    assert (row_of(judged, "bad", "output").tier, row_of(judged, "bad", "output").introduced_tier) == ("within", "T1")
+    row = row_of(judged, "bad", "output")
+    assert (row.tier, row.introduced_tier) == ("within", "T1")
+    # The element is that of the step, the ratio still that of the exact answer.
+    assert row.against == "step"
+    assert (row.difference or 0) / (row.allowed or 1) == row.introduced_ratio
+    assert (row.ratio or 0) < 1 < (row.introduced_ratio or 0)
+    row = row_of(judged, "a", "output")
+    assert row.against == "exact"
+    assert (row.difference or 0) / (row.allowed or 1) == row.ratio
 
 
 # By each other.
@@ -347,3 +355,12 @@ def test_every_row_names_the_case_the_operation_and_the_dtype(
     judged = judge_all(a=right, b=right, c=Failure("error", "broken"))
     assert {(row.case, row.operation, row.dtype) for row in judged.rows} == {(case.id, "attention", dtype)}
     assert all(row.implementation for row in judged.rows)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 4, 7), (3,), (1, 2, 5)])
+def test_two_that_return_the_same_wrong_shape_of_a_sampled_stage_are_not_compared(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(3)
+    wrong = {name: {"scores": rng.normal(size=shape)} for name in ("first", "second")}
+    bounds = {name: {"scores": np.ones((1, 1, 2, 7))} for name in wrong}
+    (comparison,) = judge_pairs(wrong, bounds, np.array([0, 299])).values()
+    assert comparison.verdict is Verdict.UNVERIFIED

@@ -218,6 +218,7 @@ def test_two_faults_that_cancel_are_both_found(judge: Judge, dtype: str) -> None
     assert found.goes_wrong_here
     assert found.message.endswith("times the largest error that is possible in this step")
     # The exact value that is named is that of the step.
+    assert (found.against, of(judgements, "raw_scores").against) == ("step", "exact")
     assert found.exact == pytest.approx(2 * (found.value or 0))
 
 
@@ -245,14 +246,36 @@ def test_errors_that_are_too_large_to_be_rounding_fail_on_generic_inputs_alone(c
 
 @pytest.mark.parametrize(("z", "noisy"), [(0.25, False), (0.75, True)])
 def test_noise_agrees_and_is_told(z: float, noisy: bool) -> None:
-    # 300 weights: enough for a warning where the root mean square is above a half.
-    scores = np.random.default_rng(5).standard_normal((1, 1, 3, 100))
+    # 30 rows and columns: enough for a warning where the root mean square is above 0.6.
+    scores = np.random.default_rng(5).standard_normal((1, 1, 30, 30))
     truth = find_truth("softmax", {}, {"scores": scores}, FLOAT64, generic=True)
     weights = truth.exact["weights"].high + z * truth.bounds("native")["weights"].scale
-    (found,) = judge_stages(truth, {"weights": weights}, {"weights": (1, 1, 3, 100)}, "native")
+    (found,) = judge_stages(truth, {"weights": weights}, {"weights": scores.shape}, "native")
     assert (found.verdict, found.is_noisy) == (Verdict.AGREE, noisy)
     assert found.accumulated is not None
     assert found.accumulated.mean_z == pytest.approx(z, rel=0.2)
+
+
+@pytest.mark.parametrize("stage", ["biased", "masked"])
+def test_a_bias_is_added_in_one_rounding_of_which_nothing_is_said_by_statistics(stage: str) -> None:
+    # 1 + b with b just below half a unit is 1, at each of 900 places: the largest error that one rounding makes.
+    unit = 2.0**-53
+    inputs = {
+        "scores": np.ones((1, 1, 30, 30)),
+        "bias": np.linspace(0.9, 0.99, 900).reshape(1, 1, 30, 30) * unit,
+        "mask": np.ones((1, 1, 30, 30), np.bool_),
+    }
+    truth = find_truth("masking", {}, inputs, FLOAT64, generic=True)
+    stages = {stage: inputs["scores"] + inputs["bias"]}
+    (found,) = judge_stages(truth, stages, {stage: (1, 1, 30, 30)}, "native")
+    assert found.accumulated is not None
+    assert found.accumulated.mean_z > 0.9
+    assert found.accumulated.tier is Tier.WITHIN
+    assert found.accumulated == found.introduced
+    assert not found.is_noisy
+    stages[stage][0, 0, 7, 1] += 2 * unit
+    (found,) = judge_stages(truth, stages, {stage: (1, 1, 30, 30)}, "native")
+    assert (found.verdict, found.index) == (Verdict.NUMERIC, (0, 0, 7, 1))
 
 
 # Form, NaN and infinity.
@@ -335,7 +358,7 @@ def test_a_case_outside_the_domain_is_unverified_with_the_reason_but_for_its_for
     load_text: LoadText, compute: Compute, dtype: str
 ) -> None:
     text = CASE.replace(
-        "query: {draw: randn, shape: [2, 7, 5]}", "query: {values: [[[.nan, 1, 1, 1, 1]], [[1, 1, 1, 1, 1]]]}"
+        "query: {draw: randn, shape: [2, 7, 5]}", "query: {values: [[[.inf, 1, 1, 1, 1]], [[1, 1, 1, 1, 1]]]}"
     ).replace("    inputs:", "    allow_nonfinite: true\n    inputs:")
     (case,) = load_text(text)
     truth, (_, stages) = truth_of(case, dtype, compute), compute(case, dtype)

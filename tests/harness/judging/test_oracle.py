@@ -460,3 +460,112 @@ def test_where_a_bias_is_minus_infinity_a_score_may_be_too() -> None:
     weights = exact_from(operation, options, inputs, {"biased": biased}, "weights")
     assert weights is not None
     assert not weights.high[..., 2, 2].any()
+
+
+# Gradients
+
+
+def gradient_inputs(queries: int = 5, keys: int = 7) -> dict[str, Array]:
+    shapes = {"query": (4, queries, 3), "key": (2, keys, 3), "value": (2, keys, 4), "grad_output": (4, queries, 4)}
+    return {name: draw(2, *shape) for name, shape in shapes.items()}
+
+
+def grouped_attention(query: Array, key: Array, value: Array, bias: Array, allowed: Array, cap: float) -> Array:
+    key, value = np.repeat(key, 2, axis=1), np.repeat(value, 2, axis=1)
+    scores = query @ key.swapaxes(-1, -2) / np.sqrt(query.shape[-1])
+    powers = np.where(allowed, np.exp(cap * np.tanh(scores / cap) + bias), 0)
+    total = powers.sum(axis=-1, keepdims=True)
+    return np.asarray(powers / np.where(total == 0, 1, total) @ value)
+
+
+def test_gradients_agree_with_complex_steps() -> None:
+    inputs = gradient_inputs() | {"bias": draw(1, 4, 1, 7)}
+    allowed = np.tri(5, 7, dtype=bool) & (draw(2, 1, 5, 7) > -0.5)
+    allowed[0, :, 2] = False
+    options = {"softcap": 2.0, "is_causal": True}
+    exact = exact_stages("attention_gradients", options, inputs | {"mask": allowed})
+    step = 1e-40
+    for name in ("query", "key", "value", "bias"):
+        for at in np.ndindex(inputs[name].shape):
+            moved = {each: inputs[each].astype(complex) for each in ("query", "key", "value", "bias")}
+            moved[name][at] += 1j * step
+            slope = (grouped_attention(**moved, allowed=allowed, cap=2.0) * inputs["grad_output"]).sum().imag / step
+            assert abs(slope - exact[f"grad_{name}"].high[at]) < 1e-14, (name, at)
+    assert (exact["grad_query"].high[0, :, 2] == 0).all()
+    assert (exact["grad_query"].radius[0, :, 2] == 0).all()
+
+
+@pytest.mark.parametrize("shape", [(7,), (5, 1), (4, 1, 7), (1, 1, 1, 1), (2, 4, 5, 7), (2, 1, 1, 7)])
+def test_a_gradient_of_a_bias_has_its_shape_and_adds_up_what_shares_it(shape: tuple[int, ...]) -> None:
+    inputs = gradient_inputs()
+    small = inputs | {"bias": draw(*shape)}
+    large = inputs | {"bias": np.broadcast_to(small["bias"], (2, 4, 5, 7))}
+    own, each = (exact_stages("attention_gradients", {}, given)["grad_bias"] for given in (small, large))
+    padded = (1,) * (4 - len(shape)) + shape
+    axes = tuple(axis for axis, length in enumerate(padded) if length == 1)
+    assert own.shape == shape
+    np.testing.assert_allclose(own.high, each.high.sum(axis=axes, keepdims=True).reshape(shape), atol=1e-14)
+
+
+def test_a_row_without_a_key_has_no_part_in_gradients() -> None:
+    inputs = gradient_inputs()
+    mask = np.ones((2, 1, 5, 7), bool)
+    mask[:, :, 3] = False
+    rest = {
+        name: np.delete(array, 3, -2) if name in ("query", "grad_output") else array for name, array in inputs.items()
+    }
+    exact = exact_stages("attention_gradients", {}, inputs | {"mask": mask})
+    others = exact_stages("attention_gradients", {}, rest)
+    for stage in ("grad_key", "grad_value"):
+        assert agree(exact[stage], others[stage])
+    assert (exact["grad_query"].high[:, :, 3] == 0).all()
+
+
+def test_without_keys_gradients_are_zero() -> None:
+    exact = exact_stages("attention_gradients", {}, gradient_inputs(keys=0) | {"bias": draw(1, 4, 5, 1)})
+    assert exact["grad_key"].shape == (2, 2, 0, 3)
+    assert (exact["grad_query"].high == 0).all()
+    assert (exact["grad_bias"].high == 0).all()
+
+
+def test_no_query_row_can_be_left_out_of_gradients() -> None:
+    with pytest.raises(ValueError, match="adds query rows up"):
+        exact_stages("attention_gradients", {}, gradient_inputs(), query_rows=[0, 1])
+
+
+def test_no_gradient_follows_from_another() -> None:
+    inputs = gradient_inputs()
+    returned = {stage: each.high for stage, each in exact_stages("attention_gradients", {}, inputs).items()}
+    assert exact_from("attention_gradients", {}, inputs, returned, "grad_value") is None
+
+
+# Grouped heads
+
+
+@pytest.mark.parametrize("shared", [1, 2, 4])
+def test_grouped_heads_are_heads_whose_keys_and_values_are_repeated(shared: int) -> None:
+    inputs = {"query": draw(2, 4, 5, 3), "key": draw(2, shared, 7, 3), "value": draw(2, shared, 7, 2)}
+    repeated = inputs | {name: np.repeat(inputs[name], 4 // shared, axis=1) for name in ("key", "value")}
+    own, plain = (exact_stages("attention", {}, given) for given in (inputs, repeated))
+    assert all(agree(own[stage], plain[stage]) for stage in plain)
+    stages = {stage: each.high for stage, each in own.items()}
+    for stage in stages:
+        before = {name: array for name, array in stages.items() if name != stage}
+        step, other = (exact_from("attention", {}, given, before, stage) for given in (inputs, repeated))
+        assert step is not None
+        assert other is not None
+        assert agree(step, other)
+
+
+def test_projections_have_as_many_heads_as_share_them() -> None:
+    inputs = multi_head_inputs()
+    few = inputs | {name: inputs[name][..., :3] for name in ("key_weight", "key_bias")}
+    few |= {name: inputs[name][..., :2] for name in ("value_weight", "value_bias")}
+    twice = few | {
+        name: np.concatenate([few[name], few[name]], axis=-1)
+        for name in ("key_weight", "key_bias", "value_weight", "value_bias")
+    }
+    own = exact_stages("multi_head_attention", {"heads": 2, "kv_heads": 1}, few)
+    plain = exact_stages("multi_head_attention", {"heads": 2}, twice)
+    assert own["key"].shape == (2, 1, 3, 3)
+    assert all(agree(own[stage], plain[stage]) for stage in plain if stage not in ("key", "value"))

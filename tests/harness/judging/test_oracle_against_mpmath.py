@@ -14,7 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from mpmath import exp, log, mp, mpf, sqrt, tanh
+from mpmath import cosh, exp, log, mp, mpf, sqrt, tanh
 from numpy.typing import NDArray
 
 from attncheck.harness.judging.oracle import exact_stages, stages_of
@@ -41,6 +41,9 @@ class Number:
 
     def __mul__(self, other: Number) -> Number:
         return Number(self.value * other.value, self.size * other.size)
+
+    def __sub__(self, other: Number) -> Number:
+        return self + other.times(-1)
 
     def times(self, factor: Any) -> Number:
         return Number(self.value * factor, self.size * abs(factor))
@@ -138,8 +141,11 @@ def project_back(context: Array, inputs: Mapping[str, Array]) -> Array:
 def reference(operation: str, options: Mapping[str, Any], inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Every stage as an array of numbers, from the formulas of the papers."""
     projected = operation == "multi_head_attention"
+    heads = {"query": options.get("heads")} | dict.fromkeys(
+        ("key", "value"), options.get("kv_heads", options.get("heads"))
+    )
     stages = {
-        name: project(name, inputs, options["heads"]) if projected else read(inputs[name])
+        name: project(name, inputs, heads[name]) if projected else read(inputs[name])
         for name in ("query", "key", "value", "scores")
         if name in inputs
     }
@@ -148,11 +154,14 @@ def reference(operation: str, options: Mapping[str, Any], inputs: Mapping[str, A
         shape = (*query.shape[:3], key.shape[2])
         weights = {name: read(array) for name, array in inputs.items() if name in SCORE_WEIGHTS}
         kind = options.get("score", "scaled_dot")
+        group = shape[1] // key.shape[1]  # query heads that share a key and value head
         stages |= {name: np.empty(shape, dtype=object) for name in ("raw_scores", "scores")}
         for b, h, i, j in np.ndindex(shape):
             if kind in ("dot", "scaled_dot"):
-                stages["raw_scores"][b, h, i, j] = dot(query[b, h, i], key[b, h, j])
-            stages["scores"][b, h, i, j] = score(kind, options.get("scale"), query[b, h, i], key[b, h, j], weights)
+                stages["raw_scores"][b, h, i, j] = dot(query[b, h, i], key[b, h // group, j])
+            stages["scores"][b, h, i, j] = score(
+                kind, options.get("scale"), query[b, h, i], key[b, h // group, j], weights
+            )
     stages |= score_stages(options, inputs, stages["scores"])
     shape = stages["masked"].shape
     stages |= {"weights": np.empty(shape, dtype=object), "log_sum_exp": np.empty(shape[:3], dtype=object)}
@@ -164,9 +173,39 @@ def reference(operation: str, options: Mapping[str, Any], inputs: Mapping[str, A
         value = stages["value"]
         context = stages["context"] = np.empty((*shape[:3], value.shape[3]), dtype=object)
         for b, h, i, c in np.ndindex(context.shape):
-            context[b, h, i, c] = dot(stages["weights"][b, h, i], value[b, h, :, c])
+            context[b, h, i, c] = dot(stages["weights"][b, h, i], value[b, h // group, :, c])
         stages["output"] = project_back(context, inputs) if projected else context
+    if operation == "attention_gradients":
+        stages |= gradients(options, inputs, stages)
     return stages
+
+
+def gradients(options: Mapping[str, Any], inputs: Mapping[str, Array], stages: Mapping[str, Array]) -> dict[str, Array]:
+    """The chain rule, one product of numbers after the other."""
+    weights, query, key, value = (stages[name] for name in ("weights", "query", "key", "value"))
+    grad_output, group = read(inputs["grad_output"]), query.shape[1] // key.shape[1]
+    width, cap = query.shape[3], options.get("softcap")
+    scale = mpf(options["scale"]) if options.get("scale") is not None else 1 / sqrt(mpf(width))
+    total = {f"grad_{name}": np.full(stages[name].shape, ZERO) for name in ("query", "key", "value")}
+    if "bias" in inputs:
+        total["grad_bias"] = np.full(inputs["bias"].shape, ZERO)
+        places = np.broadcast_to(np.arange(inputs["bias"].size).reshape(inputs["bias"].shape), weights.shape)
+    for b, h, i in np.ndindex(weights.shape[:3]):
+        row, shared = weights[b, h, i], h // group
+        grad_weights = [dot(grad_output[b, h, i], value[b, shared, j]) for j in range(len(row))]
+        mean = dot(row, grad_weights)
+        for j, weight in enumerate(row):
+            gradient = weight * (grad_weights[j] - mean)
+            for c in range(value.shape[3]):
+                total["grad_value"][b, shared, j, c] += weight * grad_output[b, h, i, c]
+            if "bias" in inputs:
+                total["grad_bias"].ravel()[places[b, h, i, j]] += gradient
+            if cap is not None:
+                gradient = gradient.times(1 / cosh(stages["scores"][b, h, i, j].value / mpf(cap)) ** 2)
+            for d in range(width):
+                total["grad_query"][b, h, i, d] += (gradient * key[b, shared, j, d]).times(scale)
+                total["grad_key"][b, shared, j, d] += (gradient * query[b, h, i, d]).times(scale)
+    return total
 
 
 SCORE_WEIGHTS = ("weight", "query_weight", "key_weight", "score_vector", "score_bias")
@@ -236,14 +275,16 @@ def draw_scores(random: np.random.Generator, dtype: Any, *, masks: bool) -> Prob
     return problem
 
 
-def draw_attention(random: np.random.Generator, dtype: Any) -> Problem:
-    batch, heads, queries, width, value_width = (int(x) for x in random.integers(1, [3, 3, 4, 5, 4]))
-    keys = int(random.integers(0, 5))
+def draw_attention(random: np.random.Generator, dtype: Any, *, gradients: bool = False) -> Problem:
+    batch, shared, group, queries, width, value_width = (int(x) for x in random.integers(1, [3, 3, 3, 4, 5, 4]))
+    keys, heads = int(random.integers(0, 5)), shared * group
     inputs = {
         "query": numbers(random, dtype, batch, heads, queries, width),
-        "key": numbers(random, dtype, batch, heads, keys, width),
-        "value": numbers(random, dtype, batch, heads, keys, value_width),
+        "key": numbers(random, dtype, batch, shared, keys, width),
+        "value": numbers(random, dtype, batch, shared, keys, value_width),
     }
+    if gradients:
+        inputs["grad_output"] = numbers(random, dtype, batch, heads, queries, value_width)
     options: dict[str, Any] = {}
     add_masks(random, dtype, (batch, heads, queries, keys), (options, inputs))
     add_numbers(random, options)
@@ -258,23 +299,26 @@ def add_numbers(random: np.random.Generator, options: dict[str, Any]) -> None:
 
 
 def draw_multi_head(random: np.random.Generator, dtype: Any) -> Problem:
-    batch, heads, queries, keys, width, value_width = (int(x) for x in random.integers(1, [3, 3, 3, 4, 4, 4]))
+    batch, shared, queries, keys, width, value_width = (int(x) for x in random.integers(1, [3, 3, 3, 4, 4, 4]))
+    heads = shared * int(random.integers(1, 3))
     query_inputs, key_inputs, value_inputs, outputs = (int(x) for x in random.integers(1, 4, 4))
     shapes = {
         "query": (batch, queries, query_inputs),
         "key": (batch, keys, key_inputs),
         "value": (batch, keys, value_inputs),
         "query_weight": (query_inputs, heads * width),
-        "key_weight": (key_inputs, heads * width),
-        "value_weight": (value_inputs, heads * value_width),
+        "key_weight": (key_inputs, shared * width),
+        "value_weight": (value_inputs, shared * value_width),
     }
-    optional = {"query_bias": (heads * width,), "key_bias": (heads * width,), "value_bias": (heads * value_width,)}
+    optional = {"query_bias": (heads * width,), "key_bias": (shared * width,), "value_bias": (shared * value_width,)}
     shapes |= {name: shape for name, shape in optional.items() if random.integers(2)}
     if random.integers(2):
         shapes["output_weight"] = (heads * value_width, outputs)
         shapes |= {"output_bias": (outputs,)} if random.integers(2) else {}
     inputs = {name: numbers(random, dtype, *shape) for name, shape in shapes.items()}
     options: dict[str, Any] = {"heads": heads}
+    if shared != heads or random.integers(2):
+        options["kv_heads"] = shared
     add_masks(random, dtype, (batch, heads, queries, keys), (options, inputs))
     add_numbers(random, options)
     return options, inputs
@@ -285,6 +329,7 @@ DRAW: dict[str, Any] = {
     "softmax": lambda random, dtype: draw_scores(random, dtype, masks=False),
     "masking": lambda random, dtype: draw_scores(random, dtype, masks=True),
     "attention": draw_attention,
+    "attention_gradients": lambda random, dtype: draw_attention(random, dtype, gradients=True),
     "multi_head_attention": draw_multi_head,
 }
 

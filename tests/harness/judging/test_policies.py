@@ -49,6 +49,7 @@ def test_classes_differ_in_what_they_store() -> None:
     assert eager.prescale_unit < prescaled.prescale_unit
     assert fused.weight_gradient_unit < backward.weight_gradient_unit
     assert (fused.gradient_tile, backward.gradient_tile) == (None, 32)
+    assert (fused.recomputes, backward.recomputes, eager.recomputes) == (True, True, False)
 
 
 def test_a_class_with_coarser_steps_allows_no_less() -> None:

@@ -100,14 +100,14 @@ def test_nothing_is_said_of_a_step_from_what_is_not_finite(attention: Truth, bad
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_outside_the_domain_says_why(dtype: str) -> None:
-    inputs = {"query": np.array([[[[np.nan, 1]]]], dtype), "key": np.array(KEY, dtype)}
+    inputs = {"query": np.array([[[[np.inf, 1]]]], dtype), "key": np.array(KEY, dtype)}
     truth = find_truth("scoring", {}, inputs, dtype, generic=False)
     assert (truth.exact, truth.outside) == ({}, "query holds NaN or an infinity that no mask explains")
     assert truth.introduced("raw_scores", {}, "native") is None
 
 
 def test_what_no_precision_settles_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def exhausted(*arguments: object) -> None:
+    def exhausted(*arguments: object, **options: object) -> None:
         raise PrecisionExhausted("softmax: weights not settled")
 
     monkeypatch.setattr(module, "exact_stages", exhausted)

@@ -1,0 +1,216 @@
+"""The likely size of the errors of a backward pass: variances, where ``bounds_gradients_worst`` adds sizes up.
+
+In the notation of ``bounds_backward``; t^2 and c^2 are the variances of a key's exponent, its own and what the keys of
+a row share, second order included: c^2 + 3/4 (t^2 + c^2)^2. To first order theta_l moves dlogits_j by
+
+    theta_l [ (j = l) p_l y_l - p_j p_l (y_j + y_l) ],     and sum_j dlogits_j x_j, for any x, by
+    theta_l p_l [ y_l (x_l - X) - S ],     X = sum_j p x,  S = sum_j p y x
+
+Where weights are recomputed from L, the first y_l has a theta of its own. What else there is, per row or element:
+
+    nu     the sum of the weights       V_nu = u_sum^2 (n + rho) + 2u_c^2,  with a stored L  + its own logarithm's
+    eps    a weight's own roundings     u_p^2 + 2u_c^2
+    dp     V_dp = f u_acc^2 [ Dv (dp^2/3 + Q/6) + Q ] + u_dp^2 dp^2
+    Delta  V_D  = f u_sum^2 [ n (Delta^2/3 + Q/6) + Q ] + 2u_c^2 Q + u_s^2 Delta^2,   Q = p^2 dp^2
+           or     f u_acc^2 [ Dv (Delta^2/3 + Q/6) + Q ] + g^2 [ S4 + k_o u_o^2 o^2 ] + u_s^2 Delta^2,  Q = g^2 o^2
+    y      2u_c^2 p^2 (dp^2 + Delta^2) + (w^2 + u_c^2) p^2 y^2 + eta^2, as everything that may underflow
+    kappa  V_kappa = 4h^2 V_h + u_c^2 (4h^2 + 4 kappa^2),  V_h = kappa^2 V_z + (eps_tanh^2 + 3u_s^2) h^2
+
+and constants in common to all keys and rows (the rounding of the scale): theta_j = epsilon x_j, x_j = s_j - m.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from attncheck.harness.judging.bounds_backward import Backward
+from attncheck.harness.judging.bounds_gradients_worst import STORAGE_COUNT, storage_of
+from attncheck.harness.judging.bounds_terms import Real, summation_variance, transposed
+from attncheck.harness.judging.policies import Policy
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """Variances of a backward pass: (..., Lq, Lk) per key, (..., Lq, 1) per row."""
+
+    own: Real  # t^2
+    shared: Real  # c^2, second order included
+    of_sum: Real  # V_nu
+    of_weight: float  # V_eps
+    of_grad_weights: Real  # V_dp
+    of_delta: Real  # V_D
+    rounded: Real  # p^2 (dp^2 + Delta^2), y
+    of_slope: Real  # V_kappa
+    constants: float  # u_s^2 + u_c^2
+
+
+def spread_of(back: Backward, policy: Policy) -> Spread:
+    """Prepare the variances of a backward pass."""
+    rows, unit = back.rows, policy.compute_unit
+    total = rows.independent + rows.shared
+    of_sum = policy.sum_unit**2 * (rows.count + rows.rescalings) + 2 * unit**2
+    if policy.recomputes:
+        of_sum = of_sum + _of_logarithm(back, policy)
+    square, squares = back.grad_weights**2, back.grad_output**2 @ transposed(back.value**2)
+    width, centred = back.value.shape[-1], back.grad_logits
+    of_grad_weights = summation_variance(policy.accumulate_unit, width, square, squares)
+    storing, underflow = storage_of(policy)
+    own = rows.weights**2 * (square + back.delta**2)
+    rounded = 2 * unit**2 * own + (storing**2 + unit**2) * centred * centred
+    # What underflows is rounded like anything else, by at most eta.
+    lost = (2 * policy.weight_underflow * back.centred) ** 2 + STORAGE_COUNT * underflow**2
+    return Spread(
+        own=rows.independent,
+        shared=rows.shared + 0.75 * total * total,
+        of_sum=of_sum,
+        of_weight=policy.weight_unit**2 + 2 * unit**2,
+        of_grad_weights=of_grad_weights + policy.weight_gradient_unit**2 * square,
+        of_delta=_of_delta(back, policy),
+        rounded=rounded + back.attended * lost,
+        of_slope=np.zeros((1, 1)) if back.softcap is None else _of_slope(back, policy),
+        constants=policy.score_unit**2 + unit**2,
+    )
+
+
+def logits_variance(back: Backward, spread: Spread, policy: Policy) -> Real:
+    """Return the variance of each logit's gradient; constants that all have in common are left out."""
+    p, y, dp, size = back.rows.weights, back.centred, back.grad_weights, np.abs(back.centred)
+    weighted = p * p * spread.own
+    total, first, second = (_sum(weighted * factor) for factor in (1.0, y, y * y))
+    own = y * y * total + 2 * y * first + second + spread.own * y * y * (1.0 if policy.recomputes else 1 - 4 * p)
+    mean, mean_shared = _sum(p * size), _sum(p * spread.shared)
+    shared = (2 * size + mean) * (size * (spread.shared + mean_shared) + _sum(p * spread.shared * size))
+    of_sum = spread.of_sum * (size + np.abs(back.delta)) ** 2
+    of_weight = spread.of_weight * ((size + p * np.abs(dp)) ** 2 + _sum(p * p * dp * dp))
+    of_gradient = spread.of_grad_weights * (1 - 2 * p) + _sum(p * p * spread.of_grad_weights)
+    if policy.recomputes:
+        of_gradient = np.maximum(of_gradient, spread.of_grad_weights)
+    relative = np.maximum(own, 0) + shared + of_sum + of_weight + np.maximum(of_gradient, 0) + spread.of_delta
+    variance: Real = p * p * relative + spread.rounded
+    return variance
+
+
+def scores_variance(back: Backward, spread: Spread, logits: Real, policy: Policy) -> Real:
+    """Return the variance of each score's gradient from that of the logits'."""
+    if back.softcap is None:
+        return logits
+    size = np.abs(back.grad_logits)
+    # The slope and the weight have errors of the same score.
+    variance: Real = (back.slope * np.sqrt(logits) + size * np.sqrt(spread.of_slope)) ** 2
+    return variance + _of_storage(back, policy)
+
+
+def constant_moves(back: Backward) -> Real:
+    """Return how a relative change of all scores moves the gradients of the logits."""
+    p, x, y = back.rows.weights, back.rows.shifted, back.centred
+    moves: Real = p * (y * (x - back.rows.mean_shifted) - _sum(p * x * y))
+    return moves
+
+
+def weights_variance(back: Backward, spread: Spread, policy: Policy) -> Real:
+    """Return the variance of each weight as it meets grad_output; constants that all have in common are left out."""
+    p = back.rows.weights
+    own = spread.own * (1.0 if policy.recomputes else 1 - 2 * p) + _sum(p * p * spread.own)
+    shared = 2 * (spread.shared + _sum(p * spread.shared))
+    relative = np.maximum(own, 0) + shared + spread.of_sum + spread.of_weight
+    variance: Real = p * p * relative + back.attended * (2 * policy.weight_underflow) ** 2
+    return variance
+
+
+def query_variance(back: Backward, spread: Spread, policy: Policy) -> Real:
+    """Return the variance of ds k, (..., Lq, D): the keys' errors, which cancel where the keys are alike."""
+    p, y, slope, key = back.rows.weights, back.centred, back.slope, back.key
+    square, squares = p * p, key * key
+    mean, result = (p * slope) @ key, back.grad_scores @ key  # X and S
+    variance: Real = _of_exponents(back, spread, mean, result, policy)
+    of_constants = (p * back.rows.shifted * y * slope) @ key - mean * _sum(p * back.rows.shifted * y)
+    variance += spread.constants * (of_constants - result * back.rows.mean_shifted) ** 2
+    variance += spread.of_sum * (np.abs(result) + np.abs(back.delta * mean)) ** 2
+    size, gradient = np.abs(y * slope), np.abs(back.grad_weights)
+    of_weight = (square * size * size) @ squares + mean * mean * _sum(square * gradient * gradient)
+    of_weight += 2 * np.abs(mean) * ((square * size * gradient) @ np.abs(key))
+    variance += spread.of_weight * of_weight
+    weighted = square * spread.of_grad_weights
+    alone = (weighted * slope**2) @ squares
+    together = alone - 2 * mean * ((weighted * slope) @ key) + mean * mean * _sum(weighted)
+    variance += np.maximum(alone if policy.recomputes else 0.0, np.maximum(together, 0))
+    variance += spread.of_delta * mean * mean + (spread.rounded * slope**2) @ squares
+    if back.softcap is None:
+        return variance
+    size = np.abs(back.grad_logits)
+    of_slope = (size * size * spread.of_slope) @ squares
+    capped: Real = (np.sqrt(variance) + np.sqrt(of_slope)) ** 2
+    return capped + _of_storage(back, policy) @ squares
+
+
+def _of_storage(back: Backward, policy: Policy) -> Real:
+    """Return what storing the intermediates of a softcap's gradient rounds."""
+    assert back.softcap is not None
+    unit, underflow = storage_of(policy)
+    lost = underflow**2 * (1 + 1 / back.softcap**2)
+    variance: Real = STORAGE_COUNT * (unit**2 * back.grad_scores**2 + back.attended * lost)
+    return variance
+
+
+def _of_exponents(back: Backward, spread: Spread, mean: Real, result: Real, policy: Policy) -> Real:
+    """Return what the errors of exponents do to ds k: each key's own, and by Cauchy's inequality what they share."""
+    p, y, slope, key = back.rows.weights, back.centred, back.slope, back.key
+
+    def expand(weighted: Real) -> Real:
+        """Return sum_l weighted_l times the square of theta_l's coefficient over p_l."""
+        first = (weighted * y * y * slope**2) @ (key * key)
+        rest = result * result * _sum(weighted) + 2 * result * mean * _sum(weighted * y)
+        rest = rest + mean * mean * _sum(weighted * y * y)
+        crossed = mean * ((weighted * y * y * slope) @ key) + result * ((weighted * y * slope) @ key)
+        together = np.maximum(first + rest - 2 * crossed, 0)
+        return np.maximum(first + np.maximum(rest, 0), together) if policy.recomputes else together
+
+    exponents: Real = expand(p * p * spread.own) + expand(p) * _sum(p * spread.shared)
+    return exponents
+
+
+def _of_logarithm(back: Backward, policy: Policy) -> Real:
+    """Return the variance of a stored L beyond that of its sum, (..., Lq, 1)."""
+    exact, maximum, unit = back.log_sum_exp, back.rows.maximum, policy.accumulate_unit
+    stored = np.where(np.isfinite(exact), exact, 0.0)[..., np.newaxis]
+    excess = np.maximum(stored - maximum, 0)
+    variance: Real = (policy.log_error + unit) ** 2 * excess**2 + 2 * unit**2 * (maximum**2 + stored**2)
+    return variance
+
+
+def _of_delta(back: Backward, policy: Policy) -> Real:
+    """Return V_D, (..., Lq, 1)."""
+    p, u_acc, square = back.rows.weights, policy.accumulate_unit, back.delta**2
+    squares = _sum(p * p * back.grad_weights**2)
+    variance = summation_variance(policy.sum_unit, back.rows.count, square, squares)
+    variance = variance + 2 * policy.compute_unit**2 * squares
+    lost = (2 * policy.weight_underflow) ** 2 * _sum(back.attended * back.grad_weights**2)
+    variance = variance + lost + back.rows.count * (2 * policy.score_underflow) ** 2
+    if policy.recomputes:
+        output, gradient = back.output**2, back.grad_output**2
+        of_output = summation_variance(u_acc, back.rows.count, output, (p * p) @ back.value**2)
+        of_output = of_output + policy.output_count * policy.output_unit**2 * output
+        width, squares = back.value.shape[-1], _sum(gradient * output)
+        of_row = summation_variance(u_acc, width, square, squares) + _sum(gradient * of_output)
+        variance = np.maximum(variance, of_row)
+    return variance + policy.score_unit**2 * square
+
+
+def _of_slope(back: Backward, policy: Policy) -> Real:
+    """Return V_kappa."""
+    assert back.softcap is not None
+    argument = back.scores / back.softcap
+    height, unit = np.tanh(argument) ** 2, policy.compute_unit
+    of_score = (back.score_error.independent + back.score_error.shared) / back.softcap**2
+    of_argument = of_score + (2 * unit**2 + policy.score_unit**2) * argument**2
+    steep = np.minimum(1, back.slope + 0.77 * np.sqrt(of_argument))
+    of_height = steep**2 * of_argument + (policy.tanh_error**2 + 3 * policy.score_unit**2) * height
+    variance: Real = 4 * height * of_height + of_height**2 + unit**2 * 4 * (height + back.slope**2)
+    return variance
+
+
+def _sum(array: Real) -> Real:
+    total: Real = array.sum(axis=-1, keepdims=True)
+    return total

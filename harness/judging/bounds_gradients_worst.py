@@ -1,0 +1,146 @@
+"""How large the errors of a backward pass can be, up to the gradients of logits and scores.
+
+In the notation of ``bounds_backward`` and ``bounds_softmax``. P bounds the error of a weight that is used backwards:
+
+    P   stored weights       G + c_p (p + G) + 2 eta_p,      c_p = (n + r) u_sum + 3u_c + u_p + n eta_p
+        e^(s - L), L stored  p (e^(E + F) - 1) + (u_p + u_c) p e^(E + F) + 2 eta_p,  F = B_L + (c_x + c_m) u_c lambda
+    E_dp    = Dv u_acc |g||v|^T + u_dp |dp| + eta
+    E_Delta of sum_j p dp    sum_j [ G |y| + (P - G)|dp| + (p + P)( E_dp + (n u_sum + 2u_c)(|dp| + E_dp) ) ] + storage
+            of sum_c g o     sum_c [ |g| B_o + Dv u_acc |g|(|o| + B_o) ] + storage
+    E_y     = E_dp + E_Delta + 3u_c ( |dp| + E_dp + |Delta| + E_Delta )
+    E_dl    = P |y| + (p + P) E_y + w (|p y| + ..) + 4 eta,       w = max(u_s, u_p)
+    E_ds    = E_dl (kappa + E_kappa) + |p y| E_kappa + 4w (..)    with a softcap, h = tanh(s / c):
+    E_kappa = 2|h| E_h + E_h^2 + u_c (2|h| + 4 kappa),            E_h = dh + (eps_tanh + 3u_s)(|h| + dh)
+
+Why G |y|: exponents that are perturbed leave the sum of the weights 1, so that sum_j (p^ - p) dp = sum_j (p^ - p) y.
+Why 3u_c: p dp - p Delta rounds both products, p (dp - Delta) the difference; differentiating the quotient of
+exponentials rounds Delta twice more, of which the sum's 2u_c has one. E_kappa covers 1 - h^2 and (1 + h)(1 - h).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from attncheck.harness.judging.bounds_backward import Backward
+from attncheck.harness.judging.bounds_output import output_bound
+from attncheck.harness.judging.bounds_scores import rise_of_tanh
+from attncheck.harness.judging.bounds_softmax import log_sum_exp_bound, moved_weights, normalisation_error
+from attncheck.harness.judging.bounds_terms import Operand, Real, transposed
+from attncheck.harness.judging.policies import Policy
+
+_SUBTRACTION_COUNT = 3
+STORAGE_COUNT = 4
+"""Intermediates between the weights' gradient and the logits', and between the logits' and the scores' of a softcap."""
+
+
+@dataclass(frozen=True, eq=False)
+class Largest:
+    """The largest errors of the weights and of the gradients of logits and scores; 0 where nothing is attended to."""
+
+    weights: Real  # P
+    grad_logits: Real  # E_dl
+    grad_scores: Real  # E_ds
+
+
+def largest_errors(back: Backward, policy: Policy) -> Largest:
+    """Bound the errors of a backward pass, its sums over queries or keys left out."""
+    attended, rows, size = back.attended, back.rows, np.abs(back.grad_weights)
+    # How much larger the weights can be than float64 has them.
+    more = np.divide(back.most_weight, rows.weights, out=np.ones_like(rows.weights), where=rows.weights > 0)
+    moved = attended * more * moved_weights(rows)
+    stored = moved + attended * (_stored(back, moved, policy) + 2 * policy.weight_underflow)
+    weights = stored
+    if policy.recomputes:
+        weights = np.maximum(stored, attended * (more * _recomputed(back, policy) + 2 * policy.weight_underflow))
+    gradient = _of_grad_weights(back, size, policy)
+    delta = _of_delta(back, moved, stored, gradient, policy)
+    if policy.recomputes:
+        delta = np.maximum(delta, _of_delta_from_output(back, policy))
+    of_delta = np.abs(back.delta) + delta
+    delta = delta + policy.score_unit * of_delta + policy.score_underflow
+    rounded = _SUBTRACTION_COUNT * policy.compute_unit * (size + gradient + of_delta)
+    error = weights * back.most_centred + (back.most_weight + weights) * (gradient + delta + rounded)
+    storing, underflow = storage_of(policy)
+    error = error + storing * (np.abs(back.grad_logits) + error) + STORAGE_COUNT * underflow
+    error = attended * error * (1 + 8 * policy.coarsest_unit)
+    return Largest(weights, error, error if back.softcap is None else _through_softcap(back, error, policy))
+
+
+def storage_of(policy: Policy) -> tuple[float, float]:
+    """Return unit roundoff and underflow of the coarsest format that gradients of logits are stored in."""
+    return max((policy.score_unit, policy.score_underflow), (policy.weight_unit, policy.weight_underflow))
+
+
+def slope_error(back: Backward, policy: Policy) -> Real:
+    """Return E_kappa."""
+    assert back.softcap is not None
+    argument = back.scores / back.softcap
+    height = np.abs(np.tanh(argument))
+    rise = rise_of_tanh(argument, back.score_error.worst / abs(back.softcap), policy)
+    risen = rise + (policy.tanh_error + 3 * policy.score_unit) * (height + rise)
+    error: Real = risen * (2 * height + risen) + policy.compute_unit * (2 * height + 4 * back.slope)
+    return error
+
+
+def _stored(back: Backward, moved: Real, policy: Policy) -> Real:
+    relative = normalisation_error(back.rows, policy) + policy.weight_unit
+    stored: Real = relative * (1 + 2 * relative) * (back.most_weight + moved)
+    return stored
+
+
+def _recomputed(back: Backward, policy: Policy) -> Real:
+    """Return how far e^(s - L) is from p, L being stored in the format of accumulation."""
+    rows, exact = back.rows, back.log_sum_exp
+    unit, underflow = policy.accumulate_unit, policy.accumulate_underflow
+    kept = replace(policy, output_unit=unit, output_underflow=underflow, output_count=2)
+    excess = np.where(np.isfinite(exact), exact - rows.maximum[..., 0], 0.0)
+    counts = policy.difference_count + policy.maximum_count
+    shift = log_sum_exp_bound(rows, exact, kept).worst + counts * policy.compute_unit * np.maximum(excess, 0)
+    grown = (rows.weights + rows.grown) * np.exp(shift)[..., np.newaxis]
+    error: Real = grown - rows.weights + (policy.weight_unit + policy.compute_unit) * grown
+    return error
+
+
+def _of_grad_weights(back: Backward, size: Real, policy: Policy) -> Real:
+    """Return E_dp."""
+    width, u_acc = back.value.shape[-1], policy.accumulate_unit
+    underflow = policy.weight_underflow if policy.weight_gradient_unit > u_acc else policy.accumulate_underflow
+    summed = width * u_acc * (np.abs(back.grad_output) @ transposed(np.abs(back.value)))
+    error: Real = summed + policy.weight_gradient_unit * (size + summed)
+    error += 2 * (width + 2) * policy.accumulate_underflow + underflow
+    return error
+
+
+def _of_delta(back: Backward, moved: Real, stored: Real, gradient: Real, policy: Policy) -> Real:
+    """Return the error of sum_j p dp, (..., Lq, 1)."""
+    size = np.abs(back.grad_weights)
+    summed = back.rows.count * policy.sum_unit + 2 * policy.compute_unit
+    each = moved * back.most_centred + (stored - moved) * size
+    each = each + (back.most_weight + stored) * (gradient + summed * (size + gradient))
+    total: Real = (each + back.attended * 2 * policy.score_underflow).sum(axis=-1, keepdims=True)
+    return total
+
+
+def _of_delta_from_output(back: Backward, policy: Policy) -> Real:
+    """Return the error of sum_c g o, (..., Lq, 1)."""
+    width, size = back.value.shape[-1], np.abs(back.grad_output)
+    bound = output_bound(back.rows, Operand(back.value), back.output, policy).worst
+    each = size * (bound + width * policy.accumulate_unit * (np.abs(back.output) + bound))
+    total: Real = each.sum(axis=-1, keepdims=True)
+    total += 2 * (width + 2) * policy.accumulate_underflow
+    return total
+
+
+def _through_softcap(back: Backward, error: Real, policy: Policy) -> Real:
+    """Return E_ds from E_dl."""
+    assert back.softcap is not None
+    storing, underflow = storage_of(policy)
+    steep = slope_error(back, policy)
+    size = np.abs(back.grad_logits)
+    through = error * (back.slope + steep) + size * steep
+    rounded = STORAGE_COUNT * storing * (size + error) * (back.slope + steep)
+    floor = STORAGE_COUNT * underflow * (1 + 1 / abs(back.softcap))
+    scores: Real = back.attended * ((through + rounded) * (1 + 8 * policy.coarsest_unit) + floor)
+    return scores

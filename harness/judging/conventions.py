@@ -1,0 +1,235 @@
+"""What else an implementation may have meant: other conventions, each as a change of the problem that a case poses.
+
+A convention is another reading of the same options: where causality and windows are counted from, which truth value of
+a mask forbids, how grouped heads are shared. A mistake leaves an option out, or takes another value for it. Both are
+here as problems whose exact answers a result may turn out to be (``recognition.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from attncheck.harness.judging.oracle_problem import Problem
+from attncheck.harness.judging.scales import has_scale, other_scales, scale_of, scales_in_words
+from attncheck.harness.judging.special_rows import DEFAULT_EMPTY_ROWS, scores_shape, special_rows
+from attncheck.harness.reading.lowering import Posed, essential, query_offset
+from attncheck.harness.verdicts import Verdict
+from attncheck.harness.vocabulary import EMPTY_ROWS, without_a_key
+
+
+@dataclass(frozen=True, eq=False)
+class Convention:
+    """Another reading of a case.
+
+    ``says`` tells people what the implementation does and what the case means; ``{stage}`` is the stage where it shows.
+    ``stage`` is the one at which the reading departs from the case, ``posed`` the problem as it is then read.
+    ``option`` is what an implementation may declare: the name of a convention and its value. ``instead`` names the
+    stages to compare with where the problem has no such stage any more.
+    """
+
+    name: str
+    says: str
+    stage: str
+    posed: Posed
+    verdict: Verdict = Verdict.SEMANTIC
+    option: tuple[str, str] | None = None
+    instead: Mapping[str, str] = field(default_factory=dict)
+
+
+def conventions_of(operation: str, posed: Posed) -> Iterator[Convention]:
+    """Yield what a case's options may be taken for, the likeliest first; nothing for an option that it has not."""
+    yield from _alignments(posed)
+    yield from _masks(posed)
+    yield from _windows(posed)
+    yield from _key_lengths(posed)
+    yield from _grouped_heads(operation, posed)
+    yield from _scales(operation, posed)
+    yield from _softcaps(operation, posed)
+    yield from _biases(operation, posed)
+
+
+def empty_row_conventions(operation: str, posed: Posed) -> Iterator[Convention]:
+    """Yield the other conventions for rows that may attend to no key; nothing where there is no such row."""
+    own = str(posed.options.get("empty_rows") or DEFAULT_EMPTY_ROWS)
+    plain = essential(operation, posed.options, posed.inputs)
+    rows = special_rows(operation, plain.options, plain.inputs, own).empty
+    if not rows.any():
+        return
+    for value in EMPTY_ROWS:
+        if value != own:
+            says, option = without_a_key(value, own), ("empty_rows", value)
+            yield Convention(f"empty-rows-{value}", says, "weights", _with(posed, empty_rows=value), option=option)
+    shape = scores_shape(operation, plain.options, plain.inputs)
+    allowed = Problem.of(operation, plain.options, plain.inputs).allowed(shape)
+    if allowed is not None:
+        says = f"a query without a key attends to all keys, as if nothing were masked; the case expects {own}"
+        unmasked = {**plain.inputs, "mask": allowed | rows[..., np.newaxis]}
+        yield Convention("empty-rows-unmasked", says, "weights", Posed({**plain.options, "is_causal": False}, unmasked))
+
+
+_ALIGNMENTS: Mapping[str, tuple[str, str]] = {
+    "top_left": ("top-left", "i"),
+    "bottom_right": ("bottom-right", "i + Lk - Lq"),
+}
+
+
+def _alignments(posed: Posed) -> Iterator[Convention]:
+    """Where positions count from: the first query stands at the first key, or the last query at the last key."""
+    options = posed.options
+    if options.get("is_causal"):
+        subject, rule = "causality", "key j for query i iff j <= {}"
+    elif options.get("window"):
+        subject, rule = "the window", "query i stands at key {}"
+    else:
+        return
+    own = query_offset(options, posed.inputs)
+    default = "behind the past" if "past_key" in posed.inputs else "top-left"
+    meant, *_ = _ALIGNMENTS.get(str(options.get("alignment")), (default,))
+    for alignment, (name, position) in _ALIGNMENTS.items():
+        other = _with(posed, alignment=alignment)
+        if query_offset(other.options, other.inputs) != own:
+            says = f"{subject} is aligned {name} ({rule.format(position)}); the case means {meant}"
+            yield Convention(f"aligned-{name}", says, "masked", other)
+
+
+def _masks(posed: Posed) -> Iterator[Convention]:
+    mask = posed.inputs.get("mask")
+    if mask is not None:
+        says = "the mask is read as True = may not attend; the case means True = may attend"
+        yield Convention("mask-inverted", says, "masked", _given(posed, mask=~mask))
+    if posed.options.get("is_causal"):
+        yield _mistake("causality-ignored", "causality is ignored", _with_mask(_with(posed, is_causal=False)))
+    if mask is not None:
+        yield _mistake("mask-ignored", "the mask is ignored", _given(posed, mask=np.ones_like(mask)))
+        bias = posed.inputs["bias"] + mask if "bias" in posed.inputs else mask.astype(np.float64)
+        says = "the mask is added to the scores as the numbers 0 and 1"
+        yield _mistake("mask-added", says, _given(posed, mask=np.ones_like(mask), bias=bias))
+    if "query_mask" in posed.inputs:
+        yield _mistake("query-mask-ignored", "the query mask is ignored", _without(_with_mask(posed), "query_mask"))
+
+
+def _windows(posed: Posed) -> Iterator[Convention]:
+    window = posed.options.get("window")
+    if window is None:
+        return
+    seen = {tuple(window)}
+    for change in ((-1, 0), (0, -1), (-1, -1), (1, 0), (0, 1), (1, 1)):
+        other = tuple(end if end is None else end + moved for end, moved in zip(window, change, strict=True))
+        if other in seen:
+            continue
+        seen.add(other)
+        ends = [side for side, moved in zip(("left", "right"), change, strict=True) if moved]
+        how = "too narrow" if sum(change) < 0 else "too wide"
+        meant = f"{_shown(other)}; the case means {_shown(window)}, ends included"
+        says = f"the window is one key {how} on the {' and the '.join(ends)}: {meant}"
+        yield Convention("window-ends", says, "masked", _with(posed, window=other))
+    yield _mistake("window-ignored", "the window is ignored", _with_mask(_with(posed, window=None)))
+
+
+def _key_lengths(posed: Posed) -> Iterator[Convention]:
+    lengths = posed.inputs.get("key_lengths")
+    if lengths is None:
+        return
+    for moved, how in ((1, "the last key's index"), (-1, "one less")):
+        says = f"a key length is taken for {how}; the case means the number of keys"
+        yield Convention("key-lengths-ends", says, "masked", _given(posed, key_lengths=lengths + moved))
+    yield _mistake("key-lengths-ignored", "the key lengths are ignored", _without(_with_mask(posed), "key_lengths"))
+
+
+def _grouped_heads(operation: str, posed: Posed) -> Iterator[Convention]:
+    if operation == "attention":
+        heads, shared = posed.inputs["query"].shape[-3], posed.inputs["key"].shape[-3]
+        names, axis = ("key", "value", "past_key", "past_value"), -3
+    elif operation == "multi_head_attention":
+        heads = int(posed.options["heads"])
+        shared = int(posed.options.get("kv_heads") or heads)
+        names, axis = ("key_weight", "value_weight", "key_bias", "value_bias"), -1
+    else:
+        return
+    if shared in (1, heads):
+        return
+    order = np.arange(heads) % shared
+    tiled = {name: _heads_of(posed.inputs[name], order, shared, axis) for name in names if name in posed.inputs}
+    says = "query head h takes key and value head h % Hkv (tiled); the case means head h // (H / Hkv) (repeated)"
+    options = {"kv_heads": heads} if "kv_heads" in posed.options else {}
+    yield Convention("heads-tiled", says, "raw_scores", _with(_given(posed, **tiled), **options))
+
+
+def _heads_of(array: Any, order: Any, heads: int, axis: int) -> Any:
+    """Take heads in another order: whole slices of an axis, or parts of the last one."""
+    if axis != -1:
+        return array.take(order, axis)
+    return array.reshape(*array.shape[:-1], heads, -1)[..., order, :].reshape(*array.shape[:-1], -1)
+
+
+def _scales(operation: str, posed: Posed) -> Iterator[Convention]:
+    if not has_scale(operation, posed):
+        return
+    own = scale_of(operation, posed)
+    for scale, name in other_scales(operation, posed):
+        told, meant = scales_in_words(scale, own)
+        says = f"the {{stage}} is exactly that of scale {told}{f', {name},' if name else ''} instead of {meant}"
+        yield _mistake("scale", says, _with(posed, scale=scale), "scores")
+
+
+def _softcaps(operation: str, posed: Posed) -> Iterator[Convention]:
+    if posed.options.get("softcap") is None:
+        return
+    ignored, says = _with(posed, softcap=None), "the softcap is ignored"
+    yield _mistake("softcap-ignored", says, ignored, "capped", {"capped": "scores"})
+    if operation == "attention_gradients":
+        return
+    for stage, what, is_there in (
+        ("biased", "the bias", "bias" in posed.inputs),
+        ("masked", "the mask", _is_masked(posed)),
+    ):
+        if is_there:
+            says = f"the softcap is applied after {what}; the case means before it"
+            yield Convention(f"softcap-after-{stage}", says, "capped", _with(posed, softcap_follows=stage))
+
+
+def _biases(operation: str, posed: Posed) -> Iterator[Convention]:
+    bias = posed.inputs.get("bias")
+    if bias is None:
+        return
+    yield _mistake("bias-ignored", "the bias is ignored", _given(posed, bias=np.zeros_like(bias)), "biased")
+    if "query" in posed.inputs:
+        scaled = bias.astype(np.float64) * scale_of(operation, posed)
+        says = "the bias is added before the scores are scaled"
+        yield _mistake("bias-scaled", says, _given(posed, bias=scaled), "biased")
+
+
+def _mistake(
+    name: str, says: str, posed: Posed, stage: str = "masked", instead: Mapping[str, str] | None = None
+) -> Convention:
+    return Convention(name, says, stage, posed, Verdict.NUMERIC, instead=instead or {})
+
+
+def _with(posed: Posed, **options: Any) -> Posed:
+    return Posed({**posed.options, **options}, posed.inputs)
+
+
+def _given(posed: Posed, **inputs: Any) -> Posed:
+    return Posed(posed.options, {**posed.inputs, **inputs})
+
+
+def _without(posed: Posed, name: str) -> Posed:
+    return Posed(posed.options, {other: array for other, array in posed.inputs.items() if other != name})
+
+
+def _with_mask(posed: Posed) -> Posed:
+    """Give the problem a mask that allows everything, or it would lose the stage when it loses the option."""
+    return posed if "mask" in posed.inputs else _given(posed, mask=np.ones((1, 1, 1, 1), dtype=np.bool_))
+
+
+def _is_masked(posed: Posed) -> bool:
+    inputs = {"mask", "key_lengths", "query_mask"}
+    return bool(posed.options.get("is_causal") or posed.options.get("window") or inputs & posed.inputs.keys())
+
+
+def _shown(window: Any) -> str:
+    return f"[{', '.join('null' if end is None else str(end) for end in window)}]"

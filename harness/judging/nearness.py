@@ -1,0 +1,72 @@
+"""How near a result is to a reading of its case: measured in float64 NumPy, to choose what is worth an exact answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.backends import numpy_backend
+from attncheck.harness.judging.scales import fit_scale
+from attncheck.harness.judging.special_rows import DEFAULT_EMPTY_ROWS, special_rows
+from attncheck.harness.reading.lowering import Posed, essential
+from attncheck.harness.running.operations import run_operation
+
+Array = NDArray[Any]
+Stages = Mapping[str, Array]
+
+
+def distance(operation: str, posed: Posed, returned: Stages, instead: Mapping[str, str] | None = None) -> float:
+    """Return how far stages are from a reading: of their mean differences, each over its size, the largest.
+
+    ``instead`` names the stages to compare with where they have other names. Rows without a key do not count.
+    """
+    plain = essential(operation, posed.options, posed.inputs)
+    approximate = _approximately(operation, plain)
+    special = special_rows(operation, plain.options, plain.inputs, DEFAULT_EMPTY_ROWS)
+    far = 0.0
+    for stage, array in returned.items():
+        other = approximate.get((instead or {}).get(stage, stage))
+        if other is None or other.shape != array.shape:
+            return np.inf
+        judged = ~special.places(stage, array.shape, special.empty)
+        far = max(far, _mean_difference(array.astype(np.float64)[judged], other[judged]))
+    return far
+
+
+def best_scale(operation: str, posed: Posed, returned: Stages, own: float) -> float | None:
+    """Return the scale that comes nearest to what was returned; None where none is nearer than all others."""
+    plain = essential(operation, posed.options, posed.inputs)
+    stages = {stage: array.astype(np.float64) for stage, array in returned.items()}
+
+    def residual(scale: float) -> NDArray[np.float64]:
+        other = _approximately(operation, Posed({**plain.options, "scale": scale}, plain.inputs))
+        flat = np.concatenate([(array - other.get(stage, np.nan)).ravel() for stage, array in stages.items()])
+        return np.where(np.isfinite(flat), flat, 0.0)
+
+    with np.errstate(all="ignore"):
+        return fit_scale(residual, own)
+
+
+def _mean_difference(array: Array, other: Array) -> float:
+    if not array.size:
+        return 0.0
+    finite = np.isfinite(array) & np.isfinite(other)
+    odd = ~finite & ~((array == other) | (np.isnan(array) & np.isnan(other)))
+    with np.errstate(over="ignore"):
+        difference = np.abs(array[finite] - other[finite]).sum()
+        size = np.abs(other[finite]).sum() + np.finfo(np.float64).tiny
+        return float(difference / size + odd.mean())
+
+
+def _approximately(operation: str, plain: Posed) -> dict[str, Array]:
+    """Return the stages of a problem in essential form, from the NumPy backend; nothing where it cannot do it."""
+    inputs = {name: array if array.dtype == bool else array.astype(np.float64) for name, array in plain.inputs.items()}
+    options = {name: value for name, value in plain.options.items() if value is not None}
+    try:
+        with np.errstate(all="ignore"):
+            return dict(run_operation(numpy_backend, operation, inputs, options))
+    except NotImplementedError:
+        return {}

@@ -1,0 +1,116 @@
+"""Other scales than the one that a case means: the common wrong ones, and one that is fitted to what was returned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.harness.reading.lowering import Posed
+
+Real = NDArray[np.float64]
+
+_OPERATIONS = frozenset({"attention", "attention_gradients", "multi_head_attention"})
+_OCTAVES, _PER_OCTAVE, _ITERATIONS = 6, 4, 12
+
+
+def has_scale(operation: str, posed: Posed) -> bool:
+    """Whether the scores are a product of query and key times a number."""
+    return operation in _OPERATIONS or (
+        operation == "scoring" and posed.options.get("score", "scaled_dot") in ("dot", "scaled_dot", "cosine")
+    )
+
+
+def scale_of(operation: str, posed: Posed) -> float:
+    """Return the factor of the scores that a case means."""
+    given = posed.options.get("scale")
+    if given is not None:
+        return float(given)
+    is_scaled = posed.options.get("score", "scaled_dot") == "scaled_dot"
+    return 1 / math.sqrt(_widths(operation, posed)["D"]) if is_scaled else 1.0
+
+
+def other_scales(operation: str, posed: Posed) -> Iterator[tuple[float, str]]:
+    """Yield the scales that are often taken for the right one, the likeliest first, each once, and what it is."""
+    own, widths = scale_of(operation, posed), _widths(operation, posed)
+    root = math.sqrt(widths["D"])
+    given = posed.options.get("scale") is not None
+    candidates = [
+        *([(1 / root, "the default 1/sqrt(D)"), (own / root, "the given one times 1/sqrt(D)")] if given else []),
+        (1.0, ""),
+        (own * own, "twice the same factor"),
+        (1 / widths["D"], "1/D"),
+        (root, "sqrt(D)"),
+        *((1 / math.sqrt(width), f"1/sqrt({name})") for name, width in widths.items()),
+        (2 * own, "twice as large"),
+        (own / 2, "half as large"),
+        (-own, "the negative"),
+    ]
+    seen = {own}
+    for scale, name in candidates:
+        if scale not in seen:
+            seen.add(scale)
+            yield scale, name
+
+
+def _widths(operation: str, posed: Posed) -> dict[str, int]:
+    """Return the widths that a scale may be made of: D of a head, Dv of its values, E of all heads."""
+    inputs = posed.inputs
+    if operation == "multi_head_attention":
+        heads = int(posed.options["heads"])
+        shared = int(posed.options.get("kv_heads") or heads)
+        return {
+            "D": inputs["query_weight"].shape[-1] // heads,
+            "Dv": inputs["value_weight"].shape[-1] // shared,
+            "E": inputs["query"].shape[-1],
+        }
+    query = inputs["query"]
+    widths = {"D": query.shape[-1]}
+    if "value" in inputs:
+        widths["Dv"] = inputs["value"].shape[-1]
+    heads = query.shape[-3] if query.ndim > 2 else 1
+    return widths | {"E": heads * query.shape[-1]}
+
+
+def fit_scale(residual: Callable[[float], Real], own: float) -> float | None:
+    """Return the scale at which a residual is smallest, by least squares; None where there is no such place.
+
+    A coarse search over some octaves on both sides of ``own``, of either sign, then Gauss and Newton's iteration, which
+    stays between the neighbours of the coarse best.
+    """
+    octaves = 2.0 ** (np.arange(-_OCTAVES * _PER_OCTAVE, _OCTAVES * _PER_OCTAVE + 1) / _PER_OCTAVE) * (abs(own) or 1.0)
+    grid = [*(-octaves[::-1]).tolist(), 0.0, *octaves.tolist()]
+    far = np.array([np.abs(residual(scale)).sum() for scale in grid])
+    if not np.isfinite(far).any():
+        return None
+    best = int(np.nanargmin(far))
+    if best in (0, len(grid) - 1):
+        return None
+    low, scale, high = grid[best - 1 : best + 2]
+    for _ in range(_ITERATIONS):
+        step = 1e-5 * (high - low)
+        slope = (residual(scale + step) - residual(scale - step)) / (2 * step)
+        steepness = float(slope @ slope)
+        if not steepness > 0:
+            return None
+        scale = min(max(scale - float(slope @ residual(scale)) / steepness, low), high)
+    return scale if low < scale < high else None
+
+
+def shortest(scale: float, relative: float, own: float) -> float:
+    """Return the number of fewest digits this close to a scale: a constant in code is seldom longer."""
+    if abs(scale) <= relative * abs(own):
+        return 0.0
+    for digits in range(2, 10):
+        short = float(f"{scale:.{digits}g}")
+        if abs(short - scale) <= relative * abs(scale):
+            return short
+    return scale
+
+
+def scales_in_words(*scales: float) -> list[str]:
+    """Write scales with four digits, or with more where they would look the same."""
+    short = [f"{scale:.4g}" for scale in scales]
+    return short if len(set(short)) == len(set(scales)) else [f"{scale:.9g}" for scale in scales]

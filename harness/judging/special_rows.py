@@ -1,0 +1,165 @@
+"""Query rows whose answer is no arithmetic: those that may attend to no key, and those of a query that holds NaN.
+
+A row without a key has no softmax. What it gives is a convention: ``zero`` weights and output, ``uniform`` (the mean of
+all values) or ``nan``. Where query heads or gradients bring rows together, NaN reaches whatever they reach.
+
+A row of a query that holds NaN is NaN in every stage, and no other row is touched by it. The oracle, which knows no
+NaN, gets such a row as ones; its answer is then replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.harness.judging.enclosure import Enclosure
+from attncheck.harness.judging.oracle_problem import Problem
+from attncheck.harness.judging.sampling import Rows
+from attncheck.harness.vocabulary import Shape
+
+Array = NDArray[Any]
+Flags = NDArray[np.bool_]
+Inputs = Mapping[str, Array]
+Options = Mapping[str, Any]
+
+DEFAULT_EMPTY_ROWS = "zero"
+
+_BEFORE_SOFTMAX = frozenset({"raw_scores", "scores", "capped", "biased", "masked"})
+_SUMS_OF_ROWS = frozenset({"grad_key", "grad_value"})
+
+
+@dataclass(frozen=True, eq=False)
+class SpecialRows:
+    """Which rows are special, (..., H, Lq), in one computation, and by which convention the empty ones are judged.
+
+    ``forbidden`` are the places that a mask forbids, in the scores' shape; None where there is no NaN.
+    """
+
+    operation: str
+    inputs: Inputs
+    convention: str
+    empty: Flags
+    poisoned: Flags
+    forbidden: Flags | None = None
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self.empty.any() or self.poisoned.any())
+
+    def marked(self, stage: str, exact: Enclosure) -> Enclosure:
+        """Set NaN where it is the exact answer, and take out what has none."""
+        nan, open_ = self._unusual(stage, exact.shape)
+        if not (nan.any() or open_.any()):
+            return exact
+        nan = nan & ~open_
+        radius = np.where(open_, np.inf, np.where(nan, 0.0, exact.radius))
+        return Enclosure(np.where(nan, np.nan, exact.high), np.where(nan, 0.0, exact.low), radius)
+
+    def marked_step(self, stage: str, exact: Enclosure, returned: Collection[str]) -> Enclosure:
+        """Do the same for the step from an implementation's own stages, where a uniform row follows from no logits."""
+        exact = self.marked(stage, exact)
+        follows_from_weights = stage in ("context", "output") and not {"weights", "context"}.isdisjoint(returned)
+        if self.convention != "uniform" or stage in _BEFORE_SOFTMAX or follows_from_weights:
+            return exact
+        open_ = self.places(stage, exact.shape, self.empty)
+        return Enclosure(exact.high, exact.low, np.where(open_, np.inf, exact.radius))
+
+    def cleaned(self, stage: str, returned: Array) -> Array:
+        """Set to 0 what is NaN by right in a returned stage, so that other rows can be followed from it."""
+        nan, _ = self._unusual(stage, returned.shape)
+        return np.where(nan & np.isnan(returned.astype(np.float64)), np.zeros((), returned.dtype), returned)
+
+    def places(self, stage: str, shape: Shape, rows: Flags) -> Flags:
+        """Return, in a stage's shape, what these rows (..., H, Lq) reach."""
+        of_heads = self.operation == "multi_head_attention" and stage == "output"
+        if stage == "log_sum_exp":
+            reached = rows
+        elif stage in _SUMS_OF_ROWS:
+            grouped = rows.reshape(*rows.shape[:-2], shape[-3], -1)  # (B, H, Lq) -> (B, Hkv, H / Hkv * Lq)
+            reached = _any(grouped, -1)[..., np.newaxis]
+        elif of_heads and "output_weight" in self.inputs:
+            reached = _any(rows, -2)[..., 0, :, np.newaxis]
+        elif of_heads:
+            reached = np.repeat(np.swapaxes(rows, -1, -2), shape[-1] // rows.shape[-2], axis=-1)  # (B, Lq, H*Dv)
+        elif stage in ("key", "value"):
+            reached = np.zeros((1,), dtype=np.bool_)
+        elif stage == "grad_bias":
+            axes = tuple(axis for axis, length in enumerate(shape[:-1]) if length == 1)
+            reached = _any(rows[..., np.newaxis], axes)
+        else:
+            reached = rows[..., np.newaxis]
+        return np.broadcast_to(reached, shape)
+
+    def _unusual(self, stage: str, shape: Shape) -> tuple[Flags, Flags]:
+        """Return where a stage is exactly NaN, and where nothing is to be said of it."""
+        empty, poisoned = (self.places(stage, shape, rows) for rows in (self.empty, self.poisoned))
+        nowhere = np.zeros(shape, dtype=np.bool_)
+        if stage in _BEFORE_SOFTMAX or stage == "query":
+            # Where a mask forbids the key it depends on how it does: by selection -inf, by addition NaN.
+            forbidden = nowhere if stage != "masked" or self.forbidden is None else self.forbidden
+            return poisoned, poisoned & forbidden
+        if stage == "log_sum_exp":
+            return poisoned, empty & (poisoned | (self.convention != DEFAULT_EMPTY_ROWS))
+        if stage in _SUMS_OF_ROWS or stage in ("grad_query", "grad_bias"):
+            by_convention = empty if self.convention == "nan" else nowhere
+            # A kernel that skips what is masked keeps NaN from keys that the poisoned row may not attend to.
+            open_ = nowhere if stage == "grad_query" else poisoned
+            return by_convention | poisoned, open_ | (empty if self.convention == "uniform" else empty & poisoned)
+        if stage == "weights" and self.forbidden is not None:
+            # A softmax may keep a NaN score to its own weight: a key that may not be attended then has none, as ever.
+            empty = empty | self.forbidden
+        return poisoned | (empty if self.convention == "nan" else nowhere), empty & poisoned
+
+
+def without_nan(inputs: Inputs) -> dict[str, Array]:
+    """Return the inputs with ones in every query row that holds NaN."""
+    rows = _rows_with_nan(inputs)
+    if not rows.any():
+        return dict(inputs)
+    query = inputs["query"]
+    return {**inputs, "query": np.where(rows[..., np.newaxis], np.ones((), query.dtype), query)}
+
+
+def special_rows(
+    operation: str, options: Options, inputs: Inputs, convention: str, rows: Rows | None = None
+) -> SpecialRows:
+    """Find the special rows of a problem in essential form, NaN and all; with ``rows``, among these alone."""
+    shape = scores_shape(operation, options, inputs)
+    problem = Problem.of(operation, options, inputs)
+    poisoned = _rows_with_nan(inputs)
+    poisoned = poisoned[:, np.newaxis] if operation == "multi_head_attention" else poisoned
+    poisoned = np.broadcast_to(poisoned, shape[:-1])
+    empty = np.zeros(shape[:-1], dtype=np.bool_)
+    if shape[-1]:  # the mean of no values is 0 in every convention
+        empty = ~_any(~problem.unattended(shape), -1)[..., 0]
+    allowed = problem.allowed(shape) if poisoned.any() else None
+    forbidden = None if allowed is None else ~allowed
+    if rows is not None:
+        empty, poisoned = empty[..., rows], poisoned[..., rows]
+        forbidden = None if forbidden is None else forbidden[..., rows, :]
+    return SpecialRows(operation, inputs, convention, empty, poisoned, forbidden)
+
+
+def scores_shape(operation: str, options: Options, inputs: Inputs) -> Shape:
+    """Return the shape of the scores of a problem in essential form: (B, H, Lq, T)."""
+    if "scores" in inputs:
+        return inputs["scores"].shape
+    batch, queries, keys = inputs["query"].shape[:-2], inputs["query"].shape[-2], inputs["key"].shape[-2]
+    heads = (int(options["heads"]),) if operation == "multi_head_attention" else ()
+    return (*batch, *heads, queries, keys)
+
+
+def _rows_with_nan(inputs: Inputs) -> Flags:
+    name = "query" if "query" in inputs else "scores"
+    if name == "scores":
+        return np.zeros(inputs[name].shape[:-1], dtype=np.bool_)
+    return _any(np.isnan(inputs[name].astype(np.float64)), -1)[..., 0]
+
+
+def _any(flags: Flags, axis: int | tuple[int, ...]) -> Flags:
+    """Reduce an axis to whether any is set; the axis stays, of length 1."""
+    return np.asarray(np.any(flags, axis=axis, keepdims=True))

@@ -1,0 +1,494 @@
+"""A wrong result is told for what it is: another convention, or a mistake of a known kind; and nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from attncheck.backends import numpy_backend as reference
+from attncheck.harness.judging import judge_implementation, recognition
+from attncheck.harness.judging.judge_implementation import JudgedStages, judge_and_recognise
+from attncheck.harness.judging.truth import find_truth
+from attncheck.harness.reading.lowering import essential
+from attncheck.harness.verdicts import Verdict
+
+Array = NDArray[Any]
+Inputs = dict[str, Array]
+Stages = dict[str, Array]
+Compute = Callable[[Inputs], Stages]
+
+DRAWN = np.random.default_rng(20)
+QUERY, KEY, VALUE = (DRAWN.standard_normal(shape) for shape in ((2, 4, 5, 8), (2, 4, 7, 8), (2, 4, 7, 3)))
+MASK = DRAWN.random((2, 1, 5, 7)) < 0.6
+MASK[..., 0] = True
+BIAS = DRAWN.standard_normal((1, 4, 5, 7))
+LENGTHS = np.array([3, 6])
+PLAIN = {"query": QUERY, "key": KEY, "value": VALUE}
+GROUPED = PLAIN | {"key": KEY[:, :2], "value": VALUE[:, :2]}
+FEW_KEYS = PLAIN | {"key": KEY[:, :, :3], "value": VALUE[:, :, :3]}
+
+
+def attend(**options: Any) -> Compute:
+    """Return what computes attention with these options, whatever the case says."""
+
+    def compute(inputs: Inputs) -> Stages:
+        posed = essential("attention", options, inputs)
+        given = {name: value for name, value in posed.options.items() if value is not None}
+        with np.errstate(all="ignore"):
+            return dict(reference.attention(**posed.inputs, **given))
+
+    return compute
+
+
+def changed(compute: Compute, **change: Callable[[Array], Array]) -> Compute:
+    """Return what computes from inputs that it takes for others."""
+    return lambda inputs: compute({**inputs, **{name: take(inputs[name]) for name, take in change.items()}})
+
+
+def without(compute: Compute, name: str) -> Compute:
+    return lambda inputs: compute({other: array for other, array in inputs.items() if other != name})
+
+
+def capped_last(*, after_mask: bool) -> Compute:
+    """Return attention whose softcap of 2 comes after the bias, or after bias and mask."""
+
+    def compute(inputs: Inputs) -> Stages:
+        scores = reference.dot_scores(inputs["query"], inputs["key"])["scores"]
+        logits = scores + inputs["bias"] if "bias" in inputs else scores
+        if after_mask:
+            logits = np.where(inputs["mask"], logits, -np.inf)
+        logits = (2 * np.tanh(logits / 2)).astype(scores.dtype)
+        weights = reference.softmax(logits)["weights"]
+        return {"weights": weights, "output": weights @ inputs["value"]}
+
+    return compute
+
+
+def recognised(
+    options: Mapping[str, Any],
+    inputs: Mapping[str, Array],
+    compute: Compute,
+    dtype: str = "float64",
+    stages: tuple[str, ...] = (),
+    conventions: Mapping[str, str] | None = None,
+) -> JudgedStages:
+    """Judge what an implementation makes of a problem, of which it returns only some stages."""
+    stored = {
+        name: array.astype(dtype) if np.issubdtype(array.dtype, np.floating) else array
+        for name, array in inputs.items()
+    }
+    with np.errstate(all="ignore"):
+        returned = compute(dict(stored))
+    returned = {name: array for name, array in returned.items() if not stages or name in stages}
+    assert {str(array.dtype) for array in returned.values()} == {dtype}
+    truth = find_truth("attention", options, stored, dtype, generic=True)
+    shapes = {name: array.shape for name, array in returned.items()}
+    return judge_and_recognise(truth, returned, shapes, "native", conventions)
+
+
+def failing(judged: JudgedStages) -> dict[str, Verdict]:
+    return {found.stage: found.verdict for found in judged.judgements if found.verdict.exit_code}
+
+
+CAUSAL, LOWER = {"is_causal": True}, {"is_causal": True, "alignment": "bottom_right"}
+CONVENTIONS: Mapping[str, tuple[Mapping[str, Any], Inputs, Compute, str, str]] = {
+    "bottom-right": (
+        CAUSAL,
+        PLAIN,
+        attend(**LOWER),
+        "masked",
+        "causality is aligned bottom-right (key j for query i iff j <= i + Lk - Lq); the case means top-left",
+    ),
+    "top-left": (
+        LOWER,
+        PLAIN,
+        attend(**CAUSAL),
+        "masked",
+        "causality is aligned top-left (key j for query i iff j <= i); the case means bottom-right",
+    ),
+    "window from the left": (
+        {"window": (2, 1), "alignment": "bottom_right"},
+        PLAIN,
+        attend(window=(2, 1)),
+        "masked",
+        "the window is aligned top-left (query i stands at key i); the case means bottom-right",
+    ),
+    "left end": (
+        {"window": (2, 1)},
+        PLAIN,
+        attend(window=(1, 1)),
+        "masked",
+        "the window is one key too narrow on the left: [1, 1]; the case means [2, 1], ends included",
+    ),
+    "right end": (
+        {"window": (2, 1)},
+        PLAIN,
+        attend(window=(2, 2)),
+        "masked",
+        "the window is one key too wide on the right: [2, 2]; the case means [2, 1], ends included",
+    ),
+    "both ends": (
+        {"window": (2, 1)},
+        PLAIN,
+        attend(window=(1, 0)),
+        "masked",
+        "the window is one key too narrow on the left and the right: [1, 0]; the case means [2, 1], ends included",
+    ),
+    "polarity": (
+        {},
+        PLAIN | {"mask": MASK},
+        changed(attend(), mask=np.logical_not),
+        "masked",
+        "the mask is read as True = may not attend; the case means True = may attend",
+    ),
+    "lengths": (
+        {},
+        PLAIN | {"key_lengths": LENGTHS},
+        changed(attend(), key_lengths=lambda lengths: lengths + 1),
+        "masked",
+        "a key length is taken for the last key's index; the case means the number of keys",
+    ),
+    "tiled": (
+        {},
+        GROUPED,
+        changed(attend(), key=lambda key: key[:, [0, 1, 0, 1]], value=lambda value: value[:, [0, 1, 0, 1]]),
+        "raw_scores",
+        "query head h takes key and value head h % Hkv (tiled); the case means head h // (H / Hkv) (repeated)",
+    ),
+    "cap after bias": (
+        {"softcap": 2.0},
+        PLAIN | {"bias": BIAS},
+        capped_last(after_mask=False),
+        "capped",
+        "the softcap is applied after the bias; the case means before it",
+    ),
+    "cap after mask": (
+        {"softcap": 2.0},
+        PLAIN | {"bias": BIAS, "mask": MASK},
+        capped_last(after_mask=True),
+        "capped",
+        "the softcap is applied after the mask; the case means before it",
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("only_output", [False, True])
+@pytest.mark.parametrize("name", CONVENTIONS)
+def test_another_convention_is_semantic_and_named_with_its_stage(name: str, only_output: bool, dtype: str) -> None:
+    options, inputs, compute, stage, says = CONVENTIONS[name]
+    judged = recognised(options, inputs, compute, dtype, ("output",) if only_output else ())
+    assert set(failing(judged).values()) == {Verdict.SEMANTIC}
+    assert "output" in failing(judged)
+    assert {found.message for found in judged.judgements if found.verdict.exit_code} == {says}
+    assert (judged.begins_at, judged.declared) == (stage, frozenset())
+
+
+MISTAKES: Mapping[str, tuple[Mapping[str, Any], Inputs, Compute, str, str]] = {
+    "causality": (CAUSAL, PLAIN, attend(), "masked", "causality is ignored; "),
+    "mask": ({}, PLAIN | {"mask": MASK}, without(attend(), "mask"), "masked", "the mask is ignored; "),
+    "mask as numbers": (
+        {},
+        PLAIN | {"mask": MASK},
+        lambda inputs: attend()(
+            {
+                **{name: inputs[name] for name in PLAIN},
+                "bias": np.broadcast_to(inputs["mask"], (2, 4, 5, 7)).astype(inputs["query"].dtype),
+            }
+        ),
+        "masked",
+        "the mask is added to the scores as the numbers 0 and 1; ",
+    ),
+    "window": ({"window": (2, 1)}, PLAIN, attend(), "masked", "the window is ignored; "),
+    "lengths": (
+        {},
+        PLAIN | {"key_lengths": LENGTHS},
+        without(attend(), "key_lengths"),
+        "masked",
+        "the key lengths are ignored; ",
+    ),
+    "bias": ({}, PLAIN | {"bias": BIAS}, without(attend(), "bias"), "biased", "the bias is ignored; "),
+    "bias before the scale": (
+        {},
+        PLAIN | {"bias": BIAS},
+        changed(attend(), bias=lambda bias: bias * bias.dtype.type(8**-0.5)),
+        "biased",
+        "the bias is added before the scores are scaled; ",
+    ),
+    "softcap": ({"softcap": 2.0}, PLAIN, attend(), "capped", "the softcap is ignored; "),
+    "no scale": ({}, PLAIN, attend(scale=1.0), "scores", "the output is exactly that of scale 1 instead of 0.3536; "),
+    "scale twice": (
+        {},
+        PLAIN,
+        attend(scale=0.125),
+        "scores",
+        "the output is exactly that of scale 0.125, twice the same factor, instead of 0.3536; ",
+    ),
+    "value width": (
+        {},
+        PLAIN,
+        attend(scale=3**-0.5),
+        "scores",
+        "the output is exactly that of scale 0.5774, 1/sqrt(Dv), instead of 0.3536; ",
+    ),
+    "model width": (
+        {},
+        PLAIN,
+        attend(scale=32**-0.5),
+        "scores",
+        "the output is exactly that of scale 0.1768, 1/sqrt(E), instead of 0.3536; ",
+    ),
+    "the default": (
+        {"scale": 0.7},
+        PLAIN,
+        attend(),
+        "scores",
+        "the output is exactly that of scale 0.3536, the default 1/sqrt(D), instead of 0.7; ",
+    ),
+    "some scale": ({}, PLAIN, attend(scale=0.31), "scores", "the output is that of scale 0.31 (given 0.3536); "),
+    "no scores": ({}, PLAIN, attend(scale=0.0), "scores", "the output is that of scale 0 (given 0.3536); "),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_stays_numeric_and_is_told_with_the_stage_where_it_lies(name: str, dtype: str) -> None:
+    options, inputs, compute, stage, says = MISTAKES[name]
+    judged = recognised(options, inputs, compute, dtype, ("output",))
+    (found,) = judged.judgements
+    assert (found.verdict, judged.begins_at) == (Verdict.NUMERIC, stage)
+    assert found.message.startswith(f"{says}")
+    assert "times the largest error that is possible" in found.message
+
+
+def with_rows(value: float, dtype: str = "float64") -> Compute:
+    """Return attention whose weights in rows without a key are all this number."""
+
+    def compute(inputs: Inputs) -> Stages:
+        stages = attend()(inputs)
+        empty = stages["log_sum_exp"][..., np.newaxis] == -np.inf
+        stages["weights"] = np.where(empty, np.array(value, dtype), stages["weights"])
+        return stages | {"output": stages["weights"] @ inputs["value"]}
+
+    return compute
+
+
+EMPTY = MASK.copy()
+EMPTY[0, 0, 2] = EMPTY[1, 0, 0] = False
+SAYS = {
+    "nan": "a query without a key gives NaN; the case expects",
+    "uniform": "a query without a key gives the mean of all values (uniform); the case expects",
+    "zero": "a query without a key gives zero; the case expects",
+}
+FILLED = {"nan": np.nan, "uniform": 1 / 7, "zero": 0.0}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("expected", SAYS)
+@pytest.mark.parametrize("given", SAYS)
+@pytest.mark.parametrize("stages", [("output",), ("weights", "output"), ()])
+def test_rows_without_a_key_follow_the_convention_of_the_case(
+    given: str, expected: str, dtype: str, stages: tuple[str, ...]
+) -> None:
+    options, inputs = {"empty_rows": expected}, PLAIN | {"mask": EMPTY}
+    judged = recognised(options, inputs, with_rows(FILLED[given], dtype), dtype, stages)
+    if given == expected:
+        assert (failing(judged), judged.begins_at) == ({}, "")
+        return
+    assert failing(judged) == dict.fromkeys(stages or ("weights", "output"), Verdict.SEMANTIC)
+    assert {found.message for found in judged.judgements if found.verdict.exit_code} == {f"{SAYS[given]} {expected}"}
+    assert (judged.begins_at, judged.declared) == ("weights", frozenset())
+
+
+@pytest.mark.parametrize(("given", "declared"), [("uniform", "uniform"), ("nan", "nan"), ("nan", "uniform")])
+def test_a_convention_that_is_declared_is_known(given: str, declared: str) -> None:
+    inputs = PLAIN | {"mask": EMPTY}
+    judged = recognised({}, inputs, with_rows(FILLED[given]), conventions={"empty_rows": declared})
+    known = given == declared
+    assert judged.declared == ({"weights", "output"} if known else set())
+    assert set(failing(judged).values()) == {Verdict.SEMANTIC}
+    assert judged.judgements[-1].message.endswith("the case expects zero" + " (declared)" * known)
+
+
+def test_a_row_that_ignores_its_mask_is_told_from_a_mean() -> None:
+    def unmasked(inputs: Inputs) -> Stages:
+        mask = inputs["mask"] | ~inputs["mask"].any(axis=-1, keepdims=True)
+        return attend()({**inputs, "mask": mask})
+
+    judged = recognised({}, PLAIN | {"mask": EMPTY}, unmasked, stages=("output",))
+    assert failing(judged) == {"output": Verdict.SEMANTIC}
+    assert judged.judgements[0].message.startswith("a query without a key attends to all keys, as if nothing")
+
+
+def test_rows_that_are_empty_only_under_the_other_convention_are_told_too() -> None:
+    def nan_rows(inputs: Inputs) -> Stages:
+        stages = attend(**LOWER)(inputs)
+        empty = stages["log_sum_exp"][..., np.newaxis] == -np.inf
+        return {"output": np.where(empty, np.nan, stages["output"])}
+
+    judged = recognised(CAUSAL, FEW_KEYS, nan_rows)
+    assert failing(judged) == {"output": Verdict.SEMANTIC}
+    assert judged.judgements[0].message == (
+        "causality is aligned bottom-right (key j for query i iff j <= i + Lk - Lq); the case means top-left; "
+        "a query without a key gives NaN; the case expects zero"
+    )
+
+
+def test_a_mistake_beside_a_declared_convention_is_still_told() -> None:
+    def both(inputs: Inputs) -> Stages:
+        stages = attend(scale=1.0)(inputs)
+        empty = stages["log_sum_exp"][..., np.newaxis] == -np.inf
+        return {"output": np.where(empty, np.nan, stages["output"])}
+
+    judged = recognised({}, PLAIN | {"mask": EMPTY}, both, conventions={"empty_rows": "nan"})
+    assert failing(judged) == {"output": Verdict.NONFINITE}
+    assert judged.judgements[0].message.startswith(
+        "the output is exactly that of scale 1 instead of 0.3536; a query without a key gives NaN; the case expects"
+    )
+    assert (judged.begins_at, judged.declared) == ("scores", frozenset())
+
+
+def test_what_a_declared_convention_does_not_explain_fails_on_its_own() -> None:
+    def both(inputs: Inputs) -> Stages:
+        stages = with_rows(1 / 7)(inputs)
+        return stages | {"log_sum_exp": stages["log_sum_exp"] * (1 + 1e-6)}
+
+    judged = recognised({}, PLAIN | {"mask": EMPTY}, both, conventions={"empty_rows": "uniform"})
+    assert failing(judged) == {
+        "weights": Verdict.SEMANTIC,
+        "log_sum_exp": Verdict.NUMERIC,
+        "output": Verdict.SEMANTIC,
+    }
+    assert (judged.begins_at, judged.declared) == ("log_sum_exp", {"weights", "output"})
+
+
+def test_what_nothing_explains_is_judged_by_what_is_declared() -> None:
+    noise = 1 + 1e-6 * np.random.default_rng(6).standard_normal((2, 4, 5, 3))
+
+    def both(inputs: Inputs) -> Stages:
+        return {"output": with_rows(1 / 7)(inputs)["output"] * noise}
+
+    nothing: dict[str, str] = {}
+    for conventions in (nothing, {"empty_rows": "uniform"}):
+        judged = recognised({}, PLAIN | {"mask": EMPTY}, both, conventions=conventions)
+        (found,) = judged.judgements
+        assert (found.verdict, judged.recognised, judged.declared) == (Verdict.NUMERIC, None, frozenset())
+        assert found.accumulated is not None
+        assert (found.accumulated.ratio == np.inf) is (not conventions)
+
+
+# What is not recognised.
+
+
+@pytest.mark.parametrize("wrong", [0.5, 1e-9])
+def test_an_error_in_one_place_is_no_convention(wrong: float) -> None:
+    def one_wrong(inputs: Inputs) -> Stages:
+        stages = attend(**CAUSAL)(inputs)
+        stages["output"][1, 2, 3, 1] += wrong
+        return stages
+
+    judged = recognised(CAUSAL, PLAIN | {"mask": MASK, "bias": BIAS}, one_wrong)
+    assert (failing(judged), judged.recognised) == ({"output": Verdict.NUMERIC}, None)
+    assert judged.begins_at == "output"
+
+
+def test_noise_is_no_convention() -> None:
+    noise = 1 + 1e-3 * np.random.default_rng(5).standard_normal((2, 4, 5, 3))
+    judged = recognised(
+        {"softcap": 2.0, "window": (2, 1)},
+        PLAIN | {"bias": BIAS},
+        lambda inputs: {"output": attend(softcap=2.0, window=(2, 1))(inputs)["output"] * noise},
+    )
+    assert (failing(judged), judged.recognised) == ({"output": Verdict.NUMERIC}, None)
+
+
+def test_a_reading_that_gives_the_same_answer_is_none() -> None:
+    # On square scores both alignments are one; what is wrong here is something else.
+    inputs = PLAIN | {"key": KEY[:, :, :5], "value": VALUE[:, :, :5]}
+    judged = recognised(CAUSAL, inputs, lambda given: {"output": 1.001 * attend(**CAUSAL)(given)["output"]})
+    assert judged.recognised is None
+
+
+def test_one_number_is_the_answer_of_some_scale_and_of_none() -> None:
+    inputs = {"query": QUERY[:1, :1, :1], "key": KEY[:1, :1, :2], "value": VALUE[:1, :1, :2, :1]}
+    judged = recognised({}, inputs, attend(scale=0.31), stages=("output",))
+    assert (failing(judged), judged.recognised) == ({"output": Verdict.NUMERIC}, None)
+
+
+def test_a_stage_that_no_reading_explains_leaves_all_unexplained() -> None:
+    def two_wrongs(inputs: Inputs) -> Stages:
+        stages = attend(**LOWER)(inputs)
+        return stages | {"output": stages["output"] * 1.5}
+
+    judged = recognised(CAUSAL, PLAIN, two_wrongs)
+    assert judged.recognised is None
+    assert Verdict.SEMANTIC not in failing(judged).values()
+
+
+def test_a_stage_before_the_option_is_not_its_fault() -> None:
+    judged = recognised(
+        CAUSAL, PLAIN, lambda inputs: attend(**LOWER)(inputs) | {"raw_scores": 2 * attend()(inputs)["raw_scores"]}
+    )
+    assert (judged.recognised, judged.begins_at) == (None, "raw_scores")
+
+
+def test_large_problems_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recognition, "MOST_ELEMENTS", QUERY[..., 0].size * 7 - 1)
+    options, inputs, compute, *_ = CONVENTIONS["bottom-right"]
+    assert recognised(options, inputs, compute).recognised is None
+    monkeypatch.setattr(recognition, "MOST_ELEMENTS", QUERY[..., 0].size * 7)
+    assert recognised(options, inputs, compute).recognised is not None
+
+
+def test_what_is_right_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge_implementation, "recognise", lambda *arguments: pytest.fail("tried"))
+    assert failing(recognised(CAUSAL, PLAIN, attend(**CAUSAL))) == {}
+
+
+# A query that holds NaN.
+
+POISONED = QUERY.copy()
+POISONED[0, 1, 2, 3] = np.nan
+
+
+def test_a_query_row_with_nan_is_nan_in_every_stage_and_in_no_other_row() -> None:
+    options, inputs = {"is_causal": True, "softcap": 2.0}, PLAIN | {"query": POISONED, "bias": BIAS}
+    assert failing(recognised(options, inputs, attend(**options))) == {}
+
+
+def test_a_nan_score_may_leave_the_weights_of_forbidden_keys_at_zero_and_no_others() -> None:
+    def confined(inputs: Inputs) -> Stages:
+        stages = attend(**CAUSAL)(inputs)
+        return stages | {"weights": np.where(np.isneginf(stages["masked"]), 0.0, stages["weights"])}
+
+    def swallowed(inputs: Inputs) -> Stages:
+        stages = confined(inputs)
+        return stages | {"weights": np.nan_to_num(stages["weights"])}
+
+    inputs = PLAIN | {"query": POISONED}
+    assert failing(recognised(CAUSAL, inputs, confined)) == {}
+    assert failing(recognised(CAUSAL, inputs, swallowed)) == {"weights": Verdict.NONFINITE}
+
+
+@pytest.mark.parametrize("stages", [(), ("output",)])
+def test_nan_that_is_swallowed_is_nonfinite(stages: tuple[str, ...]) -> None:
+    judged = recognised(
+        CAUSAL, PLAIN | {"query": POISONED}, changed(attend(**CAUSAL), query=np.nan_to_num), stages=stages
+    )
+    assert set(failing(judged).values()) == {Verdict.NONFINITE}
+    assert judged.begins_at == ("output" if stages else "raw_scores")
+    assert all(found.message.startswith("NaN swallowed: ") for found in judged.judgements)
+
+
+def test_nan_that_reaches_other_rows_is_nonfinite() -> None:
+    def spread(inputs: Inputs) -> Stages:
+        output = attend()(inputs)["output"]
+        return {"output": np.where(np.isnan(output).any(axis=-2, keepdims=True), np.nan, output)}
+
+    judged = recognised({}, PLAIN | {"query": POISONED}, spread)
+    assert failing(judged) == {"output": Verdict.NONFINITE}
+    assert judged.judgements[0].message.startswith("nan where the exact value is ")

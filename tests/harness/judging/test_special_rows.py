@@ -1,0 +1,193 @@
+"""Rows without a key by each convention, in every operation: where it shows, how far it reaches, what bounds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from attncheck.backends import numpy_backend as reference
+from attncheck.harness.judging.judge_implementation import JudgedStages, judge_and_recognise
+from attncheck.harness.judging.truth import Truth, find_truth
+from attncheck.harness.verdicts import Verdict
+
+Array = NDArray[Any]
+Stages = dict[str, Array]
+
+DRAWN = np.random.default_rng(8)
+
+
+def judged(
+    operation: str,
+    options: Mapping[str, Any],
+    inputs: Mapping[str, Array],
+    stages: Stages,
+    conventions: Mapping[str, str] | None = None,
+) -> JudgedStages:
+    truth = find_truth(operation, options, inputs, "float64", generic=True)
+    shapes = {name: array.shape for name, array in stages.items()}
+    return judge_and_recognise(truth, stages, shapes, "native", conventions)
+
+
+def failing(found: JudgedStages) -> dict[str, Verdict]:
+    return {each.stage: each.verdict for each in found.judgements if each.verdict.exit_code}
+
+
+def assert_near(truth: Truth, stage: str, expected: Array) -> None:
+    """Hold an enclosure against numbers that are right to a few units in the last place."""
+    np.testing.assert_allclose(truth.exact[stage].high, expected, rtol=1e-13, atol=1e-13)
+
+
+# softmax
+
+
+SCORES = np.array([[[[1.0, 2.0, 0.5], [-np.inf] * 3]]])
+
+
+@pytest.mark.parametrize(("convention", "weight"), [("zero", 0.0), ("uniform", 1 / 3), ("nan", np.nan)])
+def test_a_softmax_of_minus_infinities_follows_the_convention(convention: str, weight: float) -> None:
+    truth = find_truth("softmax", {"empty_rows": convention}, {"scores": SCORES}, "float64", generic=False)
+    np.testing.assert_array_equal(truth.exact["weights"].high[0, 0, 1], [weight] * 3)
+    assert truth.exact["weights"].high[0, 0, 0].sum() == pytest.approx(1, rel=1e-15)
+    log_sum = truth.exact["log_sum_exp"]
+    # Only the convention of zero says what the sum of nothing is.
+    assert bool(np.isfinite(log_sum.radius[0, 0, 1])) is (convention == "zero")
+    assert convention != "zero" or (log_sum.high[0, 0, 1], log_sum.radius[0, 0, 1]) == (-np.inf, 0)
+    assert np.isfinite(log_sum.radius[0, 0, 0])
+
+
+def test_uniform_weights_may_be_rounded_and_no_more() -> None:
+    right = {"weights": np.vstack([reference.softmax(SCORES)["weights"][0, 0, 0], [1 / 3] * 3])[np.newaxis, np.newaxis]}
+    options, inputs = {"empty_rows": "uniform"}, {"scores": SCORES}
+    assert failing(judged("softmax", options, inputs, right)) == {}
+    right["weights"][0, 0, 1, 2] += 1e-13
+    assert failing(judged("softmax", options, inputs, right)) == {"weights": Verdict.NUMERIC}
+
+
+# multi_head_attention: the row of one head alone
+
+HEADS = {
+    "query": DRAWN.standard_normal((2, 3, 4)),
+    "key": DRAWN.standard_normal((2, 5, 4)),
+    "value": DRAWN.standard_normal((2, 5, 4)),
+    **{f"{name}_weight": DRAWN.standard_normal((4, 4)) for name in ("query", "key", "value")},
+}
+OUTPUT_WEIGHT = {"output_weight": DRAWN.standard_normal((4, 6))}
+ONE_HEAD = np.ones((2, 2, 3, 5), dtype=bool)
+ONE_HEAD[1, 0, 2] = False
+
+
+def of_heads(convention: str, inputs: Mapping[str, Array]) -> Stages:
+    """Multi-head attention by NumPy, whose empty row follows a convention."""
+    stages = reference.multi_head_attention(**inputs, heads=2)
+    fill = {"zero": 0.0, "uniform": 1 / 5, "nan": np.nan}[convention]
+    stages["weights"] = np.where(inputs["mask"].any(axis=-1, keepdims=True), stages["weights"], fill)
+    stages["context"] = stages["weights"] @ stages["value"]
+    merged = stages["context"].swapaxes(1, 2).reshape(2, 3, 4)
+    stages["output"] = merged @ inputs["output_weight"] if "output_weight" in inputs else merged
+    return stages
+
+
+@pytest.mark.parametrize("is_projected", [True, False])
+@pytest.mark.parametrize("convention", ["zero", "uniform", "nan"])
+def test_an_empty_row_of_one_head_reaches_the_output_of_its_query(convention: str, is_projected: bool) -> None:
+    inputs = HEADS | {"mask": ONE_HEAD} | (OUTPUT_WEIGHT if is_projected else {})
+    stages, options = of_heads(convention, inputs), {"heads": 2, "empty_rows": convention}
+    truth = find_truth("multi_head_attention", options, inputs, "float64", generic=True)
+    for stage in ("weights", "context", "output"):
+        assert_near(truth, stage, stages[stage])
+    found = judge_and_recognise(truth, stages, {name: array.shape for name, array in stages.items()}, "native")
+    assert failing(found) == {}
+    if convention == "nan":
+        reached = np.zeros((2, 3, 6 if is_projected else 4), dtype=bool)
+        reached[1, 2, : 6 if is_projected else 2] = True
+        np.testing.assert_array_equal(np.isnan(truth.exact["output"].high), reached)
+
+
+@pytest.mark.parametrize("convention", ["uniform", "nan"])
+def test_a_head_that_means_otherwise_is_semantic_and_known_if_declared(convention: str) -> None:
+    inputs = HEADS | {"mask": ONE_HEAD} | OUTPUT_WEIGHT
+    stages, declared = of_heads(convention, inputs), {"empty_rows": convention}
+    found = judged("multi_head_attention", {"heads": 2}, inputs, stages, declared)
+    assert failing(found) == dict.fromkeys(("weights", "context", "output"), Verdict.SEMANTIC)
+    assert found.declared
+    assert not judged("multi_head_attention", {"heads": 2}, inputs, stages).declared
+
+
+def test_a_row_that_may_be_attended_is_no_matter_of_convention() -> None:
+    inputs = HEADS | {"mask": ONE_HEAD} | OUTPUT_WEIGHT
+    stages = of_heads("uniform", inputs)
+    stages["output"][0, 0, 0] = np.nan
+    assert failing(judged("multi_head_attention", {"heads": 2}, inputs, stages))["output"] is Verdict.NONFINITE
+
+
+# gradients
+
+
+def attention_problem() -> dict[str, Array]:
+    shapes = {"query": (1, 4, 3, 6), "key": (1, 2, 5, 6), "value": (1, 2, 5, 2), "grad_output": (1, 4, 3, 2)}
+    mask = np.ones((1, 4, 3, 5), dtype=bool)
+    mask[0, 2, 1] = False
+    return {name: DRAWN.standard_normal(shape) for name, shape in shapes.items()} | {"mask": mask}
+
+
+def test_gradients_of_nan_are_semantic_and_known_if_declared() -> None:
+    inputs = attention_problem()
+    right = reference.attention_gradients(**inputs)
+    assert failing(judged("attention_gradients", {}, inputs, dict(right))) == {}
+    # The empty row's weights are NaN: so is its query's gradient, and those of the key and value that its group shares.
+    wrong = {name: array.copy() for name, array in right.items()}
+    wrong["grad_query"][0, 2, 1] = wrong["grad_key"][0, 1] = wrong["grad_value"][0, 1] = np.nan
+    found = judged("attention_gradients", {}, inputs, wrong, {"empty_rows": "nan"})
+    assert failing(found) == dict.fromkeys(("grad_query", "grad_key", "grad_value"), Verdict.SEMANTIC)
+    assert found.declared
+    assert failing(judged("attention_gradients", {"empty_rows": "nan"}, inputs, wrong)) == {}
+    wrong["grad_key"][0, 0, 0, 0] = np.nan
+    found = judged("attention_gradients", {}, inputs, wrong, {"empty_rows": "nan"})
+    assert failing(found)["grad_key"] is Verdict.NONFINITE
+    assert found.declared == {"grad_query", "grad_value"}
+
+
+def test_gradients_of_a_wrong_scale_are_told() -> None:
+    inputs = attention_problem()
+    wrong = reference.attention_gradients(**inputs, scale=1.0)
+    found = judged("attention_gradients", {}, inputs, {"grad_query": wrong["grad_query"]})
+    assert found.judgements[0].message.startswith("the grad_query is exactly that of scale 1 instead of 0.4082")
+    assert found.begins_at == "scores"
+
+
+def test_nan_in_a_query_reaches_the_gradients_of_what_it_attends_to() -> None:
+    inputs = attention_problem()
+    inputs["query"][0, 0, 0, 0] = np.nan
+    truth = find_truth("attention_gradients", {}, inputs, "float64", generic=True)
+    assert np.isnan(truth.exact["grad_query"].high[0, 0, 0]).all()
+    assert np.isfinite(truth.exact["grad_query"].high).sum() == truth.exact["grad_query"].high.size - 6
+    with np.errstate(all="ignore"):
+        assert failing(judged("attention_gradients", {}, inputs, dict(reference.attention_gradients(**inputs)))) == {}
+
+
+# Large shapes, of which some rows stand for all.
+
+
+def test_conventions_hold_where_some_rows_stand_for_all() -> None:
+    shapes = {"query": (1, 1, 1030, 2), "key": (1, 1, 256, 2), "value": (1, 1, 256, 2)}
+    inputs = {name: DRAWN.standard_normal(shape) for name, shape in shapes.items()}
+    inputs["mask"] = np.ones((1, 1, 1030, 1), dtype=bool)
+    inputs["mask"][0, 0, [0, 700]] = False
+    stages = reference.attention(**inputs)
+    wrong = {"output": stages["output"].copy()}
+    wrong["output"][0, 0, [0, 700]] = np.nan
+    found = judged("attention", {}, inputs, wrong, {"empty_rows": "nan"})
+    assert (failing(found), found.declared) == ({"output": Verdict.SEMANTIC}, {"output"})
+    assert found.judgements[0].judged_rows == 64
+    assert failing(judged("attention", {"empty_rows": "nan"}, inputs, wrong)) == {}
+
+
+def test_without_any_key_nothing_is_a_convention() -> None:
+    inputs = {"query": np.ones((1, 1, 2, 2)), "key": np.ones((1, 1, 0, 2)), "value": np.ones((1, 1, 0, 3))}
+    for convention in ("zero", "uniform", "nan"):
+        truth = find_truth("attention", {"empty_rows": convention}, inputs, "float64", generic=False)
+        np.testing.assert_array_equal(truth.exact["output"].high, np.zeros((1, 1, 2, 3)))
