@@ -10,8 +10,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from attncheck.harness.api import CheckResult as CheckResult
+    from attncheck.harness.api import check as check
     from attncheck.harness.errors import AttncheckError as AttncheckError
     from attncheck.harness.errors import ExitCode as ExitCode
+    from attncheck.harness.errors import UsageError as UsageError
     from attncheck.harness.merge import merge_runs as merge_runs
     from attncheck.harness.reading.case import Case as Case
     from attncheck.harness.reading.selection import select_cases as select_cases
@@ -25,10 +28,13 @@ if TYPE_CHECKING:
 _HOMES = {
     "AttncheckError": "errors",
     "Case": "reading.case",
+    "CheckResult": "api",
     "ExitCode": "errors",
     "Limits": "running.executor",
     "Settings": "run",
+    "UsageError": "errors",
     "Verdict": "verdicts",
+    "check": "api",
     "choose_implementations": "running.implementations",
     "merge_runs": "merge",
     "read_runs": "results.reader",

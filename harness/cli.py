@@ -16,7 +16,10 @@ import typer
 from attncheck.harness.cli_options import (
     AsJson,
     BackendNames,
+    Divergences,
     DtypeNames,
+    Framework,
+    ImplementationNames,
     Keep,
     KeepArrays,
     Label,
@@ -28,11 +31,12 @@ from attncheck.harness.cli_options import (
     Threads,
     TimeLimit,
 )
-from attncheck.harness.errors import AttncheckError, ExitCode, UsageError
+from attncheck.harness.errors import AttncheckError, ExitCode, OutputError, UsageError
 
 if TYPE_CHECKING:
     from attncheck.harness.reading.selection import Selection
     from attncheck.harness.run import RunSummary
+    from attncheck.harness.running.implementations import Chosen
     from attncheck.reports.frames import Frames
 
 app = typer.Typer(
@@ -62,6 +66,9 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 def check(
     cases: Patterns = None,
     backend: BackendNames = None,
+    implementation: ImplementationNames = None,
+    framework: Framework = None,
+    divergences: Divergences = None,
     dtype: DtypeNames = None,
     tag: TagNames = None,
     output: Output = DEFAULT_OUTPUT,
@@ -73,7 +80,20 @@ def check(
     quiet: Quiet = False,
 ) -> None:
     """Run cases, judge them, write a report, and say whether the frameworks agree."""
-    summary = _run(cases, backend, dtype, tag, output, label, keep_arrays, time_limit, threads, as_json, quiet)
+    summary = _run(
+        cases,
+        _choose(backend, implementation, framework),
+        divergences,
+        dtype,
+        tag,
+        output,
+        label,
+        keep_arrays,
+        time_limit,
+        threads,
+        as_json,
+        quiet,
+    )
     from attncheck.harness.results.writer import REPORT_FOLDER
 
     frames = _frames([output])
@@ -85,6 +105,9 @@ def check(
 def run(
     cases: Patterns = None,
     backend: BackendNames = None,
+    implementation: ImplementationNames = None,
+    framework: Framework = None,
+    divergences: Divergences = None,
     dtype: DtypeNames = None,
     tag: TagNames = None,
     output: Output = DEFAULT_OUTPUT,
@@ -96,7 +119,20 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Run and judge cases and write the results, for `attncheck report` to compare with other runs."""
-    summary = _run(cases, backend, dtype, tag, output, label, keep_arrays, time_limit, threads, as_json, quiet)
+    summary = _run(
+        cases,
+        _choose(backend, implementation, framework),
+        divergences,
+        dtype,
+        tag,
+        output,
+        label,
+        keep_arrays,
+        time_limit,
+        threads,
+        as_json,
+        quiet,
+    )
     if as_json:
         typer.echo((output / "summary.json").read_text(encoding="utf-8"), nl=False)
     elif not quiet:
@@ -136,8 +172,11 @@ def report(
 @app.command()
 def explain(
     case: Annotated[str, typer.Argument(help="Id of a case, a glob that only one matches, or a file with one case.")],
-    implementation: Annotated[str, typer.Argument(help="Implementation or backend, such as torch.eager or torch.")],
-    dtype: Annotated[str, typer.Option("--dtype", "-d", help="float64 or float32.")] = "float32",
+    implementation: Annotated[
+        str, typer.Argument(help="Implementation or backend, such as torch.sdpa or torch; or file.py:function.")
+    ],
+    dtype: Annotated[str, typer.Option("--dtype", "-d", help="One dtype of the case.")] = "float32",
+    framework: Framework = None,
     time_limit: TimeLimit = 60.0,
 ) -> None:
     """Compute one case again and tell, stage by stage, where an implementation goes wrong."""
@@ -150,11 +189,46 @@ def explain(
         _print_faults(selection)
         raise typer.Exit(ExitCode.BAD_INPUT)
     found = find_case(selection.cases, case)
-    explanation = explain_case(found, find_implementation(implementation), dtype, Limits(case_seconds=time_limit))
+    explanation = explain_case(
+        found, find_implementation(implementation, framework), dtype, Limits(case_seconds=time_limit)
+    )
     print_explanation(explanation, selection.tags)
     if explanation.failure:
         raise typer.Exit(ExitCode.NOT_RUN)
     raise typer.Exit(ExitCode.DISAGREE if explanation.begins_at else ExitCode.AGREE)
+
+
+@app.command()
+def repro(
+    case: Annotated[str, typer.Argument(help="Id of a case, a glob that only one matches, or a file with one case.")],
+    implementation: Annotated[
+        str, typer.Argument(help="Implementation or backend, such as torch.sdpa or torch; or file.py:function.")
+    ],
+    dtype: Annotated[str, typer.Option("--dtype", "-d", help="One dtype of the case.")] = "float32",
+    framework: Framework = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File of the script; named after the case if absent.")
+    ] = None,
+) -> None:
+    """Write a script that shows one case on one implementation, with NumPy and that framework alone."""
+    from attncheck.harness.explain import explain_case, find_case, find_implementation
+    from attncheck.harness.repro import repro_script
+    from attncheck.harness.running.executor import Limits
+    from attncheck.reports.explanation import explanation_text
+
+    selection = _select([case], None, [dtype])
+    if selection.faults:
+        _print_faults(selection)
+        raise typer.Exit(ExitCode.BAD_INPUT)
+    found, chosen = find_case(selection.cases, case), find_implementation(implementation, framework)
+    explanation = explain_case(found, chosen, dtype, Limits())
+    story = explanation_text(explanation, selection.tags)
+    path = output or Path(f"repro_{found.id.rpartition('/')[2][:60]}_{chosen.name}_{dtype}.py".replace("-", "_"))
+    try:
+        path.write_text(repro_script(found, chosen, dtype, explanation.judgements, story), encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}") from None
+    typer.echo(f"{path}: run it with python; it ends with 1 where it finds an error, with 0 where it finds none")
 
 
 @app.command()
@@ -187,11 +261,12 @@ def list_(
     tag: TagNames = None,
     as_json: AsJson = False,
 ) -> None:
-    """List cases, backends or tags."""
+    """List cases, backends, implementations or tags."""
     from attncheck.harness import listings
 
-    if what is Listed.BACKENDS:
-        records = listings.list_backends()
+    of_code = {Listed.BACKENDS: listings.list_backends, Listed.IMPLEMENTATIONS: listings.list_implementations}
+    if what in of_code:
+        records = of_code[what]()
     else:
         selection = _select(cases, tag, None)
         records = listings.list_cases(selection) if what is Listed.CASES else listings.list_tags(selection)
@@ -201,7 +276,7 @@ def list_(
     else:
         for record in records:
             typer.echo("  ".join(str(value) for value in record.values()))
-    if what is not Listed.BACKENDS and selection.faults:
+    if what not in of_code and selection.faults:
         raise typer.Exit(ExitCode.BAD_INPUT)
 
 
@@ -226,7 +301,8 @@ def main() -> None:
 
 def _run(
     patterns: list[str] | None,
-    backend: list[str] | None,
+    chosen: Chosen,
+    divergences: list[Path] | None,
     dtype: list[str] | None,
     tag: list[str] | None,
     output: Path,
@@ -238,12 +314,11 @@ def _run(
     quiet: bool,
 ) -> RunSummary:
     """Select, run and judge; print what is wrong with case files; end the program where nothing can be run."""
+    from attncheck.harness.config import known_divergences
     from attncheck.harness.progress import progress_bar
     from attncheck.harness.run import Settings, run_cases
     from attncheck.harness.running.executor import Limits
-    from attncheck.harness.running.implementations import choose_implementations
 
-    chosen = choose_implementations(_split(backend) or None)
     selection = _select(patterns, tag, dtype)
     _print_faults(selection)
     for name in chosen.missing:
@@ -255,6 +330,8 @@ def _run(
         keep_all_arrays=keep_arrays is Keep.ALL,
         limits=Limits(case_seconds=time_limit, threads=threads),
         command=["attncheck", *sys.argv[1:]],
+        divergences=known_divergences([item.entry.name for item in chosen.implementations], divergences or ()),
+        complete=not (patterns or tag or dtype),
     )
     try:
         with progress_bar(visible=not (quiet or as_json)) as on_progress:
@@ -266,14 +343,21 @@ def _run(
         raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
+def _choose(backend: list[str] | None, implementation: list[str] | None, framework: str | None) -> Chosen:
+    from attncheck.harness.running.choice import choose
+
+    return choose(_split(backend) or None, _split(implementation), framework)
+
+
 def _select(patterns: list[str] | None, tag: list[str] | None, dtype: list[str] | None) -> Selection:
+    from attncheck.harness.config import read_config
     from attncheck.harness.reading.selection import select_cases
     from attncheck.harness.vocabulary import DTYPES
 
     for name in _split(dtype):
         if name not in DTYPES:
             raise UsageError(f"unknown dtype {name!r}; expected {', '.join(DTYPES)}")
-    return select_cases(patterns or (), _split(tag), _split(dtype))
+    return select_cases(patterns or read_config().own_and_bundled, _split(tag), _split(dtype))
 
 
 def _print_faults(selection: Selection) -> None:

@@ -21,6 +21,7 @@ class Listed(StrEnum):
 
     CASES = "cases"
     BACKENDS = "backends"
+    IMPLEMENTATIONS = "implementations"
     TAGS = "tags"
 
 
@@ -36,7 +37,28 @@ BackendNames = Annotated[
     list[str] | None,
     typer.Option("--backend", "-b", help="Backends, by name, apart by commas; every installed one if absent."),
 ]
-DtypeNames = Annotated[list[str] | None, typer.Option("--dtype", "-d", help="float64, float32, or both if absent.")]
+ImplementationNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--implementation",
+        "--implementations",
+        "-i",
+        help="Implementations, apart by commas: names, globs ('torch.*') or all, or one of your own as "
+        "file.py:function or package.module:function; the eager mode of every backend if absent.",
+    ),
+]
+Framework = Annotated[
+    str | None,
+    typer.Option(help="Whose arrays an implementation of your own takes and returns; NumPy's if absent."),
+]
+Divergences = Annotated[
+    list[Path] | None,
+    typer.Option(help="A list of known divergences of your own (YAML), besides the bundled ones."),
+]
+DtypeNames = Annotated[
+    list[str] | None,
+    typer.Option("--dtype", "-d", help="float64, float32, bfloat16, float16; all that a case has if absent."),
+]
 TagNames = Annotated[list[str] | None, typer.Option("--tag", "-t", help="Only cases with one of these tags.")]
 Output = Annotated[
     Path, typer.Option("--output", "-o", help="Folder for the results; an earlier run in it is replaced.")

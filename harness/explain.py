@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from attncheck.backends import BACKENDS
+from attncheck.harness.config import known_divergences
 from attncheck.harness.errors import UsageError
-from attncheck.harness.judging.judge_stages import StageJudgement, judge_stages, where_it_begins
-from attncheck.harness.judging.truth import find_truth
+from attncheck.harness.judging.judge_implementation import JudgedStages, judge_and_recognise
+from attncheck.harness.judging.judge_stages import StageJudgement
+from attncheck.harness.judging.known import reason_for
+from attncheck.harness.judging.truth import truth_of_case
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.harness.running.choice import choose
 from attncheck.harness.running.executor import Group, GroupRunner, Limits
-from attncheck.harness.running.implementations import Chosen, Implementation, choose_implementations
-from attncheck.harness.running.worker import Computed, Failure, Outcome, Task
+from attncheck.harness.running.implementations import DEFAULT_MODE, Chosen, Implementation
+from attncheck.harness.running.tasks import task_of
+from attncheck.harness.running.worker import Computed, Outcome, Task
 
 
 @dataclass(frozen=True)
 class Explanation:
     """What one implementation did with one case in one dtype.
 
-    ``failure`` says why there are no stages; ``outside`` why there is no exact answer to hold them against.
+    ``failure`` says why there are no stages; ``outside`` why there is no exact answer to hold them against. ``known``
+    tells, by stage, why what is wrong there was known beforehand.
     """
 
     case: Case
@@ -31,6 +39,7 @@ class Explanation:
     begins_at: str
     failure: str = ""
     outside: str = ""
+    known: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_case(cases: tuple[Case, ...], wanted: str) -> Case:
@@ -42,41 +51,64 @@ def find_case(cases: tuple[Case, ...], wanted: str) -> Case:
     raise UsageError(f"{wanted!r} matches {len(cases)} cases; name one of them:\n{listed}")
 
 
-def find_implementation(name: str) -> Implementation:
-    """Return an implementation by its name, or by its backend's. Raises ``UsageError``."""
-    chosen: Chosen = choose_implementations([name.partition(".")[0]])
-    for implementation in chosen.implementations:
-        if name in (implementation.name, implementation.entry.name):
-            return implementation
+def find_implementation(name: str, framework: str | None = None) -> Implementation:
+    """Return an implementation by its name, its backend's, or as file.py:function. Raises ``UsageError``."""
+    pattern = f"{name}.{DEFAULT_MODE}" if name in BACKENDS else name
+    chosen: Chosen = choose(None, [pattern], framework)
     if chosen.missing:
         raise UsageError(f"{chosen.missing[0]} is not installed")
-    raise UsageError(f"unknown implementation {name!r}; expected {chosen.implementations[0].name}")
+    return chosen.implementations[0]
 
 
-def explain_case(case: Case, implementation: Implementation, dtype: str, limits: Limits) -> Explanation:
-    """Compute a case in a worker and judge every stage."""
+def explain_case(
+    case: Case, implementation: Implementation, dtype: str, limits: Limits, runner: GroupRunner[str] | None = None
+) -> Explanation:
+    """Compute a case in a worker, ``runner``'s if there is one, and judge every stage."""
     inputs = convert_inputs(case, make_exact_inputs(case), dtype)
     numerical_class = implementation.numerical_class(dtype)
-    outcome = _compute(implementation, dtype, limits, Task(case.operation, case.options, inputs.arrays))
+    if numerical_class is None:
+        return Explanation(case, dtype, implementation.name, "none", (), "", f"unsupported: declares no {dtype}")
+    task = task_of(case, inputs)
+    outcome = runner.evaluate(task) if runner else _compute(implementation, dtype, limits, task)
     if not isinstance(outcome, Computed):
         failure = f"{outcome.verdict}: {outcome.message}"
-        return Explanation(case, dtype, implementation.name, numerical_class, (), "", failure)
-    truth = find_truth(case.operation, case.options, inputs.arrays, dtype, generic=case.generic)
-    judgements = judge_stages(truth, outcome.stages, case.stage_shapes, numerical_class)
+        known = _known(case, implementation, dtype, {"": outcome.verdict})
+        return Explanation(case, dtype, implementation.name, numerical_class, (), "", failure, known=known)
+    truth = truth_of_case(case, dtype, inputs)
+    conventions = implementation.declared.conventions
+    judged = judge_and_recognise(truth, outcome.stages, case.stage_shapes, numerical_class, conventions)
     return Explanation(
         case,
         dtype,
         implementation.name,
         numerical_class,
-        tuple(judgements),
-        where_it_begins(judgements),
+        judged.judgements,
+        judged.begins_at,
         outside=truth.outside,
+        known=_known_stages(case, implementation, dtype, judged),
     )
 
 
+def _known_stages(case: Case, implementation: Implementation, dtype: str, judged: JudgedStages) -> dict[str, str]:
+    failing = {each.stage: str(each.verdict) for each in judged.judgements if each.verdict.exit_code}
+    declared = dict.fromkeys(sorted(judged.declared), "this convention is declared")
+    return _known(case, implementation, dtype, failing) | declared
+
+
+def _known(case: Case, implementation: Implementation, dtype: str, verdicts: Mapping[str, str]) -> dict[str, str]:
+    """Return the reasons of what was known beforehand, by stage."""
+    divergences = known_divergences([implementation.entry.name])
+    reasons = {
+        stage: reason_for(divergences, implementation.name, case.id, dtype, stage, verdict)
+        for stage, verdict in verdicts.items()
+    }
+    return {stage: found.entry.reason for stage, found in reasons.items() if found is not None}
+
+
 def _compute(implementation: Implementation, dtype: str, limits: Limits, task: Task) -> Outcome:
-    outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory() as logs:
         runner: GroupRunner[str] = GroupRunner(Group(implementation, (dtype,)), limits, Path(logs))
-        runner.run(["the case"], lambda _key: task, lambda _key, outcome: outcomes.append(outcome))
-    return outcomes[0] if outcomes else Failure("crash", "the worker gave no answer")
+        try:
+            return runner.evaluate(task)
+        finally:
+            runner.close()

@@ -1,10 +1,12 @@
-"""What can be chosen: cases, backends and tags, as records for people and programs."""
+"""What can be chosen: cases, backends, implementations and tags, as records for people and programs."""
 
 from __future__ import annotations
 
 from attncheck.backends import BACKENDS
 from attncheck.harness.reading.selection import Selection
 from attncheck.harness.running.environment import package_version
+from attncheck.harness.running.implementations import every_implementation
+from attncheck.harness.running.own import published
 
 Record = dict[str, str | list[str]]
 
@@ -23,6 +25,23 @@ def list_backends() -> list[Record]:
         }
         for entry in BACKENDS.values()
     ]
+
+
+def list_implementations() -> list[Record]:
+    """Return every implementation with its dtypes and numerical classes, and what it is; published ones too."""
+    records: list[Record] = [
+        {
+            "name": item.name,
+            "version": (package_version(item.package) or "") if item.entry.is_installed else "not installed",
+            "classes": ", ".join(f"{dtype} {name}" for dtype, name in item.declared.classes.items()),
+            "is": item.declared.says,
+        }
+        for item in every_implementation()
+    ]
+    for name, point in sorted(published().items()):
+        version = point.dist.version if point.dist else ""
+        records.append({"name": name, "version": version, "classes": "", "is": f"published as {point.value}"})
+    return records
 
 
 def list_tags(selection: Selection) -> list[Record]:

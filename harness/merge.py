@@ -16,8 +16,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from attncheck.harness.judging.judge import judge_pairs, pair_row
+from attncheck.harness.judging.known import Known, inherited, known_stages
 from attncheck.harness.results.reader import Run
-from attncheck.harness.results.writer import Row, bound_name
+from attncheck.harness.results.writer import ROW_SCHEMA, Row, bound_name
 from attncheck.harness.verdicts import Verdict
 
 Stages = Mapping[str, NDArray[Any]]
@@ -50,11 +51,17 @@ def _compare_across(rows: pd.DataFrame, runs: Sequence[Run]) -> pd.DataFrame:
     """Add the pairs of implementations that ran in different environments, where both runs kept their arrays."""
     computed: dict[tuple[str, str], dict[_Subject, Stages]] = defaultdict(dict)
     bounds: dict[tuple[str, str], dict[str, Stages]] = defaultdict(dict)
+    known_rows: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
+    for record in rows[rows["known"].astype(bool)].to_dict("records"):
+        known_rows[record["environment"], record["case"], record["dtype"]].append(
+            {str(name): value for name, value in record.items()}
+        )
     for run in runs:
         classes = run.environment["classes"]
         for (case, dtype, name), stages in _by_name(run).items():
             if name in classes:
-                computed[case, dtype][_Subject(name, run.label, classes[name][dtype])] = stages
+                known = known_stages(map(_as_row, known_rows.get((run.label, case, dtype), []))).get(name)
+                computed[case, dtype][_Subject(name, run.label, classes[name][dtype], known)] = stages
             else:
                 bounds[case, dtype][name] = stages
     operations = {identity: case["operation"] for run in runs for identity, case in run.cases.items()}
@@ -68,11 +75,16 @@ def _compare_across(rows: pd.DataFrame, runs: Sequence[Run]) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class _Subject:
-    """An implementation in an environment, and the numerical class that it declares for the dtype at hand."""
+    """An implementation in an environment: its numerical class in the dtype at hand, how it is known to diverge."""
 
     implementation: str
     environment: str
     numerical_class: str
+    known: Known | None
+
+
+def _as_row(record: Mapping[str, Any]) -> Row:
+    return Row(**{name: record[name] for name in ROW_SCHEMA.names})
 
 
 def _by_name(run: Run) -> dict[tuple[str, str, str], Stages]:
@@ -98,6 +110,7 @@ def _pairs(
         }
         for (_, _, stage), comparison in judge_pairs(named, allowed).items():
             row = pair_row(blank, first.implementation, second.implementation, stage, comparison)
+            row = inherited(row, [member.known for member in (first, second) if member.known])
             places = {"environment": first.environment, "other_environment": second.environment}
             records.append(asdict(row) | places)
     return records

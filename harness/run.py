@@ -12,31 +12,31 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from attncheck.harness.bench import Bench, Unit
 from attncheck.harness.errors import ExitCode, Fault, UsageError
-from attncheck.harness.judging.judge import judge, worst_bounds
+from attncheck.harness.judging.known import DivergenceRecord
 from attncheck.harness.reading.case import Case
+from attncheck.harness.reading.divergences import Divergence, bundled_divergences
 from attncheck.harness.reading.inputs import Exact, Inputs, convert_inputs, make_exact_inputs
 from attncheck.harness.reading.record import case_record
-from attncheck.harness.results.writer import ResultsWriter, Row, StoredArray, bound_name
+from attncheck.harness.results.writer import ResultsWriter, Row
 from attncheck.harness.running.environment import describe_environment
 from attncheck.harness.running.executor import Group, GroupRunner, Limits, group_by_process
 from attncheck.harness.running.implementations import Chosen, Implementation
-from attncheck.harness.running.worker import Computed, Outcome, Task
+from attncheck.harness.running.tasks import task_of
+from attncheck.harness.running.turns import Turns
+from attncheck.harness.running.worker import Outcome, Task
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import DTYPES
 
 
 @dataclass(frozen=True)
-class Unit:
-    """One case in one dtype: what is judged at once."""
-
-    case: Case
-    dtype: str
-
-
-@dataclass(frozen=True)
 class Settings:
-    """How to run: where to write, what to call this environment, what to keep, how long to wait."""
+    """How to run: where to write, what to call this environment, what to keep, how long to wait.
+
+    ``divergences`` are known beforehand; None is what is bundled for the backends that run. ``complete`` says that the
+    cases are all there are: a divergence that shows in none of them no longer happens.
+    """
 
     output: Path
     label: str = "local"
@@ -44,6 +44,8 @@ class Settings:
     keep_all_arrays: bool = False
     limits: Limits = field(default_factory=Limits)
     command: Sequence[str] = ()
+    divergences: tuple[Divergence, ...] | None = None
+    complete: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,15 +57,6 @@ class RunSummary:
     evaluations: int
     verdicts: Mapping[str, int]
     failures: tuple[Row, ...]
-
-
-@dataclass
-class _Progress:
-    """What the run has come to so far."""
-
-    rows_seen: Counter[str] = field(default_factory=Counter)
-    failures: list[Row] = field(default_factory=list)
-    evaluations: int = 0
 
 
 def run_cases(
@@ -83,7 +76,7 @@ def run_cases(
     groups = [
         group
         for implementation in chosen.implementations
-        for group in group_by_process(implementation, sorted({unit.dtype for unit in units}))
+        for group in group_by_process(implementation, _declared(implementation, units))
     ]
     environment = _environment(chosen, settings, faults)
     writer.write_json("environment.json", environment)
@@ -91,16 +84,32 @@ def run_cases(
     runners: list[GroupRunner[Unit]] = [
         GroupRunner(group, settings.limits, settings.output / "logs") for group in groups
     ]
-    progress = _Progress()
+    bench = Bench(
+        chosen.implementations, writer, DivergenceRecord(_divergences(chosen, settings)), settings.keep_all_arrays
+    )
     try:
-        _compute_and_judge(units, runners, writer, settings, progress, on_progress)
+        _compute_and_judge(units, runners, bench, settings.limits.workers, on_progress)
+        if settings.complete:
+            bench.add_rows(bench.known.stale_rows())
     finally:
         writer.flush()
         environment["backends"] = _descriptions(runners)
         writer.write_json("environment.json", environment)
-    summary = _summarise(cases, chosen, faults, progress)
+    summary = _summarise(cases, chosen, faults, bench)
     writer.write_json("summary.json", _summary_record(summary, chosen, faults))
     return summary
+
+
+def _divergences(chosen: Chosen, settings: Settings) -> tuple[Divergence, ...]:
+    """Return the divergences that are known beforehand: those given, else those bundled for the backends."""
+    if settings.divergences is not None:
+        return settings.divergences
+    return bundled_divergences([implementation.entry.name for implementation in chosen.implementations])
+
+
+def _declared(implementation: Implementation, units: Sequence[Unit]) -> list[str]:
+    """Return the dtypes of the units for which an implementation declares a numerical class."""
+    return [dtype for dtype in sorted({unit.dtype for unit in units}) if implementation.numerical_class(dtype)]
 
 
 def plan_units(cases: Sequence[Case], dtypes: Sequence[str]) -> list[Unit]:
@@ -114,44 +123,45 @@ def plan_units(cases: Sequence[Case], dtypes: Sequence[str]) -> list[Unit]:
 def _compute_and_judge(
     units: Sequence[Unit],
     runners: Sequence[GroupRunner[Unit]],
-    writer: ResultsWriter,
-    settings: Settings,
-    progress: _Progress,
+    bench: Bench,
+    workers: int,
     on_progress: Callable[[int, int], None],
 ) -> None:
     """Let every runner work through its units; judge each unit when its last implementation has answered."""
     planned = [(runner, [unit for unit in units if unit.dtype in runner.group.dtypes]) for runner in runners]
     total = sum(len(own) for _, own in planned)
+    served = {dtype for runner in runners for dtype in runner.group.dtypes}
+    undeclared = [unit for unit in units if bench.implementations and unit.dtype not in served]
     answers: SimpleQueue[tuple[Unit, Group, Outcome] | BaseException] = SimpleQueue()
     inputs = _InputCache()
-    implementations = {runner.group.implementation.name: runner.group.implementation for runner in runners}
 
     def drive(runner: GroupRunner[Unit], own: Sequence[Unit]) -> None:
         try:
-            runner.run(own, inputs.task, lambda unit, outcome: answers.put((unit, runner.group, outcome)))
+            runner.run(own, inputs.task, lambda unit, outcome: answers.put((unit, runner.group, outcome)), turns)
         except BaseException as error:  # must reach the main thread, or it would wait for ever
             answers.put(error)
 
+    turns = Turns(workers)
     waiting = Counter(id(unit) for _, own in planned for unit in own)
     outcomes: dict[int, dict[str, Outcome]] = {}
     with ThreadPoolExecutor(max_workers=max(1, len(runners))) as threads:
         try:
             for runner, own in planned:
                 threads.submit(drive, runner, own)
+            for unit in undeclared:
+                bench.judge(unit, inputs.of(unit), {})
             on_progress(0, total)
-            while progress.evaluations < total:
+            while bench.evaluations < total:
                 answer = answers.get()
                 if isinstance(answer, BaseException):
                     raise answer
                 unit, group, outcome = answer
-                progress.evaluations += 1
+                bench.evaluations += 1
                 outcomes.setdefault(id(unit), {})[group.implementation.name] = outcome
                 waiting[id(unit)] -= 1
                 if not waiting[id(unit)]:
-                    collected = outcomes.pop(id(unit))
-                    answered = [(item, collected[name]) for name, item in implementations.items() if name in collected]
-                    _judge_unit(unit, inputs.of(unit), answered, writer, settings, progress)
-                on_progress(progress.evaluations, total)
+                    bench.judge(unit, inputs.of(unit), outcomes.pop(id(unit)))
+                on_progress(bench.evaluations, total)
         finally:
             for runner in runners:
                 runner.stop()
@@ -172,33 +182,7 @@ class _InputCache:
 
     def task(self, unit: Unit) -> Task:
         """Return what a worker has to evaluate for a unit."""
-        return Task(unit.case.operation, unit.case.options, self.of(unit).arrays)
-
-
-def _judge_unit(
-    unit: Unit,
-    inputs: Inputs,
-    answered: Sequence[tuple[Implementation, Outcome]],
-    writer: ResultsWriter,
-    settings: Settings,
-    progress: _Progress,
-) -> None:
-    outcomes = {item.name: outcome for item, outcome in answered}
-    classes = {item.name: item.numerical_class(unit.dtype) for item, _ in answered}
-    judged = judge(unit.case, unit.dtype, inputs, outcomes, classes)
-    writer.add_rows(judged.rows)
-    for row in judged.rows:
-        progress.rows_seen[row.verdict] += 1
-        if not row.known and Verdict(row.verdict).exit_code is not ExitCode.AGREE:
-            progress.failures.append(row)
-    if judged.disagrees or settings.keep_all_arrays:
-        kept = {name: outcome.stages for name, outcome in outcomes.items() if isinstance(outcome, Computed)}
-        kept |= {bound_name(name): worst_bounds(judged.truth, name) for name in sorted(set(classes.values()))}
-        writer.add_arrays(
-            StoredArray(unit.case.id, unit.dtype, name, stage, array)
-            for name, stages in kept.items()
-            for stage, array in stages.items()
-        )
+        return task_of(unit.case, self.of(unit))
 
 
 def _environment(chosen: Chosen, settings: Settings, faults: Sequence[Fault]) -> dict[str, Any]:
@@ -207,7 +191,7 @@ def _environment(chosen: Chosen, settings: Settings, faults: Sequence[Fault]) ->
         "label": settings.label,
         "command": shlex.join(settings.command),
         **describe_environment(entries, settings.limits.threads),
-        "implementations": {item.name: item.entry.packages[0] for item in chosen.implementations},
+        "implementations": {item.name: item.package for item in chosen.implementations},
         "classes": {
             item.name: {dtype: item.numerical_class(dtype) for dtype in DTYPES} for item in chosen.implementations
         },
@@ -221,8 +205,8 @@ def _descriptions(runners: Sequence[GroupRunner[Unit]]) -> dict[str, Mapping[str
     return {runner.group.name: runner.description for runner in runners}
 
 
-def _summarise(cases: Sequence[Case], chosen: Chosen, faults: Sequence[Fault], progress: _Progress) -> RunSummary:
-    codes = {Verdict(row.verdict).exit_code for row in progress.failures}
+def _summarise(cases: Sequence[Case], chosen: Chosen, faults: Sequence[Fault], bench: Bench) -> RunSummary:
+    codes = {Verdict(row.verdict).exit_code for row in bench.failures}
     if faults:
         code = ExitCode.BAD_INPUT
     elif ExitCode.DISAGREE in codes:
@@ -231,8 +215,8 @@ def _summarise(cases: Sequence[Case], chosen: Chosen, faults: Sequence[Fault], p
         code = ExitCode.NOT_RUN
     else:
         code = ExitCode.AGREE
-    counts = {verdict.value: progress.rows_seen[verdict] for verdict in Verdict if progress.rows_seen[verdict]}
-    return RunSummary(code, len(cases), progress.evaluations, counts, tuple(progress.failures))
+    counts = {verdict.value: bench.rows_seen[verdict] for verdict in Verdict if bench.rows_seen[verdict]}
+    return RunSummary(code, len(cases), bench.evaluations, counts, tuple(bench.failures))
 
 
 def _summary_record(summary: RunSummary, chosen: Chosen, faults: Sequence[Fault]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from attncheck.backends import BACKENDS, BackendEntry, numpy_backend
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.harness.reading.lowering import delivered
 from attncheck.harness.reading.selection import select_cases
 from attncheck.harness.results.reader import Run, read_run
 from attncheck.harness.results.writer import ResultsWriter, Row, StoredArray
@@ -33,7 +34,8 @@ def compute() -> Callable[[Case, str], tuple[Inputs, Stages]]:
     def run(case: Case, dtype: str) -> tuple[Inputs, Stages]:
         inputs = convert_inputs(case, make_exact_inputs(case), dtype)
         with np.errstate(all="ignore"):
-            stages = run_operation(backend, case.operation, inputs.arrays, case.options)
+            posed = delivered(case.operation, case.options, inputs.arrays)
+            stages = run_operation(backend, case.operation, posed.inputs, posed.options)
         return inputs, dict(stages)
 
     return run

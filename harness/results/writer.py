@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from attncheck.harness.errors import OutputError
 
-FORMAT = 2
+FORMAT = 3
 REPORT_FOLDER = "report"
 ComparisonKind = Literal["stage", "pair", "printed", "known", "exact"]
 
@@ -48,6 +48,7 @@ ROW_SCHEMA = pa.schema(
         pa.field("reference_text", pa.string()),
         pa.field("difference", pa.float64()),
         pa.field("allowed", pa.float64()),
+        pa.field("against", pa.string()),
         pa.field("ratio", pa.float64()),
         pa.field("half_unit", pa.float64()),
         pa.field("propagated", pa.float64()),
@@ -59,7 +60,11 @@ ROW_SCHEMA = pa.schema(
         pa.field("introduced_z", pa.float64()),
         pa.field("begins_at", pa.string()),
         pa.field("elements", pa.int64()),
+        pa.field("judged_rows", pa.int64()),
+        pa.field("query_rows", pa.int64()),
         pa.field("message", pa.string(), nullable=False),
+        pa.field("reason", pa.string()),
+        pa.field("thread", pa.string()),
     ]
 )
 
@@ -84,8 +89,14 @@ class Row:
     document), ``known`` (one derived number) or ``exact`` (one number that a document computes and does not print).
     ``value`` is the implementation's number at ``index``, ``reference`` what it is held against; ``difference`` is
     absolute, ``allowed`` the largest one that agrees, ``ratio`` the largest quotient of the two in the stage. ``known``
-    marks what is recorded and does not fail a run. Of a stage: ``tier`` and the z of its errors against the exact
-    answer, the same for the error introduced by its own step, and the stage at which the implementation goes wrong.
+    marks what is recorded and does not fail a run; ``reason`` says why it is so, ``thread`` where that is discussed.
+
+    A stage is compared twice: with the exact answer (``tier``, ``ratio``, ``largest_z``, ``mean_z``, ``elements``) and
+    with the exact step from the implementation's own previous stage (``introduced_tier``, ``introduced_ratio``,
+    ``introduced_z``). ``index``, ``value``, ``reference``, ``difference`` and ``allowed`` belong to one of the two,
+    which ``against`` names: ``step`` where the step itself fails, so that difference / allowed is then
+    ``introduced_ratio``, else ``exact``. ``begins_at`` is the stage at which the implementation goes wrong. Where some
+    query rows stand for all, ``judged_rows`` of ``query_rows`` were judged; both are None where all were.
     """
 
     case: str
@@ -105,6 +116,7 @@ class Row:
     reference_text: str | None = None
     difference: float | None = None
     allowed: float | None = None
+    against: str | None = None
     ratio: float | None = None
     half_unit: float | None = None
     propagated: float | None = None
@@ -116,7 +128,11 @@ class Row:
     introduced_z: float | None = None
     begins_at: str | None = None
     elements: int | None = None
+    judged_rows: int | None = None
+    query_rows: int | None = None
     message: str = ""
+    reason: str | None = None
+    thread: str | None = None
 
 
 def bound_name(numerical_class: str) -> str:

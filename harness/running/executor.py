@@ -5,6 +5,7 @@ Processes are pebble's: it kills a worker that overruns its time, notices one th
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -12,7 +13,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -22,6 +23,7 @@ from typing import Generic, TypeVar
 from pebble import ProcessExpired, ProcessPool
 
 from attncheck.harness.running.implementations import Implementation
+from attncheck.harness.running.turns import Turns
 from attncheck.harness.running.worker import Failure, Outcome, Task, clean, evaluate, start
 
 Key = TypeVar("Key")
@@ -71,17 +73,23 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class _Context(SpawnContext):
+class WorkerContext(SpawnContext):
+    """Starts workers."""
+
     Process = _Worker
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds that a framework may take to start, and that one evaluation may take; threads per worker."""
+    """Seconds that a framework may take to start, and that one evaluation may take; threads per worker.
+
+    ``workers`` is how many evaluate at the same time; others keep their frameworks loaded and wait for their turn.
+    """
 
     start_seconds: float = 300.0
     case_seconds: float = 60.0
     threads: int = 1
+    workers: int = max(3, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)
@@ -118,17 +126,24 @@ class GroupRunner(Generic[Key]):
         self._given_up: Failure | None = None
         self._stopping = False
 
-    def run(self, keys: Sequence[Key], task_of: Callable[[Key], Task], report: Callable[[Key, Outcome], None]) -> None:
-        """Evaluate every task and report its outcome; returns early once ``stop`` is called."""
+    def run(
+        self,
+        keys: Sequence[Key],
+        task_of: Callable[[Key], Task],
+        report: Callable[[Key, Outcome], None],
+        turns: Turns | None = None,
+    ) -> None:
+        """Evaluate every task, each in its turn, and report its outcome; returns early once ``stop`` is called."""
         try:
-            for key in keys:
+            for done, key in enumerate(keys):
                 if self._stopping:
                     return
-                outcome = self._evaluate(task_of(key))
+                with turns.taken(done) if turns else nullcontext():
+                    outcome = self.evaluate(task_of(key))
                 if not self._stopping:
                     report(key, outcome)
         finally:
-            self._close()
+            self.close()
 
     def stop(self) -> None:
         """Kill the worker; nothing more is reported."""
@@ -137,7 +152,8 @@ class GroupRunner(Generic[Key]):
         if pool is not None:
             _stop(pool)
 
-    def _evaluate(self, task: Task) -> Outcome:
+    def evaluate(self, task: Task) -> Outcome:
+        """Evaluate one task in the worker, which is started if there is none; ``close`` ends it."""
         if not self._started and self._given_up is None:
             self._start()
         if self._given_up is not None:
@@ -148,10 +164,9 @@ class GroupRunner(Generic[Key]):
         return outcome
 
     def _start(self) -> None:
-        entry = self.group.implementation.entry
-        answer = self._call(
-            self._limits.start_seconds, start, entry, self.group.dtypes[0], self._limits.threads, str(self._log)
-        )
+        implementation, dtype = self.group.implementation, self.group.dtypes[0]
+        what = (implementation.entry, implementation.mode, dtype, self._limits.threads, str(self._log))
+        answer = self._call(self._limits.start_seconds, start, *what)
         if isinstance(answer, Failure):
             self._given_up = answer
         else:
@@ -161,7 +176,7 @@ class GroupRunner(Generic[Key]):
         """Call a function in the worker; what kills it becomes a failure."""
         try:
             if self._pool is None:
-                self._pool = ProcessPool(max_workers=1, context=_Context())
+                self._pool = ProcessPool(max_workers=1, context=WorkerContext())
             future = self._pool.schedule(function, args=arguments, timeout=seconds)
             while not futures.wait([future], _LOOK_AGAIN_SECONDS).done:
                 if self._stopping:  # pebble never completes what is under way when a pool is stopped
@@ -174,7 +189,7 @@ class GroupRunner(Generic[Key]):
             return Failure("crash", f"the worker process died with exit code {code}{self._last_words()}")
         except (BrokenProcessPool, futures.CancelledError, RuntimeError) as error:
             # The pool itself is gone, because its worker died between two calls or because the run is being stopped.
-            self._close()
+            self.close()
             return Failure("crash", f"the worker process is gone: {error or type(error).__name__}{self._last_words()}")
 
     def _last_words(self) -> str:
@@ -184,7 +199,8 @@ class GroupRunner(Generic[Key]):
             return ""
         return f"; its last line: {clean(lines[-1][-200:])}" if lines else ""
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End the worker."""
         pool, self._pool, self._started = self._pool, None, False
         if pool is not None:
             _stop(pool)

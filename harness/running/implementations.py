@@ -4,29 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
-from attncheck.backends import BACKENDS, BackendEntry
+from attncheck.backends import BACKENDS, BackendEntry, Mode
 from attncheck.harness.errors import UsageError
+
+DEFAULT_MODE = "eager"
+ALL = "all"
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """A backend in a mode. The only mode so far is eager: the operations called one after the other."""
+    """A backend in a mode."""
 
     entry: BackendEntry
-    mode: str = "eager"
+    mode: str = DEFAULT_MODE
 
-    def numerical_class(self, dtype: str) -> str:
-        """Return the numerical class that is declared for a dtype: which roundings are allowed.
+    @property
+    def declared(self) -> Mode:
+        """What the mode declares of itself."""
+        return self.entry.all_modes[self.mode]
 
-        Operations called one after the other store every intermediate; in float64 and float32 that is the native class.
-        """
-        return "native" if dtype in ("float64", "float32") else self.mode
+    def numerical_class(self, dtype: str) -> str | None:
+        """Return the numerical class that is declared for a dtype; None where the mode has no such dtype."""
+        return self.declared.classes.get(dtype)
 
     @property
     def name(self) -> str:
         """The name in every report, such as torch.eager."""
         return f"{self.entry.name}.{self.mode}"
+
+    @property
+    def package(self) -> str:
+        """The distribution whose version is the implementation's."""
+        return self.declared.package or self.entry.packages[0]
 
 
 @dataclass(frozen=True)
@@ -41,15 +52,43 @@ class Chosen:
     missing: tuple[str, ...] = ()
 
 
-def choose_implementations(names: Sequence[str] | None, table: Mapping[str, BackendEntry] = BACKENDS) -> Chosen:
-    """Choose the backends with these names, or every installed one. Raises ``UsageError`` for an unknown name."""
+def every_implementation(table: Mapping[str, BackendEntry] = BACKENDS) -> tuple[Implementation, ...]:
+    """Return every mode of every backend, installed or not."""
+    return tuple(Implementation(entry, mode) for entry in table.values() for mode in entry.all_modes)
+
+
+def choose_implementations(
+    names: Sequence[str] | None,
+    table: Mapping[str, BackendEntry] = BACKENDS,
+    patterns: Sequence[str] | None = None,
+) -> Chosen:
+    """Choose implementations: by backend, and by globs over their names such as ``torch.*``.
+
+    Without patterns the eager mode, of the backends that are named or of every installed one; ``all`` takes every mode,
+    a backend's name its eager one. Raises ``UsageError`` for a name or pattern that matches nothing.
+    """
     unknown = [name for name in names or () if name not in table]
     if unknown:
         raise UsageError(f"unknown backend {unknown[0]!r}; expected {', '.join(table)}")
-    wanted = [entry for entry in table.values() if not names or entry.name in names]
-    absent = tuple(entry.name for entry in wanted if not entry.is_installed)
+    entries = {entry.name: entry for entry in table.values() if not names or entry.name in names}
+    globs = [f"{each}.{DEFAULT_MODE}" if each in table else each for each in patterns or (f"*.{DEFAULT_MODE}",)]
+    wanted = _matching(every_implementation(entries), globs)
+    found = {item.entry.name: item.entry for item in wanted}
+    absent = tuple(name for name, entry in found.items() if not entry.is_installed)
+    # A backend is asked for by name, or by a pattern that begins with its name.
+    asked = {name for name in found if names or any(each.split(".")[0] == name for each in patterns or ())}
     return Chosen(
-        implementations=tuple(Implementation(entry) for entry in wanted if entry.is_installed),
-        left_out=() if names else absent,
-        missing=absent if names else (),
+        implementations=tuple(item for item in wanted if item.entry.name not in absent),
+        left_out=tuple(name for name in absent if name not in asked),
+        missing=tuple(name for name in absent if name in asked),
     )
+
+
+def _matching(items: Sequence[Implementation], patterns: Sequence[str]) -> tuple[Implementation, ...]:
+    for pattern in patterns:
+        if pattern != ALL and not any(fnmatchcase(item.name, pattern) for item in items):
+            raise UsageError(
+                f"no implementation is called {pattern!r}; expected one of {', '.join(item.name for item in items)}, "
+                f"a glob over them, or {ALL}"
+            )
+    return tuple(item for item in items if any(each == ALL or fnmatchcase(item.name, each) for each in patterns))

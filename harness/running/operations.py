@@ -1,40 +1,87 @@
-"""Which function of a backend an operation calls."""
+"""Which function of a backend an operation calls, whether it takes what is asked, and what its result is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from numpy.typing import NDArray
 
 from attncheck.backends.contract import Backend, Stages
 
+_FUNCTIONS = {
+    "masking": "mask_scores",
+    "softmax": "softmax",
+    "attention": "attention",
+    "attention_gradients": "attention_gradients",
+    "multi_head_attention": "multi_head_attention",
+}
+_RESULTS = {
+    "scoring": ("scores",),
+    "softmax": ("weights",),
+    "attention": ("output",),
+    "attention_gradients": ("grad_query", "grad_key", "grad_value"),
+    "multi_head_attention": ("output",),
+}
+"""The stages without which an operation has not been done; all others are intermediates, or beside it."""
+
+_SCORES = {"general": "general_scores", "additive": "additive_scores", "cosine": "cosine_scores"}
+
 
 def run_operation(
     backend: Backend, operation: str, inputs: Mapping[str, NDArray[Any]], options: Mapping[str, Any]
 ) -> Stages:
-    """Call the backend's function for an operation, inputs turned into the framework's own arrays."""
+    """Call the backend's function for an operation, inputs turned into the framework's own arrays.
+
+    Raises ``NotImplementedError`` where it has no such function, or the function has no such parameter.
+    """
+    name, keywords = call_of(operation, dict(options))
+    function = getattr(backend, name, None)
+    if function is None:
+        raise NotImplementedError(f"has no {name}")
+    check_parameters(function, {**inputs, **keywords})
     tensors = {name: backend.from_numpy(array) for name, array in inputs.items()}
-    match operation:
-        case "scoring":
-            return _score(backend, tensors, dict(options))
-        case "masking":
-            return backend.mask_scores(**tensors, **options)
-        case "softmax":
-            return backend.softmax(**tensors)
-        case "attention":
-            return backend.attention(**tensors, **options)
-        case "multi_head_attention":
-            return backend.multi_head_attention(**tensors, **options)
-    raise AssertionError(f"an operation that no backend has: {operation}")
+    stages: Stages = function(**tensors, **keywords)
+    return stages
 
 
-def _score(backend: Backend, tensors: dict[str, Any], options: dict[str, Any]) -> Stages:
-    match options.pop("score", "scaled_dot"):
-        case "general":
-            return backend.general_scores(**tensors)
-        case "additive":
-            return backend.additive_scores(**tensors)
-        case "dot":
-            return backend.dot_scores(**tensors, scale=options.get("scale", 1.0))
-    return backend.dot_scores(**tensors, **options)
+def check_parameters(function: Callable[..., Any], asked: Mapping[str, Any]) -> None:
+    """Raise ``NotImplementedError`` where a function lacks a parameter: a capability is a parameter."""
+    kinds = _kinds_of(getattr(function, "__func__", function))
+    if inspect.Parameter.VAR_KEYWORD in kinds.values():
+        return
+    missing = [name for name in asked if name not in kinds]
+    if missing:
+        raise NotImplementedError(f"takes no {', '.join(missing)}")
+
+
+@lru_cache(maxsize=256)
+def _kinds_of(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return the kind of each parameter; remembered, because hundreds of variants share one function."""
+    return {name: each.kind for name, each in inspect.signature(function).parameters.items()}
+
+
+def call_of(operation: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the function's name and its options."""
+    if operation != "scoring":
+        assert operation in _FUNCTIONS, f"an operation that no backend has: {operation}"
+        return _FUNCTIONS[operation], options
+    score = options.pop("score", "scaled_dot")
+    if score == "dot":
+        options.setdefault("scale", 1.0)
+    return _SCORES.get(score, "dot_scores"), options
+
+
+def result_stages(operation: str, asked: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the stages that are the operation's result, given its inputs and options; none where it asks for none."""
+    if operation == "scoring" and asked.get("softcap") is not None:
+        return ("capped",)
+    if operation != "masking":
+        return _RESULTS[operation]
+    window = asked.get("window") or ()
+    forbids = asked.get("is_causal") or any(asked.get(name) is not None for name in ("mask", "key_lengths"))
+    if forbids or any(side is not None for side in window):
+        return ("masked",)
+    return ("biased",) if asked.get("bias") is not None else ()

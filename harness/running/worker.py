@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import sys
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from attncheck.backends import BackendEntry
@@ -27,16 +28,23 @@ _THREAD_VARIABLES = (
     "VECLIB_MAXIMUM_THREADS",
 )
 _LONGEST_MESSAGE = 500
-NO_STAGES = "returned no stages"
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+NOT_RETURNED = "expected a stage named"
 
 
 @dataclass(frozen=True)
 class Task:
-    """One evaluation: an operation on inputs that are already in the working dtype."""
+    """One evaluation: an operation on inputs that are already in the working dtype.
+
+    ``memory`` says which of them lie in memory otherwise than row by row (``memory.py``). Of ``stages`` alone something
+    is asked; None is all that come back.
+    """
 
     operation: str
     options: Mapping[str, Any]
     inputs: Mapping[str, NDArray[Any]]
+    memory: Mapping[str, str] = field(default_factory=dict)
+    stages: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -59,19 +67,19 @@ Outcome = Computed | Failure
 _backend: Backend | None = None
 
 
-def start(entry: BackendEntry, dtype: str, threads: int, log: str) -> dict[str, str] | Failure:
+def start(entry: BackendEntry, mode: str, dtype: str, threads: int, log: str) -> dict[str, str] | Failure:
     """Import and configure the framework, once per process; return what it says of itself."""
     global _backend
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _redirect_output(log)
+    redirect_output(log)
     os.environ.update({name: str(threads) for name in _THREAD_VARIABLES})
     os.environ.update(entry.environment)
     try:
-        _backend = entry.load()
+        _backend = entry.load(mode)
         _backend.prepare(dtype, threads)
         return {name: clean(text) for name, text in _backend.describe().items()}
     except BaseException as error:  # whatever a framework raises while it starts, also SystemExit, is why it cannot run
-        return Failure("error", f"{entry.name} cannot be started: {_describe(error)}")
+        return Failure("error", f"{entry.name}.{mode} cannot be started: {_describe(error)}")
 
 
 def evaluate(task: Task) -> Outcome:
@@ -84,18 +92,30 @@ def evaluate_on(backend: Backend, task: Task) -> Outcome:
     """Run one operation of a backend; whatever it raises or returns is its result."""
     import numpy as np
 
-    from attncheck.harness.running.operations import run_operation
+    from attncheck.harness.running.memory import laid_out
+    from attncheck.harness.running.operations import result_stages, run_operation
 
     try:
         with np.errstate(all="ignore"):
-            stages = run_operation(backend, task.operation, task.inputs, task.options)
-            if not stages:
-                raise ValueError(NO_STAGES)
-            return Computed({name: _as_array(backend, name, tensor) for name, tensor in stages.items()})
+            inputs = laid_out(task.inputs, task.memory)
+            stages = run_operation(backend, task.operation, inputs, task.options)
+            arrays = {name: _as_array(backend, name, tensor) for name, tensor in (stages or {}).items()}
+            expected = result_stages(task.operation, {**task.inputs, **task.options})
+            wanted = arrays if task.stages is None else {name: arrays[name] for name in arrays if name in task.stages}
+            return _missing(arrays, expected) or Computed(wanted)
     except NotImplementedError as error:
         return Failure("unsupported", _describe(error))
     except BaseException as error:  # whatever an implementation raises, also SystemExit, is its result and not our end
         return Failure("error", _describe(error))
+
+
+def _missing(arrays: Mapping[str, NDArray[Any]], expected: Sequence[str]) -> Failure | None:
+    """Refuse what came back without the operation's result: with nothing to judge it would pass in silence."""
+    missing = [name for name in expected if name not in arrays]
+    if arrays and not missing:
+        return None
+    returned = f"returned {', '.join(arrays) or 'no stages'}"
+    return Failure("error", clean(f"{returned}; {NOT_RETURNED} {missing[0]}" if missing else returned))
 
 
 def _as_array(backend: Backend, name: str, tensor: Any) -> NDArray[Any]:
@@ -107,7 +127,7 @@ def _as_array(backend: Backend, name: str, tensor: Any) -> NDArray[Any]:
     if not isinstance(array, np.ndarray) and not np.isscalar(array):
         raise TypeError(f"stage {name} is a {type(array).__name__}, expected an array")
     array = np.asarray(array)
-    if not np.issubdtype(array.dtype, np.number) and array.dtype != bool:
+    if not np.issubdtype(array.dtype, np.number) and array.dtype != bool and array.dtype.name != "bfloat16":
         # Objects and texts can be neither sent between processes nor compared as numbers.
         raise TypeError(f"stage {name} is an array of {array.dtype}, expected numbers")
     return array
@@ -115,9 +135,8 @@ def _as_array(backend: Backend, name: str, tensor: Any) -> NDArray[Any]:
 
 def clean(text: str) -> str:
     """Make one line of a text of foreign origin: nothing in it can move a cursor, and every encoding can write it."""
-    line = "".join(
-        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in " ".join(text.split())
-    )
+    words = " ".join(_COLOURS.sub("", text).split())
+    line = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in words)
     return line if len(line) <= _LONGEST_MESSAGE else f"{line[: _LONGEST_MESSAGE - 3]}..."
 
 
@@ -125,7 +144,7 @@ def _describe(error: BaseException) -> str:
     return clean(f"{type(error).__name__}: {error}")
 
 
-def _redirect_output(log: str) -> None:
+def redirect_output(log: str) -> None:
     """Send what the framework prints to a file: standard output belongs to the command line."""
     sys.stdout.flush()
     sys.stderr.flush()

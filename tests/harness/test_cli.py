@@ -88,7 +88,7 @@ def test_a_check_in_which_all_agree_gives_0_and_a_report(case_folder: Path, tmp_
     done = run_module("check", "small", "-b", "numpy", cwd=tmp_path, TERM="xterm-256color")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert lines[0] == "Nothing disagrees, but there was only one implementation to compare."
+    assert lines[0] == "It agrees with the exact answer."
     assert lines[-1] == "Report: results/latest/report/report.md"
     assert (tmp_path / "results" / "latest" / "report" / "report.md").read_text().startswith("# Attention conformance")
     assert ESCAPE not in done.stdout
@@ -179,7 +179,7 @@ def test_a_time_limit_is_kept(
         (["check", "nonsense"], "'nonsense' is neither a file or folder nor a glob"),
         (["check", "small", "-b", "nump"], "unknown backend 'nump'; expected numpy, torch, tensorflow, jax"),
         (["check", "small", "-b", "numpy,Torch"], "unknown backend 'Torch'"),
-        (["check", "small", "-b", "numpy", "-d", "float16"], "unknown dtype 'float16'; expected float64, float32"),
+        (["check", "small", "-b", "numpy", "-d", "float8"], "unknown dtype 'float8'; expected float64, float32, bf"),
         (["check", "small", "-b", "numpy", "-t", "nope"], "undefined tag 'nope'; expected one of"),
         (["run", "small", "-b", "numpy", "-t", "axis"], "no case matches the paths, globs, tags and dtypes"),
         (["check", "small", "-b", "numpy", "-o", "file"], "file is a file; expected a folder"),
@@ -414,7 +414,7 @@ def test_packages_of_the_same_names_in_the_working_folder_do_no_harm(command: tu
         timeout=120,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert "7 cases ran on 1 implementation" in done.stdout
+    assert "8 cases ran on 1 implementation" in done.stdout
 
 
 def test_a_folder_of_ones_own_with_its_own_tags(

@@ -7,11 +7,13 @@ import pytest
 
 from attncheck.backends import BACKENDS, BackendEntry
 from attncheck.harness.errors import UsageError
-from attncheck.harness.explain import explain_case, find_case, find_implementation
+from attncheck.harness.explain import Explanation, explain_case, find_case, find_implementation
+from attncheck.harness.judging.judge_stages import StageJudgement
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.selection import select_cases
 from attncheck.harness.running.executor import Limits
 from attncheck.harness.running.implementations import Implementation
+from attncheck.harness.verdicts import Verdict
 from attncheck.reports.explanation import print_explanation
 
 ATTENTION = "attention/every-dimension-is-different-and-none-is-forgotten"
@@ -75,6 +77,15 @@ def test_an_implementation_that_raises_is_told_with_its_reason(
     assert "no attention today" in capsys.readouterr().out
 
 
+def test_how_many_query_rows_stand_for_all_is_told(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
+    key = StageJudgement("key", Verdict.AGREE)
+    output = StageJudgement("output", Verdict.AGREE, judged_rows=64, query_rows=4096)
+    for judgements, told in (((key, output), True), ((key,), False)):
+        explanation = Explanation(case, "float32", "numpy.eager", "native", judgements, "")
+        print_explanation(explanation, select_cases([ATTENTION]).tags)
+        assert ("64 of 4,096 query rows judged; they stand for all." in capsys.readouterr().out) is told
+
+
 def test_a_glob_that_matches_several_cases_lists_them() -> None:
     cases = select_cases(["masking"]).cases
     with pytest.raises(UsageError, match=rf"matches {len(cases)} cases; name one of them:\n  masking/"):
@@ -87,5 +98,5 @@ def test_an_implementation_is_found_by_its_name_or_its_backends() -> None:
 
 @pytest.mark.parametrize("name", ["numpy.fast", "nothing"])
 def test_an_unknown_implementation_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="unknown"):
+    with pytest.raises(UsageError, match="no implementation is called"):
         find_implementation(name)

@@ -148,8 +148,8 @@ def test_runs_without_all_their_arrays_keep_what_they_said(keep: tuple[bool, boo
     assert said(rows, "pair") == []
 
 
-@pytest.mark.parametrize(("number", "verdict"), [(WRONG, "agree"), (np.nan, "nonfinite")])
-def test_without_bounds_only_form_and_nan_are_compared(number: float, verdict: str, make_run: MakeRun) -> None:
+@pytest.mark.parametrize(("number", "verdict"), [(RIGHT, "agree"), (WRONG, "unverified"), (np.nan, "nonfinite")])
+def test_without_bounds_only_form_nan_and_equality_are_compared(number: float, verdict: str, make_run: MakeRun) -> None:
     # A case that has no exact answer has no bounds either.
     rows = merged(
         make_run("a", {"numpy.eager": RIGHT}, bound=None), make_run("b", {"numpy.eager": number}, bound=None)

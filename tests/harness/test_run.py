@@ -14,6 +14,7 @@ from attncheck.harness import run as run_module
 from attncheck.harness.errors import ExitCode, OutputError, UsageError
 from attncheck.harness.reading.selection import select_cases
 from attncheck.harness.results.reader import Run, read_run
+from attncheck.harness.results.writer import FORMAT
 from attncheck.harness.run import RunSummary, Settings, plan_units, run_cases
 from attncheck.harness.running.implementations import Chosen, Implementation
 
@@ -55,7 +56,7 @@ def test_two_that_agree_give_0_and_every_comparison_is_a_row(honest: Entries, ru
     assert counts == {"stage": 4 * 2 * 2 * 2, "pair": 4 * 2 * 2, "known": 6 * 2 * 2}
     assert summary.verdicts == {"agree": len(run.rows)}
     assert run.summary == {
-        "format": 2,
+        "format": FORMAT,
         "exit_code": 0,
         "cases": 4,
         "implementations": ["first.eager", "second.eager"],
@@ -72,8 +73,8 @@ def test_the_environment_says_what_ran_and_how_it_was_asked_for(honest: Entries,
     assert run.label == "one of many"
     assert environment["command"] == "attncheck run 'two words'"
     assert environment["implementations"] == {"first.eager": "numpy", "second.eager": "numpy"}
-    native = {"float64": "native", "float32": "native"}
-    assert environment["classes"] == {"first.eager": native, "second.eager": native}
+    classes = {"float64": "native", "float32": "native", "bfloat16": "eager", "float16": "eager"}
+    assert environment["classes"] == {"first.eager": classes, "second.eager": classes}
     assert {"attncheck", "numpy"} <= environment["versions"].keys()
     assert environment["backends"]["first.eager-float64"]["version"] == environment["versions"]["numpy"]
     assert environment["threads_per_worker"] == 1
@@ -216,4 +217,4 @@ def test_every_file_of_a_run_is_whole_and_of_the_same_format(honest: Entries, ru
         "logs/second.eager-float64.txt",
     }
     for name in ("environment.json", "cases.json", "summary.json"):
-        assert json.loads((run.directory / name).read_text())["format"] == 2
+        assert json.loads((run.directory / name).read_text())["format"] == FORMAT

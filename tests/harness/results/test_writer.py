@@ -29,8 +29,8 @@ def test_a_row_comes_back_as_it_was_written(make_row: MakeRow, write_run: WriteR
     full = make_row(
         known=True, other="second", called="é | `ü`", shape="1x3", index="0,2", value=-0.0, reference=float("inf"),
         reference_text="0.10", difference=5e-324, allowed=1e308, ratio=0.5, half_unit=0.005, propagated=0.0,
-        tier="T1", largest_z=6.5, mean_z=0.25, introduced_tier="T2", introduced_ratio=float("inf"), introduced_z=1e300,
-        begins_at="scores", elements=12, message="a\nb",
+        against="step", tier="T1", largest_z=6.5, mean_z=0.25, introduced_tier="T2", introduced_ratio=float("inf"),
+        introduced_z=1e300, begins_at="scores", elements=12, judged_rows=64, query_rows=4096, message="a\nb",
     )  # fmt: skip
     rows = [full, make_row(value=float("nan"))]
     run = read_run(write_run(rows))
@@ -168,7 +168,7 @@ def test_a_file_in_the_way_is_left_alone(tmp_path: Path) -> None:
 def test_an_empty_folder_that_is_there_is_used(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     ResultsWriter(tmp_path / "out").write_json("environment.json", {"label": "é"})
-    assert json.loads((tmp_path / "out" / "environment.json").read_bytes()) == {"format": 2, "label": "é"}
+    assert json.loads((tmp_path / "out" / "environment.json").read_bytes()) == {"format": 3, "label": "é"}
 
 
 def test_a_command_line_that_is_no_text_is_written_readably(tmp_path: Path) -> None:
@@ -225,12 +225,12 @@ def other_type(directory: Path) -> None:
         (break_file("environment.json", b"{"), "environment.json cannot be read"),
         (break_file("environment.json", b"\xff\xfe"), "environment.json cannot be read"),
         (break_file("environment.json", b"[1]"), "is not what `attncheck run` writes"),
-        (break_file("environment.json", b'{"format": 1}'), "results format 1; this version reads 2"),
-        (break_file("environment.json", b'{"format": 2}'), "it has no label"),
+        (break_file("environment.json", b'{"format": 1}'), "results format 1; this version reads 3"),
+        (break_file("environment.json", b'{"format": 3}'), "it has no label"),
         (break_file("environment.json", b"{}"), "results format None"),
         (break_file("cases.json", b"nonsense"), "cases.json cannot be read"),
-        (break_file("cases.json", b'{"format": 2}'), "it has no cases"),
-        (break_file("summary.json", b'{"format": 2}'), "it has no exit_code"),
+        (break_file("cases.json", b'{"format": 3}'), "it has no cases"),
+        (break_file("summary.json", b'{"format": 3}'), "it has no exit_code"),
         (break_file("rows/part-00000.parquet", b""), "part-00000.parquet cannot be read"),
         (break_file("rows/part-00000.parquet", b"PAR1 and no more"), "part-00000.parquet cannot be read"),
         (truncate_rows, "part-00000.parquet cannot be read"),

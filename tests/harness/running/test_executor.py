@@ -79,8 +79,8 @@ FAILING = {
         "error", "", "xxx...",
     ),
     "raises a message that is no text": Fault(
-        "raise ValueError('\\x1b[31mred \\udc80\\x00')",
-        "error", "", "ValueError: ",
+        "raise ValueError('\\x1b[31mred\\x1b[0m \\x1b \\udc80\\x00')",
+        "error", "", "ValueError: red \N{REPLACEMENT CHARACTER} ",
     ),
     "ends its process in good order": Fault(
         "raise SystemExit(0)",
@@ -97,6 +97,10 @@ FAILING = {
     "returns no stage": Fault(
         "return {}",
         "error", "", "no stages",
+    ),
+    "returns only what is beside the result": Fault(
+        "return {'mine': scores, 'log_sum_exp': scores[..., 0]}",
+        "error", "", "returned mine, log_sum_exp; expected a stage named weights",
     ),
     "returns a list": Fault(
         "return numpy_backend.softmax(scores) | {'weights': [1.0]}",
@@ -240,12 +244,16 @@ def assert_complete(stages: pd.DataFrame, implementation: str, but_for: set[str]
 @pytest.mark.parametrize(
     ("source", "verdict", "message"),
     [
-        ("raise ImportError('libfast.so is not there')", "error", "faulty cannot be started: ImportError: libfast.so"),
+        (
+            "raise ImportError('libfast.so is not there')",
+            "error",
+            "faulty.eager cannot be started: ImportError: libfast.so",
+        ),
         ("import os; os._exit(4)", "crash", "died with exit code 4"),
         ("import os; os._exit(0)", "crash", "died with exit code 0"),
-        ("raise SystemExit(0)", "error", "faulty cannot be started: SystemExit: 0"),
+        ("raise SystemExit(0)", "error", "faulty.eager cannot be started: SystemExit: 0"),
         ("def prepare(dtype, threads):\n    raise RuntimeError(dtype)", "error", "RuntimeError: float64"),
-        ("def = 1", "error", "faulty cannot be started: SyntaxError"),
+        ("def = 1", "error", "faulty.eager cannot be started: SyntaxError"),
     ],
     ids=["raises", "dies", "dies in good order", "exits", "cannot be configured", "is no Python"],
 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attncheck.backends.contract import Backend
-from attncheck.harness.running.operations import run_operation
+from attncheck.harness.running.operations import result_stages, run_operation
 from attncheck.harness.vocabulary import OPERATIONS
 
 
@@ -51,6 +51,10 @@ def call_of(operation: str, inputs: dict[str, Any], options: dict[str, Any]) -> 
         ("scoring", {"score": "dot", "scale": 0}, "dot_scores", {"scale": 0}),
         ("scoring", {"score": "general"}, "general_scores", {}),
         ("scoring", {"score": "additive"}, "additive_scores", {}),
+        ("scoring", {"score": "cosine"}, "cosine_scores", {}),
+        ("scoring", {"score": "cosine", "scale": 2}, "cosine_scores", {"scale": 2}),
+        ("scoring", {"softcap": 2.5}, "dot_scores", {"softcap": 2.5}),
+        ("attention_gradients", {"window": (1, None)}, "attention_gradients", {"window": (1, None)}),
     ],
 )
 def test_an_operation_calls_its_function_with_the_backends_own_arrays(
@@ -72,3 +76,78 @@ def test_every_operation_of_the_vocabulary_can_be_run(operation: str) -> None:
 def test_an_operation_that_is_not_in_the_vocabulary_is_a_fault_of_ours() -> None:
     with pytest.raises(AssertionError, match="an operation that no backend has: dreaming"):
         run_operation(cast(Backend, Recorder()), "dreaming", {"scores": np.zeros(1)}, {})
+
+
+@pytest.mark.parametrize(
+    ("operation", "asked", "wanted"),
+    [
+        ("scoring", {"query": 1, "score": "general"}, ("scores",)),
+        ("scoring", {"query": 1, "softcap": None}, ("scores",)),
+        ("scoring", {"query": 1, "softcap": 2.0}, ("capped",)),
+        ("softmax", {"scores": 1}, ("weights",)),
+        ("attention", {"bias": 1, "is_causal": True}, ("output",)),
+        ("attention_gradients", {"bias": 1}, ("grad_query", "grad_key", "grad_value")),
+        ("multi_head_attention", {}, ("output",)),
+        ("masking", {"scores": 1, "bias": 1}, ("biased",)),
+        ("masking", {"scores": 1, "bias": 1, "is_causal": False, "window": (None, None)}, ("biased",)),
+        ("masking", {"scores": 1, "is_causal": True}, ("masked",)),
+        ("masking", {"scores": 1, "bias": 1, "mask": 1}, ("masked",)),
+        ("masking", {"scores": 1, "key_lengths": 1}, ("masked",)),
+        ("masking", {"scores": 1, "window": (None, 0)}, ("masked",)),
+        ("masking", {"scores": 1}, ()),
+    ],
+)
+def test_the_result_of_an_operation_is_the_last_stage_that_is_asked_for(
+    operation: str, asked: dict[str, Any], wanted: tuple[str, ...]
+) -> None:
+    assert result_stages(operation, asked) == wanted
+
+
+def test_every_operation_has_a_result_among_its_stages() -> None:
+    for name, operation in OPERATIONS.items():
+        assert set(result_stages(name, {"mask": 1})) <= set(operation.stages)
+        assert result_stages(name, {"mask": 1})
+
+
+class Small:
+    """A backend with a single function that takes little; everything else it does not have."""
+
+    def __init__(self) -> None:
+        self.converted: list[Any] = []
+
+    def from_numpy(self, array: Any) -> Any:
+        self.converted.append(array)
+        return array
+
+    def attention(self, query: Any, key: Any, value: Any, *, is_causal: bool = False) -> dict[str, Any]:
+        return {"output": (query, key, value, is_causal)}
+
+
+THREE = {"query": 1, "key": 2, "value": 3}
+
+
+def test_what_a_function_takes_is_asked_of_it() -> None:
+    stages = run_operation(cast(Backend, Small()), "attention", THREE, {"is_causal": True})
+    assert stages == {"output": (1, 2, 3, True)}
+
+
+@pytest.mark.parametrize(
+    ("operation", "inputs", "options", "reason"),
+    [
+        ("softmax", {"scores": 1}, {}, "has no softmax"),
+        ("masking", {"scores": 1}, {}, "has no mask_scores"),
+        ("scoring", {"query": 1, "key": 2}, {"score": "cosine"}, "has no cosine_scores"),
+        ("attention_gradients", THREE, {}, "has no attention_gradients"),
+        ("attention", THREE, {"softcap": 2.0}, "takes no softcap"),
+        ("attention", THREE | {"key_lengths": 4}, {}, "takes no key_lengths"),
+        ("attention", THREE | {"mask": 4, "bias": 5}, {"window": (1, 1)}, "takes no mask, bias, window"),
+    ],
+)
+def test_what_a_backend_cannot_be_asked_is_unsupported_and_nothing_is_converted(
+    operation: str, inputs: dict[str, Any], options: dict[str, Any], reason: str
+) -> None:
+    backend = Small()
+    with pytest.raises(NotImplementedError) as error:
+        run_operation(cast(Backend, backend), operation, inputs, options)
+    assert str(error.value) == reason
+    assert backend.converted == []

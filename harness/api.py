@@ -1,0 +1,113 @@
+"""The public API in one call: is this function attention?
+
+from attncheck.harness import check
+
+result = check(my_attention)
+assert result.agrees, result.explain()
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attncheck.harness.config import known_divergences
+from attncheck.harness.errors import ExitCode
+from attncheck.harness.explain import explain_case
+from attncheck.harness.merge import merge_runs
+from attncheck.harness.reading.selection import Selection, select_cases
+from attncheck.harness.results.reader import read_runs
+from attncheck.harness.results.writer import Row
+from attncheck.harness.run import Settings, run_cases
+from attncheck.harness.running.choice import choose, choose_callable
+from attncheck.harness.running.executor import Limits
+from attncheck.harness.running.implementations import Chosen, Implementation
+
+if TYPE_CHECKING:
+    from attncheck.reports.frames import Frames
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What a check came to.
+
+    ``frames`` are those of the report: ``results`` a row per case, dtype and stage, ``pairs``, ``numbers``,
+    ``environments``. ``failures`` are the rows that made ``exit_code`` what it is.
+    """
+
+    exit_code: ExitCode
+    failures: tuple[Row, ...]
+    frames: Frames
+    _selection: Selection = field(repr=False)
+    _implementations: tuple[Implementation, ...] = field(repr=False)
+    _limits: Limits = field(repr=False)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether nothing disagreed and everything ran."""
+        return self.exit_code is ExitCode.AGREE
+
+    def explain(self, most: int = 3) -> str:
+        """Tell where the first failing cases go wrong, stage by stage, as ``attncheck explain`` does."""
+        from attncheck.reports.explanation import explanation_text
+
+        if not self.failures:
+            return "Everything agrees."
+        cases = {case.id: case for case in self._selection.cases}
+        named = {item.name: item for item in self._implementations}
+        places = dict.fromkeys((row.case, row.dtype, row.implementation) for row in self.failures)
+        known = [place for place in places if place[0] in cases and place[2] in named]
+        told = [
+            explanation_text(explain_case(cases[case], named[name], dtype, self._limits), self._selection.tags)
+            for case, dtype, name in known[:most]
+        ]
+        left = len(known) - len(told)
+        return "\n\n".join([*told, *([f"... and {left} more that fail."] if left > 0 else [])])
+
+
+def check(
+    function: Callable[..., Any] | str,
+    *,
+    cases: Sequence[str] = (),
+    tags: Sequence[str] = (),
+    dtypes: Sequence[str] = (),
+    framework: str | None = None,
+    name: str | None = None,
+    output: str | Path | None = None,
+    time_limit: float = 60.0,
+) -> CheckResult:
+    """Run cases on one implementation and judge every stage that it returns against the exact answer.
+
+    ``function`` is a callable (a lambda too) with the signature
+
+        attention(query, key, value, *, mask=None, bias=None, is_causal=False, scale=None, softcap=None, window=None,
+                  key_lengths=None, past_key=None, past_value=None)
+
+    of which the keywords that it does not have are what it cannot do, or a text: ``file.py:function``,
+    ``package.module:function``, or the name of a bundled or published implementation. It runs in a process of its own,
+    on NumPy's arrays or those of ``framework`` (torch, tensorflow, jax). ``cases`` are paths of files or folders, or
+    globs over the bundled cases, all if empty; ``name`` is what a callable is called in reports. ``output`` keeps the
+    results in a folder, for ``attncheck report``. Raises ``UsageError`` for what cannot be called or found.
+    """
+    limits = Limits(case_seconds=time_limit)
+    chosen = _chosen(function, framework, name, limits)
+    selection = select_cases(list(cases), list(tags), list(dtypes))
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(output) if output is not None else Path(folder) / "results"
+        known = known_divergences([item.entry.name for item in chosen.implementations])
+        settings = Settings(place, dtypes=tuple(dtypes), limits=limits, command=sys.argv, divergences=known)
+        summary = run_cases(selection.cases, chosen, settings, selection.faults)
+        from attncheck.reports.frames import make_frames
+
+        frames = make_frames(merge_runs(read_runs([place])))
+    return CheckResult(summary.exit_code, summary.failures, frames, selection, chosen.implementations, limits)
+
+
+def _chosen(function: Callable[..., Any] | str, framework: str | None, name: str | None, limits: Limits) -> Chosen:
+    if isinstance(function, str):
+        return choose(None, [function], framework, limits)
+    return Chosen((choose_callable(function, framework, name),))

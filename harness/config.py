@@ -1,0 +1,76 @@
+"""What a project says of itself in ``[tool.attncheck]`` of its pyproject.toml.
+
+[tool.attncheck]
+cases = ["conformance/"]                     # own files or folders of cases, besides the bundled ones
+divergences = ["conformance/known.yaml"]     # own lists of known divergences
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attncheck.harness.errors import UsageError
+from attncheck.harness.reading.divergences import Divergence, bundled_divergences, load_divergences
+
+_FILE = "pyproject.toml"
+
+
+@dataclass(frozen=True)
+class Config:
+    """A project's own cases and lists of known divergences; paths are absolute."""
+
+    cases: tuple[str, ...] = ()
+    divergences: tuple[Path, ...] = ()
+
+    @property
+    def own_and_bundled(self) -> tuple[str, ...]:
+        """What runs when no cases are named: the bundled ones, and the project's own."""
+        return ("*", *self.cases) if self.cases else ()
+
+
+def read_config(start: Path | None = None) -> Config:
+    """Read the nearest pyproject.toml in this folder or above that has the section. Raises ``UsageError``."""
+    here = (start or Path.cwd()).resolve()
+    for folder in (here, *here.parents):
+        path = folder / _FILE
+        section = _section(path) if path.is_file() else None
+        if section is not None:
+            return _config(section, path)
+    return Config()
+
+
+def known_divergences(backends: Sequence[str], own: Sequence[Path] = ()) -> tuple[Divergence, ...]:
+    """Return what is known of these backends: bundled, the project's, and ``own`` lists. Raises ``CaseError``."""
+    return bundled_divergences(backends) + load_divergences([*read_config().divergences, *own])
+
+
+def _section(path: Path) -> dict[str, Any] | None:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}") from None
+    section = document.get("tool", {}).get("attncheck")
+    if section is not None and not isinstance(section, dict):
+        raise UsageError(f"{path}: tool.attncheck: expected a table")
+    return section
+
+
+def _config(section: dict[str, Any], path: Path) -> Config:
+    known = {"cases", "divergences"}
+    unknown = sorted(section.keys() - known)
+    if unknown:
+        raise UsageError(f"{path}: tool.attncheck.{unknown[0]}: unknown; expected {', '.join(sorted(known))}")
+    paths: dict[str, list[Path]] = {}
+    for name in known:
+        given = section.get(name, [])
+        if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+            raise UsageError(f"{path}: tool.attncheck.{name}: expected a list of paths")
+        paths[name] = [path.parent / each for each in given]
+        missing = [each for each in paths[name] if not each.exists()]
+        if missing:
+            raise UsageError(f"{path}: tool.attncheck.{name}: there is no {missing[0]}")
+    return Config(tuple(map(str, paths["cases"])), tuple(paths["divergences"]))

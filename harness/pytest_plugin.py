@@ -1,0 +1,195 @@
+"""attncheck inside pytest: one test per case and dtype, the explanation as its failure message.
+
+pytest --attncheck mymodule:attention                 # nothing to write
+
+from attncheck.harness.pytest_plugin import conformance     # or one line in a test file
+test_attention = conformance(attention)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    # Every run of pytest in an environment with attncheck loads this module, so what is heavy waits until it is used.
+    from attncheck.harness.reading.case import Case
+    from attncheck.harness.reading.selection import Selection
+    from attncheck.harness.running.implementations import Implementation
+
+_TIME_LIMIT = 60.0
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """One implementation with its worker, which serves all tests of a session."""
+
+    implementation: Implementation
+    selection: Selection
+
+    def complaint(self, case: Case, dtype: str) -> str | None:
+        """Return why a case fails, as ``attncheck explain`` tells it; None where it holds. Skips the unsupported."""
+        from attncheck.harness.explain import explain_case
+        from attncheck.harness.running.executor import Limits
+        from attncheck.reports.explanation import explanation_text
+
+        with _running(self.implementation, dtype) as runner:
+            explanation = explain_case(case, self.implementation, dtype, Limits(case_seconds=_TIME_LIMIT), runner)
+        if explanation.failure.startswith("unsupported"):
+            pytest.skip(explanation.failure)
+        failing = [item.stage for item in explanation.judgements if item.verdict.exit_code]
+        failing += [""] if explanation.failure else []
+        if failing and all(stage in explanation.known for stage in failing):
+            pytest.xfail(next(iter(explanation.known.values())))
+        if failing:
+            return explanation_text(explanation, self.selection.tags)
+        return None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of attncheck."""
+    group = parser.getgroup("attncheck", "attention conformance")
+    group.addoption(
+        "--attncheck",
+        metavar="TARGET",
+        action="append",
+        default=[],
+        help="judge an implementation: file.py:function, package.module:function, or a bundled one such as torch.sdpa",
+    )
+    group.addoption("--attncheck-cases", metavar="CASES", action="append", default=[], help="files, folders or globs")
+    group.addoption("--attncheck-tag", metavar="TAG", action="append", default=[], help="only cases with this tag")
+    group.addoption("--attncheck-dtype", metavar="DTYPE", action="append", default=[], help="only this dtype")
+    group.addoption("--attncheck-framework", metavar="NAME", help="whose arrays the implementation takes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Announce the marker that every test of attncheck carries."""
+    config.addinivalue_line("markers", "attncheck(implementation): one case of attncheck on an implementation")
+
+
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Add a test per case and dtype for every ``--attncheck``."""
+    targets: list[str] = config.getoption("--attncheck")
+    if not targets or config.option.collectonly is None:
+        return
+    from attncheck.harness.errors import AttncheckError
+    from attncheck.harness.running.choice import choose
+
+    wanted = {name: config.getoption(f"--attncheck-{name}") for name in ("cases", "tag", "dtype", "framework")}
+    try:
+        selection = _selection(tuple(wanted["cases"]), tuple(wanted["tag"]), tuple(wanted["dtype"]))
+        chosen = choose(None, targets, wanted["framework"])
+    except AttncheckError as error:
+        raise pytest.UsageError(f"attncheck: {error}") from None
+    if chosen.missing:
+        raise pytest.UsageError(f"attncheck: {', '.join(chosen.missing)}: not installed")
+    collector = _Cases.from_parent(session, name="attncheck", nodeid="attncheck")
+    for implementation in chosen.implementations:
+        judge = _Judge(implementation, selection)
+        for case, dtype in _pairs(selection, wanted["dtype"]):
+            name = f"{implementation.name}[{case.id}-{dtype}]"
+            items.append(_CaseItem.from_parent(collector, name=name, judge=judge, case=case, dtype=dtype))
+
+
+def pytest_sessionfinish() -> None:
+    """End the workers."""
+    for runner in _RUNNERS.values():
+        runner.close()
+    _RUNNERS.clear()
+
+
+class _Cases(pytest.Collector):
+    """Where the tests of ``--attncheck`` hang in the tree of a session."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        return iter(())
+
+
+class _CaseItem(pytest.Item):
+    """One case in one dtype."""
+
+    def __init__(self, *, judge: _Judge, case: Case, dtype: str, **given: Any) -> None:
+        super().__init__(**given)
+        self.judge, self.case, self.dtype = judge, case, dtype
+        self.add_marker(pytest.mark.attncheck(implementation=judge.implementation.name))
+
+    def runtest(self) -> None:
+        complaint = self.judge.complaint(self.case, self.dtype)
+        if complaint is not None:
+            pytest.fail(complaint, pytrace=False)
+
+    def reportinfo(self) -> tuple[str, int, str]:
+        return self.case.file, self.case.line - 1, self.name
+
+
+def conformance(
+    function: Callable[..., Any] | str,
+    *,
+    cases: Sequence[str] = (),
+    tags: Sequence[str] = (),
+    dtypes: Sequence[str] = (),
+    framework: str | None = None,
+) -> Callable[..., None]:
+    """Return a test function with a test per case and dtype, for one line in a test file.
+
+    The arguments are those of ``attncheck.harness.check``.
+    """
+    from attncheck.harness.running.choice import choose, choose_callable
+
+    selection = _selection(tuple(cases), tuple(tags), tuple(dtypes))
+    implementation = (
+        choose(None, [function], framework).implementations[0]
+        if isinstance(function, str)
+        else choose_callable(function, framework, None)
+    )
+    judge = _Judge(implementation, selection)
+    pairs = [pytest.param(case, dtype, id=f"{case.id}-{dtype}") for case, dtype in _pairs(selection, dtypes)]
+
+    @pytest.mark.attncheck(implementation=implementation.name)
+    @pytest.mark.parametrize(("case", "dtype"), pairs)
+    def test_conformance(case: Case, dtype: str) -> None:
+        complaint = judge.complaint(case, dtype)
+        if complaint is not None:
+            pytest.fail(complaint, pytrace=False)
+
+    return test_conformance
+
+
+_RUNNERS: dict[Any, Any] = {}
+
+
+@contextmanager
+def _running(implementation: Implementation, dtype: str) -> Iterator[Any]:
+    """Give the worker of an implementation and dtype, which stays for the tests that follow."""
+    import tempfile
+    from pathlib import Path
+
+    from attncheck.harness.running.executor import GroupRunner, Limits, group_by_process
+
+    groups = group_by_process(implementation, list(implementation.declared.classes))
+    group = next((each for each in groups if dtype in each.dtypes), None)
+    if group is None:
+        pytest.skip(f"unsupported: declares no {dtype}")
+    if group.name not in _RUNNERS:
+        _RUNNERS[group.name] = GroupRunner(group, Limits(case_seconds=_TIME_LIMIT), Path(tempfile.mkdtemp("attncheck")))
+    yield _RUNNERS[group.name]
+
+
+@cache
+def _selection(cases: tuple[str, ...], tags: tuple[str, ...], dtypes: tuple[str, ...]) -> Selection:
+    from attncheck.harness.errors import CaseError
+    from attncheck.harness.reading.selection import select_cases
+
+    selection = select_cases(cases, tags, dtypes)
+    if selection.faults:
+        raise CaseError(list(selection.faults))
+    return selection
+
+
+def _pairs(selection: Selection, dtypes: Sequence[str]) -> Iterator[tuple[Case, str]]:
+    return ((case, dtype) for case in selection.cases for dtype in case.dtypes if not dtypes or dtype in dtypes)

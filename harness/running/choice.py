@@ -1,0 +1,101 @@
+"""Which implementations a command means: of the table, of an entry point, or a file or module of the user's own."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import TimeoutError as TimedOut
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pebble import ProcessExpired, ProcessPool
+
+from attncheck.harness.errors import UsageError
+from attncheck.harness.running.executor import Limits, WorkerContext
+from attncheck.harness.running.implementations import Chosen, Implementation, choose_implementations
+from attncheck.harness.running.own import LoadError, Target, entry_of, published
+from attncheck.harness.running.worker import clean, redirect_output
+
+
+def choose(
+    backends: Sequence[str] | None, patterns: Sequence[str], framework: str | None = None, limits: Limits | None = None
+) -> Chosen:
+    """Choose implementations: names and globs of the table, published ones by name, ``file.py:function``.
+
+    An own implementation is loaded once, in a process of its own, to see what it declares. Raises ``UsageError``.
+    """
+    points = published()
+    own = [pattern for pattern in patterns if pattern in points or _is_target(pattern)]
+    others = [pattern for pattern in patterns if pattern not in own]
+    found = [
+        own_implementation(Target(point.module, point.attr), framework, limits, point.name)
+        if (point := points.get(pattern)) is not None
+        else own_implementation(Target.of(pattern), framework, limits)
+        for pattern in own
+    ]
+    if framework is not None and not found:
+        raise UsageError(
+            "--framework says whose arrays an implementation of your own takes; name one: file.py:function"
+        )
+    chosen = choose_implementations(backends, patterns=others) if others or not found else Chosen(())
+    absent = tuple(item.entry.packages[0] for item in found if not item.entry.is_installed)
+    present = tuple(item for item in found if item.entry.is_installed)
+    return replace(
+        chosen,
+        implementations=(*chosen.implementations, *present),
+        missing=tuple(dict.fromkeys([*chosen.missing, *absent])),
+    )
+
+
+def choose_callable(function: Callable[..., Any], framework: str | None, name: str | None) -> Implementation:
+    """Take a callable that is handed over as an object, a lambda too: workers get a copy of it."""
+    import cloudpickle
+
+    own_name = name or str(getattr(function, "__name__", type(function).__name__))
+    own_name = own_name if own_name.isidentifier() else "callable"
+    target = Target("", own_name, cloudpickle.dumps(function))
+    return own_implementation(target, framework, name="own")
+
+
+def own_implementation(
+    target: Target, framework: str | None, limits: Limits | None = None, name: str | None = None
+) -> Implementation:
+    """Look in a process of its own what a target declares. Raises ``UsageError`` where it cannot be loaded.
+
+    In reports it has a ``name`` like package.implementation, or like package alone with the function's name behind it.
+    """
+    limits = limits or Limits()
+    with tempfile.TemporaryDirectory() as folder, ProcessPool(max_workers=1, context=WorkerContext()) as pool:
+        future = pool.schedule(_declared, args=(target, str(Path(folder) / "log.txt")), timeout=limits.start_seconds)
+        try:
+            declared = future.result()
+        except TimedOut:
+            raise UsageError(f"{_shown(target)}: not loaded after {limits.start_seconds:g} s") from None
+        except ProcessExpired as expired:
+            raise UsageError(f"{_shown(target)}: its process died with exit code {expired.exitcode}") from None
+    if isinstance(declared, str):
+        raise UsageError(f"{_shown(target)}: {declared}")
+    package, _, mode = (name or "").partition(".")
+    entry = entry_of(target, {"name": package, "mode": mode, **declared}, framework)
+    (only,) = entry.all_modes
+    return Implementation(entry, only)
+
+
+def _declared(target: Target, log: str) -> dict[str, Any] | str:
+    """Run in the process: what the target declares, or why it cannot be used."""
+    redirect_output(log)
+    from attncheck.harness.running.own_call import declarations
+
+    try:
+        return declarations(target.load(), target.attribute.rpartition(".")[2])
+    except LoadError as error:
+        return clean(str(error))
+
+
+def _shown(target: Target) -> str:
+    return ":".join(filter(None, (target.module, target.attribute))) or "the callable"
+
+
+def _is_target(pattern: str) -> bool:
+    return ":" in pattern or pattern.endswith(".py")

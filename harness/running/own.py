@@ -1,0 +1,159 @@
+"""Somebody's own implementation: a callable or a module of theirs, called as the contract says, in a worker of its own.
+
+    attention(query, key, value, *, mask=None, bias=None, is_causal=False, scale=None, softcap=None, window=None,
+              key_lengths=None, past_key=None, past_value=None)
+
+Its file is loaded in the worker and nowhere else: whatever it does when it is imported, it does there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from attncheck.backends import BACKENDS, NATIVE, BackendEntry, Mode
+from attncheck.backends.contract import Backend
+from attncheck.harness.errors import UsageError
+
+if TYPE_CHECKING:
+    from attncheck.harness.running.own_call import OwnBackend
+
+ENTRY_POINTS = "attncheck.implementations"
+EXPECTED = (
+    "attention(query, key, value, *, mask=None, bias=None, is_causal=False, scale=None, softcap=None, window=None, "
+    "key_lengths=None, past_key=None, past_value=None)"
+)
+
+
+class LoadError(Exception):
+    """A target cannot be loaded; says why."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where an implementation is: ``path`` of a file or a module's name, and what in it (empty: the module itself).
+
+    ``pickled`` is a callable that was handed over as an object instead.
+    """
+
+    module: str
+    attribute: str = ""
+    pickled: bytes = b""
+
+    @classmethod
+    def of(cls, text: str) -> Target:
+        """Read file.py, file.py:function, package.module or package.module:function."""
+        module, _, attribute = text.rpartition(":") if ":" in text else (text, "", "")
+        if module.endswith(".py"):
+            path = Path(module)
+            if not path.is_file():
+                raise UsageError(f"{text}: no file {module}; expected file.py:function or package.module:function")
+            module = str(path.resolve())
+        if not module:
+            raise UsageError(f"{text}: expected file.py:function or package.module:function")
+        return cls(module, attribute)
+
+    @property
+    def name(self) -> str:
+        """What the module is called in reports."""
+        return Path(self.module).stem if self.module.endswith(".py") else self.module.replace(".", "_")
+
+    def load(self) -> Any:
+        """Import the module and return what is meant. Raises ``LoadError``."""
+        if self.pickled:
+            import cloudpickle
+
+            return cloudpickle.loads(self.pickled)
+        try:
+            module = _module_of(self.module)
+        except BaseException as error:  # whatever a file raises while it is loaded, also SystemExit
+            raise LoadError(f"{self.module} cannot be loaded: {type(error).__name__}: {error}") from error
+        found: Any = module
+        for part in filter(None, self.attribute.split(".")):
+            if not hasattr(found, part):
+                raise LoadError(f"{self.module} has no {self.attribute}")
+            found = getattr(found, part)
+        return found
+
+
+def _module_of(name: str) -> ModuleType:
+    if not name.endswith(".py"):
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m` has it
+        return import_module(name)
+    path = Path(name)
+    sys.path.insert(0, str(path.parent))  # as `python file.py` has it, for what lies beside the file
+    spec = spec_from_file_location(f"{path.stem}_under_attncheck", path)
+    loader = spec.loader if spec is not None else None
+    assert spec is not None, "a path that ends in .py has a specification"
+    assert loader is not None, "and a loader"
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickles look their module up
+    loader.exec_module(module)
+    return module
+
+
+@dataclass(frozen=True)
+class OwnEntry(BackendEntry):
+    """An own implementation as a line of the table of backends.
+
+    ``says`` is for people; ``conventions`` as in ``Mode``; ``framework`` names the backend whose arrays it takes;
+    ``mode`` is what it is called behind the dot, where that is not the function's name.
+    """
+
+    target: Target = field(default_factory=lambda: Target("", ""))
+    framework: str = "numpy"
+    function: str = "attention"
+    conventions: Mapping[str, str] = field(default_factory=dict)
+    mode: str = ""
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the framework that it asks for is there."""
+        return BACKENDS[self.framework].is_installed
+
+    @property
+    def all_modes(self) -> Mapping[str, Mode]:
+        """Its only mode."""
+        where = f"{self.target.module}:{self.target.attribute}".strip(":") or "a callable"
+        name = self.mode or self.function
+        return {name: Mode(name, self.module, where, self.classes, self.conventions)}
+
+    def load(self, mode: str = "") -> Backend:
+        """Load the target and wrap it."""
+        from attncheck.harness.running.own_call import own_backend
+
+        backend: OwnBackend = own_backend(self.target.load(), self.function, BACKENDS[self.framework])
+        return backend  # type: ignore[return-value] # it has those of the contract's functions that the target has
+
+
+def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None) -> OwnEntry:
+    """Make the entry of a target from what it declares of itself (``own_call.declarations``)."""
+    name = framework or declared.get("framework") or "numpy"
+    if name not in BACKENDS:
+        raise UsageError(f"unknown framework {name!r}; expected {', '.join(BACKENDS)}")
+    backend = BACKENDS[name]
+    return OwnEntry(
+        name=declared.get("name") or target.name,
+        module=target.module,
+        packages=backend.packages,
+        own_process_for=backend.own_process_for,
+        environment=backend.environment,
+        classes=dict(declared.get("classes") or NATIVE),
+        target=target,
+        framework=name,
+        function=target.attribute.rpartition(".")[2] or "module",
+        conventions=dict(declared.get("conventions") or {}),
+        mode=declared.get("mode") or "",
+    )
+
+
+def published() -> dict[str, EntryPoint]:
+    """Return the implementations that installed packages publish in the entry point group, by name."""
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}

@@ -1,0 +1,193 @@
+"""How an own implementation is called, and what it may not do: the part that runs in its worker."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import select
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.backends import EAGER, NATIVE, BackendEntry
+from attncheck.backends.contract import Backend
+from attncheck.harness.running.operations import check_parameters, result_stages
+from attncheck.harness.running.own import EXPECTED, LoadError
+from attncheck.harness.vocabulary import DTYPES, EmptyRows
+
+FUNCTIONS: Mapping[str, tuple[str, ...]] = {
+    "dot_scores": ("query", "key"),
+    "cosine_scores": ("query", "key"),
+    "general_scores": ("query", "key", "weight"),
+    "additive_scores": ("query", "key", "query_weight", "key_weight", "score_vector"),
+    "mask_scores": ("scores",),
+    "softmax": ("scores",),
+    "attention": ("query", "key", "value"),
+    "attention_gradients": ("query", "key", "value", "grad_output"),
+    "multi_head_attention": ("query", "key", "value"),
+}
+"""Every function of the contract, and what it is given by position: its own names for these do not matter."""
+
+_OPERATIONS = {"mask_scores": "masking"} | {name: name for name in ("softmax", "attention", "multi_head_attention")}
+"""What is no scoring function."""
+
+_WAIT_FOR_CHILD = 0.5
+
+
+class Misbehaved(Exception):
+    """An implementation did what none may do; says what."""
+
+
+class OwnBackend:
+    """Those functions of the contract that a target has, on the arrays of the framework that it asks for."""
+
+    def __init__(self, functions: Mapping[str, Callable[..., Any]], base: Backend) -> None:
+        self.prepare, self.describe = base.prepare, base.describe
+        self.from_numpy, self._base_to_numpy = base.from_numpy, base.to_numpy
+        for name, function in functions.items():
+            setattr(self, name, functools.partial(self._call, name, function))
+
+    def to_numpy(self, tensor: Any) -> NDArray[Any]:
+        """Turn what came back into an array. Raises ``TypeError`` for what is none."""
+        if isinstance(tensor, list | tuple | str | bytes | int | float | complex | None):
+            raise TypeError(
+                f"returned a {type(tensor).__name__}; expected an array, or a dict of stages that are arrays"
+            )
+        try:
+            array = self._base_to_numpy(tensor)
+        except Exception as error:
+            device = getattr(tensor, "device", None)
+            place = f" on device {device}" if device is not None else ""
+            raise TypeError(f"returned a {type(tensor).__name__}{place}, which gives no array: {error}") from error
+        if not isinstance(array, np.ndarray | np.generic):
+            kind = f"{type(tensor).__module__.partition('.')[0]}'s {type(tensor).__name__}"
+            raise TypeError(f"returned {kind}; expected a NumPy array, or name its framework with --framework")
+        return np.asarray(array)
+
+    def _call(self, name: str, function: Callable[..., Any], **given: Any) -> dict[str, Any]:
+        positional = [given.pop(each) for each in FUNCTIONS[name]]
+        check_parameters(function, given)
+        _check_capabilities(function, positional)
+        tensors = [*positional, *(value for value in given.values() if hasattr(value, "shape"))]
+        before = [np.array(self._base_to_numpy(tensor)) for tensor in tensors]
+        with _watched():
+            returned = function(*positional, **given)
+        for number, (tensor, was) in enumerate(zip(tensors, before, strict=True)):
+            if self._base_to_numpy(tensor).tobytes() != was.tobytes():
+                raise Misbehaved(f"changed its input {[*FUNCTIONS[name], *given][number]}")
+        if isinstance(returned, Mapping):
+            return dict(returned)
+        if name == "attention_gradients" and isinstance(returned, tuple):
+            return dict(zip(("grad_query", "grad_key", "grad_value", "grad_bias"), returned, strict=False))
+        result = result_stages(_OPERATIONS.get(name, "scoring"), given) or ("masked",)
+        return {result[0]: returned}
+
+
+def own_backend(target: Any, name: str, framework: BackendEntry) -> OwnBackend:
+    """Wrap a target. Raises ``LoadError`` where it can never be called as the contract says."""
+    return OwnBackend(functions_of(target, name), framework.load())
+
+
+def functions_of(target: Any, name: str) -> dict[str, Callable[..., Any]]:
+    """Return the target's functions by the contract's names.
+
+    A function that is called like one of the contract's is that one, any other is ``attention``; further ones may be
+    its attributes. Of a module, or another object, everything that is called like one of the contract's counts.
+    """
+    is_namespace = inspect.ismodule(target) or (not callable(target) and not inspect.isroutine(target))
+    found = {each: getattr(target, each) for each in FUNCTIONS if callable(getattr(target, each, None))}
+    if not is_namespace:
+        found.setdefault(name if name in FUNCTIONS else "attention", target)
+    if not found:
+        raise LoadError(f"nothing to call: expected a function, or a module with {EXPECTED}")
+    for each, function in found.items():
+        _check_positional(each, function)
+    return found
+
+
+def declarations(target: Any, name: str) -> dict[str, Any]:
+    """Return what a target declares of itself: framework, numerical classes per dtype, conventions.
+
+    Raises ``LoadError`` for a declaration that says nothing the harness knows.
+    """
+    functions_of(target, name)
+    framework = getattr(target, "framework", None)
+    capabilities = dict(getattr(target, "capabilities", None) or {})
+    classes = dict(getattr(target, "classes", None) or {})
+    # 16 bit is asked for: most kernels that are written in NumPy have none.
+    dtypes = capabilities.get("dtypes") or [*NATIVE, *classes]
+    for dtype in dtypes:
+        if dtype not in DTYPES:
+            raise LoadError(f"capabilities: unknown dtype {dtype!r}; expected {', '.join(DTYPES)}")
+    conventions = dict(getattr(target, "conventions", None) or {})
+    if conventions.keys() - {"empty_rows"} or not set(conventions.values()) <= set(get_args(EmptyRows)):
+        raise LoadError(f"conventions: expected empty_rows, one of {', '.join(get_args(EmptyRows))}; got {conventions}")
+    return {
+        "framework": framework,
+        "classes": {dtype: classes.get(dtype, EAGER[dtype]) for dtype in dict.fromkeys(dtypes)},
+        "conventions": conventions,
+    }
+
+
+def _check_positional(name: str, function: Callable[..., Any]) -> None:
+    try:
+        inspect.signature(function).bind_partial(*FUNCTIONS[name])
+    except TypeError:
+        got = f"{getattr(function, '__name__', 'it')}{inspect.signature(function)}"
+        expected = EXPECTED if name == "attention" else f"{name}({', '.join(FUNCTIONS[name])}, *, ...)"
+        raise LoadError(f"cannot be called: it is {got}; expected {expected}, keyword options optional") from None
+    except ValueError:
+        return  # a builtin without a signature: calling it will tell
+
+
+def _check_capabilities(function: Callable[..., Any], tensors: list[Any]) -> None:
+    """Raise ``NotImplementedError`` for what is no parameter and what the function says that it cannot do."""
+    capabilities = getattr(function, "capabilities", None) or {}
+    if len(tensors) < 3 or len(tensors[0].shape) != 4:
+        return
+    query, key, value = (tuple(tensor.shape) for tensor in tensors[:3])
+    for name, asked in (("grouped_heads", query[1] != key[1]), ("value_width", value[3] != query[3])):
+        if asked and capabilities.get(name) is False:
+            raise NotImplementedError(f"says that it has no {name.replace('_', ' ')}")
+
+
+@contextmanager
+def _watched() -> Iterator[None]:
+    """Notice threads that outlive the call, and a forked child that comes back from it.
+
+    Such a child ends here: it would go on as a second worker and answer in its parent's place.
+    """
+    own, threads = os.getpid(), set(threading.enumerate())
+    heard, told = os.pipe()
+    try:
+        try:
+            yield
+        finally:
+            if os.getpid() != own:
+                os.write(told, b"!")
+                os._exit(0)
+        if _has_children() and select.select([heard], [], [], _WAIT_FOR_CHILD)[0]:
+            raise Misbehaved("forked, and the child process came back from the call")
+        left = [thread for thread in threading.enumerate() if thread not in threads and thread.is_alive()]
+        if left:
+            raise Misbehaved(f"left {len(left)} thread(s) running: {', '.join(thread.name for thread in left)}")
+    finally:
+        os.close(heard)
+        os.close(told)
+
+
+def _has_children() -> bool:
+    if not hasattr(os, "waitid"):
+        return False  # a platform that cannot fork either
+    try:
+        os.waitid(
+            os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT
+        )  # looks without taking the exit code from its owner
+    except ChildProcessError:
+        return False
+    return True

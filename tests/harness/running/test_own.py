@@ -1,0 +1,215 @@
+"""Somebody's own implementation: how it is named, what it declares, and what it may not do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attncheck.harness.errors import UsageError
+from attncheck.harness.running.choice import choose, choose_callable, own_implementation
+from attncheck.harness.running.executor import Group, GroupRunner, Limits
+from attncheck.harness.running.implementations import Implementation
+from attncheck.harness.running.own import Target
+from attncheck.harness.running.worker import Computed, Failure, Outcome, Task
+
+ATTENTION = """
+import numpy as np
+
+def attention(query, key, value, *, mask=None):
+    scores = query @ np.swapaxes(key, -1, -2) * np.asarray(query.shape[-1] ** -0.5, query.dtype)
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ value
+"""
+Write = Callable[[str], str]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(text: str) -> str:
+        path = tmp_path / "kernel.py"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def problem(**options: object) -> Task:
+    rng = np.random.default_rng(7)
+    inputs = {
+        "query": rng.normal(size=(1, 2, 3, 5)),
+        "key": rng.normal(size=(1, 2, 4, 5)),
+        "value": rng.normal(size=(1, 2, 4, 6)),
+    }
+    return Task("attention", options, inputs)
+
+
+def outcome_of(implementation: Implementation, task: Task, folder: Path, seconds: float = 30) -> Outcome:
+    runner: GroupRunner[str] = GroupRunner(Group(implementation, ("float64",)), Limits(case_seconds=seconds), folder)
+    try:
+        return runner.evaluate(task)
+    finally:
+        runner.close()
+
+
+def reference() -> np.ndarray:
+    task = problem()
+    query, key, value = (task.inputs[name] for name in ("query", "key", "value"))
+    scores = query @ np.swapaxes(key, -1, -2) / np.sqrt(5)
+    weights = np.exp(scores)
+    result: np.ndarray = weights / weights.sum(-1, keepdims=True) @ value
+    return result
+
+
+def test_a_function_of_a_file_is_called_and_its_array_is_the_output(write: Write, tmp_path: Path) -> None:
+    (found,) = choose(None, [f"{write(ATTENTION)}:attention"]).implementations
+    assert found.name == "kernel.attention"
+    outcome = outcome_of(found, problem(), tmp_path)
+    assert isinstance(outcome, Computed)
+    np.testing.assert_allclose(outcome.stages["output"], reference(), rtol=1e-13)
+
+
+def test_its_own_parameter_names_and_a_function_of_another_name_do_not_matter(write: Write, tmp_path: Path) -> None:
+    text = ATTENTION.replace("attention(query, key, value", "my_kernel(q, k, v").replace("key, -1", "k, -1")
+    text = text.replace("query", "q").replace("@ value", "@ v")
+    (found,) = choose(None, [f"{write(text)}:my_kernel"]).implementations
+    outcome = outcome_of(found, problem(), tmp_path)
+    assert isinstance(outcome, Computed)
+    np.testing.assert_allclose(outcome.stages["output"], reference(), rtol=1e-13)
+
+
+def test_a_module_by_itself_offers_whatever_it_calls_as_the_contract_does(write: Write, tmp_path: Path) -> None:
+    text = (
+        ATTENTION
+        + "\ndef softmax(scores):\n    e = np.exp(scores)\n    return {'weights': e / e.sum(-1, keepdims=True)}\n"
+    )
+    (found,) = choose(None, [write(text)]).implementations
+    scores = np.array([[[[0.0, 1.0]]]])
+    outcome = outcome_of(found, Task("softmax", {}, {"scores": scores}), tmp_path)
+    assert isinstance(outcome, Computed)
+    np.testing.assert_allclose(outcome.stages["weights"].sum(), 1)
+
+
+def test_what_is_no_parameter_is_unsupported(write: Write, tmp_path: Path) -> None:
+    (found,) = choose(None, [f"{write(ATTENTION)}:attention"]).implementations
+    assert outcome_of(found, problem(softcap=3.0), tmp_path) == Failure(
+        "unsupported", "NotImplementedError: takes no softcap"
+    )
+    scores = Task("softmax", {}, {"scores": np.zeros((1, 1, 1, 2))})
+    assert outcome_of(found, scores, tmp_path) == Failure("unsupported", "NotImplementedError: has no softmax")
+
+
+def test_a_lambda_that_is_handed_over_runs_in_a_worker_too(tmp_path: Path) -> None:
+    offset = 2.0
+    found = choose_callable(lambda query, key, value: np.zeros_like(query) + offset, None, None)
+    outcome = outcome_of(found, problem(), tmp_path)
+    assert isinstance(outcome, Computed)
+    assert (outcome.stages["output"] == offset).all()
+
+
+def test_what_a_function_declares_is_read_before_it_runs(write: Write) -> None:
+    declared = (
+        "attention.capabilities = {'dtypes': ['float32', 'float16'], 'grouped_heads': False}\n"
+        "attention.classes = {'float16': 'fused'}\nattention.conventions = {'empty_rows': 'nan'}\n"
+    )
+    (found,) = choose(None, [f"{write(ATTENTION + declared)}:attention"]).implementations
+    assert dict(found.declared.classes) == {"float32": "native", "float16": "fused"}
+    assert dict(found.declared.conventions) == {"empty_rows": "nan"}
+
+
+def test_a_capability_that_is_denied_is_unsupported(write: Write, tmp_path: Path) -> None:
+    (found,) = choose(
+        None, [f"{write(ATTENTION + 'attention.capabilities = dict(value_width=False)')}:attention"]
+    ).implementations
+    outcome = outcome_of(found, problem(), tmp_path)
+    assert outcome == Failure("unsupported", "NotImplementedError: says that it has no value width")
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "message"),
+    [
+        ("", "attention", "has no attention"),
+        ("import no_such_module", "attention", "cannot be loaded: ModuleNotFoundError: No module named"),
+        ("raise SystemExit(3)", "attention", "cannot be loaded: SystemExit: 3"),
+        (
+            "def attention(query): ...",
+            "attention",
+            "cannot be called: it is attention(query); expected attention(query, key",
+        ),
+        ("def attention(*, query, key, value): ...", "attention", "cannot be called"),
+        ("import os; os._exit(4)", "attention", "its process died with exit code 4"),
+        (ATTENTION + "attention.conventions = {'empty_rows': 'maybe'}", "attention", "expected empty_rows, one of"),
+        (ATTENTION + "attention.capabilities = {'dtypes': ['float8']}", "attention", "unknown dtype 'float8'"),
+    ],
+)
+def test_a_target_that_cannot_be_used_says_why(write: Write, text: str, target: str, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        choose(None, [f"{write(text)}:{target}"])
+    assert message in str(error.value)
+
+
+def test_a_file_that_never_ends_loading_is_stopped(write: Write) -> None:
+    target = Target.of(f"{write('import time; time.sleep(60)')}:attention")
+    with pytest.raises(UsageError, match="not loaded after 3 s"):
+        own_implementation(target, None, Limits(start_seconds=3))
+
+
+def test_a_file_that_is_not_there_and_a_framework_without_a_target_are_usage_errors() -> None:
+    with pytest.raises(UsageError, match=r"no file nowhere\.py"):
+        choose(None, ["nowhere.py:attention"])
+    with pytest.raises(UsageError, match=r"name one: file\.py:function"):
+        choose(None, [], "torch")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return [1.0]", "TypeError: returned a list; expected an array, or a dict of stages that are arrays"),
+        ("return None", "TypeError: returned a NoneType; expected an array"),
+        ("return {'output': 'text'}", "TypeError: returned a str; expected an array"),
+        ("return object()", "returned builtins's object; expected a NumPy array, or name its framework"),
+        ("key[:] = 0; return value", "Misbehaved: changed its input key"),
+        (
+            "import threading, time; threading.Thread(target=time.sleep, args=(9,), daemon=True, name='mine').start()"
+            "; return value",
+            "Misbehaved: left 1 thread(s) running: mine",
+        ),
+        ("import os; os.fork(); return value", "Misbehaved: forked, and the child process came back from the call"),
+        ("raise ValueError('not today')", "ValueError: not today"),
+        ("raise SystemExit('gone')", "SystemExit: gone"),
+    ],
+)
+def test_what_no_implementation_may_do_is_an_error_with_its_reason(
+    write: Write, tmp_path: Path, body: str, message: str
+) -> None:
+    text = f"def attention(query, key, value):\n    {body}\n"
+    (found,) = choose(None, [f"{write(text)}:attention"]).implementations
+    outcome = outcome_of(found, problem(), tmp_path)
+    assert isinstance(outcome, Failure)
+    assert outcome.verdict == "error"
+    assert message in outcome.message
+
+
+def test_one_that_hangs_and_one_that_dies_are_a_timeout_and_a_crash(write: Write, tmp_path: Path) -> None:
+    hanging = f"{write('import time' + chr(10) + 'def attention(query, key, value): time.sleep(60)')}:attention"
+    (found,) = choose(None, [hanging]).implementations
+    assert outcome_of(found, problem(), tmp_path, 2) == Failure("timeout", "not done after 2 s; the worker was stopped")
+    dying = f"{write('import os' + chr(10) + 'def attention(query, key, value): os._exit(5)')}:attention"
+    (found,) = choose(None, [dying]).implementations
+    outcome = outcome_of(found, problem(), tmp_path)
+    assert isinstance(outcome, Failure)
+    assert outcome.verdict == "crash"
+
+
+def test_what_it_prints_goes_to_the_log_and_not_to_standard_output(
+    write: Write, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = "print('while loading')\n" + ATTENTION.replace("    scores =", "    print('while running')\n    scores =", 1)
+    (found,) = choose(None, [f"{write(text)}:attention"]).implementations
+    assert isinstance(outcome_of(found, problem(), tmp_path), Computed)
+    assert "while" not in capfd.readouterr().out
+    assert "while running" in "".join(path.read_text() for path in tmp_path.glob("*.txt"))

@@ -1,0 +1,62 @@
+"""A few at the same time, whoever is furthest behind first."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Lock
+
+import pytest
+
+from attncheck.harness.running.turns import Turns
+
+
+@pytest.mark.parametrize("places", [1, 3])
+def test_no_more_than_the_places_are_taken_and_all_come_through(places: int) -> None:
+    turns, lock, inside, most = Turns(places), Lock(), 0, 0
+
+    def work(steps: int) -> None:
+        nonlocal inside, most
+        for step in range(steps):
+            with turns.taken(step):
+                with lock:
+                    inside += 1
+                    most = max(most, inside)
+                with lock:
+                    inside -= 1
+
+    with ThreadPoolExecutor(8) as threads:
+        for future in [threads.submit(work, 50) for _ in range(8)]:
+            future.result(timeout=30)
+    assert 1 <= most <= places
+
+
+def test_whoever_is_furthest_behind_is_next() -> None:
+    turns, order, held, everyone = Turns(1), [], Event(), Event()
+
+    def hold() -> None:
+        with turns.taken(0):
+            held.set()
+            everyone.wait(10)
+
+    def queue(done: int) -> None:
+        with turns.taken(done):
+            order.append(done)
+
+    with ThreadPoolExecutor(5) as threads:
+        threads.submit(hold)
+        held.wait(10)
+        futures = [threads.submit(queue, done) for done in (7, 3, 9, 1)]
+        while len(turns._waiting) < 4:
+            pass
+        everyone.set()
+        for future in futures:
+            future.result(timeout=10)
+    assert order == [1, 3, 7, 9]
+
+
+def test_a_place_is_free_again_after_an_exception() -> None:
+    turns = Turns(1)
+    with pytest.raises(ValueError, match="oops"), turns.taken(0):
+        raise ValueError("oops")
+    with turns.taken(1):
+        pass

@@ -1,0 +1,285 @@
+"""Conventions and known divergences in a real run: what fails it, what does not, and what the reports say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from attncheck.backends import BackendEntry, Mode
+from attncheck.harness.errors import ExitCode
+from attncheck.harness.explain import explain_case
+from attncheck.harness.merge import merge_runs
+from attncheck.harness.reading.divergences import load_divergences
+from attncheck.harness.reading.selection import select_cases
+from attncheck.harness.results.reader import Run
+from attncheck.harness.run import RunSummary
+from attncheck.harness.running.executor import Limits
+from attncheck.harness.running.implementations import Implementation
+from attncheck.reports.answer import make_answer, verdict_table
+from attncheck.reports.explanation import explanation_text
+from attncheck.reports.frames import Frames, make_frames
+from attncheck.reports.markdown import render_markdown
+
+CASES = """\
+title: Causality and empty rows
+source: {kind: derivation, title: Made for the tests}
+operation: attention
+arrays:
+  keys: {draw: randn, shape: [5, 4]}
+defaults:
+  random: {generator: numpy-legacy, seed: 3}
+cases:
+  - name: Causal
+    inputs: {query: {draw: randn, shape: [3, 4]}, key: keys, value: keys}
+    options: {is_causal: true}
+  - name: Empty
+    inputs:
+      query: {draw: randn, shape: [2, 4]}
+      key: keys
+      value: keys
+      mask: {values: [[true, true, false, true, true], [false, false, false, false, false]]}
+  - name: Plain
+    inputs: {query: {draw: randn, shape: [3, 4]}, key: keys, value: keys}
+"""
+
+LOWER_RIGHT = """
+import numpy as np
+def attention(query, key, value, *, mask=None, is_causal=False):
+    if is_causal:
+        mask = np.tri(query.shape[-2], key.shape[-2], key.shape[-2] - query.shape[-2], dtype=bool)[None, None]
+    return {"output": numpy_backend.attention(query, key, value, mask=mask)["output"]}
+"""
+UNIFORM = """
+import numpy as np
+def attention(query, key, value, *, mask=None, is_causal=False):
+    stages = numpy_backend.attention(query, key, value, mask=mask, is_causal=is_causal)
+    empty = stages["log_sum_exp"][..., None] == -np.inf
+    weights = np.where(empty, 1 / key.shape[-2], stages["weights"]).astype(query.dtype)
+    return {"weights": weights, "output": weights @ value}
+"""
+ENTRY = """\
+- implementation: lower.*
+  cases: [small/small/causal]
+  verdict: semantic
+  reason: causality is counted from the last key, by design
+  decided: semantic
+  thread: example/attention#7
+"""
+
+RunBelow = Callable[..., tuple[RunSummary, Run]]
+
+
+@pytest.fixture
+def cases(tmp_path: Path) -> Path:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (folder / "small.yaml").write_text(CASES, encoding="utf-8")
+    return folder
+
+
+def known(tmp_path: Path, text: str) -> Any:
+    path = tmp_path / "known.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load_divergences([path])
+
+
+def frames_of(run: Run) -> Frames:
+    return make_frames(merge_runs([run]))
+
+
+def bad(frame: pd.DataFrame) -> list[tuple[str, str, str, bool]]:
+    rows = frame[~frame["verdict"].isin(["agree", "unverified", "unsupported"])]
+    return [(row["case"], row["stage"], row["verdict"], bool(row["known"])) for row in rows.to_dict("records")]
+
+
+@pytest.fixture
+def lower(make_backend: Callable[..., BackendEntry]) -> BackendEntry:
+    return make_backend("lower", LOWER_RIGHT)
+
+
+@pytest.fixture
+def right(honest: tuple[BackendEntry, BackendEntry]) -> BackendEntry:
+    return honest[0]
+
+
+@pytest.mark.usefixtures("cases")
+def test_another_convention_fails_a_run_and_is_named(
+    tmp_path: Path, run_below: RunBelow, lower: BackendEntry, right: BackendEntry
+) -> None:
+    summary, run = run_below(tmp_path, [right, lower], divergences=())
+    frames = frames_of(run)
+    assert summary.exit_code is ExitCode.DISAGREE
+    assert bad(frames.results) == [("small/small/causal", "output", "semantic", False)]
+    report = render_markdown(frames)
+    assert "causality is aligned bottom-right" in report.partition("## What is wrong")[2].partition("## Verdicts")[0]
+    assert "## Known divergences" not in report
+    (cell,) = [cells for case, cells in verdict_table(frames).items() if case.endswith("causal")]
+    assert list(cell.values()) == ["agree", "**semantic** at masked"]
+
+
+@pytest.mark.usefixtures("cases")
+def test_a_recorded_one_fails_no_run_and_is_told_with_its_reason(
+    tmp_path: Path, run_below: RunBelow, lower: BackendEntry, right: BackendEntry
+) -> None:
+    summary, run = run_below(tmp_path, [right, lower], divergences=known(tmp_path, ENTRY))
+    frames = frames_of(run)
+    assert (summary.exit_code, summary.failures) == (ExitCode.AGREE, ())
+    assert bad(frames.results) == [("small/small/causal", "output", "semantic", True)]
+    assert bad(frames.pairs) == [("small/small/causal", "output", "numeric", True)]
+    answer = make_answer(frames)
+    assert answer.word == "They agree"
+    assert answer.sentences[1].endswith("every one is within its error bound, but for 1 that is known beforehand.")
+    assert answer.sentences[2].endswith("none disagrees, but for 1 that is known beforehand.")
+    assert answer.sentences[-1] == (
+        "1 evaluation of 1 implementation diverges as is known beforehand; that fails no run."
+    )
+    section = render_markdown(frames).partition("## Known divergences")[2].partition("## Verdicts")[0]
+    assert "causality is counted from the last key, by design" in section
+    assert "[example/attention\\#7](https://github.com/example/attention/issues/7)" in section
+    assert "| lower.eager | semantic | `small/small/causal` | float64 | `masked` |" in section
+    assert "In 1 comparison with other implementations or numbers" in section
+    cells = {case: list(cells.values()) for case, cells in verdict_table(frames).items()}
+    assert cells["small/small/causal"] == ["agree", "known semantic"]
+    assert cells["small/small/plain"] == ["agree", "agree"]
+
+
+@pytest.mark.usefixtures("cases")
+def test_one_that_no_longer_happens_is_stale_and_fails(
+    tmp_path: Path, run_below: RunBelow, right: BackendEntry
+) -> None:
+    entry = ENTRY.replace("lower.*", "first.eager")
+    summary, run = run_below(tmp_path, [right], divergences=known(tmp_path, entry), complete=True)
+    assert summary.exit_code is ExitCode.DISAGREE
+    assert summary.verdicts["stale"] == 1
+    (failure,) = summary.failures
+    assert f"{tmp_path / 'known.yaml'}:1: this known divergence no longer happens" in failure.message
+    assert bad(frames_of(run).results) == [("small/small/causal", "", "stale", False)]
+
+
+@pytest.mark.usefixtures("cases")
+def test_one_that_does_not_show_in_some_of_the_cases_alone_is_not_stale(
+    tmp_path: Path, run_below: RunBelow, right: BackendEntry
+) -> None:
+    entry = ENTRY.replace("lower.*", "first.eager")
+    summary, _ = run_below(tmp_path, [right], divergences=known(tmp_path, entry))
+    assert summary.exit_code is ExitCode.AGREE
+
+
+@pytest.mark.usefixtures("cases")
+@pytest.mark.parametrize("declares", [True, False])
+def test_a_declared_convention_fails_no_run(
+    tmp_path: Path,
+    run_below: RunBelow,
+    make_backend: Callable[..., BackendEntry],
+    right: BackendEntry,
+    monkeypatch: pytest.MonkeyPatch,
+    declares: bool,
+) -> None:
+    entry = make_backend("uniform", UNIFORM)
+    conventions = {"empty_rows": "uniform"} if declares else {}
+    mode = Mode("eager", entry.module, "for tests", conventions=conventions)
+    monkeypatch.setattr(
+        Implementation, "declared", property(lambda self: mode if self.entry is entry else _eager(self))
+    )
+    summary, run = run_below(tmp_path, [right, entry], divergences=())
+    assert summary.exit_code is (ExitCode.AGREE if declares else ExitCode.DISAGREE)
+    frames = frames_of(run)
+    assert bad(frames.results) == [
+        ("small/small/empty", stage, "semantic", declares) for stage in ("weights", "output")
+    ]
+    assert {row[3] for row in bad(frames.pairs)} == {declares}
+    messages = set(frames.results[frames.results["verdict"] == "semantic"]["message"])
+    says = "a query without a key gives the mean of all values (uniform); the case expects zero"
+    assert messages == {f"{says} (declared)" if declares else says}
+
+
+NUMBERS = """\
+title: Empty rows with numbers
+source: {kind: derivation, title: Made for the tests}
+operation: attention
+cases:
+  - name: Empty
+    inputs:
+      query: {values: [[1, 2], [3, 4]]}
+      key: {values: [[1, 0], [0, 1]]}
+      value: {values: [[1, 8], [3, 4]]}
+      mask: {values: [[true, false], [false, false]]}
+    expect:
+      - {stage: output, exact: true, because: one key and no key, known: "1 8\\n0 0"}
+"""
+
+
+def test_the_report_says_what_each_gives_for_a_query_without_a_key(
+    tmp_path: Path,
+    run_below: RunBelow,
+    make_backend: Callable[..., BackendEntry],
+    right: BackendEntry,
+    cases: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (cases / "numbers.yaml").write_text(NUMBERS, encoding="utf-8")
+    entry = make_backend("uniform", UNIFORM)
+    mode = Mode("eager", entry.module, "for tests", conventions={"empty_rows": "uniform"})
+    monkeypatch.setattr(
+        Implementation, "declared", property(lambda self: mode if self.entry is entry else _eager(self))
+    )
+    summary, run = run_below(tmp_path, [right, entry], divergences=())
+    assert summary.exit_code is ExitCode.AGREE
+    frames = frames_of(run)
+    section = render_markdown(frames).partition("## Queries without a key")[2].partition("## Verdicts")[0]
+    assert "| implementation | zero | the mean of all values (uniform) |" in section
+    counts = {line.split()[1]: line.split("|")[2:4] for line in section.splitlines() if "eager" in line}
+    assert counts == {"first.eager": [" 2 ", " - "], "uniform.eager": [" - ", " 2 "]}
+    # The numbers of the document do not hold either, but that follows from the convention.
+    cells = {case: list(cells.values()) for case, cells in verdict_table(frames).items()}
+    assert cells["small/numbers/empty"] == ["agree", "known semantic"]
+
+
+@pytest.mark.usefixtures("cases")
+def test_where_all_give_the_same_the_report_has_no_such_section(
+    tmp_path: Path, run_below: RunBelow, right: BackendEntry
+) -> None:
+    _, run = run_below(tmp_path, [right], divergences=())
+    assert "## Queries without a key" not in render_markdown(frames_of(run))
+
+
+def _eager(implementation: Implementation) -> Mode:
+    return implementation.entry.all_modes[implementation.mode]
+
+
+@pytest.mark.usefixtures("cases")
+def test_a_difference_to_another_environment_inherits_it_too(
+    tmp_path: Path, run_below: RunBelow, lower: BackendEntry, right: BackendEntry
+) -> None:
+    divergences = known(tmp_path, ENTRY)
+    _, here = run_below(tmp_path, [lower], divergences=divergences, label="here", keep_all_arrays=True)
+    (tmp_path / "out").rename(tmp_path / "kept")
+    _, there = run_below(tmp_path, [right], divergences=divergences, label="there", keep_all_arrays=True)
+    runs = [
+        run.__class__(**{**vars(run), "directory": place})
+        for run, place in ((here, tmp_path / "kept"), (there, tmp_path / "out"))
+    ]
+    frames = make_frames(merge_runs(runs))
+    assert bad(frames.pairs) == [("small/small/causal", "output", "numeric", True)]
+    assert make_answer(frames).word == "They agree"
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_explaining_says_what_is_known(
+    cases: Path, tmp_path: Path, lower: BackendEntry, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    from attncheck.harness import explain
+
+    divergences = known(tmp_path, ENTRY) if is_known else ()
+    monkeypatch.setattr(explain, "known_divergences", lambda backends: divergences)
+    (case,) = [case for case in select_cases([str(cases)], base=tmp_path).cases if case.name == "Causal"]
+    found = explain_case(case, Implementation(lower), "float64", Limits())
+    assert found.begins_at == "masked"
+    assert dict(found.known) == ({"output": "causality is counted from the last key, by design"} if is_known else {})
+    text = explanation_text(found, {})
+    assert "It goes wrong at masked: causality is aligned bottom-right" in text
+    assert ("Known: causality is counted from the last key, by design" in text) is is_known

@@ -1,0 +1,111 @@
+"""attncheck inside other people's test suites."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+RIGHT = """
+import numpy as np
+
+def attention(query, key, value, *, mask=None):
+    scores = query @ np.swapaxes(key, -1, -2) * np.asarray(query.shape[-1] ** -0.5, query.dtype)
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ value
+"""
+WRONG = RIGHT.replace("query.shape[-1] ** -0.5", "1.0")
+PLAIN = "attention/every-dimension-is-different-and-none-is-forgotten"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Somebody's project with packages that are called as ours are, and must never be imported."""
+    for name in ("reports", "backends", "harness", "cases"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('not yours')\n", encoding="utf-8")
+    (tmp_path / "right_kernel.py").write_text(RIGHT, encoding="utf-8")
+    (tmp_path / "wrong_kernel.py").write_text(WRONG, encoding="utf-8")
+    return tmp_path
+
+
+def run(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=project, check=False)
+
+
+def test_the_option_gives_a_test_per_case_and_dtype_without_a_test_file(project: Path) -> None:
+    done = run(project, "--attncheck", "right_kernel:attention", "--attncheck-cases", PLAIN, "--junit-xml", "junit.xml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
+    names = [case.attrib["name"] for case in ElementTree.parse(project / "junit.xml").iter("testcase")]
+    assert names == [f"right_kernel.attention[{PLAIN}-{dtype}]" for dtype in ("float64", "float32")]
+
+
+def test_a_failure_tells_the_story_and_what_cannot_be_asked_is_skipped(project: Path) -> None:
+    done = run(project, "--attncheck", "wrong_kernel.py:attention", "--attncheck-cases", "attention/*", "-rs")
+    assert done.returncode == 1
+    assert "output  numeric" in done.stdout
+    assert "Every dimension is different and none is forgotten" in done.stdout
+    assert "takes no is_causal" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_one_line_in_a_test_file_is_enough(project: Path) -> None:
+    (project / "test_kernel.py").write_text(
+        "from right_kernel import attention\n"
+        "from attncheck.harness.pytest_plugin import conformance\n"
+        f"test_attention = conformance(attention, cases=[{PLAIN!r}], dtypes=['float32'])\n",
+        encoding="utf-8",
+    )
+    done = run(project, "-vv")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"test_kernel.py::test_attention[{PLAIN}-float32] PASSED" in done.stdout
+
+
+def test_tags_and_dtypes_select(project: Path) -> None:
+    done = run(
+        project,
+        "--attncheck",
+        "right_kernel:attention",
+        "--attncheck-tag",
+        "value-width",
+        "--attncheck-dtype",
+        "float32",
+        "--collect-only",
+    )
+    collected = [line for line in done.stdout.splitlines() if "right_kernel.attention[" in line]
+    assert collected
+    assert all(line.rstrip().endswith("float32]") for line in collected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--attncheck", "gone.py:attention"), "no file gone.py"),
+        (("--attncheck", "right_kernel:other"), "has no other"),
+        (
+            ("--attncheck", "right_kernel:attention", "--attncheck-cases", "nothing/*"),
+            "neither a file or folder nor a glob",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(project: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = run(project, *arguments)
+    assert done.returncode == 4
+    assert message in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_suite_that_asks_for_nothing_loads_nothing_heavy(project: Path) -> None:
+    (project / "test_other.py").write_text(
+        "import sys\n\ndef test_it():\n    assert not {'pandas', 'flint', 'pydantic'} & set(sys.modules)\n",
+        encoding="utf-8",
+    )
+    done = run(project)
+    assert done.returncode == 0, done.stdout
