@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from attncheck.harness.mutants import rounding
+from attncheck.harness.mutants.mask_steps import MaskRequest, add_bias
 from attncheck.harness.mutants.mutant import WIDE, Mutant
 from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.steps import MaskRequest, add_bias
 from attncheck.harness.mutants.variant import Variant
 
 

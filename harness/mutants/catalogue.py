@@ -13,25 +13,40 @@ from attncheck.backends.contract import Backend
 from attncheck.harness.mutants import (
     bias,
     blocks,
+    cache_positions,
+    caches,
     causal,
+    cosine,
     denominator,
+    equivalents,
     fills,
+    gradient_sums,
+    gradients,
+    grouped,
     heads,
+    layouts,
+    lengths,
     masks,
     other_scores,
     precision,
     projections,
+    recomputation,
     scale,
     scores,
+    softcap,
     softmax,
+    windows,
 )
-from attncheck.harness.mutants.honest import HONEST as HONEST
-from attncheck.harness.mutants.mutant import Equivalent, Mutant, Subject
+from attncheck.harness.mutants.honest import HONEST as HONEST_BASICS
+from attncheck.harness.mutants.honest_options import HONEST as HONEST_OPTIONS
+from attncheck.harness.mutants.mutant import Equivalent, Honest, Mutant, Subject
 
 _TOPICS = (
     scale,
     scores,
     other_scores,
+    cosine,
+    softcap,
     bias,
     softmax,
     denominator,
@@ -39,13 +54,23 @@ _TOPICS = (
     masks,
     fills,
     causal,
+    windows,
+    lengths,
+    caches,
+    cache_positions,
     blocks,
     heads,
+    grouped,
+    layouts,
     projections,
+    gradients,
+    gradient_sums,
+    recomputation,
 )
 
 MUTANTS: tuple[Mutant, ...] = tuple(chain.from_iterable(topic.MUTANTS for topic in _TOPICS))
-EQUIVALENT: tuple[Equivalent, ...] = denominator.EQUIVALENT
+HONEST: tuple[Honest, ...] = (*HONEST_BASICS, *HONEST_OPTIONS)
+EQUIVALENT: tuple[Equivalent, ...] = (*denominator.EQUIVALENT, *equivalents.EQUIVALENT)
 _ALL: tuple[Subject, ...] = (*MUTANTS, *HONEST, *EQUIVALENT)
 SUBJECTS: Mapping[str, Subject] = {subject.name: subject for subject in _ALL}
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from attncheck.backends.contract import Stages
+from attncheck.harness.mutants.mask_steps import Allowed, MaskRequest, causal_mask
 from attncheck.harness.mutants.mutant import Mutant
 from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.steps import Allowed, MaskRequest, Softmax, causal_mask, largest
+from attncheck.harness.mutants.steps import Softmax, largest
 from attncheck.harness.mutants.variant import Variant
 
 

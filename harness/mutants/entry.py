@@ -19,7 +19,7 @@ _CATALOGUE = "attncheck.harness.mutants.catalogue"
 class VariantEntry(BackendEntry):
     """The variant of the catalogue that has the entry's name."""
 
-    def load(self) -> Backend:
+    def load(self, mode: str = "eager") -> Backend:
         """Import the catalogue and return the variant."""
         return cast(Backend, import_module(self.module).variant_named(self.name))
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from attncheck.backends.contract import Stages
-from attncheck.harness.mutants.mutant import Honest
+from attncheck.harness.mutants.backward import backward_by
+from attncheck.harness.mutants.mutant import WIDE, Honest
 from attncheck.harness.mutants.online import NEVER_HELD, Online
 from attncheck.harness.mutants.products import (
     by_rows,
@@ -34,6 +35,7 @@ def _matmul(product: Callable[[Array, Array], Array], total: Callable[[Array], A
         bilinear=lambda query, key, weight: product(product(query, weight), np.swapaxes(key, -1, -2)),
         normalise=Softmax() if total is None else Softmax(total=total),
         average=lambda logits, weights, value: product(weights, value),
+        backward=backward_by(product),
         project=lambda inputs, weight, bias: _plus(product(inputs, weight), bias),
         project_output=lambda context, merged, weight, bias: _plus(product(merged, weight), bias),
     )
@@ -88,16 +90,26 @@ _BEFORE_SHIFT_INVARIANCE = frozenset({"key", "raw_scores", "scores", "biased", "
 
 HONEST = (
     Honest("reference", "the reference itself", _REFERENCE),
-    Honest("keys_reversed", "sums from the last term to the first", _matmul(reversed_matmul, _reversed_sum)),
+    # Running sums of float16 are kept in float16 here, as einsum may, and so is a scaled query: these are of other
+    # classes than the reference.
+    Honest("keys_reversed", "sums from the last term to the first", _matmul(reversed_matmul, _reversed_sum), WIDE),
     Honest(
-        "sum_sorted", "the row sum from the smallest term to the largest", Variant(normalise=Softmax(total=_sorted_sum))
+        "sum_sorted",
+        "the row sum from the smallest term to the largest",
+        Variant(normalise=Softmax(total=_sorted_sum)),
+        WIDE,
     ),
-    Honest("sums_sequential", "one running sum each", _matmul(sequential_matmul, sequential_sum)),
-    Honest("sums_pairwise", "sums by halves", _matmul(pairwise_matmul, pairwise_sum)),
+    Honest("sums_sequential", "one running sum each", _matmul(sequential_matmul, sequential_sum), WIDE),
+    Honest("sums_pairwise", "sums by halves", _matmul(pairwise_matmul, pairwise_sum), WIDE),
     Honest("online_softmax_in_blocks_of_16", "one pass over the keys, rescaled", _online(16)),
     Honest("online_softmax_in_blocks_of_64", "one pass over the keys, rescaled", _online(64)),
-    Honest("query_prescaled", "the scale is folded into the query", Variant(score=_prescaled)),
-    Honest("query_and_key_prescaled", "the scale's root is folded into query and key", Variant(score=_both_prescaled)),
+    Honest("query_prescaled", "the scale is folded into the query", Variant(score=_prescaled), WIDE),
+    Honest(
+        "query_and_key_prescaled",
+        "the scale's root is folded into query and key",
+        Variant(score=_both_prescaled),
+        WIDE,
+    ),
     Honest("exp2_for_exp", "exp(x) = exp2(x log2(e)), and log likewise", Variant(normalise=_EXP2)),
     Honest("divided_last", "the values are averaged before the division by the sum", Variant(average=_divide_last)),
     Honest(
@@ -106,7 +118,7 @@ HONEST = (
         Variant(normalise=Softmax(divide=lambda exponentials, total: exponentials * (1 / total))),
     ),
     Honest("products_transposed", "A B = (B^T A^T)^T, with copies in other layouts", _matmul(by_transposes)),
-    Honest("products_by_einsum", "einsum for matmul", _matmul(einsum)),
+    Honest("products_by_einsum", "einsum for matmul", _matmul(einsum), WIDE),
     Honest("products_row_by_row", "matrix times vector, one query at a time", _matmul(by_rows)),
     Honest(
         "accumulated_in_float64",
@@ -122,7 +134,7 @@ HONEST = (
         "fused_multiply_add",
         "one rounding per multiplication and addition",
         _matmul(fused_multiply_add),
-        ("float32", "float16"),
+        ("float32",),
     ),
     Honest(
         "bilinear_key_first",
@@ -133,6 +145,7 @@ HONEST = (
         "bilinear_by_einsum",
         "the bilinear score in one einsum",
         Variant(bilinear=lambda query, key, weight: np.asarray(np.einsum("...qd,de,...ke->...qk", query, weight, key))),
+        WIDE,
     ),
     Honest(
         "key_bias_dropped",

@@ -9,13 +9,20 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.backends import EAGER, NATIVE
 from attncheck.harness.judging.enclosure import Enclosure
 from attncheck.harness.judging.judge_stages import StageJudgement, judge_stages
-from attncheck.harness.judging.truth import Truth, find_truth
+from attncheck.harness.judging.truth import find_truth
+from attncheck.harness.mutants.remembering import RememberingTruth
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.inputs import Inputs
 from attncheck.harness.verdicts import Verdict
 
+REFERENCE_CLASSES: Mapping[str, str] = {**NATIVE, "float16": EAGER["float16"]}
+"""The dtypes in which variants of the reference are judged, and its numerical class in each.
+
+NumPy adds products of float16 up in float32, and so the numbers of a row. Of bfloat16 it knows nothing.
+"""
 Stages: TypeAlias = Mapping[str, NDArray[Any]]
 
 
@@ -39,23 +46,35 @@ JudgeStages: TypeAlias = Callable[[Case, str, Inputs, Stages], Mapping[str, Stag
 
 
 class ExactJudge:
-    """Judges by the oracle and the bounds of one numerical class; the oracle runs once per case, seed and dtype."""
+    """Judges by the oracle and the bounds of a numerical class; the oracle runs once per case, seed and dtype.
 
-    def __init__(self, numerical_class: str = "native") -> None:
+    Without a class it is the reference's own.
+    """
+
+    def __init__(self, numerical_class: str | None = None) -> None:
         self._numerical_class = numerical_class
         self._inputs: Inputs | None = None
-        self._truth: Truth | None = None
+        self._truth: RememberingTruth | None = None
 
     def __call__(self, case: Case, dtype: str, inputs: Inputs, stages: Stages) -> dict[str, StageFinding]:
         """Judge every stage."""
         if inputs is not self._inputs or self._truth is None:  # the subjects of one unit come one after the other
             self._inputs = inputs
-            self._truth = find_truth(case.operation, case.options, inputs.arrays, dtype, generic=case.generic)
-        truth = self._truth
-        judgements = judge_stages(truth, stages, case.stage_shapes, self._numerical_class)
+            truth = find_truth(
+                case.operation,
+                case.options,
+                inputs.arrays,
+                dtype,
+                generic=case.generic,
+                whole=True,  # rules are tried on whole arrays
+            )
+            self._truth = RememberingTruth.of(truth)
+        judgements = judge_stages(
+            self._truth, stages, case.stage_shapes, self._numerical_class or REFERENCE_CLASSES[dtype]
+        )
         return {
             item.stage: StageFinding(
-                _tier(item), item.goes_wrong_here, _ratio(item), _rounded(truth.exact.get(item.stage), dtype)
+                _tier(item), item.goes_wrong_here, _ratio(item), _rounded(self._truth.exact.get(item.stage), dtype)
             )
             for item in judgements
         }

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from attncheck.harness.mutants.mask_steps import Allowed, MaskRequest
 from attncheck.harness.mutants.mutant import Mutant
 from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.steps import Allowed, MaskRequest
 from attncheck.harness.mutants.variant import Variant
 
 

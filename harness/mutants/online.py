@@ -48,7 +48,8 @@ class Online:
 
     def _run(self, logits: Array, value: Array | None) -> tuple[Array, Array, Array]:
         maximum = np.full((*logits.shape[:-1], 1), -np.inf, logits.dtype)
-        total, output = np.zeros_like(maximum), np.zeros_like(maximum)
+        total = np.zeros_like(maximum)
+        output = np.zeros((*logits.shape[:-1], 1 if value is None else value.shape[-1]), logits.dtype)
         for number, start in enumerate(range(0, logits.shape[-1], self.block)):
             tile = logits[..., start : start + self.block]
             grown = np.maximum(maximum, largest(tile))

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import numpy as np
 
 from attncheck.harness.mutants import rounding
+from attncheck.harness.mutants.mask_steps import MaskRequest
 from attncheck.harness.mutants.mutant import WIDE, Mutant
 from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.steps import DotScore, MaskRequest, scale_of
+from attncheck.harness.mutants.steps import DotScore, scale_of
 from attncheck.harness.mutants.variant import Variant
 
 

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from attncheck.harness.errors import UsageError
 from attncheck.harness.mutants.catalogue import EQUIVALENT, HONEST, MUTANTS, SUBJECTS
-from attncheck.harness.mutants.judgement import ExactJudge, JudgeStages, StageFinding, Stages
+from attncheck.harness.mutants.judgement import REFERENCE_CLASSES, ExactJudge, JudgeStages, StageFinding, Stages
 from attncheck.harness.mutants.mutant import Mutant, Subject
 from attncheck.harness.mutants.rules import rejected_by_rules
 from attncheck.harness.mutants.summary import EVALUATION_COLUMNS, MutationFrames, summarise
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.inputs import Inputs, convert_inputs, make_exact_inputs
-from attncheck.harness.running.worker import NO_STAGES, Failure, Outcome, Task, evaluate_on
+from attncheck.harness.running.tasks import task_of
+from attncheck.harness.running.worker import NOT_RETURNED, Failure, Outcome, Task, evaluate_on
 from attncheck.harness.vocabulary import STAGES
 
 SEED_STEP = 1_000_003
@@ -37,7 +38,7 @@ class _Unit:
 
     @property
     def task(self) -> Task:
-        return Task(self.case.operation, self.case.options, self.inputs.arrays)
+        return task_of(self.case, self.inputs)
 
 
 def run_mutants(
@@ -82,8 +83,9 @@ def redrawn(case: Case, seed: int) -> Case:
 
 
 def _holds_nothing(subject: Subject, outcome: Outcome) -> bool:
-    """Whether a variant hides every stage of the operation, as one that never holds them would not have it at all."""
-    return bool(subject.backend.hidden) and outcome == Failure("error", f"ValueError: {NO_STAGES}")
+    """Whether a variant hides the operation's result, as one that never holds it would not have it at all."""
+    refused = tuple(f"{NOT_RETURNED} {stage}" for stage in subject.backend.hidden)
+    return isinstance(outcome, Failure) and outcome.message.endswith(refused)
 
 
 def _units(cases: Iterable[Case], seeds: Sequence[int]) -> Iterator[_Unit]:
@@ -91,7 +93,7 @@ def _units(cases: Iterable[Case], seeds: Sequence[int]) -> Iterator[_Unit]:
         for seed in seeds if case.random is not None else seeds[:1]:
             drawn = redrawn(case, seed)
             exact = make_exact_inputs(drawn)
-            for dtype in case.dtypes:
+            for dtype in (dtype for dtype in case.dtypes if dtype in REFERENCE_CLASSES):
                 yield _Unit(drawn, dtype, seed, convert_inputs(drawn, exact, dtype))
 
 

@@ -41,6 +41,26 @@ class DotScore:
         return {"raw_scores": raw_scores, "scores": self.apply_scale(raw_scores, scale)}
 
 
+def cap(stages: Stages, softcap: float, scale: float) -> Array:
+    """Bound the scores by a softcap; ``stages`` come before it, and their raw scores were multiplied with ``scale``."""
+    capped: Array = softcap * np.tanh(stages["scores"] / softcap)
+    return capped
+
+
+@dataclass(frozen=True)
+class CosineScore:
+    """The cosine of the angle between query and key."""
+
+    norm: Callable[[Array], Array] = lambda vectors: np.asarray(np.linalg.norm(vectors, axis=-1, keepdims=True))
+    unit_query: Callable[[Array, Array], Array] = np.divide
+    unit_key: Callable[[Array, Array], Array] = np.divide
+
+    def __call__(self, query: Array, key: Array, scale: float | None) -> Array:
+        """Return the scores."""
+        cosine = dot(self.unit_query(query, self.norm(query)), self.unit_key(key, self.norm(key)))
+        return cosine if scale is None else cosine * scale
+
+
 def bilinear(query: Array, key: Array, weight: Array) -> Array:
     """Score by a bilinear form."""
     return dot(query @ weight, key)
@@ -65,49 +85,6 @@ class AdditiveScore:
 
         scores: Array = self.hidden(query_part, key_part, activation) @ vector
         return scores
-
-
-@dataclass(frozen=True)
-class MaskRequest:
-    """What mask_scores is asked for. ``scale`` is what the scores were multiplied with, 1 where nobody said."""
-
-    scores: Array
-    mask: Array | None
-    bias: Array | None
-    is_causal: bool
-    scale: float = 1.0
-
-
-def add_bias(request: MaskRequest) -> Array:
-    """Add the bias, which is there."""
-    assert request.bias is not None
-    biased: Array = request.scores + request.bias
-    return biased
-
-
-def causal_mask(queries: int, keys: int) -> Array:
-    """Let key j be attended by query i iff j <= i."""
-    return np.tri(queries, keys, dtype=bool)
-
-
-@dataclass(frozen=True)
-class Allowed:
-    """Which keys each query may attend to: mask and causality must both allow."""
-
-    causal: Callable[[int, int], Array] = causal_mask
-    mask: Callable[[Array, MaskRequest], Array] = lambda mask, request: mask
-
-    def __call__(self, request: MaskRequest) -> Array:
-        """Return a boolean array that broadcasts to the scores."""
-        allowed: Array = np.ones((), dtype=bool)
-        if request.is_causal:
-            allowed = self.causal(*request.scores.shape[-2:])
-        return allowed if request.mask is None else self.mask(request.mask, request) & allowed
-
-
-def fill(biased: Array, allowed: Array, request: MaskRequest) -> Array:
-    """Set what may not be attended to -inf."""
-    return np.where(allowed, biased, -np.inf)
 
 
 @dataclass(frozen=True)
@@ -145,6 +122,22 @@ def average(logits: Array, weights: Array, value: Array) -> Array:
     return averaged
 
 
+def join(past: Array, new: Array) -> Array:
+    """Put what is new behind the past."""
+    return np.concatenate((past, new), axis=-2)
+
+
+def join_both(past_key: Array, past_value: Array, key: Array, value: Array) -> tuple[Array, Array]:
+    """Put new keys and values behind those of the past."""
+    return join(past_key, key), join(past_value, value)
+
+
+def repeat_heads(inputs: Array, heads: int) -> Array:
+    """Give every query head its key or value head: head h gets h // (H / Hkv)."""
+    kv_heads = inputs.shape[1]
+    return inputs if kv_heads == heads else np.repeat(inputs, heads // kv_heads, axis=1)
+
+
 def split_heads(inputs: Array, heads: int) -> Array:
     """Give every head its own part of the width."""
     batch, length, width = inputs.shape
@@ -169,6 +162,6 @@ def project_output(context: Array, merged: Array, weight: Array, bias: Array | N
 
 
 DOT_SCORE = DotScore()
+COSINE_SCORE = CosineScore()
 ADDITIVE_SCORE = AdditiveScore()
-ALLOWED = Allowed()
 SOFTMAX = Softmax()

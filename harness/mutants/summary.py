@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from attncheck.harness.mutants.mutant import Honest, Mutant, Subject
+from attncheck.harness.mutants.mutant import WIDE, Honest, Mutant, Subject
 from attncheck.harness.mutants.rules import RULES
 from attncheck.harness.vocabulary import STAGES
 
@@ -105,10 +105,13 @@ def _subjects(
     seeds: Sequence[int],
 ) -> pd.DataFrame:
     rows = []
+    all_own, all_caught = _by_subject(evaluations), _by_subject(first)
     for subject in subjects:
-        for dtype in (dtype for dtype in dtypes if dtype in subject.dtypes):
-            own = evaluations[(evaluations["subject"] == subject.name) & (evaluations["dtype"] == dtype)]
-            caught = first[(first["subject"] == subject.name) & (first["dtype"] == dtype)]
+        for dtype in dtypes:
+            own = all_own.get((subject.name, dtype), evaluations[:0])
+            if not _counts(subject, dtype, reached=not own.empty):
+                continue
+            caught = all_caught.get((subject.name, dtype), first[:0])
             in_every_seed = bool((~caught["drawn"].astype(bool)).any())
             rows.append(
                 {
@@ -129,6 +132,15 @@ def _subjects(
                 }
             )
     return pd.DataFrame(rows)
+
+
+def _by_subject(frame: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
+    return {(str(subject), str(dtype)): group for (subject, dtype), group in frame.groupby(["subject", "dtype"])}
+
+
+def _counts(subject: Subject, dtype: str, *, reached: bool) -> bool:
+    """Whether a subject counts in a dtype. Few cases are about 16 bits: there it does where some case reaches it."""
+    return dtype in subject.dtypes and (reached or dtype in WIDE)
 
 
 def kind_of(subject: Subject) -> str:
@@ -152,12 +164,16 @@ def _rules(evaluations: pd.DataFrame, subjects: Sequence[Subject], dtypes: Seque
 
 
 def _rule_counts(evaluations: pd.DataFrame, subjects: Sequence[Subject], dtype: str, column: str) -> dict[str, object]:
+    reached = set(evaluations["subject"])
     kinds = evaluations["subject"].map({subject.name: kind_of(subject) for subject in subjects})
     faulty = evaluations[(kinds == "mutant") & evaluations[column].fillna(value=False)]
     honest = evaluations[kinds == "honest"].groupby(["subject", "case", "seed"])[column].any()
     return {
         "rule": "attncheck" if column == "caught" else column,
-        "mutants": sum(isinstance(subject, Mutant) and dtype in subject.dtypes for subject in subjects),
+        "mutants": sum(
+            isinstance(subject, Mutant) and _counts(subject, dtype, reached=subject.name in reached)
+            for subject in subjects
+        ),
         "mutants_caught": faulty["subject"].nunique(),
         "honest": len(honest),
         "honest_rejected": int(honest.sum()),

@@ -2,43 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from attncheck.backends import numpy_backend
-from attncheck.backends.contract import Stages
-from attncheck.harness.mutants import steps
+from attncheck.backends.contract import Stages, Window
+from attncheck.harness.mutants.backward import Backward
+from attncheck.harness.mutants.forward import Forward, Masks
+from attncheck.harness.mutants.mask_steps import MaskRequest
 from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.steps import MaskRequest
 
 
 @dataclass(frozen=True)
-class Variant:
-    """One implementation: the reference with some of its steps replaced.
-
-    ``inputs`` rearranges query, key and value before they are scored, ``arguments`` those of multi-head attention.
-    ``after_softmax(weights, allowed)`` sees the weights before the values do. ``hidden`` stages are not returned, as a
-    kernel does not return what it never has.
-    """
-
-    inputs: Callable[[Array, Array, Array], tuple[Array, Array, Array]] = lambda query, key, value: (query, key, value)
-    scale_of: Callable[[Array, float | None], float] = steps.scale_of
-    score: Callable[[Array, Array, float], Stages] = steps.DOT_SCORE
-    bilinear: Callable[[Array, Array, Array], Array] = steps.bilinear
-    additive: Callable[[Array, Array, Array, Array, Array, Array | None], Array] = steps.ADDITIVE_SCORE
-    add_bias: Callable[[MaskRequest], Array] = steps.add_bias
-    allowed: Callable[[MaskRequest], Array] = steps.ALLOWED
-    fill: Callable[[Array, Array, MaskRequest], Array] = steps.fill
-    normalise: Callable[[Array, Array], Stages] = steps.SOFTMAX
-    after_softmax: Callable[[Array, Array], Array] = lambda weights, allowed: weights
-    average: Callable[[Array, Array, Array], Array] = steps.average
-    arguments: Callable[[dict[str, Any]], dict[str, Any]] = lambda given: given
-    split: Callable[[Array, int], Array] = steps.split_heads
-    merge: Callable[[Array], Array] = steps.merge_heads
-    project: Callable[[Array, Array, Array | None], Array] = steps.project
-    project_output: Callable[[Array, Array, Array, Array | None], Array] = steps.project_output
-    hidden: frozenset[str] = frozenset()
+class Variant(Forward):
+    """One implementation: the reference with some of its steps replaced, under the contract's names."""
 
     def prepare(self, dtype: str, threads: int) -> None:
         """Do what the reference does."""
@@ -49,16 +26,22 @@ class Variant:
         return numpy_backend.describe()
 
     def from_numpy(self, array: Array) -> Array:
-        """Return the array itself."""
-        return array
+        """Read the array."""
+        return self.receive(array)
 
     def to_numpy(self, tensor: Array) -> Array:
         """Return the array itself."""
         return tensor
 
-    def dot_scores(self, query: Array, key: Array, *, scale: float | None = None) -> Stages:
+    def dot_scores(
+        self, query: Array, key: Array, *, scale: float | None = None, softcap: float | None = None
+    ) -> Stages:
         """Score by scaled dot product."""
-        return self._visible(self.score(query, key, self.scale_of(query, scale)))
+        return self._visible(self._score(query, key, self.scale_of(query, scale), softcap))
+
+    def cosine_scores(self, query: Array, key: Array, *, scale: float | None = None) -> Stages:
+        """Score by the cosine of the angle between query and key."""
+        return {"scores": self.cosine(query, key, scale)}
 
     def general_scores(self, query: Array, key: Array, weight: Array) -> Stages:
         """Score by a bilinear form."""
@@ -78,10 +61,18 @@ class Variant:
         return {"scores": self.additive(query, key, query_weight, key_weight, score_vector, score_bias)}
 
     def mask_scores(
-        self, scores: Array, *, mask: Array | None = None, bias: Array | None = None, is_causal: bool = False
+        self,
+        scores: Array,
+        *,
+        mask: Array | None = None,
+        bias: Array | None = None,
+        is_causal: bool = False,
+        window: Window | None = None,
+        key_lengths: Array | None = None,
     ) -> Stages:
         """Add the bias, then set what may not be attended to -inf."""
-        return self._visible(self._mask(MaskRequest(scores, mask, bias, is_causal)))
+        request = MaskRequest(scores, mask, bias, is_causal, window=window, key_lengths=key_lengths)
+        return self._visible(self._mask(request, self.allowed(request)))
 
     def softmax(self, scores: Array) -> Stages:
         """Normalise each row over the keys."""
@@ -97,9 +88,41 @@ class Variant:
         bias: Array | None = None,
         is_causal: bool = False,
         scale: float | None = None,
+        softcap: float | None = None,
+        window: Window | None = None,
+        key_lengths: Array | None = None,
+        past_key: Array | None = None,
+        past_value: Array | None = None,
     ) -> Stages:
         """Score, mask, normalise and average the values."""
-        return self._visible(self._attend(query, key, value, mask=mask, bias=bias, is_causal=is_causal, scale=scale))
+        past = 0
+        if past_key is not None and past_value is not None:
+            past = past_key.shape[-2]
+            key, value = self.join(past_key, past_value, key, value)
+            window = self.window_after(window, past)
+        masks = Masks(mask=mask, bias=bias, is_causal=is_causal, window=window, key_lengths=key_lengths)
+        stages, _ = self._attend(query, key, value, masks, scale=scale, softcap=softcap, past=past)
+        return self._visible(stages)
+
+    def attention_gradients(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        grad_output: Array,
+        *,
+        mask: Array | None = None,
+        bias: Array | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        softcap: float | None = None,
+        window: Window | None = None,
+        key_lengths: Array | None = None,
+    ) -> Stages:
+        """Differentiate by hand, from the last stage to the first."""
+        masks = Masks(mask=mask, bias=bias, is_causal=is_causal, window=window, key_lengths=key_lengths)
+        _, saved = self._attend(query, key, value, masks, scale=scale, softcap=softcap)
+        return self._visible(self.backward(saved, grad_output))
 
     def multi_head_attention(
         self,
@@ -108,6 +131,7 @@ class Variant:
         value: Array,
         *,
         heads: int,
+        kv_heads: int | None = None,
         query_weight: Array,
         key_weight: Array,
         value_weight: Array,
@@ -120,6 +144,8 @@ class Variant:
         bias: Array | None = None,
         is_causal: bool = False,
         scale: float | None = None,
+        window: Window | None = None,
+        key_lengths: Array | None = None,
     ) -> Stages:
         """Project, attend in every head, merge the heads and project once more."""
         if output_weight is None and output_bias is not None:
@@ -132,45 +158,17 @@ class Variant:
                 "output": (output_weight, output_bias),
             }
         )
-        stages: Stages = {name: self.split(self.project(*given[name]), heads) for name in ("query", "key", "value")}
-        stages |= self._attend(**stages, mask=mask, bias=bias, is_causal=is_causal, scale=scale)
-        context = stages["context"] = stages.pop("output")
-        weight, last_bias = given["output"]
-        merged = self.merge(context)
-        stages["output"] = merged if weight is None else self.project_output(context, merged, weight, last_bias)
-        return self._visible(stages)
+        shared = heads if kv_heads is None else kv_heads
+        counts = {"query": heads, "key": shared, "value": shared}
+        stages: Stages = {name: self.split(self.project(*given[name]), count) for name, count in counts.items()}
+        masks = Masks(mask=mask, bias=bias, is_causal=is_causal, window=window, key_lengths=key_lengths)
+        attended, _ = self._attend(**stages, masks=masks, scale=scale)
+        context = attended.pop("output")
+        merged, (weight, last_bias) = self.merge(context), given["output"]
+        output = merged if weight is None else self.project_output(context, merged, weight, last_bias)
+        return self._visible(stages | attended | {"context": context, "output": output})
 
-    def _attend(
-        self,
-        query: Array,
-        key: Array,
-        value: Array,
-        *,
-        mask: Array | None,
-        bias: Array | None,
-        is_causal: bool,
-        scale: float | None,
-    ) -> Stages:
-        query, key, value = self.inputs(query, key, value)
-        factor = self.scale_of(query, scale)
-        stages = self.score(query, key, factor)
-        request = MaskRequest(stages["scores"], mask, bias, is_causal, factor)
-        stages |= self._mask(request)
-        unmasked: Array = stages["scores"] if bias is None else stages["biased"]
-        logits: Array = unmasked if mask is None and not is_causal else stages["masked"]
-        stages |= self.normalise(logits, unmasked)
-        stages["weights"] = self.after_softmax(stages["weights"], self.allowed(request))
-        stages["output"] = self.average(logits, stages["weights"], value)
-        return stages
 
-    def _mask(self, request: MaskRequest) -> Stages:
-        stages: Stages = {}
-        biased = request.scores
-        if request.bias is not None:
-            biased = stages["biased"] = self.add_bias(request)
-        if request.is_causal or request.mask is not None:
-            stages["masked"] = self.fill(biased, self.allowed(request), request)
-        return stages
-
-    def _visible(self, stages: Stages) -> Stages:
-        return {name: stage for name, stage in stages.items() if name not in self.hidden}
+def with_backward(**steps: Any) -> Variant:
+    """Replace steps of the backward pass."""
+    return Variant(backward=Backward(**steps))

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Backend
+from attncheck.harness.running.memory import laid_out
 from attncheck.harness.running.operations import run_operation
 from attncheck.harness.running.worker import Task
 
@@ -101,18 +103,136 @@ def _additive(rng: np.random.Generator, spread: float) -> Arrays:
     }
 
 
+def _with_options() -> dict[str, Task]:
+    rng = np.random.default_rng(2024)
+    square = _attention_inputs(rng, 3, 3, 6, 6)
+    wide = _attention_inputs(rng, 2, 2, 4, 9)
+    mask = rng.random((3, 1, 6, 6)) < 0.7
+    bias = rng.normal(size=(3, 1, 6, 6))
+    lengths = np.array([6, 0, 3])
+    steep = square | {"query": 300 * square["query"]}
+    long = _attention_inputs(rng, 1, 1, 70, 72)
+    unit = _pick(rng, 5, 6)
+    unit["query"] *= 0.1
+    return {
+        "capped": Task("attention", {"softcap": 1.3, "scale": 0.8}, square),
+        "capped, biased, masked": Task("attention", {"softcap": 1.3}, square | {"bias": bias, "mask": mask}),
+        "capped, masked": Task("attention", {"softcap": 1.3}, square | {"mask": mask}),
+        "capped far below the scores": Task("attention", {"softcap": 0.5}, steep),
+        "window before": Task("masking", {"window": (2, None)}, {"scores": np.zeros((1, 1, 5, 7))}),
+        "window after": Task("masking", {"window": (None, 2)}, {"scores": np.zeros((1, 1, 5, 7))}),
+        "window on both sides": Task("attention", {"window": (3, 1)}, wide),
+        "window of one": Task("attention", {"window": (0, 0)}, wide),
+        "window and causal": Task("attention", {"window": (1, 2), "is_causal": True}, square),
+        "window and mask": Task("attention", {"window": (1, 2)}, square | {"mask": mask}),
+        "window and lengths": Task("attention", {"window": (1, 2)}, square | {"key_lengths": lengths}),
+        "long window": Task("attention", {"window": (5, 0)}, long),
+        "lengths": Task("attention", {}, square | {"key_lengths": lengths}),
+        "lengths and mask": Task("attention", {}, square | {"key_lengths": lengths, "mask": mask}),
+        "lengths and causal": Task("attention", {"is_causal": True}, square | {"key_lengths": lengths}),
+        "cosine": Task("scoring", {"score": "cosine", "scale": 3.0}, unit),
+        "laid out": Task("attention", {}, wide, {"query": "strided", "key": "strided", "value": "strided"}),
+        "transposed": Task("attention", {}, wide, {"query": "transposed", "key": "transposed"}),
+        "broadcast": _broadcast(rng),
+        **_with_past(rng),
+        **_grouped(rng),
+        **_gradients(rng),
+    }
+
+
+def _broadcast(rng: np.random.Generator) -> Task:
+    arrays = _attention_inputs(rng, 2, 3, 4, 33)
+    arrays["key"] = np.broadcast_to(arrays["key"][:, :1], arrays["key"].shape)
+    return Task("attention", {}, arrays, {"key": "broadcast"})
+
+
+def _with_past(rng: np.random.Generator) -> dict[str, Task]:
+    def behind(past: int, queries: int) -> Arrays:
+        arrays = _attention_inputs(rng, 2, 2, queries, queries)
+        arrays["value"] = arrays["value"][..., :9]
+        return arrays | {f"past_{name}": rng.normal(size=(2, 2, past, 9)) for name in ("key", "value")}
+
+    causal = np.tri(3, 7, 4, dtype=bool)[np.newaxis, np.newaxis]
+    last = np.array([7, 2])
+    return {
+        "past": Task("attention", {}, behind(21, 2)),
+        "past and causal mask": Task("attention", {}, behind(4, 3) | {"mask": causal}),
+        "past and padding": Task("attention", {}, behind(4, 3) | {"mask": np.arange(7)[np.newaxis] != [[[[1]]]]}),
+        "past and window": Task("attention", {"window": (3, 1)}, behind(4, 3)),
+        "past and lengths": Task("attention", {}, behind(4, 3) | {"key_lengths": last}),
+        "past and bias": Task("attention", {}, behind(4, 3) | {"bias": rng.normal(size=(1, 2, 3, 7))}),
+    }
+
+
+def _grouped(rng: np.random.Generator, heads: int = 6) -> dict[str, Task]:
+    def groups(kv_heads: int) -> Arrays:
+        arrays = _attention_inputs(rng, 2, kv_heads, 4, 5)
+        return arrays | {"query": rng.normal(size=(2, heads, 4, 9))}
+
+    own = {"mask": rng.random((2, 1, 4, 5)) < 0.6, "bias": rng.normal(size=(2, 1, 4, 5))}
+    projected = {"query": (6, 12), "key": (6, 4), "value": (6, 4), "output": (12, 5)}
+    weights = {f"{name}_weight": rng.normal(size=shape) for name, shape in projected.items()}
+    models = {name: rng.normal(size=(2, 4, 6)) for name in ("query", "key", "value")}
+    return {
+        "three groups": Task("attention", {}, groups(3)),
+        "two groups": Task("attention", {}, groups(2) | own),
+        "projected groups": Task("multi_head_attention", {"heads": 6, "kv_heads": 2}, models | weights),
+    }
+
+
+def _gradients(rng: np.random.Generator) -> dict[str, Task]:
+    def inputs(batch: int, heads: int, kv_heads: int, queries: int, keys: int) -> Arrays:
+        return {
+            "query": rng.normal(size=(batch, heads, queries, 9)),
+            "key": rng.normal(size=(batch, kv_heads, keys, 9)),
+            "value": rng.normal(size=(batch, kv_heads, keys, 7)),
+            "grad_output": rng.normal(size=(batch, heads, queries, 7)),
+        }
+
+    def task(arrays: Arrays, **options: Any) -> Task:
+        return Task("attention_gradients", options, arrays)
+
+    square = inputs(3, 3, 3, 6, 6)
+    mask = rng.random((3, 1, 6, 6)) < 0.6
+    mask[0, 0, 0] = False
+    return {
+        "gradients": task(inputs(2, 3, 3, 4, 5)),
+        "gradients, scaled": task(square, scale=0.77),
+        "gradients, masked": task(square | {"mask": mask}),
+        "gradients, causal": task(square, is_causal=True),
+        "gradients, window": task(square, window=(1, 1)),
+        "gradients, lengths": task(square | {"key_lengths": np.array([6, 2, 3])}),
+        "gradients, bias per head": task(square | {"bias": rng.normal(size=(1, 3, 6, 6))}),
+        "gradients, bias per key": task(square | {"bias": rng.normal(size=(1, 1, 1, 6))}, scale=0.3),
+        "gradients, capped": task(square | {"bias": rng.normal(size=(1, 3, 1, 6))}, softcap=1.1),
+        "gradients, grouped": task(inputs(2, 6, 2, 4, 5)),
+        "gradients, as many keys as heads": task(inputs(2, 3, 3, 4, 3)),
+        "gradients, long": task(inputs(1, 1, 1, 70, 20)),
+        "gradients, one tile": task(inputs(1, 1, 1, 32, 20)),
+    }
+
+
 @pytest.fixture(scope="session")
 def problems() -> dict[str, Task]:
-    return _problems()
+    return _problems() | _with_options()
 
 
 @pytest.fixture(scope="session")
 def solve() -> Callable[[Backend, Task, str], Stages]:
-    """Run a problem in a dtype."""
+    """Run a problem in a dtype; the reference's answers are remembered."""
+    known: dict[tuple[int, str], Stages] = {}
 
     def run(backend: Backend, task: Task, dtype: str) -> Stages:
-        arrays = {name: array if array.dtype == bool else array.astype(dtype) for name, array in task.inputs.items()}
-        with np.errstate(all="ignore"):
-            return dict(run_operation(backend, task.operation, arrays, task.options))
+        if backend is not numpy_backend:
+            return _run(backend, task, dtype)
+        if (id(task), dtype) not in known:
+            known[id(task), dtype] = _run(backend, task, dtype)
+        return known[id(task), dtype]
 
     return run
+
+
+def _run(backend: Backend, task: Task, dtype: str) -> Stages:
+    arrays = {name: array.astype(dtype) if array.dtype.kind == "f" else array for name, array in task.inputs.items()}
+    with np.errstate(all="ignore"):
+        return dict(run_operation(backend, task.operation, laid_out(arrays, task.memory), task.options))

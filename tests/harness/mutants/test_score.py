@@ -141,6 +141,49 @@ def test_a_variant_that_raises_is_caught_and_one_that_cannot_is_not(cases: list[
     assert outcome == Failure("unsupported", "NotImplementedError: no")
 
 
+def test_a_variant_that_hides_the_result_is_passed_over_and_one_that_loses_another_is_caught(
+    load_text: Callable[[str], list[Case]],
+) -> None:
+    text = CASES.replace("operation: attention", "operation: softmax")
+    head = text[: text.index("cases:")]
+    softmax = load_text(head + "cases:\n  - name: Typed\n    inputs: {scores: {values: [[1, 2]]}}\n")
+
+    def normalise(logits: Any, unmasked: Any) -> Any:
+        return {"log_sum_exp": logits[..., 0], "masked": logits}
+
+    hides = Mutant("hides", "", "", Variant(normalise=normalise, hidden=frozenset({"weights"})), "weights", EVERY)
+    loses = Mutant("loses", "", "", Variant(normalise=normalise, hidden=frozenset({"masked"})), "weights", EVERY)
+    frames = run_mutants(softmax, subjects=[hides, loses])
+    assert set(frames.evaluations["subject"]) == {"loses"}
+    assert set(frames.evaluations["tier"]) == {"error"}
+
+
+def test_sixteen_bits_are_judged_in_the_references_class_and_count_only_faults_that_are_reached(
+    load_text: Callable[[str], list[Case]],
+) -> None:
+    cases = load_text(CASES.replace("dtypes: [float64]", "dtypes: [float64, float16, bfloat16]"))
+    names = ("reference", "exp2_for_exp", "explicit_scale_ignored", "mask_ignored")
+    frames = run_mutants(cases, subjects=subjects(*names))
+    assert set(frames.evaluations["dtype"]) == {"float64", "float32", "float16"}
+    half = frames.subjects[frames.subjects["dtype"] == "float16"].set_index("subject")
+    assert set(half.index) == {"reference", "exp2_for_exp", "explicit_scale_ignored"}
+    assert half["caught_in"].to_dict() == {"reference": 0, "exp2_for_exp": 0, "explicit_scale_ignored": 1}
+    assert set(frames.rules[frames.rules["dtype"] == "float16"]["mutants"]) == {1}
+
+
+def test_a_variant_that_hides_the_projected_keys_of_a_batch_without_entries_is_judged(
+    load_text: Callable[[str], list[Case]],
+) -> None:
+    shapes = {"query": "[0, 3, 6]", "key": "[0, 4, 6]", "value": "[0, 4, 6]"}
+    shapes |= {f"{name}_weight": "[6, 6]" for name in ("query", "key", "value")}
+    inputs = "\n".join(f"      {name}: {{constant: 1, shape: {shape}}}" for name, shape in shapes.items())
+    head = CASES[: CASES.index("cases:")].replace("operation: attention", "operation: multi_head_attention")
+    cases = load_text(f"{head}cases:\n  - name: Empty\n    options: {{heads: 2}}\n    inputs:\n{inputs}\n")
+    frames = run_mutants(cases, subjects=subjects("key_bias_dropped"))
+    assert "key" not in set(frames.evaluations["stage"])
+    assert not frames.evaluations["caught"].any()
+
+
 @pytest.mark.parametrize(
     ("got", "exact", "dtype", "rejecting"),
     [

@@ -1,0 +1,73 @@
+"""A truth that many implementations are held against, one after the other: no exact step is worked out twice.
+
+Most faults change a single step. All stages before it are the reference's, and so are the steps between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from hashlib import blake2b
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from attncheck.harness.judging.bounds import Bound
+from attncheck.harness.judging.enclosure import Enclosure
+from attncheck.harness.judging.judge_stages import failing_places, in_order
+from attncheck.harness.judging.truth import Array, Stages, Truth, within_range
+
+Step: TypeAlias = tuple[Enclosure, Bound] | None
+_BESIDE = frozenset({"log_sum_exp"})
+"""Stages that no other follows from."""
+
+
+@dataclass(frozen=True, eq=False)
+class RememberingTruth(Truth):
+    """The same truth, its exact steps kept by what they start from.
+
+    Behind a step that is itself proved wrong nothing more is to be learnt: its followers have no exact step.
+    """
+
+    _steps: dict[Any, Step] = field(default_factory=dict)
+    _wrong: dict[Any, bool] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, truth: Truth) -> RememberingTruth:
+        """Return a truth that remembers."""
+        return cls(**{item.name: getattr(truth, item.name) for item in fields(Truth)})
+
+    def introduced(self, stage: str, returned: Stages, numerical_class: str) -> Step:
+        """Return a stage's exact value from the stages before it, and its bound; None behind a step that is wrong."""
+        order = in_order(returned)
+        before = [name for name in order[: order.index(stage)] if name not in _BESIDE]
+        keys = {name: (name, numerical_class, _digest(returned[name])) for name in before}
+        past: tuple[Any, ...] = ()
+        for name in before:
+            if self._is_wrong(name, returned[name], past, keys[name]):
+                return None
+            past = (*past, keys[name])
+        if (stage, past) not in self._steps:
+            self._steps[stage, past] = super().introduced(stage, returned, numerical_class)
+        return self._steps[stage, past]
+
+    def _is_wrong(self, stage: str, array: Array, past: tuple[Any, ...], key: Any) -> bool:
+        """Whether a stage is proved wrong by its own step, or by the places where it is not finite."""
+        if (past, key) not in self._wrong:
+            self._wrong[past, key] = self._finds_wrong(stage, array, past, key[1])
+        return self._wrong[past, key]
+
+    def _finds_wrong(self, stage: str, array: Array, past: tuple[Any, ...], numerical_class: str) -> bool:
+        if stage not in self.exact:
+            return False
+        finite = np.isfinite(array.astype(np.float64)) & np.isfinite(self.exact[stage].high)
+        step = self._steps.get((stage, past))
+        if step is None:
+            return bool((failing_places(self, stage, array, numerical_class) & ~finite).any())
+        exact, bound = step
+        with np.errstate(invalid="ignore"):  # infinity against infinity is out of range
+            beyond = within_range(exact, array) & (exact.error_of(array) - exact.radius > bound.worst)
+        return bool(beyond.any())
+
+
+def _digest(array: Array) -> bytes:
+    return blake2b(array.tobytes(), digest_size=16).digest()
