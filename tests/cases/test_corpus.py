@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from importlib.resources import files
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from attncheck.harness.judging.judge import judge
+from attncheck.harness.judging.special_rows import special_rows
 from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.inputs import Inputs
+from attncheck.harness.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.harness.reading.lowering import essential
 from attncheck.harness.reading.schema import case_schema, tag_schema
 from attncheck.harness.reading.selection import select_cases
 from attncheck.harness.running.worker import Computed
@@ -104,9 +108,16 @@ def test_every_kind_of_score_appears_with_every_input_it_takes(score: str) -> No
     assert {name for case in cases for name in case.inputs} == set(SCORE_INPUTS[score])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_every_case_runs_in_both_dtypes(dtype: str) -> None:
-    assert [case.id for case in CORPUS.cases if dtype not in case.dtypes] == []
+def test_every_case_runs_in_float32_and_in_float64_unless_it_is_about_sixteen_bits() -> None:
+    assert [case.id for case in CORPUS.cases if "float32" not in case.dtypes] == []
+    narrow = [case for case in CORPUS.cases if "float64" not in case.dtypes]
+    assert [case.id for case in narrow if "half-precision" not in case.tags] == []
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_operation_has_cases_in_sixteen_bits(operation: str, dtype: str) -> None:
+    assert sum(dtype in case.dtypes for case in cases_of(operation)) >= 2
 
 
 def test_known_numbers_say_where_they_come_from() -> None:
@@ -122,8 +133,15 @@ def test_only_documents_print_numbers_or_leave_them_out() -> None:
     assert set(bases) == {(True, "printed"), (True, "unprinted")}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("case", CORPUS.cases, ids=lambda case: case.id)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        pytest.param(case, dtype, id=f"{case.id}-{dtype}")
+        for case in CORPUS.cases
+        for dtype in ("float32", "float64")
+        if dtype in case.dtypes
+    ],
+)
 def test_numpy_gives_every_known_number_and_every_stage_within_its_bounds(
     case: Case, dtype: str, compute: Callable[[Case, str], tuple[Inputs, dict[str, NDArray[Any]]]]
 ) -> None:
@@ -137,6 +155,143 @@ def test_numpy_gives_every_known_number_and_every_stage_within_its_bounds(
     )
     given = sum(int(own.numbers.given.sum()) for own in case.expected if own.basis == "known" and own.numbers)
     assert sum(row.comparison == "known" for row in rows) == given
+
+
+# Every two options together.
+
+OF_INPUTS = ("mask", "bias", "key_lengths", "query_mask", "past_key")
+OF_OPTIONS = ("is_causal", "scale", "softcap", "window")
+OF_SHAPES: dict[str, Callable[[Case], bool]] = {
+    "grouped heads": lambda case: case.input_shapes["key"][1] < case.input_shapes["query"][1],
+    "width of values": lambda case: case.input_shapes["value"][-1] != case.input_shapes["key"][-1],
+}
+OPTIONS = (*OF_INPUTS, *OF_OPTIONS, *OF_SHAPES)
+COMBINATIONS = select_cases(["combinations"]).cases
+
+
+def options_of(case: Case) -> set[str]:
+    named = {*case.inputs, *case.options} & {*OF_INPUTS, *OF_OPTIONS}
+    return named | {name for name, has in OF_SHAPES.items() if has(case)}
+
+
+@pytest.mark.parametrize("pair", list(combinations(OPTIONS, 2)), ids="-".join)
+def test_every_two_options_meet_where_little_else_can_be_at_fault(pair: tuple[str, str]) -> None:
+    assert any(set(pair) <= options_of(case) and len(options_of(case)) == 3 for case in COMBINATIONS)
+
+
+def test_all_options_meet_with_fewer_queries_than_keys() -> None:
+    assert set(OPTIONS) in [options_of(case) for case in COMBINATIONS]
+    assert all(case.input_shapes["query"][2] < case.input_shapes["key"][2] for case in COMBINATIONS)
+    assert all(case.generic for case in COMBINATIONS)
+
+
+# Lengths that could be taken for each other.
+
+TOPICS = (
+    *("windows", "grouped_heads", "caches", "softcap", "lengths", "layouts", "half_precision"),
+    *("gradients", "coincidences", "combinations"),
+)
+EQUAL_ON_PURPOSE = {
+    "broadcast-coincidence": "lengths that coincide are what the case is about",
+    "mask-axis": "as many queries as keys are what the case is about",
+    "cache": "the new tokens are queries and keys",
+}
+SHAPED = [case for case in select_cases(TOPICS).cases if case.operation in ("attention", "attention_gradients")]
+
+
+@pytest.mark.parametrize("case", SHAPED, ids=lambda case: case.id)
+def test_the_dimensions_of_a_topics_case_are_pairwise_distinct_unless_a_tag_says_why_not(case: Case) -> None:
+    (batch, heads, queries, width), (_, kv_heads, keys, _) = case.input_shapes["query"], case.input_shapes["key"]
+    past = case.input_shapes["past_key"][2] if "past_key" in case.inputs else 0
+    lengths = [batch, heads, queries, width, keys, past, *([kv_heads] if kv_heads != heads else [])]
+    counts = Counter(length for length in lengths if length > 1)
+    assert max(counts.values()) == 1 or EQUAL_ON_PURPOSE.keys() & set(case.tags), counts
+    assert width not in (4, 16, 64, 256) or "exact-scores" in case.tags
+
+
+# A tag of a topic's case holds.
+
+
+def given(case: Case) -> dict[str, NDArray[Any]]:
+    return {name: own.array for name, own in make_exact_inputs(case).items()}
+
+
+def scores_of(case: Case) -> NDArray[Any]:
+    inputs = given(case)
+    scores: NDArray[Any] = np.abs(inputs["query"] @ inputs["key"].swapaxes(-1, -2))
+    return scores
+
+
+def saturates(case: Case) -> bool:
+    """Whether the exponentials of twice a capped score overflow float32."""
+    shown = scores_of(case) * case.options.get("scale", case.input_shapes["query"][-1] ** -0.5)
+    return bool((2 * shown / case.options["softcap"] > 88.8).any())
+
+
+def shares_heads(case: Case) -> bool:
+    if "kv_heads" in case.options:
+        return bool(case.options["kv_heads"] < case.options["heads"])
+    return OF_SHAPES["grouped heads"](case)
+
+
+MEANINGS: dict[str, Callable[[Case], bool]] = {
+    "window": lambda case: "window" in case.options,
+    "alignment": lambda case: "alignment" in case.options,
+    "grouped-heads": shares_heads,
+    "decode": lambda case: case.input_shapes["query"][-2] == 1,
+    "cache": lambda case: "past_key" in case.inputs,
+    "softcap": lambda case: "softcap" in case.options,
+    "saturated-cap": saturates,
+    "key-lengths": lambda case: "key_lengths" in case.inputs,
+    "query-mask": lambda case: "query_mask" in case.inputs,
+    "merged-layout": lambda case: bool(case.merged),
+    "strides": lambda case: bool({"strided", "transposed"} & set(case.memory.values())),
+    "shared-memory": lambda case: "broadcast" in case.memory.values(),
+    "half-precision": lambda case: {"float32", "bfloat16"} <= set(case.dtypes),
+    "half-range": lambda case: bool((scores_of(case) > 20_000).any()),
+    "storage": lambda case: case.storage is not None,
+    "gradients": lambda case: case.operation == "attention_gradients",
+    "masked-gradient": lambda case: bool({"mask", "bias", "key_lengths", "query_mask"} & case.inputs.keys()),
+    "bias-gradient": lambda case: "bias" in case.inputs and case.operation == "attention_gradients",
+    "zero-length": lambda case: any(0 in shape for shape in case.input_shapes.values()),
+    "nan-row": lambda case: bool(np.isnan(given(case)["query"]).any()),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "tag"),
+    [
+        pytest.param(case, tag, id=f"{tag}-{case.id}")
+        for case in CORPUS.cases
+        for tag in sorted(MEANINGS.keys() & set(case.tags))
+    ],
+)
+def test_a_case_has_what_its_tag_says(case: Case, tag: str) -> None:
+    assert MEANINGS[tag](case)
+
+
+@pytest.mark.parametrize("tag", MEANINGS)
+def test_every_such_tag_is_on_two_cases_at_least(tag: str) -> None:
+    assert sum(tag in case.tags for case in CORPUS.cases) >= 2
+
+
+@pytest.mark.parametrize("case", SHAPED, ids=lambda case: case.id)
+def test_a_topics_case_has_rows_without_a_key_where_it_says_so_and_only_there(case: Case) -> None:
+    inputs = convert_inputs(case, make_exact_inputs(case), "float32").arrays
+    plain = essential(case.operation, case.options, inputs)
+    keys = plain.inputs["key"].shape[-2]
+    empty = special_rows(case.operation, plain.options, plain.inputs, "zero").empty
+    assert ("empty-row" in case.tags) == (keys == 0 or bool(empty.any()))
+
+
+def test_gradients_are_asked_for_by_every_kind_of_bias_shape() -> None:
+    shapes = {case.input_shapes["bias"] for case in cases_of("attention_gradients") if "bias-gradient" in case.tags}
+    assert {tuple(length > 1 for length in shape) for shape in shapes} >= {
+        (True, True, True, True),
+        (False, False, True, True),
+        (True, False, False, True),
+        (False, True, False, True),
+    }
 
 
 # The published schemas.
