@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -17,6 +18,7 @@ from attncheck.reports.frames import (
     failing,
     groups,
     is_document,
+    known_divergences,
     records,
     stage_order,
     under_erratum,
@@ -41,16 +43,17 @@ def make_answer(frames: Frames) -> Answer:
     elif frames.results["stage"].eq("").all():
         word = "Nothing could be run"
     elif disagreeing or len(failing(frames.pairs)):
-        word = "They disagree"
+        word = "It disagrees with the exact answer" if len(frames.columns) < 2 else "They disagree"
     elif verdicts or frames.is_incomplete:
         word = "They agree as far as they ran, but not everything could be run"
     elif len(frames.columns) < 2:
-        word = "Nothing disagrees, but there was only one implementation to compare"
-    elif frames.pairs.empty:
+        word = "It agrees with the exact answer"
+    elif _compared(frames).empty:
         word = "Nothing disagrees, but no two implementations could be compared"
     else:
         word = "They agree"
-    return Answer(word, (_extent(frames), _stages_sentence(frames), _pairs_sentence(frames), _numbers_sentence(frames)))
+    sentences = (_extent, _stages_sentence, _pairs_sentence, _numbers_sentence, _known_sentence)
+    return Answer(word, tuple(said for sentence in sentences if (said := sentence(frames))))
 
 
 def exit_code_of(frames: Frames) -> ExitCode:
@@ -66,15 +69,21 @@ def exit_code_of(frames: Frames) -> ExitCode:
 
 def _extent(frames: Frames) -> str:
     results = frames.results
-    dtypes = [dtype for dtype in DTYPES if dtype in set(results["dtype"])]
+    ran = set(results.loc[results["verdict"].ne(Verdict.UNSUPPORTED), "dtype"])
+    dtypes = [dtype for dtype in DTYPES if dtype in ran]
     columns = frames.columns
     evaluations = len(results[["environment", "implementation", "case", "dtype"]].drop_duplicates())
     environments = results["environment"].nunique()
     where = f" in {environments} environments" if environments > 1 else ""
     return (
         f"{_count(results['case'].nunique(), 'case')} ran on {_count(len(columns), 'implementation')}{where} "
-        f"in {' and '.join(dtypes) or 'no dtype'}: {_count(evaluations, 'evaluation')}."
+        f"in {_listed(dtypes) or 'no dtype'}: {_count(evaluations, 'evaluation')}."
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Write one, two, or one, two and three."""
+    return " and ".join([", ".join(names[:-1]), *names[-1:]]) if len(names) > 1 else "".join(names)
 
 
 def _stages_sentence(frames: Frames) -> str:
@@ -87,19 +96,53 @@ def _stages_sentence(frames: Frames) -> str:
     noisy = int((judged["verdict"].eq(Verdict.AGREE) & warned).sum())
     text = (
         f"Of {_count(len(judged), 'stage')} held against the exact answer, "
-        f"{'every one is within its error bound' if bad == 0 else f'{bad} fail' if bad > 1 else '1 fails'}."
+        f"{'every one is within its error bound' if bad == 0 else f'{bad} fail' if bad > 1 else '1 fails'}"
+        f"{_but_for(judged)}."
     )
     if noisy:
         text += f" {noisy} {'are' if noisy > 1 else 'is'} noisier than known good implementations, a warning."
+    sampled = judged.loc[judged["query_rows"].notna(), "case"].nunique()
+    if sampled:
+        text += f" In {_count(sampled, 'large case')} some query rows stand for all."
     return text
 
 
-def _pairs_sentence(frames: Frames) -> str:
-    bad = len(failing(frames.pairs))
+def _but_for(rows: pd.DataFrame) -> str:
+    known = len(known_divergences(rows))
+    return f", but for {known:,} that {'are' if known > 1 else 'is'} known beforehand" if known else ""
+
+
+def _known_sentence(frames: Frames) -> str:
+    """Count the evaluations that diverge as is known; empty where none does."""
+    known = known_divergences(frames.results)
+    if known.empty:
+        return ""
+    evaluations = len(known[["environment", "implementation", "case", "dtype"]].drop_duplicates())
+    implementations = len(known[["environment", "implementation"]].drop_duplicates())
     return (
-        f"Of {_count(len(frames.pairs), 'comparison')} of two implementations at one stage, "
-        f"{'none disagrees' if bad == 0 else f'{bad} disagree' if bad > 1 else '1 disagrees'}."
+        f"{_count(evaluations, 'evaluation')} of {_count(implementations, 'implementation')} "
+        f"{'diverges' if evaluations == 1 else 'diverge'} as is known beforehand; that fails no run."
     )
+
+
+def _compared(frames: Frames) -> pd.DataFrame:
+    """Return the pairs of which something is known: without a bound, values that differ say nothing."""
+    return frames.pairs[frames.pairs["verdict"].ne(Verdict.UNVERIFIED)]
+
+
+def _pairs_sentence(frames: Frames) -> str:
+    compared, bad = len(_compared(frames)), len(failing(frames.pairs))
+    if frames.pairs.empty and len(frames.columns) == 1:
+        return ""
+    text = (
+        f"Of {_count(compared, 'comparison')} of two implementations at one stage, "
+        f"{'none disagrees' if bad == 0 else f'{bad} disagree' if bad > 1 else '1 disagrees'}"
+        f"{_but_for(frames.pairs)}."
+    )
+    others = len(frames.pairs) - compared
+    if others:
+        text += f" In {others:,} more the values differ and were not compared: no exact answer bounds them."
+    return text
 
 
 def _numbers_sentence(frames: Frames) -> str:
@@ -114,7 +157,7 @@ def _numbers_sentence(frames: Frames) -> str:
     errata, regular = printed[wrong_call & printed["verdict"].eq(Verdict.MISPRINT)], printed[~wrong_call]
     misses = failing(regular)
     holds = "every one holds" if misses.empty else f"{len(misses)} of {len(regular)} comparisons with them fail"
-    text = f"The documents print {count_places(regular)} numbers: {holds}."
+    text = f"The documents print {count_places(regular)} numbers: {holds}." if len(regular) else ""
     if len(errata):
         text += f" {count_places(errata)} numbers printed for another call than the one shown are recorded as errata."
     unprinted = numbers[numbers["basis"] == "exact"]
@@ -125,7 +168,7 @@ def _numbers_sentence(frames: Frames) -> str:
             f" {count_places(unprinted)} further numbers are computed by the documents and not printed; held against "
             f"the exact answer, {said}."
         )
-    return text
+    return text.strip()
 
 
 def verdict_table(frames: Frames) -> dict[str, dict[Column, str]]:
@@ -154,6 +197,12 @@ def _cell(rows: pd.DataFrame) -> str:
 def _word(rows: pd.DataFrame) -> str:
     bad = failing(rows)
     if bad.empty:
+        known = known_divergences(rows)
+        if len(known):
+            # Numbers that do not hold follow from the stages, whose verdicts say more.
+            of_stages = known[known.reindex(columns=["basis"])["basis"].isna()]
+            said = known if of_stages.empty else of_stages
+            return f"known {worst([Verdict(text) for text in said['verdict']])}"
         if rows["verdict"].eq(Verdict.MISPRINT).any():
             return "agree (erratum)"
         if rows["verdict"].eq(Verdict.UNSUPPORTED).any():
@@ -185,7 +234,9 @@ def what_is_wrong(frames: Frames) -> pd.DataFrame:
     keys = ["case", "dtype", "environment", "implementation"]
     # A stage that only inherits an error comes after the one where it begins, wherever it stands in the computation.
     inherited = bad["begins_at"].notna() & bad["begins_at"].ne(bad["stage"])
-    bad = bad.assign(inherited=inherited, order=bad["stage"].map(stage_order))
+    # An implementation that does not return the stage where it goes wrong is told it all the same.
+    begins_at = bad["begins_at"].where(bad["begins_at"].notna(), bad["stage"])
+    bad = bad.assign(inherited=inherited, order=bad["stage"].map(stage_order), stage=begins_at)
     bad = bad.sort_values([*keys, "inherited", "order"], kind="stable")
     first = bad.groupby(keys, sort=False).first().reset_index()
     first["rows"] = bad.groupby(keys, sort=False).size().to_numpy()

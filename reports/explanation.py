@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from io import StringIO
 
+from rich.console import Console
 from rich.table import Table
 
 from attncheck.harness.explain import Explanation
 from attncheck.harness.judging.judge_stages import StageJudgement
 from attncheck.harness.judging.tiers import Measured
 from attncheck.harness.reading.model import TagEntry
+from attncheck.reports.frames import rows_judged
 from attncheck.reports.terminal import plain_console
 
 
-def print_explanation(explanation: Explanation, tags: Mapping[str, TagEntry]) -> None:
+def explanation_text(explanation: Explanation, tags: Mapping[str, TagEntry]) -> str:
+    """Return as plain text what ``print_explanation`` prints."""
+    text = StringIO()
+    print_explanation(explanation, tags, Console(file=text, width=120, highlight=False, markup=False))
+    return text.getvalue().rstrip()
+
+
+def print_explanation(explanation: Explanation, tags: Mapping[str, TagEntry], console: Console | None = None) -> None:
     """Print what the case is, every stage with its errors, and where it goes wrong."""
-    console = plain_console()
+    console = console or plain_console()
     case = explanation.case
     console.print(case.name, style="bold", soft_wrap=True)
     console.print(f"{case.file}:{case.line}, {case.operation}, {_inputs(explanation)}", soft_wrap=True)
@@ -25,9 +35,13 @@ def print_explanation(explanation: Explanation, tags: Mapping[str, TagEntry]) ->
     title = f"{explanation.implementation} in {explanation.dtype}, numerical class {explanation.numerical_class}"
     if explanation.failure:
         console.print(f"{title}: {explanation.failure}", style="red", soft_wrap=True)
+        for reason in explanation.known.values():
+            console.print(f"Known: {reason}", soft_wrap=True)
         return
     console.print(title, style="bold", soft_wrap=True)
     console.print(_stages(explanation))
+    if sampled := _sampled(explanation):
+        console.print(sampled, soft_wrap=True)
     console.print(
         "error/bound: 1 is the largest error that is possible. z: in units of the error that noise would make. "
         "own step: from the implementation's own previous stage.",
@@ -62,6 +76,14 @@ def _stages(explanation: Explanation) -> Table:
     return table
 
 
+def _sampled(explanation: Explanation) -> str:
+    """Say how many query rows stand for all; empty where all were judged."""
+    for judgement in explanation.judgements:
+        if judgement.judged_rows is not None and judgement.query_rows is not None:
+            return f"{rows_judged(judgement.judged_rows, judgement.query_rows)}; they stand for all."
+    return ""
+
+
 def _numbers(measured: Measured | None) -> tuple[str, str]:
     return ("-", "-") if measured is None else (f"{measured.ratio:.3g}", f"{measured.largest_z:.3g}")
 
@@ -71,9 +93,11 @@ def _story(explanation: Explanation) -> list[str]:
         return [f"There is no exact answer to hold it against: {explanation.outside}."]
     if not explanation.begins_at:
         return ["Every stage is within its error bound of the exact answer."]
-    judgement = next(item for item in explanation.judgements if item.stage == explanation.begins_at)
-    lines = [f"It goes wrong at {judgement.stage}: {judgement.message}."]
-    return lines + _element(judgement)
+    # What an implementation does not return is known from what it does to later stages.
+    failing = [item for item in explanation.judgements if item.verdict.exit_code]
+    judgement = next((item for item in failing if item.stage == explanation.begins_at), failing[0])
+    known = [f"Known: {reason}" for reason in dict.fromkeys(explanation.known.values())]
+    return [f"It goes wrong at {explanation.begins_at}: {judgement.message}.", *known, *_element(judgement)]
 
 
 def _element(judgement: StageJudgement) -> list[str]:

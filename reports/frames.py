@@ -36,6 +36,7 @@ COLUMNS: Mapping[str, str] = {
     "reference": "the number that it is held against",
     "difference": "absolute difference of the two",
     "allowed": "largest difference that agrees: an error bound or the sum of two; of a number, with its rounding",
+    "against": "exact or step: which comparison of a stage index, value, reference, difference and allowed are of",
     "ratio": "largest difference over what is allowed there, in the whole stage",
     "tier": "within, T3 (noisy, a warning), T2 (statistically wrong) or T1 (proved wrong), against the exact answer",
     "largest_z": "largest error in units of its statistical scale",
@@ -44,8 +45,12 @@ COLUMNS: Mapping[str, str] = {
     "introduced_ratio": "the same ratio for that step",
     "introduced_z": "the same largest z for that step",
     "begins_at": "the first stage that is itself at fault in this case",
+    "judged_rows": "query rows that were judged, where some stand for all; empty where all were",
+    "query_rows": "query rows that the stage has, where some stand for all",
     "other": "the implementation that it is compared with, and its environment",
     "message": "what is wrong, in words",
+    "reason": "why it is known beforehand",
+    "thread": "where that is discussed",
     "basis": "printed by the document, known by derivation, or exact: computed by the document and not printed",
     "called": "the document's own name for the stage",
     "printed": "the number as it is printed",
@@ -69,6 +74,7 @@ _RESULTS = (
     "reference",
     "difference",
     "allowed",
+    "against",
     "ratio",
     "tier",
     "largest_z",
@@ -77,7 +83,11 @@ _RESULTS = (
     "introduced_ratio",
     "introduced_z",
     "begins_at",
+    "judged_rows",
+    "query_rows",
     "message",
+    "reason",
+    "thread",
 )
 _PAIRS = (
     "case",
@@ -99,6 +109,8 @@ _PAIRS = (
     "allowed",
     "ratio",
     "message",
+    "reason",
+    "thread",
 )
 _NUMBERS = (
     "case",
@@ -120,6 +132,8 @@ _NUMBERS = (
     "propagated",
     "allowed",
     "message",
+    "reason",
+    "thread",
 )
 
 
@@ -180,6 +194,8 @@ def make_frames(merged: Merged) -> Frames:
         rows[column] = [versions.get(key) for key in keys]
     rows["basis"] = rows["comparison"]
     rows["printed"] = rows["reference_text"]
+    for column in ("judged_rows", "query_rows"):
+        rows[column] = pd.to_numeric(rows[column]).astype("Int64")  # whole numbers beside empty cells
     kinds = rows["comparison"]
     return Frames(
         results=_sorted(rows[kinds == "stage"], _RESULTS),
@@ -198,8 +214,17 @@ def make_frames(merged: Merged) -> Frames:
 
 def failing(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows that fail a run."""
+    return frame[_goes_wrong(frame) & ~frame["known"].astype(bool)]
+
+
+def known_divergences(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that would fail a run, were they not known beforehand; documents' errata are others."""
+    return frame[_goes_wrong(frame) & frame["known"].astype(bool) & frame["verdict"].ne(Verdict.MISPRINT)]
+
+
+def _goes_wrong(frame: pd.DataFrame) -> pd.Series[bool]:
     harmless = [verdict.value for verdict in Verdict if not verdict.exit_code]
-    return frame[~frame["verdict"].isin(harmless) & ~frame["known"].astype(bool)]
+    return ~frame["verdict"].isin(harmless)
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -241,6 +266,11 @@ def under_erratum(frames: Frames, numbers: pd.DataFrame) -> pd.Series[bool]:
     }
     flags = [place in places for place in zip(numbers["case"], numbers["stage"], strict=True)]
     return pd.Series(flags, index=numbers.index, dtype=bool)
+
+
+def rows_judged(judged: int, queries: int) -> str:
+    """Say how many query rows stand for all."""
+    return f"{judged:,} of {queries:,} query rows judged"
 
 
 def count_places(numbers: pd.DataFrame) -> int:

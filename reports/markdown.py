@@ -12,8 +12,9 @@ from typing import Any
 import pandas as pd
 
 from attncheck.reports.answer import make_answer, verdict_table, what_is_wrong
-from attncheck.reports.frames import Column, Frames, records
+from attncheck.reports.frames import Column, Frames, records, rows_judged
 from attncheck.reports.markdown_documents import document_sections
+from attncheck.reports.markdown_known import empty_rows_section, known_section
 from attncheck.reports.markdown_overview import document_overview
 from attncheck.reports.markdown_text import code, escape, number, table
 
@@ -26,6 +27,8 @@ def render_markdown(frames: Frames) -> str:
     sections = [
         _opening(frames),
         _wrong(frames),
+        known_section(frames),
+        empty_rows_section(frames),
         document_overview(frames),
         _verdicts(frames),
         *document_sections(frames),
@@ -77,6 +80,7 @@ def _verdicts(frames: Frames) -> list[str]:
     with_environment = len({column.environment for column in frames.columns}) > 1
     headings = ["case", *(escape(column.title(with_environment=with_environment)) for column in frames.columns)]
     lines = ["## Verdicts", ""]
+    sampled = _sampled(frames)
     by_file: dict[str, list[tuple[str, dict[Column, str]]]] = {}
     for case, cells in verdict_table(frames).items():
         by_file.setdefault(frames.cases[case]["file"], []).append((case, cells))
@@ -84,7 +88,8 @@ def _verdicts(frames: Frames) -> list[str]:
         title = frames.cases[cases[0][0]]["title"]
         lines += [f"### {escape(title)} ({code(file)})", ""]
         rows = [
-            [escape(frames.cases[case]["name"]), *(cells[column] for column in frames.columns)] for case, cells in cases
+            [escape(frames.cases[case]["name"] + sampled.get(case, "")), *(cells[column] for column in frames.columns)]
+            for case, cells in cases
         ]
         lines += [*table(headings, rows), ""]
     lines += [
@@ -93,6 +98,12 @@ def _verdicts(frames: Frames) -> list[str]:
         "word, both dtypes agree.",
     ]
     return lines
+
+
+def _sampled(frames: Frames) -> dict[str, str]:
+    """Say of each case in which some query rows stand for all how many."""
+    rows = frames.results[frames.results["query_rows"].notna()].drop_duplicates("case")
+    return {row["case"]: f" ({rows_judged(row['judged_rows'], row['query_rows'])})" for row in records(rows)}
 
 
 def _largest(frames: Frames) -> list[str]:

@@ -20,7 +20,7 @@ FramesOf = Callable[..., Frames]
 AGREE = "They agree"
 DISAGREE = "They disagree"
 PARTLY = "They agree as far as they ran, but not everything could be run"
-ALONE = "Nothing disagrees, but there was only one implementation to compare"
+ALONE = "It agrees with the exact answer"
 APART = "Nothing disagrees, but no two implementations could be compared"
 TWO = {"numpy.eager": "1.0", "torch.eager": "1.0"}
 
@@ -49,6 +49,8 @@ def pair(**fields: Any) -> dict[str, Any]:
         ([{}, pair()], {"label": "x: bad case: y", "left_out": {"jax": "not installed"}}, AGREE, ExitCode.AGREE),
         ([{"verdict": "unverified"}], {"versions": {"numpy.eager": "1.0"}}, ALONE, ExitCode.AGREE),
         ([{"verdict": "unverified"}, {"verdict": "unverified", "implementation": "torch.eager"}], {}, APART, 0),
+        ([{}, pair(verdict="unverified", ratio=None)], {}, APART, ExitCode.AGREE),
+        ([{}, pair(), pair(verdict="unverified", stage="own")], {}, AGREE, ExitCode.AGREE),
         ([{"verdict": "error", "stage": ""}], {}, "Nothing could be run", ExitCode.NOT_RUN),
         ([], {"versions": {}, "missing": {"jax": "not installed"}}, "Nothing was run", ExitCode.NOT_RUN),
         ([], {"versions": {}}, "Nothing was run", ExitCode.AGREE),
@@ -127,6 +129,29 @@ def test_stages_are_counted_by_what_the_exact_answer_says(
 ) -> None:
     stages = [make_row(**({"stage": f"own{number}"} | fields)) for number, fields in enumerate(rows)]
     assert make_answer(frames_of(write_run(stages, versions=TWO))).sentences[1] == sentence
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "sentence"),
+    [
+        (["agree", "agree"], "Of 2 comparisons of two implementations at one stage, none disagrees."),
+        (
+            ["agree", "unverified", "numeric"],
+            "Of 2 comparisons of two implementations at one stage, 1 disagrees. "
+            "In 1 more the values differ and were not compared: no exact answer bounds them.",
+        ),
+        (
+            ["unverified", "unverified"],
+            "Of 0 comparisons of two implementations at one stage, none disagrees. "
+            "In 2 more the values differ and were not compared: no exact answer bounds them.",
+        ),
+    ],
+)
+def test_pairs_whose_values_have_no_bound_are_counted_apart(
+    verdicts: list[str], sentence: str, make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
+) -> None:
+    rows = [make_row(**pair(verdict=verdict, stage=f"own{number}")) for number, verdict in enumerate(verdicts)]
+    assert make_answer(frames_of(write_run([make_row(), *rows]))).sentences[2] == sentence
 
 
 def test_unprinted_numbers_that_fail_are_counted(

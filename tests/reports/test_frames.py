@@ -177,3 +177,13 @@ def test_numbers_under_an_erratum_are_told_from_the_others(
     assert flags.sum() == 6
     assert count_places(frames.numbers) == 6
     assert read_runs([]) == []
+
+
+def test_rows_that_were_judged_are_whole_numbers_beside_cells_that_are_empty(
+    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
+) -> None:
+    rows = [make_row(judged_rows=64, query_rows=4096), make_row(stage="scores"), make_row(comparison="pair", other="b")]
+    csv = frames_of(write_run(rows)).results[["judged_rows", "query_rows"]].to_csv(index=False)
+    assert csv == "judged_rows,query_rows\n,\n64,4096\n"
+    csv = frames_of(write_run([make_row()])).results[["judged_rows", "query_rows"]].to_csv(index=False)
+    assert csv == "judged_rows,query_rows\n,\n"

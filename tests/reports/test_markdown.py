@@ -293,3 +293,20 @@ def test_a_summary_is_html_and_escaped_as_such() -> None:
 )
 def test_a_number_is_short_and_a_missing_one_is_nothing(value: float | None, text: str) -> None:
     assert number(value) == text
+
+
+def test_where_some_query_rows_stand_for_all_the_case_says_how_many(
+    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
+) -> None:
+    rows = [
+        make_row(case="file/large", judged_rows=64, query_rows=4096),
+        make_row(case="file/large", stage="scores", verdict="unverified"),
+        make_row(case="file/small"),
+    ]
+    report = render_markdown(frames_of(write_run(rows)))
+    assert "In 1 large case some query rows stand for all." in report
+    verdicts = section(report, "Verdicts")
+    assert [line for line in verdicts.splitlines() if "large" in line] == [
+        "| large (64 of 4,096 query rows judged) | agree |"
+    ]
+    assert "| small | agree |" in verdicts

@@ -114,7 +114,7 @@ def test_the_record_says_the_same_as_plain_data(make_row: MakeRow, write_run: Wr
     rows = [make_row(), make_row(stage="output", verdict="nonfinite", message="nan", value=float("nan"))]
     record = as_record(frames_of(write_run(rows)), Path("here/report.md"), ExitCode.DISAGREE)
     assert json.loads(json.dumps(record, allow_nan=False)) == record
-    assert record["answer"] == "They disagree"
+    assert record["answer"] == "It disagrees with the exact answer"
     assert (record["exit_code"], record["report"], record["notes"]) == (1, "here/report.md", [])
     assert record["verdicts"] == {"file/one": {"numpy.eager 1.0 (local)": "**nonfinite** at output"}}
     assert record["failures"] == [
