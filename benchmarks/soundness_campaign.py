@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,9 +11,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Semaphore
 
-from soundness_problems import Drawn, draw_problem
-from soundness_rows import Row, Unit, judge_unit
+from soundness_problems import Draw, Drawn, draw_problem
+from soundness_rows import Judge, Row, Unit
 
+from attncheck.harness.reading.divergences import Divergence
+from attncheck.harness.reading.lowering import delivered
 from attncheck.harness.running.executor import Group, GroupRunner, Limits, group_by_process
 from attncheck.harness.running.implementations import Implementation
 from attncheck.harness.running.worker import Outcome, Task
@@ -24,12 +26,13 @@ _AHEAD = 24
 
 @dataclass(frozen=True)
 class Campaign:
-    """What to run: the problems of a seed with these numbers, in these dtypes, on these implementations."""
+    """What to run: the problems with these numbers, in these dtypes, on these implementations; and what is known."""
 
-    seed: int
+    draw: Draw
     numbers: Sequence[int]
     dtypes: Sequence[str]
     implementations: Sequence[Implementation]
+    divergences: Sequence[Divergence]
     limits: Limits
     logs: Path
 
@@ -39,25 +42,34 @@ class Campaign:
         return [Unit(number, dtype) for number in self.numbers for dtype in self.dtypes]
 
 
-def run_campaign(campaign: Campaign, on_progress: Callable[[int, int], None]) -> Iterator[tuple[Unit, list[Row]]]:
-    """Run and judge every unit; ``on_progress`` hears units judged and planned."""
+def run_campaign(
+    campaign: Campaign, on_progress: Callable[[int, int], None]
+) -> Generator[tuple[Unit, list[Row]], None, None]:
+    """Run and judge every unit; ``on_progress`` hears units judged and planned.
+
+    A unit that no implementation declares, or that lies beyond the range of its dtype, has no rows.
+    """
     groups = [
         group
         for implementation in campaign.implementations
-        for group in group_by_process(implementation, campaign.dtypes)
+        for group in group_by_process(implementation, list(filter(implementation.numerical_class, campaign.dtypes)))
     ]
     runners: list[GroupRunner[Unit]] = [GroupRunner(group, campaign.limits, campaign.logs) for group in groups]
-    problem = lru_cache(maxsize=4 * _AHEAD)(lambda number: draw_problem(campaign.seed, number))
-    units = campaign.units
-    on_progress(0, len(units))
-    for done, (unit, outcomes) in enumerate(_outcomes(units, runners, problem), start=1):
-        yield unit, judge_unit(unit, problem(unit.number), outcomes)
-        on_progress(done, len(units))
+    problem = lru_cache(maxsize=4 * _AHEAD)(lambda number: draw_problem(campaign.draw, number))
+    judge = Judge({each.name: each for each in campaign.implementations}, campaign.divergences)
+    served = {dtype for runner in runners for dtype in runner.group.dtypes}
+    asked = [unit for unit in campaign.units if unit.dtype in served and problem(unit.number).fits(unit.dtype)]
+    for unit in set(campaign.units).difference(asked):
+        yield unit, []
+    on_progress(0, len(asked))
+    for done, (unit, outcomes) in enumerate(_outcomes(asked, runners, problem), start=1):
+        yield unit, judge.rows_of(unit, problem(unit.number), outcomes)
+        on_progress(done, len(asked))
 
 
 def _outcomes(
     units: Sequence[Unit], runners: Sequence[GroupRunner[Unit]], problem: Callable[[int], Drawn]
-) -> Iterator[tuple[Unit, list[tuple[Implementation, Outcome]]]]:
+) -> Iterator[tuple[Unit, dict[str, Outcome]]]:
     """Give every unit when its last implementation has answered; workers of all groups run side by side."""
     answers: SimpleQueue[tuple[Unit, Group, Outcome] | BaseException] = SimpleQueue()
     rooms = [Semaphore(_AHEAD) for _ in runners]
@@ -66,7 +78,8 @@ def _outcomes(
         def task(unit: Unit) -> Task:
             room.acquire()  # released when the unit is judged
             drawn = problem(unit.number)
-            return Task(drawn.operation, drawn.options, drawn.stored(unit.dtype))
+            posed = delivered(drawn.operation, drawn.options, drawn.stored(unit.dtype))
+            return Task(drawn.operation, posed.options, posed.inputs)
 
         own = [unit for unit in units if unit.dtype in runner.group.dtypes]
         try:
@@ -75,7 +88,7 @@ def _outcomes(
             answers.put(error)
 
     waiting = Counter(unit for runner in runners for unit in units if unit.dtype in runner.group.dtypes)
-    collected: dict[Unit, list[tuple[Implementation, Outcome]]] = defaultdict(list)
+    collected: dict[Unit, dict[str, Outcome]] = defaultdict(dict)
     with ThreadPoolExecutor(max_workers=max(1, len(runners))) as threads:
         try:
             for runner, room in zip(runners, rooms, strict=True):
@@ -85,9 +98,9 @@ def _outcomes(
                 if isinstance(answer, BaseException):
                     raise answer
                 unit, group, outcome = answer
-                collected[unit].append((group.implementation, outcome))
+                collected[unit][group.implementation.name] = outcome
                 if len(collected[unit]) == waiting[unit]:
-                    yield unit, sorted(collected.pop(unit), key=lambda each: each[0].name)
+                    yield unit, collected.pop(unit)
                     for runner, room in zip(runners, rooms, strict=True):
                         if unit.dtype in runner.group.dtypes:
                             room.release()

@@ -1,6 +1,6 @@
-"""The regimes of the soundness campaign: what the numbers of a random problem look like, and what may be attended to.
+"""The regimes of the soundness campaign: what the numbers of a random problem look like.
 
-Each regime draws a query (B, H, Lq, D), a key (B, H, Lk, D) and a value (B, H, Lk, Dv) in float64. ``GENERIC`` names
+Each regime draws a query (B, H, Lq, D), a key (B, Hkv, Lk, D) and a value (B, Hkv, Lk, Dv) in float64. ``GENERIC`` are
 those whose rounding errors behave like noise; the others are structured: their errors agree with each other, and
 statistics do not apply.
 """
@@ -9,48 +9,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from soundness_pool import Dimensions, Random, Real
 
-Real: TypeAlias = NDArray[np.float64]
 Triple: TypeAlias = tuple[Real, Real, Real]
-Random: TypeAlias = np.random.RandomState
 
 
-@dataclass(frozen=True)
-class Dimensions:
-    """The lengths of a problem's axes; E, Ek, Ev and Eo are the widths of the models around the projections."""
-
-    B: int
-    H: int
-    Lq: int
-    Lk: int
-    D: int
-    Dv: int
-    E: int
-    Ek: int
-    Ev: int
-    Eo: int
-
-    @property
-    def scores(self) -> tuple[int, int, int, int]:
-        """The shape of the scores."""
-        return (self.B, self.H, self.Lq, self.Lk)
-
-    @property
-    def entries(self) -> int:
-        """How many scores there are."""
-        return math.prod(self.scores)
+def raw_scores(query: Real, key: Real) -> Real:
+    """Return q k^T (B, H, Lq, Lk), each key head shared by its group of query heads."""
+    groups = query.shape[1] // key.shape[1]
+    scores: Real = query @ np.repeat(key, groups, axis=1).swapaxes(-1, -2)
+    return scores
 
 
 def _normal(random: Random, dims: Dimensions) -> Triple:
     return (
         random.randn(dims.B, dims.H, dims.Lq, dims.D),
-        random.randn(dims.B, dims.H, dims.Lk, dims.D),
-        random.randn(dims.B, dims.H, dims.Lk, dims.Dv),
+        random.randn(dims.B, dims.Hkv, dims.Lk, dims.D),
+        random.randn(dims.B, dims.Hkv, dims.Lk, dims.Dv),
     )
 
 
@@ -67,7 +45,7 @@ def _peaky(random: Random, dims: Dimensions) -> Triple:
 
 def _logits_80(random: Random, dims: Dimensions) -> Triple:
     query, key, value = _normal(random, dims)
-    largest = np.abs(query @ np.swapaxes(key, -1, -2)).max() / math.sqrt(dims.D)
+    largest = np.abs(raw_scores(query, key)).max() / math.sqrt(dims.D)
     return query * (80 / largest), key, value
 
 
@@ -137,24 +115,3 @@ REGIMES: Mapping[str, Callable[[Random, Dimensions], Triple]] = {
 }
 
 GENERIC = frozenset({"normal", "uniform", "peaky", "logits 80", "common offset", "heavy-tailed", "heavy values"})
-
-MASKS = ("none", "causal", "padding", "random", "bias", "bias with -inf")
-
-
-def draw_mask(kind: str, random: Random, dims: Dimensions) -> dict[str, NDArray[np.bool_] | Real]:
-    """Draw the mask or bias of a kind; causality is an option and no input."""
-    match kind:
-        case "padding":
-            lengths = random.randint(1, dims.Lk + 1, (dims.B, 1, 1, 1))
-            return {"mask": np.arange(dims.Lk) < lengths}
-        case "random":
-            mask = random.rand(*dims.scores) < random.choice([0.5, 0.9])
-            mask[..., random.rand(dims.Lq) < 0.1, :] = False  # rows in which nothing may be attended to
-            return {"mask": mask}
-        case "bias":
-            return {"bias": random.randn(*dims.scores) * 10 ** random.uniform(-2, 1)}
-        case "bias with -inf":
-            bias = random.randn(1, dims.H, dims.Lq, dims.Lk)
-            bias[random.rand(*bias.shape) < 0.2] = -np.inf
-            return {"bias": bias}
-    return {}

@@ -1,23 +1,22 @@
-"""What the soundness campaign writes down: a row for every stage of every evaluation, and the files that hold them."""
+"""What the soundness campaign writes down: a row for every stage of every evaluation."""
 
 from __future__ import annotations
 
-import csv
-from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from soundness_problems import Drawn
 
-from attncheck.harness.judging.judge_stages import StageJudgement, judge_stages
+from attncheck.harness.judging.judge_implementation import judge_and_recognise
+from attncheck.harness.judging.judge_stages import StageJudgement
+from attncheck.harness.judging.known import reason_for
 from attncheck.harness.judging.tiers import Measured
 from attncheck.harness.judging.truth import Truth, find_truth
+from attncheck.harness.reading.divergences import Divergence
 from attncheck.harness.running.implementations import Implementation
 from attncheck.harness.running.worker import Failure, Outcome
-
-_CASES_PER_PART = 25
+from attncheck.harness.verdicts import Verdict
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,8 @@ class Unit:
 class Row:
     """One stage of one evaluation, measured against the exact answer, and against the exact step (``step_``).
 
-    An evaluation that failed has one row without a stage. ``tier`` is empty where there is no such comparison.
+    An evaluation that failed has one row without a stage. ``tier`` is empty where there is no such comparison. What is
+    ``known`` fails for a ``reason`` that was known beforehand. ``causes`` as in ``Measured``.
     """
 
     number: int
@@ -41,22 +41,26 @@ class Row:
     numerical_class: str
     operation: str
     regime: str
-    mask: str
+    asked: str
     generic: bool
     scores: str
     stage: str
     verdict: str
     message: str = ""
+    known: bool = False
+    reason: str = ""
     tier: str = ""
     ratio: float = 0.0
     z: float = 0.0
     rms: float = 0.0
     elements: int = 0
+    causes: int = 0
     step_tier: str = ""
     step_ratio: float = 0.0
     step_z: float = 0.0
     step_rms: float = 0.0
     step_elements: int = 0
+    step_causes: int = 0
     index: str = ""
     value: float | None = None
     exact: float | None = None
@@ -64,14 +68,34 @@ class Row:
     bound: float | None = None
 
 
-def judge_unit(unit: Unit, drawn: Drawn, outcomes: Sequence[tuple[Implementation, Outcome]]) -> list[Row]:
-    """Judge every implementation's stages; the truth is worked out once."""
-    truth = find_truth(drawn.operation, drawn.options, drawn.stored(unit.dtype), unit.dtype, generic=drawn.generic)
-    return [row for each, outcome in outcomes for row in _rows(unit, drawn, truth, each, outcome)]
+@dataclass(frozen=True)
+class Judge:
+    """Judges all implementations on one problem after the other; ``divergences`` are known beforehand."""
+
+    implementations: Mapping[str, Implementation]
+    divergences: Sequence[Divergence]
+
+    def rows_of(self, unit: Unit, drawn: Drawn, outcomes: Mapping[str, Outcome]) -> list[Row]:
+        """Judge every implementation's stages in one unit; the truth is worked out once."""
+        truth = find_truth(drawn.operation, drawn.options, drawn.stored(unit.dtype), unit.dtype, generic=drawn.generic)
+        found = [
+            row
+            for name, outcome in sorted(outcomes.items())
+            for row in _rows(unit, drawn, truth, self.implementations[name], outcome)
+        ]
+        return [self._marked(row, drawn.id) for row in found]
+
+    def _marked(self, row: Row, problem: str) -> Row:
+        """Mark a failing row that a known divergence explains."""
+        if row.known or not Verdict(row.verdict).exit_code:
+            return row
+        found = reason_for(self.divergences, row.implementation, problem, row.dtype, row.stage, row.verdict)
+        return row if found is None else replace(row, known=True, reason=found.entry.reason)
 
 
 def _rows(unit: Unit, drawn: Drawn, truth: Truth, implementation: Implementation, outcome: Outcome) -> list[Row]:
-    shapes, numerical_class = drawn.stage_shapes, implementation.numerical_class(unit.dtype)
+    numerical_class = implementation.numerical_class(unit.dtype)
+    assert numerical_class is not None, "an implementation is asked for the dtypes that it declares"
     common: dict[str, Any] = {
         "number": unit.number,
         "dtype": unit.dtype,
@@ -79,14 +103,16 @@ def _rows(unit: Unit, drawn: Drawn, truth: Truth, implementation: Implementation
         "numerical_class": numerical_class,
         "operation": drawn.kind,
         "regime": drawn.regime,
-        "mask": drawn.mask,
+        "asked": drawn.asked,
         "generic": drawn.generic,
-        "scores": "x".join(map(str, (shapes.get("scores") or shapes["weights"]))),
+        "scores": "x".join(map(str, drawn.scores)),
     }
     if isinstance(outcome, Failure):
         return [Row(**common, stage="", verdict=outcome.verdict, message=outcome.message)]
-    judgements = judge_stages(truth, outcome.stages, shapes, numerical_class)
-    return [Row(**common, **_stage_fields(judgement)) for judgement in judgements]
+    conventions = implementation.declared.conventions
+    judged = judge_and_recognise(truth, outcome.stages, drawn.stage_shapes, numerical_class, conventions)
+    rows = [Row(**common, **_stage_fields(judgement)) for judgement in judged.judgements]
+    return [replace(row, known=True, reason=row.message) if row.stage in judged.declared else row for row in rows]
 
 
 def _stage_fields(judgement: StageJudgement) -> dict[str, Any]:
@@ -113,51 +139,6 @@ def _measured_fields(prefix: str, measured: Measured | None) -> dict[str, Any]:
         "z": measured.largest_z,
         "rms": measured.mean_z,
         "elements": measured.elements,
+        "causes": measured.causes,
     }
     return {f"{prefix}{name}": value for name, value in found.items()}
-
-
-class Parts:
-    """A campaign's rows on disk, so many problems to a file; each is renamed into place when it is whole.
-
-    A file is named by the first and the last number in it. ``missing`` are the numbers below ``cases`` on no file.
-    """
-
-    def __init__(self, folder: Path, dtypes: Sequence[str], cases: int) -> None:
-        self._folder = folder
-        self._rows: dict[int, list[Row]] = defaultdict(list)
-        folder.mkdir(parents=True, exist_ok=True)
-        whole = {number for path in self.files for number in _numbers_of(path)}
-        self.missing = [number for number in range(cases) if number not in whole]
-        self._due = Counter(_part_of(number) for number in self.missing for _ in dtypes)
-
-    @property
-    def files(self) -> list[Path]:
-        """What is whole."""
-        return sorted(self._folder.glob("part-*.csv"))
-
-    def add(self, unit: Unit, rows: Sequence[Row]) -> None:
-        """Add a unit; its part is written with the last of its units."""
-        part = _part_of(unit.number)
-        self._rows[part].extend(rows)
-        self._due[part] -= 1
-        if not self._due[part]:
-            self._write(sorted(self._rows.pop(part), key=lambda row: (row.number, row.dtype)))
-
-    def _write(self, rows: Sequence[Row]) -> None:
-        path = self._folder / f"part-{rows[0].number:06d}-{rows[-1].number:06d}.csv"
-        partial = path.with_suffix(".partial")
-        with partial.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, [each.name for each in fields(Row)], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(asdict(row) for row in rows)
-        partial.rename(path)
-
-
-def _part_of(number: int) -> int:
-    return number // _CASES_PER_PART
-
-
-def _numbers_of(path: Path) -> range:
-    first, last = path.stem.split("-")[1:]
-    return range(int(first), int(last) + 1)

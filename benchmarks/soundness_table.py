@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from attncheck.harness.judging.tiers import LEAST_FOR_MEAN
+from attncheck.harness.judging.tiers import LEAST_CAUSES, LEAST_FOR_MEAN
 from attncheck.harness.verdicts import Verdict
 
 _TIERS = ("T1", "T2", "T3")
-_FORM = (Verdict.NONFINITE, Verdict.SHAPE, Verdict.DTYPE)
+_FORM = (Verdict.NONFINITE, Verdict.SHAPE, Verdict.DTYPE, Verdict.SEMANTIC)
 """Verdicts that are proof without a bound."""
 
 _STRUCTURED_STEPS = ("capped", "biased")
@@ -27,15 +27,18 @@ LEGEND = f"""\
 - err/B: the largest error of a tensor over the largest that its class allows; median, 99th percentile and maximum are
   over tensors. Above 1 is impossible for the class: T1.
 - z, rms: the largest, and the root mean square, of error over statistical scale in a tensor; rms over tensors of at
-  least {LEAST_FOR_MEAN} elements. They count where the inputs are generic; *structured* is the largest z elsewhere,
-  where no test rests on it.
-- T1, T2: failures, proved and statistical, NaN, shape and dtype among the proved; T3: warnings. Counted in tensors.
+  least {LEAST_FOR_MEAN} elements and {LEAST_CAUSES} rows and columns. They count where the inputs are generic;
+  *structured* is the largest z elsewhere, where no test rests on it.
+- T1, T2: failures, proved and statistical, NaN, shape, dtype and undeclared conventions among the proved; T3:
+  warnings. Counted in tensors.
+- known: tensors that fail for a reason that is known beforehand, a declared convention or an entry of a list of known
+  divergences; they count nowhere else. open: tensors for which there is no such comparison.
 """
 
 
 def read_rows(files: Sequence[Path]) -> pd.DataFrame:
     """Read the parts of a campaign."""
-    texts = ("stage", "verdict", "message", "tier", "step_tier", "index", "mask")
+    texts = ("stage", "verdict", "message", "reason", "tier", "step_tier", "index", "asked")
     frames = [
         pd.read_csv(path, dtype=dict.fromkeys(texts, str), keep_default_na=False, na_values={"value": [""]})
         for path in files
@@ -54,33 +57,51 @@ def table(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 
 
 def alarms(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that fail or warn, and the evaluations that gave nothing to judge."""
+    """Return the rows that fail or warn and are not known, and the evaluations that gave nothing to judge.
+
+    What an implementation does not support is none of them.
+    """
     told = rows["tier"].isin(_TIERS) | rows["step_tier"].isin(_TIERS) | rows["verdict"].isin(_FORM)
-    return rows[told | (rows["stage"] == "")]
+    nothing = (rows["stage"] == "") & (rows["verdict"] != Verdict.UNSUPPORTED)
+    return rows[(told | nothing) & ~rows["known"]]
+
+
+def explained(rows: pd.DataFrame) -> pd.DataFrame:
+    """Count what is known beforehand and what is not supported, by implementation and reason."""
+    aside = rows[rows["known"] | (rows["verdict"] == Verdict.UNSUPPORTED)]
+    reasons = aside["reason"].where(aside["known"], aside["message"])
+    counted = aside.assign(reason=reasons).groupby(["implementation", "verdict", "reason"])
+    return counted.agg(
+        dtypes=("dtype", lambda each: ", ".join(sorted(set(each)))), rows=("number", "size")
+    ).reset_index()
 
 
 def _figures(group: pd.DataFrame, prefix: str) -> dict[str, Any]:
-    judged = group[group[f"{prefix}elements"] > 0]
+    fresh = group[~group["known"]]
+    judged = fresh[fresh[f"{prefix}elements"] > 0]
     ratio, z = judged[f"{prefix}ratio"], judged[f"{prefix}z"]
     generic = judged["generic"]
     if prefix:
         generic = generic & ~judged["stage"].isin(_STRUCTURED_STEPS)
-    mean = judged.loc[generic & (judged[f"{prefix}elements"] >= LEAST_FOR_MEAN), f"{prefix}rms"]
-    counts = {tier: int((group[f"{prefix}tier"] == tier).sum()) for tier in _TIERS}
+    enough = (judged[f"{prefix}elements"] >= LEAST_FOR_MEAN) & (judged[f"{prefix}causes"] >= LEAST_CAUSES)
+    mean = judged.loc[generic & enough, f"{prefix}rms"]
+    counts = {tier: int((fresh[f"{prefix}tier"] == tier).sum()) for tier in _TIERS}
     if not prefix:
-        counts["T1"] += int(group["verdict"].isin(_FORM).sum())
+        counts["T1"] += int((fresh["verdict"].isin(_FORM) & (fresh["tier"] != "T1")).sum())
     return {
         "evaluations": len(group[["number", "dtype", "implementation"]].drop_duplicates()),
         "tensors": len(judged),
         "elements": int(judged[f"{prefix}elements"].sum()),
         "err/B median": ratio.median(),
-        "err/B p99": ratio.quantile(0.99),
+        "err/B p99": ratio[np.isfinite(ratio)].quantile(0.99),
         "err/B max": ratio.max(),
         "z max": z[generic].max(),
         "z max structured": z[~generic].max(),
         "rms median": mean.median(),
         "rms max": mean.max(),
         **counts,
+        "known": int(group["known"].sum()),
+        "open": int((fresh[f"{prefix}tier"] == "").sum()),
     }
 
 
@@ -105,6 +126,7 @@ def report(rows: pd.DataFrame, facts: Mapping[str, str], command: str) -> str:
     parts += [markdown(table(rows, ("dtype", "numerical_class"))), LEGEND]
     for column in ("implementation", "operation", "regime", "stage"):
         parts += [f"## By {column}", markdown(table(rows, ("dtype", column)))]
+    parts += ["## Known and not supported", _or_none(explained(rows), markdown)]
     parts += ["## Alarms", listed(alarms(rows), command)]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
@@ -115,9 +137,11 @@ def _facts(facts: Mapping[str, str]) -> str:
 
 def listed(told: pd.DataFrame, command: str) -> str:
     """List the alarms, one a line, with what reproduces each."""
-    if told.empty:
-        return "None."
-    return "\n".join(_alarm_lines(told, command))
+    return _or_none(told, lambda frame: "\n".join(_alarm_lines(frame, command)))
+
+
+def _or_none(frame: pd.DataFrame, write: Callable[[pd.DataFrame], str]) -> str:
+    return "None." if frame.empty else write(frame)
 
 
 def _alarm_lines(told: pd.DataFrame, command: str) -> Iterable[str]:
@@ -130,7 +154,7 @@ def _alarm_lines(told: pd.DataFrame, command: str) -> Iterable[str]:
         )
         where = f"{row['stage']}[{row['index']}]" if row["stage"] else "no stages"
         yield (
-            f"- {row['implementation']} {row['dtype']}, {row['operation']}, {row['regime']}, mask {row['mask']}, "
+            f"- {row['implementation']} {row['dtype']}, {row['operation']}, {row['regime']}, {row['asked']}, "
             f"scores {row['scores']}, {where}: {row['verdict']}{': ' if tiers else ''}{tiers} {row['message']} "
             f"`{command} --only {row['number']}`"
         )

@@ -1,0 +1,109 @@
+"""The arrays that a random problem of the soundness campaign works on, for every operation and kind of score."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from soundness_masks import MASKS, Asked, Inputs, draw_mask, split_past
+from soundness_pool import Dimensions, Random, Real
+from soundness_regimes import REGIMES, raw_scores
+
+_GROUPED_PROJECTIONS = 0.5
+"""Of shapes that have grouped heads."""
+
+
+def draw_operands(kind: str, regime: str, random: Random, dims: Dimensions, asked: Asked) -> Inputs:
+    """Draw what an operation works on; heads and a past are further options."""
+    match kind:
+        case "softmax":
+            return {"scores": _masked_scores(regime, random, dims, asked)}
+        case "masking":
+            return {"scores": _scores(regime, random, dims)}
+        case "multi_head_attention":
+            return _projected(regime, random, dims, asked)
+        case "attention" | "attention_gradients":
+            return _attended(kind, regime, random, dims, asked)
+    return _scored(kind, regime, random, dims)
+
+
+def _attended(kind: str, regime: str, random: Random, dims: Dimensions, asked: Asked) -> Inputs:
+    query, key, value = REGIMES[regime](random, dims)
+    inputs: Inputs = {"query": query, "key": key, "value": value}
+    if dims.Hkv < dims.H:
+        asked.names.append("grouped")
+    if kind == "attention_gradients":
+        *_, grad_output = REGIMES[regime](random, replace(dims.ungrouped, Lk=dims.Lq))
+        return inputs | {"grad_output": grad_output}
+    inputs, has_past = split_past(inputs, random)
+    if has_past:
+        asked.names.append("past")
+    return inputs
+
+
+def _scores(regime: str, random: Random, dims: Dimensions) -> Real:
+    query, key, _ = REGIMES[regime](random, dims)
+    return raw_scores(query, key) / math.sqrt(dims.D)
+
+
+def _masked_scores(regime: str, random: Random, dims: Dimensions, asked: Asked) -> Real:
+    mask = str(random.choice(MASKS))
+    asked.names.append(mask)
+    masks = draw_mask(mask, random, dims)
+    scores = _scores(regime, random, dims) + masks.get("bias", 0.0)
+    allowed = np.tri(dims.Lq, dims.Lk, dtype=bool) if mask == "causal" else masks.get("mask", np.True_)
+    masked: Real = np.where(allowed, scores, -np.inf)
+    return masked
+
+
+def _scored(kind: str, regime: str, random: Random, dims: Dimensions) -> Inputs:
+    query, key, _ = REGIMES[regime](random, dims)
+    if kind in ("scaled_dot", "dot"):
+        return {"query": query, "key": key}
+    key = key[..., : dims.E]  # the key's own width, Dk
+    key_width = key.shape[-1]
+    if kind == "general":
+        return {"query": query, "key": key, "weight": _weight(random, dims.D, key_width)}
+    hidden = 1 + dims.Ek % 12
+    inputs: Inputs = {
+        "query": query,
+        "key": key,
+        "query_weight": _weight(random, dims.D, hidden),
+        "key_weight": _weight(random, key_width, hidden),
+        "score_vector": random.randn(hidden),
+    }
+    return inputs | {"score_bias": random.randn(hidden)} if random.rand() < 0.5 else inputs
+
+
+def _projected(regime: str, random: Random, dims: Dimensions, asked: Asked) -> Inputs:
+    """Draw the inputs of multi-head attention; the regime is that of what is projected."""
+    asked.options["heads"], shared = dims.H, dims.H
+    if dims.Hkv < dims.H and random.rand() < _GROUPED_PROJECTIONS:
+        asked.options["kv_heads"] = shared = dims.Hkv
+        asked.names.append("grouped")
+    outer = Dimensions(dims.B, 1, dims.Lq, dims.Lk, max(dims.E, dims.Ek), dims.Ev, *(1,) * 5)
+    query, key, value = (array[:, 0] for array in REGIMES[regime](random, outer))
+    inputs: Inputs = {
+        "query": query[..., : dims.E],
+        "key": key[..., : dims.Ek],
+        "value": value,
+        "query_weight": _weight(random, dims.E, dims.H * dims.D),
+        "key_weight": _weight(random, dims.Ek, shared * dims.D),
+        "value_weight": _weight(random, dims.Ev, shared * dims.Dv),
+    }
+    biased, projected = random.rand(2) < 0.5
+    size = 10 ** random.uniform(-1, 1)  # beside products of about 1; a library may begin its sums with the bias
+    if biased:
+        for name in ("query", "key", "value"):
+            inputs[f"{name}_bias"] = size * random.randn(inputs[f"{name}_weight"].shape[1])
+    if projected:
+        inputs["output_weight"] = _weight(random, dims.H * dims.Dv, dims.Eo)
+    if biased and projected:
+        inputs["output_bias"] = size * random.randn(dims.Eo)
+    return inputs
+
+
+def _weight(random: Random, rows: int, columns: int) -> Real:
+    weight: Real = random.randn(rows, columns) / math.sqrt(rows)
+    return weight

@@ -1,0 +1,109 @@
+"""The shapes of the soundness campaign: a pool of them, from which every problem takes one.
+
+Frameworks compile anew for each shape, JAX every single operation, so that there are few.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Real: TypeAlias = NDArray[np.float64]
+Random: TypeAlias = np.random.RandomState
+
+SHAPES = 64
+FEW_SHAPES = 40
+"""For what is compiled, and for gradients, which are made of many more operations."""
+
+_MANY_ENTRIES = 1 << 11
+"""Shapes of more scores than this are rarer in proportion, for the oracle takes longer in proportion."""
+_MOST_ENTRIES = {"additive": 1 << 12, "attention_gradients": 1 << 14}
+"""The additive score has a hidden layer for every pair of query and key; gradients are judged whole."""
+_DECODING_SHARE = 0.1
+_LARGE_SHARE = 0.005
+_HEADS = ((1, 1), (1, 1), (2, 2), (2, 2), (3, 3), (2, 1), (4, 2), (6, 2), (4, 1))
+"""Heads of the query, and of key and value."""
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """The lengths of a problem's axes; E, Ek, Ev and Eo are the widths of the models around the projections."""
+
+    B: int
+    H: int
+    Lq: int
+    Lk: int
+    D: int
+    Dv: int
+    E: int
+    Ek: int
+    Ev: int
+    Eo: int
+    Hkv: int
+
+    @property
+    def scores(self) -> tuple[int, int, int, int]:
+        """The shape of the scores."""
+        return (self.B, self.H, self.Lq, self.Lk)
+
+    @property
+    def entries(self) -> int:
+        """How many scores there are."""
+        return math.prod(self.scores)
+
+    @property
+    def ungrouped(self) -> Dimensions:
+        """The same, where every query head has a key and value head of its own."""
+        return replace(self, Hkv=self.H)
+
+
+_DECODING = Dimensions(B=1, H=2, Lq=1, Lk=37, D=12, Dv=20, E=96, Ek=53, Ev=64, Eo=80, Hkv=2)
+"""One query at a time, as a decoder asks: libraries take another way through their products for so few rows."""
+_LARGE = (
+    Dimensions(B=1, H=2, Lq=256, Lk=256, D=64, Dv=64, E=1, Ek=1, Ev=1, Eo=1, Hkv=2),
+    Dimensions(B=1, H=1, Lq=512, Lk=512, D=128, Dv=128, E=1, Ek=1, Ev=1, Eo=1, Hkv=1),
+)
+
+
+def draw_dimensions(kind: str, random: Random, seed: int, shapes: int) -> Dimensions:
+    """Draw the shape of a problem of a kind from the first ``shapes`` of a seed."""
+    if kind == "attention" and random.rand() < _LARGE_SHARE:
+        return _LARGE[random.randint(len(_LARGE))]
+    if kind == "multi_head_attention" and random.rand() < _DECODING_SHARE:
+        return _DECODING
+    pool = _pool(seed, shapes)
+    fitting = [dims for dims in pool if dims.entries <= _MOST_ENTRIES.get(kind, dims.entries)]
+    return fitting[random.randint(len(fitting))]
+
+
+@lru_cache(maxsize=4)
+def _pool(seed: int, shapes: int) -> tuple[Dimensions, ...]:
+    """Draw the shapes of a campaign, two given ones among them."""
+    random = np.random.RandomState([seed])
+    pool = [Dimensions(*(1,) * 11), _DECODING]
+    while len(pool) < shapes:
+        batch, (heads, shared) = random.choice([1, 1, 2, 3]), _HEADS[random.randint(len(_HEADS))]
+        queries, keys = _lengths(random, 256, 0.15)
+        width, value_width = _lengths(random, 128, 0.4)  # kernels made by hand ask that these be alike
+        models = np.exp(random.uniform(0, math.log(96), 4)).round()
+        lengths = (batch, heads, queries, keys, width, value_width, *models, shared)
+        dims = Dimensions(*(int(length) for length in lengths))
+        if random.rand() < _MANY_ENTRIES / dims.entries:
+            pool.append(dims)
+    return tuple(pool)
+
+
+def _lengths(random: Random, most: int, share_alike: float) -> tuple[int, int]:
+    """Draw two lengths, log-uniform, mostly unlike each other: swapped axes hide where they are alike."""
+    alike = random.rand() < share_alike
+    while True:
+        one, other = (int(length) for length in np.exp(random.uniform(0, math.log(most + 0.49), 2)).round())
+        if alike:
+            return one, one
+        if one != other:
+            return one, other

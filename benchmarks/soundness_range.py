@@ -1,0 +1,54 @@
+"""Whether a random problem stays within the range of a dtype: beyond it no implementation owes an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from soundness_regimes import raw_scores
+
+from attncheck.backends import numpy_backend
+from attncheck.harness.reading.dtypes import largest_number
+from attncheck.harness.reading.lowering import essential
+from attncheck.harness.running.operations import run_operation
+
+Array = NDArray[Any]
+Inputs = Mapping[str, Array]
+
+_BEYOND_ALL = 1e30
+
+
+def largest_step(operation: str, options: Mapping[str, Any], inputs: Inputs) -> float:
+    """Return the largest number that is stored on the way, by NumPy in float64."""
+    found = 0.0
+    with np.errstate(all="ignore"):
+        for array in _steps(operation, options, inputs):
+            finite = np.abs(array[np.isfinite(array)]) if array.dtype.kind == "f" else np.zeros(0)
+            found = max(found, float(finite.max(initial=0.0)))
+    return found
+
+
+def is_wide(dtype: str) -> bool:
+    """Whether a dtype holds whatever the regimes can draw."""
+    return largest_number(dtype) > _BEYOND_ALL
+
+
+def fits(largest: float, dtype: str) -> bool:
+    """Whether a dtype holds a number, and twice that: roundings, and other orders of multiplying."""
+    return largest < largest_number(dtype) / 2
+
+
+def _steps(operation: str, options: Mapping[str, Any], inputs: Inputs) -> Iterator[Array]:
+    yield from inputs.values()
+    plain = essential(operation, options, inputs)
+    yield from run_operation(numpy_backend, operation, plain.inputs, plain.options).values()
+    if operation == "attention_gradients":
+        forward = {name: array for name, array in plain.inputs.items() if name != "grad_output"}
+        yield from run_operation(numpy_backend, "attention", forward, plain.options).values()
+        yield raw_scores(inputs["grad_output"], inputs["value"])  # the gradient of the weights
+    if operation == "scoring":  # what the score's own layers give
+        for operand, weight in (("query", "weight"), ("query", "query_weight"), ("key", "key_weight")):
+            if weight in inputs:
+                yield inputs[operand] @ inputs[weight]
