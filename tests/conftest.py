@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
 from attncheck.backends import BACKENDS, BackendEntry, numpy_backend
@@ -24,6 +25,10 @@ from attncheck.harness.running.implementations import Chosen, Implementation
 from attncheck.harness.running.operations import run_operation
 
 Stages = dict[str, NDArray[Any]]
+
+# Machines are shared: how long an example takes says nothing of it.
+settings.register_profile("attncheck", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("attncheck")
 
 
 @pytest.fixture(scope="session")
