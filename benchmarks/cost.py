@@ -23,12 +23,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.backends import numpy_backend
+from attncheck.backends import EAGER, numpy_backend
 from attncheck.harness.judging.bounds import accumulated_bounds, introduced_bound
 from attncheck.harness.judging.oracle import exact_from, exact_stages
 from attncheck.harness.judging.oracle_problem import OutsideDomain
 from attncheck.harness.judging.policies import policy_for
 from attncheck.harness.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.harness.reading.lowering import essential
 from attncheck.harness.reading.selection import select_cases
 
 Arrays = dict[str, NDArray[Any]]
@@ -155,9 +156,9 @@ def corpus_cost(repetitions: int, patterns: Sequence[str]) -> list[str]:
     for case in select_cases(patterns).cases:
         exact_inputs = make_exact_inputs(case)
         for dtype in case.dtypes:
-            arrays = dict(convert_inputs(case, exact_inputs, dtype).arrays)
+            posed = essential(case.operation, case.options, convert_inputs(case, exact_inputs, dtype).arrays)
             try:
-                times = _case_times(case.operation, case.options, arrays, dtype, repetitions)
+                times = _case_times(case.operation, posed.options, posed.inputs, dtype, repetitions)
             except OutsideDomain:
                 continue
             oracle.append((times["oracle"].median, case.id, dtype))
@@ -173,7 +174,7 @@ def _case_times(
     operation: str, options: Mapping[str, Any], arrays: Arrays, dtype: str, repetitions: int
 ) -> dict[str, Times]:
     exact = {name: enclosure.high for name, enclosure in exact_stages(operation, options, arrays).items()}
-    policy = policy_for("native", dtype)
+    policy = policy_for(EAGER[dtype], dtype)
     return measure(
         {
             "oracle": lambda: exact_stages(operation, options, arrays),
