@@ -72,6 +72,7 @@ def start(entry: BackendEntry, mode: str, dtype: str, threads: int, log: str) ->
     global _backend
     threading.Thread(target=_end_with_parent, daemon=True).start()
     redirect_output(log)
+    _write_no_core_file()
     os.environ.update({name: str(threads) for name in _THREAD_VARIABLES})
     os.environ.update(entry.environment)
     try:
@@ -152,6 +153,15 @@ def redirect_output(log: str) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+
+
+def _write_no_core_file() -> None:
+    """A framework's memory is gigabytes: written out when it crashes, it would outlast the time limit."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _end_with_parent() -> None:
