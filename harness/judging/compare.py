@@ -38,13 +38,15 @@ def compare_arrays(first: Array, second: Array, allowed: NDArray[np.float64] | N
     """Compare two implementations' arrays of one stage.
 
     ``allowed`` is the sum of both bounds per element. Where there are none, because there is no exact answer, arrays
-    that differ are unverified; those without a difference agree whatever is allowed.
+    that differ are unverified; those without a difference agree whatever is allowed. Where it is NaN anything is right,
+    NaN too.
     """
-    return compare_forms(first, second) or _compare_values(first, second, allowed)
+    anything = np.isnan(allowed) if allowed is not None and allowed.shape == first.shape else None
+    return compare_forms(first, second, anything) or _compare_values(first, second, allowed)
 
 
-def compare_forms(first: Array, second: Array) -> Comparison | None:
-    """Compare shape, dtype and the places of NaN and infinity; None where they are the same."""
+def compare_forms(first: Array, second: Array, anything: NDArray[np.bool_] | None = None) -> Comparison | None:
+    """Compare shape, dtype and the places of NaN and infinity, but where ``anything`` is right; None if the same."""
     if first.shape != second.shape:
         return Comparison(Verdict.SHAPE, f"shape {show(first.shape)} against {show(second.shape)}")
     if first.dtype != second.dtype:
@@ -52,6 +54,8 @@ def compare_forms(first: Array, second: Array) -> Comparison | None:
     if not is_floating(first):
         return Comparison(Verdict.DTYPE, f"dtype {first.dtype} is not a floating one")
     odd = differing_nonfinite(first, second)
+    if anything is not None:
+        odd &= ~anything
     if odd.any():
         index = first_index(odd)
         values = float(first[index]), float(second[index])
@@ -103,11 +107,11 @@ def is_floating(array: Array) -> bool:
 
 
 def quotient(error: NDArray[np.float64], allowed: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Divide; any error over no allowance is infinite, and none, or any over an infinite allowance, is nothing."""
+    """Divide; any error over no allowance is infinite; none, or any over an allowance of infinity or NaN, is nothing."""
     divided = np.full(error.shape, np.inf)
     with np.errstate(over="ignore", invalid="ignore"):
         np.divide(error, allowed, out=divided, where=allowed > 0)
-    divided[(error == 0) | np.isposinf(allowed)] = 0.0
+    divided[(error == 0) | np.isposinf(allowed) | np.isnan(allowed)] = 0.0
     return divided
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.harness.errors import ExitCode
@@ -100,9 +101,13 @@ def worst_bounds(truth: Truth, numerical_class: str) -> Bounds:
 
 
 def _bounds_of_judged(truth: Truth, numerical_class: str) -> Bounds:
+    """Return B of the judged rows; NaN where the exact answer leaves open what is right."""
     if not truth.exact:
         return {}
-    return {stage: bound.worst for stage, bound in truth.bounds(numerical_class).items()}
+    return {
+        stage: np.where(np.isfinite(truth.exact[stage].radius), bound.worst, np.nan)
+        for stage, bound in truth.bounds(numerical_class).items()
+    }
 
 
 def judge_pairs(

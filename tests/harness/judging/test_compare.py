@@ -219,3 +219,9 @@ def test_flags_say_where_the_nonfinite_numbers_differ() -> None:
     flags = differing_nonfinite(first, second)
     np.testing.assert_array_equal(flags, [False, True, False, True, True, False])
     assert first_index(flags.reshape(2, 3)) == (0, 1)
+
+
+def test_where_anything_is_right_nan_is_too_and_nowhere_else() -> None:
+    first, second = np.array([np.nan, 1.0]), np.array([0.0, 1.0])
+    assert compare_arrays(first, second, np.array([np.nan, 1e-9])).verdict is Verdict.AGREE
+    assert compare_arrays(first, second, np.array([1.0, np.nan])).verdict is Verdict.NONFINITE
