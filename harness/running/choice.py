@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as TimedOut
@@ -54,7 +55,16 @@ def choose_callable(function: Callable[..., Any], framework: str | None, name: s
 
     own_name = name or str(getattr(function, "__name__", type(function).__name__))
     own_name = own_name if own_name.isidentifier() else "callable"
-    target = Target("", own_name, cloudpickle.dumps(function))
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    # What a worker could not import, such as a test module of pytest's, travels by value.
+    by_value = module is not None and not _is_importable(module.__name__)
+    if by_value:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        target = Target("", own_name, cloudpickle.dumps(function))
+    finally:
+        if by_value:
+            cloudpickle.unregister_pickle_by_value(module)
     return own_implementation(target, framework, name="own")
 
 
@@ -91,6 +101,13 @@ def _declared(target: Target, log: str) -> dict[str, Any] | str:
         return declarations(target.load(), target.attribute.rpartition(".")[2])
     except LoadError as error:
         return clean(str(error))
+
+
+def _is_importable(name: str) -> bool:
+    """Whether a fresh process with this path would find a module; its being loaded here says nothing of that."""
+    root = name.partition(".")[0]
+    finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+    return any(finder.find_spec(root, None) is not None for finder in finders)
 
 
 def _shown(target: Target) -> str:

@@ -139,6 +139,8 @@ class GroupRunner(Generic[Key]):
                 if self._stopping:
                     return
                 with turns.taken(done) if turns else nullcontext():
+                    if self._stopping:
+                        return
                     outcome = self.evaluate(task_of(key))
                 if not self._stopping:
                     report(key, outcome)

@@ -5,6 +5,7 @@ Nothing that imports NumPy may be imported at the top: the number of threads has
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import re
@@ -153,6 +154,11 @@ def redirect_output(log: str) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(
+                line_buffering=True
+            )  # a worker is killed in the end, and would take its last words along
 
 
 def _write_no_core_file() -> None:
