@@ -196,10 +196,23 @@ _NEEDED = {
 
 def computed_stages(operation: str, options: Mapping[str, Any], inputs: Collection[str]) -> tuple[str, ...]:
     """Return the stages that an operation computes with these options and inputs."""
-    given = {*inputs, *(name for name, value in options.items() if value)}
+    given = {*inputs, *(name for name, value in options.items() if value and value != (None, None))}
     has_raw_scores = options.get("score", "scaled_dot") in ("dot", "scaled_dot")
     return tuple(
         stage
         for stage in OPERATIONS[operation].stages
         if (stage != "raw_scores" or has_raw_scores) and (stage not in _NEEDED or _NEEDED[stage] & given)
     )
+
+
+def result_stages(operation: str, options: Mapping[str, Any], inputs: Collection[str]) -> tuple[str, ...]:
+    """Return the stages without which there is no result: of gradients all, of a softmax the weights, else the last."""
+    computed = computed_stages(operation, options, inputs)
+    if operation == "softmax":
+        return ("weights",)
+    return computed if operation == "attention_gradients" else computed[-1:]
+
+
+def stage_place(stage: str) -> int:
+    """Return a stage's place in the order of computation; names of their own, and derived quantities, come last."""
+    return STAGES.index(stage) if stage in STAGES else len(STAGES)

@@ -18,7 +18,7 @@ import pandas as pd
 
 from attncheck.harness.merge import Merged
 from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import DTYPES, STAGES
+from attncheck.harness.vocabulary import DTYPES, stage_place
 
 COLUMNS: Mapping[str, str] = {
     "environment": "label of the run",
@@ -280,7 +280,7 @@ def count_places(numbers: pd.DataFrame) -> int:
 
 def stage_order(stage: str) -> tuple[int, str]:
     """Sort key: the order in which attention computes the stages, then names of quantities."""
-    return (STAGES.index(stage) if stage in STAGES else len(STAGES), stage)
+    return (stage_place(stage), stage)
 
 
 def _sorted(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:

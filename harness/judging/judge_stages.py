@@ -23,7 +23,7 @@ from attncheck.harness.judging.tiers import Measured, Tier, measure
 from attncheck.harness.judging.truth import Truth, within_range
 from attncheck.harness.reading.shapes import show
 from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import STAGES, Shape
+from attncheck.harness.vocabulary import Shape, stage_place
 
 Array = NDArray[Any]
 
@@ -71,7 +71,7 @@ class StageJudgement:
 
 def in_order(stages: Mapping[str, Array]) -> list[str]:
     """Return the stages' names in the order in which attention computes them; names of their own come last."""
-    return sorted(stages, key=lambda stage: STAGES.index(stage) if stage in STAGES else len(STAGES))
+    return sorted(stages, key=stage_place)
 
 
 def judge_stages(

@@ -14,7 +14,7 @@ from attncheck.harness.errors import ExitCode
 from attncheck.harness.reading.divergences import Divergence
 from attncheck.harness.results.writer import Row
 from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import STAGES
+from attncheck.harness.vocabulary import stage_place
 
 _SAYS_NOTHING = frozenset(
     {Verdict.UNSUPPORTED, Verdict.UNVERIFIED, Verdict.ERROR, Verdict.TIMEOUT, Verdict.CRASH, Verdict.MISPRINT}
@@ -88,7 +88,7 @@ def known_stages(rows: Iterable[Row]) -> dict[str | None, Known]:
         if row.comparison == "stage" and row.known and row.stage:
             found = Known(row.implementation, row.stage, row.reason or row.message, row.thread)
             first = earliest.get(row.implementation, found)
-            earliest[row.implementation] = min(first, found, key=lambda each: _place(each.stage))
+            earliest[row.implementation] = min(first, found, key=lambda each: stage_place(each.stage))
     return earliest
 
 
@@ -97,7 +97,7 @@ def inherited(row: Row, members: Iterable[Known]) -> Row:
     if not _fails(row) or row.comparison == "stage":
         return row
     for known in members:
-        if _place(known.stage) <= _place(row.stage):
+        if stage_place(known.stage) <= stage_place(row.stage):
             return _known(row, f"{known.implementation}: {known.reason}", known.thread)
     return row
 
@@ -109,11 +109,6 @@ def _fails(row: Row) -> bool:
 def _known(row: Row, reason: str, thread: str | None) -> Row:
     message = f"{row.message}; known: {reason}" if row.message else f"known: {reason}"
     return replace(row, known=True, message=message, reason=reason, thread=thread)
-
-
-def _place(stage: str) -> int:
-    """Return a stage's place in the computation; derived quantities come last."""
-    return STAGES.index(stage) if stage in STAGES else len(STAGES)
 
 
 def _stale(divergence: Divergence, row: Row) -> Row:

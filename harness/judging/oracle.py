@@ -10,7 +10,7 @@ rows can stand for all. Gradients add the rows up: they are evaluated whole.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,16 +22,17 @@ from attncheck.harness.judging.enclosure import Enclosure, enclose, join
 from attncheck.harness.judging.oracle_arithmetic import BallArray
 from attncheck.harness.judging.oracle_problem import OutsideDomain, Problem, check_domain
 from attncheck.harness.judging.oracle_tree import Evaluation, nearest_returned, tree_of
-from attncheck.harness.vocabulary import OPERATIONS, STAGES, Shape
+from attncheck.harness.vocabulary import STAGES, Shape, computed_stages
 
-__all__ = ["OutsideDomain", "PrecisionExhausted", "exact_from", "exact_stages", "stages_of"]
+__all__ = ["ADDS_QUERIES_UP", "OutsideDomain", "PrecisionExhausted", "exact_from", "exact_stages"]
 
 LEAST_PRECISION = 128
 MOST_PRECISION = 1 << 15
 """Bits. Scores of 1e600 need 2,100 for their exponentials; no case of finite float64 numbers is known to need more
 than 8,192."""
 
-_ADDS_QUERIES_UP = frozenset({"attention_gradients"})
+ADDS_QUERIES_UP = frozenset({"attention_gradients"})
+"""The gradients of key and value are sums over the query rows: none can stand for another."""
 _ROWS_AT_A_TIME = 64  # FLINT's fast matrix product starts when every dimension is large
 _TOLERANCE = 2.0**-80
 _LEAST_RADIUS = 2.0**-1072  # a radius is rounded up to a float64, of which the least is 2^-1074
@@ -57,10 +58,10 @@ def exact_stages(
     ``PrecisionExhausted``, and ``ValueError`` for an option, input or stage that the oracle does not know.
     """
     problem = Problem.of(operation, options, inputs)
-    if query_rows is not None and operation in _ADDS_QUERIES_UP:
+    if query_rows is not None and operation in ADDS_QUERIES_UP:
         raise ValueError(f"{operation} adds query rows up, so that none can be left out")
     check_domain(operation, options, inputs)
-    asked = tuple(stages_of(operation, options, inputs) if stages is None else stages)
+    asked = tuple(computed_stages(operation, options, inputs) if stages is None else stages)
     return _enclosures(problem, asked, query_rows)
 
 
@@ -79,7 +80,7 @@ def exact_from(
     stage that is needed holds NaN, or another infinity, at a place that is attended; and for gradients, none of which
     follows from another.
     """
-    if operation in _ADDS_QUERIES_UP:
+    if operation in ADDS_QUERIES_UP:
         return None
     problem = Problem.of(operation, options, inputs)
     check_domain(operation, options, inputs)
@@ -97,22 +98,10 @@ def exact_from(
     return _enclosures(replace(problem, returned=usable), (stage,), query_rows)[stage]
 
 
-def stages_of(operation: str, options: Mapping[str, Any], inputs: Collection[str]) -> tuple[str, ...]:
-    """Return the stages that the NumPy backend returns for an operation with these options and inputs."""
-    has = {
-        "raw_scores": options.get("score", "scaled_dot") in ("dot", "scaled_dot"),
-        "capped": options.get("softcap") is not None,
-        "biased": "bias" in inputs,
-        "masked": "mask" in inputs or bool(options.get("is_causal")),
-    }
-    has["grad_bias"] = has["biased"]
-    return tuple(stage for stage in STAGES if stage in OPERATIONS[operation].stages and has.get(stage, True))
-
-
 def _enclosures(problem: Problem, stages: Sequence[str], query_rows: Sequence[int] | None) -> dict[str, Enclosure]:
     rows = problem.rows if query_rows is None else problem.rows[np.asarray(query_rows, dtype=np.intp)]
     starts = range(0, max(len(rows), 1), _ROWS_AT_A_TIME)
-    whole = query_rows is None and (len(starts) == 1 or problem.operation in _ADDS_QUERIES_UP)
+    whole = query_rows is None and (len(starts) == 1 or problem.operation in ADDS_QUERIES_UP)
     parts = [problem] if whole else [problem.of_rows(rows[start : start + _ROWS_AT_A_TIME]) for start in starts]
     precision = LEAST_PRECISION
     while precision <= MOST_PRECISION:

@@ -28,7 +28,7 @@ from attncheck.harness.judging.special_rows import scores_shape
 from attncheck.harness.judging.truth import Truth, find_truth
 from attncheck.harness.reading.lowering import Posed
 from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import STAGES
+from attncheck.harness.vocabulary import stage_place
 
 Array = NDArray[Any]
 Stages = Mapping[str, Array]
@@ -136,8 +136,8 @@ def _differ(own: Truth, other: Truth, stage: str, other_stage: str, numerical_cl
 def _candidates(wrong: _Wrong) -> Iterator[Convention]:
     """Yield the readings that come nearer to what was returned than the case does, nearest first."""
     operation, posed = wrong.truth.operation, wrong.posed
-    first = min(map(_place, wrong.stages))
-    possible = [each for each in conventions_of(operation, posed) if _place(each.stage) <= first]
+    first = min(map(stage_place, wrong.stages))
+    possible = [each for each in conventions_of(operation, posed) if stage_place(each.stage) <= first]
     if not possible:
         return
     own = distance(operation, posed, wrong.stages)
@@ -152,14 +152,10 @@ def _candidates(wrong: _Wrong) -> Iterator[Convention]:
     yield from open_
 
 
-def _place(stage: str) -> int:
-    return STAGES.index(stage) if stage in STAGES else len(STAGES)
-
-
 def _fitted_scales(wrong: _Wrong) -> Iterator[Convention]:
     """Yield the case with the scale that fits best, and before it with the nearest number of few digits."""
     operation, posed = wrong.truth.operation, wrong.posed
-    if not has_scale(operation, posed) or min(map(_place, wrong.stages)) < _place("scores"):
+    if not has_scale(operation, posed) or min(map(stage_place, wrong.stages)) < stage_place("scores"):
         return
     if sum(array.size for array in wrong.stages.values()) < LEAST_FITTED:
         return

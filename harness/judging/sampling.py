@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.harness.judging.compare import Index
+from attncheck.harness.judging.oracle import ADDS_QUERIES_UP
 from attncheck.harness.judging.oracle_problem import Problem
 
 MOST_ELEMENTS = 1 << 18
@@ -23,8 +24,6 @@ MOST_ELEMENTS = 1 << 18
 JUDGED_ROWS = 64
 """Rows that stand for all: as many as the oracle takes at a time."""
 
-_ADDS_QUERIES_UP = frozenset({"attention_gradients"})
-"""The gradients of key and value are sums over the query rows: none can stand for another."""
 _SMALLEST_TILE = 16
 _SEED = 0
 
@@ -36,7 +35,7 @@ def sampled_rows(operation: str, options: Mapping[str, Any], inputs: Mapping[str
     """Return the query rows to judge, ascending; None for all of them, where there are few or none can be left out."""
     queries = queries_of(inputs)
     is_small = queries <= JUDGED_ROWS or _score_elements(operation, options, inputs) <= MOST_ELEMENTS
-    if is_small or operation in _ADDS_QUERIES_UP:
+    if is_small or operation in ADDS_QUERIES_UP:
         return None
     tiles = [_SMALLEST_TILE << power for power in range(queries.bit_length()) if _SMALLEST_TILE << power < queries]
     chosen = {0, queries - 1, *tiles, *(tile - 1 for tile in tiles)}

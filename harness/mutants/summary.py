@@ -9,7 +9,7 @@ import pandas as pd
 
 from attncheck.harness.mutants.mutant import WIDE, Honest, Mutant, Subject
 from attncheck.harness.mutants.rules import RULES
-from attncheck.harness.vocabulary import STAGES
+from attncheck.harness.vocabulary import STAGES, stage_place
 
 EVALUATION_COLUMNS: Mapping[str, str] = {
     "subject": "name in the catalogue",
@@ -78,7 +78,7 @@ def summarise(evaluations: pd.DataFrame, subjects: Sequence[Subject], seeds: Seq
 def _first_flagged(evaluations: pd.DataFrame) -> pd.DataFrame:
     """Keep the first flagged stage that is itself at fault (else the first flagged one) of each evaluation."""
     flagged = evaluations[evaluations["caught"]]
-    order = flagged["stage"].map(lambda stage: STAGES.index(stage) if stage in STAGES else -1)
+    order = flagged["stage"].map(lambda stage: stage_place(stage) if stage else -1)
     keys = ["subject", "case", "dtype", "seed"]
     return (
         flagged.assign(order=order, inherited=~flagged["own"].astype(bool))

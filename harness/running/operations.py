@@ -18,15 +18,6 @@ _FUNCTIONS = {
     "attention_gradients": "attention_gradients",
     "multi_head_attention": "multi_head_attention",
 }
-_RESULTS = {
-    "scoring": ("scores",),
-    "softmax": ("weights",),
-    "attention": ("output",),
-    "attention_gradients": ("grad_query", "grad_key", "grad_value"),
-    "multi_head_attention": ("output",),
-}
-"""The stages without which an operation has not been done; all others are intermediates, or beside it."""
-
 _SCORES = {"general": "general_scores", "additive": "additive_scores", "cosine": "cosine_scores"}
 
 
@@ -72,16 +63,3 @@ def call_of(operation: str, options: dict[str, Any]) -> tuple[str, dict[str, Any
     if score == "dot":
         options.setdefault("scale", 1.0)
     return _SCORES.get(score, "dot_scores"), options
-
-
-def result_stages(operation: str, asked: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the stages that are the operation's result, given its inputs and options; none where it asks for none."""
-    if operation == "scoring" and asked.get("softcap") is not None:
-        return ("capped",)
-    if operation != "masking":
-        return _RESULTS[operation]
-    window = asked.get("window") or ()
-    forbids = asked.get("is_causal") or any(asked.get(name) is not None for name in ("mask", "key_lengths"))
-    if forbids or any(side is not None for side in window):
-        return ("masked",)
-    return ("biased",) if asked.get("bias") is not None else ()

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from attncheck.backends import EAGER, NATIVE, BackendEntry
 from attncheck.backends.contract import Backend
-from attncheck.harness.running.operations import check_parameters, result_stages
+from attncheck.harness.running.operations import check_parameters
 from attncheck.harness.running.own import EXPECTED, LoadError
-from attncheck.harness.vocabulary import DTYPES, EmptyRows
+from attncheck.harness.vocabulary import DTYPES, EmptyRows, result_stages
 
 FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "dot_scores": ("query", "key"),
@@ -33,7 +33,9 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
 }
 """Every function of the contract, and what it is given by position: its own names for these do not matter."""
 
-_OPERATIONS = {"mask_scores": "masking"} | {name: name for name in ("softmax", "attention", "multi_head_attention")}
+_OPERATIONS = {"mask_scores": "masking"} | {
+    name: name for name in ("softmax", "attention", "attention_gradients", "multi_head_attention")
+}
 """What is no scoring function."""
 
 _WAIT_FOR_CHILD = 0.5
@@ -82,10 +84,11 @@ class OwnBackend:
                 raise Misbehaved(f"changed its input {[*FUNCTIONS[name], *given][number]}")
         if isinstance(returned, Mapping):
             return dict(returned)
-        if name == "attention_gradients" and isinstance(returned, tuple):
-            return dict(zip(("grad_query", "grad_key", "grad_value", "grad_bias"), returned, strict=False))
-        result = result_stages(_OPERATIONS.get(name, "scoring"), given) or ("masked",)
-        return {result[0]: returned}
+        inputs = {each for each, value in given.items() if hasattr(value, "shape")}
+        options = {each: value for each, value in given.items() if each not in inputs}
+        results = result_stages(_OPERATIONS.get(name, "scoring"), options, inputs) or ("masked",)
+        several = name == "attention_gradients" and isinstance(returned, tuple)
+        return dict(zip(results, returned if several else (returned,), strict=False))
 
 
 def own_backend(target: Any, name: str, framework: BackendEntry) -> OwnBackend:

@@ -95,14 +95,15 @@ def evaluate_on(backend: Backend, task: Task) -> Outcome:
     import numpy as np
 
     from attncheck.harness.running.memory import laid_out
-    from attncheck.harness.running.operations import result_stages, run_operation
+    from attncheck.harness.running.operations import run_operation
+    from attncheck.harness.vocabulary import result_stages
 
     try:
         with np.errstate(all="ignore"):
             inputs = laid_out(task.inputs, task.memory)
             stages = run_operation(backend, task.operation, inputs, task.options)
             arrays = {name: _as_array(backend, name, tensor) for name, tensor in (stages or {}).items()}
-            expected = result_stages(task.operation, {**task.inputs, **task.options})
+            expected = result_stages(task.operation, task.options, task.inputs)
             wanted = arrays if task.stages is None else {name: arrays[name] for name in arrays if name in task.stages}
             return _missing(arrays, expected) or Computed(wanted)
     except NotImplementedError as error:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from attncheck.backends.contract import Backend
-from attncheck.harness.running.operations import result_stages, run_operation
-from attncheck.harness.vocabulary import OPERATIONS
+from attncheck.harness.running.operations import run_operation
+from attncheck.harness.vocabulary import OPERATIONS, result_stages
 
 
 class Recorder:
@@ -86,7 +86,8 @@ def test_an_operation_that_is_not_in_the_vocabulary_is_a_fault_of_ours() -> None
         ("scoring", {"query": 1, "softcap": 2.0}, ("capped",)),
         ("softmax", {"scores": 1}, ("weights",)),
         ("attention", {"bias": 1, "is_causal": True}, ("output",)),
-        ("attention_gradients", {"bias": 1}, ("grad_query", "grad_key", "grad_value")),
+        ("attention_gradients", {"mask": 1}, ("grad_query", "grad_key", "grad_value")),
+        ("attention_gradients", {"bias": 1}, ("grad_query", "grad_key", "grad_value", "grad_bias")),
         ("multi_head_attention", {}, ("output",)),
         ("masking", {"scores": 1, "bias": 1}, ("biased",)),
         ("masking", {"scores": 1, "bias": 1, "is_causal": False, "window": (None, None)}, ("biased",)),
@@ -100,13 +101,15 @@ def test_an_operation_that_is_not_in_the_vocabulary_is_a_fault_of_ours() -> None
 def test_the_result_of_an_operation_is_the_last_stage_that_is_asked_for(
     operation: str, asked: dict[str, Any], wanted: tuple[str, ...]
 ) -> None:
-    assert result_stages(operation, asked) == wanted
+    inputs = {name for name, value in asked.items() if name in OPERATIONS[operation].inputs and value is not None}
+    options = {name: value for name, value in asked.items() if name not in inputs}
+    assert result_stages(operation, options, inputs) == wanted
 
 
 def test_every_operation_has_a_result_among_its_stages() -> None:
     for name, operation in OPERATIONS.items():
-        assert set(result_stages(name, {"mask": 1})) <= set(operation.stages)
-        assert result_stages(name, {"mask": 1})
+        assert set(result_stages(name, {}, {"mask"})) <= set(operation.stages)
+        assert result_stages(name, {}, {"mask"})
 
 
 class Small:
