@@ -5,7 +5,7 @@
 ``numbers``       one row per printed, known or unprinted number and implementation
 ``environments``  one row per environment
 
-Columns are documented in ``COLUMNS``; rows are sorted, so that the same results give the same bytes.
+Columns are documented in ``columns.py``; rows are sorted, so that the same results give the same bytes.
 """
 
 from __future__ import annotations
@@ -19,122 +19,7 @@ import pandas as pd
 from attncheck.harness.merge import Merged
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import DTYPES, stage_place
-
-COLUMNS: Mapping[str, str] = {
-    "environment": "label of the run",
-    "implementation": "backend and mode",
-    "version": "version of the implementation's framework",
-    "case": "id of the case: its file, then its name",
-    "operation": "scoring, softmax, masking, attention or multi_head_attention",
-    "dtype": "working dtype of inputs and results",
-    "stage": "named intermediate, or derived quantity; empty where the whole case failed",
-    "verdict": "one word, see the README",
-    "known": "recorded beforehand, does not fail a run",
-    "shape": "lengths of the stage's axes",
-    "index": "element where the two differ most, or the number's place",
-    "value": "the implementation's number there",
-    "reference": "the number that it is held against",
-    "difference": "absolute difference of the two",
-    "allowed": "largest difference that agrees: an error bound or the sum of two; of a number, with its rounding",
-    "against": "exact or step: which comparison of a stage index, value, reference, difference and allowed are of",
-    "ratio": "largest difference over what is allowed there, in the whole stage",
-    "tier": "within, T3 (noisy, a warning), T2 (statistically wrong) or T1 (proved wrong), against the exact answer",
-    "largest_z": "largest error in units of its statistical scale",
-    "mean_z": "root mean square of the errors in units of their statistical scale",
-    "introduced_tier": "the same tier for the step from the implementation's own previous stage",
-    "introduced_ratio": "the same ratio for that step",
-    "introduced_z": "the same largest z for that step",
-    "begins_at": "the first stage that is itself at fault in this case",
-    "judged_rows": "query rows that were judged, where some stand for all; empty where all were",
-    "query_rows": "query rows that the stage has, where some stand for all",
-    "other": "the implementation that it is compared with, and its environment",
-    "message": "what is wrong, in words",
-    "reason": "why it is known beforehand",
-    "thread": "where that is discussed",
-    "basis": "printed by the document, known by derivation, or exact: computed by the document and not printed",
-    "called": "the document's own name for the stage",
-    "printed": "the number as it is printed",
-    "half_unit": "half a unit of the last printed digit",
-    "propagated": "what the rounding of the case's inputs can move the number by",
-}
-
-_RESULTS = (
-    "environment",
-    "implementation",
-    "version",
-    "case",
-    "operation",
-    "dtype",
-    "stage",
-    "verdict",
-    "known",
-    "shape",
-    "index",
-    "value",
-    "reference",
-    "difference",
-    "allowed",
-    "against",
-    "ratio",
-    "tier",
-    "largest_z",
-    "mean_z",
-    "introduced_tier",
-    "introduced_ratio",
-    "introduced_z",
-    "begins_at",
-    "judged_rows",
-    "query_rows",
-    "message",
-    "reason",
-    "thread",
-)
-_PAIRS = (
-    "case",
-    "operation",
-    "dtype",
-    "stage",
-    "environment",
-    "implementation",
-    "version",
-    "other_environment",
-    "other",
-    "other_version",
-    "verdict",
-    "known",
-    "index",
-    "value",
-    "reference",
-    "difference",
-    "allowed",
-    "ratio",
-    "message",
-    "reason",
-    "thread",
-)
-_NUMBERS = (
-    "case",
-    "dtype",
-    "stage",
-    "called",
-    "basis",
-    "index",
-    "printed",
-    "environment",
-    "implementation",
-    "version",
-    "value",
-    "verdict",
-    "known",
-    "reference",
-    "difference",
-    "half_unit",
-    "propagated",
-    "allowed",
-    "message",
-    "reason",
-    "thread",
-)
+from attncheck.reports.columns import NUMBERS, PAIRS, RESULTS
 
 
 @dataclass(frozen=True)
@@ -198,9 +83,9 @@ def make_frames(merged: Merged) -> Frames:
         rows[column] = pd.to_numeric(rows[column]).astype("Int64")  # whole numbers beside empty cells
     kinds = rows["comparison"]
     return Frames(
-        results=_sorted(rows[kinds == "stage"], _RESULTS),
-        pairs=_sorted(rows[kinds == "pair"], _PAIRS),
-        numbers=_sorted(rows[kinds.isin(["printed", "known", "exact"])], _NUMBERS),
+        results=_sorted(rows[kinds == "stage"], RESULTS),
+        pairs=_sorted(rows[kinds == "pair"], PAIRS),
+        numbers=_sorted(rows[kinds.isin(["printed", "known", "exact"])], NUMBERS),
         environments=_environments(merged),
         columns=tuple(Column(*key, version) for key, version in versions.items()),
         cases=merged.cases,

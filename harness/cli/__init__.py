@@ -1,0 +1,12 @@
+"""The command line: what to run is read from the arguments, everything else is done elsewhere.
+
+One module per kind of command; help lists them in the order of these imports. Whatever takes time to import is imported
+by the command that needs it; ``attncheck --help`` imports no framework, and neither NumPy nor pandas.
+"""
+
+from attncheck.harness.cli import running as running  # isort: skip
+from attncheck.harness.cli import reporting as reporting  # isort: skip
+from attncheck.harness.cli import one_case as one_case  # isort: skip
+from attncheck.harness.cli import knowing as knowing  # isort: skip
+from attncheck.harness.cli.app import app as app
+from attncheck.harness.cli.app import main as main

@@ -1,0 +1,72 @@
+"""Commands about the harness itself: ``list``, ``schema`` and ``mutants``."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from attncheck.harness.cli.app import app
+from attncheck.harness.cli.options import AsJson, Listed, Patterns, TagNames
+from attncheck.harness.cli.work import print_faults, select, split
+from attncheck.harness.errors import ExitCode
+
+
+@app.command()
+def mutants(
+    cases: Patterns = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds: each case's own, then fresh ones.")] = 1,
+    topic: Annotated[list[str] | None, typer.Option(help="Only faults of these topics.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the catalogue of faulty and honest variants: which cases catch which fault, and what survives."""
+    from attncheck.harness.mutants.score import run_mutants, subjects_of
+    from attncheck.reports.mutation import as_record, print_mutation
+
+    selection = select(cases, None, None)
+    print_faults(selection)
+    frames = run_mutants(selection.cases, tuple(range(seeds)), subjects=subjects_of(split(topic)))
+    if as_json:
+        typer.echo(json.dumps(as_record(frames), indent=2, ensure_ascii=False))
+    else:
+        print_mutation(frames)
+    if selection.faults:
+        raise typer.Exit(ExitCode.BAD_INPUT)
+    raise typer.Exit(ExitCode.DISAGREE if len(frames.survivors) or len(frames.flagged) else ExitCode.AGREE)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[Listed, typer.Argument(help="What to list.")],
+    cases: Patterns = None,
+    tag: TagNames = None,
+    as_json: AsJson = False,
+) -> None:
+    """List cases, backends, implementations or tags."""
+    from attncheck.harness import listings
+
+    of_code = {Listed.BACKENDS: listings.list_backends, Listed.IMPLEMENTATIONS: listings.list_implementations}
+    if what in of_code:
+        records = of_code[what]()
+    else:
+        selection = select(cases, tag, None)
+        records = listings.list_cases(selection) if what is Listed.CASES else listings.list_tags(selection)
+        print_faults(selection)
+    if as_json:
+        typer.echo(json.dumps(records, indent=2, ensure_ascii=False))
+    else:
+        for record in records:
+            typer.echo("  ".join(str(value) for value in record.values()))
+    if what not in of_code and selection.faults:
+        raise typer.Exit(ExitCode.BAD_INPUT)
+
+
+@app.command()
+def schema(
+    tags: Annotated[bool, typer.Option("--tags", help="Of tags.yaml instead of a case file.")] = False,
+) -> None:
+    """Print the JSON Schema of case files, for editors and checkers."""
+    from attncheck.harness.reading.schema import case_schema, tag_schema
+
+    typer.echo(tag_schema() if tags else case_schema(), nl=False)

@@ -1,0 +1,75 @@
+"""Commands about one case on one implementation: ``explain`` and ``repro``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attncheck.harness.cli.app import app
+from attncheck.harness.cli.options import Framework, TimeLimit
+from attncheck.harness.cli.work import print_faults, select
+from attncheck.harness.errors import ExitCode, OutputError
+
+
+@app.command()
+def explain(
+    case: Annotated[str, typer.Argument(help="Id of a case, a glob that only one matches, or a file with one case.")],
+    implementation: Annotated[
+        str, typer.Argument(help="Implementation or backend, such as torch.sdpa or torch; or file.py:function.")
+    ],
+    dtype: Annotated[str, typer.Option("--dtype", "-d", help="One dtype of the case.")] = "float32",
+    framework: Framework = None,
+    time_limit: TimeLimit = 60.0,
+) -> None:
+    """Compute one case again and tell, stage by stage, where an implementation goes wrong."""
+    from attncheck.harness.explain import explain_case, find_case, find_implementation
+    from attncheck.harness.running.executor import Limits
+    from attncheck.reports.explanation import print_explanation
+
+    selection = select([case], None, [dtype])
+    if selection.faults:
+        print_faults(selection)
+        raise typer.Exit(ExitCode.BAD_INPUT)
+    found = find_case(selection.cases, case)
+    explanation = explain_case(
+        found, find_implementation(implementation, framework), dtype, Limits(case_seconds=time_limit)
+    )
+    print_explanation(explanation, selection.tags)
+    if explanation.failure:
+        raise typer.Exit(ExitCode.NOT_RUN)
+    raise typer.Exit(ExitCode.DISAGREE if explanation.begins_at else ExitCode.AGREE)
+
+
+@app.command()
+def repro(
+    case: Annotated[str, typer.Argument(help="Id of a case, a glob that only one matches, or a file with one case.")],
+    implementation: Annotated[
+        str, typer.Argument(help="Implementation or backend, such as torch.sdpa or torch; or file.py:function.")
+    ],
+    dtype: Annotated[str, typer.Option("--dtype", "-d", help="One dtype of the case.")] = "float32",
+    framework: Framework = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File of the script; named after the case if absent.")
+    ] = None,
+) -> None:
+    """Write a script that shows one case on one implementation, with NumPy and that framework alone."""
+    from attncheck.harness.explain import explain_case, find_case, find_implementation
+    from attncheck.harness.repro import repro_script
+    from attncheck.harness.running.executor import Limits
+    from attncheck.reports.explanation import explanation_text
+
+    selection = select([case], None, [dtype])
+    if selection.faults:
+        print_faults(selection)
+        raise typer.Exit(ExitCode.BAD_INPUT)
+    found, chosen = find_case(selection.cases, case), find_implementation(implementation, framework)
+    explanation = explain_case(found, chosen, dtype, Limits())
+    story = explanation_text(explanation, selection.tags)
+    path = output or Path(f"repro_{found.id.rpartition('/')[2][:60]}_{chosen.name}_{dtype}.py".replace("-", "_"))
+    try:
+        path.write_text(repro_script(found, chosen, dtype, explanation.judgements, story), encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}") from None
+    typer.echo(f"{path}: run it with python; it ends with 1 where it finds an error, with 0 where it finds none")

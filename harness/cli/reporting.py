@@ -1,0 +1,42 @@
+"""Commands that make something of results, and run nothing: ``report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attncheck.harness.cli.app import app
+from attncheck.harness.cli.options import AsJson, Quiet
+from attncheck.harness.cli.work import frames_of, show_answer, write_frames
+from attncheck.harness.errors import UsageError
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Results directories, or folders of results directories.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Folder for the report; RUN/report for a single run if absent."),
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare one or several runs without running anything again, and write the report."""
+    from attncheck.harness.results.reader import find_runs
+    from attncheck.harness.results.writer import REPORT_FOLDER
+
+    runs = find_runs(runs)
+    if output is None:
+        if len(runs) > 1:
+            raise UsageError("several runs are compared into a folder of their own: name it with --output")
+        output = runs[0] / REPORT_FOLDER
+    frames = frames_of(runs)
+    from attncheck.reports.answer import exit_code_of
+
+    code = exit_code_of(frames)
+    show_answer(frames, write_frames(frames, output), code, as_json=as_json, quiet=quiet)
+    raise typer.Exit(code)

@@ -1,0 +1,107 @@
+"""Commands that run cases: ``check`` and ``run``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from attncheck.harness.cli.app import app
+from attncheck.harness.cli.options import (
+    AsJson,
+    BackendNames,
+    Divergences,
+    DtypeNames,
+    Framework,
+    ImplementationNames,
+    Keep,
+    KeepArrays,
+    Label,
+    Output,
+    Patterns,
+    Quiet,
+    TagNames,
+    Threads,
+    TimeLimit,
+)
+from attncheck.harness.cli.work import choose_from, frames_of, run_selected, show_answer, write_frames
+
+DEFAULT_OUTPUT = Path("results/latest")
+
+
+@app.command()
+def check(
+    cases: Patterns = None,
+    backend: BackendNames = None,
+    implementation: ImplementationNames = None,
+    framework: Framework = None,
+    divergences: Divergences = None,
+    dtype: DtypeNames = None,
+    tag: TagNames = None,
+    output: Output = DEFAULT_OUTPUT,
+    label: Label = "local",
+    keep_arrays: KeepArrays = Keep.DISAGREEING,
+    time_limit: TimeLimit = 60.0,
+    threads: Threads = 1,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run cases, judge them, write a report, and say whether the frameworks agree."""
+    summary = run_selected(
+        cases,
+        choose_from(backend, implementation, framework),
+        divergences,
+        dtype,
+        tag,
+        output,
+        label,
+        keep_arrays,
+        time_limit,
+        threads,
+        as_json,
+        quiet,
+    )
+    from attncheck.harness.results.writer import REPORT_FOLDER
+
+    frames = frames_of([output])
+    show_answer(frames, write_frames(frames, output / REPORT_FOLDER), summary.exit_code, as_json=as_json, quiet=quiet)
+    raise typer.Exit(summary.exit_code)
+
+
+@app.command()
+def run(
+    cases: Patterns = None,
+    backend: BackendNames = None,
+    implementation: ImplementationNames = None,
+    framework: Framework = None,
+    divergences: Divergences = None,
+    dtype: DtypeNames = None,
+    tag: TagNames = None,
+    output: Output = DEFAULT_OUTPUT,
+    label: Label = "local",
+    keep_arrays: KeepArrays = Keep.ALL,
+    time_limit: TimeLimit = 60.0,
+    threads: Threads = 1,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run and judge cases and write the results, for `attncheck report` to compare with other runs."""
+    summary = run_selected(
+        cases,
+        choose_from(backend, implementation, framework),
+        divergences,
+        dtype,
+        tag,
+        output,
+        label,
+        keep_arrays,
+        time_limit,
+        threads,
+        as_json,
+        quiet,
+    )
+    if as_json:
+        typer.echo((output / "summary.json").read_text(encoding="utf-8"), nl=False)
+    elif not quiet:
+        typer.echo(f"{summary.cases} cases, {summary.evaluations} evaluations; results in {output}")
+    raise typer.Exit(summary.exit_code)

@@ -1,0 +1,119 @@
+"""What the commands share: choosing, running, reading results back, and showing the answer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from attncheck.harness.cli.options import Keep
+from attncheck.harness.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from attncheck.harness.reading.selection import Selection
+    from attncheck.harness.run import RunSummary
+    from attncheck.harness.running.implementations import Chosen
+    from attncheck.reports.frames import Frames
+
+
+def run_selected(
+    patterns: list[str] | None,
+    chosen: Chosen,
+    divergences: list[Path] | None,
+    dtype: list[str] | None,
+    tag: list[str] | None,
+    output: Path,
+    label: str,
+    keep_arrays: Keep,
+    time_limit: float,
+    threads: int,
+    as_json: bool,
+    quiet: bool,
+) -> RunSummary:
+    """Select, run and judge; print what is wrong with case files; end the program where nothing can be run."""
+    from attncheck.harness.config import known_divergences
+    from attncheck.harness.progress import progress_bar
+    from attncheck.harness.run import Settings, run_cases
+    from attncheck.harness.running.executor import Limits
+
+    selection = select(patterns, tag, dtype)
+    print_faults(selection)
+    for name in chosen.missing:
+        typer.echo(f"attncheck: {name} could not run: asked for by name, not installed", err=True)
+    settings = Settings(
+        output=output,
+        label=label,
+        dtypes=tuple(split(dtype)),
+        keep_all_arrays=keep_arrays is Keep.ALL,
+        limits=Limits(case_seconds=time_limit, threads=threads),
+        command=["attncheck", *sys.argv[1:]],
+        divergences=known_divergences([item.entry.name for item in chosen.implementations], divergences or ()),
+        complete=not (patterns or tag or dtype),
+    )
+    try:
+        with progress_bar(visible=not (quiet or as_json)) as on_progress:
+            return run_cases(selection.cases, chosen, settings, selection.faults, on_progress)
+    except KeyboardInterrupt:
+        typer.echo(
+            f"attncheck: interrupted; what was judged is in {output}, `attncheck report {output}` shows it", err=True
+        )
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+def choose_from(backend: list[str] | None, implementation: list[str] | None, framework: str | None) -> Chosen:
+    """Return the implementations that the options name."""
+    from attncheck.harness.running.choice import choose
+
+    return choose(split(backend) or None, split(implementation), framework)
+
+
+def select(patterns: list[str] | None, tag: list[str] | None, dtype: list[str] | None) -> Selection:
+    """Return the cases that the options name, the configured and bundled ones where they name none."""
+    from attncheck.harness.config import read_config
+    from attncheck.harness.reading.selection import select_cases
+    from attncheck.harness.vocabulary import DTYPES
+
+    for name in split(dtype):
+        if name not in DTYPES:
+            raise UsageError(f"unknown dtype {name!r}; expected {', '.join(DTYPES)}")
+    return select_cases(patterns or read_config().own_and_bundled, split(tag), split(dtype))
+
+
+def print_faults(selection: Selection) -> None:
+    """Say on stderr what is wrong with case files."""
+    for fault in selection.faults:
+        typer.echo(f"attncheck: {fault}", err=True)
+
+
+def split(names: list[str] | None) -> list[str]:
+    """Split a,b and repeated options alike."""
+    return [part for name in names or () for part in name.split(",") if part]
+
+
+def frames_of(runs: list[Path]) -> Frames:
+    """Read results directories back as the frames of one report."""
+    from attncheck.harness.merge import merge_runs
+    from attncheck.harness.results.reader import read_runs
+    from attncheck.reports.frames import make_frames
+
+    return make_frames(merge_runs(read_runs(runs)))
+
+
+def write_frames(frames: Frames, directory: Path) -> Path:
+    """Write the report, and return the file to open first."""
+    from attncheck.reports.write import write_report
+
+    return write_report(frames, directory)
+
+
+def show_answer(frames: Frames, path: Path, code: ExitCode, *, as_json: bool, quiet: bool) -> None:
+    """Print the answer, for people or as JSON."""
+    from attncheck.reports.terminal import as_record, print_summary
+
+    if as_json:
+        typer.echo(json.dumps(as_record(frames, path, code), indent=2, ensure_ascii=False))
+    else:
+        print_summary(frames, path, quiet=quiet)
