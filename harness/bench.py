@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from attncheck.harness.errors import ExitCode
-from attncheck.harness.judging.judge import Judged, judge, worst_bounds
+from attncheck.harness.judging.judge import Judged, exact_values, judge, worst_bounds
 from attncheck.harness.judging.known import DivergenceRecord
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.inputs import Inputs
-from attncheck.harness.results.writer import ResultsWriter, Row, StoredArray, bound_name
+from attncheck.harness.results.writer import EXACT, INPUTS, ResultsWriter, Row, StoredArray, bound_name
 from attncheck.harness.running.implementations import Implementation
 from attncheck.harness.running.worker import Computed, Failure, Outcome
 from attncheck.harness.verdicts import Verdict
@@ -45,8 +45,8 @@ class Bench:
         conventions = {name: item.declared.conventions for name, item in asked.items()}
         judged = judge(unit.case, unit.dtype, inputs, outcomes, classes, conventions)
         self.add_rows(self.known.mark(judged.rows))
-        if judged.disagrees or self.keep_all_arrays:
-            self._keep(unit, outcomes, judged, sorted(set(classes.values())))
+        if judged.disagrees or self.keep_all_arrays or unit.case.is_document:
+            self._keep(unit, inputs, outcomes, judged, sorted(set(classes.values())))
 
     def add_rows(self, rows: Iterable[Row]) -> None:
         """Write rows, and remember those that fail the run."""
@@ -64,8 +64,12 @@ class Bench:
             if item.name in collected or not item.numerical_class(unit.dtype)
         }
 
-    def _keep(self, unit: Unit, outcomes: Mapping[str, Outcome], judged: Judged, classes: Sequence[str]) -> None:
+    def _keep(
+        self, unit: Unit, inputs: Inputs, outcomes: Mapping[str, Outcome], judged: Judged, classes: Sequence[str]
+    ) -> None:
+        """Keep what the implementations returned, and what it is held against: reports draw and compare it."""
         kept = {name: outcome.stages for name, outcome in outcomes.items() if isinstance(outcome, Computed)}
+        kept |= {INPUTS: inputs.arrays, EXACT: exact_values(judged.truth)}
         kept |= {bound_name(name): worst_bounds(judged.truth, name) for name in classes}
         self.writer.add_arrays(
             StoredArray(unit.case.id, unit.dtype, name, stage, array)

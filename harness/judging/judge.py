@@ -100,6 +100,14 @@ def worst_bounds(truth: Truth, numerical_class: str) -> Bounds:
     return {stage: spread(stage, worst, truth.query_rows, truth.queries) for stage, worst in judged.items()}
 
 
+def exact_values(truth: Truth) -> Stages:
+    """Return the exact value of every whole stage, rounded to float64, NaN in rows that were not judged."""
+    return {
+        stage: spread(stage, enclosure.high, truth.query_rows, truth.queries, np.nan)
+        for stage, enclosure in truth.exact.items()
+    }
+
+
 def _bounds_of_judged(truth: Truth, numerical_class: str) -> Bounds:
     """Return B of the judged rows; NaN where the exact answer leaves open what is right."""
     if not truth.exact:

@@ -105,13 +105,15 @@ def index_in_all(stage: str, index: Index | None, rows: Rows | None) -> Index | 
     return tuple(moved)
 
 
-def spread(stage: str, kept: NDArray[np.float64], rows: Rows | None, queries: int) -> NDArray[np.float64]:
-    """Lay the bounds of kept rows out in the whole array's shape; every other row may be anything: infinity."""
+def spread(
+    stage: str, kept: NDArray[np.float64], rows: Rows | None, queries: int, elsewhere: float = np.inf
+) -> NDArray[np.float64]:
+    """Lay kept rows out in the whole array's shape; of bounds, every other row may be anything: infinity."""
     axis = axis_of_queries(stage)
     if rows is None or axis is None:
         return kept
     shape = list(kept.shape)
     shape[axis] = queries
-    whole = np.full(shape, np.inf)
+    whole = np.full(shape, elsewhere)
     np.moveaxis(whole, axis, 0)[rows] = np.moveaxis(kept, axis, 0)
     return whole

@@ -2,7 +2,8 @@
 
 environment.json      what ran where: versions, platform, threads, command, what was left out
 rows/part-*.parquet   one row per comparison, each part renamed into place when it is whole
-arrays/part-*.parquet the stages of what disagreed, or of everything
+arrays/part-*.parquet the stages of what disagreed and of documents, or of everything; beside them what they are held
+                      against: inputs, exact answer, bounds
 logs/*.txt            what a framework printed
 summary.json          counts and exit code, written last: without it, a run was interrupted
 report/               made from the above by `attncheck check` or `attncheck report`
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
+from time import monotonic
 from typing import Any, Literal
 
 import numpy as np
@@ -25,7 +27,7 @@ from numpy.typing import NDArray
 
 from attncheck.harness.errors import OutputError
 
-FORMAT = 3
+FORMAT = 4
 REPORT_FOLDER = "report"
 ComparisonKind = Literal["stage", "pair", "printed", "known", "exact"]
 
@@ -140,9 +142,15 @@ def bound_name(numerical_class: str) -> str:
     return f"bound of class {numerical_class}"
 
 
+EXACT = "exact answer"
+"""Under this name the exact stages are kept, rounded to float64; NaN in query rows that were not judged."""
+INPUTS = "inputs"
+"""Under this name the case's inputs are kept, as they were delivered."""
+
+
 @dataclass(frozen=True)
 class StoredArray:
-    """One stage as an implementation returned it, or the bound of a class there (``bound_name``)."""
+    """One stage as an implementation returned it; under ``EXACT``, ``INPUTS``, ``bound_name``: what it is held by."""
 
     case: str
     dtype: str
@@ -155,6 +163,8 @@ class ResultsWriter:
     """Writes one run's directory; every file is renamed into place when it is whole."""
 
     ROWS_PER_PART = 50_000
+    SECONDS_PER_PART = 10.0
+    """What was judged longer ago is on disk, whatever ends the run."""
     ARRAY_BYTES_PER_PART = 64 * 2**20
 
     def __init__(self, directory: Path) -> None:
@@ -163,12 +173,13 @@ class ResultsWriter:
         self._arrays: list[StoredArray] = []
         self._array_bytes = 0
         self._parts = {"rows": 0, "arrays": 0}
+        self._flushed = monotonic()
         _prepare_directory(directory)
 
     def add_rows(self, rows: Iterable[Row]) -> None:
         """Keep rows; they are written as soon as a part is full."""
         self._rows.extend(rows)
-        if len(self._rows) >= self.ROWS_PER_PART:
+        if len(self._rows) >= self.ROWS_PER_PART or monotonic() - self._flushed > self.SECONDS_PER_PART:
             self.flush()
 
     def add_arrays(self, arrays: Iterable[StoredArray]) -> None:
@@ -187,6 +198,7 @@ class ResultsWriter:
         if self._rows:
             self._write_part("rows", pa.Table.from_pydict(_columns(self._rows), ROW_SCHEMA))
             self._rows = []
+        self._flushed = monotonic()
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write environment.json, cases.json or summary.json."""

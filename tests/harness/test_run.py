@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from attncheck.harness import run as run_module
 from attncheck.harness.errors import ExitCode, OutputError, UsageError
 from attncheck.harness.reading.selection import select_cases
 from attncheck.harness.results.reader import Run, read_run
-from attncheck.harness.results.writer import FORMAT
+from attncheck.harness.results.writer import EXACT, FORMAT, INPUTS
 from attncheck.harness.run import RunSummary, Settings, plan_units, run_cases
 from attncheck.harness.running.implementations import Chosen, Implementation
 
@@ -125,16 +126,20 @@ def test_only_the_arrays_of_what_disagrees_are_kept_unless_all_are_asked_for(
     arrays = run.arrays()
     assert {case for case, _, _, _ in arrays} == {"small/small/b-weights", "small/small/d-weights"}
     bound = "bound of class native"
-    assert {name for _, _, name, _ in arrays} == {"first.eager", "wrong.eager", "second.eager", bound}
+    implementations = {"first.eager", "wrong.eager", "second.eager"}
+    assert {name for _, _, name, _ in arrays} == {*implementations, bound, EXACT, INPUTS}
     key = ("small/small/d-weights", "float64")
     assert (arrays[*key, "wrong.eager", "weights"] == -arrays[*key, "first.eager", "weights"]).all()
     # Right results are within their bounds of each other, which are kept beside them.
     weights = [arrays[*key, f"{name}.eager", "weights"] for name in ("first", "second")]
     assert (abs(weights[0] - weights[1]) <= 2 * arrays[*key, bound, "weights"]).all()
+    assert (abs(weights[0] - arrays[*key, EXACT, "weights"]) <= arrays[*key, bound, "weights"]).all()
+    assert arrays[*key, INPUTS, "scores"].shape == arrays[*key, EXACT, "weights"].shape
     assert (arrays[*key, bound, "weights"] > 0).all()
     assert (arrays[*key, bound, "weights"] < 1e-14).all()
     _, run = run_small(entries, keep_all_arrays=True)
-    assert len(run.arrays()) == 4 * (3 + 1) * 2
+    counts = Counter(name for _, _, name, _ in run.arrays())
+    assert counts == {**dict.fromkeys([*implementations, bound, EXACT], 8), INPUTS: 6}
     _, run = run_small(honest)
     assert run.arrays() == {}
 

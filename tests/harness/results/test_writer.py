@@ -15,7 +15,9 @@ import pytest
 
 from attncheck.harness.errors import OutputError, ResultsError
 from attncheck.harness.results.reader import find_runs, read_arrays, read_run, read_runs
-from attncheck.harness.results.writer import ResultsWriter, Row, StoredArray
+from attncheck.harness.results.writer import FORMAT, ResultsWriter, Row, StoredArray
+
+THIS_FORMAT = json.dumps({"format": FORMAT}).encode()
 
 MakeRow = Callable[..., Row]
 WriteRun = Callable[..., Path]
@@ -168,7 +170,7 @@ def test_a_file_in_the_way_is_left_alone(tmp_path: Path) -> None:
 def test_an_empty_folder_that_is_there_is_used(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     ResultsWriter(tmp_path / "out").write_json("environment.json", {"label": "é"})
-    assert json.loads((tmp_path / "out" / "environment.json").read_bytes()) == {"format": 3, "label": "é"}
+    assert json.loads((tmp_path / "out" / "environment.json").read_bytes()) == {"format": FORMAT, "label": "é"}
 
 
 def test_a_command_line_that_is_no_text_is_written_readably(tmp_path: Path) -> None:
@@ -225,12 +227,12 @@ def other_type(directory: Path) -> None:
         (break_file("environment.json", b"{"), "environment.json cannot be read"),
         (break_file("environment.json", b"\xff\xfe"), "environment.json cannot be read"),
         (break_file("environment.json", b"[1]"), "is not what `attncheck run` writes"),
-        (break_file("environment.json", b'{"format": 1}'), "results format 1; this version reads 3"),
-        (break_file("environment.json", b'{"format": 3}'), "it has no label"),
+        (break_file("environment.json", b'{"format": 1}'), f"results format 1; this version reads {FORMAT}"),
+        (break_file("environment.json", THIS_FORMAT), "it has no label"),
         (break_file("environment.json", b"{}"), "results format None"),
         (break_file("cases.json", b"nonsense"), "cases.json cannot be read"),
-        (break_file("cases.json", b'{"format": 3}'), "it has no cases"),
-        (break_file("summary.json", b'{"format": 3}'), "it has no exit_code"),
+        (break_file("cases.json", THIS_FORMAT), "it has no cases"),
+        (break_file("summary.json", THIS_FORMAT), "it has no exit_code"),
         (break_file("rows/part-00000.parquet", b""), "part-00000.parquet cannot be read"),
         (break_file("rows/part-00000.parquet", b"PAR1 and no more"), "part-00000.parquet cannot be read"),
         (truncate_rows, "part-00000.parquet cannot be read"),
