@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -89,7 +90,9 @@ class Judge:
         """Mark a failing row that a known divergence explains."""
         if row.known or not Verdict(row.verdict).exit_code:
             return row
-        found = reason_for(self.divergences, row.implementation, problem, row.dtype, row.stage, row.verdict)
+        place = (row.implementation, problem, row.dtype, row.stage, row.verdict)
+        ratio = max(row.ratio, row.step_ratio) if row.tier or row.step_tier else math.inf
+        found = reason_for(self.divergences, *place, ratio=ratio)
         return row if found is None else replace(row, known=True, reason=found.entry.reason)
 
 

@@ -1,9 +1,11 @@
 """The public API in one call: is this function attention?
 
-from attncheck.harness import check
+    from attncheck.harness import check
 
-result = check(my_attention)
-assert result.agrees, result.explain()
+    result = check(my_attention)
+    assert result.agrees, result.explain()
+
+The function runs in a process of its own, and nothing is left on disk unless ``output`` names a folder.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """What a project says of itself in ``[tool.attncheck]`` of its pyproject.toml.
 
-[tool.attncheck]
-cases = ["conformance/"]                     # own files or folders of cases, besides the bundled ones
-divergences = ["conformance/known.yaml"]     # own lists of known divergences
+    [tool.attncheck]
+    cases = ["conformance/"]                     # own files or folders of cases, besides the bundled ones
+    divergences = ["conformance/known.yaml"]     # own lists of known divergences
+
+Paths are relative to the folder of that file.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from attncheck.backends import BACKENDS
@@ -12,15 +12,19 @@ from attncheck.harness.config import known_divergences
 from attncheck.harness.errors import UsageError
 from attncheck.harness.judging.judge_implementation import JudgedStages, judge_and_recognise
 from attncheck.harness.judging.judge_stages import StageJudgement
-from attncheck.harness.judging.known import reason_for
+from attncheck.harness.judging.known import beyond_known, largest_ratio, reason_for
 from attncheck.harness.judging.truth import truth_of_case
 from attncheck.harness.reading.case import Case
+from attncheck.harness.reading.divergences import Divergence
 from attncheck.harness.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.harness.running.choice import choose
 from attncheck.harness.running.executor import Group, GroupRunner, Limits
 from attncheck.harness.running.implementations import DEFAULT_MODE, Chosen, Implementation
 from attncheck.harness.running.tasks import task_of
 from attncheck.harness.running.worker import Computed, Outcome, Task
+
+_Place = tuple[str, str, str]
+"""An implementation, a case and a dtype."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +72,14 @@ def explain_case(
     numerical_class = implementation.numerical_class(dtype)
     if numerical_class is None:
         return Explanation(case, dtype, implementation.name, "none", (), "", f"unsupported: declares no {dtype}")
+    divergences = known_divergences([implementation.entry.name])
+    place = (implementation.name, case.id, dtype)
     task = task_of(case, inputs)
     outcome = runner.evaluate(task) if runner else _compute(implementation, dtype, limits, task)
     if not isinstance(outcome, Computed):
         failure = f"{outcome.verdict}: {outcome.message}"
-        known = _known(case, implementation, dtype, {"": outcome.verdict})
+        found = reason_for(divergences, *place, "", outcome.verdict)
+        known = {} if found is None else {"": found.entry.reason}
         return Explanation(case, dtype, implementation.name, numerical_class, (), "", failure, known=known)
     truth = truth_of_case(case, dtype, inputs)
     conventions = implementation.declared.conventions
@@ -82,27 +89,32 @@ def explain_case(
         dtype,
         implementation.name,
         numerical_class,
-        judged.judgements,
+        tuple(_told(divergences, each, place) for each in judged.judgements),
         judged.begins_at,
         outside=truth.outside,
-        known=_known_stages(case, implementation, dtype, judged),
+        known=_known_stages(divergences, judged, place),
     )
 
 
-def _known_stages(case: Case, implementation: Implementation, dtype: str, judged: JudgedStages) -> dict[str, str]:
-    failing = {each.stage: str(each.verdict) for each in judged.judgements if each.verdict.exit_code}
-    declared = dict.fromkeys(sorted(judged.declared), "this convention is declared")
-    return _known(case, implementation, dtype, failing) | declared
-
-
-def _known(case: Case, implementation: Implementation, dtype: str, verdicts: Mapping[str, str]) -> dict[str, str]:
+def _known_stages(divergences: Sequence[Divergence], judged: JudgedStages, place: _Place) -> dict[str, str]:
     """Return the reasons of what was known beforehand, by stage."""
-    divergences = known_divergences([implementation.entry.name])
     reasons = {
-        stage: reason_for(divergences, implementation.name, case.id, dtype, stage, verdict)
-        for stage, verdict in verdicts.items()
+        each.stage: reason_for(divergences, *place, each.stage, each.verdict, ratio=_ratio(each))
+        for each in judged.judgements
+        if each.verdict.exit_code
     }
-    return {stage: found.entry.reason for stage, found in reasons.items() if found is not None}
+    declared = dict.fromkeys(sorted(judged.declared), "this convention is declared")
+    return {stage: found.entry.reason for stage, found in reasons.items() if found is not None} | declared
+
+
+def _told(divergences: Sequence[Divergence], judgement: StageJudgement, place: _Place) -> StageJudgement:
+    """Say of a stage that fails although a divergence is known there that its error is larger than that."""
+    beyond = beyond_known(divergences, *place, judgement.stage, judgement.verdict, ratio=_ratio(judgement))
+    return replace(judgement, message=f"{judgement.message}; {beyond}") if beyond else judgement
+
+
+def _ratio(judgement: StageJudgement) -> float:
+    return largest_ratio(*(each.ratio for each in (judgement.accumulated, judgement.introduced) if each is not None))
 
 
 def _compute(implementation: Implementation, dtype: str, limits: Limits, task: Task) -> Outcome:

@@ -1,9 +1,11 @@
 """attncheck inside pytest: one test per case and dtype, the explanation as its failure message.
 
-pytest --attncheck mymodule:attention                 # nothing to write
+    pytest --attncheck mymodule:attention                       # nothing to write
 
-from attncheck.harness.pytest_plugin import conformance     # or one line in a test file
-test_attention = conformance(attention)
+    from attncheck.harness.pytest_plugin import conformance     # or one line in a test file
+    test_attention = conformance(attention)
+
+A divergence that is known beforehand is an expected failure.
 """
 
 from __future__ import annotations

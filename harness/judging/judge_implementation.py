@@ -63,7 +63,9 @@ def judge_and_recognise(
         found = recognise(base.truth, failed, numerical_class) if failed else None
         if found is not None:
             says = found.says.format(stage=next(iter(failed)))
-            told = [_told(each, found, says) if each.stage in failed else each for each in base.judgements]
+            # Beside a mistake, what is declared adds nothing to its size.
+            sized = bases[-1] if declared is not None and found.option == declared.option else base
+            told = [_told(each, found, says) if each.stage in failed else each for each in sized.judgements]
             return JudgedStages(tuple(told), found.stage, found, base.settled)
     base = bases[-1]  # what nothing explains is judged by what is declared
     begins_at = where_it_begins([each for each in base.judgements if each.stage not in base.settled])

@@ -1,12 +1,14 @@
 """Known divergences applied to what was judged: marked where they happen, told where they no longer do.
 
-A failing row of an implementation is known where an entry names it with this verdict. Rows that only follow from it are
-known with it: those of pairs with that implementation, and of numbers held against it, at that stage or a later one. An
-entry is ``stale`` where its implementation ran a case that it names and nothing failed as it says.
+A failing row of an implementation is known where an entry names it with this verdict. One whose error is larger than
+the entry excuses (``up_to``) fails, and says so. Rows that only follow from a known one are known with it: those of
+pairs with that implementation, and of numbers held against it, at that stage or a later one. An entry is ``stale``
+where its implementation ran a case that it names and nothing failed as it says.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -33,12 +35,47 @@ class Known:
 
 
 def reason_for(
-    divergences: Sequence[Divergence], implementation: str, case: str, dtype: str, stage: str, verdict: str
+    divergences: Iterable[Divergence],
+    implementation: str,
+    case: str,
+    dtype: str,
+    stage: str,
+    verdict: str,
+    *,
+    ratio: float = math.inf,
 ) -> Divergence | None:
-    """Return the first divergence that explains a verdict; an evaluation that failed as a whole has the stage ''."""
-    return next(
-        (each for each in divergences if each.concerns(implementation, case, dtype) and each.excuses(stage, verdict)),
-        None,
+    """Return the first divergence that excuses a verdict; an evaluation that failed as a whole has the stage ''.
+
+    ``ratio`` is the largest error over what rounding allows (``largest_ratio``), for divergences that limit it.
+    """
+    found = (each for each in divergences if each.concerns(implementation, case, dtype))
+    return next((each for each in found if each.excuses(stage, verdict, ratio)), None)
+
+
+def largest_ratio(*ratios: float | None) -> float:
+    """Return the largest error over what rounding allows of all comparisons of a stage; infinite if there is none."""
+    return max((each for each in ratios if each is not None), default=math.inf)
+
+
+def beyond_known(
+    divergences: Iterable[Divergence],
+    implementation: str,
+    case: str,
+    dtype: str,
+    stage: str,
+    verdict: str,
+    *,
+    ratio: float,
+) -> str:
+    """Say which divergence is known of a verdict whose error is larger than any excuses; empty where there is none."""
+    found = [each for each in divergences if each.concerns(implementation, case, dtype)]
+    found = [each for each in found if each.explains(stage, verdict)]
+    if not found or any(each.excuses(stage, verdict, ratio) for each in found):
+        return ""
+    widest = max(found, key=lambda each: each.entry.up_to or 0.0)
+    return (
+        f"a known divergence ({widest.place}) excuses errors up to {widest.entry.up_to:g} times what rounding allows, "
+        f"and this is {ratio:g} times"
     )
 
 
@@ -55,7 +92,8 @@ class DivergenceRecord:
         marked = [self._marked(row) for row in rows]
         known = known_stages(marked)
         return tuple(
-            inherited(row, [known[name] for name in (row.implementation, row.other) if name in known]) for row in marked
+            self._told(inherited(row, [known[name] for name in (row.implementation, row.other) if name in known]))
+            for row in marked
         )
 
     def stale_rows(self) -> list[Row]:
@@ -73,12 +111,21 @@ class DivergenceRecord:
         for number, divergence in enumerate(self.divergences):
             if not divergence.concerns(row.implementation, row.case, row.dtype):
                 continue
-            if _fails(row) and divergence.excuses(row.stage, row.verdict):
-                self.happened.add(number)
-                found = found or divergence
+            if _fails(row) and divergence.explains(row.stage, row.verdict):
+                self.happened.add(number)  # at whatever size
+                if divergence.excuses(row.stage, row.verdict, _ratio(row)):
+                    found = found or divergence
             elif row.comparison == "stage" and row.verdict not in _SAYS_NOTHING:
                 self.judged.setdefault(number, row)
         return row if found is None else _known(row, found.entry.reason, found.entry.thread)
+
+    def _told(self, row: Row) -> Row:
+        """Say of a row that fails although a divergence is known there that its error is larger than that."""
+        if row.comparison == "pair" or not _fails(row):
+            return row
+        place = (row.implementation, row.case, row.dtype, row.stage, row.verdict)
+        beyond = beyond_known(self.divergences, *place, ratio=_ratio(row))
+        return replace(row, message="; ".join(filter(None, (row.message, beyond))))
 
 
 def known_stages(rows: Iterable[Row]) -> dict[str | None, Known]:
@@ -100,6 +147,13 @@ def inherited(row: Row, members: Iterable[Known]) -> Row:
         if stage_place(known.stage) <= stage_place(row.stage):
             return _known(row, f"{known.implementation}: {known.reason}", known.thread)
     return row
+
+
+def _ratio(row: Row) -> float:
+    """Return the largest error of a row over what is allowed; that of a number has its one difference alone."""
+    if row.difference is not None and row.allowed and row.comparison != "stage":
+        return row.difference / row.allowed
+    return largest_ratio(row.ratio, row.introduced_ratio)
 
 
 def _fails(row: Row) -> bool:

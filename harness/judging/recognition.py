@@ -98,7 +98,8 @@ def _tried(wrong: _Wrong, convention: Convention) -> Convention | None:
     if convention.instead or not _only_in_empty_rows(replace(wrong, truth=other)):
         return None
     for of_rows in empty_row_conventions(wrong.truth.operation, convention.posed):
-        both = replace(convention, posed=of_rows.posed, says=f"{convention.says}; {of_rows.says}")
+        says = f"{convention.says}; {of_rows.says}"
+        both = replace(convention, posed=of_rows.posed, says=says, option=of_rows.option)
         if _fits(wrong, both, truth_of(wrong.truth, both)):
             return both
     return None

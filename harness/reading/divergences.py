@@ -1,12 +1,14 @@
 """Known divergences: where an implementation is known to be wrong, or to mean something else, and why.
 
 One YAML list per backend, bundled beside the backends. An entry names implementations, cases, dtypes and stages by
-globs, the verdict that they get, and the reason; what it names is then reported and does not fail a run. Every entry
-must still happen: one that no longer does is a failure of its own (``judging/known.py``).
+globs, the verdict that they get, and the reason; what it names is then reported and does not fail a run. A wrong number
+may be excused up to a certain size alone (``up_to``), so that a larger error still fails. Every entry must still
+happen: one that no longer does is a failure of its own (``judging/known.py``).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -18,9 +20,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from attncheck.harness.errors import CaseError, Fault
 from attncheck.harness.reading.array_kinds import Strict
-from attncheck.harness.reading.faults import faults_of
+from attncheck.harness.reading.faults import fault_at, faults_of
 from attncheck.harness.reading.model import Dtype, StageName, Text
-from attncheck.harness.reading.yaml_reader import read_yaml
+from attncheck.harness.reading.yaml_reader import YamlDocument, read_yaml
 from attncheck.harness.reading.yaml_scalars import YamlFault
 from attncheck.harness.verdicts import Verdict
 
@@ -48,6 +50,10 @@ class DivergenceEntry(Strict):
     dtypes: list[Dtype] | None = Field(default=None, min_length=1, description="All dtypes if absent.")
     stages: list[StageName] | None = Field(default=None, min_length=1, description="All stages if absent.")
     verdict: VerdictName = Field(description="The verdict that they get.")
+    up_to: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="With the verdict numeric: how many times what rounding allows an error may be; any if absent.",
+    )
     reason: Annotated[str, Field(min_length=10, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$")] = Field(
         description="What the implementation does there and why, in a sentence."
     )
@@ -81,10 +87,19 @@ class Divergence:
             and (entry.dtypes is None or dtype in entry.dtypes)
         )
 
-    def excuses(self, stage: str, verdict: str) -> bool:
-        """Whether it explains a verdict on a stage; a whole evaluation that failed has the stage ''."""
+    def explains(self, stage: str, verdict: str) -> bool:
+        """Whether it names a verdict on a stage; a whole evaluation that failed has the stage ''."""
         entry = self.entry
         return verdict == entry.verdict and (entry.stages is None or not stage or stage in entry.stages)
+
+    def excuses(self, stage: str, verdict: str, ratio: float = math.inf) -> bool:
+        """Whether it explains a verdict, and the error is no larger than it says.
+
+        ``ratio`` is the error over what rounding allows. One below 1 is an error that statistics alone find too large:
+        whatever excuses errors that are proved to be wrong excuses that too.
+        """
+        limit = self.entry.up_to
+        return self.explains(stage, verdict) and (limit is None or ratio < 1 or ratio <= limit)
 
 
 def load_divergences(paths: Iterable[Path]) -> tuple[Divergence, ...]:
@@ -119,7 +134,24 @@ def _load(path: Path, name: str) -> list[Divergence]:
         entries = TypeAdapter(list[DivergenceEntry]).validate_python(document.data)
     except ValidationError as error:
         raise CaseError([_of_entries(fault) for fault in faults_of(error, name, document)]) from None
+    if faults := _misplaced_limits(entries, name, document):
+        raise CaseError(faults)
     return [Divergence(entry, name, document.lines.get((index,), 1)) for index, entry in enumerate(entries)]
+
+
+def _misplaced_limits(entries: Sequence[DivergenceEntry], name: str, document: YamlDocument) -> list[Fault]:
+    """Return the faults of entries that limit what has no size: NaN, a wrong shape, or no answer at all."""
+    return [
+        fault_at(
+            (index, "up_to"),
+            f"only a numeric divergence has a size to limit, and this one is {entry.verdict}; "
+            "leave the field out, or say verdict: numeric",
+            name,
+            document,
+        )
+        for index, entry in enumerate(entries)
+        if entry.up_to is not None and entry.verdict != Verdict.NUMERIC
+    ]
 
 
 def _of_entries(fault: Fault) -> Fault:

@@ -30,6 +30,7 @@ _WANTED = {
     "bool_type": "true or false",
     "int_type": "a whole number",
     "float_type": "a number",
+    "finite_number": "a finite number",
 }
 _PATTERNS = {
     r"^[^\x00-\x1f\x7f]+$": "one line of text without control characters",

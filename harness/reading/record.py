@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from attncheck.harness.reading.array_kinds import PrintedInput, Reference
 from attncheck.harness.reading.case import Case, Expected
+from attncheck.harness.reading.printed import Rounding, parse_printed
 
 
 def case_record(case: Case) -> dict[str, Any]:
@@ -23,10 +25,25 @@ def case_record(case: Case) -> dict[str, Any]:
         "memory": dict(case.memory),
         "merged": sorted(case.merged),
         "inputs": {name: list(shape) for name, shape in case.input_shapes.items()},
+        "given": _given(case) if case.is_document else {},
         "tags": list(case.tags),
         "notes": list(case.notes),
         "expected": [_expected_record(expected) for expected in case.expected],
     }
+
+
+def _given(case: Case) -> dict[str, Any]:
+    """Return what a document calls its inputs, and the digits in which it prints them, where it does."""
+    given: dict[str, Any] = {}
+    for name, source in case.inputs.items():
+        if isinstance(source, Reference):
+            given[name] = {"called": source.ref}
+            if source.rows is not None or source.transpose:
+                continue
+            source = case.arrays.get(source.ref, source)
+        if isinstance(source, PrintedInput):
+            given.setdefault(name, {})["printed"] = parse_printed(source.printed, Rounding()).text.tolist()
+    return given
 
 
 def _expected_record(expected: Expected) -> dict[str, Any]:

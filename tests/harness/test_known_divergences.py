@@ -268,6 +268,48 @@ def test_a_difference_to_another_environment_inherits_it_too(
     assert make_answer(frames).word == "They agree"
 
 
+ROUNDED = """
+import numpy as np
+def attention(query, key, value):
+    return {"output": numpy_backend.attention(query, key, value)["output"].astype(np.float32).astype(np.float64)}
+"""
+ROUNDS = """\
+- implementation: rounded.*
+  cases: ["*"]
+  verdict: numeric
+  up_to: {up_to}
+  reason: the output is rounded to float32
+  decided: numeric
+"""
+
+
+@pytest.mark.parametrize(("up_to", "is_known"), [("5.4e+8", True), ("10", False)])
+def test_a_larger_error_than_a_list_excuses_fails_a_run_and_explaining_says_so(
+    cases: Path,
+    tmp_path: Path,
+    run_below: RunBelow,
+    make_backend: Callable[..., BackendEntry],
+    monkeypatch: pytest.MonkeyPatch,
+    up_to: str,
+    is_known: bool,
+) -> None:
+    from attncheck.harness import explain
+
+    entry, divergences = make_backend("rounded", ROUNDED), known(tmp_path, ROUNDS.format(up_to=up_to))
+    summary, _ = run_below(tmp_path, [entry], divergences=divergences)
+    assert summary.exit_code is (ExitCode.AGREE if is_known else ExitCode.DISAGREE)
+    says = (
+        f"a known divergence ({divergences[0].place}) excuses errors up to {float(up_to):g} times what rounding allows"
+    )
+    assert [says in row.message for row in summary.failures] == ([] if is_known else [True])
+    monkeypatch.setattr(explain, "known_divergences", lambda backends: divergences)
+    (case,) = [case for case in select_cases([str(cases)], base=tmp_path).cases if case.name == "Plain"]
+    found = explain_case(case, Implementation(entry), "float64", Limits())
+    assert found.begins_at == "output"
+    assert dict(found.known) == ({"output": "the output is rounded to float32"} if is_known else {})
+    assert (says in explanation_text(found, {})) is not is_known
+
+
 @pytest.mark.parametrize("is_known", [True, False])
 def test_explaining_says_what_is_known(
     cases: Path, tmp_path: Path, lower: BackendEntry, monkeypatch: pytest.MonkeyPatch, is_known: bool

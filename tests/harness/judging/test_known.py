@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from attncheck.harness.judging.known import DivergenceRecord
+from attncheck.harness.judging.known import DivergenceRecord, beyond_known, largest_ratio, reason_for
 from attncheck.harness.reading.divergences import Divergence, load_divergences
 from attncheck.harness.results.writer import Row
 
@@ -138,6 +139,110 @@ def test_an_erratum_of_a_document_excuses_no_pair(record: Callable[..., Divergen
     erratum = row(comparison="printed", verdict="misprint", known=True)
     *_, found = record("[]\n").mark([erratum, pair(row, "output", "torch.sdpa", "numpy.eager")])
     assert not found.known
+
+
+# Entries that limit what they excuse.
+
+LIMITED = ENTRY.replace("verdict: semantic", "verdict: numeric\n  up_to: 1000")
+
+
+def test_an_error_within_the_limit_is_known(record: Callable[..., DivergenceRecord], row: MakeRow) -> None:
+    (found,) = record(LIMITED).mark([row(verdict="numeric", ratio=1000.0, introduced_ratio=2.0)])
+    assert (found.known, found.message) == (True, f"another; known: {REASON}")
+
+
+@pytest.mark.parametrize(
+    ("ratios", "said"),
+    [
+        ({"ratio": 2000.0}, "2000"),
+        ({"ratio": 2.5, "introduced_ratio": 2e9}, "2e+09"),
+        ({"ratio": 2e9, "introduced_ratio": 2.5}, "2e+09"),
+        ({"ratio": math.inf}, "inf"),
+    ],
+)
+def test_a_larger_error_fails_and_says_that_something_is_known(
+    record: Callable[..., DivergenceRecord], row: MakeRow, ratios: dict[str, float], said: str
+) -> None:
+    known = record(LIMITED)
+    (found,) = known.mark([row(verdict="numeric", **ratios)])
+    (divergence,) = known.divergences
+    assert not found.known
+    assert found.message == (
+        f"another; a known divergence ({divergence.place}) excuses errors up to 1000 times what rounding allows, "
+        f"and this is {said} times"
+    )
+    assert divergence.place.endswith("known.yaml:1")
+
+
+def test_an_error_that_statistics_alone_find_is_known(record: Callable[..., DivergenceRecord], row: MakeRow) -> None:
+    known = record(LIMITED.replace("1000", "0.01"))
+    (found,) = known.mark([row(verdict="numeric", ratio=0.3, tier="T2", introduced_ratio=0.2)])
+    assert found.known
+
+
+def test_a_limit_says_nothing_of_another_case_dtype_or_verdict(
+    record: Callable[..., DivergenceRecord], row: MakeRow
+) -> None:
+    for fields in ({"case": "other/one"}, {"implementation": "jax.eager"}, {"verdict": "nonfinite"}):
+        given = row(**{"verdict": "numeric", "ratio": 2000.0} | fields)
+        assert record(LIMITED).mark([given]) == (given,)
+
+
+def test_a_wider_limit_or_none_excuses_what_a_narrower_one_does_not(
+    record: Callable[..., DivergenceRecord], row: MakeRow
+) -> None:
+    given = row(verdict="numeric", ratio=2000.0)
+    wider = "another reason for it"
+    for other in ("  up_to: 5000\n", ""):
+        text = LIMITED + LIMITED.replace("  up_to: 1000\n", other).replace(REASON, wider)
+        (found,) = record(text).mark([given])
+        assert (found.known, found.reason) == (True, wider)
+    (found,) = record(LIMITED + LIMITED.replace("1000", "1500")).mark([given])
+    assert "known.yaml:8) excuses errors up to 1500 times" in found.message
+
+
+def test_an_entry_that_happens_larger_than_it_excuses_is_not_stale(
+    record: Callable[..., DivergenceRecord], row: MakeRow
+) -> None:
+    known = record(LIMITED)
+    known.mark([row(case="file/one", verdict="agree"), row(case="file/two", verdict="numeric", ratio=2000.0)])
+    assert known.stale_rows() == []
+
+
+@pytest.mark.parametrize(("difference", "known"), [(0.5, True), (1.0, True), (1.5, False)])
+def test_a_number_of_a_document_has_the_size_of_its_own_difference(
+    record: Callable[..., DivergenceRecord], row: MakeRow, difference: float, known: bool
+) -> None:
+    number = row(comparison="known", verdict="numeric", difference=difference, allowed=1e-3)
+    (found,) = record(LIMITED).mark([number])
+    assert found.known is known
+    assert ("excuses errors up to" in found.message) is not known
+
+
+def test_a_pair_that_differs_because_of_a_larger_error_is_not_known(
+    record: Callable[..., DivergenceRecord], row: MakeRow
+) -> None:
+    given = pair(row, "output", "torch.sdpa", "numpy.eager")
+    for ratio, known in ((1000.0, True), (2000.0, False)):
+        first, second = record(LIMITED).mark([row(verdict="numeric", ratio=ratio), given])
+        assert (first.known, second.known) == (known, known)
+    assert second == given
+
+
+def test_the_first_reason_of_that_size_is_given(record: Callable[..., DivergenceRecord]) -> None:
+    divergences = record(LIMITED).divergences
+    place = ("torch.sdpa", "file/one", "float32", "output", "numeric")
+    assert reason_for(divergences, *place, ratio=7.0) is divergences[0]
+    assert reason_for(divergences, *place, ratio=7e3) is None
+    assert reason_for(divergences, *place) is None
+    assert beyond_known(divergences, *place, ratio=7.0) == ""
+    assert beyond_known(divergences, *place, ratio=7e3).endswith("and this is 7000 times")
+    assert beyond_known((), *place, ratio=7e3) == ""
+
+
+def test_the_largest_of_what_was_compared_counts() -> None:
+    assert largest_ratio(None, 3.0, 2.0) == 3.0
+    assert largest_ratio(None, None) == math.inf
 
 
 # Stale entries.

@@ -265,11 +265,11 @@ def test_a_mistake_stays_numeric_and_is_told_with_the_stage_where_it_lies(name: 
     assert "times the largest error that is possible" in found.message
 
 
-def with_rows(value: float, dtype: str = "float64") -> Compute:
-    """Return attention whose weights in rows without a key are all this number."""
+def with_rows(value: float, dtype: str = "float64", of: Compute | None = None) -> Compute:
+    """Return attention (``of``, or the right one) whose weights in rows without a key are all this number."""
 
     def compute(inputs: Inputs) -> Stages:
-        stages = attend()(inputs)
+        stages = dict((of or attend())(inputs))
         empty = stages["log_sum_exp"][..., np.newaxis] == -np.inf
         stages["weights"] = np.where(empty, np.array(value, dtype), stages["weights"])
         return stages | {"output": stages["weights"] @ inputs["value"]}
@@ -338,18 +338,32 @@ def test_rows_that_are_empty_only_under_the_other_convention_are_told_too() -> N
     )
 
 
-def test_a_mistake_beside_a_declared_convention_is_still_told() -> None:
-    def both(inputs: Inputs) -> Stages:
-        stages = attend(scale=1.0)(inputs)
-        empty = stages["log_sum_exp"][..., np.newaxis] == -np.inf
-        return {"output": np.where(empty, np.nan, stages["output"])}
+SCALED = attend(scale=1.0)
+SAYS_SCALED = "the output is exactly that of scale 1 instead of 0.3536"
 
-    judged = recognised({}, PLAIN | {"mask": EMPTY}, both, conventions={"empty_rows": "nan"})
-    assert failing(judged) == {"output": Verdict.NONFINITE}
-    assert judged.judgements[0].message.startswith(
-        "the output is exactly that of scale 1 instead of 0.3536; a query without a key gives NaN; the case expects"
-    )
+
+@pytest.mark.parametrize("given", ["nan", "uniform"])
+def test_a_mistake_beside_a_declared_convention_is_still_told_and_has_the_size_of_the_mistake_alone(given: str) -> None:
+    def both(inputs: Inputs) -> Stages:
+        return {"output": with_rows(FILLED[given], of=SCALED)(inputs)["output"]}
+
+    judged = recognised({}, PLAIN | {"mask": EMPTY}, both, conventions={"empty_rows": given})
+    (found,) = judged.judgements
+    assert found.verdict is Verdict.NUMERIC
+    assert found.message.startswith(f"{SAYS_SCALED}; {SAYS[given]} zero; ")
+    assert found.accumulated is not None
+    assert 1 < found.accumulated.ratio < np.inf
     assert (judged.begins_at, judged.declared) == ("scores", frozenset())
+
+
+def test_a_mistake_beside_a_convention_that_is_not_declared_has_the_size_of_both() -> None:
+    def both(inputs: Inputs) -> Stages:
+        return {"output": with_rows(FILLED["uniform"], of=SCALED)(inputs)["output"]}
+
+    (found,) = recognised({}, PLAIN | {"mask": EMPTY}, both, conventions={"empty_rows": "nan"}).judgements
+    assert found.message.startswith(f"{SAYS_SCALED}; {SAYS['uniform']} zero; ")
+    assert found.accumulated is not None
+    assert found.accumulated.ratio == np.inf  # a row of zeros has no rounding
 
 
 def test_what_a_declared_convention_does_not_explain_fails_on_its_own() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,7 +86,57 @@ def test_an_entry_excuses_its_own_verdict_at_its_stages(load: Load) -> None:
     assert whole.concerns("torch.eager", "any/case", "float16")
 
 
-FIELDS = "implementation, cases, dtypes, stages, verdict, reason, decided, thread"
+LIMITED = """\
+- implementation: torch.sdpa
+  cases: ["*"]
+  verdict: numeric
+  up_to: 5.4e+8
+  reason: rounds its scale to float32
+  decided: numeric
+"""
+
+
+@pytest.mark.parametrize(
+    ("ratio", "excused"),
+    [(1e-3, True), (1.0, True), (5.4e8, True), (5.5e8, False), (math.inf, False), (math.nan, False)],
+)
+def test_an_entry_with_a_limit_excuses_errors_up_to_it(load: Load, ratio: float, excused: bool) -> None:
+    (limited,) = load(LIMITED)
+    assert limited.entry.up_to == 5.4e8
+    assert limited.excuses("output", "numeric", ratio) is excused
+    assert limited.explains("output", "numeric")  # at whatever size
+
+
+def test_an_error_that_statistics_alone_find_is_excused_however_low_the_limit(load: Load) -> None:
+    (low,) = load(LIMITED.replace("5.4e+8", "0.5"))
+    assert [low.excuses("output", "numeric", ratio) for ratio in (0.4, 0.9, 1.0)] == [True, True, False]
+
+
+def test_an_error_of_unknown_size_is_excused_by_no_limit(load: Load) -> None:
+    (limited,) = load(LIMITED)
+    assert not limited.excuses("output", "numeric")
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1e300, math.inf])
+def test_an_entry_without_a_limit_excuses_errors_of_every_size(load: Load, ratio: float) -> None:
+    (unlimited,) = load(LIMITED.replace("  up_to: 5.4e+8\n", ""))
+    assert unlimited.entry.up_to is None
+    assert unlimited.excuses("output", "numeric", ratio)
+
+
+@pytest.mark.parametrize("verdict", ["semantic", "nonfinite", "crash", "shape"])
+def test_a_limit_is_for_numbers_alone(load: Load, verdict: str) -> None:
+    with pytest.raises(CaseError) as raised:
+        load(ENTRY + LIMITED.replace("verdict: numeric", f"verdict: {verdict}"))
+    (fault,) = raised.value.faults
+    assert fault.line == 12
+    assert str(fault).endswith(
+        f"[1].up_to: only a numeric divergence has a size to limit, and this one is {verdict}; "
+        "leave the field out, or say verdict: numeric"
+    )
+
+
+FIELDS = "implementation, cases, dtypes, stages, verdict, up_to, reason, decided, thread"
 
 
 @pytest.mark.parametrize(
@@ -109,6 +160,11 @@ FIELDS = "implementation, cases, dtypes, stages, verdict, reason, decided, threa
             "[0].thread: expected owner/name#number or an address",
         ),
         (ENTRY + ENTRY.replace("pytorch/pytorch#108108", "http://x"), 16, "[1].thread: expected owner/name#number"),
+        (LIMITED.replace("5.4e+8", "0"), 4, "[0].up_to: expected a value greater than 0, got 0"),
+        (LIMITED.replace("5.4e+8", "-1.5"), 4, "[0].up_to: expected a value greater than 0, got -1.5"),
+        (LIMITED.replace("5.4e+8", ".inf"), 4, "[0].up_to: expected a finite number, got inf"),
+        (LIMITED.replace("5.4e+8", ".nan"), 4, "[0].up_to: expected a finite number, got nan"),
+        (LIMITED.replace("5.4e+8", "much"), 4, "[0].up_to: expected a number, got 'much'"),
         (ENTRY.replace("reason: aligned", "reason: !!python/name:os.system aligned"), 6, "the tag !!python/name"),
     ],
 )
@@ -139,6 +195,13 @@ def test_every_backend_has_a_list_that_can_be_read_and_names_it() -> None:
                 for each in names
                 for dtype in divergence.entry.dtypes or ["float64"]
             )
+
+
+def test_what_is_known_of_a_number_in_every_case_has_a_limit() -> None:
+    """Or it would hide every other error of that implementation."""
+    everywhere = [each for each in bundled_divergences(list(BACKENDS)) if "*" in each.entry.cases]
+    assert everywhere
+    assert [each.place for each in everywhere if each.entry.verdict == "numeric" and each.entry.up_to is None] == []
 
 
 def _named(glob: str) -> str:

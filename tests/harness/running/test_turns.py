@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Lock
+from time import monotonic, sleep
 
 import pytest
 
@@ -30,6 +32,14 @@ def test_no_more_than_the_places_are_taken_and_all_come_through(places: int) -> 
     assert 1 <= most <= places
 
 
+def _wait_until(holds: Callable[[], bool], what: str) -> None:
+    deadline = monotonic() + 10
+    while not holds():
+        if monotonic() > deadline:
+            pytest.fail(f"after 10 seconds it is still not so that {what}")
+        sleep(0.001)
+
+
 def test_whoever_is_furthest_behind_is_next() -> None:
     turns, order, held, everyone = Turns(1), [], Event(), Event()
 
@@ -46,9 +56,10 @@ def test_whoever_is_furthest_behind_is_next() -> None:
         threads.submit(hold)
         held.wait(10)
         futures = [threads.submit(queue, done) for done in (7, 3, 9, 1)]
-        while len(turns._waiting) < 4:
-            pass
-        everyone.set()
+        try:
+            _wait_until(lambda: len(turns._waiting) == 4, "four wait for the one place")
+        finally:
+            everyone.set()
         for future in futures:
             future.result(timeout=10)
     assert order == [1, 3, 7, 9]
