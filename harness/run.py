@@ -6,11 +6,13 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
+
+import psutil
 
 from attncheck.harness.bench import Bench, Unit
 from attncheck.harness.errors import ExitCode, Fault, UsageError
@@ -28,6 +30,9 @@ from attncheck.harness.running.turns import Turns
 from attncheck.harness.running.worker import Outcome, Task
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import DTYPES
+
+_LEAST_MEMORY = 2**30
+"""Bytes: a framework with nothing done yet holds up to 800 MB."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +86,8 @@ def run_cases(
     environment = _environment(chosen, settings, faults)
     writer.write_json("environment.json", environment)
     writer.write_json("cases.json", {"cases": [case_record(case) for case in cases]})
-    runners: list[GroupRunner[Unit]] = [
-        GroupRunner(group, settings.limits, settings.output / "logs") for group in groups
-    ]
+    limits = replace(settings.limits, memory=min(settings.limits.memory, _fair_share(len(groups))))
+    runners: list[GroupRunner[Unit]] = [GroupRunner(group, limits, settings.output / "logs") for group in groups]
     bench = Bench(
         chosen.implementations, writer, DivergenceRecord(_divergences(chosen, settings)), settings.keep_all_arrays
     )
@@ -98,6 +102,11 @@ def run_cases(
     summary = _summarise(cases, chosen, faults, bench)
     writer.write_json("summary.json", _summary_record(summary, chosen, faults))
     return summary
+
+
+def _fair_share(workers: int) -> int:
+    """Return the bytes that each of so many workers may hold; three quarters of the memory are theirs."""
+    return max(_LEAST_MEMORY, psutil.virtual_memory().total * 3 // 4 // max(workers, 1))
 
 
 def _divergences(chosen: Chosen, settings: Settings) -> tuple[Divergence, ...]:

@@ -24,7 +24,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from attncheck.harness.running.implementations import Implementation
 from attncheck.harness.running.turns import Turns
-from attncheck.harness.running.worker import Failure, Outcome, Task, clean, evaluate, start
+from attncheck.harness.running.worker import Failure, Outcome, Task, clean, evaluate_and_measure, start
 
 Key = TypeVar("Key")
 Answer = TypeVar("Answer")
@@ -83,13 +83,15 @@ class WorkerContext(SpawnContext):
 class Limits:
     """Seconds that a framework may take to start, and that one evaluation may take; threads per worker.
 
-    ``workers`` is how many evaluate at the same time; others keep their frameworks loaded and wait for their turn.
+    ``workers`` is how many evaluate at the same time; others keep their frameworks loaded and wait for their turn. One
+    that holds more than ``memory`` bytes after an evaluation is replaced: compilers keep all that they ever compiled.
     """
 
     start_seconds: float = 300.0
     case_seconds: float = 60.0
     threads: int = 1
     workers: int = max(3, os.cpu_count() or 1)
+    memory: int = 4 * 2**30
 
 
 @dataclass(frozen=True)
@@ -160,9 +162,13 @@ class GroupRunner(Generic[Key]):
             self._start()
         if self._given_up is not None:
             return self._given_up
-        outcome: Outcome = self._call(self._limits.case_seconds, evaluate, task)
-        if isinstance(outcome, Failure) and outcome.verdict in ("crash", "timeout"):
+        answer = self._call(self._limits.case_seconds, evaluate_and_measure, task)
+        if isinstance(answer, Failure):
             self._started = False
+            return answer
+        outcome, held = answer
+        if held > self._limits.memory:
+            self.close()
         return outcome
 
     def _start(self) -> None:

@@ -21,7 +21,7 @@ from attncheck.backends.contract import Backend
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_THREAD_VARIABLES = (
+THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -74,7 +74,7 @@ def start(entry: BackendEntry, mode: str, dtype: str, threads: int, log: str) ->
     threading.Thread(target=_end_with_parent, daemon=True).start()
     redirect_output(log)
     _write_no_core_file()
-    os.environ.update({name: str(threads) for name in _THREAD_VARIABLES})
+    os.environ.update({name: str(threads) for name in THREAD_VARIABLES})
     os.environ.update(entry.environment)
     try:
         _backend = entry.load(mode)
@@ -88,6 +88,14 @@ def evaluate(task: Task) -> Outcome:
     """Run one operation and return its stages as NumPy arrays."""
     assert _backend is not None, "start() comes first"
     return evaluate_on(_backend, task)
+
+
+def evaluate_and_measure(task: Task) -> tuple[Outcome, int]:
+    """Run one operation; return beside its outcome how many bytes of memory this process holds now."""
+    import psutil
+
+    outcome = evaluate(task)
+    return outcome, int(psutil.Process().memory_info().rss)
 
 
 def evaluate_on(backend: Backend, task: Task) -> Outcome:

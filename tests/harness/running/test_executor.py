@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -20,7 +21,7 @@ from attncheck.harness.results.reader import Run
 from attncheck.harness.run import RunSummary
 from attncheck.harness.running.executor import GroupRunner, Limits, group_by_process
 from attncheck.harness.running.implementations import Implementation
-from attncheck.harness.running.worker import Failure, Outcome, Task
+from attncheck.harness.running.worker import Computed, Failure, Outcome, Task
 
 RunSmall = Callable[..., tuple[RunSummary, Run]]
 Entries = tuple[BackendEntry, BackendEntry]
@@ -469,3 +470,18 @@ def test_a_runner_that_is_stopped_before_it_begins_starts_no_worker(
     runner.run(["one"], lambda key: Task("softmax", {}, {}), lambda *answer: reported.append(answer))
     assert not reported
     assert not started.exists()
+
+
+@pytest.mark.parametrize(("memory", "processes"), [(1, 3), (2**40, 1)])
+def test_a_worker_that_holds_too_much_memory_is_replaced_after_its_evaluation(
+    memory: int, processes: int, make_backend: Callable[..., BackendEntry], tmp_path: Path
+) -> None:
+    started = tmp_path / "started"
+    entry = make_backend("some", f"import os; open({str(started)!r}, 'a').write(f'{{os.getpid()}} ')")
+    (group,) = group_by_process(Implementation(entry), ["float64"])
+    runner: GroupRunner[str] = GroupRunner(group, Limits(memory=memory), tmp_path)
+    answers: dict[str, Outcome] = {}
+    task = Task("softmax", {}, {"scores": np.zeros((1, 1, 1, 2))})
+    runner.run(["one", "two", "three"], lambda key: task, answers.__setitem__)
+    assert [type(answer) for answer in answers.values()] == [Computed] * 3
+    assert len(started.read_text().split()) == processes
