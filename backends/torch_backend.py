@@ -9,7 +9,6 @@ import math
 import warnings
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -44,7 +43,7 @@ def from_numpy(array: NDArray[Any]) -> Tensor:
     with warnings.catch_warnings():
         # A broadcast view is read-only in NumPy, which torch does not know; nothing here writes into its inputs.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        if array.dtype == ml_dtypes.bfloat16:
+        if array.dtype.name == "bfloat16":
             return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
         return torch.from_numpy(array)
 
@@ -53,7 +52,8 @@ def to_numpy(tensor: Tensor) -> NDArray[Any]:
     """Return the tensor's numbers as an array."""
     tensor = tensor.detach().cpu()
     if tensor.dtype == torch.bfloat16:
-        # torch does not know NumPy's bfloat16, which ml_dtypes adds to it; the bits are the same.
+        import ml_dtypes  # adds bfloat16 to NumPy; torch neither knows it nor brings it, and the bits are the same
+
         bits: NDArray[Any] = tensor.view(torch.uint16).numpy()
         return bits.view(ml_dtypes.bfloat16)
     array: NDArray[Any] = tensor.numpy()

@@ -10,7 +10,8 @@ import typer
 from attncheck.harness.cli.app import app
 from attncheck.harness.cli.options import Framework, TimeLimit
 from attncheck.harness.cli.work import print_faults, select
-from attncheck.harness.errors import ExitCode, OutputError
+from attncheck.harness.errors import ExitCode, OutputError, UsageError
+from attncheck.harness.verdicts import Verdict
 
 
 @app.command()
@@ -66,6 +67,8 @@ def repro(
         raise typer.Exit(ExitCode.BAD_INPUT)
     found, chosen = find_case(selection.cases, case), find_implementation(implementation, framework)
     explanation = explain_case(found, chosen, dtype, Limits())
+    if explanation.failure.startswith(Verdict.UNSUPPORTED):
+        raise UsageError(f"{chosen.name}, {found.id} in {dtype}: {explanation.failure}; there is nothing to reproduce")
     story = explanation_text(explanation, selection.tags)
     path = output or Path(f"repro_{found.id.rpartition('/')[2][:60]}_{chosen.name}_{dtype}.py".replace("-", "_"))
     try:

@@ -1,0 +1,75 @@
+"""The call that a script reports: a framework's code, or what loads somebody's own, and ``compute`` around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from attncheck.harness.errors import UsageError
+from attncheck.harness.repro.code import copied, inlined, quoted, short
+from attncheck.harness.running.implementations import Implementation
+from attncheck.harness.running.operations import call_of
+from attncheck.harness.running.own import OwnEntry
+from attncheck.harness.running.own_call import FUNCTIONS
+from attncheck.harness.running.worker import Task
+from attncheck.harness.vocabulary import result_stages
+
+PARTS = "attncheck.harness.repro.parts"
+_CONVERSIONS = ("prepare", "from_numpy", "to_numpy")
+
+
+def call_lines(implementation: Implementation, task: Task) -> Iterator[str]:
+    """Yield code that leaves ``backend``, which has the conversions, and ``compute``, which makes the call."""
+    entry = implementation.entry
+    name, options = call_of(task.operation, dict(task.options))
+    if isinstance(entry, OwnEntry):
+        yield from _own(entry)
+        given = [*FUNCTIONS[name], *(f"{each}={each}" for each in task.inputs if each not in FUNCTIONS[name])]
+        names = result_stages(task.operation, task.options, task.inputs) or ("masked",)
+        call = f"named({_own_function(entry, name)}({{}}), {quoted(names)})"
+    else:
+        yield from _framework(implementation, name)
+        given = [f"{each}={each}" for each in task.inputs]
+        call = f"backend.{name}({{}})"
+    given += [f"{option}={value!r}" for option, value in options.items()]
+    yield f"\n\ndef compute({', '.join(task.inputs)}):"
+    yield '    """Make the call that is reported."""'
+    yield f"    return {call.format(', '.join(given))}"
+
+
+def _framework(implementation: Implementation, name: str) -> Iterator[str]:
+    mode = implementation.declared
+    yield inlined(mode.module, {*_CONVERSIONS, name} if mode.attribute is None else {mode.attribute})
+    yield "backend = " + ".".join(filter(None, (short(mode.module), mode.attribute)))
+
+
+def _own(entry: OwnEntry) -> Iterator[str]:
+    """Yield what loads the target and leaves it in ``kernel``."""
+    target = entry.target
+    if target.pickled:
+        raise UsageError(f"{entry.name} is an object; write it into a file and name it file.py:function")
+    framework = f"attncheck.backends.{entry.framework}_backend"
+    yield inlined(framework, _CONVERSIONS)
+    yield f"backend = {short(framework)}\n\n"
+    is_file = target.module.endswith(".py")
+    needed = [] if is_file else ["from importlib import import_module"]
+    needed += ["from operator import attrgetter"] if target.attribute else []
+    yield from needed
+    yield copied(PARTS, {"named", *(["load_file"] if is_file else [])}) + "\n\n"
+    if is_file:
+        yield f"KERNEL = sys.argv[1] if len(sys.argv) > 1 else {target.module!r}"
+        loaded = "load_file(KERNEL)"
+    else:
+        root = target.module.partition(".")[0]
+        if any(Path(found).exists() for found in (root, f"{root}.py")):
+            yield f"sys.path.insert(0, {str(Path.cwd())!r})"
+        loaded = f"import_module({target.module!r})"
+    yield f"kernel = attrgetter({target.attribute!r})({loaded})" if target.attribute else f"kernel = {loaded}"
+
+
+def _own_function(entry: OwnEntry, name: str) -> str:
+    """Return what is called: the target's function of the contract's name, or the target, where it is that itself."""
+    own_name = entry.function if entry.function in FUNCTIONS else "attention"
+    if entry.target.attribute and own_name == name:
+        return f'getattr(kernel, "{name}", kernel)'
+    return f"kernel.{name}"

@@ -1,0 +1,134 @@
+"""What a script of ``attncheck repro`` carries along: copied from here as it stands, it needs NumPy alone."""
+
+from __future__ import annotations
+
+import base64
+import sys
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """What is right for one stage of the computation.
+
+    ``exact`` is the exact answer rounded to float64 (None where there is none), ``rest`` what that rounding took off. A
+    right number is off by at most ``allowed``; NaN and infinity are right where the exact answer has them. Where
+    ``allowed`` is NaN, anything is. With ``rows``, these query rows, counted along ``axis``, stand for all.
+    """
+
+    shape: tuple[int, ...]
+    exact: Array | None = None
+    allowed: Array | None = None
+    rest: Array | float = 0.0
+    rows: Array | None = None
+    axis: int = -2
+
+
+def unpack(dtype: str, shape: tuple[int, ...], text: str) -> Array:
+    """Read an array that is written as zlib's bytes in base64."""
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype).reshape(shape).copy()
+
+
+def load_file(path: str) -> ModuleType:
+    """Load a Python file, whatever it is called, under a name that nothing else has."""
+    # What lies beside the file is found first, unless the file itself would then hide a module of Python's.
+    sys.path.insert(len(sys.path) if Path(path).stem in sys.stdlib_module_names else 0, str(Path(path).parent))
+    spec = spec_from_file_location("implementation_under_report", path)
+    assert spec is not None, f"{path} is no Python file"
+    assert spec.loader is not None, f"{path} is no Python file"
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickles look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def named(returned: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Give the stages that a function returned their names: it may return an array, or a tuple of gradients."""
+    if isinstance(returned, Mapping):
+        return dict(returned)
+    return dict(zip(names, returned if isinstance(returned, tuple) and len(names) > 1 else (returned,), strict=False))
+
+
+def wrong_places(computed: Array, expected: Expected) -> tuple[NDArray[np.bool_], Array, Array]:
+    """Return which of the judged numbers are wrong, how far each is off, and that over what is allowed."""
+    exact, allowed = expected.exact, expected.allowed
+    assert exact is not None, "a stage is judged where it has an exact answer"
+    assert allowed is not None, "and with it a bound"
+    is_finite, is_odd = np.isfinite(exact), np.isfinite(exact) & ~np.isfinite(computed)
+    with np.errstate(all="ignore"):
+        error = np.abs(computed - exact - expected.rest)
+        error[~(is_finite & np.isfinite(computed))] = np.inf
+        error[~is_finite & ((computed == exact) | (np.isnan(computed) & np.isnan(exact)))] = 0
+        ratio = np.where(error == 0, 0, np.where(np.isinf(allowed), 0, error / allowed))
+    ratio[is_odd] = np.inf
+    open_ = np.isnan(allowed)
+    ratio[open_] = -1
+    return ~open_ & (is_odd | (error > allowed)), error, ratio
+
+
+def judge(computed: Any, expected: Expected, dtype: str) -> tuple[bool, str]:
+    """Say whether one stage is right, and what is to be known of it: its worst number."""
+    if not isinstance(computed, np.ndarray | np.generic):
+        return False, f"is a {type(computed).__name__}; expected an array"
+    if computed.shape != expected.shape:
+        return False, f"has shape {computed.shape}; expected {expected.shape}"
+    if str(computed.dtype) != dtype:
+        return False, f"has dtype {computed.dtype}; expected {dtype}"
+    rows, exact = expected.rows, expected.exact
+    array: Array = np.asarray(computed)
+    kept: Array = (array if rows is None else array.take(rows, expected.axis)).astype(np.float64)
+    if exact is None or expected.allowed is None:
+        return True, "is not judged: it has no exact answer"
+    wrong, error, ratio = wrong_places(kept, expected)
+    if not ratio.size or ratio.max() < 0:
+        return True, "has nothing to judge"
+    place = tuple(int(axis) for axis in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
+    whole = list(place)
+    if rows is not None:
+        whole[expected.axis] = int(rows[place[expected.axis]])
+    digits = 9 if array.dtype.itemsize <= 4 else 17
+    verdict = f"is WRONG at {int(wrong.sum())} of {wrong.size} places" if wrong.any() else "is right"
+    judged = "" if rows is None else f"; {len(rows)} query rows of {array.shape[expected.axis]} are judged"
+    return not wrong.any(), (
+        f"{verdict}{judged}\n"
+        f"    most at {whole}: computed {kept[place]:.{digits}g}, exact {exact[place]:.17g}, "
+        f"off by {error[place]:.3g}, allowed {expected.allowed[place]:.3g}"
+    )
+
+
+def run(
+    backend: Any,
+    compute: Callable[..., Mapping[str, Any]],
+    inputs: Mapping[str, Array],
+    expected: Mapping[str, Expected],
+    results: Sequence[str],
+    dtype: str,
+) -> int:
+    """Compute once and print what is right and what is wrong. Return the exit status: 1 where something is wrong."""
+    with np.errstate(all="ignore"):
+        tensors = {name: backend.from_numpy(array) for name, array in inputs.items()}
+        given = {name: backend.to_numpy(tensor).tobytes() for name, tensor in tensors.items()}
+        stages = compute(**tensors) or {}
+        arrays = {stage: backend.to_numpy(stages[stage]) for stage in expected if stage in stages}
+    failed = [f"{stage} is not returned" for stage in results if stage not in stages]
+    failed += [
+        f"{name} is changed by the call" for name in given if backend.to_numpy(tensors[name]).tobytes() != given[name]
+    ]
+    for fault in failed:
+        print(fault)
+    for stage, array in arrays.items():
+        is_right, says = judge(array, expected[stage], dtype)
+        print(stage, says)
+        failed += [] if is_right else [stage]
+    return 1 if failed else 0

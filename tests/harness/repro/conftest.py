@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from attncheck.harness.explain import find_implementation
+from attncheck.harness.reading.case import Case
+from attncheck.harness.repro import repro_script
+from attncheck.harness.running.implementations import Implementation
+from attncheck.harness.running.own import Target, entry_of
+
+Done = subprocess.CompletedProcess[str]
+
+KERNELS = """
+import numpy as np
+
+
+def swap(array):
+    return np.swapaxes(array, -1, -2)
+
+
+def dot_scores(query, key, *, scale=None):
+    return query @ swap(key) * np.asarray(query.shape[-1] ** -0.5 if scale is None else scale, query.dtype)
+
+
+def cosine_scores(query, key):
+    lengths = np.linalg.norm(query, axis=-1)[..., None] * np.linalg.norm(key, axis=-1)[..., None, :]
+    return query @ swap(key) / lengths
+
+
+def general_scores(query, key, weight):
+    return query @ weight @ swap(key)
+
+
+def additive_scores(q, k, query_weight, key_weight, score_vector):
+    return np.tanh((q @ query_weight)[..., :, None, :] + (k @ key_weight)[..., None, :, :]) @ score_vector
+
+
+def mask_scores(scores, *, mask):
+    return np.where(mask, scores, -np.inf)
+
+
+def softmax(scores):
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def attention(query, key, value, *, is_causal=False):
+    scores = dot_scores(query, key)
+    if is_causal:
+        scores = mask_scores(scores, mask=np.tri(*scores.shape[-2:], dtype=bool))
+    return softmax(scores) @ value
+
+
+def attention_gradients(query, key, value, grad_output):
+    weights = softmax(dot_scores(query, key))
+    grad_weights = grad_output @ swap(value)
+    grad_scores = weights * (grad_weights - (weights * grad_weights).sum(-1, keepdims=True))
+    grad_scores = grad_scores * np.asarray(query.shape[-1] ** -0.5, query.dtype)
+    return grad_scores @ key, swap(grad_scores) @ query, swap(weights) @ grad_output
+
+
+def multi_head_attention(query, key, value, *, heads, query_weight, key_weight, value_weight):
+    def split(tokens, weight):
+        return np.swapaxes((tokens @ weight).reshape(*tokens.shape[:-1], heads, -1), 1, 2)
+
+    context = attention(split(query, query_weight), split(key, key_weight), split(value, value_weight))
+    return np.swapaxes(context, 1, 2).reshape(*query.shape[:2], -1)
+"""
+"""One own implementation of every function of the contract, in NumPy."""
+
+SPOILED = """
+
+def spoiled(function):
+    def wrong(*given, **options):
+        returned = function(*given, **options)
+        return tuple(each * 2 for each in returned) if isinstance(returned, tuple) else returned * 2
+
+    return wrong
+
+
+for each in [name for name in globals() if name.endswith(("_scores", "softmax", "attention", "_gradients"))]:
+    globals()[each] = spoiled(globals()[each])
+"""
+"""Behind the other: everything comes out twice as large."""
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Callable[..., str]:
+    """Write a file of somebody's own."""
+
+    def write(text: str, name: str = "kernel.py") -> str:
+        path = tmp_path / name
+        path.write_text(dedent(text), encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def right_kernels(kernel: Callable[..., str]) -> str:
+    return kernel(KERNELS, "right.py")
+
+
+@pytest.fixture
+def wrong_kernels(kernel: Callable[..., str]) -> str:
+    return kernel(KERNELS + SPOILED, "wrong.py")
+
+
+def implementation(name: str) -> Implementation:
+    """Find an implementation; one of somebody's own without a process that looks what it declares."""
+    if not (name.endswith(".py") or ":" in name):
+        return find_implementation(name)
+    entry = entry_of(Target.of(name), {}, None)
+    (mode,) = entry.all_modes
+    return Implementation(entry, mode)
+
+
+@pytest.fixture
+def one_case(load_text: Callable[[str], list[Case]]) -> Callable[..., Case]:
+    """Load a case from what a file says of it, below its operation; drawn inputs are drawn from one seed."""
+
+    def load(operation: str, fields: str) -> Case:
+        head = f"title: Scripts\nsource: {{kind: derivation, title: For the tests}}\noperation: {operation}\n"
+        random = "random: {generator: numpy-legacy, seed: 5}\n"
+        lines = "".join(f"    {line}\n" for line in (random + dedent(fields)).splitlines())
+        return load_text(f"{head}cases:\n  - name: A case\n{lines}")[0]
+
+    return load
+
+
+@pytest.fixture
+def run_script(tmp_path: Path) -> Callable[..., Done]:
+    """Run a script where nothing of ours can be imported, nor what we need and NumPy does not."""
+    foreign = {"attncheck", "ml_dtypes", "flint", "pydantic", "ruamel", "pandas", "scipy"}
+    (tmp_path / "blocked").mkdir()
+
+    def run(text: str, its_own: Collection[str] = (), arguments: Sequence[str] = ()) -> Done:
+        blocked = f"import sys\nsys.modules.update(dict.fromkeys({sorted(foreign - set(its_own))}))\n"
+        (tmp_path / "blocked" / "sitecustomize.py").write_text(blocked, encoding="utf-8")
+        path = tmp_path / "report.py"
+        path.write_text(text, encoding="utf-8")
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path / "blocked")}
+        command = [sys.executable, path, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+
+    return run
+
+
+@pytest.fixture
+def reproduce(run_script: Callable[..., Done]) -> Callable[..., Done]:
+    """Write a case's script, of all its stages and without a story, and run it."""
+
+    def run(case: Case, name: str, dtype: str = "float32", its_own: Collection[str] = ()) -> Done:
+        return run_script(repro_script(case, implementation(name), dtype, (), "No story."), its_own)
+
+    return run
