@@ -1,5 +1,4 @@
-"""Scripts for bug reports: one case on one implementation, with NumPy and that framework alone."""
+"""One case on one implementation as a script of its own, which needs NumPy and that framework alone."""
 
-from attncheck.harness.repro.script import repro_script
-
-__all__ = ["repro_script"]
+from attncheck.harness.repro.failing import write_scripts as write_scripts
+from attncheck.harness.repro.script import repro_script as repro_script

@@ -5,6 +5,7 @@ rows/part-*.parquet   one row per comparison, each part renamed into place when 
 arrays/part-*.parquet the stages of what disagreed and of documents, or of everything; beside them what they are held
                       against: inputs, exact answer, bounds
 logs/*.txt            what a framework printed
+scripts/*.py          what failed, each to be run by itself; index.json says which is which
 summary.json          counts and exit code, written last: without it, a run was interrupted
 report/               made from the above by `attncheck check` or `attncheck report`
 """
@@ -29,6 +30,7 @@ from attncheck.harness.errors import OutputError
 
 FORMAT = 4
 REPORT_FOLDER = "report"
+SCRIPTS_FOLDER = "scripts"
 ComparisonKind = Literal["stage", "pair", "printed", "known", "exact"]
 
 ROW_SCHEMA = pa.schema(
@@ -227,9 +229,10 @@ def _prepare_directory(directory: Path) -> None:
             (directory / name).unlink(missing_ok=True)
         if (directory / REPORT_FOLDER / "report.md").is_file():
             shutil.rmtree(directory / REPORT_FOLDER)
-        for part in ("rows", "arrays", "logs"):
+        for part in ("rows", "arrays", "logs", SCRIPTS_FOLDER):
             if (directory / part).is_dir():
                 shutil.rmtree(directory / part)
+        for part in ("rows", "arrays", "logs"):
             (directory / part).mkdir(parents=True)
     except OSError as error:
         raise OutputError(f"{directory} cannot be written: {error.strerror or error}") from None

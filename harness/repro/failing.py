@@ -1,0 +1,66 @@
+"""Scripts for what failed in a run, kept with its results: a report shows them where nothing can be run again."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import chain, zip_longest
+from pathlib import Path
+
+from attncheck.harness.errors import OutputError, UsageError
+from attncheck.harness.reading.case import Case
+from attncheck.harness.repro.script import repro_script
+from attncheck.harness.results.writer import SCRIPTS_FOLDER, Row
+from attncheck.harness.running.implementations import Implementation
+
+MOST_SCRIPTS = 50
+"""One takes a fraction of a second and some ten kilobytes; after so many, the command that writes one is enough."""
+
+Place = tuple[str, str, str]
+"""case, implementation, dtype"""
+
+
+def write_scripts(
+    cases: Sequence[Case], implementations: Sequence[Implementation], failures: Iterable[Row], results: Path
+) -> int:
+    """Write a script for failing evaluations, first one of every implementation, and return how many.
+
+    ``scripts/index.json`` names the file of each, under case|implementation|dtype. Raises ``OutputError``.
+    """
+    told: dict[Place, list[str]] = defaultdict(list)
+    for row in failures:
+        if row.comparison == "stage":
+            told[row.case, row.implementation, row.dtype].append(f"{row.verdict} {row.stage}: {row.message}")
+    known_cases = {case.id: case for case in cases}
+    known_implementations = {item.name: item for item in implementations}
+    places = [(case, name, dtype) for case, name, dtype in told if case in known_cases]
+    index: dict[str, str] = {}
+    folder = results / SCRIPTS_FOLDER
+    for place in _one_of_each_first(places)[:MOST_SCRIPTS]:
+        case, name, dtype = place
+        try:
+            text = repro_script(known_cases[case], known_implementations[name], dtype, (), "\n".join(told[place]))
+        except UsageError:  # an implementation that is an object of this process has no file to be loaded from
+            continue
+        index["|".join(place)] = _write(folder / f"{len(index):03d}.py", text)
+    if index:
+        _write(folder / "index.json", json.dumps(index, indent=2, ensure_ascii=False) + "\n")
+    return len(index)
+
+
+def _one_of_each_first(places: Sequence[Place]) -> list[Place]:
+    """Put the first place of every implementation before the second of any."""
+    by_name: dict[str, list[Place]] = defaultdict(list)
+    for place in places:
+        by_name[place[1]].append(place)
+    return [place for place in chain.from_iterable(zip_longest(*by_name.values())) if place is not None]
+
+
+def _write(path: Path, text: str) -> str:
+    try:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
+    return path.name

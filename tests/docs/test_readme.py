@@ -1,0 +1,52 @@
+"""The README's kernel, as a newcomer copies it: it agrees, and with a usual mistake it is told which."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from attncheck.harness import check
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+CASES = ["attention", "grouped_heads", "coincidences"]
+
+
+@pytest.fixture(scope="module")
+def kernel() -> str:
+    (text,) = re.findall(r"```python\n# my_kernel\.py\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    return str(text)
+
+
+def test_the_kernel_agrees(kernel: str, tmp_path: Path) -> None:
+    (tmp_path / "my_kernel.py").write_text(kernel, encoding="utf-8")
+    result = check(f"{tmp_path}/my_kernel.py:attention", cases=CASES)
+    assert result.agrees, result.explain()
+    assert {"agree", "unsupported"} == set(result.frames.results["verdict"])
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "verdict", "told"),
+    [
+        (
+            "np.tri(*scores.shape[-2:], dtype=bool)",
+            "np.tri(*scores.shape[-2:], scores.shape[-1] - scores.shape[-2], dtype=bool)",
+            "semantic",
+            "causality is aligned bottom-right",
+        ),
+        ("query.shape[-1] ** -0.5 if", "1 / query.shape[-1] if", "numeric", "instead of"),
+    ],
+    ids=["causality aligned bottom right", "a wrong scale"],
+)
+def test_a_usual_mistake_is_told_by_name(
+    kernel: str, tmp_path: Path, right: str, wrong: str, verdict: str, told: str
+) -> None:
+    assert right in kernel
+    (tmp_path / "my_kernel.py").write_text(kernel.replace(right, wrong), encoding="utf-8")
+    result = check(f"{tmp_path}/my_kernel.py:attention", cases=["attention"], dtypes=["float32"])
+    failing = [row for row in result.failures if row.comparison == "stage"]
+    assert {row.verdict for row in failing} == {verdict}
+    assert all(told in row.message for row in failing)
+    if verdict == "numeric":
+        assert {row.begins_at for row in failing} == {"scores"}
