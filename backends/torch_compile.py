@@ -7,6 +7,7 @@ given or not are. A graph that breaks, or too many compilations, raises: eager c
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,6 +51,15 @@ attention = _compiled(torch_backend.attention)
 multi_head_attention = _compiled(torch_backend.multi_head_attention)
 
 
+def _output_alone(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Stages:
+    return {"output": torch_backend.attention(query, key, value, **options)["output"]}
+
+
+# A compiled function is differentiated by all that it returns, by an unused result with a gradient of zero: through the
+# logarithm of an empty row's sum that is 0 * NaN. Whoever trains returns the output.
+_differentiable = _compiled(_output_alone)
+
+
 def attention_gradients(
     query: Tensor,
     key: Tensor,
@@ -74,4 +84,4 @@ def attention_gradients(
         "window": window,
         "key_lengths": key_lengths,
     }
-    return differentiate(attention, inputs, grad_output, options)
+    return differentiate(_differentiable, inputs, grad_output, options)

@@ -41,7 +41,7 @@ def write_scripts(
         case, name, dtype = place
         try:
             text = repro_script(known_cases[case], known_implementations[name], dtype, (), "\n".join(told[place]))
-        except UsageError:  # an implementation that is an object of this process has no file to be loaded from
+        except UsageError:  # an object of this process has no file, and some modules cannot be taken apart
             continue
         index["|".join(place)] = _write(folder / f"{len(index):03d}.py", text)
     if index:

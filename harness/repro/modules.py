@@ -9,10 +9,12 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from attncheck.harness.errors import UsageError
+
 _OURS = "attncheck."
 
 
-class NotSeparable(Exception):
+class NotSeparable(UsageError):
     """A module does more than define names, so that no part of it can be taken alone."""
 
 
@@ -58,7 +60,7 @@ def bound_names(statement: ast.stmt, module: str) -> list[str]:
     match statement:
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
             return [name]
-        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases) if all(each.name != "*" for each in aliases):
             return [alias.asname or alias.name.partition(".")[0] for alias in aliases]
         case ast.Assign(targets=targets):
             return [node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]
@@ -66,7 +68,10 @@ def bound_names(statement: ast.stmt, module: str) -> list[str]:
             return [name]
         case ast.Expr(value=ast.Constant()) | ast.If(test=ast.Name(id="TYPE_CHECKING")):
             return []
-    raise NotSeparable(f"{module}, line {statement.lineno}: expected definitions, imports and assignments alone")
+    raise NotSeparable(
+        f"{module}, line {statement.lineno}: no script can hold a part of it; expected definitions, imports by name "
+        "and assignments alone"
+    )
 
 
 def _ours(statement: ast.ImportFrom) -> Iterator[tuple[str, tuple[str, str]]]:

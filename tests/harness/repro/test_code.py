@@ -66,8 +66,9 @@ def test_names_that_two_modules_share_do_not_meet(module: Callable[[str, str], N
     assert run(inlined("attncheck.harness.second", ["both"]))["second"].both() == (1, 2)
 
 
-def test_a_module_that_does_more_than_define_is_refused(module: Callable[[str, str], None]) -> None:
-    module("first", "print('hello')\n\n\ndef told():\n    return 1\n")
+@pytest.mark.parametrize("statement", ["print('hello')", "from os import *"])
+def test_a_module_that_does_more_than_define_is_refused(statement: str, module: Callable[[str, str], None]) -> None:
+    module("first", f"{statement}\n\n\ndef told():\n    return 1\n")
     with pytest.raises(NotSeparable, match="first, line 1"):
         inlined("attncheck.harness.first", ["told"])
 
