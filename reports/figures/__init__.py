@@ -1,0 +1,1 @@
+"""Matrices and errors as pictures."""

@@ -1,0 +1,153 @@
+"""Matrices as annotated heatmaps, and errors over bounds as maps, each with what it shows in words.
+
+Pictures are SVG with text as text: it can be selected and scaled, and a matrix of 4 x 4 takes a few KB. By itself a
+picture is dark ink on white paper; put into a page, its style sheet can give the classes ``paper`` and ``ink`` another
+fill and ``rule`` another stroke. Colours run from light to dark in one hue, or along cividis, so that they are told
+apart by lightness alone; what matters is marked and written as well.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, Normalize
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from attncheck.reports.figures.error_maps import error_map as error_map
+from attncheck.reports.figures.layout import colour_bar, grid, only_text
+from attncheck.reports.figures.panels import (
+    LIGHTEST,
+    MOST_ANNOTATED,
+    MOST_CELLS,
+    PURPLE,
+    Panel,
+    Pixels,
+    describe,
+    ink_on,
+    safe_text,
+    shades,
+    short_number,
+    value_range,
+)
+from attncheck.reports.figures.picture import Format, Picture, drawing, picture_of
+
+Array = NDArray[Any]
+_INCHES_PER_LETTER = 0.068
+_TITLE_LETTERS = 40
+
+
+def annotated_heatmap(
+    matrix: Array,
+    title: str,
+    row_labels: Sequence[str] = (),
+    column_labels: Sequence[str] = (),
+    *,
+    colour: str = PURPLE,
+    row_axis: str = "",
+    column_axis: str = "",
+    format: Format = "svg",  # noqa: A002
+) -> Picture:
+    """Draw a matrix as coloured cells, each with its number in it; large ones without the numbers, or thinned out."""
+    panel = Panel(title, matrix, colour, row_axis, column_axis, row_labels, column_labels)
+    return heatmaps([panel], format=format)
+
+
+def heatmaps(
+    panels: Sequence[Panel],
+    *,
+    heading: str = "",
+    most_inches: float = 9.5,
+    format: Format = "svg",  # noqa: A002
+) -> Picture:
+    """Draw matrices as annotated heatmaps, side by side as far as the width goes, below a heading if there is one."""
+    drawn = [panel for panel in panels if panel.matrix.size]
+    empty = [f"{safe_text(panel.title)}: empty, shape {' x '.join(map(str, panel.matrix.shape))}" for panel in panels]
+    words = [describe(panel) for panel in drawn] or empty or ["nothing to draw"]
+    with drawing():
+        if not drawn:
+            return picture_of(only_text("; ".join(words)), "; ".join(words), format)
+        texts = [_annotations(panel) for panel in drawn]
+        sizes = [_inches(panel, text) for panel, text in zip(drawn, texts, strict=True)]
+        titles = [_title(panel) for panel in drawn]
+        figure, axes = grid(sizes, titles, most_inches, with_bars=None in texts)
+        for panel, title, text, place in zip(drawn, titles, texts, axes, strict=True):
+            place.set_title(title, loc="left", pad=5, parse_math=False)
+            _draw_matrix(figure, place, panel, text)
+        if heading:
+            figure.text(0, 1, _broken(heading, 110), weight="bold", va="bottom", parse_math=False)
+        return picture_of(
+            figure, " ".join(f"{word}." for word in (*filter(None, [safe_text(heading, 400)]), *words)), format
+        )
+
+
+def _broken(text: str, letters: int) -> str:
+    return "\n".join(textwrap.wrap(safe_text(text, 400), letters))
+
+
+def _title(panel: Panel) -> str:
+    """Break a long title into two lines, and say what is left out of a large matrix."""
+    lines = textwrap.wrap(safe_text(panel.title, 2 * _TITLE_LETTERS), _TITLE_LETTERS)[:2]
+    rows, columns = (math.ceil(length / MOST_CELLS) for length in panel.matrix.shape)
+    if (rows, columns) != (1, 1):
+        lines = [*lines[:1], f"1 of {rows} rows, 1 of {columns} columns"]
+    return "\n".join(lines)
+
+
+def _annotations(panel: Panel) -> list[list[str]] | None:
+    if max(panel.matrix.shape) > MOST_ANNOTATED:
+        return None
+    return [[short_number(value) for value in row] for row in panel.matrix.tolist()]
+
+
+def _inches(panel: Panel, texts: list[list[str]] | None) -> tuple[float, float]:
+    """Return a matrix's width and height: cells as wide as their longest number, in large ones small squares."""
+    rows, columns = (min(length, MOST_CELLS) for length in panel.matrix.shape)
+    if texts is None:
+        cell = min(0.16, 4.5 / max(rows, columns))
+        return max(columns * cell, 0.5), max(rows * cell, 0.5)
+    longest = max(len(text) for row in texts for text in row)
+    return columns * max(0.34, 0.12 + _INCHES_PER_LETTER * longest), rows * 0.3
+
+
+def _draw_matrix(figure: Figure, axes: Axes, panel: Panel, texts: list[list[str]] | None) -> None:
+    step = (math.ceil(panel.matrix.shape[0] / MOST_CELLS), math.ceil(panel.matrix.shape[1] / MOST_CELLS))
+    pixels = shades(panel)[:: step[0], :: step[1]]
+    _draw_cells(axes, pixels)
+    _label(axes, panel, pixels.shape, step)
+    low, high = value_range(panel.matrix)
+    if texts is None and math.isfinite(high - low):
+        palette = LinearSegmentedColormap.from_list(panel.colour, [LIGHTEST, panel.colour])
+        colour_bar(figure, axes, Normalize(low, high if high > low else low + 1), palette)
+    for row, column in np.ndindex(pixels.shape[:2]) if texts is not None else ():
+        text, ink = texts[row][column], ink_on(pixels[row, column])  # type: ignore[index]
+        axes.text(column, row, text, ha="center", va="center", color=ink, in_layout=False)
+
+
+def _draw_cells(axes: Axes, pixels: Pixels) -> None:
+    """Fill the cells and rule white lines between them."""
+    # Pixels stay pixels, however large they are drawn: a cell is one of them.
+    axes.imshow(pixels, interpolation="none", aspect="auto")
+    axes.set_xticks(np.arange(-0.5, pixels.shape[1]), minor=True)
+    axes.set_yticks(np.arange(-0.5, pixels.shape[0]), minor=True)
+    if max(pixels.shape) <= MOST_ANNOTATED:
+        axes.grid(which="minor", color="white", linewidth=1)
+    axes.tick_params(which="both", length=0)
+    axes.spines[:].set_visible(False)
+
+
+def _label(axes: Axes, panel: Panel, shape: tuple[int, ...], step: tuple[int, int]) -> None:
+    """Number the rows and columns from 0, or name them; of many only some."""
+    named = (panel.row_labels, panel.column_labels)
+    for which, (axis, labels) in enumerate(zip((axes.yaxis, axes.xaxis), named, strict=True)):
+        apart = 1 if shape[which] <= MOST_ANNOTATED else 8
+        ticks = range(0, shape[which], apart)
+        texts = [safe_text(labels[tick], 24) if tick < len(labels) else str(tick * step[which]) for tick in ticks]
+        axis.set_ticks(list(ticks), texts, parse_math=False)
+    axes.set_ylabel(safe_text(panel.row_axis, 40), parse_math=False)
+    axes.set_xlabel(safe_text(panel.column_axis, 40), parse_math=False)

@@ -1,0 +1,127 @@
+"""Matrices to be drawn, in a figure or a terminal, and what they show in words."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Pixels = NDArray[np.uint8]
+
+MOST_ANNOTATED = 20
+"""Matrices with more rows or columns show colours without numbers."""
+MOST_CELLS = 64
+"""Larger ones are thinned out to at most this many rows and columns."""
+MOST_PANELS = 8
+"""Of an array with more matrices than these the first are drawn."""
+
+PURPLE, ORANGE, BLUE, GREY = "#6a0d83", "#d9730d", "#0b4fa8", "#4a4a4a"
+"""Light to dark in one hue: purple, orange and blue as in the attention scoring post, and grey for masks."""
+LIGHTEST = "#f3f1f4"
+_NOT_A_NUMBER, _BELOW, _ABOVE = "#d4d4d8", "#2a2a2e", "#8b0000"
+
+# What XML cannot hold, what turns the direction of text, and half characters.
+_UNSHOWABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One matrix to draw: its title, its colour, what its rows and columns are, and names of each if there are any."""
+
+    title: str
+    matrix: Array
+    colour: str = PURPLE
+    row_axis: str = ""
+    column_axis: str = ""
+    row_labels: Sequence[str] = ()
+    column_labels: Sequence[str] = ()
+
+
+def panels_of(array: Array, title: str, **fields: Any) -> tuple[Panel, ...]:
+    """Return a panel per matrix of an array: of a vector one row, of more axes one for each of the first matrices.
+
+    Leading axes of length 1 are not spoken of.
+    """
+    matrices = np.atleast_2d(array)
+    leading = matrices.shape[:-2]
+    places = list(np.ndindex(leading))[:MOST_PANELS]
+    names = ["".join(f"[{i}]" for i, length in zip(place, leading, strict=True) if length > 1) for place in places]
+    panels = tuple(
+        Panel(f"{title} {name}".strip(), matrices[place], **fields) for place, name in zip(places, names, strict=True)
+    )
+    left_out = math.prod(leading) - len(panels)
+    if left_out > 0:
+        panels = (*panels[:-1], replace(panels[-1], title=f"{panels[-1].title} (and {left_out} more)"))
+    return panels
+
+
+def describe(panel: Panel) -> str:
+    """Say a matrix in words: every number of a small one, of a larger one its range."""
+    rows, columns = panel.matrix.shape
+    start = f"{safe_text(panel.title)}: {rows} x {columns} matrix"
+    if panel.matrix.size <= MOST_CELLS:
+        spelt = [", ".join(map(short_number, row)) for row in panel.matrix.tolist()]
+        return f"{start}; " + "; ".join(f"row {place}: {row}" for place, row in enumerate(spelt))
+    values = np.asarray(panel.matrix, dtype=np.float64)
+    finite = values[np.isfinite(values)]
+    others = "" if finite.size == values.size else f", {values.size - finite.size} not finite"
+    if not finite.size:
+        return f"{start}{others}"
+    return f"{start}, from {short_number(finite.min())} to {short_number(finite.max())}{others}"
+
+
+def value_range(matrix: Array) -> tuple[float, float]:
+    """Return the smallest and the largest finite number; 0 and 1 where there is none."""
+    values = np.asarray(matrix, dtype=np.float64)
+    finite = values[np.isfinite(values)]
+    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+
+
+def shades(panel: Panel) -> Pixels:
+    """Return the colour of every cell, (rows, columns, 3): light for the smallest number, the panel's for the largest.
+
+    NaN, minus infinity and infinity have colours of their own.
+    """
+    values = np.asarray(panel.matrix, dtype=np.float64)
+    low, high = value_range(values)
+    finite = np.isfinite(values)
+    # Halves, because the difference of two numbers of float64 may be beyond it.
+    part = (np.where(finite, values, low) / 2 - low / 2) / ((high / 2 - low / 2) or 1.0)
+    light, dark = (np.array(_parts(colour), dtype=np.float64) for colour in (LIGHTEST, panel.colour))
+    pixels = (light + part[..., np.newaxis] * (dark - light)).round().astype(np.uint8)
+    for odd, colour in ((np.isnan(values), _NOT_A_NUMBER), (values == -np.inf, _BELOW), (values == np.inf, _ABOVE)):
+        pixels[odd] = _parts(colour)
+    return pixels
+
+
+def _parts(colour: str) -> list[int]:
+    return [int(colour[start : start + 2], 16) for start in (1, 3, 5)]
+
+
+def ink_on(pixel: Pixels) -> str:
+    """Return black or white, whichever has more contrast on a colour (WCAG 2 relative luminance)."""
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in pixel / 255]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#000000" if luminance > 0.179 else "#ffffff"
+
+
+def short_number(value: float, digits: int = 3) -> str:
+    """Write a number in a few significant digits, a whole one of up to five digits in full."""
+    if isinstance(value, bool | np.bool_):
+        return str(int(value))
+    number = float(value)
+    if not math.isfinite(number):
+        return str(number)
+    return str(int(number)) if number == int(number) and abs(number) < 1e5 else f"{number:.{digits}g}"
+
+
+def safe_text(text: object, most: int = 120) -> str:
+    """Return a text in one line that any image can hold, cut where it is long."""
+    line = " ".join(_UNSHOWABLE.sub("\ufffd", " ".join(str(text).split())).split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"

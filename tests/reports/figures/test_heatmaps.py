@@ -1,0 +1,205 @@
+"""Pictures: the same bytes every time, whatever the texts and numbers are, and what they show in words."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attncheck.reports.figures.error_maps import MOST_CELLS, _crossed, describe_errors, error_map, error_matrices
+from attncheck.reports.figures.heatmaps import annotated_heatmap, heatmaps
+from attncheck.reports.figures.panels import Panel, describe, ink_on, panels_of, safe_text, shades, short_number
+from attncheck.reports.figures.picture import Picture
+
+HOSTILE = "$\\frac{ </svg><script>alert('\"1\"')</script> & \x00\x1b[31m\ud800\n\u202e 日本 \\n }_^$"
+SVG = "{http://www.w3.org/2000/svg}"
+MATRIX = np.array([[1.0, 0.25], [-3.5, 1e-30]])
+
+
+def texts(picture: Picture) -> list[str]:
+    """Return every text of an SVG."""
+    return [element.text or "" for element in ElementTree.fromstring(picture.data).iter(f"{SVG}text")]
+
+
+@pytest.mark.parametrize(("kind", "start"), [("svg", b"<svg"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
+def test_the_same_matrix_gives_the_same_bytes_whatever_the_settings_of_matplotlib(kind: Any, start: bytes) -> None:
+    first = annotated_heatmap(MATRIX, "weights", format=kind)
+    errors = error_map(MATRIX**2, "weights", format=kind)
+    with mpl.rc_context({"font.size": 20, "image.cmap": "jet", "svg.hashsalt": "other", "axes.grid": True}):
+        assert annotated_heatmap(MATRIX, "weights", format=kind) == first
+        assert error_map(MATRIX**2, "weights", format=kind) == errors
+    assert first.data.startswith(start)
+    assert not re.search(rb"20\d\d-\d\d-\d\d|Matplotlib v|CreationDate", first.data)
+
+
+def test_every_cell_of_a_small_matrix_has_its_number_and_its_axes_their_names() -> None:
+    picture = annotated_heatmap(MATRIX, "weights", ["cat", "dog"], ["a"], row_axis="query", column_axis="key")
+    shown = texts(picture)
+    assert {"1", "0.25", "-3.5", "1e-30", "cat", "dog", "a", "query", "key", "weights"} <= set(shown)
+    assert picture.alternative == "weights: 2 x 2 matrix; row 0: 1, 0.25; row 1: -3.5, 1e-30."
+    root = ElementTree.fromstring(picture.data)
+    assert root.get("role") == "img"
+    assert root.get("aria-label") == picture.alternative
+    assert picture.media_type == "image/svg+xml"
+    assert picture.uri.startswith("data:image/svg+xml;base64,")
+
+
+def test_a_svg_refers_to_nothing_outside_and_has_classes_that_a_page_can_restyle() -> None:
+    svg = error_map(np.linspace(0, 3, 12).reshape(3, 4)).markup + annotated_heatmap(MATRIX, "x").markup
+    assert 'class="paper" fill="#fffffe"' in svg
+    assert 'class="ink" fill="#1b1b1d"' in svg
+    addresses = set(re.findall(r'(?:https?:)?//[^\s"\']+', svg))
+    assert addresses == {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}  # names, which nobody fetches
+    assert all(target.startswith("data:image/png;base64,") or target.startswith("#")
+               for target in re.findall(r'href="([^"]*)"', svg))  # fmt: skip
+    assert "<style" not in svg
+    assert "<script" not in svg
+
+
+def test_pictures_of_different_things_share_no_id() -> None:
+    ids = [set(re.findall(r' id="([^"]*)"', annotated_heatmap(MATRIX * n, "x").markup)) for n in (1, 2)]
+    assert all(ids)
+    assert not ids[0] & ids[1]
+
+
+def test_hostile_texts_stay_texts() -> None:
+    panel = Panel(HOSTILE, MATRIX, row_axis=HOSTILE, column_axis=HOSTILE, row_labels=[HOSTILE] * 2)
+    for picture in (heatmaps([panel], heading=HOSTILE), error_map(MATRIX**2, HOSTILE), heatmaps([])):
+        root = ElementTree.fromstring(picture.data)  # well-formed
+        assert {element.tag.removeprefix(SVG) for element in root.iter()} <= {
+            "svg", "g", "path", "text", "image", "defs", "clipPath", "rect", "use", "tspan"
+        }  # fmt: skip
+    for kind in ("png", "pdf"):
+        assert heatmaps([panel], heading=HOSTILE, format=kind).data  # type: ignore[arg-type]
+
+
+@settings(max_examples=60)
+@given(st.text(max_size=200))
+def test_any_text_becomes_one_line_that_xml_can_hold(text: str) -> None:
+    line = safe_text(text)
+    assert len(line) <= 120
+    assert ElementTree.fromstring(ElementTree.tostring(_element(line), encoding="unicode")).text in (line, None)
+    assert safe_text(line) == line
+
+
+def _element(text: str) -> ElementTree.Element:
+    element = ElementTree.Element("a")
+    element.text = text
+    return element
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        np.array([[np.nan, np.inf], [-np.inf, 1.0]]),
+        np.full((2, 2), np.nan),
+        np.array([[1.7e308, -1.7e308]]),
+        np.array([[5e-324]]),
+        np.zeros((3, 3)),
+        np.array([[True, False]]),
+        np.array([[3]], dtype=np.int64),
+        np.full((30, 30), 1.7e308) * np.where(np.eye(30), 1, -1),
+        np.zeros((1, 5000)),
+        np.ones((2000, 3)),
+    ],
+)
+def test_any_number_can_be_drawn(matrix: np.ndarray[Any, Any]) -> None:
+    picture = annotated_heatmap(matrix, "any")
+    ElementTree.fromstring(picture.data)
+    if matrix.size < 5 and matrix.dtype == float:
+        assert {short_number(value) for value in matrix.ravel()} <= set(texts(picture))
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 4), (4, 0)])
+def test_an_empty_matrix_is_said_to_be_empty(shape: tuple[int, int]) -> None:
+    assert annotated_heatmap(np.zeros(shape), "none").alternative == f"none: empty, shape {shape[0]} x {shape[1]}"
+    assert error_map(np.zeros(shape), "none").alternative.endswith("there is no element.")
+
+
+def test_a_large_matrix_is_thinned_out_and_small_in_bytes() -> None:
+    rng = np.random.default_rng(0)
+    picture = annotated_heatmap(rng.normal(size=(1000, 700)), "big")
+    assert "1 of 16 rows, 1 of 11 columns" in texts(picture)
+    assert len(picture.data) < 60_000
+    assert re.fullmatch(r"big: 1000 x 700 matrix, from -\d.* to \d.*\.", picture.alternative)
+    assert len(error_map(np.abs(rng.normal(size=(2, 600, 700)))).data) < 150_000
+
+
+def test_an_array_is_a_panel_per_matrix_and_says_what_is_left_out() -> None:
+    assert [panel.title for panel in panels_of(np.zeros((1, 3, 2, 2)), "w")] == ["w [0]", "w [1]", "w [2]"]
+    assert [panel.title for panel in panels_of(np.zeros((1, 1, 2, 2)), "w")] == ["w"]
+    assert panels_of(np.zeros(4), "v")[0].matrix.shape == (1, 4)
+    assert panels_of(np.array(4.0), "v")[0].matrix.shape == (1, 1)
+    many = panels_of(np.zeros((5, 4, 2, 2)), "w")
+    assert len(many) == 8
+    assert many[-1].title == "w [1][3] (and 12 more)"
+    assert panels_of(np.zeros((0, 2, 2)), "w") == ()
+
+
+def test_shades_go_from_light_to_the_panels_colour_and_ink_can_be_read_on_them() -> None:
+    pixels = shades(Panel("x", np.array([[0.0, 0.5, 1.0, np.nan, -np.inf, np.inf]]), "#000080"))
+    assert pixels[0, 0].tolist() == [0xF3, 0xF1, 0xF4]
+    assert pixels[0, 2].tolist() == [0, 0, 0x80]
+    assert pixels[0, 0].sum() > pixels[0, 1].sum() > pixels[0, 2].sum()
+    assert len({tuple(pixel) for pixel in pixels[0].tolist()}) == 6
+    assert [ink_on(pixel) for pixel in pixels[0, [0, 2, 4]]] == ["#000000", "#ffffff", "#ffffff"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(927.0, "927"), (0.25, "0.25"), (1e5, "1e+05"), (-0.0, "0"), (True, "1"), (np.inf, "inf"), (1 / 3, "0.333")],
+)
+def test_short_numbers(value: float, text: str) -> None:
+    assert short_number(value) == text
+
+
+def test_the_worst_error_is_found_written_and_ringed_whatever_is_thinned_out_or_folded() -> None:
+    ratio = np.full((2, 40, 300, 100), 0.01)
+    ratio[1, 7, 123, 45] = 57.0
+    ratio[0, 0, :, 99] = np.nan
+    words = describe_errors(ratio, "scores")
+    assert words == (
+        "scores, shape 2 x 40 x 300 x 100: largest 57 at [1,7,123,45]; 1 of 2,399,700 elements exceed the limit 1; "
+        "300 not judged."
+    )
+    (folded,) = error_matrices(ratio)
+    assert max(folded.errors.shape) <= MOST_CELLS
+    assert folded.worst == (123 // folded.block[0], 45 // folded.block[1])
+    assert folded.errors[folded.worst] == np.nanmax(folded.errors) == 57
+    picture = error_map(ratio, "scores")
+    assert picture.alternative == words
+    assert words in " ".join(texts(picture))
+
+
+def test_what_exceeds_the_limit_is_crossed_out_and_nothing_else() -> None:
+    colours = np.ones((2, 2, 4))
+    cells = _crossed(np.array([[1.0, 1.5], [np.inf, np.nan]]), colours).reshape(2, 7, 2, 7, 3)
+    black = (cells == 0).all(axis=-1).sum(axis=(1, 3))
+    assert (black > 0).tolist() == [[False, True], [True, False]]
+    assert len(set(black[black > 0])) == 1
+
+
+def test_a_few_matrices_have_a_panel_each_and_only_one_has_the_worst() -> None:
+    ratio = np.zeros((1, 3, 2, 2))
+    ratio[0, 1, 1, 0] = np.inf
+    maps = error_matrices(ratio)
+    assert [(each.title, each.worst) for each in maps] == [("[0]", None), ("[1]", (1, 0)), ("[2]", None)]
+    assert {"[0]", "[1]", "[2]", "limit 1"} <= set(texts(error_map(ratio)))
+
+
+def test_where_nothing_was_judged_an_error_map_says_so() -> None:
+    assert error_map(np.full((2, 2), np.nan), "x").alternative == "x, shape 2 x 2: no element was judged."
+    assert "largest 0.3; none exceeds the limit 1" in error_map(np.array(0.3)).alternative
+
+
+def test_a_matrix_in_words_tells_how_many_numbers_are_not_finite() -> None:
+    large = np.zeros((10, 10))
+    large[0, 0], large[1, 1], large[2, 2] = np.nan, -2.0, 3.0
+    assert describe(Panel("x", large)) == "x: 10 x 10 matrix, from -2 to 3, 1 not finite"
+    assert describe(Panel("x", np.full((10, 10), np.nan))) == "x: 10 x 10 matrix, 100 not finite"
