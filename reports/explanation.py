@@ -11,6 +11,7 @@ from rich.table import Table
 from attncheck.harness.explain import Explanation
 from attncheck.harness.judging.judge_stages import StageJudgement
 from attncheck.harness.judging.tiers import Measured
+from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.model import TagEntry
 from attncheck.reports.frames import rows_judged
 from attncheck.reports.terminal import plain_console
@@ -28,7 +29,7 @@ def print_explanation(explanation: Explanation, tags: Mapping[str, TagEntry], co
     console = console or plain_console()
     case = explanation.case
     console.print(case.name, style="bold", soft_wrap=True)
-    console.print(f"{case.file}:{case.line}, {case.operation}, {_inputs(explanation)}", soft_wrap=True)
+    console.print(f"{case.file}:{case.line}, {case.operation}, {inputs_line(case)}", soft_wrap=True)
     for tag in case.tags:
         console.print(f"probes {tag}: {tags[tag].probes} Answers: {tags[tag].defect}", soft_wrap=True)
     console.print()
@@ -53,11 +54,10 @@ def print_explanation(explanation: Explanation, tags: Mapping[str, TagEntry], co
         console.print(line, style="red" if explanation.begins_at else "", soft_wrap=True)
 
 
-def _inputs(explanation: Explanation) -> str:
-    shapes = ", ".join(
-        f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in explanation.case.input_shapes.items()
-    )
-    options = ", ".join(f"{name} = {value}" for name, value in explanation.case.options.items())
+def inputs_line(case: Case) -> str:
+    """Say what goes in: the inputs' shapes, the options."""
+    shapes = ", ".join(f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in case.input_shapes.items())
+    options = ", ".join(f"{name} = {value}" for name, value in case.options.items())
     return f"{shapes}; {options}" if options else shapes
 
 

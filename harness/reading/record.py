@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attncheck.harness.reading.array_kinds import PrintedInput, Reference
+from attncheck.harness.reading.array_kinds import Array, PrintedInput, Reference
 from attncheck.harness.reading.case import Case, Expected
 from attncheck.harness.reading.printed import Rounding, parse_printed
 
@@ -37,13 +37,16 @@ def _given(case: Case) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for name, source in case.inputs.items():
         if isinstance(source, Reference):
-            given[name] = {"called": source.ref}
-            if source.rows is not None or source.transpose:
-                continue
-            source = case.arrays.get(source.ref, source)
-        if isinstance(source, PrintedInput):
-            given.setdefault(name, {})["printed"] = parse_printed(source.printed, Rounding()).text.tolist()
+            rows = "" if source.rows is None else f"[{','.join(map(str, source.rows))}]"
+            given[name] = {"called": f"{source.ref}{rows}{'.T' if source.transpose else ''}"}
+        named = case.arrays.get(source.ref) if isinstance(source, Reference) else source
+        if isinstance(named, PrintedInput) and not (_is_arranged(source) or _is_arranged(named)):
+            given.setdefault(name, {})["printed"] = parse_printed(named.printed, Rounding()).text.tolist()
     return given
+
+
+def _is_arranged(source: Array) -> bool:
+    return source.transpose or any(value is not None for value in (source.rows, source.times, source.plus))
 
 
 def _expected_record(expected: Expected) -> dict[str, Any]:

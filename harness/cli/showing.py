@@ -1,0 +1,46 @@
+"""``show``: one case in the terminal, or as an image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attncheck.harness.cli.app import app
+from attncheck.harness.cli.work import print_faults, select, split
+from attncheck.harness.errors import ExitCode, UsageError
+
+
+@app.command()
+def show(
+    case: Annotated[str, typer.Argument(help="Id of a case, a glob that only one matches, or a file with one case.")],
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", "-d", help="One dtype of the case; its first if absent.")
+    ] = None,
+    stage: Annotated[
+        list[str] | None, typer.Option("--stage", "-s", help="Only these stages and inputs, apart by commas.")
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Draw it into this file instead: .png, .svg or .pdf.", show_default=False)
+    ] = None,
+) -> None:
+    """Show a case: what it asks, its inputs, and the exact value of every stage, a document's numbers beside them."""
+    from attncheck.harness.explain import find_case
+    from attncheck.reports.show import image_format, print_case, save_case, work_out
+
+    if save is not None:
+        image_format(save)  # before anything takes time
+    if dtype is not None and "," in dtype:
+        raise UsageError(f"expected one dtype, got {dtype}")
+    selection = select([case], None, [dtype] if dtype else None)
+    if selection.faults:
+        print_faults(selection)
+        raise typer.Exit(ExitCode.BAD_INPUT)
+    found = find_case(selection.cases, case)
+    shown = work_out(found, dtype or found.dtypes[0], split(stage))
+    if save is None:
+        print_case(shown, selection.tags)
+    else:
+        save_case(shown, save)
+        typer.echo(f"{save}: {found.name}")

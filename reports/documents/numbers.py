@@ -1,0 +1,191 @@
+"""The numbers of a document's expectation: what is printed beside every implementation's value and the exact one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from attncheck.harness.verdicts import Verdict
+from attncheck.harness.vocabulary import DTYPES
+from attncheck.reports.frames import Column, records
+
+Array = NDArray[Any]
+ExactOf = Mapping[str, Array]
+"""dtype -> exact value of what is expected, in the stage's own shape"""
+
+_EXTRA_DIGITS = 3
+"""Digits shown beyond the printed ones."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """What one implementation computed for one number, and whether it holds."""
+
+    text: str
+    verdict: str
+    is_erratum: bool
+    """Whether it misses a number under a recorded erratum, which the exact answer misses too."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is what the document says, or the exact answer where the document prints no number."""
+        return self.verdict == Verdict.AGREE
+
+
+@dataclass(frozen=True)
+class NumberLine:
+    """One number: its place as the document counts it (from 0), its digits as printed, the exact value, every value.
+
+    ``printed`` is empty where the document computes and prints nothing, ``exact`` where it was not kept.
+    """
+
+    place: str
+    printed: str
+    exact: str
+    values: tuple[Value | None, ...]
+
+
+@dataclass(frozen=True)
+class NumberTable:
+    """The numbers of one expectation in one dtype; ``values`` of its lines are in the order of its columns."""
+
+    dtype: str
+    columns: tuple[Column, ...]
+    lines: tuple[NumberLine, ...]
+
+
+def number_tables(
+    rows: pd.DataFrame, columns: Sequence[Column], expected: Mapping[str, Any], exact: ExactOf
+) -> tuple[NumberTable, ...]:
+    """Return a table per dtype; ``rows`` are those of one expectation."""
+    return tuple(
+        _table(own, dtype, columns, expected, exact.get(dtype))
+        for dtype in DTYPES
+        if not (own := rows[rows["dtype"] == dtype]).empty
+    )
+
+
+def _table(
+    rows: pd.DataFrame, dtype: str, columns: Sequence[Column], expected: Mapping[str, Any], exact: Array | None
+) -> NumberTable:
+    present = {(row["environment"], row["implementation"]) for row in records(rows)}
+    shown = tuple(column for column in columns if (column.environment, column.implementation) in present)
+    values: dict[str, dict[tuple[str, str], Value]] = {}
+    first: dict[str, Mapping[str, Any]] = {}
+    for row in records(rows):
+        first.setdefault(row["index"], row)
+        is_erratum = row["verdict"] == Verdict.MISPRINT and bool(row["known"])
+        value = Value(beside(row["value"], dtype, _half_unit(row)), str(row["verdict"]), is_erratum)
+        values.setdefault(row["index"], {})[row["environment"], row["implementation"]] = value
+    lines = tuple(
+        NumberLine(
+            element(index, expected),
+            row["printed"] if isinstance(row["printed"], str) else "",
+            _exact_text(row, exact),
+            tuple(values[index].get((column.environment, column.implementation)) for column in shown),
+        )
+        for index, row in first.items()
+    )
+    return NumberTable(dtype, shown, tuple(sorted(lines, key=_place_order)))
+
+
+def _half_unit(row: Mapping[str, Any]) -> float:
+    """Return half a unit of the last printed digit; 0 where nothing is printed, or exactly."""
+    return 0.0 if row["half_unit"] is None or math.isnan(row["half_unit"]) else float(row["half_unit"])
+
+
+def _exact_text(row: Mapping[str, Any], exact: Array | None) -> str:
+    if row["basis"] == "exact":
+        return beside(row["reference"], "float64", 0.0)
+    index = tuple(int(axis) for axis in row["index"].split(","))
+    if exact is None or len(index) != exact.ndim or any(i >= n for i, n in zip(index, exact.shape, strict=True)):
+        return ""
+    return beside(float(exact[index]), "float64", _half_unit(row))
+
+
+def _place_order(line: NumberLine) -> list[int]:
+    return [int(axis) for axis in line.place[1:-1].split(",")]
+
+
+def element(place: str, expected: Mapping[str, Any]) -> str:
+    """Write an element's place as the document counts it: no leading axes of length 1, transposed back."""
+    index, shape = [int(axis) for axis in place.split(",")], list(expected["shape"])
+    while len(shape) > 1 and shape[0] == 1:
+        index, shape = index[1:], shape[1:]
+    if expected["transpose"] and len(index) > 1:
+        index[-2:] = index[:-3:-1]
+    return f"[{','.join(map(str, index))}]"
+
+
+def beside(value: float, dtype: str, half_unit: float) -> str:
+    """Write a computed number with a few digits more than the printed one, but none that the dtype has not."""
+    if not math.isfinite(value):
+        return str(value)
+    digits = 9 if dtype == "float32" else 17
+    if half_unit:
+        decimals = max(0, -math.floor(math.log10(2 * half_unit))) if half_unit > 1e-300 else 0
+        text = f"{value:.{decimals + _EXTRA_DIGITS}f}"
+        if len(text.replace("-", "").replace(".", "").lstrip("0")) <= digits and decimals:
+            return text
+    return f"{value:.{digits}g}"
+
+
+def count(numbers: int) -> str:
+    """Count numbers in words."""
+    return "1 number" if numbers == 1 else f"{numbers} numbers"
+
+
+def hold_sentence(rows: pd.DataFrame, basis: str) -> str:
+    """Say how many comparisons with what is printed, known or exact hold."""
+    if rows.empty:
+        return "No implementation returned it."
+    if basis == "unprinted":
+        good = int(rows["verdict"].eq(Verdict.AGREE).sum())
+        if good == len(rows):
+            return "On every implementation it is within its error bound of the exact answer, in every dtype."
+        return f"{len(rows) - good} of {len(rows)} comparisons with the exact answer fail."
+    word = "printed" if basis == "printed" else "known"
+    parts = []
+    for dtype in DTYPES:
+        own = rows[rows["dtype"] == dtype]
+        if own.empty:
+            continue
+        total, good = len(own), int(own["verdict"].eq(Verdict.AGREE).sum())
+        errata = int((own["verdict"].eq(Verdict.MISPRINT) & own["known"].astype(bool)).sum())
+        text = f"{good} of {total} comparisons with {word} numbers hold in {dtype}"
+        parts.append(f"{text}, {errata} are the recorded erratum" if errata else text)
+    return f"{'; '.join(parts)}."
+
+
+def spread_sentence(pairs: pd.DataFrame, stage: str) -> str:
+    """Say by how much the implementations differ at a stage; ``pairs`` are those of one case."""
+    parts = []
+    pairs = pairs[(pairs["stage"] == stage) & pairs["ratio"].notna()]
+    for dtype in DTYPES:
+        own = pairs[pairs["dtype"] == dtype]
+        if own.empty:
+            continue
+        most = records(own.nlargest(1, "ratio"))[0]
+        if most["difference"] == 0:
+            parts.append(f"in {dtype} they are identical")
+        else:
+            names = f"{most['implementation']} and {most['other']}"
+            most_of = f"{most['difference']:.3g}, {most['ratio']:.3g} of what is allowed"
+            parts.append(f"in {dtype} they differ by at most {most_of} ({names})")
+    return f"Among the implementations: {'; '.join(parts)}." if parts else "There is nothing to compare it with."
+
+
+def as_matrix(lines: Sequence[NumberLine]) -> dict[str, list[str]]:
+    """Lay the exact numbers out in the document's rows, in fewer digits; by the rows' places."""
+    matrix: dict[str, list[str]] = {}
+    for line in lines:
+        row, _, _ = line.place[1:-1].rpartition(",")
+        number = np.float64(line.exact)
+        matrix.setdefault(f"[{row}]" if row else "", []).append(f"{number:.8g}")
+    return matrix

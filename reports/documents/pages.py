@@ -1,0 +1,166 @@
+"""A page per document, as data: its source, its inputs, what it prints beside what is computed, and its pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from attncheck.reports.documents.drawings import Drawing, Kept, drawings_of, exact_value, input_text, kept_of
+from attncheck.reports.documents.numbers import NumberTable, hold_sentence, number_tables, spread_sentence
+from attncheck.reports.frames import Column, Frames, documents_of, groups
+
+
+@dataclass(frozen=True)
+class Given:
+    """An input: what the document calls it, which inputs of the operation it is, its numbers as they are printed.
+
+    ``rows`` is empty where the document does not write the numbers down (they follow from a seed, or are many).
+    """
+
+    called: str
+    inputs: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """One thing that a document computes: ``basis`` is ``printed``, ``known`` by derivation, or ``unprinted``.
+
+    ``notes`` are why a number is known, and what is to be said of it; ``erratum`` why printed numbers do not hold.
+    ``holds`` says how many comparisons hold, ``spread`` how far implementations are apart (only where nothing is
+    printed); ``fails`` tells whether a comparison fails that no erratum explains. Without tables it was not run, or not
+    returned, and ``holds`` says so.
+    """
+
+    name: str
+    of: str
+    called: str
+    basis: str
+    notes: tuple[str, ...]
+    erratum: str
+    holds: str
+    spread: str
+    fails: bool
+    tables: tuple[NumberTable, ...]
+
+
+@dataclass(frozen=True)
+class DocumentCase:
+    """One computation of a document. ``drawings`` are its inputs and exact stages, empty where no arrays were kept."""
+
+    id: str
+    name: str
+    operation: str
+    notes: tuple[str, ...]
+    given: tuple[Given, ...]
+    expectations: tuple[Expectation, ...]
+    drawings: tuple[Drawing, ...]
+
+
+@dataclass(frozen=True)
+class DocumentPage:
+    """One document; texts that its file does not give are empty."""
+
+    file: str
+    title: str
+    source: str
+    author: str
+    section: str
+    notes: tuple[str, ...]
+    cases: tuple[DocumentCase, ...]
+
+
+def document_pages(frames: Frames) -> tuple[DocumentPage, ...]:
+    """Return a page per document that was run, in the order of their files."""
+    documents = documents_of(frames)
+    wanted = {case["id"] for cases in documents.values() for case in cases}
+    numbers = groups(frames.numbers[frames.numbers["case"].isin(wanted)], "case")
+    pairs = groups(frames.pairs[frames.pairs["case"].isin(wanted)], "case")
+    pages = []
+    for file, cases in documents.items():
+        source = cases[0]["source"]
+        in_columns = any(expected["transpose"] for case in cases for expected in case["expected"])
+        pages.append(
+            DocumentPage(
+                file=file,
+                title=cases[0]["title"],
+                source=source["title"],
+                author=source.get("author", ""),
+                section=source.get("section", ""),
+                notes=tuple(source.get("notes", ())),
+                cases=tuple(
+                    _case(case, numbers.get(case["id"]), pairs.get(case["id"], frames.pairs[:0]), frames, in_columns)
+                    for case in cases
+                ),
+            )
+        )
+    return tuple(pages)
+
+
+def _case(
+    case: Mapping[str, Any], numbers: pd.DataFrame | None, pairs: pd.DataFrame, frames: Frames, in_columns: bool
+) -> DocumentCase:
+    kept = {dtype: found for dtype in case["dtypes"] if (found := kept_of(frames.arrays, case["id"], dtype))}
+    first = next(iter(kept.values()), None)
+    return DocumentCase(
+        id=case["id"],
+        name=case["name"],
+        operation=case["operation"],
+        notes=tuple(case["notes"]),
+        given=() if first is None else _given(case, first),
+        expectations=tuple(
+            _expectation(expected, numbers, pairs, frames.columns, kept) for expected in case["expected"]
+        ),
+        drawings=() if first is None else drawings_of(case, first, in_columns=in_columns),
+    )
+
+
+def _given(case: Mapping[str, Any], kept: Kept) -> tuple[Given, ...]:
+    """Return the inputs, those under one name together."""
+    together: dict[str, list[str]] = {}
+    for name in kept.inputs:
+        together.setdefault(case.get("given", {}).get(name, {}).get("called", name), []).append(name)
+    return tuple(
+        Given(called, tuple(names), input_text(case, names[0], kept.inputs[names[0]]))
+        for called, names in together.items()
+    )
+
+
+def _expectation(
+    expected: Mapping[str, Any],
+    numbers: pd.DataFrame | None,
+    pairs: pd.DataFrame,
+    columns: Sequence[Column],
+    kept: Mapping[str, Kept],
+) -> Expectation:
+    basis = "exact" if expected["basis"] == "unprinted" else expected["basis"]
+    rows = pairs[:0] if numbers is None else _rows_of(expected, numbers, basis)
+    exact = {dtype: exact_value(expected, found) for dtype, found in kept.items()}
+    harmless = rows["verdict"].isin(["agree", "unverified"]) | (rows["known"].astype(bool))
+    return Expectation(
+        name=expected["name"],
+        of=expected["of"],
+        called=expected.get("called", ""),
+        basis=expected["basis"],
+        notes=tuple(expected[key] for key in ("because", "note") if key in expected),
+        erratum=expected.get("erratum", ""),
+        holds="Not run." if numbers is None else hold_sentence(rows, expected["basis"]),
+        spread=spread_sentence(pairs, expected["of"]) if expected["basis"] == "unprinted" and len(rows) else "",
+        fails=bool((~harmless).any()),
+        tables=()
+        if rows.empty
+        else number_tables(
+            rows, columns, expected, {dtype: array for dtype, array in exact.items() if array is not None}
+        ),
+    )
+
+
+def _rows_of(expected: Mapping[str, Any], numbers: pd.DataFrame, basis: str) -> pd.DataFrame:
+    chosen = (numbers["stage"] == expected["name"]) & (numbers["basis"] == basis)
+    if "called" in expected and numbers["called"][chosen].notna().any():
+        chosen &= numbers["called"] == expected["called"]
+    rows: pd.DataFrame = numbers[chosen]
+    return rows

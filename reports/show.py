@@ -1,0 +1,243 @@
+"""A case in a terminal or an image: what it says, its inputs, and the exact value of every stage."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from attncheck.harness.errors import OutputError, UsageError
+from attncheck.harness.judging.judge import exact_values
+from attncheck.harness.judging.judge_numbers import judge_numbers
+from attncheck.harness.judging.truth import Truth, truth_of_case
+from attncheck.harness.reading.case import Case, Expected
+from attncheck.harness.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.harness.reading.model import TagEntry
+from attncheck.harness.reading.record import case_record
+from attncheck.harness.results.writer import EXACT, Row
+from attncheck.harness.verdicts import Verdict
+from attncheck.reports.documents.drawings import Drawing, Kept, drawings_of, title_of
+from attncheck.reports.documents.numbers import beside, element
+from attncheck.reports.explanation import inputs_line
+from attncheck.reports.figures.panels import Panel, Pixels, ink_on, safe_text, shades, short_number
+from attncheck.reports.frames import rows_judged
+from attncheck.reports.terminal import plain_console
+
+if TYPE_CHECKING:
+    from attncheck.reports.figures.picture import Format
+
+Array = NDArray[Any]
+
+_DIGITS = 5
+_MOST_ROWS = 12
+_MOST_READ = 64
+_PIPE_WIDTH = 120
+_MOST_NUMBERS = 40
+"""Of more numbers only those that do not hold are listed."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A case in one dtype: its drawings, its exact stages' numbers beside the document's, what there is to say of both.
+
+    ``outside`` says why there is no exact answer, where there is none; ``sampled`` how many query rows stand for all.
+    """
+
+    case: Case
+    dtype: str
+    drawings: tuple[Drawing, ...]
+    numbers: Mapping[int, tuple[Row, ...]]
+    """Position of an expectation -> its numbers, the exact answer's beside them."""
+    outside: str
+    sampled: str
+
+
+def work_out(case: Case, dtype: str, stages: Collection[str] = ()) -> Shown:
+    """Evaluate a case exactly, from its inputs as stored in a dtype; of these stages and inputs, or all.
+
+    Raises ``UsageError`` for a stage that the case has not.
+    """
+    inputs = convert_inputs(case, make_exact_inputs(case), dtype)
+    truth = truth_of_case(case, dtype, inputs)
+    exact = dict(exact_values(truth))
+    in_columns = any(expected.transpose for expected in case.expected)
+    drawings = drawings_of(case_record(case), Kept(inputs.arrays, exact), in_columns=in_columns)
+    rows = len(truth.query_rows) if truth.query_rows is not None else 0
+    return Shown(
+        case=case,
+        dtype=dtype,
+        drawings=_chosen(drawings, stages),
+        numbers={} if truth.outside else _numbers(case, inputs, truth, exact, stages),
+        outside=truth.outside,
+        sampled=f"{rows_judged(rows, truth.queries)}; they stand for all" if rows else "",
+    )
+
+
+def _chosen(drawings: tuple[Drawing, ...], stages: Collection[str]) -> tuple[Drawing, ...]:
+    names = list(dict.fromkeys(name for drawing in drawings for name in drawing.names))
+    for stage in stages:
+        if stage not in names:
+            raise UsageError(f"no stage {stage!r} here; expected {', '.join(names)}")
+    return tuple(drawing for drawing in drawings if not stages or set(drawing.names) & set(stages))
+
+
+def _numbers(
+    case: Case, inputs: Inputs, truth: Truth, exact: Mapping[str, Array], stages: Collection[str]
+) -> dict[int, tuple[Row, ...]]:
+    """Hold the exact answer against the document's numbers, as an implementation is held against them."""
+    blank = Row(case.id, case.operation, truth.dtype, EXACT, "stage", "", Verdict.AGREE)
+    return {
+        place: tuple(
+            judge_numbers(replace(case, expected=(expected,)), inputs, truth, {EXACT: exact}, {EXACT: "native"}, blank)
+        )
+        for place, expected in enumerate(case.expected)
+        if expected.numbers is not None and (not stages or {expected.name, expected.of} & set(stages))
+    }
+
+
+def holds(row: Row) -> bool:
+    """Whether the exact answer is what is printed: within half a unit, and what the inputs' rounding moves it by."""
+    if row.verdict == Verdict.NONFINITE or row.difference is None:
+        return False
+    if row.value is None or row.reference is None or not np.isfinite(row.reference):
+        return row.verdict == Verdict.AGREE
+    rounding = 2 * float(np.spacing(abs(row.reference)))  # both are rounded to float64
+    return row.difference <= (row.half_unit or 0.0) + (row.propagated or 0.0) + rounding
+
+
+def print_case(shown: Shown, tags: Mapping[str, TagEntry], console: Console | None = None) -> None:
+    """Print a case: what it says, its inputs, its exact stages, and its numbers beside the exact ones."""
+    console = console or plain_console()
+    width = console.width if console.is_terminal else _PIPE_WIDTH
+    for style, line in _opening(shown.case, tags):
+        console.print(line, style=style, soft_wrap=True)
+    inputs, stages = ([each for each in shown.drawings if each.is_input is kind] for kind in (True, False))
+    for title, drawings in ((f"Inputs in {shown.dtype}", inputs), ("Exact stages", stages)):
+        if drawings:
+            console.print()
+            console.print(f"{title}:", style="bold")
+        for panel in (panel for drawing in drawings for panel in drawing.panels):
+            console.print()
+            console.print(matrix_text(panel, width), soft_wrap=True)
+    for line in filter(None, (shown.sampled and f"{shown.sampled}.", _outside(shown))):
+        console.print()
+        console.print(line, soft_wrap=True)
+    for place, rows in shown.numbers.items():
+        console.print()
+        _print_numbers(console, shown.case.expected[place], rows)
+
+
+def _opening(case: Case, tags: Mapping[str, TagEntry]) -> list[tuple[str, str]]:
+    source = case.source
+    by = f", by {source.author}" if source.author else ""
+    where = f"; {source.section}" if source.section else ""
+    lines = [
+        ("bold", case.name),
+        ("", f"{case.id} ({case.file}:{case.line})"),
+        ("", f"from {source.title}{by}{where}"),
+        ("", f"{case.operation}, {inputs_line(case)}"),
+    ]
+    lines += [("", f"probes {tag}: {tags[tag].probes} Answers: {tags[tag].defect}") for tag in case.tags if tag in tags]
+    return lines + [("", note) for note in (*source.notes, *case.notes)]
+
+
+def _outside(shown: Shown) -> str:
+    return f"There is no exact answer: {shown.outside}." if shown.outside else ""
+
+
+def matrix_text(panel: Panel, width: int) -> Text:
+    """Return a matrix as coloured cells with their numbers, as far as they go into the width; the rest is elided."""
+    matrix = panel.matrix
+    text = Text(f"{safe_text(panel.title, width)}, {' x '.join(map(str, matrix.shape))}")
+    if not matrix.size:
+        return text
+    rows = _elided(matrix.shape[0], _MOST_ROWS)
+    labels = ["..." if row is None else str(row) for row in rows]
+    margin = max(map(len, labels)) + 1
+    kept = [row for row in rows if row is not None]
+    cells = {row: [short_number(value, _DIGITS) for value in matrix[row].tolist()[:_MOST_READ]] for row in kept}
+    longest = max(len(cell) for line in cells.values() for cell in line) + 2
+    columns = _elided(matrix.shape[1], max(3, min((width - margin) // longest, _MOST_READ)))
+    pixels = shades(panel)
+    text.append("\n" + " " * margin)
+    for column in columns:
+        text.append(("..." if column is None else str(column)).rjust(longest - 1) + " ", style="dim")
+    for row, label in zip(rows, labels, strict=True):
+        text.append("\n" + label.rjust(margin - 1) + " ", style="dim")
+        for column in columns if row is not None else ():
+            if column is None:
+                text.append("...".rjust(longest - 1) + " ")
+                continue
+            number = short_number(matrix[row, column].item(), _DIGITS)
+            text.append(number.rjust(longest - 1) + " ", style=_style(pixels[row, column]))
+    return text
+
+
+def _style(pixel: Pixels) -> Style:
+    red, green, blue = (int(part) for part in pixel)
+    return Style(color=ink_on(pixel), bgcolor=f"#{red:02x}{green:02x}{blue:02x}")
+
+
+def _elided(length: int, most: int) -> list[int | None]:
+    """Return the places that are shown: all, or the first and the last two with None for what is between."""
+    if length <= most:
+        return list(range(length))
+    return [*range(most - 3), None, length - 2, length - 1] if most > 3 else [0, None, length - 1]
+
+
+def _print_numbers(console: Console, expected: Expected, rows: Sequence[Row]) -> None:
+    missed = [row for row in rows if not holds(row)]
+    name = title_of([expected.name], [expected.called] if expected.called else [])
+    console.print(f"{name}, {expected.basis}: {len(rows) - len(missed)} of {len(rows)} hold", style="bold")
+    for note in filter(None, (expected.because, expected.note, expected.erratum and f"Erratum: {expected.erratum}")):
+        console.print(note, soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("element")
+    for heading in (expected.basis, "exact", "off by"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("")
+    layout = {"shape": expected.shape, "transpose": expected.transpose}
+    for row in rows if len(rows) <= _MOST_NUMBERS else missed[:_MOST_NUMBERS]:
+        word = "holds" if holds(row) else "erratum" if row.known else "does not hold"
+        table.add_row(
+            element(row.index or "", layout),
+            row.reference_text or "",
+            beside(row.value if row.value is not None else np.nan, "float64", row.half_unit or 0.0),
+            f"{row.difference:.2g}" if row.difference is not None and np.isfinite(row.difference) else "",
+            word,
+            style="" if holds(row) else "yellow" if row.known else "red",
+        )
+    if table.row_count:
+        console.print(table)
+
+
+def save_case(shown: Shown, path: Path) -> None:
+    """Write a case's inputs and exact stages as an image. Raises ``OutputError`` where the file cannot be written."""
+    from attncheck.reports.figures.heatmaps import heatmaps
+
+    panels = [panel for drawing in shown.drawings for panel in drawing.panels]
+    picture = heatmaps(panels, heading=f"{shown.case.name} ({shown.dtype})", format=image_format(path))
+    try:
+        path.write_bytes(picture.data)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def image_format(path: Path) -> Format:
+    """Return the format that a file's name ends with. Raises ``UsageError`` for any other."""
+    match path.suffix.lower():
+        case ".png":
+            return "png"
+        case ".svg":
+            return "svg"
+        case ".pdf":
+            return "pdf"
+    raise UsageError(f"{path}: cannot save as {path.suffix or 'a file without a suffix'}; expected .png, .svg or .pdf")

@@ -1,0 +1,244 @@
+"""A page per document: every number that it prints, digit by digit, beside the exact one and every implementation's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attncheck.harness.reading.selection import select_cases
+from attncheck.harness.results.writer import EXACT, INPUTS, Row, StoredArray
+from attncheck.reports.documents.numbers import beside, element
+from attncheck.reports.documents.pages import DocumentCase, DocumentPage, Expectation, document_pages
+from attncheck.reports.figures.heatmaps import heatmaps
+from attncheck.reports.frames import Frames
+
+HOSTILE = "<script>alert(1)</script> $\\frac{ | `x` \x1b[31m"
+
+
+@pytest.fixture(scope="session")
+def pages(document_frames: Frames) -> dict[str, DocumentPage]:
+    return {Path(page.file).stem: page for page in document_pages(document_frames)}
+
+
+def expectation(case: DocumentCase, called: str, basis: str = "printed") -> Expectation:
+    (found,) = (each for each in case.expectations if (each.called, each.basis) == (called, basis))
+    return found
+
+
+def test_every_document_has_a_page_with_its_source(pages: dict[str, DocumentPage]) -> None:
+    assert len(pages) == 5
+    post = pages["attention_scoring_post"]
+    assert post.title == "Attention scoring and the context vector"
+    assert post.source == "Learning Attention Mechanism from scratch!"
+    assert post.author.startswith("Garima Nishad")
+    assert post.notes[0] == "The post prints one number, 927; all the rest is code."
+    assert pages["masked_self_attention_notebook"].author == ""
+
+
+def test_every_printed_number_is_there_as_it_is_printed(pages: dict[str, DocumentPage]) -> None:
+    """The corpus is held against the documents' own texts elsewhere; here, what a page says against the corpus."""
+    by_case = {case.id: case for page in pages.values() for case in page.cases}
+    for case in select_cases(["documents"]).cases:
+        page = by_case[case.id]
+        assert len(page.expectations) == len(case.expected)
+        for expected, shown in zip(case.expected, page.expectations, strict=True):
+            assert {table.dtype for table in shown.tables} == {"float64", "float32"}
+            for table in shown.tables:
+                assert [column.implementation for column in table.columns] == ["first.eager", "second.eager"]
+                assert all(line.exact and None not in line.values for line in table.lines)
+                if expected.numbers is None:
+                    assert {line.printed for line in table.lines} == {""}
+                    assert len(table.lines) == np.prod(expected.shape)
+                    continue
+                numbers = expected.numbers.transposed() if expected.transpose else expected.numbers
+                assert [line.printed for line in table.lines] == list(numbers.text[numbers.given])
+
+
+def test_a_number_stands_in_its_place_beside_the_exact_one_with_more_digits(pages: dict[str, DocumentPage]) -> None:
+    (case,) = pages["base_r_vignette"].cases
+    weights = expectation(case, "weights")
+    line = weights.tables[0].lines[2]
+    assert (line.place, line.printed, line.exact) == ("[0,2]", "0.8429010", "0.8429010423")
+    assert [value.text for value in line.values if value] == ["0.8429010423", "0.8429010423"]
+    assert all(value.holds for value in line.values if value)
+    assert weights.holds.startswith("32 of 32 comparisons with printed numbers hold in float64; ")
+    assert not weights.fails
+
+
+def test_what_is_printed_of_inputs_keeps_its_digits(pages: dict[str, DocumentPage]) -> None:
+    case = pages["masked_self_attention_notebook"].cases[0]
+    given = {each.called: each for each in case.given}
+    assert given["q"].inputs == ("query",)
+    assert given["q"].rows[3][:2] == ("-0.4541441", "0.49158284")
+    assert given["mask"].rows[1] == ("0.", "0.", "-inf", "-inf")
+    (words, *_) = pages["base_r_vignette"].cases[0].given
+    assert (words.called, words.inputs) == ("words", ("query", "key", "value"))
+    assert words.rows == (("1", "0", "0"), ("0", "1", "0"), ("1", "1", "0"), ("0", "0", "1"))
+    post = {each.called: each.rows for each in pages["multi_head_post"].cases[0].given}
+    assert post["w_query.T"] == ()  # 256 numbers that follow from a seed
+
+
+def test_errata_are_explained_and_fail_nothing(pages: dict[str, DocumentPage]) -> None:
+    case = pages["masked_self_attention_notebook"].cases[1]
+    weights = expectation(case, "attention")
+    assert weights.erratum.startswith("Printed under mask=None")
+    assert not weights.fails
+    first, last = weights.tables[0].lines[0], weights.tables[0].lines[-1]
+    assert (first.printed, first.exact[:6]) == ("1.", "0.2103")
+    assert [(value.is_erratum, value.holds) for value in first.values if value] == [(True, False)] * 2
+    assert [(value.is_erratum, value.holds) for value in last.values if value] == [(False, True)] * 2
+
+
+def test_what_is_not_printed_is_told_to_be_within_its_bound_and_how_far_implementations_are_apart(
+    pages: dict[str, DocumentPage],
+) -> None:
+    case = pages["attention_scoring_post"].cases[1]
+    applied = expectation(case, "applied_attention", "unprinted")
+    assert applied.holds.startswith("On every implementation it is within its error bound")
+    assert applied.spread == "Among the implementations: in float64 they are identical; in float32 they are identical."
+    assert expectation(case, "attention_weights", "known").tables[0].lines[0].printed == "5.77e-340"
+
+
+def test_the_scoring_post_is_drawn_as_it_draws_itself(pages: dict[str, DocumentPage]) -> None:
+    single, context = pages["attention_scoring_post"].cases
+    drawn = {drawing.names: drawing.panels[0] for drawing in (*single.drawings, *context.drawings)}
+    assert drawn["query",].matrix.tolist() == [[5], [1], [20]]
+    assert drawn["key",].matrix.tolist() == [[3], [12], [45]]
+    assert drawn["key", "value"].matrix.tolist() == [[3, 59, 1, 4], [12, 2, 43, 3], [45, 5, 5, 45.3]]
+    assert drawn["key", "value"].title == "annotations (key, value)"
+    # Weights 0.1192 and 0.8808, that is 1 / (1 + e^2) and 1 / (1 + e^-2), times the first and the fourth annotation.
+    low, high = 1 / (1 + np.exp(2)), 1 / (1 + np.exp(-2))
+    applied = np.outer([3, 12, 45], [low, 0, 0, 0]) + np.outer([4, 3, 45.3], [0, 0, 0, high])
+    np.testing.assert_allclose(drawn["applied_values",].matrix, applied, rtol=1e-12, atol=1e-200)
+    np.testing.assert_allclose(drawn["output",].matrix, applied.sum(axis=1, keepdims=True), rtol=1e-12)
+    assert [drawing.is_input for drawing in context.drawings] == [True, True, False, False, False, False]
+
+
+def test_other_documents_are_drawn_with_scores_mask_weights_and_output_a_panel_per_head(
+    pages: dict[str, DocumentPage],
+) -> None:
+    def names(document: str, case: int) -> list[tuple[str, ...]]:
+        return [drawing.names for drawing in pages[document].cases[case].drawings]
+
+    assert names("masked_self_attention_notebook", 0) == [
+        ("query",), ("key",), ("value",), ("bias",),
+        ("raw_scores",), ("scores",), ("biased",), ("weights",), ("output",),
+    ]  # fmt: skip
+    assert ("row_maxima",) in names("base_r_vignette", 0)
+    four = {drawing.names[0]: drawing for drawing in pages["multi_head_post"].cases[1].drawings}
+    assert [panel.title for panel in four["weights"].panels] == [
+        f"attention_weights (weights) [{head}]" for head in range(4)
+    ]
+    np.testing.assert_allclose(four["weights"].panels[2].matrix.sum(axis=-1), np.ones(5), rtol=1e-12)
+    assert four["output"].panels[0].matrix.shape == (5, 16)
+
+
+def test_the_same_results_give_equal_pages_and_pictures(document_frames: Frames) -> None:
+    first, second = document_pages(document_frames), document_pages(document_frames)
+    for one, other in zip(first, second, strict=True):
+        for case, same in zip(one.cases, other.cases, strict=True):
+            assert case.expectations == same.expectations
+            panels, again = ([p for drawing in each.drawings for p in drawing.panels] for each in (case, same))
+            assert [(p.title, p.matrix.tolist()) for p in panels] == [(p.title, p.matrix.tolist()) for p in again]
+    panels = first[0].cases[0].drawings[0].panels
+    assert heatmaps(panels) == heatmaps(panels)
+
+
+@pytest.fixture
+def page_of(
+    make_row: Callable[..., Row],
+    make_case_record: Callable[..., dict[str, Any]],
+    write_run: Callable[..., Path],
+    frames_of: Callable[..., Frames],
+) -> Callable[..., DocumentPage]:
+    """Make the page of a document with one case by hand."""
+
+    def make(rows: list[dict[str, Any]], expected: list[dict[str, Any]], **more: Any) -> DocumentPage:
+        standard = {"of": "weights", "basis": "printed", "transpose": False, "shape": [1, 1, 1, 2]}
+        case = make_case_record(
+            source={"kind": "document", "title": HOSTILE},
+            expected=[standard | each for each in expected],
+            **more.pop("case", {}),
+        )
+        rows = [make_row(**{"comparison": "printed", "index": "0,0,0,1", **row}) for row in rows]
+        (page,) = document_pages(frames_of(write_run(rows, cases=[case], **more)))
+        return page
+
+    return make
+
+
+def test_a_case_that_did_not_run_and_a_stage_that_nobody_returned_say_so(page_of: Callable[..., DocumentPage]) -> None:
+    page = page_of([], [{"name": "weights"}], name="none")
+    (shown,) = page.cases[0].expectations
+    assert (shown.holds, shown.tables, shown.fails) == ("Not run.", (), False)
+    assert page.cases[0].drawings == page.cases[0].given == ()
+    page = page_of([{"stage": "output", "reference_text": "1."}], [{"name": "weights"}], name="other")
+    assert page.cases[0].expectations[0].holds == "No implementation returned it."
+
+
+def test_without_kept_arrays_the_exact_value_is_left_out_and_the_printed_one_stays(
+    page_of: Callable[..., DocumentPage],
+) -> None:
+    page = page_of([{"value": 0.25, "reference_text": "0.3", "half_unit": 0.05}], [{"name": "weights"}])
+    (line,) = page.cases[0].expectations[0].tables[0].lines
+    assert (line.place, line.printed, line.exact) == ("[1]", "0.3", "")
+    assert line.values[0] is not None
+    assert line.values[0].text == "0.2500"
+
+
+def test_a_number_that_does_not_hold_fails_and_hostile_texts_stay_texts(page_of: Callable[..., DocumentPage]) -> None:
+    arrays = [
+        StoredArray("file/one", "float64", EXACT, "weights", np.array([[[[0.5, np.nan]]]])),
+        StoredArray("file/one", "float64", INPUTS, "scores", np.array([[[[0.0, np.inf]]]])),
+    ]
+    page = page_of(
+        [{"verdict": "numeric", "value": np.nan, "reference_text": HOSTILE, "called": HOSTILE}],
+        [{"name": "weights", "called": HOSTILE, "erratum": HOSTILE}],
+        arrays=arrays,
+        case={"given": {"scores": {"called": HOSTILE}}, "name": HOSTILE},
+    )
+    (case,) = page.cases
+    (shown,) = case.expectations
+    assert shown.fails
+    assert (shown.called, shown.erratum, page.source, case.name) == (HOSTILE,) * 4
+    (line,) = shown.tables[0].lines
+    assert (line.printed, line.exact, [value.text for value in line.values if value]) == (HOSTILE, "nan", ["nan"])
+    for drawing in case.drawings:
+        assert b"<script" not in heatmaps(drawing.panels).data
+    assert case.given[0].rows == (("0", "inf"),)
+
+
+def test_two_expectations_of_one_stage_keep_their_own_numbers(page_of: Callable[..., DocumentPage]) -> None:
+    rows = [{"called": name, "reference_text": name, "value": 0.5} for name in ("first", "second")]
+    page = page_of(rows, [{"name": "weights", "called": name} for name in ("first", "second")])
+    printed = [line.printed for shown in page.cases[0].expectations for line in shown.tables[0].lines]
+    assert printed == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "half_unit", "text"),
+    [
+        (1 / 3, "float64", 5e-5, "0.3333333"),
+        (1 / 3, "float32", 0.0, "0.333333333"),
+        (1 / 3, "float64", 0.0, "0.33333333333333331"),
+        (927.0, "float64", 0.5, "927"),
+        (np.inf, "float32", 0.5, "inf"),
+        (0.0, "float64", 5e-343, "0"),
+    ],
+)
+def test_a_value_is_written_with_a_few_digits_more_than_the_printed_one(
+    value: float, dtype: str, half_unit: float, text: str
+) -> None:
+    assert beside(value, dtype, half_unit) == text
+
+
+def test_an_element_stands_where_the_document_counts_it() -> None:
+    assert element("0,0,2,3", {"shape": [1, 1, 4, 5], "transpose": False}) == "[2,3]"
+    assert element("0,0,2,3", {"shape": [1, 1, 4, 5], "transpose": True}) == "[3,2]"
+    assert element("0,2,1,0", {"shape": [1, 4, 2, 2], "transpose": False}) == "[2,1,0]"
+    assert re.fullmatch(r"\[0\]", element("0,0,0,0", {"shape": [1, 1, 1, 1], "transpose": False}))

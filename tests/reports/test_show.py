@@ -1,0 +1,174 @@
+"""A case in a terminal, in a pipe and as an image."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from attncheck.harness.cli import app
+from attncheck.harness.errors import OutputError, UsageError
+from attncheck.harness.reading.case import Case
+from attncheck.harness.reading.selection import select_cases
+from attncheck.reports.figures.panels import Panel
+from attncheck.reports.show import image_format, matrix_text, print_case, save_case, work_out
+
+VIGNETTE = "documents/base_r_vignette/four-words-attend-to-each-other"
+NOTEBOOK = "documents/masked_self_attention_notebook"
+
+
+def printed(identity: str, dtype: str = "float64", *stages: str, **console: object) -> str:
+    """Return what is printed of a bundled case."""
+    selection = select_cases([identity])
+    text = io.StringIO()
+    options = {"width": 200, "highlight": False, "markup": False, **console}
+    print_case(work_out(selection.cases[0], dtype, stages), selection.tags, Console(file=text, **options))  # type: ignore[arg-type]
+    return text.getvalue()
+
+
+def test_a_case_is_shown_with_its_source_tags_inputs_and_exact_stages() -> None:
+    text = printed(VIGNETTE)
+    assert text.startswith("Four words attend to each other\n")
+    assert "multi_head_attention, query 1x4x3, key 1x4x3" in text
+    assert "probes document: The numbers that a published document prints. Answers: An implementation" in text
+    assert "R fills matrices by columns" in text
+    assert "words (query, key, value), 4 x 3\n   0  1  2 \n0  1  0  0 \n" in text
+    assert "scores (raw_scores), 4 x 4\n    0   1   2   3 \n0   6   4  10   5 \n" in text
+    assert re.search(r"\[0,2\] +0\.8429010 +0\.8429010423 +4\.2e-08 +holds", text)
+    assert "weights, printed: 16 of 16 hold" in text
+    assert "\x1b" not in text
+
+
+def test_errata_are_told_beside_the_numbers_that_do_not_hold() -> None:
+    text = printed(f"{NOTEBOOK}/the-call-as-the-notebook-writes-it-with-mask-none", "float64", "weights")
+    assert "attention (weights), printed: 4 of 16 hold\nErratum: Printed under mask=None" in text
+    assert re.search(r"\[0,0\] +1\. +0\.21036710325 +0\.79 +erratum", text)
+    assert "values" not in text.partition("Exact stages")[2]  # only the stage that was asked for
+
+
+def test_colours_are_for_terminals_and_not_for_those_who_want_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "\x1b[38;2;" in printed(VIGNETTE, "float64", force_terminal=True, color_system="truecolor")
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = printed(VIGNETTE, "float64", force_terminal=True, color_system="truecolor")
+    assert "38;2;" not in plain
+    assert "48;2;" not in plain
+
+
+def test_every_dtype_shows_the_exact_answer_for_what_is_stored_in_it() -> None:
+    identity = f"{NOTEBOOK}/four-words-attend-to-themselves-and-to-earlier-words"
+    assert "Inputs in float32:" in printed(identity, "float32")
+    exact = {dtype: printed(identity, dtype, "weights").splitlines()[-4:] for dtype in ("float64", "float32")}
+    assert exact["float64"] != exact["float32"]  # the inputs were rounded to float32, and so has another exact answer
+    assert all(line.endswith("holds  ") or line.endswith("holds") for lines in exact.values() for line in lines)
+
+
+def test_a_matrix_is_elided_to_what_goes_into_the_width() -> None:
+    text = matrix_text(Panel("x", np.arange(10_000.0).reshape(100, 100)), 60).plain
+    lines = text.splitlines()
+    assert lines[0] == "x, 100 x 100"
+    assert len(lines) == 2 + 12
+    assert max(map(len, lines)) <= 60
+    assert lines[1].split()[-3:] == ["...", "98", "99"]
+    assert lines[-1].split()[-1] == "9999"
+    assert [line.split()[0] for line in lines[2:]].count("...") == 1
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (0, 3), (3, 0), (1, 5000), (5000, 1)])
+def test_any_shape_can_be_shown(shape: tuple[int, int]) -> None:
+    text = matrix_text(Panel("x", np.full(shape, np.nan)), 80).plain
+    assert text.startswith(f"x, {shape[0]} x {shape[1]}")
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_names_cannot_write_to_the_terminal() -> None:
+    text = matrix_text(Panel("\x1b]0;owned\x07 [red]x", np.zeros((1, 1))), 80).plain
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert "[red]x" in text
+
+
+def own_case(tmp_path: Path, text: str) -> Case:
+    """Return the one case of a file."""
+    header = "title: Own cases\nsource: {kind: derivation, title: Made for the tests}\noperation: softmax\ncases:\n"
+    (tmp_path / "own.yaml").write_text(f"{header}  - name: One\n    {text}\n", encoding="utf-8")
+    selection = select_cases(["own.yaml"], base=tmp_path)
+    assert not selection.faults
+    return selection.cases[0]
+
+
+def shown_text(case: Case) -> str:
+    text = io.StringIO()
+    print_case(work_out(case, "float64"), {}, Console(file=text, width=200, highlight=False, markup=False))
+    return text.getvalue()
+
+
+def test_a_case_without_an_exact_answer_says_why(tmp_path: Path) -> None:
+    text = shown_text(own_case(tmp_path, "inputs: {scores: {values: [[0, .inf]]}}\n    allow_nonfinite: true"))
+    assert "There is no exact answer: " in text
+    assert "scores, 1 x 2" in text
+    assert "Exact stages" not in text
+
+
+def test_sampled_rows_are_told_and_what_was_not_judged_is_no_number(tmp_path: Path) -> None:
+    text = shown_text(own_case(tmp_path, "inputs: {scores: {ascending: [0, 0.001], shape: [2100, 128]}}"))
+    assert "64 of 2,100 query rows judged; they stand for all." in text
+    # Rows 2 to 14 lie beside no edge of a tile, and are not among those drawn at random.
+    weights = text.partition("Exact stages:")[2]
+    assert "\n2" in weights
+    assert "nan" in weights
+
+
+@pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("SVG", b"<svg"), ("pdf", b"%PDF")])
+def test_a_case_is_saved_as_an_image_with_the_same_bytes_every_time(tmp_path: Path, suffix: str, start: bytes) -> None:
+    shown = work_out(select_cases([VIGNETTE]).cases[0], "float64", ["weights", "output"])
+    paths = [tmp_path / f"{name}.{suffix}" for name in ("first", "second")]
+    for path in paths:
+        save_case(shown, path)
+    first, second = (path.read_bytes() for path in paths)
+    assert first == second
+    assert first.startswith(start)
+
+
+def test_an_image_that_cannot_be_written_or_named_is_told(tmp_path: Path) -> None:
+    shown = work_out(select_cases([VIGNETTE]).cases[0], "float64", ["output"])
+    with pytest.raises(OutputError, match=r"none.x\.svg cannot be written: No such file or directory"):
+        save_case(shown, tmp_path / "none" / "x.svg")
+    for name in ("x.gif", "x"):
+        with pytest.raises(UsageError, match=r"expected \.png, \.svg or \.pdf"):
+            image_format(Path(name))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([VIGNETTE, "--stage", "nonsense"], "no stage 'nonsense' here; expected query, key, value"),
+        (["no/such/case"], "neither a file or folder nor a glob"),
+        (["documents/*"], "'documents/*' matches 9 cases; name one of them:\n"),
+        ([VIGNETTE, "--dtype", "float8"], "unknown dtype 'float8'"),
+        ([VIGNETTE, "--dtype", "bfloat16"], "no case matches"),
+        ([VIGNETTE, "--dtype", "float64,float32"], "expected one dtype"),
+        ([VIGNETTE, "--save", "x.doc"], "cannot save as .doc"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_usage_error(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["show", *arguments])
+    assert isinstance(result.exception, UsageError)
+    assert message in str(result.exception)
+
+
+def test_the_command_prints_and_saves(tmp_path: Path) -> None:
+    runner = CliRunner()
+    result = runner.invoke(app, ["show", VIGNETTE, "--stage", "weights,output"])
+    assert result.exit_code == 0
+    assert "weights, 4 x 4" in result.stdout
+    assert "words" not in result.stdout.partition("Exact stages")[2]
+    path = tmp_path / "case.svg"
+    result = runner.invoke(app, ["show", VIGNETTE, "--save", str(path)])
+    assert result.exit_code == 0
+    assert result.stdout == f"{path}: Four words attend to each other\n"
+    assert path.read_bytes().startswith(b"<svg")
