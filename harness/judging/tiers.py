@@ -76,6 +76,11 @@ def threshold(elements: int) -> float:
     return math.sqrt(2 * math.log(2 * max(elements, 1) / FALSE_ALARM))
 
 
+def noise_limit(elements: int) -> float:
+    """Return the z above which one of N errors is noisier than rounding is: T3."""
+    return max(_NOISY_Z, threshold(elements) / 2)
+
+
 def measure(
     error: Real, radius: Real, worst: Real, scale: Real, judged: NDArray[np.bool_], *, generic: bool
 ) -> Measured:
@@ -116,6 +121,6 @@ def _statistical(largest_z: float, mean_z: float, count: int) -> Tier:
     enough = count >= LEAST_FOR_MEAN
     if largest_z > threshold(count) or (enough and mean_z > 1):
         return Tier.STATISTICAL
-    if enough and (largest_z > max(_NOISY_Z, threshold(count) / 2) or mean_z > _NOISY_MEAN):
+    if enough and (largest_z > noise_limit(count) or mean_z > _NOISY_MEAN):
         return Tier.NOISY
     return Tier.WITHIN

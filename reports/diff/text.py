@@ -1,0 +1,159 @@
+"""A difference for people and programs: what it says in words, in a terminal, in Markdown and as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from attncheck.reports.diff.difference import BETTER, OTHER, WORSE, Difference
+from attncheck.reports.frames import records
+from attncheck.reports.markdown.text import code, escape, number, table
+from attncheck.reports.terminal import plain_console
+
+_MOST_LISTED = 20
+_MOST_IN_MARKDOWN = 200
+_NUMBERS = ("before_z", "after_z", "before_ratio", "after_ratio")
+
+_TITLES = {
+    "verdicts": "Verdicts",
+    "errors": "Errors beyond rounding noise",
+    "known": "Known divergences",
+    "cases": "Cases",
+    "environments": "Environments and implementations",
+}
+_EXPLAINED = {
+    "verdicts": "Worse is what fails now and did not before, and what ran and now gives nothing.",
+    "errors": "z is the largest error in units of its statistical scale: it more than doubled or halved, and the "
+    "larger one is more than rounding noise. What is within its bound fails nothing.",
+    "known": "How many cases diverge as is recorded.",
+    "cases": "Cases that only one of the two has, or that are not the same; the errors of those are not compared.",
+    "environments": "Versions, processors and settings that differ, and implementations that only one of the two has.",
+}
+
+
+def sentences(difference: Difference) -> list[str]:
+    """Say what changed, the worst first; one sentence where nothing did."""
+    changes = difference.verdicts["change"].value_counts()
+    worse, better, other = (int(changes.get(name, 0)) for name in (WORSE, BETTER, OTHER))
+    said = [
+        f"{_count(worse, 'verdict')} got worse, {better:,} got better, {other:,} changed otherwise; "
+        f"{_count(difference.compared, 'evaluation')} compared."
+    ]
+    if any(difference.only):
+        one, other = difference.only
+        said.append(f"{_count(one, 'evaluation')} only in {difference.before}, {other:,} only in {difference.after}.")
+    if len(difference.errors):
+        grew = int(difference.errors["change"].eq("grew").sum())
+        said.append(
+            f"{_count(grew, 'error')} grew beyond rounding noise, {len(difference.errors) - grew:,} shrank below it."
+        )
+    for name, what in (("known", "known divergence"), ("cases", "case")):
+        frame = difference.tables()[name]
+        if len(frame):
+            counts = frame["change"].value_counts(sort=False)
+            parts = ", ".join(f"{count:,} {change}" for change, count in counts.items())
+            said.append(f"{what.capitalize()}s: {parts}.")
+    return [*said, *(f"{note}." for note in difference.notes)]
+
+
+def print_difference(difference: Difference, *, quiet: bool) -> None:
+    """Print what changed, a table per kind of change; quiet, only the verdicts that got worse."""
+    console = plain_console()
+    if quiet:
+        worse = difference.verdicts[difference.verdicts["change"].eq(WORSE)]
+        _print_table(console, "verdicts", worse)
+        return
+    console.print(f"{difference.before} -> {difference.after}", style="bold", soft_wrap=True)
+    for sentence in sentences(difference):
+        console.print(sentence, soft_wrap=True)
+    for name, frame in difference.tables().items():
+        _print_table(console, name, frame)
+
+
+def _print_table(console: Console, name: str, frame: pd.DataFrame) -> None:
+    if frame.empty:
+        return
+    columns = _shown(frame)
+    shown = Table(title=_TITLES[name], title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for column in columns:
+        shown.add_column(_heading(column), justify="right" if column in _NUMBERS else "left", overflow="fold")
+    for row in records(frame.head(_MOST_LISTED)):
+        shown.add_row(*(_text(row[column]) for column in columns), style="red" if row["change"] == WORSE else None)
+    console.print()
+    console.print(shown)
+    if len(frame) > _MOST_LISTED:
+        console.print(f"and {len(frame) - _MOST_LISTED:,} more", soft_wrap=True)
+
+
+def render_diff_markdown(difference: Difference) -> str:
+    """Return the difference as Markdown. The same results give the same text."""
+    lines = ["# What changed", "", f"{code(difference.before)} → {code(difference.after)}", ""]
+    lines += [f"- {escape(sentence)}" for sentence in sentences(difference)]
+    for name, frame in difference.tables().items():
+        if len(frame):
+            lines += ["", f"## {_TITLES[name]}", "", _EXPLAINED[name], "", *_markdown_table(frame)]
+        if len(frame) > _MOST_IN_MARKDOWN:
+            lines += ["", f"And {len(frame) - _MOST_IN_MARKDOWN:,} more, in `diff_{name}.csv`."]
+    return "\n".join([*lines, ""])
+
+
+def _markdown_table(frame: pd.DataFrame) -> list[str]:
+    columns = _shown(frame)
+    rows = [[_cell(column, row[column]) for column in columns] for row in records(frame.head(_MOST_IN_MARKDOWN))]
+    align = "".join("r" if column in _NUMBERS else "l" for column in columns)
+    return table([_heading(column) for column in columns], rows, align)
+
+
+def _cell(column: str, value: object) -> str:
+    text = _text(value)
+    if column in ("case", "before_stage", "after_stage", "stage"):
+        return code(text)
+    return f"**{text}**" if column == "change" and text == WORSE else escape(text)
+
+
+def _shown(frame: pd.DataFrame) -> Sequence[str]:
+    """Leave out columns that say nothing in this frame."""
+    said = [column for column in frame.columns if column == "change" or not frame[column].isin(["", False]).all()]
+    return [column for column in said if column != "environment" or frame[column].nunique() > 1]
+
+
+def _heading(column: str) -> str:
+    return column.replace("_", " ")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return number(value)
+    return ("yes" if value else "") if isinstance(value, bool) else str(value)
+
+
+def as_record(difference: Difference) -> dict[str, Any]:
+    """Return everything as plain data; what is no finite number is None or a text."""
+    tables = {
+        name: [{str(key): _plain(value) for key, value in row.items()} for row in records(frame)]
+        for name, frame in difference.tables().items()
+    }
+    return {
+        "before": difference.before,
+        "after": difference.after,
+        "exit_code": int(difference.exit_code),
+        "compared": difference.compared,
+        "only": list(difference.only),
+        "sentences": sentences(difference),
+        "notes": list(difference.notes),
+        **tables,
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not float("-inf") < value < float("inf"):
+        return None if value != value else str(value)  # noqa: PLR0124 - NaN is what differs from itself
+    return value
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
