@@ -1,0 +1,148 @@
+"""Verdicts per case, implementation and dtype: the cells of which every matrix and every count is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from attncheck.harness.verdicts import Verdict
+from attncheck.harness.vocabulary import DTYPES
+from attncheck.reports.frames import (
+    Column,
+    Frames,
+    case_order,
+    failing,
+    known_divergences,
+    once_for_frames,
+    stage_order,
+)
+
+_KEYS = ["case", "environment", "implementation", "dtype"]
+
+
+class State(StrEnum):
+    """What a cell is to a reader, from harmless to severe."""
+
+    AGREE = "agree"
+    ERRATUM = "erratum"
+    """Agrees, but for numbers that the document prints for another call."""
+    UNVERIFIED = "unverified"
+    UNSUPPORTED = "unsupported"
+    KNOWN = "known"
+    FAILING = "failing"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One case on one implementation in one dtype: the worst verdict, and where it begins."""
+
+    state: State
+    verdict: str
+    stage: str
+    """Where a failing cell begins; empty elsewhere, and where the whole case failed."""
+
+    @property
+    def word(self) -> str:
+        """Return the verdict in a word or two."""
+        if self.state is State.ERRATUM:
+            return "agree (erratum)"
+        return f"known {self.verdict}" if self.state is State.KNOWN else self.verdict
+
+    @property
+    def text(self) -> str:
+        """Return the word, and where a failing cell begins."""
+        return f"{self.word} at {self.stage}" if self.stage else self.word
+
+
+CellRow = dict[Column, dict[str, Cell]]
+"""A case's cells by column, then by dtype in the order of ``DTYPES``; a column that did not run is left out."""
+
+
+@once_for_frames
+def cell_table(frames: Frames) -> dict[str, CellRow]:
+    """Return every case's cells, documents first, then file by file."""
+    columns = {(column.environment, column.implementation): column for column in frames.columns}
+    table: dict[str, CellRow] = {
+        case: {}
+        for case in sorted(set(frames.results["case"]), key=lambda case: (case_order(frames.cases[case]), case))
+    }
+    found = _cells(frames)
+    order = found["dtype"].map({dtype: number for number, dtype in enumerate(DTYPES)}).to_numpy().argsort(kind="stable")
+    found = found.iloc[order]
+    kinds: dict[tuple[str, ...], Cell] = {}  # there are few, and hundreds of thousands of cells
+    values = [found[name].tolist() for name in found]
+    for case, environment, implementation, dtype, *kind in zip(*values, strict=True):
+        column = columns.get((environment, implementation))
+        if column is None or case not in table:
+            continue
+        if (cell := kinds.get(tuple(kind))) is None:
+            cell = kinds[tuple(kind)] = Cell(State(kind[0]), *kind[1:])
+        table[case].setdefault(column, {})[dtype] = cell
+    return table
+
+
+def worst_cell(cells: dict[str, Cell]) -> Cell:
+    """Return the cell that stands for several dtypes in a count."""
+    states = list(State)
+    return max(cells.values(), key=lambda cell: (states.index(cell.state), Verdict(cell.verdict).severity))
+
+
+def _cells(frames: Frames) -> pd.DataFrame:
+    """Return one row per cell: its keys, state, verdict and stage."""
+    wanted = [*_KEYS, "stage", "verdict", "known"]
+    stages = frames.results[[*wanted, "begins_at"]].assign(is_number=False)
+    numbers = frames.numbers[wanted].assign(begins_at=None, is_number=True)
+    rows = pd.concat([stages, numbers.astype({"begins_at": object})], ignore_index=True) if len(numbers) else stages
+    rows = rows.assign(cell=rows.groupby(_KEYS, sort=False).ngroup(), severity=_severities(rows["verdict"]))
+    if rows.empty:
+        return pd.DataFrame(columns=[*_KEYS, "state", "verdict", "stage"])
+    keys = rows.drop_duplicates("cell")[[*_KEYS, "cell"]].set_index("cell").sort_index()
+    own = rows["stage"].ne("") & rows["verdict"].ne(Verdict.UNVERIFIED)
+    state = np.full(len(keys), State.UNVERIFIED.value, dtype=object)
+    verdict = np.full(len(keys), Verdict.UNVERIFIED.value, dtype=object)
+    # A stage of a name of its own, or a number that cannot be held, does not make a whole case unverified.
+    for chosen, name, word in (
+        (own, State.AGREE, Verdict.AGREE),
+        (rows["verdict"].eq(Verdict.UNSUPPORTED), State.UNSUPPORTED, Verdict.UNSUPPORTED),
+        (rows["verdict"].eq(Verdict.MISPRINT), State.ERRATUM, Verdict.AGREE),
+    ):
+        places = rows.loc[chosen, "cell"].to_numpy()
+        state[places], verdict[places] = name.value, word.value
+    stage = np.full(len(keys), "", dtype=object)
+    known = known_divergences(rows)
+    # Numbers that do not hold follow from the stages, whose verdicts say more.
+    told_by_stages = known["cell"].isin(known.loc[~known["is_number"], "cell"])
+    _put_worst(known[~(told_by_stages & known["is_number"])], state, verdict, State.KNOWN)
+    bad = failing(rows)
+    _put_worst(bad, state, verdict, State.FAILING)
+    if len(bad):
+        first = _first_stages(bad)
+        stage[first.index.to_numpy()] = first.to_numpy()
+    return keys.assign(state=state, verdict=verdict, stage=stage)
+
+
+def _severities(verdicts: pd.Series[str]) -> pd.Series[int]:
+    return verdicts.map({verdict.value: verdict.severity for verdict in Verdict})
+
+
+def _put_worst(rows: pd.DataFrame, state: NDArray[np.object_], verdict: NDArray[np.object_], name: State) -> None:
+    """Give the cells of some rows a state, and the most severe of the rows' verdicts."""
+    if rows.empty:
+        return
+    most = rows.groupby("cell")["severity"].max()
+    words = np.array([item.value for item in Verdict], dtype=object)
+    state[most.index.to_numpy()] = name.value
+    verdict[most.index.to_numpy()] = words[most.to_numpy()]
+
+
+def _first_stages(bad: pd.DataFrame) -> pd.Series[str]:
+    """Return where each failing cell begins, in the order of computation."""
+    stages = bad["begins_at"].where(bad["begins_at"].notna(), bad["stage"])
+    ordered = sorted(set(stages), key=stage_order)
+    places = stages.map({stage: place for place, stage in enumerate(ordered)})
+    first = places.groupby(bad["cell"]).min()
+    return first.map(dict(enumerate(ordered)))

@@ -1,0 +1,66 @@
+"""Addresses inside the page: readable, made of harmless letters only, and the same in every report of a case."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from attncheck.reports.frames import Column
+
+_LONGEST = 120
+_ELSE = re.compile(r"[^A-Za-z0-9._]+")
+
+
+@dataclass(frozen=True)
+class Anchors:
+    """The ids of cases and columns; those of cells are made of both."""
+
+    cases: Mapping[str, str]
+    columns: Mapping[Column, str]
+
+    def case(self, case: str) -> str:
+        """Return the id of a case's details."""
+        return f"case-{self.cases[case]}"
+
+    def cell(self, case: str, column: Column) -> str:
+        """Return the id of what one implementation gives in a case."""
+        return f"cell-{self.cases[case]}--{self.columns[column]}"
+
+
+def make_anchors(cases: Iterable[str], columns: Iterable[Column]) -> Anchors:
+    """Name every case and column; the environment is part of a name where there are several."""
+    columns = list(columns)
+    many = len({column.environment for column in columns}) > 1
+    slugs = [[slug(c.implementation), *([slug(c.environment)] if many else [])] for c in columns]
+    names = _numbered("--".join(parts) for parts in slugs)
+    return Anchors(_by_text(cases), dict(zip(columns, names, strict=True)))
+
+
+def slug(text: str) -> str:
+    """Return a text with everything but letters, digits, points and underscores made a hyphen."""
+    return _ELSE.sub("-", text).strip("-")[:_LONGEST] or "x"
+
+
+def unique_slugs(texts: Iterable[str]) -> list[str]:
+    """Return a slug per text; of two that are the same, the later is numbered."""
+    return _numbered(map(slug, texts))
+
+
+def _numbered(starts: Iterable[str]) -> list[str]:
+    taken: set[str] = set()
+    names = []
+    for start in starts:
+        name = start
+        number = 1
+        while name in taken:
+            number += 1
+            name = f"{start}-{number}"
+        taken.add(name)
+        names.append(name)
+    return names
+
+
+def _by_text(texts: Iterable[str]) -> dict[str, str]:
+    texts = list(texts)
+    return dict(zip(texts, unique_slugs(texts), strict=True))

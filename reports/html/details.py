@@ -1,0 +1,191 @@
+"""One case's details: what it is, and every stage of every implementation in every dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from attncheck.harness.verdicts import Verdict
+from attncheck.reports.cells import Cell, CellRow
+from attncheck.reports.frames import Column, Frames, failing, known_divergences, records, stage_order
+from attncheck.reports.html.anchors import Anchors
+from attncheck.reports.html.evidence import Evidence
+from attncheck.reports.html.words import SYMBOLS, options_text, shape_text, short
+
+_SHOWN = [
+    "environment",
+    "implementation",
+    "dtype",
+    "stage",
+    "verdict",
+    "ratio",
+    "tier",
+    "introduced_ratio",
+    "introduced_tier",
+    "message",
+]
+
+
+@dataclass(frozen=True)
+class StageCell:
+    """One stage: its largest error over the bound, accumulated and introduced, and a mark where that is notable."""
+
+    accumulated: str
+    introduced: str
+    state: str
+    mark: str
+
+
+@dataclass(frozen=True)
+class DtypeRow:
+    """One implementation in one dtype: its verdict, and a cell per stage, or a message where it has no stage."""
+
+    dtype: str
+    state: str
+    symbol: str
+    text: str
+    message: str
+    stages: tuple[StageCell | None, ...]
+
+
+@dataclass(frozen=True)
+class ImplementationRows:
+    """One implementation's rows."""
+
+    anchor: str
+    title: str
+    rows: tuple[DtypeRow, ...]
+
+
+@dataclass(frozen=True)
+class CaseDetails:
+    """Everything about one case."""
+
+    case: str
+    name: str
+    anchor: str
+    place: str
+    source: str
+    operation: str
+    tags: tuple[str, ...]
+    options: tuple[str, ...]
+    inputs: tuple[str, ...]
+    notes: tuple[str, ...]
+    said: str
+    """What is wrong or known, in a few words; empty where all agree."""
+    state: str
+    stages: tuple[str, ...]
+    implementations: tuple[ImplementationRows, ...]
+    evidence: tuple[Evidence, ...]
+
+
+def case_details(
+    frames: Frames,
+    table: Mapping[str, CellRow],
+    anchors: Anchors,
+    detailed: set[str],
+    evidence: Mapping[str, Sequence[Evidence]],
+) -> Iterator[CaseDetails]:
+    """Return the details of some cases, in the order of the matrix."""
+    results = frames.results[frames.results["case"].isin(detailed)]
+    marks = pd.Series("", index=results.index)
+    marks[failing(results).index] = "failing"
+    marks[known_divergences(results).index] = "known"
+    by_case: dict[str, list[Mapping[str, Any]]] = {}
+    for item in records(results[["case", *_SHOWN]].assign(state=marks)):
+        by_case.setdefault(item["case"], []).append(item)
+    many = len(frames.environments) > 1
+    for case in table:
+        if case in detailed:
+            parts = _implementations(frames, case, table[case], by_case[case], anchors, many)
+            yield _details(frames.cases[case], table[case], anchors, parts, tuple(evidence.get(case, ())))
+
+
+def _details(
+    record: Mapping[str, Any],
+    row: CellRow,
+    anchors: Anchors,
+    found: tuple[tuple[str, ...], tuple[ImplementationRows, ...]],
+    evidence: tuple[Evidence, ...],
+) -> CaseDetails:
+    source = record["source"]
+    said = [f"{column.implementation}: {cell.text}" for column, cells in row.items() for cell in _urgent(cells)]
+    shown = list(dict.fromkeys(said))
+    return CaseDetails(
+        case=record["id"],
+        name=record["name"],
+        anchor=anchors.case(record["id"]),
+        place=f"{record['file']}:{record['line']}",
+        source=", ".join([source["title"], *(source[name] for name in ("author", "section") if name in source)]),
+        operation=record["operation"],
+        tags=tuple(record["tags"]),
+        options=(*options_text(record["options"]), *_storage(record)),
+        inputs=tuple(f"{name} {shape_text(shape)}" for name, shape in record["inputs"].items()),
+        notes=tuple(record["notes"]),
+        said="; ".join(shown[:2]) + (f"; and {len(shown) - 2} more" if len(shown) > 2 else ""),
+        state=_state(row),
+        stages=found[0],
+        implementations=found[1],
+        evidence=evidence,
+    )
+
+
+def _storage(record: Mapping[str, Any]) -> list[str]:
+    """Say how the inputs lie in memory, where a case says so."""
+    said = [f"inputs stored in {record['storage']}"] if record.get("storage") else []
+    said += [f"{name} in memory: {form}" for name, form in record.get("memory", {}).items()]
+    return [*said, *(f"{name} has its heads merged" for name in record.get("merged", []))]
+
+
+def _urgent(cells: Mapping[str, Cell]) -> list[Cell]:
+    return [cell for cell in cells.values() if cell.state.value in ("failing", "known")]
+
+
+def _state(row: CellRow) -> str:
+    states = {cell.state.value for cells in row.values() for cell in cells.values()}
+    return next((state for state in ("failing", "known") if state in states), "agree")
+
+
+def _implementations(
+    frames: Frames,
+    case: str,
+    row: CellRow,
+    rows: Sequence[Mapping[str, Any]],
+    anchors: Anchors,
+    many: bool,
+) -> tuple[tuple[str, ...], tuple[ImplementationRows, ...]]:
+    """Return the stages that anybody has, in order, and every implementation's rows."""
+    stages = tuple(sorted({item["stage"] for item in rows if item["stage"]}, key=stage_order))
+    found: dict[tuple[str, str, str], dict[str, Mapping[str, Any]]] = {}
+    for item in rows:
+        found.setdefault((item["environment"], item["implementation"], item["dtype"]), {})[item["stage"]] = item
+    return stages, tuple(
+        ImplementationRows(
+            anchors.cell(case, column),
+            column.title(with_environment=many),
+            tuple(_dtype_row(dtype, cell, found.get(_key(column, dtype), {}), stages) for dtype, cell in cells.items()),
+        )
+        for column in frames.columns
+        if (cells := row.get(column))
+    )
+
+
+def _key(column: Column, dtype: str) -> tuple[str, str, str]:
+    return column.environment, column.implementation, dtype
+
+
+def _dtype_row(dtype: str, cell: Cell, own: Mapping[str, Mapping[str, Any]], stages: Sequence[str]) -> DtypeRow:
+    cells = tuple(_stage_cell(own[stage]) if stage in own else None for stage in stages)
+    message = str(own[""]["message"]) if "" in own else ""
+    return DtypeRow(dtype, cell.state.value, SYMBOLS[cell.state], cell.text, message, cells if any(cells) else ())
+
+
+def _stage_cell(row: Mapping[str, Any]) -> StageCell:
+    tiers = [tier for tier in (row["tier"], row["introduced_tier"]) if isinstance(tier, str) and tier != "within"]
+    mark = row["verdict"] if row["state"] else min(tiers, default="")  # T1 is worse than T3
+    if row["verdict"] == Verdict.UNVERIFIED:
+        return StageCell("?", "", "", "")
+    return StageCell(short(row["ratio"], 2), short(row["introduced_ratio"], 2), row["state"], mark)

@@ -1,0 +1,74 @@
+"""Errors over bounds as a small picture that follows the page's colours: a path per level, a KB or two each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from markupsafe import Markup, escape
+from numpy.typing import NDArray
+
+from attncheck.reports.figures.error_maps import ErrorMatrix, error_matrices
+
+Real = NDArray[np.float64]
+
+LEVELS = (
+    (0.1, "e0", "below a tenth of the bound"),
+    (1.0, "e1", "within the bound"),
+    (10.0, "e2", "up to ten times it"),
+)
+BEYOND = ("e3", "more than ten times it, or not finite")
+NOT_JUDGED = ("en", "not judged")
+_MOST_CELLS = 32
+"""The page shows where an error lies; `attncheck show` draws larger matrices finer."""
+_WIDTH, _LEAST, _MOST = 220, 7, 20
+"""Pixels: of a picture, if its cells are neither smaller nor larger than these."""
+
+
+def error_pictures(errors: Real, title: str) -> list[tuple[str, Markup]]:
+    """Return a title and an SVG per matrix of errors over bounds; what exceeds the bound is crossed out."""
+    if not errors.size or np.isnan(errors).all():
+        return []
+    return [(matrix.title, _picture(matrix, title)) for matrix in error_matrices(errors, _MOST_CELLS)]
+
+
+def _picture(matrix: ErrorMatrix, title: str) -> Markup:
+    rows, columns = matrix.errors.shape
+    levels = _levels(matrix.errors)
+    paths = [
+        f'<path class="{name}" d="{path}"/>'
+        for number, name in enumerate([*(name for _, name, _ in LEVELS), BEYOND[0], NOT_JUDGED[0]])
+        if (path := "".join(_runs(levels == number)))
+    ]
+    if crosses := "".join(
+        f"M{x}.2 {y}.2l.6 .6m0-.6l-.6 .6" for y, x in zip(*np.nonzero(levels_beyond(levels)), strict=True)
+    ):
+        paths.append(f'<path class="ex" d="{crosses}"/>')
+    if matrix.worst is not None:
+        row, column = matrix.worst
+        paths.append(f'<circle class="ew" cx="{column + 0.5}" cy="{row + 0.5}" r=".7"/>')
+    label = escape(f"{title} {matrix.title}".strip())
+    pixels = max(_LEAST, min(_MOST, _WIDTH // max(rows, columns)))
+    size = f'width="{(columns + 1) * pixels}" height="{(rows + 1) * pixels}"'
+    box = f"-.5 -.5 {columns + 1} {rows + 1}"
+    return Markup(f'<svg class="map" role="img" aria-label="{label}" viewBox="{box}" {size}>{"".join(paths)}</svg>')
+
+
+def levels_beyond(levels: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Say which levels exceed the bound."""
+    return np.isin(levels, (2, 3))
+
+
+def _levels(errors: Real) -> NDArray[np.int64]:
+    """Return the level of every error; a limit belongs to the level below it."""
+    limits = [limit for limit, _, _ in LEVELS]
+    levels = np.searchsorted(limits, np.nan_to_num(errors, nan=0.0, posinf=np.inf), side="left")
+    return np.where(np.isnan(errors), len(limits) + 1, levels)
+
+
+def _runs(chosen: NDArray[np.bool_]) -> Iterator[str]:
+    """Write the cells as rectangles, neighbours in a row as one."""
+    for y, row in enumerate(chosen):
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], row.astype(np.int8), [0]))))
+        for start, end in zip(edges[::2], edges[1::2], strict=True):
+            yield f"M{start} {y}h{end - start}v1h-{end - start}z"

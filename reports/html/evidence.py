@@ -1,0 +1,188 @@
+"""What is said of a cell that fails or is known to diverge: the worst elements, the map of errors, how to see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from markupsafe import Markup
+
+from attncheck.harness.errors import ResultsError
+from attncheck.harness.results.writer import EXACT, bound_name
+from attncheck.reports.arrays import error_ratio
+from attncheck.reports.cells import CellRow, State
+from attncheck.reports.figures.error_maps import describe_errors
+from attncheck.reports.frames import Column, Frames, failing, groups, known_divergences, records
+from attncheck.reports.html.budget import Budget
+from attncheck.reports.html.commands import commands_of, own_implementations
+from attncheck.reports.html.error_svg import error_pictures
+from attncheck.reports.html.scripts import Script, Scripts
+from attncheck.reports.html.words import SYMBOLS, long, short
+from attncheck.reports.known import address_of
+
+_MOST_ROWS = 12
+"""Stages and numbers that are spelt out; more follow from the same fault."""
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The element of a stage, or the number, at which the two differ most."""
+
+    what: str
+    verdict: str
+    index: str
+    computed: str
+    reference: str
+    difference: str
+    allowed: str
+    against: str
+
+
+@dataclass(frozen=True)
+class ErrorMap:
+    """The errors of one stage over their bounds, in words and as pictures."""
+
+    stage: str
+    words: str
+    pictures: tuple[tuple[str, Markup], ...]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Why one implementation fails, or is known to diverge, in one case and dtype."""
+
+    title: str
+    dtype: str
+    state: str
+    symbol: str
+    text: str
+    cell_anchor: str
+    messages: tuple[str, ...]
+    reason: str
+    thread: str
+    address: str
+    worst: tuple[Worst, ...]
+    left_out: int
+    maps: tuple[ErrorMap, ...]
+    commands: tuple[str, ...]
+    script: Script | None
+
+
+def make_evidence(
+    frames: Frames, table: Mapping[str, CellRow], anchor: Any, detailed: set[str], budget: Budget
+) -> tuple[dict[str, list[Evidence]], int]:
+    """Return the evidence by case, failures first, and how many cells had to go without."""
+    wanted = [
+        (cell.state is not State.FAILING, case, column, dtype)
+        for case, row in table.items()
+        for column, cells in row.items()
+        for dtype, cell in cells.items()
+        if cell.state in (State.FAILING, State.KNOWN)
+    ]
+    wanted.sort(key=lambda item: item[0])  # stable: the order of the matrix within each
+    chosen = [item for item in wanted if item[1] in detailed][: budget.evidence]
+    rows = _rows(frames, {item[1] for item in chosen})
+    maps, scripts = _Maps(frames, budget.maps), Scripts(frames.arrays.directories, budget.script_letters)
+    own_names = own_implementations(frames)
+    found: dict[str, list[Evidence]] = {}
+    for _, case, column, dtype in chosen:
+        own = rows.get((case, dtype, column.environment, column.implementation))
+        told = records(own) if own is not None else []
+        cell = table[case][column][dtype]
+        item = Evidence(
+            title=column.title(with_environment=len(frames.environments) > 1),
+            dtype=dtype,
+            state=cell.state.value,
+            symbol=SYMBOLS[cell.state],
+            text=cell.text,
+            cell_anchor=anchor(case, column),
+            messages=_messages(told),
+            **_reason(told),
+            worst=tuple(_worst(row, dtype) for row in told if isinstance(row["index"], str))[:_MOST_ROWS],
+            left_out=max(0, len(told) - _MOST_ROWS),
+            maps=maps.of(case, dtype, column, [str(row["stage"]) for row in told]),
+            commands=commands_of(case, column, dtype, own_names),
+            script=scripts.of(case, dtype, column),
+        )
+        found.setdefault(case, []).append(item)
+    return found, len(wanted) - len(chosen)
+
+
+def _rows(frames: Frames, cases: set[str]) -> dict[Any, pd.DataFrame]:
+    """Return the rows of stages and numbers that fail or are known, by case, dtype and implementation."""
+    parts = []
+    for frame in (frames.results, frames.numbers):
+        own = frame[frame["case"].isin(cases)]
+        bad, known = failing(own), known_divergences(own)
+        parts.append(pd.concat([bad, known]).sort_index())
+    parts[1] = parts[1].assign(against="number")
+    rows = pd.concat([part for part in parts if len(part)]) if any(map(len, parts)) else parts[0]
+    return groups(rows, ["case", "dtype", "environment", "implementation"])
+
+
+def _messages(rows: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Return what the stages say; what numbers say stands in the table, unless they alone fail."""
+    of_stages = [row for row in rows if row["against"] != "number"] or rows
+    return tuple(dict.fromkeys(str(row["message"]) for row in of_stages if row["message"]))[:_MOST_ROWS]
+
+
+def _reason(rows: list[dict[str, Any]]) -> dict[str, str]:
+    known = next((row for row in rows if row["known"] and isinstance(row["reason"], str)), None)
+    reason = str(known["reason"]) if known else ""
+    thread = str(known["thread"]) if known and isinstance(known["thread"], str) else ""
+    return {"reason": reason, "thread": thread, "address": address_of(thread)}
+
+
+_AGAINST = {
+    "exact": "the exact answer",
+    "step": "the exact step from its own previous stage",
+    "number": "a number of the case",
+}
+
+
+def _worst(row: Mapping[str, Any], dtype: str) -> Worst:
+    return Worst(
+        what=str(row["stage"]),
+        verdict=str(row["verdict"]),
+        index=f"[{row['index']}]",
+        computed=long(row["value"], dtype),
+        reference=long(row["reference"], "float64"),
+        difference=short(row["difference"]),
+        allowed=short(row["allowed"]),
+        against=_AGAINST.get(row["against"], ""),
+    )
+
+
+class _Maps:
+    """Draws maps of errors until the budget is spent."""
+
+    def __init__(self, frames: Frames, most: int) -> None:
+        self._frames = frames
+        self._left = most
+
+    def of(self, case: str, dtype: str, column: Column, stages: list[str]) -> tuple[ErrorMap, ...]:
+        """Return a map per stage whose array, exact answer and bound were kept."""
+        if self._left <= 0:
+            return ()
+        try:
+            kept = self._frames.arrays.of(case, dtype)
+        except ResultsError:  # a broken file of arrays takes the pictures away, not the report
+            return ()
+        name = self._frames.classes.get((column.environment, column.implementation), {}).get(dtype, "")
+        maps = []
+        for stage in dict.fromkeys(stages):
+            computed, exact, bound = (
+                kept.get((column.environment, of, stage)) for of in (column.implementation, EXACT, bound_name(name))
+            )
+            if computed is None or exact is None or bound is None or self._left <= 0:
+                continue
+            if not computed.shape == exact.shape == bound.shape:
+                continue
+            errors = error_ratio(computed, exact, bound)
+            words = describe_errors(errors, "error over bound")
+            pictures = error_pictures(errors, f"Map of {stage}")
+            maps.append(ErrorMap(stage, words, tuple(pictures)))
+            self._left -= len(pictures)
+        return tuple(maps)

@@ -1,0 +1,190 @@
+"""The page as data: what every section shows, in the order in which it is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from attncheck.harness.errors import ExitCode
+from attncheck.harness.vocabulary import DTYPES
+from attncheck.reports.answer import Answer, exit_code_of, make_answer, what_is_wrong
+from attncheck.reports.cells import CellRow, State, cell_table
+from attncheck.reports.environments import environment_facts
+from attncheck.reports.frames import Column, Frames, records
+from attncheck.reports.html.agreement import PairTable, pair_table
+from attncheck.reports.html.anchors import Anchors, make_anchors
+from attncheck.reports.html.budget import LETTERS_PER_CASE, LETTERS_PER_STAGE, Budget, urgent_first, within
+from attncheck.reports.html.details import CaseDetails, case_details
+from attncheck.reports.html.documents import DrawnDocument, drawn_documents
+from attncheck.reports.html.evidence import make_evidence
+from attncheck.reports.html.matrix import FileRows, verdict_matrix
+from attncheck.reports.html.words import SYMBOLS
+from attncheck.reports.known import EmptyRows, KnownGroup, address_of, count_following, empty_rows, known_groups
+
+_TONES = {ExitCode.AGREE: ("agree", "✓"), ExitCode.DISAGREE: ("failing", "✗")}
+_UNSURE = ("known", "!")
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """One failing cell: where it begins, and what happens there."""
+
+    case: str
+    implementation: str
+    dtype: str
+    verdict: str
+    stage: str
+    message: str
+    rows: int
+    anchor: str
+
+
+@dataclass(frozen=True)
+class ColumnCounts:
+    """How many cases on one implementation are how, and the same as shares of a bar."""
+
+    title: str
+    total: int
+    counts: tuple[tuple[str, str, str, int, str], ...]
+    """state, symbol, word, count, share of the bar in percent"""
+
+
+@dataclass(frozen=True)
+class HtmlColumn:
+    """A column of the matrix, and what it is filtered by."""
+
+    title: str
+    implementation: str
+    version: str
+    environment: str
+    framework: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """Everything that the templates show."""
+
+    answer: Answer
+    tone: str
+    symbol: str
+    notes: tuple[str, ...]
+    states: tuple[tuple[str, str, str], ...]
+    counts: tuple[ColumnCounts, ...]
+    wrong: tuple[Wrong, ...]
+    wrong_left_out: int
+    columns: tuple[HtmlColumn, ...]
+    many_environments: bool
+    files: tuple[FileRows, ...]
+    cases: int
+    dtypes: tuple[str, ...]
+    tags: tuple[str, ...]
+    words: tuple[str, ...]
+    details: tuple[CaseDetails, ...]
+    details_left_out: int
+    evidence_left_out: int
+    documents: tuple[DrawnDocument, ...]
+    pairs: PairTable | None
+    known: tuple[KnownGroup, ...]
+    following: int
+    empty_rows: EmptyRows | None
+    environments: tuple[str, ...]
+    incomplete: tuple[str, ...]
+    facts: list[tuple[str, list[str]]]
+    linked: frozenset[str]
+    """Cases that have an anchor on the page."""
+    case_anchor: Callable[[str], str]
+    address_of: Callable[[str], str] = address_of
+
+
+def make_page(frames: Frames, budget: Budget) -> Page:
+    """Work out every section."""
+    table = cell_table(frames)
+    anchors = make_anchors(sorted(table), frames.columns)
+    detailed = _detailed(frames, table, budget)
+    evidence, evidence_left_out = make_evidence(frames, table, anchors.cell, detailed, budget)
+    files = verdict_matrix(frames, table, anchors, detailed, budget)
+    linked = frozenset(detailed | {row.case for file in files for row in file.rows})
+    wrong = what_is_wrong(frames)
+    tone, symbol = _TONES.get(exit_code_of(frames), _UNSURE) if len(frames.results) else _UNSURE
+    many = len(frames.environments) > 1
+    words = {cell.word for row in table.values() for cells in row.values() for cell in cells.values()}
+    return Page(
+        answer=make_answer(frames),
+        tone=tone,
+        symbol=symbol,
+        notes=frames.notes,
+        states=tuple((state.value, SYMBOLS[state], state.value) for state in State),
+        counts=tuple(_counts(column, table, many) for column in frames.columns),
+        wrong=tuple(_wrong(frames, row, anchors, linked) for row in records(wrong.head(budget.wrong))),
+        wrong_left_out=max(0, len(wrong) - budget.wrong),
+        columns=tuple(_column(column, many) for column in frames.columns),
+        many_environments=many,
+        files=files,
+        cases=len(table),
+        dtypes=tuple(d for d in DTYPES if any(d in cells for row in table.values() for cells in row.values())),
+        tags=tuple(sorted({tag for case in table for tag in frames.cases[case]["tags"]})),
+        words=tuple(sorted(words)),
+        details=tuple(case_details(frames, table, anchors, detailed, evidence)),
+        details_left_out=len(table) - len(detailed),
+        evidence_left_out=evidence_left_out,
+        documents=drawn_documents(frames, anchors, budget.pictures),
+        pairs=pair_table(frames, anchors),
+        known=tuple(known_groups(frames)),
+        following=count_following(frames),
+        empty_rows=empty_rows(frames),
+        environments=tuple(frames.environments["environment"]),
+        incomplete=tuple(frames.environments.loc[~frames.environments["complete"].astype(bool), "environment"]),
+        facts=environment_facts(frames),
+        linked=linked,
+        case_anchor=anchors.case,
+    )
+
+
+def _detailed(frames: Frames, table: Mapping[str, CellRow], budget: Budget) -> set[str]:
+    """Return the cases whose stages are shown: all of them, or as many as the budget allows, the urgent ones first."""
+    letters = LETTERS_PER_CASE + LETTERS_PER_STAGE * frames.results.groupby("case").size()
+    sizes = {str(case): int(size) for case, size in letters.items()}
+    return within(urgent_first(table), sizes, budget.detail_letters)
+
+
+def _counts(column: Column, table: Mapping[str, CellRow], many: bool) -> ColumnCounts:
+    """Count evaluations, that is cases in dtypes, by state."""
+    states = Counter(cell.state for row in table.values() for cell in row.get(column, {}).values())
+    total = states.total()
+    return ColumnCounts(
+        column.title(with_environment=many),
+        total,
+        tuple(
+            (state.value, SYMBOLS[state], state.value, states[state], f"{100 * states[state] / max(total, 1):.2f}")
+            for state in State
+        ),
+    )
+
+
+def _wrong(frames: Frames, row: Mapping[str, object], anchors: Anchors, linked: frozenset[str]) -> Wrong:
+    many = len(frames.environments) > 1
+    implementation, case = str(row["implementation"]), str(row["case"])
+    column = next(
+        (c for c in frames.columns if (c.environment, c.implementation) == (row["environment"], implementation)), None
+    )
+    return Wrong(
+        case=case,
+        implementation=f"{implementation} ({row['environment']})" if many else implementation,
+        dtype=str(row["dtype"]),
+        verdict=str(row["verdict"]),
+        stage=str(row["stage"]),
+        message=str(row["message"]),
+        rows=int(str(row["rows"])),
+        anchor=anchors.cell(case, column) if column is not None and case in linked else "",
+    )
+
+
+def _column(column: Column, many: bool) -> HtmlColumn:
+    return HtmlColumn(
+        title=column.title(with_environment=many),
+        implementation=column.implementation,
+        version=column.version,
+        environment=column.environment if many else "",
+        framework=column.implementation.partition(".")[0],
+    )

@@ -1,0 +1,52 @@
+"""The HTML report: one file that needs nothing else."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from hashlib import sha256
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from attncheck.reports.frames import Frames
+from attncheck.reports.html.budget import Budget
+from attncheck.reports.html.error_svg import BEYOND, LEVELS, NOT_JUDGED
+from attncheck.reports.html.page import make_page
+
+_TEMPLATES = Path(__file__).parent / "templates"
+# HTML allows none of these, not even as references.
+_FORBIDDEN = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff\ud800-\udfff]")
+
+
+def render_html(frames: Frames, budget: Budget | None = None) -> str:
+    """Return the whole report. The same frames give the same text.
+
+    Every text that comes from a case or a framework is escaped, and the page's content security policy allows no
+    script but its own and no request to anywhere.
+    """
+    script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
+    style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
+    text = (
+        _environment()
+        .get_template("page.html")
+        .render(
+            page=make_page(frames, budget or Budget()),
+            script=Markup(script),
+            style=Markup(style),
+            script_hash=b64encode(sha256(script.encode()).digest()).decode("ascii"),
+            levels=[*((name, text) for _, name, text in LEVELS), BEYOND, NOT_JUDGED],
+        )
+    )
+    return _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def _environment() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

@@ -1,0 +1,121 @@
+"""What was wrong and does not count: known divergences, and what queries without a key give by convention."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import pandas as pd
+
+from attncheck.harness.verdicts import Verdict
+from attncheck.harness.vocabulary import DTYPES, EMPTY_ROWS, without_a_key
+from attncheck.reports.frames import Column, Frames, groups, known_divergences, stage_order
+
+_KEYS = ["environment", "implementation", "verdict", "reason", "thread"]
+_OTHERWISE = "something else"
+_ISSUE = re.compile(r"([\w.-]+/[\w.-]+)#([0-9]+)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class KnownGroup:
+    """The known divergences of one implementation that have one verdict and one reason."""
+
+    environment: str
+    implementation: str
+    verdict: str
+    reason: str
+    thread: str
+    cases: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    begins_at: str
+
+
+@dataclass(frozen=True)
+class EmptyRows:
+    """In how many cases each implementation gives what for a query without a key."""
+
+    words: tuple[str, ...]
+    given: dict[Column, Counter[str]]
+
+
+def known_groups(frames: Frames) -> list[KnownGroup]:
+    """Return the known divergences of stages, by implementation and reason."""
+    known = known_divergences(frames.results)
+    known = known.assign(reason=known["reason"].fillna(""), thread=known["thread"].fillna(""))
+    return [_group(part, *key) for key, part in sorted(groups(known, _KEYS).items(), key=lambda item: item[0])]
+
+
+def _group(
+    part: pd.DataFrame, environment: str, implementation: str, verdict: str, reason: str, thread: str
+) -> KnownGroup:
+    places = part["begins_at"].where(part["begins_at"].notna(), part["stage"])
+    dtypes = set(part["dtype"])
+    return KnownGroup(
+        environment,
+        implementation,
+        verdict,
+        reason,
+        thread,
+        cases=tuple(sorted(set(part["case"]))),
+        dtypes=tuple(dtype for dtype in DTYPES if dtype in dtypes),
+        begins_at=str(min(set(places), key=stage_order)),
+    )
+
+
+def count_following(frames: Frames) -> int:
+    """Count the comparisons of pairs and numbers whose difference has a known divergence for its reason."""
+    return len(known_divergences(frames.pairs)) + len(known_divergences(frames.numbers))
+
+
+def address_of(thread: str) -> str:
+    """Return where owner/name#number or an https address leads; empty for anything else, which is shown as text."""
+    if issue := _ISSUE.fullmatch(thread):
+        repository, number = issue.groups()
+        return f"https://github.com/{repository}/issues/{number}"
+    try:
+        parts = urlsplit(thread)
+    except ValueError:
+        return ""
+    plain = not any(character.isspace() or not character.isprintable() for character in thread)
+    return thread if parts.scheme == "https" and parts.hostname and plain else ""
+
+
+def empty_rows(frames: Frames) -> EmptyRows | None:
+    """Return what each implementation gives for a query without a key; None where all give the same."""
+    expected = _expected_of_empty_rows(frames.results)
+    if not expected:
+        return None
+    results = frames.results[frames.results["case"].isin(expected) & frames.results["stage"].ne("")]
+    stages = groups(results, ["case", "environment", "implementation"])
+    given: dict[Column, Counter[str]] = {}
+    for column in frames.columns:
+        parts = {case: stages.get((case, column.environment, column.implementation)) for case in expected}
+        said = Counter(_given(part, expected[case]) for case, part in parts.items() if part is not None)
+        if said.total():
+            given[column] = said
+    words = (*reversed([*EMPTY_ROWS.values()]), _OTHERWISE)
+    return EmptyRows(tuple(word for word in words if any(word in said for said in given.values())), given)
+
+
+def _expected_of_empty_rows(results: pd.DataFrame) -> dict[str, str]:
+    """Return what a case expects of a query without a key, of the cases in which somebody gives something else."""
+    told = results[results["verdict"] == Verdict.SEMANTIC]
+    return {
+        case: own
+        for case, message in zip(told["case"], told["message"], strict=True)
+        for given in EMPTY_ROWS
+        for own in EMPTY_ROWS
+        if message.startswith(without_a_key(given, own))
+    }
+
+
+def _given(part: pd.DataFrame, expected: str) -> str:
+    """Say what one implementation gives in a case that expects something of a query without a key."""
+    messages = part.loc[part["verdict"] == Verdict.SEMANTIC, "message"]
+    for given, words in EMPTY_ROWS.items():
+        if messages.str.startswith(without_a_key(given, expected)).any():
+            return words
+    agrees = (part["verdict"] == Verdict.AGREE).all()
+    return EMPTY_ROWS[expected] if agrees else _OTHERWISE

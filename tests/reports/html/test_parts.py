@@ -1,0 +1,125 @@
+"""Anchors, commands, maps of errors and budgets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from attncheck.harness.results.writer import Row
+from attncheck.reports.cells import Cell, State
+from attncheck.reports.figures.panels import Panel
+from attncheck.reports.frames import Column, Frames
+from attncheck.reports.html.anchors import make_anchors, slug, unique_slugs
+from attncheck.reports.html.budget import urgent_first, within
+from attncheck.reports.html.commands import commands_of, own_implementations
+from attncheck.reports.html.error_svg import error_pictures
+from attncheck.reports.html.heat import heat_of
+from attncheck.reports.html.words import shape_text, short
+
+ONE = Column("here", "torch.sdpa", "2.0")
+
+
+def test_anchors_are_readable_and_each_is_another() -> None:
+    anchors = make_anchors(["softmax/a-scores", "softmax a scores", "é"], [ONE])
+    assert anchors.case("softmax/a-scores") == "case-softmax-a-scores"
+    assert anchors.case("softmax a scores") == "case-softmax-a-scores-2"
+    assert anchors.case("é") == "case-x"
+    assert anchors.cell("softmax/a-scores", ONE) == "cell-softmax-a-scores--torch.sdpa"
+    there = Column("there", "torch.sdpa", "2.1")
+    assert make_anchors(["a"], [ONE, there]).cell("a", there) == "cell-a--torch.sdpa--there"
+
+
+def test_slugs_have_harmless_letters_only() -> None:
+    assert slug("<a href='x'>") == "a-href-x"
+    assert slug("'\"") == "x"
+    assert len(slug("a" * 500)) == 120
+    assert unique_slugs(["a", "a-2", "a", "a"]) == ["a", "a-2", "a-3", "a-4"]
+
+
+def test_commands_are_quoted_for_a_shell() -> None:
+    assert commands_of("a b/c", ONE, "float32", {}) == (
+        "attncheck explain 'a b/c' torch.sdpa --dtype float32",
+        "attncheck repro 'a b/c' torch.sdpa --dtype float32",
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("attncheck check -i src/mine.py:attention", ["src/mine.py:attention"]),
+        ("attncheck check --implementation=x.py:f,mine.py:attention", ["mine.py:attention"]),
+        (
+            "attncheck check -i mine.py:attention --framework jax",
+            ["mine.py:attention", "--framework", "jax"],
+        ),
+        ("attncheck check -i mine.py:attention --framework=jax", ["mine.py:attention", "--framework=jax"]),
+        ("attncheck check -i mine:attention", ["mine:attention"]),
+        ("attncheck check -i other.py:attention", None),
+        ("attncheck check 'not closed", None),
+    ],
+)
+def test_own_implementations_are_named_as_the_run_named_them(
+    command: str,
+    words: list[str] | None,
+    make_row: Callable[..., Row],
+    write_run: Callable[..., Path],
+    frames_of: Callable[..., Frames],
+) -> None:
+    frames = frames_of(write_run([make_row(implementation="mine.attention")], command=command))
+    assert list(own_implementations(frames).values()) == ([words] if words else [])
+
+
+def test_a_map_has_every_cell_once_and_marks_what_is_beyond_the_bound() -> None:
+    errors = np.array([[0.0, 0.1, 0.5, 1.0], [1.5, 10.0, 11.0, np.inf], [np.nan, 0.05, 0.05, 0.05]])
+    ((title, picture),) = error_pictures(errors, "a <b>")
+    svg = ElementTree.fromstring(str(picture))
+    assert (title, svg.attrib["aria-label"]) == ("", "a <b>")
+    paths = {path.attrib["class"]: path.attrib["d"] for path in svg.findall("path")}
+    assert paths["e0"] == "M0 0h2v1h-2zM1 2h3v1h-3z"
+    assert paths["e1"] == "M2 0h2v1h-2z"
+    assert paths["e2"] == "M0 1h2v1h-2z"
+    assert paths["e3"] == "M2 1h2v1h-2z"
+    assert paths["en"] == "M0 2h1v1h-1z"
+    assert paths["ex"].count("M") == 4
+    assert svg.find("circle") is not None
+
+
+def test_a_large_map_stays_small_and_loses_no_error() -> None:
+    errors = np.zeros((1, 1, 300, 500))
+    errors[0, 0, 211, 407] = 5.0
+    ((_, picture),) = error_pictures(errors, "large")
+    assert len(picture) < 5_000
+    assert 'class="e2"' in picture
+    assert re.search(r'viewBox="-\.5 -\.5 3[0-3] 3[0-3]"', picture)
+
+
+@pytest.mark.parametrize("errors", [np.zeros((0, 3)), np.full((2, 2), np.nan)])
+def test_where_nothing_was_judged_there_is_no_map(errors: np.ndarray) -> None:
+    assert error_pictures(errors, "none") == []
+
+
+def test_a_matrix_is_a_table_with_its_numbers_and_a_large_one_a_picture() -> None:
+    small = heat_of(Panel("m", np.array([[0.0, 1.0]]), "#000000", "query", "key", ("first",), ()), 1)
+    assert small.table is not None
+    assert (small.table.axes, small.table.columns) == ("query ↓ key →", ("0", "1"))
+    assert small.table.rows == (("first", (("#f3f1f4", False, "0"), ("#000000", True, "1"))),)
+    large = heat_of(Panel("m", np.zeros((30, 2))), 7)
+    assert large.table is None
+    assert "<svg" in large.picture
+
+
+def test_numbers_and_shapes_are_short() -> None:
+    assert [short(1 / 3), short(None), short(float("nan"))] == ["0.333", "\N{EN DASH}", "\N{EN DASH}"]
+    assert (shape_text((2, 3)), shape_text(())) == ("2 \N{MULTIPLICATION SIGN} 3", "scalar")
+
+
+def test_what_fails_comes_first_then_what_is_known_and_a_budget_ends_the_list() -> None:
+    states = {"a": State.AGREE, "b": State.KNOWN, "c": State.UNSUPPORTED, "d": State.FAILING}
+    table = {case: {ONE: {"float64": Cell(state, "agree", "")}} for case, state in states.items()}
+    assert urgent_first(table) == ["d", "b", "a", "c"]
+    assert within(["d", "b", "a"], {"d": 5, "b": 4, "a": 1}, 9) == {"d", "b"}
