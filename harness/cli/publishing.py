@@ -1,0 +1,60 @@
+"""Commands about the comparison that a repository publishes: ``publish``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attncheck.harness.cli.app import app
+from attncheck.harness.cli.options import Quiet
+from attncheck.harness.cli.work import frames_of
+from attncheck.harness.errors import ExitCode
+
+DEFAULT_FOLDER = Path("reports/published")
+_MOST_LISTED = 20
+
+
+@app.command()
+def publish(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Results directories, or folders of results directories.")
+    ],
+    published: Annotated[
+        Path, typer.Option("--published", "--output", "-o", help="Folder of the published comparison.")
+    ] = DEFAULT_FOLDER,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Write nothing; end with 1 where the runs' verdicts are not those published."),
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a comparison to keep in a repository, or hold a run against the one that is kept there."""
+    from attncheck.harness.results.reader import find_runs
+
+    frames = frames_of(find_runs(runs))
+    if not check:
+        from attncheck.reports.publish.comparison import publish as write
+
+        path = write(frames, published)
+        if not quiet:
+            typer.echo(f"Published: {path}")
+        return
+    from attncheck.reports.publish.comparison import VERDICTS, drift, verdicts_of
+
+    for problem in frames.problems:
+        typer.echo(f"attncheck: {problem}", err=True)
+    differences, file = drift(frames, published), published / VERDICTS
+    if not differences:
+        if not quiet:
+            typer.echo(f"All {len(verdicts_of(frames)):,} verdicts are those published in {file}.")
+        return
+    count = "1 verdict is not the one" if len(differences) == 1 else f"{len(differences):,} verdicts are not those"
+    typer.echo(f"{count} published in {file}:")
+    for difference in differences[:_MOST_LISTED]:
+        typer.echo(f"  {difference}")
+    if len(differences) > _MOST_LISTED:
+        typer.echo(f"  and {len(differences) - _MOST_LISTED:,} more")
+    typer.echo("If that is right, `make publish` regenerates the folder; commit it with what changed the verdicts.")
+    raise typer.Exit(ExitCode.DISAGREE)

@@ -1,0 +1,157 @@
+"""What a CI system shows of a report: a summary on the page of the run, annotations beside the lines of cases.
+
+GitHub's documentation of workflow commands says what of it is taken here: a job summary is appended to the file that
+``GITHUB_STEP_SUMMARY`` names and may have 1 MiB per step; an annotation is a line ``::error file=...::message`` that is
+printed, and of each kind ten are shown per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from attncheck.harness.errors import OutputError
+from attncheck.harness.verdicts import Verdict
+from attncheck.reports.answer import make_answer, what_is_wrong
+from attncheck.reports.frames import Frames, records
+from attncheck.reports.markdown.text import code, escape, table
+from attncheck.reports.terminal import verdict_counts
+
+SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
+MOST_SUMMARY_BYTES = 1024 * 1024
+"""What a step's summary may have in all: a longer one is not shown at all."""
+MOST_ANNOTATIONS = 10
+_MOST_LISTED = 20
+_MOST_LETTERS = 400
+_CUT = "\n\n(The rest is left out: a summary may have 1 MiB.)\n"
+
+
+def render_ci_summary(frames: Frames, report: Path) -> str:
+    """Return a short report in Markdown: the answer, verdicts per implementation, what is wrong, where the rest is."""
+    answer = make_answer(frames)
+    headings, lines = verdict_counts(frames)
+    listed = [escape(_short(line)) for line in (*answer.sentences, *frames.notes[:_MOST_LISTED])]
+    unsaid = len(frames.notes) - _MOST_LISTED
+    return "\n".join(
+        [
+            f"### attncheck: {escape(answer.word)}",
+            "",
+            *(f"- {line}" for line in listed),
+            *([f"- and {unsaid} more that could not be run"] if unsaid > 0 else []),
+            "",
+            *table(list(map(escape, headings)), [list(map(escape, line)) for line in lines], "l" + "r" * len(headings)),
+            "",
+            *_wrong(frames),
+            f"The whole report: {code(report)}",
+            "",
+        ]
+    )
+
+
+def _wrong(frames: Frames) -> list[str]:
+    wrong = what_is_wrong(frames)
+    if wrong.empty:
+        return []
+    rows = [
+        [
+            code(row["case"]),
+            row["dtype"],
+            escape(_who(row, frames)),
+            f"**{row['verdict']}**",
+            code(row["stage"]),
+            escape(_short(row["message"])),
+        ]
+        for row in records(wrong.head(_MOST_LISTED))
+    ]
+    more = len(wrong) - len(rows)
+    return [
+        *table(["case", "dtype", "implementation", "verdict", "stage", "what happened"], rows),
+        "",
+        *([f"And {more} more.", ""] if more else []),
+    ]
+
+
+def append_summary(text: str, path: Path) -> None:
+    """Append a summary to the file that a CI system reads, cut so that the file stays within what it may have.
+
+    Raises ``OutputError`` where the file cannot be written.
+    """
+    data = f"\n{text}\n".encode()
+    try:
+        taken = path.stat().st_size if path.exists() else 0
+        room = MOST_SUMMARY_BYTES - taken
+        if len(data) > room:
+            kept = data[: max(0, room - len(_CUT.encode()))].rpartition(b"\n")[0]  # no line, so no table row, in half
+            data = kept + _CUT.encode() if kept else b""
+        with path.open("ab") as file:
+            file.write(data)
+    except OSError as error:
+        raise OutputError(f"the summary {path} cannot be written: {error.strerror or error}") from None
+
+
+def annotation_lines(frames: Frames, report: Path) -> Iterator[str]:
+    """Yield annotations: an error for each case that fails and for what could not be run, a warning for noise.
+
+    Of each kind as many as are shown, then a notice that says how many there are in all. What is known beforehand is
+    none: it fails nothing, and there would be too many.
+    """
+    wrong, noisy = what_is_wrong(frames), _noisy(frames)
+    # Without a place, so not cut in favour of those that have one: it explains why the others may be missing.
+    problems = [_command("error", {"title": "attncheck: not run"}, problem) for problem in frames.problems]
+    errors = [*problems[:MOST_ANNOTATIONS], *_placed("error", wrong, frames)][:MOST_ANNOTATIONS]
+    yield from errors
+    yield from _placed("warning", noisy, frames)
+    counts = {
+        "error": (len(problems) + len(wrong), len(errors)),
+        "warning": (len(noisy), min(len(noisy), MOST_ANNOTATIONS)),
+    }
+    cut = [f"{all_ - shown} more {kind}s" for kind, (all_, shown) in counts.items() if all_ > shown]
+    if cut:
+        yield _command("notice", {"title": "attncheck"}, f"{' and '.join(cut)} in the report: {report}")
+
+
+def _noisy(frames: Frames) -> pd.DataFrame:
+    """Return the first stage of each case that agrees and is noisier than known good implementations."""
+    results = frames.results
+    noisy = results["tier"].eq("T3") | results["introduced_tier"].eq("T3")
+    rows = results[noisy & results["verdict"].eq(Verdict.AGREE)]
+    rows = rows.drop_duplicates(["case", "dtype", "environment", "implementation"])
+    return rows.assign(
+        verdict="noisy", message="larger errors than known good implementations make; a warning, which fails nothing"
+    )
+
+
+def _placed(kind: str, rows: pd.DataFrame, frames: Frames) -> list[str]:
+    """Return an annotation per row, at the line of its case."""
+    lines = []
+    for row in records(rows.head(MOST_ANNOTATIONS)):
+        case = frames.cases[row["case"]]
+        title = f"{row['verdict']}: {_who(row, frames)} in {row['dtype']}"
+        stage = f"{row['stage']}: " if row["stage"] else ""
+        message = f"{case['name']}: {stage}{row['message'] or row['verdict']}"
+        lines.append(_command(kind, {"file": case["file"], "line": case["line"], "title": title}, message))
+    return lines
+
+
+def _command(kind: str, properties: Mapping[str, object], message: str) -> str:
+    written = ",".join(f"{name}={_property(str(value))}" for name, value in properties.items())
+    return f"::{kind} {written}::{_data(_short(message))}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def _who(row: Mapping[str, Any], frames: Frames) -> str:
+    return f"{row['implementation']} ({row['environment']})" if len(frames.environments) > 1 else row["implementation"]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 3]}..."

@@ -1,0 +1,1 @@
+"""The comparison that the repository keeps, and its check."""

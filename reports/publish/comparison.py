@@ -1,0 +1,197 @@
+"""A comparison that is kept in a repository: Markdown with pictures, the verdicts, and the versions they are of.
+
+README.md      the answer, what is wrong or known, every verdict, and each document with its numbers and pictures
+pictures/      what the documents compute, drawn from exact answers and so the same on every machine
+verdicts.csv   one row per case, implementation and dtype: what a later run is held against
+versions.csv   one row per implementation
+
+Nothing in verdicts.csv depends on the processor: errors, their sizes and warnings about noise stay out of it.
+"""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from attncheck.harness.errors import OutputError, ResultsError, UsageError
+from attncheck.harness.verdicts import Verdict
+from attncheck.reports.cells import Cell, State, cell_table
+from attncheck.reports.frames import Frames, known_divergences, records, stage_order
+from attncheck.reports.publish.pictures import FOLDER as PICTURES
+from attncheck.reports.publish.readme import render_readme
+from attncheck.reports.spreadsheet import harmless
+
+README, VERDICTS, VERSIONS = "README.md", "verdicts.csv", "versions.csv"
+
+
+class Place(NamedTuple):
+    """What a published verdict is of, in the texts that stand in the file."""
+
+    case: str
+    implementation: str
+    dtype: str
+
+
+class Published(NamedTuple):
+    """A published verdict: the word, the stage at which it goes wrong if it does, and whether that is known."""
+
+    verdict: str
+    begins_at: str
+    known: str
+
+    def __str__(self) -> str:
+        known = "known " if self.known == "true" else ""
+        return f"{known}{self.verdict}{f' at {self.begins_at}' if self.begins_at else ''}"
+
+
+Verdicts = dict[Place, Published]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A verdict that is not the published one; None where there is none on that side."""
+
+    place: Place
+    published: Published | None
+    found: Published | None
+
+    def __str__(self) -> str:
+        where = f"{self.place.case} {self.place.implementation} in {self.place.dtype}"
+        return f"{where}: published {self.published or 'nothing'}, the run has {self.found or 'nothing'}"
+
+
+def publish(frames: Frames, directory: Path) -> Path:
+    """Write the comparison, in place of an earlier one; return the path of README.md.
+
+    The same frames give the same bytes. Raises ``UsageError`` for runs that are not complete, ``OutputError`` for a
+    folder that holds something else.
+    """
+    if frames.problems:
+        raise UsageError(f"only complete runs are published: {frames.problems[0]}")
+    verdicts = verdicts_of(frames)
+    readme, pictures = render_readme(frames)
+    try:
+        _prepare(directory)
+        for name, data in pictures.items():
+            (directory / name).write_bytes(data)
+        for name, text in {VERDICTS: _verdicts_csv(verdicts), VERSIONS: _versions_csv(frames), README: readme}.items():
+            (directory / name).write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise OutputError(f"{directory} cannot be written: {error.strerror or error}") from None
+    return directory / README
+
+
+def drift(frames: Frames, directory: Path) -> list[Difference]:
+    """Return how a run's verdicts differ from the published ones, by case, implementation and dtype."""
+    published, found = read_verdicts(directory), verdicts_of(frames)
+    return [
+        Difference(place, published.get(place), found.get(place))
+        for place in sorted(published.keys() | found.keys())
+        if published.get(place) != found.get(place)
+    ]
+
+
+def verdicts_of(frames: Frames) -> Verdicts:
+    """Return the verdicts of frames, sorted. Raises ``UsageError`` where an implementation ran in two environments."""
+    columns = sorted(frames.columns, key=lambda column: column.implementation)
+    for first, second in pairwise(columns):
+        if first.implementation == second.implementation:
+            raise UsageError(
+                f"{first.implementation} ran in {first.environment} and in {second.environment}; "
+                "a published comparison has each implementation once"
+            )
+    begins = _known_begins(frames)
+    return dict(
+        sorted(
+            (
+                Place(harmless(case), harmless(column.implementation), dtype),
+                _published(cell, begins.get((case, column.implementation, dtype), "")),
+            )
+            for case, cells in cell_table(frames).items()
+            for column, by_dtype in cells.items()
+            for dtype, cell in by_dtype.items()
+        )
+    )
+
+
+def read_verdicts(directory: Path) -> Verdicts:
+    """Read the published verdicts. Raises ``ResultsError`` where there are none."""
+    path = directory / VERDICTS
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            header, *rows = list(csv.reader(file)) or [[]]
+    except FileNotFoundError:
+        raise ResultsError(f"{path} does not exist; expected the verdicts that `attncheck publish` writes") from None
+    except (OSError, UnicodeError, csv.Error) as error:
+        raise ResultsError(f"{path} cannot be read: {error}") from None
+    if tuple(header) != _HEADER:
+        raise ResultsError(f"{path} has the columns {','.join(header)}; expected {','.join(_HEADER)}")
+    verdicts: Verdicts = {}
+    for number, row in enumerate(rows, 2):
+        if len(row) != len(_HEADER):
+            raise ResultsError(f"{path}: row {number} has {len(row)} cells; expected {len(_HEADER)}")
+        place = Place(*row[:3])
+        if place in verdicts:
+            raise ResultsError(f"{path}: row {number} is the second of {' '.join(place)}; expected one")
+        verdicts[place] = Published(*row[3:])
+    return verdicts
+
+
+_HEADER = (*Place._fields, *Published._fields)
+
+
+def _published(cell: Cell, known_begins_at: str) -> Published:
+    """Write a cell as texts, those that stand in the file."""
+    if cell.state is State.ERRATUM:
+        return Published(Verdict.MISPRINT.value, "", "true")
+    if cell.state is State.KNOWN:
+        return Published(cell.verdict, harmless(known_begins_at), "true")
+    return Published(cell.verdict, harmless(cell.stage), "false")
+
+
+def _known_begins(frames: Frames) -> Mapping[tuple[str, str, str], str]:
+    """Return the first stage at which each known divergence shows, by case, implementation and dtype."""
+    begins: dict[tuple[str, str, str], str] = {}
+    for row in records(known_divergences(frames.results)):
+        place = (row["case"], row["implementation"], row["dtype"])
+        stage = row["stage"] if pd.isna(row["begins_at"]) else row["begins_at"]
+        begins[place] = min(begins.get(place, stage), stage, key=stage_order)
+    return begins
+
+
+def _verdicts_csv(verdicts: Verdicts) -> str:
+    return _csv(_HEADER, [(*place, *published) for place, published in verdicts.items()])
+
+
+def _versions_csv(frames: Frames) -> str:
+    runs = {run["environment"]: run for run in records(frames.environments)}
+    rows = []
+    for column in frames.columns:
+        run = runs[column.environment]
+        rows.append((column.implementation, column.version, run["python"], str(run.get("version_attncheck", ""))))
+    return _csv(("implementation", "version", "python", "attncheck"), sorted(rows))
+
+
+def _csv(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    text = StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *(map(harmless, row) for row in rows)])
+    return text.getvalue()
+
+
+def _prepare(directory: Path) -> None:
+    """Make the folder, or empty it of an earlier comparison; anything else is left alone."""
+    if directory.is_dir() and any(directory.iterdir()) and not (directory / VERDICTS).is_file():
+        raise OutputError(
+            f"{directory} is not empty and holds no published comparison; name another folder with --published"
+        )
+    if (directory / PICTURES).is_dir():
+        shutil.rmtree(directory / PICTURES)
+    (directory / PICTURES).mkdir(parents=True)
