@@ -5,7 +5,7 @@ TEST_ENVIRONMENTS ?= lint,type,py311-all,py311-numpy
 space := $(subst ,, )
 export PATH := $(PATH):$(subst $(space),:,$(wildcard $(HOME)/.pyenv/versions/*/bin))
 
-.PHONY: report test matrix clean
+.PHONY: report test matrix publish clean
 
 report: .venv/installed
 	.venv/bin/attncheck check --backend numpy,torch,tensorflow,jax --output results/latest
@@ -17,6 +17,11 @@ test: .tools/installed
 matrix: .tools/installed
 	.tools/bin/tox run
 	.tools/bin/tox run -e report
+
+# The comparison that the repository keeps; what disagrees (code 1) is published too.
+publish: .venv/installed
+	.venv/bin/attncheck check --backend numpy,torch,tensorflow,jax --output results/published || test $$? -eq 1
+	.venv/bin/attncheck publish results/published --published reports/published
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

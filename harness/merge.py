@@ -1,27 +1,37 @@
 """Several runs as one comparison: implementations of different environments and versions held against each other.
 
 Nothing is computed again by any framework. Where the runs kept their arrays, and the bounds beside them, every two
-implementations are compared across the runs too.
+implementations are compared across the runs too, but for cases that are not the same in both runs.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from attncheck.harness.errors import ResultsError
 from attncheck.harness.judging.judge import judge_pairs, pair_row
 from attncheck.harness.judging.known import Known, inherited, known_stages
+from attncheck.harness.results.parts import ArrayParts
 from attncheck.harness.results.reader import Run
-from attncheck.harness.results.writer import ROW_SCHEMA, Row, bound_name
+from attncheck.harness.results.same_cases import apart, differing_cases
+from attncheck.harness.results.writer import INPUTS, ROW_SCHEMA, Row, bound_name
 from attncheck.harness.verdicts import Verdict
 
 Stages = Mapping[str, NDArray[Any]]
+Unit = tuple[str, str]
+"""case, dtype"""
+
+_PLACES = (pa.field("environment", pa.string()), pa.field("other_environment", pa.string()))
+_PAIR_SCHEMA = pa.schema([*ROW_SCHEMA, *_PLACES])
+_PAIRS_PER_FRAME = 20_000
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,8 @@ class Merged:
 
     rows: pd.DataFrame
     runs: tuple[Run, ...]
+    notes: tuple[str, ...] = ()
+    """What could not be compared across the runs, and why."""
 
     @property
     def cases(self) -> dict[str, dict[str, Any]]:
@@ -37,40 +49,33 @@ class Merged:
         return {identity: case for run in self.runs for identity, case in sorted(run.cases.items())}
 
 
-def merge_runs(runs: Sequence[Run]) -> Merged:
-    """Put runs side by side; with two or more, compare across them."""
-    frames = [run.rows.assign(environment=run.label, other_environment=None) for run in runs]
+def merge_runs(runs: Sequence[Run], *, across: bool = True) -> Merged:
+    """Put runs side by side; with two or more, compare ``across`` them."""
+    frames = [run.rows.assign(environment=run.label) for run in runs]
     rows = pd.concat(frames, ignore_index=True)
-    rows.loc[rows["other"].notna(), "other_environment"] = rows["environment"]
-    if len(runs) > 1:
-        rows = _compare_across(rows, runs)
-    return Merged(rows, tuple(runs))
+    rows["other_environment"] = rows["environment"].where(rows["other"].notna())
+    notes = _renamed(runs)
+    if len(runs) > 1 and across:
+        differing = differing_cases({run.label: run.cases for run in runs})
+        found = _Across(runs, rows, differing)
+        rows = pd.concat([rows, *_frames(found.pairs())], ignore_index=True)
+        notes += [f"{case} is not the same case everywhere: {why}" for case, why in sorted(found.differing.items())]
+        notes += sorted(found.unreadable)
+    return Merged(rows, tuple(runs), tuple(notes))
 
 
-def _compare_across(rows: pd.DataFrame, runs: Sequence[Run]) -> pd.DataFrame:
-    """Add the pairs of implementations that ran in different environments, where both runs kept their arrays."""
-    computed: dict[tuple[str, str], dict[_Subject, Stages]] = defaultdict(dict)
-    bounds: dict[tuple[str, str], dict[str, Stages]] = defaultdict(dict)
-    known_rows: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
-    for record in rows[rows["known"].astype(bool)].to_dict("records"):
-        known_rows[record["environment"], record["case"], record["dtype"]].append(
-            {str(name): value for name, value in record.items()}
-        )
-    for run in runs:
-        classes = run.environment["classes"]
-        for (case, dtype, name), stages in _by_name(run).items():
-            if name in classes:
-                known = known_stages(map(_as_row, known_rows.get((run.label, case, dtype), []))).get(name)
-                computed[case, dtype][_Subject(name, run.label, classes[name][dtype], known)] = stages
-            else:
-                bounds[case, dtype][name] = stages
-    operations = {identity: case["operation"] for run in runs for identity, case in run.cases.items()}
-    found = [
-        record
-        for (case, dtype), subjects in sorted(computed.items())
-        for record in _pairs(Row(case, operations[case], dtype, "", "pair", "", Verdict.AGREE), subjects, bounds)
+def _frames(pairs: Iterator[dict[str, Any]]) -> Iterator[pd.DataFrame]:
+    """Lay records out as frames of a bounded size: a million dictionaries would not fit into memory."""
+    while batch := list(islice(pairs, _PAIRS_PER_FRAME)):
+        yield pa.Table.from_pylist(batch, _PAIR_SCHEMA).to_pandas()
+
+
+def _renamed(runs: Iterable[Run]) -> list[str]:
+    return [
+        f"{run.directory} is called {run.label} here: another run is labelled {run.environment['label']} too"
+        for run in runs
+        if run.label != run.environment["label"]
     ]
-    return pd.concat([rows, pd.DataFrame(found, columns=list(rows.columns))], ignore_index=True) if found else rows
 
 
 @dataclass(frozen=True)
@@ -83,34 +88,79 @@ class _Subject:
     known: Known | None
 
 
-def _as_row(record: Mapping[str, Any]) -> Row:
-    return Row(**{name: record[name] for name in ROW_SCHEMA.names})
+class _Across:
+    """The pairs of implementations that ran in different environments, where both runs kept their arrays."""
+
+    def __init__(self, runs: Sequence[Run], rows: pd.DataFrame, differing: Mapping[str, str]) -> None:
+        self.runs = runs
+        self.differing = dict(differing)
+        """Cases that differ between the runs, and how."""
+        self.unreadable: set[str] = set()
+        self._known = _known_rows(rows)
+
+    def pairs(self) -> Iterator[dict[str, Any]]:
+        """Compare one case in one dtype at a time: no more than that, and a part of every run, is in memory."""
+        parts = {run.label: run.parts for run in self.runs}
+        places: dict[Unit, list[Run]] = defaultdict(list)
+        for run in self.runs:
+            for unit in parts[run.label].units():
+                places[unit].append(run)
+        for unit, runs in places.items():  # in the order of the parts, each of which is then read once
+            if len(runs) > 1 and unit[0] not in self.differing:
+                yield from self._compare(unit, {run.label: self._read(parts[run.label], unit) for run in runs})
+
+    def _read(self, parts: ArrayParts, unit: Unit) -> Mapping[str, Stages]:
+        stages: dict[str, dict[str, NDArray[Any]]] = defaultdict(dict)
+        try:
+            for (name, stage), array in parts.of(*unit).items():
+                stages[name][stage] = array
+        except ResultsError as error:
+            self.unreadable.add(str(error))
+            return {}
+        return stages
+
+    def _compare(self, unit: Unit, kept: Mapping[str, Mapping[str, Stages]]) -> Iterator[dict[str, Any]]:
+        case, dtype = unit
+        inputs = {label: of_run[INPUTS] for label, of_run in kept.items() if INPUTS in of_run}
+        if told := apart(inputs):
+            self.differing[case] = told
+            return
+        subjects: dict[_Subject, Stages] = {}
+        bounds: dict[str, Stages] = {}
+        operation = ""
+        for run in self.runs:
+            classes = run.environment["classes"]
+            for name, stages in kept.get(run.label, {}).items():
+                numerical_class = classes.get(name, {}).get(dtype)
+                if numerical_class is None:
+                    bounds[name] = {**bounds.get(name, {}), **stages}
+                    continue
+                operation = run.cases[case]["operation"] if case in run.cases else operation
+                known = known_stages(self._known.get((run.label, case, dtype), ())).get(name)
+                subjects[_Subject(name, run.label, numerical_class, known)] = stages
+        yield from _pairs(Row(case, operation, dtype, "", "pair", "", Verdict.AGREE), subjects, bounds)
 
 
-def _by_name(run: Run) -> dict[tuple[str, str, str], Stages]:
-    stages: dict[tuple[str, str, str], dict[str, NDArray[Any]]] = defaultdict(dict)
-    for (case, dtype, name, stage), array in run.arrays().items():
-        stages[case, dtype, name][stage] = array
-    return dict(stages)
+def _known_rows(rows: pd.DataFrame) -> dict[tuple[str, str, str], list[Row]]:
+    """Return the rows that are known divergences, by environment, case and dtype."""
+    found: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
+    for record in rows[rows["known"].astype(bool) & rows["comparison"].eq("stage")].to_dict("records"):
+        row = Row(**{name: record[name] for name in ROW_SCHEMA.names})
+        found[record["environment"], row.case, row.dtype].append(row)
+    return found
 
 
-def _pairs(
-    blank: Row, subjects: Mapping[_Subject, Stages], bounds: Mapping[tuple[str, str], Mapping[str, Stages]]
-) -> list[dict[str, Any]]:
+def _pairs(blank: Row, subjects: Mapping[_Subject, Stages], bounds: Mapping[str, Stages]) -> Iterator[dict[str, Any]]:
     """Compare one case in one dtype across environments; inside one they have been compared already."""
-    of_class = bounds.get((blank.case, blank.dtype), {})
-    records = []
     for first, second in combinations(subjects, 2):
         if first.environment == second.environment:
             continue
         named = {"first": subjects[first], "second": subjects[second]}
         allowed = {
-            name: of_class.get(bound_name(subject.numerical_class), {})
+            name: bounds.get(bound_name(subject.numerical_class), {})
             for name, subject in (("first", first), ("second", second))
         }
         for (_, _, stage), comparison in judge_pairs(named, allowed).items():
             row = pair_row(blank, first.implementation, second.implementation, stage, comparison)
             row = inherited(row, [member.known for member in (first, second) if member.known])
-            places = {"environment": first.environment, "other_environment": second.environment}
-            records.append(asdict(row) | places)
-    return records
+            yield asdict(row) | {"environment": first.environment, "other_environment": second.environment}

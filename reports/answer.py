@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
 from attncheck.harness.errors import ExitCode
-from attncheck.harness.verdicts import Verdict, worst
+from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import DTYPES
+from attncheck.reports.cells import Cell, State, cell_table
 from attncheck.reports.frames import (
     Column,
     Frames,
-    case_order,
     count_places,
     failing,
-    groups,
     is_document,
     known_divergences,
+    once_for_frames,
     records,
     stage_order,
     under_erratum,
@@ -171,51 +171,30 @@ def _numbers_sentence(frames: Frames) -> str:
     return text.strip()
 
 
+@once_for_frames
 def verdict_table(frames: Frames) -> dict[str, dict[Column, str]]:
     """Return the words for every case and column: the worst verdict, where it begins, in which dtypes."""
-    keys = ["case", "environment", "implementation"]
-    stages = groups(frames.results, keys)
-    numbers = groups(frames.numbers, keys)
-    table: dict[str, dict[Column, str]] = {}
-    for case in sorted(set(frames.results["case"]), key=lambda case: case_order(frames.cases[case])):
-        table[case] = {}
-        for column in frames.columns:
-            key = (case, column.environment, column.implementation)
-            parts = [frame for frame in (stages.get(key), numbers.get(key)) if frame is not None]
-            table[case][column] = _cell(pd.concat(parts)) if parts else "not run"
-    return table
+    return {
+        case: {column: _cell(cells[column]) if column in cells else "not run" for column in frames.columns}
+        for case, cells in cell_table(frames).items()
+    }
 
 
-def _cell(rows: pd.DataFrame) -> str:
+def _cell(cells: Mapping[str, Cell]) -> str:
     """Say one word for all dtypes, or one per dtype where they differ."""
-    words = {dtype: _word(rows[rows["dtype"] == dtype]) for dtype in DTYPES if (rows["dtype"] == dtype).any()}
+    words = {dtype: _word(cell) for dtype, cell in cells.items()}
     if len(set(words.values())) == 1:
         return next(iter(words.values()))
     return "; ".join(f"{dtype}: {word}" for dtype, word in words.items())
 
 
-def _word(rows: pd.DataFrame) -> str:
-    bad = failing(rows)
-    if bad.empty:
-        known = known_divergences(rows)
-        if len(known):
-            # Numbers that do not hold follow from the stages, whose verdicts say more.
-            of_stages = known[known.reindex(columns=["basis"])["basis"].isna()]
-            said = known if of_stages.empty else of_stages
-            return f"known {worst([Verdict(text) for text in said['verdict']])}"
-        if rows["verdict"].eq(Verdict.MISPRINT).any():
-            return "agree (erratum)"
-        if rows["verdict"].eq(Verdict.UNSUPPORTED).any():
-            return Verdict.UNSUPPORTED.value
-        # A stage of a name of its own, or a number that cannot be held, does not make a whole case unverified.
-        own = rows[rows["stage"].ne("") & ~rows["verdict"].eq(Verdict.UNVERIFIED)]
-        return Verdict.AGREE.value if len(own) else Verdict.UNVERIFIED.value
-    verdict = worst([Verdict(text) for text in bad["verdict"]])
-    begins_at = bad.reindex(columns=["begins_at"])["begins_at"]  # numbers have none
-    stage = min(begins_at.where(begins_at.notna(), bad["stage"]), key=stage_order)
-    return f"**{verdict}** at {stage}" if stage else f"**{verdict}**"
+def _word(cell: Cell) -> str:
+    if cell.state is not State.FAILING:
+        return cell.word
+    return f"**{cell.word}** at {cell.stage}" if cell.stage else f"**{cell.word}**"
 
 
+@once_for_frames
 def what_is_wrong(frames: Frames) -> pd.DataFrame:
     """Return one row per failing case, dtype and implementation: where it begins, and how many rows fail in all.
 

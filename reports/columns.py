@@ -1,4 +1,13 @@
-"""The columns of the frames: what each means, and which frame has which, in order."""
+"""The columns of the frames: what each means, and which frame has which, in order.
+
+Parquet holds every text as it is. CSV is for spreadsheets too, so there, in columns of text:
+
+- a text that a spreadsheet would run as a formula (it begins with = + - @, a tab or a line break) has an apostrophe
+  before it, and so has what stands like that after a semicolon, a tab or a line break within a text; a number that is
+  written as text, such as -0.25 in ``printed``, stays as it is;
+- line breaks are single line feeds, inside quotes; other control characters are replacement characters (U+FFFD);
+- an empty text is a pair of quotes, and no value at all is nothing.
+"""
 
 from __future__ import annotations
 

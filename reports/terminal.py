@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from attncheck.reports.frames import Frames, records
 
 _MOST_LISTED = 20
 _UNBOUNDED = 10_000
+_LINE_BREAK = re.compile(r"\s*[\r\n]\s*")
 
 
 def plain_console() -> Console:
@@ -45,12 +47,14 @@ def print_summary(frames: Frames, path: Path, *, quiet: bool) -> None:
             else f"{row['implementation']} ({row['environment']})"
         )
         place = f"{row['stage']}: " if row["stage"] else ""
-        text = f"{row['verdict']}: {row['case']} [{row['dtype']}] {where}: {place}{row['message']}"
+        # On one line, also because a CI system takes a line that begins with :: for a command.
+        message = _LINE_BREAK.sub(" ", row["message"])
+        text = f"{row['verdict']}: {row['case']} [{row['dtype']}] {where}: {place}{message}"
         console.print(text, style="red", soft_wrap=True)
     if len(wrong) > _MOST_LISTED:
         console.print(f"and {len(wrong) - _MOST_LISTED} more", soft_wrap=True)
     if not quiet:
-        console.print(f"Report: {path}", soft_wrap=True)
+        console.print(f"Report: {path.with_suffix('.html')}", soft_wrap=True)
 
 
 def as_record(frames: Frames, path: Path, code: ExitCode) -> dict[str, Any]:
@@ -68,24 +72,32 @@ def as_record(frames: Frames, path: Path, code: ExitCode) -> dict[str, Any]:
             for case, cells in verdict_table(frames).items()
         },
         "report": str(path),
+        "html": str(path.with_suffix(".html")),
     }
 
 
 def _counts(frames: Frames) -> Table:
     """Cases per verdict, one line per implementation."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("implementation")
+    headings, lines = verdict_counts(frames)
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if place else "left")
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
+def verdict_counts(frames: Frames) -> tuple[list[str], list[list[str]]]:
+    """Count cases per verdict: the headings, and a line per implementation; "-" where there is none."""
     many = len(frames.environments) > 1
     cells = verdict_table(frames)
     words = {column: Counter(_first_word(row[column]) for row in cells.values()) for column in frames.columns}
     shown = sorted({word for counts in words.values() for word in counts}, key=lambda word: (word != "agree", word))
-    for word in shown:
-        table.add_column(word, justify="right")
-    for column, counts in words.items():
-        table.add_row(
-            column.title(with_environment=many), *(str(counts[word]) if counts[word] else "-" for word in shown)
-        )
-    return table
+    lines = [
+        [column.title(with_environment=many), *(str(counts[word]) if counts[word] else "-" for word in shown)]
+        for column, counts in words.items()
+    ]
+    return ["implementation", *shown], lines
 
 
 def _first_word(cell: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,9 @@ from attncheck.harness.running.implementations import Chosen, Implementation
 from attncheck.harness.running.operations import run_operation
 
 Stages = dict[str, NDArray[Any]]
+
+# Where CI runs these tests, the summary of its page is for the results, not for what tests make up.
+os.environ.pop("GITHUB_STEP_SUMMARY", None)
 
 # Machines are shared: how long an example takes says nothing of it.
 settings.register_profile("attncheck", deadline=None, suppress_health_check=[HealthCheck.too_slow])

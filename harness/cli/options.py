@@ -70,4 +70,25 @@ KeepArrays = Annotated[
 TimeLimit = Annotated[float, typer.Option(min=0.1, help="Seconds that one evaluation may take.")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads of each worker.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")]
+JunitXml = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Write the JUnit XML here too; the report's folder has it as junit.xml in any case."
+    ),
+]
+CiSummary = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Append a short Markdown summary to this file; if absent, to the one that GITHUB_STEP_SUMMARY names.",
+    ),
+]
+Annotations = Annotated[
+    bool,
+    typer.Option(
+        "--annotations",
+        help="Print GitHub annotations too, at the lines of the cases: errors for what fails, warnings for noise, at "
+        "most ten of each. With --json they go to standard error.",
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but what is wrong.")]

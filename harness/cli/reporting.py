@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from attncheck.harness.cli.app import app
-from attncheck.harness.cli.options import AsJson, Quiet
-from attncheck.harness.cli.work import frames_of, show_answer, write_frames
+from attncheck.harness.cli.options import Annotations, AsJson, CiSummary, JunitXml, Quiet
+from attncheck.harness.cli.work import Outlets, frames_of, show_answer, tell_ci, write_frames
 from attncheck.harness.errors import UsageError
 
 
@@ -22,6 +22,9 @@ def report(
         Path | None,
         typer.Option("--output", "-o", help="Folder for the report; RUN/report for a single run if absent."),
     ] = None,
+    junit_xml: JunitXml = None,
+    ci_summary: CiSummary = None,
+    annotations: Annotations = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -38,5 +41,7 @@ def report(
     from attncheck.reports.answer import exit_code_of
 
     code = exit_code_of(frames)
-    show_answer(frames, write_frames(frames, output), code, as_json=as_json, quiet=quiet)
+    path = write_frames(frames, output)
+    show_answer(frames, path, code, as_json=as_json, quiet=quiet)
+    tell_ci(frames, path, Outlets(junit_xml, ci_summary, annotations), as_json=as_json)
     raise typer.Exit(code)

@@ -8,12 +8,15 @@ import typer
 
 from attncheck.harness.cli.app import app
 from attncheck.harness.cli.options import (
+    Annotations,
     AsJson,
     BackendNames,
+    CiSummary,
     Divergences,
     DtypeNames,
     Framework,
     ImplementationNames,
+    JunitXml,
     Keep,
     KeepArrays,
     Label,
@@ -24,7 +27,15 @@ from attncheck.harness.cli.options import (
     Threads,
     TimeLimit,
 )
-from attncheck.harness.cli.work import choose_from, frames_of, run_selected, show_answer, write_frames
+from attncheck.harness.cli.work import (
+    Outlets,
+    choose_from,
+    frames_of,
+    run_selected,
+    show_answer,
+    tell_ci,
+    write_frames,
+)
 
 DEFAULT_OUTPUT = Path("results/latest")
 
@@ -43,6 +54,9 @@ def check(
     keep_arrays: KeepArrays = Keep.DISAGREEING,
     time_limit: TimeLimit = 60.0,
     threads: Threads = 1,
+    junit_xml: JunitXml = None,
+    ci_summary: CiSummary = None,
+    annotations: Annotations = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -64,7 +78,9 @@ def check(
     from attncheck.harness.results.writer import REPORT_FOLDER
 
     frames = frames_of([output])
-    show_answer(frames, write_frames(frames, output / REPORT_FOLDER), summary.exit_code, as_json=as_json, quiet=quiet)
+    path = write_frames(frames, output / REPORT_FOLDER)
+    show_answer(frames, path, summary.exit_code, as_json=as_json, quiet=quiet)
+    tell_ci(frames, path, Outlets(junit_xml, ci_summary, annotations), as_json=as_json)
     raise typer.Exit(summary.exit_code)
 
 

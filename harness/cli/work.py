@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from attncheck.harness.cli.options import Keep
-from attncheck.harness.errors import ExitCode, UsageError
+from attncheck.harness.errors import ExitCode, OutputError, UsageError
 
 if TYPE_CHECKING:
     from attncheck.harness.reading.selection import Selection
@@ -36,6 +38,7 @@ def run_selected(
     """Select, run and judge; print what is wrong with case files; end the program where nothing can be run."""
     from attncheck.harness.config import known_divergences
     from attncheck.harness.progress import progress_bar
+    from attncheck.harness.repro import write_scripts
     from attncheck.harness.run import Settings, run_cases
     from attncheck.harness.running.executor import Limits
 
@@ -55,7 +58,9 @@ def run_selected(
     )
     try:
         with progress_bar(visible=not (quiet or as_json)) as on_progress:
-            return run_cases(selection.cases, chosen, settings, selection.faults, on_progress)
+            summary = run_cases(selection.cases, chosen, settings, selection.faults, on_progress)
+        write_scripts(selection.cases, chosen.implementations, summary.failures, output)
+        return summary
     except KeyboardInterrupt:
         typer.echo(
             f"attncheck: interrupted; what was judged is in {output}, `attncheck report {output}` shows it", err=True
@@ -117,3 +122,31 @@ def show_answer(frames: Frames, path: Path, code: ExitCode, *, as_json: bool, qu
         typer.echo(json.dumps(as_record(frames, path, code), indent=2, ensure_ascii=False))
     else:
         print_summary(frames, path, quiet=quiet)
+
+
+@dataclass(frozen=True)
+class Outlets:
+    """Where the outcome goes besides the terminal and the report's folder."""
+
+    junit_xml: Path | None
+    ci_summary: Path | None
+    annotations: bool
+
+
+def tell_ci(frames: Frames, report: Path, outlets: Outlets, *, as_json: bool) -> None:
+    """Write what the options, or the CI system by its environment, ask for."""
+    from attncheck.reports.ci import SUMMARY_VARIABLE, annotation_lines, append_summary, render_ci_summary
+    from attncheck.reports.write import write_junit
+
+    if outlets.annotations:
+        for line in annotation_lines(frames, report):
+            typer.echo(line, err=as_json)
+    if outlets.junit_xml:
+        write_junit(frames, outlets.junit_xml)
+    if outlets.ci_summary:
+        append_summary(render_ci_summary(frames, report), outlets.ci_summary)
+    elif named := os.environ.get(SUMMARY_VARIABLE):
+        try:
+            append_summary(render_ci_summary(frames, report), Path(named))
+        except OutputError as error:  # nobody asked for it here: a container, say, that does not see the CI's file
+            typer.echo(f"attncheck: {error}", err=True)

@@ -1,50 +1,39 @@
-"""Results directories read back, also while a run goes on or after one was interrupted."""
+"""Results directories read back, also while a run goes on or after one was interrupted.
+
+What is damaged is left out and named in ``Run.notes``; only what is no results directory at all is refused.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from attncheck.harness.errors import ResultsError
-from attncheck.harness.results.writer import ARRAY_SCHEMA, FORMAT, ROW_SCHEMA
-
-_ENVIRONMENT = (
-    "label",
-    "command",
-    "python",
-    "platform",
-    "cpu_features",
-    "processors",
-    "threads_per_worker",
-    "versions",
-    "flags",
-    "implementations",
-    "classes",
-    "left_out",
-    "missing",
-    "faults",
+from attncheck.harness.results.parts import ArrayKey, ArrayParts, read_rows
+from attncheck.harness.results.records import (
+    EnvironmentRecord,
+    SummaryRecord,
+    check_record,
+    read_cases,
+    read_json,
+    with_unnamed,
 )
-"""What reports take from environment.json."""
-
-ArrayKey = tuple[str, str, str, str]
-"""case, dtype, implementation, stage"""
+from attncheck.harness.results.writer import FORMAT
 
 
 @dataclass(frozen=True)
 class Run:
     """One run's results: rows as a frame in ``ROW_SCHEMA``'s columns, and what it ran on.
 
-    ``summary`` is None while the run goes on, or when it was interrupted.
+    ``summary`` is None while the run goes on, or when it was interrupted. ``notes`` say what cannot be read. ``label``
+    is the run's own, unless several runs that are read together share it.
     """
 
     directory: Path
@@ -53,9 +42,20 @@ class Run:
     cases: dict[str, dict[str, Any]]
     rows: pd.DataFrame
     summary: dict[str, Any] | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run has ended and everything that it wrote could be read."""
+        return self.summary is not None and not self.notes
+
+    @property
+    def parts(self) -> ArrayParts:
+        """The arrays that the run kept, none of them read yet."""
+        return ArrayParts(self.directory)
 
     def arrays(self) -> dict[ArrayKey, NDArray[Any]]:
-        """Read the arrays that the run kept."""
+        """Read all arrays that the run kept."""
         return read_arrays(self.directory)
 
 
@@ -63,31 +63,43 @@ def read_run(directory: Path) -> Run:
     """Read one results directory. Raises ``ResultsError`` for anything else."""
     if not directory.is_dir():
         raise ResultsError(f"{directory} is not a folder; expected a results directory that `attncheck run` wrote")
-    environment = _read_json(directory / "environment.json")
+    environment = read_json(directory / "environment.json")
     if environment is None:
         raise ResultsError(f"{directory} is not a results directory: it has no environment.json")
-    if environment.get("format") != FORMAT:
-        raise ResultsError(
-            f"{directory} has results format {environment.get('format')}; this version reads {FORMAT}; run it again"
-        )
-    _require(environment, _ENVIRONMENT, directory / "environment.json")
-    cases = _read_json(directory / "cases.json") or {"cases": []}
-    _require(cases, ("cases",), directory / "cases.json")
-    summary = _read_json(directory / "summary.json")
-    if summary is not None:
-        _require(summary, ("exit_code",), directory / "summary.json")
-    return Run(
-        directory=directory,
-        label=environment["label"],
-        environment=environment,
-        cases={case["id"]: case for case in cases["cases"]},
-        rows=_read_parts(directory / "rows", ROW_SCHEMA).to_pandas(),
-        summary=summary,
-    )
+    _check_format(environment.get("format"), directory)
+    check_record(environment, EnvironmentRecord, directory / "environment.json")
+    rows, notes = read_rows(directory)
+    cases, of_cases = read_cases(directory / "cases.json")
+    named = with_unnamed(cases, pc.unique(rows["case"]).to_pylist())
+    if len(named) > len(cases) and not of_cases:
+        of_cases = (f"{directory / 'cases.json'} is absent or incomplete: some cases have no title and no options",)
+    summary, of_summary = _read_summary(directory / "summary.json")
+    notes += of_cases + of_summary + ArrayParts(directory).notes
+    return Run(directory, environment["label"], environment, named, rows.to_pandas(), summary, notes)
+
+
+def _check_format(found: object, directory: Path) -> None:
+    """Raise ``ResultsError`` for results of another version of the format, and say what to do."""
+    if found == FORMAT and not isinstance(found, bool):
+        return
+    told = f"{directory} has results format {found}; this version of attncheck reads {FORMAT}"
+    if isinstance(found, int) and found > FORMAT:
+        raise ResultsError(f"{told}: a newer attncheck wrote it; update this one")
+    raise ResultsError(f"{told}: an older attncheck wrote it; run it again, or read it with that version")
+
+
+def _read_summary(path: Path) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    try:
+        summary = read_json(path)
+        if summary is not None:
+            check_record(summary, SummaryRecord, path)
+    except ResultsError as error:
+        return None, (str(error),)
+    return summary, ()
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Return the results directories among the paths and directly below them.
+    """Return the results directories among the paths and directly below them, each once.
 
     A path that is neither is returned as it is: the reader says what it is instead.
     """
@@ -95,56 +107,54 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         below = sorted(item.parent for item in path.glob("*/environment.json")) if path.is_dir() else []
         found += below if below and not (path / "environment.json").is_file() else [path]
-    return list(dict.fromkeys(found))
+    distinct: dict[Path, Path] = {}
+    for path in found:
+        distinct.setdefault(path.resolve(), path)
+    return list(distinct.values())
 
 
 def read_runs(directories: Sequence[Path]) -> list[Run]:
-    """Read several results directories, sorted by label. Raises ``ResultsError`` where two have the same label."""
-    runs = sorted((read_run(directory) for directory in directories), key=lambda run: run.label)
-    for first, second in pairwise(runs):
-        if first.label == second.label:
-            raise ResultsError(
-                f"{first.directory} and {second.directory} are both labelled {first.label!r}; "
-                "give each run a --label of its own"
-            )
-    return runs
+    """Read several results directories, sorted by label; those that share a label are told apart by their folders."""
+    runs = [read_run(directory) for directory in directories]
+    labels = distinct_labels({run.directory: run.label for run in runs})
+    renamed = [replace(run, label=labels[run.directory]) for run in runs]
+    return sorted(renamed, key=lambda run: run.label)
+
+
+def matched_runs(before: Sequence[Run], after: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+    """Give a single run on each side one label, that of both, so that they are compared whatever they are called."""
+    if len(before) == len(after) == 1 and before[0].label != after[0].label:
+        label = f"{before[0].label} -> {after[0].label}"
+        return [replace(before[0], label=label)], [replace(after[0], label=label)]
+    return list(before), list(after)
+
+
+def distinct_labels(labels: Mapping[Path, str]) -> dict[Path, str]:
+    """Put the folder's name behind every label that several runs share, with as much of its path as is needed."""
+    counts = Counter(labels.values())
+    found = {path: label for path, label in labels.items() if counts[label] == 1}
+    for path, label in sorted(labels.items(), key=lambda item: item[0].resolve()):
+        if path in found:
+            continue
+        name = f"{label} ({_ending(path, [other for other in labels if labels[other] == label])})"
+        copies = sum(1 for other in found.values() if other == name or other.startswith(f"{name} #"))
+        found[path] = f"{name} #{copies + 1}" if copies else name
+    return found
+
+
+def _ending(path: Path, paths: Sequence[Path]) -> str:
+    """Return the shortest end of a path that none of the others has."""
+    parts = path.resolve().parts
+    others = [other.resolve().parts for other in paths if other != path]
+    length = next((n for n in range(1, len(parts)) if all(other[-n:] != parts[-n:] for other in others)), len(parts))
+    return "/".join(parts[-length:])
 
 
 def read_arrays(directory: Path) -> dict[ArrayKey, NDArray[Any]]:
-    """Read the arrays of one results directory."""
-    arrays: dict[ArrayKey, NDArray[Any]] = {}
-    for row in _read_parts(directory / "arrays", ARRAY_SCHEMA).to_pylist():
-        key = (row["case"], row["dtype"], row["implementation"], row["stage"])
-        try:
-            arrays[key] = np.frombuffer(row["data"], dtype=row["array_dtype"]).reshape(row["shape"])
-        except (TypeError, ValueError) as error:
-            raise ResultsError(f"{directory}: the array {' '.join(key)} cannot be read: {error}") from None
-    return arrays
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise ResultsError(f"{path} cannot be read: {error}") from None
-    if not isinstance(content, dict):
-        raise ResultsError(f"{path} is not what `attncheck run` writes")
-    return content
-
-
-def _require(content: dict[str, Any], names: Sequence[str], path: Path) -> None:
-    absent = [name for name in names if name not in content]
-    if absent:
-        raise ResultsError(f"{path} is not what `attncheck run` writes: it has no {absent[0]}")
-
-
-def _read_parts(folder: Path, schema: pa.Schema) -> pa.Table:
-    tables = [schema.empty_table()]
-    for path in sorted(folder.glob("part-*.parquet")):
-        try:
-            tables.append(pq.read_table(path).select(schema.names).cast(schema))
-        except (OSError, KeyError, pa.ArrowException) as error:
-            raise ResultsError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
-    return pa.concat_tables(tables)
+    """Read all arrays of one results directory. Raises ``ResultsError`` where one is not whole."""
+    parts = ArrayParts(directory)
+    return {
+        (case, dtype, name, stage): array
+        for case, dtype in parts.units()
+        for (name, stage), array in parts.of(case, dtype).items()
+    }

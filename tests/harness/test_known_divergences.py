@@ -22,7 +22,7 @@ from attncheck.harness.running.implementations import Implementation
 from attncheck.reports.answer import make_answer, verdict_table
 from attncheck.reports.explanation import explanation_text
 from attncheck.reports.frames import Frames, make_frames
-from attncheck.reports.markdown import render_markdown
+from attncheck.reports.markdown.report import render_markdown
 
 CASES = """\
 title: Causality and empty rows

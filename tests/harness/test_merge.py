@@ -9,19 +9,21 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
 from attncheck.backends import BackendEntry
 from attncheck.harness.merge import Merged, merge_runs
 from attncheck.harness.results.reader import Run, read_runs
-from attncheck.harness.results.writer import Row, StoredArray, bound_name
+from attncheck.harness.results.writer import INPUTS, Row, StoredArray, bound_name
 from attncheck.harness.run import RunSummary
 
 RunSmall = Callable[..., tuple[RunSummary, Run]]
 Entries = tuple[BackendEntry, BackendEntry]
 Weights = Mapping[str, float]
 MakeRun = Callable[..., Path]
+MakeRecord = Callable[..., dict[str, Any]]
 
 SHAPE = (1, 1, 1, 4)
 BOUND = 2.0**-50
@@ -236,3 +238,110 @@ def test_real_runs_compare_across_and_everything_keeps_its_environment(
         "two": {"agree"},
         "three": {"numeric"},
     }
+
+
+def test_a_case_that_is_not_the_same_in_both_runs_is_told_and_not_compared(
+    make_run: MakeRun,
+    make_row: Callable[..., Row],
+    write_run: Callable[..., Path],
+    make_case_record: Callable[..., Any],
+) -> None:
+    causal = make_case_record(options={"is_causal": True})
+    arrays = [stored("numpy.eager", WRONG), stored(bound_name("native"), BOUND)]
+    other = write_run([make_row()], label="b", arrays=arrays, cases=[causal])
+    both = merged(make_run("a", {"numpy.eager": RIGHT}), other)
+    assert said(both.rows, "pair") == []
+    assert said(both.rows) == [("a", "numpy.eager", "agree"), ("b", "numpy.eager", "agree")]
+    assert both.notes == (
+        "file/one is not the same case everywhere: options nothing became {'is_causal': True} (a and b)",
+    )
+
+
+def test_a_case_with_another_title_or_line_is_the_same(
+    make_run: MakeRun,
+    make_row: Callable[..., Row],
+    write_run: Callable[..., Path],
+    make_case_record: Callable[..., Any],
+) -> None:
+    arrays = [stored("numpy.eager", RIGHT), stored(bound_name("native"), BOUND)]
+    retitled = make_case_record(title="Another", line=99, tags=["new"], notes=["Said since."], dtypes=["float64"])
+    other = write_run([make_row()], label="b", arrays=arrays, cases=[retitled])
+    both = merged(make_run("a", {"numpy.eager": RIGHT}), other)
+    assert said(both.rows, "pair") == [("a", "numpy.eager", "b", "numpy.eager", "agree")]
+    assert both.notes == ()
+
+
+@pytest.mark.parametrize(("number", "pairs"), [(1.0, 1), (2.0, 0)])
+def test_a_case_whose_inputs_changed_under_the_same_record_is_told(
+    number: float, pairs: int, make_row: Callable[..., Row], write_run: Callable[..., Path]
+) -> None:
+    runs = [
+        write_run(
+            [make_row()],
+            label=label,
+            arrays=[
+                stored("numpy.eager", RIGHT),
+                stored(bound_name("native"), BOUND),
+                stored(INPUTS, each, stage="scores"),
+            ],
+        )
+        for label, each in (("a", 1.0), ("b", number))
+    ]
+    both = merged(*runs)
+    assert len(said(both.rows, "pair")) == pairs
+    told = ("file/one is not the same case everywhere: the input scores differs (a and b)",)
+    assert both.notes == (() if pairs else told)
+
+
+def test_two_runs_of_one_label_are_compared_under_the_names_of_their_folders(
+    make_row: Callable[..., Row], write_run: Callable[..., Path]
+) -> None:
+    directories = [
+        write_run([make_row()], name=name, arrays=[stored("numpy.eager", number), stored(bound_name("native"), BOUND)])
+        for name, number in (("monday", RIGHT), ("friday", WRONG))
+    ]
+    both = merged(*directories)
+    assert said(both.rows, "pair") == [("local (friday)", "numpy.eager", "local (monday)", "numpy.eager", "numeric")]
+    assert both.notes == tuple(
+        f"{path} is called local ({path.name}) here: another run is labelled local too" for path in directories[::-1]
+    )
+
+
+def test_arrays_that_cannot_be_read_are_told_and_the_rest_is_compared(make_run: MakeRun) -> None:
+    first = make_run("a", {"numpy.eager": RIGHT})
+    second = make_run("b", {"numpy.eager": RIGHT})
+    path = second / "arrays" / "part-00000.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(table.schema.get_field_index("data"), "data", [[b"short"] * len(table)]), path)
+    both = merged(first, second)
+    assert said(both.rows, "pair") == []
+    (note,) = both.notes
+    assert note.startswith(f"{path}: the array file/one float64 numpy.eager weights cannot be read")
+
+
+def test_pairs_across_runs_can_be_left_out(make_run: MakeRun) -> None:
+    runs = read_runs([make_run("a", {"numpy.eager": RIGHT}), make_run("b", {"numpy.eager": RIGHT})])
+    assert said(merge_runs(runs, across=False).rows, "pair") == []
+
+
+def test_runs_whose_parts_hold_the_cases_in_another_order_are_compared(
+    make_row: Callable[..., Row], write_run: Callable[..., Path]
+) -> None:
+    cases = [f"file/{number}" for number in range(7)]
+    runs = []
+    for label, order in (("a", cases), ("b", cases[::-1])):
+        arrays = [
+            stored(name, number, case=case)
+            for case in order
+            for name, number in (("numpy.eager", RIGHT), (bound_name("native"), BOUND))
+        ]
+        directory = write_run([make_row(case=case) for case in order], label=label, arrays=arrays)
+        path = directory / "arrays" / "part-00000.parquet"
+        table = pq.read_table(path)
+        for number in range(len(cases)):  # a part per case, in opposite orders
+            pq.write_table(table.slice(2 * number, 2), path.with_name(f"part-{number:05d}.parquet"))
+        runs.append(directory)
+    rows = merged(*runs).rows
+    pairs = rows[rows["comparison"] == "pair"]
+    assert sorted(pairs["case"]) == cases
+    assert set(pairs["verdict"]) == {"agree"}

@@ -22,6 +22,7 @@ from attncheck.reports.frames import (
     documents_of,
     failing,
     make_frames,
+    once_for_frames,
     stage_order,
     under_erratum,
 )
@@ -187,3 +188,60 @@ def test_rows_that_were_judged_are_whole_numbers_beside_cells_that_are_empty(
     assert csv == "judged_rows,query_rows\n,\n64,4096\n"
     csv = frames_of(write_run([make_row()])).results[["judged_rows", "query_rows"]].to_csv(index=False)
     assert csv == "judged_rows,query_rows\n,\n"
+
+
+def test_what_one_environment_lacks_and_another_ran_is_filled_and_misses_nothing(
+    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
+) -> None:
+    lacks = write_run([make_row()], label="a", missing={"torch": "not installed"}, left_out={"jax": "not installed"})
+    has = write_run([make_row(implementation="torch.eager")], label="b")
+    alone, both = frames_of(lacks), frames_of(lacks, has)
+    assert alone.is_incomplete
+    assert alone.problems == ("torch could not run: not installed",)
+    assert not both.is_incomplete
+    assert [(column.environment, column.implementation) for column in both.columns] == [
+        ("a", "numpy.eager"),
+        ("b", "torch.eager"),
+    ]
+    assert both.notes == (
+        "a: jax was left out: not installed",
+        "a: torch could not run: not installed; b ran it",
+    )
+
+
+def test_rows_are_sorted_by_dtype_stage_and_index_and_not_by_their_spelling(
+    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
+) -> None:
+    wanted = [
+        (dtype, stage, index)
+        for dtype in ("float64", "float32", "bfloat16", "float16")
+        for stage in ("scores", "weights", "output", "a name of its own")
+        for index in ("0,2", "0,10", "1,0")
+    ]
+    rows = [
+        make_row(comparison="known", dtype=dtype, stage=stage, index=index) for dtype, stage, index in reversed(wanted)
+    ]
+    numbers = frames_of(write_run(rows)).numbers
+    assert list(zip(numbers["dtype"], numbers["stage"], numbers["index"], strict=True)) == wanted
+
+
+def test_versions_are_those_of_the_row_and_of_the_other_side(
+    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
+) -> None:
+    rows = [
+        make_row(implementation="a"),
+        make_row(implementation="b"),
+        make_row(comparison="pair", implementation="a", other="b"),
+        make_row(comparison="pair", implementation="b", other="gone"),
+    ]
+    frames = frames_of(write_run(rows, versions={"a": "1.0", "b": "2.0"}))
+    assert list(frames.results["version"]) == ["1.0", "2.0"]
+    pairs = frames.pairs[["version", "other_version"]]
+    assert pairs.astype(object).where(pairs.notna(), None).values.tolist() == [["1.0", "2.0"], ["2.0", None]]
+
+
+def test_what_is_made_of_frames_alone_is_made_once(document_run: Path, frames_of: FramesOf) -> None:
+    calls: list[Frames] = []
+    counted = once_for_frames(lambda frames: calls.append(frames) or len(calls))  # type: ignore[func-returns-value]
+    first, second = frames_of(document_run), frames_of(document_run)
+    assert [counted(each) for each in (first, first, second, first)] == [1, 1, 2, 1]

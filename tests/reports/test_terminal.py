@@ -33,7 +33,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
 def test_the_answer_comes_first_and_where_the_report_is_comes_last(document_frames: Frames, printed: Printed) -> None:
     lines = printed(document_frames)
     assert lines[0] == "They agree."
-    assert lines[-1] == "Report: here/report.md"
+    assert lines[-1] == "Report: here/report.html"
     assert printed(document_frames, quiet=True) == []
 
 

@@ -15,8 +15,10 @@ from attncheck.harness.merge import merge_runs
 from attncheck.harness.results.reader import read_run
 from attncheck.harness.results.writer import Row
 from attncheck.reports.frames import Frames, make_frames
-from attncheck.reports.markdown import render_markdown
-from attncheck.reports.write import write_report
+from attncheck.reports.junit import render_junit
+from attncheck.reports.markdown.report import render_markdown
+from attncheck.reports.spreadsheet import harmless
+from attncheck.reports.write import write_junit, write_report
 
 MakeRow = Callable[..., Row]
 WriteRun = Callable[..., Path]
@@ -36,7 +38,7 @@ def test_every_frame_is_written_as_csv_and_parquet(document_frames: Frames, tmp_
     path = write_report(document_frames, tmp_path / "deep" / "report")
     assert path == tmp_path / "deep" / "report" / "report.md"
     assert path.read_text(encoding="utf-8") == render_markdown(document_frames)
-    assert set(contents(path.parent)) == {"report.md"} | {
+    assert set(contents(path.parent)) == {"report.md", "report.html", "junit.xml"} | {
         f"{name}.{suffix}" for name in document_frames.tables() for suffix in ("csv", "parquet")
     }
     for name, frame in document_frames.tables().items():
@@ -80,9 +82,21 @@ def test_lines_end_alike_on_every_platform(document_frames: Frames, tmp_path: Pa
         ("-2+3", "'-2+3"),
         ("@import", "'@import"),
         ("\tx", "'\tx"),
+        ("\rx", "'\nx"),
+        ("\t-1", "'\t'-1"),
+        ("  =1", "'  =1"),
+        ("\uff1d1", "'\uff1d1"),
+        ("-1_000", "'-1_000"),
         ("-0.25", "-0.25"),
         ("+1e-9", "+1e-9"),
+        ("-.5", "-.5"),
         ("-inf", "-inf"),
+        ("nan", "nan"),
+        ("seen;=cmd()", "seen;'=cmd()"),
+        ("off; +x; @y", "off; '+x; '@y"),
+        ("one\r=two\r\n=three", "one\n'=two\n'=three"),
+        ("one\r\ntwo\rthree", "one\ntwo\nthree"),
+        ("a\x00b\x1b[31m", "a\ufffdb\ufffd[31m"),
         ("plain = text", "plain = text"),
         ('a,"b"\nc', 'a,"b"\nc'),
     ],
@@ -104,6 +118,28 @@ def test_no_text_is_a_formula_in_a_spreadsheet(
     assert environment["command"] == written
     # Programs read Parquet, and there the text is what it was.
     assert pd.read_parquet(tmp_path / "report" / "results.parquet")["message"].tolist() == [text]
+
+
+def test_a_cell_that_is_harmless_stays_so() -> None:
+    for text in ("=1", "a;=1", "\r=1", "'=1"):
+        assert harmless(harmless(text)) == harmless(text)
+
+
+def test_no_value_is_no_cell_and_an_empty_text_is_one(
+    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf, tmp_path: Path
+) -> None:
+    write_report(frames_of(write_run([make_row(value=float("inf"), difference=None)])), tmp_path / "report")
+    line = (tmp_path / "report" / "results.csv").read_text(encoding="utf-8").splitlines()[1]
+    (row,) = read_csv(tmp_path / "report" / "results.csv")
+    assert (row["value"], row["difference"], row["message"], row["reason"]) == ("inf", "", "", "")
+    assert line.endswith(',"",,')  # message, reason, thread
+
+
+def test_junit_goes_where_it_is_asked_for(document_frames: Frames, tmp_path: Path) -> None:
+    write_junit(document_frames, tmp_path / "new" / "all.xml")
+    assert (tmp_path / "new" / "all.xml").read_text(encoding="utf-8") == render_junit(document_frames)
+    with pytest.raises(OutputError, match=r"new cannot be written: [^\n]+$"):
+        write_junit(document_frames, tmp_path / "new")
 
 
 def test_a_report_of_nothing_can_be_written_and_read(write_run: WriteRun, frames_of: FramesOf, tmp_path: Path) -> None:

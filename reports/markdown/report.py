@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pandas as pd
-
-from attncheck.reports.answer import make_answer, verdict_table, what_is_wrong
-from attncheck.reports.frames import Column, Frames, records, rows_judged
-from attncheck.reports.markdown_documents import document_sections
-from attncheck.reports.markdown_known import empty_rows_section, known_section
-from attncheck.reports.markdown_overview import document_overview
-from attncheck.reports.markdown_text import code, escape, number, table
+from attncheck.reports.answer import make_answer, what_is_wrong
+from attncheck.reports.environments import environment_facts
+from attncheck.reports.frames import Frames, records
+from attncheck.reports.markdown.documents import document_sections
+from attncheck.reports.markdown.known import empty_rows_section, known_section
+from attncheck.reports.markdown.overview import document_overview
+from attncheck.reports.markdown.text import code, escape, number, table
+from attncheck.reports.markdown.verdicts import verdict_section
 
 _MOST_LISTED = 50
 _LARGEST = 15
@@ -26,11 +26,11 @@ def render_markdown(frames: Frames) -> str:
     """Return the whole report. The same frames give the same text."""
     sections = [
         _opening(frames),
-        _wrong(frames),
+        wrong_section(frames),
         known_section(frames),
         empty_rows_section(frames),
         document_overview(frames),
-        _verdicts(frames),
+        verdict_section(frames),
         *document_sections(frames),
         _largest(frames),
         _environments(frames),
@@ -46,7 +46,8 @@ def _opening(frames: Frames) -> list[str]:
     return lines
 
 
-def _wrong(frames: Frames) -> list[str]:
+def wrong_section(frames: Frames) -> list[str]:
+    """Return what fails, a line per case, dtype and implementation; nothing where nothing does."""
     wrong = what_is_wrong(frames)
     if wrong.empty:
         return []
@@ -74,36 +75,6 @@ def _wrong(frames: Frames) -> list[str]:
     if len(wrong) > _MOST_LISTED:
         lines += ["", f"And {len(wrong) - _MOST_LISTED} more, in `results.csv` and `numbers.csv`."]
     return lines
-
-
-def _verdicts(frames: Frames) -> list[str]:
-    with_environment = len({column.environment for column in frames.columns}) > 1
-    headings = ["case", *(escape(column.title(with_environment=with_environment)) for column in frames.columns)]
-    lines = ["## Verdicts", ""]
-    sampled = _sampled(frames)
-    by_file: dict[str, list[tuple[str, dict[Column, str]]]] = {}
-    for case, cells in verdict_table(frames).items():
-        by_file.setdefault(frames.cases[case]["file"], []).append((case, cells))
-    for file, cases in by_file.items():
-        title = frames.cases[cases[0][0]]["title"]
-        lines += [f"### {escape(title)} ({code(file)})", ""]
-        rows = [
-            [escape(frames.cases[case]["name"] + sampled.get(case, "")), *(cells[column] for column in frames.columns)]
-            for case, cells in cases
-        ]
-        lines += [*table(headings, rows), ""]
-    lines += [
-        "An implementation agrees where every stage is within its derived error bound of the exact answer, "
-        "statistically too on inputs for which that can be said, and where every printed number holds. Without another "
-        "word, both dtypes agree.",
-    ]
-    return lines
-
-
-def _sampled(frames: Frames) -> dict[str, str]:
-    """Say of each case in which some query rows stand for all how many."""
-    rows = frames.results[frames.results["query_rows"].notna()].drop_duplicates("case")
-    return {row["case"]: f" ({rows_judged(row['judged_rows'], row['query_rows'])})" for row in records(rows)}
 
 
 def _largest(frames: Frames) -> list[str]:
@@ -156,18 +127,6 @@ def _pair_cells(row: Mapping[str, Any], many: bool) -> list[str]:
 
 
 def _environments(frames: Frames) -> list[str]:
-    environments = frames.environments
-    hidden = {"environment", "complete"}
-    names = [name for name in environments.columns if name not in hidden]
-    rows = [
-        [escape(name.removeprefix("version_").replace("_", " ")), *(_cell(value) for value in environments[name])]
-        for name in names
-    ]
-    headings = ["", *(escape(label) for label in environments["environment"])]
+    rows = [[escape(name), *map(escape, texts)] for name, texts in environment_facts(frames)]
+    headings = ["", *map(escape, frames.environments["environment"])]
     return ["## Environments", "", *table(headings, rows)]
-
-
-def _cell(value: Any) -> str:
-    if pd.isna(value):
-        return ""
-    return escape(int(value) if isinstance(value, float) and value.is_integer() else value)

@@ -6,7 +6,7 @@ import pandas as pd
 
 from attncheck.harness.verdicts import Verdict
 from attncheck.reports.frames import Column, Frames, count_places, documents_of, under_erratum
-from attncheck.reports.markdown_text import escape, table
+from attncheck.reports.markdown.text import escape, table
 
 _EXPLAINED = (
     "Printed numbers that hold, of those compared, in all dtypes together. Errata are numbers that a document prints "

@@ -12,8 +12,8 @@ import pytest
 from attncheck.harness.reading.selection import select_cases
 from attncheck.harness.results.writer import Row
 from attncheck.reports.frames import Frames
-from attncheck.reports.markdown import render_markdown
-from attncheck.reports.markdown_text import code, details, escape, number, table
+from attncheck.reports.markdown.report import render_markdown
+from attncheck.reports.markdown.text import code, details, escape, number, table
 
 MakeRow = Callable[..., Row]
 MakeRecord = Callable[..., dict[str, Any]]
@@ -75,14 +75,14 @@ def test_every_document_is_there_with_its_cases_and_every_printed_number_beside_
     for case in documents:
         assert f"\n#### {escape(case.name)}\n" in shown
     rows = [row for table_rows in tables_of(shown) for row in table_rows]
-    headings = {tuple(row[2:]) for row in rows if row[:2] == ["element", "printed"]}
+    headings = {tuple(row[3:]) for row in rows if row[:3] == ["element", "printed", "exact"]}
     (both,) = headings
     assert [title.partition(" ")[0] for title in both] == ["first.eager", "second.eager"]
     numbers = document_frames.numbers
     of_documents = numbers["case"].isin([case.id for case in documents]) & numbers["printed"].notna()
     printed = numbers[of_documents & numbers["implementation"].eq("first.eager")]
-    in_tables = [row for row in rows if len(row) == 4 and row[1].startswith("`")]
-    # A line per number and dtype, with what each of two implementations computed.
+    in_tables = [row for row in rows if len(row) == 5 and row[1].startswith("`")]
+    # A line per number and dtype, with the exact one and what each of two implementations computed.
     assert sorted(row[1] for row in in_tables) == sorted(f"`{text}`" for text in printed["printed"])
     assert len(in_tables) > 400
     assert all(re.match(r"-?[0-9]|-?inf", cell) for row in in_tables for cell in row[2:])
@@ -91,7 +91,7 @@ def test_every_document_is_there_with_its_cases_and_every_printed_number_beside_
 def test_the_scoring_posts_number_is_shown_as_it_is_printed(document_report: str) -> None:
     post = section(document_report, "Documents").partition("#### A single annotation is scored")[2].partition("####")[0]
     assert "2 of 2 comparisons with printed numbers hold in float64; 2 of 2 comparisons with printed numbers" in post
-    assert tables_of(post)[0][2] == ["[0]", "`927`", "927", "927"]
+    assert tables_of(post)[0][2] == ["[0]", "`927`", "927", "927", "927"]
 
 
 def test_every_case_has_its_verdict(document_report: str, document_frames: Frames) -> None:

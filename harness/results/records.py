@@ -1,0 +1,146 @@
+"""The JSON files of a results directory, checked as they are read: what reports take from them is there.
+
+What else they hold is kept as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from attncheck.harness.errors import ResultsError
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class EnvironmentRecord(_Record):
+    """What ran where: environment.json."""
+
+    label: str
+    command: str
+    python: str
+    platform: str
+    cpu_features: list[str]
+    processors: int | None
+    threads_per_worker: int
+    versions: dict[str, str]
+    flags: dict[str, Any]
+    implementations: dict[str, str]
+    classes: dict[str, dict[str, str | None]]
+    left_out: dict[str, str]
+    missing: dict[str, str]
+    faults: list[str]
+
+
+class SummaryRecord(_Record):
+    """How a run ended: summary.json."""
+
+    exit_code: int
+
+
+class _Source(_Record):
+    kind: str
+    title: str
+
+
+class _Expected(_Record):
+    name: str
+
+
+class CaseRecord(_Record):
+    """One case of cases.json."""
+
+    id: str
+    name: str
+    file: str
+    line: int
+    title: str
+    source: _Source
+    operation: str
+    options: dict[str, Any]
+    dtypes: list[str]
+    inputs: dict[str, list[int]]
+    tags: list[str]
+    notes: list[str]
+    expected: list[_Expected]
+
+
+Model = TypeVar("Model", bound=_Record)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Read an object from a JSON file; None if there is no such file. Raises ``ResultsError`` for anything else."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ResultsError(f"{path} cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise ResultsError(f"{path} is not what `attncheck run` writes")
+    return content
+
+
+def check_record(content: Mapping[str, Any], model: type[Model], path: Path) -> None:
+    """Raise ``ResultsError`` where a record has not what reports take from it."""
+    if fault := _fault(content, model):
+        raise ResultsError(f"{path} is not what `attncheck run` writes: {fault}")
+
+
+def read_cases(path: Path) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
+    """Read the usable case records by id, with a note where the file or one of them is not usable."""
+    try:
+        content = read_json(path)
+    except ResultsError as error:
+        return {}, (str(error),)
+    if content is None:
+        return {}, ()
+    listed = content.get("cases")
+    if not isinstance(listed, list):
+        return {}, (f"{path} is not what `attncheck run` writes: it has no cases",)
+    faults = [_fault(case, CaseRecord) for case in listed]
+    cases = {case["id"]: case for case, fault in zip(listed, faults, strict=True) if not fault}
+    bad = [fault for fault in faults if fault]
+    notes = (f"{path}: {len(bad)} of {len(listed)} cases are not what `attncheck run` writes: {bad[0]}",) if bad else ()
+    return cases, notes
+
+
+def with_unnamed(cases: Mapping[str, dict[str, Any]], identities: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Add a bare record for every case that has rows and no record of its own."""
+    return {**cases, **{each: _unnamed(each) for each in sorted(set(identities) - cases.keys())}}
+
+
+def _unnamed(identity: str) -> dict[str, Any]:
+    file, _, name = identity.rpartition("/")
+    return {
+        "id": identity,
+        "name": name,
+        "file": file,
+        "line": 0,
+        "title": file or identity,
+        "source": {"kind": "unknown", "title": "unknown", "notes": []},
+        "operation": "",
+        "options": {},
+        "dtypes": [],
+        "inputs": {},
+        "tags": [],
+        "notes": [],
+        "expected": [],
+    }
+
+
+def _fault(content: object, model: type[_Record]) -> str:
+    """Say what is wrong first; empty where nothing is."""
+    try:
+        model.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        return f"it has no {place}" if first["type"] == "missing" else f"{place or 'it'}: {first['msg']}"
+    return ""
