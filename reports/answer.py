@@ -45,7 +45,8 @@ def make_answer(frames: Frames) -> Answer:
     elif disagreeing or len(failing(frames.pairs)):
         word = "It disagrees with the exact answer" if len(frames.columns) < 2 else "They disagree"
     elif verdicts or frames.is_incomplete:
-        word = "They agree as far as they ran, but not everything could be run"
+        word = "It agrees as far as it ran" if len(frames.columns) < 2 else "They agree as far as they ran"
+        word += ", but not everything could be run"
     elif len(frames.columns) < 2:
         word = "It agrees with the exact answer"
     elif _compared(frames).empty:
