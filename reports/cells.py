@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -85,7 +86,7 @@ def cell_table(frames: Frames) -> dict[str, CellRow]:
     return table
 
 
-def worst_cell(cells: dict[str, Cell]) -> Cell:
+def worst_cell(cells: Mapping[str, Cell]) -> Cell:
     """Return the cell that stands for several dtypes in a count."""
     states = list(State)
     return max(cells.values(), key=lambda cell: (states.index(cell.state), Verdict(cell.verdict).severity))

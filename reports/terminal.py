@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from attncheck.harness.errors import ExitCode
+from attncheck.harness.verdicts import Verdict
 from attncheck.reports.answer import make_answer, verdict_table, what_is_wrong
+from attncheck.reports.cells import Cell, State, cell_table, worst_cell
 from attncheck.reports.frames import Frames, records
 
 _MOST_LISTED = 20
@@ -90,8 +93,11 @@ def _counts(frames: Frames) -> Table:
 def verdict_counts(frames: Frames) -> tuple[list[str], list[list[str]]]:
     """Count cases per verdict: the headings, and a line per implementation; "-" where there is none."""
     many = len(frames.environments) > 1
-    cells = verdict_table(frames)
-    words = {column: Counter(_first_word(row[column]) for row in cells.values()) for column in frames.columns}
+    cells = cell_table(frames)
+    words = {
+        column: Counter(_counted_as(row[column]) if column in row else "not run" for row in cells.values())
+        for column in frames.columns
+    }
     shown = sorted({word for counts in words.values() for word in counts}, key=lambda word: (word != "agree", word))
     lines = [
         [column.title(with_environment=many), *(str(counts[word]) if counts[word] else "-" for word in shown)]
@@ -100,8 +106,10 @@ def verdict_counts(frames: Frames) -> tuple[list[str], list[list[str]]]:
     return ["implementation", *shown], lines
 
 
-def _first_word(cell: str) -> str:
-    """Reduce a cell to its verdict; one that differs by dtype counts by the part that fails."""
-    parts = [part.partition(": ")[2] or part for part in cell.split("; ")]
-    failing = [part for part in parts if part.startswith("**")]
-    return (failing or parts)[0].replace("**", "").partition(" at ")[0].removesuffix(" (erratum)")
+def _counted_as(cells: Mapping[str, Cell]) -> str:
+    """Return the verdict as which a case counts: what diverges in any dtype, else that it agrees in one."""
+    diverging = {dtype: cell for dtype, cell in cells.items() if cell.state in (State.FAILING, State.KNOWN)}
+    if diverging:
+        return worst_cell(diverging).word
+    agrees = any(cell.state in (State.AGREE, State.ERRATUM) for cell in cells.values())
+    return Verdict.AGREE.value if agrees else worst_cell(cells).word
