@@ -86,6 +86,8 @@ class DivergenceRecord:
     divergences: Sequence[Divergence]
     happened: set[int] = field(default_factory=set)
     judged: dict[int, Row] = field(default_factory=dict)
+    unsupported: dict[int, Row] = field(default_factory=dict)
+    tried: set[int] = field(default_factory=set)
 
     def mark(self, rows: Sequence[Row]) -> tuple[Row, ...]:
         """Return the rows of one case in one dtype, those that are known marked and explained."""
@@ -97,10 +99,11 @@ class DivergenceRecord:
         )
 
     def stale_rows(self) -> list[Row]:
-        """Return a failing row for every entry that ran and did not happen."""
+        """Return a failing row for every entry that ran and did not happen, or of which nothing is supported."""
+        unable = {number: row for number, row in self.unsupported.items() if number not in self.tried}
         return [
             _stale(self.divergences[number], row)
-            for number, row in sorted(self.judged.items())
+            for number, row in sorted({**unable, **self.judged}.items())
             if number not in self.happened
         ]
 
@@ -111,6 +114,10 @@ class DivergenceRecord:
         for number, divergence in enumerate(self.divergences):
             if not divergence.concerns(row.implementation, row.case, row.dtype):
                 continue
+            if row.verdict == Verdict.UNSUPPORTED:
+                self.unsupported.setdefault(number, row)
+                continue
+            self.tried.add(number)
             if _fails(row) and divergence.explains(row.stage, row.verdict):
                 self.happened.add(number)  # at whatever size
                 if divergence.excuses(row.stage, row.verdict, _ratio(row)):
@@ -167,9 +174,10 @@ def _known(row: Row, reason: str, thread: str | None) -> Row:
 
 def _stale(divergence: Divergence, row: Row) -> Row:
     entry = divergence.entry
+    instead = "supports none of it" if row.verdict == Verdict.UNSUPPORTED else f"no longer gives {entry.verdict}"
     message = (
         f"{divergence.place}: this known divergence no longer happens: {entry.implementation} in "
-        f"{', '.join(entry.cases)} no longer gives {entry.verdict} ({entry.reason}); remove the entry, or narrow it"
+        f"{', '.join(entry.cases)} {instead} ({entry.reason}); remove the entry, or narrow it"
     )
     blank = Row(row.case, row.operation, row.dtype, row.implementation, "stage", "", Verdict.STALE)
     return replace(blank, message=message, reason=entry.reason, thread=entry.thread)

@@ -276,7 +276,6 @@ def test_an_entry_that_happens_once_is_not_stale(record: Callable[..., Divergenc
 @pytest.mark.parametrize(
     "fields",
     [
-        {"verdict": "unsupported", "stage": ""},
         {"verdict": "unverified"},
         {"verdict": "error", "stage": ""},
         {"verdict": "timeout", "stage": ""},
@@ -289,6 +288,15 @@ def test_what_was_not_judged_makes_no_entry_stale(
 ) -> None:
     known = record()
     known.mark([row(**fields)])
+    assert known.stale_rows() == []
+
+
+def test_an_entry_of_which_nothing_is_supported_is_stale(record: Callable[..., DivergenceRecord], row: MakeRow) -> None:
+    known = record()
+    known.mark([row(case="file/one", verdict="unsupported", stage="")])
+    (stale,) = known.stale_rows()
+    assert "torch.* in file/* supports none of it" in stale.message
+    known.mark([row(case="file/two", verdict="timeout", stage="")])
     assert known.stale_rows() == []
 
 

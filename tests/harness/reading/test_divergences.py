@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from attncheck.backends import BACKENDS
 from attncheck.harness.errors import CaseError
 from attncheck.harness.reading.divergences import Divergence, bundled_divergences, load_divergences
+from attncheck.harness.reading.selection import select_cases
 
 ENTRY = """\
 - implementation: torch.sdpa
@@ -195,6 +197,15 @@ def test_every_backend_has_a_list_that_can_be_read_and_names_it() -> None:
                 for each in names
                 for dtype in divergence.entry.dtypes or ["float64"]
             )
+
+
+def test_every_entry_names_bundled_cases_that_there_are() -> None:
+    cases = {case.id: case for case in select_cases([]).cases}
+    for divergence in bundled_divergences(list(BACKENDS)):
+        for glob in divergence.entry.cases:
+            named = [case for identity, case in cases.items() if fnmatchcase(identity, glob)]
+            dtypes = {dtype for case in named for dtype in case.dtypes}
+            assert dtypes & set(divergence.entry.dtypes or dtypes), f"{divergence.place}: {glob}"
 
 
 def test_what_is_known_of_a_number_in_every_case_has_a_limit() -> None:
