@@ -101,7 +101,9 @@ def check(
     with tempfile.TemporaryDirectory() as folder:
         place = Path(output) if output is not None else Path(folder) / "results"
         known = known_divergences([item.entry.name for item in chosen.implementations])
-        settings = Settings(place, dtypes=tuple(dtypes), limits=limits, command=sys.argv, divergences=known)
+        settings = Settings(
+            place, dtypes=tuple(dtypes), limits=limits, command=sys.argv, divergences=known, tags=selection.tags
+        )
         summary = run_cases(selection.cases, chosen, settings, selection.faults)
         from attncheck.reports.frames import make_frames
 

@@ -20,6 +20,7 @@ from attncheck.harness.judging.known import DivergenceRecord
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.divergences import Divergence, bundled_divergences
 from attncheck.harness.reading.inputs import Exact, Inputs, convert_inputs, make_exact_inputs
+from attncheck.harness.reading.model import TagEntry
 from attncheck.harness.reading.record import case_record
 from attncheck.harness.results.writer import ResultsWriter, Row
 from attncheck.harness.running.environment import describe_environment
@@ -40,7 +41,7 @@ class Settings:
     """How to run: where to write, what to call this environment, what to keep, how long to wait.
 
     ``divergences`` are known beforehand; None is what is bundled for the backends that run. ``complete`` says that the
-    cases are all there are: a divergence that shows in none of them no longer happens.
+    cases are all there are: a divergence that shows in none of them no longer happens. ``tags`` says what tags mean.
     """
 
     output: Path
@@ -51,6 +52,7 @@ class Settings:
     command: Sequence[str] = ()
     divergences: tuple[Divergence, ...] | None = None
     complete: bool = False
+    tags: Mapping[str, TagEntry] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def run_cases(
     ]
     environment = _environment(chosen, settings, faults)
     writer.write_json("environment.json", environment)
-    writer.write_json("cases.json", {"cases": [case_record(case) for case in cases]})
+    writer.write_json("cases.json", {"cases": [case_record(case, settings.tags) for case in cases]})
     limits = replace(settings.limits, memory=min(settings.limits.memory, _fair_share(len(groups))))
     runners: list[GroupRunner[Unit]] = [GroupRunner(group, limits, settings.output / "logs") for group in groups]
     bench = Bench(

@@ -69,7 +69,7 @@ def work_out(case: Case, dtype: str, stages: Collection[str] = ()) -> Shown:
     truth = truth_of_case(case, dtype, inputs)
     exact = dict(exact_values(truth))
     in_columns = any(expected.transpose for expected in case.expected)
-    drawings = drawings_of(case_record(case), Kept(inputs.arrays, exact), in_columns=in_columns)
+    drawings = drawings_of(case_record(case, {}), Kept(inputs.arrays, exact), in_columns=in_columns)
     rows = len(truth.query_rows) if truth.query_rows is not None else 0
     return Shown(
         case=case,

@@ -55,6 +55,7 @@ def run_selected(
         command=["attncheck", *sys.argv[1:]],
         divergences=known_divergences([item.entry.name for item in chosen.implementations], divergences or ()),
         complete=not (patterns or tag or dtype),
+        tags=selection.tags,
     )
     try:
         with progress_bar(visible=not (quiet or as_json)) as on_progress:

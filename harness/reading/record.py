@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from attncheck.harness.reading.array_kinds import Array, PrintedInput, Reference
 from attncheck.harness.reading.case import Case, Expected
+from attncheck.harness.reading.model import TagEntry
 from attncheck.harness.reading.printed import Rounding, parse_printed
 
 
-def case_record(case: Case) -> dict[str, Any]:
-    """Return a case's names, source, notes and expectations for cases.json."""
+def case_record(case: Case, tags: Mapping[str, TagEntry]) -> dict[str, Any]:
+    """Return a case's names, source, notes, expectations, and what its tags mean, for cases.json."""
     return {
         "id": case.id,
         "name": case.name,
@@ -27,6 +29,7 @@ def case_record(case: Case) -> dict[str, Any]:
         "inputs": {name: list(shape) for name, shape in case.input_shapes.items()},
         "given": _given(case) if case.is_document else {},
         "tags": list(case.tags),
+        "probes": {tag: tags[tag].model_dump() for tag in case.tags if tag in tags},
         "notes": list(case.notes),
         "expected": [_expected_record(expected) for expected in case.expected],
     }

@@ -53,6 +53,11 @@ class _Expected(_Record):
     name: str
 
 
+class _Tag(_Record):
+    probes: str
+    defect: str
+
+
 class CaseRecord(_Record):
     """One case of cases.json."""
 
@@ -67,6 +72,7 @@ class CaseRecord(_Record):
     dtypes: list[str]
     inputs: dict[str, list[int]]
     tags: list[str]
+    probes: dict[str, _Tag] = {}
     notes: list[str]
     expected: list[_Expected]
 

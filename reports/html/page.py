@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from attncheck.harness.errors import ExitCode
@@ -24,6 +25,7 @@ from attncheck.reports.known import EmptyRows, KnownGroup, address_of, count_fol
 
 _TONES = {ExitCode.AGREE: ("agree", "✓"), ExitCode.DISAGREE: ("failing", "✗")}
 _UNSURE = ("known", "!")
+_TAG = re.compile(r"[a-z][a-z0-9-]*")  # as the case format has it: each is a part of an address
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ class Page:
     dtypes: tuple[str, ...]
     tags: tuple[str, ...]
     words: tuple[str, ...]
+    probes: Mapping[str, Mapping[str, str]]
+    """What each tag probes, and the defect that it answers."""
     details: tuple[CaseDetails, ...]
     details_left_out: int
     evidence_left_out: int
@@ -125,6 +129,7 @@ def make_page(frames: Frames, budget: Budget) -> Page:
         dtypes=tuple(d for d in DTYPES if any(d in cells for row in table.values() for cells in row.values())),
         tags=tuple(sorted({tag for case in table for tag in frames.cases[case]["tags"]})),
         words=tuple(sorted(words)),
+        probes=_probes(frames, table),
         details=tuple(case_details(frames, table, anchors, detailed, evidence)),
         details_left_out=len(table) - len(detailed),
         evidence_left_out=evidence_left_out,
@@ -139,6 +144,12 @@ def make_page(frames: Frames, budget: Budget) -> Page:
         linked=linked,
         case_anchor=anchors.case,
     )
+
+
+def _probes(frames: Frames, cases: Iterable[str]) -> dict[str, Mapping[str, str]]:
+    """Return what the tags of these cases mean; results of other versions may not say it."""
+    found = {tag: said for case in cases for tag, said in frames.cases[case].get("probes", {}).items()}
+    return {tag: found[tag] for tag in sorted(found) if _TAG.fullmatch(tag)}
 
 
 def _detailed(frames: Frames, table: Mapping[str, CellRow], budget: Budget) -> set[str]:

@@ -238,3 +238,17 @@ def test_above_the_budget_what_fails_stays_and_the_rest_is_counted(
     ids = {element.attributes["id"] for element in page.walk() if "id" in element.attributes}
     assert {href.removeprefix("#") for href in links(page)} <= ids
     assert "cell-file-001--numpy.eager" in ids
+
+
+def test_every_tag_leads_to_what_it_probes_and_answers(
+    make_row: MakeRow, make_case_record: MakeRecord, write_run: WriteRun, frames_of: FramesOf, page_of: PageOf
+) -> None:
+    said = {"probes": "No later key is seen.", "defect": "A mask that is off by one."}
+    record = make_case_record(tags=["causal", "untold"], probes={"causal": said})
+    page = page_of(frames_of(write_run([make_row()], cases=[record])))
+    (linked,) = [link for link in page.all("a") if link.attributes.get("href") == "#tag-causal"]
+    assert linked.text == "causal"
+    told = page.one("div", id="tag-causal").text
+    assert said["probes"] in told
+    assert said["defect"] in told
+    assert "#tag-untold" not in links(page)
