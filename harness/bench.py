@@ -48,10 +48,18 @@ class Bench:
         if judged.disagrees or self.keep_all_arrays or unit.case.is_document:
             self._keep(unit, inputs, outcomes, judged, sorted(set(classes.values())))
 
+    def restore(self, rows: Sequence[Row]) -> None:
+        """Go on from rows that an earlier part of the run has written."""
+        self.known.remember(rows)
+        self._count(rows)
+
     def add_rows(self, rows: Iterable[Row]) -> None:
         """Write rows, and remember those that fail the run."""
         rows = tuple(rows)
         self.writer.add_rows(rows)
+        self._count(rows)
+
+    def _count(self, rows: Sequence[Row]) -> None:
         self.rows_seen.update(row.verdict for row in rows)
         self.failures += [row for row in rows if not row.known and Verdict(row.verdict).exit_code is not ExitCode.AGREE]
 

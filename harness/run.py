@@ -22,6 +22,7 @@ from attncheck.harness.reading.divergences import Divergence, bundled_divergence
 from attncheck.harness.reading.inputs import Exact, Inputs, convert_inputs, make_exact_inputs
 from attncheck.harness.reading.model import TagEntry
 from attncheck.harness.reading.record import case_record
+from attncheck.harness.results.earlier import read_earlier
 from attncheck.harness.results.writer import ResultsWriter, Row
 from attncheck.harness.running.environment import describe_environment
 from attncheck.harness.running.executor import Group, GroupRunner, Limits, group_by_process
@@ -42,6 +43,7 @@ class Settings:
 
     ``divergences`` are known beforehand; None is what is bundled for the backends that run. ``complete`` says that the
     cases are all there are: a divergence that shows in none of them no longer happens. ``tags`` says what tags mean.
+    With ``resume``, an interrupted run in the same folder goes on where it ended.
     """
 
     output: Path
@@ -53,6 +55,7 @@ class Settings:
     divergences: tuple[Divergence, ...] | None = None
     complete: bool = False
     tags: Mapping[str, TagEntry] = field(default_factory=dict)
+    resume: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,27 +82,37 @@ def run_cases(
     Raises ``OutputError`` where the directory cannot be written.
     """
     units = plan_units(cases, settings.dtypes)
-    writer = ResultsWriter(settings.output)
+    environment = _environment(chosen, settings, faults)
+    records = [case_record(case, settings.tags) for case in cases]
+    earlier = read_earlier(settings.output, environment, records) if settings.resume else None
+    writer = ResultsWriter(settings.output, resume=earlier is not None)
     groups = [
         group
         for implementation in chosen.implementations
         for group in group_by_process(implementation, _declared(implementation, units))
     ]
-    environment = _environment(chosen, settings, faults)
+    if earlier is not None:
+        environment |= {"label": earlier.label, "command": earlier.command}
     writer.write_json("environment.json", environment)
-    writer.write_json("cases.json", {"cases": [case_record(case, settings.tags) for case in cases]})
+    writer.write_json("cases.json", {"cases": records})
     limits = replace(settings.limits, memory=min(settings.limits.memory, _fair_share(len(groups))))
     runners: list[GroupRunner[Unit]] = [GroupRunner(group, limits, settings.output / "logs") for group in groups]
     bench = Bench(
         chosen.implementations, writer, DivergenceRecord(_divergences(chosen, settings)), settings.keep_all_arrays
     )
+    if earlier is not None:
+        bench.restore(earlier.rows)
+    done = earlier.finished if earlier is not None else frozenset()
+    left = [unit for unit in units if (unit.case.id, unit.dtype) not in done]
     try:
-        _compute_and_judge(units, runners, bench, settings.limits.workers, on_progress)
+        _compute_and_judge(left, runners, bench, settings.limits.workers, on_progress)
+        bench.evaluations += sum(dtype in group.dtypes for _, dtype in done for group in groups)
         if settings.complete:
-            bench.add_rows(bench.known.stale_rows())
+            told = {row.message for row in bench.failures}
+            bench.add_rows(row for row in bench.known.stale_rows() if row.message not in told)
     finally:
         writer.flush()
-        environment["backends"] = _descriptions(runners)
+        environment["backends"] = {**(earlier.backends if earlier is not None else {}), **_descriptions(runners)}
         writer.write_json("environment.json", environment)
     summary = _summarise(cases, chosen, faults, bench)
     writer.write_json("summary.json", _summary_record(summary, chosen, faults))

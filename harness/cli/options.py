@@ -64,6 +64,10 @@ Output = Annotated[
     Path, typer.Option("--output", "-o", help="Folder for the results; an earlier run in it is replaced.")
 ]
 Label = Annotated[str, typer.Option(help="What reports call this environment.")]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Go on with the interrupted run in the same folder; start it if there is none."),
+]
 KeepArrays = Annotated[
     Keep, typer.Option(help="Keep the arrays of what disagrees, or all, for comparison across runs.")
 ]

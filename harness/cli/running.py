@@ -23,6 +23,7 @@ from attncheck.harness.cli.options import (
     Output,
     Patterns,
     Quiet,
+    Resume,
     TagNames,
     Threads,
     TimeLimit,
@@ -54,6 +55,7 @@ def check(
     keep_arrays: KeepArrays = Keep.DISAGREEING,
     time_limit: TimeLimit = 60.0,
     threads: Threads = 1,
+    resume: Resume = False,
     junit_xml: JunitXml = None,
     ci_summary: CiSummary = None,
     annotations: Annotations = False,
@@ -72,6 +74,7 @@ def check(
         keep_arrays,
         time_limit,
         threads,
+        resume,
         as_json,
         quiet,
     )
@@ -98,6 +101,7 @@ def run(
     keep_arrays: KeepArrays = Keep.ALL,
     time_limit: TimeLimit = 60.0,
     threads: Threads = 1,
+    resume: Resume = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -113,6 +117,7 @@ def run(
         keep_arrays,
         time_limit,
         threads,
+        resume,
         as_json,
         quiet,
     )

@@ -32,6 +32,7 @@ def run_selected(
     keep_arrays: Keep,
     time_limit: float,
     threads: int,
+    resume: bool,
     as_json: bool,
     quiet: bool,
 ) -> RunSummary:
@@ -56,6 +57,7 @@ def run_selected(
         divergences=known_divergences([item.entry.name for item in chosen.implementations], divergences or ()),
         complete=not (patterns or tag or dtype),
         tags=selection.tags,
+        resume=resume,
     )
     try:
         with progress_bar(visible=not (quiet or as_json)) as on_progress:
@@ -64,7 +66,9 @@ def run_selected(
         return summary
     except KeyboardInterrupt:
         typer.echo(
-            f"attncheck: interrupted; what was judged is in {output}, `attncheck report {output}` shows it", err=True
+            f"attncheck: interrupted; what was judged is in {output}: `attncheck report {output}` shows it, and the "
+            "same command with --resume goes on",
+            err=True,
         )
         raise typer.Exit(ExitCode.INTERRUPTED) from None
 

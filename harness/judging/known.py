@@ -98,6 +98,12 @@ class DivergenceRecord:
             for row in marked
         )
 
+    def remember(self, rows: Iterable[Row]) -> None:
+        """Take note of rows that an earlier part of the run has judged and marked."""
+        for row in rows:
+            if row.comparison != "pair":
+                self._explaining(replace(row, known=False))
+
     def stale_rows(self) -> list[Row]:
         """Return a failing row for every entry that ran and did not happen, or of which nothing is supported."""
         unable = {number: row for number, row in self.unsupported.items() if number not in self.tried}
@@ -110,6 +116,11 @@ class DivergenceRecord:
     def _marked(self, row: Row) -> Row:
         if row.comparison == "pair":
             return row
+        found = self._explaining(row)
+        return row if found is None else _known(row, found.entry.reason, found.entry.thread)
+
+    def _explaining(self, row: Row) -> Divergence | None:
+        """Note what a row says of every entry, and return the first that excuses it."""
         found: Divergence | None = None
         for number, divergence in enumerate(self.divergences):
             if not divergence.concerns(row.implementation, row.case, row.dtype):
@@ -124,7 +135,7 @@ class DivergenceRecord:
                     found = found or divergence
             elif row.comparison == "stage" and row.verdict not in _SAYS_NOTHING:
                 self.judged.setdefault(number, row)
-        return row if found is None else _known(row, found.entry.reason, found.entry.thread)
+        return found
 
     def _told(self, row: Row) -> Row:
         """Say of a row that fails although a divergence is known there that its error is larger than that."""

@@ -48,6 +48,18 @@ def read_rows(directory: Path) -> tuple[pa.Table, tuple[str, ...]]:
     return pa.concat_tables(tables), tuple(notes)
 
 
+def remove_damaged(directory: Path) -> None:
+    """Remove the parts that cannot be read, and what was not yet renamed into place."""
+    for kind, read in (("rows", _read_rows_part), ("arrays", lambda path: list(_keys_of(path)))):
+        for path in (directory / kind).glob("*.parquet*"):
+            try:
+                whole = path.name.startswith("part-") and read(path) is not None
+            except _UNREADABLE:
+                whole = False
+            if not whole:
+                path.unlink(missing_ok=True)
+
+
 def _read_rows_part(path: Path) -> pa.Table:
     with pq.ParquetFile(path) as file:
         table = _checked(file.read(columns=ROW_SCHEMA.names), ROW_SCHEMA)

@@ -169,14 +169,15 @@ class ResultsWriter:
     """What was judged longer ago is on disk, whatever ends the run."""
     ARRAY_BYTES_PER_PART = 64 * 2**20
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, resume: bool = False) -> None:
+        """Empty a directory that holds an earlier run, or with ``resume`` add to it. Raises ``OutputError``."""
         self.directory = directory
         self._rows: list[Row] = []
         self._arrays: list[StoredArray] = []
         self._array_bytes = 0
-        self._parts = {"rows": 0, "arrays": 0}
         self._flushed = monotonic()
-        _prepare_directory(directory)
+        _prepare_directory(directory, keep=("rows", "arrays") if resume else ())
+        self._parts = {kind: _next_part(directory / kind) for kind in ("rows", "arrays")}
 
     def add_rows(self, rows: Iterable[Row]) -> None:
         """Keep rows; they are written as soon as a part is full."""
@@ -215,8 +216,13 @@ class ResultsWriter:
         self._parts[kind] = number + 1
 
 
-def _prepare_directory(directory: Path) -> None:
-    """Create the directory, or empty one that holds an earlier run; anything else is left alone."""
+def _next_part(folder: Path) -> int:
+    numbers = [int(path.stem.removeprefix("part-")) for path in folder.glob("part-*.parquet")]
+    return max(numbers, default=-1) + 1
+
+
+def _prepare_directory(directory: Path, keep: Sequence[str] = ()) -> None:
+    """Create the directory, or empty one that holds an earlier run but for what is kept; all else is left alone."""
     try:
         if directory.exists() and not directory.is_dir():
             raise OutputError(f"{directory} is a file; expected a folder to write results to")
@@ -230,10 +236,10 @@ def _prepare_directory(directory: Path) -> None:
         if (directory / REPORT_FOLDER / "report.md").is_file():
             shutil.rmtree(directory / REPORT_FOLDER)
         for part in ("rows", "arrays", "logs", SCRIPTS_FOLDER):
-            if (directory / part).is_dir():
+            if part not in keep and (directory / part).is_dir():
                 shutil.rmtree(directory / part)
         for part in ("rows", "arrays", "logs"):
-            (directory / part).mkdir(parents=True)
+            (directory / part).mkdir(parents=True, exist_ok=part in keep)
     except OSError as error:
         raise OutputError(f"{directory} cannot be written: {error.strerror or error}") from None
 

@@ -1,0 +1,167 @@
+"""Interrupted runs that go on: nothing is lost, nothing is told twice, and the report is that of an unbroken run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from attncheck.backends import BackendEntry
+from attncheck.harness.errors import UsageError
+from attncheck.harness.merge import merge_runs
+from attncheck.harness.reading.divergences import load_divergences
+from attncheck.harness.reading.selection import Selection, select_cases
+from attncheck.harness.results.reader import read_run, read_runs
+from attncheck.harness.results.writer import ResultsWriter, Row
+from attncheck.harness.run import RunSummary, Settings, run_cases
+from attncheck.harness.running.implementations import Chosen, Implementation
+from attncheck.reports.frames import make_frames
+
+Entries = tuple[BackendEntry, BackendEntry]
+WRONG = "def softmax(scores):\n    stages = numpy_backend.softmax(scores); stages['weights'] *= -1; return stages"
+KNOWN = """\
+- {implementation: wrong.*, cases: ["*/b-*"], dtypes: [float64], verdict: numeric, decided: numeric,
+   reason: it loses a sign}
+- {implementation: wrong.*, cases: ["*/a-scores"], verdict: numeric, decided: numeric, reason: it never happened here}
+"""
+UNITS = 8  # four cases in two dtypes
+
+
+@pytest.fixture
+def run(
+    case_folder: Path,
+    tmp_path: Path,
+    honest: Entries,
+    make_backend: Callable[..., BackendEntry],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., RunSummary]:
+    """Run the small cases on one that is right and one that is wrong, cut off after some evaluations if so asked."""
+    monkeypatch.setattr(ResultsWriter, "SECONDS_PER_PART", 0.0)
+    chosen = Chosen(tuple(map(Implementation, (honest[0], make_backend("wrong", WRONG)))))
+    (tmp_path / "known.yaml").write_text(KNOWN)
+    divergences = load_divergences([tmp_path / "known.yaml"])
+
+    def start(name: str, *, resume: bool = False, cut_after: int | None = None) -> RunSummary:
+        def on_progress(done: int, total: int) -> None:
+            if done == cut_after:
+                raise KeyboardInterrupt
+
+        selection: Selection = select_cases(["small"], base=tmp_path)
+        settings = Settings(tmp_path / name, divergences=divergences, complete=True, resume=resume)
+        return run_cases(selection.cases, chosen, settings, on_progress=on_progress)
+
+    return start
+
+
+def said(row: Row) -> tuple[str, ...]:
+    return (row.case, row.dtype, row.implementation, row.comparison, row.stage, str(row.verdict), row.message)
+
+
+def tables(directory: Path) -> dict[str, pd.DataFrame]:
+    return make_frames(merge_runs(read_runs([directory]))).tables()
+
+
+@pytest.mark.parametrize("cut_after", [0, 1, 5, 9, 2 * UNITS])
+def test_a_run_that_was_cut_off_anywhere_comes_to_the_same(
+    run: Callable[..., RunSummary], tmp_path: Path, cut_after: int
+) -> None:
+    whole = run("whole")
+    assert {row.verdict for row in whole.failures} >= {"numeric", "stale"}
+    with pytest.raises(KeyboardInterrupt):
+        run("cut", cut_after=cut_after)
+    assert read_run(tmp_path / "cut").summary is None
+    resumed = run("cut", resume=True)
+    assert (resumed.exit_code, resumed.evaluations, resumed.verdicts) == (
+        whole.exit_code,
+        whole.evaluations,
+        whole.verdicts,
+    )
+    assert sorted(map(said, resumed.failures)) == sorted(map(said, whole.failures))
+    expected, found = tables(tmp_path / "whole"), tables(tmp_path / "cut")
+    for name, table in expected.items():
+        pd.testing.assert_frame_equal(found[name], table, obj=name)
+    assert len(read_run(tmp_path / "cut").arrays()) == len(read_run(tmp_path / "whole").arrays())
+
+
+def test_what_is_done_is_not_done_again(
+    run: Callable[..., RunSummary], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run("out")
+    rows = tables(tmp_path / "out")["results"]
+    (tmp_path / "modules" / "wrong_backend.py").write_text("raise RuntimeError('nobody needs it')")
+    again = run("out", resume=True)
+    assert (again.exit_code, again.evaluations, again.verdicts) == (whole.exit_code, whole.evaluations, whole.verdicts)
+    pd.testing.assert_frame_equal(tables(tmp_path / "out")["results"], rows)
+
+
+def test_where_nothing_is_yet_a_run_is_started(run: Callable[..., RunSummary]) -> None:
+    assert run("new", resume=True).evaluations == 2 * UNITS
+
+
+def test_half_a_part_is_computed_again(run: Callable[..., RunSummary], tmp_path: Path) -> None:
+    run("whole")
+    run("out")
+    parts = sorted((tmp_path / "out" / "rows").glob("part-*.parquet"))
+    parts[1].write_bytes(parts[1].read_bytes()[:100])
+    (tmp_path / "out" / "rows" / ".part-00099.parquet.partial").write_bytes(b"PAR1")
+    (tmp_path / "out" / "summary.json").unlink()
+    run("out", resume=True)
+    assert not list((tmp_path / "out").rglob("*.partial"))
+    assert read_run(tmp_path / "out").notes == ()
+    expected = tables(tmp_path / "whole")["results"]
+    pd.testing.assert_frame_equal(tables(tmp_path / "out")["results"], expected)
+
+
+def test_another_plan_is_refused_by_name(run: Callable[..., RunSummary], tmp_path: Path, case_folder: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run("out", cut_after=3)
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    text = (case_folder / "small.yaml").read_text()
+    (case_folder / "small.yaml").write_text(text.replace("name: B weights", "name: B other weights"))
+    with pytest.raises(UsageError, match="resumed: the case small/small/b-other-weights is another; run"):
+        run("out", resume=True)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+SCRIPT = """
+from attncheck.harness.results.writer import ResultsWriter, Row
+from attncheck.harness.cli import main
+ResultsWriter.SECONDS_PER_PART = 0.0
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a process is killed as POSIX systems kill")
+@pytest.mark.parametrize("parts", [1, 12])
+def test_a_run_that_was_killed_goes_on_to_the_same_report(tmp_path: Path, parts: int) -> None:
+    arguments = [sys.executable, "script.py", "check", "softmax", "--backend", "numpy", "--output", "out", "--quiet"]
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "script.py").write_text(SCRIPT)
+    subprocess.run(arguments, cwd=tmp_path / "whole", check=True, timeout=300)
+    with subprocess.Popen(arguments, cwd=tmp_path / "killed", start_new_session=True) as process:
+        rows = tmp_path / "killed" / "out" / "rows"
+        deadline = time.monotonic() + 120
+        while len(list(rows.glob("part-*.parquet"))) < parts and process.poll() is None:
+            assert time.monotonic() < deadline, "waited in vain for results"
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+    subprocess.run([*arguments, "--resume"], cwd=tmp_path / "killed", check=True, timeout=300)
+    for name in (
+        "report.md",
+        "report.html",
+        "junit.xml",
+        "results.csv",
+        "pairs.csv",
+        "numbers.csv",
+        "environments.csv",
+    ):
+        whole, killed = ((tmp_path / each / "out" / "report" / name).read_bytes() for each in ("whole", "killed"))
+        assert killed == whole, name
