@@ -72,6 +72,10 @@ KeepArrays = Annotated[
     Keep, typer.Option(help="Keep the arrays of what disagrees, or all, for comparison across runs.")
 ]
 TimeLimit = Annotated[float, typer.Option(min=0.1, help="Seconds that one evaluation may take.")]
+MemoryLimit = Annotated[
+    float | None,
+    typer.Option(min=0.1, help="GiB of memory that one worker may hold; three quarters of the machine's if absent."),
+]
 Threads = Annotated[int, typer.Option(min=1, help="Threads of each worker.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")]
 JunitXml = Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from attncheck.harness.errors import ExitCode, OutputError, UsageError
 if TYPE_CHECKING:
     from attncheck.harness.reading.selection import Selection
     from attncheck.harness.run import RunSummary
+    from attncheck.harness.running.executor import Limits
     from attncheck.harness.running.implementations import Chosen
     from attncheck.reports.frames import Frames
 
@@ -30,8 +31,7 @@ def run_selected(
     output: Path,
     label: str,
     keep_arrays: Keep,
-    time_limit: float,
-    threads: int,
+    limits: Limits,
     resume: bool,
     as_json: bool,
     quiet: bool,
@@ -41,7 +41,6 @@ def run_selected(
     from attncheck.harness.progress import progress_bar
     from attncheck.harness.repro import write_scripts
     from attncheck.harness.run import Settings, run_cases
-    from attncheck.harness.running.executor import Limits
 
     selection = select(patterns, tag, dtype)
     print_faults(selection)
@@ -52,7 +51,7 @@ def run_selected(
         label=label,
         dtypes=tuple(split(dtype)),
         keep_all_arrays=keep_arrays is Keep.ALL,
-        limits=Limits(case_seconds=time_limit, threads=threads),
+        limits=limits,
         command=["attncheck", *sys.argv[1:]],
         divergences=known_divergences([item.entry.name for item in chosen.implementations], divergences or ()),
         complete=not (patterns or tag or dtype),
@@ -71,6 +70,14 @@ def run_selected(
             err=True,
         )
         raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+def limits_of(time_limit: float, memory_limit: float | None, threads: int) -> Limits:
+    """Return what a worker may take: seconds per evaluation, GiB of memory, threads."""
+    from attncheck.harness.running.executor import Limits
+
+    limits = Limits(case_seconds=time_limit, threads=threads)
+    return limits if memory_limit is None else replace(limits, most_memory=int(memory_limit * 2**30))
 
 
 def choose_from(backend: list[str] | None, implementation: list[str] | None, framework: str | None) -> Chosen:

@@ -13,13 +13,14 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 from typing import Generic, TypeVar
 
+import psutil
 from pebble import ProcessExpired, ProcessPool
 
 from attncheck.harness.running.implementations import Implementation
@@ -34,6 +35,7 @@ _spawning = threading.Lock()
 _ENDED_ITSELF = 256
 """Stands for exit code 0 of a worker; no process has this one."""
 _LOOK_AGAIN_SECONDS = 0.2
+_KEPT_OF_LOG = 2**12
 
 
 class _Worker(SpawnProcess):
@@ -85,6 +87,7 @@ class Limits:
 
     ``workers`` is how many evaluate at the same time; others keep their frameworks loaded and wait for their turn. One
     that holds more than ``memory`` bytes after an evaluation is replaced: compilers keep all that they ever compiled.
+    One that holds more than ``most_memory`` during one is stopped, and one that has printed more than ``most_output``.
     """
 
     start_seconds: float = 300.0
@@ -92,6 +95,8 @@ class Limits:
     threads: int = 1
     workers: int = max(3, os.cpu_count() or 1)
     memory: int = 4 * 2**30
+    most_memory: int = field(default_factory=lambda: psutil.virtual_memory().total * 3 // 4)
+    most_output: int = 2**26
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,7 @@ class GroupRunner(Generic[Key]):
         self._log = log_directory / f"{group.name}.txt"
         self._pool: ProcessPool | None = None
         self._started = False
+        self._pid: int | None = None
         self._given_up: Failure | None = None
         self._stopping = False
 
@@ -178,7 +184,7 @@ class GroupRunner(Generic[Key]):
         if isinstance(answer, Failure):
             self._given_up = answer
         else:
-            self.description, self._started = answer, True
+            self._pid, self.description, self._started = answer.pid, dict(answer.description), True
 
     def _call(self, seconds: float, function: Callable[..., Answer], *arguments: object) -> Answer | Failure:
         """Call a function in the worker; what kills it becomes a failure."""
@@ -189,6 +195,10 @@ class GroupRunner(Generic[Key]):
             while not futures.wait([future], _LOOK_AGAIN_SECONDS).done:
                 if self._stopping:  # pebble never completes what is under way when a pool is stopped
                     raise futures.CancelledError
+                if reason := self._excess():
+                    self.close()
+                    self._shorten_log()
+                    return Failure("crash", f"{reason}; the worker was stopped")
             return future.result()
         except futures.TimeoutError:
             return Failure("timeout", f"not done after {seconds:g} s; the worker was stopped")
@@ -199,6 +209,25 @@ class GroupRunner(Generic[Key]):
             # The pool itself is gone, because its worker died between two calls or because the run is being stopped.
             self.close()
             return Failure("crash", f"the worker process is gone: {error or type(error).__name__}{self._last_words()}")
+
+    def _excess(self) -> str:
+        """Say what the worker has too much of; empty where it has not."""
+        held = _held(self._pid) if self._started and self._pid is not None else 0
+        if held > self._limits.most_memory:
+            return f"it held {held / 2**30:.1f} GiB of memory, more than {self._limits.most_memory / 2**30:.1f} GiB"
+        printed = self._log.stat().st_size if self._log.is_file() else 0
+        if printed > self._limits.most_output:
+            return f"it printed {printed / 2**20:.1f} MiB, more than {self._limits.most_output / 2**20:.1f} MiB"
+        return ""
+
+    def _shorten_log(self) -> None:
+        """Keep the end of a log that grew too long: the next worker writes on."""
+        with suppress(OSError):
+            if self._log.stat().st_size > self._limits.most_output:
+                with self._log.open("rb") as file:
+                    file.seek(-_KEPT_OF_LOG, os.SEEK_END)
+                    end = file.read()
+                self._log.write_bytes(b"[what was printed before is left out]\n" + end)
 
     def _last_words(self) -> str:
         try:
@@ -213,6 +242,17 @@ class GroupRunner(Generic[Key]):
         if pool is not None:
             _stop(pool)
             pool.join()
+
+
+def _held(pid: int) -> int:
+    """Return the bytes of memory that a process and its children hold."""
+    held = 0
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with suppress(psutil.Error):
+                held += each.memory_info().rss
+    return held
 
 
 def _stop(pool: ProcessPool) -> None:

@@ -68,7 +68,15 @@ Outcome = Computed | Failure
 _backend: Backend | None = None
 
 
-def start(entry: BackendEntry, mode: str, dtype: str, threads: int, log: str) -> dict[str, str] | Failure:
+@dataclass(frozen=True)
+class Started:
+    """A worker that is ready: its process, and what its framework says of itself."""
+
+    pid: int
+    description: Mapping[str, str]
+
+
+def start(entry: BackendEntry, mode: str, dtype: str, threads: int, log: str) -> Started | Failure:
     """Import and configure the framework, once per process; return what it says of itself."""
     global _backend
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -79,7 +87,7 @@ def start(entry: BackendEntry, mode: str, dtype: str, threads: int, log: str) ->
     try:
         _backend = entry.load(mode)
         _backend.prepare(dtype, threads)
-        return {name: clean(text) for name, text in _backend.describe().items()}
+        return Started(os.getpid(), {name: clean(text) for name, text in _backend.describe().items()})
     except BaseException as error:  # whatever a framework raises while it starts, also SystemExit, is why it cannot run
         return Failure("error", f"{entry.name}.{mode} cannot be started: {_describe(error)}")
 

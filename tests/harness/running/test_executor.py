@@ -485,3 +485,35 @@ def test_a_worker_that_holds_too_much_memory_is_replaced_after_its_evaluation(
     runner.run(["one", "two", "three"], lambda key: task, answers.__setitem__)
     assert [type(answer) for answer in answers.values()] == [Computed] * 3
     assert len(started.read_text().split()) == processes
+
+
+@pytest.mark.parametrize(
+    ("limits", "misdeed", "told"),
+    [
+        (
+            Limits(most_memory=2**28),
+            "hoard = [bytearray(b'x' * 2**29)]; time.sleep(60)",
+            "GiB of memory, more than 0.2 GiB",
+        ),
+        (
+            Limits(most_output=2**16),
+            "while True: print('on and on' * 100)",
+            "MiB, more than 0.1 MiB",
+        ),
+    ],
+    ids=["memory", "output"],
+)
+def test_a_worker_that_takes_too_much_is_stopped_and_the_next_one_goes_on(
+    limits: Limits, misdeed: str, told: str, make_backend: Callable[..., BackendEntry], tmp_path: Path
+) -> None:
+    source = f"import time\ndef softmax(scores):\n    if scores.size == 1:\n        {misdeed}\n"
+    entry = make_backend("greedy", f"{source}    return numpy_backend.softmax(scores)")
+    (group,) = group_by_process(Implementation(entry), ["float64"])
+    runner: GroupRunner[int] = GroupRunner(group, limits, tmp_path)
+    answers: dict[int, Outcome] = {}
+    runner.run([1, 2], lambda size: Task("softmax", {}, {"scores": np.zeros((1, 1, 1, size))}), answers.__setitem__)
+    assert isinstance(answers[1], Failure)
+    assert answers[1].verdict == "crash"
+    assert f"{told}; the worker was stopped" in answers[1].message
+    assert isinstance(answers[2], Computed)
+    assert (tmp_path / f"{group.name}.txt").stat().st_size < 2**16
