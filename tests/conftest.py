@@ -35,6 +35,13 @@ settings.register_profile("attncheck", deadline=None, suppress_health_check=[Hea
 settings.load_profile("attncheck")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what is marked with a framework that is not installed, and say so."""
+    for name, entry in BACKENDS.items():
+        if item.get_closest_marker(name) is not None and not entry.is_installed:
+            pytest.skip(f"{entry.packages[0]} is not installed")
+
+
 @pytest.fixture(scope="session")
 def compute() -> Callable[[Case, str], tuple[Inputs, Stages]]:
     """Return what makes a case's inputs in a dtype and runs them through the NumPy backend."""

@@ -118,9 +118,10 @@ def _packages(implementation: Implementation, dtype: str) -> Iterator[str]:
 def _beginning(implementation: Implementation, dtype: str) -> Iterator[str]:
     """Yield the imports, and what has to be set before them: threads, and what the framework is told."""
     entry = implementation.entry
-    yield "from __future__ import annotations\n\nimport os\nimport sys\nfrom types import SimpleNamespace\n"
+    yield "from __future__ import annotations\n"
     if _hides_a_module(entry):
-        yield "sys.path.append(sys.path.pop(0))  # what lies beside this script hides no module of Python's\n"
+        yield "import sys\n\nsys.path.append(sys.path.pop(0))  # so that nothing beside this script hides a module\n"
+    yield "import os\nimport sys\nfrom types import SimpleNamespace\n"
     environment = {**dict.fromkeys(THREAD_VARIABLES, "1"), **entry.environment}
     yield from ("os.environ.update(", *(f'    {name}="{value}",' for name, value in environment.items()), ")\n")
     yield "import numpy as np"
