@@ -13,9 +13,10 @@ from typing import Any
 from pebble import ProcessExpired, ProcessPool
 
 from attncheck.harness.errors import UsageError
-from attncheck.harness.running.executor import Limits, WorkerContext
+from attncheck.harness.running.executor import Limits
 from attncheck.harness.running.implementations import Chosen, Implementation, choose_implementations
 from attncheck.harness.running.own import LoadError, Target, entry_of, published
+from attncheck.harness.running.processes import WorkerContext
 from attncheck.harness.running.worker import clean, redirect_output
 
 

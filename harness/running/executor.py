@@ -6,17 +6,11 @@ Processes are pebble's: it kills a worker that overruns its time, notices one th
 from __future__ import annotations
 
 import os
-import signal
-import sys
-import threading
-import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from multiprocessing import resource_tracker
-from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -24,61 +18,15 @@ import psutil
 from pebble import ProcessExpired, ProcessPool
 
 from attncheck.harness.running.implementations import Implementation
+from attncheck.harness.running.processes import ENDED_ITSELF, WorkerContext, exit_code_of, memory_of
 from attncheck.harness.running.turns import Turns
 from attncheck.harness.running.worker import Failure, Outcome, Task, clean, evaluate_and_measure, start
 
 Key = TypeVar("Key")
 Answer = TypeVar("Answer")
 
-_spawning = threading.Lock()
-
-_ENDED_ITSELF = 256
-"""Stands for exit code 0 of a worker; no process has this one."""
 _LOOK_AGAIN_SECONDS = 0.2
 _KEPT_OF_LOG = 2**12
-
-
-class _Worker(SpawnProcess):
-    """A spawned process that does not run the caller's main module again, and leaves Ctrl-C to its parent.
-
-    A script without a main guard would otherwise start its whole run anew in every worker, and a worker that is just
-    loading its modules would answer Ctrl-C, which a terminal sends to all, with a traceback.
-    """
-
-    def start(self) -> None:
-        with _spawning, _interrupts_blocked():
-            main = sys.modules["__main__"]
-            sys.modules["__main__"] = types.ModuleType("__main__")
-            try:
-                super().start()
-            finally:
-                sys.modules["__main__"] = main
-
-    @property
-    def exitcode(self) -> int | None:
-        """The exit code, but for 0: no worker ends in good order by itself, and pebble would wait for such a one."""
-        code: int | None = super().exitcode
-        return _ENDED_ITSELF if code == 0 else code
-
-
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Block Ctrl-C in this thread, and in the processes that it starts meanwhile."""
-    if sys.platform == "win32":
-        yield
-        return
-    resource_tracker.ensure_running()  # or it is started now, and unblocks what is blocked here
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-class WorkerContext(SpawnContext):
-    """Starts workers."""
-
-    Process = _Worker
 
 
 @dataclass(frozen=True)
@@ -203,16 +151,21 @@ class GroupRunner(Generic[Key]):
         except futures.TimeoutError:
             return Failure("timeout", f"not done after {seconds:g} s; the worker was stopped")
         except ProcessExpired as expired:
-            code = 0 if expired.exitcode == _ENDED_ITSELF else expired.exitcode
-            return Failure("crash", f"the worker process died with exit code {code}{self._last_words()}")
+            return self._died(0 if expired.exitcode == ENDED_ITSELF else expired.exitcode)
         except (BrokenProcessPool, futures.CancelledError, RuntimeError) as error:
-            # The pool itself is gone, because its worker died between two calls or because the run is being stopped.
+            # The pool itself is gone: its worker died between two calls, or before pebble heard that it had begun; or
+            # the run is being stopped.
+            code = exit_code_of(self._pid) if self._started and self._pid is not None else None
             self.close()
-            return Failure("crash", f"the worker process is gone: {error or type(error).__name__}{self._last_words()}")
+            return self._died(code, str(error) or type(error).__name__)
+
+    def _died(self, exit_code: int | None, otherwise: str = "") -> Failure:
+        how = f"is gone: {otherwise}" if exit_code is None else f"died with exit code {exit_code}"
+        return Failure("crash", f"the worker process {how}{self._last_words()}")
 
     def _excess(self) -> str:
         """Say what the worker has too much of; empty where it has not."""
-        held = _held(self._pid) if self._started and self._pid is not None else 0
+        held = memory_of(self._pid) if self._started and self._pid is not None else 0
         if held > self._limits.most_memory:
             return f"it held {held / 2**30:.1f} GiB of memory, more than {self._limits.most_memory / 2**30:.1f} GiB"
         printed = self._log.stat().st_size if self._log.is_file() else 0
@@ -242,17 +195,6 @@ class GroupRunner(Generic[Key]):
         if pool is not None:
             _stop(pool)
             pool.join()
-
-
-def _held(pid: int) -> int:
-    """Return the bytes of memory that a process and its children hold."""
-    held = 0
-    with suppress(psutil.Error):
-        process = psutil.Process(pid)
-        for each in (process, *process.children(recursive=True)):
-            with suppress(psutil.Error):
-                held += each.memory_info().rss
-    return held
 
 
 def _stop(pool: ProcessPool) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pebble.pool.process
 import pytest
 
 from attncheck.backends import BackendEntry
@@ -129,8 +130,7 @@ FAILING = {
     ),
     "breaks a segment": Fault(
         "import os, signal; os.kill(os.getpid(), signal.SIGSEGV); import time; time.sleep(60)",
-        # A kernel takes its time over a broken segment: the pipe may be gone before the exit code, -11, is there.
-        "crash", "", "the worker process ",
+        "crash", "", "died with exit code -11",
     ),
 }  # fmt: skip
 
@@ -518,3 +518,17 @@ def test_a_worker_that_takes_too_much_is_stopped_and_the_next_one_goes_on(
     assert f"{told}; the worker was stopped" in answers[1].message
     assert isinstance(answers[2], Computed)
     assert (tmp_path / f"{group.name}.txt").stat().st_size < 2**16
+
+
+def test_a_worker_that_dies_before_its_pool_heard_that_it_had_begun_is_told_with_its_exit_code(
+    make_backend: Callable[..., BackendEntry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Pebble learns of a death in one thread and of what was begun in another: here the second one never comes first.
+    monkeypatch.setattr(pebble.pool.process.TaskManager, "task_start", lambda *given: None)
+    entry = make_backend("dying", "import os\ndef softmax(scores):\n    os._exit(7)")
+    (group,) = group_by_process(Implementation(entry), ["float64"])
+    runner: GroupRunner[int] = GroupRunner(group, Limits(), tmp_path)
+    answers: dict[int, Outcome] = {}
+    task = Task("softmax", {}, {"scores": np.zeros((1, 1, 1, 2))})
+    runner.run([1, 2], lambda key: task, answers.__setitem__)
+    assert answers == dict.fromkeys([1, 2], Failure("crash", "the worker process died with exit code 7"))
