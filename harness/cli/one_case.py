@@ -8,32 +8,26 @@ from typing import Annotated
 import typer
 
 from attncheck.harness.cli.app import app
-from attncheck.harness.cli.options import Framework, TimeLimit
-from attncheck.harness.cli.work import print_faults, select
+from attncheck.harness.cli.options import CaseName, DtypeName, Framework, ImplementationName, TimeLimit
+from attncheck.harness.cli.work import select_one
 from attncheck.harness.errors import ExitCode, OutputError, UsageError
 from attncheck.harness.verdicts import Verdict
 
 
 @app.command()
 def explain(
-    case: Annotated[str, typer.Argument(help="Id of a case, a glob that only one matches, or a file with one case.")],
-    implementation: Annotated[
-        str, typer.Argument(help="Implementation or backend, such as torch.sdpa or torch; or file.py:function.")
-    ],
-    dtype: Annotated[str, typer.Option("--dtype", "-d", help="One dtype of the case.")] = "float32",
+    case: CaseName,
+    implementation: ImplementationName,
+    dtype: DtypeName = "float32",
     framework: Framework = None,
     time_limit: TimeLimit = 60.0,
 ) -> None:
     """Compute one case again and tell, stage by stage, where an implementation goes wrong."""
-    from attncheck.harness.explain import explain_case, find_case, find_implementation
+    from attncheck.harness.explain import explain_case, find_implementation
     from attncheck.harness.running.executor import Limits
     from attncheck.reports.explanation import print_explanation
 
-    selection = select([case], None, [dtype])
-    if selection.faults:
-        print_faults(selection)
-        raise typer.Exit(ExitCode.BAD_INPUT)
-    found = find_case(selection.cases, case)
+    found, selection = select_one(case, dtype)
     explanation = explain_case(
         found, find_implementation(implementation, framework), dtype, Limits(case_seconds=time_limit)
     )
@@ -45,27 +39,22 @@ def explain(
 
 @app.command()
 def repro(
-    case: Annotated[str, typer.Argument(help="Id of a case, a glob that only one matches, or a file with one case.")],
-    implementation: Annotated[
-        str, typer.Argument(help="Implementation or backend, such as torch.sdpa or torch; or file.py:function.")
-    ],
-    dtype: Annotated[str, typer.Option("--dtype", "-d", help="One dtype of the case.")] = "float32",
+    case: CaseName,
+    implementation: ImplementationName,
+    dtype: DtypeName = "float32",
     framework: Framework = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File of the script; named after the case if absent.")
     ] = None,
 ) -> None:
     """Write a script that shows one case on one implementation, with NumPy and that framework alone."""
-    from attncheck.harness.explain import explain_case, find_case, find_implementation
+    from attncheck.harness.explain import explain_case, find_implementation
     from attncheck.harness.repro import repro_script
     from attncheck.harness.running.executor import Limits
     from attncheck.reports.explanation import explanation_text
 
-    selection = select([case], None, [dtype])
-    if selection.faults:
-        print_faults(selection)
-        raise typer.Exit(ExitCode.BAD_INPUT)
-    found, chosen = find_case(selection.cases, case), find_implementation(implementation, framework)
+    found, selection = select_one(case, dtype)
+    chosen = find_implementation(implementation, framework)
     explanation = explain_case(found, chosen, dtype, Limits())
     if explanation.failure.startswith(Verdict.UNSUPPORTED):
         raise UsageError(f"{chosen.name}, {found.id} in {dtype}: {explanation.failure}; there is nothing to reproduce")

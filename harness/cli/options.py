@@ -33,6 +33,11 @@ Patterns = Annotated[
         show_default=False,
     ),
 ]
+CaseName = Annotated[str, typer.Argument(help="Id of a case, a glob that only one matches, or a file with one case.")]
+ImplementationName = Annotated[
+    str, typer.Argument(help="Implementation or backend, such as torch.sdpa or torch; or file.py:function.")
+]
+DtypeName = Annotated[str, typer.Option("--dtype", "-d", help="One dtype of the case.")]
 BackendNames = Annotated[
     list[str] | None,
     typer.Option("--backend", "-b", help="Backends, by name, apart by commas; every installed one if absent."),

@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from attncheck.harness.cli.app import app
-from attncheck.harness.cli.work import print_faults, select, split
-from attncheck.harness.errors import ExitCode, UsageError
+from attncheck.harness.cli.options import CaseName
+from attncheck.harness.cli.work import select_one, split
+from attncheck.harness.errors import UsageError
 
 
 @app.command()
 def show(
-    case: Annotated[str, typer.Argument(help="Id of a case, a glob that only one matches, or a file with one case.")],
+    case: CaseName,
     dtype: Annotated[
         str | None, typer.Option("--dtype", "-d", help="One dtype of the case; its first if absent.")
     ] = None,
@@ -26,18 +27,13 @@ def show(
     ] = None,
 ) -> None:
     """Show a case: what it asks, its inputs, and the exact value of every stage, a document's numbers beside them."""
-    from attncheck.harness.explain import find_case
     from attncheck.reports.show import image_format, print_case, save_case, work_out
 
     if save is not None:
         image_format(save)  # before anything takes time
     if dtype is not None and "," in dtype:
         raise UsageError(f"expected one dtype, got {dtype}")
-    selection = select([case], None, [dtype] if dtype else None)
-    if selection.faults:
-        print_faults(selection)
-        raise typer.Exit(ExitCode.BAD_INPUT)
-    found = find_case(selection.cases, case)
+    found, selection = select_one(case, dtype)
     shown = work_out(found, dtype or found.dtypes[0], split(stage))
     if save is None:
         print_case(shown, selection.tags)

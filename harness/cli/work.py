@@ -15,6 +15,7 @@ from attncheck.harness.cli.options import Keep
 from attncheck.harness.errors import ExitCode, OutputError, UsageError
 
 if TYPE_CHECKING:
+    from attncheck.harness.reading.case import Case
     from attncheck.harness.reading.selection import Selection
     from attncheck.harness.run import RunSummary
     from attncheck.harness.running.executor import Limits
@@ -97,6 +98,17 @@ def select(patterns: list[str] | None, tag: list[str] | None, dtype: list[str] |
         if name not in DTYPES:
             raise UsageError(f"unknown dtype {name!r}; expected {', '.join(DTYPES)}")
     return select_cases(patterns or read_config().own_and_bundled, split(tag), split(dtype))
+
+
+def select_one(case: str, dtype: str | None) -> tuple[Case, Selection]:
+    """Return the one case that is meant, and what its tags mean; end the program where its file has faults."""
+    from attncheck.harness.explain import find_case
+
+    selection = select([case], None, [dtype] if dtype else None)
+    if selection.faults:
+        print_faults(selection)
+        raise typer.Exit(ExitCode.BAD_INPUT)
+    return find_case(selection.cases, case), selection
 
 
 def print_faults(selection: Selection) -> None:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from attncheck.harness import cli
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.loader import load_case_file
 
@@ -23,3 +25,20 @@ def load_text(scratch_file: Path) -> Callable[[str | bytes], list[Case]]:
         return load_case_file(scratch_file, "file.yaml", "prefix", ["known"])
 
     return load
+
+
+@pytest.fixture
+def invoke(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Run the command in this process, in the test's folder; return exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["attncheck", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return int(end.value.code or 0), *capfd.readouterr()
+
+    return run

@@ -19,7 +19,6 @@ from typing import Any, cast
 import pytest
 
 from attncheck.backends import BACKENDS, BackendEntry
-from attncheck.harness import cli
 from attncheck.harness.results.reader import read_run
 from attncheck.harness.results.writer import EXACT, Row
 
@@ -47,21 +46,6 @@ def run_module(*arguments: str | Path, cwd: Path, **environment: str) -> subproc
         check=False,
         timeout=120,
     )
-
-
-@pytest.fixture
-def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Invoke:
-    """Run the command in this process, in the test's folder; return exit code, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["attncheck", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return int(end.value.code or 0), *capfd.readouterr()
-
-    return run
 
 
 @pytest.fixture

@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from attncheck.harness import cli
 from attncheck.harness.results.writer import Row
 
-Command = Callable[..., tuple[int, str, str]]
+Invoke = Callable[..., tuple[int, str, str]]
 
 ANNOTATION = "::error file=file.yaml,line=7,title=numeric%3A numpy.eager in float64::one: weights: off by 2"
-
-
-@pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    """Run the command in the test's folder; return exit code, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["attncheck", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return int(end.value.code or 0), *capfd.readouterr()
-
-    return run
 
 
 @pytest.fixture
@@ -43,13 +26,13 @@ WRONG = "def softmax(scores):\n    return {'weights': scores * 0 - 1}\n"
 
 
 def test_a_check_in_ci_leaves_all_that_a_ci_system_reads(
-    command: Command, case_folder: Path, monkeypatch: pytest.MonkeyPatch
+    invoke: Invoke, case_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
     Path("summary.md").write_text("An earlier step.\n")
     Path("wrong.py").write_text(WRONG)
     arguments = ("check", "small", "-i", "wrong.py:softmax", "-d", "float64", "--junit-xml", "ci/junit.xml")
-    code, out, err = command(*arguments, "--annotations")
+    code, out, err = invoke(*arguments, "--annotations")
     assert (code, err) == (1, "")
     lines = case_folder.joinpath("small.yaml").read_text().splitlines()
     assert [line.split("::")[1] for line in out.splitlines() if line.startswith("::")] == [
@@ -63,39 +46,39 @@ def test_a_check_in_ci_leaves_all_that_a_ci_system_reads(
     assert Path("ci/junit.xml").read_bytes() == Path("results/latest/report/junit.xml").read_bytes()
 
 
-def test_nothing_is_printed_or_appended_that_was_not_asked_for(command: Command, wrong: Path) -> None:
-    _, out, _ = command("report", wrong)
+def test_nothing_is_printed_or_appended_that_was_not_asked_for(invoke: Invoke, wrong: Path) -> None:
+    _, out, _ = invoke("report", wrong)
     assert "::error" not in out
     assert {path.name for path in Path.cwd().iterdir()} == {wrong.name}
 
 
 def test_an_explicit_file_comes_before_the_one_that_the_ci_system_names(
-    command: Command, wrong: Path, monkeypatch: pytest.MonkeyPatch
+    invoke: Invoke, wrong: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "named.md")
-    assert command("report", wrong, "--ci-summary", "mine.md")[0] == 1
+    assert invoke("report", wrong, "--ci-summary", "mine.md")[0] == 1
     assert Path("mine.md").is_file()
     assert not Path("named.md").exists()
 
 
 def test_a_summary_that_cannot_be_written_ends_only_what_asked_for_it(
-    command: Command, wrong: Path, monkeypatch: pytest.MonkeyPatch
+    invoke: Invoke, wrong: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, _, err = command("report", wrong, "--ci-summary", "no/such/folder.md")
+    code, _, err = invoke("report", wrong, "--ci-summary", "no/such/folder.md")
     assert (code, err.count("\n")) == (2, 1)
     assert "the summary no/such/folder.md cannot be written" in err
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "no/such/folder.md")
-    code, out, err = command("report", wrong)
+    code, out, err = invoke("report", wrong)
     assert (code, err.count("\n")) == (1, 1)
     assert "cannot be written" in err
     assert "Report: " in out
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "")
-    assert command("report", wrong)[2] == ""
+    assert invoke("report", wrong)[2] == ""
 
 
-def test_annotations_do_not_spoil_json(command: Command, wrong: Path) -> None:
-    code, out, err = command("report", wrong, "--json", "--annotations")
+def test_annotations_do_not_spoil_json(invoke: Invoke, wrong: Path) -> None:
+    code, out, err = invoke("report", wrong, "--json", "--annotations")
     assert (code, err) == (1, f"{ANNOTATION}\n")
     assert json.loads(out)["exit_code"] == 1
-    code, out, _ = command("report", wrong, "--quiet", "--annotations")
+    code, out, _ = invoke("report", wrong, "--quiet", "--annotations")
     assert ANNOTATION in out.splitlines()
