@@ -22,8 +22,8 @@ from attncheck.harness.errors import ExitCode
 from attncheck.harness.explain import explain_case
 from attncheck.harness.merge import merge_runs
 from attncheck.harness.reading.selection import Selection, select_cases
+from attncheck.harness.results.format import Row
 from attncheck.harness.results.reader import read_runs
-from attncheck.harness.results.writer import Row
 from attncheck.harness.run import Settings, run_cases
 from attncheck.harness.running.choice import choose, choose_callable
 from attncheck.harness.running.executor import Limits

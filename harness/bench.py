@@ -11,7 +11,8 @@ from attncheck.harness.judging.judge import Judged, exact_values, judge, worst_b
 from attncheck.harness.judging.known import DivergenceRecord
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.inputs import Inputs
-from attncheck.harness.results.writer import EXACT, INPUTS, ResultsWriter, Row, StoredArray, bound_name
+from attncheck.harness.results.format import EXACT, INPUTS, Row, StoredArray, bound_name
+from attncheck.harness.results.writer import ResultsWriter
 from attncheck.harness.running.implementations import Implementation
 from attncheck.harness.running.worker import Computed, Failure, Outcome
 from attncheck.harness.verdicts import Verdict

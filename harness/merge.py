@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from attncheck.harness.errors import ResultsError
 from attncheck.harness.judging.judge import judge_pairs, pair_row
 from attncheck.harness.judging.known import Known, inherited, known_stages
+from attncheck.harness.results.format import INPUTS, ROW_SCHEMA, Row, bound_name
 from attncheck.harness.results.parts import ArrayParts
 from attncheck.harness.results.reader import Run
 from attncheck.harness.results.same_cases import apart, differing_cases
-from attncheck.harness.results.writer import INPUTS, ROW_SCHEMA, Row, bound_name
 from attncheck.harness.verdicts import Verdict
 
 Stages = Mapping[str, NDArray[Any]]

@@ -23,7 +23,8 @@ from attncheck.harness.reading.inputs import Exact, Inputs, convert_inputs, make
 from attncheck.harness.reading.model import TagEntry
 from attncheck.harness.reading.record import case_record
 from attncheck.harness.results.earlier import read_earlier
-from attncheck.harness.results.writer import ResultsWriter, Row
+from attncheck.harness.results.format import Row
+from attncheck.harness.results.writer import ResultsWriter
 from attncheck.harness.running.environment import describe_environment
 from attncheck.harness.running.executor import Group, GroupRunner, Limits, group_by_process
 from attncheck.harness.running.implementations import Chosen, Implementation

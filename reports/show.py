@@ -22,7 +22,7 @@ from attncheck.harness.reading.case import Case, Expected
 from attncheck.harness.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.harness.reading.model import TagEntry
 from attncheck.harness.reading.record import case_record
-from attncheck.harness.results.writer import EXACT, Row
+from attncheck.harness.results.format import EXACT, Row
 from attncheck.harness.verdicts import Verdict
 from attncheck.reports.documents.drawings import Drawing, Kept, drawings_of, title_of
 from attncheck.reports.documents.numbers import beside, element

@@ -18,8 +18,9 @@ from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.harness.reading.lowering import delivered
 from attncheck.harness.reading.selection import select_cases
+from attncheck.harness.results.format import Row, StoredArray
 from attncheck.harness.results.reader import Run, read_run
-from attncheck.harness.results.writer import ResultsWriter, Row, StoredArray
+from attncheck.harness.results.writer import ResultsWriter
 from attncheck.harness.run import RunSummary, Settings, run_cases
 from attncheck.harness.running.executor import Limits
 from attncheck.harness.running.implementations import Chosen, Implementation

@@ -29,8 +29,8 @@ def report(
     quiet: Quiet = False,
 ) -> None:
     """Compare one or several runs without running anything again, and write the report."""
+    from attncheck.harness.results.format import REPORT_FOLDER
     from attncheck.harness.results.reader import find_runs
-    from attncheck.harness.results.writer import REPORT_FOLDER
 
     runs = find_runs(runs)
     if output is None:

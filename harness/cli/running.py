@@ -80,7 +80,7 @@ def check(
         as_json,
         quiet,
     )
-    from attncheck.harness.results.writer import REPORT_FOLDER
+    from attncheck.harness.results.format import REPORT_FOLDER
 
     frames = frames_of([output])
     path = write_frames(frames, output / REPORT_FOLDER)

@@ -25,7 +25,7 @@ from attncheck.harness.judging.truth import Truth, truth_of_case
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.inputs import Inputs
 from attncheck.harness.reading.shapes import show
-from attncheck.harness.results.writer import Row
+from attncheck.harness.results.format import Row
 from attncheck.harness.running.worker import Computed, Failure, Outcome
 from attncheck.harness.verdicts import Verdict
 

@@ -24,7 +24,7 @@ from attncheck.harness.reading.case import Case, Expected
 from attncheck.harness.reading.inputs import Inputs
 from attncheck.harness.reading.lowering import essential
 from attncheck.harness.reading.printed import PrintedArray
-from attncheck.harness.results.writer import ComparisonKind, Row
+from attncheck.harness.results.format import ComparisonKind, Row
 from attncheck.harness.verdicts import Verdict
 
 Array = NDArray[Any]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from attncheck.harness.errors import ExitCode
 from attncheck.harness.reading.divergences import Divergence
-from attncheck.harness.results.writer import Row
+from attncheck.harness.results.format import Row
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import stage_place
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from attncheck.harness.errors import OutputError, UsageError
 from attncheck.harness.reading.case import Case
 from attncheck.harness.repro.script import repro_script
-from attncheck.harness.results.writer import SCRIPTS_FOLDER, Row
+from attncheck.harness.results.format import SCRIPTS_FOLDER, Row
 from attncheck.harness.running.implementations import Implementation
 
 MOST_SCRIPTS = 50

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.harness.errors import UsageError
+from attncheck.harness.results.format import Row
 from attncheck.harness.results.parts import read_rows, remove_damaged
 from attncheck.harness.results.reader import read_run
-from attncheck.harness.results.writer import Row
 
 _SAME = ("implementations", "versions", "classes", "python", "platform", "cpu_features", "threads_per_worker", "flags")
 """Of environment.json: what the numbers may depend on."""

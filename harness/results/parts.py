@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from attncheck.harness.errors import ResultsError
 from attncheck.harness.reading.dtypes import numpy_dtype
-from attncheck.harness.results.writer import ARRAY_SCHEMA, ROW_SCHEMA, ComparisonKind
+from attncheck.harness.results.format import ARRAY_SCHEMA, ROW_SCHEMA, ComparisonKind
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import DTYPES
 

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from attncheck.harness.errors import ResultsError
+from attncheck.harness.results.format import FORMAT
 from attncheck.harness.results.parts import ArrayKey, ArrayParts, read_rows
 from attncheck.harness.results.records import (
     EnvironmentRecord,
@@ -25,7 +26,6 @@ from attncheck.harness.results.records import (
     read_json,
     with_unnamed,
 )
-from attncheck.harness.results.writer import FORMAT
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.harness.quantities import QUANTITIES
-from attncheck.harness.results.writer import EXACT, INPUTS
+from attncheck.harness.results.format import EXACT, INPUTS
 from attncheck.harness.vocabulary import STAGES
 from attncheck.reports.arrays import KeptArrays
 from attncheck.reports.figures.panels import BLUE, GREY, ORANGE, PURPLE, Panel, panels_of

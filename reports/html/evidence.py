@@ -10,7 +10,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from attncheck.harness.errors import ResultsError
-from attncheck.harness.results.writer import EXACT, bound_name
+from attncheck.harness.results.format import EXACT, bound_name
 from attncheck.reports.arrays import error_ratio
 from attncheck.reports.cells import CellRow, State
 from attncheck.reports.figures.error_maps import describe_errors

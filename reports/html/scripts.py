@@ -9,7 +9,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from attncheck.harness.results.writer import SCRIPTS_FOLDER
+from attncheck.harness.results.format import SCRIPTS_FOLDER
 from attncheck.reports.frames import Column
 from attncheck.reports.html.anchors import slug
 

@@ -20,7 +20,7 @@ from attncheck.harness.reading import array_kinds
 from attncheck.harness.reading.case import Case, Expected
 from attncheck.harness.reading.inputs import Inputs, make_exact_inputs
 from attncheck.harness.reading.selection import select_cases
-from attncheck.harness.results.writer import Row
+from attncheck.harness.results.format import Row
 from attncheck.harness.running.worker import Computed
 from attncheck.harness.verdicts import Verdict
 

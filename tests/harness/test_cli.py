@@ -19,8 +19,8 @@ from typing import Any, cast
 import pytest
 
 from attncheck.backends import BACKENDS, BackendEntry
+from attncheck.harness.results.format import EXACT, Row
 from attncheck.harness.results.reader import read_run
-from attncheck.harness.results.writer import EXACT, Row
 
 COMMAND = Path(sys.executable).with_name("attncheck")
 MODULE = (sys.executable, "-m", "attncheck.harness")

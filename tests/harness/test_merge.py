@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from attncheck.backends import BackendEntry
 from attncheck.harness.merge import Merged, merge_runs
+from attncheck.harness.results.format import INPUTS, Row, StoredArray, bound_name
 from attncheck.harness.results.reader import Run, read_runs
-from attncheck.harness.results.writer import INPUTS, Row, StoredArray, bound_name
 from attncheck.harness.run import RunSummary
 
 RunSmall = Callable[..., tuple[RunSummary, Run]]

@@ -18,8 +18,9 @@ from attncheck.harness.errors import UsageError
 from attncheck.harness.merge import merge_runs
 from attncheck.harness.reading.divergences import load_divergences
 from attncheck.harness.reading.selection import Selection, select_cases
+from attncheck.harness.results.format import Row
 from attncheck.harness.results.reader import read_run, read_runs
-from attncheck.harness.results.writer import ResultsWriter, Row
+from attncheck.harness.results.writer import ResultsWriter
 from attncheck.harness.run import RunSummary, Settings, run_cases
 from attncheck.harness.running.implementations import Chosen, Implementation
 from attncheck.reports.frames import make_frames
@@ -131,7 +132,8 @@ def test_another_plan_is_refused_by_name(run: Callable[..., RunSummary], tmp_pat
 
 
 SCRIPT = """
-from attncheck.harness.results.writer import ResultsWriter, Row
+from attncheck.harness.results.format import Row
+from attncheck.harness.results.writer import ResultsWriter
 from attncheck.harness.cli import main
 ResultsWriter.SECONDS_PER_PART = 0.0
 main()

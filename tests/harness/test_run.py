@@ -14,8 +14,8 @@ from attncheck.backends import BackendEntry
 from attncheck.harness import run as run_module
 from attncheck.harness.errors import ExitCode, OutputError, UsageError
 from attncheck.harness.reading.selection import select_cases
+from attncheck.harness.results.format import EXACT, FORMAT, INPUTS
 from attncheck.harness.results.reader import Run, read_run
-from attncheck.harness.results.writer import EXACT, FORMAT, INPUTS
 from attncheck.harness.run import RunSummary, Settings, plan_units, run_cases
 from attncheck.harness.running.implementations import Chosen, Implementation
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from attncheck.harness.errors import ExitCode
-from attncheck.harness.results.writer import Row
+from attncheck.harness.results.format import Row
 from attncheck.reports.answer import exit_code_of, make_answer, verdict_table, what_is_wrong
 from attncheck.reports.frames import Column, Frames
 

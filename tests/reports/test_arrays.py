@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from attncheck.harness.results.writer import EXACT, INPUTS, StoredArray, bound_name
+from attncheck.harness.results.format import EXACT, INPUTS, StoredArray, bound_name
 from attncheck.reports.arrays import KeptArrays, error_ratio
 from attncheck.reports.frames import Frames
 

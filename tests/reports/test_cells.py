@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from attncheck.harness.results.writer import Row
+from attncheck.harness.results.format import Row
 from attncheck.reports.cells import Cell, State, cell_table, worst_cell
 from attncheck.reports.frames import Frames
 

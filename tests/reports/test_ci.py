@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attncheck.harness.errors import OutputError
-from attncheck.harness.results.writer import Row
+from attncheck.harness.results.format import Row
 from attncheck.reports.ci import MOST_SUMMARY_BYTES, annotation_lines, append_summary, render_ci_summary
 from attncheck.reports.frames import Frames
 

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from attncheck.harness.merge import merge_runs
+from attncheck.harness.results.format import Row
 from attncheck.harness.results.reader import read_run, read_runs
-from attncheck.harness.results.writer import Row
 from attncheck.harness.verdicts import Verdict
 from attncheck.reports.columns import COLUMNS
 from attncheck.reports.frames import (

@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 
 import pytest
 
-from attncheck.harness.results.writer import Row
+from attncheck.harness.results.format import Row
 from attncheck.reports.frames import Frames
 from attncheck.reports.junit import render_junit, xml_text
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attncheck.harness.errors import ExitCode
-from attncheck.harness.results.writer import Row
+from attncheck.harness.results.format import Row
 from attncheck.reports.frames import Frames
 from attncheck.reports.terminal import as_record, print_summary
 

@@ -12,8 +12,8 @@ import pytest
 
 from attncheck.harness.errors import OutputError
 from attncheck.harness.merge import merge_runs
+from attncheck.harness.results.format import Row
 from attncheck.harness.results.reader import read_run
-from attncheck.harness.results.writer import Row
 from attncheck.reports.frames import Frames, make_frames
 from attncheck.reports.junit import render_junit
 from attncheck.reports.markdown.report import render_markdown

@@ -17,7 +17,7 @@ from attncheck.backends import BACKENDS
 from attncheck.harness.judging.judge import Judged, judge, judge_pairs, worst_bounds
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.inputs import Inputs
-from attncheck.harness.results.writer import Row
+from attncheck.harness.results.format import Row
 from attncheck.harness.running.worker import Computed, Failure, Outcome
 from attncheck.harness.verdicts import Verdict
 

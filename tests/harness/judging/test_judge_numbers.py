@@ -17,7 +17,7 @@ from attncheck.harness.judging.judge import judge
 from attncheck.harness.judging.truth import find_truth
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.inputs import Inputs
-from attncheck.harness.results.writer import Row
+from attncheck.harness.results.format import Row
 from attncheck.harness.running.worker import Computed
 from attncheck.harness.verdicts import Verdict
 

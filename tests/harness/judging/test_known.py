@@ -11,7 +11,7 @@ import pytest
 
 from attncheck.harness.judging.known import DivergenceRecord, beyond_known, largest_ratio, reason_for
 from attncheck.harness.reading.divergences import Divergence, load_divergences
-from attncheck.harness.results.writer import Row
+from attncheck.harness.results.format import Row
 
 REASON = "aligned to the lower right corner"
 ENTRY = f"""\

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from attncheck.harness.cli import app
 from attncheck.harness.reading.selection import select_cases
 from attncheck.harness.repro import failing, write_scripts
-from attncheck.harness.results.writer import Row
+from attncheck.harness.results.format import Row
 from attncheck.harness.running.choice import choose_callable
 
 CASES = ["softmax/drawn-scores-are-normalised-over-the-last-axis-and-no-other"]

@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from attncheck.harness.errors import OutputError
+from attncheck.harness.results.format import FORMAT, Row, StoredArray
 from attncheck.harness.results.reader import read_run
-from attncheck.harness.results.writer import FORMAT, ResultsWriter, Row, StoredArray
+from attncheck.harness.results.writer import ResultsWriter
 
 MakeRow = Callable[..., Row]
 WriteRun = Callable[..., Path]

@@ -13,8 +13,8 @@ import pytest
 from attncheck.harness.cli import main
 from attncheck.harness.errors import UsageError
 from attncheck.harness.merge import merge_runs
+from attncheck.harness.results.format import Row
 from attncheck.harness.results.reader import matched_runs, read_runs
-from attncheck.harness.results.writer import Row
 from attncheck.reports.diff import columns
 from attncheck.reports.diff.difference import Difference, make_difference
 from attncheck.reports.diff.text import as_record, render_diff_markdown, sentences

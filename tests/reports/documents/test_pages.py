@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from attncheck.harness.reading.selection import select_cases
-from attncheck.harness.results.writer import EXACT, INPUTS, Row, StoredArray
+from attncheck.harness.results.format import EXACT, INPUTS, Row, StoredArray
 from attncheck.reports.documents.numbers import beside, element
 from attncheck.reports.documents.pages import DocumentCase, DocumentPage, Expectation, document_pages
 from attncheck.reports.figures.heatmaps import heatmaps

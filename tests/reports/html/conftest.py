@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attncheck.harness.results.writer import EXACT, Row, StoredArray, bound_name
+from attncheck.harness.results.format import EXACT, Row, StoredArray, bound_name
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.render import render_html
 

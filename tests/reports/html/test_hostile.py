@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from attncheck.harness.results.writer import Row
+from attncheck.harness.results.format import Row
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.render import render_html
 

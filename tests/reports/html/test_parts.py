@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from attncheck.harness.results.writer import Row
+from attncheck.harness.results.format import Row
 from attncheck.reports.cells import Cell, State
 from attncheck.reports.figures.panels import Panel
 from attncheck.reports.frames import Column, Frames

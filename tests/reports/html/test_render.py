@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from attncheck.harness.results.writer import Row
+from attncheck.harness.results.format import Row
 from attncheck.reports.answer import make_answer
 from attncheck.reports.cells import cell_table
 from attncheck.reports.frames import Frames

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from attncheck.harness.reading.selection import select_cases
-from attncheck.harness.results.writer import Row
+from attncheck.harness.results.format import Row
 from attncheck.reports.frames import Frames
 from attncheck.reports.markdown.report import render_markdown
 from attncheck.reports.markdown.text import code, details, escape, number, table

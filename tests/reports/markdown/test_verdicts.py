@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attncheck.harness.results.writer import Row
+from attncheck.harness.results.format import Row
 from attncheck.reports.frames import Frames
 from attncheck.reports.markdown import verdicts
 from attncheck.reports.markdown.verdicts import verdict_section

@@ -15,8 +15,8 @@ from attncheck.harness import cli
 from attncheck.harness.errors import OutputError, ResultsError, UsageError
 from attncheck.harness.merge import merge_runs
 from attncheck.harness.reading.selection import select_cases
+from attncheck.harness.results.format import Row
 from attncheck.harness.results.reader import read_run
-from attncheck.harness.results.writer import Row
 from attncheck.reports.frames import Frames, make_frames
 from attncheck.reports.publish.comparison import drift, publish, read_verdicts
 
