@@ -105,7 +105,7 @@ def check(
             place, dtypes=tuple(dtypes), limits=limits, command=sys.argv, divergences=known, tags=selection.tags
         )
         summary = run_cases(selection.cases, chosen, settings, selection.faults)
-        from attncheck.reports.frames import make_frames
+        from attncheck.reports.making import make_frames
 
         frames = make_frames(merge_runs(read_runs([place])))
     return CheckResult(summary.exit_code, summary.failures, frames, selection, chosen.implementations, limits)

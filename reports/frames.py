@@ -10,22 +10,17 @@ Columns are documented in ``columns.py``; rows are sorted, so that the same resu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from attncheck.harness.merge import Merged
-from attncheck.harness.results.reader import Run
 from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import DTYPES, stage_place
+from attncheck.harness.vocabulary import stage_place
 from attncheck.reports.arrays import KeptArrays
-from attncheck.reports.columns import NUMBERS, PAIRS, RESULTS
 
 
 @dataclass(frozen=True)
@@ -89,40 +84,6 @@ def once_for_frames(make: Callable[[Frames], Made]) -> Callable[[Frames], Made]:
         return made[frames]
 
     return remembered
-
-
-def make_frames(merged: Merged) -> Frames:
-    """Split merged rows into frames, add versions, and sort."""
-    rows = merged.rows.copy(deep=False)
-    versions = {
-        (run.label, name): run.environment["versions"].get(package, "")
-        for run in merged.runs
-        for name, package in run.environment["implementations"].items()
-    }
-    for column, environment, implementation in (
-        ("version", "environment", "implementation"),
-        ("other_version", "other_environment", "other"),
-    ):
-        rows[column] = _looked_up(rows[environment], rows[implementation], versions)
-    rows["basis"] = rows["comparison"]
-    rows["printed"] = rows["reference_text"]
-    for column in ("judged_rows", "query_rows"):
-        rows[column] = pd.to_numeric(rows[column]).astype("Int64")  # whole numbers beside empty cells
-    kinds = rows["comparison"]
-    return Frames(
-        results=_sorted(rows[kinds == "stage"], RESULTS),
-        pairs=_sorted(rows[kinds == "pair"], PAIRS),
-        numbers=_sorted(rows[kinds.isin(["printed", "known", "exact"])], NUMBERS),
-        environments=_environments(merged),
-        columns=tuple(Column(*key, version) for key, version in versions.items()),
-        cases=merged.cases,
-        notes=_notes(merged),
-        has_faults=any(run.environment["faults"] for run in merged.runs),
-        is_incomplete=any(_problems(run, merged) for run in merged.runs),
-        problems=tuple(line for run in merged.runs for line in _problems(run, merged)),
-        arrays=KeptArrays({run.label: run.directory for run in merged.runs}),
-        classes={(run.label, name): of for run in merged.runs for name, of in run.environment["classes"].items()},
-    )
 
 
 def failing(frame: pd.DataFrame) -> pd.DataFrame:
@@ -194,105 +155,3 @@ def count_places(numbers: pd.DataFrame) -> int:
 def stage_order(stage: str) -> tuple[int, str]:
     """Sort key: the order in which attention computes the stages, then names of quantities."""
     return (stage_place(stage), stage)
-
-
-def _looked_up(one: pd.Series[str], other: pd.Series[str], found: Mapping[tuple[str, str], str]) -> pd.Series[str]:
-    """Look up two columns' values together, each combination once."""
-    ones, first = pd.factorize(one, use_na_sentinel=True)
-    others, second = pd.factorize(other, use_na_sentinel=True)
-    texts = [found.get((name, each)) for name in [*first, None] for each in [*second, None]]
-    # A value that is absent has the code -1, the last place.
-    places = (ones % (len(first) + 1)) * (len(second) + 1) + others % (len(second) + 1)
-    return pd.Series(texts, dtype=one.dtype).take(places).set_axis(one.index)
-
-
-def _sorted(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
-    keys = [
-        _ranks(rows["case"], str),
-        _ranks(rows["dtype"], DTYPES.index),
-        _ranks(rows["environment"], str),
-        _ranks(rows["implementation"], str),
-        _ranks(rows["stage"], stage_order),
-        _ranks(rows["other_environment"], str),
-        _ranks(rows["other"], str),
-        _ranks(rows["basis"], str),
-        _ranks(rows["index"], _index_order),
-    ]
-    return rows[list(columns)].take(np.lexsort(keys[::-1])).reset_index(drop=True)
-
-
-def _ranks(texts: pd.Series[str], key: Callable[[str], Any]) -> NDArray[np.intp]:
-    """Return each text's place in the order of a key, which is asked once for each; what is absent comes first."""
-    codes, found = pd.factorize(texts, use_na_sentinel=True)
-    distinct = found.tolist()
-    ranks = np.empty(len(distinct) + 1, dtype=np.intp)
-    ranks[sorted(range(len(distinct)), key=lambda number: key(distinct[number]))] = np.arange(len(distinct))
-    ranks[-1] = -1
-    return ranks[codes]
-
-
-def _index_order(index: str) -> tuple[int, ...]:
-    return tuple(int(axis) for axis in index.split(",")) if index else ()
-
-
-def _environments(merged: Merged) -> pd.DataFrame:
-    records = []
-    for run in merged.runs:
-        environment = run.environment
-        records.append(
-            {
-                "environment": run.label,
-                "python": environment["python"],
-                **{f"version_{name}": version for name, version in sorted(environment["versions"].items())},
-                "platform": environment["platform"],
-                "processors": environment["processors"],
-                "threads_per_worker": environment["threads_per_worker"],
-                "cpu_features": " ".join(environment["cpu_features"]),
-                "flags": " ".join(f"{name}={value}" for name, value in sorted(environment["flags"].items())),
-                "command": environment["command"],
-                "complete": run.is_complete,
-                "exit_code": None if run.summary is None else run.summary["exit_code"],
-            }
-        )
-    return pd.DataFrame(records).sort_values("environment", ignore_index=True)
-
-
-def _notes(merged: Merged) -> tuple[str, ...]:
-    """Say what did not run, and why, run by run; then what could not be compared across them."""
-    notes = []
-    for run in merged.runs:
-        left_out = run.environment["left_out"].items()
-        filled = [(name, reason + _instead(name, run, merged)) for name, reason in left_out]
-        notes += [f"{_where(run, merged)}{name} was left out: {reason}" for name, reason in filled]
-        notes += [
-            f"{_where(run, merged)}{name} could not run: {reason}{instead}"
-            for name, reason in run.environment["missing"].items()
-            if (instead := _instead(name, run, merged))
-        ]
-        notes += _problems(run, merged)
-    return (*notes, *merged.notes)
-
-
-def _problems(run: Run, merged: Merged) -> list[str]:
-    """Say what was asked for and is not there; a framework that is simply not installed is not asked for."""
-    where, environment = _where(run, merged), run.environment
-    missing = [each for each in environment["missing"].items() if not _instead(each[0], run, merged)]
-    problems = [f"{where}{name} could not run: {reason}" for name, reason in missing]
-    problems += [f"{where}bad case: {fault}" for fault in environment["faults"]]
-    if run.summary is None:
-        problems.append(f"{where}this run was interrupted, or is still going on: its results are not complete")
-    return [*problems, *(f"{where}partial results: {note}" for note in run.notes)]
-
-
-def _instead(name: str, run: Run, merged: Merged) -> str:
-    """Say which other environment ran a backend or implementation that this one lacks; empty where none did."""
-    filled = [
-        other.label
-        for other in merged.runs
-        if other is not run and any(f"{each}.".startswith(f"{name}.") for each in other.environment["implementations"])
-    ]
-    return f"; {filled[0]} ran it" if filled else ""
-
-
-def _where(run: Run, merged: Merged) -> str:
-    return f"{run.label}: " if len(merged.runs) > 1 else ""

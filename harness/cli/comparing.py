@@ -30,7 +30,7 @@ def diff(
     from attncheck.reports.diff.difference import make_difference
     from attncheck.reports.diff.text import as_record, print_difference
     from attncheck.reports.diff.write import write_difference
-    from attncheck.reports.frames import make_frames
+    from attncheck.reports.making import make_frames
 
     sides = matched_runs(read_runs(find_runs([before])), read_runs(find_runs([after])))
     frames = [make_frames(merge_runs(runs, across=False)) for runs in sides]

@@ -126,7 +126,7 @@ def frames_of(runs: list[Path]) -> Frames:
     """Read results directories back as the frames of one report."""
     from attncheck.harness.merge import merge_runs
     from attncheck.harness.results.reader import read_runs
-    from attncheck.reports.frames import make_frames
+    from attncheck.reports.making import make_frames
 
     return make_frames(merge_runs(read_runs(runs)))
 

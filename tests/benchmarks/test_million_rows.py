@@ -10,7 +10,8 @@ import pytest
 
 from attncheck.harness.merge import merge_runs
 from attncheck.harness.results.reader import read_run
-from attncheck.reports.frames import failing, known_divergences, make_frames
+from attncheck.reports.frames import failing, known_divergences
+from attncheck.reports.making import make_frames
 from attncheck.reports.markdown.report import render_markdown
 
 PATH = Path(__file__).parents[2] / "benchmarks" / "million_rows.py"

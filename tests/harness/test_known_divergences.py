@@ -21,7 +21,8 @@ from attncheck.harness.running.executor import Limits
 from attncheck.harness.running.implementations import Implementation
 from attncheck.reports.answer import make_answer, verdict_table
 from attncheck.reports.explanation import explanation_text
-from attncheck.reports.frames import Frames, make_frames
+from attncheck.reports.frames import Frames
+from attncheck.reports.making import make_frames
 from attncheck.reports.markdown.report import render_markdown
 
 CASES = """\

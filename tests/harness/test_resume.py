@@ -23,7 +23,7 @@ from attncheck.harness.results.reader import read_run, read_runs
 from attncheck.harness.results.writer import ResultsWriter
 from attncheck.harness.run import RunSummary, Settings, run_cases
 from attncheck.harness.running.implementations import Chosen, Implementation
-from attncheck.reports.frames import make_frames
+from attncheck.reports.making import make_frames
 
 Entries = tuple[BackendEntry, BackendEntry]
 WRONG = "def softmax(scores):\n    stages = numpy_backend.softmax(scores); stages['weights'] *= -1; return stages"

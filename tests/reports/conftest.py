@@ -13,7 +13,8 @@ from attncheck.harness.reading.selection import select_cases
 from attncheck.harness.results.reader import read_runs
 from attncheck.harness.run import Settings, run_cases
 from attncheck.harness.running.implementations import Chosen, Implementation
-from attncheck.reports.frames import Frames, make_frames
+from attncheck.reports.frames import Frames
+from attncheck.reports.making import make_frames
 
 
 @pytest.fixture(scope="session")

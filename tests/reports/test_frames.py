@@ -21,11 +21,11 @@ from attncheck.reports.frames import (
     count_places,
     documents_of,
     failing,
-    make_frames,
     once_for_frames,
     stage_order,
     under_erratum,
 )
+from attncheck.reports.making import make_frames
 
 MakeRow = Callable[..., Row]
 WriteRun = Callable[..., Path]

@@ -14,8 +14,9 @@ from attncheck.harness.errors import OutputError
 from attncheck.harness.merge import merge_runs
 from attncheck.harness.results.format import Row
 from attncheck.harness.results.reader import read_run
-from attncheck.reports.frames import Frames, make_frames
+from attncheck.reports.frames import Frames
 from attncheck.reports.junit import render_junit
+from attncheck.reports.making import make_frames
 from attncheck.reports.markdown.report import render_markdown
 from attncheck.reports.spreadsheet import harmless
 from attncheck.reports.write import write_junit, write_report

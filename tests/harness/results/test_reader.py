@@ -21,7 +21,7 @@ from attncheck.harness.results.format import FORMAT, Row, StoredArray
 from attncheck.harness.results.reader import find_runs, matched_runs, read_arrays, read_run, read_runs
 from attncheck.harness.results.writer import ResultsWriter
 from attncheck.reports.answer import exit_code_of
-from attncheck.reports.frames import make_frames
+from attncheck.reports.making import make_frames
 from attncheck.reports.markdown.report import render_markdown
 
 MakeRow = Callable[..., Row]

@@ -19,7 +19,7 @@ from attncheck.reports.diff import columns
 from attncheck.reports.diff.difference import Difference, make_difference
 from attncheck.reports.diff.text import as_record, render_diff_markdown, sentences
 from attncheck.reports.diff.write import write_difference
-from attncheck.reports.frames import make_frames
+from attncheck.reports.making import make_frames
 
 MakeRow = Callable[..., Row]
 WriteRun = Callable[..., Path]

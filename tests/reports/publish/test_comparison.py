@@ -17,7 +17,8 @@ from attncheck.harness.merge import merge_runs
 from attncheck.harness.reading.selection import select_cases
 from attncheck.harness.results.format import Row
 from attncheck.harness.results.reader import read_run
-from attncheck.reports.frames import Frames, make_frames
+from attncheck.reports.frames import Frames
+from attncheck.reports.making import make_frames
 from attncheck.reports.publish.comparison import drift, publish, read_verdicts
 
 MakeRow = Callable[..., Row]
