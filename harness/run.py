@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import psutil
 
 from attncheck.harness.bench import Bench, Unit
+from attncheck.harness.driving import compute_and_judge
 from attncheck.harness.errors import ExitCode, Fault, UsageError
 from attncheck.harness.judging.known import DivergenceRecord
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.divergences import Divergence, bundled_divergences
-from attncheck.harness.reading.inputs import Exact, Inputs, convert_inputs, make_exact_inputs
 from attncheck.harness.reading.model import TagEntry
 from attncheck.harness.reading.record import case_record
-from attncheck.harness.results.earlier import read_earlier
+from attncheck.harness.results.earlier import NOTHING, read_earlier
 from attncheck.harness.results.format import Row
 from attncheck.harness.results.writer import ResultsWriter
 from attncheck.harness.running.environment import describe_environment
 from attncheck.harness.running.executor import Group, GroupRunner, Limits, group_by_process
 from attncheck.harness.running.implementations import Chosen, Implementation
-from attncheck.harness.running.tasks import task_of
-from attncheck.harness.running.turns import Turns
-from attncheck.harness.running.worker import Outcome, Task
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import DTYPES
 
@@ -83,41 +76,47 @@ def run_cases(
     Raises ``OutputError`` where the directory cannot be written.
     """
     units = plan_units(cases, settings.dtypes)
+    groups = _groups(chosen, units)
     environment = _environment(chosen, settings, faults)
     records = [case_record(case, settings.tags) for case in cases]
-    earlier = read_earlier(settings.output, environment, records) if settings.resume else None
-    writer = ResultsWriter(settings.output, resume=earlier is not None)
-    groups = [
-        group
-        for implementation in chosen.implementations
-        for group in group_by_process(implementation, _declared(implementation, units))
-    ]
-    if earlier is not None:
-        environment |= {"label": earlier.label, "command": earlier.command}
+    earlier = read_earlier(settings.output, environment, records) if settings.resume else NOTHING
+    writer = ResultsWriter(settings.output, resume=earlier is not NOTHING)
+    environment |= earlier.names
     writer.write_json("environment.json", environment)
     writer.write_json("cases.json", {"cases": records})
-    limits = replace(settings.limits, memory=min(settings.limits.memory, _fair_share(len(groups))))
-    runners: list[GroupRunner[Unit]] = [GroupRunner(group, limits, settings.output / "logs") for group in groups]
     bench = Bench(
         chosen.implementations, writer, DivergenceRecord(_divergences(chosen, settings)), settings.keep_all_arrays
     )
-    if earlier is not None:
-        bench.restore(earlier.rows)
-    done = earlier.finished if earlier is not None else frozenset()
-    left = [unit for unit in units if (unit.case.id, unit.dtype) not in done]
+    bench.restore(earlier.rows)
+    left = [unit for unit in units if (unit.case.id, unit.dtype) not in earlier.finished]
+    runners = _runners(groups, settings)
     try:
-        _compute_and_judge(left, runners, bench, settings.limits.workers, on_progress)
-        bench.evaluations += sum(dtype in group.dtypes for _, dtype in done for group in groups)
+        compute_and_judge(left, runners, bench, settings.limits.workers, on_progress)
+        bench.evaluations += sum(dtype in group.dtypes for _, dtype in earlier.finished for group in groups)
         if settings.complete:
             told = {row.message for row in bench.failures}
             bench.add_rows(row for row in bench.known.stale_rows() if row.message not in told)
     finally:
         writer.flush()
-        environment["backends"] = {**(earlier.backends if earlier is not None else {}), **_descriptions(runners)}
+        environment["backends"] = {**earlier.backends, **_descriptions(runners)}
         writer.write_json("environment.json", environment)
     summary = _summarise(cases, chosen, faults, bench)
     writer.write_json("summary.json", _summary_record(summary, chosen, faults))
     return summary
+
+
+def _groups(chosen: Chosen, units: Sequence[Unit]) -> list[Group]:
+    """Return the worker processes that the implementations need for the dtypes of these units."""
+    return [
+        group
+        for implementation in chosen.implementations
+        for group in group_by_process(implementation, _declared(implementation, units))
+    ]
+
+
+def _runners(groups: Sequence[Group], settings: Settings) -> list[GroupRunner[Unit]]:
+    limits = replace(settings.limits, memory=min(settings.limits.memory, _fair_share(len(groups))))
+    return [GroupRunner(group, limits, settings.output / "logs") for group in groups]
 
 
 def _fair_share(workers: int) -> int:
@@ -143,71 +142,6 @@ def plan_units(cases: Sequence[Case], dtypes: Sequence[str]) -> list[Unit]:
     if cases and not units:
         raise UsageError(f"no case is declared for {', '.join(dtypes)}")
     return units
-
-
-def _compute_and_judge(
-    units: Sequence[Unit],
-    runners: Sequence[GroupRunner[Unit]],
-    bench: Bench,
-    workers: int,
-    on_progress: Callable[[int, int], None],
-) -> None:
-    """Let every runner work through its units; judge each unit when its last implementation has answered."""
-    planned = [(runner, [unit for unit in units if unit.dtype in runner.group.dtypes]) for runner in runners]
-    total = sum(len(own) for _, own in planned)
-    served = {dtype for runner in runners for dtype in runner.group.dtypes}
-    undeclared = [unit for unit in units if bench.implementations and unit.dtype not in served]
-    answers: SimpleQueue[tuple[Unit, Group, Outcome] | BaseException] = SimpleQueue()
-    inputs = _InputCache()
-
-    def drive(runner: GroupRunner[Unit], own: Sequence[Unit]) -> None:
-        try:
-            runner.run(own, inputs.task, lambda unit, outcome: answers.put((unit, runner.group, outcome)), turns)
-        except BaseException as error:  # must reach the main thread, or it would wait for ever
-            answers.put(error)
-
-    turns = Turns(workers)
-    waiting = Counter(id(unit) for _, own in planned for unit in own)
-    outcomes: dict[int, dict[str, Outcome]] = {}
-    with ThreadPoolExecutor(max_workers=max(1, len(runners))) as threads:
-        try:
-            for runner, own in planned:
-                threads.submit(drive, runner, own)
-            for unit in undeclared:
-                bench.judge(unit, inputs.of(unit), {})
-            on_progress(0, total)
-            while bench.evaluations < total:
-                answer = answers.get()
-                if isinstance(answer, BaseException):
-                    raise answer
-                unit, group, outcome = answer
-                bench.evaluations += 1
-                outcomes.setdefault(id(unit), {})[group.implementation.name] = outcome
-                waiting[id(unit)] -= 1
-                if not waiting[id(unit)]:
-                    bench.judge(unit, inputs.of(unit), outcomes.pop(id(unit)))
-                on_progress(bench.evaluations, total)
-        finally:
-            for runner in runners:
-                runner.stop()
-
-
-class _InputCache:
-    """Inputs of the cases that are being worked on, made once for all workers."""
-
-    def __init__(self) -> None:
-        self._exact: Callable[[int], dict[str, Exact]]
-        self._cases: dict[int, Case] = {}
-        self._exact = lru_cache(maxsize=64)(lambda key: make_exact_inputs(self._cases[key]))
-
-    def of(self, unit: Unit) -> Inputs:
-        """Return the inputs of a unit in its dtype."""
-        self._cases[id(unit.case)] = unit.case
-        return convert_inputs(unit.case, self._exact(id(unit.case)), unit.dtype)
-
-    def task(self, unit: Unit) -> Task:
-        """Return what a worker has to evaluate for a unit."""
-        return task_of(unit.case, self.of(unit))
 
 
 def _environment(chosen: Chosen, settings: Settings, faults: Sequence[Fault]) -> dict[str, Any]:

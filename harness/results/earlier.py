@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +19,29 @@ _SAME = ("implementations", "versions", "classes", "python", "platform", "cpu_fe
 
 @dataclass(frozen=True)
 class Earlier:
-    """The rows that were judged, and which (case, dtype) are thereby done: all rows of one are written together."""
+    """The rows that were judged, and which (case, dtype) are thereby done: all rows of one are written together.
 
-    rows: tuple[Row, ...]
-    finished: frozenset[tuple[str, str]]
-    label: str
-    command: str
-    backends: Mapping[str, Mapping[str, str]]
+    ``names`` are its label and command, which stay; ``backends`` is what its workers said of themselves.
+    """
+
+    rows: tuple[Row, ...] = ()
+    finished: frozenset[tuple[str, str]] = frozenset()
+    names: Mapping[str, str] = field(default_factory=dict)
+    backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
-def read_earlier(directory: Path, environment: Mapping[str, Any], cases: Sequence[Mapping[str, Any]]) -> Earlier | None:
-    """Read what an earlier run of the same plan left; None where there is nothing yet.
+NOTHING = Earlier()
+"""Of a run that begins."""
+
+
+def read_earlier(directory: Path, environment: Mapping[str, Any], cases: Sequence[Mapping[str, Any]]) -> Earlier:
+    """Read what an earlier run of the same plan left: ``NOTHING`` where there is no directory, or an empty one.
 
     Parts that cannot be read are removed: what they held is computed again. Raises ``UsageError`` where the earlier
     run was another one, and ``ResultsError`` where the directory holds something else.
     """
-    if not directory.exists() or not any(directory.iterdir()):
-        return None
+    if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
+        return NOTHING
     remove_damaged(directory)
     run = read_run(directory)
     for name in _SAME:
@@ -45,8 +51,8 @@ def read_earlier(directory: Path, environment: Mapping[str, Any], cases: Sequenc
         _require_same(directory, f"the case {identity}", before.get(identity), now.get(identity))
     rows = tuple(Row(**record) for record in read_rows(directory)[0].to_pylist())
     finished = frozenset((row.case, row.dtype) for row in rows)
-    found = run.environment
-    return Earlier(rows, finished, run.label, found["command"], found.get("backends", {}))
+    names = {name: run.environment[name] for name in ("label", "command")}
+    return Earlier(rows, finished, names, run.environment.get("backends", {}))
 
 
 def _require_same(directory: Path, what: str, before: Any, now: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from attncheck.backends import BackendEntry
-from attncheck.harness import run as run_module
+from attncheck.harness import driving
 from attncheck.harness.errors import ExitCode, OutputError, UsageError
 from attncheck.harness.reading.selection import select_cases
 from attncheck.harness.results.format import EXACT, FORMAT, INPUTS
@@ -193,7 +193,7 @@ def test_a_fault_of_our_own_ends_the_run_instead_of_hanging_it(
     def broken(*arguments: Any) -> Any:
         raise ZeroDivisionError("in the harness")
 
-    monkeypatch.setattr(run_module, "make_exact_inputs", broken)
+    monkeypatch.setattr(driving, "make_exact_inputs", broken)
     with pytest.raises(ZeroDivisionError, match="in the harness"):
         run_small(honest)
 
