@@ -36,7 +36,8 @@ class Mode:
     ``classes`` declares the numerical class per dtype (``docs/numerics.md``, section 3); a dtype that is not there is
     unsupported. ``conventions`` declares where the mode means something else on purpose: what a row without a key gives
     (``empty_rows``: zero, uniform or nan). ``says`` is one line for people. ``package`` is the distribution whose
-    version is the mode's, where that is not the framework's first.
+    version is the mode's, where that is not the framework's first. ``holds_scores`` tells whether the score matrix is
+    ever in memory whole, or its kernel takes it in tiles: then it is asked for sequences of any length.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Mode:
     conventions: Mapping[str, str] = field(default_factory=dict)
     attribute: str | None = None
     package: str | None = None
+    holds_scores: bool = True
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ _TORCH_MODES = (
         "functional.scaled_dot_product_attention with the kernel that torch picks",
         classes={**NATIVE, "bfloat16": "fused_bwd", "float16": "fused_bwd"},
         attribute="DEFAULT",
+        holds_scores=False,
     ),
     Mode(
         "sdpa_math",

@@ -17,6 +17,7 @@ from typing import Any
 
 from attncheck.harness.errors import UsageError
 from attncheck.harness.reading.divergences import Divergence, bundled_divergences, load_divergences
+from attncheck.harness.reading.selection import exists
 
 _FILE = "pyproject.toml"
 
@@ -53,9 +54,12 @@ def known_divergences(backends: Sequence[str], own: Sequence[Path] = ()) -> tupl
 def _section(path: Path) -> dict[str, Any] | None:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # no UTF-8, no TOML, a number of thousands of digits
         raise UsageError(f"{path}: cannot be read: {error}") from None
-    section = document.get("tool", {}).get("attncheck")
+    except RecursionError:
+        raise UsageError(f"{path}: cannot be read: nested too deep") from None
+    tools = document.get("tool")
+    section = tools.get("attncheck") if isinstance(tools, dict) else None
     if section is not None and not isinstance(section, dict):
         raise UsageError(f"{path}: tool.attncheck: expected a table")
     return section
@@ -65,14 +69,20 @@ def _config(section: dict[str, Any], path: Path) -> Config:
     known = {"cases", "divergences"}
     unknown = sorted(section.keys() - known)
     if unknown:
-        raise UsageError(f"{path}: tool.attncheck.{unknown[0]}: unknown; expected {', '.join(sorted(known))}")
+        raise UsageError(f"{path}: tool.attncheck.{_short(unknown[0])}: unknown; expected {', '.join(sorted(known))}")
     paths: dict[str, list[Path]] = {}
     for name in known:
         given = section.get(name, [])
         if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
             raise UsageError(f"{path}: tool.attncheck.{name}: expected a list of paths")
         paths[name] = [path.parent / each for each in given]
-        missing = [each for each in paths[name] if not each.exists()]
+        missing = [each for each in paths[name] if not exists(each)]
         if missing:
-            raise UsageError(f"{path}: tool.attncheck.{name}: there is no {missing[0]}")
+            raise UsageError(f"{path}: tool.attncheck.{name}: there is no {_short(str(missing[0]))}")
     return Config(tuple(map(str, paths["cases"])), tuple(paths["divergences"]))
+
+
+def _short(text: str) -> str:
+    """Write a text of a file in one line that is not too long."""
+    shown = text if text.isprintable() else ascii(text)
+    return shown if len(shown) <= 200 else f"{shown[:197]}..."

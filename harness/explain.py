@@ -81,7 +81,7 @@ def explain_case(
         found = reason_for(divergences, *place, "", outcome.verdict)
         known = {} if found is None else {"": found.entry.reason}
         return Explanation(case, dtype, implementation.name, numerical_class, (), "", failure, known=known)
-    truth = truth_of_case(case, dtype, inputs)
+    truth = truth_of_case(case, dtype, inputs, outcome.stages)
     conventions = implementation.declared.conventions
     judged = judge_and_recognise(truth, outcome.stages, case.stage_shapes, numerical_class, conventions)
     return Explanation(

@@ -15,8 +15,9 @@ import numpy as np
 
 from attncheck.harness.judging.oracle_problem import Problem
 from attncheck.harness.judging.scales import has_scale, other_scales, scale_of, scales_in_words
-from attncheck.harness.judging.special_rows import DEFAULT_EMPTY_ROWS, scores_shape, special_rows
+from attncheck.harness.judging.special_rows import DEFAULT_EMPTY_ROWS, MOST_AT_A_TIME, empty_rows, scores_shape
 from attncheck.harness.reading.lowering import Posed, essential, query_offset
+from attncheck.harness.reading.shapes import score_elements
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import EMPTY_ROWS, without_a_key
 
@@ -55,14 +56,16 @@ def conventions_of(operation: str, posed: Posed) -> Iterator[Convention]:
 def empty_row_conventions(operation: str, posed: Posed) -> Iterator[Convention]:
     """Yield the other conventions for rows that may attend to no key; nothing where there is no such row."""
     own = str(posed.options.get("empty_rows") or DEFAULT_EMPTY_ROWS)
-    plain = essential(operation, posed.options, posed.inputs)
-    rows = special_rows(operation, plain.options, plain.inputs, own).empty
+    rows = empty_rows(operation, posed)
     if not rows.any():
         return
     for value in EMPTY_ROWS:
         if value != own:
             says, option = without_a_key(value, own), ("empty_rows", value)
             yield Convention(f"empty-rows-{value}", says, "weights", _with(posed, empty_rows=value), option=option)
+    if score_elements(operation, posed.options, posed.inputs) > MOST_AT_A_TIME:
+        return  # as a mask, the next one would be of the size of the score matrix
+    plain = essential(operation, posed.options, posed.inputs)
     shape = scores_shape(operation, plain.options, plain.inputs)
     allowed = Problem.of(operation, plain.options, plain.inputs).allowed(shape)
     if allowed is not None:

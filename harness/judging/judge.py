@@ -33,6 +33,10 @@ Stages = Mapping[str, NDArray[Any]]
 Bounds = Mapping[str, NDArray[Any]]
 """Stage -> the largest error that an implementation's class allows, per element."""
 
+MOST_KEPT = 1 << 22
+"""Elements of the largest array that a results directory keeps: 32 MiB of float64. Score matrices of long sequences are
+larger, and are nothing that a report draws."""
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -55,7 +59,8 @@ def judge(
 
     ``classes`` are their numerical classes, ``conventions`` what they declare to mean otherwise than the case.
     """
-    truth = truth_of_case(case, dtype, inputs)
+    returned = {stage for outcome in outcomes.values() if isinstance(outcome, Computed) for stage in outcome.stages}
+    truth = truth_of_case(case, dtype, inputs, returned)
     blank = Row(case.id, case.operation, dtype, "", "stage", "", Verdict.AGREE)
     rows: list[Row] = []
     computed: dict[str, Stages] = {}
@@ -95,9 +100,16 @@ def _following(stages: list[Row], numbers: list[Row]) -> list[Row]:
 
 
 def worst_bounds(truth: Truth, numerical_class: str) -> Bounds:
-    """Return B of every whole stage, infinite in rows that were not judged; nothing where there is no exact answer."""
+    """Return B of every whole stage, infinite in rows that were not judged; nothing where there is no exact answer.
+
+    Stages that are too large to be kept are left out, here and below.
+    """
     judged = _bounds_of_judged(truth, numerical_class)
-    return {stage: spread(stage, worst, truth.query_rows, truth.queries) for stage, worst in judged.items()}
+    return {
+        stage: spread(stage, worst, truth.query_rows, truth.queries)
+        for stage, worst in judged.items()
+        if _size_of_whole(truth, worst) <= MOST_KEPT
+    }
 
 
 def exact_values(truth: Truth) -> Stages:
@@ -105,7 +117,18 @@ def exact_values(truth: Truth) -> Stages:
     return {
         stage: spread(stage, enclosure.high, truth.query_rows, truth.queries, np.nan)
         for stage, enclosure in truth.exact.items()
+        if _size_of_whole(truth, enclosure.high) <= MOST_KEPT
     }
+
+
+def kept_stages(stages: Stages) -> Stages:
+    """Return the stages of an implementation that are not too large to be kept."""
+    return {stage: array for stage, array in stages.items() if array.size <= MOST_KEPT}
+
+
+def _size_of_whole(truth: Truth, judged: NDArray[Any]) -> int:
+    rows = truth.query_rows
+    return judged.size if rows is None else judged.size // len(rows) * truth.queries
 
 
 def _bounds_of_judged(truth: Truth, numerical_class: str) -> Bounds:

@@ -107,6 +107,8 @@ def _failed(judgements: Sequence[StageJudgement]) -> list[str]:
 
 def _declared(truth: Truth, posed: Posed, conventions: Mapping[str, str]) -> Convention | None:
     """Return the reading that an implementation declares, where the case has rows for which it matters."""
+    if not conventions:
+        return None
     of_rows = empty_row_conventions(truth.operation, posed)
     return next((each for each in of_rows if each.option and each.option in conventions.items()), None)
 

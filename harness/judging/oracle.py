@@ -10,9 +10,9 @@ rows can stand for all. Gradients add the rows up: they are evaluated whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flint import arb, ctx
@@ -24,7 +24,17 @@ from attncheck.harness.judging.oracle_problem import OutsideDomain, Problem, che
 from attncheck.harness.judging.oracle_tree import Evaluation, nearest_returned, tree_of
 from attncheck.harness.vocabulary import STAGES, Shape, computed_stages
 
-__all__ = ["ADDS_QUERIES_UP", "OutsideDomain", "PrecisionExhausted", "exact_from", "exact_stages"]
+__all__ = [
+    "ADDS_QUERIES_UP",
+    "OutsideDomain",
+    "PrecisionExhausted",
+    "exact_from",
+    "exact_stages",
+    "predecessors",
+    "settled",
+]
+
+Found = TypeVar("Found")
 
 LEAST_PRECISION = 128
 MOST_PRECISION = 1 << 15
@@ -34,8 +44,8 @@ than 8,192."""
 ADDS_QUERIES_UP = frozenset({"attention_gradients"})
 """The gradients of key and value are sums over the query rows: none can stand for another."""
 _ROWS_AT_A_TIME = 64  # FLINT's fast matrix product starts when every dimension is large
-_TOLERANCE = 2.0**-80
-_LEAST_RADIUS = 2.0**-1072  # a radius is rounded up to a float64, of which the least is 2^-1074
+TOLERANCE = 2.0**-80
+LEAST_RADIUS = 2.0**-1072  # a radius is rounded up to a float64, of which the least is 2^-1074
 
 
 class PrecisionExhausted(Exception):
@@ -84,18 +94,30 @@ def exact_from(
         return None
     problem = Problem.of(operation, options, inputs)
     check_domain(operation, options, inputs)
-    # Only multi_head_attention has stages of the names of inputs that are not those inputs.
-    known = {
-        name: array
-        for name, array in returned.items()
-        if name in STAGES and (name not in inputs or operation == "multi_head_attention")
-    }
-    needed = nearest_returned(tree_of(operation, problem.score, problem.softcap_follows), stage, known)
-    taken = {name: problem.as_predecessor(name, known[name], stage) for name in needed}
+    needed = _nearest(problem, returned, stage)
+    taken = {name: problem.as_predecessor(name, returned[name], stage) for name in needed}
     usable = {name: array for name, array in taken.items() if array is not None}
     if len(usable) < len(needed):
         return None
     return _enclosures(replace(problem, returned=usable), (stage,), query_rows)[stage]
+
+
+def predecessors(
+    operation: str,
+    options: Mapping[str, Any],
+    inputs: Mapping[str, NDArray[Any]],
+    returned: Collection[str],
+    stage: str,
+) -> frozenset[str]:
+    """Return those of the returned stages that ``exact_from`` needs; without any, the stage follows from the inputs."""
+    return frozenset(_nearest(Problem.of(operation, options, inputs), returned, stage))
+
+
+def _nearest(problem: Problem, returned: Collection[str], stage: str) -> set[str]:
+    # Only multi_head_attention has stages of the names of inputs that are not those inputs.
+    is_own = problem.operation == "multi_head_attention"
+    known = {name for name in returned if name in STAGES and (is_own or name not in problem.inputs)}
+    return nearest_returned(tree_of(problem.operation, problem.score, problem.softcap_follows), stage, known)
 
 
 def _enclosures(problem: Problem, stages: Sequence[str], query_rows: Sequence[int] | None) -> dict[str, Enclosure]:
@@ -103,14 +125,19 @@ def _enclosures(problem: Problem, stages: Sequence[str], query_rows: Sequence[in
     starts = range(0, max(len(rows), 1), _ROWS_AT_A_TIME)
     whole = query_rows is None and (len(starts) == 1 or problem.operation in ADDS_QUERIES_UP)
     parts = [problem] if whole else [problem.of_rows(rows[start : start + _ROWS_AT_A_TIME]) for start in starts]
+    return settled(lambda: _attempt(parts, stages), f"{problem.operation}: {', '.join(stages)}")
+
+
+def settled(attempt: Callable[[], Found | None], what: str) -> Found:
+    """Return what an attempt finds at the lowest precision that suffices; it returns None where that does not."""
     precision = LEAST_PRECISION
     while precision <= MOST_PRECISION:
         with ctx.workprec(precision):
-            enclosures = _attempt(parts, stages)
-        if enclosures is not None:
-            return enclosures
+            found = attempt()
+        if found is not None:
+            return found
         precision *= 2
-    raise PrecisionExhausted(f"{problem.operation}: {', '.join(stages)} not settled with {MOST_PRECISION} bits")
+    raise PrecisionExhausted(f"{what} not settled with {MOST_PRECISION} bits")
 
 
 def _attempt(parts: Sequence[Problem], stages: Sequence[str]) -> dict[str, Enclosure] | None:
@@ -145,10 +172,10 @@ def _joined(stage: str, pieces: Sequence[Enclosure]) -> Enclosure:
 def _suffices(stage: str, enclosure: Enclosure, balls: BallArray, evaluation: Evaluation) -> bool:
     """Whether every radius is small; only where it is large beside the value itself is its scale worked out."""
     # Values beyond float64 have an infinite radius and are looked at below, where balls have no largest number.
-    small = np.clip(_TOLERANCE * np.abs(enclosure.high), _LEAST_RADIUS, np.finfo(np.float64).max)
+    small = np.clip(TOLERANCE * np.abs(enclosure.high), LEAST_RADIUS, np.finfo(np.float64).max)
     doubtful = np.flatnonzero(~(enclosure.radius <= small))
     if not len(doubtful):
         return True
     entries, scales = balls.entries(), evaluation.magnitude(stage).entries()
-    tolerance = arb(_TOLERANCE)
+    tolerance = arb(TOLERANCE)
     return all(bool(entries[place].rad() <= scales[place] * tolerance) for place in doubtful)

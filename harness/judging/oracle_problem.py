@@ -30,7 +30,8 @@ class OutsideDomain(Exception):
 class Problem:
     """What is given: an operation's options and inputs, and stages that count as inputs too (``returned``).
 
-    ``rows`` are the indices of the query rows that the arrays hold: causality asks which they are. In an ``absolute``
+    ``rows`` are the indices of the query rows that the arrays hold, ``first_key`` that of the first key: causality asks
+    which they are. In an ``absolute``
     problem every number stands for its magnitude, so that each stage becomes the sum of the absolute terms that it is
     made of (tanh being increasing, that of a magnitude bounds the magnitude of tanh): the scale against which its
     radius is small or not.
@@ -42,6 +43,7 @@ class Problem:
     rows: NDArray[np.intp]
     returned: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     absolute: bool = False
+    first_key: int = 0
 
     @classmethod
     def of(cls, operation: str, options: Mapping[str, Any], inputs: Mapping[str, NDArray[Any]]) -> Problem:
@@ -90,7 +92,7 @@ class Problem:
         """Return what the mask and causality allow, in the scores' shape; None where there is neither."""
         mask = self.inputs.get("mask")
         if self.options.get("is_causal"):
-            causal = np.arange(shape[-1]) <= self.rows[:, np.newaxis]  # (Lq, Lk)
+            causal = np.arange(self.first_key, self.first_key + shape[-1]) <= self.rows[:, np.newaxis]  # (Lq, Lk)
             mask = causal if mask is None else mask & causal
         return None if mask is None else np.broadcast_to(mask, shape)
 
@@ -112,6 +114,11 @@ class Problem:
         inputs = {name: _rows_of(name, array, rows) for name, array in self.inputs.items()}
         returned = {name: _rows_of(name, array, rows) for name, array in self.returned.items()}
         return replace(self, inputs=inputs, rows=self.rows[rows], returned=returned)
+
+    def of_keys(self, start: int, stop: int) -> Problem:
+        """Keep only the keys and values from ``start`` up to ``stop``: part of what a row's softmax is a sum over."""
+        inputs = {name: _keys_of(name, array, start, stop) for name, array in self.inputs.items()}
+        return replace(self, inputs=inputs, first_key=self.first_key + start)
 
     def as_predecessor(self, name: str, array: NDArray[Any], stage: str) -> NDArray[Any] | None:
         """Return an implementation's stage ``name`` as what ``stage`` follows from; None where it has no exact value.
@@ -160,3 +167,10 @@ def _rows_of(name: str, array: NDArray[Any], rows: NDArray[np.intp]) -> NDArray[
     """Take rows of axis -2 where it counts queries; the one row of a mask or bias stands for all."""
     one_per_query = name in ("mask", "bias") and array.ndim > 1 and array.shape[-2] != 1
     return array[..., rows, :] if name in _BY_QUERY or one_per_query else array
+
+
+def _keys_of(name: str, array: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
+    """Take keys of an input's axis that counts them; the one column of a mask or bias stands for all."""
+    if name in ("key", "value"):
+        return array[..., start:stop, :]
+    return array[..., start:stop] if name in ("mask", "bias") and array.shape[-1] != 1 else array

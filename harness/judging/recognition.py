@@ -108,8 +108,10 @@ def _tried(wrong: _Wrong, convention: Convention) -> Convention | None:
 def truth_of(own: Truth, convention: Convention) -> Truth:
     """Evaluate the exact answer of a reading, on the rows that are judged of the case."""
     posed = convention.posed
-    whole = own.query_rows is None
-    return find_truth(own.operation, posed.options, posed.inputs, own.dtype, generic=own.generic, whole=whole)
+    whole, returned = own.query_rows is None, own.exact if own.inner else None
+    return find_truth(
+        own.operation, posed.options, posed.inputs, own.dtype, generic=own.generic, whole=whole, returned=returned
+    )
 
 
 def _fits(wrong: _Wrong, convention: Convention, other: Truth) -> bool:

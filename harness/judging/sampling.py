@@ -7,7 +7,6 @@ of two in the kernels that have them; and the rest at random, from a fixed seed,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from attncheck.harness.judging.compare import Index
 from attncheck.harness.judging.oracle import ADDS_QUERIES_UP
-from attncheck.harness.judging.oracle_problem import Problem
+from attncheck.harness.reading.shapes import score_elements
 
 MOST_ELEMENTS = 1 << 18
 """Elements of a score matrix of which all are judged. The exact answer of so many takes about a second."""
@@ -34,7 +33,7 @@ Rows = NDArray[np.intp]
 def sampled_rows(operation: str, options: Mapping[str, Any], inputs: Mapping[str, Array]) -> Rows | None:
     """Return the query rows to judge, ascending; None for all of them, where there are few or none can be left out."""
     queries = queries_of(inputs)
-    is_small = queries <= JUDGED_ROWS or _score_elements(operation, options, inputs) <= MOST_ELEMENTS
+    is_small = queries <= JUDGED_ROWS or score_elements(operation, options, inputs) <= MOST_ELEMENTS
     if is_small or operation in ADDS_QUERIES_UP:
         return None
     tiles = [_SMALLEST_TILE << power for power in range(queries.bit_length()) if _SMALLEST_TILE << power < queries]
@@ -45,35 +44,14 @@ def sampled_rows(operation: str, options: Mapping[str, Any], inputs: Mapping[str
     return np.array(sorted({*chosen, *drawn}), dtype=np.intp)
 
 
+def every_row_counts(operation: str, inputs: Mapping[str, Array], rows: Rows | None) -> bool:
+    """Whether there are many rows and none stands for another: they are added up, or their numbers are known."""
+    return rows is None and (operation in ADDS_QUERIES_UP or queries_of(inputs) > JUDGED_ROWS)
+
+
 def queries_of(inputs: Mapping[str, Array]) -> int:
     """Return the number of query rows, Lq."""
     return int(inputs["query" if "query" in inputs else "scores"].shape[-2])
-
-
-def _score_elements(operation: str, options: Mapping[str, Any], inputs: Mapping[str, Array]) -> int:
-    """Return B * H * Lq * Lk."""
-    if "scores" in inputs:
-        return int(inputs["scores"].size)
-    heads = int(options.get("heads", 1)) if operation == "multi_head_attention" else 1
-    return math.prod(inputs["query"].shape[:-1]) * heads * int(inputs["key"].shape[-2])
-
-
-def problem_of_rows(
-    operation: str, options: Mapping[str, Any], inputs: Mapping[str, Array], rows: Rows
-) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Return the options and inputs of the same computation with these query rows alone.
-
-    Causality becomes a mask: a row that has moved up would otherwise be taken for an earlier one.
-    """
-    part = Problem.of(operation, options, inputs).of_rows(rows)
-    alone = dict(part.inputs)
-    if not options.get("is_causal"):
-        return dict(options), alone
-    keys = inputs["scores"].shape[-1] if "scores" in inputs else inputs["key"].shape[-2]
-    given = alone["mask"].shape if "mask" in alone else ()
-    allowed = part.allowed(np.broadcast_shapes(given, (len(rows), keys)))
-    assert allowed is not None
-    return {**options, "is_causal": False}, {**alone, "mask": allowed}
 
 
 def axis_of_queries(stage: str) -> int | None:

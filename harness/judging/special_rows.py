@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from attncheck.harness.judging.enclosure import Enclosure
 from attncheck.harness.judging.oracle_problem import Problem
-from attncheck.harness.judging.sampling import Rows
+from attncheck.harness.judging.sampling import queries_of
+from attncheck.harness.reading.lowering import Posed, essential
+from attncheck.harness.reading.shapes import score_elements
 from attncheck.harness.vocabulary import Shape
 
 Array = NDArray[Any]
@@ -27,6 +29,9 @@ Inputs = Mapping[str, Array]
 Options = Mapping[str, Any]
 
 DEFAULT_EMPTY_ROWS = "zero"
+
+MOST_AT_A_TIME = 1 << 24
+"""Elements of a score matrix of which flags are made at a time, a byte each."""
 
 _BEFORE_SOFTMAX = frozenset({"raw_scores", "scores", "capped", "biased", "masked"})
 _SUMS_OF_ROWS = frozenset({"grad_key", "grad_value"})
@@ -124,10 +129,8 @@ def without_nan(inputs: Inputs) -> dict[str, Array]:
     return {**inputs, "query": np.where(rows[..., np.newaxis], np.ones((), query.dtype), query)}
 
 
-def special_rows(
-    operation: str, options: Options, inputs: Inputs, convention: str, rows: Rows | None = None
-) -> SpecialRows:
-    """Find the special rows of a problem in essential form, NaN and all; with ``rows``, among these alone."""
+def special_rows(operation: str, options: Options, inputs: Inputs, convention: str) -> SpecialRows:
+    """Find the special rows of a problem in essential form, NaN and all."""
     shape = scores_shape(operation, options, inputs)
     problem = Problem.of(operation, options, inputs)
     poisoned = _rows_with_nan(inputs)
@@ -138,10 +141,18 @@ def special_rows(
         empty = ~_any(~problem.unattended(shape), -1)[..., 0]
     allowed = problem.allowed(shape) if poisoned.any() else None
     forbidden = None if allowed is None else ~allowed
-    if rows is not None:
-        empty, poisoned = empty[..., rows], poisoned[..., rows]
-        forbidden = None if forbidden is None else forbidden[..., rows, :]
     return SpecialRows(operation, inputs, convention, empty, poisoned, forbidden)
+
+
+def empty_rows(operation: str, posed: Posed) -> Flags:
+    """Return which rows of a computation as it was asked for have no key, (B, H, Lq); some rows at a time."""
+    queries = queries_of(posed.inputs)
+    elements = score_elements(operation, posed.options, posed.inputs)
+    size = max(1, MOST_AT_A_TIME * queries // max(elements, 1))
+    rows = [np.arange(start, min(start + size, queries)) for start in range(0, max(queries, 1), size)]
+    parts = (essential(operation, posed.options, posed.inputs, each if len(rows) > 1 else None) for each in rows)
+    found = [special_rows(operation, part.options, part.inputs, DEFAULT_EMPTY_ROWS).empty for part in parts]
+    return np.concatenate(found, axis=-1)
 
 
 def scores_shape(operation: str, options: Options, inputs: Inputs) -> Shape:

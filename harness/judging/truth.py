@@ -1,33 +1,41 @@
 """What is true of one case in one dtype: exact stages, and the error bounds of every numerical class that is judged.
 
-Both are worked out once and serve all implementations. On large shapes some query rows stand for all (``sampling``).
+Both are worked out once and serve all implementations. On large shapes some query rows stand for all (``sampling``),
+and where nobody returned a stage with an axis of keys, keys are taken in blocks (``oracle_blocks``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.harness.judging.bounds import Bound, accumulated_bounds, introduced_bound
+from attncheck.harness.judging.bounds_by_rows import bounds_by_rows
 from attncheck.harness.judging.bounds_logits import LOGITS
 from attncheck.harness.judging.enclosure import Enclosure
 from attncheck.harness.judging.formats import FORMATS
-from attncheck.harness.judging.oracle import PrecisionExhausted, exact_from, exact_stages
+from attncheck.harness.judging.oracle import ADDS_QUERIES_UP, PrecisionExhausted, exact_from, exact_stages, predecessors
+from attncheck.harness.judging.oracle_blocks import are_blocked, exact_results
 from attncheck.harness.judging.oracle_problem import OutsideDomain
 from attncheck.harness.judging.policies import policy_for
-from attncheck.harness.judging.sampling import Rows, problem_of_rows, queries_of, sampled_rows
+from attncheck.harness.judging.sampling import Rows, every_row_counts, queries_of, sampled_rows
 from attncheck.harness.judging.special_rows import DEFAULT_EMPTY_ROWS, SpecialRows, special_rows, without_nan
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.inputs import Inputs
 from attncheck.harness.reading.lowering import Posed, essential
+from attncheck.harness.reading.shapes import score_elements
+from attncheck.harness.vocabulary import computed_stages
 
 Array = NDArray[Any]
 Stages = Mapping[str, Array]
+
+MOST_WHOLE = 1 << 22
+"""Elements of a score matrix of which all rows are judged, because gradients add them up or their numbers are known.
+The exact answer of so many takes half a minute and gigabytes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,11 +43,13 @@ class Truth:
     """The exact stages of one computation, from its inputs as stored.
 
     ``generic`` inputs are continuous and unstructured, so that statistics of rounding errors apply. ``outside`` says
-    why there is no exact answer, where there is none; ``exact`` is then empty. Where ``query_rows`` are given, exact
-    values and bounds are those of these rows alone, and of whole stages that have no query rows.
+    why there is no exact answer, where there is none; ``exact`` is then empty. Where ``query_rows`` are given, of so
+    many ``queries``, inputs, exact values and bounds are those of these rows alone, and of whole stages that have no
+    query rows.
 
     ``posed`` is the computation as it was asked for; ``options`` and ``inputs`` are its essential form, with one mask
     and without NaN. ``solved`` are the oracle's own stages, ``exact`` the same with what ``special`` rows give.
+    ``inner`` are stages between, in float64, where the score matrix is too large for more.
     """
 
     operation: str
@@ -50,31 +60,24 @@ class Truth:
     exact: Mapping[str, Enclosure]
     outside: str = ""
     query_rows: Rows | None = None
+    queries: int = 0
     posed: Posed | None = None
     solved: Mapping[str, Enclosure] = field(default_factory=dict)
     special: SpecialRows | None = None
+    inner: Stages = field(default_factory=dict)
     _bounds: dict[str, dict[str, Bound]] = field(default_factory=dict)
-
-    @property
-    def queries(self) -> int:
-        """The number of query rows of the whole computation."""
-        return queries_of(self.inputs)
-
-    @cached_property
-    def _judged(self) -> tuple[Mapping[str, Any], Stages]:
-        """The options and inputs of what is judged."""
-        if self.query_rows is None:
-            return self.options, self.inputs
-        return problem_of_rows(self.operation, self.options, self.inputs, self.query_rows)
+    _steps: dict[tuple[Any, ...], Enclosure | None] = field(default_factory=dict)
 
     def bounds(self, numerical_class: str) -> Mapping[str, Bound]:
         """Return the bounds of every stage for a numerical class."""
         if numerical_class not in self._bounds:
             policy = policy_for(numerical_class, self.dtype)
             values = {stage: enclosure.high for stage, enclosure in (self.solved or self.exact).items()}
-            options, inputs = self._judged
-            flat, given = self._with_uniform_rows(values), self._with_uniform_rows(inputs)
-            bounds = accumulated_bounds(self.operation, options, given, policy, flat)
+            flat, given = self._with_uniform_rows({**self.inner, **values}), self._with_uniform_rows(self.inputs)
+            if self.inner:
+                bounds = bounds_by_rows(self.operation, self.options, given, policy, flat, tuple(values))
+            else:
+                bounds = accumulated_bounds(self.operation, self.options, given, policy, flat)
             self._bounds[numerical_class] = {
                 stage: _where_finite(bound, values[stage]) for stage, bound in bounds.items()
             }
@@ -97,49 +100,113 @@ class Truth:
         ``returned`` are stages of the rows that are judged. None where those are not finite, or not there.
         """
         special = self.special
+        if self.inner and stage in self.exact:  # what was returned has no stage from which this one follows
+            own = (self.solved or self.exact)[stage]
+            own = own if special is None else special.marked_step(stage, own, returned)
+            return own, self.bounds(numerical_class)[stage]
         earlier = {
             name: array if special is None else special.cleaned(name, array)
             for name, array in returned.items()
             if name != stage
         }
-        try:
-            exact = exact_from(self.operation, *self._judged, earlier, stage)
-        except (OutsideDomain, PrecisionExhausted):
-            return None
+        exact = self._step(earlier, stage)
         if exact is None:
             return None
         policy = policy_for(numerical_class, self.dtype)
-        bound = introduced_bound(self.operation, *self._judged, policy, earlier, exact.high, stage)
+        bound = introduced_bound(self.operation, self.options, self.inputs, policy, earlier, exact.high, stage)
         if bound is None:
             return None
         return (exact if special is None else special.marked_step(stage, exact, earlier)), bound
 
+    def _step(self, earlier: Stages, stage: str) -> Enclosure | None:
+        """Return a stage's exact value from those before it; what is known already is not evaluated again.
+
+        Known is what follows from the inputs alone, and from stages of which another implementation has every bit.
+        """
+        if self.operation in ADDS_QUERIES_UP:
+            return None  # no gradient follows from another
+        solved, posed = self.solved or self.exact, (self.operation, self.options, self.inputs)
+        needed = sorted(predecessors(*posed, earlier, stage))
+        if not needed and stage in solved:
+            return solved[stage]
+        step = (stage, *((name, earlier[name].dtype.name, earlier[name].tobytes()) for name in needed))
+        if step not in self._steps:
+            try:
+                self._steps[step] = exact_from(*posed, earlier, stage)
+            except (OutsideDomain, PrecisionExhausted):
+                self._steps[step] = None
+        return self._steps[step]
+
 
 def find_truth(
-    operation: str, options: Mapping[str, Any], inputs: Stages, dtype: str, *, generic: bool, whole: bool = False
+    operation: str,
+    options: Mapping[str, Any],
+    inputs: Stages,
+    dtype: str,
+    *,
+    generic: bool,
+    whole: bool = False,
+    returned: Collection[str] | None = None,
 ) -> Truth:
-    """Evaluate the oracle for one computation; on large shapes for some query rows, unless it has to be ``whole``."""
-    posed, lowered = Posed(dict(options), dict(inputs)), essential(operation, options, inputs)
+    """Evaluate the oracle for one computation; on large shapes for some query rows, unless it has to be ``whole``.
+
+    ``returned`` are the stages that anybody returned: on large shapes no others are evaluated, where that saves the
+    score matrix; by default all are.
+    """
+    rows = None if whole else sampled_rows(operation, options, inputs)
+    posed, lowered = Posed(dict(options), dict(inputs)), essential(operation, options, inputs, rows)
     convention = str(options.get("empty_rows") or DEFAULT_EMPTY_ROWS)
     if convention == "uniform":
         lowered.options["empty_rows"] = convention
-    base = Truth(operation, lowered.options, without_nan(lowered.inputs), dtype, generic, {}, posed=posed)
-    rows = None if whole else sampled_rows(operation, base.options, base.inputs)
+    base = Truth(
+        operation,
+        lowered.options,
+        without_nan(lowered.inputs),
+        dtype,
+        generic,
+        {},
+        query_rows=rows,
+        queries=queries_of(inputs),
+        posed=posed,
+    )
     try:
-        solved = exact_stages(operation, base.options, base.inputs, query_rows=None if rows is None else rows.tolist())
+        base = _solved(base, returned)
     except (OutsideDomain, PrecisionExhausted) as error:
-        return replace(base, outside=str(error))
-    special = special_rows(operation, lowered.options, lowered.inputs, convention, rows)
+        return replace(base, outside=str(error), query_rows=None)
+    special = special_rows(operation, lowered.options, lowered.inputs, convention)
     if not special:
-        return replace(base, exact=solved, query_rows=rows)
-    exact = {stage: special.marked(stage, enclosure) for stage, enclosure in solved.items()}
-    return replace(base, exact=exact, query_rows=rows, solved=solved, special=special)
+        return base
+    exact = {stage: special.marked(stage, enclosure) for stage, enclosure in base.exact.items()}
+    return replace(base, exact=exact, solved=base.exact, special=special)
 
 
-def truth_of_case(case: Case, dtype: str, inputs: Inputs) -> Truth:
-    """Evaluate the oracle for a case in a dtype: whole where numbers are expected, each of which is judged."""
+def _solved(base: Truth, returned: Collection[str] | None) -> Truth:
+    """Evaluate the exact stages: all of them, or the results alone with keys in blocks."""
+    operation, options, inputs = base.operation, base.options, base.inputs
+    scores = score_elements(operation, options, inputs)
+    if every_row_counts(operation, inputs, base.query_rows) and scores > MOST_WHOLE:
+        raise OutsideDomain(
+            operation, f"has {scores:,} scores; at most {MOST_WHOLE:,} are judged where every row counts"
+        )
+    asked = [stage for stage in computed_stages(operation, options, inputs) if stage in (returned or ())]
+    blocked = asked and are_blocked(operation, options, inputs, asked)
+    if blocked and (found := exact_results(operation, options, inputs, asked)):
+        return replace(base, exact=found.exact, inner=found.inner)
+    return replace(base, exact=exact_stages(operation, options, inputs))
+
+
+def truth_of_case(case: Case, dtype: str, inputs: Inputs, returned: Collection[str] | None = None) -> Truth:
+    """Evaluate the oracle for a case in a dtype: whole where numbers are expected, each of which is judged.
+
+    ``returned`` are the stages that anybody returned; by default those that the case asks for.
+    """
     whole = bool(case.expected)
-    return find_truth(case.operation, case.options, inputs.arrays, dtype, generic=case.generic, whole=whole)
+    stages = case.judged_stages if returned is None else returned
+    if stages is not None:
+        stages = {*stages, *(expected.of for expected in case.expected)}
+    return find_truth(
+        case.operation, case.options, inputs.arrays, dtype, generic=case.generic, whole=whole, returned=stages
+    )
 
 
 def within_range(exact: Enclosure, array: Array) -> NDArray[np.bool_]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from attncheck.harness.reading import array_kinds as kinds
@@ -20,6 +20,8 @@ from attncheck.harness.vocabulary import InputSpec, Shape
 
 MAX_ELEMENTS = 2**26
 """The largest array of a case: 512 MiB in float64."""
+MAX_TOGETHER = 2**27
+"""The most numbers of all arrays that a case makes, the parts of arrays among them: 1 GiB in float64."""
 MAX_PARTS = 200
 """The most arrays that one may be made of."""
 _MAX_AXES = 4
@@ -28,26 +30,78 @@ _INT_RANGE = 2**63 - 1
 
 @dataclass(frozen=True)
 class Arrays:
-    """Shapes of the named arrays, in the order in which they are made."""
+    """Shapes of the named arrays, in the order in which they are made; how many numbers are made for all of them.
+
+    ``spelled`` says how many numbers the file spells out for each, and how many are looked at to check it.
+    """
 
     sources: Mapping[str, kinds.Array]
     shapes: Mapping[str, Shape]
+    numbers: int = 0
+    spelled: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
-def named_arrays(file: model.CaseFile, entry: model.CaseEntry, random: model.Random | None, where: FieldPath) -> Arrays:
-    """Check the arrays that inputs may refer to: the file's, then the case's own."""
-    sources: dict[str, kinds.Array] = {}
-    shapes: dict[str, Shape] = {}
-    places = [("arrays", file.arrays, ()), ("arrays", entry.arrays, where)]
-    for field, group, prefix in places:
-        for name, source in group.items():
-            path = (*prefix, field, name)
-            if name in sources:
-                raise FieldFault(path, f"the array {name!r} is already defined at the top of the file")
-            shapes[name] = _array_shape(source, shapes, random, path)
-            _check_parts(source, sources, path)
-            sources[name] = source
-    return Arrays(sources, shapes)
+@dataclass
+class _Making:
+    """What arrays are made of, and how many numbers have been made so far."""
+
+    shapes: Mapping[str, Shape]
+    random: model.Random | None
+    numbers: int
+
+    def add(self, shape: Shape, path: FieldPath) -> Shape:
+        """Count one more array. Raises ``FieldFault`` where it, or all of them together, are too large."""
+        self.numbers += math.prod(_limited(shape, path))
+        if self.numbers > MAX_TOGETHER:
+            raise FieldFault(
+                path, f"with this array {self.numbers} numbers are made for the case; expected at most {MAX_TOGETHER}"
+            )
+        return shape
+
+
+NO_ARRAYS = Arrays({}, {})
+
+
+def named_arrays(
+    group: Mapping[str, kinds.Array], before: Arrays, random: model.Random | None, where: FieldPath
+) -> Arrays:
+    """Check the arrays that inputs may refer to: the file's, and then, with these ``before`` them, a case's own."""
+    sources, shapes, spelled = dict(before.sources), dict(before.shapes), dict(before.spelled)
+    making = _Making(shapes, random, before.numbers)
+    for name, source in group.items():
+        path = (*where, "arrays", name)
+        if name in sources:
+            raise FieldFault(path, f"the array {name!r} is already defined at the top of the file")
+        shapes[name] = _array_shape(source, making, path)
+        _check_parts(source, sources, path)
+        sources[name] = source
+        spelled[name] = _spelled(source, spelled)
+    return Arrays(sources, shapes, making.numbers, spelled)
+
+
+def looked_at(entry: model.CaseEntry, arrays: Arrays) -> int:
+    """Return how many numbers are looked at, one by one, to check a case's inputs."""
+    return sum(_spelled(kinds.as_array(given), arrays.spelled)[1] for given in entry.inputs.values())
+
+
+def _spelled(source: kinds.Array, named: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+    """Return how many numbers the file spells out for an array, and how many checks look at: at every level, all."""
+    match source:
+        case kinds.Values() | kinds.PrintedInput():
+            own = _count(source.values if isinstance(source, kinds.Values) else source.printed)
+            return own, own
+        case kinds.Reference():
+            inner = [named.get(source.ref, (0, 0))]
+        case _:
+            inner = [_spelled(part, named) for part in kinds.parts_of(source)[1]]
+    numbers = 1 + sum(spelled for spelled, _ in inner)
+    return numbers, numbers + sum(looked for _, looked in inner)
+
+
+def _count(values: Any) -> int:
+    if isinstance(values, list):
+        return sum(map(_count, values))
+    return len(values.split()) if isinstance(values, str) else 1
 
 
 def resolve_inputs(
@@ -66,12 +120,13 @@ def resolve_inputs(
     """
     sources: dict[str, kinds.Array] = {}
     shapes: dict[str, Shape] = {}
+    making = _Making(arrays.shapes, random, arrays.numbers)
     for name, given in entry.inputs.items():
         path = (*where, "inputs", name)
         if name not in specs:
             raise FieldFault(path, f"{operation} has no input {name!r}; expected {', '.join(specs)}")
         source = kinds.as_array(given)
-        shape = _array_shape(source, arrays.shapes, random, path)
+        shape = _array_shape(source, making, path)
         _check_parts(source, arrays.sources, path)
         if specs[name].boolean:
             check_boolean(source, arrays.sources, path)
@@ -90,7 +145,7 @@ def resolve_inputs(
     for name in sources:
         if specs[name].needs not in (None, *sources):
             raise FieldFault((*where, "inputs", name), f"needs {specs[name].needs}, which is missing")
-    return Arrays(sources, shapes)
+    return Arrays(sources, shapes, making.numbers)
 
 
 def _check_parts(source: kinds.Array, named: Mapping[str, kinds.Array], path: FieldPath) -> None:
@@ -104,23 +159,21 @@ def _check_parts(source: kinds.Array, named: Mapping[str, kinds.Array], path: Fi
             raise FieldFault(path, f"made of more than {MAX_PARTS} arrays, counting the parts of parts")
 
 
-def _array_shape(
-    source: kinds.Array, named: Mapping[str, Shape], random: model.Random | None, path: FieldPath
-) -> Shape:
+def _array_shape(source: kinds.Array, making: _Making, path: FieldPath) -> Shape:
     """Shape of an array, without making it."""
-    for field, number in (("times", source.times), ("plus", source.plus)):
+    for name, number in (("times", source.times), ("plus", source.plus)):
         if number is not None and not math.isfinite(number):
-            raise FieldFault((*path, field), f"expected a finite number, got {number}")
+            raise FieldFault((*path, name), f"expected a finite number, got {number}")
     try:
-        shape = arranged_shape(_own_shape(source, named, random, path), source)
+        shape = arranged_shape(making.add(_own_shape(source, making, path), path), source)
     except ValueError as error:
         raise FieldFault(path, str(error)) from None
     if len(shape) > _MAX_AXES:
         raise FieldFault(path, f"expected at most {_MAX_AXES} axes, got {len(shape)}")
-    return _limited(shape, path)
+    return shape if source.rows is None else making.add(shape, path)  # a row may be taken many times
 
 
-def _own_shape(source: kinds.Array, named: Mapping[str, Shape], random: model.Random | None, path: FieldPath) -> Shape:
+def _own_shape(source: kinds.Array, making: _Making, path: FieldPath) -> Shape:
     match source:
         case kinds.Values():
             return _nested_shape(source.values, (*path, "values"))
@@ -132,24 +185,22 @@ def _own_shape(source: kinds.Array, named: Mapping[str, Shape], random: model.Ra
         case kinds.Identity():
             return _limited((source.identity, source.identity), (*path, "identity"))
         case kinds.Reference():
-            if source.ref not in named:
-                known = ", ".join(named) or "none"
+            if source.ref not in making.shapes:
+                known = ", ".join(making.shapes) or "none"
                 raise FieldFault(path, f"no array is named {source.ref!r}; arrays defined before it: {known}")
-            return named[source.ref]
+            return making.shapes[source.ref]
         case kinds.Concat() | kinds.Sum() | kinds.Product():
-            return _combined_shape(source, named, random, path)
+            return _combined_shape(source, making, path)
         case _:
             shape = _limited(tuple(source.shape), (*path, "shape"))
             if isinstance(source, kinds.Drawn):
-                _check_draw(source, random, shape, path)
+                _check_draw(source, making.random, shape, path)
             return shape
 
 
-def _combined_shape(
-    source: kinds.Array, named: Mapping[str, Shape], random: model.Random | None, path: FieldPath
-) -> Shape:
+def _combined_shape(source: kinds.Array, making: _Making, path: FieldPath) -> Shape:
     field, parts = kinds.parts_of(source)
-    shapes = [_array_shape(part, named, random, (*path, field, number)) for number, part in enumerate(parts)]
+    shapes = [_array_shape(part, making, (*path, field, number)) for number, part in enumerate(parts)]
     try:
         together = joined_shape(shapes, source.axis) if isinstance(source, kinds.Concat) else spread_shape(shapes)
     except ValueError as error:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,15 @@ from pydantic import ValidationError
 
 from attncheck.harness.errors import CaseError, Fault
 from attncheck.harness.reading import model
-from attncheck.harness.reading.arrays import MAX_ELEMENTS, Arrays, is_too_large, named_arrays, resolve_inputs
+from attncheck.harness.reading.arrays import (
+    MAX_ELEMENTS,
+    NO_ARRAYS,
+    Arrays,
+    is_too_large,
+    looked_at,
+    named_arrays,
+    resolve_inputs,
+)
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.expectations import read_expectations
 from attncheck.harness.reading.faults import FieldFault, case_name, dotted, fault_at, faults_of
@@ -26,6 +34,8 @@ from attncheck.harness.reading.yaml_scalars import FieldPath, YamlFault
 from attncheck.harness.vocabulary import InputSpec, Shape, computed_stages, inputs_of
 
 TAG_FILE = "tags.yaml"
+MAX_LOOKED_AT = 2**17
+"""Numbers that are looked at one by one for all cases of a file, counted again wherever a case refers to them."""
 
 
 def load_case_file(path: Path, display_name: str, id_prefix: str, known_tags: Iterable[str]) -> list[Case]:
@@ -38,7 +48,7 @@ def load_case_file(path: Path, display_name: str, id_prefix: str, known_tags: It
         file = model.CaseFile.model_validate(document.data)
     except ValidationError as error:
         raise CaseError(faults_of(error, display_name, document)) from None
-    tags = frozenset(known_tags)
+    tags, shared, budget = frozenset(known_tags), _shared_arrays(file), _Budget()
     faults: list[Fault] = []
     cases: list[Case] = []
     seen: dict[str, str] = {}
@@ -53,8 +63,10 @@ def load_case_file(path: Path, display_name: str, id_prefix: str, known_tags: It
             seen[slug] = entry.name
             _check_tags(file.defaults.tags, tags, ("defaults",))
             _check_tags(entry.tags, tags, where)
-            line = document.lines[where]
-            cases.append(_make_case(file, entry, f"{id_prefix}/{slug}", display_name, line, where))
+            place = _Place(f"{id_prefix}/{slug}", display_name, document.lines[where], where)
+            random = _random_of(file, entry)
+            arrays = named_arrays(entry.arrays, shared(random), random, where)
+            cases.append(_make_case(file, entry, arrays, budget, place))
         except FieldFault as fault:
             faults.append(fault_at(fault.path, str(fault), display_name, document))
     if faults:
@@ -93,17 +105,66 @@ def _check_tags(tags: list[str], known_tags: frozenset[str], where: FieldPath) -
         raise FieldFault((*where, "tags"), f"undefined tag {unknown[0]!r}; define it in {TAG_FILE} beside the cases")
 
 
-def _make_case(
-    file: model.CaseFile, entry: model.CaseEntry, case_id: str, display_name: str, line: int, where: FieldPath
-) -> Case:
+@dataclass
+class _Budget:
+    """What reading a file may cost, whatever its cases refer to."""
+
+    left: int = MAX_LOOKED_AT
+
+    def spend(self, numbers: int, path: FieldPath) -> None:
+        """Raises ``FieldFault`` where the cases read so far have used it up."""
+        self.left -= numbers
+        if self.left < 0:
+            raise FieldFault(
+                path,
+                f"the file's cases spell out or refer to more than {MAX_LOOKED_AT} numbers; draw large arrays instead "
+                "of typing them, or write several files",
+            )
+
+
+def _random_of(file: model.CaseFile, entry: model.CaseEntry) -> model.Random | None:
+    return entry.random or file.defaults.random
+
+
+def _shared_arrays(file: model.CaseFile) -> Callable[[model.Random | None], Arrays]:
+    """Return what checks the arrays that the file's cases share: once for each generator, not for each case."""
+    known: dict[str, Arrays | FieldFault] = {}
+
+    def checked(random: model.Random | None) -> Arrays:
+        generator = random.generator if random else ""
+        if generator not in known:
+            try:
+                known[generator] = named_arrays(file.arrays, NO_ARRAYS, random, ())
+            except FieldFault as fault:
+                known[generator] = fault
+        found = known[generator]
+        if isinstance(found, FieldFault):
+            raise FieldFault(found.path, str(found))
+        return found
+
+    return checked
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What a case is called, and where it stands."""
+
+    id: str
+    file: str
+    line: int
+    path: FieldPath
+
+
+def _make_case(file: model.CaseFile, entry: model.CaseEntry, arrays: Arrays, budget: _Budget, place: _Place) -> Case:
+    where = place.path
     operation = entry.operation or file.operation
     options = read_options(file.defaults.options, entry, operation, where)
     specs = inputs_of(operation, str(options["score"]) if "score" in options else None)
-    random = entry.random or file.defaults.random
+    random = _random_of(file, entry)
     dtypes = tuple(dict.fromkeys(entry.dtypes or file.defaults.dtypes))
-    arrays = named_arrays(file, entry, random, where)
     merged = merged_heads(entry, operation, options, where)
     heads = merged | projected_heads(specs, options)
+    budget.spend(looked_at(entry, arrays), (*where, "inputs"))
     inputs = resolve_inputs(entry, specs, arrays, random, operation, where, heads=heads)
     if not computed_stages(operation, options, inputs.sources):
         raise FieldFault(
@@ -117,10 +178,10 @@ def _make_case(
     if generic is None:
         generic = entry.storage is None and are_generic(specs, inputs.sources, arrays.sources, options)
     case = Case(
-        id=case_id,
+        id=place.id,
         name=entry.name,
-        file=display_name,
-        line=line,
+        file=place.file,
+        line=place.line,
         title=file.title,
         source=file.source,
         operation=operation,
@@ -128,7 +189,7 @@ def _make_case(
         arrays=arrays.sources,
         inputs=inputs.sources,
         input_shapes=inputs.shapes,
-        stage_shapes=_stage_shapes(operation, lengths, inputs, where),
+        stage_shapes=_stage_shapes(operation, lengths, inputs, entry.stages, where),
         options=options,
         dtypes=dtypes,
         tags=tuple(dict.fromkeys([*file.defaults.tags, *entry.tags])),
@@ -140,6 +201,8 @@ def _make_case(
         memory=memory_of(entry, merged, where),
         judged_stages=tuple(entry.stages) if entry.stages else None,
     )
+    if "broadcast" in entry.memory.values():  # whose arrays are made here, and looked at
+        budget.spend(inputs.numbers, (*where, "memory"))
     check_form(case, where)
     return replace(case, expected=read_expectations(entry.expect, case, where))
 
@@ -170,12 +233,17 @@ def _check_numbers(
             check_at_most(source, arrays.sources, path, keys, "keys")
 
 
-def _stage_shapes(operation: str, lengths: Mapping[str, int], inputs: Arrays, where: FieldPath) -> dict[str, Shape]:
+def _stage_shapes(
+    operation: str, lengths: Mapping[str, int], inputs: Arrays, judged: Collection[str] | None, where: FieldPath
+) -> dict[str, Shape]:
+    """Return every stage's shape; one that is judged is refused where it is too large, others nobody has to hold."""
     shapes = stage_shapes(operation, lengths)
     if operation == "attention_gradients" and "bias" in inputs.shapes:
         shapes["grad_bias"] = inputs.shapes["bias"]
     for stage, shape in shapes.items():
-        if is_too_large(shape):
+        if is_too_large(shape) and (judged is None or stage in judged):
             message = f"{stage} would be {show(shape)}; expected at most {MAX_ELEMENTS} elements"
+            if judged is None and not is_too_large(shapes[list(shapes)[-1]]):
+                message += f", or `stages: [{list(shapes)[-1]}]` to judge that alone"
             raise FieldFault((*where, "inputs"), message)
     return shapes

@@ -16,11 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+Rows = NDArray[np.intp]
 Inputs = Mapping[str, Array]
 Options = Mapping[str, Any]
 
 _READING_ONLY = frozenset({"alignment", "empty_rows"})
 _OF_LAYOUT = frozenset({"heads", "kv_heads"})
+_BY_QUERY = frozenset({"query", "scores", "grad_output"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +44,16 @@ def delivered(operation: str, options: Options, inputs: Inputs) -> Posed:
     return _folded(operation, options, inputs, folded)
 
 
-def essential(operation: str, options: Options, inputs: Inputs) -> Posed:
-    """Return the same computation with one mask and one set of keys and values."""
+def essential(operation: str, options: Options, inputs: Inputs, rows: Rows | None = None) -> Posed:
+    """Return the same computation with one mask and one set of keys and values.
+
+    Where ``rows`` are given, with these query rows alone: nothing of the shape (Lq, Lk) is made. Causality is then part
+    of the mask, for a row that has moved up would otherwise be taken for an earlier one.
+    """
     folded = {"window", "key_lengths", "query_mask"}
-    if query_offset(options, inputs) or not folded.isdisjoint({*options, *inputs}):
+    if rows is not None or query_offset(options, inputs) or not folded.isdisjoint({*options, *inputs}):
         folded.add("is_causal")
-    posed = _folded(operation, options, inputs, folded)
+    posed = _folded(operation, options, inputs, folded, rows)
     for name in ("key", "value"):
         if f"past_{name}" in posed.inputs:
             posed.inputs[name] = np.concatenate([posed.inputs.pop(f"past_{name}"), posed.inputs[name]], axis=-2)
@@ -65,27 +71,37 @@ def query_offset(options: Options, inputs: Inputs) -> int:
     return _past_length(inputs)
 
 
-def _folded(operation: str, options: Options, inputs: Inputs, names: set[str]) -> Posed:
-    """Turn these options and inputs into one mask, together with the mask that is given."""
+def _folded(operation: str, options: Options, inputs: Inputs, names: set[str], rows: Rows | None = None) -> Posed:
+    """Turn these options and inputs into one mask, together with the mask that is given; with ``rows``, of these."""
     # What is not causal is not asked for causality: a function without that keyword can do it.
     kept_options = {name: value for name, value in options.items() if name not in _READING_ONLY and value is not False}
     if operation != "multi_head_attention":
         kept_options = {name: value for name, value in kept_options.items() if name not in _OF_LAYOUT}
-    kept_inputs = dict(inputs)
+    kept_inputs = {name: array if rows is None else _rows_of(name, array, rows) for name, array in inputs.items()}
     allowed: list[Array] = []
-    positions = np.arange(_lengths(inputs)[0])[:, np.newaxis] + query_offset(options, inputs) if names else np.zeros(0)
-    keys = np.arange(_lengths(inputs)[1]) if names else np.zeros(0)
+    if names:
+        queries = np.arange(_lengths(inputs)[0]) if rows is None else rows
+        positions, keys = queries[:, np.newaxis] + query_offset(options, inputs), np.arange(_lengths(inputs)[1])
     if "is_causal" in names and kept_options.pop("is_causal", False):
         allowed.append(keys <= positions)
     if "window" in names and (window := kept_options.pop("window", None)) is not None:
         allowed += _within(window, positions, keys)
     if "key_lengths" in names and (lengths := kept_inputs.pop("key_lengths", None)) is not None:
         allowed.append(keys < lengths.reshape(-1, 1, 1, 1))
-    if "query_mask" in names and (queries := kept_inputs.pop("query_mask", None)) is not None:
-        allowed.append(queries[:, np.newaxis, :, np.newaxis])
+    if "query_mask" in names and (is_query := kept_inputs.pop("query_mask", None)) is not None:
+        allowed.append(is_query[:, np.newaxis, :, np.newaxis])
     if allowed:
-        kept_inputs["mask"] = _all_of([*allowed, *([inputs["mask"]] if "mask" in inputs else [])])
+        kept_inputs["mask"] = _all_of([*allowed, *([kept_inputs["mask"]] if "mask" in inputs else [])])
     return Posed(kept_options, kept_inputs)
+
+
+def _rows_of(name: str, array: Array, rows: Rows) -> Array:
+    """Keep these query rows of an input that has any; one row of a mask or bias stands for all."""
+    axis = -1 if name == "query_mask" else -2
+    has_rows = name in _BY_QUERY or (
+        name in ("mask", "bias", "query_mask") and array.ndim >= -axis and array.shape[axis] != 1
+    )
+    return array.take(rows, axis) if has_rows else array
 
 
 def _within(window: tuple[int | None, int | None], positions: Array, keys: Array) -> list[Array]:

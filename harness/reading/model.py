@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from attncheck.harness.reading.array_kinds import Array, Input, Name, PrintedRows, RoundingFields, Strict
 from attncheck.harness.vocabulary import DEFAULT_DTYPES, DTYPES, OPERATIONS, STAGES, EmptyRows, ScoreKind
@@ -23,8 +23,12 @@ else:
     StageName = Literal[STAGES]
     Dtype = Literal[DTYPES]
 Memory = Literal["strided", "transposed", "broadcast"]
+_MAX_LENGTH = 200
+"""Of lists that every case of a file carries; none that people write comes near it."""
+_MAX_WINDOW = 2**31
 Sentence = Annotated[str, Field(min_length=3, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Text = Annotated[str, Field(min_length=1, max_length=4000)]
+Bound = Annotated[int, Field(ge=0, le=_MAX_WINDOW)]
 
 
 class Source(Strict):
@@ -37,7 +41,9 @@ class Source(Strict):
     title: Text = Field(description="Title of the document or paper, or how the cases were worked out.")
     author: Text | None = Field(default=None, description="Who wrote it.")
     section: Text | None = Field(default=None, description="Where in it: a section, page or equation.")
-    notes: list[Text] = Field(default=[], description="What a reader of the report must know about the source.")
+    notes: list[Text] = Field(
+        default=[], max_length=_MAX_LENGTH, description="What a reader of the report must know about the source."
+    )
 
 
 class Random(Strict):
@@ -66,7 +72,7 @@ class Options(Strict):
     is_causal: bool | None = Field(
         default=None, description="A query at position p attends to key j only if j <= p; `alignment` says what p is."
     )
-    window: Annotated[list[NonNegativeInt | None], Field(min_length=2, max_length=2)] | None = Field(
+    window: Annotated[list[Bound | None], Field(min_length=2, max_length=2)] | None = Field(
         default=None,
         description="[left, right]: a query at position p attends to key j only if p - left <= j <= p + right; "
         "null is unbounded, on one side at most.",
@@ -114,7 +120,9 @@ class CaseEntry(Strict):
     name: Sentence = Field(description="A sentence that says what holds; the case's id is made of it.")
     operation: OperationName | None = Field(default=None, description="As the file's if absent.")
     random: Random | None = Field(default=None, description="As the file's default if absent.")
-    arrays: dict[Name, Array] = Field(default={}, description="Named arrays, for inputs to refer to.")
+    arrays: dict[Name, Array] = Field(
+        default={}, max_length=_MAX_LENGTH, description="Named arrays, for inputs to refer to."
+    )
     inputs: dict[Name, Input] = Field(description="The operation's inputs: an array each, or the name of one.")
     options: Options = Field(default=Options(), description="Options of the operation, over the file's defaults.")
     dtypes: list[Dtype] | None = Field(
@@ -142,8 +150,12 @@ class CaseEntry(Strict):
         default=None, min_length=1, description="Only these stages are judged; all that are returned if absent."
     )
     expect: list[Expectation] = Field(default=[], description="What is known of stages or derived quantities.")
-    tags: list[str] = Field(default=[], description="Tags that `tags.yaml` in the same folder defines.")
-    notes: list[Text] = Field(default=[], description="What a reader of the report must know about the case.")
+    tags: list[str] = Field(
+        default=[], max_length=_MAX_LENGTH, description="Tags that `tags.yaml` in the same folder defines."
+    )
+    notes: list[Text] = Field(
+        default=[], max_length=_MAX_LENGTH, description="What a reader of the report must know about the case."
+    )
     allow_nonfinite: bool = Field(default=False, description="NaN and infinity are part of what the case probes.")
     generic: bool | None = Field(
         default=None,
@@ -160,9 +172,12 @@ class Defaults(Strict):
     random: Random | None = Field(default=None, description="The generator of cases that give none.")
     options: Options = Field(default=Options(), description="Options of every case that they fit.")
     dtypes: list[Dtype] = Field(
-        default=list(DEFAULT_DTYPES), min_length=1, description="The dtypes of cases that give none."
+        default=list(DEFAULT_DTYPES),
+        min_length=1,
+        max_length=_MAX_LENGTH,
+        description="The dtypes of cases that give none.",
     )
-    tags: list[str] = Field(default=[], description="Tags of every case.")
+    tags: list[str] = Field(default=[], max_length=_MAX_LENGTH, description="Tags of every case.")
 
 
 class CaseFile(Strict):
@@ -172,7 +187,9 @@ class CaseFile(Strict):
     source: Source = Field(description="Where they come from.")
     operation: OperationName = Field(description="What is computed, unless a case says otherwise.")
     defaults: Defaults = Field(default=Defaults(), description="What the cases share.")
-    arrays: dict[Name, Array] = Field(default={}, description="Named arrays that every case of the file may refer to.")
+    arrays: dict[Name, Array] = Field(
+        default={}, max_length=_MAX_LENGTH, description="Named arrays that every case of the file may refer to."
+    )
     cases: Annotated[list[CaseEntry], Field(min_length=1, description="The cases.")]
 
 

@@ -10,6 +10,7 @@ A printed array is written as the document shows it, one row a line, numbers apa
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -22,12 +23,15 @@ from attncheck.harness.reading.shapes import show
 
 NOT_GIVEN = "."
 _NON_FINITE = {"inf", "+inf", "-inf", "nan"}
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+# No digit can be matched in two ways: a long row of them that is no number after all would be tried in all of them.
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _MAX_AXES = 4
 _LARGEST_EXPONENT = 308
 _SMALLEST_EXPONENT = -400
 """Below float64's range, because documents print such numbers: 5.77e-340."""
 _AXES = ("number", "row", "matrix", "block")
+MAX_NUMBERS = 30_000
+"""The most numbers of one printed array: as many as a file may spell out one by one."""
 
 Cells: TypeAlias = "list[Cells] | str"
 """Texts of numbers, nested as the array is."""
@@ -85,6 +89,8 @@ def parse_printed(source: object, rounding: Rounding) -> PrintedArray:
     shape = _shape(cells)
     if len(shape) > _MAX_AXES:
         raise PrintedError(f"expected at most {_MAX_AXES} axes, got {len(shape)}")
+    if math.prod(shape) > MAX_NUMBERS:
+        raise PrintedError(f"{math.prod(shape)} numbers; expected at most {MAX_NUMBERS}")
     text = np.empty(shape, dtype=object)
     for index in np.ndindex(text.shape):
         cell: Any = cells

@@ -76,10 +76,10 @@ def _matching(
     pattern: str, base: Path, tags: dict[str, TagEntry], faults: list[Fault], *, several: bool
 ) -> Iterable[_Found]:
     path = base / pattern
-    if several and (path.name == "__pycache__" or (path.is_file() and not _is_case_file(path))):
+    if several and exists(path) and (path.name == "__pycache__" or (path.is_file() and not _is_case_file(path))):
         # The shell spreads cases/* over everything that is there.
         return []
-    if path.exists():
+    if exists(path):
         own = _own_files(path, base)
         for folder in sorted({file.path.parent for file in own} | {path if path.is_dir() else path.parent}):
             tags |= _tags_of(folder, _shown(folder / TAG_FILE, base), faults)
@@ -95,6 +95,14 @@ def _matching(
     if not found and not faults:
         raise UsageError(f"{pattern!r} is neither a file or folder nor a glob that matches a bundled case")
     return found
+
+
+def exists(path: Path) -> bool:
+    """Whether there is such a file or folder; what no file can be called, because it is too long, is none."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _matches(name: str, glob: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -186,3 +187,12 @@ def repeated_axes(array: NDArray[Any]) -> tuple[int, ...]:
 def show(shape: Shape) -> str:
     """Write a shape as people do: 2x3x4."""
     return "x".join(map(str, shape)) or "scalar"
+
+
+def score_elements(operation: str, options: Mapping[str, Any], inputs: Mapping[str, NDArray[Any]]) -> int:
+    """Return how many scores an operation has: B * H * Lq * T."""
+    if "scores" in inputs:
+        return int(inputs["scores"].size)
+    heads = int(options.get("heads", 1)) if operation == "multi_head_attention" else 1
+    keys = sum(int(inputs[name].shape[-2]) for name in ("key", "past_key") if name in inputs)
+    return math.prod(inputs["query"].shape[:-1]) * heads * keys

@@ -6,6 +6,7 @@ here, and only YAML's own plain types are built from them.
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,14 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent, NodeEvent
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.parser import Parser
 from ruamel.yaml.reader import ReaderError
 
 from attncheck.harness.reading.yaml_scalars import FieldPath, YamlFault, build_key, build_scalar
 
-MAX_BYTES = 4 * 2**20
-MAX_NODES = 100_000
+MAX_BYTES = 2**19
+"""Also of all texts together, as aliases repeat them. Scanning a mebibyte takes seconds."""
+MAX_NODES = 30_000
 """Enough for tens of thousands of typed numbers; larger arrays are drawn, not typed."""
 MAX_DEPTH = 100
 
@@ -51,8 +54,8 @@ def read_yaml(path: Path, expected: str = "a title, a source, an operation and a
     """
     text = _read_text(path)
     try:
-        _check_events(text)
         reader = YAML(typ="safe", pure=True)
+        reader.Parser = _CheckedParser
         reader.composer.warn_double_anchors = False  # YAML allows them; a warning would only puzzle
         root = reader.compose(text)
     except MarkedYAMLError as error:
@@ -60,7 +63,7 @@ def read_yaml(path: Path, expected: str = "a title, a source, an operation and a
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise YamlFault(f"not valid YAML: the character U+{error.character:04X} is not allowed", line) from None
-    except (YAMLError, ValueError) as error:
+    except (YAMLError, ValueError, OverflowError) as error:  # the last of a character that no machine counts to
         raise YamlFault(f"not valid YAML: {' '.join(str(error).split())}") from None
     if root is None or (isinstance(root, ScalarNode) and not root.value and root.style is None):
         raise YamlFault(f"the file is empty; expected {expected}", 1)
@@ -72,10 +75,12 @@ def read_yaml(path: Path, expected: str = "a title, a source, an operation and a
 
 def _read_text(path: Path) -> str:
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
+        found = path.stat()
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):  # a pipe, say, would never end
+            raise YamlFault("cannot be read: it is no regular file")
+        if found.st_size > MAX_BYTES:
             raise YamlFault(
-                f"{size} bytes; a case file has {MAX_BYTES} at most, draw large arrays instead of typing them"
+                f"{found.st_size} bytes; a case file has {MAX_BYTES} at most, draw large arrays instead of typing them"
             )
         content = path.read_bytes()
     except OSError as error:
@@ -96,10 +101,14 @@ def _parse_fault(error: MarkedYAMLError) -> YamlFault:
     return YamlFault(f"not valid YAML: {problem}", mark.line + 1 if mark else None)
 
 
-def _check_events(text: str) -> None:
-    """Refuse tags, older YAML, and what is too long or too deep, before any node is made of it."""
+class _CheckedParser(Parser):  # type: ignore[misc]  # ruamel.yaml's parser is not typed
+    """Refuses tags, older YAML, and what is too long or too deep, before a node is made of it."""
+
     depth = nodes = 0
-    for event in YAML(typ="safe", pure=True).parse(text):
+
+    def get_event(self) -> Any:
+        """Return the next event of the file, if a case may have it."""
+        event = super().get_event()
         line = event.start_mark.line + 1
         tag, version = getattr(event, "tag", None), getattr(event, "version", None)
         if tag is not None:
@@ -107,9 +116,10 @@ def _check_events(text: str) -> None:
             raise YamlFault(f"the tag {shown} is not allowed: a case is plain data, nothing is built from it", line)
         if version is not None and tuple(version) != (1, 2):
             raise YamlFault(f"YAML {'.'.join(map(str, version))}; expected YAML 1.2, without a %YAML line", line)
-        nodes += isinstance(event, NodeEvent)
-        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
-        _check_limits(nodes, depth, line)
+        self.nodes += isinstance(event, NodeEvent)
+        self.depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+        _check_limits(self.nodes, self.depth, line)
+        return event
 
 
 def _check_limits(nodes: int, depth: int, line: int) -> None:
@@ -123,11 +133,11 @@ def _check_limits(nodes: int, depth: int, line: int) -> None:
 
 def _check_size(root: Node) -> None:
     """Measure the nodes as aliases expand them, before anything is expanded."""
-    measured: dict[int, tuple[int, int]] = {}
+    measured: dict[int, tuple[int, int, int]] = {}
     open_nodes: set[int] = set()
 
-    def measure(node: Node, depth: int) -> tuple[int, int]:
-        """Return how many nodes and how many levels a node expands to."""
+    def measure(node: Node, depth: int) -> tuple[int, int, int]:
+        """Return how many nodes, levels and characters a node expands to."""
         identity, line = id(node), node.start_mark.line + 1
         if identity in open_nodes:
             raise YamlFault("an alias refers to a node that contains it", line)
@@ -135,13 +145,17 @@ def _check_size(root: Node) -> None:
             open_nodes.add(identity)
             inner = [measure(child, depth + 1) for child in _children(node)]
             open_nodes.discard(identity)
+            own = len(node.value) if isinstance(node, ScalarNode) else 0
             measured[identity] = (
-                1 + sum(nodes for nodes, _ in inner),
-                1 + max((levels for _, levels in inner), default=0),
+                1 + sum(nodes for nodes, _, _ in inner),
+                1 + max((levels for _, levels, _ in inner), default=0),
+                own + sum(characters for _, _, characters in inner),
             )
-        nodes, levels = measured[identity]
+        nodes, levels, characters = measured[identity]
         _check_limits(nodes, depth + levels, line)
-        return nodes, levels
+        if characters > MAX_BYTES:
+            raise YamlFault(f"more than {MAX_BYTES} characters (aliases expanded)", line)
+        return nodes, levels, characters
 
     measure(root, 0)
 

@@ -16,7 +16,13 @@ from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Backend
 from attncheck.harness.judging import oracle
 from attncheck.harness.judging.enclosure import Enclosure
-from attncheck.harness.judging.oracle import OutsideDomain, PrecisionExhausted, exact_from, exact_stages
+from attncheck.harness.judging.oracle import (
+    OutsideDomain,
+    PrecisionExhausted,
+    exact_from,
+    exact_stages,
+    predecessors,
+)
 from attncheck.harness.running.operations import run_operation
 
 Array = NDArray[Any]
@@ -537,6 +543,28 @@ def test_no_gradient_follows_from_another() -> None:
     inputs = gradient_inputs()
     returned = {stage: each.high for stage, each in exact_stages("attention_gradients", {}, inputs).items()}
     assert exact_from("attention_gradients", {}, inputs, returned, "grad_value") is None
+
+
+@pytest.mark.parametrize(
+    ("operation", "returned", "stage", "wanted"),
+    [
+        ("attention", {"output"}, "output", set()),
+        ("attention", {"log_sum_exp", "output"}, "output", set()),
+        ("attention", {"raw_scores", "weights"}, "scores", set()),  # a scale may be applied before the product
+        ("attention", {"weights"}, "output", {"weights"}),
+        ("attention", {"raw_scores", "masked", "weights"}, "output", {"weights"}),
+        ("attention", {"scores"}, "log_sum_exp", {"scores"}),
+        ("multi_head_attention", {"query", "key"}, "value", set()),
+        ("multi_head_attention", {"query"}, "scores", {"query"}),
+    ],
+)
+def test_a_step_begins_at_the_nearest_of_the_stages_that_were_returned(
+    operation: str, returned: set[str], stage: str, wanted: set[str]
+) -> None:
+    inputs = multi_head_inputs() if operation == "multi_head_attention" else gradient_inputs()
+    if operation == "attention":
+        del inputs["grad_output"]
+    assert predecessors(operation, {"heads": 2}, inputs, returned, stage) == wanted
 
 
 # Grouped heads

@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
+from attncheck.harness.judging import judge as judging
 from attncheck.harness.judging import sampling
 from attncheck.harness.judging.bounds import Bound
 from attncheck.harness.judging.enclosure import Enclosure
@@ -329,6 +330,15 @@ def test_bounds_that_are_kept_are_those_of_whole_stages_and_infinite_where_nothi
         changed = moved(posed.stages[stage], (0, 0, row, 0))
         (found,) = judge_pairs({"a": {stage: posed.stages[stage]}, "b": {stage: changed}}, bounds).values()
         assert found.verdict is verdict
+
+
+def test_what_is_too_large_is_not_kept(posed: Posed, monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = {stage: array for stage, array in posed.stages.items() if array.size <= 2 * QUERIES * 8}
+    monkeypatch.setattr(judging, "MOST_KEPT", 2 * QUERIES * 8)
+    assert judging.kept_stages(posed.stages) == stages
+    assert worst_bounds(posed.part, "native").keys() == stages.keys()
+    assert judging.exact_values(posed.part).keys() == stages.keys()
+    assert {"scores", "weights", "masked"}.isdisjoint(stages)
 
 
 # Cases.

@@ -10,8 +10,11 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend as reference
+from attncheck.harness.judging import special_rows as module
 from attncheck.harness.judging.judge_implementation import JudgedStages, judge_and_recognise
+from attncheck.harness.judging.special_rows import empty_rows
 from attncheck.harness.judging.truth import Truth, find_truth
+from attncheck.harness.reading.lowering import Posed
 from attncheck.harness.verdicts import Verdict
 
 Array = NDArray[Any]
@@ -191,3 +194,20 @@ def test_without_any_key_nothing_is_a_convention() -> None:
     for convention in ("zero", "uniform", "nan"):
         truth = find_truth("attention", {"empty_rows": convention}, inputs, "float64", generic=False)
         np.testing.assert_array_equal(truth.exact["output"].high, np.zeros((1, 1, 2, 3)))
+
+
+# Many rows
+
+
+def test_rows_without_a_key_are_found_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.RandomState(3)
+    inputs = {name: random.randn(2, 3, 11, 2) for name in ("query", "key", "value")}
+    inputs |= {"mask": random.rand(2, 1, 11, 11) < 0.2, "query_mask": random.rand(1, 11) < 0.7}
+    posed = Posed({"is_causal": True, "window": (3, 0)}, inputs)
+    whole = empty_rows("attention", posed)
+    assert whole.shape == (2, 3, 11)
+    assert whole.any()
+    assert not whole.all()
+    for most in (1, 2 * 3 * 11 * 2):
+        monkeypatch.setattr(module, "MOST_AT_A_TIME", most)
+        np.testing.assert_array_equal(empty_rows("attention", posed), whole)

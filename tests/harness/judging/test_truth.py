@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
 
 from attncheck.harness.judging import truth as module
 from attncheck.harness.judging.enclosure import Enclosure
-from attncheck.harness.judging.oracle import PrecisionExhausted
+from attncheck.harness.judging.oracle import PrecisionExhausted, exact_from
 from attncheck.harness.judging.truth import Truth, find_truth, within_range
 
 QUERY, KEY = [[[[1.5, -2.25]]]], [[[[3.0, 0.1], [0.2, 0.3]]]]
@@ -115,6 +116,16 @@ def test_what_no_precision_settles_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     assert (truth.exact, truth.outside) == ({}, "softmax: weights not settled")
 
 
+def test_gradients_of_too_many_scores_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = {name: np.ones((1, 1, 3, 2)) for name in ("query", "key", "value", "grad_output")}
+    monkeypatch.setattr(module, "MOST_WHOLE", 9)
+    assert find_truth("attention_gradients", {}, inputs, "float64", generic=True).exact
+    monkeypatch.setattr(module, "MOST_WHOLE", 8)
+    truth = find_truth("attention_gradients", {}, inputs, "float64", generic=True)
+    assert truth.outside == "attention_gradients has 9 scores; at most 8 are judged where every row counts"
+    assert not truth.exact
+
+
 # What can be judged.
 
 LARGEST = {"float16": 65504.0, "float32": (2 - 2.0**-23) * 2.0**127, "float64": np.finfo(np.float64).max}
@@ -158,3 +169,23 @@ def make_scores() -> Callable[[str], Truth]:
         return find_truth("scoring", {"scale": 1.0}, inputs, dtype, generic=False)
 
     return make
+
+
+def test_a_step_that_another_implementation_made_bit_by_bit_is_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.RandomState(3)
+    inputs = {name: random.randn(1, 1, 4, 3) for name in ("query", "key", "value")}
+    truth = find_truth("attention", {}, inputs, "float64", generic=True)
+    asked = []
+
+    def counted(*arguments: Any) -> Any:
+        asked.append(arguments[-1])
+        return exact_from(*arguments)
+
+    monkeypatch.setattr("attncheck.harness.judging.truth.exact_from", counted)
+    weights = truth.exact["weights"].high
+    others = np.nextafter(weights, 1)
+    found = [truth.introduced("output", {"weights": each}, "native") for each in (weights, weights.copy(), others)]
+    assert asked == ["output", "output"]
+    assert all(each is not None for each in found)
+    exact = [each[0].high.tobytes() for each in found if each is not None]
+    assert exact[0] == exact[1] != exact[2]

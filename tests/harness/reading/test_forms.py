@@ -195,6 +195,26 @@ def test_storage_has_a_range_like_any_dtype(load_text: Load) -> None:
     assert message.startswith("70000 is beyond the range of float16")
 
 
+LONG = """\
+    inputs:
+      query: {draw: randn, shape: [9000, 1]}
+      key: {draw: randn, shape: [9000, 1]}
+      value: {draw: randn, shape: [9000, 1]}
+"""
+
+
+def test_a_stage_that_is_not_judged_may_be_too_large_to_be_held(load_text: Load) -> None:
+    _, field, message = _fault(load_text, LONG)
+    assert (field, message) == (
+        "inputs",
+        "raw_scores would be 1x1x9000x9000; expected at most 67108864 elements, "
+        "or `stages: [output]` to judge that alone",
+    )
+    assert _loaded(load_text, LONG + "    stages: [output]\n").judged_stages == ("output",)
+    _, _, message = _fault(load_text, LONG + "    stages: [weights, output]\n")
+    assert message == "weights would be 1x1x9000x9000; expected at most 67108864 elements"
+
+
 def test_only_the_stages_that_are_named_are_judged(load_text: Load) -> None:
     assert _loaded(load_text, SPLIT).judged_stages is None
     assert _loaded(load_text, SPLIT + "    stages: [output, weights]\n").judged_stages == ("output", "weights")

@@ -102,6 +102,20 @@ def test_essentially_a_case_is_one_mask_and_one_set_of_keys(problem: Problem) ->
         np.testing.assert_array_equal(posed.inputs[name], np.concatenate(parts, axis=2))
 
 
+@given(problem=problems(), seed=st.integers(0, 9))
+def test_some_rows_of_a_case_attend_to_what_they_attend_to_in_the_whole(problem: Problem, seed: int) -> None:
+    options, inputs, shape, past = problem
+    rows = np.flatnonzero(np.random.RandomState(seed).rand(shape[2]) < 0.5)
+    posed = essential("attention", options, inputs, rows)
+    assert not posed.options.get("is_causal")
+    wanted = definition(options, inputs, offset_of(options, shape[2], shape[3], past), shape)[:, :, rows]
+    np.testing.assert_array_equal(definition(posed.options, posed.inputs, 0, wanted.shape), wanted)
+    np.testing.assert_array_equal(posed.inputs["query"], inputs["query"][:, :, rows])
+    whole = essential("attention", options, inputs)
+    for name in ("key", "value"):
+        np.testing.assert_array_equal(posed.inputs[name], whole.inputs[name])
+
+
 @given(problem=problems())
 def test_what_is_delivered_means_the_same_to_a_function_that_counts_from_the_past(problem: Problem) -> None:
     options, inputs, shape, past = problem
