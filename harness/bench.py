@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from attncheck.harness.errors import ExitCode
-from attncheck.harness.judging.judge import Judged, exact_values, judge, worst_bounds
+from attncheck.harness.judging.judge import Judged, exact_values, judge, kept_stages, worst_bounds
 from attncheck.harness.judging.known import DivergenceRecord
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.inputs import Inputs
@@ -45,9 +45,10 @@ class Bench:
         classes = {name: found for name, item in asked.items() if (found := item.numerical_class(unit.dtype))}
         conventions = {name: item.declared.conventions for name, item in asked.items()}
         judged = judge(unit.case, unit.dtype, inputs, outcomes, classes, conventions)
-        self.add_rows(self.known.mark(judged.rows))
+        # Its arrays first: once its rows are on disk, it is done, and a run that goes on does not come back to it.
         if judged.disagrees or self.keep_all_arrays or unit.case.is_document:
             self._keep(unit, inputs, outcomes, judged, sorted(set(classes.values())))
+        self.add_rows(self.known.mark(judged.rows))
 
     def restore(self, rows: Sequence[Row]) -> None:
         """Go on from rows that an earlier part of the run has written."""
@@ -77,7 +78,7 @@ class Bench:
         self, unit: Unit, inputs: Inputs, outcomes: Mapping[str, Outcome], judged: Judged, classes: Sequence[str]
     ) -> None:
         """Keep what the implementations returned, and what it is held against: reports draw and compare it."""
-        kept = {name: outcome.stages for name, outcome in outcomes.items() if isinstance(outcome, Computed)}
+        kept = {name: kept_stages(found.stages) for name, found in outcomes.items() if isinstance(found, Computed)}
         kept |= {INPUTS: inputs.arrays, EXACT: exact_values(judged.truth)}
         kept |= {bound_name(name): worst_bounds(judged.truth, name) for name in classes}
         self.writer.add_arrays(

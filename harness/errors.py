@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 
 
 class ExitCode(IntEnum):
@@ -52,6 +55,24 @@ class UsageError(AttncheckError):
 
 class OutputError(AttncheckError):
     """A folder or file cannot be written."""
+
+    @classmethod
+    def of(cls, path: Path | str, error: OSError) -> OutputError:
+        """Say what cannot be written, why, and what to do about it."""
+        why = os.strerror(error.errno) if error.errno else str(error)
+        return cls(f"{path} cannot be written: {why}{_ADVICE.get(error.errno or 0, '')}")
+
+
+_FULL = "; free some space and repeat the command, a run with --resume"
+_FORBIDDEN = "; allow writing there, or name another place"
+_ADVICE = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EFBIG: "; raise the limit on the size of files (ulimit -f) and repeat the command, a run with --resume",
+    errno.EROFS: _FORBIDDEN,
+    errno.EACCES: _FORBIDDEN,
+    errno.EPERM: _FORBIDDEN,
+}
 
 
 class ResultsError(AttncheckError):

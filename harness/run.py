@@ -24,6 +24,7 @@ from attncheck.harness.results.writer import ResultsWriter
 from attncheck.harness.running.environment import describe_environment
 from attncheck.harness.running.executor import Group, GroupRunner, Limits, group_by_process
 from attncheck.harness.running.implementations import Chosen, Implementation
+from attncheck.harness.running.processes import end_strays
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import DTYPES
 
@@ -81,7 +82,7 @@ def run_cases(
     records = [case_record(case, settings.tags) for case in cases]
     earlier = read_earlier(settings.output, environment, records) if settings.resume else NOTHING
     writer = ResultsWriter(settings.output, resume=earlier is not NOTHING)
-    environment |= earlier.names
+    environment |= {**earlier.names, "backends": earlier.backends}
     writer.write_json("environment.json", environment)
     writer.write_json("cases.json", {"cases": records})
     bench = Bench(
@@ -90,16 +91,25 @@ def run_cases(
     bench.restore(earlier.rows)
     left = [unit for unit in units if (unit.case.id, unit.dtype) not in earlier.finished]
     runners = _runners(groups, settings)
+
+    def describe_backends() -> None:
+        if (backends := _descriptions(runners, earlier.backends)) != environment["backends"]:
+            environment["backends"] = backends
+            writer.write_json("environment.json", environment)
+
+    def tell(done: int, total: int) -> None:
+        describe_backends()
+        on_progress(done, total)
+
     try:
-        compute_and_judge(left, runners, bench, settings.limits.workers, on_progress)
+        compute_and_judge(left, runners, bench, settings.limits.workers, tell)
         bench.evaluations += sum(dtype in group.dtypes for _, dtype in earlier.finished for group in groups)
         if settings.complete:
             told = {row.message for row in bench.failures}
             bench.add_rows(row for row in bench.known.stale_rows() if row.message not in told)
     finally:
         writer.flush()
-        environment["backends"] = {**earlier.backends, **_descriptions(runners)}
-        writer.write_json("environment.json", environment)
+        describe_backends()
     summary = _summarise(cases, chosen, faults, bench)
     writer.write_json("summary.json", _summary_record(summary, chosen, faults))
     return summary
@@ -115,6 +125,7 @@ def _groups(chosen: Chosen, units: Sequence[Unit]) -> list[Group]:
 
 
 def _runners(groups: Sequence[Group], settings: Settings) -> list[GroupRunner[Unit]]:
+    end_strays()
     limits = replace(settings.limits, memory=min(settings.limits.memory, _fair_share(len(groups))))
     return [GroupRunner(group, limits, settings.output / "logs") for group in groups]
 
@@ -160,8 +171,12 @@ def _environment(chosen: Chosen, settings: Settings, faults: Sequence[Fault]) ->
     }
 
 
-def _descriptions(runners: Sequence[GroupRunner[Unit]]) -> dict[str, Mapping[str, str]]:
-    return {runner.group.name: runner.description for runner in runners}
+def _descriptions(
+    runners: Sequence[GroupRunner[Unit]], earlier: Mapping[str, Mapping[str, str]]
+) -> dict[str, Mapping[str, str]]:
+    """Return what the frameworks say of themselves; what was not needed any more has said it earlier."""
+    found = {runner.group.name: runner.description for runner in runners}
+    return {**earlier, **{name: said for name, said in found.items() if said or name not in earlier}}
 
 
 def _summarise(cases: Sequence[Case], chosen: Chosen, faults: Sequence[Fault], bench: Bench) -> RunSummary:

@@ -89,7 +89,7 @@ def append_summary(text: str, path: Path) -> None:
         with path.open("ab") as file:
             file.write(data)
     except OSError as error:
-        raise OutputError(f"the summary {path} cannot be written: {error.strerror or error}") from None
+        raise OutputError.of(f"the summary {path}", error) from None
 
 
 def annotation_lines(frames: Frames, report: Path) -> Iterator[str]:

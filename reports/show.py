@@ -228,7 +228,7 @@ def save_case(shown: Shown, path: Path) -> None:
     try:
         path.write_bytes(picture.data)
     except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise OutputError.of(path, error) from None
 
 
 def image_format(path: Path) -> Format:

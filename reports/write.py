@@ -21,17 +21,30 @@ def write_report(frames: Frames, directory: Path) -> Path:
 
     The same frames give the same bytes. Raises ``OutputError`` where the folder cannot be written.
     """
+    if directory.is_symlink() and (directory.parent / "environment.json").exists():
+        raise OutputError(f"{directory} is a link that came with the results; name another folder with --output")
+    path = directory  # which of them cannot be written
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, frame in frames.tables().items():
-            write_csv(frame, directory / f"{name}.csv")
-            frame.to_parquet(directory / f"{name}.parquet", index=False)
-        write_junit(frames, directory / JUNIT_NAME)
-        (directory / HTML_NAME).write_text(render_html(frames), encoding="utf-8", newline="\n")
-        path = directory / REPORT_NAME
+            path = _own(directory / f"{name}.csv")
+            write_csv(frame, path)
+            path = _own(directory / f"{name}.parquet")
+            frame.to_parquet(path, index=False)
+        write_junit(frames, _own(directory / JUNIT_NAME))
+        path = _own(directory / HTML_NAME)
+        path.write_text(render_html(frames), encoding="utf-8", newline="\n")
+        path = _own(directory / REPORT_NAME)
         path.write_text(render_markdown(frames), encoding="utf-8", newline="\n")
     except OSError as error:
-        raise OutputError(f"{directory} cannot be written: {error.strerror or error}") from None
+        raise OutputError.of(path, error) from None
+    return path
+
+
+def _own(path: Path) -> Path:
+    """Return a path at which there is no link: results that somebody sent may hold one, to any file of ours."""
+    if path.is_symlink():
+        path.unlink()
     return path
 
 
@@ -41,4 +54,4 @@ def write_junit(frames: Frames, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(render_junit(frames), encoding="utf-8", newline="\n")
     except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise OutputError.of(path, error) from None

@@ -63,5 +63,5 @@ def repro(
     try:
         path.write_text(repro_script(found, chosen, dtype, explanation.judgements, story), encoding="utf-8")
     except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror}") from None
+        raise OutputError.of(path, error) from None
     typer.echo(f"{path}: run it with python; it ends with 1 where it finds an error, with 0 where it finds none")

@@ -62,5 +62,5 @@ def _write(path: Path, text: str) -> str:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise OutputError.of(path, error) from None
     return path.name

@@ -12,6 +12,7 @@ from attncheck.harness.errors import UsageError
 from attncheck.harness.results.format import Row
 from attncheck.harness.results.parts import read_rows, remove_damaged
 from attncheck.harness.results.reader import read_run
+from attncheck.harness.results.writer import is_unbegun
 
 _SAME = ("implementations", "versions", "classes", "python", "platform", "cpu_features", "threads_per_worker", "flags")
 """Of environment.json: what the numbers may depend on."""
@@ -37,13 +38,17 @@ NOTHING = Earlier()
 def read_earlier(directory: Path, environment: Mapping[str, Any], cases: Sequence[Mapping[str, Any]]) -> Earlier:
     """Read what an earlier run of the same plan left: ``NOTHING`` where there is no directory, or an empty one.
 
+    ``NOTHING``, too, where a run was killed before it had said what it is, or while it replaced another one.
+
     Parts that cannot be read are removed: what they held is computed again. Raises ``UsageError`` where the earlier
     run was another one, and ``ResultsError`` where the directory holds something else.
     """
-    if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
+    if not directory.exists() or (directory.is_dir() and is_unbegun(directory)):
+        return NOTHING
+    run = read_run(directory)
+    if not (directory / "cases.json").exists():
         return NOTHING
     remove_damaged(directory)
-    run = read_run(directory)
     for name in _SAME:
         _require_same(directory, name, run.environment.get(name), environment[name])
     before, now = run.cases, {case["id"]: case for case in cases}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,9 +25,22 @@ ArrayKey = tuple[str, str, str, str]
 """case, dtype, implementation, stage"""
 
 _WORDS = {"verdict": list(Verdict), "comparison": list(get_args(ComparisonKind)), "dtype": list(DTYPES)}
-_INDEX = r"^([0-9]+(,[0-9]+)*)?$"
+_INDEX = r"^([0-9]{1,18}(,[0-9]{1,18})*)?$"
+_COUNTS = ("elements", "judged_rows", "query_rows")
+_MOST_COUNTED = 2**53
+"""Beyond it, a count is no whole number in the frames of a report."""
+_OF_NUMBERS = ("printed", "known", "exact")
+"""Comparisons of one number each, which stands at an index."""
 _GROUPS_IN_MEMORY = 2
 """Row groups that stay read: a case's arrays lie together, and so do those of the case that is asked for next."""
+
+
+_MOST_ROWS = 1_000_000
+"""Of one part. A run writes some fifty thousand; a few kilobytes can hold as many as they like, all of them alike."""
+_MOST_BYTES = {"rows": 2**30, "arrays": 2**32}
+"""Of one part of rows, or of one row group of arrays, as it lies in memory."""
+_MOST_BYTES_TOGETHER = 2**32
+"""Of all parts of rows: some ten million of them."""
 
 
 class _DamagedError(Exception):
@@ -39,10 +52,14 @@ _UNREADABLE = (OSError, KeyError, ValueError, MemoryError, pa.ArrowException, _D
 
 def read_rows(directory: Path) -> tuple[pa.Table, tuple[str, ...]]:
     """Read the rows of a results directory; return them with a note for every part that cannot be read."""
-    tables, notes = [ROW_SCHEMA.empty_table()], []
+    tables, notes, size = [ROW_SCHEMA.empty_table()], [], 0
     for path in sorted((directory / "rows").glob("part-*.parquet")):
         try:
-            tables.append(_read_rows_part(path))
+            table = _read_rows_part(path)
+            if size + table.nbytes > _MOST_BYTES_TOGETHER:
+                raise _DamagedError("with the parts before, more rows than a report can hold")
+            size += table.nbytes
+            tables.append(table)
         except _UNREADABLE as error:
             notes.append(f"{path} cannot be read, its rows are left out: {_shortly(error)}")
     return pa.concat_tables(tables), tuple(notes)
@@ -61,15 +78,65 @@ def remove_damaged(directory: Path) -> None:
 
 
 def _read_rows_part(path: Path) -> pa.Table:
-    with pq.ParquetFile(path) as file:
-        table = _checked(file.read(columns=ROW_SCHEMA.names), ROW_SCHEMA)
+    with _opened(path, ROW_SCHEMA) as file:
+        groups = range(file.num_row_groups)
+        table = _checked(_read_groups(file, groups, ROW_SCHEMA.names, _MOST_BYTES["rows"]), ROW_SCHEMA)
     for name, words in _WORDS.items():
         strange = pc.unique(table[name]).to_pylist()
         if odd := sorted(set(map(str, strange)) - set(map(str, words))):
             raise _DamagedError(f"it has the {name} {odd[0]!r}, which this version does not know")
     if not pc.all(pc.match_substring_regex(pc.drop_null(table["index"]), _INDEX), min_count=0).as_py():
         raise _DamagedError("it has an index that is no list of whole numbers")
+    _check_numbers(table)
     return table
+
+
+def _check_numbers(table: pa.Table) -> None:
+    """Refuse rows that say one thing and leave out what belongs to it, or count what cannot be counted."""
+    frame = table.select(["comparison", "index", "half_unit", *_COUNTS]).to_pandas(integer_object_nulls=True)
+    for name in _COUNTS:
+        counts = frame[name].dropna()
+        if not counts.between(0, _MOST_COUNTED).all():
+            raise _DamagedError(f"it has {name} that are no number of anything")
+    if (frame["judged_rows"].isna() != frame["query_rows"].isna()).any():
+        raise _DamagedError("it has judged_rows without query_rows, or query_rows without judged_rows")
+    if frame["index"][frame["comparison"].isin(_OF_NUMBERS)].isna().any():
+        raise _DamagedError("it has a number without an index")
+    units = frame["half_unit"].dropna()
+    if not units.between(0, np.finfo(np.float64).max).all():
+        raise _DamagedError("it has a half_unit that is no size")
+
+
+def _opened(path: Path, schema: pa.Schema) -> pq.ParquetFile:
+    """Open a part so that a text which stands in many rows is in memory once; a pipe or device is none."""
+    if not path.is_file():
+        raise _DamagedError("it is no regular file")
+    texts = [column.name for column in schema if pa.types.is_string(column.type) or pa.types.is_binary(column.type)]
+    return pq.ParquetFile(path, read_dictionary=texts)
+
+
+def _read_groups(file: pq.ParquetFile, groups: Iterable[int], columns: Sequence[str], most: int) -> pa.Table:
+    """Read row groups, unless they would be far larger in memory than anything that a run writes."""
+    groups = list(groups)
+    read = [file.metadata.row_group(group) for group in groups]
+    rows = sum(group.num_rows for group in read)
+    if rows > _MOST_ROWS:
+        raise _DamagedError(f"it has {rows} rows; expected at most {_MOST_ROWS}")
+    unpacked = sum(group.column(place).total_uncompressed_size for group in read for place in range(group.num_columns))
+    if unpacked <= most:
+        table = file.read_row_groups(groups, columns=list(columns))
+        unpacked = sum(map(_spread_bytes, table.itercolumns()))
+    if unpacked > most:
+        raise _DamagedError(f"it would take {unpacked} bytes of memory; expected at most {most}")
+    return table
+
+
+def _spread_bytes(column: pa.ChunkedArray) -> int:
+    """Return how many bytes a column takes once every row has its own text."""
+    if not pa.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    lengths = (pc.binary_length(chunk.dictionary).take(chunk.indices) for chunk in column.chunks)
+    return sum(pc.sum(pc.cast(each, pa.int64())).as_py() or 0 for each in lengths)
 
 
 def _checked(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -134,8 +201,8 @@ class ArrayParts:
     def _group(self, path: Path, group: int) -> pa.Table:
         if (path, group) not in self._groups:
             try:
-                with pq.ParquetFile(path) as file:
-                    table = file.read_row_group(group, columns=ARRAY_SCHEMA.names)
+                with _opened(path, ARRAY_SCHEMA) as file:
+                    table = _read_groups(file, [group], ARRAY_SCHEMA.names, _MOST_BYTES["arrays"])
                 self._groups[path, group] = _checked(table, ARRAY_SCHEMA)
             except _UNREADABLE as error:
                 raise ResultsError(f"{path} cannot be read: {_shortly(error)}") from None
@@ -147,11 +214,11 @@ class ArrayParts:
 
 def _keys_of(path: Path) -> Iterator[tuple[tuple[str, str], _Place]]:
     """Read the case and dtype of every array of a part, row group by row group, and nothing else."""
-    with pq.ParquetFile(path) as file:
+    with _opened(path, ARRAY_SCHEMA) as file:
         if absent := set(ARRAY_SCHEMA.names) - set(file.schema_arrow.names):
             raise _DamagedError(f"it has no column {min(absent)}")
         for group in range(file.num_row_groups):
-            keys = file.read_row_group(group, columns=["case", "dtype"])
+            keys = _read_groups(file, [group], ["case", "dtype"], _MOST_BYTES["arrays"])
             for row, key in enumerate(zip(keys["case"].to_pylist(), keys["dtype"].to_pylist(), strict=True)):
                 yield key, _Place(path, group, row)
 

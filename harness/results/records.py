@@ -6,13 +6,19 @@ What else they hold is kept as it is.
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+import numpy as np
+from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from attncheck.harness.errors import ResultsError
+
+_MOST_BYTES = 2**29
+"""Of one JSON file: some hundred thousand cases."""
+_MOST_DEEP = 50
 
 
 class _Record(BaseModel):
@@ -47,10 +53,34 @@ class SummaryRecord(_Record):
 class _Source(_Record):
     kind: str
     title: str
+    author: str | None = None
+    section: str | None = None
+    notes: list[str] = []
 
 
 class _Expected(_Record):
     name: str
+    of: str
+    basis: str
+    transpose: bool
+    shape: list[NonNegativeInt]
+    called: str = ""
+    because: str = ""
+    erratum: str = ""
+    note: str = ""
+
+
+def _rectangular(printed: Any) -> Any:
+    """Return printed numbers as they are, if they are texts in rows of one length; raise ``ValueError`` otherwise."""
+    cells = np.array(printed, dtype=object)
+    if cells.ndim > 4 or not all(isinstance(cell, str) for cell in cells.ravel()):
+        raise ValueError("expected texts in rows of one length")
+    return printed
+
+
+class _Given(_Record):
+    called: str = ""
+    printed: Annotated[Any, AfterValidator(_rectangular)] = ""
 
 
 class _Tag(_Record):
@@ -71,6 +101,7 @@ class CaseRecord(_Record):
     options: dict[str, Any]
     dtypes: list[str]
     inputs: dict[str, list[int]]
+    given: dict[str, _Given] = {}
     tags: list[str]
     probes: dict[str, _Tag] = {}
     notes: list[str]
@@ -83,6 +114,11 @@ Model = TypeVar("Model", bound=_Record)
 def read_json(path: Path) -> dict[str, Any] | None:
     """Read an object from a JSON file; None if there is no such file. Raises ``ResultsError`` for anything else."""
     try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # a pipe, say, would never end
+            raise ResultsError(f"{path} cannot be read: it is no regular file")
+        if found.st_size > _MOST_BYTES:
+            raise ResultsError(f"{path} cannot be read: {found.st_size} bytes; expected at most {_MOST_BYTES}")
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
@@ -90,7 +126,18 @@ def read_json(path: Path) -> dict[str, Any] | None:
         raise ResultsError(f"{path} cannot be read: {error}") from None
     if not isinstance(content, dict):
         raise ResultsError(f"{path} is not what `attncheck run` writes")
+    if _depth(content) > _MOST_DEEP:
+        raise ResultsError(f"{path} cannot be read: nested more than {_MOST_DEEP} levels deep")
     return content
+
+
+def _depth(content: object) -> int:
+    """Return how many lists and objects lie in each other."""
+    depth, level = 0, [content]
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        depth += 1
+        level = [each for one in level for each in (one.values() if isinstance(one, dict) else one)]
+    return depth
 
 
 def check_record(content: Mapping[str, Any], model: type[Model], path: Path) -> None:

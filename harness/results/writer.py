@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from attncheck.harness.errors import OutputError
+from attncheck.harness.errors import OutputError, ResultsError
 from attncheck.harness.results.format import (
     ARRAY_SCHEMA,
     FORMAT,
@@ -25,6 +26,9 @@ from attncheck.harness.results.format import (
     Row,
     StoredArray,
 )
+from attncheck.harness.results.records import read_json
+
+_FOLDERS = ("rows", "arrays", "logs")
 
 
 class ResultsWriter:
@@ -42,7 +46,7 @@ class ResultsWriter:
         self._arrays: list[StoredArray] = []
         self._array_bytes = 0
         self._flushed = monotonic()
-        _prepare_directory(directory, keep=("rows", "arrays") if resume else ())
+        _prepare_directory(directory, keep=("rows", "arrays", "cases.json") if resume else ())
         self._parts = {kind: _next_part(directory / kind) for kind in ("rows", "arrays")}
 
     def add_rows(self, rows: Iterable[Row]) -> None:
@@ -92,43 +96,64 @@ def _prepare_directory(directory: Path, keep: Sequence[str] = ()) -> None:
     try:
         if directory.exists() and not directory.is_dir():
             raise OutputError(f"{directory} is a file; expected a folder to write results to")
-        if directory.is_dir() and any(directory.iterdir()) and not _holds_results(directory):
+        if directory.is_dir() and not is_unbegun(directory) and not _holds_results(directory):
             raise OutputError(
                 f"{directory} is not empty and holds no earlier results; name another folder with --output"
             )
         # The summary goes first: whatever ends us before the rest is gone, no earlier run is shown as complete.
         for name in ("summary.json", "cases.json"):
-            (directory / name).unlink(missing_ok=True)
+            if name not in keep:
+                (directory / name).unlink(missing_ok=True)
+        for partial in directory.glob(".*.partial"):
+            partial.unlink(missing_ok=True)
         if (directory / REPORT_FOLDER / "report.md").is_file():
             shutil.rmtree(directory / REPORT_FOLDER)
         for part in ("rows", "arrays", "logs", SCRIPTS_FOLDER):
+            if (directory / part).is_symlink():
+                raise OutputError(f"{directory / part} is a link; name another folder with --output")
             if part not in keep and (directory / part).is_dir():
                 shutil.rmtree(directory / part)
-        for part in ("rows", "arrays", "logs"):
-            (directory / part).mkdir(parents=True, exist_ok=part in keep)
+        for part in _FOLDERS:
+            (directory / part).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"{directory} cannot be written: {error.strerror or error}") from None
+        raise OutputError.of(directory, error) from None
+
+
+def is_unbegun(directory: Path) -> bool:
+    """Whether a folder is empty, or a run was killed there before it said what it is: nothing in it can be lost."""
+    entries = [path for path in directory.iterdir() if not path.name.endswith(".partial")]
+    if any(path.name not in _FOLDERS or not path.is_dir() for path in entries):
+        return False
+    return not any(path.is_file() for path in directory.rglob("*") if not path.name.endswith(".partial"))
 
 
 def _holds_results(directory: Path) -> bool:
     """Whether an earlier run wrote this directory; other tools, too, call a file environment.json."""
     try:
-        environment = json.loads((directory / "environment.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        environment = read_json(directory / "environment.json")
+    except ResultsError:
         return False
-    return isinstance(environment, dict) and {"format", "label", "implementations"} <= environment.keys()
+    return environment is not None and {"format", "label", "implementations"} <= environment.keys()
 
 
 def _write(path: Path, write: Any) -> None:
     temporary = path.with_name(f".{path.name}.partial")
     try:
+        temporary.unlink(missing_ok=True)  # a link would lead elsewhere
         write(temporary)
+        _to_disk(temporary)
         temporary.replace(path)
     except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise OutputError.of(path, error) from None
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until a file is on the disk: renamed before that, it could be there and empty when the power fails."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
 
 
 def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import TimeoutError as TimedOut
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pebble import ProcessExpired, ProcessPool
-
 from attncheck.harness.errors import UsageError
+from attncheck.harness.running.calls import Ended, Overdue, Raised, WorkerProcess
 from attncheck.harness.running.executor import Limits
 from attncheck.harness.running.implementations import Chosen, Implementation, choose_implementations
 from attncheck.harness.running.own import LoadError, Target, entry_of, published
-from attncheck.harness.running.processes import WorkerContext
 from attncheck.harness.running.worker import clean, redirect_output
 
 
@@ -77,14 +74,18 @@ def own_implementation(
     In reports it has a ``name`` like package.implementation, or like package alone with the function's name behind it.
     """
     limits = limits or Limits()
-    with tempfile.TemporaryDirectory() as folder, ProcessPool(max_workers=1, context=WorkerContext()) as pool:
-        future = pool.schedule(_declared, args=(target, str(Path(folder) / "log.txt")), timeout=limits.start_seconds)
+    with tempfile.TemporaryDirectory() as folder:
+        worker = WorkerProcess()
         try:
-            declared = future.result()
-        except TimedOut:
+            declared = worker.call(_declared, target, str(Path(folder) / "log.txt"), seconds=limits.start_seconds)
+        except Overdue:
             raise UsageError(f"{_shown(target)}: not loaded after {limits.start_seconds:g} s") from None
-        except ProcessExpired as expired:
-            raise UsageError(f"{_shown(target)}: its process died with exit code {expired.exitcode}") from None
+        except Ended as ended:
+            raise UsageError(f"{_shown(target)}: its process {ended}") from None
+        except Raised as raised:
+            raise UsageError(f"{_shown(target)}: {clean(str(raised))}") from None
+        finally:
+            worker.end()
     if isinstance(declared, str):
         raise UsageError(f"{_shown(target)}: {declared}")
     package, _, mode = (name or "").partition(".")

@@ -1,32 +1,33 @@
 """Worker processes: one per framework (and per dtype that needs its own), side by side, each with a time limit.
 
-Processes are pebble's: it kills a worker that overruns its time, notices one that dies, and starts another.
+A worker that overruns its time, dies, or takes too much is killed with all that it started, and the next evaluation
+gets another; none is evaluated twice.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent import futures
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import psutil
-from pebble import ProcessExpired, ProcessPool
 
+from attncheck.harness.running.calls import Ended, Overdue, Raised, Stopped, WorkerProcess
 from attncheck.harness.running.implementations import Implementation
-from attncheck.harness.running.processes import ENDED_ITSELF, WorkerContext, exit_code_of, memory_of
+from attncheck.harness.running.logs import Log
+from attncheck.harness.running.processes import memory_of
+from attncheck.harness.running.score_memory import scores_too_large
 from attncheck.harness.running.turns import Turns
-from attncheck.harness.running.worker import Failure, Outcome, Task, clean, evaluate_and_measure, start
+from attncheck.harness.running.worker import Failure, Outcome, Task, evaluate_and_measure, start
 
 Key = TypeVar("Key")
 Answer = TypeVar("Answer")
 
-_LOOK_AGAIN_SECONDS = 0.2
-_KEPT_OF_LOG = 2**12
+_STARTS = 3
+"""So often in a row a worker that ran before is started again in vain."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,11 @@ class Limits:
     memory: int = 4 * 2**30
     most_memory: int = field(default_factory=lambda: psutil.virtual_memory().total * 3 // 4)
     most_output: int = 2**26
+
+    @property
+    def fair_share(self) -> int:
+        """Return the bytes that each worker may hold when as many evaluate at the same time as may."""
+        return self.most_memory // max(self.workers, 1)
 
 
 @dataclass(frozen=True)
@@ -75,10 +81,10 @@ class GroupRunner(Generic[Key]):
         self.group = group
         self.description: dict[str, str] = {}
         self._limits = limits
-        self._log = log_directory / f"{group.name}.txt"
-        self._pool: ProcessPool | None = None
+        self._log = Log(log_directory / f"{group.name}.txt", limits.most_output)
+        self._worker: WorkerProcess | None = None
         self._started = False
-        self._pid: int | None = None
+        self._starts_left = 1
         self._given_up: Failure | None = None
         self._stopping = False
 
@@ -106,97 +112,75 @@ class GroupRunner(Generic[Key]):
     def stop(self) -> None:
         """Kill the worker; nothing more is reported."""
         self._stopping = True
-        pool = self._pool
-        if pool is not None:
-            _stop(pool)
+        worker = self._worker
+        if worker is not None:
+            worker.end()
 
     def evaluate(self, task: Task) -> Outcome:
         """Evaluate one task in the worker, which is started if there is none; ``close`` ends it."""
-        if not self._started and self._given_up is None:
-            self._start()
+        if too_large := scores_too_large(self.group.implementation.declared, task, self._limits.fair_share):
+            return too_large
         if self._given_up is not None:
             return self._given_up
+        if not self._started and (failure := self._start()) is not None:
+            return failure
         answer = self._call(self._limits.case_seconds, evaluate_and_measure, task)
         if isinstance(answer, Failure):
-            self._started = False
             return answer
-        outcome, held = answer
-        if held > self._limits.memory:
+        if isinstance(answer.outcome, Failure):
+            self._log.require_space()
+        if answer.held > self._limits.memory or not answer.is_fit:
             self.close()
-        return outcome
+        return answer.outcome
 
-    def _start(self) -> None:
+    def _start(self) -> Failure | None:
         implementation, dtype = self.group.implementation, self.group.dtypes[0]
-        what = (implementation.entry, implementation.mode, dtype, self._limits.threads, str(self._log))
+        what = (implementation.entry, implementation.mode, dtype, self._limits.threads, str(self._log.path))
         answer = self._call(self._limits.start_seconds, start, *what)
         if isinstance(answer, Failure):
-            self._given_up = answer
-        else:
-            self._pid, self.description, self._started = answer.pid, dict(answer.description), True
+            self.close()
+            # What has started before may do so again: somebody may have killed it. What never has is not asked twice.
+            self._starts_left -= 1
+            self._given_up = None if self._starts_left > 0 else answer
+            return answer
+        self.description, self._started, self._starts_left = dict(answer.description), True, _STARTS
+        return None
 
     def _call(self, seconds: float, function: Callable[..., Answer], *arguments: object) -> Answer | Failure:
-        """Call a function in the worker; what kills it becomes a failure."""
+        """Call a function in the worker; what kills it becomes a failure, and the next call gets a new one."""
+        self._log.begin()
         try:
-            if self._pool is None:
-                self._pool = ProcessPool(max_workers=1, context=WorkerContext())
-            future = self._pool.schedule(function, args=arguments, timeout=seconds)
-            while not futures.wait([future], _LOOK_AGAIN_SECONDS).done:
-                if self._stopping:  # pebble never completes what is under way when a pool is stopped
-                    raise futures.CancelledError
-                if reason := self._excess():
-                    self.close()
-                    self._shorten_log()
-                    return Failure("crash", f"{reason}; the worker was stopped")
-            return future.result()
-        except futures.TimeoutError:
-            return Failure("timeout", f"not done after {seconds:g} s; the worker was stopped")
-        except ProcessExpired as expired:
-            return self._died(0 if expired.exitcode == ENDED_ITSELF else expired.exitcode)
-        except (BrokenProcessPool, futures.CancelledError, RuntimeError) as error:
-            # The pool itself is gone: its worker died between two calls, or before pebble heard that it had begun; or
-            # the run is being stopped.
-            code = exit_code_of(self._pid) if self._started and self._pid is not None else None
-            self.close()
-            return self._died(code, str(error) or type(error).__name__)
-
-    def _died(self, exit_code: int | None, otherwise: str = "") -> Failure:
-        how = f"is gone: {otherwise}" if exit_code is None else f"died with exit code {exit_code}"
-        return Failure("crash", f"the worker process {how}{self._last_words()}")
+            if self._worker is None:
+                self._log.require_writable()
+                self._worker = WorkerProcess()
+            return self._worker.call(function, *arguments, seconds=seconds, look=self._excess)
+        except Raised as raised:
+            failure = Failure("error", str(raised))
+        except Overdue:
+            failure = Failure("timeout", f"not done after {seconds:g} s; the worker was stopped")
+        except Stopped as stopped:
+            failure = Failure("crash", f"{stopped}; the worker was stopped")
+        except Ended as ended:
+            failure = Failure("crash", f"the worker process {ended}")
+        self.close()
+        if not self._stopping:
+            self._log.require_space()
+        return Failure(failure.verdict, f"{failure.message}{self._log.last_words()}")
 
     def _excess(self) -> str:
         """Say what the worker has too much of; empty where it has not."""
-        held = memory_of(self._pid) if self._started and self._pid is not None else 0
+        if self._stopping:
+            return "the run ends"
+        held = memory_of(self._worker.pid) if self._worker is not None else 0
         if held > self._limits.most_memory:
             return f"it held {held / 2**30:.1f} GiB of memory, more than {self._limits.most_memory / 2**30:.1f} GiB"
-        printed = self._log.stat().st_size if self._log.is_file() else 0
+        printed = self._log.printed()
         if printed > self._limits.most_output:
             return f"it printed {printed / 2**20:.1f} MiB, more than {self._limits.most_output / 2**20:.1f} MiB"
         return ""
 
-    def _shorten_log(self) -> None:
-        """Keep the end of a log that grew too long: the next worker writes on."""
-        with suppress(OSError):
-            if self._log.stat().st_size > self._limits.most_output:
-                with self._log.open("rb") as file:
-                    file.seek(-_KEPT_OF_LOG, os.SEEK_END)
-                    end = file.read()
-                self._log.write_bytes(b"[what was printed before is left out]\n" + end)
-
-    def _last_words(self) -> str:
-        try:
-            lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        except OSError:
-            return ""
-        return f"; its last line: {clean(lines[-1][-200:])}" if lines else ""
-
     def close(self) -> None:
-        """End the worker."""
-        pool, self._pool, self._started = self._pool, None, False
-        if pool is not None:
-            _stop(pool)
-            pool.join()
-
-
-def _stop(pool: ProcessPool) -> None:
-    """Kill the pool's worker, whatever it is doing."""
-    pool.stop()  # type: ignore[no-untyped-call] # pebble leaves this one without types
+        """End the worker, and all that it started."""
+        worker, self._worker, self._started = self._worker, None, False
+        if worker is not None:
+            worker.end()

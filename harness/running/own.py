@@ -123,7 +123,8 @@ class OwnEntry(BackendEntry):
         """Its only mode."""
         where = f"{self.target.module}:{self.target.attribute}".strip(":") or "a callable"
         name = self.mode or self.function
-        return {name: Mode(name, self.module, where, self.classes, self.conventions)}
+        # How it computes is not known: it is asked for everything, and stopped where it takes too much memory.
+        return {name: Mode(name, self.module, where, self.classes, self.conventions, holds_scores=False)}
 
     def load(self, mode: str = "") -> Backend:
         """Load the target and wrap it."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, get_args
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from attncheck.backends import EAGER, NATIVE, BackendEntry
@@ -74,7 +75,8 @@ class OwnBackend:
     def _call(self, name: str, function: Callable[..., Any], **given: Any) -> dict[str, Any]:
         positional = [given.pop(each) for each in FUNCTIONS[name]]
         check_parameters(function, given)
-        _check_capabilities(function, positional)
+        if FUNCTIONS[name][:3] == FUNCTIONS["attention"]:
+            _check_capabilities(function, positional)
         tensors = [*positional, *(value for value in given.values() if hasattr(value, "shape"))]
         before = [np.array(self._base_to_numpy(tensor)) for tensor in tensors]
         with _watched():
@@ -151,7 +153,7 @@ def _check_positional(name: str, function: Callable[..., Any]) -> None:
 def _check_capabilities(function: Callable[..., Any], tensors: list[Any]) -> None:
     """Raise ``NotImplementedError`` for what is no parameter and what the function says that it cannot do."""
     capabilities = getattr(function, "capabilities", None) or {}
-    if len(tensors) < 3 or len(tensors[0].shape) != 4:
+    if len(tensors[0].shape) != 4:
         return
     query, key, value = (tuple(tensor.shape) for tensor in tensors[:3])
     for name, asked in (("grouped_heads", query[1] != key[1]), ("value_width", value[3] != query[3])):
@@ -165,7 +167,7 @@ def _watched() -> Iterator[None]:
 
     Such a child ends here: it would go on as a second worker and answer in its parent's place.
     """
-    own, threads = os.getpid(), set(threading.enumerate())
+    own, threads, children = os.getpid(), set(threading.enumerate()), _children()
     heard, told = os.pipe()
     try:
         try:
@@ -174,23 +176,28 @@ def _watched() -> Iterator[None]:
             if os.getpid() != own:
                 os.write(told, b"!")
                 os._exit(0)
-        if _has_children() and select.select([heard], [], [], _WAIT_FOR_CHILD)[0]:
+            os.close(told)
+        if _children() - children and _came_back(heard):
             raise Misbehaved("forked, and the child process came back from the call")
         left = [thread for thread in threading.enumerate() if thread not in threads and thread.is_alive()]
         if left:
             raise Misbehaved(f"left {len(left)} thread(s) running: {', '.join(thread.name for thread in left)}")
     finally:
         os.close(heard)
-        os.close(told)
 
 
-def _has_children() -> bool:
+def _came_back(heard: int) -> bool:
+    """Whether a child says so; one that runs another program, or has ended, closes the pipe and is not waited for."""
+    return bool(select.select([heard], [], [], _WAIT_FOR_CHILD)[0]) and bool(os.read(heard, 1))
+
+
+def _children() -> set[int]:
+    """Return the children of this process, also those that have ended and that nobody has collected."""
     if not hasattr(os, "waitid"):
-        return False  # a platform that cannot fork either
+        return set()  # a platform that cannot fork either
     try:
-        os.waitid(
-            os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT
-        )  # looks without taking the exit code from its owner
+        # Looks without taking the exit code from its owner.
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
-        return False
-    return True
+        return set()  # as nearly always, and quickly known
+    return {child.pid for child in psutil.Process().children()}

@@ -5,12 +5,11 @@ Nothing that imports NumPy may be imported at the top: the number of threads has
 
 from __future__ import annotations
 
+import faulthandler
 import io
-import multiprocessing
 import os
 import re
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,9 @@ THREAD_VARIABLES = (
     "VECLIB_MAXIMUM_THREADS",
 )
 _LONGEST_MESSAGE = 500
+_LONGEST_LOOKED_AT = 10_000
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_MOST_RETURNED = 2**33
 NOT_RETURNED = "expected a stage named"
 
 
@@ -70,24 +71,23 @@ _backend: Backend | None = None
 
 @dataclass(frozen=True)
 class Started:
-    """A worker that is ready: its process, and what its framework says of itself."""
+    """A worker that is ready, and what its framework says of itself."""
 
-    pid: int
     description: Mapping[str, str]
 
 
 def start(entry: BackendEntry, mode: str, dtype: str, threads: int, log: str) -> Started | Failure:
     """Import and configure the framework, once per process; return what it says of itself."""
     global _backend
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     redirect_output(log)
+    faulthandler.enable(all_threads=False)  # says in the log where a signal that ends the process came
     _write_no_core_file()
     os.environ.update({name: str(threads) for name in THREAD_VARIABLES})
     os.environ.update(entry.environment)
     try:
         _backend = entry.load(mode)
         _backend.prepare(dtype, threads)
-        return Started(os.getpid(), {name: clean(text) for name, text in _backend.describe().items()})
+        return Started({name: clean(text) for name, text in _backend.describe().items()})
     except BaseException as error:  # whatever a framework raises while it starts, also SystemExit, is why it cannot run
         return Failure("error", f"{entry.name}.{mode} cannot be started: {_describe(error)}")
 
@@ -98,12 +98,25 @@ def evaluate(task: Task) -> Outcome:
     return evaluate_on(_backend, task)
 
 
-def evaluate_and_measure(task: Task) -> tuple[Outcome, int]:
-    """Run one operation; return beside its outcome how many bytes of memory this process holds now."""
+@dataclass(frozen=True)
+class Evaluated:
+    """What came of an evaluation, how many bytes the worker holds after it, and whether it is fit for another."""
+
+    outcome: Outcome
+    held: int
+    is_fit: bool
+
+
+def evaluate_and_measure(task: Task) -> Evaluated:
+    """Run one operation; put back what it changed that the next one shares."""
     import psutil
 
+    from attncheck.harness.running.surroundings import Surroundings
+
+    surroundings = Surroundings.taken()
     outcome = evaluate(task)
-    return outcome, int(psutil.Process().memory_info().rss)
+    is_fit = surroundings.put_back() and not (isinstance(outcome, Failure) and surroundings.has_more_threads())
+    return Evaluated(outcome, int(psutil.Process().memory_info().rss), is_fit)
 
 
 def evaluate_on(backend: Backend, task: Task) -> Outcome:
@@ -121,7 +134,7 @@ def evaluate_on(backend: Backend, task: Task) -> Outcome:
             arrays = {name: _as_array(backend, name, tensor) for name, tensor in (stages or {}).items()}
             expected = result_stages(task.operation, task.options, task.inputs)
             wanted = arrays if task.stages is None else {name: arrays[name] for name in arrays if name in task.stages}
-            return _missing(arrays, expected) or Computed(wanted)
+            return _missing(arrays, expected) or _too_much(wanted) or Computed(wanted)
     except NotImplementedError as error:
         return Failure("unsupported", _describe(error))
     except BaseException as error:  # whatever an implementation raises, also SystemExit, is its result and not our end
@@ -135,6 +148,17 @@ def _missing(arrays: Mapping[str, NDArray[Any]], expected: Sequence[str]) -> Fai
         return None
     returned = f"returned {', '.join(arrays) or 'no stages'}"
     return Failure("error", clean(f"{returned}; {NOT_RETURNED} {missing[0]}" if missing else returned))
+
+
+def _too_much(arrays: Mapping[str, NDArray[Any]]) -> Failure | None:
+    """Refuse what would not fit into the harness: some views take no memory until they are sent."""
+    held = sum(array.nbytes for array in arrays.values())
+    if held <= _MOST_RETURNED:
+        return None
+    shapes = ", ".join(f"{name} {'x'.join(map(str, array.shape))}" for name, array in arrays.items())
+    return Failure(
+        "error", clean(f"returned {held / 2**30:.0f} GiB, more than {_MOST_RETURNED // 2**30} GiB: {shapes}")
+    )
 
 
 def _as_array(backend: Backend, name: str, tensor: Any) -> NDArray[Any]:
@@ -160,7 +184,11 @@ def clean(text: str) -> str:
 
 
 def _describe(error: BaseException) -> str:
-    return clean(f"{type(error).__name__}: {error}")
+    name = type(error).__name__
+    try:
+        return clean(f"{name}: {str(error)[:_LONGEST_LOOKED_AT]}")
+    except BaseException as another:  # a message that cannot be made is the implementation's fault, too
+        return clean(f"{name}, whose message cannot be shown: {type(another).__name__}")
 
 
 def redirect_output(log: str) -> None:
@@ -185,11 +213,3 @@ def _write_no_core_file() -> None:
     except ImportError:  # Windows
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _end_with_parent() -> None:
-    """End this process when the parent ends, however it ends."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

@@ -25,5 +25,5 @@ def write_difference(difference: Difference, directory: Path) -> Path:
         path = directory / DIFF_NAME
         path.write_text(render_diff_markdown(difference), encoding="utf-8", newline="\n")
     except OSError as error:
-        raise OutputError(f"{directory} cannot be written: {error.strerror or error}") from None
+        raise OutputError.of(directory, error) from None
     return path

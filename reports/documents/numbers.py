@@ -103,7 +103,7 @@ def _half_unit(row: Mapping[str, Any]) -> float:
 def _exact_text(row: Mapping[str, Any], exact: Array | None) -> str:
     if row["basis"] == "exact":
         return beside(row["reference"], "float64", 0.0)
-    index = tuple(int(axis) for axis in row["index"].split(","))
+    index = tuple(map(int, filter(None, row["index"].split(","))))  # a single number stands at no index
     if exact is None or len(index) != exact.ndim or any(i >= n for i, n in zip(index, exact.shape, strict=True)):
         return ""
     return beside(float(exact[index]), "float64", _half_unit(row))
@@ -115,7 +115,7 @@ def _place_order(line: NumberLine) -> list[int]:
 
 def element(place: str, expected: Mapping[str, Any]) -> str:
     """Write an element's place as the document counts it: no leading axes of length 1, transposed back."""
-    index, shape = [int(axis) for axis in place.split(",")], list(expected["shape"])
+    index, shape = list(map(int, filter(None, place.split(",")))), list(expected["shape"])
     while len(shape) > 1 and shape[0] == 1:
         index, shape = index[1:], shape[1:]
     if expected["transpose"] and len(index) > 1:

@@ -96,6 +96,6 @@ def _cell(compared: int, disagree: int, known: int, worst: Mapping[str, Any], an
         state=state,
         symbol=symbol,
         case=case,
-        anchor=anchors.case(case) if case else "",
+        anchor=anchors.case(case) if case in anchors.cases else "",
         label=f"{case} at {worst['stage']}" if case else "",
     )

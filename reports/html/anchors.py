@@ -49,13 +49,13 @@ def unique_slugs(texts: Iterable[str]) -> list[str]:
 
 def _numbered(starts: Iterable[str]) -> list[str]:
     taken: set[str] = set()
+    numbers: dict[str, int] = {}  # the last one behind each text: names in other scripts are all alike as slugs
     names = []
     for start in starts:
         name = start
-        number = 1
         while name in taken:
-            number += 1
-            name = f"{start}-{number}"
+            numbers[start] = numbers.get(start, 1) + 1
+            name = f"{start}-{numbers[start]}"
         taken.add(name)
         names.append(name)
     return names

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from markupsafe import Markup
 
+from attncheck.harness.errors import ResultsError
 from attncheck.harness.results.format import SCRIPTS_FOLDER
+from attncheck.harness.results.records import read_json
 from attncheck.reports.frames import Column
 from attncheck.reports.html.anchors import slug
 
@@ -40,7 +41,8 @@ class Scripts:
             return None
         path = self._folders[column.environment] / name
         try:
-            if path.stat().st_size > _MOST_BYTES:
+            # A link could show any file of whoever makes the report.
+            if path.is_symlink() or not path.is_file() or path.stat().st_size > _MOST_BYTES:
                 return None
             text = path.read_text(encoding="utf-8")
         except (OSError, ValueError):
@@ -57,9 +59,7 @@ def _as_text(text: str) -> Markup:
 def _index(folder: Path) -> dict[str, str]:
     """Read which file belongs to which cell; names that lead elsewhere are left out."""
     try:
-        content = json.loads((folder / "index.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(content, dict):
+        content = read_json(folder / "index.json") or {}
+    except ResultsError:
         return {}
     return {key: name for key, name in content.items() if isinstance(name, str) and name and Path(name).name == name}

@@ -85,7 +85,7 @@ def publish(frames: Frames, directory: Path) -> Path:
         for name, text in {VERDICTS: _verdicts_csv(verdicts), VERSIONS: _versions_csv(frames), README: readme}.items():
             (directory / name).write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
-        raise OutputError(f"{directory} cannot be written: {error.strerror or error}") from None
+        raise OutputError.of(directory, error) from None
     return directory / README
 
 

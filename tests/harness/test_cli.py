@@ -335,7 +335,7 @@ def test_help_imports_nothing_that_takes_long() -> None:
         "from attncheck.harness.cli import main\n"
         "try:\n    main()\n"
         "except SystemExit as end:\n"
-        "    slow = {'numpy', 'pandas', 'pyarrow', 'pydantic', 'torch', 'tensorflow', 'jax', 'pebble'}\n"
+        "    slow = {'numpy', 'pandas', 'pyarrow', 'pydantic', 'torch', 'tensorflow', 'jax'}\n"
         "    print(end.code, sorted(slow & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

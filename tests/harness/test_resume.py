@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -167,3 +168,78 @@ def test_a_run_that_was_killed_goes_on_to_the_same_report(tmp_path: Path, parts:
     ):
         whole, killed = ((tmp_path / each / "out" / "report" / name).read_bytes() for each in ("whole", "killed"))
         assert killed == whole, name
+
+
+KILLED_EVERYWHERE = """
+import json, os, shutil, signal, sys
+from pathlib import Path
+from attncheck.backends import BackendEntry
+from attncheck.harness import Limits, Settings, run_cases, select_cases
+from attncheck.harness.results.reader import read_run
+from attncheck.harness.results.writer import ResultsWriter
+from attncheck.harness.running.implementations import Chosen, Implementation
+
+ResultsWriter.SECONDS_PER_PART = 0.0
+CHANGES = {"os.mkdir", "os.remove", "os.rename", "os.rmdir", "shutil.rmtree"}
+out, cases = Path("out").resolve(), select_cases(["small"], dtypes=["float64"]).cases
+chosen = Chosen((Implementation(BackendEntry("numpy", "attncheck.backends.numpy_backend", ("numpy",))),))
+
+
+def in_a_process_of_its_own(resume, killed_at=None):
+    # Kills itself just before so many changes below the folder of the results; returns whether it came to that.
+    pid = os.fork()
+    if pid:
+        return os.waitpid(pid, 0)[1] != 0
+    seen = 0
+
+    def count(event, arguments):
+        nonlocal seen
+        if event in CHANGES and killed_at is not None and str(out) in str(arguments[0]):
+            seen += 1
+            if seen == killed_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+    try:
+        run_cases(cases, chosen, Settings(out, dtypes=("float64",), resume=resume))
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+    os._exit(0)
+
+
+def rows():
+    return sorted(map(str, read_run(out).rows.astype(str).to_dict("records")))
+
+
+in_a_process_of_its_own(resume=False)
+whole, backends = rows(), read_run(out).environment["backends"]
+changes, others = 0, []
+while in_a_process_of_its_own(resume=False, killed_at=changes + 1):
+    changes += 1
+    if (out / "environment.json").exists():
+        read_run(out)
+    in_a_process_of_its_own(resume=True, killed_at=changes % 5 + 1)
+    in_a_process_of_its_own(resume=True)
+    if rows() != whole or read_run(out).summary is None or list(out.rglob("*.partial")):
+        others.append(changes)
+    if read_run(out).environment["backends"] != backends:
+        others.append(f"backends {changes}")
+    if changes % 3 == 0:
+        shutil.rmtree(out)
+print(json.dumps([changes, others]))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a process is killed as POSIX systems kill")
+def test_a_run_that_is_killed_at_any_change_of_its_folder_and_again_while_it_goes_on_comes_to_the_same(
+    tmp_path: Path, case_folder: Path
+) -> None:
+    (tmp_path / "script.py").write_text(KILLED_EVERYWHERE)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    *complaints, answer = done.stdout.splitlines()
+    changes, others = json.loads(answer)
+    assert (complaints, others) == ([], [])
+    assert changes > 10

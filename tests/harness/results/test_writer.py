@@ -114,7 +114,8 @@ def test_a_full_disk_is_told_in_one_line(tmp_path: Path, make_row: MakeRow, monk
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pq, "write_table", full)
-    with pytest.raises(OutputError, match=r"part-00000\.parquet cannot be written: No space left on device$"):
+    told = r"part-00000\.parquet cannot be written: No space left on device; free some space and .*--resume$"
+    with pytest.raises(OutputError, match=told):
         writer.flush()
 
 
@@ -189,3 +190,18 @@ def test_a_run_that_has_judged_nothing_yet_is_readable(write_run: WriteRun) -> N
     (directory / "cases.json").unlink()
     run = read_run(directory)
     assert (len(run.rows), run.cases, run.arrays()) == (0, {}, {})
+
+
+def test_a_folder_in_which_a_run_was_killed_at_once_is_used(tmp_path: Path) -> None:
+    for name in ("rows", "arrays", "logs"):
+        (tmp_path / "out" / name).mkdir(parents=True)
+    (tmp_path / "out" / ".environment.json.partial").write_text("{")
+    ResultsWriter(tmp_path / "out").write_json("environment.json", {"label": "new"})
+    assert files_of(tmp_path / "out") == {"environment.json"}
+
+
+def test_a_run_that_goes_on_says_throughout_what_it_is(write_run: WriteRun, make_row: MakeRow) -> None:
+    directory = write_run([make_row()])
+    (directory / ".summary.json.partial").write_text("{")
+    ResultsWriter(directory, resume=True)
+    assert files_of(directory) == {"environment.json", "cases.json", "rows/part-00000.parquet"}

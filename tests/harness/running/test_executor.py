@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pebble.pool.process
 import pytest
 
 from attncheck.backends import BackendEntry
@@ -426,18 +425,19 @@ def test_a_script_without_a_main_guard_runs_once(tmp_path: Path, case_folder: Pa
 def test_workers_end_with_their_parent_even_if_it_is_killed(
     tmp_path: Path, case_folder: Path, make_backend: Callable[..., BackendEntry]
 ) -> None:
-    # One worker sleeps in an evaluation, one while it starts, one waits for work.
+    # One sleeps in an evaluation, one in C where nothing of Python can run, one while it starts, one waits for work.
     pids = tmp_path / "pids"
     note = f"import os, time\nopen({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
     entries = [
         make_backend("evaluating", f"{note}\ndef softmax(scores):\n    time.sleep(600)"),
+        make_backend("stuck", f"{note}\ndef softmax(scores):\n    import ctypes; ctypes.PyDLL(None).sleep(600)"),
         make_backend("starting", f"{note}\ntime.sleep(600)"),
         make_backend("idle", note),
     ]
     script = write_script(tmp_path, *((entry.name, entry.module) for entry in entries))
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "modules")}
     with subprocess.Popen([sys.executable, script], cwd=tmp_path, env=environment) as parent:
-        wait_until(lambda: pids.is_file() and len(pids.read_text().split()) == 3)
+        wait_until(lambda: pids.is_file() and len(pids.read_text().split()) == 4)
         workers = [int(pid) for pid in pids.read_text().split()]
         assert any(is_running(pid) for pid in workers)
         parent.send_signal(signal.SIGKILL)
@@ -518,17 +518,3 @@ def test_a_worker_that_takes_too_much_is_stopped_and_the_next_one_goes_on(
     assert f"{told}; the worker was stopped" in answers[1].message
     assert isinstance(answers[2], Computed)
     assert (tmp_path / f"{group.name}.txt").stat().st_size < 2**16
-
-
-def test_a_worker_that_dies_before_its_pool_heard_that_it_had_begun_is_told_with_its_exit_code(
-    make_backend: Callable[..., BackendEntry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Pebble learns of a death in one thread and of what was begun in another: here the second one never comes first.
-    monkeypatch.setattr(pebble.pool.process.TaskManager, "task_start", lambda *given: None)
-    entry = make_backend("dying", "import os\ndef softmax(scores):\n    os._exit(7)")
-    (group,) = group_by_process(Implementation(entry), ["float64"])
-    runner: GroupRunner[int] = GroupRunner(group, Limits(), tmp_path)
-    answers: dict[int, Outcome] = {}
-    task = Task("softmax", {}, {"scores": np.zeros((1, 1, 1, 2))})
-    runner.run([1, 2], lambda key: task, answers.__setitem__)
-    assert answers == dict.fromkeys([1, 2], Failure("crash", "the worker process died with exit code 7"))

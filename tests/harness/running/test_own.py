@@ -103,6 +103,16 @@ def test_what_is_no_parameter_is_unsupported(write: Write, tmp_path: Path) -> No
     assert outcome_of(found, scores, tmp_path) == Failure("unsupported", "NotImplementedError: has no softmax")
 
 
+def test_a_function_whose_third_input_is_no_value_is_not_looked_at_as_if_it_were(write: Write, tmp_path: Path) -> None:
+    (found,) = choose(
+        None, [write("def general_scores(query, key, weight):\n    return query @ weight @ key.mT")]
+    ).implementations
+    inputs = {"query": np.ones((1, 1, 2, 3)), "key": np.ones((1, 1, 4, 5)), "weight": np.ones((3, 5))}
+    outcome = outcome_of(found, Task("scoring", {"score": "general"}, inputs), tmp_path)
+    assert isinstance(outcome, Computed), outcome
+    np.testing.assert_array_equal(outcome.stages["scores"], np.full((1, 1, 2, 4), 15.0))
+
+
 def test_a_lambda_that_is_handed_over_runs_in_a_worker_too(tmp_path: Path) -> None:
     offset = 2.0
     found = choose_callable(lambda query, key, value: np.zeros_like(query) + offset, None, None)
