@@ -6,7 +6,7 @@ Processes are pebble's: it kills a worker that overruns its time, notices one th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext, suppress
@@ -84,17 +84,21 @@ class GroupRunner(Generic[Key]):
 
     def run(
         self,
-        keys: Sequence[Key],
+        keys: Iterable[Key],
         task_of: Callable[[Key], Task],
         report: Callable[[Key, Outcome], None],
         turns: Turns | None = None,
+        place_of: Callable[[Key], int] = lambda key: 0,
     ) -> None:
-        """Evaluate every task, each in its turn, and report its outcome; returns early once ``stop`` is called."""
+        """Evaluate every task, each in its turn, and report its outcome; returns early once ``stop`` is called.
+
+        ``place_of`` says where in the plan of all runners a task stands: the turn is that of the earliest.
+        """
         try:
-            for done, key in enumerate(keys):
+            for key in keys:
                 if self._stopping:
                     return
-                with turns.taken(done) if turns else nullcontext():
+                with turns.taken(place_of(key)) if turns else nullcontext():
                     if self._stopping:
                         return
                     outcome = self.evaluate(task_of(key))
