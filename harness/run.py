@@ -137,6 +137,7 @@ def _environment(chosen: Chosen, settings: Settings, faults: Sequence[Fault]) ->
         "label": settings.label,
         "command": shlex.join(settings.command),
         **describe_environment(entries, settings.limits.threads),
+        "compilation_cache": settings.limits.compilation_cache,
         "implementations": {item.name: item.package for item in chosen.implementations},
         "classes": {
             item.name: {dtype: item.numerical_class(dtype) for dtype in DTYPES} for item in chosen.implementations

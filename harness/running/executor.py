@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 import psutil
 from pebble import ProcessExpired, ProcessPool
 
+from attncheck.harness.running.caching import with_cache
 from attncheck.harness.running.implementations import Implementation
 from attncheck.harness.running.processes import ENDED_ITSELF, WorkerContext, exit_code_of, memory_of
 from attncheck.harness.running.turns import Turns
@@ -36,6 +37,7 @@ class Limits:
     ``workers`` is how many evaluate at the same time; others keep their frameworks loaded and wait for their turn. One
     that holds more than ``memory`` bytes after an evaluation is replaced: compilers keep all that they ever compiled.
     One that holds more than ``most_memory`` during one is stopped, and one that has printed more than ``most_output``.
+    With ``compilation_cache``, frameworks keep what they compile for the next run (``caching.py``).
     """
 
     start_seconds: float = 300.0
@@ -45,6 +47,7 @@ class Limits:
     memory: int = 4 * 2**30
     most_memory: int = field(default_factory=lambda: psutil.virtual_memory().total * 3 // 4)
     most_output: int = 2**26
+    compilation_cache: bool = True
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,8 @@ class GroupRunner(Generic[Key]):
 
     def _start(self) -> None:
         implementation, dtype = self.group.implementation, self.group.dtypes[0]
-        what = (implementation.entry, implementation.mode, dtype, self._limits.threads, str(self._log))
+        entry = with_cache(implementation.entry, keep=self._limits.compilation_cache)
+        what = (entry, implementation.mode, dtype, self._limits.threads, str(self._log))
         answer = self._call(self._limits.start_seconds, start, *what)
         if isinstance(answer, Failure):
             self._given_up = answer
