@@ -57,7 +57,8 @@ class BackendEntry:
     ``module`` is the eager mode's, which runs by default; ``modes`` are all others. ``packages`` are the distributions
     whose versions a report names, the first one the importable framework itself. ``own_process_for`` names the dtypes
     that need a process of their own, because the framework has to be configured for them as a whole. ``environment`` is
-    set in the worker before the framework is imported. ``classes`` are the eager mode's.
+    set in the worker before the framework is imported. ``classes`` are the eager mode's. ``cache`` are the variables by
+    which the framework keeps what it compiles in a ``{folder}``, ``without_cache`` those by which it keeps nothing.
     """
 
     name: str
@@ -67,6 +68,8 @@ class BackendEntry:
     own_process_for: frozenset[str] = frozenset()
     environment: Mapping[str, str] = field(default_factory=dict)
     classes: Mapping[str, str] = field(default_factory=lambda: EAGER)
+    cache: Mapping[str, str] = field(default_factory=dict)
+    without_cache: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_installed(self) -> bool:
@@ -140,7 +143,14 @@ BACKENDS: Mapping[str, BackendEntry] = {
     for entry in (
         # NumPy's own float16 products accumulate in float16, and it has no bfloat16.
         BackendEntry("numpy", "attncheck.backends.numpy_backend", ("numpy",), classes=NATIVE),
-        BackendEntry("torch", "attncheck.backends.torch_backend", ("torch",), modes=_TORCH_MODES),
+        BackendEntry(
+            "torch",
+            "attncheck.backends.torch_backend",
+            ("torch",),
+            modes=_TORCH_MODES,
+            cache={"TORCHINDUCTOR_CACHE_DIR": "{folder}"},
+            without_cache={"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"},
+        ),
         BackendEntry(
             "tensorflow",
             "attncheck.backends.tensorflow_backend",
@@ -190,6 +200,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
             ),
             # TensorFlow otherwise prints a page of start-up notices into everybody's terminal. Keras computes with
             # TensorFlow unless a file in the user's home says otherwise.
+            # It has no cache here: of XLA's, a damaged entry makes the operation fail that it belongs to.
             environment={"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"},
         ),
         BackendEntry(
@@ -217,6 +228,13 @@ BACKENDS: Mapping[str, BackendEntry] = {
             ),
             # 64-bit types are a switch of the whole process, and it changes how 32-bit programs promote types.
             own_process_for=frozenset({"float64"}),
+            # It would keep only what took a second to compile; here thousands of operations take a hundredth each.
+            cache={
+                "JAX_COMPILATION_CACHE_DIR": "{folder}",
+                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+                "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+            },
+            without_cache={"JAX_ENABLE_COMPILATION_CACHE": "false"},
         ),
     )
 }

@@ -1,52 +1,50 @@
-"""Workers driven through their units, side by side: each is judged as soon as its last implementation has answered."""
+"""Workers driven through a plan, side by side: a unit is judged as soon as its last implementation has answered."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from queue import SimpleQueue
 
-from attncheck.harness.bench import Bench, Unit
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.inputs import Exact, Inputs, convert_inputs, make_exact_inputs
+from attncheck.harness.bench import Bench, Judge
+from attncheck.harness.plan import Plan, Unit
 from attncheck.harness.running.executor import Group, GroupRunner
-from attncheck.harness.running.tasks import task_of
 from attncheck.harness.running.turns import Turns
-from attncheck.harness.running.worker import Outcome, Task
+from attncheck.harness.running.worker import Outcome
 
 
 def compute_and_judge(
-    units: Sequence[Unit],
+    plan: Plan,
     runners: Sequence[GroupRunner[Unit]],
+    judge: Judge,
     bench: Bench,
     workers: int,
     on_progress: Callable[[int, int], None],
 ) -> None:
     """Let every runner work through its units; judge each unit when its last implementation has answered."""
-    planned = [(runner, [unit for unit in units if unit.dtype in runner.group.dtypes]) for runner in runners]
-    total = sum(len(own) for _, own in planned)
-    served = {dtype for runner in runners for dtype in runner.group.dtypes}
-    undeclared = [unit for unit in units if bench.implementations and unit.dtype not in served]
+    serving = {dtype: sum(dtype in runner.group.dtypes for runner in runners) for dtype in plan.dtypes}
+    total = sum(serving[unit.dtype] for unit in plan)
     answers: SimpleQueue[tuple[Unit, Group, Outcome] | BaseException] = SimpleQueue()
-    inputs = InputCache()
+    turns = Turns(workers)
 
-    def drive(runner: GroupRunner[Unit], own: Sequence[Unit]) -> None:
+    def settle(unit: Unit, outcomes: Mapping[str, Outcome]) -> None:
+        bench.add(judge.judge(plan.case(unit), unit.dtype, plan.inputs(unit), outcomes))
+
+    def drive(runner: GroupRunner[Unit]) -> None:
+        own = (unit for unit in plan if unit.dtype in runner.group.dtypes)
         try:
-            runner.run(own, inputs.task, lambda unit, outcome: answers.put((unit, runner.group, outcome)), turns)
+            runner.run(own, plan.task, lambda unit, outcome: answers.put((unit, runner.group, outcome)), turns, _place)
         except BaseException as error:  # must reach the main thread, or it would wait for ever
             answers.put(error)
 
-    turns = Turns(workers)
-    waiting = Counter(id(unit) for _, own in planned for unit in own)
     outcomes: dict[int, dict[str, Outcome]] = {}
     with ThreadPoolExecutor(max_workers=max(1, len(runners))) as threads:
         try:
-            for runner, own in planned:
-                threads.submit(drive, runner, own)
-            for unit in undeclared:
-                bench.judge(unit, inputs.of(unit), {})
+            for runner in runners:
+                threads.submit(drive, runner)
+            for unit in plan:
+                if not serving[unit.dtype] and judge.implementations:
+                    settle(unit, {})
             on_progress(0, total)
             while bench.evaluations < total:
                 answer = answers.get()
@@ -54,29 +52,15 @@ def compute_and_judge(
                     raise answer
                 unit, group, outcome = answer
                 bench.evaluations += 1
-                outcomes.setdefault(id(unit), {})[group.implementation.name] = outcome
-                waiting[id(unit)] -= 1
-                if not waiting[id(unit)]:
-                    bench.judge(unit, inputs.of(unit), outcomes.pop(id(unit)))
+                found = outcomes.setdefault(unit.place, {})
+                found[group.implementation.name] = outcome
+                if len(found) == serving[unit.dtype]:
+                    settle(unit, outcomes.pop(unit.place))
                 on_progress(bench.evaluations, total)
         finally:
             for runner in runners:
                 runner.stop()
 
 
-class InputCache:
-    """Inputs of the cases that are being worked on, made once for all workers."""
-
-    def __init__(self) -> None:
-        self._exact: Callable[[int], dict[str, Exact]]
-        self._cases: dict[int, Case] = {}
-        self._exact = lru_cache(maxsize=64)(lambda key: make_exact_inputs(self._cases[key]))
-
-    def of(self, unit: Unit) -> Inputs:
-        """Return the inputs of a unit in its dtype."""
-        self._cases[id(unit.case)] = unit.case
-        return convert_inputs(unit.case, self._exact(id(unit.case)), unit.dtype)
-
-    def task(self, unit: Unit) -> Task:
-        """Return what a worker has to evaluate for a unit."""
-        return task_of(unit.case, self.of(unit))
+def _place(unit: Unit) -> int:
+    return unit.place

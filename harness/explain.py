@@ -46,7 +46,7 @@ class Explanation:
     known: Mapping[str, str] = field(default_factory=dict)
 
 
-def find_case(cases: tuple[Case, ...], wanted: str) -> Case:
+def find_case(cases: Sequence[Case], wanted: str) -> Case:
     """Return the one case that is meant. Raises ``UsageError`` for none or several."""
     exact = [case for case in cases if case.id == wanted]
     if len(exact or cases) == 1:

@@ -10,10 +10,11 @@ from typing import Any
 
 import psutil
 
-from attncheck.harness.bench import Bench, Unit
+from attncheck.harness.bench import Bench, Judge
 from attncheck.harness.driving import compute_and_judge
-from attncheck.harness.errors import ExitCode, Fault, UsageError
+from attncheck.harness.errors import ExitCode, Fault
 from attncheck.harness.judging.known import DivergenceRecord
+from attncheck.harness.plan import Plan, Unit
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.divergences import Divergence, bundled_divergences
 from attncheck.harness.reading.model import TagEntry
@@ -23,7 +24,7 @@ from attncheck.harness.results.format import Row
 from attncheck.harness.results.writer import ResultsWriter
 from attncheck.harness.running.environment import describe_environment
 from attncheck.harness.running.executor import Group, GroupRunner, Limits, group_by_process
-from attncheck.harness.running.implementations import Chosen, Implementation
+from attncheck.harness.running.implementations import Chosen
 from attncheck.harness.running.processes import end_strays
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import DTYPES
@@ -76,20 +77,19 @@ def run_cases(
     What is judged is on disk even if the run is interrupted. ``on_progress`` hears evaluations done and planned.
     Raises ``OutputError`` where the directory cannot be written.
     """
-    units = plan_units(cases, settings.dtypes)
-    groups = _groups(chosen, units)
+    plan = Plan.of(cases, settings.dtypes)
+    groups = _groups(chosen, plan.dtypes)
     environment = _environment(chosen, settings, faults)
-    records = [case_record(case, settings.tags) for case in cases]
-    earlier = read_earlier(settings.output, environment, records) if settings.resume else NOTHING
+    earlier = NOTHING
+    if settings.resume:
+        earlier = read_earlier(settings.output, environment, [case_record(case, settings.tags) for case in cases])
     writer = ResultsWriter(settings.output, resume=earlier is not NOTHING)
     environment |= {**earlier.names, "backends": earlier.backends}
     writer.write_json("environment.json", environment)
-    writer.write_json("cases.json", {"cases": records})
-    bench = Bench(
-        chosen.implementations, writer, DivergenceRecord(_divergences(chosen, settings)), settings.keep_all_arrays
-    )
+    writer.write_cases(case_record(case, settings.tags) for case in cases)
+    judge = Judge(chosen.implementations, settings.keep_all_arrays)
+    bench = Bench(writer, DivergenceRecord(_divergences(chosen, settings)))
     bench.restore(earlier.rows)
-    left = [unit for unit in units if (unit.case.id, unit.dtype) not in earlier.finished]
     runners = _runners(groups, settings)
 
     def describe_backends() -> None:
@@ -102,7 +102,7 @@ def run_cases(
         on_progress(done, total)
 
     try:
-        compute_and_judge(left, runners, bench, settings.limits.workers, tell)
+        compute_and_judge(plan.without(earlier.finished), runners, judge, bench, settings.limits.workers, tell)
         bench.evaluations += sum(dtype in group.dtypes for _, dtype in earlier.finished for group in groups)
         if settings.complete:
             told = {row.message for row in bench.failures}
@@ -115,12 +115,12 @@ def run_cases(
     return summary
 
 
-def _groups(chosen: Chosen, units: Sequence[Unit]) -> list[Group]:
-    """Return the worker processes that the implementations need for the dtypes of these units."""
+def _groups(chosen: Chosen, dtypes: Sequence[str]) -> list[Group]:
+    """Return the worker processes that the implementations need for these dtypes."""
     return [
         group
         for implementation in chosen.implementations
-        for group in group_by_process(implementation, _declared(implementation, units))
+        for group in group_by_process(implementation, list(filter(implementation.numerical_class, dtypes)))
     ]
 
 
@@ -142,25 +142,13 @@ def _divergences(chosen: Chosen, settings: Settings) -> tuple[Divergence, ...]:
     return bundled_divergences([implementation.entry.name for implementation in chosen.implementations])
 
 
-def _declared(implementation: Implementation, units: Sequence[Unit]) -> list[str]:
-    """Return the dtypes of the units for which an implementation declares a numerical class."""
-    return [dtype for dtype in sorted({unit.dtype for unit in units}) if implementation.numerical_class(dtype)]
-
-
-def plan_units(cases: Sequence[Case], dtypes: Sequence[str]) -> list[Unit]:
-    """Return every case in every dtype that it declares, and that is asked for. Raises ``UsageError`` for none."""
-    units = [Unit(case, dtype) for case in cases for dtype in case.dtypes if not dtypes or dtype in dtypes]
-    if cases and not units:
-        raise UsageError(f"no case is declared for {', '.join(dtypes)}")
-    return units
-
-
 def _environment(chosen: Chosen, settings: Settings, faults: Sequence[Fault]) -> dict[str, Any]:
     entries = [implementation.entry for implementation in chosen.implementations]
     return {
         "label": settings.label,
         "command": shlex.join(settings.command),
         **describe_environment(entries, settings.limits.threads),
+        "compilation_cache": settings.limits.compilation_cache,
         "implementations": {item.name: item.package for item in chosen.implementations},
         "classes": {
             item.name: {dtype: item.numerical_class(dtype) for dtype in DTYPES} for item in chosen.implementations

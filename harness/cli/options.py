@@ -81,6 +81,10 @@ MemoryLimit = Annotated[
     float | None,
     typer.Option(min=0.1, help="GiB of memory that one worker may hold; three quarters of the machine's if absent."),
 ]
+CompilationCache = Annotated[
+    bool,
+    typer.Option(help="Keep what frameworks compile, in the user's cache folder, for the next run."),
+]
 Threads = Annotated[int, typer.Option(min=1, help="Threads of each worker.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")]
 JunitXml = Annotated[

@@ -73,11 +73,11 @@ def run_selected(
         raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
-def limits_of(time_limit: float, memory_limit: float | None, threads: int) -> Limits:
-    """Return what a worker may take: seconds per evaluation, GiB of memory, threads."""
+def limits_of(time_limit: float, memory_limit: float | None, threads: int, compilation_cache: bool) -> Limits:
+    """Return what a worker may take: seconds per evaluation, GiB of memory, threads; and whether it keeps a cache."""
     from attncheck.harness.running.executor import Limits
 
-    limits = Limits(case_seconds=time_limit, threads=threads)
+    limits = Limits(case_seconds=time_limit, threads=threads, compilation_cache=compilation_cache)
     return limits if memory_limit is None else replace(limits, most_memory=int(memory_limit * 2**30))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ class Truth:
     special: SpecialRows | None = None
     inner: Stages = field(default_factory=dict)
     _bounds: dict[str, dict[str, Bound]] = field(default_factory=dict)
-    _steps: dict[tuple[Any, ...], Enclosure | None] = field(default_factory=dict)
+    _known_steps: dict[tuple[Any, ...], Enclosure | None] = field(default_factory=dict)
 
     def bounds(self, numerical_class: str) -> Mapping[str, Bound]:
         """Return the bounds of every stage for a numerical class."""
@@ -129,13 +130,18 @@ class Truth:
         needed = sorted(predecessors(*posed, earlier, stage))
         if not needed and stage in solved:
             return solved[stage]
-        step = (stage, *((name, earlier[name].dtype.name, earlier[name].tobytes()) for name in needed))
-        if step not in self._steps:
+        step = (stage, *((name, earlier[name].dtype.name, digest(earlier[name])) for name in needed))
+        if step not in self._known_steps:
             try:
-                self._steps[step] = exact_from(*posed, earlier, stage)
+                self._known_steps[step] = exact_from(*posed, earlier, stage)
             except (OutsideDomain, PrecisionExhausted):
-                self._steps[step] = None
-        return self._steps[step]
+                self._known_steps[step] = None
+        return self._known_steps[step]
+
+
+def digest(array: Array) -> bytes:
+    """Return what stands for every bit of an array's numbers."""
+    return blake2b(array.tobytes(), digest_size=16).digest()
 
 
 def find_truth(

@@ -6,7 +6,6 @@ Most faults change a single step. All stages before it are the reference's, and 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from hashlib import blake2b
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from attncheck.harness.judging.bounds import Bound
 from attncheck.harness.judging.enclosure import Enclosure
 from attncheck.harness.judging.judge_stages import failing_places, in_order
-from attncheck.harness.judging.truth import Array, Stages, Truth, within_range
+from attncheck.harness.judging.truth import Array, Stages, Truth, digest, within_range
 
 Step: TypeAlias = tuple[Enclosure, Bound] | None
 _BESIDE = frozenset({"log_sum_exp"})
@@ -40,7 +39,7 @@ class RememberingTruth(Truth):
         """Return a stage's exact value from the stages before it, and its bound; None behind a step that is wrong."""
         order = in_order(returned)
         before = [name for name in order[: order.index(stage)] if name not in _BESIDE]
-        keys = {name: (name, numerical_class, _digest(returned[name])) for name in before}
+        keys = {name: (name, numerical_class, digest(returned[name])) for name in before}
         past: tuple[Any, ...] = ()
         for name in before:
             if self._is_wrong(name, returned[name], past, keys[name]):
@@ -67,7 +66,3 @@ class RememberingTruth(Truth):
         with np.errstate(invalid="ignore"):  # infinity against infinity is out of range
             beyond = within_range(exact, array) & (exact.error_of(array) - exact.radius > bound.worst)
         return bool(beyond.any())
-
-
-def _digest(array: Array) -> bytes:
-    return blake2b(array.tobytes(), digest_size=16).digest()

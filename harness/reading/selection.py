@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 
 from attncheck.harness.errors import CaseError, Fault, UsageError
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.loader import TAG_FILE, load_case_file, load_tags
 from attncheck.harness.reading.model import TagEntry
+from attncheck.harness.reading.packed import PackedCases
 
 BUNDLED = "cases"
 """The bundled corpus is called cases/..., as in the repository; the name in front is not part of a case's id."""
@@ -19,9 +21,9 @@ BUNDLED = "cases"
 
 @dataclass(frozen=True)
 class Selection:
-    """The cases to run, the faults of files that could not be read, and every tag that is defined."""
+    """The cases to run, by id, the faults of files that could not be read, and every tag that is defined."""
 
-    cases: tuple[Case, ...]
+    cases: Sequence[Case]
     faults: tuple[Fault, ...]
     tags: dict[str, TagEntry]
 
@@ -53,19 +55,25 @@ def select_cases(
     base = base or Path.cwd()
     faults: list[Fault] = []
     known_tags = _tags_of(_bundled_root(), f"{BUNDLED}/{TAG_FILE}", faults)
-    cases: dict[str, tuple[Path, Case]] = {}
+    places: dict[str, tuple[Path, int]] = {}
+    chosen, ids = PackedCases(), []
     for pattern in patterns or ("*",):
         for path, case in _matching(pattern, base, known_tags, faults, several=len(patterns) > 1):
-            first_path, first = cases.setdefault(case.id, (path, case))
+            first = places.get(case.id)
+            if first is None:
+                places[case.id] = (path, case.line)
+                if _is_wanted(case, tags, dtypes):
+                    chosen.append(case)
+                    ids.append(case.id)
             # The same file may be named twice; two files may look the same from afar.
-            if (first_path, first.line) != (path, case.line):
-                faults.append(Fault(case.file, f"the same case id as in {first_path}: {case.id}", case.line, case.name))
-    chosen = [case for _, case in cases.values() if _has_tags(case, tags, known_tags)]
-    if dtypes:
-        chosen = [case for case in chosen if set(case.dtypes) & set(dtypes)]
+            elif first != (path, case.line):
+                faults.append(Fault(case.file, f"the same case id as in {first[0]}: {case.id}", case.line, case.name))
+    if places:
+        _check_tags(tags, known_tags)
     if not chosen and not faults:
         raise UsageError("no case matches the paths, globs, tags and dtypes that were given")
-    return Selection(tuple(sorted(chosen, key=lambda case: case.id)), tuple(dict.fromkeys(faults)), known_tags)
+    chosen.arrange(sorted(range(len(ids)), key=ids.__getitem__))
+    return Selection(chosen, tuple(dict.fromkeys(faults)), known_tags)
 
 
 def _bundled_root() -> Path:
@@ -74,27 +82,30 @@ def _bundled_root() -> Path:
 
 def _matching(
     pattern: str, base: Path, tags: dict[str, TagEntry], faults: list[Fault], *, several: bool
-) -> Iterable[_Found]:
+) -> Iterator[_Found]:
     path = base / pattern
     if several and exists(path) and (path.name == "__pycache__" or (path.is_file() and not _is_case_file(path))):
         # The shell spreads cases/* over everything that is there.
-        return []
+        return
     if exists(path):
         own = _own_files(path, base)
         for folder in sorted({file.path.parent for file in own} | {path if path.is_dir() else path.parent}):
             tags |= _tags_of(folder, _shown(folder / TAG_FILE, base), faults)
-        return _read(own, tags, faults)
+        yield from _read(own, tags, faults)
+        return
     glob = pattern.removeprefix(f"{BUNDLED}/").removesuffix(".yaml")
     root = _bundled_root()
     bundled = [_File(path, f"{BUNDLED}/{path.relative_to(root).as_posix()}") for path in _case_files(root)]
     # A whole file, a folder or single cases can be meant; only files that may match are read.
     whole = [file for file in bundled if _matches(file.id_prefix, glob)]
     rest = [file for file in bundled if file not in whole]
-    single = [found for found in _read(rest, tags, faults) if _matches(found[1].id, glob)] if not whole else []
-    found = [*_read(whole, tags, faults), *single]
-    if not found and not faults:
+    single = (found for found in _read(rest, tags, faults) if _matches(found[1].id, glob)) if not whole else ()
+    matches = False
+    for found in chain(_read(whole, tags, faults), single):
+        matches = True
+        yield found
+    if not matches and not faults:
         raise UsageError(f"{pattern!r} is neither a file or folder nor a glob that matches a bundled case")
-    return found
 
 
 def exists(path: Path) -> bool:
@@ -150,19 +161,23 @@ def _tags_of(folder: Path, name: str, faults: list[Fault]) -> dict[str, TagEntry
         return {}
 
 
-def _read(case_files: Iterable[_File], tags: dict[str, TagEntry], faults: list[Fault]) -> list[_Found]:
-    found: list[_Found] = []
+def _read(case_files: Iterable[_File], tags: dict[str, TagEntry], faults: list[Fault]) -> Iterator[_Found]:
+    """Read one file after the other: of many, only what is kept of each is in memory."""
     for file in case_files:
         path = file.path.resolve()
         try:
-            found += [(path, case) for case in load_case_file(file.path, file.name, file.id_prefix, tags)]
+            cases = load_case_file(file.path, file.name, file.id_prefix, tags)
         except CaseError as error:
             faults.extend(error.faults)
-    return found
+        else:
+            yield from ((path, case) for case in cases)
 
 
-def _has_tags(case: Case, wanted: Sequence[str], known: dict[str, TagEntry]) -> bool:
+def _is_wanted(case: Case, tags: Sequence[str], dtypes: Sequence[str]) -> bool:
+    return (not tags or bool(set(case.tags) & set(tags))) and (not dtypes or bool(set(case.dtypes) & set(dtypes)))
+
+
+def _check_tags(wanted: Sequence[str], known: dict[str, TagEntry]) -> None:
     for tag in wanted:
         if tag not in known:
             raise UsageError(f"undefined tag {tag!r}; expected one of {', '.join(sorted(known))}")
-    return not wanted or bool(set(case.tags) & set(wanted))

@@ -101,7 +101,7 @@ def _parse_fault(error: MarkedYAMLError) -> YamlFault:
     return YamlFault(f"not valid YAML: {problem}", mark.line + 1 if mark else None)
 
 
-class _CheckedParser(Parser):  # type: ignore[misc]  # ruamel.yaml's parser is not typed
+class _CheckedParser(Parser):
     """Refuses tags, older YAML, and what is too long or too deep, before a node is made of it."""
 
     depth = nodes = 0

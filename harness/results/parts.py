@@ -37,6 +37,8 @@ _GROUPS_IN_MEMORY = 2
 
 _MOST_ROWS = 1_000_000
 """Of one part. A run writes some fifty thousand; a few kilobytes can hold as many as they like, all of them alike."""
+_MOST_GROUPS = 100
+"""Of one part, which a run writes in one: each is read by itself."""
 _MOST_BYTES = {"rows": 2**30, "arrays": 2**32}
 """Of one part of rows, or of one row group of arrays, as it lies in memory."""
 _MOST_BYTES_TOGETHER = 2**32
@@ -112,7 +114,11 @@ def _opened(path: Path, schema: pa.Schema) -> pq.ParquetFile:
     if not path.is_file():
         raise _DamagedError("it is no regular file")
     texts = [column.name for column in schema if pa.types.is_string(column.type) or pa.types.is_binary(column.type)]
-    return pq.ParquetFile(path, read_dictionary=texts)
+    file = pq.ParquetFile(path, read_dictionary=texts)
+    if file.num_row_groups > _MOST_GROUPS:
+        file.close()
+        raise _DamagedError(f"it has {file.num_row_groups} row groups; expected at most {_MOST_GROUPS}")
+    return file
 
 
 def _read_groups(file: pq.ParquetFile, groups: Iterable[int], columns: Sequence[str], most: int) -> pa.Table:

@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from attncheck.harness.errors import ResultsError
 
 _MOST_BYTES = 2**29
 """Of one JSON file: some hundred thousand cases."""
 _MOST_DEEP = 50
+
+
+Whole = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+"""A whole number that every format of a report can hold."""
 
 
 class _Record(BaseModel):
@@ -33,8 +37,8 @@ class EnvironmentRecord(_Record):
     python: str
     platform: str
     cpu_features: list[str]
-    processors: int | None
-    threads_per_worker: int
+    processors: Whole | None
+    threads_per_worker: Whole
     versions: dict[str, str]
     flags: dict[str, Any]
     implementations: dict[str, str]
@@ -47,7 +51,7 @@ class EnvironmentRecord(_Record):
 class SummaryRecord(_Record):
     """How a run ended: summary.json."""
 
-    exit_code: int
+    exit_code: Whole
 
 
 class _Source(_Record):
@@ -94,7 +98,7 @@ class CaseRecord(_Record):
     id: str
     name: str
     file: str
-    line: int
+    line: Whole
     title: str
     source: _Source
     operation: str

@@ -74,10 +74,22 @@ class ResultsWriter:
         self._flushed = monotonic()
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        """Write environment.json, cases.json or summary.json."""
+        """Write environment.json or summary.json."""
         text = json.dumps({"format": FORMAT, **content}, indent=2, ensure_ascii=False) + "\n"
         # A command line may hold bytes that are no text; they are shown as question marks.
         _write(self.directory / name, lambda path: path.write_text(text, encoding="utf-8", errors="replace"))
+
+    def write_cases(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Write cases.json, a case a line: there may be more of them than fit in memory."""
+
+        def write(path: Path) -> None:
+            with path.open("w", encoding="utf-8", errors="replace") as file:
+                file.write(f'{{"format": {FORMAT}, "cases": [')
+                for number, record in enumerate(records):
+                    file.write(f"{',' if number else ''}\n{json.dumps(record, ensure_ascii=False)}")
+                file.write("\n]}\n")
+
+        _write(self.directory / "cases.json", write)
 
     def _write_part(self, kind: str, table: pa.Table) -> None:
         number = self._parts[kind]

@@ -25,15 +25,20 @@ def package_version(name: str) -> str | None:
         return None
 
 
+def cpu_features() -> list[str]:
+    """Return the instruction sets that this machine's CPU has, as NumPy found them."""
+    simd = np.show_config(mode="dicts")["SIMD Extensions"]
+    return sorted({*simd.get("baseline", []), *simd.get("found", [])})
+
+
 def describe_environment(entries: Iterable[BackendEntry], threads: int) -> dict[str, Any]:
     """Return versions, platform, CPU features and settings of this machine."""
     packages = sorted({"attncheck", "numpy", *(package for entry in entries for package in entry.packages)})
-    simd = np.show_config(mode="dicts")["SIMD Extensions"]
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "machine": platform.machine(),
-        "cpu_features": sorted({*simd.get("baseline", []), *simd.get("found", [])}),
+        "cpu_features": cpu_features(),
         "processors": os.cpu_count(),
         "threads_per_worker": threads,
         "versions": {name: found for name in packages if (found := package_version(name)) is not None},

@@ -7,7 +7,7 @@ gets another; none is evaluated twice.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 
 import psutil
 
+from attncheck.harness.running.caching import with_cache
 from attncheck.harness.running.calls import Ended, Overdue, Raised, Stopped, WorkerProcess
 from attncheck.harness.running.implementations import Implementation
 from attncheck.harness.running.logs import Log
@@ -37,6 +38,7 @@ class Limits:
     ``workers`` is how many evaluate at the same time; others keep their frameworks loaded and wait for their turn. One
     that holds more than ``memory`` bytes after an evaluation is replaced: compilers keep all that they ever compiled.
     One that holds more than ``most_memory`` during one is stopped, and one that has printed more than ``most_output``.
+    With ``compilation_cache``, frameworks keep what they compile for the next run (``caching.py``).
     """
 
     start_seconds: float = 300.0
@@ -46,6 +48,7 @@ class Limits:
     memory: int = 4 * 2**30
     most_memory: int = field(default_factory=lambda: psutil.virtual_memory().total * 3 // 4)
     most_output: int = 2**26
+    compilation_cache: bool = True
 
     @property
     def fair_share(self) -> int:
@@ -90,17 +93,21 @@ class GroupRunner(Generic[Key]):
 
     def run(
         self,
-        keys: Sequence[Key],
+        keys: Iterable[Key],
         task_of: Callable[[Key], Task],
         report: Callable[[Key, Outcome], None],
         turns: Turns | None = None,
+        place_of: Callable[[Key], int] = lambda key: 0,
     ) -> None:
-        """Evaluate every task, each in its turn, and report its outcome; returns early once ``stop`` is called."""
+        """Evaluate every task, each in its turn, and report its outcome; returns early once ``stop`` is called.
+
+        ``place_of`` says where in the plan of all runners a task stands: the turn is that of the earliest.
+        """
         try:
-            for done, key in enumerate(keys):
+            for key in keys:
                 if self._stopping:
                     return
-                with turns.taken(done) if turns else nullcontext():
+                with turns.taken(place_of(key)) if turns else nullcontext():
                     if self._stopping:
                         return
                     outcome = self.evaluate(task_of(key))
@@ -135,7 +142,8 @@ class GroupRunner(Generic[Key]):
 
     def _start(self) -> Failure | None:
         implementation, dtype = self.group.implementation, self.group.dtypes[0]
-        what = (implementation.entry, implementation.mode, dtype, self._limits.threads, str(self._log.path))
+        entry = with_cache(implementation.entry, keep=self._limits.compilation_cache)
+        what = (entry, implementation.mode, dtype, self._limits.threads, str(self._log.path))
         answer = self._call(self._limits.start_seconds, start, *what)
         if isinstance(answer, Failure):
             self.close()

@@ -20,11 +20,11 @@ class Turns:
         self._changed = Condition()
 
     @contextmanager
-    def taken(self, done: int) -> Iterator[None]:
-        """Wait for a place; of those that wait, the one that has ``done`` least is next."""
+    def taken(self, step: int) -> Iterator[None]:
+        """Wait for a place; of those that wait, the one whose ``step`` in the plan comes first is next."""
         with self._changed:
             self._tickets += 1
-            ticket = (done, self._tickets)
+            ticket = (step, self._tickets)
             self._waiting.append(ticket)
             self._changed.wait_for(lambda: self._free and min(self._waiting) == ticket)
             self._waiting.remove(ticket)

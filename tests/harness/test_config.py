@@ -44,3 +44,26 @@ def test_a_section_that_says_nothing_sensible_is_a_usage_error(tmp_path: Path, t
         read_config(project(tmp_path, text))
     assert message in str(error.value)
     assert "pyproject.toml" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tool = 3\n", None),
+        ("x = " + "[" * 2000 + "]" * 2000 + "\n", "nested too deep"),
+        (f"x = {'9' * 5000}\n", "cannot be read"),
+        ("[tool.attncheck]\ncases = ['a\\u0000b']\n".replace("'", '"'), "there is no"),
+        (f"[tool.attncheck]\ncases = ['{'x' * 5000}']\n", "there is no"),
+        ('[tool.attncheck]\n"a\\nb" = 1\n', "tool.attncheck.'a\\nb': unknown"),
+    ],
+)
+def test_what_is_hostile_is_told_in_one_line_or_is_no_section(tmp_path: Path, text: str, words: str | None) -> None:
+    project(tmp_path, text)
+    if words is None:
+        assert read_config(tmp_path) == Config()
+        return
+    with pytest.raises(UsageError) as error:
+        read_config(tmp_path)
+    assert words in str(error.value)
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 1000

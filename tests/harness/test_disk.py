@@ -35,10 +35,14 @@ def wrong(tmp_path: Path) -> str:
     return "wrong.py"
 
 
+def _as_ever(real: Callable[..., Any], path: Any, *given: Any, **options: Any) -> Any:
+    return real(*given, **options)
+
+
 @pytest.fixture
 def break_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
     """Let every write to a file with this in its path fail with this number; "" heals it."""
-    write_text, write_table = Path.write_text, pq.write_table
+    write_text, open_, write_table = Path.write_text, Path.open, pq.write_table
 
     def break_(part: str, number: int) -> None:
         def failing(real: Callable[..., Any], path: Any, *given: Any, **options: Any) -> Any:
@@ -46,7 +50,11 @@ def break_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
                 raise OSError(number, os.strerror(number))
             return real(*given, **options)
 
+        def opened(path: Path, mode: str = "r", *given: Any, **options: Any) -> Any:
+            return (failing if "w" in mode else _as_ever)(open_, path, path, mode, *given, **options)
+
         monkeypatch.setattr(Path, "write_text", lambda path, *a, **o: failing(write_text, path, path, *a, **o))
+        monkeypatch.setattr(Path, "open", opened)
         monkeypatch.setattr(pq, "write_table", lambda table, path, **o: failing(write_table, path, table, path, **o))
 
     return break_

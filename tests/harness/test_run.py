@@ -11,41 +11,18 @@ from typing import Any
 import pytest
 
 from attncheck.backends import BackendEntry
-from attncheck.harness import driving
-from attncheck.harness.errors import ExitCode, OutputError, UsageError
+from attncheck.harness import plan
+from attncheck.harness.errors import ExitCode, OutputError
 from attncheck.harness.reading.selection import select_cases
 from attncheck.harness.results.format import EXACT, FORMAT, INPUTS
 from attncheck.harness.results.reader import Run, read_run
-from attncheck.harness.run import RunSummary, Settings, plan_units, run_cases
+from attncheck.harness.run import RunSummary, Settings, run_cases
 from attncheck.harness.running.implementations import Chosen, Implementation
 
 RunSmall = Callable[..., tuple[RunSummary, Run]]
 Entries = tuple[BackendEntry, BackendEntry]
 
 WRONG = "def softmax(scores):\n    stages = numpy_backend.softmax(scores); stages['weights'] *= -1; return stages"
-
-
-def test_every_case_is_planned_in_every_dtype_that_it_declares(case_folder: Path, tmp_path: Path) -> None:
-    cases = select_cases(["small"], base=tmp_path).cases
-    assert [(unit.case.name, unit.dtype) for unit in plan_units(cases, ())][:3] == [
-        ("A scores", "float64"),
-        ("A scores", "float32"),
-        ("B weights", "float64"),
-    ]
-    assert {unit.dtype for unit in plan_units(cases, ["float32"])} == {"float32"}
-    assert plan_units([], ["float32"]) == []
-
-
-def test_a_dtype_that_no_case_declares_is_refused(case_folder: Path, tmp_path: Path) -> None:
-    text = (
-        (case_folder / "small.yaml")
-        .read_text()
-        .replace("operation: softmax", "operation: softmax\ndefaults: {dtypes: [float64]}", 1)
-    )
-    (case_folder / "small.yaml").write_text(text)
-    cases = select_cases(["small"], base=tmp_path).cases
-    with pytest.raises(UsageError, match="no case is declared for float32"):
-        plan_units(cases, ["float32"])
 
 
 def test_two_that_agree_give_0_and_every_comparison_is_a_row(honest: Entries, run_small: RunSmall) -> None:
@@ -193,7 +170,7 @@ def test_a_fault_of_our_own_ends_the_run_instead_of_hanging_it(
     def broken(*arguments: Any) -> Any:
         raise ZeroDivisionError("in the harness")
 
-    monkeypatch.setattr(driving, "make_exact_inputs", broken)
+    monkeypatch.setattr(plan, "make_exact_inputs", broken)
     with pytest.raises(ZeroDivisionError, match="in the harness"):
         run_small(honest)
 

@@ -176,7 +176,7 @@ def test_a_fault_in_tags_is_told_once_however_often_the_folder_is_named(own: Pat
     write(own / "tags.yaml", "tags: 7\n")
     selection = select_cases(["mine", "mine/cases.yaml"], base=tmp_path)
     assert len([fault for fault in selection.faults if fault.file == "mine/tags.yaml"]) == 1
-    assert selection.cases == ()
+    assert list(selection.cases) == []
 
 
 def test_two_files_with_the_same_ids_are_a_fault(own: Path, tmp_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""The plan of a run: every case in every dtype that it declares and that is asked for, one unit each, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from attncheck.harness.errors import UsageError
+from attncheck.harness.reading.case import Case
+from attncheck.harness.reading.inputs import Exact, Inputs, convert_inputs, make_exact_inputs
+from attncheck.harness.running.tasks import task_of
+from attncheck.harness.running.worker import Task
+
+_INPUTS_KEPT = 64
+"""Cases whose inputs are kept: the workers come through the plan side by side, and a case's dtypes share them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One case in one dtype: what is judged at once. ``place`` is its own in the plan, ``case`` that of its case."""
+
+    place: int
+    case: int
+    dtype: str
+
+
+class Plan:
+    """The units of a run, and what each of them works on, made when it is asked for."""
+
+    def __init__(self, cases: Sequence[Case], units: Sequence[Unit]) -> None:
+        self.cases = cases
+        self.units = units
+        self._exact: Callable[[int], dict[str, Exact]]
+        self._exact = lru_cache(maxsize=_INPUTS_KEPT)(lambda case: make_exact_inputs(self.cases[case]))
+
+    @classmethod
+    def of(cls, cases: Sequence[Case], dtypes: Sequence[str]) -> Plan:
+        """Plan cases in the dtypes asked for, all if none is. Raises ``UsageError`` where no case declares one."""
+        asked = ((case, dtype) for case, each in enumerate(cases) for dtype in each.dtypes)
+        chosen = ((case, dtype) for case, dtype in asked if not dtypes or dtype in dtypes)
+        units = [Unit(place, case, dtype) for place, (case, dtype) in enumerate(chosen)]
+        if cases and not units:
+            raise UsageError(f"no case is declared for {', '.join(dtypes)}")
+        return cls(cases, units)
+
+    def case(self, unit: Unit) -> Case:
+        """Return the case of a unit."""
+        return self.cases[unit.case]
+
+    def inputs(self, unit: Unit) -> Inputs:
+        """Return the inputs of a unit in its dtype."""
+        return convert_inputs(self.case(unit), self._exact(unit.case), unit.dtype)
+
+    def task(self, unit: Unit) -> Task:
+        """Return what a worker has to evaluate for a unit."""
+        return task_of(self.case(unit), self.inputs(unit))
+
+    def without(self, finished: frozenset[tuple[str, str]]) -> Plan:
+        """Leave out the units, by case and dtype, that are done."""
+        if not finished:
+            return self
+        return Plan(self.cases, [unit for unit in self.units if (self.case(unit).id, unit.dtype) not in finished])
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes of all units."""
+        return tuple(sorted({unit.dtype for unit in self.units}))
+
+    def __iter__(self) -> Iterator[Unit]:
+        return iter(self.units)
