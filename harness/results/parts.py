@@ -105,7 +105,7 @@ def _check_numbers(table: pa.Table) -> None:
     if frame["index"][frame["comparison"].isin(_OF_NUMBERS)].isna().any():
         raise _DamagedError("it has a number without an index")
     units = frame["half_unit"].dropna()
-    if not units.between(0, np.finfo(np.float64).max).all():
+    if not units.between(0, np.finfo(np.float64).max / 2).all():  # a whole unit is a number too
         raise _DamagedError("it has a half_unit that is no size")
 
 

@@ -1,0 +1,187 @@
+"""Case files made from their grammar: every kind of array, option and expectation, mostly sensible, often not quite."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import fuzz_mutations
+
+from attncheck.harness.reading.array_kinds import ARRAY_KINDS, COMBINED_KINDS
+from attncheck.harness.vocabulary import DTYPES, OPERATIONS, inputs_of
+
+Random = random.Random
+
+_LENGTHS = (1, 1, 2, 2, 2, 2, 3, 3, 4, 0, 16, 17)
+_LETTERS = ("B", "H", "Hkv", "Lq", "Lk", "P", "D", "Dv", "E", "Ek", "Ev", "Eo", "A", "Dk")
+_HUGE_LENGTHS = (2**13, 2**16, 2**26, 2**27, 2**31, 2**63, 10**30)
+_DRAWS = {"numpy-legacy": ("randn", "randn", "rand", "runif", "randint"), "r": ("runif",), "torch": ("rand", "randn")}
+_NUMBERS = (
+    0,
+    1,
+    -1,
+    2,
+    0.5,
+    -0.25,
+    1e-3,
+    3,
+    1e30,
+    -1e39,
+    1e300,
+    10**30,
+    5e-324,
+    float("inf"),
+    float("-inf"),
+    float("nan"),
+)
+
+
+def case_file(draw: Random) -> bytes:
+    """Return a case file of one to three cases."""
+    operation = draw.choice(tuple(OPERATIONS))
+    sizes = {letter: draw.choice(_LENGTHS) for letter in _LETTERS}
+    if draw.random() < 0.8:
+        sizes |= {letter: sizes[letter] or 1 for letter in _LETTERS if letter not in ("B", "Lq", "Lk", "P")}
+        sizes["Hkv"] = sizes["H"]
+    sizes["T"] = sizes["Lk"]
+    if draw.random() < 0.05:
+        sizes[draw.choice(tuple(sizes))] = draw.choice(_HUGE_LENGTHS)
+    generator = draw.choice(tuple(_DRAWS))
+    file: dict[str, Any] = {
+        "title": "Made by the grammar",
+        "source": {"kind": draw.choice(("document", "paper", "derivation")), "title": "Drawn"},
+        "operation": operation,
+        "defaults": {"random": {"generator": generator, "seed": draw.choice((0, 7, 2**32 - 1))}},
+        "arrays": {
+            name: _array(draw, _shape(draw, sizes, ("Lk", "D")), 2, generator)
+            for name in ("a", "b")[: draw.randrange(3)]
+        },
+        "cases": [_case(draw, operation, sizes, number, generator) for number in range(draw.choice((1, 1, 1, 2, 3)))],
+    }
+    if draw.random() < 0.15:
+        file = fuzz_mutations.change_data(file, draw)
+    return fuzz_mutations.emit(file, draw).encode("utf-8", "surrogatepass")
+
+
+def _case(draw: Random, operation: str, sizes: dict[str, int], number: int, generator: str) -> dict[str, Any]:
+    score = draw.choice(("scaled_dot", "dot", "cosine", "additive", "general")) if operation == "scoring" else None
+    specs = inputs_of(operation, score)
+    inputs: dict[str, Any] = {}
+    for name, spec in specs.items():
+        if spec.required or draw.random() < 0.15 or (spec.needs in inputs and draw.random() < 0.9):
+            shape = _shape(draw, sizes, spec.axes)
+            inputs[name] = _mask(draw, shape, generator) if spec.boolean else _array(draw, shape, 2, generator)
+            if spec.whole:
+                inputs[name] = {
+                    "values": [draw.choice((0, 1) * 9 + (2, 2.0, -1, 10**20, True)) for _ in range(min(9, sizes["B"]))]
+                }
+    options = _options(draw, operation, sizes)
+    if score and draw.random() < 0.9:
+        options["score"] = score
+    case: dict[str, Any] = {"name": f"Case {number}", "inputs": inputs, "options": options}
+    for field, values in (
+        ("dtypes", [draw.sample(DTYPES, draw.randrange(1, 4))]),
+        ("storage", ("float16", "bfloat16", "float64")),
+        ("layout", ("split", "split", "merged")),
+        ("memory", [{draw.choice(tuple(inputs) or ("x",)): draw.choice(("strided", "transposed", "broadcast"))}]),
+        ("stages", [["output"], ["weights"], ["scores", "weights"]]),
+        (
+            "expect",
+            [
+                [
+                    {
+                        "stage": draw.choice(("scores", "weights", "output")),
+                        "printed": draw.choice(("1", "0.5 0.5", "1e-400", ".")),
+                    }
+                ]
+            ],
+        ),
+        ("allow_nonfinite", (True,)),
+        ("generic", (True, False)),
+        ("tags", (["causal"], ["causal", "window"])),
+        ("notes", (["=1+1"], ["\u202e<b>"])),
+    ):
+        if draw.random() < 0.05:
+            case[field] = draw.choice(tuple(values))
+    return case
+
+
+def _options(draw: Random, operation: str, sizes: dict[str, int]) -> dict[str, Any]:
+    possible: dict[str, Any] = {
+        "scale": draw.choice(_NUMBERS),
+        "softcap": draw.choice((1, 0.5, 30) * 3 + (1e308, 10**300, 0, float("inf"))),
+        "is_causal": draw.random() < 0.8,
+        "window": [draw.choice((None, 0, 1, 2) * 3 + (2**31, 10**30)), draw.choice((0, 1, 3, 2**31, None))],
+        "alignment": draw.choice(("top_left", "bottom_right")),
+        "heads": sizes["H"],
+        "kv_heads": sizes["Hkv"],
+        "empty_rows": draw.choice(("zero", "uniform", "nan")),
+    }
+    needed = {"heads"} if operation == "multi_head_attention" else {"is_causal"} if operation == "masking" else set()
+    allowed = OPERATIONS[operation].options
+    chance = {name: 0.15 if name in allowed else 0.004 for name in possible}
+    chance |= dict.fromkeys(({"heads", "kv_heads", "empty_rows", "alignment"} & allowed), 0.04)
+    return {name: value for name, value in possible.items() if name in needed or draw.random() < chance[name]}
+
+
+def _shape(draw: Random, sizes: dict[str, int], axes: tuple[str, ...]) -> list[int]:
+    """Return a shape in which every letter has its size; a few are not quite so."""
+    shape = []
+    for axis in axes:
+        length = 1
+        for letter in axis.split("*"):
+            length *= sizes.get("Lk" if letter == "T" else letter, 2)
+        shape.append(1 if draw.random() < 0.004 else length)
+    while len(shape) > 1 and shape[0] == 1 and draw.random() < 0.5:
+        shape = shape[1:]
+    return [*shape, 2] if draw.random() < 0.004 else shape
+
+
+def _mask(draw: Random, shape: list[int], generator: str) -> dict[str, Any]:
+    if generator == "numpy-legacy" and draw.random() < 0.5:
+        return {"draw": "randint", "low": 0, "high": 2, "shape": shape}
+    return {"constant": draw.choice((1, 0) * 9 + (0.0, 2, True)), "shape": shape}
+
+
+def _array(draw: Random, shape: list[int], depth: int, generator: str) -> Any:
+    kind = draw.choice(ARRAY_KINDS) if draw.random() < 0.7 else "draw"
+    size = 1
+    for length in shape:
+        size *= length
+    if (depth == 0 and kind in COMBINED_KINDS) or (not 0 < size <= 200 and kind in ("values", "printed")):
+        kind = "constant"
+    number = draw.choice(_NUMBERS) if draw.random() < 0.1 else draw.choice((1, 2, -0.5))
+    array = _plain_array(draw, kind, shape, number, generator)
+    if kind == "concat":
+        array = {"concat": [_array(draw, shape, depth - 1, generator)], "axis": draw.randrange(-2, 2)}
+    elif kind in COMBINED_KINDS:
+        array = {kind: [_array(draw, shape, depth - 1, generator) for _ in range(draw.choice((1, 2, 3)))]}
+    for field, value in (("times", number), ("plus", number), ("transpose", True), ("rows", [0, 1]), ("floor", True)):
+        if draw.random() < 0.012:
+            array[field] = value
+    return array
+
+
+def _plain_array(draw: Random, kind: str, shape: list[int], number: Any, generator: str) -> dict[str, Any]:
+    """Return an array that is made of no others; a constant where the kind is another."""
+    array: dict[str, Any] = {"constant": number, "shape": shape}
+    match kind:
+        case "values":
+            array = {"values": _nested(shape, lambda: draw.choice((1, -2, 0.5, number)))}
+        case "printed":
+            array = {"printed": _nested(shape, lambda: draw.choice(("0.50", "1e3", "-1.25", "007", "1e-300")))}
+        case "draw":
+            array = {"draw": draw.choice(_DRAWS[generator]), "shape": shape}
+            if array["draw"] in ("runif", "randint") or draw.random() < 0.02:
+                array |= {"low": draw.choice((0, -1, -1.5, -(10**18))), "high": draw.choice((1, 2, 2.5, 10**18, 1e308))}
+        case "identity":
+            array = {"identity": shape[-1] if shape else 1}
+        case "ascending" | "geometric":
+            array = {kind: [number, draw.choice((1, 0.5, -2, number))], "shape": shape}
+        case "ref":
+            array = {"ref": draw.choice(("a", "b", "query"))} if draw.random() >= 0.8 else array | {"constant": 1}
+    return array
+
+
+def _nested(shape: list[int], make: Any) -> Any:
+    return make() if not shape else [_nested(shape[1:], make) for _ in range(shape[0])]

@@ -1,0 +1,288 @@
+"""Results directories with something broken: in their bytes, their tables, their JSON, or what lies where.
+
+A good one is written once by the writer itself, from rows and arrays that hold a little of everything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import tempfile
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import fuzz_mutations
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from attncheck.harness.results.format import EXACT, INPUTS, Row, StoredArray, bound_name
+from attncheck.harness.results.writer import ResultsWriter
+
+Random = random.Random
+
+_TEXTS = (
+    *(
+        "",
+        "x",
+        "../../etc/passwd",
+        "/etc/passwd",
+        "a\0b",
+        "\x1b[31m",
+        "<script>",
+        "=1+1",
+        "|",
+        "`",
+        "]]>",
+        "\u202e",
+        "日" * 300,
+    ),
+    *(
+        "x" * 10_000,
+        "0,0",
+        "9" * 5000,
+        "99999999999999999999",
+        "-1",
+        "1,,2",
+        "numeric",
+        "float64",
+        "T1",
+        "nan",
+        "1x2",
+        "%0A::",
+    ),
+)
+_NUMBERS = (0, 1, -1, 2**31, 2**63 - 1, -(2**63), float("nan"), float("inf"), float("-inf"), 1e308, 5e-324, None)
+_WHOLE = (0, -1, 2**63 - 1, None)
+_DTYPES = ("object", "O", "V8", "M8[s]", "float64,int8", "", "bfloat16", "U3", "complex128", "x" * 1000)
+_NAMES = (
+    *("part-00001.parquet", "part-x.parquet", ".part-00000.parquet.partial", "part-.parquet", "part-00000.parquet.gz"),
+    *("part-\ud800.parquet", "part-\n.parquet", "part-[red].parquet", "part-99999999999999999999.parquet"),
+)
+
+
+@cache
+def pristine() -> Path:
+    """Write a good results directory, once for each process, and return where."""
+    directory = Path(tempfile.mkdtemp(prefix="attncheck-fuzz-")) / "pristine"
+    writer = ResultsWriter(directory)
+    rows, arrays = _rows(), _arrays()
+    writer.write_json("environment.json", _environment())
+    writer.write_json("cases.json", {"cases": [_case("file/one"), _case("file/two")]})
+    for half in (0, 1):  # two parts of each kind
+        writer.add_arrays(arrays[half::2])
+        writer.add_rows(rows[half::2])
+        writer.flush()
+    writer.write_json("summary.json", {"exit_code": 1})
+    scripts = directory / "scripts"
+    scripts.mkdir()
+    (scripts / "000.py").write_text("print('a script')\n", encoding="utf-8")
+    (scripts / "index.json").write_text(json.dumps({"file/one|numpy.eager|float64": "000.py"}), encoding="utf-8")
+    return directory
+
+
+def _rows() -> list[Row]:
+    rows = []
+    for case in ("file/one", "file/two"):
+        for name in ("numpy.eager", "torch.eager"):
+            row = Row(case, "softmax", "float64", name, "stage", "weights", "agree", shape="1x1x1x3", elements=3)
+            row = replace(row, index="0,0,0,1", value=0.25, reference=0.2, difference=0.05, allowed=0.5, ratio=0.1)
+            rows += [replace(row, tier="within", introduced_tier="within", introduced_ratio=0.1, against="exact")]
+            rows += [replace(row, verdict="numeric", ratio=2.0, tier="T1", stage="log_sum_exp", message="too far")]
+            rows += [replace(row, verdict="numeric", known=True, dtype="float32", reason="it is so", thread="a/b#1")]
+            rows += [replace(row, comparison="printed", reference_text="0.20", half_unit=0.005, called="w")]
+            rows += [replace(row, comparison="pair", other="torch.eager" if name == "numpy.eager" else "numpy.eager")]
+            rows += [Row(case, "softmax", "float32", name, "stage", "", "error", message="it raised")]
+    return rows
+
+
+def _arrays() -> list[StoredArray]:
+    weights, bound = np.array([[[[0.2, 0.3, 0.5]]]]), np.full((1, 1, 1, 3), 0.01)
+    kept = {"numpy.eager": weights, "torch.eager": weights + 0.1, EXACT: weights, bound_name("native"): bound}
+    arrays = [
+        StoredArray(case, "float64", name, "weights", array)
+        for case in ("file/one", "file/two")
+        for name, array in kept.items()
+    ]
+    return [*arrays, StoredArray("file/one", "float64", INPUTS, "scores", np.zeros((1, 1, 1, 3)))]
+
+
+def _environment() -> dict[str, Any]:
+    names = ("numpy.eager", "torch.eager")
+    return {
+        "label": "local",
+        "command": "attncheck run",
+        "python": "3.11.7",
+        "platform": "Linux",
+        "machine": "x86_64",
+        "cpu_features": ["AVX2"],
+        "processors": 2,
+        "threads_per_worker": 1,
+        "versions": {"numpy": "2.0", "torch": "2.5"},
+        "flags": {"A": "b"},
+        "byte_order": "little",
+        "implementations": {name: name.partition(".")[0] for name in names},
+        "classes": {name: {"float64": "native", "float32": "native"} for name in names},
+        "left_out": {"jax": "not installed"},
+        "missing": {},
+        "faults": [],
+    }
+
+
+def _case(identity: str) -> dict[str, Any]:
+    return {
+        "id": identity,
+        "name": "One case",
+        "file": "file.yaml",
+        "line": 7,
+        "title": "A file",
+        "source": {"kind": "document", "title": "A document", "notes": ["a note"]},
+        "operation": "softmax",
+        "options": {"window": [1, None]},
+        "dtypes": ["float64"],
+        "inputs": {"scores": [1, 1, 1, 3]},
+        "tags": ["range"],
+        "probes": {"range": {"probes": "the range", "defect": "overflow"}},
+        "given": {"scores": {"called": "s", "printed": ["1", "2", "3"]}},
+        "notes": ["a note"],
+        "expected": [
+            {"name": "weights", "of": "weights", "basis": "printed", "transpose": False, "shape": [1, 1, 1, 3]}
+            | {"called": "w"}
+        ],
+    }
+
+
+def damage(directory: Path, outside: Path, draw: Random) -> None:
+    """Break one to three things of a results directory; ``outside`` is where links may lead."""
+    for _ in range(draw.choice((1, 1, 2, 3))):
+        found = [path for path in directory.rglob("*") if path.is_file() and not path.is_symlink()]
+        change = draw.choice((_bytes, _bytes, _json, _json, _json, _table, _table, _table, _place))
+        wanted = {_json: ".json", _table: ".parquet"}.get(change)
+        files = sorted(path for path in found if wanted in (None, path.suffix))
+        if not files:
+            return
+        try:
+            change(draw.choice(files), outside, draw)
+        except (OSError, ValueError, pa.ArrowException, RecursionError):
+            continue  # it was broken already, or cannot be broken like this
+
+
+def _bytes(path: Path, _: Path, draw: Random) -> None:
+    others = [each.read_bytes() for each in path.parent.iterdir() if each.is_file()] or [b""]
+    path.write_bytes(fuzz_mutations.change_bytes(path.read_bytes(), others, draw))
+
+
+def _json(path: Path, _: Path, draw: Random) -> None:
+    content = json.loads(path.read_bytes())
+    for _each in range(draw.choice((1, 1, 2))):
+        content = fuzz_mutations.change_data(content, draw)
+        if isinstance(content, dict) and draw.random() < 0.4:
+            content = _with_text(content, draw)
+    if draw.random() < 0.05:
+        key = draw.choice(("options", "x", "flags"))
+        value = draw.choice(("[" * 3000, "[" * 900 + "]" * 900, "9" * 5000))
+        text = f'{json.dumps(content)[:-1]}, "{key}": {value}}}'
+    else:
+        text = json.dumps(content)
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+
+
+def _with_text(content: Any, draw: Random) -> Any:
+    """Replace one text anywhere in JSON by another, half a surrogate pair among them."""
+    places = [(holder, key) for holder, key in fuzz_mutations._places(content) if isinstance(holder[key], str)]
+    if places:
+        holder, key = draw.choice(places)
+        holder[key] = draw.choice((*_TEXTS, "\ud800", "javascript:alert(1)"))
+    return content
+
+
+def _table(path: Path, _: Path, draw: Random) -> None:
+    table = pq.read_table(path)
+    name = draw.choice(table.schema.names)
+    place = table.schema.get_field_index(name)
+    field = table.schema.field(place)
+    row = draw.randrange(max(1, table.num_rows))
+    match draw.randrange(9):
+        case 0:
+            table = table.drop_columns([name])
+        case 1:
+            odd = draw.choice((pa.int64(), pa.string(), pa.float64(), pa.binary(), pa.bool_(), pa.list_(pa.string())))
+            table = table.set_column(place, pa.field(name, odd), pa.nulls(table.num_rows, odd))
+        case 2 | 3 | 4:
+            values = table[name].to_pylist()
+            choices = _DTYPES if name == "array_dtype" else _choices(field.type)
+            for each in range(row, min(len(values), row + draw.choice((1, 1, 100)))):
+                values[each] = draw.choice(choices)
+            table = table.set_column(place, pa.field(name, field.type), pa.array(values, field.type))
+        case 5:
+            table = table.take(pa.array(np.repeat(row, draw.choice((0, 1, 2, 1000)))))
+        case 6:
+            table = pa.concat_tables([table] * draw.choice((2, 30)))
+        case 7:
+            table = table.set_column(place, name, table[name].dictionary_encode())
+        case 8:
+            table = table.rename_columns([*table.schema.names[:-1], draw.choice(table.schema.names)])
+    compression = draw.choice(("zstd", "none", "gzip", "snappy"))
+    pq.write_table(table, path, compression=compression, row_group_size=draw.choice((1, 3, 1000)))
+    if draw.random() < 0.02:
+        _bomb(path, table, place)
+
+
+def _choices(kind: pa.DataType) -> tuple[Any, ...]:
+    """Return what no run writes into a column of a type."""
+    if pa.types.is_list(kind):
+        return ([], [-1], [2**62, 4], [3, 0], [1, 3], [2**63 - 1], None)
+    if pa.types.is_binary(kind):
+        return (b"", b"x", b"\0" * 24, b"\xff" * 24, b"\0" * 10_000, None)
+    if pa.types.is_boolean(kind):
+        return (True, False, None)
+    return _TEXTS if pa.types.is_string(kind) else _WHOLE if pa.types.is_integer(kind) else _NUMBERS
+
+
+def _bomb(path: Path, table: pa.Table, place: int) -> None:
+    """Write a part of a few kilobytes that is gigabytes once it is read."""
+    if table.num_rows:
+        wide = table.slice(0, 1)
+        if pa.types.is_string(table.schema.field(place).type):
+            wide = wide.set_column(place, table.schema.field(place), pa.array(["x" * 2**20]))
+        many = wide.take(pa.array(np.zeros(20_000, dtype=np.int64)).slice(0, 3000))
+        with pq.ParquetWriter(path, many.schema, compression="zstd") as writer:
+            for _ in range(3):
+                writer.write_table(many)
+
+
+def _place(path: Path, outside: Path, draw: Random) -> None:
+    """Move, copy, remove or link a file."""
+    target = path.with_name(draw.choice(_NAMES))
+    match draw.randrange(8):
+        case 0:
+            path.unlink()
+        case 1:
+            path.rename(target)
+        case 2:
+            target.write_bytes(path.read_bytes())
+        case 3:
+            path.unlink()
+            path.mkdir()
+        case 4:
+            path.unlink()
+            path.symlink_to(draw.choice((Path("/dev/zero"), Path("/nonexistent"), path, outside, outside / "kept.txt")))
+        case 5:
+            path.unlink()
+            os.mkfifo(path)
+        case 6:
+            report = next(each for each in path.parents if each.name == "run") / "report"
+            if draw.random() < 0.5:
+                report.symlink_to(outside)
+            else:
+                report.mkdir()
+                name = draw.choice(("report.html", "report.md", "junit.xml", "results.csv", "results.parquet"))
+                (report / name).symlink_to(draw.choice((outside / "kept.txt", outside / "new.txt", outside)))
+        case 7:
+            name = draw.choice(("../../outside/kept.txt", "/etc/passwd", "..", ".", "x\0"))
+            run = next(each for each in path.parents if each.name == "run")
+            index = {"file/one|numpy.eager|float64": name}
+            (run / "scripts" / "index.json").write_text(json.dumps(index), encoding="utf-8")
