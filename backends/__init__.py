@@ -55,7 +55,8 @@ class BackendEntry:
     ``module`` is the eager mode's, which runs by default; ``modes`` are all others. ``packages`` are the distributions
     whose versions a report names, the first one the importable framework itself. ``own_process_for`` names the dtypes
     that need a process of their own, because the framework has to be configured for them as a whole. ``environment`` is
-    set in the worker before the framework is imported. ``classes`` are the eager mode's.
+    set in the worker before the framework is imported. ``classes`` are the eager mode's. ``resources`` is what a worker
+    of a cluster must offer besides the framework, and how much of it: ``{"GPU": 1}``.
     """
 
     name: str
@@ -65,6 +66,12 @@ class BackendEntry:
     own_process_for: frozenset[str] = frozenset()
     environment: Mapping[str, str] = field(default_factory=dict)
     classes: Mapping[str, str] = field(default_factory=lambda: EAGER)
+    resources: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def framework(self) -> str:
+        """The framework that a worker must have."""
+        return self.name
 
     @property
     def is_installed(self) -> bool:

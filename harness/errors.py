@@ -54,5 +54,11 @@ class OutputError(AttncheckError):
     """A folder or file cannot be written."""
 
 
+class ClusterError(AttncheckError):
+    """A cluster cannot go on with a run."""
+
+    exit_code = ExitCode.NOT_RUN
+
+
 class ResultsError(AttncheckError):
     """A results directory cannot be read."""

@@ -12,6 +12,7 @@ from attncheck.harness.cli.options import (
     AsJson,
     BackendNames,
     CiSummary,
+    Cluster,
     Divergences,
     DtypeNames,
     Framework,
@@ -59,6 +60,7 @@ def check(
     memory_limit: MemoryLimit = None,
     threads: Threads = 1,
     resume: Resume = False,
+    cluster: Cluster = None,
     junit_xml: JunitXml = None,
     ci_summary: CiSummary = None,
     annotations: Annotations = False,
@@ -77,6 +79,7 @@ def check(
         keep_arrays,
         limits_of(time_limit, memory_limit, threads),
         resume,
+        cluster,
         as_json,
         quiet,
     )
@@ -105,6 +108,7 @@ def run(
     memory_limit: MemoryLimit = None,
     threads: Threads = 1,
     resume: Resume = False,
+    cluster: Cluster = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -120,6 +124,7 @@ def run(
         keep_arrays,
         limits_of(time_limit, memory_limit, threads),
         resume,
+        cluster,
         as_json,
         quiet,
     )

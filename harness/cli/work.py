@@ -34,6 +34,7 @@ def run_selected(
     keep_arrays: Keep,
     limits: Limits,
     resume: bool,
+    cluster: str | None,
     as_json: bool,
     quiet: bool,
 ) -> RunSummary:
@@ -58,6 +59,7 @@ def run_selected(
         complete=not (patterns or tag or dtype),
         tags=selection.tags,
         resume=resume,
+        cluster=cluster,
     )
     try:
         with progress_bar(visible=not (quiet or as_json)) as on_progress:

@@ -8,7 +8,7 @@ import threading
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import resource_tracker
+from multiprocessing import current_process, resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
 
 import psutil
@@ -29,7 +29,7 @@ class _Worker(SpawnProcess):
     """
 
     def start(self) -> None:
-        with _spawning, _interrupts_blocked():
+        with _spawning, _interrupts_blocked(), _children_allowed():
             main = sys.modules["__main__"]
             sys.modules["__main__"] = types.ModuleType("__main__")
             try:
@@ -58,6 +58,21 @@ def _interrupts_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _children_allowed() -> Iterator[None]:
+    """Let a daemonic process, such as a worker of Dask's under its nanny, start a process too.
+
+    ``multiprocessing`` forbids it because such children would be left behind; ours end with their parent by themselves.
+    """
+    configuration: dict[str, object] = current_process()._config  # type: ignore[attr-defined] # there is no other way
+    daemon = configuration.pop("daemon", None)
+    try:
+        yield
+    finally:
+        if daemon is not None:
+            configuration["daemon"] = daemon
 
 
 class WorkerContext(SpawnContext):
