@@ -22,7 +22,9 @@ from attncheck.harness.reading.divergences import load_divergences
 from attncheck.harness.reading.selection import select_cases
 from attncheck.harness.results.reader import Run, read_run, read_runs
 from attncheck.harness.run import RunSummary, Settings, run_cases
+from attncheck.harness.running.executor import Group, Limits
 from attncheck.harness.running.implementations import Chosen, Implementation
+from attncheck.harness.running.own import Target, entry_of
 from attncheck.reports.making import make_frames
 from attncheck.reports.write import write_report
 
@@ -310,6 +312,27 @@ def test_another_version_on_a_worker_is_refused(
     )
     with pytest.raises(UsageError, match=f"has other versions than this machine: numpy: {there} there, 0.1 here; ins"):
         run("out", honest, processes.address)
+
+
+def test_a_worker_that_joins_late_with_another_file_computes_nothing(tmp_path: Path) -> None:
+    from attncheck.harness.bench import Judge
+    from attncheck.harness.cluster.tasks import Campaign, check_versions
+    from attncheck.harness.cluster.versions import asked_of, found_here
+
+    kernel = tmp_path / "kernel.py"
+    kernel.write_text("def attention(query, key, value): return value")
+    implementation = Implementation(entry_of(Target.of(f"{kernel}:attention"), {}, "numpy"), "attention")
+    group = Group(implementation, ("float64",))
+    versions = {0: found_here(asked_of([group])), -1: found_here(asked_of([]))}
+    campaign = Campaign("run", (group,), Judge((implementation,)), Limits(), True, 1, versions)
+    check_versions(campaign, 0)
+    kernel.write_text("def attention(query, key, value): return -value")
+    check_versions(campaign, -1)
+    with pytest.raises(UsageError, match=rf"joined the cluster has other versions: {kernel}: \w+ there, \w+ here$"):
+        check_versions(campaign, 0)
+    kernel.unlink()
+    with pytest.raises(UsageError, match=r"kernel\.py: nothing there"):
+        check_versions(campaign, 0)
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nonsense", "a:b:c", ""])
