@@ -110,7 +110,9 @@ def compare_times(folder: Path, cases: Sequence[Case], clusters: dict[str, Clust
     """Time both clusters in turn; print medians and what client and scheduler take; tell whether two are worth it."""
     seconds: dict[str, list[float]] = {name: [] for name in clusters}
     shares: dict[str, list[float]] = {"client": [], "scheduler": []}
+    gains: list[float] = []
     for turn in range(repeats + 1):
+        gains.append(gain_of_machine())
         for name, cluster in clusters.items():
             begun, client, scheduler = perf_counter(), process_time(), cluster.seconds_of_scheduler()
             run_campaign(folder / "timed", cases, cluster.address)
@@ -124,10 +126,26 @@ def compare_times(folder: Path, cases: Sequence[Case], clusters: dict[str, Clust
         print(f"{name}: median {statistics.median(found):.2f} s of {repeats} runs ({spread}), {len(cases)} cases")
     for name, share in shares.items():
         print(f"{name}: CPU time {100 * statistics.median(share):.0f} % of the time")
+    print(f"two processes that only count are {statistics.median(gains):.2f} times as fast as one on this machine now")
     one, two = (statistics.median(found) for found in seconds.values())
     is_kept = one / two >= LEAST_GAIN
     print(f"two workers are {one / two:.2f} times as fast; at least {LEAST_GAIN}: {'kept' if is_kept else 'missed'}")
     return is_kept
+
+
+def gain_of_machine() -> float:
+    """Return how much faster two processes are than one that share nothing: less where others keep the machine busy."""
+    begun = perf_counter()
+    for _ in range(2):
+        _count().wait()
+    middle = perf_counter()
+    for process in [_count(), _count()]:
+        process.wait()
+    return (middle - begun) / (perf_counter() - middle)
+
+
+def _count() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-S", "-c", "for number in range(10_000_000): pass"])
 
 
 def compare_reports(folder: Path, cases: Sequence[Case], cluster: Cluster) -> bool:
