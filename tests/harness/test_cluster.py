@@ -31,7 +31,7 @@ from attncheck.reports.write import write_report
 distributed = pytest.importorskip("distributed", reason="the extra dask is not installed")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are killed as POSIX systems kill")
 
-RESOURCES = "first=1 second=1 wrong=1 slow=1 killer=1"
+RESOURCES = "numpy=1 first=1 second=1 wrong=1 slow=1 killer=1"
 WRONG = "def softmax(scores):\n    stages = numpy_backend.softmax(scores); stages['weights'] *= -1; return stages"
 SLOW = """
 import time
@@ -188,12 +188,28 @@ def test_a_run_on_a_cluster_comes_to_the_report_of_a_run_here(
     assert remote.environment == {**local.environment, "cluster": cluster}
 
 
+@pytest.mark.parametrize("form", ["--cluster {}", "--cluster={}"])
+def test_the_command_computes_on_a_cluster_and_writes_the_report_that_it_writes_here(
+    invoke: Callable[..., tuple[int, str, str]], processes: Processes, case_folder: Path, tmp_path: Path, form: str
+) -> None:
+    processes.have(2)
+    written = []
+    for options in ("", form.format(processes.address)):
+        code, out, err = invoke("check", "small", *options.split(), "--backend", "numpy", "--output", "out")
+        assert (code, err) == (ExitCode.AGREE, "")
+        files = (tmp_path / "out" / "report").glob("*.*")
+        written.append((out, {path.name: path.read_bytes() for path in files if path.suffix != ".parquet"}))
+    assert written[0] == written[1]
+    assert read_run(tmp_path / "out").environment["cluster"]["workers"] == 2
+
+
 def test_one_of_two_workers_is_killed_midway_and_nothing_is_lost_or_told_twice(
-    run: Callable[..., Any], processes: Processes, modules: dict[str, Any], honest: Any, tmp_path: Path
+    run: Callable[..., Any], processes: Processes, modules: dict[str, Any], honest: Any, tmp_path: Path, capfd: Any
 ) -> None:
     processes.have(2)
     entries = [honest[0], modules["slow"]]
     here, _ = run("here", entries, None)
+    capfd.readouterr()
 
     def kill(done: int, total: int) -> None:
         if done and len(processes.workers) == 2:
@@ -201,6 +217,7 @@ def test_one_of_two_workers_is_killed_midway_and_nothing_is_lost_or_told_twice(
             processes.kill(processes.workers.pop())
 
     there, _ = run("there", entries, processes.address, kill)
+    assert capfd.readouterr() == ("", "")
     assert len(processes.client.scheduler_info()["workers"]) == 1
     assert there == here
     assert_same_report(tmp_path, "here", "there")
