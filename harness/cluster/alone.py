@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from time import sleep
 from typing import Any
 
+from distributed import wait
 from distributed.scheduler import KilledWorker
 
-from attncheck.harness.cluster.batches import pack, serving
+from attncheck.harness.cluster.batches import fetched, pack, serving
 from attncheck.harness.cluster.connection import Cluster, lost, offers
 from attncheck.harness.cluster.tasks import Evaluated, Judged, evaluate_batch, judge_batch
 from attncheck.harness.plan import Plan, Unit
@@ -70,12 +72,12 @@ def _alone(
         function, *arguments, key=key, workers=[worker], allow_other_workers=False, resources=dict(needs) or None
     )
     try:
-        while True:
-            try:
-                return future.result(timeout=_LOOK_SECONDS)
-            except TimeoutError:
-                if worker not in cluster.workers():
-                    return None
+        while future.status in ("pending", "lost"):
+            with suppress(TimeoutError), cluster.client.as_current():
+                wait([future], timeout=_LOOK_SECONDS)
+            if future.status != "finished" and worker not in cluster.workers():
+                return None
+        return future.result() if future.status == "error" else fetched(future)
     except KilledWorker:
         return None
     finally:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from typing import Any
 
 from distributed import Future
+from distributed.scheduler import KilledWorker
 
 from attncheck.harness.cluster.connection import Cluster
 from attncheck.harness.cluster.tasks import Batch, evaluate_batch, judge_batch
 from attncheck.harness.plan import Plan, Unit
+
+_FETCH_SECONDS = 2.0
 
 
 def serving(cluster: Cluster, unit: Unit) -> list[int]:
@@ -41,3 +45,16 @@ def submit(cluster: Cluster, plan: Plan, units: Sequence[Unit], number: int) -> 
     ]
     key = f"judge-{cluster.campaign.name}-{number}"
     return cluster.client.submit(judge_batch, cluster.packed, batch, groups, evaluations, key=key)
+
+
+def fetched(future: Future) -> Any:
+    """Fetch a result that is there; None where it is so no more, because the worker that held it is lost."""
+    seconds = _FETCH_SECONDS
+    while future.status == "finished":
+        try:
+            return future.result(timeout=seconds)
+        except TimeoutError:
+            seconds *= 2  # either it is lost, and the status will tell, or it is large and the line slow
+        except KilledWorker:  # it was lost, and computed again
+            return None
+    return None

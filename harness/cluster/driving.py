@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
 
 from distributed import Future
+from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
 from attncheck.harness.bench import Bench, Judge
 from attncheck.harness.cluster.alone import Suspect, judge_alone
-from attncheck.harness.cluster.batches import serving, submit
+from attncheck.harness.cluster.batches import fetched, serving, submit
 from attncheck.harness.cluster.connection import Cluster, connected, describe, lacking, lost, threads_of, worker_command
 from attncheck.harness.cluster.tasks import Judged
 from attncheck.harness.plan import Plan, Unit
@@ -30,7 +32,6 @@ LOOK_SECONDS = 1.0
 _MOST_UNITS = 32
 _BATCH_SECONDS = 0.5
 _BATCH_BYTES = 2**24
-_FETCH_SECONDS = 2.0
 _BATCHES_PER_THREAD = 3
 """One is computed, one waits for its turn, one is on its way."""
 
@@ -55,6 +56,8 @@ class OnCluster:
             return
         try:
             driver.drive()
+        except (CancelledError, CommClosedError):
+            raise lost(self._cluster.address, "the scheduler is gone, or has been told to forget this run") from None
         finally:
             driver.cancel()
 
@@ -117,8 +120,8 @@ class _Driver:
         if future.status == "error":
             self._fail(future)
         elif future.status == "cancelled":
-            raise lost(self.cluster.address, "the scheduler is gone, or has been told to forget this run")
-        elif (packed := _fetched(future)) is None:  # the worker that held it is lost: it is computed again
+            raise CancelledError
+        elif (packed := fetched(future)) is None:  # the worker that held it is lost: it is computed again
             future.add_done_callback(self._done.put)
         else:
             judged: Judged = pickle.loads(packed)
@@ -128,7 +131,7 @@ class _Driver:
 
     def _fail(self, future: Future) -> None:
         """Suspect the units of a batch that killed workers; all else is a fault of ours."""
-        error = future.exception(timeout=_FETCH_SECONDS)
+        error = future.exception()
         if not isinstance(error, KilledWorker):
             raise error if error is not None else lost(self.cluster.address, "a task failed without a reason")
         deaths = error.allowed_failures + 1
@@ -159,15 +162,3 @@ class _Driver:
             command = worker_command(self.cluster.address, missing)
             why = f"no worker is left for {PATIENCE_SECONDS:g} s; start one with: {command}"
             raise lost(self.cluster.address, why)
-
-
-def _fetched(future: Future) -> bytes | None:
-    """Fetch the result of a batch; None where it is not there any more."""
-    seconds = _FETCH_SECONDS
-    while future.status == "finished":
-        try:
-            packed: bytes = future.result(timeout=seconds)
-            return packed
-        except TimeoutError:
-            seconds *= 2  # either it is lost, and the status will tell, or it is large and the line slow
-    return None
