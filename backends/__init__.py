@@ -59,6 +59,7 @@ class BackendEntry:
     that need a process of their own, because the framework has to be configured for them as a whole. ``environment`` is
     set in the worker before the framework is imported. ``classes`` are the eager mode's. ``cache`` are the variables by
     which the framework keeps what it compiles in a ``{folder}``, ``without_cache`` those by which it keeps nothing.
+    ``resources`` is what a worker of a cluster must offer besides the framework, and how much of it: ``{"GPU": 1}``.
     """
 
     name: str
@@ -70,6 +71,12 @@ class BackendEntry:
     classes: Mapping[str, str] = field(default_factory=lambda: EAGER)
     cache: Mapping[str, str] = field(default_factory=dict)
     without_cache: Mapping[str, str] = field(default_factory=dict)
+    resources: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def framework(self) -> str:
+        """The framework that a worker must have."""
+        return self.name
 
     @property
     def is_installed(self) -> bool:

@@ -5,12 +5,45 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
+from types import MappingProxyType
+from typing import Any, Protocol
 
 from attncheck.harness.bench import Bench, Judge
 from attncheck.harness.plan import Plan, Unit
 from attncheck.harness.running.executor import Group, GroupRunner
 from attncheck.harness.running.turns import Turns
 from attncheck.harness.running.worker import Outcome
+
+
+class Means(Protocol):
+    """What a run computes with. ``record`` is what environment.json says of it."""
+
+    record: Mapping[str, Any]
+
+    @property
+    def descriptions(self) -> Mapping[str, Mapping[str, str]]:
+        """What the frameworks say of themselves, by group."""
+
+    def compute_and_judge(self, plan: Plan, bench: Bench, on_progress: Callable[[int, int], None]) -> None:
+        """Compute and judge every unit of a plan; ``on_progress`` hears evaluations done and planned."""
+
+
+class Here:
+    """This machine as what a run computes with."""
+
+    record: Mapping[str, Any] = MappingProxyType({})
+
+    def __init__(self, runners: Sequence[GroupRunner[Unit]], judge: Judge, workers: int) -> None:
+        self._runners, self._judge, self._workers = runners, judge, workers
+
+    @property
+    def descriptions(self) -> Mapping[str, Mapping[str, str]]:
+        """What the frameworks say of themselves, by group."""
+        return {runner.group.name: runner.description for runner in self._runners}
+
+    def compute_and_judge(self, plan: Plan, bench: Bench, on_progress: Callable[[int, int], None]) -> None:
+        """Compute and judge every unit of a plan."""
+        compute_and_judge(plan, self._runners, self._judge, bench, self._workers, on_progress)
 
 
 def compute_and_judge(

@@ -75,5 +75,11 @@ _ADVICE = {
 }
 
 
+class ClusterError(AttncheckError):
+    """A cluster cannot go on with a run."""
+
+    exit_code = ExitCode.NOT_RUN
+
+
 class ResultsError(AttncheckError):
     """A results directory cannot be read."""

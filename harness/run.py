@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from attncheck.harness.bench import Bench, Judge
-from attncheck.harness.driving import compute_and_judge
+from attncheck.harness.driving import Here, Means
 from attncheck.harness.errors import ExitCode, Fault
-from attncheck.harness.judging.known import DivergenceRecord
+from attncheck.harness.judging.known import DivergenceRecord, place_of
 from attncheck.harness.plan import Plan, Unit
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.divergences import Divergence, bundled_divergences
@@ -26,11 +25,9 @@ from attncheck.harness.running.environment import describe_environment
 from attncheck.harness.running.executor import Group, GroupRunner, Limits, group_by_process
 from attncheck.harness.running.implementations import Chosen
 from attncheck.harness.running.processes import end_strays
+from attncheck.harness.running.share import fair_share
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import DTYPES
-
-_LEAST_MEMORY = 3 * 2**29
-"""Bytes. A framework that has done nothing yet holds up to 800 MB, and starting one anew takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,8 @@ class Settings:
 
     ``divergences`` are known beforehand; None is what is bundled for the backends that run. ``complete`` says that the
     cases are all there are: a divergence that shows in none of them no longer happens. ``tags`` says what tags mean.
-    With ``resume``, an interrupted run in the same folder goes on where it ended.
+    With ``resume``, an interrupted run in the same folder goes on where it ended. ``cluster`` is the address of a Dask
+    scheduler whose workers compute everything; None is this machine.
     """
 
     output: Path
@@ -52,6 +50,7 @@ class Settings:
     complete: bool = False
     tags: Mapping[str, TagEntry] = field(default_factory=dict)
     resume: bool = False
+    cluster: str | None = None
 
 
 @dataclass(frozen=True)
@@ -75,11 +74,27 @@ def run_cases(
     """Run every case in every dtype on every implementation and write the results directory.
 
     What is judged is on disk even if the run is interrupted. ``on_progress`` hears evaluations done and planned.
-    Raises ``OutputError`` where the directory cannot be written.
+    Raises ``OutputError`` where the directory cannot be written, ``ClusterError`` where a cluster is lost.
     """
     plan = Plan.of(cases, settings.dtypes)
     groups = _groups(chosen, plan.dtypes)
-    environment = _environment(chosen, settings, faults)
+    judge = Judge(chosen.implementations, settings.keep_all_arrays)
+    with _means(groups, judge, settings) as means:
+        return _run(plan, groups, chosen, settings, faults, means=means, on_progress=on_progress)
+
+
+def _run(
+    plan: Plan,
+    groups: Sequence[Group],
+    chosen: Chosen,
+    settings: Settings,
+    faults: Sequence[Fault],
+    *,
+    means: Means,
+    on_progress: Callable[[int, int], None],
+) -> RunSummary:
+    cases = plan.cases
+    environment = {**_environment(chosen, settings, faults), **means.record}
     earlier = NOTHING
     if settings.resume:
         earlier = read_earlier(settings.output, environment, [case_record(case, settings.tags) for case in cases])
@@ -87,13 +102,11 @@ def run_cases(
     environment |= {**earlier.names, "backends": earlier.backends}
     writer.write_json("environment.json", environment)
     writer.write_cases(case_record(case, settings.tags) for case in cases)
-    judge = Judge(chosen.implementations, settings.keep_all_arrays)
     bench = Bench(writer, DivergenceRecord(_divergences(chosen, settings)))
     bench.restore(earlier.rows)
-    runners = _runners(groups, settings)
 
     def describe_backends() -> None:
-        if (backends := _descriptions(runners, earlier.backends)) != environment["backends"]:
+        if (backends := _descriptions(means.descriptions, earlier.backends)) != environment["backends"]:
             environment["backends"] = backends
             writer.write_json("environment.json", environment)
 
@@ -102,7 +115,7 @@ def run_cases(
         on_progress(done, total)
 
     try:
-        compute_and_judge(plan.without(earlier.finished), runners, judge, bench, settings.limits.workers, tell)
+        means.compute_and_judge(plan.without(earlier.finished), bench, tell)
         bench.evaluations += sum(dtype in group.dtypes for _, dtype in earlier.finished for group in groups)
         if settings.complete:
             told = {row.message for row in bench.failures}
@@ -124,15 +137,19 @@ def _groups(chosen: Chosen, dtypes: Sequence[str]) -> list[Group]:
     ]
 
 
-def _runners(groups: Sequence[Group], settings: Settings) -> list[GroupRunner[Unit]]:
-    end_strays()
-    limits = replace(settings.limits, memory=min(settings.limits.memory, _fair_share(len(groups))))
-    return [GroupRunner(group, limits, settings.output / "logs") for group in groups]
+@contextmanager
+def _means(groups: Sequence[Group], judge: Judge, settings: Settings) -> Iterator[Means]:
+    """Return what computes: workers on this machine, or a cluster for as long as this lasts."""
+    if settings.cluster is None:
+        end_strays()
+        limits = fair_share(settings.limits, len(groups))
+        runners = [GroupRunner[Unit](group, limits, settings.output / "logs") for group in groups]
+        yield Here(runners, judge, settings.limits.workers)
+        return
+    from attncheck.harness.cluster.driving import on_cluster  # Dask is an extra
 
-
-def _fair_share(workers: int) -> int:
-    """Return the bytes that each of so many workers may hold; three quarters of the memory are theirs."""
-    return max(_LEAST_MEMORY, psutil.virtual_memory().total * 3 // 4 // max(workers, 1))
+    with on_cluster(settings.cluster, groups, judge, settings.limits) as cluster:
+        yield cluster
 
 
 def _divergences(chosen: Chosen, settings: Settings) -> tuple[Divergence, ...]:
@@ -160,10 +177,9 @@ def _environment(chosen: Chosen, settings: Settings, faults: Sequence[Fault]) ->
 
 
 def _descriptions(
-    runners: Sequence[GroupRunner[Unit]], earlier: Mapping[str, Mapping[str, str]]
+    found: Mapping[str, Mapping[str, str]], earlier: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Mapping[str, str]]:
     """Return what the frameworks say of themselves; what was not needed any more has said it earlier."""
-    found = {runner.group.name: runner.description for runner in runners}
     return {**earlier, **{name: said for name, said in found.items() if said or name not in earlier}}
 
 
@@ -178,7 +194,9 @@ def _summarise(cases: Sequence[Case], chosen: Chosen, faults: Sequence[Fault], b
     else:
         code = ExitCode.AGREE
     counts = {verdict.value: bench.rows_seen[verdict] for verdict in Verdict if bench.rows_seen[verdict]}
-    return RunSummary(code, len(cases), bench.evaluations, counts, tuple(bench.failures))
+    # Workers side by side answer in any order; who reads the failures, finds the same ones first.
+    failures = sorted(bench.failures, key=place_of)
+    return RunSummary(code, len(cases), bench.evaluations, counts, tuple(failures))
 
 
 def _summary_record(summary: RunSummary, chosen: Chosen, faults: Sequence[Fault]) -> dict[str, Any]:

@@ -73,6 +73,13 @@ Resume = Annotated[
     bool,
     typer.Option("--resume", help="Go on with the interrupted run in the same folder; start it if there is none."),
 ]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Compute on the Dask cluster whose scheduler is at this address, such as tcp://host:8786 (extra dask).",
+    ),
+]
 KeepArrays = Annotated[
     Keep, typer.Option(help="Keep the arrays of what disagrees, or all, for comparison across runs.")
 ]

@@ -12,6 +12,7 @@ from attncheck.harness.cli.options import (
     AsJson,
     BackendNames,
     CiSummary,
+    Cluster,
     CompilationCache,
     Divergences,
     DtypeNames,
@@ -61,6 +62,7 @@ def check(
     threads: Threads = 1,
     compilation_cache: CompilationCache = True,
     resume: Resume = False,
+    cluster: Cluster = None,
     junit_xml: JunitXml = None,
     ci_summary: CiSummary = None,
     annotations: Annotations = False,
@@ -79,6 +81,7 @@ def check(
         keep_arrays,
         limits_of(time_limit, memory_limit, threads, compilation_cache),
         resume,
+        cluster,
         as_json,
         quiet,
     )
@@ -108,6 +111,7 @@ def run(
     threads: Threads = 1,
     compilation_cache: CompilationCache = True,
     resume: Resume = False,
+    cluster: Cluster = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -123,6 +127,7 @@ def run(
         keep_arrays,
         limits_of(time_limit, memory_limit, threads, compilation_cache),
         resume,
+        cluster,
         as_json,
         quiet,
     )

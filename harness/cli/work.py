@@ -34,6 +34,7 @@ def run_selected(
     keep_arrays: Keep,
     limits: Limits,
     resume: bool,
+    cluster: str | None,
     as_json: bool,
     quiet: bool,
 ) -> RunSummary:
@@ -53,11 +54,12 @@ def run_selected(
         dtypes=tuple(split(dtype)),
         keep_all_arrays=keep_arrays is Keep.ALL,
         limits=limits,
-        command=["attncheck", *sys.argv[1:]],
+        command=["attncheck", *_without_cluster(sys.argv[1:])],
         divergences=known_divergences([item.entry.name for item in chosen.implementations], divergences or ()),
         complete=not (patterns or tag or dtype),
         tags=selection.tags,
         resume=resume,
+        cluster=cluster,
     )
     try:
         with progress_bar(visible=not (quiet or as_json)) as on_progress:
@@ -71,6 +73,13 @@ def run_selected(
             err=True,
         )
         raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+def _without_cluster(arguments: list[str]) -> list[str]:
+    """Leave out where it was computed: the report is the same, and says the same of how to make it again."""
+    kept = [each for each in arguments if not each.startswith("--cluster=")]
+    place = kept.index("--cluster") if "--cluster" in kept else len(kept)
+    return [*kept[:place], *kept[place + 2 :]]
 
 
 def limits_of(time_limit: float, memory_limit: float | None, threads: int, compilation_cache: bool) -> Limits:

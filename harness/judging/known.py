@@ -16,7 +16,7 @@ from attncheck.harness.errors import ExitCode
 from attncheck.harness.reading.divergences import Divergence
 from attncheck.harness.results.format import Row
 from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import stage_place
+from attncheck.harness.vocabulary import DTYPES, stage_place
 
 _SAYS_NOTHING = frozenset(
     {Verdict.UNSUPPORTED, Verdict.UNVERIFIED, Verdict.ERROR, Verdict.TIMEOUT, Verdict.CRASH, Verdict.MISPRINT}
@@ -81,7 +81,7 @@ def beyond_known(
 
 @dataclass
 class DivergenceRecord:
-    """Which entries happened during a run, and the first row that could have shown each."""
+    """Which entries happened during a run, and the first row that could have shown each, in any order of coming."""
 
     divergences: Sequence[Divergence]
     happened: set[int] = field(default_factory=set)
@@ -126,7 +126,7 @@ class DivergenceRecord:
             if not divergence.concerns(row.implementation, row.case, row.dtype):
                 continue
             if row.verdict == Verdict.UNSUPPORTED:
-                self.unsupported.setdefault(number, row)
+                _keep_first(self.unsupported, number, row)
                 continue
             self.tried.add(number)
             if _fails(row) and divergence.explains(row.stage, row.verdict):
@@ -134,7 +134,7 @@ class DivergenceRecord:
                 if divergence.excuses(row.stage, row.verdict, _ratio(row)):
                     found = found or divergence
             elif row.comparison == "stage" and row.verdict not in _SAYS_NOTHING:
-                self.judged.setdefault(number, row)
+                _keep_first(self.judged, number, row)
         return found
 
     def _told(self, row: Row) -> Row:
@@ -144,6 +144,18 @@ class DivergenceRecord:
         place = (row.implementation, row.case, row.dtype, row.stage, row.verdict)
         beyond = beyond_known(self.divergences, *place, ratio=_ratio(row))
         return replace(row, message="; ".join(filter(None, (row.message, beyond))))
+
+
+def _keep_first(rows: dict[int, Row], number: int, row: Row) -> None:
+    """Keep the row of the first case and dtype: workers that are side by side answer in any order."""
+    kept = rows.setdefault(number, row)
+    if place_of(row) < place_of(kept):
+        rows[number] = row
+
+
+def place_of(row: Row) -> tuple[str, int]:
+    """Say where the unit of a row stands: by case, then by dtype."""
+    return row.case, DTYPES.index(row.dtype)
 
 
 def known_stages(rows: Iterable[Row]) -> dict[str | None, Known]:

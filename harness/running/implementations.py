@@ -35,6 +35,11 @@ class Implementation:
         return f"{self.entry.name}.{self.mode}"
 
     @property
+    def needs(self) -> dict[str, float]:
+        """What a worker of a cluster must offer to run it, by Dask's names for resources, and how much of each."""
+        return {self.entry.framework: 1.0, **self.entry.resources}
+
+    @property
     def package(self) -> str:
         """The distribution whose version is the implementation's."""
         return self.declared.package or self.entry.packages[0]

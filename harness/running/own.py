@@ -151,6 +151,7 @@ def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None)
         framework=name,
         function=target.attribute.rpartition(".")[2] or "module",
         conventions=dict(declared.get("conventions") or {}),
+        resources=dict(declared.get("resources") or {}),
         mode=declared.get("mode") or "",
     )
 

@@ -116,7 +116,7 @@ def functions_of(target: Any, name: str) -> dict[str, Callable[..., Any]]:
 
 
 def declarations(target: Any, name: str) -> dict[str, Any]:
-    """Return what a target declares of itself: framework, numerical classes per dtype, conventions.
+    """Return what a target declares of itself: framework, numerical classes per dtype, conventions, resources.
 
     Raises ``LoadError`` for a declaration that says nothing the harness knows.
     """
@@ -136,7 +136,19 @@ def declarations(target: Any, name: str) -> dict[str, Any]:
         "framework": framework,
         "classes": {dtype: classes.get(dtype, EAGER[dtype]) for dtype in dict.fromkeys(dtypes)},
         "conventions": conventions,
+        "resources": _resources(getattr(target, "resources", None)),
     }
+
+
+def _resources(declared: Any) -> dict[str, float]:
+    """Check what a worker of a cluster has to offer: names, and how much of each."""
+    good = isinstance(declared or {}, Mapping) and all(
+        isinstance(name, str) and name and isinstance(amount, int | float) and 0 < amount < float("inf")
+        for name, amount in (declared or {}).items()
+    )
+    if not good:
+        raise LoadError(f'resources: expected names and positive amounts, such as {{"GPU": 1}}; got {declared!r}')
+    return dict(declared or {})
 
 
 def _check_positional(name: str, function: Callable[..., Any]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
-from multiprocessing import parent_process, resource_tracker
+from multiprocessing import current_process, parent_process, resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 from time import monotonic, sleep
@@ -42,7 +42,7 @@ class _Worker(SpawnProcess):
 
     def start(self) -> None:
         self.mark = f"{_harness()} {uuid4().hex}"
-        with _spawning, _interrupts_blocked():
+        with _spawning, _interrupts_blocked(), _children_allowed():
             main = sys.modules["__main__"]
             sys.modules["__main__"] = types.ModuleType("__main__")
             os.environ[_MARK] = self.mark
@@ -65,6 +65,21 @@ def _interrupts_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _children_allowed() -> Iterator[None]:
+    """Let a daemonic process, such as a worker of Dask's under its nanny, start a process too.
+
+    ``multiprocessing`` forbids it because such children would be left behind; ours end with their parent by themselves.
+    """
+    configuration: dict[str, object] = current_process()._config  # type: ignore[attr-defined] # there is no other way
+    daemon = configuration.pop("daemon", None)
+    try:
+        yield
+    finally:
+        if daemon is not None:
+            configuration["daemon"] = daemon
 
 
 class WorkerContext(SpawnContext):

@@ -125,10 +125,12 @@ def test_what_a_function_declares_is_read_before_it_runs(write: Write) -> None:
     declared = (
         "attention.capabilities = {'dtypes': ['float32', 'float16'], 'grouped_heads': False}\n"
         "attention.classes = {'float16': 'fused'}\nattention.conventions = {'empty_rows': 'nan'}\n"
+        "attention.resources = {'GPU': 1}\nattention.framework = 'numpy'\n"
     )
     (found,) = choose(None, [f"{write(ATTENTION + declared)}:attention"]).implementations
     assert dict(found.declared.classes) == {"float32": "native", "float16": "fused"}
     assert dict(found.declared.conventions) == {"empty_rows": "nan"}
+    assert found.needs == {"numpy": 1, "GPU": 1}
 
 
 def test_a_capability_that_is_denied_is_unsupported(write: Write, tmp_path: Path) -> None:
@@ -154,6 +156,8 @@ def test_a_capability_that_is_denied_is_unsupported(write: Write, tmp_path: Path
         ("import os; os._exit(4)", "attention", "its process died with exit code 4"),
         (ATTENTION + "attention.conventions = {'empty_rows': 'maybe'}", "attention", "expected empty_rows, one of"),
         (ATTENTION + "attention.capabilities = {'dtypes': ['float8']}", "attention", "unknown dtype 'float8'"),
+        (ATTENTION + "attention.resources = ['GPU']", "attention", "expected names and positive amounts, such as"),
+        (ATTENTION + "attention.resources = {'GPU': 0}", "attention", "resources: expected names and positive amounts"),
     ],
 )
 def test_a_target_that_cannot_be_used_says_why(write: Write, text: str, target: str, message: str) -> None:

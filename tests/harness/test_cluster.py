@@ -1,0 +1,397 @@
+"""Runs on a Dask cluster of real processes: the same report as here, whatever happens to the workers."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attncheck.backends import BackendEntry
+from attncheck.harness.errors import ClusterError, ExitCode, UsageError
+from attncheck.harness.merge import merge_runs
+from attncheck.harness.reading.divergences import load_divergences
+from attncheck.harness.reading.selection import select_cases
+from attncheck.harness.results.reader import Run, read_run, read_runs
+from attncheck.harness.run import RunSummary, Settings, run_cases
+from attncheck.harness.running.executor import Group, Limits
+from attncheck.harness.running.implementations import Chosen, Implementation
+from attncheck.harness.running.own import Target, entry_of
+from attncheck.reports.making import make_frames
+from attncheck.reports.write import write_report
+
+distributed = pytest.importorskip("distributed", reason="the extra dask is not installed")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are killed as POSIX systems kill")
+
+RESOURCES = "numpy=1 first=1 second=1 wrong=1 slow=1 killer=1"
+WRONG = "def softmax(scores):\n    stages = numpy_backend.softmax(scores); stages['weights'] *= -1; return stages"
+SLOW = """
+import time
+def softmax(scores):
+    time.sleep(0.2)
+    return numpy_backend.softmax(scores)
+"""
+KILLER = """
+import os, signal, time
+def softmax(scores):
+    if scores.shape[-2] == 2:
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+    return numpy_backend.softmax(scores)
+"""
+KNOWN = """\
+- {implementation: wrong.*, cases: ["*/b-*"], dtypes: [float64], verdict: numeric, decided: numeric,
+   reason: it loses a sign}
+- {implementation: wrong.*, cases: ["*scores"], verdict: numeric, decided: numeric, reason: it never happened here}
+"""
+
+
+class Processes:
+    """A scheduler, and workers that each stand for a machine: one process group with its nanny."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1",
+            "DASK_DISTRIBUTED__ADMIN__LOG_LENGTH": "10",
+        }
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self.started = 0
+        file = folder / "scheduler.json"
+        self.scheduler = self._start("scheduler", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file))
+        self.client = distributed.Client(scheduler_file=str(file), timeout=60, set_as_default=False)
+        self.address: str = self.client.scheduler.address
+
+    def have(self, count: int) -> None:
+        """See to it that so many workers are there."""
+        self.workers = [process for process in self.workers if process.poll() is None]
+        for _ in range(count - len(self.workers)):
+            self.started += 1
+            options = ("--nthreads", "1", "--resources", RESOURCES, "--local-directory", str(self.folder))
+            self.workers.append(self._start("worker", self.address, *options))
+        for _ in range(len(self.workers) - count):
+            self.kill(self.workers.pop())
+        deadline = time.monotonic() + 60
+        while len(self.client.scheduler_info()["workers"]) != count:
+            assert time.monotonic() < deadline, "waited in vain for workers"
+            time.sleep(0.05)
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        """Kill a process with all that belongs to it, at once."""
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def end(self) -> None:
+        self.client.close()
+        for process in (*self.workers, self.scheduler):
+            with suppress(ProcessLookupError):
+                self.kill(process)
+
+    def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{arguments[0]}-{self.started}.log").open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "dask", *arguments, "--no-dashboard"],
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory, write_backend: Callable[..., BackendEntry]) -> dict[str, Any]:
+    """Write the backends where the workers, and the local runs, find them."""
+    folder = tmp_path_factory.mktemp("cluster")
+    texts = {"wrong": WRONG, "slow": SLOW, "killer": KILLER}
+    return {"folder": folder, **{name: write_backend(folder, name, text) for name, text in texts.items()}}
+
+
+@pytest.fixture(scope="module")
+def processes(modules: dict[str, Any]) -> Iterator[Processes]:
+    started = Processes(modules["folder"])
+    yield started
+    started.end()
+
+
+@pytest.fixture
+def run(
+    case_folder: Path, tmp_path: Path, modules: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    """Run the small cases on some backends, here or on a cluster, and read back what was written."""
+    monkeypatch.syspath_prepend(modules["folder"])
+    (tmp_path / "known.yaml").write_text(KNOWN)
+    divergences = load_divergences([tmp_path / "known.yaml"])
+
+    def start(
+        name: str,
+        entries: Sequence[BackendEntry],
+        cluster: str | None,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+        **settings: Any,
+    ) -> tuple[RunSummary, Run]:
+        selection = select_cases(["small"], base=tmp_path)
+        given = {"divergences": divergences, "complete": True, "command": ["attncheck", "check"]} | settings
+        chosen = Chosen(tuple(map(Implementation, entries)))
+        summary = run_cases(
+            selection.cases, chosen, Settings(tmp_path / name, cluster=cluster, **given), on_progress=on_progress
+        )
+        return summary, read_run(tmp_path / name)
+
+    return start
+
+
+def report(directory: Path) -> dict[str, bytes]:
+    """Return every file of the report of a run."""
+    folder = directory / "report"
+    write_report(make_frames(merge_runs(read_runs([directory]))), folder)
+    return {
+        path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".md", ".html", ".xml", ".csv")
+    }
+
+
+def assert_same_report(tmp_path: Path, name: str, other: str) -> None:
+    expected, found = report(tmp_path / name), report(tmp_path / other)
+    assert {"report.md", "report.html", "junit.xml", "results.csv"} <= expected.keys() == found.keys()
+    assert [name for name in expected if found[name] != expected[name]] == []
+
+
+def units_of(found: Run) -> list[tuple[str, str, str]]:
+    stages = found.rows[found.rows["comparison"] == "stage"].drop_duplicates(["case", "dtype", "implementation"])
+    return sorted(zip(stages["case"], stages["dtype"], stages["implementation"], strict=True))
+
+
+def test_a_run_on_a_cluster_comes_to_the_report_of_a_run_here(
+    run: Callable[..., Any], processes: Processes, modules: dict[str, Any], honest: Any, tmp_path: Path
+) -> None:
+    processes.have(2)
+    entries = [honest[0], modules["wrong"], honest[1]]
+    here, local = run("here", entries, None)
+    heard: list[tuple[int, int]] = []
+    there, remote = run("there", entries, processes.address, lambda *each: heard.append(each))
+    assert here.exit_code == ExitCode.DISAGREE
+    assert {row.verdict for row in here.failures} >= {"numeric", "stale"}
+    assert there == here
+    assert (heard[0], heard[-1]) == ((0, 24), (24, 24))
+    assert_same_report(tmp_path, "here", "there")
+    assert remote.arrays().keys() == local.arrays().keys()
+    assert remote.environment["backends"] == local.environment["backends"]
+    cluster = {"workers": 2, "threads": 2, "machines": 1, "resources": {RESOURCES: 2}}
+    assert remote.environment == {**local.environment, "cluster": cluster}
+
+
+@pytest.mark.parametrize("form", ["--cluster {}", "--cluster={}"])
+def test_the_command_computes_on_a_cluster_and_writes_the_report_that_it_writes_here(
+    invoke: Callable[..., tuple[int, str, str]], processes: Processes, case_folder: Path, tmp_path: Path, form: str
+) -> None:
+    processes.have(2)
+    written = []
+    for options in ("", form.format(processes.address)):
+        code, out, err = invoke("check", "small", *options.split(), "--backend", "numpy", "--output", "out")
+        assert (code, err) == (ExitCode.AGREE, "")
+        files = (tmp_path / "out" / "report").glob("*.*")
+        written.append((out, {path.name: path.read_bytes() for path in files if path.suffix != ".parquet"}))
+    assert written[0] == written[1]
+    assert read_run(tmp_path / "out").environment["cluster"]["workers"] == 2
+
+
+def test_one_of_two_workers_is_killed_midway_and_nothing_is_lost_or_told_twice(
+    run: Callable[..., Any], processes: Processes, modules: dict[str, Any], honest: Any, tmp_path: Path, capfd: Any
+) -> None:
+    processes.have(2)
+    entries = [honest[0], modules["slow"]]
+    here, _ = run("here", entries, None)
+    capfd.readouterr()
+
+    def kill(done: int, total: int) -> None:
+        if done and len(processes.workers) == 2:
+            assert done < total
+            processes.kill(processes.workers.pop())
+
+    there, _ = run("there", entries, processes.address, kill)
+    assert capfd.readouterr() == ("", "")
+    assert len(processes.client.scheduler_info()["workers"]) == 1
+    assert there == here
+    assert_same_report(tmp_path, "here", "there")
+
+
+def test_a_case_that_kills_workers_is_one_crash(
+    run: Callable[..., Any], processes: Processes, modules: dict[str, Any], honest: Any
+) -> None:
+    processes.have(2)
+    entries = [honest[0], modules["killer"]]
+    summary, found = run("out", entries, processes.address, dtypes=("float64",), divergences=())
+    crashes = found.rows[found.rows["verdict"] == "crash"]
+    assert list(zip(crashes["case"], crashes["implementation"], strict=True)) == [
+        ("small/small/b-weights", "killer.eager")
+    ]
+    # Dask gives it up after two deaths here, and then it is tried alone.
+    assert "worker died 3 times with this evaluation" in crashes["message"].item()
+    assert summary.exit_code == ExitCode.NOT_RUN
+    assert summary.evaluations == 8
+    names = [f"small/small/{name}" for name in ("a-scores", "b-weights", "c-scores", "d-weights")]
+    assert units_of(found) == [(name, "float64", who) for name in names for who in ("first.eager", "killer.eager")]
+    assert set(found.rows[found.rows["verdict"] != "crash"]["verdict"]) == {"agree"}
+
+
+def test_what_was_interrupted_on_a_cluster_goes_on_here(
+    run: Callable[..., Any], processes: Processes, modules: dict[str, Any], honest: Any, tmp_path: Path
+) -> None:
+    processes.have(2)
+
+    def interrupt(done: int, total: int) -> None:
+        if done >= 6:
+            raise KeyboardInterrupt
+
+    entries = [honest[0], modules["wrong"]]
+    run("whole", entries, None)
+    with pytest.raises(KeyboardInterrupt):
+        run("cut", entries, processes.address, interrupt)
+    assert 0 < len(units_of(read_run(tmp_path / "cut"))) < 16
+    run("cut", entries, None, resume=True)
+    assert_same_report(tmp_path, "whole", "cut")
+
+
+def test_a_lost_cluster_is_told_in_one_line_and_what_was_judged_is_kept(
+    run: Callable[..., Any], modules: dict[str, Any], honest: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (modules["folder"] / "other").mkdir()
+    processes = Processes(modules["folder"] / "other")
+    processes.environment["PYTHONPATH"] += os.pathsep + str(modules["folder"])
+    processes.have(1)
+    capfd.readouterr()
+
+    def kill(done: int, total: int) -> None:
+        if done and processes.scheduler.poll() is None:
+            processes.kill(processes.scheduler)
+
+    try:
+        with pytest.raises(
+            ClusterError, match=r"is lost: .* what was judged is on disk, and the same command with --res"
+        ):
+            run("out", [honest[0], modules["slow"]], processes.address, kill)
+    finally:
+        for worker in processes.workers:
+            processes.kill(worker)
+    assert ClusterError.exit_code == ExitCode.NOT_RUN
+    assert 0 < len(units_of(read_run(tmp_path / "out"))) < 16
+    processes.client.close()
+
+
+def test_without_workers_a_run_waits_for_a_while_and_gives_up(
+    run: Callable[..., Any], processes: Processes, modules: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attncheck.harness.cluster import driving
+
+    monkeypatch.setattr(driving, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(driving, "LOOK_SECONDS", 0.1)
+    processes.have(1)
+
+    def kill(done: int, total: int) -> None:
+        if done and processes.workers:
+            processes.kill(processes.workers.pop())
+
+    with pytest.raises(ClusterError, match=r"no worker is left for 0\.5 s; start one with: dask worker tcp://"):
+        run("out", [modules["slow"]], processes.address, kill)
+
+
+def test_what_no_worker_offers_is_named_before_anything_runs(
+    run: Callable[..., Any], processes: Processes, tmp_path: Path
+) -> None:
+    processes.have(1)
+    entry = BackendEntry("first", "attncheck.backends.numpy_backend", ("numpy",), resources={"GPU": 1})
+    with pytest.raises(UsageError) as told:
+        run("out", [entry], processes.address)
+    message = str(told.value)
+    assert "offers first=1 GPU=1, which first.eager needs; workers and their resources: tcp://127.0.0.1" in message
+    assert f": {RESOURCES}; start one with: dask worker {processes.address} --nthreads 1 " in message
+    assert message.endswith("--resources 'first=1 GPU=1'")
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_version_on_a_worker_is_refused(
+    run: Callable[..., Any], processes: Processes, honest: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attncheck.harness.cluster import versions
+
+    processes.have(1)
+    there = versions._version("numpy")
+    monkeypatch.setattr(
+        versions, "_version", lambda name, found=versions._version: "0.1" if name == "numpy" else found(name)
+    )
+    with pytest.raises(UsageError, match=f"has other versions than this machine: numpy: {there} there, 0.1 here; ins"):
+        run("out", honest, processes.address)
+
+
+def test_a_worker_that_joins_late_with_another_file_computes_nothing(tmp_path: Path) -> None:
+    from attncheck.harness.bench import Judge
+    from attncheck.harness.cluster.tasks import Campaign, check_versions
+    from attncheck.harness.cluster.versions import asked_of, found_here
+
+    kernel = tmp_path / "kernel.py"
+    kernel.write_text("def attention(query, key, value): return value")
+    implementation = Implementation(entry_of(Target.of(f"{kernel}:attention"), {}, "numpy"), "attention")
+    group = Group(implementation, ("float64",))
+    versions = {0: found_here(asked_of([group])), -1: found_here(asked_of([]))}
+    campaign = Campaign("run", (group,), Judge((implementation,)), Limits(), True, 1, versions)
+    check_versions(campaign, 0)
+    kernel.write_text("def attention(query, key, value): return -value")
+    check_versions(campaign, -1)
+    with pytest.raises(UsageError, match=rf"joined the cluster has other versions: {kernel}: \w+ there, \w+ here$"):
+        check_versions(campaign, 0)
+    kernel.unlink()
+    with pytest.raises(UsageError, match=r"kernel\.py: nothing there"):
+        check_versions(campaign, 0)
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nonsense", "a:b:c", ""])
+def test_an_address_where_nothing_answers_is_refused_in_one_line(
+    run: Callable[..., Any],
+    honest: Any,
+    address: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    from attncheck.harness.cluster import connection
+
+    monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.5)
+    with pytest.raises(UsageError, match=r"no Dask scheduler answers at .*expected the address that"):
+        run("out", honest, address)
+    assert capfd.readouterr().err == ""
+
+
+LOCAL = """
+import sys
+import attncheck.harness.cli.running, attncheck.harness.run
+from attncheck.harness.cli import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+print(sorted(name for name in sys.modules if name.split(".")[0] in ("dask", "distributed")))
+"""
+
+
+def test_a_run_here_does_not_import_dask(tmp_path: Path, case_folder: Path) -> None:
+    arguments = ["check", "small", "--backend", "numpy", "--output", "out", "--quiet"]
+    ended = subprocess.run(
+        [sys.executable, "-c", LOCAL, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300
+    )
+    assert ended.stdout.splitlines()[-1] == "[]"
+
+
+def test_without_dask_the_extra_is_named(run: Callable[..., Any], honest: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.collect()  # what earlier tests left of Dask imports from it when it goes
+    for name in [name for name in sys.modules if name.startswith("attncheck.harness.cluster")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(UsageError, match=r"--cluster needs the extra dask: pip install 'attncheck\[dask\]'"):
+        run("out", honest, "tcp://127.0.0.1:1")
