@@ -294,3 +294,13 @@ def small_results(
     write_small(parent)
     run_below(parent, honest, keep_all_arrays=True)
     return parent / "out"
+
+
+def test_a_format_that_is_no_number_is_told_on_one_short_line(two_parts: Path) -> None:
+    environment = json.loads((two_parts / "environment.json").read_text(encoding="utf-8"))
+    environment["format"] = "\r\n::error::" + "x" * 500
+    (two_parts / "environment.json").write_text(json.dumps(environment), encoding="utf-8")
+    with pytest.raises(ResultsError) as told:
+        read_run(two_parts)
+    assert str(told.value).isprintable()
+    assert len(str(told.value)) < len(str(two_parts)) + 200
