@@ -29,8 +29,6 @@ _INDEX = r"^([0-9]{1,18}(,[0-9]{1,18})*)?$"
 _COUNTS = ("elements", "judged_rows", "query_rows")
 _MOST_COUNTED = 2**53
 """Beyond it, a count is no whole number in the frames of a report."""
-_OF_NUMBERS = ("printed", "known", "exact")
-"""Comparisons of one number each, which stands at an index."""
 _GROUPS_IN_MEMORY = 2
 """Row groups that stay read: a case's arrays lie together, and so do those of the case that is asked for next."""
 
@@ -95,15 +93,13 @@ def _read_rows_part(path: Path) -> pa.Table:
 
 def _check_numbers(table: pa.Table) -> None:
     """Refuse rows that say one thing and leave out what belongs to it, or count what cannot be counted."""
-    frame = table.select(["comparison", "index", "half_unit", *_COUNTS]).to_pandas(integer_object_nulls=True)
+    frame = table.select(["half_unit", *_COUNTS]).to_pandas(integer_object_nulls=True)
     for name in _COUNTS:
         counts = frame[name].dropna()
         if not counts.between(0, _MOST_COUNTED).all():
             raise _DamagedError(f"it has {name} that are no number of anything")
     if (frame["judged_rows"].isna() != frame["query_rows"].isna()).any():
         raise _DamagedError("it has judged_rows without query_rows, or query_rows without judged_rows")
-    if frame["index"][frame["comparison"].isin(_OF_NUMBERS)].isna().any():
-        raise _DamagedError("it has a number without an index")
     units = frame["half_unit"].dropna()
     if not units.between(0, np.finfo(np.float64).max / 2).all():  # a whole unit is a number too
         raise _DamagedError("it has a half_unit that is no size")

@@ -82,8 +82,8 @@ def _check_format(found: object, directory: Path) -> None:
     """Raise ``ResultsError`` for results of another version of the format, and say what to do."""
     if found == FORMAT and not isinstance(found, bool):
         return
-    named = ascii(found)  # whatever stands there, on one line
-    told = f"{directory} has results format {named if len(named) <= 60 else f'{named[:57]}...'}; this version of attncheck reads {FORMAT}"
+    named = ascii(found)[:60]  # whatever stands there, on one line
+    told = f"{directory} has results format {named}; this version of attncheck reads {FORMAT}"
     if isinstance(found, int) and found > FORMAT:
         raise ResultsError(f"{told}: a newer attncheck wrote it; update this one")
     raise ResultsError(f"{told}: an older attncheck wrote it; run it again, or read it with that version")
