@@ -279,11 +279,9 @@ def test_a_lost_cluster_is_told_in_one_line_and_what_was_judged_is_kept(
         ):
             run("out", [honest[0], modules["slow"]], processes.address, kill)
     finally:
-        for worker in processes.workers:
-            processes.kill(worker)
+        processes.end()
     assert ClusterError.exit_code == ExitCode.NOT_RUN
     assert 0 < len(units_of(read_run(tmp_path / "out"))) < 16
-    processes.client.close()
 
 
 def test_without_workers_a_run_waits_for_a_while_and_gives_up(
