@@ -79,10 +79,11 @@ def _table(
     values: dict[str, dict[tuple[str, str], Value]] = {}
     first: dict[str, Mapping[str, Any]] = {}
     for row in records(rows):
-        first.setdefault(row["index"], row)
+        place = row["index"] or ""
+        first.setdefault(place, row)
         is_erratum = row["verdict"] == Verdict.MISPRINT and bool(row["known"])
         value = Value(beside(row["value"], dtype, _half_unit(row)), str(row["verdict"]), is_erratum)
-        values.setdefault(row["index"], {})[row["environment"], row["implementation"]] = value
+        values.setdefault(place, {})[row["environment"], row["implementation"]] = value
     lines = tuple(
         NumberLine(
             element(index, expected),
@@ -103,7 +104,7 @@ def _half_unit(row: Mapping[str, Any]) -> float:
 def _exact_text(row: Mapping[str, Any], exact: Array | None) -> str:
     if row["basis"] == "exact":
         return beside(row["reference"], "float64", 0.0)
-    index = tuple(map(int, filter(None, row["index"].split(","))))  # a single number stands at no index
+    index = tuple(map(int, filter(None, (row["index"] or "").split(","))))  # a single number stands at no index
     if exact is None or len(index) != exact.ndim or any(i >= n for i, n in zip(index, exact.shape, strict=True)):
         return ""
     return beside(float(exact[index]), "float64", _half_unit(row))

@@ -89,7 +89,8 @@ def test_the_sentences_count_what_the_answer_rests_on(
     rows += [make_row(**numbers, stage="weights", index="0,0", verdict="misprint", known=True)]
     rows += [make_row(comparison="exact", stage="scores", index=f"0,{place}") for place in (0, 1)]
     document = {"kind": "document", "title": "A document", "notes": []}
-    expected = [{"name": "weights", "erratum": "Of another call."}]
+    given = {"of": "weights", "basis": "printed", "transpose": False, "shape": [1, 1]}
+    expected = [{"name": "weights", "erratum": "Of another call.", **given}]
     cases = [make_case_record(source=document, expected=expected), make_case_record("file/two")]
     answer = make_answer(frames_of(write_run(rows, cases=cases)))
     assert answer.sentences == (

@@ -61,14 +61,14 @@ def test_only_the_row_groups_that_are_asked_for_are_read_and_few_stay_in_memory(
     (part,) = (directory / "arrays").glob("*.parquet")
     pq.write_table(pq.read_table(part), part, row_group_size=2)
     read: list[int] = []
-    whole = pq.ParquetFile.read_row_group
+    whole = pq.ParquetFile.read_row_groups
 
-    def counted(self: Any, group: int, columns: list[str]) -> Any:
+    def counted(self: Any, groups: list[int], columns: list[str]) -> Any:
         if "data" in columns:
-            read.append(group)
-        return whole(self, group, columns=columns)
+            read.extend(groups)
+        return whole(self, groups, columns=columns)
 
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
+    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", counted)
     arrays = KeptArrays({"local": directory})
     assert arrays.units()[-1] == ("file/7", "float64")
     assert read == []

@@ -165,7 +165,11 @@ def test_documents_come_first_and_in_the_order_of_their_file(document_frames: Fr
 def test_numbers_under_an_erratum_are_told_from_the_others(
     make_row: MakeRow, make_case_record: Callable[..., dict[str, object]], write_run: WriteRun, frames_of: FramesOf
 ) -> None:
-    expected = [{"name": "weights", "erratum": "Of another call."}, {"name": "output"}]
+    given = {"basis": "printed", "transpose": False, "shape": [1, 1, 1, 3]}
+    expected = [
+        {"name": "weights", "of": "weights", "erratum": "Of another call.", **given},
+        {"name": "output", "of": "output", **given},
+    ]
     numbers = [
         make_row(comparison="printed", stage=stage, index=f"0,0,0,{place}", implementation=name)
         for stage in ("weights", "output")

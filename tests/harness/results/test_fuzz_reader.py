@@ -106,7 +106,6 @@ def rewritten(directory: Path, **columns: Any) -> Run:
         ({"half_unit": pa.array([float("inf")])}, "a half_unit that is no size"),
         ({"half_unit": pa.array([-1.0])}, "a half_unit that is no size"),
         ({"half_unit": pa.array([1.7e308])}, "a half_unit that is no size"),
-        ({"comparison": pa.array(["known"])}, "a number without an index"),
         ({"index": pa.array(["9" * 5000])}, "no list of whole numbers"),
     ],
 )
