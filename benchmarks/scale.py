@@ -3,7 +3,7 @@
     python benchmarks/scale.py --output results/scale
 
 Writes case files, runs them on NumPy with `attncheck run`, and measures each run as a command of its own: cases per
-second, reading the files included, and the largest resident memory of the command. Runs of the few are made before, and
+second, reading the files included, and the resident memory of the largest of its processes. Runs of the few are made before, and
 between, and after those of the many. The report is not part of it: pandas frames of so many rows have their
 own benchmark (`million_rows.py`).
 """
@@ -62,7 +62,7 @@ def measure(cases: Path, count: int, output: Path) -> Measured:
     command += ["--keep-arrays", "disagreeing", "--output", str(output)]
     start = time.monotonic()
     process = subprocess.Popen(command)
-    _, status, usage = os.wait4(process.pid, 0)  # its own resources alone, not those of its workers
+    _, status, usage = os.wait4(process.pid, 0)  # the largest process: the harness, or its worker
     seconds = time.monotonic() - start
     if status:
         sys.exit(f"{' '.join(command)} ended with status {status}")
