@@ -3,9 +3,9 @@
     python benchmarks/scale.py --output results/scale
 
 Writes case files, runs them on NumPy with `attncheck run`, and measures each run as a command of its own: cases per
-second, reading the files included, and the resident memory of the largest of its processes. Runs of the few are made before, and
-between, and after those of the many. The report is not part of it: pandas frames of so many rows have their
-own benchmark (`million_rows.py`).
+second, reading the files included, and the resident memory of the largest of its processes. Runs of the few are made
+before, between and after those of the many. The report is not part of it: pandas frames of so many rows have their own
+benchmark (`million_rows.py`).
 """
 
 from __future__ import annotations
