@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
 from multiprocessing import current_process, parent_process, resource_tracker
-from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from time import monotonic, sleep
 from uuid import uuid4
@@ -80,12 +80,6 @@ def _children_allowed() -> Iterator[None]:
     finally:
         if daemon is not None:
             configuration["daemon"] = daemon
-
-
-class WorkerContext(SpawnContext):
-    """Starts workers."""
-
-    Process = _Worker
 
 
 def spawn(function: Callable[..., None], *arguments: object) -> _Worker:
