@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import resource
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measuring import on_one_thread, table
 from numpy.typing import NDArray
 
 from attncheck.backends import EAGER, numpy_backend
@@ -35,7 +35,6 @@ from attncheck.harness.reading.selection import select_cases
 Arrays = dict[str, NDArray[Any]]
 Call = Callable[[], object]
 
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 _LEAST_SECONDS = 0.005
 """A timing shorter than this is of several calls: the clock, and whatever else a process does, would show in it."""
 
@@ -121,7 +120,7 @@ def bounds_cost(repetitions: int) -> list[str]:
         ("B and sigma of all stages' own steps", "introduced", ""),
     ]
     rows = [(text, times[name].shown(), times[name].over(times["plain"]), said) for text, name, said in lines]
-    return _table(("at " + _shown(_LARGE), "CPU ms", "times plain", "at most"), rows)
+    return table(("at " + _shown(_LARGE), "CPU ms", "times plain", "at most"), rows)
 
 
 def _verdict(times: Times, plain: Times, most: float) -> str:
@@ -137,7 +136,7 @@ def oracle_cost(repetitions: int) -> list[str]:
         asked = (times[name].over(times["plain"]) for name in ("output", "every", "steps"))
         rows.append((_shown(shape), times["plain"].shown(), times["every"].shown(), *asked))
     heads = ("(B, H, L, D)", "plain CPU ms", "oracle, all stages, CPU ms", "output alone, times plain")
-    return _table((*heads, "all stages, times plain", "one implementation's own steps, times plain"), rows)
+    return table((*heads, "all stages, times plain", "one implementation's own steps, times plain"), rows)
 
 
 def _oracle_calls(inputs: Arrays) -> dict[str, Call]:
@@ -167,7 +166,7 @@ def corpus_cost(repetitions: int, patterns: Sequence[str]) -> list[str]:
     rows = [_corpus_row("oracle", oracle), _corpus_row("bounds", bounds)]
     rows.append(("importing TensorFlow", "", "", f"{np.median(imports):.3g}" if imports[0] else "not installed", ""))
     count = f"{len(oracle):,} cases and dtypes"
-    return _table((count, "median, CPU ms", "largest, CPU ms", "sum, CPU s", "largest is"), rows)
+    return table((count, "median, CPU ms", "largest, CPU ms", "sum, CPU s", "largest is"), rows)
 
 
 def _case_times(
@@ -218,16 +217,9 @@ def _shown(shape: tuple[int, ...]) -> str:
     return f"({', '.join(map(str, shape))})"
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
-    return [f"| {' | '.join(line)} |" for line in lines]
-
-
 def main() -> None:
     """Measure, print and write the tables."""
-    if any(os.environ.get(name) != "1" for name in _THREADS):
-        # NumPy reads these when it is loaded, which has happened.
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | dict.fromkeys(_THREADS, "1"))
+    on_one_thread()
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=Path, default=Path("results/cost"), help="default: %(default)s")
     parser.add_argument("--repetitions", type=int, default=15, help="of each timing (default: %(default)s)")

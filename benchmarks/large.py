@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import cProfile
 import json
-import os
 import pstats
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from measuring import on_one_thread, table
 from numpy.typing import NDArray
 
 from attncheck.backends import BACKENDS
@@ -35,7 +35,6 @@ from attncheck.harness.reading.inputs import Inputs, convert_inputs, make_exact_
 from attncheck.harness.reading.selection import select_cases
 from attncheck.harness.running.worker import Computed
 
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 _CASE = Path(__file__).parent / "large_cases" / "causal.yaml"
 _DTYPE, _CLASS, _RETURNED = "float32", "native", ("output",)
 _MOST_TIMES_KERNEL, _MOST_MEMORY = 6.0, 2**30
@@ -162,17 +161,9 @@ def memory_above(what: str) -> dict[str, int]:
     return {"inputs": sum(array.nbytes for array in inputs.arrays.values()), "above": max(seen) - before}
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lay rows out in Markdown."""
-    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
-    return [f"| {' | '.join(line)} |" for line in lines]
-
-
 def main() -> None:
     """Measure, print and write the tables."""
-    if any(os.environ.get(name) != "1" for name in _THREADS):
-        # NumPy reads these when it is loaded, which has happened.
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | dict.fromkeys(_THREADS, "1"))
+    on_one_thread()
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=Path, default=Path("results/large"), help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
