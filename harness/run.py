@@ -96,14 +96,19 @@ def _run(
     cases = plan.cases
     environment = {**_environment(chosen, settings, faults), **means.record}
     earlier = NOTHING
+
+    def records() -> Iterator[dict[str, Any]]:
+        return (case_record(case, settings.tags) for case in cases)
+
     if settings.resume:
-        earlier = read_earlier(settings.output, environment, [case_record(case, settings.tags) for case in cases])
+        earlier = read_earlier(settings.output, environment, records)
     writer = ResultsWriter(settings.output, resume=earlier is not NOTHING)
     environment |= {**earlier.names, "backends": earlier.backends}
     writer.write_json("environment.json", environment)
-    writer.write_cases(case_record(case, settings.tags) for case in cases)
+    writer.write_cases(records())
     bench = Bench(writer, DivergenceRecord(_divergences(chosen, settings)))
-    bench.restore(earlier.rows)
+    for rows in earlier.rows():
+        bench.restore(rows)
 
     def describe_backends() -> None:
         if (backends := _descriptions(means.descriptions, earlier.backends)) != environment["backends"]:
@@ -115,8 +120,9 @@ def _run(
         on_progress(done, total)
 
     try:
-        means.compute_and_judge(plan.without(earlier.finished), bench, tell)
-        bench.evaluations += sum(dtype in group.dtypes for _, dtype in earlier.finished for group in groups)
+        finished = earlier.finished
+        means.compute_and_judge(plan.without(finished), bench, tell)
+        bench.evaluations += sum(dtype in group.dtypes for _, dtype in finished for group in groups)
         if settings.complete:
             told = {row.message for row in bench.failures}
             bench.add_rows(row for row in bench.known.stale_rows() if row.message not in told)

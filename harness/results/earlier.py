@@ -3,39 +3,56 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from attncheck.harness.errors import UsageError
-from attncheck.harness.results.format import Row
+from attncheck.harness.results.format import ROW_SCHEMA, Row
 from attncheck.harness.results.parts import read_rows, remove_damaged
-from attncheck.harness.results.reader import read_run
+from attncheck.harness.results.reader import read_environment
+from attncheck.harness.results.records import cases_text, read_cases
 from attncheck.harness.results.writer import is_unbegun
 
 _SAME = ("implementations", "versions", "classes", "python", "platform", "cpu_features", "threads_per_worker", "flags")
 """Of environment.json: what the numbers may depend on."""
+_ROWS_AT_ONCE = 1000
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """The rows that were judged, and which (case, dtype) are thereby done: all rows of one are written together.
+    """What was judged, as it lies in the parts on disk.
 
     ``names`` are its label and command, which stay; ``backends`` is what its workers said of themselves.
     """
 
-    rows: tuple[Row, ...] = ()
-    finished: frozenset[tuple[str, str]] = frozenset()
+    table: pa.Table = field(default_factory=ROW_SCHEMA.empty_table)
     names: Mapping[str, str] = field(default_factory=dict)
     backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def finished(self) -> frozenset[tuple[str, str]]:
+        """The (case, dtype) that are done: all rows of one are written together."""
+        done = self.table.group_by(["case", "dtype"]).aggregate([])
+        return frozenset(zip(done["case"].to_pylist(), done["dtype"].to_pylist(), strict=True))
+
+    def rows(self) -> Iterator[list[Row]]:
+        """Give the rows, some at a time: there may be more of them than fit in memory as they are used."""
+        for batch in self.table.to_batches(max_chunksize=_ROWS_AT_ONCE):
+            yield [Row(**record) for record in batch.to_pylist()]
 
 
 NOTHING = Earlier()
 """Of a run that begins."""
 
+Records = Callable[[], Iterable[Mapping[str, Any]]]
+"""Gives the records of a run's cases, as often as it is asked."""
 
-def read_earlier(directory: Path, environment: Mapping[str, Any], cases: Sequence[Mapping[str, Any]]) -> Earlier:
+
+def read_earlier(directory: Path, environment: Mapping[str, Any], cases: Records) -> Earlier:
     """Read what an earlier run of the same plan left: ``NOTHING`` where there is no directory, or an empty one.
 
     ``NOTHING``, too, where a run was killed before it had said what it is, or while it replaced another one.
@@ -45,19 +62,27 @@ def read_earlier(directory: Path, environment: Mapping[str, Any], cases: Sequenc
     """
     if not directory.exists() or (directory.is_dir() and is_unbegun(directory)):
         return NOTHING
-    run = read_run(directory)
+    before = read_environment(directory)
     if not (directory / "cases.json").exists():
         return NOTHING
-    remove_damaged(directory)
     for name in _SAME:
-        _require_same(directory, name, run.environment.get(name), environment[name])
-    before, now = run.cases, {case["id"]: case for case in cases}
+        _require_same(directory, name, before.get(name), environment[name])
+    _require_same_cases(directory, cases)
+    remove_damaged(directory)
+    names = {name: before[name] for name in ("label", "command")}
+    return Earlier(read_rows(directory)[0], names, before.get("backends", {}))
+
+
+def _require_same_cases(directory: Path, cases: Records) -> None:
+    """Compare as text, and read the file as a whole only where that differs."""
+    path = directory / "cases.json"
+    if path.is_file():
+        with path.open(encoding="utf-8", errors="replace") as file:
+            if all(file.read(len(piece)) == piece for piece in cases_text(cases())) and not file.read(1):
+                return
+    before, now = read_cases(path)[0], {case["id"]: case for case in cases()}
     for identity in sorted(before.keys() | now.keys()):
         _require_same(directory, f"the case {identity}", before.get(identity), now.get(identity))
-    rows = tuple(Row(**record) for record in read_rows(directory)[0].to_pylist())
-    finished = frozenset((row.case, row.dtype) for row in rows)
-    names = {name: run.environment[name] for name in ("label", "command")}
-    return Earlier(rows, finished, names, run.environment.get("backends", {}))
 
 
 def _require_same(directory: Path, what: str, before: Any, now: Any) -> None:

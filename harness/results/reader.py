@@ -61,13 +61,7 @@ class Run:
 
 def read_run(directory: Path) -> Run:
     """Read one results directory. Raises ``ResultsError`` for anything else."""
-    if not directory.is_dir():
-        raise ResultsError(f"{directory} is not a folder; expected a results directory that `attncheck run` wrote")
-    environment = read_json(directory / "environment.json")
-    if environment is None:
-        raise ResultsError(f"{directory} is not a results directory: it has no environment.json")
-    _check_format(environment.get("format"), directory)
-    check_record(environment, EnvironmentRecord, directory / "environment.json")
+    environment = read_environment(directory)
     rows, notes = read_rows(directory)
     cases, of_cases = read_cases(directory / "cases.json")
     named = with_unnamed(cases, pc.unique(rows["case"]).to_pylist())
@@ -76,6 +70,18 @@ def read_run(directory: Path) -> Run:
     summary, of_summary = _read_summary(directory / "summary.json")
     notes += of_cases + of_summary + ArrayParts(directory).notes
     return Run(directory, environment["label"], environment, named, rows.to_pandas(), summary, notes)
+
+
+def read_environment(directory: Path) -> dict[str, Any]:
+    """Read what a results directory says of its run. Raises ``ResultsError`` for anything else."""
+    if not directory.is_dir():
+        raise ResultsError(f"{directory} is not a folder; expected a results directory that `attncheck run` wrote")
+    environment = read_json(directory / "environment.json")
+    if environment is None:
+        raise ResultsError(f"{directory} is not a results directory: it has no environment.json")
+    _check_format(environment.get("format"), directory)
+    check_record(environment, EnvironmentRecord, directory / "environment.json")
+    return environment
 
 
 def _check_format(found: object, directory: Path) -> None:

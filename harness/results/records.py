@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from attncheck.harness.errors import ResultsError
+from attncheck.harness.results.format import FORMAT
 
 _MOST_BYTES = 2**29
 """Of one JSON file: some hundred thousand cases."""
@@ -148,6 +149,14 @@ def check_record(content: Mapping[str, Any], model: type[Model], path: Path) -> 
     """Raise ``ResultsError`` where a record has not what reports take from it."""
     if fault := _fault(content, model):
         raise ResultsError(f"{path} is not what `attncheck run` writes: {fault}")
+
+
+def cases_text(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Give the text of cases.json piece by piece, a case a line: there may be more of them than fit in memory."""
+    yield f'{{"format": {FORMAT}, "cases": ['
+    for number, record in enumerate(records):
+        yield f"{',' if number else ''}\n{json.dumps(record, ensure_ascii=False)}"
+    yield "\n]}\n"
 
 
 def read_cases(path: Path) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:

@@ -26,7 +26,7 @@ from attncheck.harness.results.format import (
     Row,
     StoredArray,
 )
-from attncheck.harness.results.records import read_json
+from attncheck.harness.results.records import cases_text, read_json
 
 _FOLDERS = ("rows", "arrays", "logs")
 
@@ -80,14 +80,11 @@ class ResultsWriter:
         _write(self.directory / name, lambda path: path.write_text(text, encoding="utf-8", errors="replace"))
 
     def write_cases(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Write cases.json, a case a line: there may be more of them than fit in memory."""
+        """Write cases.json."""
 
         def write(path: Path) -> None:
             with path.open("w", encoding="utf-8", errors="replace") as file:
-                file.write(f'{{"format": {FORMAT}, "cases": [')
-                for number, record in enumerate(records):
-                    file.write(f"{',' if number else ''}\n{json.dumps(record, ensure_ascii=False)}")
-                file.write("\n]}\n")
+                file.writelines(cases_text(records))
 
         _write(self.directory / "cases.json", write)
 

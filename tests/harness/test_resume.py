@@ -19,7 +19,9 @@ from attncheck.harness.errors import UsageError
 from attncheck.harness.merge import merge_runs
 from attncheck.harness.reading.divergences import load_divergences
 from attncheck.harness.reading.selection import Selection, select_cases
+from attncheck.harness.results import earlier
 from attncheck.harness.results.format import Row
+from attncheck.harness.results.parts import read_rows
 from attncheck.harness.results.reader import read_run, read_runs
 from attncheck.harness.results.writer import ResultsWriter
 from attncheck.harness.run import RunSummary, Settings, run_cases
@@ -130,6 +132,46 @@ def test_another_plan_is_refused_by_name(run: Callable[..., RunSummary], tmp_pat
     with pytest.raises(UsageError, match="resumed: the case small/small/b-other-weights is another; run"):
         run("out", resume=True)
     assert {path: path.read_bytes() for path in before} == before
+
+
+def test_the_cases_of_the_run_before_are_compared_as_text_and_not_read(
+    run: Callable[..., RunSummary], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run("out")
+    monkeypatch.setattr(earlier, "read_cases", pytest.fail)
+    assert run("out", resume=True).verdicts == whole.verdicts
+
+
+def test_cases_that_are_the_same_in_another_order_and_spelling_are_the_same(
+    run: Callable[..., RunSummary], tmp_path: Path
+) -> None:
+    whole, path = run("out"), tmp_path / "out" / "cases.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "cases": content["cases"][::-1]}, indent=1))
+    assert run("out", resume=True).verdicts == whole.verdicts
+
+
+def test_one_more_case_at_the_end_is_another_plan(
+    run: Callable[..., RunSummary], tmp_path: Path, case_folder: Path
+) -> None:
+    run("out")
+    text = (case_folder / "small.yaml").read_text()
+    last = text[text.rindex("  - name:") :].replace("- name: ", "- name: One more ", 1)
+    (case_folder / "small.yaml").write_text(f"{text.rstrip()}\n{last}")
+    with pytest.raises(UsageError, match=r"resumed: the case small/small/one-more-.* is another"):
+        run("out", resume=True)
+
+
+def test_earlier_rows_come_some_at_a_time_and_all_of_them(
+    run: Callable[..., RunSummary], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(earlier, "_ROWS_AT_ONCE", 3)
+    run("out")
+    table, _ = read_rows(tmp_path / "out")
+    batches = list(earlier.Earlier(table).rows())
+    assert max(map(len, batches)) == 3
+    assert [row for batch in batches for row in batch] == [Row(**record) for record in table.to_pylist()]
+    assert len(earlier.Earlier(table).finished) == UNITS
 
 
 SCRIPT = """
