@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from attncheck.harness.errors import ResultsError
 from attncheck.harness.judging.judge import judge_pairs, pair_row
 from attncheck.harness.judging.known import Known, inherited, known_stages
+from attncheck.harness.results.case_records import CaseRecords
 from attncheck.harness.results.format import INPUTS, ROW_SCHEMA, Row, bound_name
 from attncheck.harness.results.parts import ArrayParts
 from attncheck.harness.results.reader import Run
@@ -44,9 +45,9 @@ class Merged:
     """What could not be compared across the runs, and why."""
 
     @property
-    def cases(self) -> dict[str, dict[str, Any]]:
+    def cases(self) -> CaseRecords:
         """Every run's case records, by id."""
-        return {identity: case for run in self.runs for identity, case in sorted(run.cases.items())}
+        return CaseRecords.together(run.cases for run in self.runs)
 
 
 def merge_runs(runs: Sequence[Run], *, across: bool = True) -> Merged:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -60,30 +63,51 @@ class Cell:
 
 
 CellRow = dict[Column, dict[str, Cell]]
-"""A case's cells by column, then by dtype in the order of ``DTYPES``; a column that did not run is left out."""
+"""A case's cells by column, then by dtype in the order of ``DTYPES``; a column that did not run is left out.
+
+Cases whose cells are all alike share theirs.
+"""
 
 
 @once_for_frames
 def cell_table(frames: Frames) -> dict[str, CellRow]:
     """Return every case's cells, documents first, then file by file."""
     columns = {(column.environment, column.implementation): column for column in frames.columns}
-    table: dict[str, CellRow] = {
-        case: {}
-        for case in sorted(set(frames.results["case"]), key=lambda case: (case_order(frames.cases[case]), case))
-    }
+    order = _in_order(frames)
     found = _cells(frames)
-    order = found["dtype"].map({dtype: number for number, dtype in enumerate(DTYPES)}).to_numpy().argsort(kind="stable")
-    found = found.iloc[order]
-    kinds: dict[tuple[str, ...], Cell] = {}  # there are few, and hundreds of thousands of cells
-    values = [found[name].tolist() for name in found]
-    for case, environment, implementation, dtype, *kind in zip(*values, strict=True):
-        column = columns.get((environment, implementation))
-        if column is None or case not in table:
-            continue
-        if (cell := kinds.get(tuple(kind))) is None:
-            cell = kinds[tuple(kind)] = Cell(State(kind[0]), *kind[1:])
-        table[case].setdefault(column, {})[dtype] = cell
+    found = found.assign(
+        case=pd.Index(order).get_indexer(pd.Index(found["case"])),
+        dtype=found["dtype"].map({dtype: number for number, dtype in enumerate(DTYPES)}),
+    )
+    found = found[found["case"] >= 0].sort_values(["case", "dtype"], kind="stable")
+    kinds: dict[tuple[Any, ...], Cell] = {}  # there are few, and hundreds of thousands of cells
+    rows: dict[tuple[Any, ...], CellRow] = {}  # and many cases whose cells are all alike
+
+    def row_of(cells: Iterable[tuple[Any, ...]]) -> CellRow:
+        row: CellRow = {}
+        for _, environment, implementation, dtype, *kind in cells:
+            if (column := columns.get((environment, implementation))) is not None:
+                if (cell := kinds.get(tuple(kind))) is None:
+                    cell = kinds[tuple(kind)] = Cell(State(kind[0]), *kind[1:])
+                row.setdefault(column, {})[DTYPES[dtype]] = cell
+        return rows.setdefault(tuple((column, *cells.items()) for column, cells in row.items()), row)
+
+    nothing: CellRow = {}
+    table = dict.fromkeys(order, nothing)
+    cells = zip(*(found[name].tolist() for name in found), strict=True)
+    table |= {order[place]: row_of(of_case) for place, of_case in groupby(cells, key=itemgetter(0))}
     return table
+
+
+def _in_order(frames: Frames) -> list[str]:
+    """Return the cases of which there are results, documents first, then file by file."""
+    files: dict[str, str] = {}
+
+    def place(case: str) -> tuple[object, ...]:
+        not_document, file, line = case_order(frames.cases[case])
+        return not_document, files.setdefault(file, file), line, case
+
+    return sorted(frames.results["case"].unique(), key=place)
 
 
 def worst_cell(cells: Mapping[str, Cell]) -> Cell:

@@ -124,9 +124,8 @@ def is_document(case: Mapping[str, Any]) -> bool:
 def documents_of(frames: Frames) -> dict[str, list[Mapping[str, Any]]]:
     """Return the documents' cases, by file and in the order of the file."""
     documents: dict[str, list[Mapping[str, Any]]] = {}
-    for case in sorted(frames.cases.values(), key=case_order):
-        if is_document(case):
-            documents.setdefault(case["file"], []).append(case)
+    for case in sorted(filter(is_document, frames.cases.values()), key=case_order):
+        documents.setdefault(case["file"], []).append(case)
     return documents
 
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import chain, starmap
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
@@ -28,6 +30,7 @@ from attncheck.reports.frames import Column, Frames, known_divergences, records
 # What XML 1.0 has no way to write, not even as a reference.
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
+_INDENT = "  "
 _KEYS = ["case", "dtype", "environment", "implementation"]
 _Key = tuple[str, str, str, str]
 
@@ -40,18 +43,59 @@ class _Said(NamedTuple):
     unsupported: Mapping[_Key, Mapping[str, Any]]
 
 
-def render_junit(frames: Frames) -> str:
-    """Return the XML. The same frames give the same text."""
-    root = Element("testsuites", {"name": "attncheck"})
-    for suite in (*_suites(frames), *_problems(frames)):
-        root.append(suite)
-    for name in ("tests", "failures", "errors"):
-        root.set(name, str(sum(int(suite.get(name, 0)) for suite in root)))
-    indent(root)
-    return '<?xml version="1.0" encoding="UTF-8"?>\n' + tostring(root, encoding="unicode") + "\n"
+@dataclass(frozen=True)
+class _Suite:
+    """A suite whose elements are made whenever they are asked for: one of a hundred thousand is in memory."""
+
+    name: str
+    elements: Callable[[], Iterable[Element]]
+
+    @cached_property
+    def counts(self) -> Mapping[str, int]:
+        """How many tests there are, and what became of them."""
+        counts = {"tests": 0, "failures": 0, "errors": 0, "skipped": 0}
+        for element in self.elements():
+            counts["tests"] += element.tag == "testcase"
+            for child in element:
+                if child.tag in _COUNTED:
+                    counts[_COUNTED[child.tag]] += 1
+        return counts
 
 
-def _suites(frames: Frames) -> Iterator[Element]:
+def render_junit(frames: Frames) -> Iterator[str]:
+    """Give the XML piece by piece. The same frames give the same text."""
+    suites = [*_suites(frames), *_problems(frames)]
+    counts = {name: sum(suite.counts[name] for suite in suites) for name in ("tests", "failures", "errors")}
+    yield '<?xml version="1.0" encoding="UTF-8"?>\n'
+    of_suites = (_around("testsuite", each.name, each.counts, _lines(each), 1) for each in suites)
+    yield from _around("testsuites", "attncheck", counts, chain.from_iterable(of_suites), 0)
+
+
+def _around(tag: str, name: str, counts: Mapping[str, int], children: Iterable[str], level: int) -> Iterator[str]:
+    """Put the lines of children, if there are any, between the tags of an element."""
+    element = Element(tag, {"name": xml_text(name)} | {key: str(count) for key, count in counts.items()})
+    lines = iter(children)
+    if (first := next(lines, None)) is None:
+        yield _line(element, level)
+        return
+    element.text = "\n"  # between the tags: in attributes, a line break is written as a reference
+    begin, end = tostring(element, encoding="unicode").split("\n")
+    yield f"{_INDENT * level}{begin}\n"
+    yield first
+    yield from lines
+    yield f"{_INDENT * level}{end}\n"
+
+
+def _lines(suite: _Suite) -> Iterator[str]:
+    return (_line(element, 2) for element in suite.elements())
+
+
+def _line(element: Element, level: int) -> str:
+    indent(element, _INDENT, level)
+    return f"{_INDENT * level}{tostring(element, encoding='unicode')}\n"
+
+
+def _suites(frames: Frames) -> Iterator[_Suite]:
     said = _Said(
         _by_key(what_is_wrong(frames)),
         _by_key(pd.concat([known_divergences(frames.results), known_divergences(frames.numbers)])),
@@ -60,13 +104,14 @@ def _suites(frames: Frames) -> Iterator[Element]:
     table = cell_table(frames)
     environments = {record["environment"]: record for record in records(frames.environments)}
     for column in frames.columns:
-        name = f"{column.environment}: {column.implementation}"
-        suite = Element("testsuite", {"name": xml_text(name)})
-        _add_properties(suite, column, environments[column.environment])
-        for case, cells in table.items():
-            for dtype, cell in cells.get(column, {}).items():
-                suite.append(_test(frames.cases[case], column, dtype, cell, said))
-        yield _counted(suite)
+
+        def elements(column: Column = column) -> Iterator[Element]:
+            yield _properties(column, environments[column.environment])
+            for case, cells in table.items():
+                for dtype, cell in cells.get(column, {}).items():
+                    yield _test(frames.cases[case], column, dtype, cell, said)
+
+        yield _Suite(f"{column.environment}: {column.implementation}", elements)
 
 
 def _by_key(frame: pd.DataFrame) -> dict[_Key, dict[str, Any]]:
@@ -74,11 +119,12 @@ def _by_key(frame: pd.DataFrame) -> dict[_Key, dict[str, Any]]:
     return {tuple(row[key] for key in _KEYS): row for row in records(frame.drop_duplicates(_KEYS))}
 
 
-def _add_properties(suite: Element, column: Column, environment: Mapping[str, Any]) -> None:
-    properties = SubElement(suite, "properties")
+def _properties(column: Column, environment: Mapping[str, Any]) -> Element:
+    properties = Element("properties")
     of_column = {"environment": column.environment, "implementation": column.implementation, "version": column.version}
     for name, value in (of_column | {name: environment[name] for name in ("python", "platform")}).items():
         SubElement(properties, "property", {"name": name, "value": xml_text(value)})
+    return properties
 
 
 def _test(case: Mapping[str, Any], column: Column, dtype: str, cell: Cell, said: _Said) -> Element:
@@ -120,15 +166,16 @@ def _add_failure(
     element.text = xml_text(f"{message}\n\n{case['file']}:{case['line']}: {case['name']}\n{count}\n{again}\n")
 
 
-def _problems(frames: Frames) -> Iterator[Element]:
+def _problems(frames: Frames) -> Iterator[_Suite]:
     """Make an error of everything that was asked for and is not there: a green file must mean a complete run."""
-    if not frames.problems:
-        return
-    suite = Element("testsuite", {"name": "what could not be run"})
-    for number, problem in enumerate(frames.problems, 1):
-        test = SubElement(suite, "testcase", {"classname": "attncheck.run", "name": f"problem {number}"})
-        _add(test, "error", problem, "not run").text = xml_text(problem)
-    yield _counted(suite)
+    if frames.problems:
+        yield _Suite("what could not be run", lambda: starmap(_problem, enumerate(frames.problems, 1)))
+
+
+def _problem(number: int, problem: str) -> Element:
+    test = Element("testcase", {"classname": "attncheck.run", "name": f"problem {number}"})
+    _add(test, "error", problem, "not run").text = xml_text(problem)
+    return test
 
 
 def _add(test: Element, kind: str, message: str, its_type: str = "") -> Element:
@@ -136,15 +183,7 @@ def _add(test: Element, kind: str, message: str, its_type: str = "") -> Element:
     return SubElement(test, kind, attributes | {"message": xml_text(" ".join(message.split()))})
 
 
-def _counted(suite: Element) -> Element:
-    counts = {"tests": len(suite.findall("testcase"))}
-    counts |= {name: len(suite.findall(f"testcase/{tag}")) for name, tag in _COUNTED.items()}
-    for name, count in counts.items():
-        suite.set(name, str(count))
-    return suite
-
-
-_COUNTED = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+_COUNTED = {"failure": "failures", "error": "errors", "skipped": "skipped"}
 
 
 def _in_words(message: object, verdict: str) -> str:

@@ -52,6 +52,7 @@ def write_junit(frames: Frames, path: Path) -> None:
     """Write the JUnit XML. Raises ``OutputError`` where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(render_junit(frames), encoding="utf-8", newline="\n")
+        with path.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(render_junit(frames))
     except OSError as error:
         raise OutputError.of(path, error) from None

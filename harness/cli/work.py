@@ -134,10 +134,13 @@ def split(names: list[str] | None) -> list[str]:
 def frames_of(runs: list[Path]) -> Frames:
     """Read results directories back as the frames of one report."""
     from attncheck.harness.merge import merge_runs
+    from attncheck.harness.results.parts import release_memory
     from attncheck.harness.results.reader import read_runs
     from attncheck.reports.making import make_frames
 
-    return make_frames(merge_runs(read_runs(runs)))
+    frames = make_frames(merge_runs(read_runs(runs)))
+    release_memory()
+    return frames
 
 
 def write_frames(frames: Frames, directory: Path) -> Path:

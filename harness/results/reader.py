@@ -12,19 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from attncheck.harness.errors import ResultsError
+from attncheck.harness.results.case_records import CaseRecords, read_cases, with_unnamed
 from attncheck.harness.results.format import FORMAT
-from attncheck.harness.results.parts import ArrayKey, ArrayParts, read_rows
+from attncheck.harness.results.parts import ArrayKey, ArrayParts, read_rows, release_memory
 from attncheck.harness.results.records import (
     EnvironmentRecord,
     SummaryRecord,
     check_record,
-    read_cases,
     read_json,
-    with_unnamed,
 )
 
 
@@ -39,7 +37,7 @@ class Run:
     directory: Path
     label: str
     environment: dict[str, Any]
-    cases: dict[str, dict[str, Any]]
+    cases: CaseRecords
     rows: pd.DataFrame
     summary: dict[str, Any] | None
     notes: tuple[str, ...] = ()
@@ -62,14 +60,15 @@ class Run:
 def read_run(directory: Path) -> Run:
     """Read one results directory. Raises ``ResultsError`` for anything else."""
     environment = read_environment(directory)
-    rows, notes = read_rows(directory)
+    rows, notes = _read_frame(directory)
     cases, of_cases = read_cases(directory / "cases.json")
-    named = with_unnamed(cases, pc.unique(rows["case"]).to_pylist())
+    named = with_unnamed(cases, rows["case"].unique().tolist())
     if len(named) > len(cases) and not of_cases:
         of_cases = (f"{directory / 'cases.json'} is absent or incomplete: some cases have no title and no options",)
     summary, of_summary = _read_summary(directory / "summary.json")
     notes += of_cases + of_summary + ArrayParts(directory).notes
-    return Run(directory, environment["label"], environment, named, rows.to_pandas(), summary, notes)
+    release_memory()
+    return Run(directory, environment["label"], environment, named, rows, summary, notes)
 
 
 def read_environment(directory: Path) -> dict[str, Any]:
@@ -82,6 +81,12 @@ def read_environment(directory: Path) -> dict[str, Any]:
     _check_format(environment.get("format"), directory)
     check_record(environment, EnvironmentRecord, directory / "environment.json")
     return environment
+
+
+def _read_frame(directory: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    table, notes = read_rows(directory)
+    release_memory()
+    return table.to_pandas(), notes
 
 
 def _check_format(found: object, directory: Path) -> None:

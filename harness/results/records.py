@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -15,7 +15,6 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from attncheck.harness.errors import ResultsError
-from attncheck.harness.results.format import FORMAT
 
 _MOST_BYTES = 2**29
 """Of one JSON file: some hundred thousand cases."""
@@ -119,11 +118,7 @@ Model = TypeVar("Model", bound=_Record)
 def read_json(path: Path) -> dict[str, Any] | None:
     """Read an object from a JSON file; None if there is no such file. Raises ``ResultsError`` for anything else."""
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):  # a pipe, say, would never end
-            raise ResultsError(f"{path} cannot be read: it is no regular file")
-        if found.st_size > _MOST_BYTES:
-            raise ResultsError(f"{path} cannot be read: {found.st_size} bytes; expected at most {_MOST_BYTES}")
+        require_readable(path)
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
@@ -131,77 +126,36 @@ def read_json(path: Path) -> dict[str, Any] | None:
         raise ResultsError(f"{path} cannot be read: {error}") from None
     if not isinstance(content, dict):
         raise ResultsError(f"{path} is not what `attncheck run` writes")
-    if _depth(content) > _MOST_DEEP:
-        raise ResultsError(f"{path} cannot be read: nested more than {_MOST_DEEP} levels deep")
+    require_shallow(content, path)
     return content
 
 
-def _depth(content: object) -> int:
-    """Return how many lists and objects lie in each other."""
+def require_readable(path: Path) -> None:
+    """Raise ``ResultsError`` for what would never end or is too large, ``OSError`` for what is not there."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):  # a pipe, say
+        raise ResultsError(f"{path} cannot be read: it is no regular file")
+    if found.st_size > _MOST_BYTES:
+        raise ResultsError(f"{path} cannot be read: {found.st_size} bytes; expected at most {_MOST_BYTES}")
+
+
+def require_shallow(content: object, path: Path) -> None:
+    """Raise ``ResultsError`` where too many lists and objects lie in each other."""
     depth, level = 0, [content]
     while level := [each for each in level if isinstance(each, dict | list)]:
         depth += 1
         level = [each for one in level for each in (one.values() if isinstance(one, dict) else one)]
-    return depth
+    if depth > _MOST_DEEP:
+        raise ResultsError(f"{path} cannot be read: nested more than {_MOST_DEEP} levels deep")
 
 
 def check_record(content: Mapping[str, Any], model: type[Model], path: Path) -> None:
     """Raise ``ResultsError`` where a record has not what reports take from it."""
-    if fault := _fault(content, model):
+    if fault := fault_in(content, model):
         raise ResultsError(f"{path} is not what `attncheck run` writes: {fault}")
 
 
-def cases_text(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Give the text of cases.json piece by piece, a case a line: there may be more of them than fit in memory."""
-    yield f'{{"format": {FORMAT}, "cases": ['
-    for number, record in enumerate(records):
-        yield f"{',' if number else ''}\n{json.dumps(record, ensure_ascii=False)}"
-    yield "\n]}\n"
-
-
-def read_cases(path: Path) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
-    """Read the usable case records by id, with a note where the file or one of them is not usable."""
-    try:
-        content = read_json(path)
-    except ResultsError as error:
-        return {}, (str(error),)
-    if content is None:
-        return {}, ()
-    listed = content.get("cases")
-    if not isinstance(listed, list):
-        return {}, (f"{path} is not what `attncheck run` writes: it has no cases",)
-    faults = [_fault(case, CaseRecord) for case in listed]
-    cases = {case["id"]: case for case, fault in zip(listed, faults, strict=True) if not fault}
-    bad = [fault for fault in faults if fault]
-    notes = (f"{path}: {len(bad)} of {len(listed)} cases are not what `attncheck run` writes: {bad[0]}",) if bad else ()
-    return cases, notes
-
-
-def with_unnamed(cases: Mapping[str, dict[str, Any]], identities: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Add a bare record for every case that has rows and no record of its own."""
-    return {**cases, **{each: _unnamed(each) for each in sorted(set(identities) - cases.keys())}}
-
-
-def _unnamed(identity: str) -> dict[str, Any]:
-    file, _, name = identity.rpartition("/")
-    return {
-        "id": identity,
-        "name": name,
-        "file": file,
-        "line": 0,
-        "title": file or identity,
-        "source": {"kind": "unknown", "title": "unknown", "notes": []},
-        "operation": "",
-        "options": {},
-        "dtypes": [],
-        "inputs": {},
-        "tags": [],
-        "notes": [],
-        "expected": [],
-    }
-
-
-def _fault(content: object, model: type[_Record]) -> str:
+def fault_in(content: object, model: type[_Record]) -> str:
     """Say what is wrong first; empty where nothing is."""
     try:
         model.model_validate(content)

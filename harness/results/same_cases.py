@@ -16,14 +16,16 @@ Cases = Mapping[str, Mapping[str, Any]]
 
 def differing_cases(cases: Mapping[str, Cases]) -> dict[str, str]:
     """Return the cases that are not computed alike in all runs, given by label, and what differs first."""
-    first: dict[str, tuple[str, Mapping[str, Any]]] = {}
+    first: dict[str, str] = {}
     differing: dict[str, str] = {}
     for label, of_run in cases.items():
         for identity, case in of_run.items():
             if not case["operation"]:
                 continue  # a run without a record of it does not say what it computed
-            other, record = first.setdefault(identity, (label, case))
-            if identity not in differing and (changes := changed(record, case)):
+            other = first.setdefault(identity, label)
+            if other == label or identity in differing:
+                continue
+            if changes := changed(cases[other][identity], case):
                 differing[identity] = f"{changes[0]} ({other} and {label})"
     return differing
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from attncheck.harness.errors import OutputError, ResultsError
+from attncheck.harness.results.case_records import cases_text
 from attncheck.harness.results.format import (
     ARRAY_SCHEMA,
     FORMAT,
@@ -26,7 +27,7 @@ from attncheck.harness.results.format import (
     Row,
     StoredArray,
 )
-from attncheck.harness.results.records import cases_text, read_json
+from attncheck.harness.results.records import read_json
 
 _FOLDERS = ("rows", "arrays", "logs")
 

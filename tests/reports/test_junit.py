@@ -42,7 +42,7 @@ SCHEMA = {
 
 def parse(frames: Frames) -> Element:
     """Parse the XML, and hold it against the schema and its own counts."""
-    root = ElementTree.fromstring(render_junit(frames).encode("utf-8"))
+    root = ElementTree.fromstring("".join(render_junit(frames)).encode("utf-8"))
     for element in root.iter():
         children, required, optional = SCHEMA[element.tag]
         assert {child.tag for child in element} <= children
@@ -176,7 +176,7 @@ def test_what_was_asked_for_and_is_not_there_is_an_error(
         "bad case: bad.yaml:3: no inputs",
         "this run was interrupted, or is still going on: its results are not complete",
     ]
-    assert "jax" not in render_junit(frames_of(directory))
+    assert "jax" not in "".join(render_junit(frames_of(directory)))
 
 
 HOSTILE = "]]></failure><script>alert('1')</script>&lt;\"\x1b[31m\x00\x08\ufffe\r\nnext\tline \U0001f600"

@@ -12,6 +12,7 @@ import pytest
 
 from attncheck.harness.errors import OutputError
 from attncheck.harness.merge import merge_runs
+from attncheck.harness.results.case_records import CaseRecords
 from attncheck.harness.results.format import Row
 from attncheck.harness.results.reader import read_run
 from attncheck.reports.frames import Frames
@@ -64,7 +65,7 @@ def test_the_same_results_give_the_same_bytes(document_run: Path, frames_of: Fra
     run = read_run(document_run)
     environment = dict(reversed(run.environment.items()))
     environment["versions"] = dict(reversed(run.environment["versions"].items()))
-    cases = dict(reversed(run.cases.items()))
+    cases = CaseRecords(reversed(list(run.cases.values())))
     shuffled = replace(run, rows=run.rows.sample(frac=1, random_state=7), cases=cases, environment=environment)
     write_report(make_frames(merge_runs([shuffled])), tmp_path / "second")
     assert contents(tmp_path / "second") == wanted
@@ -138,7 +139,7 @@ def test_no_value_is_no_cell_and_an_empty_text_is_one(
 
 def test_junit_goes_where_it_is_asked_for(document_frames: Frames, tmp_path: Path) -> None:
     write_junit(document_frames, tmp_path / "new" / "all.xml")
-    assert (tmp_path / "new" / "all.xml").read_text(encoding="utf-8") == render_junit(document_frames)
+    assert (tmp_path / "new" / "all.xml").read_text(encoding="utf-8") == "".join(render_junit(document_frames))
     with pytest.raises(OutputError, match=r"new cannot be written: [^\n]+$"):
         write_junit(document_frames, tmp_path / "new")
 
