@@ -94,20 +94,25 @@ def cell_table(frames: Frames) -> dict[str, CellRow]:
 
     nothing: CellRow = {}
     table = dict.fromkeys(order, nothing)
-    cells = zip(*(found[name].tolist() for name in found), strict=True)
+    cells = zip(*(_values(found[name]) for name in found), strict=True)
     table |= {order[place]: row_of(of_case) for place, of_case in groupby(cells, key=itemgetter(0))}
     return table
 
 
 def _in_order(frames: Frames) -> list[str]:
     """Return the cases of which there are results, documents first, then file by file."""
-    files: dict[str, str] = {}
-
-    def place(case: str) -> tuple[object, ...]:
+    files: dict[tuple[bool, str], list[tuple[int, str]]] = {}
+    for case in frames.results["case"].unique():
         not_document, file, line = case_order(frames.cases[case])
-        return not_document, files.setdefault(file, file), line, case
+        files.setdefault((not_document, file), []).append((line, case))
+    return [case for _, cases in sorted(files.items()) for _, case in sorted(cases)]
 
-    return sorted(frames.results["case"].unique(), key=place)
+
+def _values(column: pd.Series[Any]) -> list[Any]:
+    """Return a column's values, of which those that are equal are one object."""
+    codes, distinct = pd.factorize(column, use_na_sentinel=False)
+    values = distinct.tolist()
+    return [values[code] for code in codes]
 
 
 def worst_cell(cells: Mapping[str, Cell]) -> Cell:

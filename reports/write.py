@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from attncheck.harness.errors import OutputError
 from attncheck.reports.frames import Frames
-from attncheck.reports.html.render import render_html
+from attncheck.reports.html.render import html_pieces
 from attncheck.reports.junit import render_junit
 from attncheck.reports.markdown.report import render_markdown
 from attncheck.reports.spreadsheet import write_csv
@@ -33,7 +34,7 @@ def write_report(frames: Frames, directory: Path) -> Path:
             frame.to_parquet(path, index=False)
         write_junit(frames, _own(directory / JUNIT_NAME))
         path = _own(directory / HTML_NAME)
-        path.write_text(render_html(frames), encoding="utf-8", newline="\n")
+        _write_pieces(path, html_pieces(frames))
         path = _own(directory / REPORT_NAME)
         path.write_text(render_markdown(frames), encoding="utf-8", newline="\n")
     except OSError as error:
@@ -52,7 +53,11 @@ def write_junit(frames: Frames, path: Path) -> None:
     """Write the JUnit XML. Raises ``OutputError`` where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(render_junit(frames))
+        _write_pieces(path, render_junit(frames))
     except OSError as error:
         raise OutputError.of(path, error) from None
+
+
+def _write_pieces(path: Path, pieces: Iterable[str]) -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(pieces)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from attncheck.reports.cells import CellRow, State
@@ -43,11 +43,11 @@ def urgent_first(table: Mapping[str, CellRow]) -> list[str]:
     return sorted(table, key=lambda case: _urgency(table[case]))
 
 
-def within(cases: Iterable[str], sizes: Mapping[str, int], most: int) -> set[str]:
+def within(cases: Iterable[str], size_of: Callable[[str], int], most: int) -> set[str]:
     """Return the first cases whose sizes together stay within a budget."""
     kept, spent = set(), 0
     for case in cases:
-        spent += sizes.get(case, 0)
+        spent += size_of(case)
         if spent > most:
             break
         kept.add(case)

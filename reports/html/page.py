@@ -155,8 +155,7 @@ def _probes(frames: Frames, cases: Iterable[str]) -> dict[str, Mapping[str, str]
 def _detailed(frames: Frames, table: Mapping[str, CellRow], budget: Budget) -> set[str]:
     """Return the cases whose stages are shown: all of them, or as many as the budget allows, the urgent ones first."""
     letters = LETTERS_PER_CASE + LETTERS_PER_STAGE * frames.results.groupby("case").size()
-    sizes = {str(case): int(size) for case, size in letters.items()}
-    return within(urgent_first(table), sizes, budget.detail_letters)
+    return within(urgent_first(table), lambda case: int(letters.get(case, 0)), budget.detail_letters)
 
 
 def _counts(column: Column, table: Mapping[str, CellRow], many: bool) -> ColumnCounts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -21,17 +22,22 @@ _FORBIDDEN = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uf
 
 
 def render_html(frames: Frames, budget: Budget | None = None) -> str:
-    """Return the whole report. The same frames give the same text.
+    """Return the whole report. The same frames give the same text."""
+    return "".join(html_pieces(frames, budget))
+
+
+def html_pieces(frames: Frames, budget: Budget | None = None) -> Iterator[str]:
+    """Give the whole report piece by piece.
 
     Every text that comes from a case or a framework is escaped, and the page's content security policy allows no
     script but its own and no request to anywhere.
     """
     script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
     style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
-    text = (
+    pieces = (
         _environment()
         .get_template("page.html")
-        .render(
+        .generate(
             page=make_page(frames, budget or Budget()),
             script=Markup(script),
             style=Markup(style),
@@ -39,7 +45,7 @@ def render_html(frames: Frames, budget: Budget | None = None) -> str:
             levels=[*((name, text) for _, name, text in LEVELS), BEYOND, NOT_JUDGED],
         )
     )
-    return _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
+    return (_FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", piece) for piece in pieces)
 
 
 def _environment() -> Environment:

@@ -122,4 +122,4 @@ def test_what_fails_comes_first_then_what_is_known_and_a_budget_ends_the_list() 
     states = {"a": State.AGREE, "b": State.KNOWN, "c": State.UNSUPPORTED, "d": State.FAILING}
     table = {case: {ONE: {"float64": Cell(state, "agree", "")}} for case, state in states.items()}
     assert urgent_first(table) == ["d", "b", "a", "c"]
-    assert within(["d", "b", "a"], {"d": 5, "b": 4, "a": 1}, 9) == {"d", "b"}
+    assert within(["d", "b", "a"], {"d": 5, "b": 4, "a": 1}.__getitem__, 9) == {"d", "b"}
