@@ -32,7 +32,7 @@ class Plan:
         self.cases = cases
         self.units = units
         self._exact: Callable[[int], dict[str, Exact]]
-        self._exact = lru_cache(maxsize=_INPUTS_KEPT)(lambda case: make_exact_inputs(self.cases[case]))
+        self._exact = lru_cache(maxsize=_INPUTS_KEPT)(lambda case: make_exact_inputs(cases[case]))
 
     @classmethod
     def of(cls, cases: Sequence[Case], dtypes: Sequence[str]) -> Plan:

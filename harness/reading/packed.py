@@ -25,7 +25,8 @@ class PackedCases(Sequence[Case]):
         self._parts: list[bytes] = []
         self._open: list[Case] = []
         self._order = array("L")
-        self._part = lru_cache(maxsize=_UNPACKED)(self._unpack)
+        parts = self._parts  # not ourselves, or only the garbage collector would ever free us
+        self._part = lru_cache(maxsize=_UNPACKED)(lambda part: _unpack(parts[part]))
         for case in cases:
             self.append(case)
 
@@ -54,6 +55,7 @@ class PackedCases(Sequence[Case]):
         part, inside = divmod(self._order[place], TOGETHER)
         return self._open[inside] if part == len(self._parts) else self._part(part)[inside]
 
-    def _unpack(self, part: int) -> list[Case]:
-        found: list[Case] = pickle.loads(zlib.decompress(self._parts[part]))
-        return found
+
+def _unpack(part: bytes) -> list[Case]:
+    found: list[Case] = pickle.loads(zlib.decompress(part))
+    return found

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import tracemalloc
+import weakref
 from dataclasses import replace
 
 import pytest
 
+from attncheck.harness.plan import Plan
 from attncheck.harness.reading.packed import TOGETHER, PackedCases
 from attncheck.harness.reading.selection import select_cases
 
@@ -44,3 +47,16 @@ def test_a_campaign_of_many_cases_takes_little_memory() -> None:
         tracemalloc.stop()
     assert packed[4999].id == "made/4999"
     assert taken / 5000 < 400  # bytes; a case alone takes thousands
+
+
+def test_what_nobody_holds_is_freed_at_once() -> None:
+    packed = PackedCases(CASES)
+    plan = Plan.of(packed, ())
+    plan.task(next(iter(plan)))
+    held = weakref.ref(packed), weakref.ref(plan)
+    gc.disable()
+    try:
+        del packed, plan
+        assert [each() for each in held] == [None, None]
+    finally:
+        gc.enable()
