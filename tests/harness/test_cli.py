@@ -447,9 +447,11 @@ def test_a_case_file_whose_name_is_no_text_is_reported_readably(case_folder: Pat
 
 
 INTERRUPTIBLE = """\
+import signal
 from attncheck.backends import BACKENDS, BackendEntry
 from attncheck.harness.cli import main
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background of a shell
 BACKENDS.clear()
 for name in ("first", "second", "slow"):
     BACKENDS[name] = BackendEntry(name, name + "_backend", ("numpy",))
