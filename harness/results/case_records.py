@@ -13,8 +13,6 @@ from attncheck.harness.results.format import FORMAT
 from attncheck.harness.results.records import CaseRecord, fault_in, read_json, require_readable, require_shallow
 
 _FIRST_LINE, _LAST_LINE = f'{{"format": {FORMAT}, "cases": [\n', "]}\n"
-
-
 _WINDOW = -12
 """As zlib counts: 4 KiB, without header or checksum. Few records are larger."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,13 +77,20 @@ def read_earlier(directory: Path, environment: Mapping[str, Any], cases: Records
 def _require_same_cases(directory: Path, cases: Records) -> None:
     """Compare as text, and read the file as a whole only where that differs."""
     path = directory / "cases.json"
-    if path.is_file():
-        with path.open(encoding="utf-8", errors="replace") as file:
-            if all(file.read(len(piece)) == piece for piece in cases_text(cases())) and not file.read(1):
-                return
+    if _is_text(path, cases_text(cases())):
+        return
     before, now = read_cases(path)[0], {case["id"]: case for case in cases()}
     for identity in sorted(before.keys() | now.keys()):
         _require_same(directory, f"the case {identity}", before.get(identity), now.get(identity))
+
+
+def _is_text(path: Path, pieces: Iterable[str]) -> bool:
+    """Whether a regular file holds exactly these pieces; one that cannot be read does not."""
+    with suppress(OSError):
+        if path.is_file():
+            with path.open(encoding="utf-8", errors="replace") as file:
+                return all(file.read(len(piece)) == piece for piece in pieces) and not file.read(1)
+    return False
 
 
 def _require_same(directory: Path, what: str, before: Any, now: Any) -> None:
