@@ -20,7 +20,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from attncheck.harness.errors import CaseError, Fault
 from attncheck.harness.reading.array_kinds import Strict
-from attncheck.harness.reading.faults import fault_at, faults_of
+from attncheck.harness.reading.faults import fault_at, faults_of, yaml_faults
 from attncheck.harness.reading.model import Dtype, StageName, Text
 from attncheck.harness.reading.yaml_reader import YamlDocument, read_yaml
 from attncheck.harness.reading.yaml_scalars import YamlFault
@@ -127,7 +127,7 @@ def _load(path: Path, name: str) -> list[Divergence]:
     try:
         document = read_yaml(path, _EXPECTED)
     except YamlFault as fault:
-        raise CaseError([Fault(name, str(fault), fault.line)]) from None
+        raise CaseError(yaml_faults(fault, name)) from None
     if not isinstance(document.data, list):
         raise CaseError([Fault(name, f"expected {_EXPECTED}", 1)])
     try:

@@ -13,7 +13,7 @@ from attncheck.harness.errors import Fault
 from attncheck.harness.reading import array_kinds
 from attncheck.harness.reading import model as case_model
 from attncheck.harness.reading.yaml_reader import YamlDocument
-from attncheck.harness.reading.yaml_scalars import FieldPath
+from attncheck.harness.reading.yaml_scalars import FieldPath, YamlFault
 
 MOST_FAULTS = 5
 
@@ -59,9 +59,21 @@ def faults_of(error: ValidationError, file: str, document: YamlDocument) -> list
             places.setdefault(key, detail)
     details = list(places.values())[:MOST_FAULTS]
     faults = [fault_at(_field_path(detail["loc"]), _say(detail), file, document) for detail in details]
-    if len(places) > MOST_FAULTS:
-        faults.append(Fault(file, f"and {len(places) - MOST_FAULTS} more faults"))
-    return faults
+    return [*faults, *_rest(len(places), file)]
+
+
+def yaml_faults(fault: YamlFault, file: str) -> list[Fault]:
+    """Turn what is wrong with a file's YAML into faults with file, line, case and field."""
+    found = (fault, *fault.others)
+    faults = [
+        Fault(file, str(each), each.line, case_name(each.path, fault.data), dotted(each.path))
+        for each in found[:MOST_FAULTS]
+    ]
+    return [*faults, *_rest(len(found), file)]
+
+
+def _rest(count: int, file: str) -> list[Fault]:
+    return [Fault(file, f"and {count - MOST_FAULTS} more faults")] if count > MOST_FAULTS else []
 
 
 def fault_at(path: FieldPath, message: str, file: str, document: YamlDocument) -> Fault:

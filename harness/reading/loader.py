@@ -23,7 +23,7 @@ from attncheck.harness.reading.arrays import (
 )
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.expectations import read_expectations
-from attncheck.harness.reading.faults import FieldFault, case_name, dotted, fault_at, faults_of
+from attncheck.harness.reading.faults import FieldFault, fault_at, faults_of, yaml_faults
 from attncheck.harness.reading.forms import check_form, memory_of, merged_heads, projected_heads
 from attncheck.harness.reading.genericity import are_generic
 from attncheck.harness.reading.number_checks import check_at_most, check_range
@@ -91,8 +91,7 @@ def _read(path: Path, display_name: str) -> YamlDocument:
     try:
         return read_yaml(path)
     except YamlFault as fault:
-        place = case_name(fault.path, None), dotted(fault.path)
-        raise CaseError([Fault(display_name, str(fault), fault.line, *place)]) from None
+        raise CaseError(yaml_faults(fault, display_name)) from None
 
 
 def _slug(name: str) -> str:

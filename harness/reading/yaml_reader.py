@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +68,13 @@ def read_yaml(path: Path, expected: str = "a title, a source, an operation and a
     if root is None or (isinstance(root, ScalarNode) and not root.value and root.style is None):
         raise YamlFault(f"the file is empty; expected {expected}", 1)
     _check_size(root)
-    lines: dict[FieldPath, int] = {}
-    data = _build(root, (), lines)
-    return YamlDocument(data, lines)
+    builder = _Builder()
+    data = builder.build(root, ())
+    if builder.faults:
+        first, *others = builder.faults
+        first.data, first.others = data, tuple(others)
+        raise first
+    return YamlDocument(data, builder.lines)
 
 
 def _read_text(path: Path) -> str:
@@ -169,19 +173,38 @@ def _children(node: Node) -> Iterator[Node]:
             yield value
 
 
-def _build(node: Node, path: FieldPath, lines: dict[FieldPath, int]) -> Any:
-    lines.setdefault(path, node.start_mark.line + 1)
-    if isinstance(node, SequenceNode):
-        return [_build(child, (*path, index), lines) for index, child in enumerate(node.value)]
-    if isinstance(node, MappingNode):
+@dataclass
+class _Builder:
+    """Builds plain data from nodes; a field that cannot be built becomes a fault, the rest is built."""
+
+    lines: dict[FieldPath, int] = field(default_factory=dict)
+    faults: list[YamlFault] = field(default_factory=list)
+
+    def build(self, node: Node, path: FieldPath) -> Any:
+        self.lines.setdefault(path, node.start_mark.line + 1)
+        if isinstance(node, SequenceNode):
+            return [self.build(child, (*path, index)) for index, child in enumerate(node.value)]
+        if isinstance(node, MappingNode):
+            return self._mapping(node, path)
+        assert isinstance(node, ScalarNode), "YAML has sequences, mappings and scalars"
+        try:
+            return build_scalar(node, path)
+        except YamlFault as fault:
+            self.faults.append(fault)
+            return None
+
+    def _mapping(self, node: MappingNode, path: FieldPath) -> dict[Hashable, Any]:
         mapping: dict[Hashable, Any] = {}
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
-            key = build_key(key_node, path)
+            try:
+                key = build_key(key_node, path)
+            except YamlFault as fault:
+                self.faults.append(fault)
+                continue
             if key in mapping:
-                raise YamlFault("this field is given twice", line, (*path, key))
-            lines[(*path, key)] = line
-            mapping[key] = _build(value_node, (*path, key), lines)
+                self.faults.append(YamlFault("this field is given twice", line, (*path, key)))
+                continue
+            self.lines[(*path, key)] = line
+            mapping[key] = self.build(value_node, (*path, key))
         return mapping
-    assert isinstance(node, ScalarNode), "YAML has sequences, mappings and scalars"
-    return build_scalar(node, path)

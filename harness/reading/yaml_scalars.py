@@ -10,16 +10,27 @@ from ruamel.yaml.nodes import Node, ScalarNode
 
 FieldPath = tuple[str | int, ...]
 
+_MOST_SHOWN = 40
+"""Characters of a number in a message."""
+_AS_TEXT = frozenset({"printed", "known"})
+"""Fields whose numbers stand in quotes, because a document may print what float64 cannot hold."""
+
 _SCALARS = YAML(typ="safe", pure=True).constructor
 
 
 class YamlFault(Exception):
-    """A file that is not acceptable YAML: what is wrong, on which line and, once the file has fields, at which."""
+    """A file that is not acceptable YAML: what is wrong, on which line and, once the file has fields, at which.
+
+    Where single fields are at fault, ``data`` is the rest of the file, which names the case, and ``others`` are the
+    faults of further fields.
+    """
 
     def __init__(self, message: str, line: int | None = None, path: FieldPath = ()) -> None:
         super().__init__(message)
         self.line = line
         self.path = path
+        self.data: Any = None
+        self.others: tuple[YamlFault, ...] = ()
 
 
 def build_key(node: Node, path: FieldPath) -> str:
@@ -48,16 +59,19 @@ def build_scalar(node: ScalarNode, path: FieldPath) -> Any:
 
 def _build_number(node: ScalarNode, name: str, path: FieldPath) -> int | float:
     """Build a number that float64 can hold; one that it turns into zero or infinity is refused."""
-    line, text = node.start_mark.line + 1, node.value[:40]
+    text = node.value if len(node.value) <= _MOST_SHOWN else f"{node.value[: _MOST_SHOWN - 3]}..."
     try:
         number: int | float = getattr(_SCALARS, f"construct_yaml_{name}")(node)
         beyond = math.isinf(float(number)) and "inf" not in node.value.lower()
-    except OverflowError:
+    except (OverflowError, ValueError):  # the latter of thousands of digits
         beyond = True
-    except ValueError:
-        raise YamlFault(f"{text!r} is not a number that can be read", line, path) from None
-    if beyond:
-        raise YamlFault(f"{text!r} is beyond the range of float64", line, path)
-    if number == 0 and any(digit in "123456789" for digit in node.value.lower().split("e")[0]):
-        raise YamlFault(f"{text!r} is too small for float64, which would read it as 0", line, path)
-    return number
+    lost = not beyond and number == 0 and any(digit in "123456789" for digit in node.value.lower().split("e")[0])
+    if not (beyond or lost):
+        return number
+    if _AS_TEXT & set(path):
+        message = f"expected text in quotes, got {text}: a bare number would lose its digits"
+    elif beyond:
+        message = f"{text!r} is beyond the range of float64"
+    else:
+        message = f"{text!r} is too small for float64, which would read it as 0"
+    raise YamlFault(message, node.start_mark.line + 1, path)

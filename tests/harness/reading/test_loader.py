@@ -145,7 +145,7 @@ THE_CASE: list[Row] = [
         "name",
         "duplicate name",
     ),
-    (_case(INPUTS + "inputs: 3\n"), 10, "number 1", "inputs", "this field is given twice"),
+    (_case(INPUTS + "inputs: 3\n"), 10, NAME, "inputs", "this field is given twice"),
     (_case("input: 3\n" + INPUTS), 6, NAME, "input", "unknown field; did you mean inputs?"),
     (_case("zzzz: 3\n" + INPUTS), 6, NAME, "zzzz", "unknown field; see `attncheck schema`"),
     (_case("tags: []"), 5, NAME, "inputs", "this field is missing"),
@@ -165,7 +165,7 @@ THE_CASE: list[Row] = [
         "does not apply to softmax, which takes empty_rows",
     ),
     (_case(INPUTS + "options: {scale: .nan}"), 10, NAME, "options.scale", "expected a finite number, got nan"),
-    (_case(INPUTS + f"options: {{scale: 1{'0' * 400}}}"), 10, "number 1", "options.scale", "beyond the range of"),
+    (_case(INPUTS + f"options: {{scale: 1{'0' * 400}}}"), 10, NAME, "options.scale", "beyond the range of"),
     (_case(INPUTS + "options: {is_causal: 'no'}"), 10, NAME, "options.is_causal", "expected true or false, got 'no'"),
     (_heads("options: {heads: 0}"), 14, NAME, "options.heads", "expected a value greater than 0, got 0"),
     (_heads("options: {heads: 4}"), 11, NAME, "inputs.query_weight", "6 columns cannot be split over 4 heads"),
@@ -267,9 +267,9 @@ THE_INPUTS: list[Row] = [
     (_query("{values: }"), 7, NAME, "inputs.query.values", "a list of numbers, got nothing"),
     (_query("\n    values:\n      - [1, 2]\n      - [3, .nan]"), 10, NAME, "inputs.query.values[1][1]", NAN),
     (_query("\n    values:\n      - [1, 2]\n      - [-.inf, 4]"), 10, NAME, "inputs.query.values[1][0]", INFINITY),
-    (_query(f"{{values: [[1{'0' * 400}, 2]]}}"), 7, "number 1", "inputs.query.values[0][0]", "beyond the range of"),
-    (_query(f"{{values: [[{'9' * 5000}, 2]]}}"), 7, "number 1", "inputs.query.values[0][0]", "not a number that can"),
-    (_query("{values: [[5.77e-340, 2]]}"), 7, "number 1", "inputs.query.values[0][0]", "too small for float64"),
+    (_query(f"{{values: [[1{'0' * 400}, 2]]}}"), 7, NAME, "inputs.query.values[0][0]", "beyond the range of"),
+    (_query(f"{{values: [[{'9' * 5000}, 2]]}}"), 7, NAME, "inputs.query.values[0][0]", "beyond the range of"),
+    (_query("{values: [[5.77e-340, 2]]}"), 7, NAME, "inputs.query.values[0][0]", "too small for float64"),
     (_query("{constant: .nan, shape: [2, 2]}"), 7, NAME, "inputs.query.constant", NAN),
     (_query("{constant: true, shape: [2, 2]}"), 7, NAME, "inputs.query.constant", "expected a number, got true"),
     (_query("{ascending: [0, .inf], shape: [2, 2]}"), 7, NAME, "inputs.query.ascending", INFINITY),
@@ -568,6 +568,43 @@ def test_arrays_that_double_with_each_name_are_refused_before_they_are_made(load
 def test_a_product_within_range_is_accepted_whatever_its_parts(load_text: Load) -> None:
     [case] = load_text(_query("{product: [{values: [[1.0e+200, 1.0e+190]]}, {values: 1.0e-190}], times: 0.5}"))
     assert case.input_shapes["query"] == (1, 1, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        ("1e400", "'1e400' is beyond the range of float64"),
+        ("-1e400", "'-1e400' is beyond the range of float64"),
+        ("1e-400", "'1e-400' is too small for float64, which would read it as 0"),
+        (str(10**309), f"'1{'0' * 36}...' is beyond the range of float64"),
+        ("9" * 5000, f"'{'9' * 37}...' is beyond the range of float64"),
+    ],
+)
+def test_a_literal_out_of_range_names_its_case_also_where_the_name_comes_behind_it(
+    load_text: Load, number: str, words: str
+) -> None:
+    text = (
+        HEAD
+        + "cases:\n"
+        + "".join(
+            f"  - inputs: {{query: {{values: [1, {each}]}}}}\n    name: Case {name}\n"
+            for name, each in (("one", number), ("two", 1), ("three", number))
+        )
+    )
+    with pytest.raises(CaseError) as error:
+        load_text(text)
+    assert [(fault.line, fault.case, fault.field) for fault in error.value.faults] == [
+        (5, "Case one", "inputs.query.values[1]"),
+        (9, "Case three", "inputs.query.values[1]"),
+    ]
+    assert {fault.message for fault in error.value.faults} == {words}
+
+
+def test_of_very_many_literals_out_of_range_the_first_are_told(load_text: Load) -> None:
+    with pytest.raises(CaseError) as error:
+        load_text(_query(f"{{values: [{', '.join(['1e400'] * 30)}]}}"))
+    assert [fault.case for fault in error.value.faults] == [NAME] * 5 + [None]
+    assert error.value.faults[-1].message == "and 25 more faults"
 
 
 def test_a_whole_message_reads_as_file_line_case_field_and_what_was_expected(load_text: Load) -> None:

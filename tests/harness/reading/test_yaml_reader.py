@@ -162,7 +162,8 @@ def test_json_which_is_yaml_is_read_as_json(read: Reader, data: object, indent: 
         ("a: 1\nb: -1.0e309\n", 2, "'-1.0e309' is beyond the range of float64"),
         ("a: 5.77e-340\n", 1, "'5.77e-340' is too small for float64, which would read it as 0"),
         (f"a: {10**400}\n", 1, "is beyond the range of float64"),
-        (f"a: 1\nb: {'9' * 5000}\n", 2, "is not a number that can be read"),
+        (f"a: 1\nb: {'9' * 5000}\n", 2, f"'{'9' * 37}...' is beyond the range of float64"),
+        ("printed: [1, 5.77e-340]\n", 1, "expected text in quotes, got 5.77e-340: a bare number would lose its digits"),
         (f"a: 0x{'f' * 5000}\n", 1, "is beyond the range of float64"),
         ("a: " + "[" * 5000 + "]" * 5000, 1, f"nested more than {MAX_DEPTH} levels deep"),
         ("a:\n" + "".join(" " * depth + "- \n" for depth in range(200)), 101, f"more than {MAX_DEPTH} levels deep"),
@@ -181,6 +182,14 @@ def test_a_fault_in_a_field_names_the_field(read: Reader) -> None:
     with pytest.raises(YamlFault) as fault:
         read("cases:\n  - inputs:\n      query: [1, 1e999]\n")
     assert fault.value.path == ("cases", 0, "inputs", "query", 1)
+
+
+def test_the_rest_of_a_file_is_read_where_single_fields_are_at_fault(read: Reader) -> None:
+    with pytest.raises(YamlFault) as fault:
+        read("a: 1e400\nb: [1, 1e400, 3]\nb: 4\n5: 6\nc: 7\n")
+    found = (fault.value, *fault.value.others)
+    assert [(each.line, each.path) for each in found] == [(1, ("a",)), (2, ("b", 1)), (3, ("b",)), (4, ())]
+    assert fault.value.data == {"a": None, "b": [1, None, 3], "c": 7}
 
 
 def test_a_tag_runs_nothing(read: Reader, tmp_path: Path) -> None:
