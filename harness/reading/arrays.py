@@ -13,7 +13,8 @@ from attncheck.harness.reading.faults import FieldFault, short
 from attncheck.harness.reading.generators import DrawFault, check_draw
 from attncheck.harness.reading.inputs import arranged_shape, draw_parameters, rounding_of
 from attncheck.harness.reading.number_checks import check_boolean, check_finite, check_whole
-from attncheck.harness.reading.printed import PrintedArray, PrintedError, parse_printed
+from attncheck.harness.reading.printed import PrintedArray, parse_printed
+from attncheck.harness.reading.printed_text import PrintedError, count_numbers
 from attncheck.harness.reading.shapes import fitted_shape, joined_shape, show, spread_shape
 from attncheck.harness.reading.yaml_scalars import FieldPath
 from attncheck.harness.vocabulary import InputSpec, Shape
@@ -32,13 +33,15 @@ _INT_RANGE = 2**63 - 1
 class Arrays:
     """Shapes of the named arrays, in the order in which they are made; how many numbers are made for all of them.
 
-    ``spelled`` says how many numbers the file spells out for each, and how many are looked at to check it.
+    ``spelled`` says how many numbers the file spells out for each, and how many are looked at to check it. ``given``
+    are the shapes of inputs in the file, before heads are split and axes added.
     """
 
     sources: Mapping[str, kinds.Array]
     shapes: Mapping[str, Shape]
     numbers: int = 0
     spelled: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    given: Mapping[str, Shape] = field(default_factory=dict)
 
 
 @dataclass
@@ -101,7 +104,7 @@ def _spelled(source: kinds.Array, named: Mapping[str, tuple[int, int]]) -> tuple
 def _count(values: Any) -> int:
     if isinstance(values, list):
         return sum(map(_count, values))
-    return len(values.split()) if isinstance(values, str) else 1
+    return count_numbers(values) if isinstance(values, str) else 1
 
 
 def resolve_inputs(
@@ -120,13 +123,14 @@ def resolve_inputs(
     """
     sources: dict[str, kinds.Array] = {}
     shapes: dict[str, Shape] = {}
+    in_file: dict[str, Shape] = {}
     making = _Making(arrays.shapes, random, arrays.numbers)
     for name, given in entry.inputs.items():
         path = (*where, "inputs", name)
         if name not in specs:
             raise FieldFault(path, f"{operation} has no input {name!r}; expected {', '.join(specs)}")
         source = kinds.as_array(given)
-        shape = _array_shape(source, making, path)
+        shape = in_file[name] = _array_shape(source, making, path)
         _check_parts(source, arrays.sources, path)
         if specs[name].boolean:
             check_boolean(source, arrays.sources, path)
@@ -145,7 +149,7 @@ def resolve_inputs(
     for name in sources:
         if specs[name].needs not in (None, *sources):
             raise FieldFault((*where, "inputs", name), f"needs {specs[name].needs}, which is missing")
-    return Arrays(sources, shapes, making.numbers)
+    return Arrays(sources, shapes, making.numbers, given=in_file)
 
 
 def _check_parts(source: kinds.Array, named: Mapping[str, kinds.Array], path: FieldPath) -> None:

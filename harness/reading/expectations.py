@@ -11,7 +11,7 @@ from attncheck.harness.reading.arrays import parse_rows
 from attncheck.harness.reading.case import Case, Expected
 from attncheck.harness.reading.faults import FieldFault
 from attncheck.harness.reading.printed import PrintedArray
-from attncheck.harness.reading.shapes import show
+from attncheck.harness.reading.shapes import show, stage_axes
 from attncheck.harness.reading.yaml_scalars import FieldPath
 from attncheck.harness.vocabulary import Shape, computed_stages
 
@@ -51,7 +51,8 @@ def _read_expectation(
     numbers = None
     if basis != "unprinted":
         numbers = parse_rows(getattr(source, basis), source, (*path, basis))
-        numbers = _fit_numbers(numbers, source.transpose, shape, (*path, basis))
+        axes = stage_axes(operation, {}).get(of, ()) if name == of else ()
+        numbers = _fit_numbers(numbers, source.transpose, shape, axes, (*path, basis))
     return Expected(
         name=name,
         of=of,
@@ -91,7 +92,9 @@ def _target(
         raise FieldFault((*path, "quantity"), f"{quantity.name} {error}") from None
 
 
-def _fit_numbers(numbers: PrintedArray, transpose: bool, shape: Shape, path: FieldPath) -> PrintedArray:
+def _fit_numbers(
+    numbers: PrintedArray, transpose: bool, shape: Shape, axes: Sequence[str], path: FieldPath
+) -> PrintedArray:
     """Give the numbers the stage's own shape: transposed if declared, leading axes of length 1 added."""
     if transpose:
         if len(numbers.shape) < 2:
@@ -99,8 +102,20 @@ def _fit_numbers(numbers: PrintedArray, transpose: bool, shape: Shape, path: Fie
         numbers = numbers.transposed()
     # A document may print a column or a row vector for what is one row or one number here.
     if numbers.text.size != math.prod(shape) or not _same_but_ones(numbers.shape, shape):
-        raise FieldFault(path, f"expected numbers of shape {show(shape)}, got {show(numbers.shape)}")
+        raise FieldFault(path, _misfit(numbers.shape, shape, axes))
     return numbers.reshaped(shape)
+
+
+def _misfit(given: Shape, wanted: Shape, axes: Sequence[str]) -> str:
+    """Say which shape was expected; of several heads, that each has its own rows."""
+    message = f"expected numbers of shape {show(wanted)}"
+    if len(axes) < 2 or axes[1] not in ("H", "Hkv") or wanted[1] == 1:
+        return f"{message}, got {show(given)}"
+    message += f", which is ({', '.join(axes)}): heads are split; got {show(given)}"
+    batch, heads, *rest = wanted
+    if len(rest) == 2 and _same_but_ones(given, (batch, rest[0], heads * rest[1])):
+        message += f", {heads} heads side by side; write a list of texts, one for each head"
+    return message
 
 
 def _same_but_ones(given: Shape, wanted: Shape) -> bool:

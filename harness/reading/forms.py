@@ -12,7 +12,7 @@ from attncheck.harness.reading.faults import FieldFault
 from attncheck.harness.reading.inputs import make_exact_inputs
 from attncheck.harness.reading.shapes import repeated_axes, show
 from attncheck.harness.reading.yaml_scalars import FieldPath
-from attncheck.harness.vocabulary import OPERATIONS, InputSpec
+from attncheck.harness.vocabulary import OPERATIONS, InputSpec, Shape
 
 _OF_KEYS = frozenset({"key", "value", "past_key", "past_value"})
 _MERGED = frozenset({"query", "grad_output", *_OF_KEYS})
@@ -38,6 +38,15 @@ def projected_heads(specs: Mapping[str, InputSpec], options: Mapping[str, Any]) 
     heads = {"H": options.get("heads"), "Hkv": options.get("kv_heads", options.get("heads"))}
     letters = {name: spec.axes[-1].partition("*")[0] for name, spec in specs.items() if len(spec.axes) == 2}
     return {name: int(heads[letter]) for name, letter in letters.items() if heads.get(letter) is not None}
+
+
+def heads_note(given: Shape, fitted: Shape) -> str:
+    """Say how the shape in the file became another one: its heads were split, or those of a projection merged."""
+    if len(fitted) == 4 and given != fitted[4 - len(given) :]:
+        return f"; heads are split: {show(given)} in the file is {fitted[1]} heads of width {fitted[3]}"
+    if len(given) == 3 and len(fitted) == 2:
+        return f"; heads are merged: {show(given)} in the file is a matrix for each of {given[0]} heads"
+    return ""
 
 
 def memory_of(entry: model.CaseEntry, merged: Mapping[str, int], where: FieldPath) -> dict[str, str]:

@@ -24,7 +24,7 @@ from attncheck.harness.reading.arrays import (
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.expectations import read_expectations
 from attncheck.harness.reading.faults import FieldFault, fault_at, faults_of, yaml_faults
-from attncheck.harness.reading.forms import check_form, memory_of, merged_heads, projected_heads
+from attncheck.harness.reading.forms import check_form, heads_note, memory_of, merged_heads, projected_heads
 from attncheck.harness.reading.genericity import are_generic
 from attncheck.harness.reading.number_checks import check_at_most, check_range
 from attncheck.harness.reading.options import check_empty_rows, read_options
@@ -212,7 +212,8 @@ def _lengths(
     try:
         return bind_axes(specs, inputs.shapes, options.get("heads"), options.get("kv_heads"))
     except ShapeFault as fault:
-        raise FieldFault((*where, "inputs", fault.field), str(fault)) from None
+        message = f"{fault}{heads_note(inputs.given[fault.field], inputs.shapes[fault.field])}"
+        raise FieldFault((*where, "inputs", fault.field), message) from None
 
 
 def _check_numbers(

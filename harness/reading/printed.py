@@ -5,6 +5,7 @@ A printed array is written as the document shows it, one row a line, numbers apa
     0.083717538 0.026383741 0.8429010 0.046997679
     0.025449248 0.080752324 0.8130461 0.080752324
 
+or pasted as a library prints it (``printed_text.py``).
 ``.`` stands for an element that the document does not give; ``inf``, ``-inf`` and ``nan`` for themselves.
 """
 
@@ -14,31 +15,23 @@ import math
 import re
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.reading.shapes import show
+from attncheck.harness.reading.printed_text import MAX_AXES, Cells, PrintedError, shape_of, split_numbers
 
 NOT_GIVEN = "."
 _NON_FINITE = {"inf", "+inf", "-inf", "nan"}
 # No digit can be matched in two ways: a long row of them that is no number after all would be tried in all of them.
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
-_MAX_AXES = 4
 _LARGEST_EXPONENT = 308
 _SMALLEST_EXPONENT = -400
 """Below float64's range, because documents print such numbers: 5.77e-340."""
 _AXES = ("number", "row", "matrix", "block")
 MAX_NUMBERS = 30_000
 """The most numbers of one printed array: as many as a file may spell out one by one."""
-
-Cells: TypeAlias = "list[Cells] | str"
-"""Texts of numbers, nested as the array is."""
-
-
-class PrintedError(ValueError):
-    """A printed array that cannot be read; the message says which row or number."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +79,9 @@ def parse_printed(source: object, rounding: Rounding) -> PrintedArray:
     Raises ``PrintedError`` for ragged rows and for what is no number.
     """
     cells = _cells(source)
-    shape = _shape(cells)
-    if len(shape) > _MAX_AXES:
-        raise PrintedError(f"expected at most {_MAX_AXES} axes, got {len(shape)}")
+    shape = shape_of(cells)
+    if len(shape) > MAX_AXES:
+        raise PrintedError(f"expected at most {MAX_AXES} axes, got {len(shape)}")
     if math.prod(shape) > MAX_NUMBERS:
         raise PrintedError(f"{math.prod(shape)} numbers; expected at most {MAX_NUMBERS}")
     text = np.empty(shape, dtype=object)
@@ -108,7 +101,7 @@ def parse_printed(source: object, rounding: Rounding) -> PrintedArray:
 
 
 def _cells(source: object) -> Cells:
-    """Split texts into rows and numbers; a text of one row is a vector, of one number a scalar."""
+    """Split texts into numbers; a list of texts has one axis more."""
     if isinstance(source, list):
         if not source:
             raise PrintedError("no number is given")
@@ -116,26 +109,7 @@ def _cells(source: object) -> Cells:
     if not isinstance(source, str):
         lost = ": a bare number would lose its last digits" if isinstance(source, int | float) else ""
         raise PrintedError(f"expected text in quotes, got {source!r:.40}{lost}")
-    rows = [line.split() for line in source.splitlines() if line.strip()]
-    if not rows:
-        raise PrintedError("no number is given")
-    widths = [len(row) for row in rows]
-    for number, width in enumerate(widths, start=1):
-        if width != widths[0]:
-            raise PrintedError(f"ragged rows: {width} in row {number}, {widths[0]} in row 1")
-    if len(rows) > 1:
-        return [[*row] for row in rows]
-    return [*rows[0]] if widths[0] > 1 else rows[0][0]
-
-
-def _shape(cells: Cells) -> tuple[int, ...]:
-    if isinstance(cells, str):
-        return ()
-    shapes = [_shape(cell) for cell in cells]
-    for number, shape in enumerate(shapes, start=1):
-        if shape != shapes[0]:
-            raise PrintedError(f"ragged: entry {number} has shape {show(shape)}, entry 1 has shape {show(shapes[0])}")
-    return (len(cells), *shapes[0])
+    return split_numbers(source)
 
 
 def _position(index: tuple[int, ...]) -> str:

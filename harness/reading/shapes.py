@@ -54,7 +54,10 @@ def fitted_shape(spec: InputSpec, shape: Shape, heads: int | None = None) -> Sha
 
 def _split_shape(shape: Shape, heads: int) -> Shape:
     if len(shape) > 3:
-        raise ValueError(f"expected at most 3 axes (B, L, heads*width) in the merged layout, got shape {show(shape)}")
+        raise ValueError(
+            f"expected at most 3 axes (B, L, heads*width) in the merged layout, got shape {show(shape)}; "
+            "inputs with an axis of heads are `layout: split`"
+        )
     batch, length, width = lift(shape, 3)
     if width % heads:
         raise ValueError(f"a width of {width} cannot be split over {heads} heads")
@@ -152,8 +155,14 @@ def spread_shape(shapes: Sequence[Shape]) -> Shape:
         raise ValueError(f"expected shapes that broadcast to each other, got {listed}") from None
 
 
-def stage_shapes(operation: str, lengths: Mapping[str, int]) -> dict[str, Shape]:
-    """Return the shape of every stage that the operation can return; a bias's gradient has the shape of that bias."""
+def stage_axes(operation: str, lengths: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
+    """Return the axes of every stage that the operation can return, but for a bias's gradient, which has the bias's."""
+    if operation == "attention_gradients":
+        return {
+            "grad_query": ("B", "H", "Lq", "D"),
+            "grad_key": ("B", "Hkv", "Lk", "D"),
+            "grad_value": ("B", "Hkv", "Lk", "Dv"),
+        }
     axes: dict[str, tuple[str, ...]] = dict.fromkeys(
         ("raw_scores", "scores", "capped", "biased", "masked", "weights"), ("B", "H", "Lq", "T")
     )
@@ -162,13 +171,12 @@ def stage_shapes(operation: str, lengths: Mapping[str, int]) -> dict[str, Shape]
     if operation == "multi_head_attention":
         axes |= {"query": ("B", "H", "Lq", "D"), "key": ("B", "Hkv", "Lk", "D"), "value": ("B", "Hkv", "Lk", "Dv")}
         axes |= {"context": ("B", "H", "Lq", "Dv"), "output": ("B", "Lq", "Eo" if "Eo" in lengths else "H*Dv")}
-    if operation == "attention_gradients":
-        axes = {
-            "grad_query": ("B", "H", "Lq", "D"),
-            "grad_key": ("B", "Hkv", "Lk", "D"),
-            "grad_value": ("B", "Hkv", "Lk", "Dv"),
-        }
-    lengths = {**lengths}
+    return axes
+
+
+def stage_shapes(operation: str, lengths: Mapping[str, int]) -> dict[str, Shape]:
+    """Return the shape of every stage that the operation can return; a bias's gradient has the shape of that bias."""
+    axes, lengths = stage_axes(operation, lengths), {**lengths}
     if "Dv" in lengths and "H" in lengths:
         lengths.setdefault("H*Dv", lengths["H"] * lengths["Dv"])
     return {

@@ -94,6 +94,11 @@ def test_merged_heads_of_a_document_keep_the_radius_of_what_is_printed(load_text
             "layout",
             "softmax has no merged layout; attention and attention_gradients do",
         ),
+        (
+            MERGED.replace("key: {ascending: [0, 1], shape: [2, 5, 12]}", "key: {constant: 1, shape: [2, 5, 24]}"),
+            "inputs.key",
+            "to be 6 as in query, got 12; heads are split: 2x5x24 in the file is 2 heads of width 12",
+        ),
         (SPLIT + "    layout: joined\n", "layout", "expected 'split' or 'merged', got 'joined'"),
         (MERGED + "    memory: {query: strided}\n", "memory.query", "`layout: merged` says already how this lies in"),
     ],
@@ -102,6 +107,44 @@ def test_a_merged_layout_that_cannot_be_is_refused(load_text: Load, text: str, f
     _, found, message = _fault(load_text, text)
     assert found == field
     assert words in message
+
+
+PROJECTED = """\
+    operation: multi_head_attention
+    options: {heads: 2}
+    inputs: {query: same, key: same, value: same, query_weight: each, key_weight: all, value_weight: all}
+    arrays:
+      same: {constant: 1, shape: [3, 6]}
+      each: {constant: 1, shape: [2, 6, 3]}
+      all: {identity: 6}
+"""
+
+
+def test_an_error_about_a_matrix_for_each_head_names_the_shape_in_the_file(load_text: Load) -> None:
+    assert _loaded(load_text, PROJECTED).input_shapes["query_weight"] == (6, 6)
+    _, field, message = _fault(load_text, PROJECTED.replace("[2, 6, 3]", "[2, 5, 3]"))
+    assert field == "inputs.query_weight"
+    assert message.endswith("got 5; heads are merged: 2x5x3 in the file is a matrix for each of 2 heads")
+
+
+@pytest.mark.parametrize(
+    ("printed", "words"),
+    [
+        ('"1 1 1 1 1 1\\n1 1 1 1 1 1\\n1 1 1 1 1 1"', "got 3x6, 2 heads side by side; write a list of texts, one for"),
+        ('"1 1 1\\n1 1 1"', "got 2x3"),
+    ],
+)
+def test_an_error_about_the_numbers_of_several_heads_says_that_they_are_split(
+    load_text: Load, printed: str, words: str
+) -> None:
+    message = _fault(load_text, f"{PROJECTED}    expect: [{{stage: context, printed: {printed}}}]\n")[2]
+    assert message.startswith("expected numbers of shape 1x2x3x3, which is (B, H, Lq, Dv): heads are split; ")
+    assert words in message
+    one_head = PROJECTED.replace("heads: 2", "heads: 1").replace("[2, 6, 3]", "[6, 6]")
+    message = _fault(
+        load_text, f"{one_head}    expect: [{{stage: context, printed: {printed.replace('1 1', '1')}}}]\n"
+    )[2]
+    assert "heads" not in message
 
 
 REPEATED = "{sum: [{draw: randn, shape: [2, 1, 3, 6]}, {constant: 0, shape: [2, 4, 3, 6]}]}"

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from attncheck.harness.errors import CaseError, Fault
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.loader import MAX_LOOKED_AT
-from attncheck.harness.reading.printed import MAX_NUMBERS, PrintedError, Rounding, parse_printed
+from attncheck.harness.reading.printed import MAX_NUMBERS, Rounding, parse_printed
+from attncheck.harness.reading.printed_text import PrintedError
 from attncheck.harness.reading.selection import exists
 from attncheck.harness.reading.yaml_reader import MAX_BYTES, read_yaml
 from attncheck.harness.reading.yaml_scalars import YamlFault
@@ -104,8 +105,9 @@ def test_a_long_row_of_digits_that_is_no_number_is_refused_at_once() -> None:
 
 def test_more_printed_numbers_than_anybody_types_are_refused() -> None:
     assert parse_printed("1 " * MAX_NUMBERS, Rounding()).shape == (MAX_NUMBERS,)
-    with pytest.raises(PrintedError, match=f"{MAX_NUMBERS + 1} numbers; expected at most {MAX_NUMBERS}"):
-        parse_printed("1 " * (MAX_NUMBERS + 1), Rounding())
+    for text in ("1 " * (MAX_NUMBERS + 1), f"[{'1,' * MAX_NUMBERS}1]"):
+        with pytest.raises(PrintedError, match=f"{MAX_NUMBERS + 1} numbers; expected at most {MAX_NUMBERS}"):
+            parse_printed(text, Rounding())
 
 
 def test_a_window_wider_than_any_array_is_refused(load_text: Load) -> None:
@@ -153,6 +155,13 @@ def test_cases_cannot_refer_to_one_large_array_without_end(load_text: Load) -> N
     cases = [CASE.format(number, "{ref: a}") for number in range(2 * most)]
     assert load_text(HEAD + arrays + "cases:\n" + "".join(cases[: most - 1]))
     fault = only_fault(load_text, HEAD + arrays + "cases:\n" + "".join(cases))
+    assert fault.message.startswith(f"the file's cases spell out or refer to more than {MAX_LOOKED_AT} numbers")
+
+
+def test_printed_numbers_count_however_they_are_set_apart(load_text: Load) -> None:
+    row = f"[{','.join(['1'] * 8192)}]"
+    cases = [CASE.format(number, f'{{printed: "{row}"}}') for number in range(MAX_LOOKED_AT // 8192 // 2 + 9)]
+    fault = only_fault(load_text, HEAD + "cases:\n" + "".join(cases))
     assert fault.message.startswith(f"the file's cases spell out or refer to more than {MAX_LOOKED_AT} numbers")
 
 
