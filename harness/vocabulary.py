@@ -185,7 +185,7 @@ def inputs_of(operation: str, score: str | None) -> Mapping[str, InputSpec]:
     return OPERATIONS[operation].inputs
 
 
-_NEEDED = {
+NEEDED = {
     "capped": {"softcap"},
     "biased": {"bias"},
     "masked": {"mask", "is_causal", "window", "key_lengths", "query_mask"},
@@ -201,7 +201,7 @@ def computed_stages(operation: str, options: Mapping[str, Any], inputs: Collecti
     return tuple(
         stage
         for stage in OPERATIONS[operation].stages
-        if (stage != "raw_scores" or has_raw_scores) and (stage not in _NEEDED or _NEEDED[stage] & given)
+        if (stage != "raw_scores" or has_raw_scores) and (stage not in NEEDED or NEEDED[stage] & given)
     )
 
 

@@ -26,7 +26,7 @@ MAX_TOGETHER = 2**27
 MAX_PARTS = 200
 """The most arrays that one may be made of."""
 _MAX_AXES = 4
-_INT_RANGE = 2**63 - 1
+INT_RANGE = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def _check_draw(source: kinds.Drawn, random: model.Random | None, shape: Shape, 
     for name, value in parameters.items():
         if not math.isfinite(value):
             raise FieldFault((*path, name), f"expected a finite number, got {value}")
-        if source.draw == "randint" and (value != int(value) or abs(value) > _INT_RANGE):
+        if source.draw == "randint" and (value != int(value) or abs(value) > INT_RANGE):
             raise FieldFault((*path, name), f"expected a whole number of at most 63 bits, got {value}")
     if math.isinf(float(parameters.get("high", 0)) - float(parameters.get("low", 0))):
         raise FieldFault((*path, "high"), "high - low is beyond the range of float64")

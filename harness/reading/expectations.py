@@ -15,18 +15,18 @@ from attncheck.harness.reading.shapes import show, stage_axes
 from attncheck.harness.reading.yaml_scalars import FieldPath
 from attncheck.harness.vocabulary import Shape, computed_stages
 
-_DTYPES = ("float64", "float32")
+DTYPES_OF_NUMBERS = ("float64", "float32")
 """In these, numbers that are known in decimal can be held against what is computed."""
 
 
 def read_expectations(sources: Sequence[model.Expectation], case: Case, where: FieldPath) -> tuple[Expected, ...]:
     """Check what a case says of its stages, and give its numbers the stages' shapes. Raises ``FieldFault``."""
-    narrow = [dtype for dtype in case.dtypes if dtype not in _DTYPES]
+    narrow = [dtype for dtype in case.dtypes if dtype not in DTYPES_OF_NUMBERS]
     if sources and narrow:
         raise FieldFault(
             (*where, "expect"),
-            f"numbers are held against what is computed in {' and '.join(_DTYPES)} alone; without {', '.join(narrow)} "
-            "among `dtypes` this case may have them",
+            f"numbers are held against what is computed in {' and '.join(DTYPES_OF_NUMBERS)} alone; without "
+            f"{', '.join(narrow)} among `dtypes` this case may have them",
         )
     if sources and case.operation == "attention_gradients":
         raise FieldFault((*where, "expect"), "gradients are held against the exact answer alone, not against numbers")

@@ -15,7 +15,8 @@ from attncheck.harness.reading.yaml_scalars import FieldPath
 from attncheck.harness.vocabulary import OPERATIONS, InputSpec, Shape
 
 _OF_KEYS = frozenset({"key", "value", "past_key", "past_value"})
-_MERGED = frozenset({"query", "grad_output", *_OF_KEYS})
+MERGED_INPUTS = frozenset({"query", "grad_output", *_OF_KEYS})
+WITH_MERGED_LAYOUT = ("attention", "attention_gradients")
 
 
 def merged_heads(
@@ -24,13 +25,13 @@ def merged_heads(
     """Return how many heads lie side by side in each input that comes in the merged layout."""
     if entry.layout == "split":
         return {}
-    if operation not in ("attention", "attention_gradients"):
-        raise FieldFault((*where, "layout"), f"{operation} has no merged layout; attention and attention_gradients do")
+    if operation not in WITH_MERGED_LAYOUT:
+        raise FieldFault((*where, "layout"), f"{operation} has no merged layout; {' and '.join(WITH_MERGED_LAYOUT)} do")
     if "heads" not in options:
         raise FieldFault((*where, "layout"), "the merged layout needs options.heads")
     heads = int(options["heads"])
     of_keys = int(options.get("kv_heads", heads))
-    return {name: of_keys if name in _OF_KEYS else heads for name in entry.inputs if name in _MERGED}
+    return {name: of_keys if name in _OF_KEYS else heads for name in entry.inputs if name in MERGED_INPUTS}
 
 
 def projected_heads(specs: Mapping[str, InputSpec], options: Mapping[str, Any]) -> dict[str, int]:

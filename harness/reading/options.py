@@ -17,7 +17,7 @@ from attncheck.harness.vocabulary import OPERATIONS
 _MASKS = frozenset({"mask", "key_lengths", "query_mask"})
 _ADDED = frozenset({"scores", "bias"})
 """Inputs that forbid a key where they are -inf."""
-_ONLY_WITH_SOME_SCORES = {"scale": ("dot", "scaled_dot", "cosine"), "softcap": ("dot", "scaled_dot")}
+ONLY_WITH_SOME_SCORES = {"scale": ("dot", "scaled_dot", "cosine"), "softcap": ("dot", "scaled_dot")}
 
 
 def read_options(defaults: model.Options, entry: model.CaseEntry, operation: str, where: FieldPath) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def _idle(options: Mapping[str, Any], operation: str, layout: str) -> dict[str, 
 def _check(options: Mapping[str, Any], operation: str, where: FieldPath, places: Mapping[str, FieldPath]) -> None:
     if operation == "multi_head_attention" and "heads" not in options:
         raise FieldFault((*where, "options"), "multi_head_attention needs options.heads")
-    for name, scores in _ONLY_WITH_SOME_SCORES.items():
+    for name, scores in ONLY_WITH_SOME_SCORES.items():
         if name in options and options.get("score", scores[0]) not in scores:
             raise FieldFault(places[name], f"the {options['score']} score has no {name}")
     for name in ("scale", "softcap"):

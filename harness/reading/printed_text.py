@@ -21,7 +21,9 @@ Cells: TypeAlias = "list[Cells] | str"
 
 MAX_AXES = 4
 _SHOWN = 40
-_ELLIPSIS = re.compile(r"\.\.\.|…")
+LEFT_OUT = r"\.\.\.|…"
+"""Stands where a library leaves numbers out."""
+_LEFT_OUT = re.compile(LEFT_OUT)
 _NUMBER = re.compile(r"([^\s,()\[\]<>=]+)")
 _SPACE = re.compile(r"\s*")
 _SEPARATOR = re.compile(r"\s*(,?)(\s*)")
@@ -47,7 +49,7 @@ def split_numbers(text: str) -> Cells:
 
     Raises ``PrintedError`` where rows are ragged and for what is no array.
     """
-    if _ELLIPSIS.search(text):
+    if _LEFT_OUT.search(text):
         raise PrintedError(
             "'...' leaves numbers out; print the whole array (numpy.set_printoptions(threshold=sys.maxsize), "
             "torch.set_printoptions(profile='full')), or write . for each number that the document does not give"

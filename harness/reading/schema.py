@@ -1,24 +1,78 @@
-"""The JSON Schemas of case files and tags.yaml, as editors read them."""
+"""The JSON Schemas of case files and tags.yaml, as editors read them: as strict as JSON Schema can be."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
 from pydantic import BaseModel
 
 from attncheck.harness.reading.model import CaseFile, TagFile
+from attncheck.harness.reading.schema_arrays import array_definitions, draw_rules, expectation_rules, rounding_rules
+from attncheck.harness.reading.schema_cases import case_definitions, case_rules, file_rules
+from attncheck.harness.reading.schema_conditions import FINITE, Schema, refer
+
+_FINITE = ("times", "plus", "low", "high")
+"""Fields of arrays in which infinity means nothing."""
 
 
 def case_schema() -> str:
     """Return the JSON Schema of a case file, as text."""
-    return _schema(CaseFile)
+    schema = _generated(CaseFile)
+    definitions: dict[str, Any] = schema["$defs"]
+    _refine_arrays(definitions)
+    definitions |= array_definitions() | case_definitions()
+    rules = {
+        "CaseEntry": case_rules(),
+        "Drawn": draw_rules(),
+        "Expectation": expectation_rules(),
+        "PrintedInput": rounding_rules(),
+    }
+    for name, rule in rules.items():
+        definitions[name]["allOf"] = rule
+    return _text(schema | {"allOf": file_rules()})
 
 
 def tag_schema() -> str:
     """Return the JSON Schema of tags.yaml, as text."""
-    return _schema(TagFile)
+    return _text(_generated(TagFile))
 
 
-def _schema(model: type[BaseModel]) -> str:
-    content = {"$schema": "https://json-schema.org/draft/2020-12/schema", **model.model_json_schema()}
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+def _refine_arrays(definitions: dict[str, Any]) -> None:
+    """Say of fields of which pydantic knows only that they hold something what the loader wants there."""
+    definitions["Values"]["properties"]["values"] |= refer("Numbers")
+    rows = [("PrintedInput", "printed"), ("Expectation", "printed"), ("Expectation", "known")]
+    for owner, field in rows:
+        content = definitions[owner]["properties"][field]
+        optional = "default" in content
+        definitions[owner]["properties"][field] = {
+            **{name: value for name, value in content.items() if name != "anyOf"},
+            "anyOf": [refer("PrintedRows"), *([{"type": "null"}] if optional else [])],
+        }
+    for owner in definitions.values():
+        for field in _FINITE:
+            for number in owner["properties"].get(field, {}).get("anyOf", []):
+                if number["type"] != "null":
+                    number |= FINITE
+
+
+def _generated(model: type[BaseModel]) -> Schema:
+    """Return pydantic's own schema; where it names the fields of a mapping by a pattern, there are no others."""
+    schema = model.model_json_schema()
+    for part in _parts(schema):
+        if "patternProperties" in part:
+            part["additionalProperties"] = False
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _parts(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yield every mapping inside of a schema."""
+    if isinstance(schema, dict):
+        yield schema
+    for inner in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from _parts(inner)
+
+
+def _text(schema: Schema) -> str:
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"

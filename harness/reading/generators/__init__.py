@@ -28,10 +28,10 @@ class DrawFault(ValueError):
 
 def check_draw(generator: str, distribution: str, parameters: Mapping[str, object], shape: tuple[int, ...]) -> None:
     """Raise ``DrawFault`` unless the generator can make this draw; draws nothing."""
-    known = sorted(name for name, member in vars(GENERATORS[generator]).items() if _is_distribution(name, member))
+    known = distributions(generator)
     if distribution not in known:
         raise DrawFault(f"the generator {generator} has no {distribution}; expected one of {', '.join(known)}")
-    wanted = set(inspect.signature(getattr(GENERATORS[generator], distribution)).parameters) - {"self", "shape"}
+    wanted = known[distribution]
     for name in sorted(wanted - set(parameters)):
         raise DrawFault(f"{distribution} of {generator} needs {name}")
     for name in sorted(set(parameters) - wanted):
@@ -44,6 +44,14 @@ def check_draw(generator: str, distribution: str, parameters: Mapping[str, objec
             f"torch draws fewer than {TorchCpu.SMALLEST_RANDN} normal numbers by another method; "
             "expected a shape of at least as many"
         )
+
+
+def distributions(generator: str) -> dict[str, frozenset[str]]:
+    """Return what a generator can draw, and the parameters that each draw needs beside its shape."""
+    methods = {name: member for name, member in vars(GENERATORS[generator]).items() if _is_distribution(name, member)}
+    return {
+        name: frozenset(inspect.signature(methods[name]).parameters) - {"self", "shape"} for name in sorted(methods)
+    }
 
 
 def draw(
