@@ -42,6 +42,7 @@ COLUMNS: Mapping[str, str] = {
     "begins_at": "the first stage that is itself at fault in this case",
     "judged_rows": "query rows that were judged, where some stand for all; empty where all were",
     "query_rows": "query rows that the stage has, where some stand for all",
+    "unjudged": "elements (of the judged rows) that no exact answer was known of; of a pair, those of them that differ",
     "other": "the implementation that it is compared with, and its environment",
     "message": "what is wrong, in words",
     "reason": "why it is known beforehand",
@@ -49,8 +50,9 @@ COLUMNS: Mapping[str, str] = {
     "basis": "printed by the document, known by derivation, or exact: computed by the document and not printed",
     "called": "the document's own name for the stage",
     "printed": "the number as it is printed",
-    "half_unit": "half a unit of the last printed digit",
+    "half_unit": "what the printed digits leave open on the value's side: half a unit of the last one if rounded",
     "propagated": "what the rounding of the case's inputs can move the number by",
+    "document_bound": "largest error of the precision that the document was computed in; empty where none is declared",
 }
 
 RESULTS = (
@@ -80,6 +82,7 @@ RESULTS = (
     "begins_at",
     "judged_rows",
     "query_rows",
+    "unjudged",
     "message",
     "reason",
     "thread",
@@ -103,6 +106,7 @@ PAIRS = (
     "difference",
     "allowed",
     "ratio",
+    "unjudged",
     "message",
     "reason",
     "thread",
@@ -125,6 +129,7 @@ NUMBERS = (
     "difference",
     "half_unit",
     "propagated",
+    "document_bound",
     "allowed",
     "message",
     "reason",

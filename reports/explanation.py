@@ -13,6 +13,7 @@ from attncheck.harness.judging.judge_stages import StageJudgement
 from attncheck.harness.judging.tiers import Measured
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.model import TagEntry
+from attncheck.harness.verdicts import Verdict
 from attncheck.reports.frames import rows_judged
 from attncheck.reports.terminal import plain_console
 
@@ -92,12 +93,22 @@ def _story(explanation: Explanation) -> list[str]:
     if explanation.outside:
         return [f"There is no exact answer to hold it against: {explanation.outside}."]
     if not explanation.begins_at:
-        return ["Every stage is within its error bound of the exact answer."]
+        return _nothing_wrong(explanation)
     # What an implementation does not return is known from what it does to later stages.
     failing = [item for item in explanation.judgements if item.verdict.exit_code]
     judgement = next((item for item in failing if item.stage == explanation.begins_at), failing[0])
     known = [f"Known: {reason}" for reason in dict.fromkeys(explanation.known.values())]
     return [f"It goes wrong at {explanation.begins_at}: {judgement.message}.", *known, *_element(judgement)]
+
+
+def _nothing_wrong(explanation: Explanation) -> list[str]:
+    """Say that what was judged is right, and what was not judged."""
+    open_ = [f"{each.stage}: {each.message}." for each in explanation.judgements if each.unjudged]
+    if not open_:
+        return ["Every stage is within its error bound of the exact answer."]
+    if all(each.verdict is Verdict.UNVERIFIED for each in explanation.judgements):
+        return ["Nothing could be held against an exact answer.", *open_]
+    return ["What was judged is within its error bound of the exact answer; the rest was not judged:", *open_]
 
 
 def _element(judgement: StageJudgement) -> list[str]:

@@ -16,6 +16,8 @@ from attncheck.reports.arrays import KeptArrays
 from attncheck.reports.columns import NUMBERS, PAIRS, RESULTS
 from attncheck.reports.frames import Column, Frames, stage_order
 
+_MOST_WARNINGS = 10
+
 
 def make_frames(merged: Merged) -> Frames:
     """Split merged rows into frames, add versions, and sort."""
@@ -32,7 +34,7 @@ def make_frames(merged: Merged) -> Frames:
         rows[column] = _looked_up(rows[environment], rows[implementation], versions)
     rows["basis"] = rows["comparison"]
     rows["printed"] = rows["reference_text"]
-    for column in ("judged_rows", "query_rows"):
+    for column in ("judged_rows", "query_rows", "unjudged"):
         rows[column] = pd.to_numeric(rows[column]).astype("Int64")  # whole numbers beside empty cells
     kinds = rows["comparison"]
     return Frames(
@@ -125,7 +127,14 @@ def _notes(merged: Merged) -> tuple[str, ...]:
             if (instead := _instead(name, run, merged))
         ]
         notes += _problems(run, merged)
-    return (*notes, *merged.notes)
+    return (*notes, *merged.notes, *_warnings(merged))
+
+
+def _warnings(merged: Merged) -> list[str]:
+    """Say what in the cases is probably not meant, each thing once."""
+    found = list(dict.fromkeys(line for case in merged.cases.values() for line in case.get("warnings", ())))
+    told = [f"warning: {line}" for line in found[:_MOST_WARNINGS]]
+    return [*told, f"and {len(found) - len(told)} more warnings"] if len(found) > len(told) else told
 
 
 def _problems(run: Run, merged: Merged) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ class Comparison:
 
     ``difference`` is absolute, ``allowed`` the largest that agrees and ``ratio`` their quotient; all are those of the
     element at ``index``, and None where there is no value to subtract, or none that is known to be allowed.
+    ``unjudged`` counts elements that differ and were not compared, because nothing is known of what is allowed there.
     """
 
     verdict: Verdict
@@ -32,6 +33,7 @@ class Comparison:
     difference: float | None = None
     allowed: float | None = None
     ratio: float | None = None
+    unjudged: int = 0
 
 
 def compare_arrays(first: Array, second: Array, allowed: NDArray[np.float64] | None) -> Comparison:
@@ -39,7 +41,7 @@ def compare_arrays(first: Array, second: Array, allowed: NDArray[np.float64] | N
 
     ``allowed`` is the sum of both bounds per element. Where there are none, because there is no exact answer, arrays
     that differ are unverified; those without a difference agree whatever is allowed. Where it is NaN anything is right,
-    NaN too.
+    NaN too; where nothing else is allowed anywhere, arrays that differ are unverified as well.
     """
     anything = np.isnan(allowed) if allowed is not None and allowed.shape == first.shape else None
     return compare_forms(first, second, anything) or _compare_values(first, second, allowed)
@@ -69,9 +71,14 @@ def _compare_values(first: Array, second: Array, allowed: NDArray[np.float64] | 
     difference = absolute_difference(first, second)
     if allowed is None or allowed.shape != first.shape:
         return _unbounded(first, second, difference, allowed)
+    open_ = np.isnan(allowed)  # infinity stands in rows that were not judged
+    unjudged = int((open_ & ~((first == second) | (np.isnan(first) & np.isnan(second)))).sum())
+    if unjudged and not np.isfinite(allowed).any():
+        return replace(_unbounded(first, second, difference, None), unjudged=unjudged)
+    difference = np.where(open_, 0.0, difference)
     ratio = quotient(difference, allowed)
     index = _largest(ratio)
-    return Comparison(
+    found = Comparison(
         Verdict.NUMERIC if bool((difference > allowed).any()) else Verdict.AGREE,
         "",
         index,
@@ -80,16 +87,21 @@ def _compare_values(first: Array, second: Array, allowed: NDArray[np.float64] | 
         float(difference[index]),
         float(allowed[index]),
         float(ratio[index]),
+        unjudged,
     )
+    if found.verdict is Verdict.NUMERIC or not unjudged:
+        return found
+    return replace(found, message=f"{unjudged} elements differ and were not compared: there is no exact answer there")
 
 
 def _unbounded(
     first: Array, second: Array, difference: NDArray[np.float64], allowed: NDArray[np.float64] | None
 ) -> Comparison:
     """Say of values without bounds of their shape whether they are the same: more is not known."""
-    if not difference.any():
+    odd = differing_nonfinite(first, second)
+    if not difference.any() and not odd.any():
         return Comparison(Verdict.AGREE)
-    index = _largest(difference)
+    index = _largest(np.where(odd, np.inf, difference))
     reason = "there is no exact answer, and so no bound"
     if allowed is not None:
         reason = f"shape {show(first.shape)}, where the exact answer has {show(allowed.shape)}"

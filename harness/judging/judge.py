@@ -21,7 +21,7 @@ from attncheck.harness.judging.judge_numbers import judge_numbers
 from attncheck.harness.judging.judge_stages import StageJudgement, in_order
 from attncheck.harness.judging.sampling import Rows, has_rows, index_in_all, rows_of_stage, spread
 from attncheck.harness.judging.tiers import Measured
-from attncheck.harness.judging.truth import Truth, truth_of_case
+from attncheck.harness.judging.truth import Truth, is_open, truth_of_case
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.inputs import Inputs
 from attncheck.harness.reading.shapes import show
@@ -74,7 +74,7 @@ def judge(
             judged = judge_and_recognise(truth, outcome.stages, case.stage_shapes, classes[name], declared)
             rows += _stage_rows(own, judged, outcome.stages)
     bounds = {name: _bounds_of_judged(truth, classes[name]) for name in computed}
-    pairs = judge_pairs(computed, bounds, truth.query_rows)
+    pairs = judge_pairs(computed, bounds, truth.query_rows, is_finite=not truth.holds_nonfinite)
     rows += [pair_row(blank, first, second, stage, pair) for (first, second, stage), pair in pairs.items()]
     rows += _following(rows, judge_numbers(case, inputs, truth, computed, classes, blank))
     failing = any(Verdict(row.verdict).exit_code is not ExitCode.AGREE for row in rows)
@@ -102,22 +102,26 @@ def _following(stages: list[Row], numbers: list[Row]) -> list[Row]:
 def worst_bounds(truth: Truth, numerical_class: str) -> Bounds:
     """Return B of every whole stage, infinite in rows that were not judged; nothing where there is no exact answer.
 
+    In those rows it is NaN where the inputs hold NaN or infinity: what is right there was not looked at.
+
     Stages that are too large to be kept are left out, here and below.
     """
     judged = _bounds_of_judged(truth, numerical_class)
+    elsewhere = np.nan if truth.holds_nonfinite else np.inf
     return {
-        stage: spread(stage, worst, truth.query_rows, truth.queries)
+        stage: spread(stage, worst, truth.query_rows, truth.queries, elsewhere)
         for stage, worst in judged.items()
         if _size_of_whole(truth, worst) <= MOST_KEPT
     }
 
 
 def exact_values(truth: Truth) -> Stages:
-    """Return the exact value of every whole stage, rounded to float64, NaN in rows that were not judged."""
+    """Return the exact value of every whole stage, rounded to float64, NaN where there is none, or no row judged."""
+    known = {stage: np.where(np.isfinite(each.radius), each.high, np.nan) for stage, each in truth.exact.items()}
     return {
-        stage: spread(stage, enclosure.high, truth.query_rows, truth.queries, np.nan)
-        for stage, enclosure in truth.exact.items()
-        if _size_of_whole(truth, enclosure.high) <= MOST_KEPT
+        stage: spread(stage, values, truth.query_rows, truth.queries, np.nan)
+        for stage, values in known.items()
+        if _size_of_whole(truth, values) <= MOST_KEPT
     }
 
 
@@ -136,21 +140,31 @@ def _bounds_of_judged(truth: Truth, numerical_class: str) -> Bounds:
     if not truth.exact:
         return {}
     return {
-        stage: np.where(np.isfinite(truth.exact[stage].radius), bound.worst, np.nan)
+        stage: np.where(is_open(truth.exact[stage], bound, truth.dtype), np.nan, bound.worst)
         for stage, bound in truth.bounds(numerical_class).items()
     }
 
 
 def judge_pairs(
-    computed: Mapping[str, Stages], bounds: Mapping[str, Bounds], query_rows: Rows | None = None
+    computed: Mapping[str, Stages],
+    bounds: Mapping[str, Bounds],
+    query_rows: Rows | None = None,
+    *,
+    is_finite: bool = True,
 ) -> dict[tuple[str, str, str], Comparison]:
     """Compare every two implementations at every stage that both return; keys are (first, second, stage).
 
-    ``computed`` are whole arrays; where ``query_rows`` are given, ``bounds`` are those of these rows.
+    ``computed`` are whole arrays; where ``query_rows`` are given, ``bounds`` are those of these rows. Unless the inputs
+    are finite, NaN and infinity may stand in other rows by right.
     """
     return {
         (first, second, stage): _compare(
-            stage, computed[first][stage], computed[second][stage], _allowed(bounds, first, second, stage), query_rows
+            stage,
+            computed[first][stage],
+            computed[second][stage],
+            _allowed(bounds, first, second, stage),
+            query_rows,
+            is_finite=is_finite,
         )
         for first, second in combinations(computed, 2)
         for stage in in_order(computed[first])
@@ -159,11 +173,17 @@ def judge_pairs(
 
 
 def _compare(
-    stage: str, first: NDArray[Any], second: NDArray[Any], allowed: NDArray[Any] | None, rows: Rows | None
+    stage: str,
+    first: NDArray[Any],
+    second: NDArray[Any],
+    allowed: NDArray[Any] | None,
+    rows: Rows | None,
+    *,
+    is_finite: bool,
 ) -> Comparison:
     if rows is None or allowed is None:
         return compare_arrays(first, second, allowed)
-    apart = compare_forms(first, second)
+    apart = compare_forms(first, second, None if is_finite else np.ones(first.shape, dtype=np.bool_))
     if apart is not None:
         return apart
     if not has_rows(stage, first, rows):
@@ -192,6 +212,7 @@ def pair_row(blank: Row, first: str, second: str, stage: str, comparison: Compar
         difference=comparison.difference,
         allowed=comparison.allowed,
         ratio=comparison.ratio,
+        unjudged=comparison.unjudged,
         message=comparison.message,
     )
 
@@ -223,6 +244,7 @@ def _stage_row(own: Row, judgement: StageJudgement, array: NDArray[Any], begins_
         begins_at=begins_at,
         judged_rows=judgement.judged_rows,
         query_rows=judgement.query_rows,
+        unjudged=judgement.unjudged,
         message=_explain(judgement, array),
     )
     if judgement.accumulated is not None:

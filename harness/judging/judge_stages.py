@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.harness.judging.bounds import Bound
-from attncheck.harness.judging.compare import Index
+from attncheck.harness.judging.compare import Index, first_index
 from attncheck.harness.judging.enclosure import Enclosure
 from attncheck.harness.judging.sampling import axis_of_queries, index_in_all, rows_of_stage
 from attncheck.harness.judging.tiers import Measured, Tier, measure
-from attncheck.harness.judging.truth import Truth, within_range
+from attncheck.harness.judging.truth import Truth, is_measured, is_open, is_prescribed
 from attncheck.harness.reading.shapes import show
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import Shape, stage_place
@@ -39,7 +39,7 @@ class StageJudgement:
     implementation's own previous stage (None where that cannot be said). ``index`` is the element that is named, with
     the computed value there, the exact one, the error and its bound B: those of the comparison ``against`` the exact
     answer or the exact step. Of ``query_rows`` that the stage has ``judged_rows`` were judged, None for all; every
-    index is one of the whole array.
+    index is one of the whole array. ``unjudged`` counts the elements of these rows that have no exact answer.
     """
 
     stage: str
@@ -54,6 +54,7 @@ class StageJudgement:
     against: Literal["exact", "step"] | None = None
     judged_rows: int | None = None
     query_rows: int | None = None
+    unjudged: int = 0
     message: str = ""
 
     @property
@@ -114,7 +115,7 @@ def _judge_stage(
         return StageJudgement(stage, Verdict.DTYPE, message=f"expected {truth.dtype}, got {array.dtype}")
     if wanted is None or stage not in truth.exact:
         reason = truth.outside or f"no exact answer is known for a stage of this name: {stage}"
-        return StageJudgement(stage, Verdict.UNVERIFIED, message=reason)
+        return StageJudgement(stage, Verdict.UNVERIFIED, unjudged=array.size, message=reason)
     return _of_whole(truth, _judge_values(truth, stage, sound, numerical_class))
 
 
@@ -122,30 +123,44 @@ def _judge_values(truth: Truth, stage: str, sound: Mapping[str, Array], numerica
     """Judge the rows of a stage that are known."""
     array = sound[stage]
     exact, bound = truth.exact[stage], truth.bounds(numerical_class)[stage]
-    odd = _odd_places(exact, array)
+    odd = _odd_places(exact, bound, array)
+    open_ = is_open(exact, bound, truth.dtype)
     if odd.any():
-        return _nonfinite(stage, exact, array, odd)
+        return replace(_nonfinite(stage, exact, array, odd), unjudged=int(open_.sum()))
     accumulated = _measure(exact, bound, array, generic=_has_statistics(truth, stage, introduced=False))
     step = truth.introduced(stage, sound, numerical_class)
     introduced = None
     if step is not None:
         introduced = _measure(*step, array, generic=_has_statistics(truth, stage, introduced=True))
-    return _numeric(stage, array, (exact, bound, accumulated), step, introduced)
+    return _with_unjudged(truth, _numeric(stage, array, (exact, bound, accumulated), step, introduced), open_)
+
+
+def _with_unjudged(truth: Truth, judgement: StageJudgement, open_: NDArray[np.bool_]) -> StageJudgement:
+    """Count what was not judged; a stage that holds nothing else does not agree."""
+    unjudged = int(open_.sum())
+    if not unjudged or judgement.verdict is not Verdict.AGREE:
+        return replace(judgement, unjudged=unjudged)
+    why = truth.why_open(judgement.stage, first_index(open_))
+    if unjudged == open_.size:
+        message = f"there is no exact answer: {why}"
+        return StageJudgement(judgement.stage, Verdict.UNVERIFIED, unjudged=unjudged, message=message)
+    message = f"{unjudged} of {open_.size} elements were not judged, for want of an exact answer: {why}"
+    return replace(judgement, unjudged=unjudged, message=message)
 
 
 def failing_places(truth: Truth, stage: str, array: Array, numerical_class: str) -> NDArray[np.bool_]:
     """Return where the judged rows of a stage are proved to be wrong against the exact answer."""
     exact, bound = truth.exact[stage], truth.bounds(numerical_class)[stage]
     with np.errstate(invalid="ignore"):  # what is not judged may have an infinite error and an infinite radius
-        beyond = within_range(exact, array) & (exact.error_of(array) - exact.radius > bound.worst)
-    wrong: NDArray[np.bool_] = beyond | _odd_places(exact, array)
+        beyond = is_measured(exact, bound, truth.dtype) & (exact.error_of(array) - exact.radius > bound.worst)
+    wrong: NDArray[np.bool_] = beyond | _odd_places(exact, bound, array)
     return wrong
 
 
 def agrees(truth: Truth, stage: str, array: Array, numerical_class: str) -> bool:
     """Whether the judged rows of a stage are right against the exact answer, whatever came before them."""
     exact, bound = truth.exact[stage], truth.bounds(numerical_class)[stage]
-    if _odd_places(exact, array).any():
+    if _odd_places(exact, bound, array).any():
         return False
     return not _measure(exact, bound, array, generic=_has_statistics(truth, stage, introduced=False)).tier.fails
 
@@ -175,13 +190,12 @@ def _of_whole(truth: Truth, judgement: StageJudgement) -> StageJudgement:
     )
 
 
-def _odd_places(exact: Enclosure, array: Array) -> NDArray[np.bool_]:
+def _odd_places(exact: Enclosure, bound: Bound, array: Array) -> NDArray[np.bool_]:
     """Return where a value is NaN or infinite and the exact one is not, or the other way round."""
     stored = array.astype(np.float64)
-    forced = (exact.high == -np.inf) & (exact.radius == 0)  # with an infinite radius it is only beyond float64's range
-    swallowed = np.isnan(exact.high) & (exact.radius == 0) & ~np.isnan(stored)
-    odd: NDArray[np.bool_] = (forced & (stored != -np.inf)) | (within_range(exact, array) & ~np.isfinite(stored))
-    odd |= swallowed
+    same = (stored == exact.high) | (np.isnan(stored) & np.isnan(exact.high))
+    odd: NDArray[np.bool_] = is_measured(exact, bound, str(array.dtype)) & ~np.isfinite(stored)
+    odd |= is_prescribed(exact) & ~same
     return odd
 
 
@@ -196,7 +210,7 @@ def _nonfinite(stage: str, exact: Enclosure, array: Array, odd: NDArray[np.bool_
 
 
 def _measure(exact: Enclosure, bound: Bound, array: Array, *, generic: bool) -> Measured:
-    judged = within_range(exact, array)
+    judged = is_measured(exact, bound, str(array.dtype))
     return measure(exact.error_of(array), exact.radius, bound.worst, bound.scale, judged, generic=generic)
 
 

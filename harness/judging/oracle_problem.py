@@ -100,7 +100,7 @@ class Problem:
         """Return, in the scores' shape, which keys take no part: the mask forbids them, or their score is -inf."""
         allowed = self.allowed(shape)
         unattended = np.zeros(shape, dtype=np.bool_) if allowed is None else ~allowed
-        for name in _MAY_BE_MINUS_INFINITY & self.inputs.keys():
+        for name in MAY_BE_MINUS_INFINITY & self.inputs.keys():
             unattended = unattended | (self.inputs[name] == -np.inf)
         return unattended
 
@@ -144,7 +144,7 @@ _INPUTS = {name for score in SCORE_INPUTS.values() for name in score}.union(
     *(each.inputs for each in OPERATIONS.values())
 ) - _LOWERED
 _BY_QUERY = ("query", *_LOGITS, "weights", "context")
-_MAY_BE_MINUS_INFINITY = {"scores", "bias"}
+MAY_BE_MINUS_INFINITY = {"scores", "bias"}
 
 
 def check_domain(operation: str, options: Mapping[str, Any], inputs: Mapping[str, NDArray[Any]]) -> None:
@@ -153,7 +153,7 @@ def check_domain(operation: str, options: Mapping[str, Any], inputs: Mapping[str
         if array.dtype == np.bool_:
             continue
         finite = np.isfinite(array)
-        if not finite.all() and not (name in _MAY_BE_MINUS_INFINITY and (finite | (array == -np.inf)).all()):
+        if not finite.all() and not (name in MAY_BE_MINUS_INFINITY and (finite | (array == -np.inf)).all()):
             raise OutsideDomain(name, "holds NaN or an infinity that no mask explains")
     if options.get("softcap") == 0:
         raise OutsideDomain("softcap", "is 0, by which the scores would be divided")

@@ -25,7 +25,7 @@ from attncheck.harness.judging.judge_stages import (
 from attncheck.harness.judging.nearness import best_scale, distance
 from attncheck.harness.judging.scales import has_scale, scale_of, scales_in_words, shortest
 from attncheck.harness.judging.special_rows import scores_shape
-from attncheck.harness.judging.truth import Truth, find_truth
+from attncheck.harness.judging.truth import Truth, find_truth, is_open
 from attncheck.harness.reading.lowering import Posed
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import stage_place
@@ -127,8 +127,9 @@ def _fits(wrong: _Wrong, convention: Convention, other: Truth) -> bool:
 def _differ(own: Truth, other: Truth, stage: str, other_stage: str, numerical_class: str) -> bool:
     """Whether two exact answers are further apart than an implementation could be from both."""
     first, second = own.exact[stage], other.exact[other_stage]
-    allowed = own.bounds(numerical_class)[stage].worst + other.bounds(numerical_class)[other_stage].worst
-    judged = np.isfinite(first.radius) & np.isfinite(second.radius)
+    one, another = own.bounds(numerical_class)[stage], other.bounds(numerical_class)[other_stage]
+    allowed = one.worst + another.worst
+    judged = ~(is_open(first, one, own.dtype) | is_open(second, another, other.dtype))
     finite = np.isfinite(first.high) & np.isfinite(second.high)
     with np.errstate(invalid="ignore", over="ignore"):
         apart = finite & (np.abs(first.high - second.high) - first.radius - second.radius > allowed)

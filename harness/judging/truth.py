@@ -25,6 +25,7 @@ from attncheck.harness.judging.oracle_problem import OutsideDomain
 from attncheck.harness.judging.policies import policy_for
 from attncheck.harness.judging.sampling import Rows, every_row_counts, queries_of, sampled_rows
 from attncheck.harness.judging.special_rows import DEFAULT_EMPTY_ROWS, SpecialRows, special_rows, without_nan
+from attncheck.harness.judging.undefined import Undefined, find_undefined, is_odd
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.inputs import Inputs
 from attncheck.harness.reading.lowering import Posed, essential
@@ -49,8 +50,9 @@ class Truth:
     query rows.
 
     ``posed`` is the computation as it was asked for; ``options`` and ``inputs`` are its essential form, with one mask
-    and without NaN. ``solved`` are the oracle's own stages, ``exact`` the same with what ``special`` rows give.
-    ``inner`` are stages between, in float64, where the score matrix is too large for more.
+    and without NaN. ``solved`` are the oracle's own stages, ``exact`` the same with what ``special`` rows give and
+    without what is ``undefined``. ``inner`` are stages between, in float64, where the score matrix is too large for
+    more.
     """
 
     operation: str
@@ -65,9 +67,15 @@ class Truth:
     posed: Posed | None = None
     solved: Mapping[str, Enclosure] = field(default_factory=dict)
     special: SpecialRows | None = None
+    undefined: Undefined | None = None
     inner: Stages = field(default_factory=dict)
     _bounds: dict[str, dict[str, Bound]] = field(default_factory=dict)
     _known_steps: dict[tuple[Any, ...], Enclosure | None] = field(default_factory=dict)
+
+    @property
+    def holds_nonfinite(self) -> bool:
+        """Whether the inputs as they were asked for hold NaN or infinity, but for -inf where it forbids a key."""
+        return self.posed is not None and any(is_odd(name, array).any() for name, array in self.posed.inputs.items())
 
     def bounds(self, numerical_class: str) -> Mapping[str, Bound]:
         """Return the bounds of every stage for a numerical class."""
@@ -100,16 +108,10 @@ class Truth:
 
         ``returned`` are stages of the rows that are judged. None where those are not finite, or not there.
         """
-        special = self.special
         if self.inner and stage in self.exact:  # what was returned has no stage from which this one follows
             own = (self.solved or self.exact)[stage]
-            own = own if special is None else special.marked_step(stage, own, returned)
-            return own, self.bounds(numerical_class)[stage]
-        earlier = {
-            name: array if special is None else special.cleaned(name, array)
-            for name, array in returned.items()
-            if name != stage
-        }
+            return self._marked_step(stage, own, returned), self.bounds(numerical_class)[stage]
+        earlier = {name: self._cleaned(name, array) for name, array in returned.items() if name != stage}
         exact = self._step(earlier, stage)
         if exact is None:
             return None
@@ -117,7 +119,33 @@ class Truth:
         bound = introduced_bound(self.operation, self.options, self.inputs, policy, earlier, exact.high, stage)
         if bound is None:
             return None
-        return (exact if special is None else special.marked_step(stage, exact, earlier)), bound
+        return self._marked_step(stage, exact, earlier), bound
+
+    def _cleaned(self, stage: str, returned: Array) -> Array:
+        """Take out of a returned stage what is not finite by right, so that other elements can be followed from it."""
+        for gaps in (self.special, self.undefined):
+            returned = returned if gaps is None else gaps.cleaned(stage, returned)
+        return returned
+
+    def _marked_step(self, stage: str, exact: Enclosure, earlier: Collection[str]) -> Enclosure:
+        """Set what special rows give, and withdraw what is undefined."""
+        exact = exact if self.special is None else self.special.marked_step(stage, exact, earlier)
+        return exact if self.undefined is None else self.undefined.withdrawn(stage, exact)
+
+    def why_open(self, stage: str, index: tuple[int, ...]) -> str:
+        """Say why an element of a stage, whose own the index is, cannot be judged."""
+        if stage not in self.exact:
+            return self.outside or f"none is known for a stage of this name: {stage}"
+        high, radius = self.exact[stage].high, self.exact[stage].radius[index]
+        if self.undefined is not None and self.undefined.of(stage, high.shape)[index]:
+            return self.undefined.reason
+        if np.isfinite(radius):
+            is_beyond = np.abs(high[index]) > FORMATS[self.dtype].largest
+            return f"it is beyond the range of {self.dtype}" if is_beyond else "no finite bound is known for its error"
+        special = self.special
+        if special is not None and special.places(stage, high.shape, special.empty | special.poisoned)[index]:
+            return "what a query without a key, or one that holds NaN, gives here is a matter of convention"
+        return "it is beyond the range of float64"
 
     def _step(self, earlier: Stages, stage: str) -> Enclosure | None:
         """Return a stage's exact value from those before it; what is known already is not evaluated again.
@@ -164,26 +192,33 @@ def find_truth(
     convention = str(options.get("empty_rows") or DEFAULT_EMPTY_ROWS)
     if convention == "uniform":
         lowered.options["empty_rows"] = convention
+    given = without_nan(lowered.inputs)
+    undefined = find_undefined(operation, lowered.options, given)
     base = Truth(
         operation,
         lowered.options,
-        without_nan(lowered.inputs),
+        given if undefined is None else undefined.filled(given),
         dtype,
         generic,
         {},
         query_rows=rows,
         queries=queries_of(inputs),
         posed=posed,
+        undefined=undefined,
     )
     try:
         base = _solved(base, returned)
     except (OutsideDomain, PrecisionExhausted) as error:
         return replace(base, outside=str(error), query_rows=None)
     special = special_rows(operation, lowered.options, lowered.inputs, convention)
-    if not special:
+    exact = dict(base.exact)
+    if special:
+        exact = {stage: special.marked(stage, enclosure) for stage, enclosure in exact.items()}
+    if undefined is not None:
+        exact = {stage: undefined.withdrawn(stage, enclosure) for stage, enclosure in exact.items()}
+    if not special and undefined is None:
         return base
-    exact = {stage: special.marked(stage, enclosure) for stage, enclosure in base.exact.items()}
-    return replace(base, exact=exact, solved=base.exact, special=special)
+    return replace(base, exact=exact, solved=base.exact, special=special if special else None)
 
 
 def _solved(base: Truth, returned: Collection[str] | None) -> Truth:
@@ -216,9 +251,30 @@ def truth_of_case(case: Case, dtype: str, inputs: Inputs, returned: Collection[s
 
 
 def within_range(exact: Enclosure, array: Array) -> NDArray[np.bool_]:
-    """Return where the exact value can be judged: finite, enclosed, and no larger than the format's largest number."""
-    judged: NDArray[np.bool_] = np.isfinite(exact.radius) & (np.abs(exact.high) <= FORMATS[str(array.dtype)].largest)
-    return judged
+    """Return where the exact value is a number that an array's dtype has: enclosed, and no larger than its largest."""
+    return _is_within(exact, str(array.dtype))
+
+
+def is_measured(exact: Enclosure, bound: Bound, dtype: str) -> NDArray[np.bool_]:
+    """Return where an error can be measured: the exact value is a number of the dtype, and its bound is finite."""
+    measured: NDArray[np.bool_] = _is_within(exact, dtype) & np.isfinite(bound.worst)
+    return measured
+
+
+def is_prescribed(exact: Enclosure) -> NDArray[np.bool_]:
+    """Return where the exact answer is -inf or NaN itself: nothing is measured there, it has to be the same."""
+    prescribed: NDArray[np.bool_] = ((exact.high == -np.inf) | np.isnan(exact.high)) & (exact.radius == 0)
+    return prescribed
+
+
+def is_open(exact: Enclosure, bound: Bound, dtype: str) -> NDArray[np.bool_]:
+    """Return where nothing can be judged: neither measured nor prescribed."""
+    return ~(is_measured(exact, bound, dtype) | is_prescribed(exact))
+
+
+def _is_within(exact: Enclosure, dtype: str) -> NDArray[np.bool_]:
+    within: NDArray[np.bool_] = np.isfinite(exact.radius) & (np.abs(exact.high) <= FORMATS[dtype].largest)
+    return within
 
 
 def _where_finite(bound: Bound, exact: Array) -> Bound:

@@ -13,7 +13,7 @@ import numpy as np
 from attncheck.harness.judging.bounds import Bound
 from attncheck.harness.judging.enclosure import Enclosure
 from attncheck.harness.judging.judge_stages import failing_places, in_order
-from attncheck.harness.judging.truth import Array, Stages, Truth, digest, within_range
+from attncheck.harness.judging.truth import Array, Stages, Truth, digest, is_measured
 
 Step: TypeAlias = tuple[Enclosure, Bound] | None
 _BESIDE = frozenset({"log_sum_exp"})
@@ -64,5 +64,5 @@ class RememberingTruth(Truth):
             return bool((failing_places(self, stage, array, numerical_class) & ~finite).any())
         exact, bound = step
         with np.errstate(invalid="ignore"):  # infinity against infinity is out of range
-            beyond = within_range(exact, array) & (exact.error_of(array) - exact.radius > bound.worst)
+            beyond = is_measured(exact, bound, self.dtype) & (exact.error_of(array) - exact.radius > bound.worst)
         return bool(beyond.any())

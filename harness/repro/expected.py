@@ -8,9 +8,8 @@ import numpy as np
 
 from attncheck.harness.judging.judge_stages import StageJudgement
 from attncheck.harness.judging.sampling import axis_of_queries
-from attncheck.harness.judging.truth import Truth, within_range
+from attncheck.harness.judging.truth import Truth, is_measured, is_prescribed
 from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.dtypes import numpy_dtype
 from attncheck.harness.repro.arrays import written
 from attncheck.harness.repro.parts import Expected
 from attncheck.harness.vocabulary import computed_stages
@@ -33,10 +32,9 @@ def expected_of(truth: Truth, stage: str, shape: tuple[int, ...], numerical_clas
     """Return what is right for one stage: all that proves a number wrong, and nothing else."""
     if stage not in truth.exact:
         return Expected(shape)
-    exact, worst = truth.exact[stage], truth.bounds(numerical_class)[stage].worst
-    is_measured = within_range(exact, np.zeros(0, numpy_dtype(truth.dtype)))
-    is_compared = (np.isnan(exact.high) | (exact.high == -np.inf)) & (exact.radius == 0)
-    allowed = np.where(is_measured, worst + exact.radius, np.where(is_compared, 0.0, np.nan))
+    exact, bound = truth.exact[stage], truth.bounds(numerical_class)[stage]
+    allowed = np.where(is_measured(exact, bound, truth.dtype), bound.worst + exact.radius, np.nan)
+    allowed[is_prescribed(exact)] = 0.0
     # Only in float64 are numbers so close to the exact answer that its own rounding to float64 counts.
     rest = exact.low if truth.dtype == "float64" and exact.low.any() else 0.0
     axis = axis_of_queries(stage)

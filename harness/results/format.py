@@ -18,7 +18,7 @@ from typing import Any, Literal
 import pyarrow as pa
 from numpy.typing import NDArray
 
-FORMAT = 4
+FORMAT = 5
 REPORT_FOLDER = "report"
 SCRIPTS_FOLDER = "scripts"
 ComparisonKind = Literal["stage", "pair", "printed", "known", "exact"]
@@ -46,6 +46,7 @@ ROW_SCHEMA = pa.schema(
         pa.field("ratio", pa.float64()),
         pa.field("half_unit", pa.float64()),
         pa.field("propagated", pa.float64()),
+        pa.field("document_bound", pa.float64()),
         pa.field("tier", pa.string()),
         pa.field("largest_z", pa.float64()),
         pa.field("mean_z", pa.float64()),
@@ -56,6 +57,7 @@ ROW_SCHEMA = pa.schema(
         pa.field("elements", pa.int64()),
         pa.field("judged_rows", pa.int64()),
         pa.field("query_rows", pa.int64()),
+        pa.field("unjudged", pa.int64()),
         pa.field("message", pa.string(), nullable=False),
         pa.field("reason", pa.string()),
         pa.field("thread", pa.string()),
@@ -90,7 +92,12 @@ class Row:
     ``introduced_z``). ``index``, ``value``, ``reference``, ``difference`` and ``allowed`` belong to one of the two,
     which ``against`` names: ``step`` where the step itself fails, so that difference / allowed is then
     ``introduced_ratio``, else ``exact``. ``begins_at`` is the stage at which the implementation goes wrong. Where some
-    query rows stand for all, ``judged_rows`` of ``query_rows`` were judged; both are None where all were.
+    query rows stand for all, ``judged_rows`` of ``query_rows`` were judged; both are None where all were. ``unjudged``
+    counts the elements of these rows that have no exact answer; of a pair, those of them that differ.
+
+    Of a number ``half_unit`` is what its digits leave open on the side where the value lies, ``propagated`` what the
+    rounding of the inputs can move it by, and ``document_bound`` the largest error of the precision that its document
+    was computed in, where that is declared; ``allowed`` is their sum and the implementation's own bound.
     """
 
     case: str
@@ -114,6 +121,7 @@ class Row:
     ratio: float | None = None
     half_unit: float | None = None
     propagated: float | None = None
+    document_bound: float | None = None
     tier: str | None = None
     largest_z: float | None = None
     mean_z: float | None = None
@@ -124,6 +132,7 @@ class Row:
     elements: int | None = None
     judged_rows: int | None = None
     query_rows: int | None = None
+    unjudged: int | None = None
     message: str = ""
     reason: str | None = None
     thread: str | None = None

@@ -26,7 +26,7 @@ ArrayKey = tuple[str, str, str, str]
 
 _WORDS = {"verdict": list(Verdict), "comparison": list(get_args(ComparisonKind)), "dtype": list(DTYPES)}
 _INDEX = r"^([0-9]{1,18}(,[0-9]{1,18})*)?$"
-_COUNTS = ("elements", "judged_rows", "query_rows")
+_COUNTS = ("elements", "judged_rows", "query_rows", "unjudged")
 _MOST_COUNTED = 2**53
 """Beyond it, a count is no whole number in the frames of a report."""
 _GROUPS_IN_MEMORY = 2

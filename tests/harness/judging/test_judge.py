@@ -280,17 +280,22 @@ def test_a_masked_score_that_is_only_very_small_is_told(judge_all: Callable[...,
     assert row_of(judged, "bad", "masked").reference == -np.inf
 
 
-def test_a_case_outside_the_domain_is_unverified_with_the_reason(load_text: LoadText, compute: Compute) -> None:
+def test_what_has_no_exact_answer_is_unverified_with_the_reason(load_text: LoadText, compute: Compute) -> None:
     text = CASE.replace("{draw: randn, shape: [2, 4, 6]}", "{constant: .nan, shape: [2, 4, 6]}")
     (case,) = load_text(text.replace("    inputs:", "    allow_nonfinite: true\n    inputs:"))
     inputs, stages = compute(case, "float64")
     judged = judge(
         case, "float64", inputs, {"a": Computed(stages), "b": Computed(stages)}, {"a": "native", "b": "native"}
     )
-    assert {(row.comparison, row.verdict) for row in judged.rows} == {("stage", "unverified"), ("pair", "agree")}
-    assert {row.message for row in stage_rows(judged)} == {"value holds NaN or an infinity that no mask explains"}
+    # Every value is NaN; scores and weights know nothing of values.
+    found = {row.stage: row.verdict for row in stage_rows(judged)}
+    assert found == {**dict.fromkeys(STAGES, "agree"), "output": "unverified"}
+    assert {row.verdict for row in judged.rows if row.comparison == "pair"} == {"agree"}
+    output = row_of(judged, "a", "output")
+    assert output.message == "there is no exact answer: value holds NaN or an infinity that no mask explains"
+    assert (output.unjudged, row_of(judged, "a", "weights").unjudged) == (36, 0)
     assert not judged.disagrees
-    assert worst_bounds(judged.truth, "native") == {}
+    assert np.isnan(worst_bounds(judged.truth, "native")["output"]).all()
 
 
 # Where it goes wrong.

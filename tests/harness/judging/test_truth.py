@@ -100,11 +100,16 @@ def test_nothing_is_said_of_a_step_from_what_is_not_finite(attention: Truth, bad
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_outside_the_domain_says_why(dtype: str) -> None:
-    inputs = {"query": np.array([[[[np.inf, 1]]]], dtype), "key": np.array(KEY, dtype)}
+def test_what_follows_from_infinity_is_open_and_says_why(dtype: str) -> None:
+    inputs = {"query": np.array([[[[np.inf, 1], [1, 2]]]], dtype), "key": np.array(KEY, dtype)}
     truth = find_truth("scoring", {}, inputs, dtype, generic=False)
-    assert (truth.exact, truth.outside) == ({}, "query holds NaN or an infinity that no mask explains")
-    assert truth.introduced("raw_scores", {}, "native") is None
+    assert truth.outside == ""
+    assert np.isinf(truth.exact["raw_scores"].radius[0, 0, 0]).all()
+    assert np.isfinite(truth.exact["raw_scores"].radius[0, 0, 1]).all()
+    assert truth.why_open("raw_scores", (0, 0, 0, 0)) == "query holds NaN or an infinity that no mask explains"
+    step = truth.introduced("raw_scores", {}, "native")
+    assert step is not None
+    assert np.isinf(step[0].radius[0, 0, 0]).all()
 
 
 def test_what_no_precision_settles_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,182 @@
+"""Elements without an exact answer, because an input that they follow from has none.
+
+NaN and infinity among the inputs (other than -inf in scores and bias, which forbids a key) and a vector of length 0
+under a cosine leave undefined what is computed from them, and nothing else: a query its own row, a key its column of
+scores and every row of weights, a value its column of the output. This module follows them through the operation as
+flags, one per element and stage. The oracle gets ones in their place, and its answer is then withdrawn where a flag is.
+
+A key or value that a mask forbids is followed like any other: selection leaves it out of a row, addition of -inf and
+multiplication by 0 make NaN of it, and no contract says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.harness.judging.enclosure import Enclosure
+from attncheck.harness.judging.oracle_problem import MAY_BE_MINUS_INFINITY
+from attncheck.harness.vocabulary import Shape
+
+Array = NDArray[Any]
+Flags = NDArray[np.bool_]
+Inputs = Mapping[str, Array]
+Options = Mapping[str, Any]
+
+NONFINITE = "holds NaN or an infinity that no mask explains"
+NO_DIRECTION = "has a vector of length 0, which has no direction"
+
+
+@dataclass(frozen=True, eq=False)
+class Undefined:
+    """Which elements of inputs are undefined, and of stages; ``reason`` says why, in the words of a message."""
+
+    inputs: Mapping[str, Flags]
+    reason: str
+    stages: Mapping[str, Flags] = field(default_factory=dict)
+
+    def filled(self, inputs: Inputs) -> dict[str, Array]:
+        """Return the inputs with ones where they are undefined."""
+        return {
+            name: np.where(self.inputs[name], np.ones((), array.dtype), array) if name in self.inputs else array
+            for name, array in inputs.items()
+        }
+
+    def of(self, stage: str, shape: Shape) -> Flags:
+        """Return which elements of a stage are undefined."""
+        return np.broadcast_to(self.stages.get(stage, np.zeros((), dtype=np.bool_)), shape)
+
+    def withdrawn(self, stage: str, exact: Enclosure) -> Enclosure:
+        """Take the exact value back where the stage is undefined."""
+        flags = self.of(stage, exact.shape)
+        if not flags.any():
+            return exact
+        high, low = np.where(flags, np.nan, exact.high), np.where(flags, 0.0, exact.low)
+        return Enclosure(high, low, np.where(flags, np.inf, exact.radius))
+
+    def cleaned(self, stage: str, returned: Array) -> Array:
+        """Set to 0 what is not finite by right in a returned stage, so that other elements can be followed from it."""
+        by_right = self.of(stage, returned.shape) & ~np.isfinite(returned.astype(np.float64))
+        return np.where(by_right, np.zeros((), returned.dtype), returned)
+
+
+def find_undefined(operation: str, options: Options, inputs: Inputs) -> Undefined | None:
+    """Find what is undefined in a problem in essential form, without NaN in whole query rows; None if nothing is."""
+    flags: dict[str, Flags] = {}
+    reasons = []
+    for name, array in inputs.items():
+        if array.dtype == np.bool_:
+            continue
+        odd = is_odd(name, array)
+        if odd.any():
+            reasons.append(f"{name} {NONFINITE}")
+        if operation == "scoring" and options.get("score") == "cosine":
+            without_direction = ~(array != 0).any(axis=-1, keepdims=True)
+            if without_direction.any():
+                reasons.append(f"{name} {NO_DIRECTION}")
+            odd = odd | without_direction
+        flags[name] = odd
+    if not reasons:
+        return None
+    found = {name: each for name, each in flags.items() if each.any()}
+    return Undefined(found, "; ".join(reasons), _stages(operation, options, flags))
+
+
+def is_odd(name: str, array: Array) -> Flags:
+    """Return where an input holds NaN or infinity; -inf in scores and bias forbids a key, and is no oddity."""
+    odd: Flags = ~np.isfinite(array)
+    return odd & (array != -np.inf) if name in MAY_BE_MINUS_INFINITY else odd
+
+
+def _stages(operation: str, options: Options, inputs: Mapping[str, Flags]) -> dict[str, Flags]:
+    """Follow flags of the inputs to every stage, in shapes that broadcast to the stages' own."""
+    if operation == "multi_head_attention":
+        return _of_multi_head_attention(options, inputs)
+    stages = _of_logits(inputs)
+    if operation in ("scoring", "masking"):
+        return stages
+    row = _any(stages["masked"], -1)
+    stages |= {"weights": row, "log_sum_exp": row[..., 0]}
+    if operation == "attention":
+        stages["output"] = row | _any(_per_head(inputs["value"], row), -2)
+    if operation == "attention_gradients":
+        stages |= _of_gradients(inputs, row)
+    return stages
+
+
+def _of_logits(inputs: Mapping[str, Flags]) -> dict[str, Flags]:
+    """Follow queries, keys, the weights of small networks, and the bias to the logits: a row and a column each."""
+    if "scores" in inputs:
+        scores = inputs["scores"]
+    else:
+        query = _any(inputs["query"], -1)
+        key = np.swapaxes(_any(_per_head(inputs["key"], query), -1), -1, -2)
+        shared = ("weight", "query_weight", "key_weight", "score_vector", "score_bias")
+        scores = query | key | any(bool(inputs[name].any()) for name in shared if name in inputs)
+    biased = scores | inputs["bias"] if "bias" in inputs else scores
+    return {"raw_scores": scores, "scores": scores, "capped": scores, "biased": biased, "masked": biased}
+
+
+def _of_multi_head_attention(options: Options, inputs: Mapping[str, Flags]) -> dict[str, Flags]:
+    heads = int(options["heads"])
+    kv_heads = int(options.get("kv_heads") or heads)
+    projected = {
+        name: _projected(inputs, name, own) for name, own in (("query", heads), ("key", kv_heads), ("value", kv_heads))
+    }
+    bias = {"bias": inputs["bias"]} if "bias" in inputs else {}
+    stages = {**projected, **_of_logits({"query": projected["query"], "key": projected["key"], **bias})}
+    row = _any(stages["masked"], -1)
+    stages |= {"weights": row, "log_sum_exp": row[..., 0]}
+    context = stages["context"] = row | _any(_per_head(projected["value"], row), -2)
+    merged = np.swapaxes(context, 1, 2)  # (B, Lq, H, Dv)
+    merged = merged.reshape(*merged.shape[:2], -1)
+    stages["output"] = _linear(merged, inputs, "output") if "output_weight" in inputs else merged
+    return stages
+
+
+def _projected(inputs: Mapping[str, Flags], name: str, heads: int) -> Flags:
+    flags = _linear(inputs[name], inputs, name)
+    return np.swapaxes(flags.reshape(*flags.shape[:2], heads, -1), 1, 2)  # (B, L, H*D) -> (B, H, L, D)
+
+
+def _linear(given: Flags, inputs: Mapping[str, Flags], name: str) -> Flags:
+    """Follow X W + b: (B, L, E) to (B, L, F)."""
+    flags: Flags = _any(given, -1) | _any(inputs[f"{name}_weight"], -2)
+    return flags | inputs[f"{name}_bias"] if f"{name}_bias" in inputs else flags
+
+
+def _of_gradients(inputs: Mapping[str, Flags], row: Flags) -> dict[str, Flags]:
+    """Follow rows of weights, values and the output's gradient; sums over queries collect all of a head's rows."""
+    grad_output, kv_heads = inputs["grad_output"], inputs["key"].shape[-3]
+    grad_logits = row | _any(grad_output, -1) | _any(_per_head(inputs["value"], row), (-1, -2))
+    stages = {
+        "grad_query": grad_logits,
+        "grad_key": _per_group(_any(grad_logits, -2), kv_heads),
+        "grad_value": _per_group(_any(row | grad_output, -2), kv_heads),
+    }
+    if "bias" in inputs:
+        bias = inputs["bias"]
+        axes = tuple(axis for axis, length in enumerate(bias.shape[:-1]) if length == 1)
+        stages["grad_bias"] = _any(grad_logits, axes)
+    return stages
+
+
+def _per_head(flags: Flags, of: Flags) -> Flags:
+    """Give every query head the flags of the key or value head that its group shares."""
+    heads, own = of.shape[-3], flags.shape[-3]
+    return flags if own == heads else np.repeat(flags, heads // own, axis=-3)
+
+
+def _per_group(flags: Flags, kv_heads: int) -> Flags:
+    """Collect the query heads that share a key or value head: (B, H, L, D) -> (B, Hkv, L, D)."""
+    batch, _, *rest = flags.shape
+    return _any(flags.reshape(batch, kv_heads, -1, *rest), 2)[:, :, 0]
+
+
+def _any(flags: Flags, axis: int | tuple[int, ...]) -> Flags:
+    """Reduce axes to whether any is set; they stay, of length 1."""
+    return np.asarray(np.any(flags, axis=axis, keepdims=True))

@@ -1,0 +1,220 @@
+"""What has no exact answer: as much as NaN reaches in NumPy, and nothing beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from attncheck.backends import BACKENDS
+from attncheck.harness.judging.judge import exact_values, judge_pairs, worst_bounds
+from attncheck.harness.judging.judge_stages import agrees, failing_places, judge_stages
+from attncheck.harness.judging.truth import Truth, find_truth
+from attncheck.harness.judging.undefined import find_undefined
+from attncheck.harness.running.operations import run_operation
+from attncheck.harness.verdicts import Verdict
+
+Array = NDArray[Any]
+NUMPY = BACKENDS["numpy"].load()
+
+RANDOM = np.random.RandomState(5)
+
+
+def drawn(*shape: int) -> Array:
+    return RANDOM.randn(*shape)
+
+
+ATTENTION = {"query": drawn(2, 4, 3, 5), "key": drawn(2, 2, 6, 5), "value": drawn(2, 2, 6, 4)}
+PROJECTED = {
+    "query": drawn(2, 3, 5),
+    "key": drawn(2, 4, 5),
+    "value": drawn(2, 4, 5),
+    "query_weight": drawn(5, 12),
+    "key_weight": drawn(5, 6),
+    "value_weight": drawn(5, 8),
+    "query_bias": drawn(12),
+    "key_bias": drawn(6),
+    "value_bias": drawn(8),
+}
+VECTORS = {"query": drawn(1, 2, 3, 5), "key": drawn(1, 2, 4, 5)}
+PROBLEMS: dict[str, tuple[str, dict[str, Any], dict[str, Array]]] = {
+    "dot": ("scoring", {"score": "dot"}, VECTORS),
+    "cosine": ("scoring", {"score": "cosine"}, VECTORS),
+    "general": ("scoring", {"score": "general"}, {**VECTORS, "weight": drawn(5, 5)}),
+    "additive": (
+        "scoring",
+        {"score": "additive"},
+        {**VECTORS, "query_weight": drawn(5, 2), "key_weight": drawn(5, 2), "score_vector": drawn(2)},
+    ),
+    "softmax": ("softmax", {}, {"scores": drawn(1, 2, 3, 4)}),
+    "masking": ("masking", {}, {"scores": drawn(1, 2, 3, 4), "bias": drawn(1, 1, 3, 4)}),
+    "attention": ("attention", {}, {**ATTENTION, "bias": drawn(1, 4, 1, 6)}),
+    "multi_head_attention": ("multi_head_attention", {"heads": 4, "kv_heads": 2}, PROJECTED),
+    "projected": (
+        "multi_head_attention",
+        {"heads": 4, "kv_heads": 2},
+        {**PROJECTED, "output_weight": drawn(16, 3), "output_bias": drawn(3)},
+    ),
+    "gradients": (
+        "attention_gradients",
+        {},
+        {**ATTENTION, "bias": drawn(2, 1, 3, 6), "grad_output": drawn(2, 4, 3, 4)},
+    ),
+}
+PLACES = [(problem, name) for problem, (_, _, inputs) in PROBLEMS.items() for name in inputs]
+
+
+def run(operation: str, options: Mapping[str, Any], inputs: Mapping[str, Array]) -> dict[str, Array]:
+    with np.errstate(all="ignore"):
+        return dict(run_operation(NUMPY, operation, inputs, options))
+
+
+@pytest.mark.parametrize(("problem", "name"), PLACES)
+@given(data=st.data())
+@settings(max_examples=10, deadline=None)
+def test_as_much_is_undefined_as_nan_reaches(problem: str, name: str, data: st.DataObject) -> None:
+    operation, options, inputs = PROBLEMS[problem]
+    index = tuple(data.draw(st.integers(0, length - 1)) for length in inputs[name].shape)
+    spoilt = inputs[name].copy()
+    spoilt[index] = np.nan
+    given_inputs = {**inputs, name: spoilt}
+    undefined = find_undefined(operation, options, given_inputs)
+    assert undefined is not None
+    assert undefined.reason == f"{name} holds NaN or an infinity that no mask explains"
+    for stage, array in run(operation, options, given_inputs).items():
+        np.testing.assert_array_equal(undefined.of(stage, array.shape), np.isnan(array), stage)
+    filled = undefined.filled(given_inputs)
+    assert np.isfinite(filled[name]).all()
+    assert (filled[name] != inputs[name]).sum() == 1
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_nothing_is_undefined_in_finite_inputs_nor_by_what_forbids_a_key(problem: str) -> None:
+    operation, options, inputs = PROBLEMS[problem]
+    assert find_undefined(operation, options, inputs) is None
+    for name in {"scores", "bias"} & inputs.keys():
+        forbidding = inputs[name].copy()
+        forbidding[..., 0] = -np.inf
+        assert find_undefined(operation, options, {**inputs, name: forbidding}) is None
+
+
+def test_a_vector_of_length_zero_takes_its_row_or_column_of_cosines_alone() -> None:
+    inputs = {name: array.copy() for name, array in VECTORS.items()}
+    inputs["query"][0, 0, 1] = 0
+    inputs["key"][0, 1, 3] = 0
+    undefined = find_undefined("scoring", {"score": "cosine"}, inputs)
+    assert undefined is not None
+    wanted = np.zeros((1, 2, 3, 4), dtype=np.bool_)
+    wanted[0, 0, 1] = wanted[0, 1, :, 3] = True
+    np.testing.assert_array_equal(undefined.of("scores", wanted.shape), wanted)
+    assert undefined.reason == (
+        "query has a vector of length 0, which has no direction; key has a vector of length 0, which has no direction"
+    )
+    assert find_undefined("scoring", {"score": "dot"}, inputs) is None
+
+
+@pytest.fixture(scope="module")
+def infinite() -> Truth:
+    """Attention of which one query and one value are infinite."""
+    _, _, inputs = PROBLEMS["attention"]
+    query, value = inputs["query"].copy(), inputs["value"].copy()
+    query[0, 3, 2, 1], value[1, 0, 4, 2] = np.inf, -np.inf
+    return find_truth("attention", {}, {**inputs, "query": query, "value": value}, "float64", generic=False)
+
+
+def stages_of(truth: Truth) -> dict[str, Array]:
+    assert truth.posed is not None
+    return run("attention", {}, truth.posed.inputs)
+
+
+def judged_of(truth: Truth, stages: Mapping[str, Array]) -> dict[str, Any]:
+    shapes = {stage: array.shape for stage, array in stages.items()}
+    return {each.stage: each for each in judge_stages(truth, stages, shapes, "native")}
+
+
+def test_elements_beside_keep_the_exact_answer_that_they_have_without(infinite: Truth) -> None:
+    finite = find_truth("attention", {}, PROBLEMS["attention"][2], "float64", generic=False)
+    for stage, enclosure in infinite.exact.items():
+        known = np.isfinite(enclosure.radius)
+        assert known.any()
+        assert not known.all()
+        np.testing.assert_array_equal(enclosure.high[known], finite.exact[stage].high[known])
+        assert np.isnan(exact_values(infinite)[stage][~known]).all()
+
+
+def test_a_stage_says_how_many_elements_were_not_judged_and_why(infinite: Truth) -> None:
+    judged = judged_of(infinite, stages_of(infinite))
+    assert {each.verdict for each in judged.values()} == {Verdict.AGREE}
+    # A row of six keys, or of four columns; and the column of a value in both heads that share it, three rows each.
+    assert {stage: each.unjudged for stage, each in judged.items()} == {
+        "raw_scores": 6, "scores": 6, "biased": 6, "weights": 6, "log_sum_exp": 1, "output": 4 + 6,
+    }  # fmt: skip
+    assert judged["output"].message == (
+        "10 of 96 elements were not judged, for want of an exact answer: query holds NaN or an infinity that no mask "
+        "explains; value holds NaN or an infinity that no mask explains"
+    )
+
+
+@pytest.mark.parametrize("stage", ["scores", "weights", "log_sum_exp", "output"])
+def test_beside_what_is_undefined_a_wrong_number_is_found_and_there_nothing_is(infinite: Truth, stage: str) -> None:
+    stages = stages_of(infinite)
+    for places, wrong in ((infinite.undefined, False), (None, True)):
+        flags = infinite.undefined.of(stage, stages[stage].shape) if infinite.undefined else np.zeros(())
+        index = tuple(np.argwhere(flags == (places is not None))[0])
+        changed = stages[stage].copy()
+        changed[index] = 0.25
+        assert failing_places(infinite, stage, changed, "native").any() == wrong
+        assert agrees(infinite, stage, changed, "native") != wrong
+        verdict = judged_of(infinite, {**stages, stage: changed})[stage].verdict
+        assert verdict == (Verdict.NUMERIC if wrong else Verdict.AGREE)
+
+
+def test_a_stage_of_which_nothing_was_judged_is_unverified() -> None:
+    inputs = {"query": np.full((1, 1, 1, 2), np.inf), "key": np.ones((1, 1, 3, 2))}
+    truth = find_truth("scoring", {}, inputs, "float32", generic=False)
+    scores = np.zeros((1, 1, 1, 3), np.float32)
+    (judged,) = judge_stages(truth, {"scores": scores}, {"scores": scores.shape}, "native")
+    assert (judged.verdict, judged.unjudged, judged.accumulated) == (Verdict.UNVERIFIED, 3, None)
+    assert judged.message == "there is no exact answer: query holds NaN or an infinity that no mask explains"
+
+
+def test_what_lies_beyond_the_range_of_a_dtype_is_not_judged_and_says_so() -> None:
+    inputs = {
+        "query": np.full((1, 1, 2, 1), [[1e30], [1.0]], np.float32),
+        "key": np.full((1, 1, 1, 1), 1e30, np.float32),
+    }
+    truth = find_truth("scoring", {"score": "dot"}, inputs, "float32", generic=False)
+    scores = np.array([[[[7.0], [1e30]]]], np.float32)
+    (judged,) = judge_stages(truth, {"scores": scores}, {"scores": scores.shape}, "native")
+    assert (judged.verdict, judged.unjudged) == (Verdict.AGREE, 1)
+    assert judged.message.endswith("1 of 2 elements were not judged, for want of an exact answer: "
+                                   "it is beyond the range of float32")  # fmt: skip
+
+
+def test_two_implementations_that_differ_only_where_nothing_is_known_are_told_so(infinite: Truth) -> None:
+    first = stages_of(infinite)
+    second = {stage: np.nan_to_num(array, nan=5.0, posinf=6.0, neginf=7.0) for stage, array in first.items()}
+    bounds = dict.fromkeys(("first", "second"), worst_bounds(infinite, "native"))
+    pairs = judge_pairs({"first": first, "second": second}, bounds)
+    weights = pairs["first", "second", "weights"]
+    assert (weights.verdict, weights.unjudged) == (Verdict.AGREE, 6)
+    assert weights.message == "6 elements differ and were not compared: there is no exact answer there"
+    alone = {"output": first["output"][:1, 3:, 2:]}, {"output": second["output"][:1, 3:, 2:]}
+    some = {name: {"output": worst["output"][:1, 3:, 2:]} for name, worst in bounds.items()}
+    only = judge_pairs(dict(zip(("first", "second"), alone, strict=True)), some)["first", "second", "output"]
+    assert (only.verdict, only.unjudged) == (Verdict.UNVERIFIED, 4)
+
+
+def test_a_step_is_followed_beside_what_is_undefined(infinite: Truth) -> None:
+    stages = stages_of(infinite)
+    for stage in ("weights", "output"):
+        step = infinite.introduced(stage, {name: array for name, array in stages.items() if name != stage}, "native")
+        assert step is not None
+        exact, _ = step
+        assert infinite.undefined is not None
+        np.testing.assert_array_equal(np.isinf(exact.radius), infinite.undefined.of(stage, exact.shape))
