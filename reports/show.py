@@ -48,7 +48,8 @@ _MOST_NUMBERS = 40
 class Shown:
     """A case in one dtype: its drawings, its exact stages' numbers beside the document's, what there is to say of both.
 
-    ``outside`` says why there is no exact answer, where there is none; ``sampled`` how many query rows stand for all.
+    ``outside`` says why there is no exact answer, where there is none, and ``undefined`` why some elements have none;
+    ``sampled`` how many query rows stand for all.
     """
 
     case: Case
@@ -57,6 +58,7 @@ class Shown:
     numbers: Mapping[int, tuple[Row, ...]]
     """Position of an expectation -> its numbers, the exact answer's beside them."""
     outside: str
+    undefined: str
     sampled: str
 
 
@@ -77,6 +79,7 @@ def work_out(case: Case, dtype: str, stages: Collection[str] = ()) -> Shown:
         drawings=_chosen(drawings, stages),
         numbers={} if truth.outside else _numbers(case, inputs, truth, exact, stages),
         outside=truth.outside,
+        undefined=truth.undefined.reason if truth.undefined else "",
         sampled=f"{rows_judged(rows, truth.queries)}; they stand for all" if rows else "",
     )
 
@@ -105,12 +108,13 @@ def _numbers(
 
 def holds(row: Row) -> bool:
     """Whether the exact answer is what is printed: within half a unit, and what the inputs' rounding moves it by."""
-    if row.verdict == Verdict.NONFINITE or row.difference is None:
+    if row.verdict == Verdict.NONFINITE or row.difference is None or row.allowed is None:
         return False
     if row.value is None or row.reference is None or not np.isfinite(row.reference):
         return row.verdict == Verdict.AGREE
     rounding = 2 * float(np.spacing(abs(row.reference)))  # both are rounded to float64
-    return row.difference <= (row.half_unit or 0.0) + (row.propagated or 0.0) + rounding
+    slack = (row.half_unit or 0.0) + (row.propagated or 0.0) + (row.document_bound or 0.0)
+    return row.difference <= slack + rounding
 
 
 def print_case(shown: Shown, tags: Mapping[str, TagEntry], console: Console | None = None) -> None:
@@ -146,11 +150,16 @@ def _opening(case: Case, tags: Mapping[str, TagEntry]) -> list[tuple[str, str]]:
         ("", f"{case.operation}, {inputs_line(case)}"),
     ]
     lines += [("", f"probes {tag}: {tags[tag].probes} Answers: {tags[tag].defect}") for tag in case.tags if tag in tags]
-    return lines + [("", note) for note in (*source.notes, *case.notes)]
+    if case.computed_in:
+        lines.append(("", f"Its numbers were computed in {case.computed_in}."))
+    lines += [("", note) for note in (*source.notes, *case.notes)]
+    return lines + [("yellow", f"warning: {line}") for line in case.warnings]
 
 
 def _outside(shown: Shown) -> str:
-    return f"There is no exact answer: {shown.outside}." if shown.outside else ""
+    if shown.outside:
+        return f"There is no exact answer: {shown.outside}."
+    return f"There is no exact answer where nan stands: {shown.undefined}." if shown.undefined else ""
 
 
 def matrix_text(panel: Panel, width: int) -> Text:
@@ -197,7 +206,9 @@ def _print_numbers(console: Console, expected: Expected, rows: Sequence[Row]) ->
     missed = [row for row in rows if not holds(row)]
     name = title_of([expected.name], [expected.called] if expected.called else [])
     console.print(f"{name}, {expected.basis}: {len(rows) - len(missed)} of {len(rows)} hold", style="bold")
-    for note in filter(None, (expected.because, expected.note, expected.erratum and f"Erratum: {expected.erratum}")):
+    for note in filter(
+        None, (expected.because, expected.note, expected.digits, expected.erratum and f"Erratum: {expected.erratum}")
+    ):
         console.print(note, soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     table.add_column("element")
@@ -207,6 +218,7 @@ def _print_numbers(console: Console, expected: Expected, rows: Sequence[Row]) ->
     layout = {"shape": expected.shape, "transpose": expected.transpose}
     for row in rows if len(rows) <= _MOST_NUMBERS else missed[:_MOST_NUMBERS]:
         word = "holds" if holds(row) else "erratum" if row.known else "does not hold"
+        word = "not compared" if row.allowed is None else word
         table.add_row(
             element(row.index or "", layout),
             row.reference_text or "",

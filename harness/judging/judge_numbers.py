@@ -1,28 +1,30 @@
 """Implementations held against numbers: printed by a document, known by derivation, or computed and not printed.
 
 A number holds when the implementation's is within half a unit of its last printed digit, plus what the rounding of the
-case's inputs can move it by (``propagation``), plus the error bound of the implementation's numerical class. A printed
-number that the exact answer itself misses is the document's fault. What a document computes and does not print is held
-against the exact answer.
+case's inputs can move it by (``propagation``), plus the error bound of the implementation's numerical class, plus that
+of the precision in which the document was computed, where it says so (``number_targets``). A printed number that the
+exact answer itself misses is the document's fault. What a document computes and does not print is held against the
+exact answer.
+
+Where there is no exact answer nothing is compared, and nothing holds, but for what is the same digit for digit: such a
+number is unverified, and its neighbours are judged as ever.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.harness.judging.compare import absolute_difference, differing_nonfinite, is_floating, quotient
-from attncheck.harness.judging.propagation import Ball, propagate
+from attncheck.harness.judging.misprints import hints_of, misses
+from attncheck.harness.judging.number_targets import Reference, Target, derived, largest_error
 from attncheck.harness.judging.truth import Truth
-from attncheck.harness.quantities import QUANTITIES
 from attncheck.harness.reading.case import Case, Expected
 from attncheck.harness.reading.inputs import Inputs
-from attncheck.harness.reading.lowering import essential
 from attncheck.harness.reading.printed import PrintedArray
 from attncheck.harness.results.format import ComparisonKind, Row
 from attncheck.harness.verdicts import Verdict
@@ -34,12 +36,24 @@ Stages = Mapping[str, Array]
 _COMPARISONS: Mapping[str, ComparisonKind] = {"printed": "printed", "known": "known", "unprinted": "exact"}
 
 
-@dataclass(frozen=True)
-class _Target:
-    """What an expectation is held against: the exact numbers, and what the inputs' rounding can move them by."""
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """One expectation, what it is held against, and one implementation's value with the largest error of its class."""
 
-    exact: Real
-    propagated: Real
+    reference: Reference
+    expected: Expected
+    target: Target
+    value: Array
+    bound: Real
+
+    @property
+    def open(self) -> NDArray[np.bool_]:
+        """Where nothing can be compared."""
+        return ~np.isfinite(self.target.moved + self.bound)
+
+    def why_open(self, index: tuple[int, ...]) -> str:
+        """Say why nothing can be compared at an element."""
+        return self.reference.why_open(self.expected, self.target, index)
 
 
 def judge_numbers(
@@ -51,58 +65,18 @@ def judge_numbers(
     blank: Row,
 ) -> list[Row]:
     """Return a row per number and implementation."""
-    if not case.expected:
-        return []
-    if not truth.exact:
-        return _without_truth(case, inputs, truth.outside, computed, blank)
-    # Of an essential form the radii of what became the mask say nothing; those of all numbers are laid out alike.
-    radius = essential(case.operation, case.options, inputs.radius).inputs
-    balls = propagate(truth.operation, truth.options, Inputs(truth.inputs, radius))
+    reference = Reference(case, inputs, truth)
     rows: list[Row] = []
     for expected in case.expected:
-        target = _Target(_derive(expected, truth.exact[expected.of].high, inputs), _propagated(expected, balls, inputs))
+        target = reference.target(expected, case.computed_in if expected.basis == "printed" else None)
         template = replace(blank, comparison=_COMPARISONS[expected.basis], stage=expected.name, called=expected.called)
         for name, stages in computed.items():
             if expected.of not in stages or not _can_be_held(stages[expected.of], case.stage_shapes[expected.of]):
                 continue
-            value = _derive(expected, stages[expected.of], inputs)
-            bound = _bound(expected, truth, classes[name], inputs, value)
-            rows += _judge_one(replace(template, implementation=name), expected, target, value, bound)
-    return rows
-
-
-def _without_truth(case: Case, inputs: Inputs, outside: str, computed: Mapping[str, Stages], blank: Row) -> list[Row]:
-    """Hold numbers for which no error bound exists: what is equal holds, NaN and infinity must, the rest is open."""
-    rows = []
-    for expected, (name, stages) in product(case.expected, computed.items()):
-        numbers, array = expected.numbers, stages.get(expected.of)
-        if numbers is None or array is None or not _can_be_held(array, case.stage_shapes[expected.of]):
-            continue
-        value = _derive(expected, array, inputs)
-        difference, odd = absolute_difference(value, numbers.value), differing_nonfinite(value, numbers.value)
-        for index in _document_order(value, expected):
-            if not numbers.given[index]:
-                continue
-            row = replace(
-                blank,
-                implementation=name,
-                comparison=_COMPARISONS[expected.basis],
-                stage=expected.name,
-                called=expected.called,
-                verdict=Verdict.NONFINITE
-                if odd[index]
-                else Verdict.AGREE
-                if not difference[index]
-                else Verdict.UNVERIFIED,
-                index=_index(index),
-                value=float(value[index]),
-                reference=float(numbers.value[index]),
-                reference_text=str(numbers.text[index]),
-                difference=float(difference[index]),
-                half_unit=float(numbers.half_unit[index]),
-                message="" if not difference[index] and not odd[index] else f"there is no exact answer: {outside}",
-            )
-            rows.append(row)
+            value = derived(expected, stages[expected.of], inputs)
+            bound = largest_error(expected, truth, classes[name], inputs, value)
+            held = _Held(reference, expected, target, value, bound)
+            rows += _judge_one(replace(template, implementation=name), held)
     return rows
 
 
@@ -111,56 +85,31 @@ def _can_be_held(stage: Array, shape: tuple[int, ...]) -> bool:
     return stage.shape == shape and is_floating(stage)
 
 
-def _derive(expected: Expected, stage: Array, inputs: Inputs) -> Array:
-    """Return the quantity that is expected: the stage itself, or what is derived from it."""
-    if expected.name == expected.of:
-        return stage
-    with np.errstate(all="ignore"):
-        return QUANTITIES[expected.name].compute(stage, inputs.arrays)
-
-
-def _bound(expected: Expected, truth: Truth, numerical_class: str, inputs: Inputs, value: Array) -> Real:
-    """Return the largest error of the class; a derived quantity inherits its stage's, and rounds once more."""
-    worst = truth.bounds(numerical_class)[expected.of].worst
-    if expected.name == expected.of:
-        return worst
-    exact_inputs = {name: np.zeros(array.shape) for name, array in inputs.arrays.items()}
-    with np.errstate(all="ignore"):
-        moved = QUANTITIES[expected.name].radius(worst, truth.exact[expected.of].high, inputs.arrays, exact_inputs)
-        return moved + np.where(np.isfinite(value), np.spacing(np.abs(value)).astype(np.float64), 0.0)
-
-
-def _propagated(expected: Expected, balls: Mapping[str, Ball], inputs: Inputs) -> Real:
-    ball = balls[expected.of]
-    radius = ball.radius
-    if expected.name != expected.of:
-        with np.errstate(all="ignore"):
-            radius = QUANTITIES[expected.name].radius(ball.radius, ball.value, inputs.arrays, inputs.radius)
-    # Where the value is infinite or NaN no radius applies: it has to be the same.
-    return np.where(np.isfinite(radius), radius, 0.0)
-
-
-def _judge_one(template: Row, expected: Expected, target: _Target, value: Array, bound: Real) -> list[Row]:
+def _judge_one(template: Row, held: _Held) -> list[Row]:
+    expected = held.expected
     if expected.numbers is None:
-        return _against_exact(template, expected, target, value, bound)
-    rows = _against_numbers(template, expected, expected.numbers, target, value, bound)
+        return _against_exact(template, held)
+    rows = _against_numbers(template, held, expected.numbers)
     return _with_erratum(rows, expected.erratum) if expected.erratum else rows
 
 
-def _against_exact(template: Row, expected: Expected, target: _Target, value: Array, bound: Real) -> list[Row]:
+def _against_exact(template: Row, held: _Held) -> list[Row]:
     """Hold what a document computes and does not print against the exact answer."""
-    difference, odd = absolute_difference(value, target.exact), differing_nonfinite(value, target.exact)
-    ratio = quotient(difference, bound)
+    value, exact, bound = held.value, held.target.exact, held.bound
+    difference, odd = absolute_difference(value, exact), differing_nonfinite(value, exact)
+    ratio, open_ = quotient(difference, bound), held.open
     rows = []
-    for index in _document_order(value, expected):
+    for index in _document_order(value, held.expected):
+        row = replace(template, index=_index(index), value=float(value[index]))
+        if open_[index]:
+            rows.append(replace(row, verdict=Verdict.UNVERIFIED, message=f"not compared: {held.why_open(index)}"))
+            continue
         verdict = Verdict.NONFINITE if odd[index] else Verdict.AGREE
         verdict = Verdict.NUMERIC if difference[index] > bound[index] else verdict
         row = replace(
-            template,
+            row,
             verdict=verdict,
-            index=_index(index),
-            value=float(value[index]),
-            reference=float(target.exact[index]),
+            reference=float(exact[index]),
             difference=float(difference[index]),
             allowed=float(bound[index]),
             ratio=float(ratio[index]),
@@ -169,41 +118,61 @@ def _against_exact(template: Row, expected: Expected, target: _Target, value: Ar
     return rows
 
 
-def _against_numbers(
-    template: Row, expected: Expected, numbers: PrintedArray, target: _Target, value: Array, bound: Real
-) -> list[Row]:
+def _against_numbers(template: Row, held: _Held, numbers: PrintedArray) -> list[Row]:
     """Hold every number that is given against one implementation."""
+    value, target, open_ = held.value, held.target, held.open
     difference, odd = absolute_difference(value, numbers.value), differing_nonfinite(value, numbers.value)
-    slack = numbers.half_unit + target.propagated
-    # The exact numbers are rounded to float64 here, and so are the printed ones.
-    missed_by_truth = absolute_difference(target.exact, numbers.value) > slack + 2 * np.spacing(np.abs(numbers.value))
-    missed_by_truth |= differing_nonfinite(target.exact, numbers.value)
-    allowed = slack + bound
+    half_unit = numbers.open_towards(value)
+    allowed = half_unit + target.moved + held.bound
+    missed_by_truth = misses(target, numbers) & (held.expected.basis == "printed")
+    declared = held.reference.case.computed_in if held.expected.basis == "printed" else None
     rows = []
-    for index in _document_order(value, expected):
+    for index in _document_order(value, held.expected):
         if not numbers.given[index]:
             continue
-        verdict = Verdict.NONFINITE if odd[index] else Verdict.AGREE
-        verdict = Verdict.NUMERIC if difference[index] > allowed[index] else verdict
-        misprinted = verdict is not Verdict.AGREE and expected.basis == "printed" and missed_by_truth[index]
         row = replace(
             template,
-            verdict=Verdict.MISPRINT if misprinted else verdict,
             index=_index(index),
             value=float(value[index]),
             reference=float(numbers.value[index]),
             reference_text=str(numbers.text[index]),
             difference=float(difference[index]),
-            half_unit=float(numbers.half_unit[index]),
+            half_unit=float(half_unit[index]),
+        )
+        if open_[index]:
+            rows.append(_not_compared(row, held.why_open(index), is_odd=bool(odd[index])))
+            continue
+        row = replace(
+            row,
             propagated=float(target.propagated[index]),
+            document_bound=float(target.document[index]) if declared else None,
             allowed=float(allowed[index]),
         )
-        if misprinted:
-            row = replace(row, message=f"{_explain(row)}; the exact answer is {float(target.exact[index]):.17g}")
-        elif verdict is not Verdict.AGREE:
-            row = replace(row, message=_explain(row))
+        if difference[index] > allowed[index] or odd[index]:
+            verdict = Verdict.NONFINITE if odd[index] else Verdict.NUMERIC
+            row = replace(row, verdict=verdict, message=f"{_explain(row)}{_of_which(row, declared)}")
+            if missed_by_truth[index]:
+                hint = hints_of(held.reference, held.expected, numbers)[index]
+                message = f"{row.message}; the exact answer is {float(target.exact[index]):.17g}{hint}"
+                row = replace(row, verdict=Verdict.MISPRINT, message=message)
+        elif declared and difference[index] > allowed[index] - target.document[index]:
+            row = replace(row, message=f"{_explain(row)}{_of_which(row, declared)}")
         rows.append(row)
     return rows
+
+
+def _not_compared(row: Row, why: str, *, is_odd: bool) -> Row:
+    """Say of a number for which no error is allowed that it is the same, or that it is open.
+
+    Numbers that are known to be NaN or infinity are meant as such, which no error bound could excuse.
+    """
+    if not row.difference and not is_odd:
+        return replace(row, verdict=Verdict.AGREE)
+    word = "printed as" if row.comparison == "printed" else "known to be"
+    message = f"{row.called or row.stage}[{row.index}] is {word} {row.reference_text}, computed {row.value:.17g}"
+    is_meant = is_odd and row.comparison == "known" and not np.isfinite(row.reference or 0.0)
+    verdict = Verdict.NONFINITE if is_meant else Verdict.UNVERIFIED
+    return replace(row, verdict=verdict, message=f"{message}; not compared: {why}")
 
 
 def _explain(row: Row) -> str:
@@ -213,6 +182,11 @@ def _explain(row: Row) -> str:
         f"{row.called or row.stage}[{row.index}] {word} {reference}, computed {row.value:.17g}; "
         f"off by {row.difference:.3g}, allowed {row.allowed:.3g}"
     )
+
+
+def _of_which(row: Row, declared: str | None) -> str:
+    """Say how much of what is allowed is for the precision that the document was computed in."""
+    return f", {row.document_bound:.3g} of it for rounding in {declared}, as the document says" if declared else ""
 
 
 def _with_erratum(rows: list[Row], erratum: str) -> list[Row]:

@@ -29,6 +29,27 @@ class Arrangement(Strict):
     plus: float | int | None = Field(default=None, description="Add this to each number.")
 
 
+class UnitsOff(Strict):
+    """By how much last digits may be off that were not rounded as they should have been."""
+
+    units: Annotated[int, Field(ge=1, le=1000)] = Field(
+        description="The last digit may differ by so many from that of the number rounded to nearest."
+    )
+    because: Annotated[str, Field(min_length=3, max_length=4000)] = Field(
+        description="How it is known that the digits are no better than that."
+    )
+
+
+def _kind_of_digits(source: Any) -> str:
+    return "units" if isinstance(source, UnitsOff | dict) else "word"
+
+
+Digits = Annotated[
+    Annotated[Literal["rounded", "truncated"], Tag("word")] | Annotated[UnitsOff, Tag("units")],
+    Discriminator(_kind_of_digits),
+]
+
+
 class RoundingFields(Strict):
     """How printed numbers were rounded; by default each to as many decimals as it shows."""
 
@@ -37,6 +58,12 @@ class RoundingFields(Strict):
         default=None, description="Rounded to so many decimals, of which trailing zeros may not be shown."
     )
     significant_digits: PositiveInt | None = Field(default=None, description="Rounded to so many significant digits.")
+    digits: Digits | None = Field(
+        default=None,
+        description="How the last digit came about. rounded (if absent): to nearest. truncated: the digits behind it "
+        "were cut off. {units, because}: it may be off by so many. `rounded` also says that a number with fewer digits "
+        "than its neighbours was rounded to the digits that it shows.",
+    )
 
 
 class Values(Arrangement):

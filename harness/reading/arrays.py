@@ -260,6 +260,8 @@ def parse_rows(rows: kinds.PrintedRows, fields: kinds.RoundingFields, path: Fiel
     """Read printed numbers as they were rounded."""
     if sum([fields.exact, fields.decimals is not None, fields.significant_digits is not None]) > 1:
         raise FieldFault(path[:-1], "expected at most one of exact, decimals, significant_digits")
+    if fields.exact and fields.digits is not None:
+        raise FieldFault((*path[:-1], "digits"), "exact numbers are not rounded; expected at most one of exact, digits")
     try:
         return parse_printed(rows, rounding_of(fields))
     except PrintedError as error:

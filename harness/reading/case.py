@@ -21,7 +21,8 @@ class Expected:
     """What a case says of one stage, or of one quantity derived from a stage.
 
     ``shape`` is the stage's own, or the quantity's. ``numbers`` has the same, and
-    is None where the document computes something and prints no number.
+    is None where the document computes something and prints no number. ``digits``
+    says in a sentence how last digits came about that were not simply rounded.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Expected:
     erratum: str | None = None
     note: str | None = None
     transpose: bool = False
+    digits: str | None = None
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,9 @@ class Case:
     ``arrays`` and ``inputs`` are still descriptions; ``inputs.py`` makes the numbers. ``input_shapes`` are lifted
     to the rank that the operation works with. ``generic`` tells whether the inputs are continuous and unstructured, so
     that statistical tests apply (``genericity.py``). Inputs in ``merged`` come with their heads side by side.
-    ``judged_stages`` leaves other stages out of the judgement; None is all of them.
+    ``judged_stages`` leaves other stages out of the judgement; None is all of them. ``computed_in`` is the precision in
+    which its printed numbers were computed, None where nothing is said of it. ``warnings`` say, with file and line,
+    what in the case is probably not meant.
     """
 
     id: str
@@ -69,6 +73,8 @@ class Case:
     merged: frozenset[str] = frozenset()
     memory: Mapping[str, str] = field(default_factory=dict)
     judged_stages: tuple[str, ...] | None = None
+    computed_in: str | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def input_specs(self) -> Mapping[str, InputSpec]:

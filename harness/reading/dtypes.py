@@ -21,6 +21,12 @@ def largest_number(name: str) -> float:
     return float(ml_dtypes.finfo(numpy_dtype(name)).max)
 
 
+def rounding_error(size: NDArray[Any], name: str) -> NDArray[np.float64]:
+    """Return by how much numbers of at most this size move when they are rounded to a dtype, subnormals flushed."""
+    info = ml_dtypes.finfo(numpy_dtype(name))
+    return np.asarray(size, dtype=np.float64) * float(info.eps) / 2 + float(info.smallest_normal)
+
+
 def rounded_once(array: NDArray[Any], name: str) -> NDArray[Any]:
     """Round numbers to a dtype: to the nearest, in the middle between two to the even one."""
     if name in _ADDED and array.dtype != np.float32:

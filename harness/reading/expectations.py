@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from attncheck.harness.quantities import QUANTITIES
+from attncheck.harness.reading import array_kinds as kinds
 from attncheck.harness.reading import model
 from attncheck.harness.reading.arrays import parse_rows
 from attncheck.harness.reading.case import Case, Expected
@@ -19,8 +20,12 @@ DTYPES_OF_NUMBERS = ("float64", "float32")
 """In these, numbers that are known in decimal can be held against what is computed."""
 
 
-def read_expectations(sources: Sequence[model.Expectation], case: Case, where: FieldPath) -> tuple[Expected, ...]:
+def read_expectations(entry: model.CaseEntry, case: Case, where: FieldPath) -> tuple[Expected, ...]:
     """Check what a case says of its stages, and give its numbers the stages' shapes. Raises ``FieldFault``."""
+    sources = [_with_digits_of_case(source, entry) for source in entry.expect]
+    for name in ("computed_in", "digits"):
+        if getattr(entry, name) is not None and not any(source.printed for source in sources):
+            raise FieldFault((*where, name), "says something of printed numbers, and this case expects none")
     narrow = [dtype for dtype in case.dtypes if dtype not in DTYPES_OF_NUMBERS]
     if sources and narrow:
         raise FieldFault(
@@ -36,6 +41,13 @@ def read_expectations(sources: Sequence[model.Expectation], case: Case, where: F
         _read_expectation(source, case.operation, shapes, case.input_shapes, (*where, "expect", number))
         for number, source in enumerate(sources)
     )
+
+
+def _with_digits_of_case(source: model.Expectation, entry: model.CaseEntry) -> model.Expectation:
+    """Let the case say how printed digits came about, where the expectation does not."""
+    if entry.digits is None or source.printed is None or source.digits is not None or source.exact:
+        return source
+    return source.model_copy(update={"digits": entry.digits})
 
 
 def _read_expectation(
@@ -64,7 +76,14 @@ def _read_expectation(
         erratum=source.erratum,
         note=source.note,
         transpose=source.transpose,
+        digits=_digits_in_words(source.digits),
     )
+
+
+def _digits_in_words(digits: kinds.Digits | None) -> str | None:
+    if isinstance(digits, kinds.UnitsOff):
+        return f"Last digits may be off by {digits.units}: {digits.because}"
+    return "Digits were cut off, not rounded." if digits == "truncated" else None
 
 
 def _target(

@@ -94,6 +94,9 @@ def _is_noise(detail: ErrorDetails) -> bool:
 
 def _field_path(location: FieldPath) -> FieldPath:
     """Leave out what pydantic adds to a path: the alternatives that it tried, which may be named like fields."""
+    if "digits" in location[:-1]:  # told apart by what they are: a word, or a mapping
+        place = location.index("digits") + 1
+        location = (*location[:place], *location[place + 1 :])
     for start in (0, 2):
         if location[start : start + 1] in (("inputs",), ("arrays",)):
             path, rest = location[: start + 2], _without_alternative(location[start + 2 :])

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from attncheck.harness.reading import array_kinds as kinds
 from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.dtypes import rounded_once
+from attncheck.harness.reading.dtypes import rounded_once, rounding_error
 from attncheck.harness.reading.generators import GENERATORS, Generator, draw
 from attncheck.harness.reading.printed import Rounding, parse_printed
 from attncheck.harness.reading.shapes import merge_head_weights
@@ -47,7 +47,8 @@ class Inputs:
 
 def rounding_of(fields: kinds.RoundingFields) -> Rounding:
     """Return how the printed numbers of an input or expectation were rounded."""
-    return Rounding(fields.exact, fields.decimals, fields.significant_digits)
+    units_off = fields.digits.units if isinstance(fields.digits, kinds.UnitsOff) else 0
+    return Rounding(fields.exact, fields.decimals, fields.significant_digits, fields.digits == "truncated", units_off)
 
 
 def make_exact_inputs(case: Case) -> dict[str, Exact]:
@@ -68,8 +69,12 @@ def make_exact_inputs(case: Case) -> dict[str, Exact]:
     }
 
 
-def convert_inputs(case: Case, exact: Mapping[str, Exact], dtype: str) -> Inputs:
-    """Round the inputs once to the working dtype, from the storage dtype if there is one; masks become boolean."""
+def convert_inputs(case: Case, exact: Mapping[str, Exact], dtype: str, computed_in: str | None = None) -> Inputs:
+    """Round the inputs once to the working dtype, from the storage dtype if there is one; masks become boolean.
+
+    The radii are those from the numbers that the source gives; with ``computed_in``, from those that it computed with,
+    which are rounded to that dtype.
+    """
     arrays: dict[str, Array] = {}
     radius: dict[str, NDArray[np.float64]] = {}
     for name, spec in case.input_specs.items():
@@ -77,11 +82,28 @@ def convert_inputs(case: Case, exact: Mapping[str, Exact], dtype: str) -> Inputs
             continue
         source = exact[name].array
         stored = _stored(source, spec, dtype, case.storage)
-        moved = np.zeros(source.shape)
-        finite = np.isfinite(source)
-        moved[finite] = np.abs(stored[finite].astype(np.float64) - source[finite])
-        arrays[name], radius[name] = stored, exact[name].radius + moved
+        arrays[name], radius[name] = stored, _radius(exact[name], spec, stored, case.storage, computed_in)
     return Inputs(arrays, radius)
+
+
+def _radius(
+    exact: Exact, spec: InputSpec, stored: Array, storage: str | None, computed_in: str | None
+) -> NDArray[np.float64]:
+    """Return how far stored numbers may lie from those that the source computed with.
+
+    A number that is known exactly was stored by the source as its precision rounds it. Of one that was printed rounded,
+    nobody knows what it was before, nor then how it was stored.
+    """
+    used, radius = exact.array, exact.radius
+    if computed_in is not None and spec.is_number:
+        told = _stored(exact.array, spec, computed_in, storage).astype(np.float64)
+        used = np.where(exact.radius > 0, exact.array, told)
+        in_storage = rounding_error(np.abs(exact.array) + exact.radius, computed_in)
+        radius = radius + np.where(exact.radius > 0, in_storage, 0.0)
+    moved = np.zeros(used.shape)
+    finite = np.isfinite(exact.array)
+    moved[finite] = np.abs(stored[finite].astype(np.float64) - used[finite])
+    return radius + moved
 
 
 def _stored(source: Array, spec: InputSpec, dtype: str, storage: str | None) -> Array:
@@ -102,7 +124,7 @@ def _unarranged(source: kinds.Array, named: Mapping[str, Exact], generator: Gene
             return named[source.ref]
         case kinds.PrintedInput():
             printed = parse_printed(source.printed, rounding_of(source))
-            return Exact(printed.value, printed.half_unit)
+            return Exact(printed.value, printed.radius)
         case kinds.Concat() | kinds.Sum() | kinds.Product():
             # In the order of the file, because drawing advances the generator.
             return _combine(source, [_make(part, named, generator) for part in kinds.parts_of(source)[1]])

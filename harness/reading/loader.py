@@ -29,6 +29,7 @@ from attncheck.harness.reading.genericity import are_generic
 from attncheck.harness.reading.number_checks import check_at_most, check_range
 from attncheck.harness.reading.options import check_empty_rows, read_options
 from attncheck.harness.reading.shapes import ShapeFault, bind_axes, show, stage_shapes
+from attncheck.harness.reading.uneven_digits import uneven_digits
 from attncheck.harness.reading.yaml_reader import YamlDocument, read_yaml
 from attncheck.harness.reading.yaml_scalars import FieldPath, YamlFault
 from attncheck.harness.vocabulary import InputSpec, Shape, computed_stages, inputs_of
@@ -66,7 +67,10 @@ def load_case_file(path: Path, display_name: str, id_prefix: str, known_tags: It
             place = _Place(f"{id_prefix}/{slug}", display_name, document.lines[where], where)
             random = _random_of(file, entry)
             arrays = named_arrays(entry.arrays, shared(random), random, where)
-            cases.append(_make_case(file, entry, arrays, budget, place))
+            case = _make_case(file, entry, arrays, budget, place)
+            warned = uneven_digits(entry, arrays.sources, where)
+            warnings = [str(fault_at(path, message, display_name, document)) for path, message in warned]
+            cases.append(replace(case, warnings=tuple(dict.fromkeys(warnings))))
         except FieldFault as fault:
             faults.append(fault_at(fault.path, str(fault), display_name, document))
     if faults:
@@ -171,7 +175,9 @@ def _make_case(file: model.CaseFile, entry: model.CaseEntry, arrays: Arrays, bud
             f"{operation} needs a mask, a bias, key_lengths, a query_mask, options.is_causal or a window",
         )
     lengths = _lengths(specs, inputs, options, where)
-    _check_numbers(specs, inputs, arrays, (*dtypes, *filter(None, [entry.storage])), lengths["T"], where)
+    computed_in = entry.computed_in or file.source.computed_in
+    stored_in = tuple(filter(None, [entry.storage, computed_in]))
+    _check_numbers(specs, inputs, arrays, (*dtypes, *stored_in), lengths["T"], where)
     check_empty_rows(entry, options, inputs.sources, arrays.sources, lengths["T"], where)
     generic = entry.generic
     if generic is None:
@@ -199,11 +205,12 @@ def _make_case(file: model.CaseFile, entry: model.CaseEntry, arrays: Arrays, bud
         merged=frozenset(merged),
         memory=memory_of(entry, merged, where),
         judged_stages=tuple(entry.stages) if entry.stages else None,
+        computed_in=computed_in,
     )
     if "broadcast" in entry.memory.values():  # whose arrays are made here, and looked at
         budget.spend(inputs.numbers, (*where, "memory"))
     check_form(case, where)
-    return replace(case, expected=read_expectations(entry.expect, case, where))
+    return replace(case, expected=read_expectations(entry, case, where))
 
 
 def _lengths(

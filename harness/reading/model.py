@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from attncheck.harness.reading.array_kinds import Array, Input, Name, PrintedRows, RoundingFields, Strict
+from attncheck.harness.reading.array_kinds import Array, Digits, Input, Name, PrintedRows, RoundingFields, Strict
 from attncheck.harness.vocabulary import DEFAULT_DTYPES, DTYPES, OPERATIONS, STAGES, EmptyRows, ScoreKind
 
 if TYPE_CHECKING:
@@ -41,6 +41,11 @@ class Source(Strict):
     title: Text = Field(description="Title of the document or paper, or how the cases were worked out.")
     author: Text | None = Field(default=None, description="Who wrote it.")
     section: Text | None = Field(default=None, description="Where in it: a section, page or equation.")
+    computed_in: Dtype | None = Field(
+        default=None,
+        description="The precision in which the printed numbers were computed. They are then allowed what rounding in "
+        "it can move them by; without it they are the exact answer, rounded once when it was printed.",
+    )
     notes: list[Text] = Field(
         default=[], max_length=_MAX_LENGTH, description="What a reader of the report must know about the source."
     )
@@ -130,6 +135,14 @@ class CaseEntry(Strict):
         min_length=1,
         description="What the case is computed in; float64 and float32 if neither the case nor the defaults say. "
         "Numbers can be expected in these two alone.",
+    )
+    computed_in: Dtype | None = Field(
+        default=None,
+        description="The precision in which the case's printed numbers were computed; as the source's if absent.",
+    )
+    digits: Digits | None = Field(
+        default=None,
+        description="How the last digits of the case's printed numbers came about, where `expect` does not say.",
     )
     storage: Dtype | None = Field(
         default=None,

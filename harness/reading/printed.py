@@ -41,19 +41,40 @@ class Rounding:
     exact: bool = False
     decimals: int | None = None
     significant_digits: int | None = None
+    truncated: bool = False
+    units_off: int = 0
 
 
 @dataclass(frozen=True)
 class PrintedArray:
     """A printed array, element by element.
 
-    Its text, its value to the nearest float64, half a unit of its last digit, and whether the document gives it at all.
+    Its text, its value to the nearest float64, half a unit of its last digit (and as many whole ones as the digit may
+    be off by), and whether the document gives it at all. Of ``truncated`` numbers the digits behind the last were cut
+    off.
     """
 
     text: NDArray[np.object_]
     value: NDArray[np.float64]
     half_unit: NDArray[np.float64]
     given: NDArray[np.bool_]
+    truncated: bool = False
+
+    @property
+    def radius(self) -> NDArray[np.float64]:
+        """How far the number that was printed may lie from what stands there."""
+        return 2 * self.half_unit if self.truncated else self.half_unit
+
+    def open_towards(self, other: NDArray[Any]) -> NDArray[np.float64]:
+        """Return how far the number that was printed may lie from what stands there, on the side of other numbers.
+
+        What was cut off lay away from zero, and of a printed zero on either side.
+        """
+        if not self.truncated:
+            return self.half_unit
+        with np.errstate(invalid="ignore"):
+            inwards = np.where(self.value > 0, other < self.value, (self.value < 0) & (other > self.value))
+        return np.where(inwards, 0.0, 2 * self.half_unit)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -70,7 +91,9 @@ class PrintedArray:
         def changed(array: NDArray[Any]) -> NDArray[Any]:
             return np.swapaxes(array, -1, -2) if swap else array.reshape(self.shape if shape is None else shape)
 
-        return PrintedArray(*map(changed, (self.text, self.value, self.half_unit, self.given)))
+        return PrintedArray(
+            changed(self.text), changed(self.value), changed(self.half_unit), changed(self.given), self.truncated
+        )
 
 
 def parse_printed(source: object, rounding: Rounding) -> PrintedArray:
@@ -97,7 +120,7 @@ def parse_printed(source: object, rounding: Rounding) -> PrintedArray:
             value[index], half_unit[index] = _parse_number(str(text[index]), rounding)
         except PrintedError as error:
             raise PrintedError(f"{_position(index)}{error}") from None
-    return PrintedArray(text, value, half_unit, text != np.array(NOT_GIVEN, dtype=object))
+    return PrintedArray(text, value, half_unit, text != np.array(NOT_GIVEN, dtype=object), rounding.truncated)
 
 
 def _cells(source: object) -> Cells:
@@ -144,4 +167,5 @@ def _half_unit(number: Decimal, rounding: Rounding) -> float:
         exponent = number.adjusted() - rounding.significant_digits + 1
     else:
         exponent = int(number.as_tuple().exponent)
-    return float(Decimal(5).scaleb(exponent - 1)) if exponent > _SMALLEST_EXPONENT else 0.0
+    halves = 1 + 2 * rounding.units_off
+    return halves * float(Decimal(5).scaleb(exponent - 1)) if exponent > _SMALLEST_EXPONENT else 0.0

@@ -31,6 +31,8 @@ def case_record(case: Case, tags: Mapping[str, TagEntry]) -> dict[str, Any]:
         "tags": list(case.tags),
         "probes": {tag: tags[tag].model_dump() for tag in case.tags if tag in tags},
         "notes": list(case.notes),
+        "computed_in": case.computed_in,
+        "warnings": list(case.warnings),
         "expected": [_expected_record(expected) for expected in case.expected],
     }
 
@@ -58,6 +60,7 @@ def _expected_record(expected: Expected) -> dict[str, Any]:
         "because": expected.because,
         "erratum": expected.erratum,
         "note": expected.note,
+        "digits": expected.digits,
     }
     return {
         "name": expected.name,

@@ -72,6 +72,7 @@ class _Expected(_Record):
     because: str = ""
     erratum: str = ""
     note: str = ""
+    digits: str = ""
 
 
 def _rectangular(printed: Any) -> Any:
@@ -109,6 +110,8 @@ class CaseRecord(_Record):
     tags: list[str]
     probes: dict[str, _Tag] = {}
     notes: list[str]
+    computed_in: str | None = None
+    warnings: list[str] = []
     expected: list[_Expected]
 
 

@@ -109,13 +109,19 @@ def _case(
         id=case["id"],
         name=case["name"],
         operation=case["operation"],
-        notes=tuple(case["notes"]),
+        notes=(*case["notes"], *_precision(case)),
         given=() if first is None else _given(case, first),
         expectations=tuple(
             _expectation(expected, numbers, pairs, frames.columns, kept) for expected in case["expected"]
         ),
         drawings=() if first is None else drawings_of(case, first, in_columns=in_columns),
     )
+
+
+def _precision(case: Mapping[str, Any]) -> list[str]:
+    """Say in which precision a case's numbers were computed, where it does."""
+    told = case.get("computed_in")
+    return [f"The printed numbers were computed in {told}, and are allowed what rounding in it can do."] if told else []
 
 
 def _given(case: Mapping[str, Any], kept: Kept) -> tuple[Given, ...]:
@@ -145,7 +151,7 @@ def _expectation(
         of=expected["of"],
         called=expected.get("called", ""),
         basis=expected["basis"],
-        notes=tuple(expected[key] for key in ("because", "note") if key in expected),
+        notes=tuple(expected[key] for key in ("because", "note", "digits") if key in expected),
         erratum=expected.get("erratum", ""),
         holds="Not run." if numbers is None else hold_sentence(rows, expected["basis"]),
         spread=spread_sentence(pairs, expected["of"]) if expected["basis"] == "unprinted" and len(rows) else "",

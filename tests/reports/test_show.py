@@ -107,11 +107,18 @@ def shown_text(case: Case) -> str:
     return text.getvalue()
 
 
-def test_a_case_without_an_exact_answer_says_why(tmp_path: Path) -> None:
-    text = shown_text(own_case(tmp_path, "inputs: {scores: {values: [[0, .inf]]}}\n    allow_nonfinite: true"))
-    assert "There is no exact answer: " in text
-    assert "scores, 1 x 2" in text
-    assert "Exact stages" not in text
+def test_elements_without_an_exact_answer_say_why(tmp_path: Path) -> None:
+    text = shown_text(
+        own_case(
+            tmp_path,
+            "inputs: {scores: {values: [[0, .inf], [0, 0]]}}\n    allow_nonfinite: true\n"
+            '    expect: [{stage: weights, printed: "nan 55\\n0.5 0.5", exact: true}]',
+        )
+    )
+    assert "There is no exact answer where nan stands: scores holds NaN or an infinity that no mask explains.\n" in text
+    assert "weights, printed: 2 of 4 hold" in text
+    words = [line.strip().rpartition("  ")[2] for line in text.splitlines() if line.startswith("[")]
+    assert words == ["not compared", "not compared", "holds", "holds"]
 
 
 def test_sampled_rows_are_told_and_what_was_not_judged_is_no_number(tmp_path: Path) -> None:
@@ -148,7 +155,7 @@ def test_an_image_that_cannot_be_written_or_named_is_told(tmp_path: Path) -> Non
     [
         ([VIGNETTE, "--stage", "nonsense"], "no stage 'nonsense' here; expected query, key, value"),
         (["no/such/case"], "neither a file or folder nor a glob"),
-        (["documents/*"], "'documents/*' matches 9 cases; name one of them:\n"),
+        (["documents/*"], "'documents/*' matches 11 cases; name one of them:\n"),
         ([VIGNETTE, "--dtype", "float8"], "unknown dtype 'float8'"),
         ([VIGNETTE, "--dtype", "bfloat16"], "no case matches"),
         ([VIGNETTE, "--dtype", "float64,float32"], "expected one dtype"),

@@ -48,6 +48,19 @@ def bound_on_weights(scores: list[list[float]], dtype: str) -> Array:
     return find_truth("softmax", {}, inputs, dtype, generic=False).bounds("native")["weights"].worst
 
 
+COSINES = """
+title: Cosines of which one has no meaning
+source: {kind: document, title: none}
+operation: scoring
+defaults: {options: {score: cosine}}
+cases:
+  - name: One key has no direction
+    inputs: {query: {values: [[1, 0], [0, 2]]}, key: {values: [[3, 0], [0, 0], [-1, 0]]}}
+    expect:
+      - {stage: scores, exact: true, printed: "1 0 55\\n0 nan 0"}
+"""
+
+
 def softmax_case(expectation: str, scores: str = EQUAL) -> str:
     """A case of two rows, for numbers that the tests give by hand."""
     return f"""
@@ -67,8 +80,9 @@ cases:
 def hold(load_text: LoadText, compute: Compute) -> Callable[..., list[Row]]:
     """Judge stages given by hand against one expectation on the weights of a softmax of two rows."""
 
-    def call(expectation: str, *weights: Any, dtype: str = "float64", scores: str = EQUAL) -> list[Row]:
-        (case,) = load_text(softmax_case(expectation, scores))
+    def call(expectation: str, *weights: Any, dtype: str = "float64", scores: str = EQUAL, says: str = "") -> list[Row]:
+        text = softmax_case(expectation, scores)
+        (case,) = load_text(text.replace("    inputs:", f"    {says}\n    inputs:") if says else text)
         inputs, _ = compute(case, dtype)
         outcomes = {
             f"i{number}": Computed({"weights": np.array(own, dtype).reshape(1, 1, 2, 2)})
@@ -305,10 +319,162 @@ def test_where_there_is_no_exact_answer_numbers_are_not_left_out(load_text: Load
         ("other", "agree"),
         ("other", "nonfinite"),
         ("other", "agree"),
-        ("other", "unverified"),
+        ("other", "numeric"),
     ]
-    assert rows[7].message == "there is no exact answer: scores holds NaN or an infinity that no mask explains"
+    # The second row follows from two zeros, and has an exact answer whatever stands in the first.
     assert (rows[7].index, rows[7].value, rows[7].reference_text) == ("0,0,1,1", 0.75, "0.5")
+    assert rows[5].message == (
+        "weights[0,0,0,1] is known to be nan, computed 0.25; not compared: there is no exact answer: scores holds NaN "
+        "or an infinity that no mask explains"
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("computed", [np.nan, 0.0, 1.0, 55.0])
+def test_a_number_without_an_exact_answer_is_unverified_and_its_neighbours_are_judged(
+    load_text: LoadText, compute: Compute, dtype: str, computed: float
+) -> None:
+    (case,) = load_text(COSINES)
+    inputs, stages = compute(case, dtype)
+    scores = stages["scores"].copy()
+    scores[..., 1] = computed
+    outcomes = {"one": Computed({"scores": scores})}
+    judged = judge(case, dtype, inputs, outcomes, native(outcomes))
+    (stage,) = (row for row in judged.rows if row.comparison == "stage")
+    assert (stage.verdict, stage.unjudged, stage.shape) == (Verdict.AGREE, 2, "1x1x2x3")
+    rows = numbers(judged.rows)
+    same = "agree" if computed == 0 else "unverified"
+    assert verdicts(rows) == [
+        "agree",
+        same,
+        "misprint",
+        "agree",
+        "agree" if np.isnan(computed) else "unverified",
+        "agree",
+    ]
+    assert rows[2].message.endswith("; the exact answer is -1")
+    for row in rows:
+        if row.verdict == Verdict.UNVERIFIED:
+            assert row.allowed is None
+            assert row.message.endswith(
+                "not compared: there is no exact answer: key has a vector of length 0, which has no direction"
+            )
+    assert not any(row.verdict == Verdict.AGREE and row.allowed is None and row.difference for row in rows)
+
+
+def test_what_is_not_printed_is_unverified_too_where_there_is_no_exact_answer(
+    load_text: LoadText, compute: Compute
+) -> None:
+    (case,) = load_text(re.sub("exact: true, printed: .*}", "unprinted: true}", COSINES))
+    inputs, stages = compute(case, "float64")
+    outcomes = {"one": Computed(stages)}
+    rows = numbers(judge(case, "float64", inputs, outcomes, native(outcomes)).rows)
+    assert verdicts(rows) == ["agree", "unverified", "agree"] * 2
+
+
+# The precision that a document was computed in.
+
+
+def held_in(hold: Callable[..., list[Row]], printed: str, says: str, dtype: str = "float64") -> Row:
+    return hold(f'{{stage: weights, printed: ". {printed}\\n . ."}}', RIGHT, scores=APART, dtype=dtype, says=says)[0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("precision", "printed", "wrong"),
+    [
+        ("float32", "0.731058598", "0.731068598"),  # one number of float32 off, and a wrong digit
+        ("float16", "0.7319336", "0.7519336"),
+        ("bfloat16", "0.734375", "0.834375"),
+        ("float64", "0.73105857863000501", "0.73105857863010501"),
+    ],
+)
+def test_numbers_are_allowed_the_bound_of_the_precision_they_were_computed_in_and_no_more(
+    hold: Callable[..., list[Row]], dtype: str, precision: str, printed: str, wrong: str
+) -> None:
+    if (dtype, precision) == ("float32", "float64"):
+        assert held_in(hold, printed, "", dtype).verdict == Verdict.AGREE  # its own bound is wider
+        return
+    bare = held_in(hold, printed, "", dtype)
+    assert bare.document_bound is None
+    row = held_in(hold, printed, f"computed_in: {precision}", dtype)
+    assert (row.verdict, row.propagated) == (Verdict.AGREE, 0.0)
+    assert row.document_bound is not None
+    assert row.document_bound > 0
+    assert row.allowed == pytest.approx((bare.allowed or 0) + row.document_bound)
+    if bare.verdict == Verdict.MISPRINT:
+        assert row.message.endswith(f"{row.document_bound:.3g} of it for rounding in {precision}, as the document says")
+    bad = held_in(hold, wrong, f"computed_in: {precision}", dtype)
+    assert bad.verdict == Verdict.MISPRINT
+    assert f"of it for rounding in {precision}" in bad.message
+    assert "would explain" not in bad.message
+
+
+def test_the_bound_of_a_document_in_float32_is_that_of_the_class_on_its_inputs(hold: Callable[..., list[Row]]) -> None:
+    row = held_in(hold, "0.731058598", "computed_in: float32")
+    assert row.document_bound == bound_on_weights([[0, 1], [2, -1]], "float32")[0, 0, 0, 1]
+
+
+def test_a_misprint_that_float32_would_explain_says_so_and_how_to_declare_it(hold: Callable[..., list[Row]]) -> None:
+    row = held_in(hold, "0.731058598", "")
+    assert row.verdict == Verdict.MISPRINT
+    assert row.message.endswith(
+        "; rounding in float32 would explain it: if the document was computed in float32, say `computed_in: float32` "
+        "in its `source` or in the case"
+    )
+    assert "would explain" not in held_in(hold, "0.731068598", "").message
+
+
+def test_inputs_are_what_the_precision_of_the_document_stores(load_text: LoadText, compute: Compute) -> None:
+    text = softmax_case("{stage: weights, printed: . .}", "[[0.1, 0], [0, 0]]")
+    text = text.replace("printed: . .", 'printed: "0.52497919 .\\n . ."').replace(
+        "inputs:", "computed_in: float32\n    inputs:"
+    )
+    (case,) = load_text(text)
+    for dtype, moved in (("float32", 0.0), ("float64", abs(float(np.float32(0.1)) - 0.1))):
+        inputs, stages = compute(case, dtype)
+        (row,) = numbers(judge(case, dtype, inputs, {"numpy": Computed(stages)}, {"numpy": "native"}).rows)
+        assert row.verdict == Verdict.AGREE
+        assert row.propagated == pytest.approx(moved / 4, rel=0.01)
+
+
+# Digits that are less than rounded.
+
+
+@pytest.mark.parametrize(
+    ("printed", "dtype", "rounded", "truncated"),
+    [
+        ("0.73105857", "float64", "misprint", "agree"),  # 0.731058578...
+        ("0.73105858", "float64", "agree", "misprint"),
+        ("0.73105856", "float64", "misprint", "misprint"),
+        ("0.7310", "float64", "misprint", "agree"),
+        ("0.7310", "float32", "misprint", "agree"),
+        ("0.7311", "float32", "agree", "misprint"),
+    ],
+)
+def test_digits_that_were_cut_off_lie_above_what_is_printed_and_not_below(
+    hold: Callable[..., list[Row]], dtype: str, printed: str, rounded: str, truncated: str
+) -> None:
+    assert held_in(hold, printed, "digits: rounded", dtype).verdict == rounded
+    assert held_in(hold, printed, "digits: truncated", dtype).verdict == truncated
+
+
+def test_a_number_off_by_declared_units_holds_to_half_a_unit_more(hold: Callable[..., list[Row]]) -> None:
+    says = "digits: {units: 1, because: they were typed from a figure}"
+    found = {printed: str(held_in(hold, printed, says).verdict) for printed in ("0.72", "0.73", "0.74", "0.71", "0.75")}
+    assert found == {"0.72": "agree", "0.73": "agree", "0.74": "agree", "0.71": "misprint", "0.75": "misprint"}
+    assert held_in(hold, "0.74", says).half_unit == pytest.approx(0.015)
+
+
+def test_a_misprint_says_that_cutting_off_digits_would_explain_it_where_it_explains_all(
+    hold: Callable[..., list[Row]],
+) -> None:
+    row = hold('{stage: weights, printed: "0.26 0.73\\n 0.95 0.04"}', RIGHT, scores=APART)[0]
+    assert row.message.endswith("; all of these numbers hold if digits were cut off and not rounded: "
+                                "`digits: truncated` says so")  # fmt: skip
+    other = hold('{stage: weights, printed: "0.26 0.73\\n 0.95 0.05"}', RIGHT, scores=APART)[0]
+    assert other.verdict == Verdict.MISPRINT
+    assert "cut off" not in other.message
 
 
 # The documents.

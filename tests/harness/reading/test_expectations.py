@@ -102,3 +102,82 @@ def test_only_products_have_raw_scores(load_text: Load, score: str) -> None:
     field, message = _message(load_text, head + inputs % (more, score) + EXPECT % "raw_scores")
     assert (field, message) == ("expect[0].stage", "scoring has no stage raw_scores here, only scores")
     assert load_text(head + inputs % ("", "dot") + EXPECT % "raw_scores")
+
+
+# How printed numbers came about.
+
+PRINTED = """\
+title: What is printed
+source: {kind: document, title: Made for this test%s}
+operation: softmax
+cases:
+  - name: The case at hand
+    inputs: {scores: {values: [0, 1]}}%s
+    expect: [{stage: weights, %s}]
+"""
+LOGISTIC = "printed: 0.2689 0.7310"
+
+
+def test_the_precision_is_that_of_the_case_or_else_of_the_source(load_text: Load) -> None:
+    found = [
+        load_text(PRINTED % (source, case, LOGISTIC))[0].computed_in
+        for source, case in (
+            ("", ""),
+            (", computed_in: float32", ""),
+            (", computed_in: float32", "\n    computed_in: bfloat16"),
+            ("", "\n    computed_in: float16"),
+        )
+    ]
+    assert found == [None, "float32", "bfloat16", "float16"]
+
+
+def test_numbers_that_the_precision_does_not_hold_are_refused(load_text: Load) -> None:
+    text = (PRINTED % (", computed_in: float16", "", LOGISTIC)).replace("[0, 1]", "[0, 1.0e+5]")
+    field, message = _message(load_text, text)
+    assert field == "inputs.scores.values[1]"
+    assert message.startswith("100000 is beyond the range of float16")
+
+
+@pytest.mark.parametrize("says", ["computed_in: float32", "digits: truncated"])
+def test_a_case_without_printed_numbers_says_nothing_of_them(load_text: Load, says: str) -> None:
+    field, message = _message(load_text, PRINTED % ("", f"\n    {says}", "unprinted: true"))
+    assert (field, message) == (says.partition(":")[0], "says something of printed numbers, and this case expects none")
+
+
+def test_digits_are_those_of_the_expectation_or_else_of_the_case(load_text: Load) -> None:
+    def digits(case: str, expectation: str) -> tuple[bool, float, str | None]:
+        (expected,) = load_text(PRINTED % ("", case, LOGISTIC + expectation))[0].expected
+        assert expected.numbers is not None
+        return expected.numbers.truncated, float(expected.numbers.half_unit.max()), expected.digits
+
+    off = "{units: 2, because: typed from a figure}"
+    assert digits("", "") == (False, 5e-5, None)
+    assert digits("\n    digits: truncated", "") == (True, 5e-5, "Digits were cut off, not rounded.")
+    assert digits("\n    digits: truncated", ", digits: rounded") == (False, 5e-5, None)
+    assert digits("", f", digits: {off}") == (
+        False,
+        pytest.approx(25e-5),
+        "Last digits may be off by 2: typed from a figure",
+    )
+    assert digits("\n    digits: truncated", ", exact: true") == (False, 0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("digits", "field", "message"),
+    [
+        ("cut", "expect[0].digits", "expected 'rounded' or 'truncated', got 'cut'"),
+        (
+            "{units: 0, because: no reason}",
+            "expect[0].digits.units",
+            "expected a value greater than or equal to 1, got 0",
+        ),
+        ("{units: 1}", "expect[0].digits.because", "this field is missing"),
+        (
+            "truncated, exact: true",
+            "expect[0].digits",
+            "exact numbers are not rounded; expected at most one of exact, digits",
+        ),
+    ],
+)
+def test_digits_that_say_nothing_are_refused(load_text: Load, digits: str, field: str, message: str) -> None:
+    assert _message(load_text, PRINTED % ("", "", f"{LOGISTIC}, digits: {digits}")) == (field, message)

@@ -174,3 +174,19 @@ def test_whatever_the_text_it_is_read_whole_or_refused(source: object, rounding:
     assert parsed.value.shape == parsed.half_unit.shape == parsed.given.shape == parsed.text.shape
     assert (parsed.half_unit >= 0).all()
     assert np.isfinite(parsed.half_unit).all()
+
+
+def test_what_was_cut_off_lay_away_from_zero() -> None:
+    parsed = parse_printed("0.25 -0.25 0.00 -0.00", Rounding(truncated=True))
+    unit = pytest.approx(0.01)
+    assert parsed.open_towards(np.array([1.0, -1.0, 1.0, 1.0])).tolist() == [unit] * 4
+    assert parsed.open_towards(np.array([0.0, 0.0, -1.0, -1.0])).tolist() == [0.0, 0.0, unit, unit]
+    assert parsed.radius.tolist() == [unit] * 4
+    assert parsed.reshaped((2, 2)).truncated
+    rounded = parse_printed("0.25 -0.25", Rounding())
+    assert rounded.open_towards(np.array([1.0, 1.0])).tolist() == rounded.radius.tolist() == [0.005, 0.005]
+
+
+def test_digits_that_may_be_off_leave_as_many_units_open() -> None:
+    assert parse_printed("0.25", Rounding(units_off=2)).half_unit == pytest.approx(0.025)
+    assert parse_printed("25", Rounding(exact=True, units_off=2)).half_unit == 0.0
