@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ CHAPTER_ALL = "documents/numpy_scipy_chapter/all-four-words-attend-to-each-other
 SINGLE_SCORE = "documents/attention_scoring_post/a-single-annotation-is-scored"
 ALL_SCORES = "documents/attention_scoring_post/all-four-annotations-are-scored-and-make-one-context-vector"
 ONE_HEAD = "documents/multi_head_post/token-1-attends-to-five-tokens-with-one-head"
+ONNX_SMALL = "documents/onnx_softmax/minus-one-zero-and-one"
+ONNX_LARGE = "documents/onnx_softmax/small-numbers-and-numbers-of-ten-thousand-weigh-the-same"
 FOUR_HEADS = "documents/multi_head_post/five-tokens-attend-to-each-other-with-four-heads-and-an-output-projection"
 
 
@@ -78,6 +81,8 @@ PRINTED = [
     ("base_r_vignette", 4, "attention", VIGNETTE, "attention", 12),
     ("numpy_scipy_chapter", 0, "attention_1", CHAPTER_FIRST, "attention_1", 3),
     ("numpy_scipy_chapter", 1, "attention", CHAPTER_ALL, "attention", 12),
+    ("onnx_softmax", 1, "y", ONNX_SMALL, "y", 3),
+    ("onnx_softmax", 3, "y", ONNX_LARGE, "y", 8),
     ("masked_self_attention_notebook", 3, "q @ k.T", NOTEBOOK, "q @ k.T", 16),
     ("masked_self_attention_notebook", 4, "scaled", NOTEBOOK, "scaled", 16),
     ("masked_self_attention_notebook", 7, "scaled + mask", NOTEBOOK, "scaled + mask", 16),
@@ -126,6 +131,8 @@ def test_the_notebooks_first_mask_is_the_transcribed_one_before_zeros_became_min
 
 
 LITERALS = [
+    ("onnx_softmax", 0, ONNX_SMALL, "x"),
+    ("onnx_softmax", 2, ONNX_LARGE, "x"),
     ("base_r_vignette", 0, VIGNETTE, "words"),
     ("attention_scoring_post", 0, SINGLE_SCORE, "dec_hidden_state"),
     ("attention_scoring_post", 1, SINGLE_SCORE, "annotation"),
@@ -166,6 +173,8 @@ def test_trailing_zeros_that_r_prints_are_kept() -> None:
 # Every step.
 
 STEPS = {
+    ONNX_SMALL: ["y"],
+    ONNX_LARGE: ["y"],
     VIGNETTE: ["Q", "K", "V", "scores", "maxs", "weights", "attention"],
     CHAPTER_FIRST: ["query_1", "scores_1", "weights_1", "attention_1"],
     CHAPTER_ALL: ["Q", "K", "V", "scores", "weights", "attention"],
@@ -178,7 +187,7 @@ STEPS = {
 }
 
 
-def test_the_five_documents_are_nine_cases() -> None:
+def test_the_six_documents_are_eleven_cases() -> None:
     assert set(CASES) == set(STEPS)
     assert all(case.is_document for case in CASES.values())
 
@@ -234,6 +243,18 @@ def test_the_erratum_of_the_notebook_is_all_but_the_last_row(dtype: str, compute
         for row in range(3)
         for column in range(width)
     }
+
+
+def test_only_the_operators_of_onnx_were_computed_in_float32() -> None:
+    found = {case.id: case.computed_in for case in CASES.values() if case.computed_in}
+    assert found == {ONNX_SMALL: "float32", ONNX_LARGE: "float32"}
+
+
+def test_without_their_precision_two_columns_of_the_operators_of_onnx_would_be_misprints(compute: Compute) -> None:
+    rows = judged(replace(CASES[ONNX_LARGE], computed_in=None), "float64", compute)
+    assert [row.index for row in rows if row.verdict == Verdict.MISPRINT] == [
+        f"0,0,{row},{column}" for row in range(2) for column in (0, 2)
+    ]
 
 
 def test_only_the_notebook_has_an_erratum() -> None:
