@@ -39,7 +39,8 @@ class StageJudgement:
     implementation's own previous stage (None where that cannot be said). ``index`` is the element that is named, with
     the computed value there, the exact one, the error and its bound B: those of the comparison ``against`` the exact
     answer or the exact step. Of ``query_rows`` that the stage has ``judged_rows`` were judged, None for all; every
-    index is one of the whole array.
+    index is one of the whole array. ``empty_rows`` is the convention that rows without a key follow, where that is all
+    that differs from the case.
     """
 
     stage: str
@@ -55,6 +56,7 @@ class StageJudgement:
     judged_rows: int | None = None
     query_rows: int | None = None
     message: str = ""
+    empty_rows: str | None = None
 
     @property
     def is_noisy(self) -> bool:
@@ -121,7 +123,7 @@ def _judge_stage(
 def _judge_values(truth: Truth, stage: str, sound: Mapping[str, Array], numerical_class: str) -> StageJudgement:
     """Judge the rows of a stage that are known."""
     array = sound[stage]
-    exact, bound = truth.exact[stage], truth.bounds(numerical_class)[stage]
+    exact, bound = truth.exact_for(stage, array), truth.bounds(numerical_class)[stage]
     odd = _odd_places(exact, array)
     if odd.any():
         return _nonfinite(stage, exact, array, odd)
@@ -135,7 +137,7 @@ def _judge_values(truth: Truth, stage: str, sound: Mapping[str, Array], numerica
 
 def failing_places(truth: Truth, stage: str, array: Array, numerical_class: str) -> NDArray[np.bool_]:
     """Return where the judged rows of a stage are proved to be wrong against the exact answer."""
-    exact, bound = truth.exact[stage], truth.bounds(numerical_class)[stage]
+    exact, bound = truth.exact_for(stage, array), truth.bounds(numerical_class)[stage]
     with np.errstate(invalid="ignore"):  # what is not judged may have an infinite error and an infinite radius
         beyond = within_range(exact, array) & (exact.error_of(array) - exact.radius > bound.worst)
     wrong: NDArray[np.bool_] = beyond | _odd_places(exact, array)
@@ -144,7 +146,7 @@ def failing_places(truth: Truth, stage: str, array: Array, numerical_class: str)
 
 def agrees(truth: Truth, stage: str, array: Array, numerical_class: str) -> bool:
     """Whether the judged rows of a stage are right against the exact answer, whatever came before them."""
-    exact, bound = truth.exact[stage], truth.bounds(numerical_class)[stage]
+    exact, bound = truth.exact_for(stage, array), truth.bounds(numerical_class)[stage]
     if _odd_places(exact, array).any():
         return False
     return not _measure(exact, bound, array, generic=_has_statistics(truth, stage, introduced=False)).tier.fails

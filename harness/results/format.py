@@ -18,7 +18,7 @@ from typing import Any, Literal
 import pyarrow as pa
 from numpy.typing import NDArray
 
-FORMAT = 4
+FORMAT = 5
 REPORT_FOLDER = "report"
 SCRIPTS_FOLDER = "scripts"
 ComparisonKind = Literal["stage", "pair", "printed", "known", "exact"]
@@ -59,6 +59,7 @@ ROW_SCHEMA = pa.schema(
         pa.field("message", pa.string(), nullable=False),
         pa.field("reason", pa.string()),
         pa.field("thread", pa.string()),
+        pa.field("empty_rows", pa.string()),
     ]
 )
 
@@ -91,6 +92,7 @@ class Row:
     which ``against`` names: ``step`` where the step itself fails, so that difference / allowed is then
     ``introduced_ratio``, else ``exact``. ``begins_at`` is the stage at which the implementation goes wrong. Where some
     query rows stand for all, ``judged_rows`` of ``query_rows`` were judged; both are None where all were.
+    ``empty_rows`` is what rows without a key give, where that and nothing else differs from what the case means.
     """
 
     case: str
@@ -127,6 +129,7 @@ class Row:
     message: str = ""
     reason: str | None = None
     thread: str | None = None
+    empty_rows: str | None = None
 
 
 def bound_name(numerical_class: str) -> str:
