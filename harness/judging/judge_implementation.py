@@ -80,7 +80,8 @@ def judge_and_recognise(
     if not _failed(judgements) or truth.posed is None:
         return JudgedStages(tuple(judgements), where_it_begins(judgements))
     bases = [_Base(truth, judgements)]
-    other = _nearest(_by_own_conventions(truth, judgements, stages, shapes, numerical_class, own or OwnEmptyRows()))
+    possible = _by_own_conventions(truth, judgements, stages, shapes, numerical_class, own or OwnEmptyRows())
+    other = _nearest(bases[0], possible)
     if other is not None:
         bases = [other] if other.settled else [*bases, other]
     sound = sound_stages(truth, stages, shapes)
@@ -108,6 +109,12 @@ class _Base:
     judgements: Sequence[StageJudgement]
     settled: frozenset[str] = frozenset()
 
+    @property
+    def size(self) -> float:
+        """The largest error that is left, over its bound; infinite where something is no number."""
+        left = [each for each in self.judgements if each.stage not in self.settled and each.verdict in _RECOGNISABLE]
+        return max((each.accumulated.ratio if each.accumulated else math.inf for each in left), default=0.0)
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _OwnBase(_Base):
@@ -120,12 +127,6 @@ class _OwnBase(_Base):
     def says(self) -> str:
         """What it gives, what the case means instead, and why it may."""
         return self.convention.says + _BECAUSE[self.basis]
-
-    @property
-    def size(self) -> float:
-        """The largest error that is left, over its bound; infinite where something is no number."""
-        left = [each for each in self.judgements if each.stage not in self.settled and each.verdict in _RECOGNISABLE]
-        return max((each.accumulated.ratio if each.accumulated else math.inf for each in left), default=0.0)
 
 
 def _by_own_conventions(
@@ -150,9 +151,10 @@ def _by_own_conventions(
 
 def _bases_of(truth: Truth, known: OwnEmptyRows) -> dict[str, _Basis]:
     """Return what an implementation may give for a query without a key, and why, the likeliest first."""
-    found: dict[str, _Basis] = {} if known.declared is None else {known.declared: "declared"}
-    found |= {value: "recorded" for value in known.recorded if value not in found}
     case = truth.posed.options.get("empty_rows") if truth.posed else None
+    was_asked = case is not None and known.is_asked  # who can be asked gives what it is asked for, whatever it declares
+    found: dict[str, _Basis] = {} if known.declared is None or was_asked else {known.declared: "declared"}
+    found |= {value: "recorded" for value in known.recorded if value not in found}
     if not known.is_asked and case not in (None, DEFAULT_EMPTY_ROWS):  # that one is asked for by saying nothing
         found |= {value: "not asked" for value in (DEFAULT_EMPTY_ROWS, *EMPTY_ROWS) if value not in found}
     return found
@@ -172,17 +174,14 @@ def _settled(base: _OwnBase, under: Mapping[str, StageJudgement]) -> _OwnBase:
     return replace(base, judgements=judgements, settled=settled)
 
 
-def _nearest(bases: Iterator[_OwnBase]) -> _OwnBase | None:
-    """Return the first that settles anything, or else the one that leaves the smallest errors.
-
-    What was not asked for is no reason to judge by it, unless it makes sense of the numbers.
-    """
-    best: _OwnBase | None = None
+def _nearest(case: _Base, bases: Iterator[_OwnBase]) -> _OwnBase | None:
+    """Return the first that settles anything, or else what leaves the smallest errors; None where the case does."""
+    best, least = None, case.size
     for base in bases:
         if base.settled:
             return base
-        if (best is None or base.size < best.size) and (base.basis != "not asked" or math.isfinite(base.size)):
-            best = base
+        if base.size < least:
+            best, least = base, base.size
     return best
 
 

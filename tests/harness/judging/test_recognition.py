@@ -425,9 +425,13 @@ def test_zeros_are_asked_for_by_saying_nothing(given: str) -> None:
         assert judged.excused == frozenset()
 
 
+@pytest.mark.parametrize("is_declared", [False, True])
 @pytest.mark.parametrize("given", ["zero", "nan"])
-def test_what_was_asked_for_a_convention_and_gives_another_fails(given: str) -> None:
-    judged = recognised({"empty_rows": "uniform"}, PLAIN | {"mask": EMPTY}, with_rows(FILLED[given]))
+def test_what_was_asked_for_a_convention_and_gives_another_fails_whatever_it_declares(
+    given: str, is_declared: bool
+) -> None:
+    own = OwnEmptyRows(given if is_declared else None)
+    judged = recognised({"empty_rows": "uniform"}, PLAIN | {"mask": EMPTY}, with_rows(FILLED[given]), own=own)
     assert set(failing(judged).values()) == {Verdict.SEMANTIC}
     assert judged.excused == frozenset()
 
