@@ -29,13 +29,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class DeclaredConvention:
+    """What a mode gives on purpose where the mathematics leaves it open.
+
+    ``reason`` says why, ``source`` where its authors document it: owner/name#number, or a URL. What nobody documents as
+    intended is a known divergence (``divergences/``), however regularly it happens.
+    """
+
+    value: str
+    reason: str
+    source: str
+
+
+@dataclass(frozen=True)
 class Mode:
     """One way to compute attention in a framework: what is judged, under the name framework.mode.
 
     ``module`` has functions of ``contract.py``, in itself or, with ``attribute``, in an object of that name.
     ``classes`` declares the numerical class per dtype (``docs/numerics.md``, section 3); a dtype that is not there is
-    unsupported. ``conventions`` declares where the mode means something else on purpose: what a row without a key gives
-    (``empty_rows``: zero, uniform or nan). ``says`` is one line for people. ``package`` is the distribution whose
+    unsupported. ``conventions`` declares what a mode without the keyword means on purpose: what a row without a key
+    gives (``empty_rows``: zero, uniform or nan). ``says`` is one line for people. ``package`` is the distribution whose
     version is the mode's, where that is not the framework's first. ``holds_scores`` tells whether the score matrix is
     ever in memory whole, or its kernel takes it in tiles: then it is asked for sequences of any length.
     """
@@ -44,7 +57,7 @@ class Mode:
     module: str
     says: str
     classes: Mapping[str, str] = field(default_factory=lambda: EAGER)
-    conventions: Mapping[str, str] = field(default_factory=dict)
+    conventions: Mapping[str, DeclaredConvention] = field(default_factory=dict)
     attribute: str | None = None
     package: str | None = None
     holds_scores: bool = True
@@ -102,6 +115,15 @@ NATIVE: Mapping[str, str] = {"float64": "native", "float32": "native"}
 EAGER: Mapping[str, str] = {**NATIVE, "bfloat16": "eager", "float16": "eager"}
 """Every intermediate is stored; in 16 bit, products and sums accumulate in float32."""
 
+# The pull request changes "the stance of SDPA on what to do for fully masked out rows": NaN until then, zeros since.
+_ZERO_ROWS = {
+    "empty_rows": DeclaredConvention(
+        "zero",
+        "scaled_dot_product_attention gives zeros for a query whose keys are all masked, so that NaN spreads to no "
+        "gradient: its softmax is a safe one.",
+        "pytorch/pytorch#133882",
+    )
+}
 _TORCH_MODES = (
     Mode("compile", "attncheck.backends.torch_compile", "torch.compile of the eager code"),
     Mode(
@@ -109,6 +131,7 @@ _TORCH_MODES = (
         "attncheck.backends.torch_sdpa",
         "functional.scaled_dot_product_attention with the kernel that torch picks",
         classes={**NATIVE, "bfloat16": "fused_bwd", "float16": "fused_bwd"},
+        conventions=_ZERO_ROWS,
         attribute="DEFAULT",
         holds_scores=False,
     ),
@@ -117,6 +140,7 @@ _TORCH_MODES = (
         "attncheck.backends.torch_sdpa",
         "functional.scaled_dot_product_attention with its math kernel, which keeps float32 between 16-bit ends",
         classes={**NATIVE, "bfloat16": "fused", "float16": "fused"},
+        conventions=_ZERO_ROWS,
         attribute="MATH",
     ),
     Mode(
@@ -124,6 +148,7 @@ _TORCH_MODES = (
         "attncheck.backends.torch_mha",
         "nn.MultiheadAttention without weights, which calls scaled_dot_product_attention",
         classes={**NATIVE, "bfloat16": "fused", "float16": "fused"},
+        conventions=_ZERO_ROWS,
         attribute="WITHOUT_WEIGHTS",
     ),
     # The query is scaled and stored before its product with the keys, in the two below.
@@ -132,7 +157,6 @@ _TORCH_MODES = (
         "attncheck.backends.torch_mha",
         "nn.MultiheadAttention with weights, one operation after the other",
         classes={**NATIVE, "bfloat16": "eager_pre", "float16": "eager_pre"},
-        conventions={"empty_rows": "nan"},
         attribute="WITH_WEIGHTS",
     ),
     Mode(
@@ -140,7 +164,6 @@ _TORCH_MODES = (
         "attncheck.backends.torch_mha",
         "nn.MultiheadAttention on its fast path, for self-attention in C++",
         classes={**NATIVE, "bfloat16": "eager_pre", "float16": "eager_pre"},
-        conventions={"empty_rows": "nan"},
         attribute="FAST",
     ),
 )
@@ -175,20 +198,17 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     "the eager code in tf.function(jit_compile=True)",
                     attribute="XLA",
                 ),
-                # The Keras calls store their scores in 16 bits. A masked score becomes a large negative number in them,
-                # so that a row without a key is uniform.
+                # The Keras calls store their scores in 16 bits.
                 Mode(
                     "keras_mha",
                     "attncheck.backends.tensorflow_keras_mha",
                     "keras.layers.MultiHeadAttention",
-                    conventions={"empty_rows": "uniform"},
                     package="keras",
                 ),
                 Mode(
                     "keras_attention",
                     "attncheck.backends.tensorflow_keras_attention",
                     "keras.layers.Attention, heads folded into the batch",
-                    conventions={"empty_rows": "uniform"},
                     package="keras",
                 ),
                 Mode(
@@ -201,7 +221,6 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     "keras_dpa",
                     "attncheck.backends.tensorflow_keras_dpa",
                     "keras.ops.dot_product_attention",
-                    conventions={"empty_rows": "uniform"},
                     package="keras",
                 ),
             ),
@@ -222,7 +241,6 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     "attncheck.backends.jax_dpa",
                     "jax.nn.dot_product_attention, implementation xla",
                     classes={**NATIVE, "bfloat16": "fused_bwd", "float16": "fused_bwd"},
-                    conventions={"empty_rows": "uniform"},
                 ),
                 # Compiled for a CPU it refuses float16: "The precision 'F16_F16_F32' is not supported by dot_general".
                 Mode(
@@ -230,7 +248,6 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     "attncheck.backends.jax_dpa_jit",
                     "jax.nn.dot_product_attention in jax.jit",
                     classes={**NATIVE, "bfloat16": "fused_bwd"},
-                    conventions={"empty_rows": "uniform"},
                 ),
             ),
             # 64-bit types are a switch of the whole process, and it changes how 32-bit programs promote types.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     # A worker reads the table of backends before it limits NumPy's threads, so nothing here may import NumPy.
@@ -18,14 +18,22 @@ Stages: TypeAlias = dict[str, Tensor]
 Window: TypeAlias = tuple[int | None, int | None]
 """How many keys a query may attend to before and after its own position; None is unbounded."""
 
+EmptyRows = Literal["zero", "uniform", "nan"]
+"""What a query that may attend to no key gives: weights of zero, the same weight for every key, or NaN."""
+
 
 class Backend(Protocol):
     """One framework's attention, as that framework's users would write it.
 
     Every operation keeps the dtype of its inputs. A row in which no key may be attended (every score is -inf) has
-    weights of zero and a log_sum_exp of -inf, unless the mode declares another convention. A module need not have every
-    function, nor every keyword: a case that asks for one that is not there is unsupported. What is no keyword (a dtype,
-    grouped heads, Dv unlike D) and cannot be expressed raises ``NotImplementedError`` with the reason.
+    weights of zero and a log_sum_exp of -inf, unless ``empty_rows`` asks for another convention: ``uniform``, which is
+    1/T for each of T keys, or ``nan``. No gradient reaches such a row's scores; that of the values follows from its
+    weights.
+
+    A module need not have every function, nor every keyword: a case that asks for one that is not there is unsupported.
+    ``empty_rows`` alone is different: a function without it gets such a case all the same, and what it gives instead is
+    a difference of meaning, not an error. What is no keyword (a dtype, grouped heads, Dv unlike D) and cannot be
+    expressed raises ``NotImplementedError`` with the reason.
 
     Heads may be grouped: H is a multiple of Hkv, and query head h attends with key and value head h // (H / Hkv). With
     a past of P keys, T = P + Lk, and query i stands at position P + i; without one, T = Lk and it stands at i.
@@ -101,7 +109,7 @@ class Backend(Protocol):
         right), i - left <= j <= i + right, where None is unbounded; with key lengths, j < key_lengths[batch].
         """
 
-    def softmax(self, scores: Tensor) -> Stages:
+    def softmax(self, scores: Tensor, *, empty_rows: EmptyRows = "zero") -> Stages:
         """Normalise each row over the keys.
 
         scores (B, H, Lq, T) -> weights (B, H, Lq, T), log_sum_exp (B, H, Lq).
@@ -122,6 +130,7 @@ class Backend(Protocol):
         key_lengths: Tensor | None = None,
         past_key: Tensor | None = None,
         past_value: Tensor | None = None,
+        empty_rows: EmptyRows = "zero",
     ) -> Stages:
         """Score, mask, normalise and average the values.
 
@@ -146,12 +155,14 @@ class Backend(Protocol):
         softcap: float | None = None,
         window: Window | None = None,
         key_lengths: Tensor | None = None,
+        empty_rows: EmptyRows = "zero",
     ) -> Stages:
         """Differentiate sum(grad_output * output) of ``attention`` by the framework's own means.
 
         As ``attention``, grad_output (B, H, Lq, Dv)
         -> grad_query (B, H, Lq, D), grad_key (B, Hkv, Lk, D), grad_value (B, Hkv, Lk, Dv), and grad_bias in the shape
-        of the bias that was given. A row in which no key may be attended has gradients of zero.
+        of the bias that was given. A row in which no key may be attended has no part in the gradients of query, key and
+        bias.
         """
 
     def multi_head_attention(
@@ -176,6 +187,7 @@ class Backend(Protocol):
         scale: float | None = None,
         window: Window | None = None,
         key_lengths: Tensor | None = None,
+        empty_rows: EmptyRows = "zero",
     ) -> Stages:
         """Project, attend in every head, merge the heads and project once more.
 

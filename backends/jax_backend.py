@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.backends.contract import Stages, Tensor, Window
+from attncheck.backends.contract import EmptyRows, Stages, Tensor, Window
 
 
 def prepare(dtype: str, threads: int) -> None:
@@ -121,13 +121,16 @@ def mask_scores(
     return stages
 
 
-def softmax(scores: Tensor) -> Stages:
+def softmax(scores: Tensor, *, empty_rows: EmptyRows = "zero") -> Stages:
     """Normalise each row over the keys."""
-    return {
-        # Without ``where`` a row of -inf is NaN, and so is its gradient, whatever is put in its place afterwards.
-        "weights": jax.nn.softmax(scores, axis=-1, where=~jnp.isneginf(scores)),
-        "log_sum_exp": jax.nn.logsumexp(scores, axis=-1),
-    }
+    empty, logits = jnp.isneginf(scores).all(axis=-1, keepdims=True), scores
+    if empty_rows == "uniform":
+        logits = jnp.where(empty, 0.0, scores)  # equal scores have equal weights
+    # Without ``where`` a row of -inf is NaN, and so is its gradient, whatever is put in its place afterwards.
+    weights = jax.nn.softmax(logits, axis=-1, where=~jnp.isneginf(logits))
+    if empty_rows == "nan":
+        weights = jnp.where(empty, jnp.nan, weights)
+    return {"weights": weights, "log_sum_exp": jax.nn.logsumexp(scores, axis=-1)}
 
 
 def attention(
@@ -144,6 +147,7 @@ def attention(
     key_lengths: Tensor | None = None,
     past_key: Tensor | None = None,
     past_value: Tensor | None = None,
+    empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Score, mask, normalise and average the values."""
     if past_key is not None and past_value is not None:
@@ -155,7 +159,7 @@ def attention(
     *_, scores = stages.values()  # the last stage that was asked for
     stages |= mask_scores(scores, mask=mask, bias=bias, is_causal=is_causal, window=window, key_lengths=key_lengths)
     *_, logits = stages.values()
-    stages |= softmax(logits)
+    stages |= softmax(logits, empty_rows=empty_rows)
     stages["output"] = stages["weights"] @ value
     return stages
 
@@ -173,10 +177,11 @@ def attention_gradients(
     softcap: float | None = None,
     window: Window | None = None,
     key_lengths: Tensor | None = None,
+    empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Differentiate by reverse mode: the vector-Jacobian product of the output."""
     options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "scale": scale, "softcap": softcap}
-    options |= {"window": window, "key_lengths": key_lengths}
+    options |= {"window": window, "key_lengths": key_lengths, "empty_rows": empty_rows}
 
     def output_of(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
         return attention(query, key, value, bias=bias, **options)["output"]
@@ -208,6 +213,7 @@ def multi_head_attention(
     scale: float | None = None,
     window: Window | None = None,
     key_lengths: Tensor | None = None,
+    empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Project, attend in every head, merge the heads and project once more."""
     if output_weight is None and output_bias is not None:
@@ -219,7 +225,7 @@ def multi_head_attention(
         "value": _split_heads(_project(value, value_weight, value_bias), kv_heads),
     }
     masks: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal}
-    masks |= {"window": window, "key_lengths": key_lengths}
+    masks |= {"window": window, "key_lengths": key_lengths, "empty_rows": empty_rows}
     stages |= attention(**stages, **masks, scale=scale)
     stages["context"] = stages.pop("output")
     merged = _merge_heads(stages["context"])

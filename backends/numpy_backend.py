@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.backends.contract import Stages, Window
+from attncheck.backends.contract import EmptyRows, Stages, Window
 
 Array = NDArray[Any]
 
@@ -110,8 +110,11 @@ def mask_scores(
     return stages
 
 
-def softmax(scores: Array) -> Stages:
+def softmax(scores: Array, *, empty_rows: EmptyRows = "zero") -> Stages:
     """Normalise each row over the keys."""
+    if empty_rows != "zero":  # equal scores have equal weights, and NaN spreads to all of them
+        empty = (scores == -np.inf).all(axis=-1, keepdims=True)
+        scores = np.where(empty, 0.0 if empty_rows == "uniform" else np.nan, scores)
     maximum = scores.max(axis=-1, keepdims=True, initial=-np.inf)
     empty = maximum == -np.inf
     exponentials = np.exp(scores - np.where(empty, 0, maximum))
@@ -137,6 +140,7 @@ def attention(
     key_lengths: Array | None = None,
     past_key: Array | None = None,
     past_value: Array | None = None,
+    empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Score, mask, normalise and average the values."""
     if past_key is not None and past_value is not None:
@@ -147,7 +151,7 @@ def attention(
     *_, scores = stages.values()  # the last stage that was asked for
     stages |= mask_scores(scores, mask=mask, bias=bias, is_causal=is_causal, window=window, key_lengths=key_lengths)
     *_, logits = stages.values()
-    stages |= softmax(logits)
+    stages |= softmax(logits, empty_rows=empty_rows)
     stages["output"] = stages["weights"] @ value
     return stages
 
@@ -165,16 +169,20 @@ def attention_gradients(
     softcap: float | None = None,
     window: Window | None = None,
     key_lengths: Array | None = None,
+    empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Differentiate by hand, from the last stage to the first: the chain rule as vector-Jacobian products."""
     masks: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal}
     masks |= {"window": window, "key_lengths": key_lengths}
-    stages = attention(query, key, value, scale=scale, softcap=softcap, **masks)
-    (heads, kv_heads), weights = (query.shape[1], key.shape[1]), stages["weights"]
+    stages = attention(query, key, value, scale=scale, softcap=softcap, empty_rows=empty_rows, **masks)
+    heads, kv_heads = query.shape[1], key.shape[1]
+    *_, logits, weights, _, _ = stages.values()
     key, value = _repeat_heads(key, heads), _repeat_heads(value, heads)
     grad_weights = grad_output @ np.swapaxes(value, -1, -2)
     # The Jacobian of a softmax is diag(p) - p p^T. Where the weight is 0, as behind a mask, so is this.
     grad_logits = weights * (grad_weights - (weights * grad_weights).sum(axis=-1, keepdims=True))
+    if empty_rows != "zero":  # the weights of a row without a key follow from none of its scores
+        grad_logits = np.where(logits == -np.inf, 0.0, grad_logits)
     # The derivative of c tanh(s / c) is 1 - tanh(s / c)^2.
     grad_scores = grad_logits if softcap is None else grad_logits * (1 - (stages["capped"] / softcap) ** 2)
     grad_raw_scores = grad_scores * _scale_of(query, scale)
@@ -211,6 +219,7 @@ def multi_head_attention(
     scale: float | None = None,
     window: Window | None = None,
     key_lengths: Array | None = None,
+    empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Project, attend in every head, merge the heads and project once more."""
     if output_weight is None and output_bias is not None:
@@ -223,7 +232,7 @@ def multi_head_attention(
     }
     masks: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal}
     masks |= {"window": window, "key_lengths": key_lengths}
-    stages |= attention(**stages, **masks, scale=scale)
+    stages |= attention(**stages, **masks, scale=scale, empty_rows=empty_rows)
     stages["context"] = stages.pop("output")
     merged = _merge_heads(stages["context"])
     stages["output"] = merged if output_weight is None else _project(merged, output_weight, output_bias)

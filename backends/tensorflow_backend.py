@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from attncheck.backends.contract import Stages, Tensor, Window
+from attncheck.backends.contract import EmptyRows, Stages, Tensor, Window
 
 
 def prepare(dtype: str, threads: int) -> None:
@@ -117,15 +117,15 @@ def mask_scores(
     return stages
 
 
-def softmax(scores: Tensor) -> Stages:
+def softmax(scores: Tensor, *, empty_rows: EmptyRows = "zero") -> Stages:
     """Normalise each row over the keys."""
     # TensorFlow's own softmax of a row of -inf is NaN, and so is its gradient: it must not even meet such a row.
     empty = tf.reduce_all(scores == -math.inf, axis=-1, keepdims=True)
-    weights = tf.nn.softmax(tf.where(empty, tf.zeros_like(scores), scores), axis=-1)
-    return {
-        "weights": tf.where(empty, tf.zeros_like(scores), weights),
-        "log_sum_exp": tf.reduce_logsumexp(scores, axis=-1),
-    }
+    weights = tf.nn.softmax(tf.where(empty, tf.zeros_like(scores), scores), axis=-1)  # equal scores, equal weights
+    if empty_rows != "uniform":
+        fill = 0.0 if empty_rows == "zero" else math.nan
+        weights = tf.where(empty, tf.constant(fill, scores.dtype), weights)
+    return {"weights": weights, "log_sum_exp": tf.reduce_logsumexp(scores, axis=-1)}
 
 
 def attention(
@@ -142,6 +142,7 @@ def attention(
     key_lengths: Tensor | None = None,
     past_key: Tensor | None = None,
     past_value: Tensor | None = None,
+    empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Score, mask, normalise and average the values."""
     if past_key is not None and past_value is not None:
@@ -154,7 +155,7 @@ def attention(
     *_, scores = stages.values()  # the last stage that was asked for
     stages |= mask_scores(scores, mask=mask, bias=bias, is_causal=is_causal, window=window, key_lengths=key_lengths)
     *_, logits = stages.values()
-    stages |= softmax(logits)
+    stages |= softmax(logits, empty_rows=empty_rows)
     stages["output"] = tf.matmul(stages["weights"], value)
     return stages
 
@@ -172,13 +173,14 @@ def attention_gradients(
     softcap: float | None = None,
     window: Window | None = None,
     key_lengths: Tensor | None = None,
+    empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Differentiate by GradientTape."""
     sources = {"grad_query": query, "grad_key": key, "grad_value": value}
     if bias is not None:
         sources["grad_bias"] = bias
     masks: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal}
-    masks |= {"window": window, "key_lengths": key_lengths}
+    masks |= {"window": window, "key_lengths": key_lengths, "empty_rows": empty_rows}
     with tf.GradientTape() as tape:
         tape.watch(sources)
         output = attention(query, key, value, scale=scale, softcap=softcap, **masks)["output"]
@@ -207,6 +209,7 @@ def multi_head_attention(
     scale: float | None = None,
     window: Window | None = None,
     key_lengths: Tensor | None = None,
+    empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Project, attend in every head, merge the heads and project once more."""
     if output_weight is None and output_bias is not None:
@@ -218,7 +221,7 @@ def multi_head_attention(
         "value": _split_heads(_project(value, value_weight, value_bias), kv_heads),
     }
     masks: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal}
-    masks |= {"window": window, "key_lengths": key_lengths}
+    masks |= {"window": window, "key_lengths": key_lengths, "empty_rows": empty_rows}
     stages |= attention(**stages, **masks, scale=scale)
     stages["context"] = stages.pop("output")
     merged = _merge_heads(stages["context"])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from attncheck.backends.contract import Stages, Window
+from attncheck.backends.contract import EmptyRows, Stages, Window
 from attncheck.backends.torch_gradients import differentiate
 from attncheck.backends.torch_masks import may_attend
 
@@ -121,14 +121,14 @@ def mask_scores(
     return stages
 
 
-def softmax(scores: Tensor) -> Stages:
+def softmax(scores: Tensor, *, empty_rows: EmptyRows = "zero") -> Stages:
     """Normalise each row over the keys."""
     # torch's own softmax of a row of -inf is NaN, and so is its gradient: such a row must not reach it at all.
     empty = scores.isneginf().all(dim=-1, keepdim=True)
-    return {
-        "weights": torch.softmax(scores.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0),
-        "log_sum_exp": torch.logsumexp(scores, dim=-1),
-    }
+    weights = torch.softmax(scores.masked_fill(empty, 0.0), dim=-1)  # equal scores have equal weights
+    if empty_rows != "uniform":
+        weights = weights.masked_fill(empty, 0.0 if empty_rows == "zero" else math.nan)
+    return {"weights": weights, "log_sum_exp": torch.logsumexp(scores, dim=-1)}
 
 
 def attention(
@@ -145,6 +145,7 @@ def attention(
     key_lengths: Tensor | None = None,
     past_key: Tensor | None = None,
     past_value: Tensor | None = None,
+    empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Score, mask, normalise and average the values."""
     past = 0
@@ -161,7 +162,7 @@ def attention(
     )
     stages |= mask_scores(scores, mask=allowed, bias=bias)
     *_, logits = stages.values()  # the last stage that was asked for
-    stages |= softmax(logits)
+    stages |= softmax(logits, empty_rows=empty_rows)
     stages["output"] = stages["weights"] @ value
     return stages
 
@@ -179,6 +180,7 @@ def attention_gradients(
     softcap: float | None = None,
     window: Window | None = None,
     key_lengths: Tensor | None = None,
+    empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Differentiate the output by autograd."""
     inputs = {"query": query, "key": key, "value": value, "bias": bias}
@@ -189,6 +191,7 @@ def attention_gradients(
         "softcap": softcap,
         "window": window,
         "key_lengths": key_lengths,
+        "empty_rows": empty_rows,
     }
     return differentiate(attention, inputs, grad_output, options)
 
@@ -214,6 +217,7 @@ def multi_head_attention(
     scale: float | None = None,
     window: Window | None = None,
     key_lengths: Tensor | None = None,
+    empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Project, attend in every head, merge the heads and project once more."""
     if output_weight is None and output_bias is not None:
@@ -224,9 +228,9 @@ def multi_head_attention(
         "key": _split_heads(_project(key, key_weight, key_bias), kv_heads),
         "value": _split_heads(_project(value, value_weight, value_bias), kv_heads),
     }
-    stages |= attention(
-        **stages, mask=mask, bias=bias, is_causal=is_causal, scale=scale, window=window, key_lengths=key_lengths
-    )
+    masks: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal}
+    masks |= {"window": window, "key_lengths": key_lengths, "empty_rows": empty_rows}
+    stages |= attention(**stages, **masks, scale=scale)
     stages["context"] = stages.pop("output")
     merged = _merge_heads(stages["context"])
     stages["output"] = merged if output_weight is None else _project(merged, output_weight, output_bias)

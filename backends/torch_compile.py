@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attncheck.backends import torch_backend
-from attncheck.backends.contract import Stages, Window
+from attncheck.backends.contract import EmptyRows, Stages, Window
 from attncheck.backends.torch_gradients import differentiate
 
 _MOST_COMPILATIONS = 1 << 16
@@ -73,6 +73,7 @@ def attention_gradients(
     softcap: float | None = None,
     window: Window | None = None,
     key_lengths: Tensor | None = None,
+    empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Differentiate the compiled function, whose backward pass is compiled too."""
     inputs = {"query": query, "key": key, "value": value, "bias": bias}
@@ -83,5 +84,6 @@ def attention_gradients(
         "softcap": softcap,
         "window": window,
         "key_lengths": key_lengths,
+        "empty_rows": empty_rows,
     }
     return differentiate(_differentiable, inputs, grad_output, options)

@@ -9,6 +9,7 @@ from typing import Any
 
 from soundness_problems import Drawn
 
+from attncheck.harness.bench import own_empty_rows
 from attncheck.harness.judging.judge_implementation import judge_and_recognise
 from attncheck.harness.judging.judge_stages import StageJudgement
 from attncheck.harness.judging.known import reason_for
@@ -33,7 +34,8 @@ class Row:
     """One stage of one evaluation, measured against the exact answer, and against the exact step (``step_``).
 
     An evaluation that failed has one row without a stage. ``tier`` is empty where there is no such comparison. What is
-    ``known`` fails for a ``reason`` that was known beforehand. ``causes`` as in ``Measured``.
+    ``known`` fails for a ``reason`` that was known beforehand. ``causes`` as in ``Measured``, ``empty_rows`` as in
+    ``StageJudgement``.
     """
 
     number: int
@@ -56,6 +58,7 @@ class Row:
     rms: float = 0.0
     elements: int = 0
     causes: int = 0
+    empty_rows: str | None = None
     step_tier: str = ""
     step_ratio: float = 0.0
     step_z: float = 0.0
@@ -82,7 +85,7 @@ class Judge:
         found = [
             row
             for name, outcome in sorted(outcomes.items())
-            for row in _rows(unit, drawn, truth, self.implementations[name], outcome)
+            for row in _rows(unit, drawn, truth, self.implementations[name], outcome, self.divergences)
         ]
         return [self._marked(row, drawn.id) for row in found]
 
@@ -92,11 +95,18 @@ class Judge:
             return row
         place = (row.implementation, problem, row.dtype, row.stage, row.verdict)
         ratio = max(row.ratio, row.step_ratio) if row.tier or row.step_tier else math.inf
-        found = reason_for(self.divergences, *place, ratio=ratio)
+        found = reason_for(self.divergences, *place, ratio=ratio, empty_rows=row.empty_rows)
         return row if found is None else replace(row, known=True, reason=found.entry.reason)
 
 
-def _rows(unit: Unit, drawn: Drawn, truth: Truth, implementation: Implementation, outcome: Outcome) -> list[Row]:
+def _rows(
+    unit: Unit,
+    drawn: Drawn,
+    truth: Truth,
+    implementation: Implementation,
+    outcome: Outcome,
+    divergences: Sequence[Divergence],
+) -> list[Row]:
     numerical_class = implementation.numerical_class(unit.dtype)
     assert numerical_class is not None, "an implementation is asked for the dtypes that it declares"
     common: dict[str, Any] = {
@@ -112,10 +122,11 @@ def _rows(unit: Unit, drawn: Drawn, truth: Truth, implementation: Implementation
     }
     if isinstance(outcome, Failure):
         return [Row(**common, stage="", verdict=outcome.verdict, message=outcome.message)]
-    conventions = implementation.declared.conventions
-    judged = judge_and_recognise(truth, outcome.stages, drawn.stage_shapes, numerical_class, conventions)
+    own = own_empty_rows(implementation, divergences, drawn.id, unit.dtype)
+    own = replace(own, is_asked=not outcome.not_asked)
+    judged = judge_and_recognise(truth, outcome.stages, drawn.stage_shapes, numerical_class, own)
     rows = [Row(**common, **_stage_fields(judgement)) for judgement in judged.judgements]
-    return [replace(row, known=True, reason=row.message) if row.stage in judged.declared else row for row in rows]
+    return [replace(row, known=True, reason=judged.reason) if row.stage in judged.excused else row for row in rows]
 
 
 def _stage_fields(judgement: StageJudgement) -> dict[str, Any]:
@@ -123,6 +134,7 @@ def _stage_fields(judgement: StageJudgement) -> dict[str, Any]:
         "stage": judgement.stage,
         "verdict": str(judgement.verdict),
         "message": judgement.message,
+        "empty_rows": judgement.empty_rows,
         **_measured_fields("", judgement.accumulated),
         **_measured_fields("step_", judgement.introduced),
         "index": "" if judgement.index is None else ",".join(map(str, judgement.index)),

@@ -87,7 +87,7 @@ def check(
     ``function`` is a callable (a lambda too) with the signature
 
         attention(query, key, value, *, mask=None, bias=None, is_causal=False, scale=None, softcap=None, window=None,
-                  key_lengths=None, past_key=None, past_value=None)
+                  key_lengths=None, past_key=None, past_value=None, empty_rows="zero")
 
     of which the keywords that it does not have are what it cannot do, or a text: ``file.py:function``,
     ``package.module:function``, or the name of a bundled or published implementation. It runs in a process of its own,

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from attncheck.harness.errors import ExitCode
 from attncheck.harness.judging.judge import Judged, exact_values, judge, kept_stages, worst_bounds
+from attncheck.harness.judging.judge_implementation import OwnEmptyRows
 from attncheck.harness.judging.known import DivergenceRecord
 from attncheck.harness.reading.case import Case
+from attncheck.harness.reading.divergences import Divergence, recorded_empty_rows
 from attncheck.harness.reading.inputs import Inputs
 from attncheck.harness.results.format import EXACT, INPUTS, Row, StoredArray, bound_name
 from attncheck.harness.results.writer import ResultsWriter
@@ -31,18 +33,22 @@ class Found:
 
 @dataclass(frozen=True)
 class Judge:
-    """Judges one case in one dtype on every implementation; anywhere, in any order."""
+    """Judges one case in one dtype on every implementation; anywhere, in any order.
+
+    Of the known ``divergences`` only conventions are judged by; what else they excuse is marked later.
+    """
 
     implementations: Sequence[Implementation]
     keep_all_arrays: bool = False
+    divergences: Sequence[Divergence] = ()
 
     def judge(self, case: Case, dtype: str, inputs: Inputs, collected: Mapping[str, Outcome]) -> Found:
         """Return the rows, and the arrays where something disagrees, or all are asked for."""
         outcomes = self._in_order(dtype, collected)
         asked = {item.name: item for item in self.implementations if item.name in outcomes}
         classes = {name: found for name, item in asked.items() if (found := item.numerical_class(dtype))}
-        conventions = {name: item.declared.conventions for name, item in asked.items()}
-        judged = judge(case, dtype, inputs, outcomes, classes, conventions)
+        known = {name: own_empty_rows(item, self.divergences, case.id, dtype) for name, item in asked.items()}
+        judged = judge(case, dtype, inputs, outcomes, classes, known)
         keeps = judged.disagrees or self.keep_all_arrays or case.is_document
         arrays = _arrays(inputs, outcomes, judged, sorted(set(classes.values()))) if keeps else ()
         kept = (StoredArray(case.id, dtype, name, stage, array) for name, stage, array in arrays)
@@ -56,6 +62,17 @@ class Judge:
             for item in self.implementations
             if item.name in collected or not item.numerical_class(dtype)
         }
+
+
+def own_empty_rows(
+    implementation: Implementation, divergences: Sequence[Divergence], case: str, dtype: str
+) -> OwnEmptyRows:
+    """Return what an implementation is known to give for a query without a key in a case."""
+    declared = implementation.declared.conventions.get("empty_rows")
+    recorded = recorded_empty_rows(divergences, implementation.name, case, dtype)
+    if declared is None:
+        return OwnEmptyRows(recorded=recorded)
+    return OwnEmptyRows(declared.value, recorded, reason=declared.reason, source=declared.source or None)
 
 
 def _arrays(

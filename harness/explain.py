@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from attncheck.backends import BACKENDS
+from attncheck.harness.bench import own_empty_rows
 from attncheck.harness.config import known_divergences
 from attncheck.harness.errors import UsageError
 from attncheck.harness.judging.judge_implementation import JudgedStages, judge_and_recognise
@@ -82,8 +83,9 @@ def explain_case(
         known = {} if found is None else {"": found.entry.reason}
         return Explanation(case, dtype, implementation.name, numerical_class, (), "", failure, known=known)
     truth = truth_of_case(case, dtype, inputs, outcome.stages)
-    conventions = implementation.declared.conventions
-    judged = judge_and_recognise(truth, outcome.stages, case.stage_shapes, numerical_class, conventions)
+    own = own_empty_rows(implementation, divergences, case.id, dtype)
+    own = replace(own, is_asked=not outcome.not_asked)
+    judged = judge_and_recognise(truth, outcome.stages, case.stage_shapes, numerical_class, own)
     return Explanation(
         case,
         dtype,
@@ -99,12 +101,14 @@ def explain_case(
 def _known_stages(divergences: Sequence[Divergence], judged: JudgedStages, place: _Place) -> dict[str, str]:
     """Return the reasons of what was known beforehand, by stage."""
     reasons = {
-        each.stage: reason_for(divergences, *place, each.stage, each.verdict, ratio=_ratio(each))
+        each.stage: reason_for(
+            divergences, *place, each.stage, each.verdict, ratio=_ratio(each), empty_rows=each.empty_rows
+        )
         for each in judged.judgements
         if each.verdict.exit_code
     }
-    declared = dict.fromkeys(sorted(judged.declared), "this convention is declared")
-    return {stage: found.entry.reason for stage, found in reasons.items() if found is not None} | declared
+    excused = dict.fromkeys(sorted(judged.excused), judged.reason)
+    return {stage: found.entry.reason for stage, found in reasons.items() if found is not None} | excused
 
 
 def _told(divergences: Sequence[Divergence], judgement: StageJudgement, place: _Place) -> StageJudgement:

@@ -78,9 +78,9 @@ def run_cases(
     """
     plan = Plan.of(cases, settings.dtypes)
     groups = _groups(chosen, plan.dtypes)
-    judge = Judge(chosen.implementations, settings.keep_all_arrays)
+    judge = Judge(chosen.implementations, settings.keep_all_arrays, _divergences(chosen, settings))
     with _means(groups, judge, settings) as means:
-        return _run(plan, groups, chosen, settings, faults, means=means, on_progress=on_progress)
+        return _run(plan, groups, chosen, settings, faults, judge=judge, means=means, on_progress=on_progress)
 
 
 def _run(
@@ -90,6 +90,7 @@ def _run(
     settings: Settings,
     faults: Sequence[Fault],
     *,
+    judge: Judge,
     means: Means,
     on_progress: Callable[[int, int], None],
 ) -> RunSummary:
@@ -106,7 +107,7 @@ def _run(
     environment |= {**earlier.names, "backends": earlier.backends}
     writer.write_json("environment.json", environment)
     writer.write_cases(records())
-    bench = Bench(writer, DivergenceRecord(_divergences(chosen, settings)))
+    bench = Bench(writer, DivergenceRecord(judge.divergences))
     for rows in earlier.rows():
         bench.restore(rows)
 

@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from attncheck.backends.contract import EmptyRows
+
 Shape = tuple[int, ...]
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -35,9 +37,13 @@ STAGES = (
 )
 """Every stage, in the order in which attention computes them, then the gradients."""
 
-EmptyRows = Literal["zero", "uniform", "nan"]
+DEFAULT_EMPTY_ROWS: EmptyRows = "zero"
+"""What a case means that does not say."""
 EMPTY_ROWS: Mapping[str, str] = {"nan": "NaN", "uniform": "the mean of all values (uniform)", "zero": "zero"}
 """What a query that may attend to no key gives by each convention, for people."""
+CONVENTIONS = frozenset({"empty_rows"})
+"""Options that say what a result means where the mathematics leaves it open. An implementation that has no such keyword
+gets the case all the same, without it, and what it gives is judged as a convention of its own."""
 ScoreKind = Literal["dot", "scaled_dot", "general", "additive", "cosine"]
 
 

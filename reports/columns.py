@@ -47,6 +47,7 @@ COLUMNS: Mapping[str, str] = {
     "message": "what is wrong, in words",
     "reason": "why it is known beforehand",
     "thread": "where that is discussed",
+    "empty_rows": "what a query without a key gives (zero, uniform, nan), where nothing else differs from the case",
     "basis": "printed by the document, known by derivation, or exact: computed by the document and not printed",
     "called": "the document's own name for the stage",
     "printed": "the number as it is printed",
@@ -86,6 +87,7 @@ RESULTS = (
     "message",
     "reason",
     "thread",
+    "empty_rows",
 )
 PAIRS = (
     "case",

@@ -98,7 +98,10 @@ def _story(explanation: Explanation) -> list[str]:
     failing = [item for item in explanation.judgements if item.verdict.exit_code]
     judgement = next((item for item in failing if item.stage == explanation.begins_at), failing[0])
     known = [f"Known: {reason}" for reason in dict.fromkeys(explanation.known.values())]
-    return [f"It goes wrong at {explanation.begins_at}: {judgement.message}.", *known, *_element(judgement)]
+    # A convention of its own that is known beforehand is another meaning, and nothing wrong.
+    is_meant = all(item.empty_rows is not None and item.stage in explanation.known for item in failing)
+    verb = "means something else" if is_meant else "goes wrong"
+    return [f"It {verb} at {explanation.begins_at}: {judgement.message}.", *known, *_element(judgement)]
 
 
 def _nothing_wrong(explanation: Explanation) -> list[str]:

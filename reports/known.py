@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 import pandas as pd
 
 from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import DTYPES, EMPTY_ROWS, without_a_key
+from attncheck.harness.vocabulary import DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
 from attncheck.reports.frames import Column, Frames, groups, known_divergences, stage_order
 
+KNOWN_NOTE = (
+    "These were known beforehand, and fail no run: each is declared by the implementation, or recorded with its "
+    "reason, or is a convention of its own where it has no keyword to be asked for the case's. A recorded one that no "
+    "longer happened would be reported as stale."
+)
+EMPTY_ROWS_NOTE = (
+    "What a query that may attend to no key gives is a convention: nothing says what the weights of no key are. "
+    "Counted are the cases in which each implementation gives what. One with the keyword empty_rows gives what a case "
+    "asks for. The own convention of another fails no run where it is declared or recorded, or where a case asks for "
+    "uniform or nan."
+)
 _KEYS = ["environment", "implementation", "verdict", "reason", "thread"]
 _OTHERWISE = "something else"
 _ISSUE = re.compile(r"([\w.-]+/[\w.-]+)#([0-9]+)", re.ASCII)
@@ -38,6 +51,7 @@ class EmptyRows:
 
     words: tuple[str, ...]
     given: dict[Column, Counter[str]]
+    note: str = EMPTY_ROWS_NOTE
 
 
 def known_groups(frames: Frames) -> list[KnownGroup]:
@@ -83,10 +97,11 @@ def address_of(thread: str) -> str:
 
 
 def empty_rows(frames: Frames) -> EmptyRows | None:
-    """Return what each implementation gives for a query without a key; None where all give the same."""
-    expected = _expected_of_empty_rows(frames.results)
-    if not expected:
+    """Return what each implementation gives for a query without a key; None where all give what the cases mean."""
+    differing = frames.results.loc[frames.results["empty_rows"].notna(), "case"].unique()
+    if not len(differing):
         return None
+    expected = {case: _meant_by(frames.cases, case) for case in differing}
     results = frames.results[frames.results["case"].isin(expected) & frames.results["stage"].ne("")]
     stages = groups(results, ["case", "environment", "implementation"])
     given: dict[Column, Counter[str]] = {}
@@ -99,23 +114,16 @@ def empty_rows(frames: Frames) -> EmptyRows | None:
     return EmptyRows(tuple(word for word in words if any(word in said for said in given.values())), given)
 
 
-def _expected_of_empty_rows(results: pd.DataFrame) -> dict[str, str]:
-    """Return what a case expects of a query without a key, of the cases in which somebody gives something else."""
-    told = results[results["verdict"] == Verdict.SEMANTIC]
-    return {
-        case: own
-        for case, message in zip(told["case"], told["message"], strict=True)
-        for given in EMPTY_ROWS
-        for own in EMPTY_ROWS
-        if message.startswith(without_a_key(given, own))
-    }
+def _meant_by(cases: Mapping[str, Mapping[str, Any]], case: str) -> str:
+    """Return what a case means a query without a key to give."""
+    said = cases[case]["options"].get("empty_rows") if case in cases else None
+    return str(said) if said in EMPTY_ROWS else DEFAULT_EMPTY_ROWS
 
 
 def _given(part: pd.DataFrame, expected: str) -> str:
-    """Say what one implementation gives in a case that expects something of a query without a key."""
-    messages = part.loc[part["verdict"] == Verdict.SEMANTIC, "message"]
-    for given, words in EMPTY_ROWS.items():
-        if messages.str.startswith(without_a_key(given, expected)).any():
-            return words
+    """Say what one implementation gives in a case that means a query without a key to give something."""
+    given = {value for value in part["empty_rows"].dropna() if value in EMPTY_ROWS}
+    if given:
+        return EMPTY_ROWS[given.pop()] if len(given) == 1 else _OTHERWISE
     agrees = (part["verdict"] == Verdict.AGREE).all()
     return EMPTY_ROWS[expected] if agrees else _OTHERWISE

@@ -15,11 +15,11 @@ import numpy as np
 
 from attncheck.harness.judging.oracle_problem import Problem
 from attncheck.harness.judging.scales import has_scale, other_scales, scale_of, scales_in_words
-from attncheck.harness.judging.special_rows import DEFAULT_EMPTY_ROWS, MOST_AT_A_TIME, empty_rows, scores_shape
+from attncheck.harness.judging.special_rows import MOST_AT_A_TIME, empty_rows, scores_shape
 from attncheck.harness.reading.lowering import Posed, essential, query_offset
 from attncheck.harness.reading.shapes import score_elements
 from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import EMPTY_ROWS, without_a_key
+from attncheck.harness.vocabulary import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, without_a_key
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +39,12 @@ class Convention:
     verdict: Verdict = Verdict.SEMANTIC
     option: tuple[str, str] | None = None
     instead: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def empty_rows(self) -> str | None:
+        """What rows without a key give, where that is the whole difference."""
+        name, value = self.option or ("", "")
+        return value if name == "empty_rows" and self.name == f"empty-rows-{value}" else None
 
 
 def conventions_of(operation: str, posed: Posed) -> Iterator[Convention]:

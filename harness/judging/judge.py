@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from attncheck.harness.errors import ExitCode
 from attncheck.harness.judging.compare import Comparison, Index, compare_arrays, compare_forms
-from attncheck.harness.judging.judge_implementation import JudgedStages, judge_and_recognise
+from attncheck.harness.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_recognise
 from attncheck.harness.judging.judge_numbers import judge_numbers
 from attncheck.harness.judging.judge_stages import StageJudgement, in_order
 from attncheck.harness.judging.sampling import Rows, has_rows, index_in_all, rows_of_stage, spread
@@ -53,11 +53,11 @@ def judge(
     inputs: Inputs,
     outcomes: Mapping[str, Outcome],
     classes: Mapping[str, str],
-    conventions: Mapping[str, Mapping[str, str]] | None = None,
+    own_empty_rows: Mapping[str, OwnEmptyRows] | None = None,
 ) -> Judged:
     """Judge what the implementations returned for one case in one dtype.
 
-    ``classes`` are their numerical classes, ``conventions`` what they declare to mean otherwise than the case.
+    ``classes`` are their numerical classes, ``own_empty_rows`` what they are known to give for a query without a key.
     """
     returned = {stage for outcome in outcomes.values() if isinstance(outcome, Computed) for stage in outcome.stages}
     truth = truth_of_case(case, dtype, inputs, returned)
@@ -70,8 +70,8 @@ def judge(
             rows.append(replace(own, verdict=Verdict(outcome.verdict), message=outcome.message))
         elif isinstance(outcome, Computed):
             computed[name] = outcome.stages
-            declared = (conventions or {}).get(name)
-            judged = judge_and_recognise(truth, outcome.stages, case.stage_shapes, classes[name], declared)
+            known = replace((own_empty_rows or {}).get(name, OwnEmptyRows()), is_asked=not outcome.not_asked)
+            judged = judge_and_recognise(truth, outcome.stages, case.stage_shapes, classes[name], known)
             rows += _stage_rows(own, judged, outcome.stages)
     bounds = {name: _bounds_of_judged(truth, classes[name]) for name in computed}
     pairs = judge_pairs(computed, bounds, truth.query_rows, is_finite=not truth.holds_nonfinite)
@@ -225,8 +225,10 @@ def show_index(index: Index | None) -> str | None:
 def _stage_rows(own: Row, judged: JudgedStages, stages: Stages) -> list[Row]:
     begins_at = judged.begins_at or None
     rows = [_stage_row(own, judgement, stages[judgement.stage], begins_at) for judgement in judged.judgements]
-    # What is declared beforehand fails no run.
-    return [replace(row, known=True, reason=row.message) if row.stage in judged.declared else row for row in rows]
+    reason, source = judged.reason, judged.source
+    return [
+        replace(row, known=True, reason=reason, thread=source) if row.stage in judged.excused else row for row in rows
+    ]
 
 
 def _stage_row(own: Row, judgement: StageJudgement, array: NDArray[Any], begins_at: str | None) -> Row:
@@ -246,6 +248,7 @@ def _stage_row(own: Row, judgement: StageJudgement, array: NDArray[Any], begins_
         query_rows=judgement.query_rows,
         unjudged=judgement.unjudged,
         message=_explain(judgement, array),
+        empty_rows=judgement.empty_rows,
     )
     if judgement.accumulated is not None:
         row = replace(row, **_of(judgement.accumulated))

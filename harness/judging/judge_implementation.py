@@ -1,14 +1,17 @@
 """One implementation's stages, judged, and what fails said to be another convention or a known mistake where it is one.
 
-An implementation may declare a convention (a mode of ``attncheck.backends``). It is then judged by the case, and what
-fails by the case as it declares to read it: a stage that is right by that is ``semantic``, and known.
+What a query without a key gives is a convention. An implementation is judged by the case's. What fails by that is
+judged by what it is known to give instead: because it declares so (a mode of ``attncheck.backends``), because a known
+divergence says so, or because it was never asked for the case's convention, having no keyword for it. A stage that is
+right by that is ``semantic``; any other error fails as it would by the case's own convention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from numpy.typing import NDArray
 
@@ -16,25 +19,50 @@ from attncheck.harness.judging.conventions import Convention, empty_row_conventi
 from attncheck.harness.judging.judge_stages import StageJudgement, judge_stages, sound_stages, where_it_begins
 from attncheck.harness.judging.recognition import recognise, truth_of
 from attncheck.harness.judging.truth import Truth
-from attncheck.harness.reading.lowering import Posed
 from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import Shape
+from attncheck.harness.vocabulary import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, Shape
 
 _RECOGNISABLE = (Verdict.NUMERIC, Verdict.NONFINITE)
 """What a wrong number can be; a wrong shape or dtype is no convention."""
+
+_Basis = Literal["declared", "recorded", "not asked"]
+"""Why an implementation may give something else for a query without a key."""
+_BECAUSE: Mapping[_Basis, str] = {
+    "declared": " (declared)",
+    "recorded": "",
+    "not asked": ", for which it has no keyword empty_rows",
+}
+
+
+@dataclass(frozen=True)
+class OwnEmptyRows:
+    """What an implementation is known to give for a query without a key, whatever the case expects.
+
+    ``declared`` is what it declares, ``reason`` and ``source`` why, ``recorded`` what known divergences say of it. It
+    ``is_asked`` for the case's convention where it has a keyword for it.
+    """
+
+    declared: str | None = None
+    recorded: tuple[str, ...] = ()
+    is_asked: bool = True
+    reason: str = ""
+    source: str | None = None
 
 
 @dataclass(frozen=True)
 class JudgedStages:
     """The stages of one implementation, where it goes wrong, and what it is recognised as.
 
-    ``declared`` are the stages that follow a convention which the implementation declares: what is known of it.
+    ``excused`` are the stages that follow a convention of its own and fail no run: it declares it, or was not asked for
+    another. ``reason`` says which, ``source`` where that is documented.
     """
 
     judgements: tuple[StageJudgement, ...]
     begins_at: str
     recognised: Convention | None = None
-    declared: frozenset[str] = frozenset()
+    excused: frozenset[str] = frozenset()
+    reason: str = ""
+    source: str | None = None
 
 
 def judge_and_recognise(
@@ -42,36 +70,35 @@ def judge_and_recognise(
     stages: Mapping[str, NDArray[Any]],
     shapes: Mapping[str, Shape],
     numerical_class: str,
-    conventions: Mapping[str, str] | None = None,
+    own: OwnEmptyRows | None = None,
 ) -> JudgedStages:
     """Judge every stage, and say of what fails which convention or mistake it is, where that can be told.
 
-    ``conventions`` are those that the implementation declares, such as ``{"empty_rows": "uniform"}``.
+    ``own`` is what the implementation is known to give for a query without a key.
     """
     judgements = judge_stages(truth, stages, shapes, numerical_class)
     if not _failed(judgements) or truth.posed is None:
         return JudgedStages(tuple(judgements), where_it_begins(judgements))
     bases = [_Base(truth, judgements)]
-    declared = _declared(truth, truth.posed, conventions or {})
-    if declared is not None:
-        other = truth_of(truth, declared)
-        base = _as_declared(other, judgements, judge_stages(other, stages, shapes, numerical_class), declared)
-        bases = [base] if base.settled else [*bases, base]
+    possible = _by_own_conventions(truth, judgements, stages, shapes, numerical_class, own or OwnEmptyRows())
+    other = _nearest(bases[0], possible)
+    if other is not None:
+        bases = [other] if other.settled else [*bases, other]
     sound = sound_stages(truth, stages, shapes)
     for base in bases:
         failed = {stage: sound[stage] for stage in _failed(base.judgements)}
         found = recognise(base.truth, failed, numerical_class) if failed else None
         if found is not None:
             says = found.says.format(stage=next(iter(failed)))
-            # Beside a mistake, what is declared adds nothing to its size.
-            sized = bases[-1] if declared is not None and found.option == declared.option else base
+            # Beside a mistake, what is known of rows without a key adds nothing to its size.
+            sized = other if other is not None and found.option == other.convention.option else base
             told = [_told(each, found, says) if each.stage in failed else each for each in sized.judgements]
-            return JudgedStages(tuple(told), found.stage, found, base.settled)
-    base = bases[-1]  # what nothing explains is judged by what is declared
+            return _judged(told, found.stage, found, base, own)
+    base = bases[-1]  # what nothing explains is judged by what is known
     begins_at = where_it_begins([each for each in base.judgements if each.stage not in base.settled])
-    if not base.settled or declared is None:
+    if not isinstance(base, _OwnBase) or not base.settled:
         return JudgedStages(tuple(base.judgements), begins_at)
-    return JudgedStages(tuple(base.judgements), begins_at or declared.stage, declared, base.settled)
+    return _judged(base.judgements, begins_at or base.convention.stage, base.convention, base, own)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,38 +109,98 @@ class _Base:
     judgements: Sequence[StageJudgement]
     settled: frozenset[str] = frozenset()
 
+    @property
+    def size(self) -> float:
+        """The largest error that is left, over its bound; infinite where something is no number."""
+        left = [each for each in self.judgements if each.stage not in self.settled and each.verdict in _RECOGNISABLE]
+        return max((each.accumulated.ratio if each.accumulated else math.inf for each in left), default=0.0)
 
-def _as_declared(
-    truth: Truth, own: Sequence[StageJudgement], under: Sequence[StageJudgement], declared: Convention
-) -> _Base:
-    """Settle what is right by a declared convention, and judge what else fails by it too."""
-    by_stage = {found.stage: found for found in under}
-    settled = frozenset(stage for stage in _failed(own) if by_stage[stage].verdict is Verdict.AGREE)
-    says = f"{declared.says} (declared)"
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _OwnBase(_Base):
+    """The same by a convention of the implementation's own, and why it may have one."""
+
+    convention: Convention
+    basis: _Basis
+
+    @property
+    def says(self) -> str:
+        """What it gives, what the case means instead, and why it may."""
+        return self.convention.says + _BECAUSE[self.basis]
+
+
+def _by_own_conventions(
+    truth: Truth,
+    own: Sequence[StageJudgement],
+    stages: Mapping[str, NDArray[Any]],
+    shapes: Mapping[str, Shape],
+    numerical_class: str,
+    known: OwnEmptyRows,
+) -> Iterator[_OwnBase]:
+    """Yield the judgements by every convention that the implementation may follow, the likeliest first."""
+    bases = _bases_of(truth, known)
+    if not bases or truth.posed is None:
+        return
+    possible = {each.empty_rows: each for each in empty_row_conventions(truth.operation, truth.posed)}
+    for value, basis in bases.items():
+        if convention := possible.get(value):
+            other = truth_of(truth, convention)
+            under = {each.stage: each for each in judge_stages(other, stages, shapes, numerical_class)}
+            yield _settled(_OwnBase(other, own, convention=convention, basis=basis), under)
+
+
+def _bases_of(truth: Truth, known: OwnEmptyRows) -> dict[str, _Basis]:
+    """Return what an implementation may give for a query without a key, and why, the likeliest first."""
+    case = truth.posed.options.get("empty_rows") if truth.posed else None
+    was_asked = case is not None and known.is_asked  # who can be asked gives what it is asked for, whatever it declares
+    found: dict[str, _Basis] = {} if known.declared is None or was_asked else {known.declared: "declared"}
+    found |= {value: "recorded" for value in known.recorded if value not in found}
+    if not known.is_asked and case not in (None, DEFAULT_EMPTY_ROWS):  # that one is asked for by saying nothing
+        found |= {value: "not asked" for value in (DEFAULT_EMPTY_ROWS, *EMPTY_ROWS) if value not in found}
+    return found
+
+
+def _settled(base: _OwnBase, under: Mapping[str, StageJudgement]) -> _OwnBase:
+    """Settle what is right by a convention of the implementation's own, and judge what else fails by it too."""
+    settled = frozenset(stage for stage in _failed(base.judgements) if under[stage].verdict is Verdict.AGREE)
     judgements = [
-        _told(found, declared, says)
+        _told(found, base.convention, base.says)
         if found.stage in settled
-        else by_stage[found.stage]
+        else under[found.stage]
         if found.verdict in _RECOGNISABLE
         else found
-        for found in own
+        for found in base.judgements
     ]
-    return _Base(truth, judgements, settled)
+    return replace(base, judgements=judgements, settled=settled)
+
+
+def _nearest(case: _Base, bases: Iterator[_OwnBase]) -> _OwnBase | None:
+    """Return the first that settles anything, or else what leaves the smallest errors; None where the case does."""
+    best, least = None, case.size
+    for base in bases:
+        if base.settled:
+            return base
+        if base.size < least:
+            best, least = base, base.size
+    return best
+
+
+def _judged(
+    judgements: Sequence[StageJudgement], begins_at: str, found: Convention, base: _Base, own: OwnEmptyRows | None
+) -> JudgedStages:
+    """Say which stages are excused, and why; what is recorded is for the list of known divergences to excuse."""
+    judged = JudgedStages(tuple(judgements), begins_at, found)
+    if not isinstance(base, _OwnBase) or base.basis == "recorded":
+        return judged
+    declared = own if own is not None and base.basis == "declared" else OwnEmptyRows()
+    return replace(judged, excused=base.settled, reason=declared.reason or base.says, source=declared.source)
 
 
 def _failed(judgements: Sequence[StageJudgement]) -> list[str]:
     return [found.stage for found in judgements if found.verdict in _RECOGNISABLE]
 
 
-def _declared(truth: Truth, posed: Posed, conventions: Mapping[str, str]) -> Convention | None:
-    """Return the reading that an implementation declares, where the case has rows for which it matters."""
-    if not conventions:
-        return None
-    of_rows = empty_row_conventions(truth.operation, posed)
-    return next((each for each in of_rows if each.option and each.option in conventions.items()), None)
-
-
 def _told(judgement: StageJudgement, convention: Convention, says: str) -> StageJudgement:
     if convention.verdict is Verdict.SEMANTIC:
-        return replace(judgement, verdict=Verdict.SEMANTIC, message=says)
+        return replace(judgement, verdict=Verdict.SEMANTIC, message=says, empty_rows=convention.empty_rows)
     return replace(judgement, message=f"{says}; {judgement.message}")

@@ -40,6 +40,7 @@ class StageJudgement:
     the computed value there, the exact one, the error and its bound B: those of the comparison ``against`` the exact
     answer or the exact step. Of ``query_rows`` that the stage has ``judged_rows`` were judged, None for all; every
     index is one of the whole array. ``unjudged`` counts the elements of these rows that have no exact answer.
+    ``empty_rows`` is the convention that rows without a key follow, where that is all that differs from the case.
     """
 
     stage: str
@@ -56,6 +57,7 @@ class StageJudgement:
     query_rows: int | None = None
     unjudged: int = 0
     message: str = ""
+    empty_rows: str | None = None
 
     @property
     def is_noisy(self) -> bool:
@@ -122,7 +124,7 @@ def _judge_stage(
 def _judge_values(truth: Truth, stage: str, sound: Mapping[str, Array], numerical_class: str) -> StageJudgement:
     """Judge the rows of a stage that are known."""
     array = sound[stage]
-    exact, bound = truth.exact[stage], truth.bounds(numerical_class)[stage]
+    exact, bound = truth.exact_for(stage, array), truth.bounds(numerical_class)[stage]
     odd = _odd_places(exact, bound, array)
     open_ = is_open(exact, bound, truth.dtype)
     if odd.any():
@@ -150,7 +152,7 @@ def _with_unjudged(truth: Truth, judgement: StageJudgement, open_: NDArray[np.bo
 
 def failing_places(truth: Truth, stage: str, array: Array, numerical_class: str) -> NDArray[np.bool_]:
     """Return where the judged rows of a stage are proved to be wrong against the exact answer."""
-    exact, bound = truth.exact[stage], truth.bounds(numerical_class)[stage]
+    exact, bound = truth.exact_for(stage, array), truth.bounds(numerical_class)[stage]
     with np.errstate(invalid="ignore"):  # what is not judged may have an infinite error and an infinite radius
         beyond = is_measured(exact, bound, truth.dtype) & (exact.error_of(array) - exact.radius > bound.worst)
     wrong: NDArray[np.bool_] = beyond | _odd_places(exact, bound, array)
@@ -159,7 +161,7 @@ def failing_places(truth: Truth, stage: str, array: Array, numerical_class: str)
 
 def agrees(truth: Truth, stage: str, array: Array, numerical_class: str) -> bool:
     """Whether the judged rows of a stage are right against the exact answer, whatever came before them."""
-    exact, bound = truth.exact[stage], truth.bounds(numerical_class)[stage]
+    exact, bound = truth.exact_for(stage, array), truth.bounds(numerical_class)[stage]
     if _odd_places(exact, bound, array).any():
         return False
     return not _measure(exact, bound, array, generic=_has_statistics(truth, stage, introduced=False)).tier.fails

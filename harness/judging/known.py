@@ -43,13 +43,15 @@ def reason_for(
     verdict: str,
     *,
     ratio: float = math.inf,
+    empty_rows: str | None = None,
 ) -> Divergence | None:
     """Return the first divergence that excuses a verdict; an evaluation that failed as a whole has the stage ''.
 
-    ``ratio`` is the largest error over what rounding allows (``largest_ratio``), for divergences that limit it.
+    ``ratio`` is the largest error over what rounding allows (``largest_ratio``), for divergences that limit it;
+    ``empty_rows`` what rows without a key give, for those that name a convention.
     """
     found = (each for each in divergences if each.concerns(implementation, case, dtype))
-    return next((each for each in found if each.excuses(stage, verdict, ratio)), None)
+    return next((each for each in found if each.excuses(stage, verdict, ratio, empty_rows)), None)
 
 
 def largest_ratio(*ratios: float | None) -> float:
@@ -129,9 +131,9 @@ class DivergenceRecord:
                 _keep_first(self.unsupported, number, row)
                 continue
             self.tried.add(number)
-            if _fails(row) and divergence.explains(row.stage, row.verdict):
+            if _fails(row) and divergence.explains(row.stage, row.verdict, row.empty_rows):
                 self.happened.add(number)  # at whatever size
-                if divergence.excuses(row.stage, row.verdict, _ratio(row)):
+                if divergence.excuses(row.stage, row.verdict, _ratio(row), row.empty_rows):
                     found = found or divergence
             elif row.comparison == "stage" and row.verdict not in _SAYS_NOTHING:
                 _keep_first(self.judged, number, row)

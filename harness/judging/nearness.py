@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
 from attncheck.harness.judging.scales import fit_scale
-from attncheck.harness.judging.special_rows import DEFAULT_EMPTY_ROWS, special_rows
+from attncheck.harness.judging.special_rows import special_rows
 from attncheck.harness.reading.lowering import Posed, essential
 from attncheck.harness.running.operations import run_operation
+from attncheck.harness.vocabulary import DEFAULT_EMPTY_ROWS
 
 Array = NDArray[Any]
 Stages = Mapping[str, Array]

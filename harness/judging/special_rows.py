@@ -3,6 +3,10 @@
 A row without a key has no softmax. What it gives is a convention: ``zero`` weights and output, ``uniform`` (the mean of
 all values) or ``nan``. Where query heads or gradients bring rows together, NaN reaches whatever they reach.
 
+The weights of such a row follow from none of its scores, so no gradient reaches query, key and bias from it, where a
+mask selects. Where it is added, as a large negative number or -inf, the softmax's own gradient goes through: of uniform
+weights some number, of NaN NaN. Both are right.
+
 A row of a query that holds NaN is NaN in every stage, and no other row is touched by it. The oracle, which knows no
 NaN, gets such a row as ones; its answer is then replaced.
 """
@@ -21,20 +25,20 @@ from attncheck.harness.judging.oracle_problem import Problem
 from attncheck.harness.judging.sampling import queries_of
 from attncheck.harness.reading.lowering import Posed, essential
 from attncheck.harness.reading.shapes import score_elements
-from attncheck.harness.vocabulary import Shape
+from attncheck.harness.vocabulary import DEFAULT_EMPTY_ROWS, Shape
 
 Array = NDArray[Any]
 Flags = NDArray[np.bool_]
 Inputs = Mapping[str, Array]
 Options = Mapping[str, Any]
 
-DEFAULT_EMPTY_ROWS = "zero"
-
 MOST_AT_A_TIME = 1 << 24
 """Elements of a score matrix of which flags are made at a time, a byte each."""
 
 _BEFORE_SOFTMAX = frozenset({"raw_scores", "scores", "capped", "biased", "masked"})
 _SUMS_OF_ROWS = frozenset({"grad_key", "grad_value"})
+_THROUGH_SCORES = frozenset({"grad_query", "grad_key", "grad_bias"})
+"""Gradients that come through a row's scores, and so depend on how they are masked."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +77,33 @@ class SpecialRows:
         open_ = self.places(stage, exact.shape, self.empty)
         return Enclosure(exact.high, exact.low, np.where(open_, np.inf, exact.radius))
 
+    def settled(self, stage: str, exact: Enclosure, selected: Enclosure, returned: Array) -> Enclosure:
+        """Say what is right where that depends on the masking: by what was returned, NaN or the number of a selection.
+
+        ``exact`` leaves these places open, ``selected`` is the answer where a mask selects.
+        """
+        if self.convention != "nan" or stage not in _THROUGH_SCORES:
+            return exact
+        empty, poisoned = (self.places(stage, exact.shape, rows) for rows in (self.empty, self.poisoned))
+        numbers = empty & ~poisoned & ~np.isnan(returned.astype(np.float64))
+        if not numbers.any():
+            return exact
+        pairs = ((exact.high, selected.high), (exact.low, selected.low), (exact.radius, selected.radius))
+        return Enclosure(*(np.where(numbers, other, own) for own, other in pairs))
+
+    def with_equal_scores(self, options: Options) -> tuple[dict[str, Any], dict[str, Array]]:
+        """Return the problem in which rows without a key have every key and equal scores: uniform weights."""
+        query = self.inputs["query"]
+        shape = scores_shape(self.operation, options, self.inputs)
+        allowed = Problem.of(self.operation, options, self.inputs).allowed(shape)
+        empty = self.empty[..., np.newaxis]
+        inputs = dict(self.inputs) | {"query": np.where(empty, np.zeros((), query.dtype), query)}
+        inputs["mask"] = np.ones(shape, dtype=np.bool_) if allowed is None else allowed | empty
+        if "bias" in inputs:
+            bias = inputs["bias"]
+            inputs["bias"] = np.where(empty, np.zeros((), bias.dtype), np.broadcast_to(bias, shape))
+        return {**options, "is_causal": False}, inputs
+
     def cleaned(self, stage: str, returned: Array) -> Array:
         """Set to 0 what is NaN by right in a returned stage, so that other rows can be followed from it."""
         nan, _ = self._unusual(stage, returned.shape)
@@ -109,11 +140,12 @@ class SpecialRows:
             return poisoned, poisoned & forbidden
         if stage == "log_sum_exp":
             return poisoned, empty & (poisoned | (self.convention != DEFAULT_EMPTY_ROWS))
-        if stage in _SUMS_OF_ROWS or stage in ("grad_query", "grad_bias"):
-            by_convention = empty if self.convention == "nan" else nowhere
+        if stage in _SUMS_OF_ROWS or stage in _THROUGH_SCORES:
+            by_convention = empty if self.convention == "nan" and stage not in _THROUGH_SCORES else nowhere
+            depends = stage in _THROUGH_SCORES and self.convention != DEFAULT_EMPTY_ROWS
             # A kernel that skips what is masked keeps NaN from keys that the poisoned row may not attend to.
             open_ = nowhere if stage == "grad_query" else poisoned
-            return by_convention | poisoned, open_ | (empty if self.convention == "uniform" else empty & poisoned)
+            return by_convention | poisoned, open_ | (empty if depends else empty & poisoned)
         if stage == "weights" and self.forbidden is not None:
             # A softmax may keep a NaN score to its own weight: a key that may not be attended then has none, as ever.
             empty = empty | self.forbidden

@@ -22,15 +22,15 @@ from attncheck.harness.judging.formats import FORMATS
 from attncheck.harness.judging.oracle import ADDS_QUERIES_UP, PrecisionExhausted, exact_from, exact_stages, predecessors
 from attncheck.harness.judging.oracle_blocks import are_blocked, exact_results
 from attncheck.harness.judging.oracle_problem import OutsideDomain
-from attncheck.harness.judging.policies import policy_for
+from attncheck.harness.judging.policies import Policy, policy_for
 from attncheck.harness.judging.sampling import Rows, every_row_counts, queries_of, sampled_rows
-from attncheck.harness.judging.special_rows import DEFAULT_EMPTY_ROWS, SpecialRows, special_rows, without_nan
+from attncheck.harness.judging.special_rows import SpecialRows, special_rows, without_nan
 from attncheck.harness.judging.undefined import Undefined, find_undefined, is_odd
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.inputs import Inputs
 from attncheck.harness.reading.lowering import Posed, essential
 from attncheck.harness.reading.shapes import score_elements
-from attncheck.harness.vocabulary import computed_stages
+from attncheck.harness.vocabulary import DEFAULT_EMPTY_ROWS, computed_stages
 
 Array = NDArray[Any]
 Stages = Mapping[str, Array]
@@ -86,11 +86,28 @@ class Truth:
             if self.inner:
                 bounds = bounds_by_rows(self.operation, self.options, given, policy, flat, tuple(values))
             else:
-                bounds = accumulated_bounds(self.operation, self.options, given, policy, flat)
+                bounds = dict(accumulated_bounds(self.operation, self.options, given, policy, flat))
+                bounds |= self._bounds_of_uniform_sums(policy, flat)
             self._bounds[numerical_class] = {
                 stage: _where_finite(bound, values[stage]) for stage, bound in bounds.items()
             }
         return self._bounds[numerical_class]
+
+    def _bounds_of_uniform_sums(self, policy: Policy, exact: Mapping[str, Array]) -> dict[str, Bound]:
+        """Return the bound of the gradient to which rows with uniform weights contribute, though they have no key."""
+        special, stage = self.special, "grad_value"
+        if special is None or special.convention != "uniform" or stage not in exact:
+            return {}
+        options, inputs = special.with_equal_scores(self.options)
+        return {stage: accumulated_bounds(self.operation, options, without_nan(inputs), policy, exact)[stage]}
+
+    def exact_for(self, stage: str, returned: Array) -> Enclosure:
+        """Return a stage's exact values, where several are right the one that was returned."""
+        exact = self.exact[stage]
+        if self.special is None:
+            return exact
+        exact = self.special.settled(stage, exact, self.solved[stage], returned)
+        return exact if self.undefined is None else self.undefined.withdrawn(stage, exact)
 
     def _with_uniform_rows(self, values: Mapping[str, Array]) -> dict[str, Array]:
         """Give the logits of rows whose weights are uniform by convention: all the same, which one does not matter."""

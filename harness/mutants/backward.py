@@ -18,7 +18,8 @@ class Saved:
     """What the forward pass leaves behind.
 
     query (B, H, Lq, D), key (B, H, T, D) and value (B, H, T, Dv), repeated for the heads that share them. ``stages``
-    are all of the forward pass, those too that are not returned; ``allowed`` broadcasts to the scores.
+    are all of the forward pass, those too that are not returned; ``allowed`` broadcasts to the scores. ``seen`` are the
+    logits with what stands in for rows without a key.
     """
 
     query: Array
@@ -28,6 +29,7 @@ class Saved:
     request: MaskRequest
     allowed: Array
     kv_heads: int
+    seen: Array | None = None
 
     @property
     def weights(self) -> Array:
@@ -41,10 +43,15 @@ class Saved:
         return next(self.stages[name] for name in ("biased", "capped", "scores") if name in self.stages)
 
     @property
-    def logits(self) -> Array:
-        """What the softmax saw."""
+    def masked(self) -> Array:
+        """The logits with -inf for what is forbidden, rows without a key too."""
         logits: Array = self.stages.get("masked", self.unmasked)
         return logits
+
+    @property
+    def logits(self) -> Array:
+        """What the softmax saw."""
+        return self.masked if self.seen is None else self.seen
 
     @property
     def log_sum_exp(self) -> Array:
@@ -69,6 +76,13 @@ def grad_logits(weights: Array, grad_weights: Array, delta: Array) -> Array:
     """Go back through the softmax."""
     gradient: Array = weights * (grad_weights - delta)
     return gradient
+
+
+def selected(saved: Saved, gradient: Array) -> Array:
+    """Return the gradient of the logits where a mask selects: no score decides on a row's weights that has no key."""
+    if saved.request.empty_rows == "zero":  # what is multiplied with a weight of 0 is 0 already
+        return gradient
+    return np.where(saved.masked == -np.inf, 0.0, gradient)
 
 
 def slope(saved: Saved, softcap: float) -> Array:
@@ -120,6 +134,7 @@ class Backward:
     grad_weights: Callable[[Saved, Array], Array] = grad_weights
     delta: Callable[[Saved, Array, Array, Array], Array] = delta
     grad_logits: Callable[[Array, Array, Array], Array] = grad_logits
+    selected: Callable[[Saved, Array], Array] = selected
     slope: Callable[[Saved, float], Array] = slope
     query_scale: Callable[[Array, float], Array] = times
     key_scale: Callable[[Array, float], Array] = times
@@ -136,7 +151,7 @@ class Backward:
         """Return the gradients of query, key, value and, where there is one, of the bias."""
         weights, grad_weights = self.weights(saved), self.grad_weights(saved, grad_output)
         delta = self.delta(saved, grad_output, weights, grad_weights)
-        grad_logits = self.grad_logits(weights, grad_weights, delta)
+        grad_logits = self.selected(saved, self.grad_logits(weights, grad_weights, delta))
         softcap, scale, bias = saved.request.softcap, saved.request.scale, saved.request.bias
         grad_scores = grad_logits if softcap is None else grad_logits * self.slope(saved, softcap)
         by_key = self.key(self.key_scale(grad_scores, scale), saved.query)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
-from attncheck.backends.contract import Stages, Window
+from attncheck.backends.contract import EmptyRows, Stages, Window
 from attncheck.harness.mutants import mask_steps, steps
 from attncheck.harness.mutants.backward import BACKWARD, Saved
 from attncheck.harness.mutants.mask_steps import MaskRequest
@@ -29,8 +29,10 @@ class Forward:
 
     ``receive`` takes every input as it lies in memory. ``inputs`` rearranges query, key and value before they are
     scored, ``arguments`` those of multi-head attention; ``join`` puts keys and values behind a past, ``repeat_key`` and
-    ``repeat_value`` give query heads the heads that they share. ``after_softmax(weights, allowed)`` sees the weights
-    before the values do. ``hidden`` stages are not returned, as a kernel does not return what it never has.
+    ``repeat_value`` give query heads the heads that they share. ``without_a_key(logits, request)`` sees the logits
+    before the softmax and puts something in the place of rows that are all -inf; ``after_softmax(weights, allowed)``
+    sees the weights before the values do. ``hidden`` stages are not returned, as a kernel does not return what it never
+    has.
     """
 
     receive: Callable[[Array], Array] = lambda array: array
@@ -48,6 +50,7 @@ class Forward:
     add_bias: Callable[[MaskRequest], Array] = mask_steps.add_bias
     allowed: Callable[[MaskRequest], Array] = mask_steps.ALLOWED
     fill: Callable[[Array, Array, MaskRequest], Array] = mask_steps.fill
+    without_a_key: Callable[[Array, MaskRequest], Array] = mask_steps.without_a_key
     normalise: Callable[[Array, Array], Stages] = steps.SOFTMAX
     after_softmax: Callable[[Array, Array], Array] = lambda weights, allowed: weights
     average: Callable[[Array, Array, Array], Array] = steps.average
@@ -75,6 +78,7 @@ class Forward:
         scale: float | None,
         softcap: float | None = None,
         past: int = 0,
+        empty_rows: EmptyRows = "zero",
     ) -> tuple[Stages, Saved]:
         """Return the stages and, for the way back, what they were made from."""
         query, key, value = self.inputs(query, key, value)
@@ -91,10 +95,12 @@ class Forward:
             uncapped=stages["scores"],
             past=past,
             kv_heads=kv_heads,
+            empty_rows=empty_rows,
         )
         allowed = self.allowed(request)
         stages |= self._mask(request, allowed)
         saved = Saved(query, key, value, stages, request, allowed, kv_heads)
+        saved = replace(saved, seen=self.without_a_key(saved.logits, request))
         stages |= self.normalise(saved.logits, saved.unmasked)
         stages["weights"] = self.after_softmax(stages["weights"], allowed)
         stages["output"] = self.average(saved.logits, stages["weights"], value)

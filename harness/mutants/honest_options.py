@@ -8,6 +8,7 @@ import numpy as np
 
 from attncheck.backends.contract import Stages
 from attncheck.harness.mutants.backward import Backward, Saved, for_query, for_rows
+from attncheck.harness.mutants.mask_steps import MaskRequest, is_empty, without_a_key
 from attncheck.harness.mutants.mutant import WIDE, Honest
 from attncheck.harness.mutants.online import NEVER_HELD
 from attncheck.harness.mutants.recomputation import weights_again
@@ -97,7 +98,23 @@ def _divided_after_the_product(query: Array, key: Array, scale: float | None) ->
     return np.asarray(cosine if scale is None else cosine * scale)
 
 
+def _least_finite(logits: Array, request: MaskRequest) -> Array:
+    if request.empty_rows != "uniform":
+        return without_a_key(logits, request)
+    return np.where(is_empty(logits), np.finfo(logits.dtype).min, logits)
+
+
 HONEST = (
+    Honest(
+        "uniform_rows_by_the_least_finite_number",
+        "equal scores have equal weights, whatever they are: torch.finfo(dtype).min in place of masked scores",
+        Variant(without_a_key=_least_finite),
+    ),
+    Honest(
+        "masks_that_are_added",
+        "the gradient of a row without a key goes on to its scores, where the mask is a sum and no selection",
+        with_backward(selected=lambda saved, gradient: gradient),
+    ),
     Honest(
         "gradient_row_sum_from_the_output",
         "sum p dp = g o: Dao et al. 2022, FlashAttention, appendix B.4",

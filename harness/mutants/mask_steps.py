@@ -8,7 +8,7 @@ from functools import reduce
 
 import numpy as np
 
-from attncheck.backends.contract import Window
+from attncheck.backends.contract import EmptyRows, Window
 from attncheck.harness.mutants.rounding import Array
 
 
@@ -18,7 +18,7 @@ class MaskRequest:
 
     ``scale`` is what the scores were multiplied with, 1 where nobody said; ``uncapped`` are they before their
     ``softcap``; the first ``past`` keys come from a cache, and query heads share ``kv_heads`` heads of keys and values
-    (0 where nobody said). The window counts from the first key.
+    (0 where nobody said). The window counts from the first key. ``empty_rows`` is what a row without a key is to give.
     """
 
     scores: Array
@@ -32,6 +32,7 @@ class MaskRequest:
     uncapped: Array | None = None
     past: int = 0
     kv_heads: int = 0
+    empty_rows: EmptyRows = "zero"
 
     @property
     def forbids(self) -> bool:
@@ -43,6 +44,19 @@ class MaskRequest:
             or self.key_lengths is not None
             or any(side is not None for side in sides)
         )
+
+
+def without_a_key(logits: Array, request: MaskRequest) -> Array:
+    """Give rows without a key equal scores, or NaN, where another convention than zero is asked for."""
+    if request.empty_rows == "zero":
+        return logits
+    return np.where(is_empty(logits), 0.0 if request.empty_rows == "uniform" else np.nan, logits)
+
+
+def is_empty(logits: Array) -> Array:
+    """Return which rows are all -inf, the axis of keys kept."""
+    empty: Array = (logits == -np.inf).all(axis=-1, keepdims=True)
+    return empty
 
 
 def add_bias(request: MaskRequest) -> Array:

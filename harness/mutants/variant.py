@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attncheck.backends import numpy_backend
-from attncheck.backends.contract import Stages, Window
+from attncheck.backends.contract import EmptyRows, Stages, Window
 from attncheck.harness.mutants.backward import Backward
 from attncheck.harness.mutants.forward import Forward, Masks
 from attncheck.harness.mutants.mask_steps import MaskRequest
@@ -74,9 +74,10 @@ class Variant(Forward):
         request = MaskRequest(scores, mask, bias, is_causal, window=window, key_lengths=key_lengths)
         return self._visible(self._mask(request, self.allowed(request)))
 
-    def softmax(self, scores: Array) -> Stages:
+    def softmax(self, scores: Array, *, empty_rows: EmptyRows = "zero") -> Stages:
         """Normalise each row over the keys."""
-        return self._visible(self.normalise(scores, scores))
+        logits = self.without_a_key(scores, MaskRequest(scores, empty_rows=empty_rows))
+        return self._visible(self.normalise(logits, scores))
 
     def attention(
         self,
@@ -93,6 +94,7 @@ class Variant(Forward):
         key_lengths: Array | None = None,
         past_key: Array | None = None,
         past_value: Array | None = None,
+        empty_rows: EmptyRows = "zero",
     ) -> Stages:
         """Score, mask, normalise and average the values."""
         past = 0
@@ -101,7 +103,8 @@ class Variant(Forward):
             key, value = self.join(past_key, past_value, key, value)
             window = self.window_after(window, past)
         masks = Masks(mask=mask, bias=bias, is_causal=is_causal, window=window, key_lengths=key_lengths)
-        stages, _ = self._attend(query, key, value, masks, scale=scale, softcap=softcap, past=past)
+        more: dict[str, Any] = {"scale": scale, "softcap": softcap, "past": past, "empty_rows": empty_rows}
+        stages, _ = self._attend(query, key, value, masks, **more)
         return self._visible(stages)
 
     def attention_gradients(
@@ -118,10 +121,11 @@ class Variant(Forward):
         softcap: float | None = None,
         window: Window | None = None,
         key_lengths: Array | None = None,
+        empty_rows: EmptyRows = "zero",
     ) -> Stages:
         """Differentiate by hand, from the last stage to the first."""
         masks = Masks(mask=mask, bias=bias, is_causal=is_causal, window=window, key_lengths=key_lengths)
-        _, saved = self._attend(query, key, value, masks, scale=scale, softcap=softcap)
+        _, saved = self._attend(query, key, value, masks, scale=scale, softcap=softcap, empty_rows=empty_rows)
         return self._visible(self.backward(saved, grad_output))
 
     def multi_head_attention(
@@ -146,6 +150,7 @@ class Variant(Forward):
         scale: float | None = None,
         window: Window | None = None,
         key_lengths: Array | None = None,
+        empty_rows: EmptyRows = "zero",
     ) -> Stages:
         """Project, attend in every head, merge the heads and project once more."""
         if output_weight is None and output_bias is not None:
@@ -162,7 +167,7 @@ class Variant(Forward):
         counts = {"query": heads, "key": shared, "value": shared}
         stages: Stages = {name: self.split(self.project(*given[name]), count) for name, count in counts.items()}
         masks = Masks(mask=mask, bias=bias, is_causal=is_causal, window=window, key_lengths=key_lengths)
-        attended, _ = self._attend(**stages, masks=masks, scale=scale)
+        attended, _ = self._attend(**stages, masks=masks, scale=scale, empty_rows=empty_rows)
         context = attended.pop("output")
         merged, (weight, last_bias) = self.merge(context), given["output"]
         output = merged if weight is None else self.project_output(context, merged, weight, last_bias)

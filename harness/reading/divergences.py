@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from attncheck.backends.contract import EmptyRows
 from attncheck.harness.errors import CaseError, Fault
 from attncheck.harness.reading.array_kinds import Strict
 from attncheck.harness.reading.faults import fault_at, faults_of, yaml_faults
@@ -54,6 +55,10 @@ class DivergenceEntry(Strict):
         default=None,
         description="With the verdict numeric: how many times what rounding allows an error may be; any if absent.",
     )
+    empty_rows: EmptyRows | None = Field(
+        default=None,
+        description="With the verdict semantic: only that a query without a key gives this, and nothing else.",
+    )
     reason: Annotated[str, Field(min_length=10, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$")] = Field(
         description="What the implementation does there and why, in a sentence."
     )
@@ -87,19 +92,24 @@ class Divergence:
             and (entry.dtypes is None or dtype in entry.dtypes)
         )
 
-    def explains(self, stage: str, verdict: str) -> bool:
-        """Whether it names a verdict on a stage; a whole evaluation that failed has the stage ''."""
+    def explains(self, stage: str, verdict: str, empty_rows: str | None = None) -> bool:
+        """Whether it names a verdict on a stage; a whole evaluation that failed has the stage ''.
+
+        ``empty_rows`` is what rows without a key give, where that is all that differs.
+        """
         entry = self.entry
+        if entry.empty_rows is not None and empty_rows != entry.empty_rows:
+            return False
         return verdict == entry.verdict and (entry.stages is None or not stage or stage in entry.stages)
 
-    def excuses(self, stage: str, verdict: str, ratio: float = math.inf) -> bool:
+    def excuses(self, stage: str, verdict: str, ratio: float = math.inf, empty_rows: str | None = None) -> bool:
         """Whether it explains a verdict, and the error is no larger than it says.
 
         ``ratio`` is the error over what rounding allows. One below 1 is an error that statistics alone find too large:
         whatever excuses errors that are proved to be wrong excuses that too.
         """
         limit = self.entry.up_to
-        return self.explains(stage, verdict) and (limit is None or ratio < 1 or ratio <= limit)
+        return self.explains(stage, verdict, empty_rows) and (limit is None or ratio < 1 or ratio <= limit)
 
 
 def load_divergences(paths: Iterable[Path]) -> tuple[Divergence, ...]:
@@ -114,6 +124,14 @@ def load_divergences(paths: Iterable[Path]) -> tuple[Divergence, ...]:
     if faults:
         raise CaseError(faults)
     return tuple(found)
+
+
+def recorded_empty_rows(
+    divergences: Iterable[Divergence], implementation: str, case: str, dtype: str
+) -> tuple[str, ...]:
+    """Return what known divergences say that an implementation gives for a query without a key, each once."""
+    found = (each.entry.empty_rows for each in divergences if each.concerns(implementation, case, dtype))
+    return tuple(dict.fromkeys(value for value in found if value is not None))
 
 
 def bundled_divergences(backends: Sequence[str]) -> tuple[Divergence, ...]:
@@ -134,7 +152,7 @@ def _load(path: Path, name: str) -> list[Divergence]:
         entries = TypeAdapter(list[DivergenceEntry]).validate_python(document.data)
     except ValidationError as error:
         raise CaseError([_of_entries(fault) for fault in faults_of(error, name, document)]) from None
-    if faults := _misplaced_limits(entries, name, document):
+    if faults := [*_misplaced_limits(entries, name, document), *_misplaced_conventions(entries, name, document)]:
         raise CaseError(faults)
     return [Divergence(entry, name, document.lines.get((index,), 1)) for index, entry in enumerate(entries)]
 
@@ -151,6 +169,21 @@ def _misplaced_limits(entries: Sequence[DivergenceEntry], name: str, document: Y
         )
         for index, entry in enumerate(entries)
         if entry.up_to is not None and entry.verdict != Verdict.NUMERIC
+    ]
+
+
+def _misplaced_conventions(entries: Sequence[DivergenceEntry], name: str, document: YamlDocument) -> list[Fault]:
+    """Return the faults of entries that name a convention for what is no difference of meaning."""
+    return [
+        fault_at(
+            (index, "empty_rows"),
+            f"only a semantic divergence has a convention, and this one is {entry.verdict}; "
+            "leave the field out, or say verdict: semantic",
+            name,
+            document,
+        )
+        for index, entry in enumerate(entries)
+        if entry.empty_rows is not None and entry.verdict != Verdict.SEMANTIC
     ]
 
 

@@ -20,7 +20,7 @@ Rows = NDArray[np.intp]
 Inputs = Mapping[str, Array]
 Options = Mapping[str, Any]
 
-_READING_ONLY = frozenset({"alignment", "empty_rows"})
+_READING_ONLY = frozenset({"alignment"})
 _OF_LAYOUT = frozenset({"heads", "kv_heads"})
 _BY_QUERY = frozenset({"query", "scores", "grad_output"})
 
@@ -41,7 +41,7 @@ def delivered(operation: str, options: Options, inputs: Inputs) -> Posed:
         for name, differs in (("is_causal", own != 0 or past != 0), ("window", own != past), ("query_mask", True))
         if differs
     }
-    return _folded(operation, options, inputs, folded)
+    return _folded(operation, options, inputs, folded)  # a convention, empty_rows, is part of the call
 
 
 def essential(operation: str, options: Options, inputs: Inputs, rows: Rows | None = None) -> Posed:
@@ -54,6 +54,7 @@ def essential(operation: str, options: Options, inputs: Inputs, rows: Rows | Non
     if rows is not None or query_offset(options, inputs) or not folded.isdisjoint({*options, *inputs}):
         folded.add("is_causal")
     posed = _folded(operation, options, inputs, folded, rows)
+    posed.options.pop("empty_rows", None)  # what a row without a key gives is not computed from anything
     for name in ("key", "value"):
         if f"past_{name}" in posed.inputs:
             posed.inputs[name] = np.concatenate([posed.inputs.pop(f"past_{name}"), posed.inputs[name]], axis=-2)

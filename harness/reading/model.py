@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from attncheck.backends.contract import EmptyRows
 from attncheck.harness.reading.array_kinds import Array, Digits, Input, Name, PrintedRows, RoundingFields, Strict
-from attncheck.harness.vocabulary import DEFAULT_DTYPES, DTYPES, OPERATIONS, STAGES, EmptyRows, ScoreKind
+from attncheck.harness.vocabulary import DEFAULT_DTYPES, DTYPES, OPERATIONS, STAGES, ScoreKind
 
 if TYPE_CHECKING:
     # A type checker cannot follow a Literal that is made from a table.
@@ -97,7 +98,7 @@ class Options(Strict):
     empty_rows: EmptyRows | None = Field(
         default=None,
         description="What a query that may attend to no key gives: zero (if absent), uniform (the mean of all values) "
-        "or nan. Only where something can forbid a key.",
+        "or nan. Asked of every implementation that has the keyword. Only where something can forbid a key.",
     )
 
 

@@ -12,7 +12,7 @@ from attncheck.harness.running.operations import call_of
 from attncheck.harness.running.own import OwnEntry
 from attncheck.harness.running.own_call import FUNCTIONS
 from attncheck.harness.running.worker import Task
-from attncheck.harness.vocabulary import result_stages
+from attncheck.harness.vocabulary import CONVENTIONS, result_stages
 
 PARTS = "attncheck.harness.repro.parts"
 _CONVERSIONS = ("prepare", "from_numpy", "to_numpy")
@@ -22,16 +22,22 @@ def call_lines(implementation: Implementation, task: Task) -> Iterator[str]:
     """Yield code that leaves ``backend``, which has the conversions, and ``compute``, which makes the call."""
     entry = implementation.entry
     name, options = call_of(task.operation, dict(task.options))
+    conventions = {each: options.pop(each) for each in sorted(CONVENTIONS & options.keys())}
+    function = f"backend.{name}"
     if isinstance(entry, OwnEntry):
+        function = _own_function(entry, name)
         yield from _own(entry)
         given = [*FUNCTIONS[name], *(f"{each}={each}" for each in task.inputs if each not in FUNCTIONS[name])]
         names = result_stages(task.operation, task.options, task.inputs) or ("masked",)
-        call = f"named({_own_function(entry, name)}({{}}), {quoted(names)})"
+        call = f"named({function}({{}}), {quoted(names)})"
     else:
         yield from _framework(implementation, name)
         given = [f"{each}={each}" for each in task.inputs]
-        call = f"backend.{name}({{}})"
+        call = f"{function}({{}})"
     given += [f"{option}={value!r}" for option, value in options.items()]
+    if conventions:
+        yield "\n\n" + copied(PARTS, {"taken"})
+        given.append(f"**taken({function}, {conventions!r})")
     yield f"\n\ndef compute({', '.join(task.inputs)}):"
     yield '    """Make the call that is reported."""'
     yield f"    return {call.format(', '.join(given))}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import inspect
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -58,6 +59,13 @@ def named(returned: Any, names: Sequence[str]) -> dict[str, Any]:
     if isinstance(returned, Mapping):
         return dict(returned)
     return dict(zip(names, returned if isinstance(returned, tuple) and len(names) > 1 else (returned,), strict=False))
+
+
+def taken(function: Callable[..., Any], conventions: Mapping[str, str]) -> dict[str, str]:
+    """Return the conventions that a function has a keyword for: it was not asked for any other."""
+    kinds = {name: each.kind for name, each in inspect.signature(function).parameters.items()}
+    takes_all = inspect.Parameter.VAR_KEYWORD in kinds.values()
+    return {name: value for name, value in conventions.items() if takes_all or name in kinds}
 
 
 def wrong_places(computed: Array, expected: Expected) -> tuple[NDArray[np.bool_], Array, Array]:

@@ -61,6 +61,7 @@ ROW_SCHEMA = pa.schema(
         pa.field("message", pa.string(), nullable=False),
         pa.field("reason", pa.string()),
         pa.field("thread", pa.string()),
+        pa.field("empty_rows", pa.string()),
     ]
 )
 
@@ -94,6 +95,7 @@ class Row:
     ``introduced_ratio``, else ``exact``. ``begins_at`` is the stage at which the implementation goes wrong. Where some
     query rows stand for all, ``judged_rows`` of ``query_rows`` were judged; both are None where all were. ``unjudged``
     counts the elements of these rows that have no exact answer; of a pair, those of them that differ.
+    ``empty_rows`` is what rows without a key give, where that and nothing else differs from what the case means.
 
     Of a number ``half_unit`` is what its digits leave open on the side where the value lies, ``propagated`` what the
     rounding of the inputs can move it by, and ``document_bound`` the largest error of the precision that its document
@@ -136,6 +138,7 @@ class Row:
     message: str = ""
     reason: str | None = None
     thread: str | None = None
+    empty_rows: str | None = None
 
 
 def bound_name(numerical_class: str) -> str:

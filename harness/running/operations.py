@@ -10,6 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from attncheck.backends.contract import Backend, Stages
+from attncheck.harness.vocabulary import CONVENTIONS
 
 _FUNCTIONS = {
     "masking": "mask_scores",
@@ -26,16 +27,33 @@ def run_operation(
 ) -> Stages:
     """Call the backend's function for an operation, inputs turned into the framework's own arrays.
 
-    Raises ``NotImplementedError`` where it has no such function, or the function has no such parameter.
+    Conventions that the function does not take are left out (``not_asked``). Raises ``NotImplementedError`` where the
+    backend has no such function, or the function has not every other parameter that the case needs.
     """
     name, keywords = call_of(operation, dict(options))
     function = getattr(backend, name, None)
     if function is None:
         raise NotImplementedError(f"has no {name}")
+    keywords = {each: value for each, value in keywords.items() if each not in not_asked(backend, operation, options)}
     check_parameters(function, {**inputs, **keywords})
     tensors = {name: backend.from_numpy(array) for name, array in inputs.items()}
     stages: Stages = function(**tensors, **keywords)
     return stages
+
+
+def not_asked(backend: Backend, operation: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the conventions among the options that the backend's function has no parameter for."""
+    conventions = sorted(CONVENTIONS & options.keys())
+    if not conventions:
+        return ()
+    name, _ = call_of(operation, dict(options))
+    function = getattr(backend, name, None)
+    if function is None:
+        return ()
+    # Somebody's own function is called by a wrapper that takes anything.
+    kinds = _kinds_of(getattr(function, "stands_for", getattr(function, "__func__", function)))
+    takes_all = inspect.Parameter.VAR_KEYWORD in kinds.values()
+    return () if takes_all else tuple(each for each in conventions if each not in kinds)
 
 
 def check_parameters(function: Callable[..., Any], asked: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Somebody's own implementation: a callable or a module of theirs, called as the contract says, in a worker of its own.
 
     attention(query, key, value, *, mask=None, bias=None, is_causal=False, scale=None, softcap=None, window=None,
-              key_lengths=None, past_key=None, past_value=None)
+              key_lengths=None, past_key=None, past_value=None, empty_rows="zero")
 
 Its file is loaded in the worker and nowhere else: whatever it does when it is imported, it does there.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from attncheck.backends import BACKENDS, NATIVE, BackendEntry, Mode
+from attncheck.backends import BACKENDS, NATIVE, BackendEntry, DeclaredConvention, Mode
 from attncheck.backends.contract import Backend
 from attncheck.harness.errors import UsageError
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ENTRY_POINTS = "attncheck.implementations"
 EXPECTED = (
     "attention(query, key, value, *, mask=None, bias=None, is_causal=False, scale=None, softcap=None, window=None, "
-    "key_lengths=None, past_key=None, past_value=None)"
+    'key_lengths=None, past_key=None, past_value=None, empty_rows="zero")'
 )
 
 
@@ -103,8 +103,8 @@ def _module_of(name: str) -> ModuleType:
 class OwnEntry(BackendEntry):
     """An own implementation as a line of the table of backends.
 
-    ``says`` is for people; ``conventions`` as in ``Mode``; ``framework`` names the backend whose arrays it takes;
-    ``mode`` is what it is called behind the dot, where that is not the function's name.
+    ``says`` is for people; ``conventions`` are those that it declares, by name; ``framework`` names the backend whose
+    arrays it takes; ``mode`` is what it is called behind the dot, where that is not the function's name.
     """
 
     target: Target = field(default_factory=lambda: Target("", ""))
@@ -123,8 +123,9 @@ class OwnEntry(BackendEntry):
         """Its only mode."""
         where = f"{self.target.module}:{self.target.attribute}".strip(":") or "a callable"
         name = self.mode or self.function
+        conventions = {each: DeclaredConvention(value, "", "") for each, value in self.conventions.items()}
         # How it computes is not known: it is asked for everything, and stopped where it takes too much memory.
-        return {name: Mode(name, self.module, where, self.classes, self.conventions, holds_scores=False)}
+        return {name: Mode(name, self.module, where, self.classes, conventions, holds_scores=False)}
 
     def load(self, mode: str = "") -> Backend:
         """Load the target and wrap it."""

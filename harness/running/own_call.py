@@ -16,10 +16,10 @@ import psutil
 from numpy.typing import NDArray
 
 from attncheck.backends import EAGER, NATIVE, BackendEntry
-from attncheck.backends.contract import Backend
+from attncheck.backends.contract import Backend, EmptyRows
 from attncheck.harness.running.operations import check_parameters
 from attncheck.harness.running.own import EXPECTED, LoadError
-from attncheck.harness.vocabulary import DTYPES, EmptyRows, result_stages
+from attncheck.harness.vocabulary import DTYPES, result_stages
 
 FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "dot_scores": ("query", "key"),
@@ -53,7 +53,9 @@ class OwnBackend:
         self.prepare, self.describe = base.prepare, base.describe
         self.from_numpy, self._base_to_numpy = base.from_numpy, base.to_numpy
         for name, function in functions.items():
-            setattr(self, name, functools.partial(self._call, name, function))
+            call = functools.partial(self._call, name, function)
+            call.stands_for = function  # type: ignore[attr-defined] # whose parameters say what it can be asked
+            setattr(self, name, call)
 
     def to_numpy(self, tensor: Any) -> NDArray[Any]:
         """Turn what came back into an array. Raises ``TypeError`` for what is none."""

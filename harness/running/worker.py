@@ -51,9 +51,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Computed:
-    """The stages that an implementation returned."""
+    """The stages that an implementation returned.
+
+    ``not_asked`` are conventions of the case that it has no keyword for, so that it was called without them.
+    """
 
     stages: Mapping[str, NDArray[Any]]
+    not_asked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ def evaluate_on(backend: Backend, task: Task) -> Outcome:
     import numpy as np
 
     from attncheck.harness.running.memory import laid_out
-    from attncheck.harness.running.operations import run_operation
+    from attncheck.harness.running.operations import not_asked, run_operation
     from attncheck.harness.vocabulary import result_stages
 
     try:
@@ -134,7 +138,8 @@ def evaluate_on(backend: Backend, task: Task) -> Outcome:
             arrays = {name: _as_array(backend, name, tensor) for name, tensor in (stages or {}).items()}
             expected = result_stages(task.operation, task.options, task.inputs)
             wanted = arrays if task.stages is None else {name: arrays[name] for name in arrays if name in task.stages}
-            return _missing(arrays, expected) or _too_much(wanted) or Computed(wanted)
+            left_out = not_asked(backend, task.operation, task.options)
+            return _missing(arrays, expected) or _too_much(wanted) or Computed(wanted, left_out)
     except NotImplementedError as error:
         return Failure("unsupported", _describe(error))
     except BaseException as error:  # whatever an implementation raises, also SystemExit, is its result and not our end

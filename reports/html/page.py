@@ -21,7 +21,15 @@ from attncheck.reports.html.documents import DrawnDocument, drawn_documents
 from attncheck.reports.html.evidence import make_evidence
 from attncheck.reports.html.matrix import FileRows, verdict_matrix
 from attncheck.reports.html.words import SYMBOLS
-from attncheck.reports.known import EmptyRows, KnownGroup, address_of, count_following, empty_rows, known_groups
+from attncheck.reports.known import (
+    KNOWN_NOTE,
+    EmptyRows,
+    KnownGroup,
+    address_of,
+    count_following,
+    empty_rows,
+    known_groups,
+)
 
 _TONES = {ExitCode.AGREE: ("agree", "✓"), ExitCode.DISAGREE: ("failing", "✗")}
 _UNSURE = ("known", "!")
@@ -92,6 +100,7 @@ class Page:
     known: tuple[KnownGroup, ...]
     following: int
     empty_rows: EmptyRows | None
+    known_note: str
     environments: tuple[str, ...]
     incomplete: tuple[str, ...]
     facts: list[tuple[str, list[str]]]
@@ -138,6 +147,7 @@ def make_page(frames: Frames, budget: Budget) -> Page:
         known=tuple(known_groups(frames)),
         following=count_following(frames),
         empty_rows=empty_rows(frames),
+        known_note=KNOWN_NOTE,
         environments=tuple(frames.environments["environment"]),
         incomplete=tuple(frames.environments.loc[~frames.environments["complete"].astype(bool), "environment"]),
         facts=environment_facts(frames),

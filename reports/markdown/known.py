@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from attncheck.reports.frames import Frames
-from attncheck.reports.known import address_of, count_following, empty_rows, known_groups
+from attncheck.reports.known import EMPTY_ROWS_NOTE, KNOWN_NOTE, address_of, count_following, empty_rows, known_groups
 from attncheck.reports.markdown.text import code, escape, table
 
 _MOST_CASES = 3
@@ -33,8 +33,7 @@ def known_section(frames: Frames) -> list[str]:
     lines = [
         "## Known divergences",
         "",
-        "These were known beforehand: each is declared by the implementation, or recorded with its reason, and fails "
-        "no run. One that no longer happened would be reported as stale.",
+        KNOWN_NOTE,
         "",
         *table(headings, rows),
     ]
@@ -57,8 +56,7 @@ def empty_rows_section(frames: Frames) -> list[str]:
     return [
         "## Queries without a key",
         "",
-        "What a query that may attend to no key gives is a convention: nothing says what the weights of no key are. "
-        "In how many cases each implementation gives what; one that declares its convention fails no run by it.",
+        EMPTY_ROWS_NOTE,
         "",
         *table(["implementation", *found.words], rows, "l" + "r" * len(found.words)),
     ]

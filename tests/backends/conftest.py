@@ -18,6 +18,7 @@ from attncheck.backends import BACKENDS, BackendEntry
 from attncheck.backends.contract import Backend, Tensor
 from attncheck.harness.judging.judge_stages import judge_stages
 from attncheck.harness.judging.truth import find_truth
+from attncheck.harness.reading.divergences import bundled_divergences, recorded_empty_rows
 from attncheck.harness.running.operations import run_operation
 
 Run = Callable[..., dict[str, NDArray[Any]]]
@@ -117,6 +118,21 @@ def unit(setting: Setting) -> float:
     return float(np.finfo(setting.dtype).eps) / 2
 
 
+def _given_without_a_key(name: str, dtype: str) -> dict[str, str]:
+    """Return what a mode gives for a row without a key, as it declares or as is known of it; nothing where zeros."""
+    framework, _, mode = name.partition(".")
+    declared = BACKENDS[framework].all_modes[mode].conventions
+    recorded = recorded_empty_rows(bundled_divergences([framework]), name, "any", dtype)
+    values = [declared["empty_rows"].value] if declared else list(recorded)
+    return {"empty_rows": values[0]} if values else {}
+
+
+@pytest.fixture(scope="session")
+def given_without_a_key() -> Callable[[str, str], dict[str, str]]:
+    """Return what tells what a mode gives for a row without a key in a dtype."""
+    return _given_without_a_key
+
+
 @pytest.fixture(scope="session")
 def judge_mode() -> Callable[..., dict[str, str]]:
     """Return what runs one operation in a mode, such as ``jax.jit``, and says the verdict on each stage.
@@ -134,7 +150,7 @@ def judge_mode() -> Callable[..., dict[str, str]]:
             }
             stages = run_operation(prepared.backend, operation, stored, options)
             arrays = {stage: prepared.backend.to_numpy(tensor) for stage, tensor in stages.items()}
-        asked = {**options, **({} if operation == "scoring" else declared.conventions)}
+        asked = {**options, **({} if operation == "scoring" else _given_without_a_key(name, dtype))}
         truth = find_truth(operation, asked, stored, dtype, generic=False)
         shapes = {stage: exact.high.shape for stage, exact in truth.exact.items()}
         found = judge_stages(truth, arrays, shapes, declared.classes[dtype])

@@ -85,10 +85,12 @@ def test_there_is_no_softcap(judge_mode: Judge) -> None:
 
 
 @pytest.mark.parametrize("how", ["mask", "key_lengths"])
-def test_a_row_without_a_key_attends_to_all_of_them_alike_as_declared(how: str) -> None:
+def test_a_row_without_a_key_attends_to_all_of_them_alike_as_is_known(
+    how: str, given_without_a_key: Callable[[str, str], dict[str, str]]
+) -> None:
     from attncheck.backends import jax_dpa
 
-    assert BACKENDS["jax"].all_modes["dpa"].conventions == {"empty_rows": "uniform"}
+    assert given_without_a_key("jax.dpa", "float32") == {"empty_rows": "uniform"}
     value = np.arange(24, dtype=np.float32).reshape(1, 1, 4, 6)  # the mean of 4 whole numbers is exact
     arrays = {"query": value[:, :, :2] / 8, "key": value / 8, "value": value}
     forbidden = {"mask": np.zeros((1, 1, 1, 1), dtype=bool), "key_lengths": np.array([0])}[how]

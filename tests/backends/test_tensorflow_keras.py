@@ -247,8 +247,10 @@ def test_additive_scores_follow_the_formula(call: Call, unit: float) -> None:
 
 
 @pytest.mark.parametrize("mode", ["keras_dpa", "keras_attention"])
-def test_a_row_without_a_key_is_uniform_in_float32_as_is_declared(load: Callable[[str], Any], mode: str) -> None:
-    assert ENTRY.all_modes[mode].conventions["empty_rows"] == "uniform"
+def test_a_row_without_a_key_is_uniform_in_float32_as_is_known(
+    load: Callable[[str], Any], mode: str, given_without_a_key: Callable[[str, str], dict[str, str]]
+) -> None:
+    assert given_without_a_key(f"tensorflow.{mode}", "float32") == {"empty_rows": "uniform"}
     backend = load(mode)
     query, key, value = (backend.from_numpy(each.astype(np.float32)) for each in (QUERY, KEY, VALUE))
     output = backend.attention(query, key, value, mask=backend.from_numpy(np.zeros((1, 1, 1, 5), dtype=bool)))["output"]

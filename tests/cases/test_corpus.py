@@ -14,10 +14,10 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.harness.judging.judge import judge
-from attncheck.harness.judging.special_rows import special_rows
+from attncheck.harness.judging.special_rows import empty_rows, special_rows
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.inputs import Inputs, convert_inputs, make_exact_inputs
-from attncheck.harness.reading.lowering import essential
+from attncheck.harness.reading.lowering import Posed, essential
 from attncheck.harness.reading.schema import case_schema, tag_schema
 from attncheck.harness.reading.selection import select_cases
 from attncheck.harness.running.worker import Computed
@@ -234,6 +234,11 @@ def shares_heads(case: Case) -> bool:
     return OF_SHAPES["grouped heads"](case)
 
 
+def has_empty_rows(case: Case) -> bool:
+    inputs = convert_inputs(case, make_exact_inputs(case), "float32").arrays
+    return bool(empty_rows(case.operation, Posed(case.options, inputs)).any())
+
+
 MEANINGS: dict[str, Callable[[Case], bool]] = {
     "window": lambda case: "window" in case.options,
     "alignment": lambda case: "alignment" in case.options,
@@ -254,6 +259,8 @@ MEANINGS: dict[str, Callable[[Case], bool]] = {
     "masked-gradient": lambda case: bool({"mask", "bias", "key_lengths", "query_mask"} & case.inputs.keys()),
     "bias-gradient": lambda case: "bias" in case.inputs and case.operation == "attention_gradients",
     "zero-length": lambda case: any(0 in shape for shape in case.input_shapes.values()),
+    "uniform-row": lambda case: case.options.get("empty_rows") == "uniform" and has_empty_rows(case),
+    "nan-empty-row": lambda case: case.options.get("empty_rows") == "nan" and has_empty_rows(case),
     "nan-row": lambda case: bool(np.isnan(given(case)["query"]).any()),
 }
 

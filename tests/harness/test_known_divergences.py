@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from attncheck.backends import BackendEntry, Mode
+from attncheck.backends import BackendEntry, DeclaredConvention, Mode
 from attncheck.harness.errors import ExitCode
 from attncheck.harness.explain import explain_case
 from attncheck.harness.merge import merge_runs
@@ -181,7 +181,7 @@ def test_a_declared_convention_fails_no_run(
     declares: bool,
 ) -> None:
     entry = make_backend("uniform", UNIFORM)
-    conventions = {"empty_rows": "uniform"} if declares else {}
+    conventions = {"empty_rows": DeclaredConvention("uniform", "for tests", "")} if declares else {}
     mode = Mode("eager", entry.module, "for tests", conventions=conventions)
     monkeypatch.setattr(
         Implementation, "declared", property(lambda self: mode if self.entry is entry else _eager(self))
@@ -214,6 +214,118 @@ cases:
 """
 
 
+PRINTED = """\
+title: A tutorial that fills masked scores with -1e9
+source: {kind: document, title: Made for the tests}
+operation: attention
+cases:
+  - name: Empty
+    options: {empty_rows: CONVENTION}
+    allow_nonfinite: true
+    inputs:
+      query: {values: [[1, 2], [3, 4]]}
+      key: {values: [[1, 0], [0, 1], [1, 1]]}
+      value: {values: [[1, 8], [3, 4], [4, 1]]}
+      mask: {values: [[true, false, false], [false, false, false]]}
+    expect:
+      - {stage: weights, printed: WEIGHTS}
+      - {stage: output, printed: OUTPUT}
+"""
+DOCUMENTS = {
+    "uniform": ('"1. 0. 0.\\n0.3333 0.3333 0.3333"', '"1. 8.\\n2.6667 4.3333"'),
+    "nan": ('"1. 0. 0.\\nnan nan nan"', '"1. 8.\\nnan nan"'),
+    "zero": ('"1. 0. 0.\\n0. 0. 0."', '"1. 8.\\n0. 0."'),
+}
+
+
+def printed(folder: Path, convention: str) -> None:
+    weights, output = DOCUMENTS[convention]
+    text = PRINTED.replace("CONVENTION", convention).replace("WEIGHTS", weights).replace("OUTPUT", output)
+    (folder / "small.yaml").write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize("convention", DOCUMENTS)
+def test_a_document_may_print_any_convention_and_who_takes_it_agrees(
+    tmp_path: Path, run_below: RunBelow, right: BackendEntry, cases: Path, convention: str
+) -> None:
+    printed(cases, convention)
+    summary, run = run_below(tmp_path, [right], divergences=())
+    frames = frames_of(run)
+    assert summary.exit_code is ExitCode.AGREE
+    assert bad(frames.results) == []
+    assert frames.numbers["verdict"].value_counts().to_dict() == {"agree": 10}
+    assert not frames.numbers["known"].any()
+
+
+@pytest.mark.parametrize(
+    ("convention", "code"), [("uniform", ExitCode.AGREE), ("nan", ExitCode.AGREE), ("zero", ExitCode.DISAGREE)]
+)
+def test_who_has_no_such_keyword_means_something_else_and_fails_where_zeros_are_meant_alone(
+    tmp_path: Path,
+    run_below: RunBelow,
+    make_backend: Callable[..., BackendEntry],
+    right: BackendEntry,
+    cases: Path,
+    convention: str,
+    code: ExitCode,
+) -> None:
+    printed(cases, convention)
+    summary, run = run_below(tmp_path, [right, make_backend("uniform", UNIFORM)], divergences=())
+    frames = frames_of(run)
+    assert summary.exit_code is code
+    if convention == "uniform":
+        assert bad(frames.results) + bad(frames.pairs) + bad(frames.numbers) == []
+        return
+    is_known = code is ExitCode.AGREE
+    assert bad(frames.results) == [("small/small/empty", each, "semantic", is_known) for each in ("weights", "output")]
+    told = frames.results[frames.results["verdict"] == "semantic"]
+    assert set(told["empty_rows"]) == {"uniform"}
+    says = f"a query without a key gives the mean of all values (uniform); the case expects {convention}"
+    assert {message.startswith(says) for message in told["message"]} == {True}
+    assert {row[2:] for row in bad(frames.numbers)} == {("semantic", is_known)}
+    assert {row[3] for row in bad(frames.pairs)} == {is_known}
+
+
+WRONG = UNIFORM.replace("weights @ value}", "weights @ value * (1 + 1e-6)}")
+
+
+def test_explaining_a_convention_of_its_own_says_that_it_means_something_else(
+    tmp_path: Path, make_backend: Callable[..., BackendEntry], cases: Path
+) -> None:
+    printed(cases, "nan")
+    (case,) = select_cases([str(cases)], base=tmp_path).cases
+    for code, says in ((UNIFORM, "It means something else at weights"), (WRONG, "It goes wrong at")):
+        found = explain_case(case, Implementation(make_backend("uniform", code)), "float64", Limits())
+        text = explanation_text(found, {})
+        assert says in text
+        assert "the case expects nan, for which it has no keyword empty_rows" in text
+
+
+def test_any_other_error_in_such_a_case_still_fails(
+    tmp_path: Path, run_below: RunBelow, make_backend: Callable[..., BackendEntry], cases: Path
+) -> None:
+    printed(cases, "nan")
+    summary, run = run_below(tmp_path, [make_backend("wrong", WRONG)], divergences=())
+    assert summary.exit_code is ExitCode.DISAGREE
+    failing = [row for row in bad(frames_of(run).results) if not row[3]]
+    assert failing == [("small/small/empty", "output", "numeric", False)]
+
+
+def test_a_recorded_convention_is_one_convention_and_no_other(
+    tmp_path: Path, run_below: RunBelow, make_backend: Callable[..., BackendEntry], cases: Path
+) -> None:
+    printed(cases, "zero")
+    entry = ENTRY.replace("lower.*", "uniform.*").replace("[small/small/causal]", '["*"]')
+    for recorded, code in (("uniform", ExitCode.AGREE), ("nan", ExitCode.DISAGREE)):
+        divergences = known(tmp_path, entry.replace("  reason", f"  empty_rows: {recorded}\n  reason"))
+        summary, run = run_below(tmp_path, [make_backend("uniform", UNIFORM)], divergences=divergences, complete=True)
+        assert summary.exit_code is code
+        told = frames_of(run).results
+        semantic = told[told["verdict"] == "semantic"]
+        assert set(semantic["known"]) == {recorded == "uniform"}
+        assert ("stale" in set(told["verdict"])) is (recorded == "nan")
+
+
 def test_the_report_says_what_each_gives_for_a_query_without_a_key(
     tmp_path: Path,
     run_below: RunBelow,
@@ -224,7 +336,7 @@ def test_the_report_says_what_each_gives_for_a_query_without_a_key(
 ) -> None:
     (cases / "numbers.yaml").write_text(NUMBERS, encoding="utf-8")
     entry = make_backend("uniform", UNIFORM)
-    mode = Mode("eager", entry.module, "for tests", conventions={"empty_rows": "uniform"})
+    mode = Mode("eager", entry.module, "for tests", conventions={"empty_rows": DeclaredConvention("uniform", "", "")})
     monkeypatch.setattr(
         Implementation, "declared", property(lambda self: mode if self.entry is entry else _eager(self))
     )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend as reference
 from attncheck.harness.judging import judge_implementation, recognition
-from attncheck.harness.judging.judge_implementation import JudgedStages, judge_and_recognise
+from attncheck.harness.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_recognise
 from attncheck.harness.judging.truth import find_truth
 from attncheck.harness.reading.lowering import essential
 from attncheck.harness.verdicts import Verdict
@@ -74,7 +74,7 @@ def recognised(
     compute: Compute,
     dtype: str = "float64",
     stages: tuple[str, ...] = (),
-    conventions: Mapping[str, str] | None = None,
+    own: OwnEmptyRows | None = None,
 ) -> JudgedStages:
     """Judge what an implementation makes of a problem, of which it returns only some stages."""
     stored = {
@@ -87,7 +87,7 @@ def recognised(
     assert {str(array.dtype) for array in returned.values()} == {dtype}
     truth = find_truth("attention", options, stored, dtype, generic=True)
     shapes = {name: array.shape for name, array in returned.items()}
-    return judge_and_recognise(truth, returned, shapes, "native", conventions)
+    return judge_and_recognise(truth, returned, shapes, "native", own)
 
 
 def failing(judged: JudgedStages) -> dict[str, Verdict]:
@@ -185,7 +185,7 @@ def test_another_convention_is_semantic_and_named_with_its_stage(name: str, only
     assert set(failing(judged).values()) == {Verdict.SEMANTIC}
     assert "output" in failing(judged)
     assert {found.message for found in judged.judgements if found.verdict.exit_code} == {says}
-    assert (judged.begins_at, judged.declared) == (stage, frozenset())
+    assert (judged.begins_at, judged.excused) == (stage, frozenset())
 
 
 MISTAKES: Mapping[str, tuple[Mapping[str, Any], Inputs, Compute, str, str]] = {
@@ -301,15 +301,15 @@ def test_rows_without_a_key_follow_the_convention_of_the_case(
         return
     assert failing(judged) == dict.fromkeys(stages or ("weights", "output"), Verdict.SEMANTIC)
     assert {found.message for found in judged.judgements if found.verdict.exit_code} == {f"{SAYS[given]} {expected}"}
-    assert (judged.begins_at, judged.declared) == ("weights", frozenset())
+    assert (judged.begins_at, judged.excused) == ("weights", frozenset())
 
 
 @pytest.mark.parametrize(("given", "declared"), [("uniform", "uniform"), ("nan", "nan"), ("nan", "uniform")])
 def test_a_convention_that_is_declared_is_known(given: str, declared: str) -> None:
     inputs = PLAIN | {"mask": EMPTY}
-    judged = recognised({}, inputs, with_rows(FILLED[given]), conventions={"empty_rows": declared})
+    judged = recognised({}, inputs, with_rows(FILLED[given]), own=OwnEmptyRows(declared))
     known = given == declared
-    assert judged.declared == ({"weights", "output"} if known else set())
+    assert judged.excused == ({"weights", "output"} if known else set())
     assert set(failing(judged).values()) == {Verdict.SEMANTIC}
     assert judged.judgements[-1].message.endswith("the case expects zero" + " (declared)" * known)
 
@@ -347,20 +347,20 @@ def test_a_mistake_beside_a_declared_convention_is_still_told_and_has_the_size_o
     def both(inputs: Inputs) -> Stages:
         return {"output": with_rows(FILLED[given], of=SCALED)(inputs)["output"]}
 
-    judged = recognised({}, PLAIN | {"mask": EMPTY}, both, conventions={"empty_rows": given})
+    judged = recognised({}, PLAIN | {"mask": EMPTY}, both, own=OwnEmptyRows(given))
     (found,) = judged.judgements
     assert found.verdict is Verdict.NUMERIC
     assert found.message.startswith(f"{SAYS_SCALED}; {SAYS[given]} zero; ")
     assert found.accumulated is not None
     assert 1 < found.accumulated.ratio < np.inf
-    assert (judged.begins_at, judged.declared) == ("scores", frozenset())
+    assert (judged.begins_at, judged.excused) == ("scores", frozenset())
 
 
 def test_a_mistake_beside_a_convention_that_is_not_declared_has_the_size_of_both() -> None:
     def both(inputs: Inputs) -> Stages:
         return {"output": with_rows(FILLED["uniform"], of=SCALED)(inputs)["output"]}
 
-    (found,) = recognised({}, PLAIN | {"mask": EMPTY}, both, conventions={"empty_rows": "nan"}).judgements
+    (found,) = recognised({}, PLAIN | {"mask": EMPTY}, both, own=OwnEmptyRows("nan")).judgements
     assert found.message.startswith(f"{SAYS_SCALED}; {SAYS['uniform']} zero; ")
     assert found.accumulated is not None
     assert found.accumulated.ratio == np.inf  # a row of zeros has no rounding
@@ -371,13 +371,13 @@ def test_what_a_declared_convention_does_not_explain_fails_on_its_own() -> None:
         stages = with_rows(1 / 7)(inputs)
         return stages | {"log_sum_exp": stages["log_sum_exp"] * (1 + 1e-6)}
 
-    judged = recognised({}, PLAIN | {"mask": EMPTY}, both, conventions={"empty_rows": "uniform"})
+    judged = recognised({}, PLAIN | {"mask": EMPTY}, both, own=OwnEmptyRows("uniform"))
     assert failing(judged) == {
         "weights": Verdict.SEMANTIC,
         "log_sum_exp": Verdict.NUMERIC,
         "output": Verdict.SEMANTIC,
     }
-    assert (judged.begins_at, judged.declared) == ("log_sum_exp", {"weights", "output"})
+    assert (judged.begins_at, judged.excused) == ("log_sum_exp", {"weights", "output"})
 
 
 def test_what_nothing_explains_is_judged_by_what_is_declared() -> None:
@@ -386,13 +386,100 @@ def test_what_nothing_explains_is_judged_by_what_is_declared() -> None:
     def both(inputs: Inputs) -> Stages:
         return {"output": with_rows(1 / 7)(inputs)["output"] * noise}
 
-    nothing: dict[str, str] = {}
-    for conventions in (nothing, {"empty_rows": "uniform"}):
-        judged = recognised({}, PLAIN | {"mask": EMPTY}, both, conventions=conventions)
+    for own in (OwnEmptyRows(), OwnEmptyRows("uniform"), OwnEmptyRows(recorded=("nan", "uniform"))):
+        judged = recognised({}, PLAIN | {"mask": EMPTY}, both, own=own)
         (found,) = judged.judgements
-        assert (found.verdict, judged.recognised, judged.declared) == (Verdict.NUMERIC, None, frozenset())
+        assert (found.verdict, judged.recognised, judged.excused) == (Verdict.NUMERIC, None, frozenset())
         assert found.accumulated is not None
-        assert (found.accumulated.ratio == np.inf) is (not conventions)
+        assert (found.accumulated.ratio == np.inf) is (own == OwnEmptyRows())
+
+
+# What an implementation was not asked for.
+
+
+NOT_ASKED = OwnEmptyRows(is_asked=False)
+
+
+@pytest.mark.parametrize("expected", ["uniform", "nan"])
+@pytest.mark.parametrize("given", SAYS)
+@pytest.mark.parametrize("stages", [("output",), ()])
+def test_what_was_not_asked_for_a_convention_may_follow_another(
+    given: str, expected: str, stages: tuple[str, ...]
+) -> None:
+    options, inputs = {"empty_rows": expected}, PLAIN | {"mask": EMPTY}
+    judged = recognised(options, inputs, with_rows(FILLED[given]), stages=stages, own=NOT_ASKED)
+    if given == expected:
+        assert (failing(judged), judged.excused) == ({}, frozenset())
+        return
+    assert failing(judged) == dict.fromkeys(stages or ("weights", "output"), Verdict.SEMANTIC)
+    assert judged.excused == failing(judged).keys()
+    assert judged.reason == f"{SAYS[given]} {expected}, for which it has no keyword empty_rows"
+    assert {found.empty_rows for found in judged.judgements if found.verdict.exit_code} == {given}
+
+
+@pytest.mark.parametrize("given", ["uniform", "nan"])
+def test_zeros_are_asked_for_by_saying_nothing(given: str) -> None:
+    for options in ({}, {"empty_rows": "zero"}):
+        judged = recognised(options, PLAIN | {"mask": EMPTY}, with_rows(FILLED[given]), own=NOT_ASKED)
+        assert set(failing(judged).values()) == {Verdict.SEMANTIC}
+        assert judged.excused == frozenset()
+
+
+@pytest.mark.parametrize("is_declared", [False, True])
+@pytest.mark.parametrize("given", ["zero", "nan"])
+def test_what_was_asked_for_a_convention_and_gives_another_fails_whatever_it_declares(
+    given: str, is_declared: bool
+) -> None:
+    own = OwnEmptyRows(given if is_declared else None)
+    judged = recognised({"empty_rows": "uniform"}, PLAIN | {"mask": EMPTY}, with_rows(FILLED[given]), own=own)
+    assert set(failing(judged).values()) == {Verdict.SEMANTIC}
+    assert judged.excused == frozenset()
+
+
+@pytest.mark.parametrize("given", ["zero", "nan"])
+def test_a_mistake_beside_a_convention_that_was_not_asked_for_still_fails(given: str) -> None:
+    def both(inputs: Inputs) -> Stages:
+        return {"output": with_rows(FILLED[given], of=SCALED)(inputs)["output"]}
+
+    judged = recognised({"empty_rows": "uniform"}, PLAIN | {"mask": EMPTY}, both, own=NOT_ASKED)
+    (found,) = judged.judgements
+    assert (found.verdict, judged.excused) == (Verdict.NUMERIC, frozenset())
+    assert found.message.startswith(f"{SAYS_SCALED}; {SAYS[given]} uniform; ")
+
+
+@pytest.mark.parametrize("given", [0.3, np.inf])
+def test_what_is_no_convention_fails_though_none_was_asked_for(given: float) -> None:
+    judged = recognised({"empty_rows": "uniform"}, PLAIN | {"mask": EMPTY}, with_rows(given), own=NOT_ASKED)
+    assert failing(judged)["weights"] in (Verdict.NUMERIC, Verdict.NONFINITE)
+    assert "weights" not in judged.excused  # an output of infinite weights may well be NaN
+
+
+def test_another_meaning_beside_a_convention_is_no_matter_of_the_convention_alone() -> None:
+    def nan_rows(inputs: Inputs) -> Stages:
+        stages = attend(**LOWER)(inputs)
+        empty = stages["log_sum_exp"][..., np.newaxis] == -np.inf
+        return {"output": np.where(empty, np.nan, stages["output"])}
+
+    (found,) = recognised(CAUSAL, FEW_KEYS, nan_rows).judgements
+    assert (found.verdict, found.empty_rows) == (Verdict.SEMANTIC, None)
+
+
+# What is known of an implementation, and not declared.
+
+
+def test_a_convention_that_is_recorded_is_told_and_left_to_the_record() -> None:
+    own = OwnEmptyRows(recorded=("uniform", "nan"))
+    judged = recognised({}, PLAIN | {"mask": EMPTY}, with_rows(np.nan), own=own)
+    assert failing(judged) == dict.fromkeys(("weights", "output"), Verdict.SEMANTIC)
+    assert {found.empty_rows for found in judged.judgements if found.verdict.exit_code} == {"nan"}
+    assert judged.excused == frozenset()
+
+
+def test_what_is_declared_comes_with_its_reason_and_source() -> None:
+    own = OwnEmptyRows("nan", reason="so that it shows", source="example/attention#3")
+    judged = recognised({}, PLAIN | {"mask": EMPTY}, with_rows(np.nan), own=own)
+    assert judged.excused == {"weights", "output"}
+    assert (judged.reason, judged.source) == ("so that it shows", "example/attention#3")
 
 
 # What is not recognised.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend as reference
 from attncheck.harness.judging import special_rows as module
-from attncheck.harness.judging.judge_implementation import JudgedStages, judge_and_recognise
+from attncheck.harness.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_recognise
 from attncheck.harness.judging.special_rows import empty_rows
 from attncheck.harness.judging.truth import Truth, find_truth
 from attncheck.harness.reading.lowering import Posed
@@ -28,11 +28,11 @@ def judged(
     options: Mapping[str, Any],
     inputs: Mapping[str, Array],
     stages: Stages,
-    conventions: Mapping[str, str] | None = None,
+    own: OwnEmptyRows | None = None,
 ) -> JudgedStages:
     truth = find_truth(operation, options, inputs, "float64", generic=True)
     shapes = {name: array.shape for name, array in stages.items()}
-    return judge_and_recognise(truth, stages, shapes, "native", conventions)
+    return judge_and_recognise(truth, stages, shapes, "native", own)
 
 
 def failing(found: JudgedStages) -> dict[str, Verdict]:
@@ -113,11 +113,11 @@ def test_an_empty_row_of_one_head_reaches_the_output_of_its_query(convention: st
 @pytest.mark.parametrize("convention", ["uniform", "nan"])
 def test_a_head_that_means_otherwise_is_semantic_and_known_if_declared(convention: str) -> None:
     inputs = HEADS | {"mask": ONE_HEAD} | OUTPUT_WEIGHT
-    stages, declared = of_heads(convention, inputs), {"empty_rows": convention}
+    stages, declared = of_heads(convention, inputs), OwnEmptyRows(convention)
     found = judged("multi_head_attention", {"heads": 2}, inputs, stages, declared)
     assert failing(found) == dict.fromkeys(("weights", "context", "output"), Verdict.SEMANTIC)
-    assert found.declared
-    assert not judged("multi_head_attention", {"heads": 2}, inputs, stages).declared
+    assert found.excused
+    assert not judged("multi_head_attention", {"heads": 2}, inputs, stages).excused
 
 
 def test_a_row_that_may_be_attended_is_no_matter_of_convention() -> None:
@@ -144,14 +144,73 @@ def test_gradients_of_nan_are_semantic_and_known_if_declared() -> None:
     # The empty row's weights are NaN: so is its query's gradient, and those of the key and value that its group shares.
     wrong = {name: array.copy() for name, array in right.items()}
     wrong["grad_query"][0, 2, 1] = wrong["grad_key"][0, 1] = wrong["grad_value"][0, 1] = np.nan
-    found = judged("attention_gradients", {}, inputs, wrong, {"empty_rows": "nan"})
+    found = judged("attention_gradients", {}, inputs, wrong, OwnEmptyRows("nan"))
     assert failing(found) == dict.fromkeys(("grad_query", "grad_key", "grad_value"), Verdict.SEMANTIC)
-    assert found.declared
+    assert found.excused
     assert failing(judged("attention_gradients", {"empty_rows": "nan"}, inputs, wrong)) == {}
     wrong["grad_key"][0, 0, 0, 0] = np.nan
-    found = judged("attention_gradients", {}, inputs, wrong, {"empty_rows": "nan"})
+    found = judged("attention_gradients", {}, inputs, wrong, OwnEmptyRows("nan"))
     assert failing(found)["grad_key"] is Verdict.NONFINITE
-    assert found.declared == {"grad_query", "grad_value"}
+    assert found.excused == {"grad_query", "grad_value"}
+
+
+def through_the_scores(stages: Stages) -> Stages:
+    """The gradients of NaN weights where the mask was added: NaN for query and keys, too."""
+    changed = {name: array.copy() for name, array in stages.items()}
+    changed["grad_query"][0, 2, 1] = changed["grad_key"][0, 1] = np.nan
+    return changed
+
+
+def test_gradients_of_nan_rows_may_stop_at_the_mask_or_go_through() -> None:
+    inputs, options = attention_problem(), {"empty_rows": "nan"}
+    right = reference.attention_gradients(**inputs, empty_rows="nan")
+    assert np.isnan(right["grad_value"][0, 1]).all()
+    assert np.isfinite(right["grad_query"]).all()
+    for stages in (dict(right), through_the_scores(right)):
+        assert failing(judged("attention_gradients", options, inputs, stages)) == {}
+    for stage, place, wrong in (
+        ("grad_query", (0, 2, 1, 0), 1e-3),
+        ("grad_key", (0, 1, 0, 0), 1e3),
+        ("grad_query", (0, 0, 0, 0), np.nan),
+        ("grad_key", (0, 0, 0, 0), np.nan),
+        ("grad_value", (0, 1, 0, 0), 0.0),
+    ):
+        changed = through_the_scores(right) | {stage: right[stage].copy()}
+        changed[stage][place] = wrong
+        assert set(failing(judged("attention_gradients", options, inputs, changed))) == {stage}, (stage, place)
+
+
+def test_a_uniform_row_is_part_of_the_values_gradient_within_its_bound() -> None:
+    inputs, options = attention_problem(), {"empty_rows": "uniform"}
+    right = reference.attention_gradients(**inputs, empty_rows="uniform")
+    assert failing(judged("attention_gradients", options, inputs, dict(right))) == {}
+    without = reference.attention_gradients(**inputs)
+    changed = dict(right) | {"grad_value": without["grad_value"]}
+    assert set(failing(judged("attention_gradients", options, inputs, changed))) == {"grad_value"}
+    moved = right["grad_value"].copy()
+    moved[0, 1, 0, 0] *= 1 + 1e-12
+    assert set(failing(judged("attention_gradients", options, inputs, dict(right) | {"grad_value": moved}))) == {
+        "grad_value"
+    }
+
+
+@pytest.mark.parametrize("bias", [None, (1, 4, 3, 5), (1, 1, 1, 5), (1, 4, 1, 1)])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_where_no_query_has_a_key_a_values_gradient_is_a_mean_of_what_came_out(
+    dtype: str, bias: tuple[int, ...] | None
+) -> None:
+    inputs = attention_problem() | {"mask": np.zeros((1, 4, 3, 1), dtype=bool)}
+    if bias is not None:
+        inputs["bias"] = DRAWN.standard_normal(bias)
+    inputs = {name: array if array.dtype == bool else array.astype(dtype) for name, array in inputs.items()}
+    truth = find_truth("attention_gradients", {"empty_rows": "uniform"}, inputs, dtype, generic=False)
+    summed = inputs["grad_output"].astype(np.float64).reshape(1, 2, 6, 2).sum(axis=2, keepdims=True) / 5
+    expected = np.broadcast_to(summed, (1, 2, 5, 2))
+    np.testing.assert_allclose(truth.exact["grad_value"].high, expected, rtol=1e-14)
+    bound, unit = truth.bounds("native")["grad_value"].worst, 2.0**-53 if dtype == "float64" else 2.0**-24
+    size = np.abs(inputs["grad_output"]).astype(np.float64).reshape(1, 2, 6, 2).sum(axis=2, keepdims=True) / 5
+    assert (bound >= unit * np.abs(expected)).all()
+    assert (bound <= 100 * unit * size).all()
 
 
 def test_gradients_of_a_wrong_scale_are_told() -> None:
@@ -183,8 +242,8 @@ def test_conventions_hold_where_some_rows_stand_for_all() -> None:
     stages = reference.attention(**inputs)
     wrong = {"output": stages["output"].copy()}
     wrong["output"][0, 0, [0, 700]] = np.nan
-    found = judged("attention", {}, inputs, wrong, {"empty_rows": "nan"})
-    assert (failing(found), found.declared) == ({"output": Verdict.SEMANTIC}, {"output"})
+    found = judged("attention", {}, inputs, wrong, OwnEmptyRows("nan"))
+    assert (failing(found), found.excused) == ({"output": Verdict.SEMANTIC}, {"output"})
     assert found.judgements[0].judged_rows == 64
     assert failing(judged("attention", {"empty_rows": "nan"}, inputs, wrong)) == {}
 

@@ -137,6 +137,7 @@ def _with_options() -> dict[str, Task]:
         **_with_past(rng),
         **_grouped(rng),
         **_gradients(rng),
+        **_without_keys(rng),
     }
 
 
@@ -209,6 +210,25 @@ def _gradients(rng: np.random.Generator) -> dict[str, Task]:
         "gradients, as many keys as heads": task(inputs(2, 3, 3, 4, 3)),
         "gradients, long": task(inputs(1, 1, 1, 70, 20)),
         "gradients, one tile": task(inputs(1, 1, 1, 32, 20)),
+    }
+
+
+def _without_keys(rng: np.random.Generator) -> dict[str, Task]:
+    """Queries that may attend to no key, by the conventions that have to be asked for."""
+    square = _attention_inputs(rng, 3, 3, 6, 6)
+    lengths = square | {"key_lengths": np.array([6, 0, 3]), "mask": np.arange(6)[:, np.newaxis] != [[[[4]]]]}
+    learned = {"grad_output": rng.normal(size=(3, 3, 6, 9)), "value": square["value"][..., :9]}
+    scores = np.where(np.arange(4)[:, np.newaxis] == 2, -np.inf, rng.normal(size=(2, 1, 4, 5)))
+    projected = _multi_head_inputs(rng) | {"mask": np.arange(4)[:, np.newaxis] != [[[[1]]]]}
+    return {
+        f"{convention}, {name}": Task(operation, {**options, "empty_rows": convention}, inputs)
+        for convention in ("uniform", "nan")
+        for name, operation, options, inputs in (
+            ("softmax", "softmax", {}, {"scores": scores}),
+            ("lengths and a mask", "attention", {}, lengths),
+            ("gradients", "attention_gradients", {"scale": 0.5}, lengths | learned),
+            ("heads", "multi_head_attention", {"heads": 2}, projected),
+        )
     }
 
 

@@ -134,6 +134,12 @@ def test_every_mutant_keeps_the_dtype_and_returns_the_references_stages(
         assert {str(stage.dtype) for stage in stages.values()} == {"float32"}, name
 
 
+def _left_open(task: Task) -> set[str]:
+    """Return the stages that no convention but that of zeros says everything of: ``special_rows.py``."""
+    is_open = task.options.get("empty_rows", "zero") != "zero"
+    return {"log_sum_exp", "grad_query", "grad_key", "grad_bias"} if is_open else set()
+
+
 @each_honest
 def test_every_honest_variant_agrees_with_the_reference_at_every_stage_that_it_returns(
     honest: Honest, problems: Problems, solve: Solve
@@ -142,7 +148,7 @@ def test_every_honest_variant_agrees_with_the_reference_at_every_stage_that_it_r
         for name, task in problems.items():
             got, wanted = solve(honest.backend, task, dtype), solve(numpy_backend, task, dtype)
             assert got or honest.backend.hidden, name
-            for stage in got:
+            for stage in got.keys() - _left_open(task):
                 assert got[stage].shape == wanted[stage].shape
                 assert units_apart(*(_whole(stage, stages) for stages in (got, wanted))) < 1e5, (dtype, name, stage)
 

@@ -11,7 +11,7 @@ import pytest
 
 from attncheck.backends import BACKENDS
 from attncheck.harness.errors import CaseError
-from attncheck.harness.reading.divergences import Divergence, bundled_divergences, load_divergences
+from attncheck.harness.reading.divergences import Divergence, bundled_divergences, load_divergences, recorded_empty_rows
 from attncheck.harness.reading.selection import select_cases
 
 ENTRY = """\
@@ -138,7 +138,7 @@ def test_a_limit_is_for_numbers_alone(load: Load, verdict: str) -> None:
     )
 
 
-FIELDS = "implementation, cases, dtypes, stages, verdict, up_to, reason, decided, thread"
+FIELDS = "implementation, cases, dtypes, stages, verdict, up_to, empty_rows, reason, decided, thread"
 
 
 @pytest.mark.parametrize(
@@ -162,6 +162,16 @@ FIELDS = "implementation, cases, dtypes, stages, verdict, up_to, reason, decided
             "[0].thread: expected owner/name#number or an address",
         ),
         (ENTRY + ENTRY.replace("pytorch/pytorch#108108", "http://x"), 16, "[1].thread: expected owner/name#number"),
+        (
+            ENTRY.replace("reason: aligned", "empty_rows: none\n  reason: aligned"),
+            6,
+            "[0].empty_rows: expected 'zero', 'uniform' or 'nan', got 'none'",
+        ),
+        (
+            LEAST + "  empty_rows: nan\n",
+            6,
+            "[0].empty_rows: only a semantic divergence has a convention, and this one is crash; leave the field out",
+        ),
         (LIMITED.replace("5.4e+8", "0"), 4, "[0].up_to: expected a value greater than 0, got 0"),
         (LIMITED.replace("5.4e+8", "-1.5"), 4, "[0].up_to: expected a value greater than 0, got -1.5"),
         (LIMITED.replace("5.4e+8", ".inf"), 4, "[0].up_to: expected a finite number, got inf"),
@@ -213,6 +223,21 @@ def test_what_is_known_of_a_number_in_every_case_has_a_limit() -> None:
     everywhere = [each for each in bundled_divergences(list(BACKENDS)) if "*" in each.entry.cases]
     assert everywhere
     assert [each.place for each in everywhere if each.entry.verdict == "numeric" and each.entry.up_to is None] == []
+
+
+def test_another_meaning_that_is_known_in_every_case_is_that_of_one_convention() -> None:
+    """Or it would hide every other difference of meaning: a mask that is read the other way round, say."""
+    everywhere = [each for each in bundled_divergences(list(BACKENDS)) if "*" in each.entry.cases]
+    assert [each.place for each in everywhere if each.entry.verdict == "semantic" and not each.entry.empty_rows] == []
+
+
+def test_an_entry_with_a_convention_excuses_that_one_alone(load: Load) -> None:
+    (found,) = load(ENTRY.replace("reason: aligned", "empty_rows: nan\n  reason: aligned"))
+    given = {value: found.excuses("output", "semantic", empty_rows=value) for value in ("nan", "uniform", None)}
+    assert given == {"nan": True, "uniform": False, None: False}
+    assert recorded_empty_rows([found], "torch.sdpa", "masking/x", "float32") == ("nan",)
+    assert recorded_empty_rows([found], "torch.eager", "masking/x", "float32") == ()
+    assert recorded_empty_rows(load(ENTRY), "torch.sdpa", "masking/x", "float32") == ()
 
 
 def _named(glob: str) -> str:

@@ -170,7 +170,7 @@ MASK = np.ones((1, 1, 3, 5), dtype=bool)
         ({"is_causal": True, "alignment": "top_left"}, {}, {"is_causal": True}),
         ({"is_causal": True, "window": (1, 0)}, {}, {"is_causal": True, "window": (1, 0)}),
         ({"window": (1, None)}, PAST, {"window": (1, None)}),
-        ({"scale": 0, "empty_rows": "nan"}, {"mask": MASK}, {"scale": 0}),
+        ({"scale": 0, "empty_rows": "nan"}, {"mask": MASK}, {"scale": 0, "empty_rows": "nan"}),
         ({"heads": 1, "kv_heads": 1}, {}, {}),
         ({"is_causal": True, "alignment": "bottom_right"}, {"query": KEY}, {"is_causal": True}),
         ({}, {"key_lengths": np.array([1, 2])}, {}),
@@ -228,8 +228,9 @@ def test_other_operations_keep_what_is_theirs() -> None:
         assert posed.options == {}
         assert posed.inputs.keys() == {"scores", "bias", "mask"}
         assert posed.inputs["mask"].tolist() == [[[[False, True, False], [False, False, True]]]]
-    for posed in _both("softmax", {"empty_rows": "uniform"}, scores):
-        assert (posed.options, posed.inputs) == ({}, scores)
+    asked, plain = _both("softmax", {"empty_rows": "uniform"}, scores)
+    assert (asked.options, asked.inputs) == ({"empty_rows": "uniform"}, scores)
+    assert (plain.options, plain.inputs) == ({}, scores)
     for posed in _both("scoring", {"score": "cosine", "scale": 2}, {"query": QUERY, "key": KEY}):
         assert posed.options == {"score": "cosine", "scale": 2}
     heads = {"heads": 2, "kv_heads": 1}

@@ -87,6 +87,33 @@ def attention_gradients(*given):
     assert done.stdout.count("is right") == len(stages)
 
 
+UNIFORM = """
+import numpy as np
+
+
+def attention(query, key, value, *, mask, KEYWORD):
+    scores = np.where(mask, query @ key.swapaxes(-1, -2) * np.float32(query.shape[-1] ** -0.5), np.float32(FILL))
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True) @ value
+"""
+
+
+@pytest.mark.parametrize("keyword", ["", "empty_rows='zero'", "**options"])
+@pytest.mark.parametrize(("fill", "code"), [("-1e9", 0), ("-np.inf", 1)])
+def test_a_convention_is_asked_for_where_the_function_takes_it(
+    one_case: Callable[..., Case],
+    reproduce: Callable[..., Done],
+    kernel: Callable[..., str],
+    keyword: str,
+    fill: str,
+    code: int,
+) -> None:
+    mask = "  mask: {values: [[1, 1, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1], [1, 0, 0, 0, 0, 0]]}\n"
+    path = kernel(UNIFORM.replace("KEYWORD", keyword).replace("mask, )", "mask)").replace("FILL", fill))
+    done = reproduce(one_case("attention", f"options: {{empty_rows: uniform}}\n{ATTENTION}{mask}"), f"{path}:attention")
+    assert done.returncode == code, done.stdout + done.stderr
+
+
 ATTRIBUTES = """
 
 def my_kernel(q, k, v, **options):

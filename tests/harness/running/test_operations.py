@@ -7,8 +7,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from attncheck.backends import BACKENDS
 from attncheck.backends.contract import Backend
-from attncheck.harness.running.operations import run_operation
+from attncheck.harness.running.operations import not_asked, run_operation
 from attncheck.harness.vocabulary import OPERATIONS, result_stages
 
 
@@ -132,6 +133,33 @@ THREE = {"query": 1, "key": 2, "value": 3}
 def test_what_a_function_takes_is_asked_of_it() -> None:
     stages = run_operation(cast(Backend, Small()), "attention", THREE, {"is_causal": True})
     assert stages == {"output": (1, 2, 3, True)}
+
+
+class Asked(Small):
+    """A backend whose attention takes the convention of a query without a key."""
+
+    def attention(self, query: Any, key: Any, value: Any, *, empty_rows: str = "zero") -> dict[str, Any]:  # type: ignore[override]
+        return {"output": empty_rows}
+
+
+def test_a_convention_is_asked_of_a_function_that_takes_it_and_left_out_of_any_other() -> None:
+    options = {"empty_rows": "nan"}
+    assert run_operation(cast(Backend, Asked()), "attention", THREE, options) == {"output": "nan"}
+    assert not_asked(cast(Backend, Asked()), "attention", options) == ()
+    assert run_operation(cast(Backend, Small()), "attention", THREE, options) == {"output": (1, 2, 3, False)}
+    assert not_asked(cast(Backend, Small()), "attention", options) == ("empty_rows",)
+    assert call_of("attention", {}, options) == ("attention", options)  # it takes anything
+    assert not_asked(cast(Backend, Recorder()), "attention", options) == ()
+    assert not_asked(cast(Backend, Small()), "softmax", options) == ()  # it has none to ask
+    assert not_asked(cast(Backend, Small()), "attention", {}) == ()
+
+
+@pytest.mark.parametrize("name", [name for name, entry in BACKENDS.items() if entry.is_installed])
+def test_every_eager_mode_is_asked_for_every_convention(name: str) -> None:
+    backend = BACKENDS[name].load()
+    operations = [each for each in OPERATIONS.values() if "empty_rows" in each.options]
+    assert len(operations) == 4
+    assert [not_asked(backend, each.name, {"empty_rows": "nan"}) for each in operations] == [()] * 4
 
 
 @pytest.mark.parametrize(

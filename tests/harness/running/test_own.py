@@ -103,6 +103,26 @@ def test_what_is_no_parameter_is_unsupported(write: Write, tmp_path: Path) -> No
     assert outcome_of(found, scores, tmp_path) == Failure("unsupported", "NotImplementedError: has no softmax")
 
 
+@pytest.mark.parametrize(
+    ("keywords", "missing"),
+    [("*, mask=None", ("empty_rows",)), ("*, mask=None, empty_rows='zero'", ()), ("*, mask=None, **more", ())],
+)
+def test_a_convention_is_asked_of_who_has_a_keyword_for_it(
+    write: Write, tmp_path: Path, keywords: str, missing: tuple[str, ...]
+) -> None:
+    text = ATTENTION.replace("*, mask=None", keywords)
+    if not missing:
+        text += (
+            "    return np.full_like(output, {'nan': np.nan}.get(locals().get('more', locals())['empty_rows'], 0))\n"
+        )
+        text = text.replace("    return weights", "    output = weights")
+    (found,) = choose(None, [f"{write(text)}:attention"]).implementations
+    outcome = outcome_of(found, problem(empty_rows="nan"), tmp_path)
+    assert isinstance(outcome, Computed), outcome
+    assert outcome.not_asked == missing
+    assert bool(np.isnan(outcome.stages["output"]).all()) is not bool(missing)
+
+
 def test_a_function_whose_third_input_is_no_value_is_not_looked_at_as_if_it_were(write: Write, tmp_path: Path) -> None:
     (found,) = choose(
         None, [write("def general_scores(query, key, weight):\n    return query @ weight @ key.mT")]
@@ -129,7 +149,7 @@ def test_what_a_function_declares_is_read_before_it_runs(write: Write) -> None:
     )
     (found,) = choose(None, [f"{write(ATTENTION + declared)}:attention"]).implementations
     assert dict(found.declared.classes) == {"float32": "native", "float16": "fused"}
-    assert dict(found.declared.conventions) == {"empty_rows": "nan"}
+    assert {name: each.value for name, each in found.declared.conventions.items()} == {"empty_rows": "nan"}
     assert found.needs == {"numpy": 1, "GPU": 1}
 
 

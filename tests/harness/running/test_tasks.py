@@ -49,7 +49,7 @@ def test_the_options_are_those_of_the_call(load_text: Load) -> None:
     text = "    options: {is_causal: true, window: [1, 1], empty_rows: nan, softcap: 2}\n"
     task = _task(load_text, SPLIT + text)
     assert (task.operation, task.memory) == ("attention", {})
-    assert task.options == {"is_causal": True, "window": (1, 1), "softcap": 2}
+    assert task.options == {"is_causal": True, "window": (1, 1), "softcap": 2, "empty_rows": "nan"}
     assert task.inputs.keys() == {"query", "key", "value"}
 
 
