@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
-import select
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from attncheck.backends import EAGER, NATIVE, BackendEntry
 from attncheck.backends.contract import Backend
+from attncheck.harness.running.left_behind import Misbehaved, nothing_left_behind
 from attncheck.harness.running.operations import check_parameters
 from attncheck.harness.running.own import EXPECTED, LoadError
 from attncheck.harness.vocabulary import DTYPES, EmptyRows, result_stages
@@ -38,12 +34,6 @@ _OPERATIONS = {"mask_scores": "masking"} | {
     name: name for name in ("softmax", "attention", "attention_gradients", "multi_head_attention")
 }
 """What is no scoring function."""
-
-_WAIT_FOR_CHILD = 0.5
-
-
-class Misbehaved(Exception):
-    """An implementation did what none may do; says what."""
 
 
 class OwnBackend:
@@ -79,7 +69,7 @@ class OwnBackend:
             _check_capabilities(function, positional)
         tensors = [*positional, *(value for value in given.values() if hasattr(value, "shape"))]
         before = [np.array(self._base_to_numpy(tensor)) for tensor in tensors]
-        with _watched():
+        with nothing_left_behind():
             returned = function(*positional, **given)
         for number, (tensor, was) in enumerate(zip(tensors, before, strict=True)):
             if self._base_to_numpy(tensor).tobytes() != was.tobytes():
@@ -171,45 +161,3 @@ def _check_capabilities(function: Callable[..., Any], tensors: list[Any]) -> Non
     for name, asked in (("grouped_heads", query[1] != key[1]), ("value_width", value[3] != query[3])):
         if asked and capabilities.get(name) is False:
             raise NotImplementedError(f"says that it has no {name.replace('_', ' ')}")
-
-
-@contextmanager
-def _watched() -> Iterator[None]:
-    """Notice threads that outlive the call, and a forked child that comes back from it.
-
-    Such a child ends here: it would go on as a second worker and answer in its parent's place.
-    """
-    own, threads, children = os.getpid(), set(threading.enumerate()), _children()
-    heard, told = os.pipe()
-    try:
-        try:
-            yield
-        finally:
-            if os.getpid() != own:
-                os.write(told, b"!")
-                os._exit(0)
-            os.close(told)
-        if _children() - children and _came_back(heard):
-            raise Misbehaved("forked, and the child process came back from the call")
-        left = [thread for thread in threading.enumerate() if thread not in threads and thread.is_alive()]
-        if left:
-            raise Misbehaved(f"left {len(left)} thread(s) running: {', '.join(thread.name for thread in left)}")
-    finally:
-        os.close(heard)
-
-
-def _came_back(heard: int) -> bool:
-    """Whether a child says so; one that runs another program, or has ended, closes the pipe and is not waited for."""
-    return bool(select.select([heard], [], [], _WAIT_FOR_CHILD)[0]) and bool(os.read(heard, 1))
-
-
-def _children() -> set[int]:
-    """Return the children of this process, also those that have ended and that nobody has collected."""
-    if not hasattr(os, "waitid"):
-        return set()  # a platform that cannot fork either
-    try:
-        # Looks without taking the exit code from its owner.
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return set()  # as nearly always, and quickly known
-    return {child.pid for child in psutil.Process().children()}
