@@ -48,6 +48,9 @@ def run_selected(
     print_faults(selection)
     for name in chosen.missing:
         typer.echo(f"attncheck: {name} could not run: asked for by name, not installed", err=True)
+    if not quiet:
+        for hint in chosen.hints:
+            typer.echo(f"attncheck: {hint}", err=True)
     settings = Settings(
         output=output,
         label=label,
