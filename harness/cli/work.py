@@ -44,7 +44,7 @@ def run_selected(
     from attncheck.harness.repro import write_scripts
     from attncheck.harness.run import Settings, run_cases
 
-    selection = select(patterns, tag, dtype)
+    selection = select(patterns, tag, dtype, divergences)
     print_faults(selection)
     for name in chosen.missing:
         typer.echo(f"attncheck: {name} could not run: asked for by name, not installed", err=True)
@@ -100,16 +100,17 @@ def choose_from(backend: list[str] | None, implementation: list[str] | None, fra
     return choose(split(backend) or None, split(implementation), framework)
 
 
-def select(patterns: list[str] | None, tag: list[str] | None, dtype: list[str] | None) -> Selection:
+def select(
+    patterns: list[str] | None, tag: list[str] | None, dtype: list[str] | None, divergences: list[Path] | None = None
+) -> Selection:
     """Return the cases that the options name, the configured and bundled ones where they name none."""
-    from attncheck.harness.config import read_config
-    from attncheck.harness.reading.selection import select_cases
+    from attncheck.harness.config import selected
     from attncheck.harness.vocabulary import DTYPES
 
     for name in split(dtype):
         if name not in DTYPES:
             raise UsageError(f"unknown dtype {name!r}; expected {', '.join(DTYPES)}")
-    return select_cases(patterns or read_config().own_and_bundled, split(tag), split(dtype))
+    return selected(patterns or (), split(tag), split(dtype), divergences or ())
 
 
 def select_one(case: str, dtype: str | None) -> tuple[Case, Selection]:
