@@ -81,6 +81,7 @@ def check(
     name: str | None = None,
     output: str | Path | None = None,
     time_limit: float = 60.0,
+    keep_going: bool = False,
 ) -> CheckResult:
     """Run cases on one implementation and judge every stage that it returns against the exact answer.
 
@@ -94,9 +95,10 @@ def check(
     on NumPy's arrays or those of ``framework`` (torch, tensorflow, jax). ``cases`` are paths of files or folders, or
     globs over the bundled cases; if empty, all of these and the project's own (``pyproject.toml``). In reports a
     callable is called as on the command line, after its module and itself, or by ``name`` behind its module. ``output``
-    keeps the results in a folder, for ``attncheck report``. Raises ``UsageError`` for what cannot be called or found.
+    keeps the results in a folder, for ``attncheck report``. With ``keep_going``, one whose process ends in the same way
+    in every call is tried in all cases. Raises ``UsageError`` for what cannot be called or found.
     """
-    limits = Limits(case_seconds=time_limit)
+    limits = Limits(case_seconds=time_limit, keep_going=keep_going)
     chosen = _chosen(function, framework, name, limits)
     selection = selected(list(cases), list(tags), list(dtypes))
     with tempfile.TemporaryDirectory() as folder:

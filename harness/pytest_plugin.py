@@ -180,10 +180,10 @@ _RUNNERS: dict[Any, Any] = {}
 
 
 def _limits() -> Limits:
-    """Return what a worker may take for one test."""
+    """Every test is tried: when to stop is pytest's to say (``--maxfail``)."""
     from attncheck.harness.running.executor import Limits
 
-    return Limits(case_seconds=_TIME_LIMIT)
+    return Limits(case_seconds=_TIME_LIMIT, keep_going=True)
 
 
 @contextmanager

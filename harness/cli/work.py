@@ -85,11 +85,15 @@ def _without_cluster(arguments: list[str]) -> list[str]:
     return [*kept[:place], *kept[place + 2 :]]
 
 
-def limits_of(time_limit: float, memory_limit: float | None, threads: int, compilation_cache: bool) -> Limits:
-    """Return what a worker may take: seconds per evaluation, GiB of memory, threads; and whether it keeps a cache."""
+def limits_of(
+    time_limit: float, memory_limit: float | None, threads: int, compilation_cache: bool, keep_going: bool
+) -> Limits:
+    """Return what a worker may take: seconds per evaluation, GiB of memory, threads; a cache, and patience."""
     from attncheck.harness.running.executor import Limits
 
-    limits = Limits(case_seconds=time_limit, threads=threads, compilation_cache=compilation_cache)
+    limits = Limits(
+        case_seconds=time_limit, threads=threads, compilation_cache=compilation_cache, keep_going=keep_going
+    )
     return limits if memory_limit is None else replace(limits, most_memory=int(memory_limit * 2**30))
 
 
