@@ -73,6 +73,7 @@ class BackendEntry:
     set in the worker before the framework is imported. ``classes`` are the eager mode's. ``cache`` are the variables by
     which the framework keeps what it compiles in a ``{folder}``, ``without_cache`` those by which it keeps nothing.
     ``resources`` is what a worker of a cluster must offer besides the framework, and how much of it: ``{"GPU": 1}``.
+    Of what others wrote, ``hints`` are for its author, and ``distributions`` are the versions of what it imports.
     """
 
     name: str
@@ -85,6 +86,8 @@ class BackendEntry:
     cache: Mapping[str, str] = field(default_factory=dict)
     without_cache: Mapping[str, str] = field(default_factory=dict)
     resources: Mapping[str, float] = field(default_factory=dict)
+    hints: tuple[str, ...] = ()
+    distributions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def framework(self) -> str:

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attncheck.harness.config import known_divergences
+from attncheck.harness.config import known_divergences, selected
 from attncheck.harness.errors import ExitCode
 from attncheck.harness.explain import explain_case
 from attncheck.harness.merge import merge_runs
-from attncheck.harness.reading.selection import Selection, select_cases
+from attncheck.harness.reading.selection import Selection
 from attncheck.harness.results.format import Row
 from attncheck.harness.results.reader import read_runs
 from attncheck.harness.run import Settings, run_cases
@@ -81,6 +81,7 @@ def check(
     name: str | None = None,
     output: str | Path | None = None,
     time_limit: float = 60.0,
+    keep_going: bool = False,
 ) -> CheckResult:
     """Run cases on one implementation and judge every stage that it returns against the exact answer.
 
@@ -92,12 +93,14 @@ def check(
     of which the keywords that it does not have are what it cannot do, or a text: ``file.py:function``,
     ``package.module:function``, or the name of a bundled or published implementation. It runs in a process of its own,
     on NumPy's arrays or those of ``framework`` (torch, tensorflow, jax). ``cases`` are paths of files or folders, or
-    globs over the bundled cases, all if empty; ``name`` is what a callable is called in reports. ``output`` keeps the
-    results in a folder, for ``attncheck report``. Raises ``UsageError`` for what cannot be called or found.
+    globs over the bundled cases; if empty, all of these and the project's own (``pyproject.toml``). In reports a
+    callable is called as on the command line, after its module and itself, or by ``name`` behind its module. ``output``
+    keeps the results in a folder, for ``attncheck report``. With ``keep_going``, one whose process ends in the same way
+    in every call is tried in all cases. Raises ``UsageError`` for what cannot be called or found.
     """
-    limits = Limits(case_seconds=time_limit)
+    limits = Limits(case_seconds=time_limit, keep_going=keep_going)
     chosen = _chosen(function, framework, name, limits)
-    selection = select_cases(list(cases), list(tags), list(dtypes))
+    selection = selected(list(cases), list(tags), list(dtypes))
     with tempfile.TemporaryDirectory() as folder:
         place = Path(output) if output is not None else Path(folder) / "results"
         known = known_divergences([item.entry.name for item in chosen.implementations])

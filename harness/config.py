@@ -17,7 +17,7 @@ from typing import Any
 
 from attncheck.harness.errors import UsageError
 from attncheck.harness.reading.divergences import Divergence, bundled_divergences, load_divergences
-from attncheck.harness.reading.selection import exists
+from attncheck.harness.reading.selection import Selection, exists, select_cases
 
 _FILE = "pyproject.toml"
 
@@ -44,6 +44,21 @@ def read_config(start: Path | None = None) -> Config:
         if section is not None:
             return _config(section, path)
     return Config()
+
+
+def selected(
+    patterns: Sequence[str],
+    tags: Sequence[str] = (),
+    dtypes: Sequence[str] = (),
+    divergences: Sequence[Path] = (),
+) -> Selection:
+    """Read the cases that are named: where none is, the bundled ones and the project's; lists of divergences are none.
+
+    Raises ``UsageError`` as ``select_cases`` does.
+    """
+    config = read_config()
+    lists = (*config.divergences, *divergences)
+    return select_cases(patterns or config.own_and_bundled, tags, dtypes, divergences=lists)
 
 
 def known_divergences(backends: Sequence[str], own: Sequence[Path] = ()) -> tuple[Divergence, ...]:

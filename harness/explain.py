@@ -66,14 +66,23 @@ def find_implementation(name: str, framework: str | None = None) -> Implementati
 
 
 def explain_case(
-    case: Case, implementation: Implementation, dtype: str, limits: Limits, runner: GroupRunner[str] | None = None
+    case: Case,
+    implementation: Implementation,
+    dtype: str,
+    limits: Limits,
+    runner: GroupRunner[str] | None = None,
+    divergences: Sequence[Divergence] | None = None,
 ) -> Explanation:
-    """Compute a case in a worker, ``runner``'s if there is one, and judge every stage."""
+    """Compute a case in a worker, ``runner``'s if there is one, and judge every stage.
+
+    ``divergences`` are known beforehand; None is what is bundled, and what the project names.
+    """
     inputs = convert_inputs(case, make_exact_inputs(case), dtype)
     numerical_class = implementation.numerical_class(dtype)
     if numerical_class is None:
         return Explanation(case, dtype, implementation.name, "none", (), "", f"unsupported: declares no {dtype}")
-    divergences = known_divergences([implementation.entry.name])
+    if divergences is None:
+        divergences = known_divergences([implementation.entry.name])
     place = (implementation.name, case.id, dtype)
     task = task_of(case, inputs)
     outcome = runner.evaluate(task) if runner else _compute(implementation, dtype, limits, task)

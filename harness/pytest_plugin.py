@@ -21,7 +21,9 @@ import pytest
 if TYPE_CHECKING:
     # Every run of pytest in an environment with attncheck loads this module, so what is heavy waits until it is used.
     from attncheck.harness.reading.case import Case
+    from attncheck.harness.reading.divergences import Divergence
     from attncheck.harness.reading.selection import Selection
+    from attncheck.harness.running.executor import Limits
     from attncheck.harness.running.implementations import Implementation
 
 _TIME_LIMIT = 60.0
@@ -33,15 +35,22 @@ class _Judge:
 
     implementation: Implementation
     selection: Selection
+    divergences: tuple[Divergence, ...]
+
+    @classmethod
+    def of(cls, implementation: Implementation, selection: Selection) -> _Judge:
+        """Read what is known of it, once for all tests. Raises ``CaseError`` where a list cannot be used."""
+        from attncheck.harness.config import known_divergences
+
+        return cls(implementation, selection, known_divergences([implementation.entry.name]))
 
     def complaint(self, case: Case, dtype: str) -> str | None:
         """Return why a case fails, as ``attncheck explain`` tells it; None where it holds. Skips the unsupported."""
         from attncheck.harness.explain import explain_case
-        from attncheck.harness.running.executor import Limits
         from attncheck.reports.explanation import explanation_text
 
         with _running(self.implementation, dtype) as runner:
-            explanation = explain_case(case, self.implementation, dtype, Limits(case_seconds=_TIME_LIMIT), runner)
+            explanation = explain_case(case, self.implementation, dtype, _limits(), runner, self.divergences)
         if explanation.failure.startswith("unsupported"):
             pytest.skip(explanation.failure)
         failing = [item.stage for item in explanation.judgements if item.verdict.exit_code]
@@ -86,15 +95,15 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     try:
         selection = _selection(tuple(wanted["cases"]), tuple(wanted["tag"]), tuple(wanted["dtype"]))
         chosen = choose(None, targets, wanted["framework"])
+        judges = [_Judge.of(implementation, selection) for implementation in chosen.implementations]
     except AttncheckError as error:
         raise pytest.UsageError(f"attncheck: {error}") from None
     if chosen.missing:
         raise pytest.UsageError(f"attncheck: {', '.join(chosen.missing)}: not installed")
     collector = _Cases.from_parent(session, name="attncheck", nodeid="attncheck")
-    for implementation in chosen.implementations:
-        judge = _Judge(implementation, selection)
+    for judge in judges:
         for case, dtype in _pairs(selection, wanted["dtype"]):
-            name = f"{implementation.name}[{case.id}-{dtype}]"
+            name = f"{judge.implementation.name}[{case.id}-{dtype}]"
             items.append(_CaseItem.from_parent(collector, name=name, judge=judge, case=case, dtype=dtype))
 
 
@@ -141,15 +150,20 @@ def conformance(
 
     The arguments are those of ``attncheck.harness.check``.
     """
+    from attncheck.harness.errors import AttncheckError
     from attncheck.harness.running.choice import choose, choose_callable
 
-    selection = _selection(tuple(cases), tuple(tags), tuple(dtypes))
-    implementation = (
-        choose(None, [function], framework).implementations[0]
-        if isinstance(function, str)
-        else choose_callable(function, framework, None)
-    )
-    judge = _Judge(implementation, selection)
+    try:
+        selection = _selection(tuple(cases), tuple(tags), tuple(dtypes))
+        implementation = (
+            choose(None, [function], framework).implementations[0]
+            if isinstance(function, str)
+            else choose_callable(function, framework, None)
+        )
+        judge = _Judge.of(implementation, selection)
+    except AttncheckError as error:
+        # Told without a traceback, once for the file that calls this.
+        raise pytest.Collector.CollectError(f"attncheck: {error}") from None
     pairs = [pytest.param(case, dtype, id=f"{case.id}-{dtype}") for case, dtype in _pairs(selection, dtypes)]
 
     @pytest.mark.attncheck(implementation=implementation.name)
@@ -165,29 +179,36 @@ def conformance(
 _RUNNERS: dict[Any, Any] = {}
 
 
+def _limits() -> Limits:
+    """Every test is tried: when to stop is pytest's to say (``--maxfail``)."""
+    from attncheck.harness.running.executor import Limits
+
+    return Limits(case_seconds=_TIME_LIMIT, keep_going=True)
+
+
 @contextmanager
 def _running(implementation: Implementation, dtype: str) -> Iterator[Any]:
     """Give the worker of an implementation and dtype, which stays for the tests that follow."""
     import tempfile
     from pathlib import Path
 
-    from attncheck.harness.running.executor import GroupRunner, Limits, group_by_process
+    from attncheck.harness.running.executor import GroupRunner, group_by_process
 
     groups = group_by_process(implementation, list(implementation.declared.classes))
     group = next((each for each in groups if dtype in each.dtypes), None)
     if group is None:
         pytest.skip(f"unsupported: declares no {dtype}")
     if group.name not in _RUNNERS:
-        _RUNNERS[group.name] = GroupRunner(group, Limits(case_seconds=_TIME_LIMIT), Path(tempfile.mkdtemp("attncheck")))
+        _RUNNERS[group.name] = GroupRunner(group, _limits(), Path(tempfile.mkdtemp("attncheck")))
     yield _RUNNERS[group.name]
 
 
 @cache
 def _selection(cases: tuple[str, ...], tags: tuple[str, ...], dtypes: tuple[str, ...]) -> Selection:
+    from attncheck.harness.config import selected
     from attncheck.harness.errors import CaseError
-    from attncheck.harness.reading.selection import select_cases
 
-    selection = select_cases(cases, tags, dtypes)
+    selection = selected(cases, tags, dtypes)
     if selection.faults:
         raise CaseError(list(selection.faults))
     return selection

@@ -102,7 +102,7 @@ def _run(
         return (case_record(case, settings.tags) for case in cases)
 
     if settings.resume:
-        earlier = read_earlier(settings.output, environment, records)
+        earlier = read_earlier(settings.output, environment, records, try_again=settings.limits.keep_going)
     writer = ResultsWriter(settings.output, resume=earlier is not NOTHING)
     environment |= {**earlier.names, "backends": earlier.backends}
     writer.write_json("environment.json", environment)

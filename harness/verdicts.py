@@ -24,6 +24,8 @@ class Verdict(StrEnum):
     SHAPE = "shape"
     STALE = "stale"
     """A recorded erratum or known divergence that no longer happens."""
+    UNTRIED = "untried"
+    """Not evaluated: what came before it had ended alike too often."""
     ERROR = "error"
     TIMEOUT = "timeout"
     CRASH = "crash"
@@ -38,7 +40,7 @@ class Verdict(StrEnum):
         """What this verdict makes of a run, when it is not a known one."""
         if self in (Verdict.AGREE, Verdict.UNVERIFIED, Verdict.UNSUPPORTED):
             return ExitCode.AGREE
-        if self in (Verdict.ERROR, Verdict.TIMEOUT, Verdict.CRASH):
+        if self in (Verdict.UNTRIED, Verdict.ERROR, Verdict.TIMEOUT, Verdict.CRASH):
             return ExitCode.NOT_RUN
         return ExitCode.DISAGREE
 

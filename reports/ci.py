@@ -15,6 +15,7 @@ import pandas as pd
 
 from attncheck.harness.errors import OutputError
 from attncheck.harness.verdicts import Verdict
+from attncheck.reports.alike import count_told, told_once
 from attncheck.reports.answer import make_answer, what_is_wrong
 from attncheck.reports.frames import Frames, records
 from attncheck.reports.markdown.text import code, escape, table
@@ -55,18 +56,20 @@ def _wrong(frames: Frames) -> list[str]:
     wrong = what_is_wrong(frames)
     if wrong.empty:
         return []
+    told = told_once(wrong)[:_MOST_LISTED]
     rows = [
         [
-            code(row["case"]),
-            row["dtype"],
+            code(row["case"]) + (f" and {each.others:,} more" if each.others else ""),
+            ", ".join(each.dtypes),
             escape(_who(row, frames)),
             f"**{row['verdict']}**",
             code(row["stage"]),
             escape(_short(row["message"])),
         ]
-        for row in records(wrong.head(_MOST_LISTED))
+        for each in told
+        for row in [each.row]
     ]
-    more = len(wrong) - len(rows)
+    more = len(wrong) - count_told(told)
     return [
         *table(["case", "dtype", "implementation", "verdict", "stage", "what happened"], rows),
         "",

@@ -13,9 +13,10 @@ from rich.table import Table
 
 from attncheck.harness.errors import ExitCode
 from attncheck.harness.verdicts import Verdict
+from attncheck.reports.alike import count_told, told_once
 from attncheck.reports.answer import make_answer, verdict_table, what_is_wrong
 from attncheck.reports.cells import Cell, State, cell_table, worst_cell
-from attncheck.reports.frames import Frames, records
+from attncheck.reports.frames import Frames
 
 _MOST_LISTED = 20
 _UNBOUNDED = 10_000
@@ -43,7 +44,9 @@ def print_summary(frames: Frames, path: Path, *, quiet: bool) -> None:
         for line in (*answer.sentences, *(f"{note}." for note in frames.notes)):
             console.print(line, soft_wrap=True)
         console.print(_counts(frames))
-    for row in records(wrong.head(_MOST_LISTED)):
+    told = told_once(wrong)
+    for each in told[:_MOST_LISTED]:
+        row = each.row
         where = (
             str(row["implementation"])
             if len(frames.environments) == 1
@@ -52,10 +55,13 @@ def print_summary(frames: Frames, path: Path, *, quiet: bool) -> None:
         place = f"{row['stage']}: " if row["stage"] else ""
         # On one line, also because a CI system takes a line that begins with :: for a command.
         message = _LINE_BREAK.sub(" ", row["message"])
-        text = f"{row['verdict']}: {row['case']} [{row['dtype']}] {where}: {place}{message}"
+        which = f"{row['case']} [{', '.join(each.dtypes)}]"
+        if each.others:
+            which = f"{len(each.cases):,} cases, the first {row['case']} [{row['dtype']}],"
+        text = f"{row['verdict']}: {which} {where}: {place}{message}"
         console.print(text, style="red", soft_wrap=True)
-    if len(wrong) > _MOST_LISTED:
-        console.print(f"and {len(wrong) - _MOST_LISTED} more", soft_wrap=True)
+    if unsaid := len(wrong) - count_told(told[:_MOST_LISTED]):
+        console.print(f"and {unsaid} more", soft_wrap=True)
     if not quiet:
         console.print(f"Report: {path.with_suffix('.html')}", soft_wrap=True)
 

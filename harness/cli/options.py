@@ -73,6 +73,14 @@ Resume = Annotated[
     bool,
     typer.Option("--resume", help="Go on with the interrupted run in the same folder; start it if there is none."),
 ]
+KeepGoing = Annotated[
+    bool,
+    typer.Option(
+        "--keep-going",
+        help="Try all of an implementation whose process ends, or runs out of time, in the same way in every call; the "
+        "rest is not tried after ten in a row otherwise. With --resume, try what an earlier run left untried.",
+    ),
+]
 Cluster = Annotated[
     str | None,
     typer.Option(

@@ -44,10 +44,13 @@ def run_selected(
     from attncheck.harness.repro import write_scripts
     from attncheck.harness.run import Settings, run_cases
 
-    selection = select(patterns, tag, dtype)
+    selection = select(patterns, tag, dtype, divergences)
     print_faults(selection)
     for name in chosen.missing:
         typer.echo(f"attncheck: {name} could not run: asked for by name, not installed", err=True)
+    if not quiet:
+        for hint in chosen.hints:
+            typer.echo(f"attncheck: {hint}", err=True)
     settings = Settings(
         output=output,
         label=label,
@@ -82,11 +85,15 @@ def _without_cluster(arguments: list[str]) -> list[str]:
     return [*kept[:place], *kept[place + 2 :]]
 
 
-def limits_of(time_limit: float, memory_limit: float | None, threads: int, compilation_cache: bool) -> Limits:
-    """Return what a worker may take: seconds per evaluation, GiB of memory, threads; and whether it keeps a cache."""
+def limits_of(
+    time_limit: float, memory_limit: float | None, threads: int, compilation_cache: bool, keep_going: bool
+) -> Limits:
+    """Return what a worker may take: seconds per evaluation, GiB of memory, threads; a cache, and patience."""
     from attncheck.harness.running.executor import Limits
 
-    limits = Limits(case_seconds=time_limit, threads=threads, compilation_cache=compilation_cache)
+    limits = Limits(
+        case_seconds=time_limit, threads=threads, compilation_cache=compilation_cache, keep_going=keep_going
+    )
     return limits if memory_limit is None else replace(limits, most_memory=int(memory_limit * 2**30))
 
 
@@ -97,16 +104,17 @@ def choose_from(backend: list[str] | None, implementation: list[str] | None, fra
     return choose(split(backend) or None, split(implementation), framework)
 
 
-def select(patterns: list[str] | None, tag: list[str] | None, dtype: list[str] | None) -> Selection:
+def select(
+    patterns: list[str] | None, tag: list[str] | None, dtype: list[str] | None, divergences: list[Path] | None = None
+) -> Selection:
     """Return the cases that the options name, the configured and bundled ones where they name none."""
-    from attncheck.harness.config import read_config
-    from attncheck.harness.reading.selection import select_cases
+    from attncheck.harness.config import selected
     from attncheck.harness.vocabulary import DTYPES
 
     for name in split(dtype):
         if name not in DTYPES:
             raise UsageError(f"unknown dtype {name!r}; expected {', '.join(DTYPES)}")
-    return select_cases(patterns or read_config().own_and_bundled, split(tag), split(dtype))
+    return selected(patterns or (), split(tag), split(dtype), divergences or ())
 
 
 def select_one(case: str, dtype: str | None) -> tuple[Case, Selection]:

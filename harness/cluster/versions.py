@@ -36,7 +36,7 @@ class Asked:
 def asked_of(groups: Iterable[Group]) -> Asked:
     """Return what has to be the same where these groups run."""
     entries = [group.implementation.entry for group in groups]
-    packages = {*_ALWAYS, *(package for entry in entries for package in entry.packages)}
+    packages = {*_ALWAYS, *(name for entry in entries for name in (*entry.packages, *entry.distributions))}
     own = {entry.target.module for entry in entries if isinstance(entry, OwnEntry)}
     return Asked(tuple(sorted(packages)), tuple(sorted(path for path in own if path.endswith(".py"))))
 

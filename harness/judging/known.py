@@ -130,6 +130,9 @@ class DivergenceRecord:
             if row.verdict == Verdict.UNSUPPORTED:
                 _keep_first(self.unsupported, number, row)
                 continue
+            if row.verdict == Verdict.UNTRIED:  # whether it would happen is not known; an end that is known excuses it
+                found = found or (divergence if divergence.entry.verdict in (Verdict.CRASH, Verdict.TIMEOUT) else None)
+                continue
             self.tried.add(number)
             if _fails(row) and divergence.explains(row.stage, row.verdict, row.empty_rows):
                 self.happened.add(number)  # at whatever size

@@ -31,7 +31,9 @@ FOLDER = "divergences"
 """Of the package ``attncheck.backends``: <backend>.yaml."""
 
 _EXCUSABLE = tuple(
-    verdict.value for verdict in Verdict if verdict.exit_code and verdict not in (Verdict.MISPRINT, Verdict.STALE)
+    verdict.value
+    for verdict in Verdict
+    if verdict.exit_code and verdict not in (Verdict.MISPRINT, Verdict.STALE, Verdict.UNTRIED)
 )
 if TYPE_CHECKING:
     # A type checker cannot follow a Literal that is made from a table.

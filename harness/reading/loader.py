@@ -38,6 +38,11 @@ TAG_FILE = "tags.yaml"
 MAX_LOOKED_AT = 2**17
 """Numbers that are looked at one by one for all cases of a file, counted again wherever a case refers to them."""
 
+_A_LIST = (
+    "expected a mapping with title, source, operation and cases, got a list; a list of known divergences is named in "
+    "pyproject.toml (tool.attncheck.divergences) or with --divergences"
+)
+
 
 def load_case_file(path: Path, display_name: str, id_prefix: str, known_tags: Iterable[str]) -> list[Case]:
     """Read one file. Raises ``CaseError`` with every fault that can be told apart.
@@ -45,6 +50,8 @@ def load_case_file(path: Path, display_name: str, id_prefix: str, known_tags: It
     ``display_name`` stands for the file in messages and reports; a case's id is ``id_prefix``/its name in lower case.
     """
     document = _read(path, display_name)
+    if isinstance(document.data, list):
+        raise CaseError([Fault(display_name, _A_LIST, 1)])
     try:
         file = model.CaseFile.model_validate(document.data)
     except ValidationError as error:

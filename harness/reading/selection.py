@@ -41,24 +41,32 @@ class _File:
 
 _Found = tuple[Path, Case]
 """A case and the file that it is really in."""
+_Lists = frozenset[Path]
+"""Files that are lists of known divergences, resolved."""
 
 
 def select_cases(
-    patterns: Sequence[str] = (), tags: Sequence[str] = (), dtypes: Sequence[str] = (), base: Path | None = None
+    patterns: Sequence[str] = (),
+    tags: Sequence[str] = (),
+    dtypes: Sequence[str] = (),
+    base: Path | None = None,
+    divergences: Sequence[Path] = (),
 ) -> Selection:
     """Read the cases that match.
 
     A pattern is the path of a file or folder of cases, or else a glob over the bundled cases, with or without
     ``cases/`` in front: ``cases/documents/*``, ``masking/*causal*``. Without patterns, the whole bundled corpus.
+    ``divergences`` are lists of known divergences, which may lie among the cases and are none.
     Raises ``UsageError`` where a pattern, tag or dtype matches nothing. Files with faults are left out and reported.
     """
     base = base or Path.cwd()
     faults: list[Fault] = []
+    lists = frozenset(path.resolve() for path in divergences)
     known_tags = _tags_of(_bundled_root(), f"{BUNDLED}/{TAG_FILE}", faults)
     places: dict[str, tuple[Path, int]] = {}
     chosen, ids = PackedCases(), []
     for pattern in patterns or ("*",):
-        for path, case in _matching(pattern, base, known_tags, faults, several=len(patterns) > 1):
+        for path, case in _matching(pattern, base, known_tags, faults, lists, several=len(patterns) > 1):
             first = places.get(case.id)
             if first is None:
                 places[case.id] = (path, case.line)
@@ -81,14 +89,14 @@ def _bundled_root() -> Path:
 
 
 def _matching(
-    pattern: str, base: Path, tags: dict[str, TagEntry], faults: list[Fault], *, several: bool
+    pattern: str, base: Path, tags: dict[str, TagEntry], faults: list[Fault], lists: _Lists, *, several: bool
 ) -> Iterator[_Found]:
     path = base / pattern
-    if several and exists(path) and (path.name == "__pycache__" or (path.is_file() and not _is_case_file(path))):
+    if several and exists(path) and (path.name == "__pycache__" or (path.is_file() and not _is_case_file(path, lists))):
         # The shell spreads cases/* over everything that is there.
         return
     if exists(path):
-        own = _own_files(path, base)
+        own = _own_files(path, base, lists)
         for folder in sorted({file.path.parent for file in own} | {path if path.is_dir() else path.parent}):
             tags |= _tags_of(folder, _shown(folder / TAG_FILE, base), faults)
         yield from _read(own, tags, faults)
@@ -120,27 +128,29 @@ def _matches(name: str, glob: str) -> bool:
     return fnmatchcase(name, glob) or fnmatchcase(name, f"{glob.rstrip('/')}/*")
 
 
-def _own_files(path: Path, base: Path) -> list[_File]:
+def _own_files(path: Path, base: Path, lists: _Lists) -> list[_File]:
+    if path.is_file() and path.resolve() in lists:
+        raise UsageError(f"{path} is a list of known divergences; expected a case file")
     if path.is_file() and not _is_case_file(path):
         raise UsageError(f"{path} is no case file; expected a *.yaml that is not {TAG_FILE}")
-    found = [path] if path.is_file() else _case_files(path)
+    found = [path] if path.is_file() else _case_files(path, lists)
     if not found:
         raise UsageError(f"{path} holds no case files (*.yaml)")
     return [_File(file, _shown(file, base)) for file in found]
 
 
-def _case_files(folder: Path) -> list[Path]:
-    """Return the case files below a folder, in a fixed order; hidden folders and tags.yaml are none."""
+def _case_files(folder: Path, lists: _Lists = frozenset()) -> list[Path]:
+    """Return the case files below a folder, in a fixed order; hidden folders, tags.yaml and the lists are none."""
     return sorted(
         path
         for suffix in ("yaml", "yml")
         for path in folder.rglob(f"*.{suffix}")
-        if _is_case_file(path) and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if _is_case_file(path, lists) and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
 
 
-def _is_case_file(path: Path) -> bool:
-    return path.suffix in (".yaml", ".yml") and path.name != TAG_FILE
+def _is_case_file(path: Path, lists: _Lists = frozenset()) -> bool:
+    return path.suffix in (".yaml", ".yml") and path.name != TAG_FILE and not (lists and path.resolve() in lists)
 
 
 def _shown(path: Path, base: Path) -> str:

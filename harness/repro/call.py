@@ -10,7 +10,7 @@ from attncheck.harness.repro.code import copied, inlined, quoted, short
 from attncheck.harness.running.implementations import Implementation
 from attncheck.harness.running.operations import call_of
 from attncheck.harness.running.own import OwnEntry
-from attncheck.harness.running.own_call import FUNCTIONS
+from attncheck.harness.running.signatures import INPUTS
 from attncheck.harness.running.worker import Task
 from attncheck.harness.vocabulary import CONVENTIONS, result_stages
 
@@ -27,7 +27,9 @@ def call_lines(implementation: Implementation, task: Task) -> Iterator[str]:
     if isinstance(entry, OwnEntry):
         function = _own_function(entry, name)
         yield from _own(entry)
-        given = [*FUNCTIONS[name], *(f"{each}={each}" for each in task.inputs if each not in FUNCTIONS[name])]
+        given = [*INPUTS[name], *(f"{each}={each}" for each in task.inputs if each not in INPUTS[name])]
+        required = entry.required.get(name, {}).items()
+        given += [f"{each}={value!r}" for each, value in required if each not in {**task.inputs, **options}]
         names = result_stages(task.operation, task.options, task.inputs) or ("masked",)
         call = f"named({function}({{}}), {quoted(names)})"
     else:
@@ -75,7 +77,7 @@ def _own(entry: OwnEntry) -> Iterator[str]:
 
 def _own_function(entry: OwnEntry, name: str) -> str:
     """Return what is called: the target's function of the contract's name, or the target, where it is that itself."""
-    own_name = entry.function if entry.function in FUNCTIONS else "attention"
+    own_name = entry.function if entry.function in INPUTS else "attention"
     if entry.target.attribute and own_name == name:
         return f'getattr(kernel, "{name}", kernel)'
     return f"kernel.{name}"

@@ -14,7 +14,7 @@ import pyarrow as pa
 from attncheck.harness.errors import UsageError
 from attncheck.harness.results.case_records import cases_text, read_cases
 from attncheck.harness.results.format import ROW_SCHEMA, Row
-from attncheck.harness.results.parts import read_rows, remove_damaged
+from attncheck.harness.results.parts import read_rows, remove_damaged, remove_untried
 from attncheck.harness.results.reader import read_environment
 from attncheck.harness.results.writer import is_unbegun
 
@@ -53,10 +53,13 @@ Records = Callable[[], Iterable[Mapping[str, Any]]]
 """Gives the records of a run's cases, as often as it is asked."""
 
 
-def read_earlier(directory: Path, environment: Mapping[str, Any], cases: Records) -> Earlier:
+def read_earlier(
+    directory: Path, environment: Mapping[str, Any], cases: Records, *, try_again: bool = False
+) -> Earlier:
     """Read what an earlier run of the same plan left: ``NOTHING`` where there is no directory, or an empty one.
 
-    ``NOTHING``, too, where a run was killed before it had said what it is, or while it replaced another one.
+    ``NOTHING``, too, where a run was killed before it had said what it is, or while it replaced another one. With
+    ``try_again``, what it left untried is not done: all that is known of such a case in such a dtype is removed.
 
     Parts that cannot be read are removed: what they held is computed again. Raises ``UsageError`` where the earlier
     run was another one, and ``ResultsError`` where the directory holds something else.
@@ -70,6 +73,8 @@ def read_earlier(directory: Path, environment: Mapping[str, Any], cases: Records
         _require_same(directory, name, before.get(name), environment[name])
     _require_same_cases(directory, cases)
     remove_damaged(directory)
+    if try_again:
+        remove_untried(directory)
     names = {name: before[name] for name in ("label", "command")}
     return Earlier(read_rows(directory)[0], names, before.get("backends", {}))
 

@@ -13,7 +13,8 @@ from attncheck.harness.errors import UsageError
 from attncheck.harness.running.calls import Ended, Overdue, Raised, WorkerProcess
 from attncheck.harness.running.executor import Limits
 from attncheck.harness.running.implementations import Chosen, Implementation, choose_implementations
-from attncheck.harness.running.own import LoadError, Target, entry_of, published
+from attncheck.harness.running.origin import Origin, origin_of
+from attncheck.harness.running.own import LoadError, Target, UnfitError, entry_of, published
 from attncheck.harness.running.worker import clean, redirect_output
 
 
@@ -51,19 +52,20 @@ def choose_callable(function: Callable[..., Any], framework: str | None, name: s
     """Take a callable that is handed over as an object, a lambda too: workers get a copy of it."""
     import cloudpickle
 
-    own_name = name or str(getattr(function, "__name__", type(function).__name__))
-    own_name = own_name if own_name.isidentifier() else "callable"
+    origin = origin_of(function)
     module = sys.modules.get(getattr(function, "__module__", ""))
     # What a worker could not import, such as a test module of pytest's, travels by value.
     by_value = module is not None and not _is_importable(module.__name__)
     if by_value:
         cloudpickle.register_pickle_by_value(module)
     try:
-        target = Target("", own_name, cloudpickle.dumps(function))
+        target = Target("", origin.function, cloudpickle.dumps(function))
     finally:
         if by_value:
             cloudpickle.unregister_pickle_by_value(module)
-    return own_implementation(target, framework, name="own")
+    called = next(each for each in (name or origin.function, "callable") if each.isidentifier())
+    own_name = _published_as(origin) if name is None else None
+    return own_implementation(target, framework, name=own_name or f"{origin.package}.{called}")
 
 
 def own_implementation(
@@ -98,9 +100,13 @@ def _declared(target: Target, log: str) -> dict[str, Any] | str:
     """Run in the process: what the target declares, or why it cannot be used."""
     redirect_output(log)
     from attncheck.harness.running.own_call import declarations
+    from attncheck.harness.running.unfit import unfit_text
 
     try:
-        return declarations(target.load(), target.attribute.rpartition(".")[2])
+        loaded = target.load()
+        return declarations(loaded, target.attribute.rpartition(".")[2])
+    except UnfitError as error:
+        return unfit_text(error, target, loaded)
     except LoadError as error:
         return clean(str(error))
 
@@ -110,6 +116,12 @@ def _is_importable(name: str) -> bool:
     root = name.partition(".")[0]
     finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
     return any(finder.find_spec(root, None) is not None for finder in finders)
+
+
+def _published_as(origin: Origin) -> str | None:
+    """Return the name under which a package publishes a function, if one does: it is judged under one name."""
+    place = (origin.module, origin.function)
+    return next((name for name, point in sorted(published().items()) if (point.module, point.attr) == place), None)
 
 
 def _shown(target: Target) -> str:

@@ -33,7 +33,7 @@ def cpu_features() -> list[str]:
 
 def describe_environment(entries: Iterable[BackendEntry], threads: int) -> dict[str, Any]:
     """Return versions, platform, CPU features and settings of this machine."""
-    packages = sorted({"attncheck", "numpy", *(package for entry in entries for package in entry.packages)})
+    entries = list(entries)
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -41,7 +41,18 @@ def describe_environment(entries: Iterable[BackendEntry], threads: int) -> dict[
         "cpu_features": cpu_features(),
         "processors": os.cpu_count(),
         "threads_per_worker": threads,
-        "versions": {name: found for name in packages if (found := package_version(name)) is not None},
+        "versions": dict(sorted((_of_distributions(entries) | _of_packages(entries)).items())),
         "flags": {name: os.environ[name] for name in FLAGS if name in os.environ},
         "byte_order": sys.byteorder,
     }
+
+
+def _of_packages(entries: Iterable[BackendEntry]) -> dict[str, str]:
+    """Return the versions of the frameworks."""
+    packages = {"attncheck", "numpy", *(package for entry in entries for package in entry.packages)}
+    return {name: found for name in packages if (found := package_version(name)) is not None}
+
+
+def _of_distributions(entries: Iterable[BackendEntry]) -> dict[str, str]:
+    """Return the versions of what people's own implementations import, as they were found when these were loaded."""
+    return {name: found for entry in entries for name, found in entry.distributions.items()}

@@ -7,6 +7,7 @@ gets another; none is evaluated twice.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import psutil
 
 from attncheck.harness.running.caching import with_cache
 from attncheck.harness.running.calls import Ended, Overdue, Raised, Stopped, WorkerProcess
+from attncheck.harness.running.ends import EqualEnds
 from attncheck.harness.running.implementations import Implementation
 from attncheck.harness.running.logs import Log
 from attncheck.harness.running.processes import memory_of
@@ -29,6 +31,8 @@ Answer = TypeVar("Answer")
 
 _STARTS = 3
 """So often in a row a worker that ran before is started again in vain."""
+_AMOUNT = re.compile(r" [0-9.]+ (?=[GM]iB)")
+"""What a worker took too much of, which is another number every time."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,8 @@ class Limits:
     ``workers`` is how many evaluate at the same time; others keep their frameworks loaded and wait for their turn. One
     that holds more than ``memory`` bytes after an evaluation is replaced: compilers keep all that they ever compiled.
     One that holds more than ``most_memory`` during one is stopped, and one that has printed more than ``most_output``.
-    With ``compilation_cache``, frameworks keep what they compile for the next run (``caching.py``).
+    With ``compilation_cache``, frameworks keep what they compile for the next run (``caching.py``); with
+    ``keep_going``, what ends its worker is tried again however often it does so (``ends.py``).
     """
 
     start_seconds: float = 300.0
@@ -49,6 +54,7 @@ class Limits:
     most_memory: int = field(default_factory=lambda: psutil.virtual_memory().total * 3 // 4)
     most_output: int = 2**26
     compilation_cache: bool = True
+    keep_going: bool = False
 
     @property
     def fair_share(self) -> int:
@@ -90,6 +96,8 @@ class GroupRunner(Generic[Key]):
         self._starts_left = 1
         self._given_up: Failure | None = None
         self._stopping = False
+        self._ends = EqualEnds(limits.keep_going)
+        self._end_reason = ""
 
     def run(
         self,
@@ -129,6 +137,14 @@ class GroupRunner(Generic[Key]):
             return too_large
         if self._given_up is not None:
             return self._given_up
+        if (untried := self._ends.instead()) is not None:
+            return untried
+        self._end_reason = ""
+        outcome = self._evaluated(task)
+        self._ends.note(outcome, self._end_reason)
+        return outcome
+
+    def _evaluated(self, task: Task) -> Outcome:
         if not self._started and (failure := self._start()) is not None:
             return failure
         answer = self._call(self._limits.case_seconds, evaluate_and_measure, task)
@@ -173,6 +189,7 @@ class GroupRunner(Generic[Key]):
         self.close()
         if not self._stopping:
             self._log.require_space()
+        self._end_reason = _AMOUNT.sub("", failure.message)
         return Failure(failure.verdict, f"{failure.message}{self._log.last_words()}")
 
     def _excess(self) -> str:

@@ -56,6 +56,11 @@ class Chosen:
     left_out: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
 
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """What whoever wrote an implementation may want to know of how it is called, a line each."""
+        return tuple(f"{item.name}: {hint}" for item in self.implementations for hint in item.entry.hints)
+
 
 def every_implementation(table: Mapping[str, BackendEntry] = BACKENDS) -> tuple[Implementation, ...]:
     """Return every mode of every backend, installed or not."""

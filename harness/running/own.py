@@ -9,7 +9,7 @@ Its file is loaded in the worker and nowhere else: whatever it does when it is i
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -34,6 +34,22 @@ EXPECTED = (
 
 class LoadError(Exception):
     """A target cannot be loaded; says why."""
+
+
+class UnfitError(LoadError):
+    """A target's ``function`` can never be called as the contract's of a ``name``; ``misfits`` say why."""
+
+    def __init__(self, message: str, name: str, function: Callable[..., Any], misfits: Sequence[str]) -> None:
+        super().__init__(message)
+        self.name, self.function, self.misfits = name, function, misfits
+
+
+def advice_on_framework(name: str, function: str) -> str:
+    """Say how a function is declared to take a framework's arrays."""
+    return (
+        f"it imports {name} and is given NumPy's arrays; if it takes {name}'s, declare that: "
+        f'{function}.framework = "{name}" below it, or --framework {name}'
+    )
 
 
 @dataclass(frozen=True)
@@ -63,7 +79,7 @@ class Target:
     @property
     def name(self) -> str:
         """What the module is called in reports."""
-        return Path(self.module).stem if self.module.endswith(".py") else self.module.replace(".", "_")
+        return name_of(self.module)
 
     def load(self) -> Any:
         """Import the module and return what is meant. Raises ``LoadError``."""
@@ -81,6 +97,22 @@ class Target:
                 raise LoadError(f"{self.module} has no {self.attribute}")
             found = getattr(found, part)
         return found
+
+
+def name_of(module: str) -> str:
+    """Return what the implementations of a module, or of a file, are called in reports before the dot.
+
+    A file of a package is called as the module that it is.
+    """
+    if not module.endswith(".py"):
+        return module.replace(".", "_")
+    path = Path(module)
+    parts = [] if path.stem == "__init__" else [path.stem]
+    for folder in path.parents:
+        if not (folder / "__init__.py").is_file() or not folder.name:
+            break
+        parts.insert(0, folder.name)
+    return "_".join(parts) or path.stem
 
 
 def _module_of(name: str) -> ModuleType:
@@ -104,7 +136,8 @@ class OwnEntry(BackendEntry):
     """An own implementation as a line of the table of backends.
 
     ``says`` is for people; ``conventions`` are those that it declares, by name; ``framework`` names the backend whose
-    arrays it takes; ``mode`` is what it is called behind the dot, where that is not the function's name.
+    arrays it takes; ``mode`` is what it is called behind the dot, where that is not the function's name. ``required``
+    are, by function, the contract's keywords that it has no default for.
     """
 
     target: Target = field(default_factory=lambda: Target("", ""))
@@ -112,6 +145,7 @@ class OwnEntry(BackendEntry):
     function: str = "attention"
     conventions: Mapping[str, str] = field(default_factory=dict)
     mode: str = ""
+    required: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def is_installed(self) -> bool:
@@ -141,6 +175,9 @@ def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None)
     if name not in BACKENDS:
         raise UsageError(f"unknown framework {name!r}; expected {', '.join(BACKENDS)}")
     backend = BACKENDS[name]
+    imported = declared.get("imported_framework")
+    is_said = framework is not None or declared.get("framework")
+    advice = [] if is_said or not imported else [advice_on_framework(imported, target.attribute or "attention")]
     return OwnEntry(
         name=declared.get("name") or target.name,
         module=target.module,
@@ -154,6 +191,9 @@ def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None)
         conventions=dict(declared.get("conventions") or {}),
         resources=dict(declared.get("resources") or {}),
         mode=declared.get("mode") or "",
+        distributions=dict(declared.get("distributions") or {}),
+        hints=(*declared.get("hints", ()), *advice),
+        required=dict(declared.get("required") or {}),
     )
 
 

@@ -4,56 +4,37 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
-import select
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from attncheck.backends import EAGER, NATIVE, BackendEntry
 from attncheck.backends.contract import Backend, EmptyRows
+from attncheck.harness.running.imports import imports_of
+from attncheck.harness.running.left_behind import Misbehaved, nothing_left_behind
 from attncheck.harness.running.operations import check_parameters
-from attncheck.harness.running.own import EXPECTED, LoadError
+from attncheck.harness.running.own import EXPECTED, LoadError, UnfitError, advice_on_framework
+from attncheck.harness.running.signatures import INPUTS, hints, misfits, required_keywords
+from attncheck.harness.running.worker import AdvisedError
 from attncheck.harness.vocabulary import DTYPES, result_stages
-
-FUNCTIONS: Mapping[str, tuple[str, ...]] = {
-    "dot_scores": ("query", "key"),
-    "cosine_scores": ("query", "key"),
-    "general_scores": ("query", "key", "weight"),
-    "additive_scores": ("query", "key", "query_weight", "key_weight", "score_vector"),
-    "mask_scores": ("scores",),
-    "softmax": ("scores",),
-    "attention": ("query", "key", "value"),
-    "attention_gradients": ("query", "key", "value", "grad_output"),
-    "multi_head_attention": ("query", "key", "value"),
-}
-"""Every function of the contract, and what it is given by position: its own names for these do not matter."""
 
 _OPERATIONS = {"mask_scores": "masking"} | {
     name: name for name in ("softmax", "attention", "attention_gradients", "multi_head_attention")
 }
 """What is no scoring function."""
 
-_WAIT_FOR_CHILD = 0.5
-
-
-class Misbehaved(Exception):
-    """An implementation did what none may do; says what."""
-
 
 class OwnBackend:
     """Those functions of the contract that a target has, on the arrays of the framework that it asks for."""
 
-    def __init__(self, functions: Mapping[str, Callable[..., Any]], base: Backend) -> None:
+    def __init__(self, functions: Mapping[str, Callable[..., Any]], base: Backend, framework: str) -> None:
+        self._framework = framework
         self.prepare, self.describe = base.prepare, base.describe
         self.from_numpy, self._base_to_numpy = base.from_numpy, base.to_numpy
         for name, function in functions.items():
-            call = functools.partial(self._call, name, function)
+            call = functools.partial(self._call, name, function, required_keywords(name, function))
             call.stands_for = function  # type: ignore[attr-defined] # whose parameters say what it can be asked
             setattr(self, name, call)
 
@@ -74,18 +55,20 @@ class OwnBackend:
             raise TypeError(f"returned {kind}; expected a NumPy array, or name its framework with --framework")
         return np.asarray(array)
 
-    def _call(self, name: str, function: Callable[..., Any], **given: Any) -> dict[str, Any]:
-        positional = [given.pop(each) for each in FUNCTIONS[name]]
+    def _call(
+        self, name: str, function: Callable[..., Any], unasked: Mapping[str, Any], /, **given: Any
+    ) -> dict[str, Any]:
+        positional = [given.pop(each) for each in INPUTS[name]]
         check_parameters(function, given)
-        if FUNCTIONS[name][:3] == FUNCTIONS["attention"]:
+        if INPUTS[name][:3] == INPUTS["attention"]:
             _check_capabilities(function, positional)
         tensors = [*positional, *(value for value in given.values() if hasattr(value, "shape"))]
         before = [np.array(self._base_to_numpy(tensor)) for tensor in tensors]
-        with _watched():
-            returned = function(*positional, **given)
+        with nothing_left_behind():
+            returned = self._returned(function, positional, {**unasked, **given})
         for number, (tensor, was) in enumerate(zip(tensors, before, strict=True)):
             if self._base_to_numpy(tensor).tobytes() != was.tobytes():
-                raise Misbehaved(f"changed its input {[*FUNCTIONS[name], *given][number]}")
+                raise Misbehaved(f"changed its input {[*INPUTS[name], *given][number]}")
         if isinstance(returned, Mapping):
             return dict(returned)
         inputs = {each for each, value in given.items() if hasattr(value, "shape")}
@@ -94,10 +77,32 @@ class OwnBackend:
         several = name == "attention_gradients" and isinstance(returned, tuple)
         return dict(zip(results, returned if several else (returned,), strict=False))
 
+    def _returned(self, function: Callable[..., Any], positional: list[Any], keywords: Mapping[str, Any]) -> Any:
+        """Call it; where it cannot use NumPy's arrays, and nobody said that it takes others, say how that is said."""
+        try:
+            return function(*positional, **keywords)
+        except (TypeError, AttributeError, ValueError) as error:
+            wanted = _framework_of(function) if self._framework == "numpy" and _is_about_arrays(error) else None
+            if wanted is None:
+                raise
+            raise AdvisedError(
+                error, advice_on_framework(wanted, getattr(function, "__name__", "attention"))
+            ) from error
+
 
 def own_backend(target: Any, name: str, framework: BackendEntry) -> OwnBackend:
     """Wrap a target. Raises ``LoadError`` where it can never be called as the contract says."""
-    return OwnBackend(functions_of(target, name), framework.load())
+    return OwnBackend(functions_of(target, name), framework.load(), framework.name)
+
+
+@functools.lru_cache(maxsize=16)
+def _framework_of(function: Callable[..., Any]) -> str | None:
+    return imports_of(function).framework
+
+
+def _is_about_arrays(error: Exception) -> bool:
+    """Whether an error is one of those that another framework's code raises when it is given NumPy's arrays."""
+    return any(words in str(error) for words in ("numpy", "ndarray", "axes don't match array"))
 
 
 def functions_of(target: Any, name: str) -> dict[str, Callable[..., Any]]:
@@ -107,22 +112,24 @@ def functions_of(target: Any, name: str) -> dict[str, Callable[..., Any]]:
     its attributes. Of a module, or another object, everything that is called like one of the contract's counts.
     """
     is_namespace = inspect.ismodule(target) or (not callable(target) and not inspect.isroutine(target))
-    found = {each: getattr(target, each) for each in FUNCTIONS if callable(getattr(target, each, None))}
+    found = {each: getattr(target, each) for each in INPUTS if callable(getattr(target, each, None))}
     if not is_namespace:
-        found.setdefault(name if name in FUNCTIONS else "attention", target)
+        found.setdefault(name if name in INPUTS else "attention", target)
     if not found:
         raise LoadError(f"nothing to call: expected a function, or a module with {EXPECTED}")
     for each, function in found.items():
-        _check_positional(each, function)
+        _check_signature(each, function)
     return found
 
 
 def declarations(target: Any, name: str) -> dict[str, Any]:
     """Return what a target declares of itself: framework, numerical classes per dtype, conventions, resources.
 
+    And what can be seen of it: which distributions it imports, what it is never given, what it always has to be.
     Raises ``LoadError`` for a declaration that says nothing the harness knows.
     """
-    functions_of(target, name)
+    functions = functions_of(target, name)
+    imports = imports_of(target)
     framework = getattr(target, "framework", None)
     capabilities = dict(getattr(target, "capabilities", None) or {})
     classes = dict(getattr(target, "classes", None) or {})
@@ -139,6 +146,10 @@ def declarations(target: Any, name: str) -> dict[str, Any]:
         "classes": {dtype: classes.get(dtype, EAGER[dtype]) for dtype in dict.fromkeys(dtypes)},
         "conventions": conventions,
         "resources": _resources(getattr(target, "resources", None)),
+        "imported_framework": imports.framework,
+        "distributions": imports.versions,
+        "hints": [hint for each, function in functions.items() for hint in hints(each, function)],
+        "required": {each: required_keywords(each, function) for each, function in functions.items()},
     }
 
 
@@ -153,15 +164,13 @@ def _resources(declared: Any) -> dict[str, float]:
     return dict(declared or {})
 
 
-def _check_positional(name: str, function: Callable[..., Any]) -> None:
-    try:
-        inspect.signature(function).bind_partial(*FUNCTIONS[name])
-    except TypeError:
+def _check_signature(name: str, function: Callable[..., Any]) -> None:
+    if found := misfits(name, function):
         got = f"{getattr(function, '__name__', 'it')}{inspect.signature(function)}"
-        expected = EXPECTED if name == "attention" else f"{name}({', '.join(FUNCTIONS[name])}, *, ...)"
-        raise LoadError(f"cannot be called: it is {got}; expected {expected}, keyword options optional") from None
-    except ValueError:
-        return  # a builtin without a signature: calling it will tell
+        expected = EXPECTED if name == "attention" else f"{name}({', '.join(INPUTS[name])}, *, ...)"
+        raise UnfitError(
+            f"cannot be called: it is {got}; expected {expected}, keyword options optional", name, function, found
+        )
 
 
 def _check_capabilities(function: Callable[..., Any], tensors: list[Any]) -> None:
@@ -173,45 +182,3 @@ def _check_capabilities(function: Callable[..., Any], tensors: list[Any]) -> Non
     for name, asked in (("grouped_heads", query[1] != key[1]), ("value_width", value[3] != query[3])):
         if asked and capabilities.get(name) is False:
             raise NotImplementedError(f"says that it has no {name.replace('_', ' ')}")
-
-
-@contextmanager
-def _watched() -> Iterator[None]:
-    """Notice threads that outlive the call, and a forked child that comes back from it.
-
-    Such a child ends here: it would go on as a second worker and answer in its parent's place.
-    """
-    own, threads, children = os.getpid(), set(threading.enumerate()), _children()
-    heard, told = os.pipe()
-    try:
-        try:
-            yield
-        finally:
-            if os.getpid() != own:
-                os.write(told, b"!")
-                os._exit(0)
-            os.close(told)
-        if _children() - children and _came_back(heard):
-            raise Misbehaved("forked, and the child process came back from the call")
-        left = [thread for thread in threading.enumerate() if thread not in threads and thread.is_alive()]
-        if left:
-            raise Misbehaved(f"left {len(left)} thread(s) running: {', '.join(thread.name for thread in left)}")
-    finally:
-        os.close(heard)
-
-
-def _came_back(heard: int) -> bool:
-    """Whether a child says so; one that runs another program, or has ended, closes the pipe and is not waited for."""
-    return bool(select.select([heard], [], [], _WAIT_FOR_CHILD)[0]) and bool(os.read(heard, 1))
-
-
-def _children() -> set[int]:
-    """Return the children of this process, also those that have ended and that nobody has collected."""
-    if not hasattr(os, "waitid"):
-        return set()  # a platform that cannot fork either
-    try:
-        # Looks without taking the exit code from its owner.
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return set()  # as nearly always, and quickly known
-    return {child.pid for child in psutil.Process().children()}

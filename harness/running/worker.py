@@ -62,13 +62,22 @@ class Computed:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there are no stages; ``verdict`` is unsupported, error, crash or timeout."""
+    """Why there are no stages; ``verdict`` is unsupported, untried, error, crash or timeout."""
 
     verdict: str
     message: str
 
 
 Outcome = Computed | Failure
+
+
+class AdvisedError(Exception):
+    """What an implementation raised, and what its author may do about it."""
+
+    def __init__(self, error: Exception, advice: str) -> None:
+        super().__init__(advice)
+        self.error, self.advice = error, advice
+
 
 _backend: Backend | None = None
 
@@ -189,6 +198,10 @@ def clean(text: str) -> str:
 
 
 def _describe(error: BaseException) -> str:
+    if isinstance(error, AdvisedError):
+        said = _describe(error.error)
+        room = _LONGEST_MESSAGE - len(error.advice) - 5
+        return clean(f"{said if len(said) <= room else f'{said[:room]}...'}; {error.advice}")
     name = type(error).__name__
     try:
         return clean(f"{name}: {str(error)[:_LONGEST_LOOKED_AT]}")

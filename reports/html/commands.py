@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from pathlib import PurePath
 
+from attncheck.harness.running.own import name_of
 from attncheck.reports.frames import Column, Frames
 
 _SEPARATORS = re.compile(r"[=,]")
@@ -44,8 +44,7 @@ def _targets(words: Iterable[str]) -> dict[str, str]:
     for target in (part for word in words for part in _SEPARATORS.split(word)):
         module, colon, attribute = target.rpartition(":")
         if colon and module and attribute:
-            stem = PurePath(module).stem if module.endswith(".py") else module.replace(".", "_")
-            found[f"{stem}.{attribute}"] = target
+            found[f"{name_of(module)}.{attribute}"] = target
     return found
 
 

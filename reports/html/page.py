@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from attncheck.harness.errors import ExitCode
 from attncheck.harness.vocabulary import DTYPES
+from attncheck.reports.alike import Told, count_told, told_once
 from attncheck.reports.answer import Answer, exit_code_of, make_answer, what_is_wrong
 from attncheck.reports.cells import CellRow, State, cell_table
 from attncheck.reports.environments import environment_facts
-from attncheck.reports.frames import Column, Frames, records
+from attncheck.reports.frames import Column, Frames
 from attncheck.reports.html.agreement import PairTable, pair_table
 from attncheck.reports.html.anchors import Anchors, make_anchors
 from attncheck.reports.html.budget import LETTERS_PER_CASE, LETTERS_PER_STAGE, Budget, urgent_first, within
@@ -48,6 +49,8 @@ class Wrong:
     message: str
     rows: int
     anchor: str
+    others: int
+    """Further cases of which the same is to be said."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,7 @@ def make_page(frames: Frames, budget: Budget) -> Page:
     files = verdict_matrix(frames, table, anchors, detailed, budget)
     linked = frozenset(detailed | {row.case for file in files for row in file.rows})
     wrong = what_is_wrong(frames)
+    told = told_once(wrong)[: budget.wrong]
     tone, symbol = _TONES.get(exit_code_of(frames), _UNSURE) if len(frames.results) else _UNSURE
     many = len(frames.environments) > 1
     words = {cell.word for row in table.values() for cells in row.values() for cell in cells.values()}
@@ -129,8 +133,8 @@ def make_page(frames: Frames, budget: Budget) -> Page:
         notes=frames.notes,
         states=tuple((state.value, SYMBOLS[state], state.value) for state in State),
         counts=tuple(_counts(column, table, many) for column in frames.columns),
-        wrong=tuple(_wrong(frames, row, anchors, linked) for row in records(wrong.head(budget.wrong))),
-        wrong_left_out=max(0, len(wrong) - budget.wrong),
+        wrong=tuple(_wrong(frames, each, anchors, linked) for each in told),
+        wrong_left_out=len(wrong) - count_told(told),
         columns=tuple(_column(column, many) for column in frames.columns),
         many_environments=many,
         files=files,
@@ -182,7 +186,8 @@ def _counts(column: Column, table: Mapping[str, CellRow], many: bool) -> ColumnC
     )
 
 
-def _wrong(frames: Frames, row: Mapping[str, object], anchors: Anchors, linked: frozenset[str]) -> Wrong:
+def _wrong(frames: Frames, told: Told, anchors: Anchors, linked: frozenset[str]) -> Wrong:
+    row = told.row
     many = len(frames.environments) > 1
     implementation, case = str(row["implementation"]), str(row["case"])
     column = next(
@@ -191,12 +196,13 @@ def _wrong(frames: Frames, row: Mapping[str, object], anchors: Anchors, linked: 
     return Wrong(
         case=case,
         implementation=f"{implementation} ({row['environment']})" if many else implementation,
-        dtype=str(row["dtype"]),
+        dtype=", ".join(told.dtypes),
         verdict=str(row["verdict"]),
         stage=str(row["stage"]),
         message=str(row["message"]),
-        rows=int(str(row["rows"])),
+        rows=told.rows,
         anchor=anchors.cell(case, column) if column is not None and case in linked else "",
+        others=told.others,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from attncheck.reports.alike import count_told, told_once
 from attncheck.reports.answer import make_answer, what_is_wrong
 from attncheck.reports.environments import environment_facts
 from attncheck.reports.frames import Frames, records
@@ -52,28 +53,31 @@ def wrong_section(frames: Frames) -> list[str]:
     if wrong.empty:
         return []
     many = len(frames.environments) > 1
+    told = told_once(wrong)[:_MOST_LISTED]
     rows = [
         [
-            code(row["case"]),
+            code(row["case"]) + (f" and {each.others:,} more" if each.others else ""),
             escape(f"{row['implementation']} ({row['environment']})" if many else row["implementation"]),
-            row["dtype"],
+            ", ".join(each.dtypes),
             f"**{row['verdict']}**",
             code(row["stage"]),
             escape(row["message"]),
-            str(row["rows"]),
+            str(each.rows),
         ]
-        for row in records(wrong.head(_MOST_LISTED))
+        for each in told
+        for row in [each.row]
     ]
+    more = len(wrong) - count_told(told)
     lines = [
         "## What is wrong",
         "",
         "Each line is the first stage at which an implementation goes wrong in a case; the last column counts all its "
-        "failing comparisons there.",
+        "failing comparisons there. What could not be run for one reason in many cases is one line.",
         "",
         *table(["case", "implementation", "dtype", "verdict", "stage", "what happened", "rows"], rows, "llllllr"),
     ]
-    if len(wrong) > _MOST_LISTED:
-        lines += ["", f"And {len(wrong) - _MOST_LISTED} more, in `results.csv` and `numbers.csv`."]
+    if more:
+        lines += ["", f"And {more} more, in `results.csv` and `numbers.csv`."]
     return lines
 
 

@@ -1,0 +1,123 @@
+"""What a call leaves behind that could still compute: threads, and a forked child that comes back from it.
+
+Whatever computes on after the return may write into what is being judged, so it is a fault. Three kinds of threads are
+none: those that a framework starts for itself, as a compiler does for its workers; those of a pool that has nothing
+left to do; and those that began outside Python and run no Python now, as an engine's for backward passes.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import thread as pools
+from contextlib import contextmanager
+from types import FrameType
+
+import psutil
+
+from attncheck.backends import BACKENDS
+
+_WAIT_FOR_CHILD = 0.5
+_FRAMEWORKS = frozenset(package for entry in BACKENDS.values() for package in entry.packages) | {"triton"}
+"""Packages whose own threads are their own affair: they wait for what they compute before they show it."""
+_POOL = pools._worker.__code__  # what every thread of a ThreadPoolExecutor runs
+
+
+class Misbehaved(Exception):
+    """An implementation did what none may do; says what."""
+
+
+@contextmanager
+def nothing_left_behind() -> Iterator[None]:
+    """Raise ``Misbehaved`` where threads outlive a call that may still compute, or a forked child comes back from it.
+
+    Such a child ends here: it would go on as a second worker and answer in its parent's place.
+    """
+    own, threads, children = os.getpid(), set(threading.enumerate()), _children()
+    heard, told = os.pipe()
+    try:
+        with _started_by_frameworks() as excused:
+            try:
+                yield
+            finally:
+                if os.getpid() != own:
+                    os.write(told, b"!")
+                    os._exit(0)
+                os.close(told)
+        if _children() - children and _came_back(heard):
+            raise Misbehaved("forked, and the child process came back from the call")
+        frames = sys._current_frames()
+        new = [thread for thread in threading.enumerate() if thread not in threads | excused and thread.is_alive()]
+        left = [thread.name for thread in new if _may_compute(thread, frames)]
+        if left:
+            raise Misbehaved(f"left {len(left)} thread(s) running: {', '.join(left)}")
+    finally:
+        os.close(heard)
+
+
+@contextmanager
+def _started_by_frameworks() -> Iterator[set[threading.Thread]]:
+    """Give the threads that frameworks start meanwhile: who started a thread is not known of it afterwards."""
+    found: set[threading.Thread] = set()
+    start = threading.Thread.start
+
+    @functools.wraps(start)
+    def noted(thread: threading.Thread) -> None:
+        if _first_outside_the_library(sys._getframe(1)) in _FRAMEWORKS:
+            found.add(thread)
+        start(thread)
+
+    threading.Thread.start = noted  # type: ignore[method-assign, assignment]
+    try:
+        yield found
+    finally:
+        threading.Thread.start = start  # type: ignore[method-assign]
+
+
+def _first_outside_the_library(frame: FrameType | None) -> str:
+    """Return the top-level package of the innermost caller that is not Python's own."""
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in sys.stdlib_module_names:
+            return package
+        frame = frame.f_back
+    return ""
+
+
+def _may_compute(thread: threading.Thread, frames: Mapping[int, FrameType]) -> bool:
+    """Whether a thread has, or could have, something to do; ``frames`` are what all threads are running."""
+    frame = frames.get(thread.ident or 0)
+    if frame is None:
+        return not isinstance(thread, threading._DummyThread)
+    return not _is_idle_in_a_pool(frame)
+
+
+def _is_idle_in_a_pool(frame: FrameType | None) -> bool:
+    """Whether a thread waits in a ``ThreadPoolExecutor``: what it had to do is done, and nothing else is asked."""
+    while frame is not None and frame.f_code is not _POOL:
+        frame = frame.f_back
+    if frame is None:
+        return False
+    item, queue = frame.f_locals.get("work_item"), frame.f_locals.get("work_queue")
+    return queue is not None and queue.empty() and (item is None or item.future.done())
+
+
+def _came_back(heard: int) -> bool:
+    """Whether a child says so; one that runs another program, or has ended, closes the pipe and is not waited for."""
+    return bool(select.select([heard], [], [], _WAIT_FOR_CHILD)[0]) and bool(os.read(heard, 1))
+
+
+def _children() -> set[int]:
+    """Return the children of this process, also those that have ended and that nobody has collected."""
+    if not hasattr(os, "waitid"):
+        return set()  # a platform that cannot fork either
+    try:
+        # Looks without taking the exit code from its owner.
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return set()  # as nearly always, and quickly known
+    return {child.pid for child in psutil.Process().children()}

@@ -1,0 +1,219 @@
+"""Whether somebody's own function can be called as the contract says, and an adapter where it cannot.
+
+Its query, key and value come by position, so their names do not matter unless they say another order. Every keyword is
+optional: what is not there is unsupported. What it requires beyond the contract nobody can give, and it is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from attncheck.backends.contract import Backend
+
+INPUTS: Mapping[str, tuple[str, ...]] = {
+    "dot_scores": ("query", "key"),
+    "cosine_scores": ("query", "key"),
+    "general_scores": ("query", "key", "weight"),
+    "additive_scores": ("query", "key", "query_weight", "key_weight", "score_vector"),
+    "mask_scores": ("scores",),
+    "softmax": ("scores",),
+    "attention": ("query", "key", "value"),
+    "attention_gradients": ("query", "key", "value", "grad_output"),
+    "multi_head_attention": ("query", "key", "value"),
+}
+"""Every function of the contract, and what it is given by position: its own names for these do not matter."""
+
+_SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    "query": ("q", "queries", "xq", "query_states"),
+    "key": ("k", "keys", "xk", "key_states"),
+    "value": ("v", "values", "xv", "value_states"),
+    "mask": ("attn_mask", "attention_mask", "att_mask"),
+    "bias": ("attn_bias", "attention_bias", "attn_biases"),
+    "is_causal": ("causal", "use_causal_mask", "use_causal"),
+    "scale": ("sm_scale", "softmax_scale", "attn_scale", "attention_scale", "scaling", "scale_factor", "qk_scale"),
+    "softcap": ("soft_cap", "logit_cap", "logits_soft_cap", "attn_logit_softcapping", "attn_logits_soft_cap"),
+    "window": ("window_size", "sliding_window", "local_window_size"),
+    "key_lengths": ("kv_lengths", "seqlens_k", "key_value_seq_lengths", "cache_seqlens", "kv_lens"),
+    "past_key": ("key_cache", "k_cache", "past_k"),
+    "past_value": ("value_cache", "v_cache", "past_v"),
+}
+"""What public kernels call what the contract has."""
+_MEANS: Mapping[str, str] = {name: meant for meant, names in _SYNONYMS.items() for name in (meant, *names)}
+_PASSED_ON = ("mask", "bias", "is_causal", "scale", "softcap")
+"""What an adapter can hand over as it is; of windows, lengths and caches every kernel has its own idea."""
+_NEUTRAL: Mapping[str, str] = {
+    **dict.fromkeys(("dropout", "dropout_p", "dropout_rate", "attn_dropout", "p_dropout"), "0.0"),
+    **dict.fromkeys(("training", "is_training", "train"), "False"),
+}
+"""What conformance asks of parameters that the contract has not."""
+_UNKNOWN = "..."
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a function is, for an adapter: the words that name it, and what has to be imported before, if anything."""
+
+    called: str
+    imported: str = ""
+    is_taken: bool = False
+    """Whether the name ``attention`` is another's there."""
+
+    @property
+    def adapter(self) -> str:
+        """What the adapter is called there."""
+        return "attention_for_attncheck" if self.is_taken else "attention"
+
+
+@cache
+def contract(name: str) -> Mapping[str, Any]:
+    """Return the keywords of one of the contract's functions, and what each is when a case does not ask for it."""
+    given = inspect.signature(getattr(Backend, name)).parameters
+    return {each: given[each].default for each in given if each not in ("self", *INPUTS[name])}
+
+
+def required_keywords(name: str, function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the contract's keywords that a function has no default for, as they are when nothing is asked."""
+    known = {key: default for key, default in contract(name).items() if default is not inspect.Parameter.empty}
+    return {each.name: known[each.name] for each in _beyond_inputs(name, function) if each.name in known}
+
+
+def misfits(name: str, function: Callable[..., Any]) -> list[str]:
+    """Say why a function can never be called as the contract says; empty where it can, or where only calling tells."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return []  # a builtin without a signature
+    try:
+        signature.bind_partial(*INPUTS[name])
+    except TypeError:
+        return [f"it does not take {_listed(INPUTS[name])} by position"]
+    swapped = [
+        f"{each.name}, which stands where {wanted} comes"
+        for each, wanted in zip(_positional(signature), INPUTS[name], strict=False)
+        if wanted in _MEANS and _meaning(each.name) not in (None, wanted)
+    ]
+    required = [each for each in _beyond_inputs(name, function) if each.name not in contract(name)]
+    required += [each for each in _beyond_inputs(name, function) if each not in required and each.kind not in _NAMED]
+    return [*swapped, *(f"{each.name}, which it requires{_looks_like(each.name)}" for each in required)]
+
+
+def hints(name: str, function: Callable[..., Any]) -> list[str]:
+    """Say of optional parameters that the contract has not what becomes of them, and which of it they look like."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    own = [each.name for each in parameters if each.kind in _NAMED and each.default is not inspect.Parameter.empty]
+    strange = [each for each in own if each not in contract(name) and each not in INPUTS[name]]
+    known = {each for each in own if each in contract(name)}
+    alike = {each: meant for each in strange if (meant := _meaning(each)) in contract(name) and meant not in known}
+    others = [each for each in strange if each not in alike]
+    told = [
+        f"its {each} is never given; if it is the contract's {meant}, call it so: without, cases that need {meant} are "
+        "unsupported"
+        for each, meant in alike.items()
+    ]
+    return [*told, *([f"its {_listed(others)} {'is' if len(others) == 1 else 'are'} never given"] if others else [])]
+
+
+def adapter(function: Callable[..., Any], place: Place, framework: str | None) -> list[str]:
+    """Return the lines of a function that calls another one as attention is called, to be pasted.
+
+    What cannot be guessed stands as ``...``, and a comment says so.
+    """
+    arguments, options = _arguments(inspect.signature(function))
+    defaults = {each: contract("attention")[each] for each in options}
+    taken = "".join(f", {each}={default!r}" for each, default in defaults.items())
+    blanks = [each for each, expression in arguments if expression == _UNKNOWN]
+    lines = [
+        *([f"{place.imported}", "", ""] if place.imported else []),
+        f"def {place.adapter}(query, key, value{', *' if taken else ''}{taken}):",
+        *(["    # mask is boolean: true = may attend"] if "mask" in options else []),
+        *([f"    # FILL IN what stands as ...: {', '.join(each or 'an input' for each in blanks)}"] if blanks else []),
+        f"    return {place.called}({', '.join(_argument(*each) for each in arguments)})",
+    ]
+    return [*lines, *(["", "", f'{place.adapter}.framework = "{framework}"'] if framework else [])]
+
+
+def _arguments(signature: inspect.Signature) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return an adapter's arguments, as name (empty: by position) and expression, and the options that they pass on."""
+    arguments: list[tuple[str, str]] = []
+    options: list[str] = []
+    inputs = _inputs_by_place(signature)
+    for number, each in enumerate(signature.parameters.values()):
+        meant = _meaning(each.name)
+        is_required = each.default is inspect.Parameter.empty
+        if each.kind not in (*_POSITIONAL, *_NAMED) or not (is_required or meant in _PASSED_ON):
+            continue
+        expression = inputs.get(each.name) or _NEUTRAL.get(each.name.lower(), _UNKNOWN)
+        if meant in _PASSED_ON and meant is not None and each.name not in inputs:
+            expression = _passed_on(meant, each)
+            options.append(meant)
+        in_place = len(arguments) == number and not any(name for name, _ in arguments)
+        by_position = in_place and each.name in inputs and each.kind in _POSITIONAL
+        arguments.append(("" if by_position or each.kind is _POSITIONAL[0] else each.name, expression))
+    return arguments, [each for each in contract("attention") if each in options]
+
+
+def _inputs_by_place(signature: inspect.Signature) -> dict[str, str]:
+    """Return which parameter is which of query, key and value: by name, else by place where all three must be there."""
+    wanted = INPUTS["attention"]
+    found = {each: meant for each in signature.parameters if (meant := _meaning(each)) in wanted and meant is not None}
+    first = [each.name for each in _positional(signature)[: len(wanted)]]
+    if len(first) == len(wanted) and all(_meaning(each) in (None, *wanted) for each in first):
+        by_place = zip(first, wanted, strict=True)
+        found |= {each: meant for each, meant in by_place if each not in found and meant not in found.values()}
+    return found
+
+
+def _passed_on(meant: str, parameter: inspect.Parameter) -> str:
+    """Return what is given for an option: a kernel that has no None for the usual scale wants the number."""
+    if meant == "scale" and parameter.default is not None:
+        return "query.shape[-1] ** -0.5 if scale is None else scale"
+    if meant == "softcap" and isinstance(parameter.default, int | float):
+        return f"{parameter.default!r} if softcap is None else softcap"
+    return meant
+
+
+def _argument(name: str, expression: str) -> str:
+    return f"{name}={expression}" if name else expression
+
+
+def _beyond_inputs(name: str, function: Callable[..., Any]) -> Sequence[inspect.Parameter]:
+    """Return the parameters without a default behind those that are given by position."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return ()
+    given = _positional(signature)[: len(INPUTS[name])]
+    rest = (each for each in signature.parameters.values() if each not in given)
+    return [each for each in rest if each.default is inspect.Parameter.empty and each.kind in (*_POSITIONAL, *_NAMED)]
+
+
+def _positional(signature: inspect.Signature) -> list[inspect.Parameter]:
+    return [each for each in signature.parameters.values() if each.kind in _POSITIONAL]
+
+
+def _meaning(name: str) -> str | None:
+    return _MEANS.get(name.lower())
+
+
+def _looks_like(name: str) -> str:
+    meant = _meaning(name)
+    return f" and which looks like {meant}" if meant is not None and meant != name else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def is_plain(name: str) -> bool:
+    """Whether a name can stand in code, also behind dots."""
+    return all(part.isidentifier() and not keyword.iskeyword(part) for part in name.split("."))

@@ -1,0 +1,69 @@
+"""What went wrong alike in many cases, told once with a count: an error that has nothing to do with the case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from attncheck.harness.errors import ExitCode
+from attncheck.harness.verdicts import Verdict
+from attncheck.harness.vocabulary import DTYPES
+from attncheck.reports.frames import records
+
+
+@dataclass(frozen=True)
+class Told:
+    """The first of some rows of ``what_is_wrong`` that say the same, and the cases and dtypes of all of them."""
+
+    row: Mapping[str, Any]
+    cases: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    evaluations: int
+    rows: int
+    """How many comparisons fail in all of them."""
+
+    @property
+    def others(self) -> int:
+        """How many further cases there are."""
+        return len(self.cases) - 1
+
+
+@dataclass
+class _Group:
+    row: Mapping[str, Any]
+    places: list[tuple[str, str]] = field(default_factory=list)
+    rows: int = 0
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        self.places.append((row["case"], row["dtype"]))
+        self.rows += row["rows"]
+
+    def told(self) -> Told:
+        cases, dtypes = (dict.fromkeys(of) for of in zip(*self.places, strict=True))
+        return Told(self.row, tuple(cases), tuple(sorted(dtypes, key=_place)), len(self.places), self.rows)
+
+
+def told_once(wrong: pd.DataFrame) -> list[Told]:
+    """Put rows together that give one reason why an implementation could not be run; the others stand alone."""
+    groups: dict[tuple[object, ...], _Group] = {}
+    for number, row in enumerate(records(wrong)):
+        alike = tuple(row[name] for name in ("environment", "implementation", "verdict", "message"))
+        key = alike if _could_not_run(row) else (number,)
+        groups.setdefault(key, _Group(row)).add(row)
+    return [group.told() for group in groups.values()]
+
+
+def count_told(told: Iterable[Told]) -> int:
+    """Return how many rows are told."""
+    return sum(each.evaluations for each in told)
+
+
+def _could_not_run(row: Mapping[str, Any]) -> bool:
+    return not row["stage"] and Verdict(row["verdict"]).exit_code is ExitCode.NOT_RUN
+
+
+def _place(dtype: str) -> int:
+    return DTYPES.index(dtype) if dtype in DTYPES else len(DTYPES)
