@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from attncheck.harness.quantities import QUANTITIES
 from attncheck.harness.reading import array_kinds as kinds
