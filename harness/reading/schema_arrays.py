@@ -76,7 +76,10 @@ def draw_rules() -> list[Schema]:
 
 def rounding_rules() -> list[Schema]:
     """Return what says at most once how printed numbers were rounded."""
-    return [at_most_one(has("exact", True), given("decimals"), given("significant_digits"))]
+    return [
+        at_most_one(has("exact", True), given("decimals"), given("significant_digits")),
+        at_most_one(has("exact", True), given("digits")),
+    ]
 
 
 def expectation_rules() -> list[Schema]:

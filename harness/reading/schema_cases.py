@@ -40,7 +40,11 @@ def case_rules() -> list[Schema]:
     """Return what a case asks of itself, whatever its operation."""
     unbounded = {"type": "array", "items": {"type": "null"}}
     options = {"window": {"not": unbounded}, **dict.fromkeys(("scale", "softcap"), FINITE)}
-    return [under("options", {"properties": options})]
+    prints = under("expect", {"contains": given("printed")}, required=True)
+    return [
+        under("options", {"properties": options}),
+        {"if": {"anyOf": [given("computed_in"), given("digits")]}, "then": prints},
+    ]
 
 
 def case_definitions() -> dict[str, Schema]:

@@ -126,6 +126,12 @@ def test_whatever_the_loader_accepts_the_schema_accepts(
 
 
 REFUSED = {
+    "digits of exact numbers": _expect("stage: weights, printed: '1 0', exact: true, digits: truncated"),
+    "digits of another kind": _expect("stage: weights, printed: '1 0', digits: cut"),
+    "units without a reason": _expect("stage: weights, printed: '1 0', digits: {units: 1}"),
+    "digits of a case that prints nothing": _file(f"{QKV}, digits: truncated"),
+    "the precision of a case that prints nothing": _file(f"{QKV}, computed_in: float32"),
+    "a precision of another name": _file(f"{QKV}, computed_in: double"),
     "an unknown field": _file(f"{QKV}, optoins: {{}}"),
     "a name with a space": _file(f"{QKV}, arrays: {{a b: {{identity: 2}}}}"),
     "a name of 61 letters": _file(f"{QKV}, arrays: {{{'a' * 61}: {{identity: 2}}}}"),
