@@ -175,14 +175,9 @@ def _settled(base: _OwnBase, under: Mapping[str, StageJudgement]) -> _OwnBase:
 
 
 def _nearest(case: _Base, bases: Iterator[_OwnBase]) -> _OwnBase | None:
-    """Return the first that settles anything, or else what leaves the smallest errors; None where the case does."""
-    best, least = None, case.size
-    for base in bases:
-        if base.settled:
-            return base
-        if base.size < least:
-            best, least = base, base.size
-    return best
+    """Return what leaves the smallest errors, and of several what settles most; None where nothing beats the case."""
+    better = (base for base in bases if base.settled or base.size < case.size)
+    return min(better, key=lambda base: (base.size, -len(base.settled)), default=None)
 
 
 def _judged(

@@ -154,6 +154,16 @@ def test_gradients_of_nan_are_semantic_and_known_if_declared() -> None:
     assert found.excused == {"grad_query", "grad_value"}
 
 
+def test_of_several_conventions_that_are_known_the_one_counts_that_explains_most() -> None:
+    # With uniform rows the gradients of query and key are open, so that NaN there would be right, too.
+    inputs = attention_problem()
+    wrong = through_the_scores(reference.attention_gradients(**inputs, empty_rows="nan"))
+    for recorded in (("uniform", "nan"), ("nan", "uniform")):
+        found = judged("attention_gradients", {}, inputs, wrong, OwnEmptyRows(recorded=recorded))
+        assert set(failing(found).values()) == {Verdict.SEMANTIC}
+        assert {each.empty_rows for each in found.judgements if each.verdict.exit_code} == {"nan"}
+
+
 def through_the_scores(stages: Stages) -> Stages:
     """The gradients of NaN weights where the mask was added: NaN for query and keys, too."""
     changed = {name: array.copy() for name, array in stages.items()}
