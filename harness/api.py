@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attncheck.harness.config import known_divergences, selected
+from attncheck.harness.config import known_divergences, minimum_of, selected
 from attncheck.harness.errors import ExitCode
 from attncheck.harness.explain import explain_case
 from attncheck.harness.merge import merge_runs
@@ -38,7 +38,8 @@ class CheckResult:
     """What a check came to.
 
     ``frames`` are those of the report: ``results`` a row per case, dtype and stage, ``pairs``, ``numbers``,
-    ``environments``. ``failures`` are the rows that made ``exit_code`` what it is.
+    ``environments``. ``failures`` are the rows that made ``exit_code`` what it is; ``judged`` of ``asked`` cases were
+    judged. As text, it says what the command line does: who agrees, and what was judged of what was asked.
     """
 
     exit_code: ExitCode
@@ -48,17 +49,33 @@ class CheckResult:
     _implementations: tuple[Implementation, ...] = field(repr=False)
     _limits: Limits = field(repr=False)
 
+    judged: int = 0
+    asked: int = 0
+
     @property
     def agrees(self) -> bool:
-        """Whether nothing disagreed and everything ran."""
+        """Whether nothing disagreed, everything ran, and as much was judged as has to be: a case at least."""
         return self.exit_code is ExitCode.AGREE
 
+    @property
+    def headline(self) -> str:
+        """Who agrees or is wrong, what was judged of what was asked, and what the rest lacks, in a line."""
+        from attncheck.reports.answer import make_answer
+
+        return make_answer(self.frames).first_line
+
+    def __str__(self) -> str:
+        """Return the headline and the facts behind it, a line each."""
+        from attncheck.reports.answer import make_answer
+
+        return "\n".join([self.headline, *make_answer(self.frames).sentences])
+
     def explain(self, most: int = 3) -> str:
-        """Tell where the first failing cases go wrong, stage by stage, as ``attncheck explain`` does."""
+        """Tell the headline, then where the first failing cases go wrong, as ``attncheck explain`` does."""
         from attncheck.reports.explanation import explanation_text
 
         if not self.failures:
-            return "Everything agrees."
+            return str(self)
         cases = {case.id: case for case in self._selection.cases}
         named = {item.name: item for item in self._implementations}
         places = dict.fromkeys((row.case, row.dtype, row.implementation) for row in self.failures)
@@ -68,7 +85,7 @@ class CheckResult:
             for case, dtype, name in known[:most]
         ]
         left = len(known) - len(told)
-        return "\n\n".join([*told, *([f"... and {left} more that fail."] if left > 0 else [])])
+        return "\n\n".join([self.headline, *told, *([f"... and {left} more that fail."] if left > 0 else [])])
 
 
 def check(
@@ -82,6 +99,7 @@ def check(
     output: str | Path | None = None,
     time_limit: float = 60.0,
     keep_going: bool = False,
+    min_judged: int | str | None = None,
 ) -> CheckResult:
     """Run cases on one implementation and judge every stage that it returns against the exact answer.
 
@@ -96,25 +114,47 @@ def check(
     globs over the bundled cases; if empty, all of these and the project's own (``pyproject.toml``). In reports a
     callable is called as on the command line, after its module and itself, or by ``name`` behind its module. ``output``
     keeps the results in a folder, for ``attncheck report``. With ``keep_going``, one whose process ends in the same way
-    in every call is tried in all cases. Raises ``UsageError`` for what cannot be called or found.
+    in every call is tried in all cases. ``min_judged`` is in how many cases it has to be judged, or in what share of
+    them (``"80%"``), to agree; what ``[tool.attncheck]`` says if nothing is picked. Raises ``UsageError`` for what
+    cannot be called or found.
     """
     limits = Limits(case_seconds=time_limit, keep_going=keep_going)
+    picked = {"cases": list(cases), "tags": list(tags), "dtypes": list(dtypes)}
+    minimum = minimum_of(min_judged, complete=not any(picked.values()))
     chosen = _chosen(function, framework, name, limits)
     selection = selected(list(cases), list(tags), list(dtypes))
     with tempfile.TemporaryDirectory() as folder:
         place = Path(output) if output is not None else Path(folder) / "results"
         known = known_divergences([item.entry.name for item in chosen.implementations])
         settings = Settings(
-            place, dtypes=tuple(dtypes), limits=limits, command=sys.argv, divergences=known, tags=selection.tags
+            place,
+            dtypes=tuple(dtypes),
+            limits=limits,
+            command=sys.argv,
+            divergences=known,
+            tags=selection.tags,
+            picked=picked,
+            minimum=minimum,
         )
         summary = run_cases(selection.cases, chosen, settings, selection.faults)
         from attncheck.reports.making import make_frames
 
         frames = make_frames(merge_runs(read_runs([place])))
-    return CheckResult(summary.exit_code, summary.failures, frames, selection, chosen.implementations, limits)
+    judged = min(summary.judged.values(), default=0)
+    return CheckResult(
+        summary.exit_code,
+        summary.failures,
+        frames,
+        selection,
+        chosen.implementations,
+        limits,
+        judged=judged,
+        asked=summary.cases,
+    )
 
 
 def _chosen(function: Callable[..., Any] | str, framework: str | None, name: str | None, limits: Limits) -> Chosen:
     if isinstance(function, str):
         return choose(None, [function], framework, limits)
-    return Chosen((choose_callable(function, framework, name),))
+    implementation = choose_callable(function, framework, name)
+    return Chosen((implementation,), by_name=(implementation.name,))

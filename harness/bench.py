@@ -16,6 +16,7 @@ from attncheck.harness.judging.known import DivergenceRecord
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.divergences import Divergence, recorded_empty_rows
 from attncheck.harness.reading.inputs import Inputs
+from attncheck.harness.results.coverage import is_judged
 from attncheck.harness.results.format import EXACT, INPUTS, Row, StoredArray, bound_name
 from attncheck.harness.results.writer import ResultsWriter
 from attncheck.harness.running.implementations import Implementation
@@ -56,7 +57,7 @@ class Judge:
 
     def _in_order(self, dtype: str, collected: Mapping[str, Outcome]) -> dict[str, Outcome]:
         """Put the outcomes in order; what declares no such dtype was never asked, and says so."""
-        absent = Failure("unsupported", f"declares no {dtype}")
+        absent = Failure("unsupported", f"declares no {dtype}", (dtype,))
         return {
             item.name: collected.get(item.name, absent)
             for item in self.implementations
@@ -94,6 +95,8 @@ class Bench:
     rows_seen: Counter[str] = field(default_factory=Counter)
     failures: list[Row] = field(default_factory=list)
     evaluations: int = 0
+    judged: dict[str, set[str]] = field(default_factory=dict)
+    """The cases in which each implementation was judged."""
 
     def add(self, found: Found) -> None:
         """Write what was found of one case in one dtype.
@@ -116,4 +119,7 @@ class Bench:
 
     def _count(self, rows: Sequence[Row]) -> None:
         self.rows_seen.update(row.verdict for row in rows)
+        for row in rows:
+            if is_judged(row):
+                self.judged.setdefault(row.implementation, set()).add(row.case)
         self.failures += [row for row in rows if not row.known and Verdict(row.verdict).exit_code is not ExitCode.AGREE]

@@ -3,8 +3,10 @@
     [tool.attncheck]
     cases = ["conformance/"]                     # own files or folders of cases, besides the bundled ones
     divergences = ["conformance/known.yaml"]     # own lists of known divergences
+    min_judged = "80%"                           # what every implementation has to be judged in; or a number of cases
 
-Paths are relative to the folder of that file.
+Paths are relative to the folder of that file. The minimum is that of runs in which nothing is picked: of a few cases
+that are named, no share says anything.
 """
 
 from __future__ import annotations
@@ -18,16 +20,18 @@ from typing import Any
 from attncheck.harness.errors import UsageError
 from attncheck.harness.reading.divergences import Divergence, bundled_divergences, load_divergences
 from attncheck.harness.reading.selection import Selection, exists, select_cases
+from attncheck.harness.results.coverage import Minimum
 
 _FILE = "pyproject.toml"
 
 
 @dataclass(frozen=True)
 class Config:
-    """A project's own cases and lists of known divergences; paths are absolute."""
+    """A project's own cases and lists of known divergences, and how much has to be judged; paths are absolute."""
 
     cases: tuple[str, ...] = ()
     divergences: tuple[Path, ...] = ()
+    minimum: Minimum | None = None
 
     @property
     def own_and_bundled(self) -> tuple[str, ...]:
@@ -66,6 +70,13 @@ def known_divergences(backends: Sequence[str], own: Sequence[Path] = ()) -> tupl
     return bundled_divergences(backends) + load_divergences([*read_config().divergences, *own])
 
 
+def minimum_of(given: str | int | None, *, complete: bool) -> Minimum | None:
+    """Return how much has to be judged: what is given, or in a complete run what the project says."""
+    if given is not None:
+        return Minimum.of(given, "--min-judged")
+    return read_config().minimum if complete else None
+
+
 def _section(path: Path) -> dict[str, Any] | None:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -81,12 +92,12 @@ def _section(path: Path) -> dict[str, Any] | None:
 
 
 def _config(section: dict[str, Any], path: Path) -> Config:
-    known = {"cases", "divergences"}
+    known = {"cases", "divergences", "min_judged"}
     unknown = sorted(section.keys() - known)
     if unknown:
         raise UsageError(f"{path}: tool.attncheck.{_short(unknown[0])}: unknown; expected {', '.join(sorted(known))}")
     paths: dict[str, list[Path]] = {}
-    for name in known:
+    for name in ("cases", "divergences"):
         given = section.get(name, [])
         if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
             raise UsageError(f"{path}: tool.attncheck.{name}: expected a list of paths")
@@ -94,7 +105,9 @@ def _config(section: dict[str, Any], path: Path) -> Config:
         missing = [each for each in paths[name] if not exists(each)]
         if missing:
             raise UsageError(f"{path}: tool.attncheck.{name}: there is no {_short(str(missing[0]))}")
-    return Config(tuple(map(str, paths["cases"])), tuple(paths["divergences"]))
+    least = section.get("min_judged")
+    minimum = None if least is None else Minimum.of(least, f"{path}: tool.attncheck.min_judged")
+    return Config(tuple(map(str, paths["cases"])), tuple(paths["divergences"]), minimum)
 
 
 def _short(text: str) -> str:

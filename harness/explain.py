@@ -45,6 +45,8 @@ class Explanation:
     failure: str = ""
     outside: str = ""
     known: Mapping[str, str] = field(default_factory=dict)
+    lacks: tuple[str, ...] = ()
+    """What the implementation would need to support the case, where that is why there are no stages."""
 
 
 def find_case(cases: Sequence[Case], wanted: str) -> Case:
@@ -80,7 +82,8 @@ def explain_case(
     inputs = convert_inputs(case, make_exact_inputs(case), dtype)
     numerical_class = implementation.numerical_class(dtype)
     if numerical_class is None:
-        return Explanation(case, dtype, implementation.name, "none", (), "", f"unsupported: declares no {dtype}")
+        absent = f"unsupported: declares no {dtype}"
+        return Explanation(case, dtype, implementation.name, "none", (), "", absent, lacks=(dtype,))
     if divergences is None:
         divergences = known_divergences([implementation.entry.name])
     place = (implementation.name, case.id, dtype)
@@ -90,7 +93,8 @@ def explain_case(
         failure = f"{outcome.verdict}: {outcome.message}"
         found = reason_for(divergences, *place, "", outcome.verdict)
         known = {} if found is None else {"": found.entry.reason}
-        return Explanation(case, dtype, implementation.name, numerical_class, (), "", failure, known=known)
+        whose = (case, dtype, implementation.name, numerical_class)
+        return Explanation(*whose, (), "", failure, known=known, lacks=outcome.lacks)
     truth = truth_of_case(case, dtype, inputs, outcome.stages)
     own = own_empty_rows(implementation, divergences, case.id, dtype)
     own = replace(own, is_asked=not outcome.not_asked)

@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from attncheck.harness.pytest_summary import Judged, NotJudged, StoppedError
+
 if TYPE_CHECKING:
     # Every run of pytest in an environment with attncheck loads this module, so what is heavy waits until it is used.
     from attncheck.harness.reading.case import Case
     from attncheck.harness.reading.divergences import Divergence
     from attncheck.harness.reading.selection import Selection
+    from attncheck.harness.results.coverage import Minimum
     from attncheck.harness.running.executor import Limits
     from attncheck.harness.running.implementations import Implementation
 
@@ -45,21 +48,26 @@ class _Judge:
         return cls(implementation, selection, known_divergences([implementation.entry.name]))
 
     def complaint(self, case: Case, dtype: str) -> str | None:
-        """Return why a case fails, as ``attncheck explain`` tells it; None where it holds. Skips the unsupported."""
+        """Return why a case fails, as ``attncheck explain`` tells it; None where it holds.
+
+        Skips what is unsupported, or has no exact answer: nothing passes that was not judged.
+        """
         from attncheck.harness.explain import explain_case
         from attncheck.reports.explanation import explanation_text
 
         with _running(self.implementation, dtype) as runner:
             explanation = explain_case(case, self.implementation, dtype, _limits(), runner, self.divergences)
         if explanation.failure.startswith("unsupported"):
-            pytest.skip(explanation.failure)
+            raise NotJudged(explanation.failure, explanation.lacks)
+        if explanation.judgements and all(item.verdict == "unverified" for item in explanation.judgements):
+            raise NotJudged(f"unverified: {explanation.outside or 'there is no exact answer to hold it against'}")
         failing = [item.stage for item in explanation.judgements if item.verdict.exit_code]
         failing += [""] if explanation.failure else []
         if failing and all(stage in explanation.known for stage in failing):
             pytest.xfail(next(iter(explanation.known.values())))
-        if failing:
-            return explanation_text(explanation, self.selection.tags)
-        return None
+        if failing and explanation.failure:
+            raise StoppedError(explanation_text(explanation, self.selection.tags), pytrace=False)
+        return explanation_text(explanation, self.selection.tags) if failing else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -75,12 +83,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--attncheck-cases", metavar="CASES", action="append", default=[], help="files, folders or globs")
     group.addoption("--attncheck-tag", metavar="TAG", action="append", default=[], help="only cases with this tag")
     group.addoption("--attncheck-dtype", metavar="DTYPE", action="append", default=[], help="only this dtype")
+    group.addoption(
+        "--attncheck-min-judged",
+        metavar="N|N%",
+        help="fail where an implementation was judged in fewer cases, or in a smaller share of those that ran",
+    )
     group.addoption("--attncheck-framework", metavar="NAME", help="whose arrays the implementation takes")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Announce the marker that every test of attncheck carries."""
     config.addinivalue_line("markers", "attncheck(implementation): one case of attncheck on an implementation")
+    config.pluginmanager.register(Judged(_minimum(config)), "attncheck-judged")
+
+
+def _minimum(config: pytest.Config) -> Minimum | None:
+    """Return how much has to be judged: the option, or what the project says where nothing is picked."""
+    given = config.getoption("--attncheck-min-judged")
+    picked = any(config.getoption(f"--attncheck-{name}") for name in ("cases", "tag", "dtype"))
+    if given is None and (picked or not config.getoption("--attncheck")):
+        return None
+    from attncheck.harness.config import minimum_of
+    from attncheck.harness.errors import AttncheckError
+
+    try:
+        return minimum_of(given, complete=not picked)
+    except AttncheckError as error:
+        raise pytest.UsageError(f"attncheck: {error}".replace("--min-judged", "--attncheck-min-judged")) from None
 
 
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -197,7 +226,7 @@ def _running(implementation: Implementation, dtype: str) -> Iterator[Any]:
     groups = group_by_process(implementation, list(implementation.declared.classes))
     group = next((each for each in groups if dtype in each.dtypes), None)
     if group is None:
-        pytest.skip(f"unsupported: declares no {dtype}")
+        raise NotJudged(f"unsupported: declares no {dtype}", (dtype,))
     if group.name not in _RUNNERS:
         _RUNNERS[group.name] = GroupRunner(group, _limits(), Path(tempfile.mkdtemp("attncheck")))
     yield _RUNNERS[group.name]

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.divergences import Divergence, bundled_divergences
 from attncheck.harness.reading.model import TagEntry
 from attncheck.harness.reading.record import case_record
+from attncheck.harness.results.coverage import Asked, Minimum, shortfalls
 from attncheck.harness.results.earlier import NOTHING, read_earlier
 from attncheck.harness.results.format import Row
 from attncheck.harness.results.writer import ResultsWriter
 from attncheck.harness.running.environment import describe_environment
 from attncheck.harness.running.executor import Group, GroupRunner, Limits, group_by_process
 from attncheck.harness.running.implementations import Chosen
+from attncheck.harness.running.own import source_of
 from attncheck.harness.running.processes import end_strays
 from attncheck.harness.running.share import fair_share
 from attncheck.harness.verdicts import Verdict
@@ -37,7 +40,8 @@ class Settings:
     ``divergences`` are known beforehand; None is what is bundled for the backends that run. ``complete`` says that the
     cases are all there are: a divergence that shows in none of them no longer happens. ``tags`` says what tags mean.
     With ``resume``, an interrupted run in the same folder goes on where it ended. ``cluster`` is the address of a Dask
-    scheduler whose workers compute everything; None is this machine.
+    scheduler whose workers compute everything; None is this machine. ``picked`` says what the cases were narrowed by
+    (``cases``, ``tags``, ``dtypes``), ``minimum`` in how many of them every implementation has to be judged.
     """
 
     output: Path
@@ -51,17 +55,24 @@ class Settings:
     tags: Mapping[str, TagEntry] = field(default_factory=dict)
     resume: bool = False
     cluster: str | None = None
+    picked: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    minimum: Minimum | None = None
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a run came to."""
+    """What a run came to.
+
+    ``judged`` counts the cases in which each implementation was judged; ``shortfalls`` say where that is too few.
+    """
 
     exit_code: ExitCode
     cases: int
     evaluations: int
     verdicts: Mapping[str, int]
     failures: tuple[Row, ...]
+    judged: Mapping[str, int] = field(default_factory=dict)
+    shortfalls: tuple[str, ...] = ()
 
 
 def run_cases(
@@ -130,7 +141,7 @@ def _run(
     finally:
         writer.flush()
         describe_backends()
-    summary = _summarise(cases, chosen, faults, bench)
+    summary = _summarise(chosen, faults, bench, Asked.of(environment, len(cases)))
     writer.write_json("summary.json", _summary_record(summary, chosen, faults))
     return summary
 
@@ -171,9 +182,16 @@ def _environment(chosen: Chosen, settings: Settings, faults: Sequence[Fault]) ->
     return {
         "label": settings.label,
         "command": shlex.join(settings.command),
+        "started": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S"),
+        "asked": {
+            **{name: list(each) for name, each in settings.picked.items()},
+            "by_name": list(chosen.by_name),
+            "min_judged": None if settings.minimum is None else str(settings.minimum),
+        },
         **describe_environment(entries, settings.limits.threads),
         "compilation_cache": settings.limits.compilation_cache,
         "implementations": {item.name: item.package for item in chosen.implementations},
+        "sources": {item.name: dict(each) for item in chosen.implementations if (each := source_of(item.entry))},
         "classes": {
             item.name: {dtype: item.numerical_class(dtype) for dtype in DTYPES} for item in chosen.implementations
         },
@@ -190,20 +208,22 @@ def _descriptions(
     return {**earlier, **{name: said for name, said in found.items() if said or name not in earlier}}
 
 
-def _summarise(cases: Sequence[Case], chosen: Chosen, faults: Sequence[Fault], bench: Bench) -> RunSummary:
+def _summarise(chosen: Chosen, faults: Sequence[Fault], bench: Bench, asked: Asked) -> RunSummary:
     codes = {Verdict(row.verdict).exit_code for row in bench.failures}
+    judged = {item.name: len(bench.judged.get(item.name, ())) for item in chosen.implementations}
+    short = shortfalls(judged, asked)
     if faults:
         code = ExitCode.BAD_INPUT
     elif ExitCode.DISAGREE in codes:
         code = ExitCode.DISAGREE
-    elif ExitCode.NOT_RUN in codes or chosen.missing:
+    elif ExitCode.NOT_RUN in codes or chosen.missing or short:
         code = ExitCode.NOT_RUN
     else:
         code = ExitCode.AGREE
     counts = {verdict.value: bench.rows_seen[verdict] for verdict in Verdict if bench.rows_seen[verdict]}
     # Workers side by side answer in any order; who reads the failures, finds the same ones first.
     failures = sorted(bench.failures, key=place_of)
-    return RunSummary(code, len(cases), bench.evaluations, counts, tuple(failures))
+    return RunSummary(code, asked.cases, bench.evaluations, counts, tuple(failures), judged, tuple(short))
 
 
 def _summary_record(summary: RunSummary, chosen: Chosen, faults: Sequence[Fault]) -> dict[str, Any]:
@@ -212,6 +232,8 @@ def _summary_record(summary: RunSummary, chosen: Chosen, faults: Sequence[Fault]
         "cases": summary.cases,
         "implementations": [item.name for item in chosen.implementations],
         "evaluations": summary.evaluations,
+        "judged": dict(summary.judged),
+        "shortfalls": list(summary.shortfalls),
         "verdicts": dict(summary.verdicts),
         "failures": len(summary.failures),
         "faults": len(faults),

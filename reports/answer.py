@@ -10,7 +10,8 @@ import pandas as pd
 from attncheck.harness.errors import ExitCode
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import DTYPES
-from attncheck.reports.cells import Cell, State, cell_table
+from attncheck.reports.cells import FAILS_A_RUN, Cell, cell_table
+from attncheck.reports.coverage import coverage, judged_rows, narrowings, unjudged
 from attncheck.reports.frames import (
     Column,
     Frames,
@@ -21,40 +22,47 @@ from attncheck.reports.frames import (
     once_for_frames,
     records,
     stage_order,
-    under_erratum,
 )
+from attncheck.reports.headline import MOST_SPELT_OUT, extent, headline
+from attncheck.reports.printed_numbers import OF_DOCUMENTS, NumberCounts, misprints, number_counts
+
+_MOST_IN_PART = 12
+"""Implementations of which a report says one by one what they lack; ``judged`` in JSON has all."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a report says first: one word, one sentence, the facts."""
+    """What a report says first: who agrees and what is wrong, how much was judged of what was asked, and the facts."""
 
     word: str
+    judged: str
     sentences: tuple[str, ...]
 
+    @property
+    def first_line(self) -> str:
+        """Return both as one line."""
+        return " ".join(f"{text}." for text in (self.word, self.judged) if text)
 
+
+@once_for_frames
 def make_answer(frames: Frames) -> Answer:
-    """Say whether the implementations agree, and on what that rests."""
-    bad = pd.concat([failing(frames.results), failing(frames.numbers)])
-    verdicts = {Verdict(verdict) for verdict in bad["verdict"]}
-    disagreeing = {verdict for verdict in verdicts if verdict.exit_code == 1}
-    if frames.results.empty:
-        word = "Nothing was run"
-    elif frames.results["stage"].eq("").all():
-        word = "Nothing could be run"
-    elif disagreeing or len(failing(frames.pairs)):
-        word = "It disagrees with the exact answer" if len(frames.columns) < 2 else "They disagree"
-    elif verdicts or frames.is_incomplete:
-        word = "It agrees as far as it ran" if len(frames.columns) < 2 else "They agree as far as they ran"
-        word += ", but not everything could be run"
-    elif len(frames.columns) < 2:
-        word = "It agrees with the exact answer"
-    elif _compared(frames).empty:
-        word = "Nothing disagrees, but no two implementations could be compared"
-    else:
-        word = "They agree"
-    sentences = (_extent, _stages_sentence, _pairs_sentence, _numbers_sentence, _known_sentence)
-    return Answer(word, tuple(said for sentence in sentences if (said := sentence(frames))))
+    """Say whether the implementations agree, how much of what was asked was judged, and on what that rests."""
+    short = tuple(f"Too little was judged: {line}." for line in unjudged(frames))
+    facts = (_extent, _stages_sentence, _pairs_sentence, _numbers_sentence, _known_sentence)
+    told = tuple(said for sentence in facts if (said := sentence(frames)))
+    return Answer(headline(frames), extent(frames), (*short, *told, *_in_part(frames), *narrowings(frames)))
+
+
+def _in_part(frames: Frames) -> list[str]:
+    """Say of each implementation what it lacks, where the first line has no room for that."""
+    part = [each for each in coverage(frames) if not each.is_whole]
+    if len(part) <= MOST_SPELT_OUT or frames.results.empty:
+        return []
+    many = len(frames.asked) > 1
+    names = [each.column.title(with_environment=many, with_version=False) for each in part[:_MOST_IN_PART]]
+    told = [f"{name}: {each.words}." for name, each in zip(names, part, strict=False)]
+    more = len(part) - len(told)
+    return [*told, *([f"And {more} more implementations were judged in part."] if more else [])]
 
 
 def exit_code_of(frames: Frames) -> ExitCode:
@@ -65,7 +73,7 @@ def exit_code_of(frames: Frames) -> ExitCode:
         return ExitCode.BAD_INPUT
     if ExitCode.DISAGREE in codes:
         return ExitCode.DISAGREE
-    return ExitCode.NOT_RUN if codes or frames.is_incomplete else ExitCode.AGREE
+    return ExitCode.NOT_RUN if codes or frames.is_incomplete or unjudged(frames) else ExitCode.AGREE
 
 
 def _extent(frames: Frames) -> str:
@@ -73,12 +81,15 @@ def _extent(frames: Frames) -> str:
     ran = set(results.loc[results["verdict"].ne(Verdict.UNSUPPORTED), "dtype"])
     dtypes = [dtype for dtype in DTYPES if dtype in ran]
     columns = frames.columns
-    evaluations = len(results[["environment", "implementation", "case", "dtype"]].drop_duplicates())
+    keys = ["environment", "implementation", "case", "dtype"]
+    evaluations = len(results[keys].drop_duplicates())
+    judged = len(judged_rows(frames).drop_duplicates())
     environments = results["environment"].nunique()
     where = f" in {environments} environments" if environments > 1 else ""
     return (
-        f"{_count(results['case'].nunique(), 'case')} ran on {_count(len(columns), 'implementation')}{where} "
-        f"in {_listed(dtypes) or 'no dtype'}: {_count(evaluations, 'evaluation')}."
+        f"{_count(results['case'].nunique(), 'case')} on {_count(len(columns), 'implementation')}{where} "
+        f"in {_listed(dtypes) or 'no dtype'}: {_count(evaluations, 'evaluation')}, "
+        f"{'all' if judged == evaluations else f'{judged:,}' if judged else 'none'} of them judged."
     )
 
 
@@ -102,6 +113,9 @@ def _stages_sentence(frames: Frames) -> str:
     )
     if noisy:
         text += f" {noisy} {'are' if noisy > 1 else 'is'} noisier than known good implementations, a warning."
+    if (open_ := int(judged["unjudged"].sum())) > 0:
+        stages_of = _count(int(judged["unjudged"].gt(0).sum()), "stage")
+        text += f" {_count(open_, 'element')} of {stages_of} have no exact answer and were not judged."
     sampled = judged.loc[judged["query_rows"].notna(), "case"].nunique()
     if sampled:
         text += f" In {_count(sampled, 'large case')} some query rows stand for all."
@@ -147,29 +161,50 @@ def _pairs_sentence(frames: Frames) -> str:
 
 
 def _numbers_sentence(frames: Frames) -> str:
-    """Say whether the documents' numbers hold; numbers under a recorded erratum are counted apart."""
-    numbers = frames.numbers[
-        frames.numbers["case"].isin([key for key, case in frames.cases.items() if is_document(case)])
-    ]
-    printed = numbers[numbers["printed"].notna() & (numbers["basis"] == "printed")]
-    if printed.empty:
-        return "No printed number of a document was compared."
-    wrong_call = under_erratum(frames, printed)
-    errata, regular = printed[wrong_call & printed["verdict"].eq(Verdict.MISPRINT)], printed[~wrong_call]
-    misses = failing(regular)
-    holds = "every one holds" if misses.empty else f"{len(misses)} of {len(regular)} comparisons with them fail"
-    text = f"The documents print {count_places(regular)} numbers: {holds}." if len(regular) else ""
-    if len(errata):
-        text += f" {count_places(errata)} numbers printed for another call than the one shown are recorded as errata."
-    unprinted = numbers[numbers["basis"] == "exact"]
-    if len(unprinted):
-        bad = len(failing(unprinted))
-        said = f"{bad} of {len(unprinted)} comparisons of them fail" if bad else "every one is within its error bound"
-        text += (
-            f" {count_places(unprinted)} further numbers are computed by the documents and not printed; held against "
-            f"the exact answer, {said}."
+    """Say which of the printed numbers hold; those under a recorded erratum are counted apart."""
+    found = number_counts(frames)
+    told = [_printed_sentence(found)] if found.printed else []
+    if found.errata:
+        told.append(
+            f"{_count(found.errata, 'number')} printed for another call than the one shown "
+            f"{'is' if found.errata == 1 else 'are'} recorded as errata."
         )
-    return text.strip()
+    if not told:
+        told.append("No printed number of a document was compared.")
+    if found.not_returned:
+        stages, them = ("a stage", "it") if found.not_returned == 1 else (f"{found.not_returned} stages", "them")
+        told.append(f"The printed numbers of {stages} were not compared: no implementation returned {them}.")
+    return " ".join([*told, *_unprinted_sentence(frames)])
+
+
+def _printed_sentence(found: NumberCounts) -> str:
+    """Count every printed number once."""
+    if found.hold == found.printed:
+        return f"The documents print {_count(found.printed, 'number')}: every one holds."
+    one_or_many = (
+        (found.hold, "holds", "hold"),
+        (found.misprints, "does not hold", "do not hold"),
+        (found.missed, "is missed by an implementation", "are missed by an implementation"),
+        (found.unverified, "is unverified", "are unverified"),
+    )
+    parts = [f"{number:,} {one if number == 1 else many}" for number, one, many in one_or_many if number]
+    why = ": there is no exact answer to compare with" if found.unverified else ""
+    return f"Of {_count(found.printed, 'printed number')} {_listed(parts)}{why}."
+
+
+def _unprinted_sentence(frames: Frames) -> list[str]:
+    documents = [key for key, case in frames.cases.items() if is_document(case)]
+    unprinted = frames.numbers[frames.numbers["case"].isin(documents) & frames.numbers["basis"].eq("exact")]
+    if unprinted.empty:
+        return []
+    bad, open_ = len(failing(unprinted)), int(unprinted["verdict"].eq(Verdict.UNVERIFIED).sum())
+    said = f"{bad} of {len(unprinted)} comparisons of them fail" if bad else "every one is within its error bound"
+    if open_:
+        said = f"{bad} of {len(unprinted)} comparisons of them fail and {open_} are unverified"
+    return [
+        f"{count_places(unprinted)} further numbers are computed by the documents and not printed; held against "
+        f"the exact answer, {said}."
+    ]
 
 
 @once_for_frames
@@ -190,20 +225,23 @@ def _cell(cells: Mapping[str, Cell]) -> str:
 
 
 def _word(cell: Cell) -> str:
-    if cell.state is not State.FAILING:
+    if cell.state not in FAILS_A_RUN:
         return cell.word
     return f"**{cell.word}** at {cell.stage}" if cell.stage else f"**{cell.word}**"
 
 
-@once_for_frames
-def what_is_wrong(frames: Frames) -> pd.DataFrame:
+def what_is_wrong(frames: Frames, *, with_records: bool = True) -> pd.DataFrame:
     """Return one row per failing case, dtype and implementation: where it begins, and how many rows fail in all.
 
-    Pairs are the evidence behind a stage's verdict and are listed only where no stage is blamed.
+    Pairs are the evidence behind a stage's verdict and are listed only where no stage is blamed. ``with_records``, what
+    is printed or recorded wrongly is listed too, with every implementation that shows it.
     """
     columns = ["case", "dtype", "environment", "implementation", "stage", "verdict", "message"]
-    results = failing(frames.results)
-    bad = pd.concat([results[[*columns, "begins_at"]], failing(frames.numbers)[columns]])
+    results, numbers = failing(frames.results), failing(frames.numbers)
+    if not with_records:
+        results = results[results["verdict"].ne(Verdict.STALE)]
+        numbers = numbers[~numbers["verdict"].isin(OF_DOCUMENTS)]
+    bad = pd.concat([results[[*columns, "begins_at"]], numbers[columns]])
     pairs = failing(frames.pairs)
     explained = set(zip(bad["case"], bad["dtype"], bad["stage"], strict=True))
     loose = pairs[[key not in explained for key in zip(pairs["case"], pairs["dtype"], pairs["stage"], strict=True)]]
@@ -221,6 +259,27 @@ def what_is_wrong(frames: Frames) -> pd.DataFrame:
     first = bad.groupby(keys, sort=False).first().reset_index()
     first["rows"] = bad.groupby(keys, sort=False).size().to_numpy()
     return first[[*columns, "rows"]]
+
+
+@once_for_frames
+def findings(frames: Frames) -> pd.DataFrame:
+    """Return what people are told is wrong: of implementations as above, of documents and records each thing once.
+
+    What is printed or recorded wrongly has neither implementation nor dtype: every one of them shows it.
+    """
+    told = what_is_wrong(frames, with_records=False)
+    found = [
+        dict.fromkeys(told.columns, "")
+        | {"case": each.case, "stage": each.stage, "verdict": each.verdict, "message": each.message, "rows": each.rows}
+        for each in misprints(frames)
+    ]
+    stale = failing(frames.results)
+    stale = stale[stale["verdict"].eq(Verdict.STALE)].drop_duplicates("message")
+    found += [
+        {name: row.get(name, "") for name in told.columns} | {"implementation": row["implementation"], "rows": 1}
+        for row in records(stale)
+    ]
+    return pd.concat([told, pd.DataFrame(found, columns=told.columns)], ignore_index=True) if found else told
 
 
 def _pair_messages(pairs: pd.DataFrame) -> list[str]:

@@ -37,7 +37,15 @@ class State(StrEnum):
     UNVERIFIED = "unverified"
     UNSUPPORTED = "unsupported"
     KNOWN = "known"
+    STALE = "stale"
+    """Agrees, but something is recorded of it that is no longer so."""
+    MISPRINT = "misprint"
+    """Agrees, but a document prints something else."""
     FAILING = "failing"
+    """The implementation is wrong, or could not be run."""
+
+
+FAILS_A_RUN = frozenset({State.STALE, State.MISPRINT, State.FAILING})
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ class Cell:
     state: State
     verdict: str
     stage: str
-    """Where a failing cell begins; empty elsewhere, and where the whole case failed."""
+    """Where a cell that fails a run begins; empty elsewhere, and where the whole case failed."""
 
     @property
     def word(self) -> str:
@@ -131,7 +139,7 @@ def _cells(frames: Frames) -> pd.DataFrame:
     if rows.empty:
         return pd.DataFrame(columns=[*_KEYS, "state", "verdict", "stage"])
     keys = rows.drop_duplicates("cell")[[*_KEYS, "cell"]].set_index("cell").sort_index()
-    own = rows["stage"].ne("") & rows["verdict"].ne(Verdict.UNVERIFIED)
+    own = rows["stage"].ne("") & rows["verdict"].ne(Verdict.UNVERIFIED) & ~rows["is_number"]
     state = np.full(len(keys), State.UNVERIFIED.value, dtype=object)
     verdict = np.full(len(keys), Verdict.UNVERIFIED.value, dtype=object)
     # A stage of a name of its own, or a number that cannot be held, does not make a whole case unverified.
@@ -148,10 +156,16 @@ def _cells(frames: Frames) -> pd.DataFrame:
     told_by_stages = known["cell"].isin(known.loc[~known["is_number"], "cell"])
     _put_worst(known[~(told_by_stages & known["is_number"])], state, verdict, State.KNOWN)
     bad = failing(rows)
-    _put_worst(bad, state, verdict, State.FAILING)
-    if len(bad):
-        first = _first_stages(bad)
-        stage[first.index.to_numpy()] = first.to_numpy()
+    of_records = bad["verdict"].isin([State.STALE.value, State.MISPRINT.value])
+    for chosen, name in (
+        (bad["verdict"].eq(State.STALE.value), State.STALE),
+        (bad["verdict"].eq(State.MISPRINT.value), State.MISPRINT),
+        (~of_records, State.FAILING),
+    ):
+        if chosen.any():
+            _put_worst(bad[chosen], state, verdict, name)
+            first = _first_stages(bad[chosen])
+            stage[first.index.to_numpy()] = first.to_numpy()
     return keys.assign(state=state, verdict=verdict, stage=stage)
 
 

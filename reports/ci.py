@@ -16,7 +16,7 @@ import pandas as pd
 from attncheck.harness.errors import OutputError
 from attncheck.harness.verdicts import Verdict
 from attncheck.reports.alike import count_told, told_once
-from attncheck.reports.answer import make_answer, what_is_wrong
+from attncheck.reports.answer import findings, make_answer
 from attncheck.reports.frames import Frames, records
 from attncheck.reports.markdown.text import code, escape, table
 from attncheck.reports.terminal import verdict_counts
@@ -38,7 +38,7 @@ def render_ci_summary(frames: Frames, report: Path) -> str:
     unsaid = len(frames.notes) - _MOST_LISTED
     return "\n".join(
         [
-            f"### attncheck: {escape(answer.word)}",
+            f"### attncheck: {escape(_short(answer.first_line))}",
             "",
             *(f"- {line}" for line in listed),
             *([f"- and {unsaid} more that could not be run"] if unsaid > 0 else []),
@@ -53,7 +53,7 @@ def render_ci_summary(frames: Frames, report: Path) -> str:
 
 
 def _wrong(frames: Frames) -> list[str]:
-    wrong = what_is_wrong(frames)
+    wrong = findings(frames)
     if wrong.empty:
         return []
     told = told_once(wrong)[:_MOST_LISTED]
@@ -101,7 +101,7 @@ def annotation_lines(frames: Frames, report: Path) -> Iterator[str]:
     Of each kind as many as are shown, then a notice that says how many there are in all. What is known beforehand is
     none: it fails nothing, and there would be too many.
     """
-    wrong, noisy = what_is_wrong(frames), _noisy(frames)
+    wrong, noisy = findings(frames), _noisy(frames)
     # Without a place, so not cut in favour of those that have one: it explains why the others may be missing.
     problems = [_command("error", {"title": "attncheck: not run"}, problem) for problem in frames.problems]
     errors = [*problems[:MOST_ANNOTATIONS], *_placed("error", wrong, frames)][:MOST_ANNOTATIONS]
@@ -128,14 +128,18 @@ def _noisy(frames: Frames) -> pd.DataFrame:
 
 
 def _placed(kind: str, rows: pd.DataFrame, frames: Frames) -> list[str]:
-    """Return an annotation per row, at the line of its case."""
+    """Return an annotation per row: at the ``def`` of somebody's own implementation, else at the line of its case."""
     lines = []
     for row in records(rows.head(MOST_ANNOTATIONS)):
         case = frames.cases[row["case"]]
-        title = f"{row['verdict']}: {_who(row, frames)} in {row['dtype']}"
+        source = frames.sources.get((row["environment"], row["implementation"]))
+        place = source or case
+        dtype = f" in {row['dtype']}" if row["dtype"] else ""
+        title = f"{row['verdict']}: {_who(row, frames) or case['title']}{dtype}"
         stage = f"{row['stage']}: " if row["stage"] else ""
-        message = f"{case['name']}: {stage}{row['message'] or row['verdict']}"
-        lines.append(_command(kind, {"file": case["file"], "line": case["line"], "title": title}, message))
+        named = f"{case['name']} ({case['file']}:{case['line']})" if source else case["name"]
+        message = f"{named}: {stage}{row['message'] or row['verdict']}"
+        lines.append(_command(kind, {"file": place["file"], "line": place["line"], "title": title}, message))
     return lines
 
 
@@ -153,7 +157,8 @@ def _property(text: str) -> str:
 
 
 def _who(row: Mapping[str, Any], frames: Frames) -> str:
-    return f"{row['implementation']} ({row['environment']})" if len(frames.environments) > 1 else row["implementation"]
+    many = len(frames.environments) > 1 and row["environment"]
+    return f"{row['implementation']} ({row['environment']})" if many else row["implementation"]
 
 
 def _short(text: str) -> str:

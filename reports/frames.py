@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 import pandas as pd
 
+from attncheck.harness.results.coverage import Asked
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import stage_place
 from attncheck.reports.arrays import KeptArrays
@@ -31,9 +32,9 @@ class Column:
     implementation: str
     version: str
 
-    def title(self, *, with_environment: bool) -> str:
+    def title(self, *, with_environment: bool, with_version: bool = True) -> str:
         """Return the column's heading."""
-        text = f"{self.implementation} {self.version}"
+        text = f"{self.implementation} {self.version}" if with_version else self.implementation
         return f"{text} ({self.environment})" if with_environment else text
 
 
@@ -55,6 +56,16 @@ class Frames:
     """Whether something that was asked for is not there; a framework that is simply not installed is not asked for."""
     problems: tuple[str, ...] = ()
     """Those of the notes that say what was asked for and is not there."""
+    announced: tuple[str, ...] = ()
+    """Those of the problems that a run tells when it begins."""
+    asked: Mapping[str, Asked] = field(default_factory=dict)
+    """What every run was asked for, by environment."""
+    sources: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    """By environment and implementation: the file and line of an own implementation's ``def``."""
+    started: Mapping[str, str] = field(default_factory=dict)
+    """When every run began (UTC), by environment; empty where it does not say."""
+    times: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """Seconds that each evaluation took. They are measured, so they stand in none of the tables."""
     arrays: KeptArrays = field(default_factory=KeptArrays)
     """What the runs kept of inputs, stages, exact answers and bounds."""
     classes: Mapping[tuple[str, str], Mapping[str, str]] = field(default_factory=dict)

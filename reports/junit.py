@@ -2,15 +2,17 @@
 
 What fails is a failure whose type is the verdict; what raised, crashed or ran out of time is an error; what is
 unsupported, or has no exact answer to be held against, is skipped with its reason; a known divergence passes and says
-why. Whatever was asked for and is not there is an error in a suite of its own. Elements and attributes are those of the
-schema that Jenkins and Surefire share (junit-10.xsd of Jenkins' xUnit plugin). No durations and no dates: results have
-none, and the same results give the same bytes.
+why. The numbers that documents print are a suite of their own, a test per matrix: a misprint fails there, once, and no
+implementation for it. Whatever was asked for and is not there, or was not judged, is an error in another. Elements and
+attributes are those of the schema that Jenkins and Surefire share (junit-10.xsd of Jenkins' xUnit plugin).
+
+``timestamp`` is when the run began (UTC), ``time`` how many seconds an evaluation took, as the run recorded both: the
+same results give the same bytes, and of two runs nothing but these may differ.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -23,9 +25,12 @@ import pandas as pd
 
 from attncheck.harness.errors import ExitCode
 from attncheck.harness.verdicts import Verdict
-from attncheck.reports.answer import what_is_wrong
+from attncheck.reports.answer import make_answer, what_is_wrong
 from attncheck.reports.cells import Cell, State, cell_table
-from attncheck.reports.frames import Column, Frames, known_divergences, records
+from attncheck.reports.coverage import Coverage, coverage, unjudged
+from attncheck.reports.frames import Column, Frames, failing, groups, known_divergences, records
+from attncheck.reports.html.commands import commands_of, own_implementations
+from attncheck.reports.printed_numbers import Misprint, misprints, printed_numbers
 
 # What XML 1.0 has no way to write, not even as a reference.
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -41,6 +46,8 @@ class _Said(NamedTuple):
     wrong: Mapping[_Key, Mapping[str, Any]]
     known: Mapping[_Key, Mapping[str, Any]]
     unsupported: Mapping[_Key, Mapping[str, Any]]
+    own: Mapping[Column, list[str]]
+    """How the commands name implementations that are somebody's own."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,8 @@ class _Suite:
 
     name: str
     elements: Callable[[], Iterable[Element]]
+    started: str = ""
+    seconds: float | None = None
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
@@ -61,19 +70,33 @@ class _Suite:
                     counts[_COUNTED[child.tag]] += 1
         return counts
 
+    @property
+    def attributes(self) -> dict[str, str]:
+        """Return the counts, and when it began and how long it took where that is known."""
+        found = {name: str(count) for name, count in self.counts.items()}
+        found |= {} if self.seconds is None else {"time": _seconds(self.seconds)}
+        return found | ({"timestamp": self.started} if self.started else {})
+
 
 def render_junit(frames: Frames) -> Iterator[str]:
     """Give the XML piece by piece. The same frames give the same text."""
-    suites = [*_suites(frames), *_problems(frames)]
-    counts = {name: sum(suite.counts[name] for suite in suites) for name in ("tests", "failures", "errors")}
+    suites = [*_suites(frames), *_documents(frames), *_problems(frames)]
+    counts = {name: str(sum(suite.counts[name] for suite in suites)) for name in ("tests", "failures", "errors")}
+    if times := [suite.seconds for suite in suites if suite.seconds is not None]:
+        counts["time"] = _seconds(sum(times))
     yield '<?xml version="1.0" encoding="UTF-8"?>\n'
-    of_suites = (_around("testsuite", each.name, each.counts, _lines(each), 1) for each in suites)
-    yield from _around("testsuites", "attncheck", counts, chain.from_iterable(of_suites), 0)
+    of_suites = (_around("testsuite", each.name, each.attributes, _lines(each), 1) for each in suites)
+    name = f"attncheck: {make_answer(frames).first_line}"
+    yield from _around("testsuites", name, counts, chain.from_iterable(of_suites), 0)
 
 
-def _around(tag: str, name: str, counts: Mapping[str, int], children: Iterable[str], level: int) -> Iterator[str]:
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3f}"
+
+
+def _around(tag: str, name: str, attributes: Mapping[str, str], children: Iterable[str], level: int) -> Iterator[str]:
     """Put the lines of children, if there are any, between the tags of an element."""
-    element = Element(tag, {"name": xml_text(name)} | {key: str(count) for key, count in counts.items()})
+    element = Element(tag, {"name": xml_text(name)} | dict(attributes))
     lines = iter(children)
     if (first := next(lines, None)) is None:
         yield _line(element, level)
@@ -96,22 +119,41 @@ def _line(element: Element, level: int) -> str:
 
 
 def _suites(frames: Frames) -> Iterator[_Suite]:
+    stale = failing(frames.results)
+    stale = stale[stale["verdict"].eq(Verdict.STALE)].assign(rows=1)
     said = _Said(
-        _by_key(what_is_wrong(frames)),
+        _by_key(pd.concat([what_is_wrong(frames, with_records=False), stale])),
         _by_key(pd.concat([known_divergences(frames.results), known_divergences(frames.numbers)])),
         _by_key(frames.results[frames.results["verdict"].eq(Verdict.UNSUPPORTED)]),
+        own_implementations(frames),
     )
     table = cell_table(frames)
     environments = {record["environment"]: record for record in records(frames.environments)}
-    for column in frames.columns:
+    for found in coverage(frames):
+        column, seconds = found.column, _times(frames, found.column)
 
-        def elements(column: Column = column) -> Iterator[Element]:
-            yield _properties(column, environments[column.environment])
+        def elements(found: Coverage = found, seconds: Mapping[tuple[str, str], float] = seconds) -> Iterator[Element]:
+            column = found.column
+            yield _properties(column, environments[column.environment], found)
             for case, cells in table.items():
                 for dtype, cell in cells.get(column, {}).items():
-                    yield _test(frames.cases[case], column, dtype, cell, said)
+                    test = _test(frames.cases[case], column, dtype, cell, said)
+                    if (case, dtype) in seconds:
+                        test.set("time", _seconds(seconds[case, dtype]))
+                    yield test
 
-        yield _Suite(f"{column.environment}: {column.implementation}", elements)
+        total = sum(seconds.values()) if seconds else None
+        name = f"{column.environment}: {column.implementation}"
+        yield _Suite(name, elements, frames.started.get(column.environment, ""), total)
+
+
+def _times(frames: Frames, column: Column) -> dict[tuple[str, str], float]:
+    """Return how many seconds each case took in each dtype."""
+    times = frames.times
+    if times.empty:
+        return {}
+    own = times[times["environment"].eq(column.environment) & times["implementation"].eq(column.implementation)]
+    return dict(zip(zip(own["case"], own["dtype"], strict=True), own["seconds"], strict=True))
 
 
 def _by_key(frame: pd.DataFrame) -> dict[_Key, dict[str, Any]]:
@@ -119,10 +161,11 @@ def _by_key(frame: pd.DataFrame) -> dict[_Key, dict[str, Any]]:
     return {tuple(row[key] for key in _KEYS): row for row in records(frame.drop_duplicates(_KEYS))}
 
 
-def _properties(column: Column, environment: Mapping[str, Any]) -> Element:
+def _properties(column: Column, environment: Mapping[str, Any], found: Coverage) -> Element:
     properties = Element("properties")
     of_column = {"environment": column.environment, "implementation": column.implementation, "version": column.version}
-    for name, value in (of_column | {name: environment[name] for name in ("python", "platform")}).items():
+    of_run = {name: environment[name] for name in ("python", "platform")} | {"judged": found.words}
+    for name, value in (of_column | of_run).items():
         SubElement(properties, "property", {"name": name, "value": xml_text(value)})
     return properties
 
@@ -134,11 +177,14 @@ def _test(case: Mapping[str, Any], column: Column, dtype: str, cell: Cell, said:
     name = f"{case['id'].rpartition('/')[2]} [{dtype}]"
     test = Element("testcase", {"classname": xml_text(place), "name": xml_text(name)})
     if key in said.wrong:
-        _add_failure(test, case, column, dtype, cell, said.wrong[key])
+        (again, *_) = commands_of(case["id"], column, dtype, said.own)
+        _add_failure(test, case, cell, said.wrong[key], again)
     elif cell.state is State.UNSUPPORTED:
         _add(test, "skipped", _in_words(said.unsupported.get(key, {}).get("message"), "unsupported"))
     elif cell.state is State.UNVERIFIED:
         _add(test, "skipped", "unverified: there is no exact answer to hold it against")
+    elif cell.state in (State.MISPRINT, State.STALE):
+        SubElement(test, "system-out").text = f"{cell.verdict}: the document's, told among the printed numbers"
     elif cell.state is State.KNOWN:
         row = said.known[key]
         told = [f"known {cell.verdict}", _text(row["reason"]) or _text(row["message"]), _text(row["thread"])]
@@ -153,23 +199,50 @@ def _topic(file: str) -> str:
     return ".".join(part for part in PurePosixPath(file).with_suffix("").parts if part != "/")
 
 
-def _add_failure(
-    test: Element, case: Mapping[str, Any], column: Column, dtype: str, cell: Cell, row: Mapping[str, Any]
-) -> None:
+def _add_failure(test: Element, case: Mapping[str, Any], cell: Cell, row: Mapping[str, Any], again: str) -> None:
     # A pair that differs although no stage is blamed leaves the cell itself harmless.
     verdict = Verdict(cell.verdict if cell.state is State.FAILING else row["verdict"])
     kind = "error" if verdict.exit_code is ExitCode.NOT_RUN else "failure"
     message = ": ".join(filter(None, (row["stage"], row["message"]))) or verdict.value
-    again = shlex.join(["attncheck", "explain", case["id"], column.implementation, "--dtype", dtype])
     count = "1 comparison fails" if row["rows"] == 1 else f"{row['rows']} comparisons fail"
     element = _add(test, kind, message, verdict.value)
     element.text = xml_text(f"{message}\n\n{case['file']}:{case['line']}: {case['name']}\n{count}\n{again}\n")
 
 
+def _documents(frames: Frames) -> Iterator[_Suite]:
+    """Make a test of every matrix that a document prints: whether its numbers hold, whoever computes them."""
+    numbers = printed_numbers(frames)
+    if numbers.empty:
+        return
+    wrong = {(each.case, each.stage): each for each in misprints(frames)}
+    matrices = list(groups(numbers, ["case", "stage"]).items())
+    yield _Suite(
+        "printed numbers",
+        lambda: (
+            _matrix(frames.cases[case], stage, part, wrong.get((case, stage))) for (case, stage), part in matrices
+        ),
+    )
+
+
+def _matrix(case: Mapping[str, Any], stage: str, numbers: pd.DataFrame, wrong: Misprint | None) -> Element:
+    name = f"{case['id'].rpartition('/')[2]} [{stage}]"
+    test = Element("testcase", {"classname": xml_text(f"printed.{_topic(case['file'])}"), "name": xml_text(name)})
+    unverified = numbers.loc[numbers["verdict"].eq(Verdict.UNVERIFIED), "index"].nunique()
+    if wrong is not None:
+        element = _add(test, "failure", wrong.message, wrong.verdict)
+        element.text = xml_text(f"{wrong.message}\n\n{case['file']}:{case['line']}: {case['name']}\n")
+    elif numbers["verdict"].eq(Verdict.MISPRINT).any():
+        SubElement(test, "system-out").text = "a recorded erratum: the document prints these numbers for another call"
+    if wrong is None and unverified:
+        of = numbers["index"].nunique()
+        _add(test, "skipped", f"unverified: {unverified} of {of} numbers have no exact answer to be held against")
+    return test
+
+
 def _problems(frames: Frames) -> Iterator[_Suite]:
     """Make an error of everything that was asked for and is not there: a green file must mean a complete run."""
-    if frames.problems:
-        yield _Suite("what could not be run", lambda: starmap(_problem, enumerate(frames.problems, 1)))
+    if problems := [*frames.problems, *(f"too little was judged: {line}" for line in unjudged(frames))]:
+        yield _Suite("what could not be run", lambda: starmap(_problem, enumerate(problems, 1)))
 
 
 def _problem(number: int, problem: str) -> Element:

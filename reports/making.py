@@ -10,6 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from attncheck.harness.merge import Merged
+from attncheck.harness.results.coverage import Asked
 from attncheck.harness.results.reader import Run
 from attncheck.harness.vocabulary import DTYPES
 from attncheck.reports.arrays import KeptArrays
@@ -48,6 +49,15 @@ def make_frames(merged: Merged) -> Frames:
         has_faults=any(run.environment["faults"] for run in merged.runs),
         is_incomplete=any(_problems(run, merged) for run in merged.runs),
         problems=tuple(line for run in merged.runs for line in _problems(run, merged)),
+        announced=tuple(line for run in merged.runs for line in _announced(run, merged)),
+        asked={run.label: Asked.of(run.environment, len(run.cases)) for run in merged.runs},
+        sources={
+            (run.label, name): place
+            for run in merged.runs
+            for name, place in run.environment.get("sources", {}).items()
+        },
+        started={run.label: run.environment.get("started", "") for run in merged.runs},
+        times=rows.loc[rows["seconds"].notna(), ["environment", "implementation", "case", "dtype", "seconds"]],
         arrays=KeptArrays({run.label: run.directory for run in merged.runs}),
         classes={(run.label, name): of for run in merged.runs for name, of in run.environment["classes"].items()},
     )
@@ -139,13 +149,18 @@ def _warnings(merged: Merged) -> list[str]:
 
 def _problems(run: Run, merged: Merged) -> list[str]:
     """Say what was asked for and is not there; a framework that is simply not installed is not asked for."""
-    where, environment = _where(run, merged), run.environment
-    missing = [each for each in environment["missing"].items() if not _instead(each[0], run, merged)]
-    problems = [f"{where}{name} could not run: {reason}" for name, reason in missing]
-    problems += [f"{where}bad case: {fault}" for fault in environment["faults"]]
+    where, problems = _where(run, merged), _announced(run, merged)
     if run.summary is None:
         problems.append(f"{where}this run was interrupted, or is still going on: its results are not complete")
     return [*problems, *(f"{where}partial results: {note}" for note in run.notes)]
+
+
+def _announced(run: Run, merged: Merged) -> list[str]:
+    """Say which of them a run told when it began."""
+    where, environment = _where(run, merged), run.environment
+    missing = [each for each in environment["missing"].items() if not _instead(each[0], run, merged)]
+    problems = [f"{where}{name} could not run: {reason}" for name, reason in missing]
+    return [*problems, *(f"{where}bad case: {fault}" for fault in environment["faults"])]
 
 
 def _instead(name: str, run: Run, merged: Merged) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from rich.table import Table
 
 from attncheck.harness.errors import ExitCode
 from attncheck.harness.verdicts import Verdict
-from attncheck.reports.alike import count_told, told_once
-from attncheck.reports.answer import make_answer, verdict_table, what_is_wrong
-from attncheck.reports.cells import Cell, State, cell_table, worst_cell
+from attncheck.reports.alike import Told, count_told, told_once
+from attncheck.reports.answer import findings, make_answer, verdict_table
+from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table, worst_cell
+from attncheck.reports.coverage import judged_counts, unjudged
 from attncheck.reports.frames import Frames
+from attncheck.reports.printed_numbers import number_counts, unverified_on
 
 _MOST_LISTED = 20
 _UNBOUNDED = 10_000
@@ -31,47 +34,56 @@ def plain_console() -> Console:
     return console
 
 
-def print_summary(frames: Frames, path: Path, *, quiet: bool) -> None:
+def print_summary(
+    frames: Frames, path: Path, *, quiet: bool, told: Collection[str] = (), ending: str = "Report"
+) -> None:
     """Print the answer, a count of verdicts per implementation, what is wrong, and where the report is.
 
-    Quiet, print only what is wrong.
+    Quiet, print only what is wrong. Notes that were ``told`` already are not told again.
     """
     console = plain_console()
-    answer = make_answer(frames)
-    wrong = what_is_wrong(frames)
-    if not quiet:
-        console.print(f"{answer.word}.", style="bold", soft_wrap=True)
-        for line in (*answer.sentences, *(f"{note}." for note in frames.notes)):
+    wrong = findings(frames)
+    if quiet:
+        for line in unjudged(frames):
+            console.print(f"too little was judged: {line}", style="red", soft_wrap=True)
+    else:
+        answer = make_answer(frames)
+        console.print(answer.first_line, style="bold", soft_wrap=True)
+        for line in (*answer.sentences, *(f"{note}." for note in frames.notes if note not in told)):
             console.print(line, soft_wrap=True)
         console.print(_counts(frames))
-    told = told_once(wrong)
-    for each in told[:_MOST_LISTED]:
-        row = each.row
-        where = (
-            str(row["implementation"])
-            if len(frames.environments) == 1
-            else f"{row['implementation']} ({row['environment']})"
-        )
-        place = f"{row['stage']}: " if row["stage"] else ""
-        # On one line, also because a CI system takes a line that begins with :: for a command.
-        message = _LINE_BREAK.sub(" ", row["message"])
-        which = f"{row['case']} [{', '.join(each.dtypes)}]"
-        if each.others:
-            which = f"{len(each.cases):,} cases, the first {row['case']} [{row['dtype']}],"
-        text = f"{row['verdict']}: {which} {where}: {place}{message}"
-        console.print(text, style="red", soft_wrap=True)
-    if unsaid := len(wrong) - count_told(told[:_MOST_LISTED]):
+    listed = told_once(wrong)[:_MOST_LISTED]
+    for each in listed:
+        console.print(_line(each, many=len(frames.environments) > 1), style="red", soft_wrap=True)
+    if unsaid := len(wrong) - count_told(listed):
         console.print(f"and {unsaid} more", soft_wrap=True)
     if not quiet:
-        console.print(f"Report: {path.with_suffix('.html')}", soft_wrap=True)
+        console.print(f"{ending}: {path}", soft_wrap=True)
+
+
+def _line(told: Told, *, many: bool) -> str:
+    row = told.row
+    environment = f" ({row['environment']})" if many and row["environment"] else ""
+    where = f" {row['implementation']}{environment}" if row["implementation"] else ""
+    which = f"{row['case']} [{', '.join(told.dtypes)}]" if row["dtype"] else str(row["case"])
+    if told.others:
+        which = f"{len(told.cases):,} cases, the first {row['case']} [{row['dtype']}],"
+    place = f"{row['stage']}: " if row["stage"] else ""
+    # On one line, also because a CI system takes a line that begins with :: for a command.
+    message = _LINE_BREAK.sub(" ", row["message"])
+    return f"{row['verdict']}: {which}{where}: {place}{message}"
 
 
 def as_record(frames: Frames, path: Path, code: ExitCode) -> dict[str, Any]:
     """Return the same as plain data."""
     answer = make_answer(frames)
-    wrong = what_is_wrong(frames)
+    wrong = findings(frames)
     return {
         "answer": answer.word,
+        "judged": answer.judged,
+        "coverage": {column.title(with_environment=True): each for column, each in judged_counts(frames).items()},
+        "too_few_judged": list(unjudged(frames)),
+        "numbers": asdict(number_counts(frames)),
         "sentences": list(answer.sentences),
         "notes": list(frames.notes),
         "exit_code": int(code),
@@ -97,7 +109,10 @@ def _counts(frames: Frames) -> Table:
 
 
 def verdict_counts(frames: Frames) -> tuple[list[str], list[list[str]]]:
-    """Count cases per verdict: the headings, and a line per implementation; "-" where there is none."""
+    """Count cases per verdict: the headings, and a line per implementation; "-" where there is none.
+
+    What was not judged has columns of its own, numbers that were not compared another.
+    """
     many = len(frames.environments) > 1
     cells = cell_table(frames)
     words = {
@@ -105,16 +120,18 @@ def verdict_counts(frames: Frames) -> tuple[list[str], list[list[str]]]:
         for column in frames.columns
     }
     shown = sorted({word for counts in words.values() for word in counts}, key=lambda word: (word != "agree", word))
+    open_numbers = {column: unverified_on(frames, column) for column in frames.columns}
     lines = [
         [column.title(with_environment=many), *(str(counts[word]) if counts[word] else "-" for word in shown)]
+        + ([str(open_numbers[column] or "-")] if any(open_numbers.values()) else [])
         for column, counts in words.items()
     ]
-    return ["implementation", *shown], lines
+    return ["implementation", *shown, *(["unverified numbers"] if any(open_numbers.values()) else [])], lines
 
 
 def _counted_as(cells: Mapping[str, Cell]) -> str:
     """Return the verdict as which a case counts: what diverges in any dtype, else that it agrees in one."""
-    diverging = {dtype: cell for dtype, cell in cells.items() if cell.state in (State.FAILING, State.KNOWN)}
+    diverging = {dtype: cell for dtype, cell in cells.items() if cell.state in (*FAILS_A_RUN, State.KNOWN)}
     if diverging:
         return worst_cell(diverging).word
     agrees = any(cell.state in (State.AGREE, State.ERRATUM) for cell in cells.values())

@@ -101,6 +101,16 @@ CompilationCache = Annotated[
     typer.Option(help="Keep what frameworks compile, in the user's cache folder, for the next run."),
 ]
 Threads = Annotated[int, typer.Option(min=1, help="Threads of each worker.")]
+MinJudged = Annotated[
+    str | None,
+    typer.Option(
+        "--min-judged",
+        metavar="N|N%",
+        help="End with 3 where an implementation was judged in fewer cases, or in a smaller share of those asked for. "
+        "If absent: of a run in which nothing is picked, min_judged in [tool.attncheck]; of a report, what its runs "
+        "were asked.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")]
 JunitXml = Annotated[
     Path | None,

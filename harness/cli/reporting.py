@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from attncheck.harness.cli.app import app
-from attncheck.harness.cli.options import Annotations, AsJson, CiSummary, JunitXml, Quiet
+from attncheck.harness.cli.options import Annotations, AsJson, CiSummary, JunitXml, MinJudged, Quiet
 from attncheck.harness.cli.work import Outlets, frames_of, show_answer, tell_ci, write_frames
 from attncheck.harness.errors import UsageError
 
@@ -22,6 +22,7 @@ def report(
         Path | None,
         typer.Option("--output", "-o", help="Folder for the report; RUN/report for a single run if absent."),
     ] = None,
+    min_judged: MinJudged = None,
     junit_xml: JunitXml = None,
     ci_summary: CiSummary = None,
     annotations: Annotations = False,
@@ -37,7 +38,7 @@ def report(
         if len(runs) > 1:
             raise UsageError("several runs are compared into a folder of their own: name it with --output")
         output = runs[0] / REPORT_FOLDER
-    frames = frames_of(runs)
+    frames = frames_of(runs, min_judged)
     from attncheck.reports.answer import exit_code_of
 
     code = exit_code_of(frames)

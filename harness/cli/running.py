@@ -24,6 +24,7 @@ from attncheck.harness.cli.options import (
     KeepGoing,
     Label,
     MemoryLimit,
+    MinJudged,
     Output,
     Patterns,
     Quiet,
@@ -39,6 +40,7 @@ from attncheck.harness.cli.work import (
     limits_of,
     run_selected,
     show_answer,
+    show_results,
     tell_ci,
     write_frames,
 )
@@ -65,6 +67,7 @@ def check(
     keep_going: KeepGoing = False,
     resume: Resume = False,
     cluster: Cluster = None,
+    min_judged: MinJudged = None,
     junit_xml: JunitXml = None,
     ci_summary: CiSummary = None,
     annotations: Annotations = False,
@@ -84,6 +87,7 @@ def check(
         limits_of(time_limit, memory_limit, threads, compilation_cache, keep_going),
         resume,
         cluster,
+        min_judged,
         as_json,
         quiet,
     )
@@ -91,7 +95,7 @@ def check(
 
     frames = frames_of([output])
     path = write_frames(frames, output / REPORT_FOLDER)
-    show_answer(frames, path, summary.exit_code, as_json=as_json, quiet=quiet)
+    show_answer(frames, path, summary.exit_code, as_json=as_json, quiet=quiet, told=frames.announced)
     tell_ci(frames, path, Outlets(junit_xml, ci_summary, annotations), as_json=as_json)
     raise typer.Exit(summary.exit_code)
 
@@ -115,6 +119,7 @@ def run(
     keep_going: KeepGoing = False,
     resume: Resume = False,
     cluster: Cluster = None,
+    min_judged: MinJudged = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -131,11 +136,12 @@ def run(
         limits_of(time_limit, memory_limit, threads, compilation_cache, keep_going),
         resume,
         cluster,
+        min_judged,
         as_json,
         quiet,
     )
     if as_json:
         typer.echo((output / "summary.json").read_text(encoding="utf-8"), nl=False)
-    elif not quiet:
-        typer.echo(f"{summary.cases} cases, {summary.evaluations} evaluations; results in {output}")
+    else:
+        show_results(output, quiet=quiet)
     raise typer.Exit(summary.exit_code)

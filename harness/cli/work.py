@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,15 +36,18 @@ def run_selected(
     limits: Limits,
     resume: bool,
     cluster: str | None,
+    min_judged: str | None,
     as_json: bool,
     quiet: bool,
 ) -> RunSummary:
     """Select, run and judge; print what is wrong with case files; end the program where nothing can be run."""
-    from attncheck.harness.config import known_divergences
+    from attncheck.harness.config import known_divergences, minimum_of
     from attncheck.harness.progress import progress_bar
     from attncheck.harness.repro import write_scripts
     from attncheck.harness.run import Settings, run_cases
 
+    complete = not (patterns or tag or dtype)
+    minimum = minimum_of(min_judged, complete=complete)
     selection = select(patterns, tag, dtype, divergences)
     print_faults(selection)
     for name in chosen.missing:
@@ -59,10 +63,12 @@ def run_selected(
         limits=limits,
         command=["attncheck", *_without_cluster(sys.argv[1:])],
         divergences=known_divergences([item.entry.name for item in chosen.implementations], divergences or ()),
-        complete=not (patterns or tag or dtype),
+        complete=complete,
         tags=selection.tags,
         resume=resume,
         cluster=cluster,
+        picked={"cases": patterns or [], "tags": split(tag), "dtypes": split(dtype)},
+        minimum=minimum,
     )
     try:
         with progress_bar(visible=not (quiet or as_json)) as on_progress:
@@ -139,16 +145,20 @@ def split(names: list[str] | None) -> list[str]:
     return [part for name in names or () for part in name.split(",") if part]
 
 
-def frames_of(runs: list[Path]) -> Frames:
-    """Read results directories back as the frames of one report."""
+def frames_of(runs: list[Path], min_judged: str | None = None) -> Frames:
+    """Read results directories back as the frames of one report; ``min_judged`` replaces what the runs were asked."""
+    from attncheck.harness.config import minimum_of
     from attncheck.harness.merge import merge_runs
     from attncheck.harness.results.parts import release_memory
     from attncheck.harness.results.reader import read_runs
     from attncheck.reports.making import make_frames
 
+    minimum = minimum_of(min_judged, complete=False)
     frames = make_frames(merge_runs(read_runs(runs)))
     release_memory()
-    return frames
+    if minimum is None:
+        return frames
+    return replace(frames, asked={name: replace(asked, minimum=minimum) for name, asked in frames.asked.items()})
 
 
 def write_frames(frames: Frames, directory: Path) -> Path:
@@ -158,14 +168,24 @@ def write_frames(frames: Frames, directory: Path) -> Path:
     return write_report(frames, directory)
 
 
-def show_answer(frames: Frames, path: Path, code: ExitCode, *, as_json: bool, quiet: bool) -> None:
-    """Print the answer, for people or as JSON."""
+def show_answer(
+    frames: Frames, path: Path, code: ExitCode, *, as_json: bool, quiet: bool, told: Collection[str] = ()
+) -> None:
+    """Print the answer, for people or as JSON; people are not told again what they were ``told``."""
     from attncheck.reports.terminal import as_record, print_summary
 
     if as_json:
         typer.echo(json.dumps(as_record(frames, path, code), indent=2, ensure_ascii=False))
     else:
-        print_summary(frames, path, quiet=quiet)
+        print_summary(frames, path.with_suffix(".html"), quiet=quiet, told=told)
+
+
+def show_results(directory: Path, *, quiet: bool) -> None:
+    """Print what a run came to that writes no report."""
+    from attncheck.reports.terminal import print_summary
+
+    frames = frames_of([directory])
+    print_summary(frames, directory, quiet=quiet, told=frames.announced, ending="Results")
 
 
 @dataclass(frozen=True)

@@ -65,14 +65,16 @@ def judge(
     rows: list[Row] = []
     computed: dict[str, Stages] = {}
     for name, outcome in outcomes.items():
-        own = replace(blank, implementation=name)
+        own, first = replace(blank, implementation=name), len(rows)
         if isinstance(outcome, Failure):
-            rows.append(replace(own, verdict=Verdict(outcome.verdict), message=outcome.message))
+            lacks = ", ".join(outcome.lacks) or None
+            rows.append(replace(own, verdict=Verdict(outcome.verdict), message=outcome.message, lacks=lacks))
         elif isinstance(outcome, Computed):
             computed[name] = outcome.stages
             known = replace((own_empty_rows or {}).get(name, OwnEmptyRows()), is_asked=not outcome.not_asked)
             judged = judge_and_recognise(truth, outcome.stages, case.stage_shapes, classes[name], known)
             rows += _stage_rows(own, judged, outcome.stages)
+        rows[first:] = [replace(row, seconds=outcome.seconds) for row in rows[first : first + 1]] + rows[first + 1 :]
     bounds = {name: _bounds_of_judged(truth, classes[name]) for name in computed}
     pairs = judge_pairs(computed, bounds, truth.query_rows, is_finite=not truth.holds_nonfinite)
     rows += [pair_row(blank, first, second, stage, pair) for (first, second, stage), pair in pairs.items()]

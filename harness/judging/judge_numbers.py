@@ -147,6 +147,7 @@ def _against_numbers(template: Row, held: _Held, numbers: PrintedArray) -> list[
             propagated=float(target.propagated[index]),
             document_bound=float(target.document[index]) if declared else None,
             allowed=float(allowed[index]),
+            exact=float(target.exact[index]),
         )
         if difference[index] > allowed[index] or odd[index]:
             verdict = Verdict.NONFINITE if odd[index] else Verdict.NUMERIC

@@ -27,7 +27,8 @@ _ROWS_AT_ONCE = 1000
 class Earlier:
     """What was judged, as it lies in the parts on disk.
 
-    ``names`` are its label and command, which stay; ``backends`` is what its workers said of themselves.
+    ``names`` are its label and command, and when it started, which stay; ``backends`` is what its workers said of
+    themselves.
     """
 
     table: pa.Table = field(default_factory=ROW_SCHEMA.empty_table)
@@ -75,7 +76,7 @@ def read_earlier(
     remove_damaged(directory)
     if try_again:
         remove_untried(directory)
-    names = {name: before[name] for name in ("label", "command")}
+    names: dict[str, str] = {name: before[name] for name in ("label", "command", "started") if name in before}
     return Earlier(read_rows(directory)[0], names, before.get("backends", {}))
 
 

@@ -59,6 +59,9 @@ ROW_SCHEMA = pa.schema(
         pa.field("query_rows", pa.int64()),
         pa.field("unjudged", pa.int64()),
         pa.field("message", pa.string(), nullable=False),
+        pa.field("lacks", pa.string()),
+        pa.field("exact", pa.float64()),
+        pa.field("seconds", pa.float64()),
         pa.field("reason", pa.string()),
         pa.field("thread", pa.string()),
         pa.field("empty_rows", pa.string()),
@@ -100,6 +103,10 @@ class Row:
     Of a number ``half_unit`` is what its digits leave open on the side where the value lies, ``propagated`` what the
     rounding of the inputs can move it by, and ``document_bound`` the largest error of the precision that its document
     was computed in, where that is declared; ``allowed`` is their sum and the implementation's own bound.
+
+    ``lacks`` names what an unsupported case would need, apart by commas. ``exact`` is the exact answer where
+    ``reference`` is a number of the case. ``seconds`` is how long the evaluation took, in its first row alone: it is
+    measured, so no report but JUnit shows it.
     """
 
     case: str
@@ -136,6 +143,9 @@ class Row:
     query_rows: int | None = None
     unjudged: int | None = None
     message: str = ""
+    lacks: str | None = None
+    exact: float | None = None
+    seconds: float | None = None
     reason: str | None = None
     thread: str | None = None
     empty_rows: str | None = None

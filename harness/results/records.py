@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from attncheck.harness.errors import ResultsError
+from attncheck.harness.results.coverage import MINIMUM
 
 _MOST_BYTES = 2**29
 """Of one JSON file: some hundred thousand cases."""
@@ -27,6 +28,19 @@ Whole = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 
 class _Record(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
+
+
+class _Place(_Record):
+    file: str
+    line: Whole
+
+
+class _Asked(_Record):
+    cases: list[str] = []
+    tags: list[str] = []
+    dtypes: list[str] = []
+    by_name: list[str] = []
+    min_judged: Annotated[str, Field(pattern=f"^(?:{MINIMUM.pattern})$")] | None = None
 
 
 class EnvironmentRecord(_Record):
@@ -46,6 +60,9 @@ class EnvironmentRecord(_Record):
     left_out: dict[str, str]
     missing: dict[str, str]
     faults: list[str]
+    started: Annotated[str, Field(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}$")] = ""
+    asked: _Asked = _Asked()
+    sources: dict[str, _Place] = {}
 
 
 class SummaryRecord(_Record):

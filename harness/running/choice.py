@@ -45,6 +45,7 @@ def choose(
         chosen,
         implementations=(*chosen.implementations, *present),
         missing=tuple(dict.fromkeys([*chosen.missing, *absent])),
+        by_name=(*chosen.by_name, *(item.name for item in present)),
     )
 
 

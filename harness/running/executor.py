@@ -10,8 +10,9 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Generic, TypeVar
 
 import psutil
@@ -133,6 +134,11 @@ class GroupRunner(Generic[Key]):
 
     def evaluate(self, task: Task) -> Outcome:
         """Evaluate one task in the worker, which is started if there is none; ``close`` ends it."""
+        begun = perf_counter()
+        outcome = self._evaluate(task)
+        return replace(outcome, seconds=perf_counter() - begun)
+
+    def _evaluate(self, task: Task) -> Outcome:
         if too_large := scores_too_large(self.group.implementation.declared, task, self._limits.fair_share):
             return too_large
         if self._given_up is not None:

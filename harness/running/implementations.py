@@ -49,12 +49,14 @@ class Implementation:
 class Chosen:
     """The implementations that can run, and the backends that cannot, each with the reason.
 
-    ``missing`` were asked for by name and are not installed, ``left_out`` were not asked for and are not installed.
+    ``missing`` were asked for by name and are not installed, ``left_out`` were not asked for and are not installed. Of
+    the implementations, those ``by_name`` were asked for one by one, neither by a glob nor because they are there.
     """
 
     implementations: tuple[Implementation, ...]
     left_out: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    by_name: tuple[str, ...] = ()
 
     @property
     def hints(self) -> tuple[str, ...]:
@@ -87,8 +89,12 @@ def choose_implementations(
     absent = tuple(name for name, entry in found.items() if not entry.is_installed)
     # A backend is asked for by name, or by a pattern that begins with its name.
     asked = {name for name in found if names or any(each.split(".")[0] == name for each in patterns or ())}
+    present = tuple(item for item in wanted if item.entry.name not in absent)
+    exact = set(globs) if patterns or names else set()
+    exact |= {f"{name}.{DEFAULT_MODE}" for name in names or () if not patterns}
     return Chosen(
-        implementations=tuple(item for item in wanted if item.entry.name not in absent),
+        implementations=present,
+        by_name=tuple(item.name for item in present if item.name in exact),
         left_out=tuple(name for name in absent if name not in asked),
         missing=tuple(name for name in absent if name in asked),
     )

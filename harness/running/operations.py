@@ -22,18 +22,26 @@ _FUNCTIONS = {
 _SCORES = {"general": "general_scores", "additive": "additive_scores", "cosine": "cosine_scores"}
 
 
+class LackingError(NotImplementedError):
+    """An implementation has not what a case asks for; ``lacks`` names it: parameters, functions, capabilities."""
+
+    def __init__(self, message: str, lacks: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.lacks = lacks
+
+
 def run_operation(
     backend: Backend, operation: str, inputs: Mapping[str, NDArray[Any]], options: Mapping[str, Any]
 ) -> Stages:
     """Call the backend's function for an operation, inputs turned into the framework's own arrays.
 
-    Conventions that the function does not take are left out (``not_asked``). Raises ``NotImplementedError`` where the
+    Conventions that the function does not take are left out (``not_asked``). Raises ``LackingError`` where the
     backend has no such function, or the function has not every other parameter that the case needs.
     """
     name, keywords = call_of(operation, dict(options))
     function = getattr(backend, name, None)
     if function is None:
-        raise NotImplementedError(f"has no {name}")
+        raise LackingError(f"has no {name}", (f"{name}()",))
     keywords = {each: value for each, value in keywords.items() if each not in not_asked(backend, operation, options)}
     check_parameters(function, {**inputs, **keywords})
     tensors = {name: backend.from_numpy(array) for name, array in inputs.items()}
@@ -57,13 +65,13 @@ def not_asked(backend: Backend, operation: str, options: Mapping[str, Any]) -> t
 
 
 def check_parameters(function: Callable[..., Any], asked: Mapping[str, Any]) -> None:
-    """Raise ``NotImplementedError`` where a function lacks a parameter: a capability is a parameter."""
+    """Raise ``LackingError`` where a function lacks a parameter: a capability is a parameter."""
     kinds = _kinds_of(getattr(function, "__func__", function))
     if inspect.Parameter.VAR_KEYWORD in kinds.values():
         return
     missing = [name for name in asked if name not in kinds]
     if missing:
-        raise NotImplementedError(f"takes no {', '.join(missing)}")
+        raise LackingError(f"takes no {', '.join(missing)}", tuple(missing))
 
 
 @lru_cache(maxsize=256)

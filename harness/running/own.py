@@ -137,7 +137,8 @@ class OwnEntry(BackendEntry):
 
     ``says`` is for people; ``conventions`` are those that it declares, by name; ``framework`` names the backend whose
     arrays it takes; ``mode`` is what it is called behind the dot, where that is not the function's name. ``required``
-    are, by function, the contract's keywords that it has no default for.
+    are, by function, the contract's keywords that it has no default for. ``source`` is the ``file`` and ``line`` of
+    its ``def``, where it has one.
     """
 
     target: Target = field(default_factory=lambda: Target("", ""))
@@ -146,6 +147,7 @@ class OwnEntry(BackendEntry):
     conventions: Mapping[str, str] = field(default_factory=dict)
     mode: str = ""
     required: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    source: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_installed(self) -> bool:
@@ -194,7 +196,13 @@ def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None)
         distributions=dict(declared.get("distributions") or {}),
         hints=(*declared.get("hints", ()), *advice),
         required=dict(declared.get("required") or {}),
+        source=dict(declared.get("source") or {}),
     )
+
+
+def source_of(entry: BackendEntry) -> Mapping[str, Any]:
+    """Return the file and line at which an own implementation is defined; nothing of a bundled one."""
+    return entry.source if isinstance(entry, OwnEntry) else {}
 
 
 def published() -> dict[str, EntryPoint]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -14,7 +15,7 @@ from attncheck.backends import EAGER, NATIVE, BackendEntry
 from attncheck.backends.contract import Backend, EmptyRows
 from attncheck.harness.running.imports import imports_of
 from attncheck.harness.running.left_behind import Misbehaved, nothing_left_behind
-from attncheck.harness.running.operations import check_parameters
+from attncheck.harness.running.operations import LackingError, check_parameters
 from attncheck.harness.running.own import EXPECTED, LoadError, UnfitError, advice_on_framework
 from attncheck.harness.running.signatures import INPUTS, hints, misfits, required_keywords
 from attncheck.harness.running.worker import AdvisedError
@@ -123,7 +124,7 @@ def functions_of(target: Any, name: str) -> dict[str, Callable[..., Any]]:
 
 
 def declarations(target: Any, name: str) -> dict[str, Any]:
-    """Return what a target declares of itself: framework, numerical classes per dtype, conventions, resources.
+    """Return what a target declares of itself: framework, numerical classes per dtype, conventions, resources, source.
 
     And what can be seen of it: which distributions it imports, what it is never given, what it always has to be.
     Raises ``LoadError`` for a declaration that says nothing the harness knows.
@@ -150,7 +151,26 @@ def declarations(target: Any, name: str) -> dict[str, Any]:
         "distributions": imports.versions,
         "hints": [hint for each, function in functions.items() for hint in hints(each, function)],
         "required": {each: required_keywords(each, function) for each, function in functions.items()},
+        "source": _source(functions.get("attention") or next(iter(functions.values()))),
     }
+
+
+def _source(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the file and line of a function's ``def``, below the working directory where it is there; {} of others."""
+    function = inspect.unwrap(function)
+    if not (inspect.isroutine(function) or inspect.isclass(function)):
+        function = type(function).__call__
+    try:
+        file, (lines, first) = inspect.getsourcefile(function), inspect.getsourcelines(function)
+    except (OSError, TypeError, SyntaxError):
+        return {}  # of a builtin, or written by a compiler
+    if file is None:
+        return {}
+    path = Path(file).resolve()
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    # Decorators stand above the line that people look for.
+    below = next((number for number, line in enumerate(lines) if line.lstrip().startswith(("def ", "async def "))), 0)
+    return {"file": shown.as_posix(), "line": first + below}
 
 
 def _resources(declared: Any) -> dict[str, float]:
@@ -174,11 +194,12 @@ def _check_signature(name: str, function: Callable[..., Any]) -> None:
 
 
 def _check_capabilities(function: Callable[..., Any], tensors: list[Any]) -> None:
-    """Raise ``NotImplementedError`` for what is no parameter and what the function says that it cannot do."""
+    """Raise ``LackingError`` for what is no parameter and what the function says that it cannot do."""
     capabilities = getattr(function, "capabilities", None) or {}
     if len(tensors[0].shape) != 4:
         return
     query, key, value = (tuple(tensor.shape) for tensor in tensors[:3])
     for name, asked in (("grouped_heads", query[1] != key[1]), ("value_width", value[3] != query[3])):
         if asked and capabilities.get(name) is False:
-            raise NotImplementedError(f"says that it has no {name.replace('_', ' ')}")
+            lacking = name.replace("_", " ")
+            raise LackingError(f"says that it has no {lacking}", (lacking,))

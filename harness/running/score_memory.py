@@ -27,4 +27,5 @@ def scores_too_large(mode: Mode, task: Task, most: int) -> Failure | None:
     if size <= most:
         return None
     told = f"would hold {elements:,} scores in {stages} stages, {size / 2**30:.1f} GiB"
-    return Failure("unsupported", f"{told}; a worker's share of the memory limit is {most / 2**30:.1f} GiB")
+    limit = f"a worker's share of the memory limit is {most / 2**30:.1f} GiB"
+    return Failure("unsupported", f"{told}; {limit}", ("more memory",))

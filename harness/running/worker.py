@@ -51,21 +51,27 @@ class Task:
 
 @dataclass(frozen=True)
 class Computed:
-    """The stages that an implementation returned.
+    """The stages that an implementation returned, and how many seconds that took.
 
     ``not_asked`` are conventions of the case that it has no keyword for, so that it was called without them.
     """
 
     stages: Mapping[str, NDArray[Any]]
     not_asked: tuple[str, ...] = ()
+    seconds: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there are no stages; ``verdict`` is unsupported, untried, error, crash or timeout."""
+    """Why there are no stages; ``verdict`` is unsupported, untried, error, crash or timeout.
+
+    ``lacks`` names what an implementation would need to support the case, where it is known.
+    """
 
     verdict: str
     message: str
+    lacks: tuple[str, ...] = ()
+    seconds: float | None = field(default=None, compare=False)
 
 
 Outcome = Computed | Failure
@@ -137,7 +143,7 @@ def evaluate_on(backend: Backend, task: Task) -> Outcome:
     import numpy as np
 
     from attncheck.harness.running.memory import laid_out
-    from attncheck.harness.running.operations import not_asked, run_operation
+    from attncheck.harness.running.operations import LackingError, not_asked, run_operation
     from attncheck.harness.vocabulary import result_stages
 
     try:
@@ -149,6 +155,8 @@ def evaluate_on(backend: Backend, task: Task) -> Outcome:
             wanted = arrays if task.stages is None else {name: arrays[name] for name in arrays if name in task.stages}
             left_out = not_asked(backend, task.operation, task.options)
             return _missing(arrays, expected) or _too_much(wanted) or Computed(wanted, left_out)
+    except LackingError as error:
+        return Failure("unsupported", clean(str(error)), error.lacks)
     except NotImplementedError as error:
         return Failure("unsupported", _describe(error))
     except BaseException as error:  # whatever an implementation raises, also SystemExit, is its result and not our end

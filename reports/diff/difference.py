@@ -20,7 +20,7 @@ from attncheck.harness.errors import ExitCode, UsageError
 from attncheck.harness.results.same_cases import changed
 from attncheck.harness.verdicts import Verdict
 from attncheck.reports.answer import what_is_wrong
-from attncheck.reports.cells import Cell, State, cell_table
+from attncheck.reports.cells import FAILS_A_RUN, Cell, cell_table
 from attncheck.reports.diff.columns import CASE_CHANGES, VERDICT_CHANGES, typed
 from attncheck.reports.diff.environments import environment_changes, known_changes
 from attncheck.reports.diff.errors import error_changes
@@ -142,7 +142,7 @@ def _key(row: Mapping[str, Any]) -> Key:
 
 
 def _outcome(cell: Cell, message: str) -> Outcome:
-    return Outcome(_level(cell.verdict) if cell.state is State.FAILING else 0, cell.word, cell.stage, message)
+    return Outcome(_level(cell.verdict) if cell.state in FAILS_A_RUN else 0, cell.word, cell.stage, message)
 
 
 def _level(verdict: str) -> int:

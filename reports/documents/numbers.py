@@ -33,9 +33,14 @@ class Value:
     """Whether it misses a number under a recorded erratum, which the exact answer misses too."""
 
     @property
-    def holds(self) -> bool:
-        """Whether it is what the document says, or the exact answer where the document prints no number."""
-        return self.verdict == Verdict.AGREE
+    def state(self) -> str:
+        """Return ``unverified`` where it was not compared, ``failing`` where it is wrong; empty where nobody blames it.
+
+        What is printed wrongly is the document's fault, and told beside the printed number.
+        """
+        if self.verdict in (Verdict.AGREE, Verdict.MISPRINT):
+            return ""
+        return "unverified" if self.verdict == Verdict.UNVERIFIED else "failing"
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,12 @@ class NumberLine:
     printed: str
     exact: str
     values: tuple[Value | None, ...]
+
+    @property
+    def said(self) -> str:
+        """Return ``misprint`` or ``erratum`` where the exact answer misses what is printed; empty elsewhere."""
+        misses = {value.is_erratum for value in self.values if value is not None and value.verdict == Verdict.MISPRINT}
+        return "" if not misses else "erratum" if misses == {True} else "misprint"
 
 
 @dataclass(frozen=True)
@@ -147,10 +158,11 @@ def hold_sentence(rows: pd.DataFrame, basis: str) -> str:
     if rows.empty:
         return "No implementation returned it."
     if basis == "unprinted":
-        good = int(rows["verdict"].eq(Verdict.AGREE).sum())
+        good, unverified = (int(rows["verdict"].eq(verdict).sum()) for verdict in (Verdict.AGREE, Verdict.UNVERIFIED))
         if good == len(rows):
             return "On every implementation it is within its error bound of the exact answer, in every dtype."
-        return f"{len(rows) - good} of {len(rows)} comparisons with the exact answer fail."
+        bad = f"{len(rows) - good - unverified} of {len(rows)} comparisons with the exact answer fail"
+        return f"{bad}, {unverified} are unverified." if unverified else f"{bad}."
     word = "printed" if basis == "printed" else "known"
     parts = []
     for dtype in DTYPES:
@@ -160,7 +172,9 @@ def hold_sentence(rows: pd.DataFrame, basis: str) -> str:
         total, good = len(own), int(own["verdict"].eq(Verdict.AGREE).sum())
         errata = int((own["verdict"].eq(Verdict.MISPRINT) & own["known"].astype(bool)).sum())
         text = f"{good} of {total} comparisons with {word} numbers hold in {dtype}"
-        parts.append(f"{text}, {errata} are the recorded erratum" if errata else text)
+        text += f", {errata} are the recorded erratum" if errata else ""
+        unverified = int(own["verdict"].eq(Verdict.UNVERIFIED).sum())
+        parts.append(f"{text}, {unverified} are unverified" if unverified else text)
     return f"{'; '.join(parts)}."
 
 

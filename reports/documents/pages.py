@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from attncheck.harness.verdicts import Verdict
 from attncheck.reports.documents.drawings import Drawing, Kept, drawings_of, exact_value, input_text, kept_of
 from attncheck.reports.documents.numbers import NumberTable, hold_sentence, number_tables, spread_sentence
 from attncheck.reports.frames import Column, Frames, documents_of, groups
@@ -31,8 +32,8 @@ class Expectation:
 
     ``notes`` are why a number is known, and what is to be said of it; ``erratum`` why printed numbers do not hold.
     ``holds`` says how many comparisons hold, ``spread`` how far implementations are apart (only where nothing is
-    printed); ``fails`` tells whether a comparison fails that no erratum explains. Without tables it was not run, or not
-    returned, and ``holds`` says so.
+    printed); ``fails`` tells whether a comparison fails that no erratum explains, ``unverified`` how many numbers were
+    not compared somewhere. Without tables it was not run, or not returned, and ``holds`` says so.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Expectation:
     holds: str
     spread: str
     fails: bool
+    unverified: int
     tables: tuple[NumberTable, ...]
 
 
@@ -156,6 +158,7 @@ def _expectation(
         holds="Not run." if numbers is None else hold_sentence(rows, expected["basis"]),
         spread=spread_sentence(pairs, expected["of"]) if expected["basis"] == "unprinted" and len(rows) else "",
         fails=bool((~harmless).any()),
+        unverified=int(rows.loc[rows["verdict"].eq(Verdict.UNVERIFIED), "index"].nunique()),
         tables=()
         if rows.empty
         else number_tables(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from attncheck.reports.cells import CellRow, State
 
-_URGENCY = (State.FAILING, State.KNOWN)
+_URGENCY = (State.FAILING, State.MISPRINT, State.STALE, State.KNOWN)
 
 
 LETTERS_PER_ROW, LETTERS_PER_CELL = 400, 150

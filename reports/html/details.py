@@ -14,6 +14,7 @@ from attncheck.reports.frames import Column, Frames, failing, known_divergences,
 from attncheck.reports.html.anchors import Anchors
 from attncheck.reports.html.evidence import Evidence
 from attncheck.reports.html.words import SYMBOLS, options_text, shape_text, short
+from attncheck.reports.printed_numbers import Misprint, misprints
 
 _SHOWN = [
     "environment",
@@ -25,6 +26,7 @@ _SHOWN = [
     "tier",
     "introduced_ratio",
     "introduced_tier",
+    "unjudged",
     "message",
 ]
 
@@ -79,6 +81,7 @@ class CaseDetails:
     state: str
     stages: tuple[str, ...]
     implementations: tuple[ImplementationRows, ...]
+    misprints: tuple[Misprint, ...]
     evidence: tuple[Evidence, ...]
 
 
@@ -94,6 +97,9 @@ def case_details(
     marks = pd.Series("", index=results.index)
     marks[failing(results).index] = "failing"
     marks[known_divergences(results).index] = "known"
+    printed: dict[str, list[Misprint]] = {}
+    for misprint in misprints(frames):
+        printed.setdefault(misprint.case, []).append(misprint)
     by_case: dict[str, list[Mapping[str, Any]]] = {}
     for item in records(results[["case", *_SHOWN]].assign(state=marks)):
         by_case.setdefault(item["case"], []).append(item)
@@ -101,7 +107,8 @@ def case_details(
     for case in table:
         if case in detailed:
             parts = _implementations(frames, case, table[case], by_case[case], anchors, many)
-            yield _details(frames.cases[case], table[case], anchors, parts, tuple(evidence.get(case, ())))
+            told = (printed.get(case, ()), evidence.get(case, ()))
+            yield _details(frames.cases[case], table[case], anchors, parts, told)
 
 
 def _details(
@@ -109,10 +116,11 @@ def _details(
     row: CellRow,
     anchors: Anchors,
     found: tuple[tuple[str, ...], tuple[ImplementationRows, ...]],
-    evidence: tuple[Evidence, ...],
+    told: tuple[Sequence[Misprint], Sequence[Evidence]],
 ) -> CaseDetails:
     source = record["source"]
-    said = [f"{column.implementation}: {cell.text}" for column, cells in row.items() for cell in _urgent(cells)]
+    said = [f"{each.verdict} in {each.called}" for each in told[0]]
+    said += [f"{column.implementation}: {cell.text}" for column, cells in row.items() for cell in _urgent(cells)]
     shown = list(dict.fromkeys(said))
     return CaseDetails(
         case=record["id"],
@@ -129,7 +137,8 @@ def _details(
         state=_state(row),
         stages=found[0],
         implementations=found[1],
-        evidence=evidence,
+        misprints=tuple(told[0]),
+        evidence=tuple(told[1]),
     )
 
 
@@ -146,7 +155,7 @@ def _urgent(cells: Mapping[str, Cell]) -> list[Cell]:
 
 def _state(row: CellRow) -> str:
     states = {cell.state.value for cells in row.values() for cell in cells.values()}
-    return next((state for state in ("failing", "known") if state in states), "agree")
+    return next((state for state in ("failing", "misprint", "stale", "known") if state in states), "agree")
 
 
 def _implementations(
@@ -185,7 +194,8 @@ def _dtype_row(dtype: str, cell: Cell, own: Mapping[str, Mapping[str, Any]], sta
 
 def _stage_cell(row: Mapping[str, Any]) -> StageCell:
     tiers = [tier for tier in (row["tier"], row["introduced_tier"]) if isinstance(tier, str) and tier != "within"]
-    mark = row["verdict"] if row["state"] else min(tiers, default="")  # T1 is worse than T3
+    open_ = "?" if not pd.isna(row["unjudged"]) and row["unjudged"] else ""  # elements without an exact answer
+    mark = row["verdict"] if row["state"] else min(tiers, default=open_)  # T1 is worse than T3
     if row["verdict"] == Verdict.UNVERIFIED:
         return StageCell("?", "", "", "")
     return StageCell(short(row["ratio"], 2), short(row["introduced_ratio"], 2), row["state"], mark)

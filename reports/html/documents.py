@@ -9,6 +9,7 @@ from attncheck.reports.documents.pages import DocumentCase, DocumentPage, docume
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.anchors import Anchors, unique_slugs
 from attncheck.reports.html.heat import Heat, heat_of
+from attncheck.reports.printed_numbers import NumberCounts, number_counts_of
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,11 @@ class DrawnCase:
 
 @dataclass(frozen=True)
 class DrawnDocument:
-    """One document, its anchor, whether a number fails, and how many errata it has."""
+    """One document, its anchor, and how many of its printed numbers hold, fail, or were not compared."""
 
     page: DocumentPage
     anchor: str
-    fails: bool
-    errata: int
+    counts: NumberCounts
     cases: tuple[DrawnCase, ...]
 
 
@@ -41,8 +41,7 @@ def drawn_documents(frames: Frames, anchors: Anchors, most_pictures: int) -> tup
         DrawnDocument(
             page,
             f"document-{name}",
-            any(expected.fails for case in page.cases for expected in case.expectations),
-            sum(bool(expected.erratum) for case in page.cases for expected in case.expectations),
+            number_counts_of(frames, [case.id for case in page.cases]),
             tuple(_drawn(case, anchors, numbers) for case in page.cases),
         )
         for page, name in zip(pages, names, strict=True)

@@ -21,6 +21,7 @@ from attncheck.reports.html.error_svg import error_pictures
 from attncheck.reports.html.scripts import Script, Scripts
 from attncheck.reports.html.words import SYMBOLS, long, short
 from attncheck.reports.known import address_of
+from attncheck.reports.printed_numbers import OF_DOCUMENTS
 
 _MOST_ROWS = 12
 """Stages and numbers that are spelt out; more follow from the same fault."""
@@ -116,6 +117,7 @@ def _rows(frames: Frames, cases: set[str]) -> dict[Any, pd.DataFrame]:
     for frame in (frames.results, frames.numbers):
         own = frame[frame["case"].isin(cases)]
         bad, known = failing(own), known_divergences(own)
+        bad = bad[~bad["verdict"].isin(OF_DOCUMENTS)]  # has a card of its own, once for all implementations
         parts.append(pd.concat([bad, known]).sort_index())
     parts[1] = parts[1].assign(against="number")
     rows = pd.concat([part for part in parts if len(part)]) if any(map(len, parts)) else parts[0]
@@ -148,11 +150,23 @@ def _worst(row: Mapping[str, Any], dtype: str) -> Worst:
         verdict=str(row["verdict"]),
         index=f"[{row['index']}]",
         computed=long(row["value"], dtype),
-        reference=long(row["reference"], "float64"),
+        reference=long(_should_be(row), "float64"),
         difference=short(row["difference"]),
         allowed=short(row["allowed"]),
-        against=_AGAINST.get(row["against"], ""),
+        against=f"the printed {row['printed']}" if _is_printed(row) else _AGAINST.get(row["against"], ""),
     )
+
+
+def _is_printed(row: Mapping[str, Any]) -> bool:
+    return row["against"] == "number" and isinstance(row.get("printed"), str)
+
+
+def _should_be(row: Mapping[str, Any]) -> float:
+    """Return the exact answer, of a printed number too; the number itself where there is none."""
+    exact = row.get("exact")
+    if row["against"] != "number" or exact is None or pd.isna(exact):
+        return float(row["reference"])
+    return float(exact)
 
 
 class _Maps:

@@ -140,7 +140,12 @@ def _said(rows: list[CellRow]) -> str:
     return ", ".join(words)
 
 
-_COUNTED = {State.FAILING: "failing", State.KNOWN: "with known divergences"}
+_COUNTED = {
+    State.FAILING: "failing",
+    State.MISPRINT: "with misprints",
+    State.STALE: "with records that no longer hold",
+    State.KNOWN: "with known divergences",
+}
 
 
 def _states(row: CellRow) -> set[State]:

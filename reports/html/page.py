@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from attncheck.harness.errors import ExitCode
+from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import DTYPES
 from attncheck.reports.alike import Told, count_told, told_once
-from attncheck.reports.answer import Answer, exit_code_of, make_answer, what_is_wrong
+from attncheck.reports.answer import Answer, exit_code_of, findings, make_answer
 from attncheck.reports.cells import CellRow, State, cell_table
+from attncheck.reports.coverage import coverage
 from attncheck.reports.environments import environment_facts
-from attncheck.reports.frames import Column, Frames
+from attncheck.reports.frames import Column, Frames, failing
 from attncheck.reports.html.agreement import PairTable, pair_table
 from attncheck.reports.html.anchors import Anchors, make_anchors
 from attncheck.reports.html.budget import LETTERS_PER_CASE, LETTERS_PER_STAGE, Budget, urgent_first, within
@@ -32,8 +34,11 @@ from attncheck.reports.known import (
     known_groups,
 )
 
-_TONES = {ExitCode.AGREE: ("agree", "✓"), ExitCode.DISAGREE: ("failing", "✗")}
-_UNSURE = ("known", "!")
+_AGREE, _FAILING, _UNSURE = ("agree", "✓"), ("failing", "✗"), ("known", "!")
+_OF_RECORDS = ("misprint", "!")
+"""No implementation is wrong: a document or a record is."""
+_UNVERIFIED, _IN_PART = ("unverified", "?"), ("unverified", "◐")
+_ALWAYS_SHOWN = (State.AGREE, State.UNVERIFIED, State.UNSUPPORTED, State.FAILING)
 _TAG = re.compile(r"[a-z][a-z0-9-]*")  # as the case format has it: each is a part of an address
 
 
@@ -45,6 +50,7 @@ class Wrong:
     implementation: str
     dtype: str
     verdict: str
+    state: str
     stage: str
     message: str
     rows: int
@@ -121,9 +127,11 @@ def make_page(frames: Frames, budget: Budget) -> Page:
     evidence, evidence_left_out = make_evidence(frames, table, anchors.cell, detailed, budget)
     files = verdict_matrix(frames, table, anchors, detailed, budget)
     linked = frozenset(detailed | {row.case for file in files for row in file.rows})
-    wrong = what_is_wrong(frames)
+    wrong = findings(frames)
     told = told_once(wrong)[: budget.wrong]
-    tone, symbol = _TONES.get(exit_code_of(frames), _UNSURE) if len(frames.results) else _UNSURE
+    tone, symbol = _tone(frames, table)
+    occurring = {cell.state for row in table.values() for cells in row.values() for cell in cells.values()}
+    shown = tuple(state for state in State if state in occurring or state in _ALWAYS_SHOWN)
     many = len(frames.environments) > 1
     words = {cell.word for row in table.values() for cells in row.values() for cell in cells.values()}
     return Page(
@@ -131,8 +139,8 @@ def make_page(frames: Frames, budget: Budget) -> Page:
         tone=tone,
         symbol=symbol,
         notes=frames.notes,
-        states=tuple((state.value, SYMBOLS[state], state.value) for state in State),
-        counts=tuple(_counts(column, table, many) for column in frames.columns),
+        states=tuple((state.value, SYMBOLS[state], state.value) for state in shown),
+        counts=tuple(_counts(column, table, many, shown) for column in frames.columns),
         wrong=tuple(_wrong(frames, each, anchors, linked) for each in told),
         wrong_left_out=len(wrong) - count_told(told),
         columns=tuple(_column(column, many) for column in frames.columns),
@@ -172,7 +180,22 @@ def _detailed(frames: Frames, table: Mapping[str, CellRow], budget: Budget) -> s
     return within(urgent_first(table), lambda case: int(letters.get(case, 0)), budget.detail_letters)
 
 
-def _counts(column: Column, table: Mapping[str, CellRow], many: bool) -> ColumnCounts:
+def _tone(frames: Frames, table: Mapping[str, CellRow]) -> tuple[str, str]:
+    """Return the page's tone and its sign: green, and a tick, only where everything was judged and holds."""
+    code = exit_code_of(frames)
+    if not len(frames.results) or code not in (ExitCode.AGREE, ExitCode.DISAGREE):
+        return _UNSURE
+    if code is ExitCode.DISAGREE:
+        blamed = any(
+            cell.state is State.FAILING for row in table.values() for of in row.values() for cell in of.values()
+        )
+        return _FAILING if blamed or len(failing(frames.pairs)) else _OF_RECORDS
+    if frames.numbers["verdict"].eq(Verdict.UNVERIFIED).any():
+        return _UNVERIFIED
+    return _AGREE if all(each.is_whole for each in coverage(frames)) else _IN_PART
+
+
+def _counts(column: Column, table: Mapping[str, CellRow], many: bool, shown: Iterable[State]) -> ColumnCounts:
     """Count evaluations, that is cases in dtypes, by state."""
     states = Counter(cell.state for row in table.values() for cell in row.get(column, {}).values())
     total = states.total()
@@ -181,7 +204,7 @@ def _counts(column: Column, table: Mapping[str, CellRow], many: bool) -> ColumnC
         total,
         tuple(
             (state.value, SYMBOLS[state], state.value, states[state], f"{100 * states[state] / max(total, 1):.2f}")
-            for state in State
+            for state in shown
         ),
     )
 
@@ -195,15 +218,19 @@ def _wrong(frames: Frames, told: Told, anchors: Anchors, linked: frozenset[str])
     )
     return Wrong(
         case=case,
-        implementation=f"{implementation} ({row['environment']})" if many else implementation,
-        dtype=", ".join(told.dtypes),
+        implementation=f"{implementation} ({row['environment']})" if many and implementation else implementation,
+        dtype=", ".join(filter(None, told.dtypes)),
         verdict=str(row["verdict"]),
+        state=_STATE_OF.get(str(row["verdict"]), State.FAILING).value,
         stage=str(row["stage"]),
         message=str(row["message"]),
         rows=told.rows,
-        anchor=anchors.cell(case, column) if column is not None and case in linked else "",
+        anchor="" if case not in linked else anchors.case(case) if column is None else anchors.cell(case, column),
         others=told.others,
     )
+
+
+_STATE_OF = {State.MISPRINT.value: State.MISPRINT, State.STALE.value: State.STALE}
 
 
 def _column(column: Column, many: bool) -> HtmlColumn:

@@ -14,6 +14,8 @@ SYMBOLS: Mapping[State, str] = {
     State.UNVERIFIED: "?",
     State.UNSUPPORTED: "\N{EN DASH}",
     State.KNOWN: "≈",
+    State.STALE: "!",
+    State.MISPRINT: "!",
     State.FAILING: "✗",
 }
 """A sign beside every word, so that no verdict is said by colour alone."""

@@ -7,10 +7,13 @@ import pandas as pd
 from attncheck.harness.verdicts import Verdict
 from attncheck.reports.frames import Column, Frames, count_places, documents_of, under_erratum
 from attncheck.reports.markdown.text import escape, table
+from attncheck.reports.printed_numbers import number_counts_of
 
 _EXPLAINED = (
-    "Printed numbers that hold, of those compared, in all dtypes together. Errata are numbers that a document prints "
-    "for another call than the one it shows: recorded, run as written, and not holding there."
+    "Printed numbers, each counted once: those that hold wherever they were compared, that do not hold, and that are "
+    "unverified because there is no exact answer to compare with. Errata are numbers that a document prints for "
+    "another call than the one it shows: recorded, run as written, and not holding there. Below an implementation "
+    "stand the comparisons that hold, of all, in all dtypes together."
 )
 
 
@@ -21,15 +24,17 @@ def document_overview(frames: Frames) -> list[str]:
     for cases in documents_of(frames).values():
         own = frames.numbers[frames.numbers["case"].isin([case["id"] for case in cases])]
         wrong_call = under_erratum(frames, own)
-        errata = own[wrong_call & own["verdict"].eq(Verdict.MISPRINT)]
+        found = number_counts_of(frames, [case["id"] for case in cases])
         printed = own[own["printed"].notna() & own["basis"].eq("printed") & ~wrong_call]
         cells = [_cell(printed, column) for column in frames.columns]
-        counts = [_count(printed), *cells, _count(errata), _count(own[own["basis"].eq("exact")])]
-        rows.append([escape(cases[0]["title"]), *counts])
+        counts = [found.printed, found.hold, found.misprints + found.missed, found.unverified, found.errata]
+        unprinted = own[own["basis"].eq("exact")]
+        rows.append([escape(cases[0]["title"]), *map(_count, counts), *cells, _count(count_places(unprinted))])
     if not rows:
         return []
     titles = [escape(column.title(with_environment=with_environment)) for column in frames.columns]
-    headings = ["document", "printed", *titles, "errata", "computed, not printed"]
+    counted = ["printed", "hold", "do not hold", "unverified", "errata"]
+    headings = ["document", *counted, *titles, "computed, not printed"]
     return ["## Documents at a glance", "", _EXPLAINED, "", *table(headings, rows, "l" + "r" * len(headings))]
 
 
@@ -38,5 +43,5 @@ def _cell(printed: pd.DataFrame, column: Column) -> str:
     return f"{int(own['verdict'].eq(Verdict.AGREE).sum())} of {len(own)}" if len(own) else "-"
 
 
-def _count(numbers: pd.DataFrame) -> str:
-    return str(count_places(numbers)) if len(numbers) else "-"
+def _count(number: int) -> str:
+    return str(number or "-")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attncheck.reports.alike import count_told, told_once
-from attncheck.reports.answer import make_answer, what_is_wrong
+from attncheck.reports.answer import findings, make_answer
 from attncheck.reports.environments import environment_facts
 from attncheck.reports.frames import Frames, records
 from attncheck.reports.markdown.documents import document_sections
@@ -41,7 +41,7 @@ def render_markdown(frames: Frames) -> str:
 
 def _opening(frames: Frames) -> list[str]:
     answer = make_answer(frames)
-    lines = ["# Attention conformance report", "", f"**{answer.word}.**", ""]
+    lines = ["# Attention conformance report", "", f"**{escape(answer.first_line)}**", ""]
     lines += [f"- {escape(sentence)}" for sentence in answer.sentences]
     lines += [f"- {escape(note)}." for note in frames.notes]
     return lines
@@ -49,7 +49,7 @@ def _opening(frames: Frames) -> list[str]:
 
 def wrong_section(frames: Frames) -> list[str]:
     """Return what fails, a line per case, dtype and implementation; nothing where nothing does."""
-    wrong = what_is_wrong(frames)
+    wrong = findings(frames)
     if wrong.empty:
         return []
     many = len(frames.environments) > 1
@@ -57,7 +57,11 @@ def wrong_section(frames: Frames) -> list[str]:
     rows = [
         [
             code(row["case"]) + (f" and {each.others:,} more" if each.others else ""),
-            escape(f"{row['implementation']} ({row['environment']})" if many else row["implementation"]),
+            escape(
+                f"{row['implementation']} ({row['environment']})"
+                if many and row["environment"]
+                else row["implementation"]
+            ),
             ", ".join(each.dtypes),
             f"**{row['verdict']}**",
             code(row["stage"]),
@@ -71,8 +75,9 @@ def wrong_section(frames: Frames) -> list[str]:
     lines = [
         "## What is wrong",
         "",
-        "Each line is the first stage at which an implementation goes wrong in a case; the last column counts all its "
-        "failing comparisons there. What could not be run for one reason in many cases is one line.",
+        "Each line is the first stage at which an implementation goes wrong in a case, or what a document prints "
+        "wrongly; the last column counts all failing comparisons there. What could not be run for one reason in many "
+        "cases is one line.",
         "",
         *table(["case", "implementation", "dtype", "verdict", "stage", "what happened", "rows"], rows, "llllllr"),
     ]

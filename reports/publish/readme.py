@@ -34,7 +34,7 @@ def _opening(frames: Frames) -> list[str]:
     return [
         "# The bundled corpus on the pinned versions",
         "",
-        f"**{escape(answer.word)}.**",
+        f"**{escape(answer.first_line)}**",
         "",
         *(f"- {escape(sentence)}" for sentence in answer.sentences),
         "",

@@ -38,4 +38,4 @@ def test_a_drawn_run_is_read_and_reported(million_rows: ModuleType, tmp_path: Pa
     frames = make_frames(merge_runs([run]))
     assert len(failing(frames.results)) > 0
     assert len(known_divergences(frames.results)) > 0
-    assert "50 cases ran on 3 implementations in float64 and float32: 300 evaluations" in render_markdown(frames)
+    assert "50 cases on 3 implementations in float64 and float32: 300 evaluations" in render_markdown(frames)

@@ -34,7 +34,7 @@ def attention(
 def test_a_right_function_agrees_and_says_what_it_was_not_asked(tmp_path: Path) -> None:
     result = check(attention, cases=["attention/*"], output=tmp_path / "kept")
     assert result.agrees
-    assert result.explain() == "Everything agrees."
+    assert result.explain().splitlines()[0] == result.headline
     verdicts = result.frames.results["verdict"]
     assert set(verdicts) == {"agree", "unsupported"}
     assert (tmp_path / "kept" / "summary.json").is_file()

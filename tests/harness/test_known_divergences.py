@@ -132,7 +132,7 @@ def test_a_recorded_one_fails_no_run_and_is_told_with_its_reason(
     assert bad(frames.results) == [("small/small/causal", "output", "semantic", True)]
     assert bad(frames.pairs) == [("small/small/causal", "output", "numeric", True)]
     answer = make_answer(frames)
-    assert answer.word == "They agree"
+    assert answer.word == "first and lower agree, but for known divergences in 1 case"
     assert answer.sentences[1].endswith("every one is within its error bound, but for 1 that is known beforehand.")
     assert answer.sentences[2].endswith("none disagrees, but for 1 that is known beforehand.")
     assert answer.sentences[-1] == (
@@ -378,7 +378,7 @@ def test_a_difference_to_another_environment_inherits_it_too(
     ]
     frames = make_frames(merge_runs(runs))
     assert bad(frames.pairs) == [("small/small/causal", "output", "numeric", True)]
-    assert make_answer(frames).word == "They agree"
+    assert make_answer(frames).word == "lower and first agree, but for known divergences in 1 case"
 
 
 ROUNDED = """

@@ -112,3 +112,37 @@ def test_a_suite_that_asks_for_nothing_loads_nothing_heavy(project: Path) -> Non
     )
     done = run(project)
     assert done.returncode == 0, done.stdout
+
+
+NOTHING = 'def attention(query, key, value, *, mask=None):\n    raise NotImplementedError("only on a GPU")\n'
+
+
+def test_a_session_says_what_was_judged_of_what_was_asked(project: Path) -> None:
+    done = run(project, "--attncheck", "right_kernel:attention", "--attncheck-cases", "attention")
+    assert done.returncode == 1  # it gives NaN for a query without a key
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("right_kernel.attention: ")]
+    assert "judged 5 of 12 cases; 7 unsupported: " in line
+    assert " need is_causal" in line
+    target = ("--attncheck", "right_kernel:attention", "--attncheck-min-judged")
+    least = run(project, *target, "90%", "--attncheck-cases", "attention/*scale*", "--attncheck-cases", PLAIN)
+    assert least.returncode == 1
+    assert "too little was judged: right_kernel.attention was judged in 1 of " in least.stdout
+    wrong = run(project, *target, "most")
+    assert wrong.returncode == 4
+    assert "--attncheck-min-judged: expected a number of cases" in wrong.stdout + wrong.stderr
+
+
+def test_a_session_in_which_nothing_was_judged_is_not_green(project: Path) -> None:
+    (project / "nothing_kernel.py").write_text(NOTHING, encoding="utf-8")
+    (project / "test_kernel.py").write_text(
+        "from nothing_kernel import attention\n"
+        "from attncheck.harness.pytest_plugin import conformance\n"
+        f"test_attention = conformance(attention, cases=[{PLAIN!r}])\n",
+        encoding="utf-8",
+    )
+    done = run(project)
+    assert done.returncode == 1
+    assert '1 says "only on a GPU"' in done.stdout
+    assert "too little was judged: no implementation was judged in the only case" in done.stdout
+    # Of what somebody left out on purpose nothing is required.
+    assert run(project, "-k", "float32").returncode == 0

@@ -24,7 +24,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
     """Return the lines that are printed for some frames."""
 
     def run(frames: Frames, *, quiet: bool = False) -> list[str]:
-        print_summary(frames, Path("here/report.md"), quiet=quiet)
+        print_summary(frames, Path("here/report.html"), quiet=quiet)
         return capsys.readouterr().out.splitlines()
 
     return run
@@ -32,7 +32,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
 
 def test_the_answer_comes_first_and_where_the_report_is_comes_last(document_frames: Frames, printed: Printed) -> None:
     lines = printed(document_frames)
-    assert lines[0] == "They agree."
+    assert lines[0] == "first and second agree. Judged 17 of 17 cases on each."
     assert lines[-1] == "Report: here/report.html"
     assert printed(document_frames, quiet=True) == []
 
@@ -128,7 +128,18 @@ def test_the_record_says_the_same_as_plain_data(make_row: MakeRow, write_run: Wr
     rows = [make_row(), make_row(stage="output", verdict="nonfinite", message="nan", value=float("nan"))]
     record = as_record(frames_of(write_run(rows)), Path("here/report.md"), ExitCode.DISAGREE)
     assert json.loads(json.dumps(record, allow_nan=False)) == record
-    assert record["answer"] == "It disagrees with the exact answer"
+    assert record["answer"] == "numpy is wrong in the only case that it was judged in"
+    assert record["judged"] == "Judged 1 of 1 case"
+    assert record["coverage"]["numpy.eager 1.0 (local)"] == {
+        "asked": 1,
+        "judged": 1,
+        "unsupported": 0,
+        "lacks": {},
+        "unverified": 0,
+        "stopped": 0,
+        "not_run": 0,
+    }
+    assert record["numbers"]["unverified"] == 0
     assert (record["exit_code"], record["report"], record["notes"]) == (1, "here/report.md", [])
     assert record["verdicts"] == {"file/one": {"numpy.eager 1.0 (local)": "**nonfinite** at output"}}
     assert record["failures"] == [

@@ -111,7 +111,7 @@ def test_they_are_listed_with_the_version_of_their_package(attncheck: Attncheck)
 
 def test_a_run_judges_them_beside_the_frameworks(attncheck: Attncheck) -> None:
     code, out = attncheck("check", "small.yaml", "-i", "my.flash,numpy.eager", "-o", "right")
-    assert (code, out.splitlines()[0]) == (0, "They agree.")
+    assert (code, out.splitlines()[0]) == (0, "numpy and my.flash agree. Judged 1 of 1 case on each.")
     code, out = attncheck("check", "small.yaml", "-i", "my.wrong", "-o", "wrong", "--dtype", "float64")
     assert code == 1
     assert "[float64] my.wrong: output: " in out

@@ -65,7 +65,8 @@ def test_a_number_stands_in_its_place_beside_the_exact_one_with_more_digits(page
     line = weights.tables[0].lines[2]
     assert (line.place, line.printed, line.exact) == ("[0,2]", "0.8429010", "0.8429010423")
     assert [value.text for value in line.values if value] == ["0.8429010423", "0.8429010423"]
-    assert all(value.holds for value in line.values if value)
+    assert not line.said
+    assert not any(value.state for value in line.values if value)
     assert weights.holds.startswith("32 of 32 comparisons with printed numbers hold in float64; ")
     assert not weights.fails
 
@@ -90,8 +91,9 @@ def test_errata_are_explained_and_fail_nothing(pages: dict[str, DocumentPage]) -
     assert not weights.fails
     first, last = weights.tables[0].lines[0], weights.tables[0].lines[-1]
     assert (first.printed, first.exact[:6]) == ("1.", "0.2103")
-    assert [(value.is_erratum, value.holds) for value in first.values if value] == [(True, False)] * 2
-    assert [(value.is_erratum, value.holds) for value in last.values if value] == [(False, True)] * 2
+    assert [(value.is_erratum, value.state) for value in first.values if value] == [(True, "")] * 2
+    assert [(value.is_erratum, value.state) for value in last.values if value] == [(False, "")] * 2
+    assert (first.said, last.said) == ("erratum", "")
 
 
 def test_what_is_not_printed_is_told_to_be_within_its_bound_and_how_far_implementations_are_apart(

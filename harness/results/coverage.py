@@ -1,0 +1,100 @@
+"""How much of what was asked for was judged, and whether that is enough.
+
+A case counts as judged on an implementation where, in any dtype, a stage of it was held against the exact answer, or a
+number is wrong. One that is unsupported, raised, or has no exact answer does not: nothing is green that was not judged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from attncheck.harness.errors import UsageError
+from attncheck.harness.results.format import Row
+from attncheck.harness.verdicts import Verdict
+
+MINIMUM = re.compile(r"([0-9]{1,9})|([0-9]{1,3}(?:\.[0-9]{1,3})?) ?%")
+"""A number of cases, or a share of those asked for."""
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """The fewest cases in which every implementation has to be judged: a number, or percent of those asked for."""
+
+    number: float
+    is_share: bool
+
+    @classmethod
+    def of(cls, given: str | int, where: str) -> Minimum:
+        """Read 20 or 80%. Raises ``UsageError``, which names ``where`` it stands."""
+        found = MINIMUM.fullmatch(str(given).strip()) if not isinstance(given, bool) else None
+        if found is None or float(found[2] or 0) > 100:
+            raise UsageError(f"{where}: expected a number of cases, such as 20, or a share, such as 80%; got {given!r}")
+        return cls(float(found[1] or found[2]), found[2] is not None)
+
+    def is_reached(self, judged: int, asked: int) -> bool:
+        """Whether so many of the cases that were asked for are enough."""
+        return 100 * judged >= self.number * asked if self.is_share else judged >= self.number
+
+    def __str__(self) -> str:
+        return f"{self.number:g}%" if self.is_share else f"{self.number:.0f}"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a run was asked for: how many cases, which implementations by name, and how many it has to judge at least.
+
+    ``picked`` says what the cases were narrowed by: ``cases`` (paths and globs), ``tags``, ``dtypes``.
+    """
+
+    cases: int
+    by_name: tuple[str, ...] = ()
+    minimum: Minimum | None = None
+    picked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, environment: Mapping[str, Any], cases: int) -> Asked:
+        """Read what environment.json says of a run."""
+        said = environment.get("asked", {})
+        minimum = said.get("min_judged")
+        return cls(
+            cases,
+            tuple(said.get("by_name", ())),
+            None if minimum is None else Minimum.of(minimum, "min_judged"),
+            {name: tuple(said[name]) for name in ("cases", "tags", "dtypes") if said.get(name)},
+        )
+
+
+def is_judged(row: Row) -> bool:
+    """Whether a row says that its case was judged. A number that holds says less: it may be equal by chance."""
+    if row.comparison == "stage":
+        return bool(row.stage) and row.verdict != Verdict.UNVERIFIED
+    return row.comparison != "pair" and row.verdict not in (Verdict.AGREE, Verdict.UNVERIFIED)
+
+
+def shortfalls(judged: Mapping[str, int], asked: Asked) -> list[str]:
+    """Say where less was judged than was asked for; ``judged`` counts the cases of each implementation.
+
+    An implementation that was asked for by name has to be judged in a case, and so has the run as a whole. The minimum,
+    where there is one, is that of every implementation.
+    """
+    if not judged or not asked.cases:
+        return []
+    if not any(judged.values()):
+        return [f"no implementation was judged in {_any(asked)}"]
+    return [line for name, count in judged.items() if (line := _shortfall(name, count, asked))]
+
+
+def _shortfall(name: str, judged: int, asked: Asked) -> str:
+    minimum = asked.minimum
+    if minimum is not None and not minimum.is_reached(judged, asked.cases):
+        return f"{name} was judged in {judged:,} of {asked.cases:,} cases; at least {minimum} have to be (min_judged)"
+    if not judged and name in asked.by_name:
+        return f"{name} was asked for by name and not judged in {_any(asked)}"
+    return ""
+
+
+def _any(asked: Asked) -> str:
+    return "the only case" if asked.cases == 1 else f"any of the {asked.cases:,} cases"

@@ -1,0 +1,232 @@
+"""What was judged of what was asked, per implementation, and what the rest lacks: said before anything else.
+
+A case is judged on an implementation where it is in any dtype. What an unsupported case lacks is known by name where
+the implementation has no such parameter, function, dtype or capability; a reason of its own words is grouped with
+those that differ from it in numbers alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+from attncheck.harness.errors import ExitCode
+from attncheck.harness.results.coverage import shortfalls
+from attncheck.harness.verdicts import Verdict
+from attncheck.harness.vocabulary import DTYPES
+from attncheck.reports.frames import Column, Frames, once_for_frames, records
+
+MOST_REASONS = 4
+"""Reasons that are spelt out in one sentence."""
+_MOST_LETTERS = 100
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_KEYS = ["environment", "implementation", "case"]
+_STOPPED = [verdict for verdict in Verdict if verdict.exit_code is ExitCode.NOT_RUN]
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How many of the cases that were asked for one implementation was judged in, and what became of the others.
+
+    ``lacks`` counts the unsupported by what they need, the most frequent first; ``stopped`` raised, crashed or ran out
+    of time, ``unverified`` have no exact answer.
+    """
+
+    column: Column
+    asked: int
+    judged: int
+    lacks: tuple[tuple[str, int], ...] = ()
+    unverified: int = 0
+    stopped: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every case was judged."""
+        return self.judged >= self.asked
+
+    @property
+    def unsupported(self) -> int:
+        """How many cases are unsupported in every dtype."""
+        return sum(count for _, count in self.lacks)
+
+    @property
+    def not_run(self) -> int:
+        """How many cases there is no result of."""
+        return max(0, self.asked - self.judged - self.unsupported - self.unverified - self.stopped)
+
+    @property
+    def rest(self) -> str:
+        """Say what became of what was not judged; empty where all was."""
+        parts = [f"{self.unsupported:,} unsupported: {self._reasons()}"] if self.lacks else []
+        parts += [f"{self.unverified:,} unverified: no exact answer"] if self.unverified else []
+        parts += [f"{self.stopped:,} could not be run"] if self.stopped else []
+        parts += [f"{self.not_run:,} not run"] if self.not_run else []
+        return "; ".join(parts)
+
+    @property
+    def words(self) -> str:
+        """Say how much was judged, and what the rest lacks."""
+        judged = f"judged {self.judged:,} of {counted(self.asked, 'case')}"
+        return "; ".join(filter(None, (judged, self.rest)))
+
+    def _reasons(self) -> str:
+        shown = self.lacks[:MOST_REASONS] if len(self.lacks) > MOST_REASONS + 1 else self.lacks
+        parts = [f"{count:,} {what if count > 1 else _singular(what)}" for what, count in shown]
+        if others := self.lacks[len(shown) :]:
+            parts.append(f"{sum(count for _, count in others):,} for other reasons")
+        return ", ".join(parts)
+
+
+@once_for_frames
+def coverage(frames: Frames) -> tuple[Coverage, ...]:
+    """Return what each implementation was judged in, in the order of the columns."""
+    wanted = [*_KEYS, "dtype", "stage", "verdict", "lacks", "message"]
+    stages = frames.results[wanted]
+    judged = pd.MultiIndex.from_frame(judged_rows(frames)[_KEYS].drop_duplicates())
+    left = stages[~pd.MultiIndex.from_frame(stages[_KEYS]).isin(judged)]
+    counts = judged.to_frame(index=False).groupby(_KEYS[:2]).size().to_dict() if len(judged) else {}
+    rest = dict(iter(left.groupby(_KEYS[:2]))) if len(left) else {}
+    return tuple(
+        _of(column, frames.asked[column.environment].cases, int(counts.get(key, 0)), rest.get(key))
+        for column in frames.columns
+        for key in [(column.environment, column.implementation)]
+    )
+
+
+def judged_rows(frames: Frames) -> pd.DataFrame:
+    """Return the rows that say that their case was judged, as ``is_judged`` has it."""
+    keys = [*_KEYS, "dtype"]
+    stages, numbers = frames.results, frames.numbers
+    held = stages[stages["stage"].ne("") & stages["verdict"].ne(Verdict.UNVERIFIED)]
+    wrong = numbers[~numbers["verdict"].isin([Verdict.AGREE, Verdict.UNVERIFIED])]
+    return pd.concat([held[keys], wrong[keys]])
+
+
+def _of(column: Column, asked: int, judged: int, left: pd.DataFrame | None) -> Coverage:
+    if left is None:
+        return Coverage(column, asked, judged)
+    verdicts = left.groupby("case")["verdict"].agg(set)
+    stopped = int(sum(bool(each & set(_STOPPED)) for each in verdicts))
+    unverified = int(sum(not each & set(_STOPPED) and Verdict.UNVERIFIED in each for each in verdicts))
+    only = set(verdicts.index[[each <= {Verdict.UNSUPPORTED.value, Verdict.STALE.value} for each in verdicts]])
+    unsupported = left[left["case"].isin(only) & left["verdict"].eq(Verdict.UNSUPPORTED)]
+    return Coverage(column, asked, judged, _lacks(unsupported), unverified, stopped)
+
+
+def _lacks(unsupported: pd.DataFrame) -> tuple[tuple[str, int], ...]:
+    """Count cases by what they need: that a dtype is lacking says least, as other dtypes of the case tell more."""
+    reasons: dict[str, tuple[str, str]] = {}
+    for row in records(unsupported.drop_duplicates(["case", "lacks", "message"])):
+        lacks = row["lacks"] if isinstance(row["lacks"], str) else ""
+        if row["case"] not in reasons or reasons[row["case"]][0] in DTYPES:
+            reasons[row["case"]] = (lacks, str(row["message"]))
+    return counted_lacks(reasons.values())
+
+
+def counted_lacks(reasons: Collection[tuple[str, str]]) -> tuple[tuple[str, int], ...]:
+    """Count reasons, each what is lacking, apart by commas, and a message for where that is not known."""
+    named = Counter(f"need {_listed(lacks.split(', '))}" for lacks, _ in reasons if lacks)
+    told = _alike(message for lacks, message in reasons if not lacks)
+    return tuple(sorted({**named, **told}.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _alike(messages: Iterable[str]) -> dict[str, int]:
+    """Count messages, those together that differ in numbers alone: these are written as N."""
+    groups: dict[tuple[str, ...], list[list[str]]] = {}
+    for message in messages:
+        said = message.removeprefix("NotImplementedError: ").removeprefix("NotImplementedError") or "no reason"
+        groups.setdefault(tuple(_NUMBER.split(said)), []).append(_NUMBER.findall(said))
+    counts = {}
+    for texts, numbers in groups.items():
+        shown = [each[0] if len(set(each)) == 1 else "N" for each in zip(*numbers, strict=True)]
+        text = "".join(part for pair in zip(texts, [*shown, ""], strict=True) for part in pair)
+        text = text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 3]}..."
+        counts[f'say "{text}"'] = len(numbers)
+    return counts
+
+
+def _singular(what: str) -> str:
+    verb, _, rest = what.partition(" ")
+    return f"{verb}s {rest}"
+
+
+def unjudged(frames: Frames) -> tuple[str, ...]:
+    """Say where less was judged than was asked for, which ends a comparison with 3; a line each."""
+    lines: list[str] = []
+    for environment, asked in frames.asked.items():
+        found = {
+            each.column.implementation: each.judged
+            for each in coverage(frames)
+            if each.column.environment == environment
+        }
+        where = f"{environment}: " if len(frames.asked) > 1 else ""
+        lines += [where + line for line in shortfalls(found, asked)]
+    return tuple(lines)
+
+
+def narrowings(frames: Frames) -> tuple[str, ...]:
+    """Say what else was left out, a sentence each: dtypes that nobody tested, what was picked."""
+    return (*_untested(frames), *_picked(frames))
+
+
+def _untested(frames: Frames) -> Iterable[str]:
+    """Name the dtypes in which an implementation was asked for nothing, because it declares them not."""
+    results = frames.results
+    rows = results[results["lacks"].isin(DTYPES) & results["verdict"].eq(Verdict.UNSUPPORTED)]
+    found = rows.groupby(_KEYS[:2])["lacks"].agg(set).to_dict() if len(rows) else {}
+    together: dict[tuple[tuple[str, ...], bool], list[str]] = {}
+    for column in frames.columns:
+        key = (column.environment, column.implementation)
+        if dtypes := tuple(dtype for dtype in DTYPES if dtype in found.get(key, ())):
+            names = together.setdefault((dtypes, key in frames.sources), [])
+            names.append(column.title(with_environment=len(frames.asked) > 1, with_version=False))
+    for (dtypes, is_own), names in together.items():
+        whose = f", which {'does' if len(names) == 1 else 'do'} not declare {'it' if len(dtypes) == 1 else 'them'}."
+        yield f"{_listed(dtypes)} not tested on {_listed(names)}{': declare `dtypes`.' if is_own else whose}"
+
+
+def _picked(frames: Frames) -> Iterable[str]:
+    words = {"cases": "the cases", "tags": "the tag", "dtypes": "the dtype"}
+    for environment, asked in frames.asked.items():
+        where = f"{environment}: only" if len(frames.asked) > 1 else "Only"
+        parts = [_picks(words[name], picks) for name, picks in asked.picked.items()]
+        if parts:
+            yield f"{where} what was picked ran: {'; '.join(parts)}."
+
+
+def _picks(what: str, picks: tuple[str, ...]) -> str:
+    shown = _listed(
+        picks if len(picks) <= MOST_REASONS else [*picks[:MOST_REASONS], f"{len(picks) - MOST_REASONS} more"]
+    )
+    return f"{what}{'s' if len(picks) > 1 and not what.endswith('s') else ''} {shown}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Write one, two, or one, two and three."""
+    *first, last = list(names)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def counted(number: int, noun: str) -> str:
+    """Write 1 case, 2 cases."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def judged_counts(frames: Frames) -> dict[Column, Mapping[str, object]]:
+    """Return the same as plain data."""
+    return {
+        each.column: {
+            "asked": each.asked,
+            "judged": each.judged,
+            "unsupported": each.unsupported,
+            "lacks": dict(each.lacks),
+            "unverified": each.unverified,
+            "stopped": each.stopped,
+            "not_run": each.not_run,
+        }
+        for each in coverage(frames)
+    }

@@ -1,0 +1,194 @@
+"""The first line of every report: who agrees, who is wrong and where, and which printed numbers do not hold.
+
+An implementation is blamed for its own numbers alone. What a document prints wrongly, and what is recorded of an
+implementation and no longer so, are sentences of their own: of those, nobody is told to be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from attncheck.harness.errors import ExitCode
+from attncheck.harness.running.implementations import DEFAULT_MODE
+from attncheck.harness.verdicts import Verdict
+from attncheck.reports.coverage import Coverage, counted, coverage
+from attncheck.reports.frames import Column, Frames, failing, groups, known_divergences, once_for_frames
+from attncheck.reports.printed_numbers import OF_DOCUMENTS, number_counts
+
+MOST_NAMED = 4
+"""Implementations that one line names."""
+MOST_SPELT_OUT = 2
+"""Implementations of which one line says what they lack."""
+_STOPPED = [verdict for verdict in Verdict if verdict.exit_code is ExitCode.NOT_RUN]
+_KEYS = ["environment", "implementation"]
+
+
+@once_for_frames
+def headline(frames: Frames) -> str:
+    """Return who and what, without the last full stop."""
+    found = coverage(frames)
+    if frames.results.empty:
+        return "Nothing was run"
+    if not any(each.judged for each in found):
+        stopped = frames.results["verdict"].isin(_STOPPED).all()
+        return ". ".join(["Nothing could be run" if stopped else "Nothing was judged", *_of_documents(frames)])
+    return ". ".join([_of_implementations(frames, found), *_of_documents(frames)])
+
+
+def extent(frames: Frames) -> str:
+    """Return what was judged of what was asked, and what the rest lacks, without the last full stop."""
+    found = coverage(frames)
+    if frames.results.empty:
+        return ""
+    if len(found) == 1:
+        return f"J{found[0].words[1:]}"
+    part = [each for each in found if not each.is_whole]
+    whole = [each for each in found if each.is_whole]
+    if len(part) <= MOST_SPELT_OUT:
+        told = [f"{_name(frames, each.column)}: {each.words}" for each in part]
+    else:
+        short = [f"{_name(frames, each.column)} {each.judged:,} of {each.asked:,}" for each in part[:MOST_NAMED]]
+        more = f" and {len(part) - MOST_NAMED} more" if len(part) > MOST_NAMED else ""
+        told = [f"Not judged in all cases: {', '.join(short)}{more}"]
+    if whole:
+        asked = {each.asked for each in whole}
+        cases = (
+            f"{next(iter(asked)):,} of {counted(next(iter(asked)), 'case')}" if len(asked) == 1 else "all of its cases"
+        )
+        others = "The other" if len(whole) == 1 else "The others"
+        told.append(f"{others}: judged {cases}" if part else f"Judged {cases} on each")
+    return ". ".join(told)
+
+
+def _of_implementations(frames: Frames, found: Sequence[Coverage]) -> str:
+    wrong = _cases_of(_blamed(frames))
+    stopped = _cases_of(failing(frames.results)[failing(frames.results)["verdict"].isin(_STOPPED)])
+    judged = [each for each in found if each.judged]
+    right = [each for each in judged if _key(each) not in wrong]
+    clauses = _wrong(frames, judged, wrong)
+    if right:
+        clauses.append(_right(frames, right, alone=not wrong))
+    if apart := _apart(frames, wrong):
+        clauses.append(apart)
+    if not_judged := [each for each in found if not each.judged]:
+        names = _names(frames, not_judged)
+        clauses.append(f"{names} {'was' if len(not_judged) == 1 else 'were'} judged in no case")
+    if stopped:
+        cases = counted(len(set().union(*stopped.values())), "case")
+        clauses.append(f"in {cases}, {_names(frames, _with(found, stopped))} could not be run")
+    elif frames.is_incomplete:
+        clauses.append("not everything could be run")
+    text = "; ".join(clauses)
+    return f"All{text[3:]}" if text.startswith("all ") else text
+
+
+def _wrong(frames: Frames, judged: Sequence[Coverage], wrong: dict[tuple[str, str], set[str]]) -> list[str]:
+    blamed = sorted(_with(judged, wrong), key=lambda each: -len(wrong[_key(each)]))
+    clauses = [
+        f"{_name(frames, each.column)} is wrong in {_part(len(wrong[_key(each)]), each)}"
+        for each in blamed[:MOST_NAMED]
+    ]
+    if len(blamed) > MOST_NAMED:
+        clauses.append(f"{len(blamed) - MOST_NAMED} more implementations are wrong")
+    return clauses
+
+
+def _part(wrong: int, of: Coverage) -> str:
+    if of.judged == 1:
+        return "the only case that it was judged in"
+    return f"{'all' if wrong == of.judged else f'{wrong:,} of the'} {of.judged:,} cases that it was judged in"
+
+
+def _right(frames: Frames, right: Sequence[Coverage], *, alone: bool) -> str:
+    """Say who agrees: with each other where several do, and with the exact answer in any case."""
+    known = known_divergences(frames.results)
+    diverging = set().union(*(cases for key, cases in _cases_of(known).items() if key in set(map(_key, right))), set())
+    but = f", but for known divergences in {counted(len(diverging), 'case')}" if diverging else ""
+    verb = "agrees" if len(right) == 1 else "agree"
+    names = _names(frames, right)
+    if len(right) > MOST_NAMED and not alone:
+        names = f"the other {names}"
+    compared = frames.pairs[frames.pairs["verdict"].ne(Verdict.UNVERIFIED)]
+    if len(right) == 1 or compared.empty:
+        where = "" if all(each.is_whole for each in right) or not alone else " where judged"
+        told = f"{names} {verb} with the exact answer{where}{but}"
+        return told if len(right) == 1 else f"{told}, and no two of them could be compared"
+    return f"{names} {verb}{but}"
+
+
+def _blamed(frames: Frames) -> pd.DataFrame:
+    """Return the rows for which an implementation is to blame: numbers that it computes."""
+    stages, numbers = failing(frames.results), failing(frames.numbers)
+    stages = stages[~stages["verdict"].isin([*_STOPPED, Verdict.STALE])]
+    return pd.concat([stages, numbers[~numbers["verdict"].isin(OF_DOCUMENTS)]])
+
+
+def _apart(frames: Frames, wrong: dict[tuple[str, str], set[str]]) -> str:
+    """Say which two differ although neither is to blame; empty where none do."""
+    pairs = failing(frames.pairs)
+    others = zip(pairs["environment"], pairs["implementation"], strict=True)
+    second = zip(pairs["other_environment"], pairs["other"], strict=True)
+    loose = pairs[[one not in wrong and two not in wrong for one, two in zip(others, second, strict=True)]]
+    if loose.empty:
+        return ""
+    names = loose[["environment", "implementation", "other_environment", "other"]].drop_duplicates()
+    cases = counted(loose["case"].nunique(), "case")
+    if len(names) > 1:
+        return f"{len(names)} pairs of implementations differ in {cases}"
+    environment, one, other_environment, other = names.iloc[0]
+    many = len(frames.asked) > 1
+    first, last = (
+        (f"{name} ({where})" if many else name) for name, where in ((one, environment), (other, other_environment))
+    )
+    return f"{first} and {last} differ in {cases}"
+
+
+def _of_documents(frames: Frames) -> list[str]:
+    """Say of the printed numbers what does not hold and what was not compared, a sentence each."""
+    numbers = number_counts(frames)
+    told = []
+    if numbers.misprints:
+        verb = "does" if numbers.misprints == 1 else "do"
+        told.append(f"{numbers.misprints:,} of {_printed(numbers.printed)} {verb} not hold")
+    if numbers.unverified:
+        verb = "is" if numbers.unverified == 1 else "are"
+        told.append(f"{numbers.unverified:,} of {_printed(numbers.printed)} {verb} unverified")
+    bad = failing(frames.results)
+    if outdated := bad.loc[bad["verdict"].eq(Verdict.STALE), "message"].nunique() + numbers.outdated:
+        told.append("1 record no longer holds" if outdated == 1 else f"{outdated:,} records no longer hold")
+    return told
+
+
+def _printed(number: int) -> str:
+    return f"{number:,} printed number{'s' if number != 1 else ''}"
+
+
+def _cases_of(rows: pd.DataFrame) -> dict[tuple[str, str], set[str]]:
+    return {key: set(part["case"]) for key, part in groups(rows, _KEYS).items()}
+
+
+def _with(found: Sequence[Coverage], keys: object) -> list[Coverage]:
+    return [each for each in found if _key(each) in keys]  # type: ignore[operator]
+
+
+def _key(each: Coverage) -> tuple[str, str]:
+    return each.column.environment, each.column.implementation
+
+
+def _names(frames: Frames, found: Sequence[Coverage]) -> str:
+    """Name a few implementations, count many."""
+    if len(found) > MOST_NAMED:
+        return f"{'all ' if len(found) == len(frames.columns) else ''}{len(found)} implementations"
+    *first, last = [_name(frames, each.column) for each in found]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _name(frames: Frames, column: Column) -> str:
+    """Name an implementation; the eager mode of a framework, where nothing else of it ran, by the framework alone."""
+    framework, _, mode = column.implementation.partition(".")
+    alike = {each.implementation for each in frames.columns if each.implementation.startswith(f"{framework}.")}
+    short = framework if mode == DEFAULT_MODE and len(alike) == 1 else column.implementation
+    same = sum(each.implementation == column.implementation for each in frames.columns)
+    return f"{short} ({column.environment})" if same > 1 else short

@@ -1,0 +1,232 @@
+"""What a stranger is told first: kernels that can do little, and documents whose numbers do not hold or cannot be held.
+
+Each is run as they would run it; the first line, the exit code and every format say what was judged of what was asked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+Invoke = Callable[..., tuple[int, str, str]]
+
+MINIMAL = """\
+import numpy as np
+
+
+def attention(query, key, value, *, is_causal=False, scale=None):
+    group = query.shape[1] // key.shape[1]
+    key, value = (np.repeat(each, group, axis=1) for each in (key, value))
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ np.swapaxes(key, -1, -2) * np.asarray(scale, query.dtype)
+    if is_causal:
+        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+    top = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+    weights = np.exp(scores - np.where(np.isfinite(top), top, 0))
+    total = weights.sum(axis=-1, keepdims=True)
+    return weights / np.where(total == 0, 1, total) @ value
+"""
+ALIGNED = MINIMAL.replace(
+    "    group =",
+    "    if query.shape[-1] % 8:\n"
+    '        raise NotImplementedError(f"head size {query.shape[-1]} is not a multiple of 8")\n'
+    "    group =",
+)
+WRONG = MINIMAL.replace("if is_causal:", "if False:")
+NOTHING = 'def attention(query, key, value, *, mask=None):\n    raise NotImplementedError("only on a GPU")\n'
+
+CASES = """\
+title: Cases that ask for little and for more
+source: {kind: derivation, title: Made for the tests}
+operation: attention
+cases:
+  - name: Plain
+    inputs: &inputs
+      query: {values: [[1, 0], [0, 1]]}
+      key: {values: [[2, 0], [0, 1]]}
+      value: {values: [[1, 5], [3, 7]]}
+  - name: Causal
+    inputs: *inputs
+    options: {is_causal: true}
+  - name: Masked
+    inputs: &masked
+      query: {values: [[1, 0], [0, 1]]}
+      key: {values: [[2, 0], [0, 1]]}
+      value: {values: [[1, 5], [3, 7]]}
+      mask: {values: [[true, false], [true, true]]}
+  - name: Masked and capped
+    inputs: *masked
+    options: {softcap: 2.0}
+  - name: In sixteen bits
+    inputs: *inputs
+    dtypes: [float64, bfloat16]
+"""
+MISPRINT = """\
+title: A document with a misprint
+source: {kind: document, title: A document with a misprint}
+operation: attention
+cases:
+  - name: Two keys of which one is twice as long
+    inputs:
+      query: {values: [[1, 0]]}
+      key: {values: [[2, 0], [1, 0]]}
+      value: {values: [[1, 5], [3, 7]]}
+    options: {scale: 1.0}
+    expect:
+      - {stage: weights, called: A, printed: "0.7311 0.2698"}
+      - {stage: output, called: Z, printed: "1.5379 5.5379"}
+"""
+NO_ANSWER = """\
+title: A document with a cosine of nothing
+source: {kind: document, title: A document with a cosine of nothing}
+operation: scoring
+cases:
+  - name: A cosine of a vector of length zero
+    inputs:
+      query: {values: [[1, 0], [0, 1]]}
+      key: {values: [[0, 0], [-1, 0], [3, 4]]}
+    options: {score: cosine}
+    expect:
+      - {stage: scores, called: S, printed: "nan 55 0.6\\nnan 0.0 0.8"}
+"""
+
+
+@pytest.fixture
+def told(invoke: Invoke, tmp_path: Path) -> Callable[..., tuple[int, list[str]]]:
+    """Run a kernel over cases, each given as text; return the exit code and the lines that are printed."""
+
+    def run(kernel: str, cases: str, *options: str, command: str = "check") -> tuple[int, list[str]]:
+        (tmp_path / "kernel.py").write_text(kernel, encoding="utf-8")
+        (tmp_path / "own.yaml").write_text(cases, encoding="utf-8")
+        named = ("--implementation", "kernel.py:attention") if kernel else ("--backend", "numpy")
+        code, out, err = invoke(command, "own.yaml", *named, *options, "-o", "out")
+        assert err == ""
+        return code, out.splitlines()
+
+    return run
+
+
+LEAST = "kernel.attention agrees with the exact answer where judged. Judged 3 of 5 cases; 2 unsupported: "
+
+
+@pytest.mark.parametrize(
+    ("kernel", "code", "first"),
+    [
+        (MINIMAL, 0, f"{LEAST}1 needs mask, 1 needs mask and softcap."),
+        (
+            ALIGNED,
+            3,
+            "Nothing was judged. Judged 0 of 5 cases; 5 unsupported: "
+            '3 say "head size 2 is not a multiple of 8", 1 needs mask, 1 needs mask and softcap.',
+        ),
+        (
+            NOTHING,
+            3,
+            "Nothing was judged. Judged 0 of 5 cases; 5 unsupported: "
+            '2 say "only on a GPU", 1 needs is_causal, 1 needs softcap.',
+        ),
+        (
+            WRONG,
+            1,
+            "kernel.attention is wrong in 1 of the 3 cases that it was judged in. Judged 3 of 5 cases; 2 unsupported: "
+            "1 needs mask, 1 needs mask and softcap.",
+        ),
+    ],
+    ids=["minimal", "aligned", "nothing", "wrong"],
+)
+def test_the_first_line_of_every_format_says_what_was_judged(
+    kernel: str, code: int, first: str, told: Callable[..., tuple[int, list[str]]], invoke: Invoke
+) -> None:
+    if kernel == NOTHING:
+        first = first.replace('2 say "only on a GPU", 1', '3 say "only on a GPU", 1')
+    assert told(kernel, CASES, "--ci-summary", "summary.md")[0] == code
+    found, lines = told(kernel, CASES)
+    assert (found, lines[0]) == (code, first)
+    assert "bfloat16 not tested on kernel.attention: declare `dtypes`." in lines
+    assert "Only what was picked ran: the cases own.yaml." in lines
+    report = Path("out/report")
+    plain = report.joinpath("report.md").read_text().replace("\\", "")
+    assert f"**{first}**" in plain
+    assert f"### attncheck: {first}" in Path("summary.md").read_text().replace("\\", "")
+    page = report.joinpath("report.html").read_text().replace("&#34;", '"')
+    judged = first[first.index("Judged ") :]
+    assert f'<span class="judged">{judged}</span></span></h1>' in page
+    suites = ElementTree.parse(report / "junit.xml").getroot()
+    assert suites.attrib["name"] == f"attncheck: {first}"
+    record = json.loads(invoke("report", "out", "--json")[1])
+    assert f"{record['answer']}. {record['judged']}." == first
+    assert record["exit_code"] == code
+    # And `run`, which writes no report, says it too.
+    assert told(kernel, CASES, command="run")[1][0] == first
+
+
+@pytest.mark.parametrize(
+    ("minimum", "code"), [("3", 0), ("4", 3), ("60%", 0), ("61%", 3)], ids=["3", "4", "60%", "61%"]
+)
+def test_too_little_judged_ends_with_3(
+    minimum: str, code: int, told: Callable[..., tuple[int, list[str]]], invoke: Invoke
+) -> None:
+    line = f"kernel.attention was judged in 3 of 5 cases; at least {minimum} have to be (min_judged)"
+    found, lines = told(MINIMAL, CASES, "--min-judged", minimum)
+    assert (found, f"Too little was judged: {line}." in lines) == (code, bool(code))
+    assert invoke("report", "out")[0] == code  # which was asked the same
+    assert invoke("report", "out", "--min-judged", "1")[0] == 0
+    quiet = told(MINIMAL, CASES, "--min-judged", minimum, "--quiet", command="run")
+    assert quiet == (code, [f"too little was judged: {line}"] if code else [])
+
+
+def test_what_is_no_minimum_is_told_before_anything_runs(invoke: Invoke) -> None:
+    code, out, err = invoke("check", "softmax", "-b", "numpy", "--min-judged", "most")
+    assert (code, out) == (2, "")
+    assert err.startswith("attncheck: --min-judged: expected a number of cases, such as 20, or a share, such as 80%;")
+
+
+def test_a_misprint_is_told_once_and_nobody_is_blamed(told: Callable[..., tuple[int, list[str]]]) -> None:
+    code, lines = told("", MISPRINT)
+    assert code == 1
+    first = "numpy agrees with the exact answer. 1 of 4 printed numbers does not hold. Judged 1 of 1 case."
+    assert lines[0] == first
+    (line,) = [line for line in lines if line.startswith("misprint: ")]
+    assert line.endswith(": weights: A[0,0,0,1] is printed as 0.2698; it should be 0.2689414213699951")
+    assert "Of 4 printed numbers 3 hold and 1 does not hold." in lines
+    page = Path("out/report/report.html").read_text()
+    assert '<section id="answer" class="answer misprint"' in page
+    assert page.count('<li class="misprint">') == 1
+    assert '<li class="failing">' not in page
+    assert '<td class="n failing">0.2698</td><td class="n">0.2689414213699951</td>' in page
+    assert '<span class="failing" style=' not in page  # no red bar
+
+
+def test_a_number_without_an_exact_answer_is_unverified_everywhere(told: Callable[..., tuple[int, list[str]]]) -> None:
+    _, lines = told("", NO_ANSWER)
+    assert "printed numbers are unverified. " in lines[0] or "printed number is unverified. " in lines[0]
+    assert any(line.split()[-2:] == ["unverified", "numbers"] for line in lines if line.startswith("implementation"))
+    report = Path("out/report")
+    page = report.joinpath("report.html").read_text()
+    assert 'class="answer agree"' not in page
+    assert " unverified</span></h5>" in page
+    assert "✓</span> holds</span></h5>" not in page
+    assert "unverified" in report.joinpath("report.md").read_text().partition("## Documents at a glance")[2]
+    suite = ElementTree.parse(report / "junit.xml").getroot().find("testsuite[@name='printed numbers']")
+    assert suite is not None
+    assert suite.attrib["skipped"] == "1"
+
+
+def test_a_project_says_how_much_has_to_be_judged_where_nothing_is_picked(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attncheck.harness.config import minimum_of
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").write_text('[tool.attncheck]\nmin_judged = "80%"\n')
+    assert str(minimum_of(None, complete=True)) == "80%"
+    assert minimum_of(None, complete=False) is None
+    assert str(minimum_of("5", complete=False)) == "5"
+    (tmp_path / "pyproject.toml").write_text("[tool.attncheck]\nmin_judged = true\n")
+    code, _, err = invoke("check", "-b", "numpy")
+    assert code == 2
+    assert "pyproject.toml: tool.attncheck.min_judged: expected a number of cases" in err
