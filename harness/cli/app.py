@@ -12,7 +12,8 @@ from attncheck.harness.errors import AttncheckError
 app = typer.Typer(
     name="attncheck",
     help="The conformance harness for attention: the same cases through every framework, number by number.",
-    epilog="Exit codes: 0 agree, 1 disagree, 2 bad usage or bad case, 3 something could not be run.",
+    epilog="Exit codes: 0 agree, 1 disagree, 2 bad usage or bad case, 3 something could not be run, or too little was "
+    "judged.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -129,7 +129,8 @@ Annotations = Annotated[
     bool,
     typer.Option(
         "--annotations",
-        help="Print GitHub annotations too, at the lines of the cases: errors for what fails, warnings for noise, at "
+        help="Print GitHub annotations too, at the def of an own implementation or at the lines of the cases: "
+        "errors for what fails, warnings for noise, at "
         "most ten of each. With --json they go to standard error.",
     ),
 ]
