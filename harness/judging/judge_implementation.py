@@ -57,8 +57,8 @@ class JudgedStages:
     """The stages of one implementation, where it goes wrong, and what it is recognised as.
 
     ``excused`` are the stages that follow a convention of its own and fail no run: it declares it, or was not asked for
-    another. ``reason`` says which, ``source`` where that is documented. ``findings`` are what the case says of what fails
-    besides, ``plain`` the judgements and where they begin as they are where nothing is recognised.
+    another. ``reason`` says which, ``source`` where that is documented. ``findings`` are what the case says of what
+    else fails, ``plain`` the judgements, and where they begin, as they are where nothing is recognised.
     """
 
     judgements: tuple[StageJudgement, ...]
@@ -104,8 +104,8 @@ def judge_and_recognise(
             sized = other if other is not None and found.option == other.convention.option else base
             told = [_told(each, found, says) if each.stage in failed else each for each in sized.judgements]
             judged = _judged(told, found.stage or unexplained.begins_at, found, base, own)
-            plain = {"plain": unexplained.judgements, "plain_begins_at": unexplained.begins_at}
-            return replace(judged, findings=findings, **plain)
+            plain, begins_at = unexplained.judgements, unexplained.begins_at
+            return replace(judged, findings=findings, plain=plain, plain_begins_at=begins_at)
     return replace(unexplained, findings=findings)
 
 
