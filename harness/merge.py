@@ -16,6 +16,7 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from attncheck.harness.diagnosing import retold_frame
 from attncheck.harness.errors import ResultsError
 from attncheck.harness.judging.judge import judge_pairs, pair_row
 from attncheck.harness.judging.known import Known, inherited, known_stages
@@ -55,6 +56,7 @@ def merge_runs(runs: Sequence[Run], *, across: bool = True) -> Merged:
     frames = [run.rows.assign(environment=run.label) for run in runs]
     rows = pd.concat(frames, ignore_index=True)
     rows["other_environment"] = rows["environment"].where(rows["other"].notna())
+    rows = retold_frame(rows)
     notes = _renamed(runs)
     if len(runs) > 1 and across:
         differing = differing_cases({run.label: run.cases for run in runs})

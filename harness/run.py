@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.harness.bench import Bench, Judge
+from attncheck.harness.diagnosing import counted_again, retold_rows
 from attncheck.harness.driving import Here, Means
 from attncheck.harness.errors import ExitCode, Fault
 from attncheck.harness.judging.known import DivergenceRecord, place_of
@@ -209,7 +210,8 @@ def _descriptions(
 
 
 def _summarise(chosen: Chosen, faults: Sequence[Fault], bench: Bench, asked: Asked) -> RunSummary:
-    codes = {Verdict(row.verdict).exit_code for row in bench.failures}
+    failing = retold_rows(bench.failures)
+    codes = {Verdict(row.verdict).exit_code for row in failing}
     judged = {item.name: len(bench.judged.get(item.name, ())) for item in chosen.implementations}
     short = shortfalls(judged, asked)
     if faults:
@@ -220,9 +222,10 @@ def _summarise(chosen: Chosen, faults: Sequence[Fault], bench: Bench, asked: Ask
         code = ExitCode.NOT_RUN
     else:
         code = ExitCode.AGREE
-    counts = {verdict.value: bench.rows_seen[verdict] for verdict in Verdict if bench.rows_seen[verdict]}
+    seen = counted_again(bench.rows_seen, bench.failures, failing)
+    counts = {verdict.value: seen[verdict] for verdict in Verdict if seen[verdict]}
     # Workers side by side answer in any order; who reads the failures, finds the same ones first.
-    failures = sorted(bench.failures, key=place_of)
+    failures = sorted(failing, key=place_of)
     return RunSummary(code, asked.cases, bench.evaluations, counts, tuple(failures), judged, tuple(short))
 
 

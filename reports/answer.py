@@ -241,17 +241,19 @@ def what_is_wrong(frames: Frames, *, with_records: bool = True) -> pd.DataFrame:
     if not with_records:
         results = results[results["verdict"].ne(Verdict.STALE)]
         numbers = numbers[~numbers["verdict"].isin(OF_DOCUMENTS)]
-    bad = pd.concat([results[[*columns, "begins_at"]], numbers[columns]])
+    results = results[[*columns, "begins_at"]].assign(is_number=False)
+    bad = pd.concat([results, numbers[columns].assign(is_number=True)])
     pairs = failing(frames.pairs)
     explained = set(zip(bad["case"], bad["dtype"], bad["stage"], strict=True))
     loose = pairs[[key not in explained for key in zip(pairs["case"], pairs["dtype"], pairs["stage"], strict=True)]]
     if len(loose):
-        bad = pd.concat([bad, loose.assign(message=_pair_messages(loose))[columns]])
+        bad = pd.concat([bad, loose.assign(message=_pair_messages(loose))[columns].assign(is_number=False)])
     if bad.empty:
         return bad[columns].assign(rows=0)
     keys = ["case", "dtype", "environment", "implementation"]
     # A stage that only inherits an error comes after the one where it begins, wherever it stands in the computation.
-    inherited = bad["begins_at"].notna() & bad["begins_at"].ne(bad["stage"])
+    # So does a number, of a stage that fails itself: what is said of the stage says why the number misses.
+    inherited = (bad["begins_at"].notna() & bad["begins_at"].ne(bad["stage"])) | bad["is_number"]
     # An implementation that does not return the stage where it goes wrong is told it all the same.
     begins_at = bad["begins_at"].where(bad["begins_at"].notna(), bad["stage"])
     bad = bad.assign(inherited=inherited, order=bad["stage"].map(stage_order), stage=begins_at)

@@ -39,6 +39,9 @@ def print_mutation(frames: MutationFrames) -> None:
             soft_wrap=True,
         )
     console.print(_rules(frames.rules))
+    for row in records(frames.wrongly_named):
+        told = f"wrongly named: {row['subject']} is said to be {row['named']}: {row['description']}"
+        console.print(told, style="red", soft_wrap=True)
     mutants = frames.subjects[frames.subjects["kind"] == "mutant"]
     others = frames.subjects[frames.subjects["kind"] != "mutant"]
     console.print(
@@ -48,12 +51,19 @@ def print_mutation(frames: MutationFrames) -> None:
         style="bold",
         soft_wrap=True,
     )
+    console.print(f"{_naming(frames)}.", style="bold", soft_wrap=True)
+
+
+def _naming(frames: MutationFrames) -> str:
+    counts = frames.naming()
+    return "Faults named rightly {rightly}, wrongly {wrongly}, not named {not}".format(**counts)
 
 
 def as_record(frames: MutationFrames) -> dict[str, Any]:
     """Return the same as plain data."""
     return {
         "score": frames.score,
+        "naming": frames.naming(),
         "survivors": _plain(frames.survivors),
         "flagged": _plain(frames.flagged),
         "subjects": _plain(frames.subjects),
@@ -69,12 +79,12 @@ def _plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _caught(subjects: pd.DataFrame) -> Table:
     table = Table(box=None, pad_edge=False)
-    headings = ("fault", "topic", "dtype", "cases", "tiers", "stages", "first case that catches it")
+    headings = ("fault", "topic", "dtype", "cases", "tiers", "stages", "first case that catches it", "named")
     for heading in headings:
         table.add_column(heading, justify="right" if heading == "cases" else "left", no_wrap=True)
     for row in records(subjects[(subjects["kind"] == "mutant") & (subjects["caught_in"] > 0)]):
         cells = ("subject", "topic", "dtype", "caught_by", "tiers", "stages", "first_case")
-        table.add_row(*(str(row[cell]) for cell in cells))
+        table.add_row(*(str(row[cell]) for cell in cells), row["named"] or "-")
     return table
 
 

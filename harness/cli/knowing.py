@@ -20,7 +20,10 @@ def mutants(
     topic: Annotated[list[str] | None, typer.Option(help="Only faults of these topics.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the catalogue of faulty and honest variants: which cases catch which fault, and what survives."""
+    """Run the catalogue of faulty and honest variants: which cases catch which fault, what survives, what is named.
+
+    Ends with 1 where a fault survives, an honest variant is flagged, or more than 1 % of the faults are named wrongly.
+    """
     from attncheck.harness.mutants.score import run_mutants, subjects_of
     from attncheck.reports.mutation import as_record, print_mutation
 
@@ -33,7 +36,8 @@ def mutants(
         print_mutation(frames)
     if selection.faults:
         raise typer.Exit(ExitCode.BAD_INPUT)
-    raise typer.Exit(ExitCode.DISAGREE if len(frames.survivors) or len(frames.flagged) else ExitCode.AGREE)
+    is_good = frames.survivors.empty and frames.flagged.empty and frames.names_well
+    raise typer.Exit(ExitCode.AGREE if is_good else ExitCode.DISAGREE)
 
 
 @app.command("list")

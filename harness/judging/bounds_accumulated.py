@@ -47,11 +47,11 @@ def accumulated_bounds(
             case "multi_head_attention":
                 bounds = _multi_head_attention(given, options, policy, exact, wanted)
             case _:
-                bounds = _attention(operands_of(given), given, options, policy, exact, wanted)
+                bounds = attention_bounds(operands_of(given), given, options, policy, exact, wanted)
     return {name: bounds[name] for name in exact if name in wanted and name in bounds}
 
 
-def _attention(
+def attention_bounds(
     operands: Mapping[str, Operand],
     given: Mapping[str, Real],
     options: Options,
@@ -104,7 +104,7 @@ def _multi_head_attention(
     heads = exact["query"].shape[1]
     shared = {name: operand.for_query_heads(heads) for name, operand in operands.items()}
     inner = wanted | {"context"} if "output" in wanted else wanted
-    bounds |= _attention(shared, given, options, policy, exact, inner)
+    bounds |= attention_bounds(shared, given, options, policy, exact, inner)
     if "output" in wanted:
         bounds["output"] = output_of_heads(exact["context"], bounds["context"], given, exact["output"], policy)
     return bounds

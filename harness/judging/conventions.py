@@ -7,7 +7,7 @@ here as problems whose exact answers a result may turn out to be (``recognition.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,10 +16,15 @@ import numpy as np
 from attncheck.harness.judging.oracle_problem import Problem
 from attncheck.harness.judging.scales import has_scale, other_scales, scale_of, scales_in_words
 from attncheck.harness.judging.special_rows import MOST_AT_A_TIME, empty_rows, scores_shape
+from attncheck.harness.judging.truth import Stages, Truth
 from attncheck.harness.reading.lowering import Posed, essential, query_offset
 from attncheck.harness.reading.shapes import score_elements
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, without_a_key
+
+Departs = Callable[[Truth, str, Stages], Truth | None]
+"""Makes the truth of another step from the exact answer, given a numerical class and what fails; None where
+there is no such step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +34,12 @@ class Convention:
     ``says`` tells people what the implementation does and what the case means; ``{stage}`` is the stage where it shows.
     ``stage`` is the one at which the reading departs from the case, ``posed`` the problem as it is then read.
     ``option`` is what an implementation may declare: the name of a convention and its value. ``instead`` names the
-    stages to compare with where the problem has no such stage any more.
+    stages to compare with where the problem has no such stage any more. ``departs`` makes the stages of an answer that
+    is no problem's: a step that is another one, such as a softmax over queries.
+
+    Names are the same in every case, so that one implementation's failures can be brought together. Alternatives of one
+    ``answer`` cannot be told apart by a case, where 1/D is the square of 1/sqrt(D); ``unsure`` says all of them.
+    ``is_fitted`` marks those with a free number, or that say less than a cause: they count where nothing else fits.
     """
 
     name: str
@@ -39,6 +49,15 @@ class Convention:
     verdict: Verdict = Verdict.SEMANTIC
     option: tuple[str, str] | None = None
     instead: Mapping[str, str] = field(default_factory=dict)
+    departs: Departs | None = None
+    answer: str = ""
+    unsure: str = ""
+    is_fitted: bool = False
+
+    @property
+    def its_answer(self) -> str:
+        """What tells its answer from others: by default its name."""
+        return self.answer or self.name
 
     @property
     def empty_rows(self) -> str | None:
@@ -48,7 +67,10 @@ class Convention:
 
 
 def conventions_of(operation: str, posed: Posed) -> Iterator[Convention]:
-    """Yield what a case's options may be taken for, the likeliest first; nothing for an option that it has not."""
+    """Yield what a case's options may be taken for, the likeliest first; nothing for an option that it has not.
+
+    What else may go wrong than an option is in ``mistakes`` and ``departures``.
+    """
     yield from _alignments(posed)
     yield from _masks(posed)
     yield from _windows(posed)
@@ -56,7 +78,6 @@ def conventions_of(operation: str, posed: Posed) -> Iterator[Convention]:
     yield from _grouped_heads(operation, posed)
     yield from _scales(operation, posed)
     yield from _softcaps(operation, posed)
-    yield from _biases(operation, posed)
 
 
 def empty_row_conventions(operation: str, posed: Posed) -> Iterator[Convention]:
@@ -68,7 +89,9 @@ def empty_row_conventions(operation: str, posed: Posed) -> Iterator[Convention]:
     for value in EMPTY_ROWS:
         if value != own:
             says, option = without_a_key(value, own), ("empty_rows", value)
-            yield Convention(f"empty-rows-{value}", says, "weights", _with(posed, empty_rows=value), option=option)
+            yield Convention(
+                f"empty-rows-{value}", says, "weights", with_options(posed, empty_rows=value), option=option
+            )
     if score_elements(operation, posed.options, posed.inputs) > MOST_AT_A_TIME:
         return  # as a mask, the next one would be of the size of the score matrix
     plain = essential(operation, posed.options, posed.inputs)
@@ -99,26 +122,41 @@ def _alignments(posed: Posed) -> Iterator[Convention]:
     default = "behind the past" if "past_key" in posed.inputs else "top-left"
     meant, *_ = _ALIGNMENTS.get(str(options.get("alignment")), (default,))
     for alignment, (name, position) in _ALIGNMENTS.items():
-        other = _with(posed, alignment=alignment)
+        other = with_options(posed, alignment=alignment)
         if query_offset(other.options, other.inputs) != own:
             says = f"{subject} is aligned {name} ({rule.format(position)}); the case means {meant}"
             yield Convention(f"aligned-{name}", says, "masked", other)
+            if options.get("is_causal") and options.get("window"):
+                yield from _aligned_apart(posed, other, f"aligned-{name}", says)
+
+
+def _aligned_apart(posed: Posed, other: Posed, name: str, says: str) -> Iterator[Convention]:
+    """Yield one of causality and window aligned otherwise, the other one as the case means it."""
+    queries, keys = queries_and_keys(posed)
+    positions = np.arange(queries)[:, np.newaxis] + query_offset(other.options, other.inputs)
+    left, right = posed.options["window"]
+    behind = np.arange(keys) - positions
+    within = np.full(behind.shape, fill_value=True)
+    within &= left is None or behind >= -left
+    within &= right is None or behind <= right
+    yield Convention(name, says, "masked", with_allowed(with_options(posed, is_causal=False), behind <= 0))
+    yield Convention(name, says, "masked", with_allowed(with_options(posed, window=None), within))
 
 
 def _masks(posed: Posed) -> Iterator[Convention]:
     mask = posed.inputs.get("mask")
     if mask is not None:
         says = "the mask is read as True = may not attend; the case means True = may attend"
-        yield Convention("mask-inverted", says, "masked", _given(posed, mask=~mask))
+        yield Convention("mask-inverted", says, "masked", with_inputs(posed, mask=~mask))
     if posed.options.get("is_causal"):
-        yield _mistake("causality-ignored", "causality is ignored", _with_mask(_with(posed, is_causal=False)))
+        yield mistake("causality-ignored", "causality is ignored", with_mask(with_options(posed, is_causal=False)))
     if mask is not None:
-        yield _mistake("mask-ignored", "the mask is ignored", _given(posed, mask=np.ones_like(mask)))
+        yield mistake("mask-ignored", "the mask is ignored", with_inputs(posed, mask=np.ones_like(mask)))
         bias = posed.inputs["bias"] + mask if "bias" in posed.inputs else mask.astype(np.float64)
         says = "the mask is added to the scores as the numbers 0 and 1"
-        yield _mistake("mask-added", says, _given(posed, mask=np.ones_like(mask), bias=bias))
+        yield mistake("mask-added", says, with_inputs(posed, mask=np.ones_like(mask), bias=bias))
     if "query_mask" in posed.inputs:
-        yield _mistake("query-mask-ignored", "the query mask is ignored", _without(_with_mask(posed), "query_mask"))
+        yield mistake("query-mask-ignored", "the query mask is ignored", without_input(with_mask(posed), "query_mask"))
 
 
 def _windows(posed: Posed) -> Iterator[Convention]:
@@ -135,18 +173,20 @@ def _windows(posed: Posed) -> Iterator[Convention]:
         how = "too narrow" if sum(change) < 0 else "too wide"
         meant = f"{_shown(other)}; the case means {_shown(window)}, ends included"
         says = f"the window is one key {how} on the {' and the '.join(ends)}: {meant}"
-        yield Convention("window-ends", says, "masked", _with(posed, window=other))
-    yield _mistake("window-ignored", "the window is ignored", _with_mask(_with(posed, window=None)))
+        name = f"window-{how.replace(' ', '-')}-{'-and-'.join(ends)}"
+        yield Convention(name, says, "masked", with_options(posed, window=other))
+    yield mistake("window-ignored", "the window is ignored", with_mask(with_options(posed, window=None)))
 
 
 def _key_lengths(posed: Posed) -> Iterator[Convention]:
     lengths = posed.inputs.get("key_lengths")
     if lengths is None:
         return
-    for moved, how in ((1, "the last key's index"), (-1, "one less")):
+    for moved, name, how in ((1, "long", "the last key's index"), (-1, "short", "one less")):
         says = f"a key length is taken for {how}; the case means the number of keys"
-        yield Convention("key-lengths-ends", says, "masked", _given(posed, key_lengths=lengths + moved))
-    yield _mistake("key-lengths-ignored", "the key lengths are ignored", _without(_with_mask(posed), "key_lengths"))
+        other = with_inputs(posed, key_lengths=lengths + moved)
+        yield Convention(f"key-lengths-one-too-{name}", says, "masked", other)
+    yield mistake("key-lengths-ignored", "the key lengths are ignored", without_input(with_mask(posed), "key_lengths"))
 
 
 def _grouped_heads(operation: str, posed: Posed) -> Iterator[Convention]:
@@ -165,7 +205,7 @@ def _grouped_heads(operation: str, posed: Posed) -> Iterator[Convention]:
     tiled = {name: _heads_of(posed.inputs[name], order, shared, axis) for name in names if name in posed.inputs}
     says = "query head h takes key and value head h % Hkv (tiled); the case means head h // (H / Hkv) (repeated)"
     options = {"kv_heads": heads} if "kv_heads" in posed.options else {}
-    yield Convention("heads-tiled", says, "raw_scores", _with(_given(posed, **tiled), **options))
+    yield Convention("heads-tiled", says, "raw_scores", with_options(with_inputs(posed, **tiled), **options))
 
 
 def _heads_of(array: Any, order: Any, heads: int, axis: int) -> Any:
@@ -179,63 +219,77 @@ def _scales(operation: str, posed: Posed) -> Iterator[Convention]:
     if not has_scale(operation, posed):
         return
     own = scale_of(operation, posed)
-    for scale, name in other_scales(operation, posed):
+    for scale, names in other_scales(operation, posed):
         told, meant = scales_in_words(scale, own)
-        says = f"the {{stage}} is exactly that of scale {told}{f', {name},' if name else ''} instead of {meant}"
-        yield _mistake("scale", says, _with(posed, scale=scale), "scores")
+        for name, words in names.items():
+            alone = f", {words}," if words else ""
+            says = f"the {{stage}} is exactly that of scale {told}{alone} instead of {meant}"
+            together = f", {' or '.join(all_words)}," if (all_words := list(filter(None, names.values()))) else ""
+            says_all = f"the {{stage}} is exactly that of scale {told}{together} instead of {meant}"
+            changed = with_options(posed, scale=scale)
+            yield Convention(name, says, "scores", changed, Verdict.NUMERIC, answer=f"scale {scale!r}", unsure=says_all)
 
 
 def _softcaps(operation: str, posed: Posed) -> Iterator[Convention]:
     if posed.options.get("softcap") is None:
         return
-    ignored, says = _with(posed, softcap=None), "the softcap is ignored"
-    yield _mistake("softcap-ignored", says, ignored, "capped", {"capped": "scores"})
+    ignored, says = with_options(posed, softcap=None), "the softcap is ignored"
+    yield mistake("softcap-ignored", says, ignored, "capped", {"capped": "scores"})
     if operation == "attention_gradients":
         return
     for stage, what, is_there in (
         ("biased", "the bias", "bias" in posed.inputs),
-        ("masked", "the mask", _is_masked(posed)),
+        ("masked", "the mask", is_masked(posed)),
     ):
         if is_there:
             says = f"the softcap is applied after {what}; the case means before it"
-            yield Convention(f"softcap-after-{stage}", says, "capped", _with(posed, softcap_follows=stage))
+            yield Convention(f"softcap-after-{stage}", says, "capped", with_options(posed, softcap_follows=stage))
 
 
-def _biases(operation: str, posed: Posed) -> Iterator[Convention]:
-    bias = posed.inputs.get("bias")
-    if bias is None:
-        return
-    yield _mistake("bias-ignored", "the bias is ignored", _given(posed, bias=np.zeros_like(bias)), "biased")
-    if "query" in posed.inputs:
-        scaled = bias.astype(np.float64) * scale_of(operation, posed)
-        says = "the bias is added before the scores are scaled"
-        yield _mistake("bias-scaled", says, _given(posed, bias=scaled), "biased")
-
-
-def _mistake(
+def mistake(
     name: str, says: str, posed: Posed, stage: str = "masked", instead: Mapping[str, str] | None = None
 ) -> Convention:
+    """Return a reading that nobody means."""
     return Convention(name, says, stage, posed, Verdict.NUMERIC, instead=instead or {})
 
 
-def _with(posed: Posed, **options: Any) -> Posed:
+def with_options(posed: Posed, **options: Any) -> Posed:
+    """Return the problem with other options."""
     return Posed({**posed.options, **options}, posed.inputs)
 
 
-def _given(posed: Posed, **inputs: Any) -> Posed:
+def with_inputs(posed: Posed, **inputs: Any) -> Posed:
+    """Return the problem with other inputs."""
     return Posed(posed.options, {**posed.inputs, **inputs})
 
 
-def _without(posed: Posed, name: str) -> Posed:
+def without_input(posed: Posed, name: str) -> Posed:
+    """Return the problem without an input."""
     return Posed(posed.options, {other: array for other, array in posed.inputs.items() if other != name})
 
 
-def _with_mask(posed: Posed) -> Posed:
+def with_mask(posed: Posed) -> Posed:
     """Give the problem a mask that allows everything, or it would lose the stage when it loses the option."""
-    return posed if "mask" in posed.inputs else _given(posed, mask=np.ones((1, 1, 1, 1), dtype=np.bool_))
+    return posed if "mask" in posed.inputs else with_inputs(posed, mask=np.ones((1, 1, 1, 1), dtype=np.bool_))
 
 
-def _is_masked(posed: Posed) -> bool:
+def with_allowed(posed: Posed, allowed: Any) -> Posed:
+    """Return the problem with a mask (Lq, Lk) beside that which it has."""
+    mask = posed.inputs.get("mask")
+    return with_inputs(posed, mask=allowed[np.newaxis, np.newaxis] if mask is None else mask & allowed)
+
+
+def queries_and_keys(posed: Posed) -> tuple[int, int]:
+    """Return how many queries and keys there are, the past among them."""
+    if "scores" in posed.inputs:
+        queries, keys = posed.inputs["scores"].shape[-2:]
+        return int(queries), int(keys)
+    past = posed.inputs["past_key"].shape[-2] if "past_key" in posed.inputs else 0
+    return int(posed.inputs["query"].shape[-2]), int(posed.inputs["key"].shape[-2] + past)
+
+
+def is_masked(posed: Posed) -> bool:
+    """Whether anything says who may attend to whom."""
     inputs = {"mask", "key_lengths", "query_mask"}
     return bool(posed.options.get("is_causal") or posed.options.get("window") or inputs & posed.inputs.keys())
 

@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 
 from attncheck.harness.errors import ExitCode
 from attncheck.harness.judging.compare import Comparison, Index, compare_arrays, compare_forms
-from attncheck.harness.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_recognise
+from attncheck.harness.judging.diagnosis import Evidence, Plain, evidence_of, pack
+from attncheck.harness.judging.judge_implementation import (
+    RECOGNISABLE,
+    JudgedStages,
+    OwnEmptyRows,
+    judge_and_recognise,
+)
 from attncheck.harness.judging.judge_numbers import judge_numbers
 from attncheck.harness.judging.judge_stages import StageJudgement, in_order
 from attncheck.harness.judging.sampling import Rows, has_rows, index_in_all, rows_of_stage, spread
@@ -93,12 +99,15 @@ def _following(stages: list[Row], numbers: list[Row]) -> list[Row]:
         name: rows[0].message for name, rows in failing.items() if all(row.verdict is Verdict.SEMANTIC for row in rows)
     }
     missed = (Verdict.NUMERIC, Verdict.NONFINITE)
-    return [
-        replace(row, verdict=Verdict.SEMANTIC, message=f"{row.message}; {reasons[row.implementation]}")
-        if row.verdict in missed and row.implementation in reasons
-        else row
-        for row in numbers
-    ]
+
+    def told(row: Row) -> Row:
+        if row.verdict not in missed or row.implementation not in reasons:
+            return row
+        message = f"{row.message}; {reasons[row.implementation]}"
+        plain = Plain(row.verdict, row.message, "", message)
+        return replace(row, verdict=Verdict.SEMANTIC, message=message, evidence=pack(Evidence(), plain))
+
+    return [told(row) for row in numbers]
 
 
 def worst_bounds(truth: Truth, numerical_class: str) -> Bounds:
@@ -228,9 +237,28 @@ def _stage_rows(own: Row, judged: JudgedStages, stages: Stages) -> list[Row]:
     begins_at = judged.begins_at or None
     rows = [_stage_row(own, judgement, stages[judgement.stage], begins_at) for judgement in judged.judgements]
     reason, source = judged.reason, judged.source
-    return [
+    rows = [
         replace(row, known=True, reason=reason, thread=source) if row.stage in judged.excused else row for row in rows
     ]
+    return _with_evidence(rows, judged, stages)
+
+
+def _with_evidence(rows: list[Row], judged: JudgedStages, stages: Stages) -> list[Row]:
+    """Let rows that fail carry what the case says of its implementation, and how they read without a name."""
+    failing = [row for row in rows if row.verdict in RECOGNISABLE and not row.known]
+    if not failing or not (judged.findings.fits or judged.findings.refuted):
+        return rows
+    evidence = evidence_of(judged.findings, failing[0].stage)
+    plain = {each.stage: each for each in judged.plain or judged.judgements}
+    begins_at = judged.plain_begins_at or judged.begins_at
+
+    def packed(row: Row) -> str:
+        judgement = plain[row.stage]
+        message = _explain(judgement, stages[row.stage])
+        return pack(evidence, Plain(judgement.verdict, message, begins_at, row.message))
+
+    named = judged.recognised.name if judged.recognised is not None else None
+    return [replace(row, diagnosis=named, evidence=packed(row)) if row in failing else row for row in rows]
 
 
 def _stage_row(own: Row, judgement: StageJudgement, array: NDArray[Any], begins_at: str | None) -> Row:

@@ -17,13 +17,16 @@ from numpy.typing import NDArray
 
 from attncheck.harness.judging.conventions import Convention, empty_row_conventions
 from attncheck.harness.judging.judge_stages import StageJudgement, judge_stages, sound_stages, where_it_begins
-from attncheck.harness.judging.recognition import recognise, truth_of
+from attncheck.harness.judging.readings import truth_of
+from attncheck.harness.judging.recognition import NOTHING, Findings, recognise
 from attncheck.harness.judging.truth import Truth
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, Shape
 
-_RECOGNISABLE = (Verdict.NUMERIC, Verdict.NONFINITE)
+WRONG_NUMBERS = (Verdict.NUMERIC, Verdict.NONFINITE)
 """What a wrong number can be; a wrong shape or dtype is no convention."""
+RECOGNISABLE = (*WRONG_NUMBERS, Verdict.SEMANTIC)
+"""The same, recognised or not."""
 
 _Basis = Literal["declared", "recorded", "not asked"]
 """Why an implementation may give something else for a query without a key."""
@@ -54,7 +57,8 @@ class JudgedStages:
     """The stages of one implementation, where it goes wrong, and what it is recognised as.
 
     ``excused`` are the stages that follow a convention of its own and fail no run: it declares it, or was not asked for
-    another. ``reason`` says which, ``source`` where that is documented.
+    another. ``reason`` says which, ``source`` where that is documented. ``findings`` are what the case says of what
+    else fails, ``plain`` the judgements, and where they begin, as they are where nothing is recognised.
     """
 
     judgements: tuple[StageJudgement, ...]
@@ -63,6 +67,9 @@ class JudgedStages:
     excused: frozenset[str] = frozenset()
     reason: str = ""
     source: str | None = None
+    findings: Findings = NOTHING
+    plain: tuple[StageJudgement, ...] = ()
+    plain_begins_at: str = ""
 
 
 def judge_and_recognise(
@@ -84,17 +91,26 @@ def judge_and_recognise(
     other = _nearest(bases[0], possible)
     if other is not None:
         bases = [other] if other.settled else [*bases, other]
-    sound = sound_stages(truth, stages, shapes)
+    sound, findings = sound_stages(truth, stages, shapes), NOTHING
+    unexplained = _unexplained(bases[-1], own)
     for base in bases:
         failed = {stage: sound[stage] for stage in _failed(base.judgements)}
-        found = recognise(base.truth, failed, numerical_class) if failed else None
+        right = {each.stage: sound[each.stage] for each in base.judgements if each.verdict is Verdict.AGREE}
+        findings = recognise(base.truth, failed, numerical_class, right) if failed else NOTHING
+        found = findings.told
         if found is not None:
             says = found.says.format(stage=next(iter(failed)))
             # Beside a mistake, what is known of rows without a key adds nothing to its size.
             sized = other if other is not None and found.option == other.convention.option else base
             told = [_told(each, found, says) if each.stage in failed else each for each in sized.judgements]
-            return _judged(told, found.stage, found, base, own)
-    base = bases[-1]  # what nothing explains is judged by what is known
+            judged = _judged(told, found.stage or unexplained.begins_at, found, base, own)
+            plain, begins_at = unexplained.judgements, unexplained.begins_at
+            return replace(judged, findings=findings, plain=plain, plain_begins_at=begins_at)
+    return replace(unexplained, findings=findings)
+
+
+def _unexplained(base: _Base, own: OwnEmptyRows | None) -> JudgedStages:
+    """What nothing explains is judged by what is known."""
     begins_at = where_it_begins([each for each in base.judgements if each.stage not in base.settled])
     if not isinstance(base, _OwnBase) or not base.settled:
         return JudgedStages(tuple(base.judgements), begins_at)
@@ -112,7 +128,7 @@ class _Base:
     @property
     def size(self) -> float:
         """The largest error that is left, over its bound; infinite where something is no number."""
-        left = [each for each in self.judgements if each.stage not in self.settled and each.verdict in _RECOGNISABLE]
+        left = [each for each in self.judgements if each.stage not in self.settled and each.verdict in WRONG_NUMBERS]
         return max((each.accumulated.ratio if each.accumulated else math.inf for each in left), default=0.0)
 
 
@@ -167,7 +183,7 @@ def _settled(base: _OwnBase, under: Mapping[str, StageJudgement]) -> _OwnBase:
         _told(found, base.convention, base.says)
         if found.stage in settled
         else under[found.stage]
-        if found.verdict in _RECOGNISABLE
+        if found.verdict in WRONG_NUMBERS
         else found
         for found in base.judgements
     ]
@@ -192,7 +208,7 @@ def _judged(
 
 
 def _failed(judgements: Sequence[StageJudgement]) -> list[str]:
-    return [found.stage for found in judgements if found.verdict in _RECOGNISABLE]
+    return [found.stage for found in judgements if found.verdict in WRONG_NUMBERS]
 
 
 def _told(judgement: StageJudgement, convention: Convention, says: str) -> StageJudgement:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from attncheck.harness.judging.bounds import Bound
 from attncheck.harness.judging.compare import Index, first_index
 from attncheck.harness.judging.enclosure import Enclosure
+from attncheck.harness.judging.places import where_wrong
 from attncheck.harness.judging.sampling import axis_of_queries, index_in_all, rows_of_stage
 from attncheck.harness.judging.tiers import Measured, Tier, measure
 from attncheck.harness.judging.truth import Truth, is_measured, is_open, is_prescribed
@@ -134,7 +135,9 @@ def _judge_values(truth: Truth, stage: str, sound: Mapping[str, Array], numerica
     introduced = None
     if step is not None:
         introduced = _measure(*step, array, generic=_has_statistics(truth, stage, introduced=True))
-    return _with_unjudged(truth, _numeric(stage, array, (exact, bound, accumulated), step, introduced), open_)
+    is_whole = truth.query_rows is None
+    judgement = _numeric(stage, array, (exact, bound, accumulated), step, introduced, is_whole=is_whole)
+    return _with_unjudged(truth, judgement, open_)
 
 
 def _with_unjudged(truth: Truth, judgement: StageJudgement, open_: NDArray[np.bool_]) -> StageJudgement:
@@ -153,10 +156,16 @@ def _with_unjudged(truth: Truth, judgement: StageJudgement, open_: NDArray[np.bo
 def failing_places(truth: Truth, stage: str, array: Array, numerical_class: str) -> NDArray[np.bool_]:
     """Return where the judged rows of a stage are proved to be wrong against the exact answer."""
     exact, bound = truth.exact_for(stage, array), truth.bounds(numerical_class)[stage]
-    with np.errstate(invalid="ignore"):  # what is not judged may have an infinite error and an infinite radius
-        beyond = is_measured(exact, bound, truth.dtype) & (exact.error_of(array) - exact.radius > bound.worst)
-    wrong: NDArray[np.bool_] = beyond | _odd_places(exact, bound, array)
+    wrong: NDArray[np.bool_] = _beyond(exact, bound, array) | _odd_places(exact, bound, array)
     return wrong
+
+
+def _beyond(exact: Enclosure, bound: Bound, array: Array) -> NDArray[np.bool_]:
+    """Return where an error is larger than its bound."""
+    with np.errstate(invalid="ignore"):  # what is not judged may have an infinite error and an infinite radius
+        measured = is_measured(exact, bound, str(array.dtype))
+        beyond: NDArray[np.bool_] = measured & (exact.error_of(array) - exact.radius > bound.worst)
+    return beyond
 
 
 def agrees(truth: Truth, stage: str, array: Array, numerical_class: str) -> bool:
@@ -222,6 +231,8 @@ def _numeric(
     whole: tuple[Enclosure, Bound, Measured],
     step: tuple[Enclosure, Bound] | None,
     introduced: Measured | None,
+    *,
+    is_whole: bool,
 ) -> StageJudgement:
     """Name the element that is worst in whichever comparison fails; the step's own failure says more."""
     exact, bound, accumulated = whole
@@ -242,6 +253,12 @@ def _numeric(
         }
     verdict = Verdict.NUMERIC if fails else Verdict.AGREE
     message = _explain(accumulated, introduced) if fails else ""
+    if fails and named.tier is Tier.PROVED:
+        wrong = _beyond(exact, bound, array)
+        if named.ratio == np.inf:
+            message = _without_allowance(stage, array, exact, bound, against)
+        is_own = introduced is None or introduced.tier.fails
+        message = "; ".join(filter(None, (message, where_wrong(stage, wrong) if is_whole and is_own else "")))
     return StageJudgement(stage, verdict, accumulated, introduced, index, message=message, **details)
 
 
@@ -251,6 +268,18 @@ def _explain(accumulated: Measured, introduced: Measured | None) -> str:
     if introduced.tier.fails:
         return _said("in this step", introduced)
     return f"{_said('against the exact answer', accumulated)}; this step is right, the error comes from before it"
+
+
+def _without_allowance(stage: str, array: Array, exact: Enclosure, bound: Bound, against: str) -> str:
+    """Say what is wrong where no error is possible at all: a quotient would be infinite."""
+    places = _beyond(exact, bound, array) & (bound.worst == 0)
+    error = np.where(places, exact.error_of(array), 0.0)
+    largest, count = float(error.max()), int(places.sum())
+    if stage == "weights" and not exact.high[places].any():
+        keys = "a masked key has weight" if count == 1 else f"{count} masked keys have weight"
+        return f"{keys}, up to {largest:.3g}: a key that may not be attended to must have exactly 0"
+    what = "the exact answer" if against == "exact" else "this step"
+    return f"off by up to {largest:.3g} where {what} needs no rounding, so that no error is possible ({count} elements)"
 
 
 def _said(against: str, measured: Measured) -> str:

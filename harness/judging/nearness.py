@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
 from attncheck.harness.judging.scales import fit_scale
-from attncheck.harness.judging.special_rows import special_rows
+from attncheck.harness.judging.special_rows import SpecialRows, special_rows
 from attncheck.harness.reading.lowering import Posed, essential
 from attncheck.harness.running.operations import run_operation
 from attncheck.harness.vocabulary import DEFAULT_EMPTY_ROWS
@@ -19,17 +20,29 @@ Array = NDArray[Any]
 Stages = Mapping[str, Array]
 
 
-def distance(operation: str, posed: Posed, returned: Stages, instead: Mapping[str, str] | None = None) -> float:
+@dataclass(frozen=True, eq=False)
+class Approximation:
+    """The stages of a reading in float64, empty where NumPy cannot do it, and its rows without a key."""
+
+    stages: Stages
+    special: SpecialRows
+
+
+def approximate(operation: str, posed: Posed) -> Approximation:
+    """Evaluate a reading in float64."""
+    plain = essential(operation, posed.options, posed.inputs)
+    special = special_rows(operation, plain.options, plain.inputs, DEFAULT_EMPTY_ROWS)
+    return Approximation(_approximately(operation, plain), special)
+
+
+def distance(approximation: Approximation, returned: Stages, instead: Mapping[str, str] | None = None) -> float:
     """Return how far stages are from a reading: of their mean differences, each over its size, the largest.
 
     ``instead`` names the stages to compare with where they have other names. Rows without a key do not count.
     """
-    plain = essential(operation, posed.options, posed.inputs)
-    approximate = _approximately(operation, plain)
-    special = special_rows(operation, plain.options, plain.inputs, DEFAULT_EMPTY_ROWS)
-    far = 0.0
+    special, far = approximation.special, 0.0
     for stage, array in returned.items():
-        other = approximate.get((instead or {}).get(stage, stage))
+        other = approximation.stages.get((instead or {}).get(stage, stage))
         if other is None or other.shape != array.shape:
             return np.inf
         judged = ~special.places(stage, array.shape, special.empty)
@@ -37,13 +50,15 @@ def distance(operation: str, posed: Posed, returned: Stages, instead: Mapping[st
     return far
 
 
-def best_scale(operation: str, posed: Posed, returned: Stages, own: float) -> float | None:
-    """Return the scale that comes nearest to what was returned; None where none is nearer than all others."""
-    plain = essential(operation, posed.options, posed.inputs)
+def best_number(operation: str, pose: Callable[[float], Posed], returned: Stages, own: float) -> float | None:
+    """Return the number with which a problem comes nearest to what was returned; None where none is nearest.
+
+    ``pose`` gives a problem in essential form.
+    """
     stages = {stage: array.astype(np.float64) for stage, array in returned.items()}
 
-    def residual(scale: float) -> NDArray[np.float64]:
-        other = _approximately(operation, Posed({**plain.options, "scale": scale}, plain.inputs))
+    def residual(number: float) -> NDArray[np.float64]:
+        other = _approximately(operation, pose(number))
         flat = np.concatenate([(array - other.get(stage, np.nan)).ravel() for stage, array in stages.items()])
         return np.where(np.isfinite(flat), flat, 0.0)
 

@@ -1,31 +1,34 @@
-"""A wrong result recognised: is it the exact answer of another reading of the case?
+"""A wrong result recognised: of which other readings of the case is it the exact answer, within their bounds?
 
-For an implementation that fails, every other reading of its case's options is evaluated in float64 NumPy, and those
-that come nearer than the case itself are held against their own exact answers, nearest first. One is recognised where
-all stages that failed agree with it, within its bounds, and where it is told apart from the case by more than the
-bounds. Each trial costs an evaluation of the oracle, so there are few, and none on large problems.
+For an implementation that fails, every other reading of its case is evaluated in float64 NumPy, and those that come
+near enough are held against their own exact answers, nearest first. A reading fits where all stages that failed agree
+with it, those that did not fail too, and where it is told apart from the case by more than the bounds. It is refuted
+where it would have changed what was returned, and does not fit.
+
+One case names a cause where a single reading fits it. Of several failing cases of one implementation only what is
+refuted by none of them is named (``diagnosis.py``). Each trial costs an evaluation of the oracle, so there are few, and
+none on large problems.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.conventions import Convention, conventions_of, empty_row_conventions
+from attncheck.harness.judging.accuracy import judge_accuracy
+from attncheck.harness.judging.conventions import Convention, empty_row_conventions
+from attncheck.harness.judging.fitted import fitted_numbers
 from attncheck.harness.judging.formats import FORMATS
-from attncheck.harness.judging.judge_stages import (
-    agrees,
-    failing_places,
-)
-from attncheck.harness.judging.nearness import best_scale, distance
-from attncheck.harness.judging.scales import has_scale, scale_of, scales_in_words, shortest
+from attncheck.harness.judging.judge_stages import agrees, failing_places
+from attncheck.harness.judging.nearness import approximate, distance
+from attncheck.harness.judging.readings import Readings, relative_bound, truth_of
 from attncheck.harness.judging.special_rows import scores_shape
-from attncheck.harness.judging.truth import Truth, find_truth, is_open
+from attncheck.harness.judging.truth import Truth, is_open
 from attncheck.harness.reading.lowering import Posed
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import stage_place
@@ -35,38 +38,107 @@ Stages = Mapping[str, Array]
 
 MOST_ELEMENTS = 1 << 15
 """Elements of a score matrix up to which readings are tried; the oracle takes a tenth of a second for so many."""
-MOST_TRIALS = 5
-LEAST_FITTED = 8
-"""Numbers that a fitted scale must explain: some scale explains every single one."""
+MOST_TRIALS = 8
+_NEARLY = 16.0
+"""How many times its bounds a reading may be missed by, on average, until that refutes it."""
+_MARGIN = 2.0**10
+"""How many times its bound a mean difference may be until a reading is not worth a trial."""
+
+
+@dataclass(frozen=True, eq=False)
+class Findings:
+    """What one failing case says: the readings that fit, nearest first, and the names of those that it refutes.
+
+    Those that are ``open`` may fit as well: they were not tried, because there were too many as near.
+    """
+
+    fits: tuple[Convention, ...] = ()
+    refuted: frozenset[str] = frozenset()
+    open: frozenset[str] = frozenset()
+
+    @property
+    def told(self) -> Convention | None:
+        """What this case names by itself: the reading that fits, if it is the only one, and a convention in any case.
+
+        A result that is right under another convention is that, whatever else gives the same numbers here.
+        """
+        answers = {each.its_answer: each for each in reversed(self.fits)}
+        if not answers:
+            return None
+        if len(answers) == 1:
+            first = self.fits[0]
+            return replace(first, says=first.unsure) if len(self.fits) > 1 and first.unsure else first
+        convention = next((each for each in self.fits if each.verdict is Verdict.SEMANTIC), None)
+        if convention is None:
+            return None
+        others = [each.says for each in answers.values() if each.its_answer != convention.its_answer][::-1]
+        says = f"{convention.says} (or {', or '.join(others)}: this case does not tell them apart)"
+        return replace(convention, says=says)
+
+
+NOTHING = Findings()
 
 
 @dataclass(frozen=True, eq=False)
 class _Wrong:
-    """What an implementation got wrong: the judged rows of its failing stages, and what they were judged by."""
+    """What an implementation got wrong: the judged rows of its failing stages, and what they were judged by.
+
+    ``right`` are the judged rows of the stages that do not fail.
+    """
 
     truth: Truth
     posed: Posed
     stages: Stages
     numerical_class: str
+    right: Stages = field(default_factory=dict)
+
+    @cached_property
+    def readings(self) -> Readings:
+        return Readings.of(self.truth, self.posed)
+
+    @cached_property
+    def allowed(self) -> float:
+        """What a mean difference over its size may be by rounding, about."""
+        unit = FORMATS[self.truth.dtype].unit_roundoff
+        return max(relative_bound(self.truth, self.judged, self.numerical_class), unit)
+
+    @cached_property
+    def judged(self) -> frozenset[str]:
+        """All stages that there is an exact answer for."""
+        return frozenset((self.stages.keys() | self.right.keys()) & self.truth.exact.keys())
 
 
-def recognise(truth: Truth, failed: Stages, numerical_class: str) -> Convention | None:
-    """Return the first reading of the case under which all failing stages agree; None where there is none.
+def recognise(truth: Truth, failed: Stages, numerical_class: str, right: Stages | None = None) -> Findings:
+    """Return the readings of a case under which all failing stages agree, and those that would have shown.
 
-    ``failed`` are the judged rows of the stages that fail.
+    ``failed`` are the judged rows of the stages that fail, ``right`` of those that do not.
     """
     if truth.posed is None:
-        return None
-    wrong = _Wrong(truth, truth.posed, failed, numerical_class)
+        return NOTHING
+    wrong = _Wrong(truth, truth.posed, failed, numerical_class, right or {})
     if _only_in_empty_rows(wrong):
         of_rows = empty_row_conventions(truth.operation, wrong.posed)
-        return next((each for each in of_rows if _fits(wrong, each, truth_of(truth, each))), None)
-    if not _is_small(truth):
-        return None
-    for convention in islice(_candidates(wrong), MOST_TRIALS):
+        found = next((each for each in of_rows if _fits(wrong, each, truth_of(truth, each))), None)
+        return NOTHING if found is None else Findings((found,))
+    if not _is_small(truth) or not failed.keys() <= truth.exact.keys():
+        return NOTHING
+    return _regular(wrong)
+
+
+def _regular(wrong: _Wrong) -> Findings:
+    near, refuted = _near(wrong)
+    fits: list[Convention] = []
+    for convention in near[:MOST_TRIALS]:
         if found := _tried(wrong, convention):
-            return found
-    return next(filter(None, (_tried(wrong, each) for each in _fitted_scales(wrong))), None)
+            fits.append(found)
+        elif _would_show(wrong, convention):
+            refuted.add(convention.name)
+    open_ = frozenset(each.name for each in near[MOST_TRIALS:])
+    if not fits:
+        fits, fitted_refuted = _fitted(wrong)
+        refuted |= fitted_refuted
+    # Some readings have several forms under one name: causality aligned alone, or together with a window.
+    return Findings(tuple(fits), frozenset(refuted - {each.name for each in fits}), open_)
 
 
 def _only_in_empty_rows(wrong: _Wrong) -> bool:
@@ -90,12 +162,69 @@ def _is_small(truth: Truth) -> bool:
     return truth.query_rows is None and size <= MOST_ELEMENTS
 
 
+def _near(wrong: _Wrong) -> tuple[list[Convention], set[str]]:
+    """Return the readings that are worth a trial, nearest first, and the names of those that are refuted by distance.
+
+    A reading that begins after the first stage that fails says nothing of this case: something else is wrong before.
+    """
+    readings, refuted = wrong.readings, set[str]()
+    first = min(map(stage_place, wrong.stages))
+    own = distance(readings.own, wrong.stages)
+    unit, allowed = FORMATS[wrong.truth.dtype].unit_roundoff, wrong.allowed
+    ranked, open_ = [], []
+    for order, convention in enumerate(readings.alternatives):
+        if stage_place(convention.stage) > first:
+            continue
+        if readings.is_open(convention):
+            open_.append(convention)
+            continue
+        far = readings.distance(convention, wrong.stages)
+        if far < own and far <= _MARGIN * allowed:
+            ranked.append((max(far, 64 * unit), order, convention))  # nearer than that, rounding decides
+        elif readings.apart(convention, _behind(convention, wrong.judged)) > _MARGIN * allowed:
+            refuted.add(convention.name)
+    return [
+        *(each for *_, each in sorted(ranked, key=lambda entry: entry[:2])),
+        *_steps(wrong, open_, refuted),
+    ], refuted
+
+
+def _behind(convention: Convention, stages: frozenset[str]) -> frozenset[str]:
+    """Return the stages at which a reading may show: not those before the one at which it departs."""
+    return frozenset(stage for stage in stages if stage_place(stage) >= stage_place(convention.stage))
+
+
+def _steps(wrong: _Wrong, steps: list[Convention], refuted: set[str]) -> list[Convention]:
+    """Return the steps that fit: no trial of theirs needs the oracle, so that none is left out for its number."""
+    left = []
+    for convention in steps:
+        if convention.departs is None or _tried(wrong, convention):
+            left.append(convention)
+        elif _would_show(wrong, convention):
+            refuted.add(convention.name)
+    return left
+
+
+def _would_show(wrong: _Wrong, convention: Convention) -> bool:
+    """Whether a reading that does not fit would change what was returned by more than rounding can.
+
+    One that all but fits says nothing: who computes so may round once more than the class allows to what is right.
+    """
+    other = wrong.readings.truth_of(convention, wrong.numerical_class, wrong.stages)
+    if other is None or _all_but_fits(wrong, convention, other):
+        return False
+    pairs = [(stage, convention.instead.get(stage, stage)) for stage in sorted(_behind(convention, wrong.judged))]
+    return any(named not in other.exact or _differ(wrong, other, stage, named) for stage, named in pairs)
+
+
 def _tried(wrong: _Wrong, convention: Convention) -> Convention | None:
     """Return a reading that holds, with what it says of rows that have no key only when it is read so."""
-    other = truth_of(wrong.truth, convention)
+    other = wrong.readings.truth_of(convention, wrong.numerical_class, wrong.stages)
+    if other is None:
+        return None
     if _fits(wrong, convention, other):
         return convention
-    if convention.instead or not _only_in_empty_rows(replace(wrong, truth=other)):
+    if convention.instead or convention.departs or not _only_in_empty_rows(replace(wrong, truth=other)):
         return None
     for of_rows in empty_row_conventions(wrong.truth.operation, convention.posed):
         says = f"{convention.says}; {of_rows.says}"
@@ -105,15 +234,6 @@ def _tried(wrong: _Wrong, convention: Convention) -> Convention | None:
     return None
 
 
-def truth_of(own: Truth, convention: Convention) -> Truth:
-    """Evaluate the exact answer of a reading, on the rows that are judged of the case."""
-    posed = convention.posed
-    whole, returned = own.query_rows is None, own.exact if own.inner else None
-    return find_truth(
-        own.operation, posed.options, posed.inputs, own.dtype, generic=own.generic, whole=whole, returned=returned
-    )
-
-
 def _fits(wrong: _Wrong, convention: Convention, other: Truth) -> bool:
     """Whether the exact answer of a reading is what was returned, and is another than the case's own."""
     named = {stage: convention.instead.get(stage, stage) for stage in wrong.stages}
@@ -121,15 +241,35 @@ def _fits(wrong: _Wrong, convention: Convention, other: Truth) -> bool:
         return False
     if not all(agrees(other, named[stage], array, wrong.numerical_class) for stage, array in wrong.stages.items()):
         return False
-    return any(_differ(wrong.truth, other, stage, named[stage], wrong.numerical_class) for stage in wrong.stages)
+    # Before the stage at which it departs, a reading is the case itself, though its problem may be another one.
+    right = _behind(convention, frozenset(wrong.right)) & other.exact.keys() - convention.instead.keys()
+    if not all(agrees(other, stage, wrong.right[stage], wrong.numerical_class) for stage in right):
+        return False
+    return any(_differ(wrong, other, stage, named[stage]) for stage in wrong.stages)
 
 
-def _differ(own: Truth, other: Truth, stage: str, other_stage: str, numerical_class: str) -> bool:
+def _all_but_fits(wrong: _Wrong, convention: Convention, other: Truth) -> bool:
+    bounds = other.bounds(wrong.numerical_class)
+    for stage, array in wrong.stages.items():
+        name = convention.instead.get(stage, stage)
+        if name not in other.exact or other.exact[name].shape != array.shape:
+            return False
+        error, allowed = other.exact[name].error_of(array), bounds[name].worst
+        judged = np.isfinite(other.exact[name].high) & np.isfinite(other.exact[name].radius)
+        if not error[judged].sum() <= _NEARLY * allowed[judged].sum():
+            return False
+    return True
+
+
+def _differ(wrong: _Wrong, other: Truth, stage: str, other_stage: str) -> bool:
     """Whether two exact answers are further apart than an implementation could be from both."""
-    first, second = own.exact[stage], other.exact[other_stage]
-    one, another = own.bounds(numerical_class)[stage], other.bounds(numerical_class)[other_stage]
+    first, second = wrong.truth.exact[stage], other.exact[other_stage]
+    if first.shape != second.shape:
+        return True
+    one = wrong.truth.bounds(wrong.numerical_class)[stage]
+    another = other.bounds(wrong.numerical_class)[other_stage]
     allowed = one.worst + another.worst
-    judged = ~(is_open(first, one, own.dtype) | is_open(second, another, other.dtype))
+    judged = ~(is_open(first, one, wrong.truth.dtype) | is_open(second, another, other.dtype))
     finite = np.isfinite(first.high) & np.isfinite(second.high)
     with np.errstate(invalid="ignore", over="ignore"):
         apart = finite & (np.abs(first.high - second.high) - first.radius - second.radius > allowed)
@@ -137,38 +277,19 @@ def _differ(own: Truth, other: Truth, stage: str, other_stage: str, numerical_cl
     return bool((judged & (apart | odd)).any())
 
 
-def _candidates(wrong: _Wrong) -> Iterator[Convention]:
-    """Yield the readings that come nearer to what was returned than the case does, nearest first."""
-    operation, posed = wrong.truth.operation, wrong.posed
-    first = min(map(stage_place, wrong.stages))
-    possible = [each for each in conventions_of(operation, posed) if stage_place(each.stage) <= first]
-    if not possible:
-        return
-    own = distance(operation, posed, wrong.stages)
-    ranked, open_ = [], []
-    least = 64 * FORMATS[wrong.truth.dtype].unit_roundoff  # nearer than that, rounding decides
-    for order, convention in enumerate(possible):
-        if "softcap_follows" in convention.posed.options:  # the reference knows no such order
-            open_.append(convention)
-        elif (found := distance(operation, convention.posed, wrong.stages, convention.instead)) < own:
-            ranked.append((max(found, least), order, convention))
-    yield from (convention for *_, convention in sorted(ranked, key=lambda entry: entry[:2]))
-    yield from open_
-
-
-def _fitted_scales(wrong: _Wrong) -> Iterator[Convention]:
-    """Yield the case with the scale that fits best, and before it with the nearest number of few digits."""
-    operation, posed = wrong.truth.operation, wrong.posed
-    if not has_scale(operation, posed) or min(map(stage_place, wrong.stages)) < stage_place("scores"):
-        return
-    if sum(array.size for array in wrong.stages.values()) < LEAST_FITTED:
-        return
-    own, unit = scale_of(operation, posed), FORMATS[wrong.truth.dtype].unit_roundoff
-    fitted = best_scale(operation, posed, wrong.stages, own)
-    if fitted is None:
-        return
-    for scale in dict.fromkeys((shortest(fitted, 4 * unit, own), fitted)):
-        told, given = scales_in_words(scale, own)
-        says = f"the {{stage}} is that of scale {told} (given {given})"
-        changed = Posed({**posed.options, "scale": scale}, posed.inputs)
-        yield Convention("scale-fitted", says, "scores", changed, Verdict.NUMERIC)
+def _fitted(wrong: _Wrong) -> tuple[list[Convention], set[str]]:
+    """Return what fits with a number that is found for it, else the accuracy that it has; and what does not."""
+    missed = set[str]()
+    fits: dict[str, Convention] = {}
+    for convention in fitted_numbers(wrong.truth, wrong.posed, wrong.stages):
+        nearest = approximate(wrong.truth.operation, convention.posed)
+        if not distance(nearest, wrong.stages) <= _MARGIN * wrong.allowed:
+            missed.add(convention.name)
+        elif convention.name not in fits and (found := _tried(wrong, convention)):
+            fits[convention.name] = found
+        elif _would_show(wrong, convention):
+            missed.add(convention.name)
+    if fits:
+        return list(fits.values()), missed - fits.keys()
+    accuracy, refuted = judge_accuracy(wrong.truth, wrong.posed, wrong.stages, wrong.numerical_class, agrees)
+    return ([] if accuracy is None else [accuracy]), refuted | missed

@@ -13,7 +13,7 @@ from attncheck.harness.reading.lowering import Posed
 Real = NDArray[np.float64]
 
 _OPERATIONS = frozenset({"attention", "attention_gradients", "multi_head_attention"})
-_OCTAVES, _PER_OCTAVE, _ITERATIONS = 6, 4, 12
+_OCTAVES, _PER_OCTAVE, _ITERATIONS = 6, 2, 12
 
 
 def has_scale(operation: str, posed: Posed) -> bool:
@@ -32,31 +32,42 @@ def scale_of(operation: str, posed: Posed) -> float:
     return 1 / math.sqrt(_widths(operation, posed)["D"]) if is_scaled else 1.0
 
 
-def other_scales(operation: str, posed: Posed) -> Iterator[tuple[float, str]]:
-    """Yield the scales that are often taken for the right one, the likeliest first, each once, and what it is."""
+def other_scales(operation: str, posed: Posed) -> Iterator[tuple[float, dict[str, str]]]:
+    """Yield the scales that are often taken for the right one, the likeliest first, each once.
+
+    Beside each all that it may be: by a name that is the same in every case, what it is in words.
+    """
     own, widths = scale_of(operation, posed), _widths(operation, posed)
     root = math.sqrt(widths["D"])
     given = posed.options.get("scale") is not None
     candidates = [
-        *([(1 / root, "the default 1/sqrt(D)"), (own / root, "the given one times 1/sqrt(D)")] if given else []),
-        (1.0, ""),
-        (own * own, "twice the same factor"),
-        (1 / widths["D"], "1/D"),
-        (root, "sqrt(D)"),
-        *((1 / math.sqrt(width), f"1/sqrt({name})") for name, width in widths.items()),
-        (2 * own, "twice as large"),
-        (own / 2, "half as large"),
-        (-own, "the negative"),
+        (1 / root, "scale-default", "the default 1/sqrt(D)" if given else "1/sqrt(D)"),
+        *([(own / root, "scale-times-default", "the given one times 1/sqrt(D)")] if given else []),
+        (1.0, "scale-one", ""),
+        (own * own, "scale-twice", "twice the same factor"),
+        (1 / widths["D"], "scale-inverse-width", "1/D"),
+        (root, "scale-root-of-width", "sqrt(D)"),
+        *(
+            (1 / math.sqrt(width), f"scale-inverse-root-of-{name.replace(' ', '')}", f"1/sqrt({name})")
+            for name, width in widths.items()
+            if name != "D"
+        ),
+        (2 * own, "scale-doubled", "twice as large"),
+        (own / 2, "scale-halved", "half as large"),
+        (-own, "scale-negated", "the negative"),
+        (own / math.log(2), "scale-times-log2e", "log2(e) times as large"),
+        (own * math.log(2), "scale-times-ln2", "ln(2) times as large"),
     ]
-    seen = {own}
-    for scale, name in candidates:
-        if scale not in seen:
-            seen.add(scale)
-            yield scale, name
+    found: dict[str, tuple[float, dict[str, str]]] = {}
+    for scale, name, words in candidates:
+        same = f"{scale:.12g}"  # 1/8 and the square of 1/sqrt(8) are one scale
+        if same != f"{own:.12g}":
+            found.setdefault(same, (scale, {}))[1][name] = words
+    yield from found.values()
 
 
 def _widths(operation: str, posed: Posed) -> dict[str, int]:
-    """Return the widths that a scale may be made of: D of a head, Dv of its values, E of all heads."""
+    """Return the widths that a scale may be made of: D of a head, Dv of values, H D of all heads, E of the inputs."""
     inputs = posed.inputs
     if operation == "multi_head_attention":
         heads = int(posed.options["heads"])
@@ -64,6 +75,7 @@ def _widths(operation: str, posed: Posed) -> dict[str, int]:
         return {
             "D": inputs["query_weight"].shape[-1] // heads,
             "Dv": inputs["value_weight"].shape[-1] // shared,
+            "H D": inputs["query_weight"].shape[-1],
             "E": inputs["query"].shape[-1],
         }
     query = inputs["query"]
@@ -71,7 +83,7 @@ def _widths(operation: str, posed: Posed) -> dict[str, int]:
     if "value" in inputs:
         widths["Dv"] = inputs["value"].shape[-1]
     heads = query.shape[-3] if query.ndim > 2 else 1
-    return widths | {"E": heads * query.shape[-1]}
+    return widths | {"H D": heads * query.shape[-1]}
 
 
 def fit_scale(residual: Callable[[float], Real], own: float) -> float | None:
@@ -95,7 +107,9 @@ def fit_scale(residual: Callable[[float], Real], own: float) -> float | None:
         steepness = float(slope @ slope)
         if not steepness > 0:
             return None
-        scale = min(max(scale - float(slope @ residual(scale)) / steepness, low), high)
+        before, scale = scale, min(max(scale - float(slope @ residual(scale)) / steepness, low), high)
+        if scale == before:
+            break
     return scale if low < scale < high else None
 
 

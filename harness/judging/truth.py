@@ -71,6 +71,8 @@ class Truth:
     inner: Stages = field(default_factory=dict)
     _bounds: dict[str, dict[str, Bound]] = field(default_factory=dict)
     _known_steps: dict[tuple[Any, ...], Enclosure | None] = field(default_factory=dict)
+    _readings: dict[str, Any] = field(default_factory=dict)
+    """What other readings of the case come to (``readings.py``), for all implementations that fail it."""
 
     @property
     def holds_nonfinite(self) -> bool:

@@ -47,6 +47,7 @@ MUTANTS = (
         "the argument has no effect: jax#32242's forward",
         _ignored_if(lambda request: True),
         "biased",
+        diagnosis=("bias-ignored",),
     ),
     Mutant(
         "bias_negated",
@@ -54,6 +55,7 @@ MUTANTS = (
         "sign inverted: attention-gym#86 (ALiBi)",
         _changed(lambda bias, request: -bias),
         "biased",
+        diagnosis=("bias-negated",),
     ),
     Mutant(
         "bias_scaled_with_scores",
@@ -61,6 +63,7 @@ MUTANTS = (
         "(q k + b) scale for q k scale + b: TransformerEngine#236",
         _changed(lambda bias, request: bias * request.scale),
         "biased",
+        diagnosis=("bias-scaled",),
     ),
     Mutant(
         "bias_in_the_wrong_base",
@@ -68,6 +71,7 @@ MUTANTS = (
         "an exp2 kernel forgot log2(e) on the bias: segment-anything-fast#71",
         _changed(lambda bias, request: bias * math.log(2)),
         "biased",
+        diagnosis=("bias-times-ln2",),
     ),
     Mutant(
         "bias_in_bfloat16",
@@ -76,6 +80,7 @@ MUTANTS = (
         _changed(lambda bias, request: rounding.bfloat16(bias)),
         "biased",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "bias_added_twice",
@@ -83,6 +88,7 @@ MUTANTS = (
         "added by the kernel and by its caller",
         _changed(lambda bias, request: bias + bias),
         "biased",
+        diagnosis=("bias-twice",),
     ),
     Mutant(
         "bias_off_by_one_key",
@@ -97,6 +103,7 @@ MUTANTS = (
         "a bias per head broadcast from head 0: jax#30593's kind",
         _changed(lambda bias, request: bias[:, :1] if bias.ndim == 4 else bias),
         "biased",
+        diagnosis=("bias-of-first-head",),
     ),
     Mutant(
         "bias_of_heads_taken_for_batch",
@@ -111,6 +118,7 @@ MUTANTS = (
         "only one of mask and bias is used: onnxruntime#14363's kind",
         _ignored_if(lambda request: request.mask is not None),
         "biased",
+        diagnosis=("bias-ignored",),
     ),
     Mutant(
         "bias_added_after_a_finite_mask",

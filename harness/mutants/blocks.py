@@ -140,6 +140,7 @@ MUTANTS = (
         _online(Online(16, store=rounding.bfloat16)),
         "context",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "scale_compounds_over_blocks",

@@ -60,6 +60,7 @@ MUTANTS = (
         "positions start at 0 in every step: transformers#39408's kind",
         Variant(window_after=lambda window, past: window),
         "masked",
+        diagnosis=("aligned-top-left",),
     ),
     Mutant(
         "window_moved_one_too_far_behind_a_past",

@@ -162,6 +162,7 @@ MUTANTS = (
         _stored(rounding.bfloat16),
         "raw_scores",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "past_in_float16",
@@ -170,5 +171,6 @@ MUTANTS = (
         _stored(rounding.float16),
         "raw_scores",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
 )

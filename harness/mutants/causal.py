@@ -56,9 +56,21 @@ def _first_key(logits: Array) -> Array:
 
 
 MUTANTS = (
-    Mutant("causal_sees_the_next_key", "causal", "j <= i + 1: tt-metal#41215", _diagonal(lambda q, k: 1), "masked"),
     Mutant(
-        "causal_without_its_own_key", "causal", "j < i: onnxruntime#25927's kind", _diagonal(lambda q, k: -1), "masked"
+        "causal_sees_the_next_key",
+        "causal",
+        "j <= i + 1: tt-metal#41215",
+        _diagonal(lambda q, k: 1),
+        "masked",
+        diagnosis=("causal-next-key",),
+    ),
+    Mutant(
+        "causal_without_its_own_key",
+        "causal",
+        "j < i: onnxruntime#25927's kind",
+        _diagonal(lambda q, k: -1),
+        "masked",
+        diagnosis=("causal-without-own-key",),
     ),
     Mutant(
         "causal_aligned_bottom_right",
@@ -66,6 +78,7 @@ MUTANTS = (
         "the other corner: mlx#2835, cutlass#2336, flash-attention#1778",
         _diagonal(lambda queries, keys: keys - queries),
         "masked",
+        diagnosis=("aligned-bottom-right",),
     ),
     Mutant(
         "causal_bottom_right_for_one_query",
@@ -73,9 +86,15 @@ MUTANTS = (
         "the other corner, if Lq == 1 only: onnxruntime#29020",
         _diagonal(lambda queries, keys: keys - queries if queries == 1 else 0),
         "masked",
+        diagnosis=("aligned-bottom-right",),
     ),
     Mutant(
-        "causal_mirrored", "causal", "j >= i, the upper triangle", _shape(lambda q, k: causal_mask(k, q).T), "masked"
+        "causal_mirrored",
+        "causal",
+        "j >= i, the upper triangle",
+        _shape(lambda q, k: causal_mask(k, q).T),
+        "masked",
+        diagnosis=("causal-mirrored",),
     ),
     Mutant(
         "causal_by_groups_of_four",
@@ -85,7 +104,12 @@ MUTANTS = (
         "masked",
     ),
     Mutant(
-        "causal_ignored", "causal", "the argument has no effect: keras#23038", _dropped_if(lambda r: True), "masked"
+        "causal_ignored",
+        "causal",
+        "the argument has no effect: keras#23038",
+        _dropped_if(lambda r: True),
+        "masked",
+        diagnosis=("causality-ignored",),
     ),
     Mutant(
         "causal_dropped_when_a_mask_is_given",
@@ -93,6 +117,7 @@ MUTANTS = (
         "a mask of one's own ends causality: transformers#48748, keras",
         _dropped_if(lambda request: request.mask is not None),
         "masked",
+        diagnosis=("causality-ignored",),
     ),
     Mutant(
         "causal_dropped_when_a_bias_is_given",
@@ -100,6 +125,7 @@ MUTANTS = (
         "a bias of one's own ends causality",
         _dropped_if(lambda request: request.bias is not None),
         "masked",
+        diagnosis=("causality-ignored",),
     ),
     Mutant(
         "causal_beyond_64_queries_ignored",
@@ -114,6 +140,7 @@ MUTANTS = (
         "softmax of a row of -inf: pytorch#103749, rten#1321, iree#24178",
         _empty_rows(lambda logits: np.full(logits.shape, np.nan), lambda logits: np.full(logits.shape[:-1], np.nan)),
         "weights",
+        diagnosis=("empty-rows-nan",),
     ),
     Mutant(
         "empty_row_is_uniform",
@@ -121,6 +148,7 @@ MUTANTS = (
         "the mean of the values: keras#21123",
         _empty_rows(lambda logits: np.full(logits.shape, 1 / logits.shape[-1])),
         "weights",
+        diagnosis=("empty-rows-uniform",),
     ),
     Mutant(
         "empty_row_takes_the_first_key",

@@ -73,6 +73,7 @@ MUTANTS = (
         _norm(rounding.float16),
         "scores",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "cosine_scale_ignored",
@@ -80,6 +81,7 @@ MUTANTS = (
         "the temperature has no effect: tt-metal#33304's kind",
         Variant(cosine=lambda query, key, scale: COSINE_SCORE(query, key, None)),
         "scores",
+        diagnosis=("scale-one",),
     ),
     Mutant(
         "cosine_divided_by_the_scale",
@@ -87,6 +89,7 @@ MUTANTS = (
         "a temperature is taken for its inverse",
         Variant(cosine=lambda query, key, scale: COSINE_SCORE(query, key, 1 / scale if scale else scale)),
         "scores",
+        diagnosis=("scale-fitted",),
     ),
     Mutant(
         "cosine_scaled_by_the_width",
@@ -94,5 +97,6 @@ MUTANTS = (
         "1/sqrt(d) once more: cntkx#10's kind",
         Variant(cosine=lambda query, key, scale: COSINE_SCORE(query, key, (scale or 1) / query.shape[-1] ** 0.5)),
         "scores",
+        diagnosis=("scale-default", "scale-times-default"),
     ),
 )

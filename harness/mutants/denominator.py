@@ -37,6 +37,7 @@ MUTANTS = (
         _total(lambda exponentials: rounding.sequential_sum(exponentials, rounding.float16)),
         "weights",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "sum_accumulated_in_bfloat16",
@@ -45,6 +46,7 @@ MUTANTS = (
         _total(lambda exponentials: rounding.sequential_sum(exponentials, rounding.bfloat16)),
         "weights",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "sum_stored_in_bfloat16",
@@ -53,6 +55,7 @@ MUTANTS = (
         _total(lambda exponentials: rounding.bfloat16(_sum(exponentials))),
         "weights",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "sum_in_float32",
@@ -61,6 +64,7 @@ MUTANTS = (
         _total(lambda exponentials: rounding.float32(_sum(rounding.float32(exponentials)))),
         "weights",
         ("float64",),
+        diagnosis=("accuracy-of-float32",),
     ),
     Mutant(
         "reciprocal_in_tf32",
@@ -69,6 +73,7 @@ MUTANTS = (
         Variant(normalise=Softmax(divide=lambda exponentials, total: exponentials * rounding.tf32(1 / total))),
         "weights",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "sum_without_its_smallest_terms",

@@ -63,6 +63,7 @@ MUTANTS = (
         "the convention that is asked for is not looked at",
         _only("nan"),
         "weights",
+        diagnosis=("empty-rows-zero",),
     ),
     Mutant(
         "nan_rows_are_zero",
@@ -70,6 +71,7 @@ MUTANTS = (
         "NaN replaced by zeros where NaN is asked for: pytorch#141128",
         _only("uniform"),
         "weights",
+        diagnosis=("empty-rows-zero",),
     ),
     Mutant(
         "uniform_rows_within_the_length",
@@ -91,6 +93,7 @@ MUTANTS = (
         "a number subtracted from masked scores, not put in their place: keras.layers.Attention in float64",
         Variant(without_a_key=_unmasked_scores),
         "weights",
+        diagnosis=("empty-rows-unmasked",),
     ),
     Mutant(
         "uniform_rows_take_the_first_key",

@@ -37,6 +37,7 @@ MUTANTS = (
         "leaks where a masked logit is 1e4 above a kept one: transformers#12109",
         _filled_with(lambda biased: -1e4),
         "masked",
+        diagnosis=("empty-rows-uniform",),
     ),
     Mutant(
         "mask_filled_with_minus_1e9",
@@ -45,6 +46,7 @@ MUTANTS = (
         _filled_with(lambda biased: -1e9),
         "masked",
         WIDE,
+        diagnosis=("empty-rows-uniform",),
     ),
     Mutant(
         "mask_filled_with_least_finite",
@@ -52,6 +54,7 @@ MUTANTS = (
         "an empty row becomes uniform: pytorch#109517, transformers#31303",
         _filled_with(_least_finite),
         "masked",
+        diagnosis=("empty-rows-uniform",),
     ),
     Mutant(
         "mask_filled_with_minus_1e_minus_9",
@@ -73,6 +76,7 @@ MUTANTS = (
         "a boolean mask converted to numbers and added: torch's float masks",
         Variant(fill=lambda biased, allowed, request: biased + allowed.astype(biased.dtype)),
         "masked",
+        diagnosis=("mask-added",),
     ),
     Mutant(
         "mask_times_minus_infinity",
@@ -90,6 +94,7 @@ MUTANTS = (
             after_softmax=lambda weights, allowed: np.where(allowed, weights, 0),
         ),
         "masked",
+        diagnosis=("weights-not-renormalised",),
     ),
     Mutant(
         "masked_weights_leak_1e_10",

@@ -163,6 +163,7 @@ MUTANTS = (
         "the bias treated as if it were scaled with the scores: TransformerEngine#236's kind",
         with_backward(bias_logits=_bias_scaled),
         "grad_bias",
+        diagnosis=("bias-gradient-scaled",),
     ),
     Mutant(
         "bias_gradient_through_the_softcap",

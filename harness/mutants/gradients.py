@@ -117,6 +117,7 @@ MUTANTS = (
         "the chain rule without its factor, for dq: cntkx#10's kind",
         with_backward(query_scale=lambda gradient, scale: gradient),
         "grad_query",
+        diagnosis=("gradients-unscaled",),
     ),
     Mutant(
         "key_gradient_without_scale",
@@ -124,6 +125,7 @@ MUTANTS = (
         "the chain rule without its factor, for dk: GenerativeModels#146's kind",
         with_backward(key_scale=lambda gradient, scale: gradient),
         "grad_key",
+        diagnosis=("gradients-unscaled",),
     ),
     Mutant(
         "key_gradient_scaled_twice",
@@ -131,6 +133,7 @@ MUTANTS = (
         "an already scaled query enters dk, and the scale once more",
         with_backward(key_scale=lambda gradient, scale: times(times(gradient, scale), scale)),
         "grad_key",
+        diagnosis=("gradients-scaled-twice",),
     ),
     Mutant(
         "gradient_scale_off_by_1e_5",

@@ -95,6 +95,7 @@ MUTANTS = (
         "head h attends with head h % Hkv: onnx#7274, axlearn#842",
         _both(_tiled),
         "raw_scores",
+        diagnosis=("heads-tiled",),
     ),
     Mutant(
         "keys_of_groups_tiled",

@@ -71,6 +71,7 @@ MUTANTS = (
         "reshape without transpose: FuxiCTR#30, Chinese-Text-Classification#10",
         Variant(split=_view_split),
         "query",
+        diagnosis=("heads-split-by-view",),
     ),
     Mutant(
         "heads_split_interleaved",
@@ -78,6 +79,7 @@ MUTANTS = (
         "head index fastest, not slowest: slapo#46, tensor_parallel#103",
         Variant(split=_interleaved_split),
         "query",
+        diagnosis=("heads-split-interleaved",),
     ),
     Mutant(
         "heads_merged_by_view",
@@ -85,6 +87,7 @@ MUTANTS = (
         "reshape without transpose: jsbaan#6, ajhalthor#4, jadore801120#7",
         Variant(merge=_view_merge),
         "output",
+        diagnosis=("heads-merged-by-view",),
     ),
     Mutant(
         "heads_merged_in_reverse",
@@ -92,6 +95,7 @@ MUTANTS = (
         "the output projection meets the wrong heads: nntile#347",
         Variant(merge=lambda context: merge_heads(context[:, ::-1])),
         "output",
+        diagnosis=("heads-merged-in-reverse",),
     ),
     Mutant(
         "heads_and_batch_confused_on_merge",
@@ -106,6 +110,7 @@ MUTANTS = (
         "head index off by one: HipKittens#22, pytorch#193893",
         _value(lambda value: np.roll(value, -1, axis=1)),
         "context",
+        diagnosis=("value-of-next-head",),
     ),
     Mutant(
         "value_of_the_first_head",

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.backends import EAGER, NATIVE
+from attncheck.harness.judging.diagnosis import Evidence, evidence_of
 from attncheck.harness.judging.enclosure import Enclosure
+from attncheck.harness.judging.judge_implementation import RECOGNISABLE, judge_and_recognise
 from attncheck.harness.judging.judge_stages import StageJudgement, judge_stages
 from attncheck.harness.judging.truth import find_truth
 from attncheck.harness.mutants.remembering import RememberingTruth
@@ -56,8 +58,25 @@ class ExactJudge:
         self._inputs: Inputs | None = None
         self._truth: RememberingTruth | None = None
 
+    def evidence(self, case: Case, dtype: str, inputs: Inputs, stages: Stages) -> Evidence | None:
+        """Return what a case says of the fault of an implementation; None where it does not fail it by its numbers."""
+        truth, numerical_class = self._truth_of(case, dtype, inputs), self._numerical_class or REFERENCE_CLASSES[dtype]
+        judged = judge_and_recognise(truth, stages, case.stage_shapes, numerical_class)
+        failing = [each.stage for each in judged.judgements if each.verdict in RECOGNISABLE]
+        return evidence_of(judged.findings, failing[0]) if failing else None
+
     def __call__(self, case: Case, dtype: str, inputs: Inputs, stages: Stages) -> dict[str, StageFinding]:
         """Judge every stage."""
+        truth = self._truth_of(case, dtype, inputs)
+        judgements = judge_stages(truth, stages, case.stage_shapes, self._numerical_class or REFERENCE_CLASSES[dtype])
+        return {
+            item.stage: StageFinding(
+                _tier(item), item.goes_wrong_here, _ratio(item), _rounded(truth.exact.get(item.stage), dtype)
+            )
+            for item in judgements
+        }
+
+    def _truth_of(self, case: Case, dtype: str, inputs: Inputs) -> RememberingTruth:
         if inputs is not self._inputs or self._truth is None:  # the subjects of one unit come one after the other
             self._inputs = inputs
             truth = find_truth(
@@ -69,15 +88,7 @@ class ExactJudge:
                 whole=True,  # rules are tried on whole arrays
             )
             self._truth = RememberingTruth.of(truth)
-        judgements = judge_stages(
-            self._truth, stages, case.stage_shapes, self._numerical_class or REFERENCE_CLASSES[dtype]
-        )
-        return {
-            item.stage: StageFinding(
-                _tier(item), item.goes_wrong_here, _ratio(item), _rounded(self._truth.exact.get(item.stage), dtype)
-            )
-            for item in judgements
-        }
+        return self._truth
 
 
 def _tier(judgement: StageJudgement) -> str | None:

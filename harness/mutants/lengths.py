@@ -61,6 +61,7 @@ MUTANTS = (
         "j <= length: tt-metal#41215",
         _read_as(lambda lengths, keys: lengths + 1),
         "masked",
+        diagnosis=("key-lengths-one-too-long",),
     ),
     Mutant(
         "key_lengths_one_too_short",
@@ -68,9 +69,15 @@ MUTANTS = (
         "j < length - 1: onnxruntime#25927's kind",
         _read_as(lambda lengths, keys: lengths - 1),
         "masked",
+        diagnosis=("key-lengths-one-too-short",),
     ),
     Mutant(
-        "key_lengths_ignored", "lengths", "the argument has no effect: jax#23349", _dropped_if(lambda r: True), "masked"
+        "key_lengths_ignored",
+        "lengths",
+        "the argument has no effect: jax#23349",
+        _dropped_if(lambda r: True),
+        "masked",
+        diagnosis=("key-lengths-ignored",),
     ),
     Mutant(
         "key_lengths_of_the_first_batch_entry",
@@ -78,6 +85,7 @@ MUTANTS = (
         "one length for the whole batch: graph-transformer-pytorch#2's kind",
         _read_as(lambda lengths, keys: np.broadcast_to(lengths[:1], lengths.shape)),
         "masked",
+        diagnosis=("key-lengths-of-first-batch-entry",),
     ),
     Mutant(
         "key_lengths_of_the_longest_batch_entry",
@@ -134,6 +142,7 @@ MUTANTS = (
         "0 is false, so an empty entry counts as one without a length: pytorch#81077's kind",
         _read_as(lambda lengths, keys: np.where(lengths == 0, keys, lengths)),
         "masked",
+        diagnosis=("empty-rows-unmasked",),
     ),
     Mutant(
         "key_lengths_at_least_one",
@@ -148,6 +157,7 @@ MUTANTS = (
         "only one of lengths and causality is used: onnxruntime#14363",
         _dropped_if(lambda request: request.is_causal),
         "masked",
+        diagnosis=("key-lengths-ignored",),
     ),
     Mutant(
         "key_lengths_dropped_when_a_mask_is_given",
@@ -155,6 +165,7 @@ MUTANTS = (
         "only one of lengths and mask is used: jax#23349's kind",
         _dropped_if(lambda request: request.mask is not None),
         "masked",
+        diagnosis=("key-lengths-ignored",),
     ),
     Mutant(
         "mask_dropped_when_key_lengths_are_given",
@@ -164,6 +175,7 @@ MUTANTS = (
             allowed=lambda request: ALLOWED(request if request.key_lengths is None else replace(request, mask=None))
         ),
         "masked",
+        diagnosis=("mask-ignored",),
     ),
     Mutant(
         "key_lengths_filled_with_minus_1e4",
@@ -171,5 +183,6 @@ MUTANTS = (
         "a finite fill for padding: onnxruntime#14363, transformers#12109",
         Variant(fill=_minus_1e4),
         "masked",
+        diagnosis=("empty-rows-uniform",),
     ),
 )

@@ -68,14 +68,23 @@ MUTANTS = (
         "true read as drop: tensorflow text#894, unturtle#56",
         _read_as(lambda mask, request: ~mask),
         "masked",
+        diagnosis=("mask-inverted",),
     ),
-    Mutant("mask_ignored", "masks", "the argument has no effect", _dropped_if(lambda request: True), "masked"),
+    Mutant(
+        "mask_ignored",
+        "masks",
+        "the argument has no effect",
+        _dropped_if(lambda request: True),
+        "masked",
+        diagnosis=("mask-ignored",),
+    ),
     Mutant(
         "mask_dropped_when_a_bias_is_given",
         "masks",
         "only one of mask and bias is used: pytorch#136816's kind",
         _dropped_if(lambda request: request.bias is not None),
         "masked",
+        diagnosis=("mask-ignored",),
     ),
     Mutant(
         "mask_dropped_when_causal",
@@ -83,6 +92,7 @@ MUTANTS = (
         "causality replaces padding: onnxruntime#14363",
         _dropped_if(lambda request: request.is_causal),
         "masked",
+        diagnosis=("mask-ignored",),
     ),
     Mutant("mask_or_causal", "masks", "either may allow, where both must", Variant(allowed=_either), "masked"),
     Mutant(
@@ -91,6 +101,7 @@ MUTANTS = (
         "queries and keys swapped, silent where Lq == Lk: keras#21483",
         _read_as(_transposed),
         "masked",
+        diagnosis=("mask-transposed",),
     ),
     Mutant(
         "padding_on_the_query_axis",
@@ -98,6 +109,7 @@ MUTANTS = (
         "padding masks rows, silent where Lq == Lk: hyunwoongko transformer#40",
         _read_as(_padding_on_rows),
         "masked",
+        diagnosis=("mask-transposed",),
     ),
     Mutant(
         "mask_of_the_first_batch_entry",
@@ -105,6 +117,7 @@ MUTANTS = (
         "one entry's mask for all: graph-transformer-pytorch#2",
         _read_as(_first_of(0)),
         "masked",
+        diagnosis=("mask-of-first-batch-entry",),
     ),
     Mutant(
         "mask_of_the_first_head",
@@ -112,6 +125,7 @@ MUTANTS = (
         "one head's mask for all: lighthouse#77's kind",
         _read_as(_first_of(1)),
         "masked",
+        diagnosis=("mask-of-first-head",),
     ),
     Mutant(
         "mask_of_the_first_query",

@@ -19,7 +19,8 @@ class Mutant:
 
     ``stands_for`` says which defect in the wild it stands for; ``wrong_at`` is the first stage, in the order of
     computation, that it gets wrong (``context`` is the output where there are no projections); ``dtypes`` are those in
-    which it is a fault.
+    which it is a fault. ``diagnosis`` is what may rightly be said of it (docs/diagnoses.md), nothing where no such name
+    is its cause.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Mutant:
     backend: Variant
     wrong_at: str
     dtypes: tuple[str, ...] = EVERY
+    diagnosis: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ MUTANTS = (
         _weight(rounding.bfloat16),
         "scores",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "bilinear_product_in_tf32",
@@ -82,6 +83,7 @@ MUTANTS = (
         Variant(bilinear=lambda query, key, weight: dot(rounding.tf32(query @ weight), key)),
         "scores",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "additive_tanh_of_each_part",
@@ -118,6 +120,7 @@ MUTANTS = (
         _activation(lambda hidden: rounding.float16(np.tanh(hidden))),
         "scores",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "additive_tanh_off_by_1e_5",

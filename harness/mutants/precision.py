@@ -38,6 +38,7 @@ MUTANTS = (
         _weights(rounding.bfloat16),
         "weights",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "weights_in_float16",
@@ -46,8 +47,17 @@ MUTANTS = (
         _weights(rounding.float16),
         "weights",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
-    Mutant("weights_in_tf32", "precision", "P V in TF32: pytorch#161022", _weights(rounding.tf32), "weights", WIDE),
+    Mutant(
+        "weights_in_tf32",
+        "precision",
+        "P V in TF32: pytorch#161022",
+        _weights(rounding.tf32),
+        "weights",
+        WIDE,
+        diagnosis=("accuracy-of-16-bits",),
+    ),
     Mutant(
         "weights_truncated_to_bfloat16",
         "precision",
@@ -55,6 +65,7 @@ MUTANTS = (
         _weights(rounding.truncated_bfloat16),
         "weights",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "small_weights_dropped",
@@ -71,8 +82,17 @@ MUTANTS = (
         _value(rounding.bfloat16),
         "context",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
-    Mutant("value_in_tf32", "precision", "P V in TF32: triton#3498", _value(rounding.tf32), "context", WIDE),
+    Mutant(
+        "value_in_tf32",
+        "precision",
+        "P V in TF32: triton#3498",
+        _value(rounding.tf32),
+        "context",
+        WIDE,
+        diagnosis=("accuracy-of-16-bits",),
+    ),
     Mutant(
         "output_in_bfloat16",
         "precision",
@@ -80,6 +100,7 @@ MUTANTS = (
         _output(rounding.bfloat16),
         "context",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "output_truncated",
@@ -88,6 +109,7 @@ MUTANTS = (
         _output(rounding.truncated_tf32),
         "context",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "values_accumulated_in_float16",
@@ -96,6 +118,7 @@ MUTANTS = (
         _accumulated(rounding.float16),
         "context",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "values_accumulated_in_bfloat16",
@@ -104,6 +127,7 @@ MUTANTS = (
         _accumulated(rounding.bfloat16),
         "context",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "inputs_in_float32",
@@ -112,5 +136,6 @@ MUTANTS = (
         Variant(inputs=_in_float32),
         "raw_scores",
         ("float64",),
+        diagnosis=("accuracy-of-float32",),
     ),
 )

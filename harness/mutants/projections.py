@@ -76,6 +76,7 @@ MUTANTS = (
         "W^T for W, silent where it is square",
         _weight_transposed("query"),
         "query",
+        diagnosis=("query-weight-transposed",),
     ),
     Mutant(
         "value_weight_transposed",
@@ -83,6 +84,7 @@ MUTANTS = (
         "W^T for W, silent where it is square",
         _weight_transposed("value"),
         "value",
+        diagnosis=("value-weight-transposed",),
     ),
     Mutant(
         "output_weight_transposed",
@@ -90,6 +92,7 @@ MUTANTS = (
         "W^T for W, silent where it is square: nntile#347's kind",
         _weight_transposed("output"),
         "output",
+        diagnosis=("output-weight-transposed",),
     ),
     Mutant(
         "query_bias_dropped",
@@ -97,6 +100,7 @@ MUTANTS = (
         "the bias is not loaded",
         _bias_changed("query", lambda bias: None),
         "query",
+        diagnosis=("query-bias-missing",),
     ),
     Mutant(
         "value_bias_dropped",
@@ -104,6 +108,7 @@ MUTANTS = (
         "the bias is not loaded",
         _bias_changed("value", lambda bias: None),
         "value",
+        diagnosis=("value-bias-missing",),
     ),
     Mutant(
         "output_bias_dropped",
@@ -111,6 +116,7 @@ MUTANTS = (
         "the bias is not loaded",
         _bias_changed("output", lambda bias: None),
         "output",
+        diagnosis=("output-bias-missing",),
     ),
     Mutant(
         "output_bias_added_twice",
@@ -161,6 +167,7 @@ MUTANTS = (
         Variant(project=_in_bfloat16),
         "query",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "projections_in_tf32",
@@ -169,5 +176,6 @@ MUTANTS = (
         Variant(project=_in_tf32),
         "query",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
 )

@@ -165,6 +165,7 @@ MUTANTS = (
         _from_log_sum_exp(rounding.float16),
         "grad_query",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "gradient_nan_at_an_empty_row",
@@ -172,6 +173,7 @@ MUTANTS = (
         "0 times infinity behind a right output: tensorflow#11756, jax#17070, iree#24178",
         _with_empty_rows(lambda keys: np.nan),
         "grad_query",
+        diagnosis=("empty-rows-nan",),
     ),
     Mutant(
         "gradient_uniform_at_an_empty_row",
@@ -179,6 +181,7 @@ MUTANTS = (
         "the output is set to 0, the weights of the backward pass are not: keras#21123's kind",
         _with_empty_rows(lambda keys: 1 / keys),
         "grad_query",
+        diagnosis=("empty-rows-uniform",),
     ),
     Mutant(
         "backward_weights_in_bfloat16",
@@ -187,6 +190,7 @@ MUTANTS = (
         with_backward(weights=lambda saved: rounding.bfloat16(saved.weights)),
         "grad_query",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "backward_weights_in_float16",
@@ -195,6 +199,7 @@ MUTANTS = (
         with_backward(weights=lambda saved: rounding.float16(saved.weights)),
         "grad_query",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "weight_gradient_in_bfloat16",
@@ -203,6 +208,7 @@ MUTANTS = (
         with_backward(grad_weights=lambda saved, grad_output: rounding.bfloat16(grad_weights(saved, grad_output))),
         "grad_query",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "row_sum_from_an_output_in_bfloat16",
@@ -211,6 +217,7 @@ MUTANTS = (
         with_backward(delta=_delta_from_rounded_output),
         "grad_query",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "gradients_kept_in_bfloat16_between_tiles",
@@ -219,6 +226,7 @@ MUTANTS = (
         with_backward(key=_tiles_kept_in(rounding.bfloat16), value=_tiles_kept_in(rounding.bfloat16)),
         "grad_key",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "gradient_products_in_tf32",
@@ -227,6 +235,7 @@ MUTANTS = (
         with_backward(key=_products_in_tf32, value=_products_in_tf32),
         "grad_key",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "query_gradient_in_tf32",
@@ -235,5 +244,6 @@ MUTANTS = (
         with_backward(query=lambda gradient, saved: for_query(rounding.tf32(gradient), saved)),
         "grad_query",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
 )

@@ -42,6 +42,7 @@ MUTANTS = (
         "1/sqrt(d + 1) for 1/sqrt(d)",
         _default(lambda query: 1 / math.sqrt(query.shape[-1] + 1)),
         "scores",
+        diagnosis=("scale-fitted",),
     ),
     Mutant(
         "scale_off_by_1e_6",
@@ -50,6 +51,7 @@ MUTANTS = (
         _changed(lambda scale: scale * (1 + 1e-6)),
         "scores",
         WIDE,
+        diagnosis=("scale-fitted",),
     ),
     Mutant(
         "scale_off_by_1e_5",
@@ -58,6 +60,7 @@ MUTANTS = (
         _changed(lambda scale: scale * (1 + 1e-5)),
         "scores",
         WIDE,
+        diagnosis=("scale-fitted",),
     ),
     Mutant(
         "scale_missing",
@@ -65,6 +68,7 @@ MUTANTS = (
         "sqrt(d) missing: mlc-llm#3426, cntkx#10, MONAI GenerativeModels#146",
         _default(lambda query: 1.0),
         "scores",
+        diagnosis=("scale-one",),
     ),
     Mutant(
         "scale_applied_twice",
@@ -72,6 +76,7 @@ MUTANTS = (
         "scaled query and scaled scores: pytorch#174049 as reported",
         _changed(lambda scale: scale * scale),
         "scores",
+        diagnosis=("scale-twice",),
     ),
     Mutant(
         "scale_without_root",
@@ -79,6 +84,7 @@ MUTANTS = (
         "1/d for 1/sqrt(d)",
         _default(lambda query: 1 / query.shape[-1]),
         "scores",
+        diagnosis=("scale-inverse-width",),
     ),
     Mutant(
         "scale_of_model_width",
@@ -86,6 +92,7 @@ MUTANTS = (
         "1/sqrt(H d), the model's width for the head's",
         _default(lambda query: 1 / math.sqrt(query.shape[1] * query.shape[-1])),
         "scores",
+        diagnosis=("scale-inverse-root-of-HD",),
     ),
     Mutant(
         "scale_in_bfloat16",
@@ -94,6 +101,7 @@ MUTANTS = (
         _rounded(rounding.bfloat16),
         "scores",
         WIDE,
+        diagnosis=("scale-fitted",),
     ),
     Mutant(
         "scale_in_float32",
@@ -102,6 +110,7 @@ MUTANTS = (
         _rounded(rounding.float32),
         "scores",
         ("float64",),
+        diagnosis=("scale-fitted", "accuracy-of-float32"),
     ),
     Mutant(
         "explicit_scale_ignored",
@@ -109,6 +118,7 @@ MUTANTS = (
         "the argument has no effect: tt-metal#33304, pytorch#151098",
         Variant(scale_of=lambda query, explicit: scale_of(query, None)),
         "scores",
+        diagnosis=("scale-default",),
     ),
     Mutant(
         "explicit_scale_times_default",
@@ -116,6 +126,7 @@ MUTANTS = (
         "the argument multiplies 1/sqrt(d) instead of replacing it",
         Variant(scale_of=lambda query, explicit: scale_of(query, None) * (1.0 if explicit is None else explicit)),
         "scores",
+        diagnosis=("scale-times-default",),
     ),
     Mutant(
         "scale_zero_taken_for_absent",
@@ -123,6 +134,7 @@ MUTANTS = (
         "`scale or default`: zero is falsy in Python",
         Variant(scale_of=lambda query, explicit: scale_of(query, explicit or None)),
         "scores",
+        diagnosis=("scale-default",),
     ),
     Mutant(
         "negative_scale_loses_its_sign",
@@ -130,6 +142,7 @@ MUTANTS = (
         "sqrt(|scale|) on query and key, the sign forgotten",
         _changed(abs),
         "scores",
+        diagnosis=("scale-negated",),
     ),
     Mutant(
         "scale_applied_after_mask",
@@ -145,5 +158,6 @@ MUTANTS = (
         Variant(score=DotScore(dot=lambda query, key: rounding.float16(query @ np.swapaxes(key, -1, -2)))),
         "raw_scores",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
 )

@@ -10,13 +10,16 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from attncheck.harness.errors import UsageError
+from attncheck.harness.judging.diagnosis import Evidence
 from attncheck.harness.mutants.catalogue import EQUIVALENT, HONEST, MUTANTS, SUBJECTS
 from attncheck.harness.mutants.judgement import REFERENCE_CLASSES, ExactJudge, JudgeStages, StageFinding, Stages
 from attncheck.harness.mutants.mutant import Mutant, Subject
+from attncheck.harness.mutants.naming import MOST_SCORES, Naming
 from attncheck.harness.mutants.rules import rejected_by_rules
 from attncheck.harness.mutants.summary import EVALUATION_COLUMNS, MutationFrames, summarise
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.harness.reading.shapes import score_elements
 from attncheck.harness.running.tasks import task_of
 from attncheck.harness.running.worker import NOT_RETURNED, Failure, Outcome, Task, evaluate_on
 from attncheck.harness.vocabulary import STAGES
@@ -40,6 +43,12 @@ class _Unit:
     def task(self) -> Task:
         return task_of(self.case, self.inputs)
 
+    @property
+    def serves_naming(self) -> bool:
+        """Whether what fails here is used to name it: small cases, in 64 bits, and some in 32."""
+        is_asked = self.dtype == "float64" or (self.dtype == "float32" and len(self.case.id) % 4 == 0)
+        return is_asked and score_elements(self.case.operation, self.case.options, self.inputs.arrays) <= MOST_SCORES
+
 
 def run_mutants(
     cases: Iterable[Case],
@@ -56,9 +65,10 @@ def run_mutants(
     """
     judge = judge_stages or ExactJudge()
     rows: list[dict[str, Any]] = []
+    naming = Naming()
     for unit in _units(cases, seeds):
-        rows += _judge_unit(unit, judge, subjects, visible)
-    return summarise(pd.DataFrame(rows, columns=list(EVALUATION_COLUMNS)), subjects, seeds)
+        rows += _judge_unit(unit, judge, subjects, visible, naming)
+    return summarise(pd.DataFrame(rows, columns=list(EVALUATION_COLUMNS)), subjects, seeds, naming.names())
 
 
 def subjects_of(topics: Collection[str]) -> tuple[Subject, ...]:
@@ -98,11 +108,12 @@ def _units(cases: Iterable[Case], seeds: Sequence[int]) -> Iterator[_Unit]:
 
 
 def _judge_unit(
-    unit: _Unit, judge: JudgeStages, subjects: Sequence[Subject], visible: Collection[str] | None
+    unit: _Unit, judge: JudgeStages, subjects: Sequence[Subject], visible: Collection[str] | None, naming: Naming
 ) -> Iterator[dict[str, Any]]:
     """Judge every subject that differs from the reference; what is the same bit for bit is judged once."""
     reference = _fingerprint(evaluate_on(_REFERENCE.backend, unit.task), visible)
     known: dict[Any, Mapping[str, StageFinding]] = {}
+    evidences: dict[Any, Evidence | None] = {}
     for subject in subjects:
         if unit.dtype not in subject.dtypes:
             continue
@@ -132,6 +143,11 @@ def _judge_unit(
         if fingerprint not in known:
             known[fingerprint] = judge(unit.case, unit.dtype, unit.inputs, stages)
         yield from _stage_rows(blank, stages, known[fingerprint])
+        if isinstance(judge, ExactJudge) and naming.wants(subject) and unit.serves_naming:
+            if fingerprint not in evidences:
+                evidences[fingerprint] = judge.evidence(unit.case, unit.dtype, unit.inputs, stages)
+            if (evidence := evidences[fingerprint]) is not None:
+                naming.add(subject, (unit.case.id, unit.dtype, unit.seed), evidence)
 
 
 def _stage_rows(

@@ -36,6 +36,7 @@ MUTANTS = (
         _operands(query=rounding.bfloat16),
         "raw_scores",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "key_in_float16",
@@ -44,6 +45,7 @@ MUTANTS = (
         _operands(key=rounding.float16),
         "raw_scores",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "query_and_key_in_tf32",
@@ -52,6 +54,7 @@ MUTANTS = (
         _operands(rounding.tf32, rounding.tf32),
         "raw_scores",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "scores_stored_in_bfloat16",
@@ -60,6 +63,7 @@ MUTANTS = (
         _stored(rounding.bfloat16),
         "scores",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "scores_stored_in_float16",
@@ -68,6 +72,7 @@ MUTANTS = (
         _stored(rounding.float16),
         "scores",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "scores_stored_in_tf32",
@@ -76,6 +81,7 @@ MUTANTS = (
         _stored(rounding.tf32),
         "scores",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "scores_accumulated_in_float16",
@@ -88,6 +94,7 @@ MUTANTS = (
         ),
         "raw_scores",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "scores_squared",
@@ -95,6 +102,7 @@ MUTANTS = (
         "logits multiplied by logits: keras#20510",
         Variant(score=DotScore(apply_scale=lambda raw, scale: times(raw, scale) * times(raw, scale))),
         "scores",
+        diagnosis=("scores-squared",),
     ),
     Mutant(
         "scores_transposed_where_square",
@@ -116,6 +124,7 @@ MUTANTS = (
         "head index off by one: HipKittens#22, FreeToken#177, pytorch#193893",
         Variant(score=DotScore(dot=lambda query, key: dot(query, np.roll(key, -1, axis=1)))),
         "raw_scores",
+        diagnosis=("key-of-next-head",),
     ),
     Mutant(
         "key_of_the_first_batch_entry",

@@ -76,6 +76,7 @@ MUTANTS = (
         "the argument is not passed on: vllm#7425",
         _capped(lambda scores, softcap: scores),
         "capped",
+        diagnosis=("softcap-ignored",),
     ),
     Mutant(
         "softcap_after_the_mask",
@@ -83,6 +84,7 @@ MUTANTS = (
         "-inf becomes -cap, and masked keys get weights: onnx#7865, onnxruntime#28379",
         Variant(fill=_minus_cap),
         "masked",
+        diagnosis=("softcap-after-masked",),
     ),
     Mutant(
         "softcap_after_the_bias",
@@ -90,6 +92,7 @@ MUTANTS = (
         "the bias is capped together with the scores: onnx#7865's kind",
         Variant(add_bias=_with_bias_under_the_cap),
         "biased",
+        diagnosis=("softcap-after-biased",),
     ),
     Mutant(
         "softcap_before_the_scale",
@@ -155,6 +158,7 @@ MUTANTS = (
         _tanh(lambda argument: rounding.bfloat16(np.tanh(rounding.bfloat16(argument)))),
         "capped",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "softcap_tanh_in_float16",
@@ -163,6 +167,7 @@ MUTANTS = (
         _tanh(lambda argument: rounding.float16(np.tanh(argument))),
         "capped",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "softcap_dropped_when_a_bias_is_given",
@@ -170,6 +175,7 @@ MUTANTS = (
         "a bias takes another path, which knows no cap",
         Variant(add_bias=_uncapped_with_a_bias),
         "biased",
+        diagnosis=("softcap-ignored",),
     ),
     Mutant(
         "softcap_dropped_when_something_is_masked",
@@ -177,5 +183,6 @@ MUTANTS = (
         "a mask takes another path, which knows no cap",
         Variant(fill=_uncapped_with_a_mask),
         "masked",
+        diagnosis=("softcap-ignored",),
     ),
 )

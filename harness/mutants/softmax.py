@@ -95,7 +95,15 @@ MUTANTS = (
         WIDE,
     ),
     Mutant("exp_off_by_1e_5", "softmax", "a polynomial exp of five digits", _relative_error(1e-5), "weights", WIDE),
-    Mutant("exp_off_by_1e_4", "softmax", "a polynomial exp of four digits", _relative_error(1e-4), "weights", WIDE),
+    Mutant(
+        "exp_off_by_1e_4",
+        "softmax",
+        "a polynomial exp of four digits",
+        _relative_error(1e-4),
+        "weights",
+        WIDE,
+        diagnosis=("accuracy-of-16-bits",),
+    ),
     Mutant(
         "exp_with_coarse_log2e",
         "softmax",
@@ -104,7 +112,15 @@ MUTANTS = (
         "weights",
         WIDE,
     ),
-    Mutant("exp_by_a_parabola", "softmax", "2^fraction by a quadratic", _exponential(_quadratic_exp), "weights", WIDE),
+    Mutant(
+        "exp_by_a_parabola",
+        "softmax",
+        "2^fraction by a quadratic",
+        _exponential(_quadratic_exp),
+        "weights",
+        WIDE,
+        diagnosis=("accuracy-of-16-bits",),
+    ),
     Mutant(
         "exp_in_float16",
         "softmax",
@@ -112,6 +128,7 @@ MUTANTS = (
         _exponential(lambda shifted: rounding.float16(np.exp(rounding.float16(shifted)))),
         "weights",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "exp_in_bfloat16",
@@ -120,6 +137,7 @@ MUTANTS = (
         _exponential(lambda shifted: rounding.bfloat16(np.exp(shifted))),
         "weights",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
     Mutant(
         "exp_floored_at_minus_20", "softmax", "a clamp keeps weights of 2e-9 alive", _exponential(_floored), "weights"
@@ -131,15 +149,37 @@ MUTANTS = (
         _on_changed(lambda logits: np.minimum(logits, np.asarray(60, logits.dtype))),
         "weights",
     ),
-    Mutant("softmax_over_queries", "softmax", "wrong axis: annotated_deep_learning#146", _over_axis(-2), "weights"),
-    Mutant("softmax_over_heads", "softmax", "wrong axis: fastNLP#254", _over_axis(1), "weights"),
-    Mutant("softmax_over_batch", "softmax", "wrong axis: PyTorch-NLP#2", _over_axis(0), "weights"),
+    Mutant(
+        "softmax_over_queries",
+        "softmax",
+        "wrong axis: annotated_deep_learning#146",
+        _over_axis(-2),
+        "weights",
+        diagnosis=("softmax-over-queries",),
+    ),
+    Mutant(
+        "softmax_over_heads",
+        "softmax",
+        "wrong axis: fastNLP#254",
+        _over_axis(1),
+        "weights",
+        diagnosis=("softmax-over-heads",),
+    ),
+    Mutant(
+        "softmax_over_batch",
+        "softmax",
+        "wrong axis: PyTorch-NLP#2",
+        _over_axis(0),
+        "weights",
+        diagnosis=("softmax-over-batch",),
+    ),
     Mutant(
         "log_sum_exp_in_base_two",
         "softmax",
         "log2 for log: flashinfer#2113, sglang#35045",
         _log_sum_exp(lambda maximum, total: maximum + np.log2(total)),
         "log_sum_exp",
+        diagnosis=("log-sum-exp-mixed-base",),
     ),
     Mutant(
         "log_sum_exp_without_maximum",
@@ -147,6 +187,7 @@ MUTANTS = (
         "log of the shifted sum alone",
         _log_sum_exp(lambda maximum, total: np.log(total)),
         "log_sum_exp",
+        diagnosis=("log-sum-exp-without-maximum",),
     ),
     Mutant(
         "log_sum_exp_in_float16",
@@ -155,5 +196,6 @@ MUTANTS = (
         _log_sum_exp(lambda maximum, total: rounding.float16(maximum + np.log(total))),
         "log_sum_exp",
         WIDE,
+        diagnosis=("accuracy-of-16-bits",),
     ),
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from attncheck.harness.mutants.mutant import WIDE, Honest, Mutant, Subject
+from attncheck.harness.mutants.naming import MOST_WRONGLY, NOT_NAMED, RIGHTLY, WRONGLY, how_named
 from attncheck.harness.mutants.rules import RULES
 from attncheck.harness.vocabulary import STAGES, stage_place
 
@@ -34,7 +35,8 @@ class MutationFrames:
                      where anything that it returned differs from the reference
     ``catches``      one row per mutant, dtype and case that catches it: the stage, the tier, in how many seeds
     ``subjects``     one row per subject and dtype: kind, topic, in how many seeds it is caught, by which tiers and
-                     cases; ``survives`` where it is not caught in every seed (honest: ``flagged`` where ever)
+                     cases; ``survives`` where it is not caught in every seed (honest: ``flagged`` where ever); as what
+                     it is ``named`` from all dtypes together, and whether rightly, wrongly or not
     ``rules``        one row per dtype and rule: mutants caught, honest evaluations rejected
     """
 
@@ -56,21 +58,43 @@ class MutationFrames:
         return self.subjects[(self.subjects["kind"] != "mutant") & (self.subjects["caught_in"] > 0)]
 
     @property
+    def wrongly_named(self) -> pd.DataFrame:
+        """The faults of which something else is told than what they are, a row each."""
+        found = self._named_subjects()
+        return found[found["how_named"].eq(WRONGLY)]
+
+    @property
+    def names_well(self) -> bool:
+        """Whether no more faults are named wrongly than may be."""
+        counts = self.naming()
+        return counts[WRONGLY] <= MOST_WRONGLY * sum(counts.values())
+
+    def naming(self) -> dict[str, int]:
+        """Count faults by how they are named."""
+        found = self._named_subjects()["how_named"]
+        return {how: int(found.eq(how).sum()) for how in (RIGHTLY, WRONGLY, NOT_NAMED)}
+
+    def _named_subjects(self) -> pd.DataFrame:
+        return self.subjects[self.subjects["kind"].eq("mutant")].drop_duplicates("subject")
+
+    @property
     def score(self) -> float:
         """The share of mutants that are caught in every dtype and every seed; NaN of none."""
         mutants = self.subjects[self.subjects["kind"] == "mutant"]
         return 1 - self.survivors["subject"].nunique() / mutants["subject"].nunique() if len(mutants) else float("nan")
 
 
-def summarise(evaluations: pd.DataFrame, subjects: Sequence[Subject], seeds: Sequence[int]) -> MutationFrames:
-    """Sum the evaluations up."""
+def summarise(
+    evaluations: pd.DataFrame, subjects: Sequence[Subject], seeds: Sequence[int], names: Mapping[str, Sequence[str]]
+) -> MutationFrames:
+    """Sum the evaluations up; ``names`` is what is told of a subject's fault."""
     evaluations = evaluations.astype({"caught": bool, **dict.fromkeys(RULES, "boolean")})
     first = _first_flagged(evaluations)
     dtypes = sorted(set(evaluations["dtype"]))
     return MutationFrames(
         evaluations,
         _catches(first),
-        _subjects(evaluations, first, subjects, dtypes, seeds),
+        _subjects(evaluations, first, subjects, dtypes, seeds, names),
         _rules(evaluations, subjects, dtypes),
     )
 
@@ -103,6 +127,7 @@ def _subjects(
     subjects: Sequence[Subject],
     dtypes: Sequence[str],
     seeds: Sequence[int],
+    names: Mapping[str, Sequence[str]],
 ) -> pd.DataFrame:
     rows = []
     all_own, all_caught = _by_subject(evaluations), _by_subject(first)
@@ -128,6 +153,8 @@ def _subjects(
                     "first_case": min(caught["case"], default=""),
                     "largest_ratio": own["ratio"].astype(float).max(),
                     **{rule: bool(own[rule].fillna(value=False).any()) for rule in RULES},
+                    "named": ", ".join(names.get(subject.name, ())),
+                    "how_named": how_named(subject, names.get(subject.name, ())),
                     "description": description_of(subject),
                 }
             )

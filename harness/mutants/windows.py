@@ -89,6 +89,7 @@ MUTANTS = (
         "i - left - 1 <= j: mlx-lm#390, zml#763, transformers#26792",
         _read_as(lambda left, right: (_plus(left, 1), right)),
         "masked",
+        diagnosis=("window-too-wide-left",),
     ),
     Mutant(
         "window_one_key_too_few_before",
@@ -96,6 +97,7 @@ MUTANTS = (
         "i - left < j: transformers#39408",
         _read_as(lambda left, right: (_plus(left, -1), right)),
         "masked",
+        diagnosis=("window-too-narrow-left",),
     ),
     Mutant(
         "window_one_key_too_many_after",
@@ -103,6 +105,7 @@ MUTANTS = (
         "j <= i + right + 1: transformers#47010",
         _read_as(lambda left, right: (left, _plus(right, 1))),
         "masked",
+        diagnosis=("window-too-wide-right",),
     ),
     Mutant(
         "window_one_key_too_few_after",
@@ -110,6 +113,7 @@ MUTANTS = (
         "j < i + right: transformers#47010",
         _read_as(lambda left, right: (left, _plus(right, -1))),
         "masked",
+        diagnosis=("window-too-narrow-right",),
     ),
     Mutant(
         "window_sides_swapped",
@@ -117,6 +121,7 @@ MUTANTS = (
         "(left, right) read as (right, left)",
         _read_as(lambda left, right: (right, left)),
         "masked",
+        diagnosis=("window-sides-swapped",),
     ),
     Mutant(
         "one_sided_window_on_both_sides",
@@ -145,6 +150,7 @@ MUTANTS = (
         "0 is false, so a side of 0 keys counts as none given: zml#763's kind",
         _read_as(lambda left, right: (left or None, right or None)),
         "masked",
+        diagnosis=("window-ignored",),
     ),
     Mutant(
         "window_split_between_its_sides",
@@ -153,13 +159,21 @@ MUTANTS = (
         _read_as(lambda left, right: (None if left is None else left // 2, None if right is None else right // 2)),
         "masked",
     ),
-    Mutant("window_ignored", "windows", "the argument has no effect", _dropped_if(lambda request: True), "masked"),
+    Mutant(
+        "window_ignored",
+        "windows",
+        "the argument has no effect",
+        _dropped_if(lambda request: True),
+        "masked",
+        diagnosis=("window-ignored",),
+    ),
     Mutant(
         "window_ignored_without_a_mask",
         "windows",
         "an early return where no mask is given: jax#32300",
         _dropped_if(lambda request: request.mask is None),
         "masked",
+        diagnosis=("window-ignored",),
     ),
     Mutant(
         "window_dropped_when_a_mask_is_given",
@@ -167,6 +181,7 @@ MUTANTS = (
         "a mask of one's own ends the window: transformers#48748's kind",
         _dropped_if(lambda request: request.mask is not None),
         "masked",
+        diagnosis=("window-ignored",),
     ),
     Mutant(
         "window_dropped_when_causal",
@@ -174,6 +189,7 @@ MUTANTS = (
         "only one of causality and window is used: onnxruntime#14363's kind",
         _dropped_if(lambda request: request.is_causal),
         "masked",
+        diagnosis=("window-ignored",),
     ),
     Mutant(
         "window_dropped_when_key_lengths_are_given",
@@ -181,6 +197,7 @@ MUTANTS = (
         "only one of lengths and window is used: jax#23349's kind",
         _dropped_if(lambda request: request.key_lengths is not None),
         "masked",
+        diagnosis=("window-ignored",),
     ),
     Mutant(
         "causal_dropped_when_a_window_is_given",
@@ -188,6 +205,7 @@ MUTANTS = (
         "a window of one's own ends causality: transformers#26792's kind",
         Variant(allowed=_causal_dropped),
         "masked",
+        diagnosis=("causality-ignored",),
     ),
     Mutant(
         "window_or_causal",
@@ -202,6 +220,7 @@ MUTANTS = (
         "the other corner where Lq and Lk differ: mlx#2835's kind",
         Variant(allowed=Allowed(window=_bottom_right)),
         "masked",
+        diagnosis=("aligned-bottom-right",),
     ),
     Mutant(
         "window_does_not_move",

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import pyarrow as pa
 from numpy.typing import NDArray
 
-FORMAT = 5
+FORMAT = 6
 REPORT_FOLDER = "report"
 SCRIPTS_FOLDER = "scripts"
 ComparisonKind = Literal["stage", "pair", "printed", "known", "exact"]
@@ -65,6 +65,8 @@ ROW_SCHEMA = pa.schema(
         pa.field("reason", pa.string()),
         pa.field("thread", pa.string()),
         pa.field("empty_rows", pa.string()),
+        pa.field("diagnosis", pa.string()),
+        pa.field("evidence", pa.string()),
     ]
 )
 
@@ -99,6 +101,9 @@ class Row:
     query rows stand for all, ``judged_rows`` of ``query_rows`` were judged; both are None where all were. ``unjudged``
     counts the elements of these rows that have no exact answer; of a pair, those of them that differ.
     ``empty_rows`` is what rows without a key give, where that and nothing else differs from what the case means.
+
+    ``diagnosis`` is the name of what the implementation does instead, ``evidence`` what the row says of that
+    (``judging.diagnosis``): a case names what it can by itself, and all cases of a run together decide.
 
     Of a number ``half_unit`` is what its digits leave open on the side where the value lies, ``propagated`` what the
     rounding of the inputs can move it by, and ``document_bound`` the largest error of the precision that its document
@@ -149,6 +154,8 @@ class Row:
     reason: str | None = None
     thread: str | None = None
     empty_rows: str | None = None
+    diagnosis: str | None = None
+    evidence: str | None = None
 
 
 def bound_name(numerical_class: str) -> str:

@@ -47,16 +47,21 @@ def test_the_common_mistakes_come_once_each_and_without_the_right_one() -> None:
     found = [scale for scale, _ in other_scales("attention", Posed({}, INPUTS))]
     assert found[0] == 1.0
     assert len(found) == len(set(found))
-    assert set(found) == {1.0, 1 / 16, 4.0, 1 / 3, 1 / 8, 0.5, -0.25}
+    assert set(found) == {1.0, 1 / 16, 4.0, 1 / 3, 1 / 8, 0.5, -0.25, 0.25 / math.log(2), 0.25 * math.log(2)}
     given = dict(other_scales("attention", Posed({"scale": 0.5}, INPUTS)))
-    assert given[0.25] == "the default 1/sqrt(D)"
-    assert given[0.125] == "the given one times 1/sqrt(D)"
+    # Half of a scale that is 1/2 is the default.
+    assert given[0.25] == {
+        "scale-default": "the default 1/sqrt(D)",
+        "scale-twice": "twice the same factor",
+        "scale-halved": "half as large",
+    }
+    assert given[0.125]["scale-times-default"] == "the given one times 1/sqrt(D)"
 
 
 def test_of_several_heads_the_widths_are_those_of_one() -> None:
     found = dict(other_scales("multi_head_attention", Posed({"heads": 2, "kv_heads": 1}, HEADS)))
-    assert found[1 / 8] == "1/sqrt(E)"
-    assert found[1 / math.sqrt(18)] == "1/sqrt(Dv)"
+    assert found[1 / 8] == {"scale-inverse-root-of-E": "1/sqrt(E)", "scale-halved": "half as large"}
+    assert found[1 / math.sqrt(18)] == {"scale-inverse-root-of-Dv": "1/sqrt(Dv)"}
 
 
 @pytest.mark.parametrize("wanted", [0.31, -0.2, 3.0, 1e-2])

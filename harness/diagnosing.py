@@ -1,0 +1,78 @@
+"""What a run's failing cases say together of each implementation: the verdicts and messages that its rows have then.
+
+A row is written when its case is judged, and names what that case alone can name. Only the whole run knows whether
+another case refutes it. So rows are retold when they are read, and when a run is summed up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from attncheck.harness.judging.diagnosis import Decision, Plain, bring_together, retold, unpack
+from attncheck.harness.results.format import ROW_SCHEMA, Row
+
+Unit = tuple[str, str]
+"""case, dtype"""
+
+
+def retold_rows(rows: Sequence[Row]) -> list[Row]:
+    """Retell the failing rows of one run."""
+    carried = [None if row.known or row.evidence is None else unpack(row.evidence) for row in rows]
+    decisions = bring_together(
+        (row.implementation, (row.case, row.dtype), found[0])
+        for row, found in zip(rows, carried, strict=True)
+        if found is not None and row.comparison == "stage"
+    )
+    told = []
+    for row, found in zip(rows, carried, strict=True):
+        decision = decisions.get((row.implementation, (row.case, row.dtype)))
+        told.append(row if found is None or decision is None else _retold(row, decision, found[1]))
+    return told
+
+
+def _retold(row: Row, decision: Decision, plain: Plain) -> Row:
+    is_stage = row.comparison == "stage"
+    told = retold(decision, plain, row.message, follows=not is_stage)
+    if told is None:
+        return row
+    begins_at = (told.begins_at or None) if is_stage else row.begins_at
+    return replace(row, verdict=told.verdict, message=told.message, begins_at=begins_at, diagnosis=told.diagnosis)
+
+
+def retold_frame(rows: pd.DataFrame) -> pd.DataFrame:
+    """Retell the rows of several runs, each implementation of each environment by its own cases."""
+    carrying = rows[rows["evidence"].notna() & ~rows["known"].astype(bool)]
+    if carrying.empty:
+        return rows
+    before: list[Row] = []
+    after: list[Row] = []
+    for _, part in carrying.groupby("environment", sort=False):
+        own = _records(part)
+        before, after = [*before, *own], [*after, *retold_rows(own)]
+    order = carrying.groupby("environment", sort=False).indices
+    index = carrying.index[[place for places in order.values() for place in places]]
+    told = [(where, new) for where, old, new in zip(index, before, after, strict=True) if new is not old]
+    for column in ("verdict", "message", "begins_at", "diagnosis") if told else ():
+        whole = rows[column].astype(object)
+        values = [getattr(new, column) for _, new in told]
+        whole.loc[[where for where, _ in told]] = [None if value is None else str(value) for value in values]
+        rows[column] = whole.astype(rows[column].dtype)
+    return rows
+
+
+def _records(rows: pd.DataFrame) -> list[Row]:
+    kept = rows[list(ROW_SCHEMA.names)].to_dict("records")
+    return [Row(**{str(name): value for name, value in record.items()}) for record in kept]
+
+
+def counted_again(counts: Mapping[str, int], before: Iterable[Row], after: Iterable[Row]) -> Counter[str]:
+    """Count verdicts again of which some are told otherwise."""
+    found = Counter(counts)
+    for old, new in zip(before, after, strict=True):
+        found[old.verdict] -= 1
+        found[new.verdict] += 1
+    return found

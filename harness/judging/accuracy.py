@@ -1,0 +1,88 @@
+"""How accurate a wrong result is: as a lower precision alone would be. That is no cause, and said where none is found.
+
+A result is as accurate as a format where its errors are within the bounds that a computation in that format would have.
+That is said where they also look like roundings, of both signs and not in proportion to what they are errors of, and
+are not far smaller. An accuracy explains every failure: one error beyond its bounds refutes it, and so does a failure
+in a dtype for which it is good enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from attncheck.harness.judging.bounds_terms import Real
+from attncheck.harness.judging.conventions import Convention
+from attncheck.harness.judging.formats import FORMATS
+from attncheck.harness.judging.truth import Array, Stages, Truth
+from attncheck.harness.reading.lowering import Posed
+from attncheck.harness.verdicts import Verdict
+from attncheck.harness.vocabulary import stage_place
+
+ACCURACIES = (("float32", "native", "float32"), ("16-bits", "eager_pre", "bfloat16"))
+"""Of each its name, and the numerical class and dtype whose roundings it has; the best one first."""
+
+_LEAST_Z = 2.0**-8
+"""In units of the noise that a format makes: errors far smaller are not that format's."""
+_LEAST_ERRORS = 16
+_MOST_OF_ONE_SIGN = 0.95
+_MOST_EXPLAINED = 0.5
+
+Agrees = Callable[[Truth, str, Array, str], bool]
+
+
+def judge_accuracy(
+    truth: Truth, posed: Posed, failing: Stages, numerical_class: str, agrees: Agrees
+) -> tuple[Convention | None, set[str]]:
+    """Return the accuracy that what fails has, if any can be told, and the names of those that it has not.
+
+    ``agrees(truth, stage, array, numerical_class)`` holds a stage against a truth within its bounds.
+    """
+    refuted = set[str]()
+    for name, of_format, dtype in ACCURACIES:
+        if not _is_lower(dtype, truth.dtype):
+            refuted.add(_called(name))
+            continue
+        bounds = replace(truth, dtype=dtype, _bounds={}, _readings={}).bounds(of_format)
+        lower = replace(truth, _bounds={numerical_class: dict(bounds)}, _readings={})
+        if not all(agrees(lower, stage, array, numerical_class) for stage, array in failing.items()):
+            refuted.add(_called(name))
+            continue
+        first = min(failing, key=stage_place)
+        said = _is_noise(truth, bounds[first].scale, first, failing[first])
+        if said is None:
+            return None, refuted
+        if said:
+            return _convention(name, posed), refuted
+        return None, refuted | {_called(other) for other, _, _ in ACCURACIES}
+    return None, refuted
+
+
+def _is_noise(truth: Truth, scale: Real, stage: str, array: Array) -> bool | None:
+    """Say whether the errors of a stage look like roundings of a format; None where there are too few, or too small."""
+    exact, stored = truth.exact[stage], array.astype(np.float64)
+    known = np.isfinite(exact.high) & np.isfinite(exact.radius) & np.isfinite(stored)
+    value, error = exact.high[known], stored[known] - exact.high[known] - exact.low[known]
+    wrong = error != 0
+    with np.errstate(all="ignore"):
+        z = np.abs(error) / scale[known]
+        if wrong.sum() < _LEAST_ERRORS or not np.max(z[np.isfinite(z)], initial=0.0) >= _LEAST_Z:
+            return None
+        positive = float((error[wrong] > 0).mean())
+        explained = float(error @ value) ** 2 / float((error @ error) * (value @ value))
+    return 1 - _MOST_OF_ONE_SIGN <= positive <= _MOST_OF_ONE_SIGN and not explained > _MOST_EXPLAINED
+
+
+def _is_lower(of: str, dtype: str) -> bool:
+    return FORMATS[of].precision < FORMATS[dtype].precision and dtype not in ("float16", "bfloat16")
+
+
+def _called(name: str) -> str:
+    return f"accuracy-of-{name}"
+
+
+def _convention(name: str, posed: Posed) -> Convention:
+    says = f"the {{stage}} is as accurate as {name.replace('-', ' ')} alone"
+    return Convention(_called(name), says, "", posed, Verdict.NUMERIC, is_fitted=True)

@@ -1,0 +1,159 @@
+"""Steps of attention that were computed as other steps: answers that no problem has.
+
+Such an answer is followed from the exact stages before it in float64, and so are its error bounds, by the formulas of
+the stages that it is made of. What float64 itself may be off by is the bound of class native in float64, and stands in
+the answer's radius: a result fits where it is within its own class's bound beside that. No statistics are asked, only
+the largest error that is possible.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from attncheck.harness.judging.bounds import Bound
+from attncheck.harness.judging.bounds_terms import Real
+from attncheck.harness.judging.conventions import Convention, Departs
+from attncheck.harness.judging.enclosure import Enclosure
+from attncheck.harness.judging.other_steps import (
+    Follow,
+    in_base_two,
+    merged_by_view,
+    mixed,
+    multiplied,
+    not_renormalised,
+    softmax_over,
+    split_by_view,
+    squared,
+    without_maximum,
+)
+from attncheck.harness.judging.policies import policy_for
+from attncheck.harness.judging.scales import has_scale, scale_of
+from attncheck.harness.judging.truth import Stages, Truth
+from attncheck.harness.reading.lowering import Posed
+from attncheck.harness.verdicts import Verdict
+from attncheck.harness.vocabulary import DEFAULT_EMPTY_ROWS
+
+_ATTENTION = ("attention", "multi_head_attention")
+_WITH_SOFTMAX = ("softmax", *_ATTENTION)
+_WITH_SCORES = ("scoring", *_ATTENTION)
+_HEADS = ("multi_head_attention",)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step that may have been taken for another, at a stage of some operations."""
+
+    name: str
+    says: str
+    stage: str
+    follow: Follow
+    operations: tuple[str, ...]
+
+
+_STEPS = (
+    _Step("log-sum-exp-base-2", "log_sum_exp is in base 2: it lacks the factor ln(2)", "log_sum_exp", in_base_two,
+          _WITH_SOFTMAX),
+    _Step("log-sum-exp-mixed-base", "log_sum_exp adds the logarithm in base 2 of the sum to the maximum", "log_sum_exp",
+          mixed, _WITH_SOFTMAX),
+    _Step("log-sum-exp-without-maximum", "log_sum_exp lacks the maximum that was subtracted", "log_sum_exp",
+          without_maximum, _WITH_SOFTMAX),
+    _Step("softmax-over-queries", "the softmax runs over the queries, not over the keys", "weights", softmax_over(-2),
+          _WITH_SOFTMAX),
+    _Step("softmax-over-heads", "the softmax runs over the heads, not over the keys", "weights", softmax_over(-3),
+          _WITH_SOFTMAX),
+    _Step("softmax-over-batch", "the softmax runs over the batch, not over the keys", "weights", softmax_over(-4),
+          _WITH_SOFTMAX),
+    _Step("weights-not-renormalised", "masked weights are set to zero behind the softmax, the others not renormalised",
+          "masked", not_renormalised, _ATTENTION),
+    _Step("scores-squared", "the scores are squared", "scores", squared, _WITH_SCORES),
+    _Step("heads-merged-by-view", "heads are merged by a reshape without a transposition", "output", merged_by_view,
+          _HEADS),
+    _Step("heads-split-by-view", "heads are split by a reshape without a transposition", "query", split_by_view,
+          _HEADS),
+)  # fmt: skip
+
+
+def departures_of(operation: str, posed: Posed) -> Iterator[Convention]:
+    """Yield the steps that may have been taken for others in an operation."""
+    for step in _STEPS:
+        is_there = step.follow is not squared or has_scale(operation, posed)
+        if operation in step.operations and is_there:
+            yield _convention(step.name, step.says, step.stage, posed, _departs(step.follow))
+    if operation == "attention_gradients":
+        yield from _gradients(operation, posed)
+
+
+def _gradients(operation: str, posed: Posed) -> Iterator[Convention]:
+    scale = scale_of(operation, posed)
+    root = math.sqrt(posed.inputs["query"].shape[-1])
+    told = {
+        "unscaled": (1 / scale if scale else 1.0, "lacks the scale"),
+        "scaled-twice": (scale, "is scaled twice"),
+        "times-root-of-width": (root, "is sqrt(D) times too large"),
+        "over-root-of-width": (1 / root, "is sqrt(D) times too small"),
+        "times-width": (root * root, "is D times too large"),
+        "over-width": (1 / (root * root), "is D times too small"),
+    }
+    same = {name: f"{factor:.12g}" for name, (factor, _) in told.items()}
+    for name, (factor, says) in told.items():
+        departs = _departs(multiplied(("grad_query", "grad_key"), factor), only_failing=True)
+        alike = [other for key, (_, other) in told.items() if same[key] == same[name]]
+        unsure = f"the {{stage}} {' or '.join(alike)}"
+        found = _convention(f"gradients-{name}", f"the {{stage}} {says}", "grad_query", posed, departs)
+        yield replace(found, answer=f"gradients times {same[name]}", unsure=unsure)
+    if "bias" in posed.inputs:
+        says = "the gradient of the bias is scaled like that of the scores"
+        departs = _departs(multiplied(("grad_bias",), scale))
+        yield _convention("bias-gradient-scaled", says, "grad_bias", posed, departs)
+
+
+def _convention(name: str, says: str, stage: str, posed: Posed, departs: Departs) -> Convention:
+    return Convention(name, says, stage, posed, Verdict.NUMERIC, departs=departs)
+
+
+def _departs(follow: Follow, *, only_failing: bool = False) -> Departs:
+    def departs(truth: Truth, numerical_class: str, failing: Stages) -> Truth | None:
+        if not _is_plain(truth):
+            return None
+        own = {stage: bound.worst for stage, bound in truth.bounds(numerical_class).items()}
+        known = {stage: np.abs(each.low) + each.radius for stage, each in truth.exact.items()}
+        with np.errstate(all="ignore"):
+            found = follow(truth, policy_for(numerical_class, truth.dtype), own)
+            radii = follow(truth, policy_for("native", "float64"), known)
+        changed = [stage for stage in found if stage in truth.exact and (stage in failing or not only_failing)]
+        exact = {stage: _enclosure(found[stage][0], radii[stage][1]) for stage in changed}
+        bounds = {stage: Bound(found[stage][1], found[stage][1]) for stage in changed}
+        return _other(truth, {**truth.exact, **exact}, numerical_class, {**truth.bounds(numerical_class), **bounds})
+
+    return departs
+
+
+def _other(truth: Truth, exact: Mapping[str, Enclosure], numerical_class: str, bounds: Mapping[str, Bound]) -> Truth:
+    return replace(
+        truth,
+        exact=exact,
+        solved={},
+        special=None,
+        generic=False,
+        _bounds={numerical_class: dict(bounds)},
+        _readings={},
+    )
+
+
+def _is_plain(truth: Truth) -> bool:
+    """Whether every row has an answer by arithmetic, and all of it is known."""
+    special = truth.special
+    conventional = special is None or (special.convention == DEFAULT_EMPTY_ROWS and not special.poisoned.any())
+    is_defined = truth.undefined is None and not truth.inner
+    return conventional and is_defined and truth.query_rows is None and "softcap_follows" not in truth.options
+
+
+def _enclosure(value: Real, radius: Real) -> Enclosure:
+    """Enclose what was computed in float64; NaN has no answer."""
+    known = np.isfinite(value)
+    radius = np.where(known, radius, np.where(np.isnan(value), np.inf, 0.0))
+    return Enclosure(value, np.zeros_like(value), np.broadcast_to(radius, value.shape))

@@ -1,0 +1,207 @@
+"""What an implementation does wrong, told from all of its failing cases: a reading that explains all that it can.
+
+One case is seldom enough. Weights of zero are those of every large scale, and one query that sees all keys ignores
+causality or aligns it bottom right. So each failing case only says which readings fit it and which it refutes
+(``recognition.py``), and over a run, for each implementation:
+
+- a reading is out where any failing case refutes it: it would have shown there, and what was returned is not that;
+- of the others, those that explain a case are its candidates; one that explains more cases in all goes before one
+  that explains some of them only;
+- so is one that explains fewer cases than nothing explains, of those that fail first at the same stage;
+- a number that was fitted is not named beside a cause of the same stage;
+- where candidates of several answers are left, the case is not named, and so it is where none is left. A convention
+  that fits is said even beside others;
+- an accuracy is no cause: it is asked for where nothing else fits, and a failure in a dtype of that accuracy, or by
+  more than its roundings, refutes it.
+
+Cases that agree refute nothing: what was right is not computed again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, replace
+from typing import TypeVar
+
+from attncheck.harness.judging.recognition import Findings
+from attncheck.harness.verdicts import Verdict
+
+Unit = TypeVar("Unit")
+OR = " or "
+"""Between names of which no case tells which it is."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A reading that explains a case; ``unsure`` names all that have its answer there, ``says`` it alone."""
+
+    name: str
+    says: str
+    stage: str
+    verdict: str
+    answer: str
+    unsure: str = ""
+    is_fitted: bool = False
+
+    @property
+    def is_accuracy(self) -> bool:
+        """Whether it says how large the errors are, and not why."""
+        return not self.stage
+
+
+@dataclass(frozen=True)
+class Plain:
+    """How a row reads where nothing is named, and as which message it was written."""
+
+    verdict: str
+    message: str
+    begins_at: str
+    told: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one failing case says of its implementation; nothing in rows that only follow from others.
+
+    ``failing`` is the first stage that fails.
+    """
+
+    fits: tuple[Fit, ...] = ()
+    refuted: frozenset[str] = frozenset()
+    failing: str = ""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is named of one case: a reading, or nothing; or what the case says by itself is to stand."""
+
+    fit: Fit | None = None
+    stands: bool = False
+
+
+NAMELESS = Decision()
+STANDS = Decision(stands=True)
+
+
+def evidence_of(findings: Findings, stage: str) -> Evidence:
+    """Return what findings say, for a case whose first failing stage is given."""
+    fits = (
+        Fit(
+            each.name,
+            each.says.format(stage=stage),
+            each.stage,
+            each.verdict.value,
+            each.its_answer,
+            each.unsure.format(stage=stage),
+            each.is_fitted,
+        )
+        for each in findings.fits
+    )
+    return Evidence(tuple(fits), findings.refuted, stage)
+
+
+def pack(evidence: Evidence, plain: Plain) -> str:
+    """Write what a row has to carry."""
+    record = {
+        "fits": [asdict(fit) for fit in evidence.fits],
+        "refuted": sorted(evidence.refuted),
+        "failing": evidence.failing,
+        "plain": asdict(plain),
+    }
+    return json.dumps(record, ensure_ascii=False)
+
+
+def unpack(text: str) -> tuple[Evidence, Plain] | None:
+    """Read what a row carries; None where that is damaged: the row then stays as it was written."""
+    try:
+        record = json.loads(text)
+        fits = tuple(Fit(**each) for each in record["fits"])
+        plain = Plain(**record["plain"])
+        Verdict(plain.verdict)
+        return Evidence(fits, frozenset(record["refuted"]), str(record["failing"])), plain
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def decide(cases: Mapping[Unit, Evidence]) -> dict[Unit, Decision]:
+    """Decide what to name of each failing case of one implementation."""
+    refuted = frozenset[str]().union(*(each.refuted for each in cases.values()))
+    explained: dict[str, set[Unit]] = {}
+    for unit, evidence in cases.items():
+        for fit in evidence.fits:
+            if fit.name not in refuted:
+                explained.setdefault(fit.name, set()).add(unit)
+    _leave_out_rare(explained, cases)
+    fits = [fit for evidence in cases.values() for fit in evidence.fits if fit.name in explained]
+    stages = {fit.stage for fit in fits if not fit.is_fitted}
+    return {unit: _decision(evidence, explained, stages) for unit, evidence in cases.items()}
+
+
+def _leave_out_rare(explained: dict[str, set[Unit]], cases: Mapping[Unit, Evidence]) -> None:
+    """Leave out what explains fewer cases than nothing explains: more likely they have all one cause, another one."""
+    nameless = [each.failing for unit, each in cases.items() if not any(unit in units for units in explained.values())]
+    accuracies = {fit.name for each in cases.values() for fit in each.fits if fit.is_accuracy}
+    for name, units in list(explained.items()):
+        if name in accuracies:
+            continue  # which one error that is larger would have refuted
+        stages = {cases[unit].failing for unit in units}
+        if sum(failing in stages for failing in nameless) > len(units):
+            del explained[name]
+
+
+def _decision(evidence: Evidence, explained: Mapping[str, set[Unit]], stages: Set[str]) -> Decision:
+    left = [fit for fit in evidence.fits if fit.name in explained and not (fit.is_fitted and fit.stage in stages)]
+    left = [fit for fit in left if not any(explained[fit.name] < explained[other.name] for other in left)]
+    if not left:
+        return NAMELESS
+    if len({fit.answer for fit in left}) == 1:
+        return Decision(left[0] if len(left) == 1 else _with_all_names(left))
+    return STANDS if any(fit.verdict == Verdict.SEMANTIC for fit in left) else NAMELESS
+
+
+def _with_all_names(fits: Sequence[Fit]) -> Fit:
+    """Bring readings of one answer together, such as scales that are the same number in every case."""
+    first = fits[0]
+    return replace(first, name=OR.join(fit.name for fit in fits), says=first.unsure or first.says)
+
+
+@dataclass(frozen=True)
+class Told:
+    """How a row reads in the end."""
+
+    verdict: str
+    message: str
+    begins_at: str
+    diagnosis: str | None
+
+
+def retold(decision: Decision, plain: Plain, message: str, *, follows: bool = False) -> Told | None:
+    """Return how a row reads under a decision; None where it stays as it was written.
+
+    ``message`` is the row's own; what stands in it behind that with which it was written stays. A row that ``follows``
+    from others, a number of a document, is right by a convention, or wrong without a name.
+    """
+    if decision.stands:
+        return None
+    behind = message.removeprefix(plain.told) if message.startswith(plain.told) else ""
+    fit = decision.fit
+    if fit is None or (follows and fit.verdict != Verdict.SEMANTIC):
+        return Told(plain.verdict, plain.message + behind, plain.begins_at, None)
+    begins_at = fit.stage or plain.begins_at
+    if fit.verdict != Verdict.SEMANTIC:
+        return Told(plain.verdict, f"{fit.says}; {plain.message}{behind}", begins_at, fit.name)
+    says = f"{plain.message}; {fit.says}" if follows else fit.says
+    return Told(Verdict.SEMANTIC, says + behind, begins_at, fit.name)
+
+
+def bring_together(evidences: Iterable[tuple[str, Unit, Evidence]]) -> dict[tuple[str, Unit], Decision]:
+    """Decide for several implementations, whose names come first, at once."""
+    cases: dict[str, dict[Unit, Evidence]] = {}
+    for implementation, unit, evidence in evidences:
+        cases.setdefault(implementation, {})[unit] = evidence
+    return {
+        (implementation, unit): decision
+        for implementation, of_it in cases.items()
+        for unit, decision in decide(of_it).items()
+    }

@@ -1,0 +1,46 @@
+"""Readings with a free number: the scale, or factor of a bias, with which a case comes nearest to what was returned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attncheck.harness.judging.conventions import Convention
+from attncheck.harness.judging.formats import FORMATS
+from attncheck.harness.judging.mistakes import with_bias_times
+from attncheck.harness.judging.nearness import best_number
+from attncheck.harness.judging.scales import has_scale, scale_of, scales_in_words, shortest
+from attncheck.harness.judging.truth import Stages, Truth
+from attncheck.harness.reading.lowering import Posed, essential
+from attncheck.harness.verdicts import Verdict
+from attncheck.harness.vocabulary import stage_place
+
+LEAST_FITTED = 8
+"""Numbers that a fitted one must explain: some scale explains every single one."""
+
+
+def fitted_numbers(truth: Truth, posed: Posed, failing: Stages) -> Iterator[Convention]:
+    """Yield the case with the number that fits best, and before it with the nearest number of few digits."""
+    if sum(array.size for array in failing.values()) < LEAST_FITTED:
+        return
+    operation, first = truth.operation, min(map(stage_place, failing))
+    unit, plain = FORMATS[truth.dtype].unit_roundoff, essential(operation, posed.options, posed.inputs)
+    if has_scale(operation, posed) and first >= stage_place("scores"):
+        own = scale_of(operation, posed)
+        fitted = best_number(operation, lambda scale: _scaled(plain, scale), failing, own)
+        for scale in _shortened(fitted, unit, own):
+            told, given = scales_in_words(scale, own)
+            says = f"the {{stage}} is that of scale {told} (given {given})"
+            changed = _scaled(posed, scale)
+            yield Convention("scale-fitted", says, "scores", changed, Verdict.NUMERIC, is_fitted=True)
+    if "bias" in posed.inputs and first >= stage_place("biased"):
+        fitted = best_number(operation, lambda factor: with_bias_times(plain, factor, "").posed, failing, 1.0)
+        for factor in _shortened(fitted, unit, 1.0):
+            yield with_bias_times(posed, factor, scales_in_words(factor, 1.0)[0])
+
+
+def _scaled(posed: Posed, scale: float) -> Posed:
+    return Posed({**posed.options, "scale": scale}, posed.inputs)
+
+
+def _shortened(fitted: float | None, unit: float, own: float) -> list[float]:
+    return [] if fitted is None else list(dict.fromkeys((shortest(fitted, 4 * unit, own), fitted)))

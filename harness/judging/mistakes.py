@@ -1,0 +1,224 @@
+"""What implementations are known to do instead of what a case asks for, each as another problem.
+
+None of these is a convention: nobody means them. Each is the exact answer of a problem that the case does not pose, so
+that a result can be held against it within bounds (``recognition.py``). A mistake is offered only by a case that has
+what it is about, and one that changes nothing there is told apart from the case by nobody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from attncheck.harness.judging.conventions import (
+    Convention,
+    mistake,
+    queries_and_keys,
+    with_allowed,
+    with_inputs,
+    with_options,
+    without_input,
+)
+from attncheck.harness.judging.oracle_problem import Problem
+from attncheck.harness.judging.scales import has_scale, scale_of
+from attncheck.harness.judging.special_rows import scores_shape
+from attncheck.harness.reading.lowering import Posed, essential, query_offset
+from attncheck.harness.verdicts import Verdict
+
+_SHARED_AXES = ((0, "batch-entry", "batch entry"), (1, "head", "head"))
+_PROJECTIONS = ("query", "key", "value", "output")
+
+
+def mistakes_of(operation: str, posed: Posed) -> Iterator[Convention]:
+    """Yield what a case may have been computed as by mistake."""
+    yield from _biases(operation, posed)
+    yield from _causality(posed)
+    yield from _sides(posed)
+    yield from _last_row(operation, posed)
+    yield from _shared(posed)
+    yield from _transposed_mask(posed)
+    yield from _operands(operation, posed)
+    if operation == "multi_head_attention":
+        yield from _projections(posed)
+        yield from _interleaved(posed)
+
+
+def _biases(operation: str, posed: Posed) -> Iterator[Convention]:
+    bias = posed.inputs.get("bias")
+    if bias is None:
+        return
+    yield mistake("bias-ignored", "the bias is ignored", with_inputs(posed, bias=np.zeros_like(bias)), "biased")
+    for name, factor, says in _factors_of_bias(operation, posed):
+        if factor != 1 and (factor > 0 or np.isfinite(bias).all()):
+            other = _with_bias_times(posed, factor)
+            answer = f"bias times {factor:.12g}"
+            yield Convention(name, says, "biased", other, Verdict.NUMERIC, answer=answer)
+
+
+def _factors_of_bias(operation: str, posed: Posed) -> Iterator[tuple[str, float, str]]:
+    if has_scale(operation, posed):
+        scale = scale_of(operation, posed)
+        yield "bias-scaled", scale, "the bias is added before the scores are scaled"
+        if scale:
+            yield "bias-unscaled", 1 / scale, "the bias is divided by the scale"
+    yield "bias-negated", -1.0, "the bias is subtracted"
+    yield "bias-twice", 2.0, "the bias is added twice"
+    yield "bias-times-log2e", 1 / math.log(2), "the bias is multiplied by log2(e), as before an exponential in base 2"
+    yield "bias-times-ln2", math.log(2), "the bias is added in base 2: it lacks the factor log2(e)"
+
+
+def with_bias_times(posed: Posed, factor: float, words: str) -> Convention:
+    """Return a bias times a number that was fitted."""
+    says = f"the bias is multiplied by {words}"
+    return Convention("bias-fitted", says, "biased", _with_bias_times(posed, factor), Verdict.NUMERIC, is_fitted=True)
+
+
+def _with_bias_times(posed: Posed, factor: float) -> Posed:
+    """Multiply what is finite: minus infinity stays what it is."""
+    bias = posed.inputs["bias"].astype(np.float64)
+    return with_inputs(posed, bias=np.where(np.isfinite(bias), np.where(np.isfinite(bias), bias, 0.0) * factor, bias))
+
+
+def _causality(posed: Posed) -> Iterator[Convention]:
+    """Yield diagonals that are one off. As a mask: the position that a case counts from has no option for it."""
+    if not posed.options.get("is_causal"):
+        return
+    queries, keys = queries_and_keys(posed)
+    behind = np.arange(keys) - np.arange(queries)[:, np.newaxis] - query_offset(posed.options, posed.inputs)
+    for name, steps, says in (
+        ("causal-next-key", 1, "causality is off by one: each query sees one key too many, j <= i + 1"),
+        ("causal-without-own-key", -1, "causality is off by one: no query sees its own key, j < i"),
+    ):
+        yield mistake(name, says, with_allowed(with_options(posed, is_causal=False), behind <= steps))
+    mirrored = with_allowed(with_options(posed, is_causal=False), behind >= 0)
+    yield mistake("causal-mirrored", "causality is mirrored: query i sees the keys j >= i", mirrored)
+
+
+def _sides(posed: Posed) -> Iterator[Convention]:
+    window = posed.options.get("window")
+    if window is not None and window[0] != window[1]:
+        left, right = window
+        yield mistake("window-sides-swapped", "left and right of the window are swapped", _window(posed, right, left))
+
+
+def _window(posed: Posed, left: int | None, right: int | None) -> Posed:
+    return with_options(posed, window=(left, right))
+
+
+def _last_row(operation: str, posed: Posed) -> Iterator[Convention]:
+    """Yield a last query that sees all keys: of tiles, the one that is left over has lost its mask."""
+    plain = essential(operation, posed.options, posed.inputs)
+    shape = scores_shape(operation, plain.options, plain.inputs)
+    allowed = Problem.of(operation, plain.options, plain.inputs).allowed(shape)
+    if allowed is None or not shape[-2]:
+        return
+    unmasked = allowed.copy()
+    unmasked[..., -1, :] = True
+    plain.options.pop("is_causal", None)
+    plain.inputs["mask"] = unmasked
+    kept = {name: posed.options[name] for name in ("empty_rows",) if name in posed.options}
+    yield mistake(
+        "last-row-unmasked", "the last query row is not masked", Posed({**plain.options, **kept}, plain.inputs)
+    )
+
+
+def _shared(posed: Posed) -> Iterator[Convention]:
+    """Yield what belongs to one head or batch entry, taken for all: a stride of zero."""
+    for name, stage, plural in (("mask", "masked", "the mask"), ("bias", "biased", "the bias")):
+        array = posed.inputs.get(name)
+        for axis, slug, word in _SHARED_AXES:
+            if array is not None and array.ndim == 4 and array.shape[axis] > 1:
+                says = f"{plural} of the first {word} is taken for all"
+                shared = np.broadcast_to(array.take([0], axis), array.shape)
+                yield mistake(f"{name}-of-first-{slug}", says, with_inputs(posed, **{name: shared}), stage)
+    lengths = posed.inputs.get("key_lengths")
+    if lengths is not None and lengths.size > 1:
+        says = "the key length of the first batch entry is taken for all"
+        shared = np.broadcast_to(lengths[:1], lengths.shape)
+        yield mistake("key-lengths-of-first-batch-entry", says, with_inputs(posed, key_lengths=shared))
+
+
+def _transposed_mask(posed: Posed) -> Iterator[Convention]:
+    mask = posed.inputs.get("mask")
+    queries, keys = queries_and_keys(posed)
+    if mask is not None and mask.ndim >= 2 and queries == keys and max(mask.shape[-2:]) > 1:
+        says = "queries and keys of the mask are swapped"
+        yield mistake("mask-transposed", says, with_inputs(posed, mask=np.swapaxes(mask, -1, -2)))
+
+
+def _operands(operation: str, posed: Posed) -> Iterator[Convention]:
+    """Yield one of key and value read for the other, and heads of which one is read for all."""
+    if operation not in ("attention", "attention_gradients"):
+        return
+    inputs = posed.inputs
+    if inputs["key"].shape == inputs["value"].shape:
+        for read, wrong, stage in (("value", "key", "context"), ("key", "value", "raw_scores")):
+            others = {f"{past}{read}": inputs[f"{past}{wrong}"] for past in _pasts(posed)}
+            yield mistake(f"{read}-read-as-{wrong}", _reads(read, wrong), with_inputs(posed, **others), stage)
+    for read, stage in (("key", "raw_scores"), ("value", "context")):
+        if inputs[read].shape[-3] > 1:
+            others = {f"{past}{read}": np.roll(inputs[f"{past}{read}"], -1, -3) for past in _pasts(posed)}
+            says = f"the {read} of the next head is read"
+            yield mistake(f"{read}-of-next-head", says, with_inputs(posed, **others), stage)
+
+
+def _reads(read: str, wrong: str) -> str:
+    return f"the {wrong} is read where the {read} is meant"
+
+
+def _pasts(posed: Posed) -> tuple[str, ...]:
+    return ("", "past_") if "past_key" in posed.inputs else ("",)
+
+
+def _projections(posed: Posed) -> Iterator[Convention]:
+    for name in _PROJECTIONS:
+        if f"{name}_bias" in posed.inputs:
+            dropped = without_input(posed, f"{name}_bias")
+            yield mistake(f"{name}-bias-missing", f"the bias of the {name} projection is missing", dropped, name)
+        weight = posed.inputs.get(f"{name}_weight")
+        if weight is not None and weight.shape[0] == weight.shape[1] > 1:
+            other = with_inputs(posed, **{f"{name}_weight": weight.T})
+            yield mistake(
+                f"{name}-weight-transposed", f"the weight of the {name} projection is transposed", other, name
+            )
+
+
+def _interleaved(posed: Posed) -> Iterator[Convention]:
+    """Yield heads that are dealt out in turn, or laid side by side from the last to the first."""
+    heads = int(posed.options["heads"])
+    counts = {"query": heads} | dict.fromkeys(("key", "value"), int(posed.options.get("kv_heads") or heads))
+    if heads > 1:
+        others: dict[str, Any] = {}
+        for name, count in counts.items():
+            for part in (f"{name}_weight", f"{name}_bias"):
+                if part in posed.inputs:
+                    others[part] = _dealt_out(posed.inputs[part], count)
+        says = "heads are split with the head's number running fastest, (D, H) for (H, D)"
+        yield mistake("heads-split-interleaved", says, with_inputs(posed, **others), "query")
+        for name, stage in (("key", "raw_scores"), ("value", "context")):
+            rolled = {
+                part: _heads_rolled(posed.inputs[part], counts[name])
+                for part in (f"{name}_weight", f"{name}_bias")
+                if part in posed.inputs
+            }
+            if counts[name] > 1:
+                says = f"the {name} of the next head is read"
+                yield mistake(f"{name}-of-next-head", says, with_inputs(posed, **rolled), stage)
+    if heads > 1 and (weight := posed.inputs.get("output_weight")) is not None:
+        other = weight.reshape(heads, -1, weight.shape[-1])[::-1].reshape(weight.shape)
+        says = "heads are merged in reverse order"
+        yield mistake("heads-merged-in-reverse", says, with_inputs(posed, output_weight=other), "output")
+
+
+def _heads_rolled(array: Any, heads: int) -> Any:
+    """Give every head the columns of the next one."""
+    return np.roll(array.reshape(*array.shape[:-1], heads, -1), -1, -2).reshape(array.shape)
+
+
+def _dealt_out(array: Any, heads: int) -> Any:
+    """Give head h the columns h, h + H, h + 2 H, ..."""
+    parts = array.reshape(*array.shape[:-1], -1, heads)
+    return np.swapaxes(parts, -1, -2).reshape(array.shape)

@@ -1,0 +1,102 @@
+"""All other readings of one case in one dtype: each worked out once, when the first implementation that fails needs it.
+
+A reading is an alternative to what the case says: a convention, a mistake, another step. A truth keeps what they come
+to, so that the next implementation that fails the same case is compared with all of them at little cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from attncheck.harness.judging.conventions import Convention, conventions_of
+from attncheck.harness.judging.departures import departures_of
+from attncheck.harness.judging.mistakes import mistakes_of
+from attncheck.harness.judging.nearness import Approximation, approximate, distance
+from attncheck.harness.judging.truth import Stages, Truth, find_truth
+from attncheck.harness.reading.lowering import Posed
+
+
+@dataclass(eq=False)
+class Readings:
+    """The readings of a case, with what they come to as far as anybody has asked."""
+
+    truth: Truth
+    posed: Posed
+    _approximate: dict[Convention, Approximation] = field(default_factory=dict)
+    _truths: dict[tuple[Convention, str, frozenset[str]], Truth | None] = field(default_factory=dict)
+    _apart: dict[tuple[Convention, frozenset[str]], float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, truth: Truth, posed: Posed) -> Readings:
+        """Return the readings of a truth, those that it has if it has any."""
+        found: Readings = truth._readings.setdefault("all", cls(truth, posed))
+        return found
+
+    @cached_property
+    def alternatives(self) -> tuple[Convention, ...]:
+        """Conventions first, then mistakes and steps."""
+        operation = self.truth.operation
+        makers = (conventions_of, mistakes_of, departures_of)
+        return tuple(each for make in makers for each in make(operation, self.posed))
+
+    @cached_property
+    def own(self) -> Approximation:
+        """The case itself in float64."""
+        return approximate(self.truth.operation, self.posed)
+
+    def is_open(self, alternative: Convention) -> bool:
+        """Whether no distance says how near a reading is: float64 NumPy cannot do it."""
+        return alternative.departs is not None or "softcap_follows" in alternative.posed.options
+
+    def distance(self, alternative: Convention, returned: Stages) -> float:
+        """Return how far stages are from a reading."""
+        if alternative not in self._approximate:
+            self._approximate[alternative] = approximate(self.truth.operation, alternative.posed)
+        return distance(self._approximate[alternative], returned, alternative.instead)
+
+    def apart(self, alternative: Convention, stages: frozenset[str]) -> float:
+        """Return how far the exact answer itself is from a reading, at some stages."""
+        key = alternative, stages
+        if key not in self._apart:
+            exact = {stage: self.truth.exact[stage].high for stage in stages}
+            self._apart[key] = self.distance(alternative, exact)
+        return self._apart[key]
+
+    def truth_of(self, alternative: Convention, numerical_class: str, failing: Stages) -> Truth | None:
+        """Return the exact answer of a reading; None where it has none."""
+        if alternative.departs is None:
+            key = alternative, "", frozenset[str]()
+        else:
+            key = alternative, numerical_class, frozenset(failing)
+        if key not in self._truths:
+            self._truths[key] = (
+                truth_of(self.truth, alternative)
+                if alternative.departs is None
+                else alternative.departs(self.truth, numerical_class, failing)
+            )
+        return self._truths[key]
+
+
+def truth_of(own: Truth, convention: Convention) -> Truth:
+    """Evaluate the exact answer of a reading, on the rows that are judged of the case."""
+    posed = convention.posed
+    whole, returned = own.query_rows is None, own.exact if own.inner else None
+    return find_truth(
+        own.operation, posed.options, posed.inputs, own.dtype, generic=own.generic, whole=whole, returned=returned
+    )
+
+
+def relative_bound(truth: Truth, stages: Collection[str], numerical_class: str) -> float:
+    """Return the mean bound of stages over their mean size, the largest of them."""
+    largest, bounds = 0.0, truth.bounds(numerical_class)
+    for stage in stages:
+        exact, worst = truth.exact[stage].high, bounds[stage].worst
+        judged = np.isfinite(exact) & np.isfinite(worst)
+        size = np.abs(exact[judged]).sum()
+        if size > 0:
+            largest = max(largest, float(worst[judged].sum() / size))
+    return largest

@@ -1,0 +1,173 @@
+"""Several failing cases decide together what is named of each; a wrong name is worse than none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attncheck.harness.judging.diagnosis import (
+    NAMELESS,
+    OR,
+    STANDS,
+    Decision,
+    Evidence,
+    Fit,
+    Plain,
+    decide,
+    pack,
+    retold,
+    unpack,
+)
+from attncheck.harness.verdicts import Verdict
+
+NUMERIC, SEMANTIC = Verdict.NUMERIC.value, Verdict.SEMANTIC.value
+
+
+def fit(name: str, verdict: str = NUMERIC, answer: str = "", stage: str = "masked", unsure: str = "") -> Fit:
+    return Fit(name, f"it is {name}", stage, verdict, answer or name, unsure)
+
+
+def case(*fits: Fit, refuted: tuple[str, ...] = (), failing: str = "output") -> Evidence:
+    return Evidence(fits, frozenset(refuted), failing)
+
+
+A, B = fit("a"), fit("b")
+
+
+def test_what_alone_fits_is_named() -> None:
+    assert decide({"first": case(A)}) == {"first": Decision(A)}
+
+
+def test_of_two_that_fit_one_case_none_is_named() -> None:
+    assert decide({"first": case(A, B)}) == {"first": NAMELESS}
+
+
+def test_another_case_refutes_one_of_two() -> None:
+    decisions = decide({"one query": case(A, B), "many queries": case(A, refuted=("b",))})
+    assert decisions == {"one query": Decision(A), "many queries": Decision(A)}
+
+
+def test_what_one_case_refutes_is_named_nowhere() -> None:
+    assert decide({"first": case(A), "second": case(refuted=("a",))}) == {"first": NAMELESS, "second": NAMELESS}
+
+
+def test_what_explains_a_part_of_the_cases_gives_way_to_what_explains_more() -> None:
+    assert decide({"first": case(A, B), "second": case(A)})["first"] == Decision(A)
+
+
+def test_names_of_one_answer_are_told_together_unless_another_case_tells_them_apart() -> None:
+    square, inverse = (fit(name, answer="1/4", unsure="it is 1/4, a^2 or 1/D") for name in ("square", "inverse"))
+    (together,) = decide({"D = 4": case(square, inverse)}).values()
+    assert together.fit is not None
+    assert (together.fit.name, together.fit.says) == (f"square{OR}inverse", "it is 1/4, a^2 or 1/D")
+    apart = decide({"D = 4": case(square, inverse), "D = 9": case(fit("inverse", answer="1/9"), refuted=("square",))})
+    assert apart["D = 4"] == Decision(inverse)
+
+
+def test_a_convention_that_fits_beside_others_stays_as_its_case_says_it() -> None:
+    assert decide({"first": case(fit("convention", SEMANTIC), B)}) == {"first": STANDS}
+
+
+def test_a_convention_that_another_case_refutes_is_none() -> None:
+    decisions = decide({"first": case(fit("convention", SEMANTIC)), "second": case(refuted=("convention",))})
+    assert decisions["first"] == NAMELESS
+
+
+def test_what_explains_fewer_cases_than_nothing_does_is_not_named() -> None:
+    nameless = {f"case {number}": case() for number in range(2)}
+    assert decide({"first": case(A), **nameless})["first"] == NAMELESS
+    elsewhere = {name: replace(found, failing="scores") for name, found in nameless.items()}
+    assert decide({"first": case(A), **elsewhere})["first"] == Decision(A)
+
+
+def test_two_faults_have_each_their_name() -> None:
+    decisions = decide({"causal": case(A, failing="masked"), "biased": case(B, failing="biased")})
+    assert decisions == {"causal": Decision(A), "biased": Decision(B)}
+
+
+def test_a_fitted_number_is_not_named_beside_a_cause_of_its_stage() -> None:
+    fitted = replace(fit("fitted"), is_fitted=True)
+    assert decide({"first": case(A), "second": case(fitted)})["second"] == NAMELESS
+    elsewhere = replace(fitted, stage="scores")
+    assert decide({"first": case(A), "second": case(elsewhere)})["second"] == Decision(elsewhere)
+
+
+def test_an_accuracy_is_named_unless_some_case_refutes_it() -> None:
+    accuracy = replace(fit("accuracy"), stage="", is_fitted=True)
+    small = {f"too small {number}": case() for number in range(3)}
+    assert decide({"first": case(accuracy), **small})["first"] == Decision(accuracy)
+    assert decide({"first": case(accuracy), "large": case(refuted=("accuracy",))})["first"] == NAMELESS
+
+
+NAMES = st.sampled_from("abcd")
+CASES = st.dictionaries(
+    st.integers(0, 9),
+    st.builds(
+        lambda fits, refuted: case(*(fit(name) for name in sorted(fits)), refuted=tuple(refuted - fits)),
+        st.sets(NAMES),
+        st.sets(NAMES),
+    ),
+    min_size=1,
+)
+
+
+@given(CASES)
+def test_nothing_is_named_that_a_case_refutes_or_that_does_not_fit(cases: dict[int, Evidence]) -> None:
+    refuted = set().union(*(found.refuted for found in cases.values()))
+    for number, decision in decide(cases).items():
+        if decision.fit is not None:
+            assert decision.fit in cases[number].fits
+            assert decision.fit.name not in refuted
+
+
+@given(CASES, st.randoms(use_true_random=False))
+def test_the_order_of_cases_does_not_matter(cases: dict[int, Evidence], random: object) -> None:
+    shuffled = list(cases.items())
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert decide(dict(shuffled)) == decide(cases)
+
+
+PLAIN = Plain(NUMERIC, "3 times the bound", "output", "as written")
+
+
+def test_a_mistake_is_said_before_the_size_of_the_error_and_keeps_what_stands_behind() -> None:
+    told = retold(Decision(A), PLAIN, "as written; beyond what is known")
+    assert told is not None
+    assert (told.verdict, told.begins_at, told.diagnosis) == (NUMERIC, "masked", "a")
+    assert told.message == "it is a; 3 times the bound; beyond what is known"
+
+
+def test_a_convention_is_said_alone() -> None:
+    told = retold(Decision(fit("convention", SEMANTIC)), PLAIN, "as written")
+    assert told is not None
+    assert (told.verdict, told.message) == (SEMANTIC, "it is convention")
+
+
+def test_a_row_without_a_name_reads_plainly_and_one_that_stands_stays() -> None:
+    told = retold(NAMELESS, PLAIN, "as written")
+    assert told is not None
+    assert (told.verdict, told.message, told.begins_at, told.diagnosis) == (NUMERIC, PLAIN.message, "output", None)
+    assert retold(STANDS, PLAIN, "as written") is None
+
+
+def test_a_number_follows_a_convention_and_no_mistake() -> None:
+    told = retold(Decision(fit("convention", SEMANTIC)), PLAIN, "as written", follows=True)
+    assert told is not None
+    assert (told.verdict, told.message) == (SEMANTIC, "3 times the bound; it is convention")
+    assert retold(Decision(A), PLAIN, "as written", follows=True) == retold(NAMELESS, PLAIN, "as written")
+
+
+def test_evidence_survives_being_written_and_damage_is_no_evidence() -> None:
+    written = pack(case(A, B, refuted=("c",)), PLAIN)
+    assert unpack(written) == (case(A, B, refuted=("c",)), PLAIN)
+
+
+@pytest.mark.parametrize(
+    "damaged", ["", "{", "[]", "null", "{}", '{"fits": 3, "refuted": [], "failing": "", "plain": {}}']
+)
+def test_damaged_evidence_is_none(damaged: str) -> None:
+    assert unpack(damaged) is None
+    assert unpack(pack(case(A), replace(PLAIN, verdict="no verdict"))) is None
