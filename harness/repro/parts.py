@@ -100,7 +100,7 @@ def judge(computed: Any, expected: Expected, dtype: str) -> tuple[bool, str]:
         return True, "is not judged: it has no exact answer"
     wrong, error, ratio = wrong_places(kept, expected)
     if not ratio.size or ratio.max() < 0:
-        return True, "has nothing to judge"
+        return True, "is not judged: it has no exact answer" if ratio.size else "has nothing to judge"
     place = tuple(int(axis) for axis in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
     whole = list(place)
     if rows is not None:
@@ -108,6 +108,8 @@ def judge(computed: Any, expected: Expected, dtype: str) -> tuple[bool, str]:
     digits = 9 if array.dtype.itemsize <= 4 else 17
     verdict = f"is WRONG at {int(wrong.sum())} of {wrong.size} places" if wrong.any() else "is right"
     judged = "" if rows is None else f"; {len(rows)} query rows of {array.shape[expected.axis]} are judged"
+    if open_ := int((ratio < 0).sum()):
+        judged += f"; {open_} of {ratio.size} numbers have no exact answer"
     return not wrong.any(), (
         f"{verdict}{judged}\n"
         f"    most at {whole}: computed {kept[place]:.{digits}g}, exact {exact[place]:.17g}, "

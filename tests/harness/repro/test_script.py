@@ -163,6 +163,15 @@ def test_what_has_no_exact_answer_is_not_judged(
     assert "weights is not judged: it has no exact answer" in done.stdout
 
 
+def test_what_has_no_exact_answer_is_counted_beside_what_is_judged(
+    one_case: Callable[..., Case], right_kernels: str, reproduce: Callable[..., Done]
+) -> None:
+    case = one_case("softmax", "allow_nonfinite: true\ninputs:\n  scores: {values: [[.inf, 1.0], [0.0, 1.0]]}\n")
+    done = reproduce(case, right_kernels)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "weights is right; 2 of 4 numbers have no exact answer\n" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
