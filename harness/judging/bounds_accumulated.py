@@ -62,7 +62,8 @@ def attention_bounds(
     """Bound ``scoring`` and ``attention``, and the inside of ``multi_head_attention``."""
     bounds: dict[str, Bound] = {}
     if "raw_scores" in wanted:
-        products, raw = bounds_scores.products_of(operands["query"], operands["key"]), exact["raw_scores"]
+        raw = exact["raw_scores"]
+        products = bounds_scores.products_of(operands["query"], operands["key"], policy)
         bounds["raw_scores"] = bounds_scores.raw_scores(products, raw, policy).bound(raw, policy)
     if not wanted - {"raw_scores"}:
         return bounds

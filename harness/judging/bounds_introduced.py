@@ -120,7 +120,7 @@ def _bound(own: _Returned, exact: Real, stage: str) -> Bound:
         case "query" | "key" | "value":
             return operand_bound(projected_operand(stage, own.given, exact, own.policy), exact)
         case "raw_scores":
-            products = bounds_scores.products_of(_query(own), _shared(own, "key"))
+            products = bounds_scores.products_of(_query(own), _shared(own, "key"), own.policy)
             return bounds_scores.raw_scores(products, exact, own.policy).bound(exact, own.policy)
         case "scores" | "capped" | "biased" | "masked":
             return _logits(own, stage, exact)[1].bound(exact, own.policy)

@@ -17,12 +17,14 @@ first order, for sum p_j e^theta_j is in [Z, 1 + R]:
                   B = G + c_l (1 + 2c_l) + (eps_log + u_c)(lambda + G + c_l + D_m) + 2u_c (|m| + D_m)
                       + k_o u_o (|L| + G) + eta_o;     relative to |L| it cannot be: L crosses 0
 
+Where a class allows weights e^(s - L) from a stored L, c has tau (``total_error``) more, for they need not add up to 1.
+
 The form of E is that of the shifted softmax in Blanchard, D. Higham and N. Higham, IMA J. Numer. Anal. 41 (2021).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +64,18 @@ class Rows:
     independent: Real  # t^2: variance of theta, each key's own
     shared: Real  # variance of theta, common to the keys of a row
     mean_shifted: Real  # sum p x
+    log_sum_exp: Real  # L
+    proportion: float = 0.0  # variance of a relative error that all scores have in common
+
+    @property
+    def variance(self) -> Real:
+        """The variance of theta."""
+        variance = self.independent + self.shared
+        return variance + self.proportion * self.shifted * self.shifted if self.proportion else variance
+
+    def constants(self, policy: Policy) -> float:
+        """The variance of what moves every score in proportion: a rounded scale, factors that are cut off."""
+        return policy.score_unit**2 + policy.compute_unit**2 + self.proportion
 
     @property
     def rescalings(self) -> Real:
@@ -109,6 +123,8 @@ def rows_of(logits: Real, weights: Real, log_sum_exp: Real, error: LogitError, p
         independent=independent,
         shared=shared,
         mean_shifted=(weights * shifted).sum(axis=-1, keepdims=True),
+        log_sum_exp=finite(log_sum_exp)[..., np.newaxis],
+        proportion=error.proportion,
     )
 
 
@@ -141,7 +157,38 @@ def normalisation_error(rows: Rows, policy: Policy) -> Real:
     """Return the relative error of the sum of exponentials, and of a division by it."""
     summed = (rows.count + rows.blocks) * policy.sum_unit + rows.count * policy.weight_underflow
     relative: Real = summed + 3 * policy.compute_unit
-    return relative
+    return relative + total_error(rows, policy) if policy.from_log_sum_exp else relative
+
+
+def total_error(rows: Rows, policy: Policy) -> Real:
+    """Return how far sum_j e^(s^_j - L^) can be from 1, where L^ is a stored log_sum_exp, of scores made on their own.
+
+    tau = max{ (1 + R) e^F - 1, 1 - Z e^-F },    F = B_L + (c_x + c_m) u_c lambda
+    """
+    shift = stored_log_sum_exp_error(rows, policy)[..., np.newaxis]
+    above = np.expm1(np.minimum(shift + np.log1p(rows.grown_sum), _LARGEST_EXPONENT))
+    below = -np.expm1(np.log(np.minimum(rows.least_sum, 1)) - shift)
+    total: Real = np.maximum(above, below)
+    return total
+
+
+def stored_log_sum_exp_error(rows: Rows, policy: Policy) -> Real:
+    """Return F, (..., Lq): the error of s - L beyond that of s - m, L being stored in the format of the computation."""
+    unit, exact = policy.compute_unit, rows.log_sum_exp[..., 0]
+    kept = replace(policy, output_unit=unit, output_underflow=policy.score_underflow, output_count=2)
+    excess = np.where(rows.count[..., 0] > 0, exact - rows.maximum[..., 0], 0.0)
+    counts = policy.difference_count + policy.maximum_count
+    shift: Real = log_sum_exp_bound(rows, exact, kept).worst + counts * unit * np.maximum(excess, 0)
+    return shift
+
+
+def stored_log_sum_exp_variance(rows: Rows, policy: Policy) -> Real:
+    """Return the variance of a stored L beyond that of its sum, (..., Lq, 1)."""
+    maximum, unit = rows.maximum, policy.compute_unit
+    stored = np.where(rows.count > 0, rows.log_sum_exp, 0.0)
+    excess = np.maximum(stored - maximum, 0)
+    variance: Real = (policy.log_error + unit) ** 2 * excess**2 + 2 * unit**2 * (maximum**2 + stored**2)
+    return variance
 
 
 def log_sum_exp_bound(rows: Rows, exact: Real, policy: Policy) -> Bound:
@@ -163,7 +210,7 @@ def log_sum_exp_bound(rows: Rows, exact: Real, policy: Policy) -> Bound:
         + rounding * (np.abs(exact) + moved)
         + policy.output_underflow
     )
-    p, constants = rows.weights, policy.score_unit**2 + unit**2
+    p, constants = rows.weights, rows.constants(policy)
     variance = (
         (p * p * rows.independent + p * rows.shared).sum(axis=-1)
         # The rounding of the scale moves every score in proportion, the maximum included.
@@ -236,7 +283,7 @@ def is_linear(rows: Rows, most: float = _MOST_LINEAR) -> NDArray[np.bool_]:
 
     ``most`` is the largest variance of theta that counts as small.
     """
-    variance = rows.independent + rows.shared
+    variance = rows.variance
     of_row = (rows.weights * finite(variance)).sum(axis=-1, keepdims=True)
     linear: NDArray[np.bool_] = np.maximum(variance, of_row) <= most
     return linear
@@ -247,13 +294,14 @@ def _weights_variance(rows: Rows, policy: Policy) -> Real:
 
     Errors in common: by Cauchy's inequality at most 2 (1 - p_j) [ (1 - 2p_j) c_j + sum p_l c_l ].
     """
-    p, own, unit = rows.weights, rows.independent, policy.compute_unit
-    variance: Real = own * (1 - 2 * p) + (p * p * own).sum(axis=-1, keepdims=True)
-    common = (1 - 2 * p) * rows.shared + (p * rows.shared).sum(axis=-1, keepdims=True)
-    variance += 2 * (1 - p) * common
+    p, own, unit, apart = rows.weights, rows.independent, policy.compute_unit, policy.from_log_sum_exp
+    variance: Real = own * (1.0 if apart else 1 - 2 * p) + (p * p * own).sum(axis=-1, keepdims=True)
+    of_row = (p * rows.shared).sum(axis=-1, keepdims=True)
+    variance += 2 * (rows.shared + of_row) if apart else 2 * (1 - p) * ((1 - 2 * p) * rows.shared + of_row)
     np.maximum(variance, 0, out=variance)
-    constants = policy.score_unit**2 + unit**2
-    variance += constants * (rows.shifted - rows.mean_shifted) ** 2
+    if apart:
+        variance += stored_log_sum_exp_variance(rows, policy)
+    variance += rows.constants(policy) * (rows.shifted - rows.mean_shifted) ** 2
     variance += policy.sum_unit**2 * (rows.count + rows.rescalings) + 2 * unit**2
     variance += policy.output_count * policy.output_unit**2
     return variance
@@ -262,4 +310,4 @@ def _weights_variance(rows: Rows, policy: Policy) -> Real:
 def _storage(policy: Policy) -> float:
     """Roundings of the stored weight; in the native class the weight that meets the values is the one returned."""
     stored = policy.output_count * policy.output_unit
-    return stored if policy.weight_unit == policy.accumulate_unit else stored + policy.weight_unit
+    return stored if policy.weight_unit == policy.sum_unit else stored + policy.weight_unit
