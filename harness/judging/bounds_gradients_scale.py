@@ -48,7 +48,7 @@ class Spread:
     rounded: Real  # p^2 (dp^2 + Delta^2), y
     of_slope: Real  # V_kappa
     constants: float  # u_s^2 + u_c^2, and of factors that are cut off
-    common: float  # u_t^2: what factors that are cut off have in common, in dp alone
+    common: float  # what factors that are cut off have in common, in dp alone
     of_columns: Real  # of what rounded keys do to exponents, for all queries at once
     of_factors: Real  # of what rounding g, or v, does to dp: for all keys, or for all queries, at once
 
@@ -65,7 +65,7 @@ def spread_of(back: Backward, policy: Policy) -> Spread:
     of_grad_weights = product_variance(policy, width, square, squares)
     of_scores = back.scale**2 * (back.query**2 @ transposed(back.key**2)) if policy.product_unit else np.zeros((1, 1))
     storing, underflow = storage_of(policy)
-    of_scores = of_scores * policy.product_spread**2 + policy.product_unit**2 * back.scores**2
+    of_scores = of_scores * policy.product_spread**2 + policy.product_common * back.scores**2
     own = rows.weights**2 * (square + back.delta**2)
     rounded = 2 * unit**2 * own + (storing**2 + unit**2) * centred * centred
     # What underflows is rounded like anything else, by at most eta.
@@ -80,7 +80,7 @@ def spread_of(back: Backward, policy: Policy) -> Spread:
         rounded=rounded + back.attended * lost,
         of_slope=np.zeros((1, 1)) if back.softcap is None else _of_slope(back, policy),
         constants=rows.constants(policy),
-        common=policy.product_unit**2,
+        common=policy.product_common,
         of_columns=of_scores,
         of_factors=policy.product_spread**2 * squares,
     )
@@ -128,8 +128,9 @@ def columns_deviation(back: Backward, spread: Spread, policy: Policy) -> Real:
     p = back.rows.weights
     own = np.maximum(_of_own_exponents(back, spread.of_columns, policy), 0)
     relative = own + spread.of_factors + _sum(p * p * spread.of_factors) + _of_cuts(back, spread)
-    deviation: Real = p * np.sqrt(relative) * back.slope
-    return deviation + np.abs(back.grad_logits) * np.sqrt(spread.of_slope)
+    through = p * np.sqrt(relative) * back.slope
+    deviation: Real = through + np.abs(back.grad_logits) * np.sqrt(spread.of_slope)
+    return deviation
 
 
 def weights_deviation(back: Backward, spread: Spread) -> Real:

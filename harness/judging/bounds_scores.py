@@ -121,8 +121,8 @@ def scores(products: Products, scale: float, exact: Real, policy: Policy) -> Log
     # A query is rounded for all keys of its row at once; partial sums that are cut off err in one direction.
     cut = summation_variance(policy.accumulate_unit, products.width, square, squares) * (products.width - 1) * ~fits
     of_each = (rounded > 0) * policy.product_spread**2 * squares
-    common = (1 + products.computed) * policy.product_unit * float(rounded.max() > 0)
-    return LogitError(worst, independent + cut + of_each, shared + of_each, floor, common**2)
+    common = (1 + products.computed) ** 2 * policy.product_common if bool((rounded > 0).any()) else 0.0
+    return LogitError(worst, independent + cut + of_each, shared + of_each, floor, common)
 
 
 def roundings_of_scale(scale: float) -> int:
@@ -205,7 +205,7 @@ def cosine_scores(query: Operand, key: Operand, scale: float, exact: Real, polic
         product_variance(policy, width, square, squares)
         + 2 * (u_c**2 + policy.score_unit**2) * squares
         + square * ((width / 2 + 1) * u_acc**2 + 3 * u_c**2 + policy.score_unit * storing)
-        + square * 2 * policy.product_unit**2
+        + square * policy.product_common
     )
     return LogitError(worst, independent, np.zeros((1, 1)), floor)
 

@@ -122,7 +122,7 @@ def product_variance(policy: Policy, length: int | Real, total_square: Real, squ
     if not policy.product_unit:
         return variance
     variance = variance * np.maximum(length, 1)
-    rounded: Real = 2 * policy.product_spread**2 * squares + policy.product_unit**2 * total_square
+    rounded: Real = 2 * policy.product_spread**2 * squares + policy.product_common * total_square
     return variance + rounded
 
 
