@@ -8,6 +8,7 @@ import pytest
 
 from attncheck.harness.judging.formats import FORMATS
 from attncheck.harness.judging.policies import Policy, policy_for
+from attncheck.harness.vocabulary import NUMERICAL_CLASSES
 
 SIXTEEN_BIT_CLASSES = ("fused", "fused_bwd", "eager", "eager_pre")
 
@@ -61,9 +62,21 @@ def test_a_class_with_coarser_steps_allows_no_less() -> None:
     assert all(fine <= coarse for fine, coarse in zip(eager, prescaled, strict=True))
 
 
+@pytest.mark.parametrize("numerical_class", NUMERICAL_CLASSES)
+def test_every_class_has_a_policy_in_each_of_its_dtypes(numerical_class: str) -> None:
+    for dtype in NUMERICAL_CLASSES[numerical_class]:
+        policy = policy_for(numerical_class, dtype)
+        assert (policy.numerical_class, policy.dtype) == (numerical_class, dtype)
+        assert policy.from_log_sum_exp == numerical_class.endswith("_lse")
+        assert (policy.product_unit > 0) == numerical_class.endswith("_products")
+
+
 @pytest.mark.parametrize(
     ("numerical_class", "dtype"),
-    [("native", "bfloat16"), ("fused", "float32"), ("eager", "float64"), ("exact", "float32"), ("native", "float8")],
+    [
+        *[("native", "bfloat16"), ("fused", "float32"), ("eager", "float64"), ("exact", "float32")],
+        *[("native", "float8"), ("tf32_products", "float64"), ("bf16_products", "bfloat16"), ("native_lse", "float16")],
+    ],
 )
 def test_a_class_that_a_dtype_does_not_have_is_refused(numerical_class: str, dtype: str) -> None:
     with pytest.raises(ValueError, match=r"class|dtype"):
