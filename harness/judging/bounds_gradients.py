@@ -38,12 +38,12 @@ from attncheck.harness.judging.bounds_gradients_scale import (
 )
 from attncheck.harness.judging.bounds_gradients_worst import Largest, largest_errors, storage_of
 from attncheck.harness.judging.bounds_logits import Arrays, Options
+from attncheck.harness.judging.bounds_rows import is_linear
 from attncheck.harness.judging.bounds_scores import (
     constant_roundings,
     folds_exactly_into_operands,
     roundings_of_scale,
 )
-from attncheck.harness.judging.bounds_softmax import is_linear
 from attncheck.harness.judging.bounds_terms import (
     ORDER_FACTOR,
     Bound,

@@ -125,7 +125,8 @@ def _bilinear_variance(query: Real, weight: Real, left: Real, key: Real, exact: 
     square_k = transposed(key * key)
     outer = product_variance(policy, second, exact * exact, (left * left) @ square_k)
     variance: Real = inner @ square_k + outer
-    return variance
+    # What cuts have in common is in one product as in the other.
+    return variance + 2 * policy.product_common * exact * exact if policy.product_unit else variance
 
 
 def _part(inputs: Real, weight: Real, terms: int, policy: Policy) -> Operand:

@@ -34,7 +34,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attncheck.harness.judging.bounds_softmax import Rows, stored_log_sum_exp_variance, total_error
+from attncheck.harness.judging.bounds_rows import Rows
+from attncheck.harness.judging.bounds_softmax import stored_log_sum_exp_variance, total_error
 from attncheck.harness.judging.bounds_terms import Bound, Operand, Real, finite, product_variance, settle, transposed
 from attncheck.harness.judging.policies import Policy
 
@@ -152,6 +153,8 @@ def _spread(rows: Rows, scaled: _Scaled, variance: Real, policy: Policy) -> Real
     spread += square_o * (relative + policy.output_count * policy.output_unit**2)  # S5
     if scaled.value.variance is not None:
         spread += square_p @ scaled.value.variance
+        if policy.product_unit:  # what cuts have in common is in a projected value, too
+            spread += 2 * policy.product_common * square_o
     return spread
 
 
