@@ -37,6 +37,22 @@ STAGES = (
 )
 """Every stage, in the order in which attention computes them, then the gradients."""
 
+_WIDE, _SIXTEEN_BITS = ("float64", "float32"), ("bfloat16", "float16")
+NUMERICAL_CLASSES: Mapping[str, tuple[str, ...]] = {
+    "native": _WIDE,
+    "native_lse": _WIDE,
+    "tf32_products": ("float32",),
+    "bf16x3_products": ("float32",),
+    "bf16_products": ("float32",),
+    "fused": _SIXTEEN_BITS,
+    "fused_bwd": _SIXTEEN_BITS,
+    "fused_lse": _SIXTEEN_BITS,
+    "eager": _SIXTEEN_BITS,
+    "eager_pre": _SIXTEEN_BITS,
+    "eager_lse": _SIXTEEN_BITS,
+}
+"""Which roundings an implementation may declare, and in which dtypes; ``judging.policies`` says what they are."""
+
 DEFAULT_EMPTY_ROWS: EmptyRows = "zero"
 """What a case means that does not say."""
 EMPTY_ROWS: Mapping[str, str] = {"nan": "NaN", "uniform": "the mean of all values (uniform)", "zero": "zero"}

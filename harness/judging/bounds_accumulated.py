@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Set
 
 import numpy as np
 
-from attncheck.harness.judging import bounds_linear, bounds_output, bounds_scores, bounds_softmax
+from attncheck.harness.judging import bounds_linear, bounds_output, bounds_rows, bounds_scores, bounds_softmax
 from attncheck.harness.judging.bounds_gradients import gradient_bounds
 from attncheck.harness.judging.bounds_logits import Arrays, Options, logit_errors, operands_of, score_error
 from attncheck.harness.judging.bounds_terms import Bound, LogitError, Operand, Real, as_float64, no_error, settle
@@ -62,7 +62,8 @@ def attention_bounds(
     """Bound ``scoring`` and ``attention``, and the inside of ``multi_head_attention``."""
     bounds: dict[str, Bound] = {}
     if "raw_scores" in wanted:
-        products, raw = bounds_scores.products_of(operands["query"], operands["key"]), exact["raw_scores"]
+        raw = exact["raw_scores"]
+        products = bounds_scores.products_of(operands["query"], operands["key"], policy)
         bounds["raw_scores"] = bounds_scores.raw_scores(products, raw, policy).bound(raw, policy)
     if not wanted - {"raw_scores"}:
         return bounds
@@ -84,7 +85,7 @@ def _softmax(
     value: Operand | None = None,
 ) -> dict[str, Bound]:
     """Bound what follows from the last logits."""
-    rows = bounds_softmax.rows_of(logits, exact["weights"], exact["log_sum_exp"], error, policy)
+    rows = bounds_rows.rows_of(logits, exact["weights"], exact["log_sum_exp"], error, policy)
     bounds = {}
     if "weights" in wanted:
         bounds["weights"] = bounds_softmax.weights_bound(rows, exact["weights"], policy)

@@ -27,8 +27,8 @@ from attncheck.harness.judging.bounds_logits import (
     score_error,
     softmax,
 )
+from attncheck.harness.judging.bounds_rows import Rows, rows_of
 from attncheck.harness.judging.bounds_scores import slope_of_tanh
-from attncheck.harness.judging.bounds_softmax import Rows, rows_of
 from attncheck.harness.judging.bounds_terms import LogitError, Operand, Real, as_float64, transposed
 from attncheck.harness.judging.policies import Policy, policy_for
 

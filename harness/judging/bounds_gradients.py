@@ -27,22 +27,32 @@ from numpy.typing import NDArray
 from attncheck.harness.judging.bounds_backward import Backward, backward_of
 from attncheck.harness.judging.bounds_gradients_scale import (
     Spread,
+    columns_deviation,
     constant_moves,
     logits_variance,
     query_variance,
     scores_variance,
     spread_of,
+    weights_deviation,
     weights_variance,
 )
 from attncheck.harness.judging.bounds_gradients_worst import Largest, largest_errors, storage_of
 from attncheck.harness.judging.bounds_logits import Arrays, Options
+from attncheck.harness.judging.bounds_rows import is_linear
 from attncheck.harness.judging.bounds_scores import (
     constant_roundings,
     folds_exactly_into_operands,
     roundings_of_scale,
 )
-from attncheck.harness.judging.bounds_softmax import is_linear
-from attncheck.harness.judging.bounds_terms import ORDER_FACTOR, Bound, Real, settle, summation_variance, transposed
+from attncheck.harness.judging.bounds_terms import (
+    ORDER_FACTOR,
+    Bound,
+    Real,
+    product_variance,
+    settle,
+    summation_variance,
+    transposed,
+)
 from attncheck.harness.judging.policies import Policy
 
 _MOST_LINEAR = 1 / 4
@@ -69,6 +79,7 @@ class _Sums:
     worst: Real  # what the factor's errors make
     variance: Real
     moves: Real  # what a relative change of all scores makes: one number's error, in every head the same
+    deviation: Real  # of what errors that all terms share make
     scaling: _Scaling
     floor: Real  # what underflow of the factor makes
     lost: Real  # its variance
@@ -88,10 +99,10 @@ def gradient_bounds(
         sums = _over_keys(back, largest, query_variance(back, spread, policy), policy)
         bounds["grad_query"] = _settled(sums, exact["grad_query"], inputs["key"].shape[-2], spread, policy)
     if "grad_key" in wanted:
-        sums = _over_queries(back, largest, scores, policy)
+        sums = _over_queries(back, largest, scores, columns_deviation(back, spread, policy), policy)
         bounds["grad_key"] = _settled(sums, exact["grad_key"], inputs["query"].shape[-2], spread, policy)
     if "grad_value" in wanted:
-        sums = _of_weights(back, largest, weights_variance(back, spread, policy))
+        sums = _of_weights(back, largest, weights_variance(back, spread, policy), spread, policy)
         bounds["grad_value"] = _settled(sums, exact["grad_value"], inputs["query"].shape[-2], spread, policy)
     if "grad_bias" in wanted:
         bounds["grad_bias"] = _of_bias(back, largest, spread, logits, exact["grad_bias"], policy)
@@ -126,6 +137,7 @@ def _over_keys(back: Backward, largest: Largest, variance: Real, policy: Policy)
         worst=scale * (largest.grad_scores @ size),
         variance=scale**2 * variance,
         moves=np.zeros((1, 1)),
+        deviation=np.zeros((1, 1)),
         scaling=_scaling(back.scale, policy),
         floor=_underflow(back, back.attended @ size, scores.sum(axis=-1, keepdims=True), policy),
         lost=_underflow(back, back.attended @ size**2, (scores**2).sum(axis=-1, keepdims=True), policy, power=2),
@@ -133,7 +145,7 @@ def _over_keys(back: Backward, largest: Largest, variance: Real, policy: Policy)
     )
 
 
-def _over_queries(back: Backward, largest: Largest, variance: Real, policy: Policy) -> _Sums:
+def _over_queries(back: Backward, largest: Largest, variance: Real, deviation: Real, policy: Policy) -> _Sums:
     """Return a ds^T q."""
     scale, size = abs(back.scale), np.abs(back.query)
     scores, attended = np.abs(back.grad_scores), transposed(back.attended)
@@ -145,6 +157,7 @@ def _over_queries(back: Backward, largest: Largest, variance: Real, policy: Poli
         worst=scale * (transposed(largest.grad_scores) @ size),
         variance=scale**2 * (transposed(variance) @ size**2),
         moves=back.scale * (transposed(constant_moves(back) * back.slope) @ back.query),
+        deviation=scale * (transposed(deviation) @ size) if policy.product_unit else np.zeros((1, 1)),
         scaling=_scaling(back.scale, policy),
         floor=_underflow(back, attended @ size, transposed(scores).sum(axis=-1, keepdims=True), policy),
         lost=_underflow(back, attended @ size**2, transposed(scores**2).sum(axis=-1, keepdims=True), policy, power=2),
@@ -152,7 +165,7 @@ def _over_queries(back: Backward, largest: Largest, variance: Real, policy: Poli
     )
 
 
-def _of_weights(back: Backward, largest: Largest, variance: Real) -> _Sums:
+def _of_weights(back: Backward, largest: Largest, variance: Real, spread: Spread, policy: Policy) -> _Sums:
     """Return p^T g."""
     rows, gradient = back.rows, back.grad_output
     size, count = np.abs(gradient), transposed(back.attended).sum(axis=-1, keepdims=True)
@@ -163,6 +176,7 @@ def _of_weights(back: Backward, largest: Largest, variance: Real) -> _Sums:
         worst=transposed(largest.weights) @ size,
         variance=transposed(variance) @ size**2,
         moves=transposed(rows.weights * (rows.shifted - rows.mean_shifted)) @ gradient,
+        deviation=transposed(weights_deviation(back, spread)) @ size if policy.product_unit else np.zeros((1, 1)),
         scaling=_Scaling(1.0),
         floor=np.zeros((1, 1)),
         lost=np.zeros((1, 1)),
@@ -204,7 +218,7 @@ def _settled(sums: _Sums, exact: Real, length: int, spread: Spread, policy: Poli
     count, u_acc, u_o = together(sums.count), policy.accumulate_unit, policy.output_unit
     magnitude, squares = together(sums.magnitude), together(sums.squares)
     some = count > 0
-    relative = count * u_acc + sums.scaling.worst + (tiles - 1) * u_o
+    relative = count * u_acc + sums.scaling.worst + (tiles - 1) * u_o + policy.product_error
     # A sum before it is scaled, its products and partial sums.
     lost = 2 * (count + 2) * policy.accumulate_underflow + (tiles + 1) * policy.output_underflow
     floor = some * sums.scaling.factor * lost
@@ -213,7 +227,9 @@ def _settled(sums: _Sums, exact: Real, length: int, spread: Spread, policy: Poli
     heads_square = together(sums.value**2)
     square = np.maximum(exact * exact, heads_square)
     variance = together(sums.variance + sums.lost) + spread.constants * together(sums.moves) ** 2
-    variance += summation_variance(u_acc, count, square, squares) + sums.scaling.variance * squares
+    variance += product_variance(policy, count, square, squares) + sums.scaling.variance * squares
+    if policy.product_unit:
+        variance += together(sums.deviation) ** 2
     variance += sums.scaling.constant**2 * exact * exact
     if tiles > 1:
         variance += ORDER_FACTOR * u_o**2 * tiles * (heads_square / 3 + squares / 6)
@@ -240,7 +256,9 @@ def _of_bias(back: Backward, largest: Largest, spread: Spread, variance: Real, e
     if shape[-1] == 1:
         # The errors of one row have causes in common.
         variance = np.sqrt(variance).sum(axis=-1, keepdims=True) ** 2
-    variance = together(variance) + spread.constants * together(constant_moves(back)) ** 2
+    # Rounded keys and values are those of every query.
+    summed = together(np.sqrt(variance)) ** 2 if policy.product_unit else together(variance)
+    variance = summed + spread.constants * together(constant_moves(back)) ** 2
     added = summation_variance(u_acc, count, exact * exact, together(back.grad_logits**2))
     variance = variance + np.where(count > 1, added, 0.0)
     return _stored(exact, worst, variance, np.zeros(exact.shape), count > 0, policy)

@@ -17,6 +17,9 @@ Where weights are recomputed from L, the first y_l has a theta of its own. What 
     kappa  V_kappa = 4h^2 V_h + u_c^2 (4h^2 + 4 kappa^2),  V_h = kappa^2 V_z + (eps_tanh^2 + 3u_s^2) h^2
 
 and constants in common to all keys and rows (the rounding of the scale): theta_j = epsilon x_j, x_j = s_j - m.
+
+Where products round their factors, a rounded g is met by every key of a row, rounded keys and values by every query,
+and what cuts have in common by everything: no sum takes such errors for independent, their deviations add up.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ import numpy as np
 
 from attncheck.harness.judging.bounds_backward import Backward
 from attncheck.harness.judging.bounds_gradients_worst import STORAGE_COUNT, storage_of
-from attncheck.harness.judging.bounds_terms import Real, summation_variance, transposed
+from attncheck.harness.judging.bounds_softmax import stored_log_sum_exp_variance
+from attncheck.harness.judging.bounds_terms import Real, product_variance, summation_variance, transposed
 from attncheck.harness.judging.policies import Policy
 
 
@@ -43,20 +47,25 @@ class Spread:
     of_delta: Real  # V_D
     rounded: Real  # p^2 (dp^2 + Delta^2), y
     of_slope: Real  # V_kappa
-    constants: float  # u_s^2 + u_c^2
+    constants: float  # u_s^2 + u_c^2, and of factors that are cut off
+    common: float  # what factors that are cut off have in common, in dp alone
+    of_columns: Real  # of what rounded keys do to exponents, for all queries at once
+    of_factors: Real  # of what rounding g, or v, does to dp: for all keys, or for all queries, at once
 
 
 def spread_of(back: Backward, policy: Policy) -> Spread:
     """Prepare the variances of a backward pass."""
     rows, unit = back.rows, policy.compute_unit
-    total = rows.independent + rows.shared
+    total = rows.variance
     of_sum = policy.sum_unit**2 * (rows.count + rows.rescalings) + 2 * unit**2
-    if policy.recomputes:
-        of_sum = of_sum + _of_logarithm(back, policy)
+    if policy.recomputes or policy.from_log_sum_exp:
+        of_sum = of_sum + stored_log_sum_exp_variance(rows, policy)
     square, squares = back.grad_weights**2, back.grad_output**2 @ transposed(back.value**2)
     width, centred = back.value.shape[-1], back.grad_logits
-    of_grad_weights = summation_variance(policy.accumulate_unit, width, square, squares)
+    of_grad_weights = product_variance(policy, width, square, squares)
+    of_scores = back.scale**2 * (back.query**2 @ transposed(back.key**2)) if policy.product_unit else np.zeros((1, 1))
     storing, underflow = storage_of(policy)
+    of_scores = of_scores * policy.product_spread**2 + policy.product_common * back.scores**2
     own = rows.weights**2 * (square + back.delta**2)
     rounded = 2 * unit**2 * own + (storing**2 + unit**2) * centred * centred
     # What underflows is rounded like anything else, by at most eta.
@@ -70,16 +79,17 @@ def spread_of(back: Backward, policy: Policy) -> Spread:
         of_delta=_of_delta(back, policy),
         rounded=rounded + back.attended * lost,
         of_slope=np.zeros((1, 1)) if back.softcap is None else _of_slope(back, policy),
-        constants=policy.score_unit**2 + unit**2,
+        constants=rows.constants(policy),
+        common=policy.product_common,
+        of_columns=of_scores,
+        of_factors=policy.product_spread**2 * squares,
     )
 
 
 def logits_variance(back: Backward, spread: Spread, policy: Policy) -> Real:
     """Return the variance of each logit's gradient; constants that all have in common are left out."""
-    p, y, dp, size = back.rows.weights, back.centred, back.grad_weights, np.abs(back.centred)
-    weighted = p * p * spread.own
-    total, first, second = (_sum(weighted * factor) for factor in (1.0, y, y * y))
-    own = y * y * total + 2 * y * first + second + spread.own * y * y * (1.0 if policy.recomputes else 1 - 4 * p)
+    p, dp, size = back.rows.weights, back.grad_weights, np.abs(back.centred)
+    own = _of_own_exponents(back, spread.own, policy)
     mean, mean_shared = _sum(p * size), _sum(p * spread.shared)
     shared = (2 * size + mean) * (size * (spread.shared + mean_shared) + _sum(p * spread.shared * size))
     of_sum = spread.of_sum * (size + np.abs(back.delta)) ** 2
@@ -88,8 +98,46 @@ def logits_variance(back: Backward, spread: Spread, policy: Policy) -> Real:
     if policy.recomputes:
         of_gradient = np.maximum(of_gradient, spread.of_grad_weights)
     relative = np.maximum(own, 0) + shared + of_sum + of_weight + np.maximum(of_gradient, 0) + spread.of_delta
+    if policy.product_unit:
+        of_row = np.sqrt(spread.of_factors)
+        relative = relative + (of_row + _sum(p * of_row)) ** 2 + _of_cuts(back, spread)
     variance: Real = p * p * relative + spread.rounded
     return variance
+
+
+def _of_own_exponents(back: Backward, own: Real, policy: Policy) -> Real:
+    """Return what the errors of exponents do to each logit's gradient over its weight, every key's for itself."""
+    p, y = back.rows.weights, back.centred
+    weighted = p * p * own
+    total, first, second = (_sum(weighted * factor) for factor in (1.0, y, y * y))
+    variance: Real = y * y * total + 2 * y * first + second + own * y * y * (1.0 if policy.recomputes else 1 - 4 * p)
+    return variance
+
+
+def _of_cuts(back: Backward, spread: Spread) -> Real:
+    """Return what factors that are cut off have in common, in dp and in Delta, which need not be the same."""
+    variance: Real = spread.common * (np.abs(back.grad_weights) + np.abs(back.delta)) ** 2
+    return variance
+
+
+def columns_deviation(back: Backward, spread: Spread, policy: Policy) -> Real:
+    """Return the deviation of each score's gradient by errors that queries share: rounded keys, values, cuts.
+
+    Sums over queries must not take them for independent; deviations add up as if all had one sign.
+    """
+    p = back.rows.weights
+    own = np.maximum(_of_own_exponents(back, spread.of_columns, policy), 0)
+    relative = own + spread.of_factors + _sum(p * p * spread.of_factors) + _of_cuts(back, spread)
+    through = p * np.sqrt(relative) * back.slope
+    deviation: Real = through + np.abs(back.grad_logits) * np.sqrt(spread.of_slope)
+    return deviation
+
+
+def weights_deviation(back: Backward, spread: Spread) -> Real:
+    """Return the deviation of each weight by errors that queries share."""
+    p = back.rows.weights
+    deviation: Real = p * np.sqrt(spread.of_columns + _sum(p * p * spread.of_columns))
+    return deviation
 
 
 def scores_variance(back: Backward, spread: Spread, logits: Real, policy: Policy) -> Real:
@@ -127,7 +175,10 @@ def query_variance(back: Backward, spread: Spread, policy: Policy) -> Real:
     variance: Real = _of_exponents(back, spread, mean, result, policy)
     of_constants = (p * back.rows.shifted * y * slope) @ key - mean * _sum(p * back.rows.shifted * y)
     variance += spread.constants * (of_constants - result * back.rows.mean_shifted) ** 2
-    variance += spread.of_sum * (np.abs(result) + np.abs(back.delta * mean)) ** 2
+    variance += (spread.of_sum + spread.common) * (np.abs(result) + np.abs(back.delta * mean)) ** 2
+    if policy.product_unit:
+        of_row = np.sqrt(spread.of_factors)  # a rounded g meets every key
+        variance += ((p * slope * (of_row + _sum(p * of_row))) @ np.abs(key)) ** 2
     size, gradient = np.abs(y * slope), np.abs(back.grad_weights)
     of_weight = (square * size * size) @ squares + mean * mean * _sum(square * gradient * gradient)
     of_weight += 2 * np.abs(mean) * ((square * size * gradient) @ np.abs(key))
@@ -171,29 +222,22 @@ def _of_exponents(back: Backward, spread: Spread, mean: Real, result: Real, poli
     return exponents
 
 
-def _of_logarithm(back: Backward, policy: Policy) -> Real:
-    """Return the variance of a stored L beyond that of its sum, (..., Lq, 1)."""
-    exact, maximum, unit = back.log_sum_exp, back.rows.maximum, policy.accumulate_unit
-    stored = np.where(np.isfinite(exact), exact, 0.0)[..., np.newaxis]
-    excess = np.maximum(stored - maximum, 0)
-    variance: Real = (policy.log_error + unit) ** 2 * excess**2 + 2 * unit**2 * (maximum**2 + stored**2)
-    return variance
-
-
 def _of_delta(back: Backward, policy: Policy) -> Real:
     """Return V_D, (..., Lq, 1)."""
-    p, u_acc, square = back.rows.weights, policy.accumulate_unit, back.delta**2
+    p, square = back.rows.weights, back.delta**2
     squares = _sum(p * p * back.grad_weights**2)
     variance = summation_variance(policy.sum_unit, back.rows.count, square, squares)
+    if policy.product_unit:  # by einsum, say
+        variance = product_variance(policy, back.rows.count, square, squares)
     variance = variance + 2 * policy.compute_unit**2 * squares
     lost = (2 * policy.weight_underflow) ** 2 * _sum(back.attended * back.grad_weights**2)
     variance = variance + lost + back.rows.count * (2 * policy.score_underflow) ** 2
     if policy.recomputes:
         output, gradient = back.output**2, back.grad_output**2
-        of_output = summation_variance(u_acc, back.rows.count, output, (p * p) @ back.value**2)
+        of_output = product_variance(policy, back.rows.count, output, (p * p) @ back.value**2)
         of_output = of_output + policy.output_count * policy.output_unit**2 * output
         width, squares = back.value.shape[-1], _sum(gradient * output)
-        of_row = summation_variance(u_acc, width, square, squares) + _sum(gradient * of_output)
+        of_row = product_variance(policy, width, square, squares) + _sum(gradient * of_output)
         variance = np.maximum(variance, of_row)
     return variance + policy.score_unit**2 * square
 

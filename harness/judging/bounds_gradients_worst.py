@@ -19,14 +19,14 @@ exponentials rounds Delta twice more, of which the sum's 2u_c has one. E_kappa c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from attncheck.harness.judging.bounds_backward import Backward
 from attncheck.harness.judging.bounds_output import output_bound
 from attncheck.harness.judging.bounds_scores import rise_of_tanh
-from attncheck.harness.judging.bounds_softmax import log_sum_exp_bound, moved_weights, normalisation_error
+from attncheck.harness.judging.bounds_softmax import moved_weights, normalisation_error, stored_log_sum_exp_error
 from attncheck.harness.judging.bounds_terms import Operand, Real, transposed
 from attncheck.harness.judging.policies import Policy
 
@@ -91,13 +91,8 @@ def _stored(back: Backward, moved: Real, policy: Policy) -> Real:
 
 
 def _recomputed(back: Backward, policy: Policy) -> Real:
-    """Return how far e^(s - L) is from p, L being stored in the format of accumulation."""
-    rows, exact = back.rows, back.log_sum_exp
-    unit, underflow = policy.accumulate_unit, policy.accumulate_underflow
-    kept = replace(policy, output_unit=unit, output_underflow=underflow, output_count=2)
-    excess = np.where(np.isfinite(exact), exact - rows.maximum[..., 0], 0.0)
-    counts = policy.difference_count + policy.maximum_count
-    shift = log_sum_exp_bound(rows, exact, kept).worst + counts * policy.compute_unit * np.maximum(excess, 0)
+    """Return how far e^(s - L) is from p, L being stored in the format of the computation."""
+    rows, shift = back.rows, stored_log_sum_exp_error(back.rows, policy)
     grown = (rows.weights + rows.grown) * np.exp(shift)[..., np.newaxis]
     error: Real = grown - rows.weights + (policy.weight_unit + policy.compute_unit) * grown
     return error
@@ -107,9 +102,13 @@ def _of_grad_weights(back: Backward, size: Real, policy: Policy) -> Real:
     """Return E_dp."""
     width, u_acc = back.value.shape[-1], policy.accumulate_unit
     underflow = policy.weight_underflow if policy.weight_gradient_unit > u_acc else policy.accumulate_underflow
-    summed = width * u_acc * (np.abs(back.grad_output) @ transposed(np.abs(back.value)))
+    relative = width * u_acc + policy.product_error
+    summed = relative * (np.abs(back.grad_output) @ transposed(np.abs(back.value)))
     error: Real = summed + policy.weight_gradient_unit * (size + summed)
     error += 2 * (width + 2) * policy.accumulate_underflow + underflow
+    if policy.product_unit:  # a factor that is flushed to zero
+        of_query, of_key = (np.abs(each).sum(axis=-1, keepdims=True) for each in (back.grad_output, back.value))
+        error += policy.product_underflow * (of_query + transposed(of_key))
     return error
 
 
@@ -117,6 +116,8 @@ def _of_delta(back: Backward, moved: Real, stored: Real, gradient: Real, policy:
     """Return the error of sum_j p dp, (..., Lq, 1)."""
     size = np.abs(back.grad_weights)
     summed = back.rows.count * policy.sum_unit + 2 * policy.compute_unit
+    if policy.product_unit:  # by einsum, say
+        summed = back.rows.count * policy.accumulate_unit + 2 * policy.compute_unit + policy.product_error
     each = moved * back.most_centred + (stored - moved) * size
     each = each + (back.most_weight + stored) * (gradient + summed * (size + gradient))
     total: Real = (each + back.attended * 2 * policy.score_underflow).sum(axis=-1, keepdims=True)
@@ -127,7 +128,8 @@ def _of_delta_from_output(back: Backward, policy: Policy) -> Real:
     """Return the error of sum_c g o, (..., Lq, 1)."""
     width, size = back.value.shape[-1], np.abs(back.grad_output)
     bound = output_bound(back.rows, Operand(back.value), back.output, policy).worst
-    each = size * (bound + width * policy.accumulate_unit * (np.abs(back.output) + bound))
+    relative = width * policy.accumulate_unit + policy.product_error
+    each = size * (bound + relative * (np.abs(back.output) + bound))
     total: Real = each.sum(axis=-1, keepdims=True)
     total += 2 * (width + 2) * policy.accumulate_underflow
     return total

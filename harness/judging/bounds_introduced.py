@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging import bounds_linear, bounds_output, bounds_scores, bounds_softmax
+from attncheck.harness.judging import bounds_linear, bounds_output, bounds_rows, bounds_scores, bounds_softmax
 from attncheck.harness.judging.bounds_accumulated import (
     merge_heads,
     operand_bound,
@@ -120,7 +120,7 @@ def _bound(own: _Returned, exact: Real, stage: str) -> Bound:
         case "query" | "key" | "value":
             return operand_bound(projected_operand(stage, own.given, exact, own.policy), exact)
         case "raw_scores":
-            products = bounds_scores.products_of(_query(own), _shared(own, "key"))
+            products = bounds_scores.products_of(_query(own), _shared(own, "key"), own.policy)
             return bounds_scores.raw_scores(products, exact, own.policy).bound(exact, own.policy)
         case "scores" | "capped" | "biased" | "masked":
             return _logits(own, stage, exact)[1].bound(exact, own.policy)
@@ -210,11 +210,11 @@ def _stored_logits(own: _Returned, stage: str) -> tuple[Real, LogitError]:
     return value, LogitError(unit * size, (unit * size) ** 2, zero, zero)
 
 
-def _rows(own: _Returned) -> bounds_softmax.Rows:
+def _rows(own: _Returned) -> bounds_rows.Rows:
     logits, error = _logits(own, own.chain()[-1], None)
     logits = logits if own.attended is None else np.where(own.attended, logits, -np.inf)
     weights, log_sum_exp = softmax(logits)
-    return bounds_softmax.rows_of(logits, weights, log_sum_exp, error, own.policy)
+    return bounds_rows.rows_of(logits, weights, log_sum_exp, error, own.policy)
 
 
 def _after_softmax(own: _Returned, exact: Real, stage: str) -> Bound:

@@ -27,7 +27,7 @@ from attncheck.harness.judging.bounds_terms import (
     LogitError,
     Operand,
     Real,
-    summation_variance,
+    product_variance,
     transposed,
 )
 from attncheck.harness.judging.policies import Policy
@@ -45,14 +45,17 @@ def projected(
     product = exact - offset
     magnitude = inputs.magnitude @ size + np.abs(offset)
     worst = (length + 1) * u_acc * magnitude * (1 + 8 * policy.coarsest_unit)
+    if policy.product_unit:
+        worst = worst + policy.product_error * (inputs.magnitude @ size) + _flushed(inputs.magnitude, size, policy)
     if inputs.worst is not None:
         worst = worst + inputs.worst @ size
     squares = (inputs.value * inputs.value) @ (weight * weight)
-    variance = summation_variance(u_acc, length, product * product, squares)
+    variance = product_variance(policy, length, product * product, squares)
+    cut = length if policy.product_unit else 1
     # The bias is added last, or the sum starts from it (as in a fused linear layer of few rows).
     variance = np.maximum(
         variance + u_acc**2 * exact * exact,
-        variance + ORDER_FACTOR * u_acc**2 * length * np.maximum(offset * offset + offset * product, 0),
+        variance + ORDER_FACTOR * u_acc**2 * length * np.maximum(offset * offset + offset * product, 0) * cut,
     )
     if carried is None and inputs.variance is not None:
         carried = inputs.variance @ (weight * weight)
@@ -76,11 +79,14 @@ def general_scores(query: Real, key: Real, weight: Real, exact: Real, policy: Po
     size_q, size_k = np.abs(query), np.abs(key)
     magnitude = size_q @ np.abs(weight) @ transposed(size_k)
     halves = np.maximum(np.abs(left) @ transposed(size_k), size_q @ transposed(np.abs(right)))
-    terms = (first + second) * u_acc
+    terms = (first + second) * u_acc + 2 * policy.product_error
     worst = (terms * magnitude + unit * (halves + 2 * np.abs(exact))) * (1 + terms + 8 * policy.coarsest_unit)
     sums = size_q.sum(-1)[..., :, np.newaxis] + size_k.sum(-1)[..., np.newaxis, :]
     inner = 2 * (max(first, second) + 2) * policy.accumulate_underflow
     floor = (inner + policy.score_underflow) * sums + inner + 2 * policy.score_underflow
+    if policy.product_unit:
+        floor = floor + _flushed(size_q, np.abs(weight), policy) @ transposed(size_k)
+        floor = floor + _flushed(size_q @ np.abs(weight), transposed(size_k), policy)
     variance = np.maximum(
         _bilinear_variance(query, weight, left, key, exact, policy),
         transposed(_bilinear_variance(key, transposed(weight), right, query, transposed(exact), policy)),
@@ -101,10 +107,11 @@ def additive_scores(inputs: Mapping[str, Real], exact: Real, policy: Policy) -> 
     relative = policy.tanh_error + unit
     moved = moved + relative * (height + moved)
     spread = spread + (policy.tanh_error**2 + unit**2) * height**2
-    summed = width * policy.accumulate_unit
+    summed = width * policy.accumulate_unit + policy.product_error
     worst = moved @ size + summed * ((height + moved) @ size) + 2 * unit * np.abs(exact)
     floor = 2 * (width + 2) * policy.accumulate_underflow + policy.score_underflow * (2 + size.sum())
-    variance = summation_variance(policy.accumulate_unit, width, exact * exact, height**2 @ vector**2)
+    floor += policy.product_underflow * (width + size.sum())
+    variance = product_variance(policy, width, exact * exact, height**2 @ vector**2)
     variance = variance + spread @ vector**2 + 2 * unit**2 * exact * exact
     worst = worst * (1 + 8 * policy.coarsest_unit + summed) + floor
     return LogitError(worst, variance, np.zeros((1, 1)), np.asarray(floor))
@@ -112,21 +119,31 @@ def additive_scores(inputs: Mapping[str, Real], exact: Real, policy: Policy) -> 
 
 def _bilinear_variance(query: Real, weight: Real, left: Real, key: Real, exact: Real, policy: Policy) -> Real:
     """Return the variance of (q W) k^T, storage of the result left out; ``left`` is q W."""
-    u_acc, (first, second) = policy.accumulate_unit, weight.shape
-    inner = summation_variance(u_acc, first, left * left, (query * query) @ (weight * weight))
+    first, second = weight.shape
+    inner = product_variance(policy, first, left * left, (query * query) @ (weight * weight))
     inner = inner + (policy.score_unit * left) ** 2
     square_k = transposed(key * key)
-    outer = summation_variance(u_acc, second, exact * exact, (left * left) @ square_k)
+    outer = product_variance(policy, second, exact * exact, (left * left) @ square_k)
     variance: Real = inner @ square_k + outer
-    return variance
+    # What cuts have in common is in one product as in the other.
+    return variance + 2 * policy.product_common * exact * exact if policy.product_unit else variance
 
 
 def _part(inputs: Real, weight: Real, terms: int, policy: Policy) -> Operand:
     """Return inputs times weight with its error, (..., L, A)."""
     part, u_acc, unit = inputs @ weight, policy.accumulate_unit, policy.score_unit
-    worst = terms * u_acc * (np.abs(inputs) @ np.abs(weight)) + unit * np.abs(part)
+    relative = terms * u_acc + policy.product_error
+    worst = relative * (np.abs(inputs) @ np.abs(weight)) + unit * np.abs(part)
+    if policy.product_unit:
+        worst = worst + _flushed(np.abs(inputs), np.abs(weight), policy)
     squares = (inputs * inputs) @ (weight * weight)
-    return Operand(part, worst, summation_variance(u_acc, terms, part * part, squares) + (unit * part) ** 2)
+    return Operand(part, worst, product_variance(policy, terms, part * part, squares) + (unit * part) ** 2)
+
+
+def _flushed(left: Real, right: Real, policy: Policy) -> Real:
+    """Bound what factors that are flushed to zero take from a product of two matrices of magnitudes."""
+    lost: Real = policy.product_underflow * (left.sum(axis=-1, keepdims=True) + right.sum(axis=-2, keepdims=True))
+    return lost
 
 
 def _hidden(part_q: Operand, part_k: Operand, bias: Real, terms: int, policy: Policy) -> tuple[Real, Real, Real]:

@@ -51,7 +51,7 @@ def score_error(
         case "cosine":
             scale = attention_scale(options, query.value.shape[-1])
             return bounds_scores.cosine_scores(query, operands["key"], scale, exact, policy)
-    products = bounds_scores.products_of(query, operands["key"])
+    products = bounds_scores.products_of(query, operands["key"], policy)
     return bounds_scores.scores(products, attention_scale(options, query.value.shape[-1]), exact, policy)
 
 

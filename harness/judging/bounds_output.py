@@ -24,6 +24,8 @@ The scale: sigma^2 = S1 + .. + S6 (t^2 each key's own variance of theta, c^2 wha
     S5 = o^2 [ u_sum^2 (n + rho) + 2u_c^2 + k_o u_o^2 ]             S6 = 3/4 Var sum_j p_j (t_j^2 + c_j^2)^2
 
 S6 is the second order, E (e^theta - 1 - theta)^2; c by Cauchy's inequality; the values' own variance adds p^2 Var_v.
+Where factors of products are rounded, c_pv has 2u_t + u_t^2 more, and S4 is that of such a product; where weights may
+be e^(s - L), c_row has tau more, and nothing cancels in S1 and S2.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attncheck.harness.judging.bounds_softmax import Rows
-from attncheck.harness.judging.bounds_terms import Bound, Operand, Real, finite, settle, summation_variance, transposed
+from attncheck.harness.judging.bounds_rows import Rows
+from attncheck.harness.judging.bounds_softmax import stored_log_sum_exp_variance, total_error
+from attncheck.harness.judging.bounds_terms import Bound, Operand, Real, finite, product_variance, settle, transposed
 from attncheck.harness.judging.policies import Policy
 
 _LEAST_SQUARE = 2.0**-1000
@@ -83,12 +86,12 @@ def mean_bound(weights: Operand, value: Operand, exact: Real, policy: Policy) ->
     terms = count + np.ceil(count / policy.block)
     size = finite(value.magnitude)
     # A fused kernel rounds what it returns as weights; its values never met that.
-    relative = terms * policy.accumulate_unit + policy.weight_unit + 2 * unit
+    relative = terms * policy.accumulate_unit + policy.weight_unit + 2 * unit + policy.product_error
     relative = relative + (policy.output_unit if unit < policy.output_unit else 0)
     underflow = 2 * terms * policy.accumulate_underflow + 2 * policy.weight_underflow * size.sum(axis=-2, keepdims=True)
     worst = relative * (w @ size)
     squares = (w * w) @ (size * size)
-    variance = summation_variance(policy.accumulate_unit, count, exact * exact, squares)
+    variance = product_variance(policy, count, exact * exact, squares)
     variance += (policy.weight_unit**2 + 2 * unit**2) * squares
     variance += policy.output_count * (policy.output_unit * exact) ** 2
     if value.worst is not None:
@@ -115,8 +118,10 @@ def _worst(rows: Rows, scaled: _Scaled, mean_size: Real, variance: Real, policy:
         carried = (rows.weights @ error + rows.grown @ error) / total
         carried = np.minimum(carried, error.max(axis=-2, keepdims=True, initial=0))
     terms = rows.count + rows.blocks
-    c_pv = terms * policy.accumulate_unit + policy.weight_unit + 2 * unit
+    c_pv = terms * policy.accumulate_unit + policy.weight_unit + 2 * unit + policy.product_error
     c_row = terms * policy.sum_unit + 2 * unit + rows.count * policy.weight_underflow
+    if policy.from_log_sum_exp:
+        c_row = c_row + total_error(rows, policy)
     worst = moved + carried + c_pv * (amount + carried) + c_row * (scaled.output + moved + carried)
     worst = scaled.unit * (worst + 2 * policy.weight_underflow * _attended_sum(rows, scaled.size))
     worst = (worst + 2 * terms * policy.accumulate_underflow) * (1 + c_pv + c_row + 2 * policy.output_unit)
@@ -130,19 +135,26 @@ def _spread(rows: Rows, scaled: _Scaled, variance: Real, policy: Policy) -> Real
     p, v, o, square_o = rows.weights, scaled.value.value, scaled.signed_output, scaled.output**2
     square_v, square_p, width, unit = v * v, p * p, v.shape[-1], policy.compute_unit
     own = square_p * rows.independent
-    total = rows.independent + rows.shared
+    total = rows.variance
     second, first = np.split(own @ np.concatenate([square_v, v], axis=-1), [width], axis=-1)
-    spread: Real = np.maximum(second - 2 * o * first + square_o * own.sum(axis=-1, keepdims=True), 0)  # S1
-    spread += (policy.score_unit**2 + unit**2) * ((p * rows.shifted) @ v - o * rows.mean_shifted) ** 2  # S2
+    of_row = square_o * own.sum(axis=-1, keepdims=True)
+    spread: Real = np.maximum(second - 2 * o * first + of_row, 0)  # S1
+    if policy.from_log_sum_exp:
+        # The exponents of the weights and those of L may have errors of their own, so that nothing cancels.
+        spread = second + of_row + square_o * stored_log_sum_exp_variance(rows, policy)
+        variance = 4 * (variance + square_o)
+    spread += rows.constants(policy) * ((p * rows.shifted) @ v - o * rows.mean_shifted) ** 2  # S2
     common = (p * rows.shared + 0.75 * p * total * total).sum(axis=-1, keepdims=True)
     spread += variance * common  # S2, S6
     squares = square_p @ square_v
     spread += (policy.weight_unit**2 + 2 * unit**2) * (squares + square_o)  # S3
-    spread += summation_variance(policy.accumulate_unit, rows.count, square_o, squares)  # S4
+    spread += product_variance(policy, rows.count, square_o, squares)  # S4
     relative = policy.sum_unit**2 * (rows.count + rows.rescalings) + 2 * unit**2
     spread += square_o * (relative + policy.output_count * policy.output_unit**2)  # S5
     if scaled.value.variance is not None:
         spread += square_p @ scaled.value.variance
+        if policy.product_unit:  # what cuts have in common is in a projected value, too
+            spread += 2 * policy.product_common * square_o
     return spread
 
 

@@ -25,7 +25,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.bounds_terms import LogitError, Operand, Real, summation_variance, transposed
+from attncheck.harness.judging.bounds_terms import (
+    LogitError,
+    Operand,
+    Real,
+    product_variance,
+    summation_variance,
+    transposed,
+)
 from attncheck.harness.judging.policies import Policy
 
 _ZERO_EXPONENT = 5000
@@ -43,10 +50,12 @@ class Products:
     shared: Real  # its variance from q, which the keys of a row share
     independent: Real  # its variance from k
     entries: Real  # sum |q_ic| + sum |k_jc|, for underflow
+    reduced: Real  # 0, 1 or 2: how many of q and k a product changes by rounding them
+    computed: int  # how many of q and k have errors of their own
     grid: Real  # g: every q_ic k_jc is a multiple of it; 0 where q or k is computed
 
 
-def products_of(query: Operand, key: Operand) -> Products:
+def products_of(query: Operand, key: Operand, policy: Policy) -> Products:
     """Prepare the bounds of query (..., Lq, D) times key (..., Lk, D)."""
     size_q, size_k = query.magnitude, key.magnitude
     magnitude = size_q @ transposed(size_k)
@@ -69,6 +78,8 @@ def products_of(query: Operand, key: Operand) -> Products:
         independent=independent,
         entries=size_q.sum(-1)[..., :, np.newaxis] + size_k.sum(-1)[..., np.newaxis, :],
         grid=_grid(query, key),
+        reduced=_is_rounded(query, policy) + _is_rounded(key, policy),
+        computed=(query.worst is not None) + (key.worst is not None),
     )
 
 
@@ -89,9 +100,13 @@ def scores(products: Products, scale: float, exact: Real, policy: Policy) -> Log
     fits, stored_exactly = _representable(products, policy, folds_exactly)
     summed = products.width * policy.accumulate_unit * ~fits
     prescaled = 0.0 if folds_exactly else policy.prescale_unit
+    # A scaled operand has other bits than the one that was given.
+    rounded = products.reduced if folds_exactly else 2 * np.ones((1, 1))
     stored = policy.score_unit * (constant + ~stored_exactly)
     carried = size * products.carried
     relative = size * products.magnitude * (summed + policy.prescale_count * prescaled)
+    if policy.product_unit:
+        relative = relative + size * products.magnitude * rounded * (policy.product_error / 2)
     floor = _dot_underflow(products, size, policy)
     worst = (relative + stored * (np.abs(exact) + carried)) * (1 + 8 * policy.coarsest_unit) + carried + floor
     square, squares = exact * exact, size**2 * products.squares
@@ -101,7 +116,13 @@ def scores(products: Products, scale: float, exact: Real, policy: Policy) -> Log
         + size**2 * products.independent
     )
     shared = 2 * prescaled**2 * squares + size**2 * products.shared
-    return LogitError(worst, independent, shared, floor)
+    if not policy.product_unit:
+        return LogitError(worst, independent, shared, floor)
+    # A query is rounded for all keys of its row at once; partial sums that are cut off err in one direction.
+    cut = summation_variance(policy.accumulate_unit, products.width, square, squares) * (products.width - 1) * ~fits
+    of_each = (rounded > 0) * policy.product_spread**2 * squares
+    common = (1 + products.computed) ** 2 * policy.product_common if bool((rounded > 0).any()) else 0.0
+    return LogitError(worst, independent + cut + of_each, shared + of_each, floor, common)
 
 
 def roundings_of_scale(scale: float) -> int:
@@ -132,9 +153,10 @@ def capped(before: Real, error: LogitError, cap: float, policy: Policy) -> Logit
     floor = np.asarray(2 * policy.score_underflow * (1 + size))
     worst = size * (rise + relative * (height + rise)) * (1 + 8 * policy.coarsest_unit) + floor
     spread = error.independent + (2 * policy.compute_unit**2 + unit**2) * before * before
-    steep = np.minimum(1, slope + 0.77 * np.sqrt(spread + error.shared) / size) ** 2
     functional = (policy.tanh_error**2 + 2 * unit**2) * (size * height) ** 2
-    return LogitError(worst, steep * spread + functional, steep * error.shared, floor + np.sqrt(steep) * error.floor)
+    shared = _with_proportion(error, before)
+    steep = np.minimum(1, slope + 0.77 * np.sqrt(spread + shared) / size) ** 2
+    return LogitError(worst, steep * spread + functional, steep * shared, floor + np.sqrt(steep) * error.floor)
 
 
 def rise_of_tanh(argument: Real, moved: Real, policy: Policy) -> Real:
@@ -155,7 +177,12 @@ def biased(before: Real, after: Real, error: LogitError, policy: Policy) -> Logi
         parts = np.abs(before) + np.abs(after - before)
         worst = worst + policy.compute_unit * (parts + error.worst)
         independent = independent + policy.compute_unit**2 * parts * parts
-    return LogitError(worst, independent, error.shared, error.floor + policy.score_underflow)
+    return LogitError(worst, independent, _with_proportion(error, before), error.floor + policy.score_underflow)
+
+
+def _with_proportion(error: LogitError, scores: Real) -> Real:
+    """Return what keys share, were it in proportion to the scores before: behind another step it is so no longer."""
+    return error.shared + error.proportion * scores * scores if error.proportion else error.shared
 
 
 def cosine_scores(query: Operand, key: Operand, scale: float, exact: Real, policy: Policy) -> LogitError:
@@ -166,15 +193,19 @@ def cosine_scores(query: Operand, key: Operand, scale: float, exact: Real, polic
     width, size, u_acc, u_c = query.value.shape[-1], abs(scale), policy.accumulate_unit, policy.compute_unit
     unit_q, unit_k = _unit_rows(query.value), _unit_rows(key.value)
     storing = policy.score_unit * (1 if _is_power_of_two(scale) else 3)
-    elements = size * np.abs(unit_q) @ transposed(np.abs(unit_k)) * (width * u_acc + 2 * (u_c + policy.score_unit))
-    lengths = np.abs(exact) * ((width + 2) * u_acc + 3 * u_c + storing)
+    reduced = policy.product_error  # of the product, and of the two lengths, whose squares may be products too
+    stored = 2 * (u_c + policy.score_unit)
+    elements = size * np.abs(unit_q) @ transposed(np.abs(unit_k)) * (width * u_acc + stored + reduced)
+    lengths = np.abs(exact) * ((width + 2) * u_acc + 3 * u_c + storing + reduced)
     floor = np.asarray((1 + size) * 2 * (width + 4) * (policy.accumulate_underflow + policy.score_underflow))
+    floor = floor + (1 + size) * 2 * width * policy.product_underflow
     worst = (elements + lengths) * (1 + 8 * policy.coarsest_unit + 2 * width * u_acc) + floor
     square, squares = exact * exact, size**2 * (unit_q * unit_q) @ transposed(unit_k * unit_k)
     independent = (
-        summation_variance(u_acc, width, square, squares)
+        product_variance(policy, width, square, squares)
         + 2 * (u_c**2 + policy.score_unit**2) * squares
         + square * ((width / 2 + 1) * u_acc**2 + 3 * u_c**2 + policy.score_unit * storing)
+        + square * policy.product_common
     )
     return LogitError(worst, independent, np.zeros((1, 1)), floor)
 
@@ -184,6 +215,8 @@ def _representable(
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return where a product is exact in the accumulation format, and where in the format of the scores as well."""
     grid = products.grid
+    if policy.product_unit:
+        grid = grid * (products.reduced == 0)
     if not folds_exactly or not grid.any():
         never = np.zeros((1, 1), dtype=np.bool_)
         return never, never
@@ -194,7 +227,7 @@ def _representable(
 
 def _dot_underflow(products: Products, size: float, policy: Policy) -> Real:
     """Bound what underflow does: in products and sums, scaled before or after, in a scaled operand, in storage."""
-    folded = 0.0 if policy.folding == "none" else policy.prescale_underflow
+    folded = policy.product_underflow if policy.folding == "none" else policy.prescale_underflow
     in_sum = 2 * (products.width + 2) * policy.accumulate_underflow + folded * products.entries
     floor: Real = max(1.0, size) * in_sum + 2 * (1 + size) * policy.score_underflow
     return floor
@@ -206,6 +239,19 @@ def _grid(query: Operand, key: Operand) -> Real:
     exponent = _lowest_bit(query.value) + _lowest_bit(key.value)
     grid: Real = np.ldexp(1.0, np.clip(exponent, -2000, 1000))
     return grid
+
+
+def _is_rounded(operand: Operand, policy: Policy) -> Real:
+    """Return, per matrix, 1 where a product may change some element by rounding it, else 0: (..., 1, 1)."""
+    if not policy.product_unit:
+        return np.zeros((1, 1))
+    if operand.worst is not None:
+        return np.ones((1, 1))
+    fraction, _ = np.frexp(operand.value)
+    short = np.ldexp(fraction, policy.product_precision)
+    flushed = (np.abs(operand.value) < policy.product_underflow) & (operand.value != 0)
+    rounded: Real = ((short != np.rint(short)) | flushed).any(axis=(-2, -1), keepdims=True).astype(np.float64)
+    return rounded
 
 
 def _lowest_bit(array: Real) -> NDArray[np.int64]:

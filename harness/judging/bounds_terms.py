@@ -69,17 +69,21 @@ class LogitError:
     """The error of one stage between the product of query and key and the softmax, per element.
 
     ``worst`` is D. ``independent`` (tau^2) is the variance of errors that each key has for itself, ``shared`` of errors
-    that the keys of a row may have in common; ``floor`` is absolute, from underflow, and no part of them.
+    that the keys of a row may have in common; ``floor`` is absolute, from underflow, and no part of them; nor is
+    ``proportion``, the variance of a relative error that all scores have in common.
     """
 
     worst: Real
     independent: Real
     shared: Real
     floor: Real
+    proportion: float = 0.0
 
     def bound(self, exact: Real, policy: Policy) -> Bound:
         """Return the bound of the stage as it is returned: in the format of results, where that is the coarser one."""
         worst, variance, floor = self.worst, self.independent + self.shared, self.floor
+        if self.proportion:
+            variance = variance + self.proportion * exact * exact
         if policy.output_unit > policy.score_unit:
             worst = worst + policy.output_unit * (np.abs(exact) + worst) + policy.output_underflow
             variance = variance + policy.output_unit**2 * exact * exact
@@ -106,6 +110,20 @@ def summation_variance(unit: float, length: int | Real, total_square: Real, squa
     """Return the variance of an inner product of ``length`` terms: of its partial sums, and of its products."""
     variance: Real = ORDER_FACTOR * unit**2 * (length * (total_square / 3 + squares / 6) + squares)
     return variance
+
+
+def product_variance(policy: Policy, length: int | Real, total_square: Real, squares: Real) -> Real:
+    """Return the variance of an inner product in a product of matrices, of which both factors may be rounded.
+
+    Where they are cut off instead, what all have in common of that is a relative error of the result; partial sums that
+    are cut off err in one direction, and n such errors add up to sqrt(n) times those of either sign.
+    """
+    variance = summation_variance(policy.accumulate_unit, length, total_square, squares)
+    if not policy.product_unit:
+        return variance
+    variance = variance * np.maximum(length, 1)
+    rounded: Real = 2 * policy.product_spread**2 * squares + policy.product_common * total_square
+    return variance + rounded
 
 
 def transposed(matrix: Real) -> Real:

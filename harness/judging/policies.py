@@ -6,18 +6,24 @@
     eager       16 bit: every intermediate is stored; products and sums accumulate in float32, functions too, then round
     eager_pre   as eager; the query or key, already scaled, is stored too
 
+    tf32_products, bf16_products, bf16x3_products    float32 as native; but what meets in a product of matrices has been
+                rounded, or cut off, to TensorFloat-32, to bfloat16, or to a sum of two bfloat16 numbers, and partial
+                sums may be cut off too, as tensor cores do
+    native_lse, fused_lse, eager_lse    as native, fused, eager; weights may be e^(s - L), L a log_sum_exp that was
+                stored before, in the format of the computation: they need not add up to 1
+
 16-bit accumulation belongs to no class, on purpose. The constants are allowances for what libraries do: exponentials
 within 4 u, logarithms within 4 u, hyperbolic tangents within 8 u, blocks of 16 keys or more.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from attncheck.harness.judging.formats import FORMATS, Format
-
-NumericalClass = Literal["native", "fused", "fused_bwd", "eager", "eager_pre"]
+from attncheck.harness.vocabulary import NUMERICAL_CLASSES
 
 Folding = Literal["none", "scale", "base"]
 """What may be multiplied into the query or the key before their product: nothing, the scale (or its square root into
@@ -33,7 +39,7 @@ class Policy:
     The symbol that the formulas use stands beside each field.
     """
 
-    numerical_class: NumericalClass
+    numerical_class: str
     dtype: str
     accumulate_unit: float  # u_acc: sums of products
     sum_unit: float  # u_sum: sums of exponentials
@@ -59,6 +65,10 @@ class Policy:
     difference_count: int = 4  # c_x: roundings proportional to |x|, x = score - maximum
     maximum_count: int = 2  # c_m: roundings proportional to |m|, m = maximum
     block: int = 16  # keys per block of an online softmax, at least
+    product_precision: int = 0  # bits of what meets in a product of matrices; 0: it is not rounded for that
+    product_unit: float = 0.0  # u_t: the largest relative error of that rounding, were it a cut
+    product_underflow: float = 0.0  # eta_t
+    from_log_sum_exp: bool = False  # whether weights may be e^(s - L) in the forward pass, from a stored L
 
     @property
     def coarsest_unit(self) -> float:
@@ -71,18 +81,47 @@ class Policy:
             self.prescale_unit,
             self.weight_unit,
             self.output_unit,
+            self.product_unit,
         )
+
+    @property
+    def product_error(self) -> float:
+        """The relative error of a product both of whose factors have been rounded for it: 2 u_t + u_t^2."""
+        return self.product_unit * (2 + self.product_unit)
+
+    @property
+    def product_spread(self) -> float:
+        """v_t: a cut errs by something in an interval of length u_t, a rounding to nearest by at most u_t / 2."""
+        return self.product_unit / 2
+
+    @property
+    def product_common(self) -> float:
+        """The variance of a relative error that all products have in common: what cuts take away on the average.
+
+        That is at most u_t / 2 of each factor, u_t in all, and mostly 0.7 u_t. It is counted twice, because it is no
+        noise: where there is nothing else, z is the same everywhere.
+        """
+        return 2 * self.product_unit**2
 
 
 def policy_for(numerical_class: str, dtype: str) -> Policy:
     """Return the policy of a class in a dtype. Raises ``ValueError`` where there is none."""
-    if numerical_class not in get_args(NumericalClass):
-        raise ValueError(f"numerical class: one of {', '.join(get_args(NumericalClass))}, not {numerical_class}")
+    if numerical_class not in NUMERICAL_CLASSES:
+        raise ValueError(f"numerical class: one of {', '.join(NUMERICAL_CLASSES)}, not {numerical_class}")
     if dtype not in FORMATS:
         raise ValueError(f"dtype: one of {', '.join(FORMATS)}, not {dtype}")
     stored = FORMATS[dtype]
-    if (numerical_class == "native") != (stored.precision >= FORMATS["float32"].precision):
+    if dtype not in NUMERICAL_CLASSES[numerical_class]:
         raise ValueError(f"there is no class {numerical_class} in {dtype}")
+    if numerical_class in _REDUCED:
+        return _REDUCED[numerical_class].policy(numerical_class)
+    if numerical_class.endswith(_FROM_LOG_SUM_EXP):
+        policy = policy_for(numerical_class.removesuffix(_FROM_LOG_SUM_EXP), dtype)
+        return replace(policy, numerical_class=numerical_class, from_log_sum_exp=True)
+    return _plain(numerical_class, stored)
+
+
+def _plain(numerical_class: str, stored: Format) -> Policy:
     match numerical_class:
         case "native":
             return _native(stored)
@@ -93,6 +132,42 @@ def policy_for(numerical_class: str, dtype: str) -> Policy:
         case "eager":
             return _eager("eager", stored, FORMATS["float32"])
     return _eager("eager_pre", stored, stored)
+
+
+_FROM_LOG_SUM_EXP = "_lse"
+
+
+@dataclass(frozen=True)
+class _Reduced:
+    """How products of float32 matrices are taken: ``terms`` products for each, of factors with so many bits.
+
+    A unit adds up four products or more and a running sum at once: it aligns them to the largest, cuts off what is
+    below its last bit, and cuts the sum. n terms in blocks of b >= 4 are off by (n + 2 ceil(n/b) - 1) 2u <= 4 n u.
+    """
+
+    precision: int
+    unit: float
+    terms: int = 1
+
+    def policy(self, name: str) -> Policy:
+        """Return float32's native policy with such products."""
+        single = FORMATS["float32"]
+        return replace(
+            _native(single),
+            numerical_class=name,
+            accumulate_unit=(4 if self.terms == 1 else 8) * single.unit_roundoff,
+            product_precision=self.precision,
+            product_unit=self.unit,
+            product_underflow=single.underflow,
+        )
+
+
+_REDUCED: Mapping[str, _Reduced] = {
+    "tf32_products": _Reduced(11, 2.0**-10),
+    "bf16_products": _Reduced(8, 2.0**-7),
+    # x = high + low + rest: the rests, and the product of both lows, are at most 2^-14 of a product each.
+    "bf16x3_products": _Reduced(8, 1.5 * 2.0**-14, terms=3),
+}
 
 
 def _native(stored: Format) -> Policy:

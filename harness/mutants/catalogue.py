@@ -32,10 +32,12 @@ from attncheck.harness.mutants import (
     precision,
     projections,
     recomputation,
+    reduced,
     scale,
     scores,
     softcap,
     softmax,
+    stored_log_sum_exp,
     windows,
 )
 from attncheck.harness.mutants.honest import HONEST as HONEST_BASICS
@@ -68,10 +70,12 @@ _TOPICS = (
     gradients,
     gradient_sums,
     recomputation,
+    reduced,
+    stored_log_sum_exp,
 )
 
 MUTANTS: tuple[Mutant, ...] = tuple(chain.from_iterable(topic.MUTANTS for topic in _TOPICS))
-HONEST: tuple[Honest, ...] = (*HONEST_BASICS, *HONEST_OPTIONS)
+HONEST: tuple[Honest, ...] = (*HONEST_BASICS, *HONEST_OPTIONS, *reduced.HONEST, *stored_log_sum_exp.HONEST)
 EQUIVALENT: tuple[Equivalent, ...] = (*denominator.EQUIVALENT, *equivalents.EQUIVALENT)
 _ALL: tuple[Subject, ...] = (*MUTANTS, *HONEST, *EQUIVALENT)
 SUBJECTS: Mapping[str, Subject] = {subject.name: subject for subject in _ALL}

@@ -43,14 +43,14 @@ class StageFinding:
     exact: NDArray[Any] | None = None
 
 
-JudgeStages: TypeAlias = Callable[[Case, str, Inputs, Stages], Mapping[str, StageFinding]]
-"""Judges what one implementation returned for a case in a dtype, stage by stage."""
+JudgeStages: TypeAlias = Callable[[Case, str, Inputs, Stages, str | None], Mapping[str, StageFinding]]
+"""Judges what one implementation returned for a case in a dtype, stage by stage, by the class that it claims if any."""
 
 
 class ExactJudge:
     """Judges by the oracle and the bounds of a numerical class; the oracle runs once per case, seed and dtype.
 
-    Without a class it is the reference's own.
+    An implementation that claims no class is judged by ``numerical_class``, or else by the reference's own.
     """
 
     def __init__(self, numerical_class: str | None = None) -> None:
@@ -58,17 +58,21 @@ class ExactJudge:
         self._inputs: Inputs | None = None
         self._truth: RememberingTruth | None = None
 
-    def evidence(self, case: Case, dtype: str, inputs: Inputs, stages: Stages) -> Evidence | None:
+    def evidence(
+        self, case: Case, dtype: str, inputs: Inputs, stages: Stages, claimed: str | None = None
+    ) -> Evidence | None:
         """Return what a case says of the fault of an implementation; None where it does not fail it by its numbers."""
-        truth, numerical_class = self._truth_of(case, dtype, inputs), self._numerical_class or REFERENCE_CLASSES[dtype]
+        truth, numerical_class = self._truth_of(case, dtype, inputs), self._class_of(dtype, claimed)
         judged = judge_and_recognise(truth, stages, case.stage_shapes, numerical_class)
         failing = [each.stage for each in judged.judgements if each.verdict in RECOGNISABLE]
         return evidence_of(judged.findings, failing[0]) if failing else None
 
-    def __call__(self, case: Case, dtype: str, inputs: Inputs, stages: Stages) -> dict[str, StageFinding]:
+    def __call__(
+        self, case: Case, dtype: str, inputs: Inputs, stages: Stages, claimed: str | None = None
+    ) -> dict[str, StageFinding]:
         """Judge every stage."""
         truth = self._truth_of(case, dtype, inputs)
-        judgements = judge_stages(truth, stages, case.stage_shapes, self._numerical_class or REFERENCE_CLASSES[dtype])
+        judgements = judge_stages(truth, stages, case.stage_shapes, self._class_of(dtype, claimed))
         return {
             item.stage: StageFinding(
                 _tier(item), item.goes_wrong_here, _ratio(item), _rounded(truth.exact.get(item.stage), dtype)
@@ -89,6 +93,9 @@ class ExactJudge:
             )
             self._truth = RememberingTruth.of(truth)
         return self._truth
+
+    def _class_of(self, dtype: str, claimed: str | None) -> str:
+        return claimed or self._numerical_class or REFERENCE_CLASSES[dtype]
 
 
 def _tier(judgement: StageJudgement) -> str | None:

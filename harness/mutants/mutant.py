@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from attncheck.harness.mutants.variant import Variant
@@ -20,7 +21,7 @@ class Mutant:
     ``stands_for`` says which defect in the wild it stands for; ``wrong_at`` is the first stage, in the order of
     computation, that it gets wrong (``context`` is the output where there are no projections); ``dtypes`` are those in
     which it is a fault. ``diagnosis`` is what may rightly be said of it (docs/diagnoses.md), nothing where no such name
-    is its cause.
+    is its cause. ``classes`` are the numerical classes that it claims to be of, where not the reference's.
     """
 
     name: str
@@ -30,16 +31,21 @@ class Mutant:
     wrong_at: str
     dtypes: tuple[str, ...] = EVERY
     diagnosis: tuple[str, ...] = ()
+    classes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Honest:
-    """A right implementation that computes in another way, and ``why`` it is right."""
+    """A right implementation that computes in another way, and ``why`` it is right.
+
+    ``classes`` are its numerical classes per dtype, where they are not the reference's.
+    """
 
     name: str
     why: str
     backend: Variant
     dtypes: tuple[str, ...] = EVERY
+    classes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,11 @@ class Equivalent:
     proof: str
     backend: Variant
     dtypes: tuple[str, ...]
+
+    @property
+    def classes(self) -> Mapping[str, str]:
+        """None but the reference's: it gives the reference's very bits."""
+        return {}
 
 
 Subject: TypeAlias = Mutant | Honest | Equivalent

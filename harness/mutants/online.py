@@ -26,11 +26,12 @@ def _always(block: int) -> bool:
 class Online:
     """Softmax and average in blocks of keys.
 
-    ``rescales_sum`` and ``rescales_output`` say whether a block remembers to; ``store`` is how the running average is
-    kept between blocks.
+    ``product`` multiplies exponentials and values; ``rescales_sum`` and ``rescales_output`` say whether a block
+    remembers to; ``store`` is how the running average is kept between blocks.
     """
 
     block: int
+    product: Callable[[Array, Array], Array] = np.matmul
     rescales_sum: Callable[[int], bool] = _always
     rescales_output: Callable[[int], bool] = _always
     store: Store = exactly
@@ -60,6 +61,6 @@ class Online:
             total = total + exponentials.sum(axis=-1, keepdims=True)
             if value is not None:
                 output = output * (correction if self.rescales_output(number) else 1)
-                output = self.store(output + exponentials @ value[..., start : start + self.block, :])
+                output = self.store(output + self.product(exponentials, value[..., start : start + self.block, :]))
             maximum = grown
         return maximum, total, output

@@ -40,7 +40,7 @@ class RememberingTruth(Truth):
         order = in_order(returned)
         before = [name for name in order[: order.index(stage)] if name not in _BESIDE]
         keys = {name: (name, numerical_class, digest(returned[name])) for name in before}
-        past: tuple[Any, ...] = ()
+        past: tuple[Any, ...] = (numerical_class,)  # the first stage follows from no other, but its bound is of a class
         for name in before:
             if self._is_wrong(name, returned[name], past, keys[name]):
                 return None

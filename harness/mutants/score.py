@@ -139,14 +139,15 @@ def _judge_unit(
                 "caught": outcome.verdict != "unsupported",
             }
             continue
-        stages = _seen(outcome.stages, visible)
-        if fingerprint not in known:
-            known[fingerprint] = judge(unit.case, unit.dtype, unit.inputs, stages)
-        yield from _stage_rows(blank, stages, known[fingerprint])
+        stages, claimed = _seen(outcome.stages, visible), subject.classes.get(unit.dtype)
+        judged = (claimed, fingerprint)
+        if judged not in known:
+            known[judged] = judge(unit.case, unit.dtype, unit.inputs, stages, claimed)
+        yield from _stage_rows(blank, stages, known[judged])
         if isinstance(judge, ExactJudge) and naming.wants(subject) and unit.serves_naming:
-            if fingerprint not in evidences:
-                evidences[fingerprint] = judge.evidence(unit.case, unit.dtype, unit.inputs, stages)
-            if (evidence := evidences[fingerprint]) is not None:
+            if judged not in evidences:
+                evidences[judged] = judge.evidence(unit.case, unit.dtype, unit.inputs, stages, claimed)
+            if (evidence := evidences[judged]) is not None:
                 naming.add(subject, (unit.case.id, unit.dtype, unit.seed), evidence)
 
 

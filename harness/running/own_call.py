@@ -19,7 +19,7 @@ from attncheck.harness.running.operations import LackingError, check_parameters
 from attncheck.harness.running.own import EXPECTED, LoadError, UnfitError, advice_on_framework
 from attncheck.harness.running.signatures import INPUTS, hints, misfits, required_keywords
 from attncheck.harness.running.worker import AdvisedError
-from attncheck.harness.vocabulary import DTYPES, result_stages
+from attncheck.harness.vocabulary import DTYPES, NUMERICAL_CLASSES, result_stages
 
 _OPERATIONS = {"mask_scores": "masking"} | {
     name: name for name in ("softmax", "attention", "attention_gradients", "multi_head_attention")
@@ -134,6 +134,7 @@ def declarations(target: Any, name: str) -> dict[str, Any]:
     framework = getattr(target, "framework", None)
     capabilities = dict(getattr(target, "capabilities", None) or {})
     classes = dict(getattr(target, "classes", None) or {})
+    _check_classes(classes)
     # 16 bit is asked for: most kernels that are written in NumPy have none.
     dtypes = capabilities.get("dtypes") or [*NATIVE, *classes]
     for dtype in dtypes:
@@ -171,6 +172,16 @@ def _source(function: Callable[..., Any]) -> dict[str, Any]:
     # Decorators stand above the line that people look for.
     below = next((number for number, line in enumerate(lines) if line.lstrip().startswith(("def ", "async def "))), 0)
     return {"file": shown.as_posix(), "line": first + below}
+
+
+def _check_classes(declared: Mapping[str, str]) -> None:
+    """Raise ``LoadError`` for a numerical class that a dtype does not have."""
+    for dtype, name in declared.items():
+        known = [each for each, dtypes in NUMERICAL_CLASSES.items() if dtype in dtypes]
+        if not known:
+            raise LoadError(f"classes: unknown dtype {dtype!r}; expected {', '.join(DTYPES)}")
+        if name not in known:
+            raise LoadError(f"classes: {dtype} has no class {name!r}; expected {', '.join(known)}")
 
 
 def _resources(declared: Any) -> dict[str, float]:

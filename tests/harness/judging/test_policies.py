@@ -8,6 +8,7 @@ import pytest
 
 from attncheck.harness.judging.formats import FORMATS
 from attncheck.harness.judging.policies import Policy, policy_for
+from attncheck.harness.vocabulary import NUMERICAL_CLASSES
 
 SIXTEEN_BIT_CLASSES = ("fused", "fused_bwd", "eager", "eager_pre")
 
@@ -30,8 +31,9 @@ def test_only_float16_keeps_its_subnormals() -> None:
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_the_native_class_rounds_to_its_own_format_alone(dtype: str) -> None:
     policy, unit = policy_for("native", dtype), float(np.finfo(dtype).eps) / 2
-    units = {value for name, value in dataclasses.asdict(policy).items() if name.endswith("_unit")}
-    assert units == {unit}
+    units = {name: value for name, value in dataclasses.asdict(policy).items() if name.endswith("_unit")}
+    assert units.pop("product_unit") == 0, "what meets in a product is not rounded for it"
+    assert set(units.values()) == {unit}
     assert policy.exp_error == 4 * unit
 
 
@@ -61,9 +63,21 @@ def test_a_class_with_coarser_steps_allows_no_less() -> None:
     assert all(fine <= coarse for fine, coarse in zip(eager, prescaled, strict=True))
 
 
+@pytest.mark.parametrize("numerical_class", NUMERICAL_CLASSES)
+def test_every_class_has_a_policy_in_each_of_its_dtypes(numerical_class: str) -> None:
+    for dtype in NUMERICAL_CLASSES[numerical_class]:
+        policy = policy_for(numerical_class, dtype)
+        assert (policy.numerical_class, policy.dtype) == (numerical_class, dtype)
+        assert policy.from_log_sum_exp == numerical_class.endswith("_lse")
+        assert (policy.product_unit > 0) == numerical_class.endswith("_products")
+
+
 @pytest.mark.parametrize(
     ("numerical_class", "dtype"),
-    [("native", "bfloat16"), ("fused", "float32"), ("eager", "float64"), ("exact", "float32"), ("native", "float8")],
+    [
+        *[("native", "bfloat16"), ("fused", "float32"), ("eager", "float64"), ("exact", "float32")],
+        *[("native", "float8"), ("tf32_products", "float64"), ("bf16_products", "bfloat16"), ("native_lse", "float16")],
+    ],
 )
 def test_a_class_that_a_dtype_does_not_have_is_refused(numerical_class: str, dtype: str) -> None:
     with pytest.raises(ValueError, match=r"class|dtype"):

@@ -23,6 +23,8 @@ Solve = Callable[[Backend, Task, str], Stages]
 Problems = dict[str, Task]
 
 WIDE = ("float64", "float32")
+REDUCED = 1e7
+"""Units of eps of float32 that products of bfloat16 may be apart from it behind softmax of large logits."""
 ROUNDING = 4.0
 """Units of eps of a row's largest number that two orders of the same sums may differ by on these small problems."""
 
@@ -150,7 +152,8 @@ def test_every_honest_variant_agrees_with_the_reference_at_every_stage_that_it_r
             assert got or honest.backend.hidden, name
             for stage in got.keys() - _left_open(task):
                 assert got[stage].shape == wanted[stage].shape
-                assert units_apart(*(_whole(stage, stages) for stages in (got, wanted))) < 1e5, (dtype, name, stage)
+                apart = units_apart(*(_whole(stage, stages) for stages in (got, wanted)))
+                assert apart < (REDUCED if honest.classes else 1e5), (dtype, name, stage)
 
 
 @each_honest

@@ -88,7 +88,9 @@ def test_honest_and_equivalent_variants_are_not_flagged_and_not_counted(cases: l
 def test_a_fresh_seed_redraws_what_is_drawn_and_every_seed_has_to_catch(cases: list[Case]) -> None:
     seen: list[tuple[str, float]] = []
 
-    def judge(case: Case, dtype: str, inputs: Inputs, stages: Mapping[str, NDArray[Any]]) -> dict[str, StageFinding]:
+    def judge(
+        case: Case, dtype: str, inputs: Inputs, stages: Mapping[str, NDArray[Any]], claimed: str | None
+    ) -> dict[str, StageFinding]:
         seen.append((case.id, float(inputs.arrays["query"].flat[0])))
         caught = case.random is not None and case.random.seed == 3
         return {"scores": StageFinding("T1" if caught else None)}

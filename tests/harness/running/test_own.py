@@ -176,6 +176,12 @@ def test_a_capability_that_is_denied_is_unsupported(write: Write, tmp_path: Path
         ("import os; os._exit(4)", "attention", "its process died with exit code 4"),
         (ATTENTION + "attention.conventions = {'empty_rows': 'maybe'}", "attention", "expected empty_rows, one of"),
         (ATTENTION + "attention.capabilities = {'dtypes': ['float8']}", "attention", "unknown dtype 'float8'"),
+        (
+            ATTENTION + "attention.classes = {'float32': 'tf32'}",
+            "attention",
+            "classes: float32 has no class 'tf32'; expected native, native_lse, tf32_products, bf16x3_products, bf16_",
+        ),
+        (ATTENTION + "attention.classes = {'float8': 'native'}", "attention", "classes: unknown dtype 'float8'"),
         (ATTENTION + "attention.resources = ['GPU']", "attention", "expected names and positive amounts, such as"),
         (ATTENTION + "attention.resources = {'GPU': 0}", "attention", "resources: expected names and positive amounts"),
     ],
