@@ -10,6 +10,7 @@ A divergence that is known beforehand is an expected failure.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from attncheck.harness.running.implementations import Implementation
 
 _TIME_LIMIT = 60.0
+_NODE = "attncheck"
+"""What the ids of the tests of ``--attncheck`` begin with; they belong to no file."""
+_PASTED = pytest.StashKey[tuple[str, ...]]()
+"""The ids of such tests among the arguments of the command line."""
 
 
 @dataclass(frozen=True)
@@ -92,15 +97,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Announce the marker that every test of attncheck carries."""
+    """Announce the marker that every test of attncheck carries; take its tests' ids from the arguments.
+
+    pytest would look for a file of that name. Where nothing else is named, nothing else is collected.
+    """
     config.addinivalue_line("markers", "attncheck(implementation): one case of attncheck on an implementation")
+    pasted = tuple(each for each in config.args if each.startswith(f"{_NODE}::"))
+    config.stash[_PASTED] = pasted
+    config.args[:] = [each for each in config.args if each not in pasted]
+    if pasted and not config.getoption("--attncheck"):
+        raise pytest.UsageError(
+            f"{pasted[0]} is a test of --attncheck: give that option too, as in "
+            f"pytest --attncheck FILE.py:function {shlex.quote(pasted[0])}"
+        )
     config.pluginmanager.register(Judged(_minimum(config)), "attncheck-judged")
 
 
 def _minimum(config: pytest.Config) -> Minimum | None:
     """Return how much has to be judged: the option, or what the project says where nothing is picked."""
     given = config.getoption("--attncheck-min-judged")
-    picked = any(config.getoption(f"--attncheck-{name}") for name in ("cases", "tag", "dtype"))
+    options = [config.getoption(f"--attncheck-{name}") for name in ("cases", "tag", "dtype")]
+    picked = any(options) or bool(config.stash[_PASTED])
     if given is None and (picked or not config.getoption("--attncheck")):
         return None
     from attncheck.harness.config import minimum_of
@@ -129,11 +146,31 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         raise pytest.UsageError(f"attncheck: {error}") from None
     if chosen.missing:
         raise pytest.UsageError(f"attncheck: {', '.join(chosen.missing)}: not installed")
-    collector = _Cases.from_parent(session, name="attncheck", nodeid="attncheck")
+    collector = _Cases.from_parent(session, name=_NODE, nodeid=_NODE)
+    found = []
     for judge in judges:
         for case, dtype in _pairs(selection, wanted["dtype"]):
             name = f"{judge.implementation.name}[{case.id}-{dtype}]"
-            items.append(_CaseItem.from_parent(collector, name=name, judge=judge, case=case, dtype=dtype))
+            # An id that pytest composes itself is, since 9.2, another one than the same text read back.
+            given = {"name": name, "nodeid": f"{_NODE}::{name}"}
+            found.append(_CaseItem.from_parent(collector, judge=judge, case=case, dtype=dtype, **given))
+    items += _named(found, config.stash[_PASTED])
+
+
+def _named(items: list[_CaseItem], pasted: tuple[str, ...]) -> list[_CaseItem]:
+    """Return the tests that the ids name, all where there are none; an id without a case names all of its own."""
+    for each in pasted:
+        if not any(_is_named(item, each) for item in items):
+            raise pytest.UsageError(
+                f"not found: {each}; the ids of {len(items)} tests begin with "
+                f"{', '.join(dict.fromkeys(item.nodeid.partition('[')[0] for item in items))}: "
+                "--collect-only lists them"
+            )
+    return [item for item in items if not pasted or any(_is_named(item, each) for each in pasted)]
+
+
+def _is_named(item: _CaseItem, pasted: str) -> bool:
+    return item.nodeid == pasted or item.nodeid.startswith(f"{pasted}[")
 
 
 def pytest_sessionfinish() -> None:
