@@ -11,8 +11,8 @@ A divergence that is known beforehand is an expected failure.
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -23,11 +23,13 @@ from attncheck.harness.pytest_summary import Judged, NotJudged, StoppedError
 
 if TYPE_CHECKING:
     # Every run of pytest in an environment with attncheck loads this module, so what is heavy waits until it is used.
+    from attncheck.harness.explain import Explanation
     from attncheck.harness.reading.case import Case
     from attncheck.harness.reading.divergences import Divergence
     from attncheck.harness.reading.selection import Selection
+    from attncheck.harness.repeating import Call
     from attncheck.harness.results.coverage import Minimum
-    from attncheck.harness.running.executor import Limits
+    from attncheck.harness.running.executor import GroupRunner, Limits
     from attncheck.harness.running.implementations import Implementation
 
 _TIME_LIMIT = 60.0
@@ -58,21 +60,43 @@ class _Judge:
         Skips what is unsupported, or has no exact answer: nothing passes that was not judged.
         """
         from attncheck.harness.explain import explain_case
-        from attncheck.reports.explanation import explanation_text
 
-        with _running(self.implementation, dtype) as runner:
-            explanation = explain_case(case, self.implementation, dtype, _limits(), runner, self.divergences)
+        process = _process(self.implementation, dtype)
+        explanation = explain_case(case, self.implementation, dtype, _limits(), process.runner, self.divergences)
+        before = process.add((case, dtype), explanation.failure)
         if explanation.failure.startswith("unsupported"):
             raise NotJudged(explanation.failure, explanation.lacks)
         if explanation.judgements and all(item.verdict == "unverified" for item in explanation.judgements):
             raise NotJudged(f"unverified: {explanation.outside or 'there is no exact answer to hold it against'}")
-        failing = [item.stage for item in explanation.judgements if item.verdict.exit_code]
-        failing += [""] if explanation.failure else []
+        failing = explanation.failing_stages
         if failing and all(stage in explanation.known for stage in failing):
             pytest.xfail(next(iter(explanation.known.values())))
         if failing and explanation.failure:
-            raise StoppedError(explanation_text(explanation, self.selection.tags), pytrace=False)
-        return explanation_text(explanation, self.selection.tags) if failing else None
+            raise StoppedError(self._story(explanation, before), pytrace=False)
+        return self._story(explanation, before) if failing else None
+
+    def _story(self, seen: Explanation, before: Sequence[Call]) -> str:
+        """Tell a failure; of the first few, whether it takes the calls of the tests before it."""
+        from attncheck.harness.commands import command, words_again, words_of
+        from attncheck.harness.reading.record import case_record
+        from attncheck.harness.repeating import Told, explain_as_met, met_now
+        from attncheck.harness.running.executor import Limits
+        from attncheck.reports.explanation import told_text
+
+        told, lines = Told(seen), []
+        if before and _REPEATED[self.implementation.name] >= _MOST_REPEATED:
+            lines.append(
+                f"Other tests called it before. Of the first {_MOST_REPEATED} failures alone is told if they matter."
+            )
+        elif before:
+            _REPEATED[self.implementation.name] += 1
+            found = explain_as_met(seen.case, self.implementation, seen.dtype, _limits(), met_now(seen, before))
+            told = found if found.repeated else told
+        standard = Limits(case_seconds=_TIME_LIMIT)
+        again = words_of(self.implementation.name, words_again([self.implementation], standard, None))
+        if again and told.repeated is None:  # the command starts a fresh process, and knows of no other
+            lines.append(command("explain", case_record(seen.case, {}), again, seen.dtype))
+        return "\n".join([told_text(told, self.selection.tags), *lines])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -175,9 +199,10 @@ def _is_named(item: _CaseItem, pasted: str) -> bool:
 
 def pytest_sessionfinish() -> None:
     """End the workers."""
-    for runner in _RUNNERS.values():
-        runner.close()
-    _RUNNERS.clear()
+    for process in _PROCESSES.values():
+        process.runner.close()
+    _PROCESSES.clear()
+    _REPEATED.clear()
 
 
 class _Cases(pytest.Collector):
@@ -242,7 +267,9 @@ def conformance(
     return test_conformance
 
 
-_RUNNERS: dict[Any, Any] = {}
+_MOST_REPEATED = 5
+"""Failures of an implementation that are looked at in a fresh process, too: each starts its framework anew."""
+_REPEATED: Counter[str] = Counter()
 
 
 def _limits() -> Limits:
@@ -252,9 +279,27 @@ def _limits() -> Limits:
     return Limits(case_seconds=_TIME_LIMIT, keep_going=True)
 
 
-@contextmanager
-def _running(implementation: Implementation, dtype: str) -> Iterator[Any]:
-    """Give the worker of an implementation and dtype, which stays for the tests that follow."""
+@dataclass
+class _Process:
+    """The worker of an implementation and some dtypes, which stays for the tests that follow, and what it was asked."""
+
+    runner: GroupRunner[Any]
+    asked: list[Call]
+
+    def add(self, call: Call, failure: str) -> list[Call]:
+        """Remember a call and return those before it; one that ended the process is the last of its own."""
+        from attncheck.harness.results.checked import killed_the_worker
+
+        before = self.asked
+        self.asked = [] if killed_the_worker(failure) else [*before, call]
+        return before
+
+
+_PROCESSES: dict[str, _Process] = {}
+
+
+def _process(implementation: Implementation, dtype: str) -> _Process:
+    """Return the worker of an implementation and dtype. Skips what is not declared."""
     import tempfile
     from pathlib import Path
 
@@ -264,9 +309,9 @@ def _running(implementation: Implementation, dtype: str) -> Iterator[Any]:
     group = next((each for each in groups if dtype in each.dtypes), None)
     if group is None:
         raise NotJudged(f"unsupported: declares no {dtype}", (dtype,))
-    if group.name not in _RUNNERS:
-        _RUNNERS[group.name] = GroupRunner(group, _limits(), Path(tempfile.mkdtemp("attncheck")))
-    yield _RUNNERS[group.name]
+    if group.name not in _PROCESSES:
+        _PROCESSES[group.name] = _Process(GroupRunner(group, _limits(), Path(tempfile.mkdtemp("attncheck"))), [])
+    return _PROCESSES[group.name]
 
 
 @cache

@@ -26,6 +26,7 @@ def first_commands(frames: Frames, wrong: Any) -> list[str]:
 
     What a document prints wrongly is no implementation's, and has no dtype.
     """
-    first = wrong[wrong["implementation"].ne("") & wrong["dtype"].ne("")].drop_duplicates(["environment", "implementation"])
+    of_implementations = wrong[wrong["implementation"].ne("") & wrong["dtype"].ne("")]
+    first = of_implementations.drop_duplicates(["environment", "implementation"])
     found: Iterator[str] = (line for row in records(first) for line in commands_again(frames, row))
     return [line for line, _ in zip(found, range(_MOST_SHOWN), strict=False)]

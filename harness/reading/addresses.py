@@ -39,13 +39,15 @@ def address(identity: str, path: str) -> str:
     return f"{path}{BEHIND_FILE}{identity.rpartition('/')[2]}" if path else identity
 
 
-def select_one(wanted: str, configured: Sequence[str] = (), base: Path | None = None) -> tuple[Case, Selection]:
+def select_one(
+    wanted: str, configured: Sequence[str] = (), base: Path | None = None, lists: Sequence[Path] = ()
+) -> tuple[Case, Selection]:
     """Return the one case that is meant, and the selection that it is in, for its tags.
 
-    ``configured`` are the project's own files and folders. Raises ``NoSuchCase`` or ``UsageError`` for none or several,
-    ``CaseError`` where its file cannot be read.
+    ``configured`` are the project's own files and folders, ``lists`` those of known divergences among them. Raises
+    ``NoSuchCase`` or ``UsageError`` for none or several, ``CaseError`` where its file cannot be read.
     """
-    selection = _candidates(wanted, configured, base or Path.cwd())
+    selection = _candidates(wanted, configured, base or Path.cwd(), lists)
     if selection.faults:
         raise CaseError(list(selection.faults))
     return find_case(selection.cases, wanted), selection
@@ -64,20 +66,20 @@ def _listed(cases: Sequence[Case]) -> str:
     return "\n".join([*lines, *([f"  and {len(cases) - len(lines)} more"] if len(cases) > len(lines) else [])])
 
 
-def _candidates(wanted: str, configured: Sequence[str], base: Path) -> Selection:
+def _candidates(wanted: str, configured: Sequence[str], base: Path, lists: Sequence[Path]) -> Selection:
     for file, part in _splits(wanted, base):
-        return _with_part(select_cases([file], base=base), part, file)
+        return _with_part(select_cases([file], base=base, divergences=lists), part, file)
     prefix, _, name = wanted.rpartition("/")
     for files in (_files_called(base, prefix), _bundled_files(prefix)):
         if files and (found := _with_id(select_cases(files, base=base), name)):
             return found
     try:
-        return select_cases([wanted], base=base)
+        return select_cases([wanted], base=base, divergences=lists)
     except UsageError:
         if exists(base / wanted):
             raise
     if configured:
-        selection = select_cases(configured, base=base)
+        selection = select_cases(configured, base=base, divergences=lists)
         matching = [case for case in selection.cases if fnmatchcase(case.id, wanted)]
         if matching or selection.faults:
             return replace(selection, cases=matching, faults=() if matching else selection.faults)
