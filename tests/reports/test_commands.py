@@ -172,7 +172,7 @@ def test_one_command_for_each_of_some_implementations(
         for name in ("torch.eager", "numpy.eager", "mine.attention", "jax.eager", "jax.jit"):
             yield make_row(implementation=name, verdict="numeric")
 
-    frames = frames_of(write_run(rows()))
+    frames = frames_of(write_run(rows(), again={}))
     lines = first_commands(frames, frames.results)
     names = [line.split()[3] for line in lines]
     assert names == ["jax.eager", "jax.jit", "numpy.eager"]  # in the report's order; nobody can name mine.attention
