@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attncheck.harness.config import known_divergences, minimum_of, selected
 from attncheck.harness.errors import ExitCode
-from attncheck.harness.explain import explain_case
 from attncheck.harness.merge import merge_runs
+from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.selection import Selection
+from attncheck.harness.repeating import Met, calls_before, explain_as_met, group_of
+from attncheck.harness.results.checked import Place, what_became
 from attncheck.harness.results.format import Row
 from attncheck.harness.results.reader import read_runs
 from attncheck.harness.run import Settings, run_cases
@@ -71,8 +73,11 @@ class CheckResult:
         return "\n".join([self.headline, *make_answer(self.frames).sentences])
 
     def explain(self, most: int = 3) -> str:
-        """Tell the headline, then where the first failing cases go wrong, as ``attncheck explain`` does."""
-        from attncheck.reports.explanation import explanation_text
+        """Tell the headline, then where the first failing cases go wrong, as ``attncheck explain`` does.
+
+        What does not fail in a fresh process is repeated after the calls that the check made before it.
+        """
+        from attncheck.reports.explanation import told_text
 
         if not self.failures:
             return str(self)
@@ -81,11 +86,34 @@ class CheckResult:
         places = dict.fromkeys((row.case, row.dtype, row.implementation) for row in self.failures)
         known = [place for place in places if place[0] in cases and place[2] in named]
         told = [
-            explanation_text(explain_case(cases[case], named[name], dtype, self._limits), self._selection.tags)
+            told_text(
+                explain_as_met(
+                    cases[case], named[name], dtype, self._limits, self._met(cases, case, named[name], dtype)
+                ),
+                self._selection.tags,
+            )
             for case, dtype, name in known[:most]
         ]
         left = len(known) - len(told)
         return "\n\n".join([self.headline, *told, *([f"... and {left} more that fail."] if left > 0 else [])])
+
+    def _met(self, cases: Mapping[str, Case], case: str, implementation: Implementation, dtype: str) -> Met | None:
+        """Return how this check met a case that failed in it."""
+        asked = self._asked(implementation.name)
+        if not (found := asked.get((case, dtype), "")):
+            return None
+        group = group_of(implementation, [each for _, each in asked], dtype)
+        places = calls_before(asked, (case, dtype), group.dtypes)
+        return Met(found, lambda: [(cases[identity], each) for identity, each in places])
+
+    def _asked(self, name: str) -> dict[Place, str]:
+        """Return what became of every call, in the plan's order."""
+        found: dict[Place, list[dict[str, Any]]] = {}
+        rows = self.frames.results
+        for row in rows[rows["implementation"].eq(name)].to_dict("records"):
+            found.setdefault((row["case"], row["dtype"]), []).append({str(key): each for key, each in row.items()})
+        in_order = ((case.id, dtype) for case in self._selection.cases for dtype in case.dtypes)
+        return {place: what_became(found[place]) for place in in_order if place in found}
 
 
 def check(
@@ -130,11 +158,12 @@ def check(
             place,
             dtypes=tuple(dtypes),
             limits=limits,
-            command=sys.argv,
+            command=sys.orig_argv,
             divergences=known,
             tags=selection.tags,
             picked=picked,
             minimum=minimum,
+            keeps_results=output is not None,
         )
         summary = run_cases(selection.cases, chosen, settings, selection.faults)
         from attncheck.reports.making import make_frames

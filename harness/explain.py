@@ -23,6 +23,7 @@ from attncheck.harness.running.executor import Group, GroupRunner, Limits
 from attncheck.harness.running.implementations import DEFAULT_MODE, Chosen, Implementation
 from attncheck.harness.running.tasks import task_of
 from attncheck.harness.running.worker import Computed, Outcome, Task
+from attncheck.harness.verdicts import Verdict
 
 _Place = tuple[str, str, str]
 """An implementation, a case and a dtype."""
@@ -48,14 +49,17 @@ class Explanation:
     lacks: tuple[str, ...] = ()
     """What the implementation would need to support the case, where that is why there are no stages."""
 
+    @property
+    def fails(self) -> bool:
+        """Whether anything is wrong; what is unsupported is not."""
+        of_stages = any(judgement.verdict.exit_code for judgement in self.judgements)
+        return of_stages or bool(self.failure and not self.failure.startswith(Verdict.UNSUPPORTED))
 
-def find_case(cases: Sequence[Case], wanted: str) -> Case:
-    """Return the one case that is meant. Raises ``UsageError`` for none or several."""
-    exact = [case for case in cases if case.id == wanted]
-    if len(exact or cases) == 1:
-        return (exact or cases)[0]
-    listed = "\n".join(f"  {case.id}" for case in cases[:20])
-    raise UsageError(f"{wanted!r} matches {len(cases)} cases; name one of them:\n{listed}")
+    @property
+    def failing_stages(self) -> list[str]:
+        """The stages that fail; one without a name where there are none to judge."""
+        failing = [item.stage for item in self.judgements if item.verdict.exit_code]
+        return failing or ([""] if self.fails else [])
 
 
 def find_implementation(name: str, framework: str | None = None) -> Implementation:

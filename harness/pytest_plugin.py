@@ -10,8 +10,9 @@ A divergence that is known beforehand is an expected failure.
 
 from __future__ import annotations
 
+import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -22,14 +23,20 @@ from attncheck.harness.pytest_summary import Judged, NotJudged, StoppedError
 
 if TYPE_CHECKING:
     # Every run of pytest in an environment with attncheck loads this module, so what is heavy waits until it is used.
+    from attncheck.harness.explain import Explanation
     from attncheck.harness.reading.case import Case
     from attncheck.harness.reading.divergences import Divergence
     from attncheck.harness.reading.selection import Selection
+    from attncheck.harness.repeating import Call
     from attncheck.harness.results.coverage import Minimum
-    from attncheck.harness.running.executor import Limits
+    from attncheck.harness.running.executor import GroupRunner, Limits
     from attncheck.harness.running.implementations import Implementation
 
 _TIME_LIMIT = 60.0
+_NODE = "attncheck"
+"""What the ids of the tests of ``--attncheck`` begin with; they belong to no file."""
+_PASTED = pytest.StashKey[tuple[str, ...]]()
+"""The ids of such tests among the arguments of the command line."""
 
 
 @dataclass(frozen=True)
@@ -53,21 +60,43 @@ class _Judge:
         Skips what is unsupported, or has no exact answer: nothing passes that was not judged.
         """
         from attncheck.harness.explain import explain_case
-        from attncheck.reports.explanation import explanation_text
 
-        with _running(self.implementation, dtype) as runner:
-            explanation = explain_case(case, self.implementation, dtype, _limits(), runner, self.divergences)
+        process = _process(self.implementation, dtype)
+        explanation = explain_case(case, self.implementation, dtype, _limits(), process.runner, self.divergences)
+        before = process.add((case, dtype), explanation.failure)
         if explanation.failure.startswith("unsupported"):
             raise NotJudged(explanation.failure, explanation.lacks)
         if explanation.judgements and all(item.verdict == "unverified" for item in explanation.judgements):
             raise NotJudged(f"unverified: {explanation.outside or 'there is no exact answer to hold it against'}")
-        failing = [item.stage for item in explanation.judgements if item.verdict.exit_code]
-        failing += [""] if explanation.failure else []
+        failing = explanation.failing_stages
         if failing and all(stage in explanation.known for stage in failing):
             pytest.xfail(next(iter(explanation.known.values())))
         if failing and explanation.failure:
-            raise StoppedError(explanation_text(explanation, self.selection.tags), pytrace=False)
-        return explanation_text(explanation, self.selection.tags) if failing else None
+            raise StoppedError(self._story(explanation, before), pytrace=False)
+        return self._story(explanation, before) if failing else None
+
+    def _story(self, seen: Explanation, before: Sequence[Call]) -> str:
+        """Tell a failure; of the first few, whether it takes the calls of the tests before it."""
+        from attncheck.harness.commands import command, words_again, words_of
+        from attncheck.harness.reading.record import case_record
+        from attncheck.harness.repeating import Told, explain_as_met, met_now
+        from attncheck.harness.running.executor import Limits
+        from attncheck.reports.explanation import told_text
+
+        told, lines = Told(seen), []
+        if before and _REPEATED[self.implementation.name] >= _MOST_REPEATED:
+            lines.append(
+                f"Other tests called it before. Of the first {_MOST_REPEATED} failures alone is told if they matter."
+            )
+        elif before:
+            _REPEATED[self.implementation.name] += 1
+            found = explain_as_met(seen.case, self.implementation, seen.dtype, _limits(), met_now(seen, before))
+            told = found if found.repeated else told
+        standard = Limits(case_seconds=_TIME_LIMIT)
+        again = words_of(self.implementation.name, words_again([self.implementation], standard, None))
+        if again and told.repeated is None:  # the command starts a fresh process, and knows of no other
+            lines.append(command("explain", case_record(seen.case, {}), again, seen.dtype))
+        return "\n".join([told_text(told, self.selection.tags), *lines])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -92,15 +121,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Announce the marker that every test of attncheck carries."""
+    """Announce the marker that every test of attncheck carries; take its tests' ids from the arguments.
+
+    pytest would look for a file of that name. Where nothing else is named, nothing else is collected.
+    """
     config.addinivalue_line("markers", "attncheck(implementation): one case of attncheck on an implementation")
+    pasted = tuple(each for each in config.args if each.startswith(f"{_NODE}::"))
+    config.stash[_PASTED] = pasted
+    config.args[:] = [each for each in config.args if each not in pasted]
+    if pasted and not config.getoption("--attncheck"):
+        raise pytest.UsageError(
+            f"{pasted[0]} is a test of --attncheck: give that option too, as in "
+            f"pytest --attncheck FILE.py:function {shlex.quote(pasted[0])}"
+        )
     config.pluginmanager.register(Judged(_minimum(config)), "attncheck-judged")
 
 
 def _minimum(config: pytest.Config) -> Minimum | None:
     """Return how much has to be judged: the option, or what the project says where nothing is picked."""
     given = config.getoption("--attncheck-min-judged")
-    picked = any(config.getoption(f"--attncheck-{name}") for name in ("cases", "tag", "dtype"))
+    options = [config.getoption(f"--attncheck-{name}") for name in ("cases", "tag", "dtype")]
+    picked = any(options) or bool(config.stash[_PASTED])
     if given is None and (picked or not config.getoption("--attncheck")):
         return None
     from attncheck.harness.config import minimum_of
@@ -129,18 +170,39 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         raise pytest.UsageError(f"attncheck: {error}") from None
     if chosen.missing:
         raise pytest.UsageError(f"attncheck: {', '.join(chosen.missing)}: not installed")
-    collector = _Cases.from_parent(session, name="attncheck", nodeid="attncheck")
+    collector = _Cases.from_parent(session, name=_NODE, nodeid=_NODE)
+    found = []
     for judge in judges:
         for case, dtype in _pairs(selection, wanted["dtype"]):
             name = f"{judge.implementation.name}[{case.id}-{dtype}]"
-            items.append(_CaseItem.from_parent(collector, name=name, judge=judge, case=case, dtype=dtype))
+            # An id that pytest composes itself is, since 9.2, another one than the same text read back.
+            given = {"name": name, "nodeid": f"{_NODE}::{name}"}
+            found.append(_CaseItem.from_parent(collector, judge=judge, case=case, dtype=dtype, **given))
+    items += _named(found, config.stash[_PASTED])
+
+
+def _named(items: list[_CaseItem], pasted: tuple[str, ...]) -> list[_CaseItem]:
+    """Return the tests that the ids name, all where there are none; an id without a case names all of its own."""
+    for each in pasted:
+        if not any(_is_named(item, each) for item in items):
+            raise pytest.UsageError(
+                f"not found: {each}; the ids of {len(items)} tests begin with "
+                f"{', '.join(dict.fromkeys(item.nodeid.partition('[')[0] for item in items))}: "
+                "--collect-only lists them"
+            )
+    return [item for item in items if not pasted or any(_is_named(item, each) for each in pasted)]
+
+
+def _is_named(item: _CaseItem, pasted: str) -> bool:
+    return item.nodeid == pasted or item.nodeid.startswith(f"{pasted}[")
 
 
 def pytest_sessionfinish() -> None:
     """End the workers."""
-    for runner in _RUNNERS.values():
-        runner.close()
-    _RUNNERS.clear()
+    for process in _PROCESSES.values():
+        process.runner.close()
+    _PROCESSES.clear()
+    _REPEATED.clear()
 
 
 class _Cases(pytest.Collector):
@@ -205,7 +267,9 @@ def conformance(
     return test_conformance
 
 
-_RUNNERS: dict[Any, Any] = {}
+_MOST_REPEATED = 5
+"""Failures of an implementation that are looked at in a fresh process, too: each starts its framework anew."""
+_REPEATED: Counter[str] = Counter()
 
 
 def _limits() -> Limits:
@@ -215,9 +279,27 @@ def _limits() -> Limits:
     return Limits(case_seconds=_TIME_LIMIT, keep_going=True)
 
 
-@contextmanager
-def _running(implementation: Implementation, dtype: str) -> Iterator[Any]:
-    """Give the worker of an implementation and dtype, which stays for the tests that follow."""
+@dataclass
+class _Process:
+    """The worker of an implementation and some dtypes, which stays for the tests that follow, and what it was asked."""
+
+    runner: GroupRunner[Any]
+    asked: list[Call]
+
+    def add(self, call: Call, failure: str) -> list[Call]:
+        """Remember a call and return those before it; one that ended the process is the last of its own."""
+        from attncheck.harness.results.checked import killed_the_worker
+
+        before = self.asked
+        self.asked = [] if killed_the_worker(failure) else [*before, call]
+        return before
+
+
+_PROCESSES: dict[str, _Process] = {}
+
+
+def _process(implementation: Implementation, dtype: str) -> _Process:
+    """Return the worker of an implementation and dtype. Skips what is not declared."""
     import tempfile
     from pathlib import Path
 
@@ -227,9 +309,9 @@ def _running(implementation: Implementation, dtype: str) -> Iterator[Any]:
     group = next((each for each in groups if dtype in each.dtypes), None)
     if group is None:
         raise NotJudged(f"unsupported: declares no {dtype}", (dtype,))
-    if group.name not in _RUNNERS:
-        _RUNNERS[group.name] = GroupRunner(group, _limits(), Path(tempfile.mkdtemp("attncheck")))
-    yield _RUNNERS[group.name]
+    if group.name not in _PROCESSES:
+        _PROCESSES[group.name] = _Process(GroupRunner(group, _limits(), Path(tempfile.mkdtemp("attncheck"))), [])
+    return _PROCESSES[group.name]
 
 
 @cache

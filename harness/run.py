@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.harness.bench import Bench, Judge
+from attncheck.harness.commands import words_again
 from attncheck.harness.diagnosing import counted_again, retold_rows
 from attncheck.harness.driving import Here, Means
 from attncheck.harness.errors import ExitCode, Fault
@@ -43,6 +44,7 @@ class Settings:
     With ``resume``, an interrupted run in the same folder goes on where it ended. ``cluster`` is the address of a Dask
     scheduler whose workers compute everything; None is this machine. ``picked`` says what the cases were narrowed by
     (``cases``, ``tags``, ``dtypes``), ``minimum`` in how many of them every implementation has to be judged.
+    ``keeps_results`` says that ``output`` stays, so that commands may name it.
     """
 
     output: Path
@@ -58,6 +60,7 @@ class Settings:
     cluster: str | None = None
     picked: Mapping[str, Sequence[str]] = field(default_factory=dict)
     minimum: Minimum | None = None
+    keeps_results: bool = True
 
 
 @dataclass(frozen=True)
@@ -196,6 +199,9 @@ def _environment(chosen: Chosen, settings: Settings, faults: Sequence[Fault]) ->
         "classes": {
             item.name: {dtype: item.numerical_class(dtype) for dtype in DTYPES} for item in chosen.implementations
         },
+        "again": words_again(
+            chosen.implementations, settings.limits, settings.output if settings.keeps_results else None
+        ),
         "left_out": dict.fromkeys(chosen.left_out, "not installed"),
         "missing": dict.fromkeys(chosen.missing, "asked for by name, not installed"),
         "faults": [str(fault) for fault in faults],

@@ -17,8 +17,9 @@ from attncheck.harness.errors import OutputError
 from attncheck.harness.verdicts import Verdict
 from attncheck.reports.alike import count_told, told_once
 from attncheck.reports.answer import findings, make_answer
+from attncheck.reports.commands import first_commands
 from attncheck.reports.frames import Frames, records
-from attncheck.reports.markdown.text import code, escape, table
+from attncheck.reports.markdown.text import code, commands, escape, table
 from attncheck.reports.terminal import verdict_counts
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
@@ -74,6 +75,7 @@ def _wrong(frames: Frames) -> list[str]:
         *table(["case", "dtype", "implementation", "verdict", "stage", "what happened"], rows),
         "",
         *([f"And {more} more.", ""] if more else []),
+        *commands(first_commands(frames, wrong)),
     ]
 
 

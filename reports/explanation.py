@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from io import StringIO
 
 from rich.console import Console
@@ -13,9 +13,13 @@ from attncheck.harness.judging.judge_stages import StageJudgement
 from attncheck.harness.judging.tiers import Measured
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.model import TagEntry
+from attncheck.harness.repeating import Repeated, Told
 from attncheck.harness.verdicts import Verdict
 from attncheck.reports.frames import rows_judged
 from attncheck.reports.terminal import plain_console
+
+_MOST_CALLS = 10
+"""Calls that are listed."""
 
 
 def explanation_text(explanation: Explanation, tags: Mapping[str, TagEntry]) -> str:
@@ -53,6 +57,58 @@ def print_explanation(explanation: Explanation, tags: Mapping[str, TagEntry], co
     console.print()
     for line in _story(explanation):
         console.print(line, style="red" if explanation.begins_at else "", soft_wrap=True)
+
+
+def told_text(told: Told, tags: Mapping[str, TagEntry]) -> str:
+    """Return as plain text what ``print_told`` prints."""
+    text = StringIO()
+    print_told(told, tags, Console(file=text, width=120, highlight=False, markup=False))
+    return text.getvalue().rstrip()
+
+
+def print_told(told: Told, tags: Mapping[str, TagEntry], console: Console | None = None) -> None:
+    """Print an explanation; before it, of a failure that a fresh process does not show, when it happens."""
+    console = console or plain_console()
+    if told.repeated is not None:
+        for line in _repetition(told.repeated):
+            console.print(line, style="red", soft_wrap=True)
+        console.print()
+    print_explanation(told.explanation, tags, console)
+
+
+def _repetition(repeated: Repeated) -> Iterator[str]:
+    """Say that a fresh process does not show a failure, and what it takes."""
+    since = f" {repeated.remark}." if repeated.remark else ""
+    calls = f"the {repeated.before:,} calls" if repeated.before > 1 else "the call"
+    yield "In a fresh process nothing is wrong with this case."
+    yield f"The check found {repeated.found}."
+    if not repeated.before:
+        yield f"It was the first call there, too: it has been mended, or depends on chance or on time.{since}"
+    elif repeated.needed is None:
+        yield (
+            f"That does not happen again, neither in a fresh process nor after {calls} that the check's process had "
+            f"been asked before: it has been mended, or depends on chance, on time, or on what ran beside it.{since}"
+        )
+    else:
+        yield (
+            f"That happens again after {_how_many(repeated)} that the check's process had been asked before: something "
+            f"is kept from one call to the next.{since}"
+        )
+    for case, dtype in (repeated.needed or ())[:_MOST_CALLS]:
+        yield f"  after {case.id} in {dtype}"
+    if len(repeated.needed or ()) > _MOST_CALLS:
+        yield f"  and {len(repeated.needed or ()) - _MOST_CALLS} more"
+
+
+def _how_many(repeated: Repeated) -> str:
+    """Say how many of the calls before it a failure takes."""
+    needed, before = len(repeated.needed or ()), repeated.before
+    if before == 1:
+        return "the call"
+    if needed == before:
+        return f"all of the {before:,} calls"
+    fewer = "" if repeated.are_fewest else ", perhaps fewer,"
+    return f"{needed:,}{fewer} of the {before:,} calls"
 
 
 def inputs_line(case: Case) -> str:

@@ -10,7 +10,7 @@ Columns are documented in ``columns.py``; rows are sorted, so that the same resu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, TypeVar, cast
@@ -70,6 +70,8 @@ class Frames:
     """What the runs kept of inputs, stages, exact answers and bounds."""
     classes: Mapping[tuple[str, str], Mapping[str, str]] = field(default_factory=dict)
     """By environment and implementation, then by dtype: the numerical class that names the bounds among the arrays."""
+    again: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
+    """By environment, then by implementation: the words that name it on a command line (``harness/commands.py``)."""
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the frames by name."""

@@ -27,9 +27,9 @@ from attncheck.harness.errors import ExitCode
 from attncheck.harness.verdicts import Verdict
 from attncheck.reports.answer import make_answer, what_is_wrong
 from attncheck.reports.cells import Cell, State, cell_table
+from attncheck.reports.commands import commands_again
 from attncheck.reports.coverage import Coverage, coverage, unjudged
 from attncheck.reports.frames import Column, Frames, failing, groups, known_divergences, records
-from attncheck.reports.html.commands import commands_of, own_implementations
 from attncheck.reports.printed_numbers import Misprint, misprints, printed_numbers
 
 # What XML 1.0 has no way to write, not even as a reference.
@@ -46,8 +46,6 @@ class _Said(NamedTuple):
     wrong: Mapping[_Key, Mapping[str, Any]]
     known: Mapping[_Key, Mapping[str, Any]]
     unsupported: Mapping[_Key, Mapping[str, Any]]
-    own: Mapping[Column, list[str]]
-    """How the commands name implementations that are somebody's own."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,6 @@ def _suites(frames: Frames) -> Iterator[_Suite]:
         _by_key(pd.concat([what_is_wrong(frames, with_records=False), stale])),
         _by_key(pd.concat([known_divergences(frames.results), known_divergences(frames.numbers)])),
         _by_key(frames.results[frames.results["verdict"].eq(Verdict.UNSUPPORTED)]),
-        own_implementations(frames),
     )
     table = cell_table(frames)
     environments = {record["environment"]: record for record in records(frames.environments)}
@@ -137,7 +134,7 @@ def _suites(frames: Frames) -> Iterator[_Suite]:
             yield _properties(column, environments[column.environment], found)
             for case, cells in table.items():
                 for dtype, cell in cells.get(column, {}).items():
-                    test = _test(frames.cases[case], column, dtype, cell, said)
+                    test = _test(frames, case, column, dtype, cell, said)
                     if (case, dtype) in seconds:
                         test.set("time", _seconds(seconds[case, dtype]))
                     yield test
@@ -170,15 +167,15 @@ def _properties(column: Column, environment: Mapping[str, Any], found: Coverage)
     return properties
 
 
-def _test(case: Mapping[str, Any], column: Column, dtype: str, cell: Cell, said: _Said) -> Element:
+def _test(frames: Frames, identity: str, column: Column, dtype: str, cell: Cell, said: _Said) -> Element:
+    case = frames.cases[identity]
     key = (case["id"], dtype, column.environment, column.implementation)
     # Jenkins takes what stands before the last dot for a package, and a class and a name for one test in all suites.
     place = f"{column.environment}.{column.implementation}.{_topic(case['file'])}"
     name = f"{case['id'].rpartition('/')[2]} [{dtype}]"
     test = Element("testcase", {"classname": xml_text(place), "name": xml_text(name)})
     if key in said.wrong:
-        (again, *_) = commands_of(case["id"], column, dtype, said.own)
-        _add_failure(test, case, cell, said.wrong[key], again)
+        _add_failure(test, case, cell, said.wrong[key], commands_again(frames, said.wrong[key]))
     elif cell.state is State.UNSUPPORTED:
         _add(test, "skipped", _in_words(said.unsupported.get(key, {}).get("message"), "unsupported"))
     elif cell.state is State.UNVERIFIED:
@@ -199,14 +196,17 @@ def _topic(file: str) -> str:
     return ".".join(part for part in PurePosixPath(file).with_suffix("").parts if part != "/")
 
 
-def _add_failure(test: Element, case: Mapping[str, Any], cell: Cell, row: Mapping[str, Any], again: str) -> None:
+def _add_failure(
+    test: Element, case: Mapping[str, Any], cell: Cell, row: Mapping[str, Any], commands: Iterable[str]
+) -> None:
     # A pair that differs although no stage is blamed leaves the cell itself harmless.
     verdict = Verdict(cell.verdict if cell.state is State.FAILING else row["verdict"])
     kind = "error" if verdict.exit_code is ExitCode.NOT_RUN else "failure"
     message = ": ".join(filter(None, (row["stage"], row["message"]))) or verdict.value
     count = "1 comparison fails" if row["rows"] == 1 else f"{row['rows']} comparisons fail"
     element = _add(test, kind, message, verdict.value)
-    element.text = xml_text(f"{message}\n\n{case['file']}:{case['line']}: {case['name']}\n{count}\n{again}\n")
+    lines = [message, "", f"{case['file']}:{case['line']}: {case['name']}", count, *commands, ""]
+    element.text = xml_text("\n".join(lines))
 
 
 def _documents(frames: Frames) -> Iterator[_Suite]:

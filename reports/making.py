@@ -59,6 +59,7 @@ def make_frames(merged: Merged) -> Frames:
         started={run.label: run.environment.get("started", "") for run in merged.runs},
         times=rows.loc[rows["seconds"].notna(), ["environment", "implementation", "case", "dtype", "seconds"]],
         arrays=KeptArrays({run.label: run.directory for run in merged.runs}),
+        again={run.label: run.environment.get("again", {}) for run in merged.runs},
         classes={(run.label, name): of for run in merged.runs for name, of in run.environment["classes"].items()},
     )
 

@@ -17,6 +17,7 @@ from attncheck.harness.verdicts import Verdict
 from attncheck.reports.alike import Told, count_told, told_once
 from attncheck.reports.answer import findings, make_answer, verdict_table
 from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table, worst_cell
+from attncheck.reports.commands import first_commands
 from attncheck.reports.coverage import judged_counts, unjudged
 from attncheck.reports.frames import Frames
 from attncheck.reports.printed_numbers import number_counts, unverified_on
@@ -58,6 +59,8 @@ def print_summary(
     if unsaid := len(wrong) - count_told(listed):
         console.print(f"and {unsaid} more", soft_wrap=True)
     if not quiet:
+        for command in first_commands(frames, wrong):
+            console.print(f"Why: {command}", soft_wrap=True)
         console.print(f"{ending}: {path}", soft_wrap=True)
 
 

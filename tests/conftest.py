@@ -245,6 +245,7 @@ def write_run(tmp_path: Path, make_case_record: Callable[..., dict[str, Any]]) -
             "byte_order": "little",
             "implementations": {implementation: implementation for implementation in versions},
             "classes": {implementation: {"float64": "native", "float32": "native"} for implementation in versions},
+            "again": {implementation: [implementation] for implementation in versions},
             "left_out": {},
             "missing": {},
             "faults": [],

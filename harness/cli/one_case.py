@@ -2,66 +2,144 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attncheck.harness.cli.app import app
-from attncheck.harness.cli.options import CaseName, DtypeName, Framework, ImplementationName, TimeLimit
-from attncheck.harness.cli.work import select_one
+from attncheck.harness.cli.options import (
+    CaseName,
+    DtypeName,
+    Framework,
+    ImplementationName,
+    MemoryLimit,
+    Results,
+    Threads,
+    TimeLimit,
+)
+from attncheck.harness.cli.work import checked_in, dtype_of, limits_of, select_one
 from attncheck.harness.errors import ExitCode, OutputError, UsageError
 from attncheck.harness.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from attncheck.harness.reading.case import Case
+    from attncheck.harness.reading.selection import Selection
+    from attncheck.harness.repeating import Told
+    from attncheck.harness.results.checked import Checked
+    from attncheck.harness.running.executor import Limits
+    from attncheck.harness.running.implementations import Implementation
 
 
 @app.command()
 def explain(
     case: CaseName,
     implementation: ImplementationName,
-    dtype: DtypeName = "float32",
+    dtype: DtypeName = None,
     framework: Framework = None,
+    results: Results = None,
     time_limit: TimeLimit = 60.0,
+    memory_limit: MemoryLimit = None,
+    threads: Threads = 1,
 ) -> None:
-    """Compute one case again and tell, stage by stage, where an implementation goes wrong."""
-    from attncheck.harness.explain import explain_case, find_implementation
-    from attncheck.harness.running.executor import Limits
-    from attncheck.reports.explanation import print_explanation
+    """Compute one case again and tell, stage by stage, where an implementation goes wrong.
 
-    found, selection = select_one(case, dtype)
-    explanation = explain_case(
-        found, find_implementation(implementation, framework), dtype, Limits(case_seconds=time_limit)
-    )
-    print_explanation(explanation, selection.tags)
-    if explanation.failure:
+    It is computed in a fresh process. Where a check found it wrong and that process does not, it is repeated as the
+    check met it: after the calls that its process had been asked before.
+    """
+    from attncheck.reports.explanation import print_told
+
+    asked = _asked(case, implementation, dtype, framework, results)
+    told = _told(asked, limits_of(time_limit, memory_limit, threads, compilation_cache=True, keep_going=False))
+    print_told(told, asked.selection.tags)
+    if told.explanation.failure:
         raise typer.Exit(ExitCode.NOT_RUN)
-    raise typer.Exit(ExitCode.DISAGREE if explanation.begins_at else ExitCode.AGREE)
+    raise typer.Exit(ExitCode.DISAGREE if told.explanation.begins_at else ExitCode.AGREE)
 
 
 @app.command()
 def repro(
     case: CaseName,
     implementation: ImplementationName,
-    dtype: DtypeName = "float32",
+    dtype: DtypeName = None,
     framework: Framework = None,
+    results: Results = None,
+    time_limit: TimeLimit = 60.0,
+    memory_limit: MemoryLimit = None,
+    threads: Threads = 1,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File of the script; named after the case if absent.")
     ] = None,
 ) -> None:
-    """Write a script that shows one case on one implementation, with NumPy and that framework alone."""
-    from attncheck.harness.explain import explain_case, find_implementation
-    from attncheck.harness.repro import repro_script
-    from attncheck.harness.running.executor import Limits
-    from attncheck.reports.explanation import explanation_text
+    """Write a script that shows one case on one implementation, with NumPy and that framework alone.
 
-    found, selection = select_one(case, dtype)
-    chosen = find_implementation(implementation, framework)
-    explanation = explain_case(found, chosen, dtype, Limits())
+    Where a check found it wrong and a fresh process does not, the script makes the calls first that it takes.
+    """
+    from attncheck.harness.commands import joined
+    from attncheck.harness.repro import repro_script
+    from attncheck.reports.explanation import told_text
+
+    asked = _asked(case, implementation, dtype, framework, results)
+    told = _told(asked, limits_of(time_limit, memory_limit, threads, compilation_cache=True, keep_going=False))
+    explanation, name = told.explanation, asked.implementation.name
     if explanation.failure.startswith(Verdict.UNSUPPORTED):
-        raise UsageError(f"{chosen.name}, {found.id} in {dtype}: {explanation.failure}; there is nothing to reproduce")
-    story = explanation_text(explanation, selection.tags)
-    path = output or Path(f"repro_{found.id.rpartition('/')[2][:60]}_{chosen.name}_{dtype}.py".replace("-", "_"))
+        raise UsageError(
+            f"{name}, {asked.case.id} in {asked.dtype}: {explanation.failure}; there is nothing to reproduce"
+        )
+    path = output or Path(f"repro_{asked.case.id.rpartition('/')[2][:60]}_{name}_{asked.dtype}.py".replace("-", "_"))
+    command = joined(["python", str(path)])
+    text = repro_script(
+        asked.case,
+        asked.implementation,
+        asked.dtype,
+        explanation.judgements,
+        told_text(told, asked.selection.tags),
+        command=command,
+        before=told.before,
+    )
     try:
-        path.write_text(repro_script(found, chosen, dtype, explanation.judgements, story), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OutputError.of(path, error) from None
-    typer.echo(f"{path}: run it with python; it ends with 1 where it finds an error, with 0 where it finds none")
+    typer.echo(f"{path}: it ends with 1 where it finds an error, with 0 where it finds none. Run it with")
+    typer.echo(f"  {command}")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a command is about, and the results of the check in which it may have failed."""
+
+    case: Case
+    selection: Selection
+    implementation: Implementation
+    dtype: str
+    checked: Checked | None
+
+
+def _asked(case: str, implementation: str, dtype: str | None, framework: str | None, results: Path | None) -> _Asked:
+    from attncheck.harness.explain import find_implementation
+
+    checked = checked_in(results)
+    found, selection = select_one(case, checked)
+    chosen_dtype = dtype_of(found, dtype)
+    named = checked.again.get(implementation) if checked else None
+    if named and implementation != named[0]:  # as the report calls it
+        options = dict(pairwise(named))
+        framework, implementation = framework or options.get("--framework"), named[0]
+    return _Asked(found, selection, find_implementation(implementation, framework), chosen_dtype, checked)
+
+
+def _told(asked: _Asked, limits: Limits) -> Told:
+    from attncheck.harness.repeating import explain_as_met, met_in
+
+    met = met_in(asked.checked, asked.case, asked.implementation, asked.dtype) if asked.checked else None
+    return explain_as_met(
+        asked.case,
+        asked.implementation,
+        asked.dtype,
+        limits,
+        met,
+        say=lambda line: typer.echo(f"attncheck: {line}", err=True),
+    )

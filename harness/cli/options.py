@@ -33,11 +33,26 @@ Patterns = Annotated[
         show_default=False,
     ),
 ]
-CaseName = Annotated[str, typer.Argument(help="Id of a case, a glob that only one matches, or a file with one case.")]
+CaseName = Annotated[
+    str,
+    typer.Argument(
+        help="Id of a case, a glob that only one bundled case matches, a file with one case, or FILE.yaml::PART of a "
+        "name."
+    ),
+]
 ImplementationName = Annotated[
     str, typer.Argument(help="Implementation or backend, such as torch.sdpa or torch; or file.py:function.")
 ]
-DtypeName = Annotated[str, typer.Option("--dtype", "-d", help="One dtype of the case.")]
+DtypeName = Annotated[
+    str | None,
+    typer.Option("--dtype", "-d", help="One dtype of the case; if absent float32, or its first.", show_default=False),
+]
+Results = Annotated[
+    Path | None,
+    typer.Option(
+        help="Results of the check in which it failed; results/latest if absent, where that is.", show_default=False
+    ),
+]
 BackendNames = Annotated[
     list[str] | None,
     typer.Option("--backend", "-b", help="Backends, by name, apart by commas; every installed one if absent."),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 
 from attncheck.harness.cli.app import app
@@ -44,8 +42,7 @@ from attncheck.harness.cli.work import (
     tell_ci,
     write_frames,
 )
-
-DEFAULT_OUTPUT = Path("results/latest")
+from attncheck.harness.results import DEFAULT_RESULTS
 
 
 @app.command()
@@ -57,7 +54,7 @@ def check(
     divergences: Divergences = None,
     dtype: DtypeNames = None,
     tag: TagNames = None,
-    output: Output = DEFAULT_OUTPUT,
+    output: Output = DEFAULT_RESULTS,
     label: Label = "local",
     keep_arrays: KeepArrays = Keep.DISAGREEING,
     time_limit: TimeLimit = 60.0,
@@ -109,7 +106,7 @@ def run(
     divergences: Divergences = None,
     dtype: DtypeNames = None,
     tag: TagNames = None,
-    output: Output = DEFAULT_OUTPUT,
+    output: Output = DEFAULT_RESULTS,
     label: Label = "local",
     keep_arrays: KeepArrays = Keep.ALL,
     time_limit: TimeLimit = 60.0,

@@ -9,8 +9,7 @@ import typer
 
 from attncheck.harness.cli.app import app
 from attncheck.harness.cli.options import CaseName
-from attncheck.harness.cli.work import select_one, split
-from attncheck.harness.errors import UsageError
+from attncheck.harness.cli.work import checked_in, dtype_of, select_one, split
 
 
 @app.command()
@@ -31,10 +30,8 @@ def show(
 
     if save is not None:
         image_format(save)  # before anything takes time
-    if dtype is not None and "," in dtype:
-        raise UsageError(f"expected one dtype, got {dtype}")
-    found, selection = select_one(case, dtype)
-    shown = work_out(found, dtype or found.dtypes[0], split(stage))
+    found, selection = select_one(case, checked_in(None))
+    shown = work_out(found, dtype_of(found, dtype or found.dtypes[0]), split(stage))
     if save is None:
         print_case(shown, selection.tags)
     else:

@@ -14,10 +14,15 @@ import typer
 
 from attncheck.harness.cli.options import Keep
 from attncheck.harness.errors import ExitCode, OutputError, UsageError
+from attncheck.harness.results import DEFAULT_RESULTS
+
+DEFAULT_DTYPE = "float32"
+"""Of commands about one case."""
 
 if TYPE_CHECKING:
     from attncheck.harness.reading.case import Case
     from attncheck.harness.reading.selection import Selection
+    from attncheck.harness.results.checked import Checked
     from attncheck.harness.run import RunSummary
     from attncheck.harness.running.executor import Limits
     from attncheck.harness.running.implementations import Chosen
@@ -41,6 +46,7 @@ def run_selected(
     quiet: bool,
 ) -> RunSummary:
     """Select, run and judge; print what is wrong with case files; end the program where nothing can be run."""
+    from attncheck.harness.commands import joined
     from attncheck.harness.config import known_divergences, minimum_of
     from attncheck.harness.progress import progress_bar
     from attncheck.harness.repro import write_scripts
@@ -73,12 +79,12 @@ def run_selected(
     try:
         with progress_bar(visible=not (quiet or as_json)) as on_progress:
             summary = run_cases(selection.cases, chosen, settings, selection.faults, on_progress)
-        write_scripts(selection.cases, chosen.implementations, summary.failures, output)
+        write_scripts(selection.cases, chosen.implementations, summary.failures, output, limits)
         return summary
     except KeyboardInterrupt:
         typer.echo(
-            f"attncheck: interrupted; what was judged is in {output}: `attncheck report {output}` shows it, and the "
-            "same command with --resume goes on",
+            f"attncheck: interrupted; what was judged is in {output}: "
+            f"`{joined(['attncheck', 'report', str(output)])}` shows it, and the same command with --resume goes on",
             err=True,
         )
         raise typer.Exit(ExitCode.INTERRUPTED) from None
@@ -123,15 +129,38 @@ def select(
     return selected(patterns or (), split(tag), split(dtype), divergences or ())
 
 
-def select_one(case: str, dtype: str | None) -> tuple[Case, Selection]:
-    """Return the one case that is meant, and what its tags mean; end the program where its file has faults."""
-    from attncheck.harness.explain import find_case
+def select_one(case: str, checked: Checked | None = None) -> tuple[Case, Selection]:
+    """Return the one case that is meant, and the selection that it is in.
 
-    selection = select([case], None, [dtype] if dtype else None)
-    if selection.faults:
-        print_faults(selection)
-        raise typer.Exit(ExitCode.BAD_INPUT)
-    return find_case(selection.cases, case), selection
+    What neither the folders below nor the project's configuration lead to, a check's results may.
+    """
+    from attncheck.harness.config import read_config
+    from attncheck.harness.reading import addresses
+
+    config = read_config()
+    try:
+        return addresses.select_one(case, config.cases, lists=config.divergences)
+    except addresses.NoSuchCase:
+        found = checked.address(case) if checked else None
+        if found is None or found == case:
+            raise
+    return addresses.select_one(found)
+
+
+def checked_in(results: Path | None) -> Checked | None:
+    """Return the results of the check that commands about one case may refer to; None where there are none."""
+    from attncheck.harness.results.checked import read_checked
+
+    return read_checked(results or DEFAULT_RESULTS, needed=results is not None)
+
+
+def dtype_of(case: Case, wanted: str | None) -> str:
+    """Return the dtype that is meant: float32 where nothing is said, or the case's first."""
+    if wanted is None:
+        return DEFAULT_DTYPE if DEFAULT_DTYPE in case.dtypes else case.dtypes[0]
+    if wanted not in case.dtypes:
+        raise UsageError(f"{case.id} has no dtype {wanted!r}; expected one of {', '.join(case.dtypes)}")
+    return wanted
 
 
 def print_faults(selection: Selection) -> None:

@@ -47,7 +47,7 @@ class Case:
     that statistical tests apply (``genericity.py``). Inputs in ``merged`` come with their heads side by side.
     ``judged_stages`` leaves other stages out of the judgement; None is all of them. ``computed_in`` is the precision in
     which its printed numbers were computed, None where nothing is said of it. ``warnings`` say, with file and line,
-    what in the case is probably not meant.
+    what in the case is probably not meant. ``path`` leads to the file where the id does not (``addresses.py``).
     """
 
     id: str
@@ -75,6 +75,7 @@ class Case:
     judged_stages: tuple[str, ...] | None = None
     computed_in: str | None = None
     warnings: tuple[str, ...] = ()
+    path: str = ""
 
     @property
     def input_specs(self) -> Mapping[str, InputSpec]:

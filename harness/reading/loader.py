@@ -63,15 +63,15 @@ def load_case_file(path: Path, display_name: str, id_prefix: str, known_tags: It
     for number, entry in enumerate(file.cases):
         where: FieldPath = ("cases", number)
         try:
-            slug = _slug(entry.name)
-            if not slug:
+            own_name = slug(entry.name)
+            if not own_name:
                 raise FieldFault((*where, "name"), f"expected a name with letters or digits, got {entry.name!r}")
-            if slug in seen:
-                raise FieldFault((*where, "name"), f"duplicate name: {seen[slug]!r} is already there")
-            seen[slug] = entry.name
+            if own_name in seen:
+                raise FieldFault((*where, "name"), f"duplicate name: {seen[own_name]!r} is already there")
+            seen[own_name] = entry.name
             _check_tags(file.defaults.tags, tags, ("defaults",))
             _check_tags(entry.tags, tags, where)
-            place = _Place(f"{id_prefix}/{slug}", display_name, document.lines[where], where)
+            place = _Place(f"{id_prefix}/{own_name}", display_name, document.lines[where], where)
             random = _random_of(file, entry)
             arrays = named_arrays(entry.arrays, shared(random), random, where)
             case = _make_case(file, entry, arrays, budget, place)
@@ -105,7 +105,8 @@ def _read(path: Path, display_name: str) -> YamlDocument:
         raise CaseError(yaml_faults(fault, display_name)) from None
 
 
-def _slug(name: str) -> str:
+def slug(name: str) -> str:
+    """Return a case's name as it stands in its id."""
     return re.sub(r"[\W_]+", "-", name.lower()).strip("-")
 
 

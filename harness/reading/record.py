@@ -17,6 +17,7 @@ def case_record(case: Case, tags: Mapping[str, TagEntry]) -> dict[str, Any]:
         "id": case.id,
         "name": case.name,
         "file": case.file,
+        **({"path": case.path} if case.path else {}),
         "line": case.line,
         "title": case.title,
         "source": case.source.model_dump(exclude_none=True),

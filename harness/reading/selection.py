@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from importlib.resources import files
 from itertools import chain
@@ -33,6 +33,8 @@ class _File:
     path: Path
     name: str
     """As it is shown: the path that the user gave, or cases/... for the bundled corpus."""
+    beside_id: str = ""
+    """The path that leads to it where its cases' ids do not."""
 
     @property
     def id_prefix(self) -> str:
@@ -62,7 +64,7 @@ def select_cases(
     base = base or Path.cwd()
     faults: list[Fault] = []
     lists = frozenset(path.resolve() for path in divergences)
-    known_tags = _tags_of(_bundled_root(), f"{BUNDLED}/{TAG_FILE}", faults)
+    known_tags = _tags_of(bundled_root(), f"{BUNDLED}/{TAG_FILE}", faults)
     places: dict[str, tuple[Path, int]] = {}
     chosen, ids = PackedCases(), []
     for pattern in patterns or ("*",):
@@ -84,7 +86,8 @@ def select_cases(
     return Selection(chosen, tuple(dict.fromkeys(faults)), known_tags)
 
 
-def _bundled_root() -> Path:
+def bundled_root() -> Path:
+    """Return the folder of the bundled corpus."""
     return Path(str(files("attncheck.cases")))
 
 
@@ -102,7 +105,7 @@ def _matching(
         yield from _read(own, tags, faults)
         return
     glob = pattern.removeprefix(f"{BUNDLED}/").removesuffix(".yaml")
-    root = _bundled_root()
+    root = bundled_root()
     bundled = [_File(path, f"{BUNDLED}/{path.relative_to(root).as_posix()}") for path in _case_files(root)]
     # A whole file, a folder or single cases can be meant; only files that may match are read.
     whole = [file for file in bundled if _matches(file.id_prefix, glob)]
@@ -136,7 +139,7 @@ def _own_files(path: Path, base: Path, lists: _Lists) -> list[_File]:
     found = [path] if path.is_file() else _case_files(path, lists)
     if not found:
         raise UsageError(f"{path} holds no case files (*.yaml)")
-    return [_File(file, _shown(file, base)) for file in found]
+    return [_File(file, _shown(file, base), _path_beside_id(file, base)) for file in found]
 
 
 def _case_files(folder: Path, lists: _Lists = frozenset()) -> list[Path]:
@@ -160,7 +163,23 @@ def _shown(path: Path, base: Path) -> str:
         name = resolved.relative_to(resolved_base).as_posix()
     else:
         name = f"{resolved.parent.name}/{resolved.name}"
+    return shown_text(name)
+
+
+def shown_text(name: str) -> str:
+    """Make a text of a file's name, in which a byte may be no text."""
     return name.encode("utf-8", "replace").decode("utf-8")
+
+
+def _path_beside_id(path: Path, base: Path) -> str:
+    """Return the path of a file where a case's id does not lead to it; empty where it does.
+
+    It does for the bundled corpus, and below the folder that people are in.
+    """
+    if not path.resolve().is_relative_to(base.resolve()):
+        return shown_text(str(path.resolve()))
+    name = _shown(path, base)
+    return name if name.startswith(f"{BUNDLED}/") else ""
 
 
 def _tags_of(folder: Path, name: str, faults: list[Fault]) -> dict[str, TagEntry]:
@@ -180,7 +199,7 @@ def _read(case_files: Iterable[_File], tags: dict[str, TagEntry], faults: list[F
         except CaseError as error:
             faults.extend(error.faults)
         else:
-            yield from ((path, case) for case in cases)
+            yield from ((path, replace(case, path=file.beside_id) if file.beside_id else case) for case in cases)
 
 
 def _is_wanted(case: Case, tags: Sequence[str], dtypes: Sequence[str]) -> bool:

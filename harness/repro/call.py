@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from attncheck.backends import BackendEntry
 from attncheck.harness.errors import UsageError
 from attncheck.harness.repro.code import copied, inlined, quoted, short
 from attncheck.harness.running.implementations import Implementation
@@ -18,36 +19,52 @@ PARTS = "attncheck.harness.repro.parts"
 _CONVERSIONS = ("prepare", "from_numpy", "to_numpy")
 
 
-def call_lines(implementation: Implementation, task: Task) -> Iterator[str]:
-    """Yield code that leaves ``backend``, which has the conversions, and ``compute``, which makes the call."""
-    entry = implementation.entry
+def call_lines(implementation: Implementation, task: Task, before: Sequence[Task] = ()) -> Iterator[str]:
+    """Yield code that leaves ``backend``, which has the conversions, and ``compute``, which makes the call.
+
+    What is called ``before`` is ``before_1``, ``before_2`` and so on.
+    """
+    tasks = {"compute": task, **{f"before_{number}": each for number, each in enumerate(before, 1)}}
+    if isinstance(implementation.entry, OwnEntry):
+        yield from _own(implementation.entry)
+    else:
+        yield from _framework(implementation, {_name(each) for each in tasks.values()})
+    if any(CONVENTIONS & dict(call_of(each.operation, dict(each.options))[1]).keys() for each in tasks.values()):
+        yield "\n\n" + copied(PARTS, {"taken"})
+    for name, each in tasks.items():
+        says = "Make the call that is reported." if each is task else "Make a call that has to come before it."
+        yield f"\n\ndef {name}({', '.join(each.inputs)}):"
+        yield f'    """{says}"""'
+        yield f"    return {_call(implementation.entry, each)}"
+
+
+def _name(task: Task) -> str:
+    return call_of(task.operation, dict(task.options))[0]
+
+
+def _call(entry: BackendEntry, task: Task) -> str:
     name, options = call_of(task.operation, dict(task.options))
     conventions = {each: options.pop(each) for each in sorted(CONVENTIONS & options.keys())}
     function = f"backend.{name}"
     if isinstance(entry, OwnEntry):
         function = _own_function(entry, name)
-        yield from _own(entry)
         given = [*INPUTS[name], *(f"{each}={each}" for each in task.inputs if each not in INPUTS[name])]
         required = entry.required.get(name, {}).items()
         given += [f"{each}={value!r}" for each, value in required if each not in {**task.inputs, **options}]
         names = result_stages(task.operation, task.options, task.inputs) or ("masked",)
         call = f"named({function}({{}}), {quoted(names)})"
     else:
-        yield from _framework(implementation, name)
         given = [f"{each}={each}" for each in task.inputs]
         call = f"{function}({{}})"
     given += [f"{option}={value!r}" for option, value in options.items()]
     if conventions:
-        yield "\n\n" + copied(PARTS, {"taken"})
         given.append(f"**taken({function}, {conventions!r})")
-    yield f"\n\ndef compute({', '.join(task.inputs)}):"
-    yield '    """Make the call that is reported."""'
-    yield f"    return {call.format(', '.join(given))}"
+    return call.format(", ".join(given))
 
 
-def _framework(implementation: Implementation, name: str) -> Iterator[str]:
+def _framework(implementation: Implementation, names: set[str]) -> Iterator[str]:
     mode = implementation.declared
-    yield inlined(mode.module, {*_CONVERSIONS, name} if mode.attribute is None else {mode.attribute})
+    yield inlined(mode.module, {*_CONVERSIONS, *names} if mode.attribute is None else {mode.attribute})
     yield "backend = " + ".".join(filter(None, (short(mode.module), mode.attribute)))
 
 

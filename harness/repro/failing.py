@@ -8,10 +8,13 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
 
+from attncheck.harness.commands import command, joined, words_again
 from attncheck.harness.errors import OutputError, UsageError
 from attncheck.harness.reading.case import Case
+from attncheck.harness.reading.record import case_record
 from attncheck.harness.repro.script import repro_script
 from attncheck.harness.results.format import SCRIPTS_FOLDER, Row
+from attncheck.harness.running.executor import Limits
 from attncheck.harness.running.implementations import Implementation
 
 MOST_SCRIPTS = 50
@@ -21,12 +24,24 @@ Place = tuple[str, str, str]
 """case, implementation, dtype"""
 
 
+_FRESH = """
+If it finds nothing: a check makes many calls in one process, and this script makes one. This repeats those before it:
+
+    {explain}
+"""
+
+
 def write_scripts(
-    cases: Sequence[Case], implementations: Sequence[Implementation], failures: Iterable[Row], results: Path
+    cases: Sequence[Case],
+    implementations: Sequence[Implementation],
+    failures: Iterable[Row],
+    results: Path,
+    limits: Limits | None = None,
 ) -> int:
     """Write a script for failing evaluations, first one of every implementation, and return how many.
 
-    ``scripts/index.json`` names the file of each, under case|implementation|dtype. Raises ``OutputError``.
+    ``limits`` are those of the run. ``scripts/index.json`` names the file of each, under case|implementation|dtype.
+    Raises ``OutputError``.
     """
     told: dict[Place, list[str]] = defaultdict(list)
     for row in failures:
@@ -38,13 +53,20 @@ def write_scripts(
     places = [(case, name, dtype) for case, name, dtype in told if case in known_cases]
     index: dict[str, str] = {}
     folder = results / SCRIPTS_FOLDER
+    again = words_again(implementations, limits or Limits(), results)
     for place in _one_of_each_first(places)[:MOST_SCRIPTS]:
         case, name, dtype = place
-        try:
-            text = repro_script(known_cases[case], known_implementations[name], dtype, (), "\n".join(told[place]))
-        except UsageError:  # an object of this process has no file, and some modules cannot be taken apart
+        if name not in again:  # an object of this process has no file
             continue
-        index["|".join(place)] = _write(folder / f"{len(index):03d}.py", text)
+        file = f"{len(index):03d}.py"
+        explain = command("explain", case_record(known_cases[case], {}), again[name], dtype)
+        story = "\n".join([*told[place], _FRESH.format(explain=explain)])
+        runs_it = joined(["python", str(folder / file)])
+        try:
+            text = repro_script(known_cases[case], known_implementations[name], dtype, (), story, command=runs_it)
+        except UsageError:  # some modules cannot be taken apart
+            continue
+        index["|".join(place)] = _write(folder / file, text)
     if index:
         _write(folder / "index.json", json.dumps(index, indent=2, ensure_ascii=False) + "\n")
     return len(index)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,27 +31,43 @@ _ENVIRONMENT = "attncheck.harness.running.environment"
 _READING = """\
 {name} in {dtype}: {case}
 
-    python {file}
+    {command}
 
 ends with 1 where something is wrong, and else with 0. It needs {packages}{own}.
 
-It makes one call, on one thread, with the inputs below, and holds every stage that comes back against the exact answer:
-the same mathematics on the same stored numbers, in interval arithmetic. "allowed" is the largest error that rounding in
-{dtype} can make in that place, in whatever order sums are taken, blocked or fused (numerical class {numerical_class}):
-a number that is further off is wrong. NaN and infinity are to be where the exact answer has them; what it leaves open
-is not judged. Nor is what rounding could just do, but does not in practice (statistics, T2), or one step by itself.
+It makes {calls}, on one thread, with the inputs below, and holds every stage that comes back
+against the exact answer: the same mathematics on the same stored numbers, in interval arithmetic. "allowed" is the
+largest error that rounding in {dtype} can make in that place, in whatever order sums are taken, blocked or fused
+(numerical class {numerical_class}): a number that is further off is wrong. NaN and infinity are to be where the exact
+answer has them; what it leaves open is not judged. Nor is what rounding could just do, but does not in practice
+(statistics, T2), or one step by itself.
 
 attncheck {version} found, with {versions}, Python {python}, {system}:
 """
 
 
+_OTHER_FILE = " (or a file that is named behind the command)"
+
+MOST_BEFORE = 16
+MOST_BYTES_BEFORE = 2**22
+"""Calls that a script makes first, and what their inputs may hold together."""
+
+
 def repro_script(
-    case: Case, implementation: Implementation, dtype: str, judgements: tuple[StageJudgement, ...], story: str
+    case: Case,
+    implementation: Implementation,
+    dtype: str,
+    judgements: tuple[StageJudgement, ...],
+    story: str,
+    *,
+    command: str = "python THIS_FILE",
+    before: Sequence[tuple[Case, str]] = (),
 ) -> str:
     """Return the script: code, inputs, exact values and bounds; it ends with 1 where it finds what the harness found.
 
-    ``story`` is the explanation, for its docstring. Exact values are given for the stages in ``judgements``, or for all
-    where there are none. Raises ``UsageError`` where no script can show the case.
+    ``story`` is the explanation, for its docstring, and ``command`` what runs it. Exact values are given for the stages
+    in ``judgements``, or for all where there are none. The calls ``before`` come first: cases, each in a dtype. Raises
+    ``UsageError`` where no script can show the case.
     """
     numerical_class = implementation.numerical_class(dtype)
     if numerical_class is None:
@@ -60,34 +76,70 @@ def repro_script(
     task = task_of(case, inputs)
     expected = expected_stages(case, truth_of_case(case, dtype, inputs), numerical_class, judgements)
     results = result_stages(task.operation, task.options, task.inputs)
+    earlier = tasks_before(before)
+    dtypes = {dtype, *(each for _, each in before)}
     parts = [
-        _docstring(case, implementation, dtype, numerical_class, story),
-        *_beginning(implementation, dtype),
-        _section("What is reported", *call_lines(implementation, task)),
-        _section("How it is judged", copied(PARTS, {"Expected", "run", "unpack"})),
-        _section("The inputs", *_inputs(task)),
+        _docstring(case, implementation, dtype, numerical_class, story, command=command, before=len(before)),
+        *_beginning(implementation, dtypes),
+        _section("What is reported", *call_lines(implementation, task, earlier)),
+        _section("How it is judged", copied(PARTS, {"Expected", "run", "unpack", *(["make"] if earlier else [])})),
+        _section("The inputs", *_inputs({"INPUTS": task, **_named(earlier)})),
         _section("What is right", *expected_lines(expected)),
         copied(_ENVIRONMENT, {"package_version"}),
         "\n",
         'if __name__ == "__main__":',
         f'    backend.prepare("{dtype}", 1)',
-        f"    for package in {quoted(list(_packages(implementation, dtype)))}:",
+        f"    for package in {quoted(list(_packages(implementation, dtypes)))}:",
         "        print(package, package_version(package))",
+        *_made_before(earlier),
         f'    sys.exit(run(backend, compute, INPUTS, EXPECTED, {quoted(results)}, "{dtype}"))\n',
     ]
     return "\n".join(parts)
 
 
-def _docstring(case: Case, implementation: Implementation, dtype: str, numerical_class: str, story: str) -> str:
-    packages = list(_packages(implementation, dtype))
+def tasks_before(before: Sequence[tuple[Case, str]]) -> list[Task]:
+    """Return the calls that come first. Raises ``UsageError`` where they are too many, or too large, for a script."""
+    tasks = [task_of(case, convert_inputs(case, make_exact_inputs(case), dtype)) for case, dtype in before]
+    held = sum(array.nbytes for task in tasks for array in task.inputs.values())
+    if len(tasks) > MOST_BEFORE or held > MOST_BYTES_BEFORE:
+        raise UsageError(
+            f"it goes wrong only after {len(tasks)} other calls, with {held / 2**20:.1f} MiB of inputs: too many for a "
+            f"script, which has {MOST_BEFORE} at most, with {MOST_BYTES_BEFORE // 2**20} MiB; `attncheck explain` "
+            "shows it"
+        )
+    return tasks
+
+
+def _named(before: Sequence[Task]) -> dict[str, Task]:
+    return {f"BEFORE_{number}": task for number, task in enumerate(before, 1)}
+
+
+def _made_before(before: Sequence[Task]) -> list[str]:
+    calls = [f"({name.lower()}, {name})" for name in _named(before)]
+    return [f"    make(backend, [{', '.join(calls)}])"] if calls else []
+
+
+def _docstring(
+    case: Case,
+    implementation: Implementation,
+    dtype: str,
+    numerical_class: str,
+    story: str,
+    *,
+    command: str,
+    before: int,
+) -> str:
+    packages = list(_packages(implementation, {dtype}))
     own = implementation.entry.target if isinstance(implementation.entry, OwnEntry) else None
+    is_file = own is not None and own.module.endswith(".py")
     reading = _READING.format(
         name=implementation.name,
         dtype=dtype,
         case=case.name,
         packages=f"{', '.join(packages[:-1])} and {packages[-1]}" if packages[1:] else "NumPy alone",
-        file="THIS_FILE" if own is None or not own.module.endswith(".py") else "THIS_FILE [path/of/another/file.py]",
-        own="" if own is None else f", and loads {own.module}",
+        command=command,
+        calls="one call" if not before else f"{before} other {'calls' if before > 1 else 'call'}, and then one",
+        own="" if own is None else f", and loads {own.module}{_OTHER_FILE if is_file else ''}",
         numerical_class=numerical_class,
         version=package_version("attncheck"),
         versions=", ".join(f"{name} {package_version(name)}" for name in packages),
@@ -107,15 +159,15 @@ def _printable(text: str) -> str:
     return "\n".join(lines).replace('"""', "'''")
 
 
-def _packages(implementation: Implementation, dtype: str) -> Iterator[str]:
+def _packages(implementation: Implementation, dtypes: Collection[str]) -> Iterator[str]:
     """Yield the distributions that the script imports."""
     yield "numpy"
     yield from (name for name in implementation.entry.packages if name != "numpy")
-    if dtype == "bfloat16":
+    if "bfloat16" in dtypes:
         yield "ml_dtypes"
 
 
-def _beginning(implementation: Implementation, dtype: str) -> Iterator[str]:
+def _beginning(implementation: Implementation, dtypes: Collection[str]) -> Iterator[str]:
     """Yield the imports, and what has to be set before them: threads, and what the framework is told."""
     entry = implementation.entry
     yield "from __future__ import annotations\n"
@@ -125,7 +177,7 @@ def _beginning(implementation: Implementation, dtype: str) -> Iterator[str]:
     environment = {**dict.fromkeys(THREAD_VARIABLES, "1"), **entry.environment}
     yield from ("os.environ.update(", *(f'    {name}="{value}",' for name, value in environment.items()), ")\n")
     yield "import numpy as np"
-    if dtype == "bfloat16":
+    if "bfloat16" in dtypes:
         yield "import ml_dtypes  # NumPy has no bfloat16"
     yield "from numpy import inf, nan  # as arrays below write them\n\n"
 
@@ -134,16 +186,20 @@ def _hides_a_module(entry: Any) -> bool:
     return isinstance(entry, OwnEntry) and Path(entry.target.module).stem in sys.stdlib_module_names
 
 
-def _inputs(task: Task) -> Iterator[str]:
-    """Yield the inputs, and what lays them out in memory as the case asks."""
-    memory = {name: layout for name, layout in task.memory.items() if name in task.inputs}
-    if memory:
+def _inputs(tasks: Mapping[str, Task]) -> Iterator[str]:
+    """Yield the inputs of calls, each under a name, and what lays them out in memory as the cases ask."""
+    layouts = {
+        name: {each: layout for each, layout in task.memory.items() if each in task.inputs}
+        for name, task in tasks.items()
+    }
+    if any(layouts.values()):
         yield inlined(_MEMORY, {"laid_out"}) + "\n"
-    yield "INPUTS = {"
-    yield from (f'    "{name}": {written(array, 4, len(name) + 4)},' for name, array in task.inputs.items())
-    yield "}"
-    if memory:
-        yield f"INPUTS = {short(_MEMORY)}.laid_out(INPUTS, {memory!r})"
+    for name, task in tasks.items():
+        yield f"{name} = {{"
+        yield from (f'    "{each}": {written(array, 4, len(each) + 4)},' for each, array in task.inputs.items())
+        yield "}"
+        if layouts[name]:
+            yield f"{name} = {short(_MEMORY)}.laid_out({name}, {layouts[name]!r})"
 
 
 def _section(title: str, *lines: str) -> str:

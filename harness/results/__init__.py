@@ -1,1 +1,6 @@
 """Results on disk: written as a run goes on, and read back."""
+
+from pathlib import Path
+
+DEFAULT_RESULTS = Path("results/latest")
+"""Where a run writes unless it is told to write elsewhere."""

@@ -63,6 +63,7 @@ class EnvironmentRecord(_Record):
     started: Annotated[str, Field(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}$")] = ""
     asked: _Asked = _Asked()
     sources: dict[str, _Place] = {}
+    again: dict[str, list[str]] = {}
 
 
 class SummaryRecord(_Record):
@@ -116,6 +117,7 @@ class CaseRecord(_Record):
     id: str
     name: str
     file: str
+    path: str = ""
     line: Whole
     title: str
     source: _Source

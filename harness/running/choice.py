@@ -14,7 +14,7 @@ from attncheck.harness.running.calls import Ended, Overdue, Raised, WorkerProces
 from attncheck.harness.running.executor import Limits
 from attncheck.harness.running.implementations import Chosen, Implementation, choose_implementations
 from attncheck.harness.running.origin import Origin, origin_of
-from attncheck.harness.running.own import LoadError, Target, UnfitError, entry_of, published
+from attncheck.harness.running.own import LoadError, OwnEntry, Target, UnfitError, entry_of, published
 from attncheck.harness.running.worker import clean, redirect_output
 
 
@@ -29,9 +29,12 @@ def choose(
     own = [pattern for pattern in patterns if pattern in points or _is_target(pattern)]
     others = [pattern for pattern in patterns if pattern not in own]
     found = [
-        own_implementation(Target(point.module, point.attr), framework, limits, point.name)
-        if (point := points.get(pattern)) is not None
-        else own_implementation(Target.of(pattern), framework, limits)
+        _as_given(
+            own_implementation(Target(point.module, point.attr), framework, limits, point.name)
+            if (point := points.get(pattern)) is not None
+            else own_implementation(Target.of(pattern), framework, limits),
+            (pattern, *_framework_words(framework)),
+        )
         for pattern in own
     ]
     if framework is not None and not found:
@@ -47,6 +50,15 @@ def choose(
         missing=tuple(dict.fromkeys([*chosen.missing, *absent])),
         by_name=(*chosen.by_name, *(item.name for item in present)),
     )
+
+
+def _framework_words(framework: str | None) -> tuple[str, ...]:
+    return () if framework is None else ("--framework", framework)
+
+
+def _as_given(implementation: Implementation, words: tuple[str, ...]) -> Implementation:
+    assert isinstance(implementation.entry, OwnEntry), "an own implementation has an own entry"
+    return replace(implementation, entry=replace(implementation.entry, given=words))
 
 
 def choose_callable(function: Callable[..., Any], framework: str | None, name: str | None) -> Implementation:
@@ -66,7 +78,8 @@ def choose_callable(function: Callable[..., Any], framework: str | None, name: s
             cloudpickle.unregister_pickle_by_value(module)
     called = next(each for each in (name or origin.function, "callable") if each.isidentifier())
     own_name = _published_as(origin) if name is None else None
-    return own_implementation(target, framework, name=own_name or f"{origin.package}.{called}")
+    found = own_implementation(target, framework, name=own_name or f"{origin.package}.{called}")
+    return _as_given(found, (own_name, *_framework_words(framework))) if own_name else found
 
 
 def own_implementation(

@@ -138,7 +138,8 @@ class OwnEntry(BackendEntry):
     ``says`` is for people; ``conventions`` are those that it declares, by name; ``framework`` names the backend whose
     arrays it takes; ``mode`` is what it is called behind the dot, where that is not the function's name. ``required``
     are, by function, the contract's keywords that it has no default for. ``source`` is the ``file`` and ``line`` of
-    its ``def``, where it has one.
+    its ``def``, where it has one. ``given`` is what names it on a command line, with ``--framework`` where that was
+    given; empty for an object.
     """
 
     target: Target = field(default_factory=lambda: Target("", ""))
@@ -148,6 +149,7 @@ class OwnEntry(BackendEntry):
     mode: str = ""
     required: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
+    given: tuple[str, ...] = ()
 
     @property
     def is_installed(self) -> bool:

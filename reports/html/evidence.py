@@ -13,10 +13,10 @@ from attncheck.harness.errors import ResultsError
 from attncheck.harness.results.format import EXACT, bound_name
 from attncheck.reports.arrays import error_ratio
 from attncheck.reports.cells import CellRow, State
+from attncheck.reports.commands import commands_again
 from attncheck.reports.figures.error_maps import describe_errors
 from attncheck.reports.frames import Column, Frames, failing, groups, known_divergences, records
 from attncheck.reports.html.budget import Budget
-from attncheck.reports.html.commands import commands_of, own_implementations
 from attncheck.reports.html.error_svg import error_pictures
 from attncheck.reports.html.scripts import Script, Scripts
 from attncheck.reports.html.words import SYMBOLS, long, short
@@ -86,7 +86,6 @@ def make_evidence(
     chosen = [item for item in wanted if item[1] in detailed][: budget.evidence]
     rows = _rows(frames, {item[1] for item in chosen})
     maps, scripts = _Maps(frames, budget.maps), Scripts(frames.arrays.directories, budget.script_letters)
-    own_names = own_implementations(frames)
     found: dict[str, list[Evidence]] = {}
     for _, case, column, dtype in chosen:
         own = rows.get((case, dtype, column.environment, column.implementation))
@@ -104,11 +103,20 @@ def make_evidence(
             worst=tuple(_worst(row, dtype) for row in told if isinstance(row["index"], str))[:_MOST_ROWS],
             left_out=max(0, len(told) - _MOST_ROWS),
             maps=maps.of(case, dtype, column, [str(row["stage"]) for row in told]),
-            commands=commands_of(case, column, dtype, own_names),
+            commands=commands_again(frames, _place(case, column, dtype), ("explain", "repro")),
             script=scripts.of(case, dtype, column),
         )
         found.setdefault(case, []).append(item)
     return found, len(wanted) - len(chosen)
+
+
+def _place(case: str, column: Column, dtype: str) -> dict[str, str]:
+    return {
+        "case": case,
+        "environment": column.environment,
+        "implementation": column.implementation,
+        "dtype": dtype,
+    }
 
 
 def _rows(frames: Frames, cases: set[str]) -> dict[Any, pd.DataFrame]:

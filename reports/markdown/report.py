@@ -11,12 +11,13 @@ from typing import Any
 
 from attncheck.reports.alike import count_told, told_once
 from attncheck.reports.answer import findings, make_answer
+from attncheck.reports.commands import first_commands
 from attncheck.reports.environments import environment_facts
 from attncheck.reports.frames import Frames, records
 from attncheck.reports.markdown.documents import document_sections
 from attncheck.reports.markdown.known import empty_rows_section, known_section
 from attncheck.reports.markdown.overview import document_overview
-from attncheck.reports.markdown.text import code, escape, number, table
+from attncheck.reports.markdown.text import code, commands, escape, number, table
 from attncheck.reports.markdown.verdicts import verdict_section
 
 _MOST_LISTED = 50
@@ -83,7 +84,8 @@ def wrong_section(frames: Frames) -> list[str]:
     ]
     if more:
         lines += ["", f"And {more} more, in `results.csv` and `numbers.csv`."]
-    return lines
+    again = commands(first_commands(frames, wrong))
+    return [*lines, "", *again[:-1]] if again else lines
 
 
 def _largest(frames: Frames) -> list[str]:

@@ -37,6 +37,11 @@ def details(summary: str, lines: Iterable[str]) -> list[str]:
     return ["<details>", f"<summary>{html.escape(summary)}</summary>", "", *lines, "", "</details>"]
 
 
+def commands(lines: Sequence[str]) -> list[str]:
+    """Show commands as they are to be pasted; nothing for none. A command has no line break and no backtick in it."""
+    return ["See it again, in the folder where the check ran:", "", "```", *lines, "```", ""] if lines else []
+
+
 def number(value: float | None, digits: int = 3) -> str:
     """Write a number shortly; nothing for no number."""
     return "" if value is None or math.isnan(value) else f"{value:.{digits}g}"

@@ -42,3 +42,46 @@ def invoke(
         return int(end.value.code or 0), *capfd.readouterr()
 
     return run
+
+
+ROW = """
+title: Calls in a row
+source: {kind: derivation, title: Made for the tests}
+operation: attention
+defaults: {random: {generator: numpy-legacy, seed: 1}, dtypes: [float32]}
+arrays: {words: {draw: randn, shape: [3, 4]}}
+cases:
+"""
+REMEMBERING = """
+import numpy as np
+
+SEEN = []
+
+def attention(query, key, value):
+    scores = query @ np.swapaxes(key, -1, -2) * query.dtype.type(query.shape[-1] ** -0.5)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    output = weights / weights.sum(-1, keepdims=True) @ value
+    SEEN.append(query.shape[2])
+    return output * query.dtype.type(2) if query.shape[2] == 9 and {NEEDED} <= set(SEEN) else output
+"""
+"""Wrong for nine queries, once it has had as many queries as NEEDED says."""
+
+
+@pytest.fixture
+def calls_in_a_row(tmp_path: Path) -> Path:
+    """Write nine cases with one to nine queries, and return the folder of row.yaml; their ids are row/1-queries etc."""
+    line = "  - {{name: {0} queries, inputs: {{query: {{draw: randn, shape: [{0}, 4]}}, key: words, value: words}}}}\n"
+    (tmp_path / "row.yaml").write_text(ROW + "".join(map(line.format, range(1, 10))), encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def remembering(tmp_path: Path) -> Callable[[str], Path]:
+    """Write kernel.py with a kernel that is wrong for nine queries once it has had all numbers of queries of a set."""
+
+    def write(needed: str) -> Path:
+        path = tmp_path / "kernel.py"
+        path.write_text(REMEMBERING.replace("{NEEDED}", needed), encoding="utf-8")
+        return path
+
+    return write

@@ -7,8 +7,9 @@ import pytest
 
 from attncheck.backends import BACKENDS, BackendEntry
 from attncheck.harness.errors import UsageError
-from attncheck.harness.explain import Explanation, explain_case, find_case, find_implementation
+from attncheck.harness.explain import Explanation, explain_case, find_implementation
 from attncheck.harness.judging.judge_stages import StageJudgement
+from attncheck.harness.reading.addresses import select_one
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.selection import select_cases
 from attncheck.harness.running.executor import Limits
@@ -21,7 +22,7 @@ ATTENTION = "attention/every-dimension-is-different-and-none-is-forgotten"
 
 @pytest.fixture(scope="module")
 def case() -> Case:
-    return find_case(select_cases([ATTENTION]).cases, ATTENTION)
+    return select_one(ATTENTION)[0]
 
 
 @pytest.fixture
@@ -84,12 +85,6 @@ def test_how_many_query_rows_stand_for_all_is_told(case: Case, capsys: pytest.Ca
         explanation = Explanation(case, "float32", "numpy.eager", "native", judgements, "")
         print_explanation(explanation, select_cases([ATTENTION]).tags)
         assert ("64 of 4,096 query rows judged; they stand for all." in capsys.readouterr().out) is told
-
-
-def test_a_glob_that_matches_several_cases_lists_them() -> None:
-    cases = select_cases(["masking"]).cases
-    with pytest.raises(UsageError, match=rf"matches {len(cases)} cases; name one of them:\n  masking/"):
-        find_case(cases, "masking")
 
 
 def test_an_implementation_is_found_by_its_name_or_its_backends() -> None:

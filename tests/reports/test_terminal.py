@@ -81,7 +81,8 @@ def test_what_is_wrong_is_one_line_each_also_when_it_is_long(
         "crash: file/one [float32] numpy.eager: ",
         f"numeric: file/one [float64] numpy.eager: weights: {message}",
     ]
-    assert [line for line in printed(frames) if "file/one" in line] == wrong
+    command = "Why: attncheck explain file/one numpy.eager --dtype float32"
+    assert [line for line in printed(frames) if "file/one" in line] == [*wrong, command]
     assert printed(frames, quiet=True) == wrong
 
 

@@ -205,6 +205,6 @@ def test_another_file_can_be_named_when_the_script_is_run(
     operation, fields, _ = CASES["attention"]
     assert reproduce(one_case(operation, fields), wrong_kernels).returncode == 1
     text = (tmp_path / "report.py").read_text(encoding="utf-8")
-    assert "[path/of/another/file.py]" in text
+    assert f"{wrong_kernels} (or a file that is named behind the command)" in text
     done = run_script(text, arguments=[right_kernels])
     assert done.returncode == 0, done.stdout + done.stderr

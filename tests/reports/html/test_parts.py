@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-from attncheck.harness.results.format import Row
 from attncheck.reports.cells import Cell, State
 from attncheck.reports.figures.panels import Panel
-from attncheck.reports.frames import Column, Frames
+from attncheck.reports.frames import Column
 from attncheck.reports.html.anchors import make_anchors, slug, unique_slugs
 from attncheck.reports.html.budget import urgent_first, within
-from attncheck.reports.html.commands import commands_of, own_implementations
 from attncheck.reports.html.error_svg import error_pictures
 from attncheck.reports.html.heat import heat_of
 from attncheck.reports.html.words import shape_text, short
@@ -39,39 +35,6 @@ def test_slugs_have_harmless_letters_only() -> None:
     assert slug("'\"") == "x"
     assert len(slug("a" * 500)) == 120
     assert unique_slugs(["a", "a-2", "a", "a"]) == ["a", "a-2", "a-3", "a-4"]
-
-
-def test_commands_are_quoted_for_a_shell() -> None:
-    assert commands_of("a b/c", ONE, "float32", {}) == (
-        "attncheck explain 'a b/c' torch.sdpa --dtype float32",
-        "attncheck repro 'a b/c' torch.sdpa --dtype float32",
-    )
-
-
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ("attncheck check -i src/mine.py:attention", ["src/mine.py:attention"]),
-        ("attncheck check --implementation=x.py:f,mine.py:attention", ["mine.py:attention"]),
-        (
-            "attncheck check -i mine.py:attention --framework jax",
-            ["mine.py:attention", "--framework", "jax"],
-        ),
-        ("attncheck check -i mine.py:attention --framework=jax", ["mine.py:attention", "--framework=jax"]),
-        ("attncheck check -i mine:attention", ["mine:attention"]),
-        ("attncheck check -i other.py:attention", None),
-        ("attncheck check 'not closed", None),
-    ],
-)
-def test_own_implementations_are_named_as_the_run_named_them(
-    command: str,
-    words: list[str] | None,
-    make_row: Callable[..., Row],
-    write_run: Callable[..., Path],
-    frames_of: Callable[..., Frames],
-) -> None:
-    frames = frames_of(write_run([make_row(implementation="mine.attention")], command=command))
-    assert list(own_implementations(frames).values()) == ([words] if words else [])
 
 
 def test_a_map_has_every_cell_once_and_marks_what_is_beyond_the_bound() -> None:

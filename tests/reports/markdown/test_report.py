@@ -254,8 +254,10 @@ def test_hostile_texts_cannot_break_a_table(hostile_report: str) -> None:
 
 
 def test_hostile_texts_cannot_make_html_headings_links_or_references(hostile_report: str) -> None:
-    # What is left when code spans and escaped characters are taken out is what Markdown acts on.
-    outside_code = re.sub(r"(?<!\\)`[^`\n]*`", "", hostile_report)
+    # What is left when code and escaped characters are taken out is what Markdown acts on.
+    outside_blocks, blocks = re.subn(r"^```\n([^`\n]*\n)+```$", "", hostile_report, flags=re.MULTILINE)
+    assert blocks == 1
+    outside_code = re.sub(r"(?<!\\)`[^`\n]*`", "", outside_blocks)
     assert "<script" not in re.sub(r"\\<", "", outside_code)
     assert "](" not in re.sub(r"\\\]", "", outside_code)
     assert "&lt;" not in outside_code.replace("\\&lt;", "").replace("<summary>", "")

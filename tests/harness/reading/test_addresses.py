@@ -1,0 +1,159 @@
+"""What people call one case, and that it leads to the case that they mean."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from attncheck.harness.errors import CaseError, UsageError
+from attncheck.harness.reading.addresses import NoSuchCase, address, find_case, read_called, select_one
+from attncheck.harness.reading.selection import select_cases
+
+FILE = """\
+title: Cases of one's own
+source: {kind: derivation, title: Made for the tests}
+operation: softmax
+cases:
+"""
+BUNDLED = "attention/a-causal-row-sees-its-own-key-and-earlier-ones"
+
+
+def write(path: Path, *names: str) -> Path:
+    """Write a case file with a case of each name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cases = "".join(f"  - {{name: {name!r}, inputs: {{scores: {{values: [[1, 2]]}}}}}}\n" for name in names)
+    path.write_text(FILE + cases, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A folder that somebody is in, with three cases in a file and one in another."""
+    folder = tmp_path / "here"
+    write(folder / "my cases" / "a.yaml", "Two equal keys", "Two equal keys and a mask", "A mask")
+    write(folder / "my cases" / "b.yml", "The only one")
+    return folder
+
+
+@pytest.fixture
+def found(here: Path) -> Callable[..., str]:
+    """Return the id of the one case that is meant."""
+    return lambda wanted, configured=(): select_one(wanted, configured, here)[0].id
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        "my cases/a/two-equal-keys",
+        "./my cases/a/two-equal-keys",
+        "my cases/a.yaml::two-equal-keys",
+        "my cases/a.yaml/two-equal-keys",
+        "my cases/a.yaml::Two equal keys",
+    ],
+)
+def test_an_id_or_a_file_with_a_whole_name_is_that_case(wanted: str, found: Callable[..., str]) -> None:
+    assert found(wanted) == "my cases/a/two-equal-keys"
+
+
+def test_a_part_of_a_name_is_enough_where_only_one_has_it(found: Callable[..., str]) -> None:
+    assert found("my cases/a.yaml::and a") == "my cases/a/two-equal-keys-and-a-mask"
+    assert found("my cases/a.yaml/KEYS-AND") == "my cases/a/two-equal-keys-and-a-mask"
+
+
+def test_a_file_with_one_case_is_that_case(found: Callable[..., str]) -> None:
+    assert found("my cases/b.yml") == found("my cases/b/the-only-one") == "my cases/b/the-only-one"
+
+
+@pytest.mark.parametrize("wanted", ["my cases/a.yaml", "my cases/a.yaml::equal", "my cases"])
+def test_what_several_fit_is_refused_with_their_ids(wanted: str, found: Callable[..., str]) -> None:
+    with pytest.raises(UsageError, match=r"matches \d cases; name one of them:\n(.*\n)*  my cases/a/two-equal-keys\n"):
+        found(wanted)
+
+
+def test_a_part_that_no_name_has_is_refused_with_the_names_of_the_file(found: Callable[..., str]) -> None:
+    with pytest.raises(UsageError, match="has 'gone' in its name; its cases are\n  my cases/a/a-mask"):
+        found("my cases/a.yaml::gone")
+
+
+@pytest.mark.parametrize("wanted", ["my cases/a/gone", "my cases/gone.yaml::a", "gone", "gone/*", "::", "a/", "?"])
+def test_what_leads_nowhere_says_what_was_expected(wanted: str, found: Callable[..., str]) -> None:
+    with pytest.raises(NoSuchCase, match=r"expected its id, a glob .* FILE\.yaml::PART of a name"):
+        found(wanted)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        BUNDLED,
+        "cases/attention.yaml::causal row sees",
+        "attention.yaml/a-causal-row-sees-its-own-key-and-earlier-ones",
+        "attention/a-causal-row-sees*",
+    ],
+)
+def test_bundled_cases_are_reached_in_the_same_ways(wanted: str, found: Callable[..., str]) -> None:
+    assert found(wanted) == BUNDLED
+
+
+def test_ones_own_file_comes_before_a_bundled_one_of_the_same_name(here: Path, found: Callable[..., str]) -> None:
+    write(here / "attention.yaml", "Mine")
+    assert found("attention/mine") == "attention/mine"
+    assert found(BUNDLED) == BUNDLED
+
+
+def test_the_projects_own_cases_are_reached_by_their_ids(tmp_path: Path, found: Callable[..., str]) -> None:
+    configured = [str(write(tmp_path / "conformance" / "c.yaml", "Configured").parent)]
+    assert found("conformance/c/configured", configured) == "conformance/c/configured"
+    assert found("*/configured", configured) == "conformance/c/configured"
+    with pytest.raises(NoSuchCase):
+        found("conformance/c/gone", configured)
+
+
+def test_a_file_that_cannot_be_read_says_why(here: Path, found: Callable[..., str]) -> None:
+    (here / "bad.yaml").write_text("title: [\n", encoding="utf-8")
+    for wanted in ("bad.yaml", "bad.yaml::x", "bad/x"):
+        with pytest.raises(CaseError, match=r"bad\.yaml:2"):
+            found(wanted)
+
+
+def test_a_case_outside_of_the_folder_or_below_cases_has_an_address_that_leads_to_it(
+    tmp_path: Path, here: Path, found: Callable[..., str]
+) -> None:
+    outside = write(tmp_path / "it's outside" / "o.yaml", "One", "Two")
+    write(here / "cases" / "attention.yaml", "A causal row sees its own key and earlier ones")
+    for pattern, identity in (("../it's outside", "it's outside/o/one"), ("cases", BUNDLED)):
+        case = select_cases([pattern], base=here).cases[0]
+        assert case.id == identity
+        called = address(case.id, case.path)
+        assert select_one(called, base=here)[0] == case
+        assert read_called({case.id: called}, here) == {case.id: case}
+    assert found(f"{outside}::two") == "it's outside/o/two"
+
+
+def test_an_ordinary_case_needs_no_path(here: Path) -> None:
+    (case,) = select_cases(["my cases/b.yml"], base=here).cases
+    assert (case.path, address(case.id, case.path)) == ("", case.id)
+    assert read_called({case.id: case.id}, here) == {case.id: case}
+    assert select_one(BUNDLED, base=here)[0].path == ""
+
+
+def test_what_is_no_longer_there_is_not_read(here: Path) -> None:
+    called = {each: each for each in ("my cases/b/the-only-one", "my cases/b/gone", "gone/x")}
+    assert list(read_called(called, here)) == ["my cases/b/the-only-one"]
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="the file system has no such names")
+def test_a_name_that_is_no_text_is_reached_as_it_is_shown(here: Path, found: Callable[..., str]) -> None:
+    os.rename(write(here / "name.yaml", "Hello"), os.fsencode(here) + b"/n\xffme.yaml")  # noqa: PTH104
+    (case,) = select_cases([os.fsdecode(b"n\xffme.yaml")], base=here).cases
+    assert case.id == "n?me/hello"
+    assert found(case.id) == found("n?me.yaml::hell") == "n?me/hello"
+
+
+def test_a_glob_that_matches_several_cases_lists_them() -> None:
+    cases = select_cases(["masking"]).cases
+    with pytest.raises(UsageError, match=rf"matches {len(cases)} cases; name one of them:\n  masking/"):
+        find_case(cases, "masking")

@@ -1,0 +1,148 @@
+"""Failures that a fresh process does not show: repeated as a check met them, with as few calls before as it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attncheck.harness.explain import find_implementation
+from attncheck.harness.reading.selection import select_cases
+from attncheck.harness.repeating import Call, Met, calls_before, explain_as_met, fewest
+from attncheck.harness.running.executor import Limits
+from attncheck.harness.running.implementations import Implementation
+from attncheck.reports.explanation import told_text
+
+
+@pytest.fixture
+def calls(calls_in_a_row: Path) -> list[Call]:
+    """Nine calls, with one to nine queries."""
+    return [(case, "float32") for case in select_cases(["row.yaml"], base=calls_in_a_row).cases]
+
+
+@pytest.fixture
+def kernel(remembering: Callable[[str], Path]) -> Callable[[str], Implementation]:
+    return lambda needed: find_implementation(f"{remembering(needed)}:attention")
+
+
+def met(before: Sequence[Call]) -> Met:
+    return Met("numeric at output: twice as large", lambda: before)
+
+
+def queries(calls: Sequence[Call]) -> list[int]:
+    return [case.input_shapes["query"][2] for case, _ in calls]
+
+
+@given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), min_size=1))))
+def test_the_fewest_calls_are_exactly_those_that_it_takes(given: tuple[int, set[int]]) -> None:
+    length, needed = given
+    failing: list[Sequence[int]] = [range(length)]
+
+    def fails_after(calls: Sequence[int]) -> bool:
+        if fails := needed <= set(calls):
+            failing.append(calls)
+        return fails
+
+    assert fewest(range(length), fails_after)
+    assert list(failing[-1]) == sorted(needed)
+
+
+def test_a_call_long_before_is_found_in_few_tries() -> None:
+    tried: list[Sequence[int]] = []
+
+    def fails_after(calls: Sequence[int]) -> bool:
+        tried.append(calls)
+        return 17 in calls
+
+    assert fewest(range(1000), fails_after)
+    assert list(next(each for each in reversed(tried) if 17 in each)) == [17]
+    assert len(tried) < 30
+
+
+@pytest.mark.parametrize("most", [0, 3, 6, 9])
+def test_without_tries_left_the_fewest_so_far_are_not_called_the_fewest(most: int) -> None:
+    tried: list[Sequence[int]] = []
+
+    def fails_after(calls: Sequence[int]) -> bool | None:
+        if len(tried) >= most:
+            return None
+        tried.append(calls)
+        return {3, 50} <= set(calls)
+
+    assert not fewest(range(100), fails_after)
+
+
+def test_what_was_asked_before_begins_behind_the_last_death_and_has_the_same_process_alone() -> None:
+    asked = dict.fromkeys(
+        [("a", "float64"), ("a", "float32"), ("b", "float32"), ("c", "float16"), ("d", "float32")], ""
+    )
+    place, dtypes = ("d", "float32"), ("float64", "float32")
+    assert calls_before(asked, place, dtypes) == [("a", "float64"), ("a", "float32"), ("b", "float32")]
+    asked["a", "float64"] = "crash: the worker process was ended by SIGKILL"
+    assert calls_before(asked, place, dtypes) == [("a", "float32"), ("b", "float32")]
+    asked["b", "float32"] = "timeout: not done after 1 s"
+    assert calls_before(asked, place, dtypes) == []
+    assert calls_before(asked, ("gone", "float32"), dtypes) == []
+
+
+def test_what_fails_in_a_fresh_process_is_not_looked_for_elsewhere(
+    calls: list[Call], kernel: Callable[[str], Implementation]
+) -> None:
+    def never() -> list[Call]:
+        raise AssertionError("nobody asks")
+
+    case = calls[-1][0]
+    told = explain_as_met(case, kernel("set()"), "float32", Limits(), Met("numeric at output", never))
+    assert told.repeated is None
+    assert told.explanation.begins_at == "output"
+
+
+@pytest.mark.parametrize(("needed", "said"), [({3}, "1 of the 8 calls"), ({2, 5}, "2 of the 8 calls")])
+def test_a_failure_that_takes_other_calls_is_repeated_after_those_alone(
+    needed: set[int], said: str, calls: list[Call], kernel: Callable[[str], Implementation]
+) -> None:
+    case = calls[-1][0]
+    heard: list[str] = []
+    told = explain_as_met(case, kernel(str(needed)), "float32", Limits(), met(calls[:-1]), heard.append)
+    assert told.explanation.begins_at == "output"
+    assert queries(told.before) == sorted(needed)
+    assert told.repeated is not None
+    assert told.repeated.are_fewest
+    text = told_text(told, {})
+    assert text.startswith(
+        "In a fresh process nothing is wrong with this case.\nThe check found numeric at output: twice"
+    )
+    assert f"That happens again after {said} that the check's process had been asked before" in text
+    assert all(f"  after row/{number}-queries in float32" in text for number in needed)
+    assert "It goes wrong at output" in text
+    assert heard[0] == "in a fresh process it agrees; repeating the 8 calls that the check made before it"
+
+
+def test_a_failure_that_does_not_happen_again_is_said_first_and_what_is_seen_follows(
+    calls: list[Call], kernel: Callable[[str], Implementation]
+) -> None:
+    case = calls[-1][0]
+    told = explain_as_met(case, kernel("{99}"), "float32", Limits(), met(calls[:-1]))
+    assert told.before == ()
+    assert not told.explanation.fails
+    text = told_text(told, {})
+    assert "That does not happen again, neither in a fresh process nor after the 8 calls" in text
+    assert "Every stage is within its error bound" in text
+
+
+def test_the_first_call_of_a_process_has_none_before_it(
+    calls: list[Call], kernel: Callable[[str], Implementation]
+) -> None:
+    told = explain_as_met(calls[-1][0], kernel("{99}"), "float32", Limits(), met([]))
+    assert "It was the first call there, too" in told_text(told, {})
+
+
+def test_without_a_check_that_found_anything_a_fresh_process_says_it_all(
+    calls: list[Call], kernel: Callable[[str], Implementation]
+) -> None:
+    told = explain_as_met(calls[-1][0], kernel("{3}"), "float32", Limits())
+    assert told.repeated is None
+    assert not told.explanation.fails
