@@ -36,6 +36,22 @@ _NUMBERS = (
 )
 
 
+_OTHERS: tuple[Any, ...] = (
+    None,
+    1,
+    2,
+    0,
+    1.5,
+    True,
+    "a",
+    "dot",
+    [1],
+    [0, 1],
+    {"constant": 1, "shape": [2]},
+    {"each": "a"},
+)
+
+
 def case_file(draw: Random) -> bytes:
     """Return a case file of one to three cases."""
     operation = draw.choice(tuple(OPERATIONS))
@@ -58,9 +74,30 @@ def case_file(draw: Random) -> bytes:
         },
         "cases": [_case(draw, operation, sizes, number, generator) for number in range(draw.choice((1, 1, 1, 2, 3)))],
     }
+    if draw.random() < 0.25:
+        _repeat(file, draw)
     if draw.random() < 0.15:
         file = fuzz_mutations.change_data(file, draw)
     return fuzz_mutations.emit(file, draw).encode("utf-8", "surrogatepass")
+
+
+def _repeat(file: dict[str, Any], draw: Random) -> None:
+    """Put names in the places of some values, and give each name that value and others, in the file or in a case."""
+    case = draw.choice(file["cases"])
+    fields = [place for place in fuzz_mutations.places(case) if place != (case, "name")]
+    names = draw.sample(("width", "heads", "a", "b", "each", "x_1"), draw.choice((1, 1, 2, 3)))
+    values: dict[str, list[Any]] = {}
+    for name, (container, key) in zip(names, draw.sample(fields, min(len(names), len(fields))), strict=False):
+        others = draw.sample(_OTHERS, draw.choice((0, 0, 1, 1, 2)))
+        values[name] = [container[key], *(other for other in others if other != container[key])]
+        container[key] = {"each": name if draw.random() < 0.97 else draw.choice(("none", "", 1, ["a"]))}
+    labelled = {name: {f"value {place}": each for place, each in enumerate(given)} for name, given in values.items()}
+    rows = [
+        {"name": f"row {place}"} | {name: given[place % len(given)] for name, given in values.items()}
+        for place in range(draw.choice((1, 2, 3)))
+    ]
+    owner = draw.choice((file, case))
+    owner["for_each"] = draw.choice((labelled, labelled, labelled, rows, values))
 
 
 def _case(draw: Random, operation: str, sizes: dict[str, int], number: int, generator: str) -> dict[str, Any]:

@@ -68,7 +68,18 @@ VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2, 3, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 10**30, -(10**300), 10**400, 1.5, -0.0),
     *(1e-320, 1e308, -1e300, float("inf"), float("-inf"), float("nan"), "", "x", "1", ".", "1 2", "0.5 0.5\n1 1"),
     *("inf nan", "=1+1", "<b>", "\u202e", "\0", "\x1b[2J", "日" * 200, "x" * 4001, [], {}, [[]], [1], [1, 2], [0, 0]),
-    *([1, "x"], [[1], [1, 2]], [None, None], {"x": 1}, {"": None}, [[[[[[1]]]]]], {"values": 1}, {"ref": "a"}),
+    *(
+        [1, "x"],
+        [[1], [1, 2]],
+        [None, None],
+        {"x": 1},
+        {"": None},
+        [[[[[[1]]]]]],
+        {"values": 1},
+        {"ref": "a"},
+        {"each": "a"},
+        {"each": 1},
+    ),
 )
 """What stands in a field of another type."""
 _TOKEN = re.compile(rb"(?<=[ \[{:,])[-\w.]+(?=[ \]},:\n])")
@@ -203,17 +214,17 @@ _CHANGES: tuple[Callable[[bytes, Sequence[bytes], Random], bytes], ...] = (
 
 def change_data(data: Any, draw: Random) -> Any:
     """Replace, remove, add, double, move or deepen something anywhere in plain data."""
-    places = _places(data)
-    if not places:
+    found = places(data)
+    if not found:
         return draw.choice(VALUES)
-    container, key = draw.choice(places)
+    container, key = draw.choice(found)
     match draw.randrange(8):
         case 0 | 1 | 2:
             container[key] = copy.deepcopy(draw.choice(VALUES))
         case 3:
             del container[key]
         case 4:
-            other, place = draw.choice(places)
+            other, place = draw.choice(found)
             container[key] = copy.deepcopy(other[place])
         case 5 if isinstance(container, dict):
             container[draw.choice(("x", "name", "values", "", "日", "ref", "draw"))] = copy.deepcopy(
@@ -228,7 +239,8 @@ def change_data(data: Any, draw: Random) -> Any:
     return data
 
 
-def _places(data: Any) -> list[tuple[Any, Any]]:
+def places(data: Any) -> list[tuple[Any, Any]]:
+    """Return every place inside of some data: what holds it, and its key there."""
     found: list[tuple[Any, Any]] = []
     left = [data]
     while left:

@@ -192,7 +192,7 @@ def _json(path: Path, _: Path, draw: Random) -> None:
 
 def _with_text(content: Any, draw: Random) -> Any:
     """Replace one text anywhere in JSON by another, half a surrogate pair among them."""
-    places = [(holder, key) for holder, key in fuzz_mutations._places(content) if isinstance(holder[key], str)]
+    places = [(holder, key) for holder, key in fuzz_mutations.places(content) if isinstance(holder[key], str)]
     if places:
         holder, key = draw.choice(places)
         holder[key] = draw.choice((*_TEXTS, "\ud800", "javascript:alert(1)"))

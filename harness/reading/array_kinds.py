@@ -151,7 +151,7 @@ class Product(Arrangement):
     ]
 
 
-_MODELS = {
+KINDS = {
     "values": Values,
     "printed": PrintedInput,
     "draw": Drawn,
@@ -164,14 +164,14 @@ _MODELS = {
     "sum": Sum,
     "product": Product,
 }
-ARRAY_KINDS = tuple(_MODELS)
+ARRAY_KINDS = tuple(KINDS)
 COMBINED_KINDS = ("concat", "sum", "product")
 """The kinds that are made of other arrays."""
 
 
 def _kind(source: Any) -> str | None:
     if isinstance(source, BaseModel):
-        return next(kind for kind, model in _MODELS.items() if isinstance(source, model))
+        return next(kind for kind, model in KINDS.items() if isinstance(source, model))
     if not isinstance(source, dict):
         return None
     kinds = [kind for kind in ARRAY_KINDS if kind in source]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -51,12 +52,12 @@ class FieldFault(Exception):
 def faults_of(error: ValidationError, file: str, document: YamlDocument) -> list[Fault]:
     """Turn a validator's errors into faults with file, line, case and field."""
     # One mistake can break several alternatives; each place is named once, by the first that broke.
-    places: dict[tuple[FieldPath, bool], ErrorDetails] = {}
+    places: dict[FieldPath, ErrorDetails] = {}
     for detail in error.errors(include_url=False):
         if not _is_noise(detail):
-            found, _ = document.locate(_field_path(detail["loc"]))
-            key = (_field_path(detail["loc"]), True) if detail["type"] == "missing" else (found, False)
-            places.setdefault(key, detail)
+            path = _field_path(detail["loc"])
+            missing = path[-1:] if detail["type"] == "missing" else ()
+            places.setdefault((*document.source(path[:-1] if missing else path), *missing), detail)
     details = list(places.values())[:MOST_FAULTS]
     faults = [fault_at(_field_path(detail["loc"]), _say(detail), file, document) for detail in details]
     return [*faults, *_rest(len(places), file)]
@@ -72,6 +73,24 @@ def yaml_faults(fault: YamlFault, file: str) -> list[Fault]:
     return [*faults, *_rest(len(found), file)]
 
 
+def told_once(faults: Iterable[FieldFault], file: str, document: YamlDocument) -> list[Fault]:
+    """Tell once what is wrong at one place of a file, where it is found again with each case that is made of it.
+
+    What all cases share may be at fault for each of them in another way.
+    """
+    places: dict[tuple[FieldPath, str], list[FieldFault]] = {}
+    for fault in faults:
+        of_case = fault.path[:1] == ("cases",)
+        places.setdefault((document.source(fault.path), "" if of_case else str(fault)), []).append(fault)
+    told = []
+    for first, *others in places.values():
+        one = fault_at(first.path, str(first), file, document)
+        also = len({fault.path[:2] for fault in others if fault.path[:1] == ("cases",)})
+        more = f"{one.message}; {also} more of the cases made of this one fail here"
+        told.append(replace(one, message=more) if also else one)
+    return told
+
+
 def _rest(count: int, file: str) -> list[Fault]:
     return [Fault(file, f"and {count - MOST_FAULTS} more faults")] if count > MOST_FAULTS else []
 
@@ -81,6 +100,8 @@ def fault_at(path: FieldPath, message: str, file: str, document: YamlDocument) -
     found, line = document.locate(path)
     if path and isinstance(path[-1], str) and path[-1] not in found and "missing" in message:
         found = (*found, path[-1])
+    if value := document.value_of(path):
+        message += f"; {value[0]} has its value from line {value[1]}"
     return Fault(file, message, line, case_name(found, document.data), dotted(found))
 
 

@@ -23,11 +23,12 @@ from attncheck.harness.reading.arrays import (
 )
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.expectations import read_expectations
-from attncheck.harness.reading.faults import FieldFault, fault_at, faults_of, yaml_faults
+from attncheck.harness.reading.faults import FieldFault, fault_at, faults_of, told_once, yaml_faults
 from attncheck.harness.reading.forms import check_form, heads_note, memory_of, merged_heads, projected_heads
 from attncheck.harness.reading.genericity import are_generic
 from attncheck.harness.reading.number_checks import check_at_most, check_range
 from attncheck.harness.reading.options import check_empty_rows, read_options
+from attncheck.harness.reading.repetition import write_out
 from attncheck.harness.reading.shapes import ShapeFault, bind_axes, show, stage_shapes
 from attncheck.harness.reading.uneven_digits import uneven_digits
 from attncheck.harness.reading.yaml_reader import YamlDocument, read_yaml
@@ -52,12 +53,15 @@ def load_case_file(path: Path, display_name: str, id_prefix: str, known_tags: It
     document = _read(path, display_name)
     if isinstance(document.data, list) and any(isinstance(each, dict) and "verdict" in each for each in document.data):
         raise CaseError([Fault(display_name, _DIVERGENCES, 1)])
+    document, misused = write_out(document)
+    if misused:
+        raise CaseError([fault_at(fault.path, str(fault), display_name, document) for fault in misused])
     try:
         file = model.CaseFile.model_validate(document.data)
     except ValidationError as error:
         raise CaseError(faults_of(error, display_name, document)) from None
     tags, shared, budget = frozenset(known_tags), _shared_arrays(file), _Budget()
-    faults: list[Fault] = []
+    faults: list[FieldFault] = []
     cases: list[Case] = []
     seen: dict[str, str] = {}
     for number, entry in enumerate(file.cases):
@@ -71,7 +75,7 @@ def load_case_file(path: Path, display_name: str, id_prefix: str, known_tags: It
             seen[own_name] = entry.name
             _check_tags(file.defaults.tags, tags, ("defaults",))
             _check_tags(entry.tags, tags, where)
-            place = _Place(f"{id_prefix}/{own_name}", display_name, document.lines[where], where)
+            place = _Place(f"{id_prefix}/{own_name}", display_name, document.locate(where)[1] or 1, where)
             random = _random_of(file, entry)
             arrays = named_arrays(entry.arrays, shared(random), random, where)
             case = _make_case(file, entry, arrays, budget, place)
@@ -79,10 +83,9 @@ def load_case_file(path: Path, display_name: str, id_prefix: str, known_tags: It
             warnings = [str(fault_at(path, message, display_name, document)) for path, message in warned]
             cases.append(replace(case, warnings=tuple(dict.fromkeys(warnings))))
         except FieldFault as fault:
-            faults.append(fault_at(fault.path, str(fault), display_name, document))
+            faults.append(fault)
     if faults:
-        # What is wrong at the top of the file is found again with each case.
-        raise CaseError(list(dict.fromkeys(faults)))
+        raise CaseError(told_once(faults, display_name, document))
     return cases
 
 

@@ -6,7 +6,7 @@ This is the file's form alone; the kinds of arrays stand in ``array_kinds.py``. 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -30,6 +30,10 @@ _MAX_WINDOW = 2**31
 Sentence = Annotated[str, Field(min_length=3, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Text = Annotated[str, Field(min_length=1, max_length=4000)]
 Bound = Annotated[int, Field(ge=0, le=_MAX_WINDOW)]
+
+
+ForEach = dict[str, Any] | list[Any]
+"""Read by ``for_each.py``: cases are written out before they are validated, and have none any more."""
 
 
 class Source(Strict):
@@ -124,6 +128,9 @@ class CaseEntry(Strict):
     """One case of a file."""
 
     name: Sentence = Field(description="A sentence that says what holds; the case's id is made of it.")
+    for_each: ForEach | None = Field(
+        default=None, description="Names and their values; the case is repeated for each of them."
+    )
     operation: OperationName | None = Field(default=None, description="As the file's if absent.")
     random: Random | None = Field(default=None, description="As the file's default if absent.")
     arrays: dict[Name, Array] = Field(
@@ -203,6 +210,10 @@ class CaseFile(Strict):
     defaults: Defaults = Field(default=Defaults(), description="What the cases share.")
     arrays: dict[Name, Array] = Field(
         default={}, max_length=_MAX_LENGTH, description="Named arrays that every case of the file may refer to."
+    )
+    for_each: ForEach | None = Field(
+        default=None,
+        description="Names and their values; a case that has `{each: name}` is repeated for each of them.",
     )
     cases: Annotated[list[CaseEntry], Field(min_length=1, description="The cases.")]
 

@@ -8,10 +8,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from attncheck.harness.reading.array_kinds import KINDS
 from attncheck.harness.reading.model import CaseFile, TagFile
 from attncheck.harness.reading.schema_arrays import array_definitions, draw_rules, expectation_rules, rounding_rules
 from attncheck.harness.reading.schema_cases import case_definitions, case_rules, file_rules
 from attncheck.harness.reading.schema_conditions import FINITE, Schema, refer
+from attncheck.harness.reading.schema_each import let_names_stand_for_values
 
 _FINITE = ("times", "plus", "low", "high")
 """Fields of arrays in which infinity means nothing."""
@@ -21,6 +23,7 @@ def case_schema() -> str:
     """Return the JSON Schema of a case file, as text."""
     schema = _generated(CaseFile)
     definitions: dict[str, Any] = schema["$defs"]
+    _name_the_kinds(schema)
     _refine_arrays(definitions)
     definitions |= array_definitions() | case_definitions()
     rules = {
@@ -31,12 +34,24 @@ def case_schema() -> str:
     }
     for name, rule in rules.items():
         definitions[name]["allOf"] = rule
-    return _text(schema | {"allOf": file_rules()})
+    schema["allOf"] = file_rules()
+    let_names_stand_for_values(schema)
+    return _text(schema)
 
 
 def tag_schema() -> str:
     """Return the JSON Schema of tags.yaml, as text."""
     return _text(_generated(TagFile))
+
+
+def _name_the_kinds(schema: Schema) -> None:
+    """Define once what an array is: one of its kinds, which pydantic lists wherever an array may stand."""
+    one_of_them = {"oneOf": [refer(each.__name__) for each in KINDS.values()]}
+    for part in _parts(schema):
+        if part.get("oneOf") == one_of_them["oneOf"]:
+            del part["oneOf"]
+            part |= refer("Array")
+    schema["$defs"]["Array"] = one_of_them
 
 
 def _refine_arrays(definitions: dict[str, Any]) -> None:
@@ -52,7 +67,7 @@ def _refine_arrays(definitions: dict[str, Any]) -> None:
         }
     for owner in definitions.values():
         for field in _FINITE:
-            for number in owner["properties"].get(field, {}).get("anyOf", []):
+            for number in owner.get("properties", {}).get(field, {}).get("anyOf", []):
                 if number["type"] != "null":
                     number |= FINITE
 
@@ -75,4 +90,4 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _text(schema: Schema) -> str:
-    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"

@@ -16,6 +16,7 @@ from attncheck.harness.reading.schema_conditions import (
     has,
     refer,
     under,
+    unless_referred,
 )
 
 _PARAMETERS = ("low", "high")
@@ -76,18 +77,20 @@ def draw_rules() -> list[Schema]:
 
 def rounding_rules() -> list[Schema]:
     """Return what says at most once how printed numbers were rounded."""
+    one = at_most_one(has("exact", True), given("decimals"), given("significant_digits"))
+    other = at_most_one(has("exact", True), given("digits"))
     return [
-        at_most_one(has("exact", True), given("decimals"), given("significant_digits")),
-        at_most_one(has("exact", True), given("digits")),
+        unless_referred(("exact", "decimals", "significant_digits"), one),
+        unless_referred(("exact", "digits"), other),
     ]
 
 
 def expectation_rules() -> list[Schema]:
     """Return what an expectation is about, and where its numbers come from."""
     return [
-        exactly_one(given("stage"), given("quantity")),
+        unless_referred(("stage", "quantity"), exactly_one(given("stage"), given("quantity"))),
         {"if": given("quantity"), "then": {"allOf": [given("of"), under("quantity", {"enum": list(QUANTITIES)})]}},
-        exactly_one(*map(given, _BASES), has("unprinted", True)),
+        unless_referred((*_BASES, "unprinted"), exactly_one(*map(given, _BASES), has("unprinted", True))),
         {"if": given("known"), "then": given("because")},
         *rounding_rules(),
     ]

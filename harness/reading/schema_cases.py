@@ -1,7 +1,7 @@
 """What the loader checks beyond the form of single fields, as far as JSON Schema can say it.
 
 Everything follows from the vocabulary, the kinds of arrays and the generators. What depends on shapes, on names that a
-file defines, or on the sizes of numbers stays with the loader; docs/cases.md, section 10, lists it.
+file defines, or on the sizes of numbers stays with the loader; docs/cases.md, section 11, lists it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def case_rules() -> list[Schema]:
     """Return what a case asks of itself, whatever its operation."""
     unbounded = {"type": "array", "items": {"type": "null"}}
     options = {"window": {"not": unbounded}, **dict.fromkeys(("scale", "softcap"), FINITE)}
-    prints = under("expect", {"contains": given("printed")}, required=True)
+    prints = under("expect", {"contains": {"anyOf": [given("printed"), given("each")]}}, required=True)
     return [
         under("options", {"properties": options}),
         {"if": {"anyOf": [given("computed_in"), given("digits")]}, "then": prints},

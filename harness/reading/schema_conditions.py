@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 Schema = dict[str, Any]
@@ -33,6 +34,12 @@ def has(field: str, value: object) -> Schema:
 def refer(name: str) -> Schema:
     """Return what a definition of the schema asks."""
     return {"$ref": f"#/$defs/{name}"}
+
+
+def unless_referred(fields: Collection[str], rule: Schema) -> Schema:
+    """Ask something only where the fields have values of their own, and not names for some."""
+    referred = [under(field, {"type": "object", "required": ["each"]}, required=True) for field in fields]
+    return {"if": {"not": {"anyOf": referred}}, "then": rule}
 
 
 def exactly_one(*conditions: Schema) -> Schema:

@@ -46,6 +46,14 @@ class YamlDocument:
                 found = (*found, part)
         return found, self.lines.get(found)
 
+    def source(self, path: FieldPath) -> FieldPath:
+        """Return where in the file stands what a path leads to."""
+        return self.locate(path)[0]
+
+    def value_of(self, path: FieldPath) -> tuple[str, int | None] | None:
+        """Return the name and the line of a value that is put in its place from elsewhere; here there is none."""
+        return None
+
 
 def read_yaml(path: Path, expected: str = "a title, a source, an operation and a list of cases") -> YamlDocument:
     """Read one YAML file; ``expected`` says what an empty one lacks.

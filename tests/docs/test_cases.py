@@ -75,7 +75,7 @@ def fields_table(name: str) -> str:
 def kinds_table(_: str) -> str:
     """Every kind of array, with the field that it is told by and those beside it."""
     rows = []
-    for kind, owner in array_kinds._MODELS.items():
+    for kind, owner in array_kinds.KINDS.items():
         first, *beside = _own_fields(owner, kind)
         others = "; ".join(f"`{field}` ({_value(value)})" for field, value in beside)
         rows.append(_row(f"`{kind}`", " ".join((owner.__doc__ or "").split()), _meaning(first[1]), others))
@@ -155,6 +155,8 @@ def _meaning(value: dict[str, Any]) -> str:
 
 def _value(value: dict[str, Any]) -> str:
     """What may stand there, in words."""
+    if value.get("title") == "For Each":
+        return "see section 9"
     if any("enum" in each for each in value.get("oneOf", [])):
         return " or ".join(map(_value, value["oneOf"]))
     if "$ref" in value or "oneOf" in value:
@@ -192,7 +194,7 @@ def test_the_tables_of_the_reference_are_those_of_the_code() -> None:
 def test_every_table_that_can_be_made_is_there() -> None:
     found = {(kind, name) for kind, name, _ in MARKED.findall(REFERENCE.read_text(encoding="utf-8"))}
     models = {each.__name__ for module in (model, array_kinds) for each in _models(module)}
-    told_by_kind = {each.__name__ for each in array_kinds._MODELS.values()}
+    told_by_kind = {each.__name__ for each in array_kinds.KINDS.values()}
     wanted = {("fields", name) for name in models - told_by_kind - {"Strict", "TagFile"}}
     wanted |= {("inputs", name) for name in (*OPERATIONS, "general", "additive") if name != "scoring"}
     assert found == wanted | {("kinds", "all"), ("operations", "all"), ("quantities", "all"), ("inputs", "scaled_dot")}
@@ -242,7 +244,7 @@ def test_every_option_input_and_field_has_an_example(tmp_path: Path) -> None:
         for field in each.model_fields
     }
     fields |= {
-        field for each in (*array_kinds._MODELS.values(), model.Source, model.Random) for field in each.model_fields
+        field for each in (*array_kinds.KINDS.values(), model.Source, model.Random) for field in each.model_fields
     }
     assert [field for field in sorted(fields) if not re.search(rf"\b{field}:", text)] == []
     inputs = {name for operation in OPERATIONS.values() for name in operation.inputs} | {"score_vector", "weight"}

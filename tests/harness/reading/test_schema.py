@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -90,26 +91,23 @@ def test_the_examples_of_the_reference_follow_the_schema(tmp_path: Path) -> None
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], tuple[bool, bool] | None]]:
     """Make a file of the fuzzing campaign; return whether the loader, and whether the schema, accepts it."""
-    folder = tmp_path_factory.mktemp("schema")
+    folder = tmp_path_factory.mktemp("schema") / "input"
     tags = load_tags(CORPUS, "tags.yaml")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCHMARKS))
-        grammar: Any = importlib.import_module("fuzz_grammar")
-        mutations: Any = importlib.import_module("fuzz_mutations")
-        texts = mutations.case_texts()[:400:10]
-        corpus = mutations.as_data(texts)
+        make_input: Any = importlib.import_module("fuzz_pool").make_input
 
         def made(seed: int) -> tuple[bool, bool] | None:
-            draw = grammar.random.Random(seed)
-            content = grammar.case_file(draw) if draw.random() < 0.6 else mutations.mutate(texts, corpus, draw)
-            path = folder / "file.yaml"
-            path.write_bytes(content)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make_input("loader", seed, 0, folder)
+            path = folder / "case.yaml"
             try:
                 data = read_yaml(path).data
             except YamlFault:
                 return None
             try:
-                load_case_file(path, "file.yaml", "file", tags)
+                load_case_file(path, "case.yaml", "case", tags)
             except CaseError:
                 return False, VALIDATOR.is_valid(data)
             return True, VALIDATOR.is_valid(data)
@@ -221,6 +219,17 @@ REFUSED = {
     "an unknown quantity": _expect("quantity: rows, of: output, unprinted: true"),
     "known by nobody": _expect("stage: output, known: '1'"),
     "a stage of another operation expected": _expect("stage: context, unprinted: true"),
+    "values of nothing": f"for_each: {{a: []}}\n{_file(QKV)}",
+    "names of nothing": f"for_each: {{}}\n{_file(QKV)}",
+    "a single value": f"for_each: {{a: 3}}\n{_file(QKV)}",
+    "a list among values": f"for_each: {{a: [[1]]}}\n{_file(f'{QKV}, notes: {{each: a}}')}",
+    "a list in a row without a name": f"for_each: [{{a: [x]}}]\n{_file(f'{QKV}, notes: {{each: a}}')}",
+    "a row of a name alone": f"for_each: [{{name: x}}]\n{_file(QKV)}",
+    "a name with a space for values": f"for_each: {{a b: [1]}}\n{_file(QKV)}",
+    "a value beside its name": f"for_each: {{a: [1]}}\n{_file(f'{QKV}, options: {{scale: {{each: a, times: 2}}}}')}",
+    "a name in the defaults": f"for_each: {{a: [1]}}\n{_file(QKV, defaults='options: {scale: {each: a}}')}",
+    "a name in the file's arrays": f"arrays: {{x: {{constant: {{each: a}}, shape: [1]}}}}\n{_file(QKV)}",
+    "a name of a case's name": f"for_each: {{a: [x]}}\n{_file(QKV).replace('The case at hand', '{each: a}')}",
     "an empty list of dtypes": _file(f"{QKV}, dtypes: []"),
     "an unknown dtype": _file(f"{QKV}, dtypes: [float8]"),
 }
@@ -243,7 +252,7 @@ BEYOND_A_SCHEMA = [
     "is not a number|every number, '.' leaves one out",  # numbers in a text
     "a mask is boolean .*, got [23]|takes no sum, times or plus",  # of an array that is named or counted up
 ]
-"""What only the loader tells: docs/cases.md, section 10."""
+"""What only the loader tells: docs/cases.md, section 11."""
 
 
 def _refused_rows() -> list[str | bytes]:

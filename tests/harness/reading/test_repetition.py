@@ -1,0 +1,442 @@
+"""Cases that ``for_each`` repeats: which are made, what they are called, and where their faults are told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attncheck.harness.errors import CaseError, Fault
+from attncheck.harness.reading.case import Case
+from attncheck.harness.reading.repetition import MAX_CASES, write_out
+from attncheck.harness.reading.yaml_reader import MAX_NODES, read_yaml
+from attncheck.harness.reading.yaml_scalars import FieldPath
+
+Load = Callable[[str | bytes], list[Case]]
+
+HEAD = """\
+title: Cases for several values
+source: {kind: derivation, title: Made for this test}
+operation: attention
+defaults: {random: {generator: numpy-legacy, seed: 1}}
+"""
+SIZES = """\
+for_each: {width: [16, 64], heads: [1, 4]}
+cases:
+  - name: Heads of a width
+    inputs:
+      query: {draw: randn, shape: [2, {each: heads}, 3, {each: width}]}
+      key: {draw: randn, shape: [2, 1, 5, {each: width}]}
+      value: {draw: randn, shape: [2, 1, 5, {each: width}]}
+  - name: Of one head
+    inputs:
+      query: {draw: randn, shape: [3, {each: width}]}
+      key: {draw: randn, shape: [5, {each: width}]}
+      value: {draw: randn, shape: [5, 7]}
+  - name: Once
+    inputs: {query: {identity: 2}, key: {identity: 2}, value: {identity: 2}}
+"""
+ONE = "cases:\n  - name: The case\n    inputs: {query: {identity: 2}, key: {identity: 2}, value: {identity: 2}}\n"
+
+
+def _faults(load_text: Load, text: str) -> list[Fault]:
+    with pytest.raises(CaseError) as error:
+        load_text(HEAD + text)
+    assert all(str(fault).isprintable() for fault in error.value.faults)
+    return error.value.faults
+
+
+def _only_fault(load_text: Load, text: str) -> Fault:
+    [fault] = _faults(load_text, text)
+    return fault
+
+
+def test_a_mapping_makes_every_combination_of_the_names_that_a_case_has(load_text: Load) -> None:
+    cases = load_text(HEAD + SIZES)
+    assert [(case.name, case.id) for case in cases] == [
+        ("Heads of a width (width 16, heads 1)", "prefix/heads-of-a-width-width-16-heads-1"),
+        ("Heads of a width (width 16, heads 4)", "prefix/heads-of-a-width-width-16-heads-4"),
+        ("Heads of a width (width 64, heads 1)", "prefix/heads-of-a-width-width-64-heads-1"),
+        ("Heads of a width (width 64, heads 4)", "prefix/heads-of-a-width-width-64-heads-4"),
+        ("Of one head (width 16)", "prefix/of-one-head-width-16"),
+        ("Of one head (width 64)", "prefix/of-one-head-width-64"),
+        ("Once", "prefix/once"),
+    ]
+    assert [case.input_shapes["query"] for case in cases[:4]] == [
+        (2, 1, 3, 16),
+        (2, 4, 3, 16),
+        (2, 1, 3, 64),
+        (2, 4, 3, 64),
+    ]
+    assert [case.line for case in cases] == [7, 7, 7, 7, 12, 12, 17]
+
+
+def test_repeated_cases_are_those_that_a_file_without_repetition_would_spell_out(load_text: Load) -> None:
+    repeated = load_text(HEAD + SIZES)
+    spelled = HEAD + "cases:\n"
+    for heads, width in product((1, 4), (16, 64)):
+        spelled += (
+            f"  - name: Heads of a width (width {width}, heads {heads})\n    inputs:\n"
+            f"      query: {{draw: randn, shape: [2, {heads}, 3, {width}]}}\n"
+            f"      key: {{draw: randn, shape: [2, 1, 5, {width}]}}\n"
+            f"      value: {{draw: randn, shape: [2, 1, 5, {width}]}}\n"
+        )
+    by_id = {case.id: case for case in repeated}
+    for case in load_text(spelled):
+        other = by_id[case.id]
+        assert (case.inputs, case.input_shapes, case.stage_shapes) == (
+            other.inputs,
+            other.input_shapes,
+            other.stage_shapes,
+        )
+
+
+def test_rows_are_taken_row_by_row_and_may_have_names(load_text: Load) -> None:
+    cases = load_text(
+        HEAD
+        + "cases:\n  - name: Lengths\n    for_each:\n"
+        + "      - {queries: 3, keys: 5}\n      - {name: decoding, keys: 7, queries: 1}\n"
+        + "    inputs:\n      query: {draw: randn, shape: [{each: queries}, 2]}\n"
+        + "      key: {draw: randn, shape: [{each: keys}, 2]}\n      value: {draw: randn, shape: [{each: keys}, 2]}\n"
+    )
+    assert [case.name for case in cases] == ["Lengths (queries 3, keys 5)", "Lengths (decoding)"]
+    assert [case.stage_shapes["scores"] for case in cases] == [(1, 1, 3, 5), (1, 1, 1, 7)]
+
+
+def test_the_files_values_and_a_cases_own_are_combined(load_text: Load) -> None:
+    cases = load_text(
+        HEAD
+        + "for_each: {width: [2, 3]}\n"
+        + "cases:\n  - name: Both\n    for_each: [{length: 4}, {length: 5}]\n    inputs:\n"
+        + "".join(
+            f"      {name}: {{draw: randn, shape: [{{each: length}}, {{each: width}}]}}\n"
+            for name in ("query", "key", "value")
+        )
+    )
+    assert [case.name for case in cases] == [
+        f"Both (width {width}, length {length})" for width in (2, 3) for length in (4, 5)
+    ]
+
+
+def test_a_value_may_be_anything_that_has_a_name_and_may_have_names_in_turn(load_text: Load) -> None:
+    cases = load_text(
+        HEAD
+        + "for_each: {heads: [2, 3]}\n"
+        + "cases:\n  - name: Biases\n    for_each:\n"
+        + "      bias: {none: null, per head: {draw: randn, shape: [{each: heads}, 1, 4]}}\n"
+        + "      window: {both: [1, 0], left: [1, null]}\n"
+        + "    options: {window: {each: window}}\n    inputs:\n"
+        + "".join(
+            f"      {name}: {{draw: randn, shape: [{{each: heads}}, 4, 2]}}\n" for name in ("query", "key", "value")
+        )
+        + "      bias: {each: bias}\n"
+    )
+    assert [case.name for case in cases[:3]] == [
+        "Biases (heads 2, bias none, window both)",
+        "Biases (heads 2, bias none, window left)",
+        "Biases (heads 2, bias per head, window both)",
+    ]
+    biases = [case.input_shapes.get("bias") for case in cases]
+    assert biases == [None, None, (1, 2, 1, 4), (1, 2, 1, 4), None, None, (1, 3, 1, 4), (1, 3, 1, 4)]
+    assert [case.options["window"] for case in cases[:2]] == [(1, 0), (1, None)]
+
+
+def test_a_field_whose_value_is_null_is_left_out(load_text: Load) -> None:
+    cases = load_text(
+        HEAD
+        + "cases:\n  - name: Stored\n    for_each: {storage: [null, float16], scale: [null, 0.5]}\n"
+        + "    storage: {each: storage}\n    dtypes: [float32]\n    options: {scale: {each: scale}}\n"
+        + "    inputs: {query: {identity: 2}, key: {identity: 2}, value: {identity: 2}}\n"
+    )
+    assert [(case.storage, dict(case.options)) for case in cases] == [
+        (None, {}),
+        (None, {"scale": 0.5}),
+        ("float16", {}),
+        ("float16", {"scale": 0.5}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "label"),
+    [
+        ("1", "1"),
+        ("-1", "minus 1"),
+        ("-0.0", "minus 0.0"),
+        ("0.5", "0.5"),
+        ("1e30", "1e30"),
+        ("1e-30", "1e-30"),
+        ("true", "true"),
+        ("null", "none"),
+        ("float16", "float16"),
+    ],
+)
+def test_a_value_stands_in_the_name_such_that_its_id_is_its_own(load_text: Load, value: str, label: str) -> None:
+    fields = {"true": "generic: {each: it}", "float16": "storage: {each: it}"}
+    field = fields.get(value, "options: {scale: {each: it}}")
+    text = f"{HEAD}for_each: {{it: VALUES}}\n{ONE}    dtypes: [float32]\n    {field}\n"
+    [case] = load_text(text.replace("VALUES", f"[{value}]"))
+    assert case.name == f"The case (it {label})"
+    _, labelled = load_text(text.replace("VALUES", f"{{another: null, '{label}': {value}}}"))
+    assert (labelled.name, labelled.id) == (case.name, case.id)
+
+
+def test_numbers_of_both_signs_have_ids_of_their_own(load_text: Load) -> None:
+    scales = "for_each: {scale: [1, -1, 0.5, -0.5, 5, 1.0e+30, 1.0e-30, -1.0e-30]}\n"
+    cases = load_text(f"{HEAD}{scales}{ONE}    options: {{scale: {{each: scale}}}}\n    dtypes: [float64]\n")
+    assert len({case.id for case in cases}) == 8
+
+
+REFUSED = [
+    ("for_each: 3\n" + ONE, 5, None, "for_each", "expected a mapping of names to lists of values, or a list of rows"),
+    ("for_each:\n" + ONE, 5, None, "for_each", "expected a mapping of names to lists of values, or a list of rows"),
+    ("for_each: []\n" + ONE, 5, None, "for_each", "or a list of rows, each a mapping of names to values, got []"),
+    (
+        "for_each: {a: 3}\n" + ONE,
+        5,
+        None,
+        "for_each.a",
+        "expected a list of values, or a mapping that names each, got 3",
+    ),
+    ("for_each: {a: []}\n" + ONE, 5, None, "for_each.a", "expected a list of values, or a mapping that names each"),
+    ("for_each: {a b: [1]}\n" + ONE, 5, None, "for_each.a b", "expected a name of letters, digits and underscores"),
+    ("for_each: {name: [1]}\n" + ONE, 5, None, "for_each.name", "begins with a letter, and not name, got 'name'"),
+    (
+        "for_each: {a: [1, [2]]}\n" + ONE,
+        5,
+        None,
+        "for_each.a[1]",
+        "[2] cannot be part of a case's name; name the values",
+    ),
+    ("for_each: {a: ['***']}\n" + ONE, 5, None, "for_each.a[0]", "expected a name with letters or digits, got '***'"),
+    (f"for_each: {{a: [{'x' * 61}]}}\n" + ONE, 5, None, "for_each.a[0]", "expected at most 60 characters"),
+    ("for_each: {a: [1, 1]}\n" + ONE, 5, None, "for_each.a[1]", "'a 1' is there twice; a case is made of it once"),
+    ("for_each: [3]\n" + ONE, 5, None, "for_each[0]", "expected a mapping of names to values, got 3"),
+    (
+        "for_each: [{name: x}]\n" + ONE,
+        5,
+        None,
+        "for_each[0]",
+        "expected a mapping of names to values, got {'name': 'x'}",
+    ),
+    ("for_each: [{a: 1}, {b: 2}]\n" + ONE, 5, None, "for_each[1]", "expected the names of the first row (a), got b"),
+    (
+        "for_each: [{a: [1]}]\n" + ONE,
+        5,
+        None,
+        "for_each[0].a",
+        "[1] cannot be part of a case's name; give the row a `name`",
+    ),
+    (
+        "for_each: [{name: 1, a: 1}]\n" + ONE,
+        5,
+        None,
+        "for_each[0].name",
+        "expected a name with letters or digits, got 1",
+    ),
+    ("for_each: {a: [1]}\n" + ONE, 5, None, "for_each.a", "no case has {each: a}; leave the name out"),
+    (
+        "for_each: [{a: 1, b: 2}]\n" + ONE + "    notes: [{each: a}]\n",
+        5,
+        None,
+        "for_each[0].b",
+        "no case has {each: b}",
+    ),
+    (ONE + "    for_each: {a: [1]}\n", 8, "The case", "for_each.a", "the case has no {each: a}; leave the name out"),
+    (
+        ONE + "    notes: [{each: a}]\n",
+        8,
+        "The case",
+        "notes[0]",
+        "no for_each gives 'a' a value; names that have one here: none",
+    ),
+    (
+        "for_each: {scale: [1]}\n" + ONE + "    options: {scale: {each: scale, times: 2}}\n",
+        9,
+        "The case",
+        "options.scale",
+        "{each: scale} stands for a whole value, alone; put 'times' into the value",
+    ),
+    (
+        "for_each: {a: [1]}\n" + ONE + "    for_each: {a: [2]}\n    options: {scale: {each: a}}\n",
+        9,
+        "The case",
+        "for_each.a",
+        "'a' has its values from the file's for_each already",
+    ),
+    (
+        "for_each: {a: [1]}\narrays: {x: {constant: 1, shape: [{each: a}]}}\n" + ONE,
+        6,
+        None,
+        "arrays.x.shape[0]",
+        "{each: a} stands in cases alone; what they share is the same for all",
+    ),
+    (
+        "for_each: {b: {x: {each: a}}, a: [1]}\n" + ONE + "    options: {scale: {each: b}}\n",
+        5,
+        None,
+        "for_each.b.x",
+        "no for_each gives 'a' a value; names that have one here: none",
+    ),
+    (
+        "for_each: {a: {x: {each: a}}}\n" + ONE + "    options: {scale: {each: a}}\n",
+        5,
+        None,
+        "for_each.a.x",
+        "no for_each gives 'a' a value; names that have one here: none",
+    ),
+    (
+        "for_each: {scale: [1, half]}\n" + ONE + "    options: {scale: {each: scale}}\n",
+        9,
+        "The case (scale half)",
+        "options.scale",
+        "expected a number, got 'half'; scale has its value from line 5",
+    ),
+    (
+        "for_each:\n  scale:\n    - 1\n    - 1e400\n" + ONE + "    options: {scale: {each: scale}}\n",
+        8,
+        None,
+        "for_each.scale[1]",
+        "'1e400' is beyond the range of float64",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "case", "field", "words"), REFUSED)
+def test_a_repetition_that_cannot_be_is_refused_at_its_place(
+    load_text: Load, text: str, line: int, case: str | None, field: str, words: str
+) -> None:
+    fault = _only_fault(load_text, text)
+    assert words in fault.message
+    assert (fault.line, fault.case, fault.field) == (line, case, field)
+
+
+def test_what_is_wrong_with_several_cases_of_one_is_told_once(load_text: Load) -> None:
+    fault = _only_fault(load_text, SIZES.replace("shape: [5, {each: width}]", "shape: [5, 8]"))
+    assert (fault.line, fault.case, fault.field) == (15, "Of one head (width 16)", "inputs.key")
+    assert fault.message.endswith("to be 16 as in query, got 8; 1 more of the cases made of this one fail here")
+
+
+def test_a_fault_inside_of_a_value_names_the_line_of_the_value(load_text: Load) -> None:
+    expect = "for_each:\n  expect:\n    one: [{stage: output, unprinted: true}]\n    two:\n      - stage: outptu\n"
+    fault = _only_fault(load_text, f"{expect}{ONE}    expect: {{each: expect}}\n")
+    assert (fault.line, fault.case, fault.field) == (13, "The case (expect two)", "expect[0].stage")
+    assert fault.message.endswith("; expect has its value from line 9")
+
+
+def test_a_billion_cases_are_refused_before_one_is_made(load_text: Load) -> None:
+    names = ("a", "b", "c")
+    values = ", ".join(f"{name}: [{', '.join(map(str, range(1000)))}]" for name in names)
+    used = f"    notes: [{', '.join(f'{{each: {name}}}' for name in names)}]\n"
+    fault = _only_fault(load_text, f"for_each: {{{values}}}\n{ONE}{used}")
+    assert fault.message == f"this makes 1000000000 cases; expected at most {MAX_CASES} in a file"
+
+
+def test_the_cases_of_a_file_are_counted_together(load_text: Load) -> None:
+    values = f"for_each: {{scale: [{', '.join(map(str, range(600)))}]}}\n"
+    case = ONE.partition("\n")[2] + "    options: {scale: {each: scale}}\n    dtypes: [float64]\n"
+    assert len(load_text(f"{HEAD}{values}cases:\n{case}")) == 600
+    fault = _only_fault(load_text, f"{values}cases:\n{case}{case.replace('The case', 'Another')}")
+    assert fault.message == f"this makes 600 cases and 600 before them; expected at most {MAX_CASES} in a file"
+
+
+def test_values_that_double_with_each_name_are_refused_before_they_are_made(load_text: Load) -> None:
+    names = ", ".join(
+        f"a{number}: {{x: [{{each: a{number - 1}}}, {{each: a{number - 1}}}]}}" for number in range(1, 60)
+    )
+    fault = _only_fault(load_text, f"for_each: {{a0: [1], {names}}}\n{ONE}    notes: {{each: a59}}\n")
+    assert fault.message == f"more than {MAX_NODES} values, written out"
+
+
+def test_values_that_nest_with_each_name_are_refused(load_text: Load) -> None:
+    names = ", ".join(f"a{number}: {{x: [{{each: a{number - 1}}}]}}" for number in range(1, 2000))
+    fault = _only_fault(load_text, f"for_each: {{a0: [1], {names}}}\n{ONE}    notes: {{each: a1999}}\n")
+    assert "nested more than 100 levels deep, written out" in fault.message
+
+
+def test_many_large_cases_are_refused(load_text: Load) -> None:
+    scales, notes = ", ".join(map(str, range(900))), ", ".join(["note"] * 1000)
+    fault = _only_fault(
+        load_text,
+        f"for_each: {{scale: [{scales}]}}\n{ONE}    options: {{scale: {{each: scale}}}}\n    notes: [{notes}]\n",
+    )
+    assert "values, written out" in fault.message
+
+
+# Any data: what is put in a place is what stands there in the file.
+
+scalars = st.none() | st.booleans() | st.integers(-5, 5) | st.sampled_from(["x", "float16", "a text"])
+references = st.sampled_from(["a", "b", "c"]).map(lambda name: {"each": name})
+
+
+def _trees(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    fields = st.sampled_from(["p", "q", "r"])
+    return st.recursive(
+        leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(fields, inner, max_size=3), max_leaves=6
+    )
+
+
+values_of_a = st.lists(_trees(scalars), min_size=1, max_size=3)
+values_of_b = st.lists(_trees(scalars | st.just({"each": "a"})), min_size=1, max_size=2)
+
+
+def _filled(data: Any, values: dict[str, Any]) -> Any:
+    """What a case should be, the obvious way."""
+    if isinstance(data, dict) and set(data) == {"each"}:
+        return _filled(values[data["each"]], values)
+    if isinstance(data, list):
+        return [_filled(each, values) for each in data]
+    if not isinstance(data, dict):
+        return data
+    return {
+        field: _filled(each, values)
+        for field, each in data.items()
+        if not (isinstance(each, dict) and set(each) == {"each"} and _filled(each, values) is None)
+    }
+
+
+def _paths(data: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, Any]]:
+    yield path, data
+    for part, inner in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
+        yield from _paths(inner, (*path, part))
+
+
+@settings(max_examples=200)
+@given(
+    first=values_of_a,
+    second=values_of_b,
+    body=st.dictionaries(
+        st.sampled_from(["p", "q", "r"]), _trees(scalars | references.filter(lambda each: each["each"] != "c"))
+    ),
+)
+def test_any_data_is_filled_in_and_found_again_where_it_stands(
+    scratch_file: Path, first: list[Any], second: list[Any], body: dict[str, Any]
+) -> None:
+    body = {**body, "all": [{"each": "a"}, {"each": "b"}]}
+    labelled = [{f"value {place}": each for place, each in enumerate(values)} for values in (first, second)]
+    written = {
+        "for_each": dict(zip("ab", labelled, strict=True)),
+        "cases": [{"name": "Plain"}, {"name": "Case", **body}],
+    }
+    scratch_file.write_text(json.dumps(written, indent=1), encoding="utf-8")
+    document, faults = write_out(read_yaml(scratch_file))
+    assert not faults
+    wanted = [_filled(body, {"a": one, "b": other}) for one, other in product(first, second)]
+    made = [{field: each for field, each in case.items() if field != "name"} for case in document.data["cases"]]
+    assert made == [{}, *wanted]
+    lines = scratch_file.read_text(encoding="utf-8").splitlines()
+    for path, data in _paths(document.data):
+        found, line = document.locate(path)
+        assert found == path
+        assert line is not None
+        assert 1 <= line <= len(lines)
+        source: Any = written
+        for part in document.source(path):
+            source = source[part]
+        if not isinstance(data, dict | list) and path[-1:] != ("name",):
+            assert source == data
