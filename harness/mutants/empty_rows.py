@@ -79,6 +79,7 @@ MUTANTS = (
         "the mean of the keys that are no padding, not of all keys",
         Variant(without_a_key=_within_length),
         "weights",
+        diagnosis=("empty-rows-zero",),  # where the length is 0 there is nothing to take the mean of
     ),
     Mutant(
         "uniform_rows_up_to_the_query",
@@ -93,7 +94,7 @@ MUTANTS = (
         "a number subtracted from masked scores, not put in their place: keras.layers.Attention in float64",
         Variant(without_a_key=_unmasked_scores),
         "weights",
-        diagnosis=("empty-rows-unmasked",),
+        diagnosis=("empty-rows-unmasked", "empty-rows-zero"),  # a softmax alone has no scores but those of -inf
     ),
     Mutant(
         "uniform_rows_take_the_first_key",
@@ -115,5 +116,6 @@ MUTANTS = (
         "the backward pass skips a row whose keys are all masked, though the forward pass averaged its values",
         Variant(backward=Backward(value_weights=_no_weights)),
         "grad_value",
+        diagnosis=("empty-rows-zero",),
     ),
 )
