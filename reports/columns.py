@@ -56,6 +56,7 @@ COLUMNS: Mapping[str, str] = {
     "half_unit": "what the printed digits leave open on the value's side: half a unit of the last one if rounded",
     "exact": "the exact answer, rounded to float64",
     "propagated": "what the rounding of the case's inputs can move the number by",
+    "hint": "what would explain a misprint, and how a case declares it",
     "document_bound": "largest error of the precision that the document was computed in; empty where none is declared",
 }
 
@@ -140,6 +141,7 @@ NUMBERS = (
     "document_bound",
     "allowed",
     "message",
+    "hint",
     "reason",
     "thread",
 )

@@ -7,6 +7,7 @@ there, and one that some implementation alone misses is no fault of the document
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -151,8 +152,18 @@ def _misprint(key: tuple[str, str, str], rows: Sequence[Mapping[str, Any]]) -> M
         return Misprint(case, stage, called, verdict, str(rows[0]["message"]), (), len(rows))
     told = [f"{called}[{place}] is printed as {text}; it should be {exact}" for place, text, exact in numbers]
     more = len(told) - _MOST_PLACES
-    message = ". ".join([*told[:_MOST_PLACES], *([f"And {more} more numbers of it"] if more > 0 else [])])
+    rest = [f"And {more} more numbers of it"] if more > 0 else []
+    message = ". ".join([*told[:_MOST_PLACES], *rest, *_hints(list(places.values()))])
     return Misprint(case, stage, called, verdict, message, numbers, len(rows))
+
+
+def _hints(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say what would explain misprints, each thing once and of how many of them."""
+    counts = Counter(str(row["hint"]) for row in rows if isinstance(row["hint"], str))
+    return [
+        f"{hint[0].upper()}{hint[1:]}" if count == len(rows) else f"For {count} of these {len(rows)} numbers: {hint}"
+        for hint, count in counts.items()
+    ]
 
 
 def value_text(value: float) -> str:

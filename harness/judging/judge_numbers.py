@@ -154,8 +154,9 @@ def _against_numbers(template: Row, held: _Held, numbers: PrintedArray) -> list[
             row = replace(row, verdict=verdict, message=f"{_explain(row)}{_of_which(row, declared)}")
             if missed_by_truth[index]:
                 hint = hints_of(held.reference, held.expected, numbers)[index]
-                message = f"{row.message}; the exact answer is {float(target.exact[index]):.17g}{hint}"
-                row = replace(row, verdict=Verdict.MISPRINT, message=message)
+                message = f"{row.message}; the exact answer is {float(target.exact[index]):.17g}"
+                message = f"{message}; {hint}" if hint else message
+                row = replace(row, verdict=Verdict.MISPRINT, message=message, hint=hint or None)
         elif declared and difference[index] > allowed[index] - target.document[index]:
             row = replace(row, message=f"{_explain(row)}{_of_which(row, declared)}")
         rows.append(row)

@@ -36,10 +36,10 @@ def hints_of(reference: Reference, expected: Expected, numbers: PrintedArray) ->
             target = reference.target(expected, precision)
             explained = ~misses(target, numbers) & np.isfinite(target.moved)
             hints[explained & (hints == "")] = (
-                f"; rounding in {precision} would explain it: if the document was computed in {precision}, say "
+                f"rounding in {precision} would explain it: if the document was computed in {precision}, say "
                 f"`computed_in: {precision}` in its `source` or in the case"
             )
     target = reference.target(expected, reference.case.computed_in)
     if numbers.half_unit.any() and not misses(target, replace(numbers, truncated=True))[numbers.given].any():
-        hints[...] = "; all of these numbers hold if digits were cut off and not rounded: `digits: truncated` says so"
+        hints[...] = "all of these numbers hold if digits were cut off and not rounded: `digits: truncated` says so"
     return hints

@@ -47,6 +47,7 @@ ROW_SCHEMA = pa.schema(
         pa.field("half_unit", pa.float64()),
         pa.field("propagated", pa.float64()),
         pa.field("document_bound", pa.float64()),
+        pa.field("hint", pa.string()),
         pa.field("tier", pa.string()),
         pa.field("largest_z", pa.float64()),
         pa.field("mean_z", pa.float64()),
@@ -108,6 +109,7 @@ class Row:
     Of a number ``half_unit`` is what its digits leave open on the side where the value lies, ``propagated`` what the
     rounding of the inputs can move it by, and ``document_bound`` the largest error of the precision that its document
     was computed in, where that is declared; ``allowed`` is their sum and the implementation's own bound.
+    ``hint`` says of a misprint what would explain it, and how a case declares that.
 
     ``lacks`` names what an unsupported case would need, apart by commas. ``exact`` is the exact answer where
     ``reference`` is a number of the case. ``seconds`` is how long the evaluation took, in its first row alone: it is
@@ -136,6 +138,7 @@ class Row:
     half_unit: float | None = None
     propagated: float | None = None
     document_bound: float | None = None
+    hint: str | None = None
     tier: str | None = None
     largest_z: float | None = None
     mean_z: float | None = None
