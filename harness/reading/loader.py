@@ -38,9 +38,9 @@ TAG_FILE = "tags.yaml"
 MAX_LOOKED_AT = 2**17
 """Numbers that are looked at one by one for all cases of a file, counted again wherever a case refers to them."""
 
-_A_LIST = (
-    "expected a mapping with title, source, operation and cases, got a list; a list of known divergences is named in "
-    "pyproject.toml (tool.attncheck.divergences) or with --divergences"
+_DIVERGENCES = (
+    "expected a mapping of fields, got what looks like a list of known divergences; name such a list in pyproject.toml "
+    "(tool.attncheck.divergences) or with --divergences"
 )
 
 
@@ -50,8 +50,8 @@ def load_case_file(path: Path, display_name: str, id_prefix: str, known_tags: It
     ``display_name`` stands for the file in messages and reports; a case's id is ``id_prefix``/its name in lower case.
     """
     document = _read(path, display_name)
-    if isinstance(document.data, list):
-        raise CaseError([Fault(display_name, _A_LIST, 1)])
+    if isinstance(document.data, list) and any(isinstance(each, dict) and "verdict" in each for each in document.data):
+        raise CaseError([Fault(display_name, _DIVERGENCES, 1)])
     try:
         file = model.CaseFile.model_validate(document.data)
     except ValidationError as error:

@@ -20,6 +20,7 @@ HARMLESS_FIRST = [
     "dtype",
     "shape",
     "stale",
+    "untried",
     "error",
     "timeout",
     "crash",
@@ -27,7 +28,7 @@ HARMLESS_FIRST = [
 EXIT_CODES = {
     0: {"agree", "unverified", "unsupported"},
     1: {"misprint", "semantic", "numeric", "nonfinite", "dtype", "shape", "stale"},
-    3: {"error", "timeout", "crash"},
+    3: {"untried", "error", "timeout", "crash"},
 }
 
 
