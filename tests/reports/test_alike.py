@@ -66,7 +66,8 @@ def test_one_case_in_several_dtypes_is_one_line(
 ) -> None:
     rows = [make_row(dtype=dtype, **FAILED) for dtype in ("float32", "float64")]
     print_summary(frames_of(write_run(rows)), Path("report.md"), quiet=True)
-    assert capsys.readouterr().out == "error: file/one [float64, float32] numpy.eager: TypeError: not | today\n"
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if "file/one" in each]
+    assert line == "error: file/one [float64, float32] numpy.eager: TypeError: not | today"
 
 
 def test_markdown_and_the_summary_of_ci_tell_it_so_too(frames: Frames) -> None:

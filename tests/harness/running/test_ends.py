@@ -147,14 +147,14 @@ def test_one_that_answers_in_between_is_tried_to_the_end(tmp_path: Path, invoke:
 
 @pytest.mark.usefixtures("three")
 def test_an_end_that_is_known_excuses_what_is_untried_for_it(tmp_path: Path, invoke: Invoke) -> None:
-    write_cases(tmp_path)
-    (tmp_path / "dies.py").write_text(DIES, encoding="utf-8")
-    entry = "- {implementation: dies.*, cases: ['own/*'], verdict: crash, decided: crash, reason: it dies of it all}\n"
+    write_cases(tmp_path, scaled="a")  # one that is judged: otherwise nothing would be
+    (tmp_path / "picky.py").write_text(PICKY, encoding="utf-8")
+    entry = "- {implementation: picky.*, cases: ['own/*'], verdict: crash, decided: crash, reason: it dies of it}\n"
     (tmp_path / "known.yaml").write_text(entry, encoding="utf-8")
-    command = ("check", "own.yaml", "-i", "dies.py:attention,numpy", "--output", "out", "--divergences", "known.yaml")
+    command = ("check", "own.yaml", "-i", "picky.py:attention,numpy", "--output", "out", "--divergences", "known.yaml")
     code, out, _ = invoke(*command)
     assert code == ExitCode.AGREE, out
-    assert verdicts_of(tmp_path, "dies.attention") == ["crash"] * 3 + ["untried"] * 4
+    assert verdicts_of(tmp_path, "picky.attention") == ["agree"] + ["crash"] * 3 + ["untried"] * 3
 
 
 def test_an_entry_of_which_nothing_was_tried_is_neither_stale_nor_seen(
