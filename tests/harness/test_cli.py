@@ -87,8 +87,7 @@ def test_a_disagreement_gives_1_and_is_named(
     code, out, err = invoke("check", "small", "-d", "float64")
     assert code == 1
     wrong = "wrong is wrong in 2 of the 4 cases that it was judged in; first and second agree."
-    assert out.startswith(f"{wrong} Judged 4 of 4 cases on each.
-")
+    assert out.startswith(f"{wrong} Judged 4 of 4 cases on each.\n")
     line, command = [line for line in out.splitlines() if "small/small/b-weights" in line]
     assert command == "Why: attncheck explain small/small/b-weights wrong.eager --dtype float64"
     assert line.startswith("numeric: small/small/b-weights [float64] wrong.eager: weights: ")
