@@ -89,7 +89,7 @@ def test_calls_that_are_too_many_for_a_script_are_refused_with_what_shows_them(
 def test_the_call_from_python_explains_as_the_command_does(remembering: Callable[[str], Path]) -> None:
     result = check(f"{remembering('{3}')}:attention", cases=["row.yaml"])
     told = result.explain()
-    assert told.startswith(FRESH)
+    assert f"\n\n{FRESH}" in told
     assert "That happens again after 1 of the 8 calls" in told
     assert "  after row/3-queries in float32" in told
 

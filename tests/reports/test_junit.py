@@ -186,12 +186,12 @@ def test_times_are_those_that_the_run_recorded(make_row: MakeRow, write_run: Wri
 def test_the_command_names_an_own_implementation_as_the_run_did(
     make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
 ) -> None:
-    command = "attncheck check --implementation kernels/mine.py:attention --framework torch"
+    again = {"mine.attention": ["kernels/mine.py:attention", "--framework", "torch"]}
     rows = [make_row(implementation="mine.attention", verdict="numeric")]
-    failure = only(parse(frames_of(write_run(rows, command=command))), "failure")
+    failure = only(parse(frames_of(write_run(rows, again=again))), "failure")
     assert failure.text is not None
     assert failure.text.splitlines()[-1] == (
-        "attncheck explain file/one kernels/mine.py:attention --framework torch --dtype float64"
+        "attncheck explain file/one kernels/mine.py:attention --dtype float64 --framework torch"
     )
 
 
