@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from attncheck.harness.judging import bounds_softmax
+from attncheck.harness.judging import bounds_rows, bounds_softmax
 from attncheck.harness.judging.bounds import Bound
 from attncheck.harness.judging.bounds_accumulated import attention_bounds, merge_heads, output_of_heads
 from attncheck.harness.judging.bounds_logits import LOGITS, logit_errors, logits_of, next_logits, softmax
@@ -114,7 +114,7 @@ def _softmax_of(logits: Real, error: Real, policy: Policy) -> Estimates:
     """Return weights and log_sum_exp of logits that are off by ``error`` at most."""
     weights, total = softmax(logits)
     zero = np.zeros_like(logits)
-    rows = bounds_softmax.rows_of(logits, weights, total, LogitError(error, zero, zero, zero), policy)
+    rows = bounds_rows.rows_of(logits, weights, total, LogitError(error, zero, zero, zero), policy)
     return {
         "weights": (weights, bounds_softmax.weights_bound(rows, weights, policy).worst),
         "log_sum_exp": (total, bounds_softmax.log_sum_exp_bound(rows, total, policy).worst),
