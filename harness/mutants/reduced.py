@@ -183,8 +183,11 @@ HONEST = (
 )
 
 
+_ACCURACY = ("accuracy-of-16-bits",)
+
+
 def _coarse(name: str, stands_for: str, backend: Variant, wrong_at: str, numerical_class: str) -> Mutant:
-    return Mutant(name, "products", stands_for, backend, wrong_at, _SINGLE, classes={"float32": numerical_class})
+    return Mutant(name, "products", stands_for, backend, wrong_at, _SINGLE, _ACCURACY, {"float32": numerical_class})
 
 
 def _stored(store: Store) -> Product:

@@ -88,7 +88,8 @@ MUTANTS = (
         Variant(normalise=_stored(rounding.bfloat16)),
         "weights",
         WIDE,
-        classes=CLASSES,
+        ("accuracy-of-16-bits",),
+        CLASSES,
     ),
     Mutant(
         "log_sum_exp_stored_in_float16",
@@ -97,6 +98,7 @@ MUTANTS = (
         Variant(normalise=_stored(rounding.float16)),
         "weights",
         WIDE,
-        classes=CLASSES,
+        ("accuracy-of-16-bits",),
+        CLASSES,
     ),
 )
