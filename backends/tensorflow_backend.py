@@ -250,7 +250,8 @@ def _seen_from_the_first_key(window: Window | None, past: int) -> Window | None:
 
 
 def _project(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    projected = tf.einsum("ble,ef->blf", inputs, weight)
+    # tf.einsum adds float16 products up in float16 on CPUs without float16 arithmetic; tf.matmul does nowhere.
+    projected = tf.matmul(inputs, weight)  # (B, L, E) @ (E, F) -> (B, L, F)
     return projected if bias is None else projected + bias
 
 
