@@ -35,7 +35,7 @@ _SCALAR = re.compile(rf"{_MODULE}(?:b?float|longdouble|int)[0-9]*\(([^()\s,]*)\)
 _TF_ARRAY = re.compile(r"<tf\.(?:Tensor|Variable)[^<>\[\]]*?\bshape=(\([\d, ]*\))[^<>\[\]]*?\bnumpy=\s*")
 _ATTRIBUTE = re.compile(r"\s*,\s*([a-z_]+)=(<[^<>]*>|'[^']*'|\([\d, ]*\)|[\w.:]+)")
 _CLOSE = re.compile(r"\s*,?\s*\)")
-_R_LINE = re.compile(r"\s*(?:(?:\[,\d+\]\s*)+$|\[(\d+)(,?)\]\s+(?=[^\s\[\]]))", re.ASCII)
+_R_LINE = re.compile(r"\s*(?:(?:\[,\d+\]\s*)+$|\[(\d+)(,?)\]\s+(?=[^\s,\[\]][^,\[\]]*$))", re.ASCII)
 """What begins every line that R prints: a line of column labels, ``[2,]`` before a row, ``[2]`` in a vector."""
 _IS_MARKED = re.compile(r"[\[\]()<>]")
 

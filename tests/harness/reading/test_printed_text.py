@@ -109,6 +109,8 @@ def test_numbers_vectors_and_blocks_are_read_as_well(text: str, cells: Cells) ->
         ("[" * 100_000, "expected at most 4 axes, got brackets that are deeper"),
         ("<tf.Tensor: shape=(), numpy=" * 9000, "expected a number or '[', got '<tf.Tensor:'"),
         ("     [,1] [,2]\n", "no number is given"),
+        ("[1] , [", "line 1: expected a number or '[', got the end of the text"),
+        ("[1] 0.1, 0.2", "numbers stand outside of the brackets"),
         ("[2,] 0.1", "expected R's label [1,], got [2,]"),
         ("[1] 0.1 0.2\n[4] 0.3", "expected R's label [3], got [4]"),
         ("     [,1] [,2]\n[1,] 1 2\n[2,] 3", "ragged rows: 1 in row 2, 2 in row 1"),
@@ -146,7 +148,7 @@ PIECES += (
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=1000)
 @given(text=st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
 def test_whatever_is_put_together_of_printed_pieces_is_read_whole_or_refused(text: str) -> None:
     try:
