@@ -8,13 +8,13 @@ in a dtype for which it is good enough.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from attncheck.harness.judging.bounds_terms import Real
-from attncheck.harness.judging.conventions import Convention
+from attncheck.harness.judging.alternatives import Convention
+from attncheck.harness.judging.bounds_terms import Bound, Real
 from attncheck.harness.judging.formats import FORMATS
 from attncheck.harness.judging.truth import Array, Stages, Truth
 from attncheck.harness.reading.lowering import Posed
@@ -45,7 +45,8 @@ def judge_accuracy(
         if not _is_lower(dtype, truth.dtype):
             refuted.add(_called(name))
             continue
-        bounds = replace(truth, dtype=dtype, _bounds={}, _readings={}).bounds(of_format)
+        own = replace(truth, dtype=dtype, _bounds={}, _readings={}).bounds(of_format)
+        bounds = _with_rounded_operands(truth, own, FORMATS[dtype].unit_roundoff)
         lower = replace(truth, _bounds={numerical_class: dict(bounds)}, _readings={})
         if not all(agrees(lower, stage, array, numerical_class) for stage, array in failing.items()):
             refuted.add(_called(name))
@@ -58,6 +59,17 @@ def judge_accuracy(
             return _convention(name, posed), refuted
         return None, refuted | {_called(other) for other, _, _ in ACCURACIES}
     return None, refuted
+
+
+def _with_rounded_operands(truth: Truth, bounds: Mapping[str, Bound], unit: float) -> dict[str, Bound]:
+    """Allow raw scores the rounding of query and key, which every later stage is allowed with the scale."""
+    if "raw_scores" not in bounds or not {"query", "key"} <= truth.inputs.keys() - truth.exact.keys():
+        return dict(bounds)
+    query, key = truth.inputs["query"].astype(np.float64), truth.inputs["key"].astype(np.float64)
+    group = query.shape[-3] // key.shape[-3] if query.ndim > 2 else 1
+    size = np.abs(query) @ np.swapaxes(np.repeat(np.abs(key), group, -3) if group > 1 else np.abs(key), -1, -2)
+    own, moved = bounds["raw_scores"], (2 * unit + unit * unit) * size
+    return {**bounds, "raw_scores": Bound(own.worst + moved, own.scale + moved)}
 
 
 def _is_noise(truth: Truth, scale: Real, stage: str, array: Array) -> bool | None:

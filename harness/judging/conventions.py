@@ -7,63 +7,28 @@ here as problems whose exact answers a result may turn out to be (``recognition.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from attncheck.harness.judging.alternatives import (
+    Convention,
+    mistake,
+    queries_and_keys,
+    with_allowed,
+    with_inputs,
+    with_mask,
+    with_options,
+    without_input,
+)
 from attncheck.harness.judging.oracle_problem import Problem
 from attncheck.harness.judging.scales import has_scale, other_scales, scale_of, scales_in_words
 from attncheck.harness.judging.special_rows import MOST_AT_A_TIME, empty_rows, scores_shape
-from attncheck.harness.judging.truth import Stages, Truth
 from attncheck.harness.reading.lowering import Posed, essential, query_offset
 from attncheck.harness.reading.shapes import score_elements
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, without_a_key
-
-Departs = Callable[[Truth, str, Stages], Truth | None]
-"""Makes the truth of another step from the exact answer, given a numerical class and what fails; None where
-there is no such step."""
-
-
-@dataclass(frozen=True, eq=False)
-class Convention:
-    """Another reading of a case.
-
-    ``says`` tells people what the implementation does and what the case means; ``{stage}`` is the stage where it shows.
-    ``stage`` is the one at which the reading departs from the case, ``posed`` the problem as it is then read.
-    ``option`` is what an implementation may declare: the name of a convention and its value. ``instead`` names the
-    stages to compare with where the problem has no such stage any more. ``departs`` makes the stages of an answer that
-    is no problem's: a step that is another one, such as a softmax over queries.
-
-    Names are the same in every case, so that one implementation's failures can be brought together. Alternatives of one
-    ``answer`` cannot be told apart by a case, where 1/D is the square of 1/sqrt(D); ``unsure`` says all of them.
-    ``is_fitted`` marks those with a free number, or that say less than a cause: they count where nothing else fits.
-    """
-
-    name: str
-    says: str
-    stage: str
-    posed: Posed
-    verdict: Verdict = Verdict.SEMANTIC
-    option: tuple[str, str] | None = None
-    instead: Mapping[str, str] = field(default_factory=dict)
-    departs: Departs | None = None
-    answer: str = ""
-    unsure: str = ""
-    is_fitted: bool = False
-
-    @property
-    def its_answer(self) -> str:
-        """What tells its answer from others: by default its name."""
-        return self.answer or self.name
-
-    @property
-    def empty_rows(self) -> str | None:
-        """What rows without a key give, where that is the whole difference."""
-        name, value = self.option or ("", "")
-        return value if name == "empty_rows" and self.name == f"empty-rows-{value}" else None
 
 
 def conventions_of(operation: str, posed: Posed) -> Iterator[Convention]:
@@ -224,7 +189,11 @@ def _scales(operation: str, posed: Posed) -> Iterator[Convention]:
         for name, words in names.items():
             alone = f", {words}," if words else ""
             says = f"the {{stage}} is exactly that of scale {told}{alone} instead of {meant}"
-            together = f", {' or '.join(all_words)}," if (all_words := list(filter(None, names.values()))) else ""
+            together = (
+                f", {' or '.join(all_words)},"
+                if (all_words := list(dict.fromkeys(filter(None, names.values()))))
+                else ""
+            )
             says_all = f"the {{stage}} is exactly that of scale {told}{together} instead of {meant}"
             changed = with_options(posed, scale=scale)
             yield Convention(name, says, "scores", changed, Verdict.NUMERIC, answer=f"scale {scale!r}", unsure=says_all)
@@ -244,48 +213,6 @@ def _softcaps(operation: str, posed: Posed) -> Iterator[Convention]:
         if is_there:
             says = f"the softcap is applied after {what}; the case means before it"
             yield Convention(f"softcap-after-{stage}", says, "capped", with_options(posed, softcap_follows=stage))
-
-
-def mistake(
-    name: str, says: str, posed: Posed, stage: str = "masked", instead: Mapping[str, str] | None = None
-) -> Convention:
-    """Return a reading that nobody means."""
-    return Convention(name, says, stage, posed, Verdict.NUMERIC, instead=instead or {})
-
-
-def with_options(posed: Posed, **options: Any) -> Posed:
-    """Return the problem with other options."""
-    return Posed({**posed.options, **options}, posed.inputs)
-
-
-def with_inputs(posed: Posed, **inputs: Any) -> Posed:
-    """Return the problem with other inputs."""
-    return Posed(posed.options, {**posed.inputs, **inputs})
-
-
-def without_input(posed: Posed, name: str) -> Posed:
-    """Return the problem without an input."""
-    return Posed(posed.options, {other: array for other, array in posed.inputs.items() if other != name})
-
-
-def with_mask(posed: Posed) -> Posed:
-    """Give the problem a mask that allows everything, or it would lose the stage when it loses the option."""
-    return posed if "mask" in posed.inputs else with_inputs(posed, mask=np.ones((1, 1, 1, 1), dtype=np.bool_))
-
-
-def with_allowed(posed: Posed, allowed: Any) -> Posed:
-    """Return the problem with a mask (Lq, Lk) beside that which it has."""
-    mask = posed.inputs.get("mask")
-    return with_inputs(posed, mask=allowed[np.newaxis, np.newaxis] if mask is None else mask & allowed)
-
-
-def queries_and_keys(posed: Posed) -> tuple[int, int]:
-    """Return how many queries and keys there are, the past among them."""
-    if "scores" in posed.inputs:
-        queries, keys = posed.inputs["scores"].shape[-2:]
-        return int(queries), int(keys)
-    past = posed.inputs["past_key"].shape[-2] if "past_key" in posed.inputs else 0
-    return int(posed.inputs["query"].shape[-2]), int(posed.inputs["key"].shape[-2] + past)
 
 
 def is_masked(posed: Posed) -> bool:

@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from attncheck.harness.judging.alternatives import Convention, Departs
 from attncheck.harness.judging.bounds import Bound
 from attncheck.harness.judging.bounds_terms import Real
-from attncheck.harness.judging.conventions import Convention, Departs
 from attncheck.harness.judging.enclosure import Enclosure
 from attncheck.harness.judging.other_steps import (
     Follow,
     in_base_two,
+    mask_not_renormalised,
     merged_by_view,
     mixed,
     multiplied,
@@ -52,6 +53,7 @@ class _Step:
     stage: str
     follow: Follow
     operations: tuple[str, ...]
+    answer: str = ""
 
 
 _STEPS = (
@@ -68,7 +70,9 @@ _STEPS = (
     _Step("softmax-over-batch", "the softmax runs over the batch, not over the keys", "weights", softmax_over(-4),
           _WITH_SOFTMAX),
     _Step("weights-not-renormalised", "masked weights are set to zero behind the softmax, the others not renormalised",
-          "masked", not_renormalised, _ATTENTION),
+          "masked", not_renormalised, _ATTENTION, "not renormalised"),
+    _Step("mask-not-renormalised", "weights that the mask forbids are set to zero behind the softmax, and the "
+          "others not renormalised", "masked", mask_not_renormalised, _ATTENTION, "not renormalised"),
     _Step("scores-squared", "the scores are squared", "scores", squared, _WITH_SCORES),
     _Step("heads-merged-by-view", "heads are merged by a reshape without a transposition", "output", merged_by_view,
           _HEADS),
@@ -82,7 +86,8 @@ def departures_of(operation: str, posed: Posed) -> Iterator[Convention]:
     for step in _STEPS:
         is_there = step.follow is not squared or has_scale(operation, posed)
         if operation in step.operations and is_there:
-            yield _convention(step.name, step.says, step.stage, posed, _departs(step.follow))
+            found = _convention(step.name, step.says, step.stage, posed, _departs(step.follow))
+            yield replace(found, answer=step.answer)
     if operation == "attention_gradients":
         yield from _gradients(operation, posed)
 
@@ -124,6 +129,8 @@ def _departs(follow: Follow, *, only_failing: bool = False) -> Departs:
         with np.errstate(all="ignore"):
             found = follow(truth, policy_for(numerical_class, truth.dtype), own)
             radii = follow(truth, policy_for("native", "float64"), known)
+        if not found:
+            return None
         changed = [stage for stage in found if stage in truth.exact and (stage in failing or not only_failing)]
         exact = {stage: _enclosure(found[stage][0], radii[stage][1]) for stage in changed}
         bounds = {stage: Bound(found[stage][1], found[stage][1]) for stage in changed}

@@ -4,15 +4,16 @@ One case is seldom enough. Weights of zero are those of every large scale, and o
 causality or aligns it bottom right. So each failing case only says which readings fit it and which it refutes
 (``recognition.py``), and over a run, for each implementation:
 
-- a reading is out where any failing case refutes it: it would have shown there, and what was returned is not that;
-- of the others, those that explain a case are its candidates; one that explains more cases in all goes before one
-  that explains some of them only;
+- a reading is out where any failing case of the same operation refutes it: it would have shown there, and what was
+  returned is not that. A case may have two faults, though: where each of two readings explains cases of its own, more
+  than refute it, a case that refutes both refutes none;
 - so is one that explains fewer cases than nothing explains, of those that fail first at the same stage;
-- a number that was fitted is not named beside a cause of the same stage;
+- of the others, those that fit a case are its candidates, but for what explains only a part of what another one does,
+  and for numbers that were fitted beside a cause of the same stage;
 - where candidates of several answers are left, the case is not named, and so it is where none is left. A convention
   that fits is said even beside others;
 - an accuracy is no cause: it is asked for where nothing else fits, and a failure in a dtype of that accuracy, or by
-  more than its roundings, refutes it.
+  more than its roundings, refutes it, whatever the operation.
 
 Cases that agree refute nothing: what was right is not computed again.
 """
@@ -24,10 +25,12 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
-from attncheck.harness.judging.recognition import Findings
+from attncheck.harness.judging.findings import Findings
 from attncheck.harness.verdicts import Verdict
 
 Unit = TypeVar("Unit")
+ACCURACY = "accuracy-of-"
+"""What names begin with that say how large errors are, and not why."""
 OR = " or "
 """Between names of which no case tells which it is."""
 
@@ -44,11 +47,6 @@ class Fit:
     unsure: str = ""
     is_fitted: bool = False
 
-    @property
-    def is_accuracy(self) -> bool:
-        """Whether it says how large the errors are, and not why."""
-        return not self.stage
-
 
 @dataclass(frozen=True)
 class Plain:
@@ -64,12 +62,13 @@ class Plain:
 class Evidence:
     """What one failing case says of its implementation; nothing in rows that only follow from others.
 
-    ``failing`` is the first stage that fails.
+    ``failing`` is the first stage that fails, ``operation`` that of the case.
     """
 
     fits: tuple[Fit, ...] = ()
     refuted: frozenset[str] = frozenset()
     failing: str = ""
+    operation: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ NAMELESS = Decision()
 STANDS = Decision(stands=True)
 
 
-def evidence_of(findings: Findings, stage: str) -> Evidence:
+def evidence_of(findings: Findings, stage: str, operation: str) -> Evidence:
     """Return what findings say, for a case whose first failing stage is given."""
     fits = (
         Fit(
@@ -98,7 +97,7 @@ def evidence_of(findings: Findings, stage: str) -> Evidence:
         )
         for each in findings.fits
     )
-    return Evidence(tuple(fits), findings.refuted, stage)
+    return Evidence(tuple(fits), findings.refuted, stage, operation)
 
 
 def pack(evidence: Evidence, plain: Plain) -> str:
@@ -107,6 +106,7 @@ def pack(evidence: Evidence, plain: Plain) -> str:
         "fits": [asdict(fit) for fit in evidence.fits],
         "refuted": sorted(evidence.refuted),
         "failing": evidence.failing,
+        "operation": evidence.operation,
         "plain": asdict(plain),
     }
     return json.dumps(record, ensure_ascii=False)
@@ -119,40 +119,74 @@ def unpack(text: str) -> tuple[Evidence, Plain] | None:
         fits = tuple(Fit(**each) for each in record["fits"])
         plain = Plain(**record["plain"])
         Verdict(plain.verdict)
-        return Evidence(fits, frozenset(record["refuted"]), str(record["failing"])), plain
+        places = str(record["failing"]), str(record["operation"])
+        return Evidence(fits, frozenset(record["refuted"]), *places), plain
     except (ValueError, TypeError, KeyError):
         return None
 
 
 def decide(cases: Mapping[Unit, Evidence]) -> dict[Unit, Decision]:
     """Decide what to name of each failing case of one implementation."""
-    refuted = frozenset[str]().union(*(each.refuted for each in cases.values()))
-    explained: dict[str, set[Unit]] = {}
+    explained: dict[_Reading, set[Unit]] = {}
+    refuting: dict[_Reading, set[Unit]] = {}
     for unit, evidence in cases.items():
         for fit in evidence.fits:
-            if fit.name not in refuted:
-                explained.setdefault(fit.name, set()).add(unit)
+            explained.setdefault(_reading(fit.name, evidence), set()).add(unit)
+        for name in evidence.refuted:
+            refuting.setdefault(_reading(name, evidence), set()).add(unit)
+    _leave_out_refuted(explained, refuting)
     _leave_out_rare(explained, cases)
-    fits = [fit for evidence in cases.values() for fit in evidence.fits if fit.name in explained]
-    stages = {fit.stage for fit in fits if not fit.is_fitted}
+    stages = {
+        (evidence.operation, fit.stage)
+        for evidence in cases.values()
+        for fit in evidence.fits
+        if not fit.is_fitted and _reading(fit.name, evidence) in explained
+    }
     return {unit: _decision(evidence, explained, stages) for unit, evidence in cases.items()}
 
 
-def _leave_out_rare(explained: dict[str, set[Unit]], cases: Mapping[Unit, Evidence]) -> None:
+_Reading = tuple[str, str]
+"""An operation, whose function is code of its own, and a name; an accuracy is that of all operations."""
+
+
+def _reading(name: str, evidence: Evidence) -> _Reading:
+    return ("" if name.startswith(ACCURACY) else evidence.operation), name
+
+
+def _leave_out_refuted(explained: dict[_Reading, set[Unit]], refuting: Mapping[_Reading, set[Unit]]) -> None:
+    """Leave out what a case refutes, unless the case has two faults, each of which explains more cases elsewhere."""
+    for reading in list(explained):
+        allowed = 0 if reading[1].startswith(ACCURACY) else len(explained[reading]) - 1
+        if len(refuting.get(reading, ())) > allowed:
+            del explained[reading]
+    while out := [reading for reading in explained if not _is_beside_others(reading, explained, refuting)]:
+        for reading in out:
+            del explained[reading]
+
+
+def _is_beside_others(
+    reading: _Reading, explained: Mapping[_Reading, set[Unit]], refuting: Mapping[_Reading, set[Unit]]
+) -> bool:
+    """Whether every case that refutes a reading refutes another one, too, which explains other cases."""
+    others = [refuting.get(other, set()) for other, units in explained.items() if not units & explained[reading]]
+    return refuting.get(reading, set()) <= set().union(*others)
+
+
+def _leave_out_rare(explained: dict[_Reading, set[Unit]], cases: Mapping[Unit, Evidence]) -> None:
     """Leave out what explains fewer cases than nothing explains: more likely they have all one cause, another one."""
     nameless = [each.failing for unit, each in cases.items() if not any(unit in units for units in explained.values())]
-    accuracies = {fit.name for each in cases.values() for fit in each.fits if fit.is_accuracy}
-    for name, units in list(explained.items()):
-        if name in accuracies:
+    for reading, units in list(explained.items()):
+        if reading[1].startswith(ACCURACY):
             continue  # which one error that is larger would have refuted
         stages = {cases[unit].failing for unit in units}
         if sum(failing in stages for failing in nameless) > len(units):
-            del explained[name]
+            del explained[reading]
 
 
-def _decision(evidence: Evidence, explained: Mapping[str, set[Unit]], stages: Set[str]) -> Decision:
-    left = [fit for fit in evidence.fits if fit.name in explained and not (fit.is_fitted and fit.stage in stages)]
-    left = [fit for fit in left if not any(explained[fit.name] < explained[other.name] for other in left)]
+def _decision(evidence: Evidence, explained: Mapping[_Reading, set[Unit]], stages: Set[tuple[str, str]]) -> Decision:
+    named = {fit: explained[reading] for fit in evidence.fits if (reading := _reading(fit.name, evidence)) in explained}
+    left = [fit for fit in named if not (fit.is_fitted and (evidence.operation, fit.stage) in stages)]
+    left = [fit for fit in left if not any(named[fit] < named[other] for other in left)]
     if not left:
         return NAMELESS
     if len({fit.answer for fit in left}) == 1:
@@ -196,12 +230,8 @@ def retold(decision: Decision, plain: Plain, message: str, *, follows: bool = Fa
 
 
 def bring_together(evidences: Iterable[tuple[str, Unit, Evidence]]) -> dict[tuple[str, Unit], Decision]:
-    """Decide for several implementations, whose names come first, at once."""
+    """Decide for several functions, whose names come first, at once."""
     cases: dict[str, dict[Unit, Evidence]] = {}
-    for implementation, unit, evidence in evidences:
-        cases.setdefault(implementation, {})[unit] = evidence
-    return {
-        (implementation, unit): decision
-        for implementation, of_it in cases.items()
-        for unit, decision in decide(of_it).items()
-    }
+    for function, unit, evidence in evidences:
+        cases.setdefault(function, {})[unit] = evidence
+    return {(function, unit): decision for function, of_it in cases.items() for unit, decision in decide(of_it).items()}

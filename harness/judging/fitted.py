@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attncheck.harness.judging.conventions import Convention
+from attncheck.harness.judging.alternatives import Convention
 from attncheck.harness.judging.formats import FORMATS
 from attncheck.harness.judging.mistakes import with_bias_times
 from attncheck.harness.judging.nearness import best_number

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from attncheck.harness.errors import ExitCode
 from attncheck.harness.judging.compare import Comparison, Index, compare_arrays, compare_forms
-from attncheck.harness.judging.diagnosis import Evidence, Plain, evidence_of, pack
+from attncheck.harness.judging.diagnosis import Evidence, Plain, pack
+from attncheck.harness.judging.evidence import with_evidence
 from attncheck.harness.judging.judge_implementation import (
-    RECOGNISABLE,
     JudgedStages,
     OwnEmptyRows,
     judge_and_recognise,
@@ -240,25 +240,7 @@ def _stage_rows(own: Row, judged: JudgedStages, stages: Stages) -> list[Row]:
     rows = [
         replace(row, known=True, reason=reason, thread=source) if row.stage in judged.excused else row for row in rows
     ]
-    return _with_evidence(rows, judged, stages)
-
-
-def _with_evidence(rows: list[Row], judged: JudgedStages, stages: Stages) -> list[Row]:
-    """Let rows that fail carry what the case says of its implementation, and how they read without a name."""
-    failing = [row for row in rows if row.verdict in RECOGNISABLE and not row.known]
-    if not failing or not (judged.findings.fits or judged.findings.refuted):
-        return rows
-    evidence = evidence_of(judged.findings, failing[0].stage)
-    plain = {each.stage: each for each in judged.plain or judged.judgements}
-    begins_at = judged.plain_begins_at or judged.begins_at
-
-    def packed(row: Row) -> str:
-        judgement = plain[row.stage]
-        message = _explain(judgement, stages[row.stage])
-        return pack(evidence, Plain(judgement.verdict, message, begins_at, row.message))
-
-    named = judged.recognised.name if judged.recognised is not None else None
-    return [replace(row, diagnosis=named, evidence=packed(row)) if row in failing else row for row in rows]
+    return with_evidence(rows, judged, lambda judgement: _explain(judgement, stages[judgement.stage]))
 
 
 def _stage_row(own: Row, judgement: StageJudgement, array: NDArray[Any], begins_at: str | None) -> Row:

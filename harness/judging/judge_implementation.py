@@ -15,10 +15,12 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.conventions import Convention, empty_row_conventions
+from attncheck.harness.judging.alternatives import Convention
+from attncheck.harness.judging.conventions import empty_row_conventions
+from attncheck.harness.judging.findings import NOTHING, Findings
 from attncheck.harness.judging.judge_stages import StageJudgement, judge_stages, sound_stages, where_it_begins
 from attncheck.harness.judging.readings import truth_of
-from attncheck.harness.judging.recognition import NOTHING, Findings, recognise
+from attncheck.harness.judging.recognition import recognise
 from attncheck.harness.judging.truth import Truth
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, Shape

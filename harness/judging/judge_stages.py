@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from attncheck.harness.judging.bounds import Bound
 from attncheck.harness.judging.compare import Index, first_index
 from attncheck.harness.judging.enclosure import Enclosure
+from attncheck.harness.judging.error_messages import explain_errors, explain_without_bound
 from attncheck.harness.judging.places import where_wrong
 from attncheck.harness.judging.sampling import axis_of_queries, index_in_all, rows_of_stage
 from attncheck.harness.judging.tiers import Measured, Tier, measure
@@ -252,40 +253,11 @@ def _numeric(
             "bound": float(bound.worst[index]),
         }
     verdict = Verdict.NUMERIC if fails else Verdict.AGREE
-    message = _explain(accumulated, introduced) if fails else ""
+    message = explain_errors(accumulated, introduced) if fails else ""
     if fails and named.tier is Tier.PROVED:
         wrong = _beyond(exact, bound, array)
         if named.ratio == np.inf:
-            message = _without_allowance(stage, array, exact, bound, against)
+            message = explain_without_bound(stage, array, exact, wrong & (bound.worst == 0), against)
         is_own = introduced is None or introduced.tier.fails
         message = "; ".join(filter(None, (message, where_wrong(stage, wrong) if is_whole and is_own else "")))
     return StageJudgement(stage, verdict, accumulated, introduced, index, message=message, **details)
-
-
-def _explain(accumulated: Measured, introduced: Measured | None) -> str:
-    if introduced is None or not accumulated.tier.fails:
-        return _said("against the exact answer" if introduced is None else "in this step", introduced or accumulated)
-    if introduced.tier.fails:
-        return _said("in this step", introduced)
-    return f"{_said('against the exact answer', accumulated)}; this step is right, the error comes from before it"
-
-
-def _without_allowance(stage: str, array: Array, exact: Enclosure, bound: Bound, against: str) -> str:
-    """Say what is wrong where no error is possible at all: a quotient would be infinite."""
-    places = _beyond(exact, bound, array) & (bound.worst == 0)
-    error = np.where(places, exact.error_of(array), 0.0)
-    largest, count = float(error.max()), int(places.sum())
-    if stage == "weights" and not exact.high[places].any():
-        keys = "a masked key has weight" if count == 1 else f"{count} masked keys have weight"
-        return f"{keys}, up to {largest:.3g}: a key that may not be attended to must have exactly 0"
-    what = "the exact answer" if against == "exact" else "this step"
-    return f"off by up to {largest:.3g} where {what} needs no rounding, so that no error is possible ({count} elements)"
-
-
-def _said(against: str, measured: Measured) -> str:
-    if measured.tier is Tier.PROVED:
-        return f"{measured.ratio:.3g} times the largest error that is possible {against}"
-    return (
-        f"errors too large to be rounding {against}: largest {measured.largest_z:.3g} sigma, "
-        f"root mean square {measured.mean_z:.3g} sigma over {measured.elements} elements"
-    )

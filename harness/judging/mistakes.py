@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.harness.judging.conventions import (
+from attncheck.harness.judging.alternatives import (
     Convention,
     mistake,
     queries_and_keys,

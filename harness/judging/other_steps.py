@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attncheck.harness.judging import bounds_rows, bounds_softmax
 from attncheck.harness.judging.bounds import Bound
@@ -22,7 +23,7 @@ from attncheck.harness.judging.oracle_problem import Problem
 from attncheck.harness.judging.policies import Policy
 from attncheck.harness.judging.scales import scale_of
 from attncheck.harness.judging.truth import Truth
-from attncheck.harness.reading.lowering import Posed
+from attncheck.harness.reading.lowering import Posed, delivered, essential
 
 Errors = Mapping[str, Real]
 Estimates = dict[str, tuple[Real, Real]]
@@ -123,12 +124,30 @@ def _softmax_of(logits: Real, error: Real, policy: Policy) -> Estimates:
 
 def not_renormalised(truth: Truth, policy: Policy, errors: Errors) -> Estimates:
     """Take the softmax of what nothing masks, and leave masked weights out afterwards."""
+    return _masked_behind(truth, policy, errors, None)
+
+
+def mask_not_renormalised(truth: Truth, policy: Policy, errors: Errors) -> Estimates:
+    """Do the same with the mask alone: causality, windows and lengths are there before the softmax."""
+    asked = delivered(truth.operation, truth.posed.options, truth.posed.inputs) if truth.posed is not None else None
+    if asked is None or "mask" not in asked.inputs:
+        return {}
+    del asked.inputs["mask"]
+    plain = essential(truth.operation, asked.options, asked.inputs)
+    logits, _ = _last_logits(truth, errors)
+    before = Problem.of(truth.operation, plain.options, plain.inputs).allowed(logits.shape)
+    return {} if before is None else _masked_behind(truth, policy, errors, before)
+
+
+def _masked_behind(truth: Truth, policy: Policy, errors: Errors, before: NDArray[np.bool_] | None) -> Estimates:
     logits, _ = _last_logits(truth, errors)
     allowed = Problem.of(truth.operation, truth.options, truth.inputs).allowed(logits.shape)
     if allowed is None:
         return {}
     last = [stage for stage in LOGITS[:-1] if stage in truth.exact][-1]
     logits, error = truth.exact[last].high, errors[last]
+    if before is not None:
+        logits, error = np.where(before, logits, -np.inf), np.where(before, error, 0.0)
     found = _softmax_of(logits, error, policy)
     weights, worst = (np.where(allowed, each, 0.0) for each in found["weights"])
     found |= {"masked": (logits, error), "weights": (weights, worst)}

@@ -6,18 +6,21 @@ to, so that the next implementation that fails the same case is compared with al
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
-from attncheck.harness.judging.conventions import Convention, conventions_of
+from attncheck.harness.judging.alternatives import Convention
+from attncheck.harness.judging.conventions import conventions_of
 from attncheck.harness.judging.departures import departures_of
 from attncheck.harness.judging.mistakes import mistakes_of
 from attncheck.harness.judging.nearness import Approximation, approximate, distance
 from attncheck.harness.judging.truth import Stages, Truth, find_truth
-from attncheck.harness.reading.lowering import Posed
+from attncheck.harness.reading.lowering import Posed, delivered
+
+_OF_HEADS = ("heads", "kv_heads")
 
 
 @dataclass(eq=False)
@@ -40,8 +43,7 @@ class Readings:
     def alternatives(self) -> tuple[Convention, ...]:
         """Conventions first, then mistakes and steps."""
         operation = self.truth.operation
-        makers = (conventions_of, mistakes_of, departures_of)
-        return tuple(each for make in makers for each in make(operation, self.posed))
+        return (*_made_of(operation, self.posed), *_of_delivered_mask(operation, self.posed))
 
     @cached_property
     def own(self) -> Approximation:
@@ -54,9 +56,13 @@ class Readings:
 
     def distance(self, alternative: Convention, returned: Stages) -> float:
         """Return how far stages are from a reading."""
+        return distance(self.approximation(alternative), returned, alternative.instead)
+
+    def approximation(self, alternative: Convention) -> Approximation:
+        """Return a reading in float64."""
         if alternative not in self._approximate:
             self._approximate[alternative] = approximate(self.truth.operation, alternative.posed)
-        return distance(self._approximate[alternative], returned, alternative.instead)
+        return self._approximate[alternative]
 
     def apart(self, alternative: Convention, stages: frozenset[str]) -> float:
         """Return how far the exact answer itself is from a reading, at some stages."""
@@ -79,6 +85,22 @@ class Readings:
                 else alternative.departs(self.truth, numerical_class, failing)
             )
         return self._truths[key]
+
+
+def _made_of(operation: str, posed: Posed) -> Iterator[Convention]:
+    makers = (conventions_of, mistakes_of, departures_of)
+    return (each for make in makers for each in make(operation, posed))
+
+
+def _of_delivered_mask(operation: str, posed: Posed) -> Iterator[Convention]:
+    """Yield what may be done to a mask that only the call has: of queries, or of positions that no argument tells."""
+    asked = delivered(operation, posed.options, posed.inputs)
+    mask = asked.inputs.get("mask")
+    if mask is None or mask is posed.inputs.get("mask"):
+        return
+    kept = {name: posed.options[name] for name in ("empty_rows", *_OF_HEADS) if name in posed.options}
+    asked = Posed({**asked.options, **kept}, asked.inputs)
+    yield from (each for each in _made_of(operation, asked) if each.name.startswith("mask-") and not each.departs)
 
 
 def truth_of(own: Truth, convention: Convention) -> Truth:

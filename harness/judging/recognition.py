@@ -21,7 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.harness.judging.accuracy import judge_accuracy
-from attncheck.harness.judging.conventions import Convention, empty_row_conventions
+from attncheck.harness.judging.alternatives import Convention
+from attncheck.harness.judging.conventions import empty_row_conventions
+from attncheck.harness.judging.findings import NOTHING, Findings
 from attncheck.harness.judging.fitted import fitted_numbers
 from attncheck.harness.judging.formats import FORMATS
 from attncheck.harness.judging.judge_stages import agrees, failing_places
@@ -30,7 +32,6 @@ from attncheck.harness.judging.readings import Readings, relative_bound, truth_o
 from attncheck.harness.judging.special_rows import scores_shape
 from attncheck.harness.judging.truth import Truth, is_open
 from attncheck.harness.reading.lowering import Posed
-from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import stage_place
 
 Array = NDArray[Any]
@@ -43,40 +44,6 @@ _NEARLY = 16.0
 """How many times its bounds a reading may be missed by, on average, until that refutes it."""
 _MARGIN = 2.0**10
 """How many times its bound a mean difference may be until a reading is not worth a trial."""
-
-
-@dataclass(frozen=True, eq=False)
-class Findings:
-    """What one failing case says: the readings that fit, nearest first, and the names of those that it refutes.
-
-    Those that are ``open`` may fit as well: they were not tried, because there were too many as near.
-    """
-
-    fits: tuple[Convention, ...] = ()
-    refuted: frozenset[str] = frozenset()
-    open: frozenset[str] = frozenset()
-
-    @property
-    def told(self) -> Convention | None:
-        """What this case names by itself: the reading that fits, if it is the only one, and a convention in any case.
-
-        A result that is right under another convention is that, whatever else gives the same numbers here.
-        """
-        answers = {each.its_answer: each for each in reversed(self.fits)}
-        if not answers:
-            return None
-        if len(answers) == 1:
-            first = self.fits[0]
-            return replace(first, says=first.unsure) if len(self.fits) > 1 and first.unsure else first
-        convention = next((each for each in self.fits if each.verdict is Verdict.SEMANTIC), None)
-        if convention is None:
-            return None
-        others = [each.says for each in answers.values() if each.its_answer != convention.its_answer][::-1]
-        says = f"{convention.says} (or {', or '.join(others)}: this case does not tell them apart)"
-        return replace(convention, says=says)
-
-
-NOTHING = Findings()
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +86,7 @@ def recognise(truth: Truth, failed: Stages, numerical_class: str, right: Stages 
     if _only_in_empty_rows(wrong):
         of_rows = empty_row_conventions(truth.operation, wrong.posed)
         found = next((each for each in of_rows if _fits(wrong, each, truth_of(truth, each))), None)
-        return NOTHING if found is None else Findings((found,))
+        return NOTHING if found is None else Findings((found, *_giving_rows_a_key(wrong)))
     if not _is_small(truth) or not failed.keys() <= truth.exact.keys():
         return NOTHING
     return _regular(wrong)
@@ -155,6 +122,22 @@ def _only_in_empty_rows(wrong: _Wrong) -> bool:
         if not places.any() and not agrees(wrong.truth, stage, array, wrong.numerical_class):
             return False
     return wrong_rows
+
+
+def _giving_rows_a_key(wrong: _Wrong) -> list[Convention]:
+    """Return what else may be behind rows without a key that are wrong: what lets them attend, and changes no other."""
+    if not _is_small(wrong.truth):
+        return []
+    first = min(map(stage_place, wrong.stages))
+    possible = (each for each in wrong.readings.alternatives if stage_place(each.stage) <= first)
+    near = [
+        each
+        for each in possible
+        if not wrong.readings.is_open(each)
+        and wrong.readings.distance(each, wrong.stages) <= _MARGIN * wrong.allowed
+        and wrong.readings.approximation(each).special.empty.sum() < wrong.readings.own.special.empty.sum()
+    ]
+    return [found for each in near[:MOST_TRIALS] if (found := _tried(wrong, each))]
 
 
 def _is_small(truth: Truth) -> bool:

@@ -40,9 +40,10 @@ def other_scales(operation: str, posed: Posed) -> Iterator[tuple[float, dict[str
     own, widths = scale_of(operation, posed), _widths(operation, posed)
     root = math.sqrt(widths["D"])
     given = posed.options.get("scale") is not None
+    times = "the given one times 1/sqrt(D)" if given else "1/sqrt(D)"
     candidates = [
         (1 / root, "scale-default", "the default 1/sqrt(D)" if given else "1/sqrt(D)"),
-        *([(own / root, "scale-times-default", "the given one times 1/sqrt(D)")] if given else []),
+        *([(own / root, "scale-times-default", times)] if f"{own * root:.12g}" != "1" else []),
         (1.0, "scale-one", ""),
         (own * own, "scale-twice", "twice the same factor"),
         (1 / widths["D"], "scale-inverse-width", "1/D"),

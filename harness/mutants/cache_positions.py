@@ -98,6 +98,7 @@ MUTANTS = (
         "a mask recognised as causal becomes is_causal, which knows no past: transformers#30437, pytorch#108108",
         _with_mask(_recognised_as_causal),
         "masked",
+        diagnosis=("aligned-top-left",),
     ),
     Mutant(
         "key_lengths_counted_from_the_first_new_key",

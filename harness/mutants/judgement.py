@@ -65,7 +65,7 @@ class ExactJudge:
         truth, numerical_class = self._truth_of(case, dtype, inputs), self._class_of(dtype, claimed)
         judged = judge_and_recognise(truth, stages, case.stage_shapes, numerical_class)
         failing = [each.stage for each in judged.judgements if each.verdict in RECOGNISABLE]
-        return evidence_of(judged.findings, failing[0]) if failing else None
+        return evidence_of(judged.findings, failing[0], case.operation) if failing else None
 
     def __call__(
         self, case: Case, dtype: str, inputs: Inputs, stages: Stages, claimed: str | None = None

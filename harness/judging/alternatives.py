@@ -1,0 +1,98 @@
+"""An alternative to what a case means, and how one is made of a case's options and inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from attncheck.harness.judging.truth import Stages, Truth
+from attncheck.harness.reading.lowering import Posed
+from attncheck.harness.verdicts import Verdict
+
+Departs = Callable[[Truth, str, Stages], Truth | None]
+"""Makes the truth of another step from the exact answer, given a numerical class and what fails; None where
+there is no such step."""
+
+
+@dataclass(frozen=True, eq=False)
+class Convention:
+    """Another reading of a case.
+
+    ``says`` tells people what the implementation does and what the case means; ``{stage}`` is the stage where it shows.
+    ``stage`` is the one at which the reading departs from the case, ``posed`` the problem as it is then read.
+    ``option`` is what an implementation may declare: the name of a convention and its value. ``instead`` names the
+    stages to compare with where the problem has no such stage any more. ``departs`` makes the stages of an answer that
+    is no problem's: a step that is another one, such as a softmax over queries.
+
+    Names are the same in every case, so that one implementation's failures can be brought together. Alternatives of one
+    ``answer`` cannot be told apart by a case, where 1/D is the square of 1/sqrt(D); ``unsure`` says all of them.
+    ``is_fitted`` marks those with a free number, or that say less than a cause: they count where nothing else fits.
+    """
+
+    name: str
+    says: str
+    stage: str
+    posed: Posed
+    verdict: Verdict = Verdict.SEMANTIC
+    option: tuple[str, str] | None = None
+    instead: Mapping[str, str] = field(default_factory=dict)
+    departs: Departs | None = None
+    answer: str = ""
+    unsure: str = ""
+    is_fitted: bool = False
+
+    @property
+    def its_answer(self) -> str:
+        """What tells its answer from others: by default its name."""
+        return self.answer or self.name
+
+    @property
+    def empty_rows(self) -> str | None:
+        """What rows without a key give, where that is the whole difference."""
+        name, value = self.option or ("", "")
+        return value if name == "empty_rows" and self.name == f"empty-rows-{value}" else None
+
+
+def mistake(
+    name: str, says: str, posed: Posed, stage: str = "masked", instead: Mapping[str, str] | None = None
+) -> Convention:
+    """Return a reading that nobody means."""
+    return Convention(name, says, stage, posed, Verdict.NUMERIC, instead=instead or {})
+
+
+def with_options(posed: Posed, **options: Any) -> Posed:
+    """Return the problem with other options."""
+    return Posed({**posed.options, **options}, posed.inputs)
+
+
+def with_inputs(posed: Posed, **inputs: Any) -> Posed:
+    """Return the problem with other inputs."""
+    return Posed(posed.options, {**posed.inputs, **inputs})
+
+
+def without_input(posed: Posed, name: str) -> Posed:
+    """Return the problem without an input."""
+    return Posed(posed.options, {other: array for other, array in posed.inputs.items() if other != name})
+
+
+def with_mask(posed: Posed) -> Posed:
+    """Give the problem a mask that allows everything, or it would lose the stage when it loses the option."""
+    return posed if "mask" in posed.inputs else with_inputs(posed, mask=np.ones((1, 1, 1, 1), dtype=np.bool_))
+
+
+def with_allowed(posed: Posed, allowed: Any) -> Posed:
+    """Return the problem with a mask (Lq, Lk) beside that which it has."""
+    mask = posed.inputs.get("mask")
+    return with_inputs(posed, mask=allowed[np.newaxis, np.newaxis] if mask is None else mask & allowed)
+
+
+def queries_and_keys(posed: Posed) -> tuple[int, int]:
+    """Return how many queries and keys there are, the past among them."""
+    if "scores" in posed.inputs:
+        queries, keys = posed.inputs["scores"].shape[-2:]
+        return int(queries), int(keys)
+    past = posed.inputs["past_key"].shape[-2] if "past_key" in posed.inputs else 0
+    return int(posed.inputs["query"].shape[-2]), int(posed.inputs["key"].shape[-2] + past)
