@@ -18,7 +18,7 @@ from attncheck.harness.errors import ExitCode
 from attncheck.harness.results.coverage import shortfalls
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import DTYPES
-from attncheck.reports.frames import Column, Frames, once_for_frames, records
+from attncheck.reports.frames import Column, Frames, failing, once_for_frames, records
 
 MOST_REASONS = 4
 """Reasons that are spelt out in one sentence."""
@@ -157,6 +157,9 @@ def _singular(what: str) -> str:
 def unjudged(frames: Frames) -> tuple[str, ...]:
     """Say where less was judged than was asked for, which ends a comparison with 3; a line each."""
     lines: list[str] = []
+    bad = failing(frames.results)
+    stopped = bad[bad["verdict"].isin(_STOPPED)]
+    failed = set(zip(stopped["environment"], stopped["implementation"], strict=True))
     for environment, asked in frames.asked.items():
         found = {
             each.column.implementation: each.judged
@@ -164,6 +167,9 @@ def unjudged(frames: Frames) -> tuple[str, ...]:
             if each.column.environment == environment
         }
         where = f"{environment}: " if len(frames.asked) > 1 else ""
+        # An error that fails a comparison says itself why its implementation was not judged.
+        if asked.minimum is None:
+            found = {name: count for name, count in found.items() if count or (environment, name) not in failed}
         lines += [where + line for line in shortfalls(found, asked)]
     return tuple(lines)
 

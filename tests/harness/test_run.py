@@ -39,6 +39,8 @@ def test_two_that_agree_give_0_and_every_comparison_is_a_row(honest: Entries, ru
         "cases": 4,
         "implementations": ["first.eager", "second.eager"],
         "evaluations": 16,
+        "judged": {"first.eager": 4, "second.eager": 4},
+        "shortfalls": [],
         "verdicts": {"agree": len(run.rows)},
         "failures": 0,
         "faults": 0,

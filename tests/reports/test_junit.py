@@ -119,9 +119,7 @@ def test_what_did_not_come_to_an_end_is_an_error(
     verdict: str, make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
 ) -> None:
     root = parse(frames_of(write_run([make_row(stage="", verdict=verdict, message="killed")])))
-    error, nothing = root.iter("error")
-    assert error.attrib == {"type": verdict, "message": "killed"}
-    assert nothing.attrib["message"] == "too little was judged: no implementation was judged in the only case"
+    assert only(root, "error").attrib == {"type": verdict, "message": "killed"}
 
 
 def test_the_unsupported_is_skipped_with_its_reason_and_so_is_what_nothing_can_be_said_of(

@@ -51,16 +51,16 @@ def document_report(document_frames: Frames) -> str:
     return render_markdown(document_frames)
 
 
-def test_the_report_opens_with_the_answer(document_report: str) -> None:
-    lines = document_report.splitlines()
+def test_the_report_opens_with_the_answer(document_report: str, document_frames: Frames) -> None:
+    lines, count = document_report.splitlines(), len(document_frames.cases)
     assert lines[:4] == [
         "# Attention conformance report",
         "",
-        "**first and second agree. Judged 17 of 17 cases on each.**",
+        f"**first and second agree. Judged {count} of {count} cases on each.**",
         "",
     ]
     assert lines[4].startswith("- ")
-    assert "**first and second agree. Judged 17 of 17 cases on each.**" in lines
+    assert f"**first and second agree. Judged {count} of {count} cases on each.**" in lines
 
 
 def test_every_table_has_the_same_number_of_cells_in_each_line(document_report: str) -> None:
