@@ -136,7 +136,7 @@ def mask_not_renormalised(truth: Truth, policy: Policy, errors: Errors) -> Estim
     plain = essential(truth.operation, asked.options, asked.inputs)
     logits, _ = _last_logits(truth, errors)
     before = Problem.of(truth.operation, plain.options, plain.inputs).allowed(logits.shape)
-    return {} if before is None else _masked_behind(truth, policy, errors, before)
+    return _masked_behind(truth, policy, errors, before)
 
 
 def _masked_behind(truth: Truth, policy: Policy, errors: Errors, before: NDArray[np.bool_] | None) -> Estimates:

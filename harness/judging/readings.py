@@ -118,7 +118,8 @@ def relative_bound(truth: Truth, stages: Collection[str], numerical_class: str) 
     for stage in stages:
         exact, worst = truth.exact[stage].high, bounds[stage].worst
         judged = np.isfinite(exact) & np.isfinite(worst)
-        size = np.abs(exact[judged]).sum()
-        if size > 0:
-            largest = max(largest, float(worst[judged].sum() / size))
+        with np.errstate(over="ignore", invalid="ignore"):  # beyond float64's range nothing is near
+            size, allowed = np.abs(exact[judged]).sum(), worst[judged].sum()
+            if size > 0:
+                largest = max(largest, float(np.nan_to_num(allowed / size, posinf=0.0)))
     return largest
