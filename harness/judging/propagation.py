@@ -92,13 +92,14 @@ def propagate(operation: str, options: Mapping[str, Any], inputs: Inputs) -> dic
         for name, array in posed.inputs.items()
         if array.dtype != bool
     }
-    options, mask = posed.options, posed.inputs.get("mask")
+    # What a query without a key gives is no part of a problem in essential form.
+    options, mask = {**posed.options, "empty_rows": options.get("empty_rows")}, posed.inputs.get("mask")
     with np.errstate(all="ignore"):
         match operation:
             case "scoring":
                 return _scoring(balls, options)
             case "softmax":
-                return _softmax(balls["scores"])
+                return _softmax(balls["scores"], options)
             case "masking":
                 return _masking(balls["scores"], balls.get("bias"), mask, options)
             case "attention":
@@ -173,7 +174,7 @@ def _masking(scores: Ball, bias: Ball | None, mask: NDArray[Any] | None, options
     return stages
 
 
-def _softmax(scores: Ball) -> dict[str, Ball]:
+def _softmax(scores: Ball, options: Mapping[str, Any]) -> dict[str, Ball]:
     attended = scores.value > -np.inf
     maximum = scores.value.max(axis=-1, keepdims=True, initial=-np.inf)
     empty = maximum == -np.inf
@@ -186,6 +187,8 @@ def _softmax(scores: Ball) -> dict[str, Ball]:
     radius = np.where(attended, scores.radius, 0)
     moved = np.where(attended, _weight_radius(weights, log_weights, radius), 0)
     moved_sum = np.where(np.isinf(log_sum_exp), 0, _log_sum_radius(weights, log_weights, radius))
+    of_empty = {"uniform": 1 / max(weights.shape[-1], 1), "nan": np.nan}.get(str(options.get("empty_rows")), 0.0)
+    weights = np.where(empty, of_empty, weights)  # which no rounding of the scores moves
     return {"weights": Ball(weights, moved), "log_sum_exp": Ball(log_sum_exp, moved_sum)}
 
 
@@ -234,7 +237,7 @@ def _attention(
     *_, scores = stages.values()  # the last stage that was asked for
     stages |= _masking(scores, bias, mask, options)
     *_, logits = stages.values()
-    stages |= _softmax(logits)
+    stages |= _softmax(logits, options)
     stages["output"] = stages["weights"] @ value.with_heads(heads)
     return stages
 

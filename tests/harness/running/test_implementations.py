@@ -38,7 +38,9 @@ def test_what_is_not_installed_is_left_out_when_nobody_asked_for_it(names: list[
 
 
 def test_what_is_asked_for_and_not_installed_is_missing() -> None:
-    assert choose_implementations(["gone", "here"], TABLE) == Chosen((Implementation(HERE),), missing=("gone",))
+    assert choose_implementations(["gone", "here"], TABLE) == Chosen(
+        (Implementation(HERE),), missing=("gone",), by_name=("here.eager",)
+    )
     assert choose_implementations(["gone"], TABLE) == Chosen((), missing=("gone",))
 
 
@@ -46,7 +48,7 @@ def test_only_what_is_asked_for_runs_once_and_in_the_order_of_the_table() -> Non
     second = BackendEntry("second", "some_module", ("numpy",))
     table = {"here": HERE, "second": second, "third": BackendEntry("third", "some_module", ("numpy",))}
     chosen = choose_implementations(["second", "here", "second"], table)
-    assert chosen == Chosen((Implementation(HERE), Implementation(second)))
+    assert chosen == Chosen((Implementation(HERE), Implementation(second)), by_name=("here.eager", "second.eager"))
 
 
 def test_an_unknown_name_is_refused_with_the_names_that_are_known() -> None:
