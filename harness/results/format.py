@@ -12,7 +12,7 @@ report/               made from the above by `attncheck check` or `attncheck rep
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -153,7 +153,7 @@ class Row:
     message: str = ""
     lacks: str | None = None
     exact: float | None = None
-    seconds: float | None = None
+    seconds: float | None = field(default=None, compare=False)
     reason: str | None = None
     thread: str | None = None
     empty_rows: str | None = None

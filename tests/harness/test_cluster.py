@@ -189,7 +189,7 @@ def test_a_run_on_a_cluster_comes_to_the_report_of_a_run_here(
     assert remote.arrays().keys() == local.arrays().keys()
     assert remote.environment["backends"] == local.environment["backends"]
     cluster = {"workers": 2, "threads": 2, "machines": 1, "resources": {RESOURCES: 2}}
-    assert remote.environment == {**local.environment, "cluster": cluster}
+    assert remote.environment == {**local.environment, "cluster": cluster, "started": remote.environment["started"]}
 
 
 @pytest.mark.parametrize("form", ["--cluster {}", "--cluster={}"])
