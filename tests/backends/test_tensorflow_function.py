@@ -122,8 +122,8 @@ def test_xla_compiles_and_the_plain_graph_does_not() -> None:
     scores = np.zeros((1, 1, 2, 3), dtype=np.float32)
     xla: Any = ENTRY.load("xla")
     graph: Any = ENTRY.load("function")
-    compiled = xla.softmax.experimental_get_compiler_ir(xla.from_numpy(scores))(stage="hlo")
+    compiled = xla.softmax.experimental_get_compiler_ir(xla.from_numpy(scores), empty_rows="zero")(stage="hlo")
     assert "HloModule" in compiled
     with pytest.raises(ValueError, match="jit_compile"):
-        graph.softmax.experimental_get_compiler_ir(graph.from_numpy(scores))
+        graph.softmax.experimental_get_compiler_ir(graph.from_numpy(scores), empty_rows="zero")
     assert {"xla_flags", "tf_xla_flags", "version", "device"} <= set(xla.describe())
