@@ -45,7 +45,7 @@ COLUMNS: Mapping[str, str] = {
     "unjudged": "elements (of the judged rows) that no exact answer was known of; of a pair, those of them that differ",
     "other": "the implementation that it is compared with, and its environment",
     "message": "what is wrong, in words",
-    "lacks": "what an implementation would need to support the case, apart by commas",
+    "lacks": "what an implementation would need to support the case, comma-separated",
     "diagnosis": "what the implementation does instead: a name of docs/diagnoses.md; empty where that is not known",
     "reason": "why it is known beforehand",
     "thread": "where that is discussed",

@@ -154,38 +154,31 @@ def _load(path: Path, name: str) -> list[Divergence]:
         entries = TypeAdapter(list[DivergenceEntry]).validate_python(document.data)
     except ValidationError as error:
         raise CaseError([_of_entries(fault) for fault in faults_of(error, name, document)]) from None
-    if faults := [*_misplaced_limits(entries, name, document), *_misplaced_conventions(entries, name, document)]:
+    if faults := _misplaced(entries, name, document):
         raise CaseError(faults)
     return [Divergence(entry, name, document.lines.get((index,), 1)) for index, entry in enumerate(entries)]
 
 
-def _misplaced_limits(entries: Sequence[DivergenceEntry], name: str, document: YamlDocument) -> list[Fault]:
-    """Return the faults of entries that limit what has no size: NaN, a wrong shape, or no answer at all."""
+_ONLY_WITH = {
+    "up_to": (Verdict.NUMERIC, "has a size to limit"),
+    "empty_rows": (Verdict.SEMANTIC, "has a convention"),
+}
+"""Fields that say something of one verdict alone, and what that verdict has."""
+
+
+def _misplaced(entries: Sequence[DivergenceEntry], name: str, document: YamlDocument) -> list[Fault]:
+    """Return the faults of entries with a field that says nothing of their verdict."""
     return [
         fault_at(
-            (index, "up_to"),
-            f"only a numeric divergence has a size to limit, and this one is {entry.verdict}; "
-            "leave the field out, or say verdict: numeric",
+            (index, field),
+            f"only a {verdict} divergence {has}, and this one is {entry.verdict}; "
+            f"leave the field out, or say verdict: {verdict}",
             name,
             document,
         )
+        for field, (verdict, has) in _ONLY_WITH.items()
         for index, entry in enumerate(entries)
-        if entry.up_to is not None and entry.verdict != Verdict.NUMERIC
-    ]
-
-
-def _misplaced_conventions(entries: Sequence[DivergenceEntry], name: str, document: YamlDocument) -> list[Fault]:
-    """Return the faults of entries that name a convention for what is no difference of meaning."""
-    return [
-        fault_at(
-            (index, "empty_rows"),
-            f"only a semantic divergence has a convention, and this one is {entry.verdict}; "
-            "leave the field out, or say verdict: semantic",
-            name,
-            document,
-        )
-        for index, entry in enumerate(entries)
-        if entry.empty_rows is not None and entry.verdict != Verdict.SEMANTIC
+        if getattr(entry, field) is not None and entry.verdict != verdict
     ]
 
 
