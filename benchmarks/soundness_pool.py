@@ -26,6 +26,14 @@ _MOST_ENTRIES = {"additive": 1 << 12, "attention_gradients": 1 << 14}
 """The additive score has a hidden layer for every pair of query and key; gradients are judged whole."""
 _DECODING_SHARE = 0.1
 _LARGE_SHARE = 0.005
+_KERNEL_SHARE = 0.25
+_KERNEL_SHAPES_PER_SHAPE = 3 / 8
+_KERNEL_ENTRIES = 1 << 14
+_WIDTHS = (16, 32, 64, 80, 96, 128, 192, 256)
+"""The widths for which kernels have a path of their own."""
+_TILES = (16, 16, 16, 64, 64, 128)
+_KERNEL_HEADS = ((1, 1), (2, 2), (4, 1), (8, 8), (8, 2), (8, 1), (40, 5), (40, 40))
+_KERNEL_BATCHES = (1, 2, 5, 17)
 _HEADS = ((1, 1), (1, 1), (2, 2), (2, 2), (3, 3), (2, 1), (4, 2), (6, 2), (4, 1))
 """Heads of the query, and of key and value."""
 
@@ -76,6 +84,9 @@ def draw_dimensions(kind: str, random: Random, seed: int, shapes: int) -> Dimens
         return _LARGE[random.randint(len(_LARGE))]
     if kind == "multi_head_attention" and random.rand() < _DECODING_SHARE:
         return _DECODING
+    if kind in ("attention", "attention_gradients") and random.rand() < _KERNEL_SHARE:
+        kernel_pool = _kernel_pool(seed, max(1, round(shapes * _KERNEL_SHAPES_PER_SHAPE)))
+        return kernel_pool[random.randint(len(kernel_pool))]
     pool = _pool(seed, shapes)
     fitting = [dims for dims in pool if dims.entries <= _MOST_ENTRIES.get(kind, dims.entries)]
     return fitting[random.randint(len(fitting))]
@@ -96,6 +107,31 @@ def _pool(seed: int, shapes: int) -> tuple[Dimensions, ...]:
         if random.rand() < _MANY_ENTRIES / dims.entries:
             pool.append(dims)
     return tuple(pool)
+
+
+@lru_cache(maxsize=4)
+def _kernel_pool(seed: int, shapes: int) -> tuple[Dimensions, ...]:
+    """Draw shapes at which kernels change their path: widths of powers of two, lengths around the edges of tiles."""
+    random = np.random.RandomState([seed, shapes])
+    pool: list[Dimensions] = []
+    while len(pool) < shapes:
+        width, other = (int(each) for each in random.choice(_WIDTHS, 2))
+        heads, shared = _KERNEL_HEADS[random.randint(len(_KERNEL_HEADS))]
+        queries, keys = _around_tiles(random, (1, 5)), _around_tiles(random, ())
+        value_width = width if random.rand() < 0.6 else other
+        batch = int(random.choice(_KERNEL_BATCHES))
+        dims = Dimensions(batch, heads, queries, keys, width, value_width, 1, 1, 1, 1, shared)
+        if dims.entries <= _KERNEL_ENTRIES and random.rand() < _MANY_ENTRIES / dims.entries:
+            pool.append(dims)
+    return tuple(pool)
+
+
+def _around_tiles(random: Random, few: tuple[int, ...]) -> int:
+    """Draw a length at the edge of a tile, or one of a few lengths."""
+    if few and random.rand() < 0.4:
+        return int(random.choice(few))
+    tile = int(random.choice(_TILES))
+    return int(random.choice((tile - 1, tile, tile + 1, 2 * tile + 1)))
 
 
 def _lengths(random: Random, most: int, share_alike: float) -> tuple[int, int]:

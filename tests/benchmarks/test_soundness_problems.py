@@ -58,7 +58,14 @@ def test_gradients_are_drawn_with_biases_of_many_shapes_and_grouped_heads(proble
 
 def test_shapes_come_from_the_pool(problems: ModuleType) -> None:
     drawn = [problems.draw_problem(problems.Draw(1, 3, "attention_gradients"), number) for number in range(40)]
-    assert len({problem.scores for problem in drawn}) <= 3
+    assert len({problem.scores for problem in drawn}) <= 3 + 1  # one of them at a kernel's size
+
+
+def test_a_quarter_of_attention_has_the_size_of_a_kernel(problems: ModuleType) -> None:
+    drawn = [problems.draw_problem(problems.Draw(1, 64, "attention"), number) for number in range(200)]
+    widths = [problem.inputs["query"].shape[-1] for problem in drawn]
+    assert sum(width in (16, 32, 64, 80, 96, 128, 192, 256) for width in widths) >= 0.2 * len(drawn)
+    assert max(widths) == 256
 
 
 def test_what_a_dtype_cannot_hold_on_the_way_is_left_out(problems: ModuleType) -> None:
@@ -109,7 +116,7 @@ def test_a_mean_over_few_causes_is_not_shown(problems: ModuleType) -> None:
 
 def test_a_negative_scale_on_causal_attention_is_known_of_the_flash_kernel_alone(problems: ModuleType) -> None:
     known = load_divergences([BENCHMARKS / "soundness_known.yaml"])
-    drawn = drawn_from(problems, 400, operation="attention_gradients")
+    drawn = drawn_from(problems, 800, operation="attention_gradients")
     expected = [{"causal", "negative scale"} <= set(problem.asked.split(" + ")) for problem in drawn]
     assert any(expected)
     for implementation, excused in (("torch.sdpa", expected), ("torch.eager", [False] * len(drawn))):
