@@ -204,7 +204,7 @@ def find_truth(
     """Evaluate the oracle for one computation; on large shapes for some query rows, unless it has to be ``whole``.
 
     ``returned`` are the stages that anybody returned: on large shapes no others are evaluated, where that saves the
-    score matrix; by default all are.
+    score matrix, and none at all where nobody returned any, as in a dtype that none declares; by default all are.
     """
     rows = None if whole else sampled_rows(operation, options, inputs)
     posed, lowered = Posed(dict(options), dict(inputs)), essential(operation, options, inputs, rows)
@@ -241,7 +241,9 @@ def find_truth(
 
 
 def _solved(base: Truth, returned: Collection[str] | None) -> Truth:
-    """Evaluate the exact stages: all of them, or the results alone with keys in blocks."""
+    """Evaluate the exact stages: all of them, or the results alone with keys in blocks; none where nobody asks."""
+    if returned is not None and not returned:
+        return base
     operation, options, inputs = base.operation, base.options, base.inputs
     scores = score_elements(operation, options, inputs)
     if every_row_counts(operation, inputs, base.query_rows) and scores > MOST_WHOLE:

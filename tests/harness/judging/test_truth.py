@@ -194,3 +194,10 @@ def test_a_step_that_another_implementation_made_bit_by_bit_is_evaluated_once(mo
     assert all(each is not None for each in found)
     exact = [each[0].high.tobytes() for each in found if each is not None]
     assert exact[0] == exact[1] != exact[2]
+
+
+def test_nothing_is_evaluated_where_nobody_returned_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "exact_stages", pytest.fail)
+    inputs = {"query": np.array(QUERY), "key": np.array(KEY)}
+    found = find_truth("scoring", {"scale": SCALE}, inputs, "float64", generic=True, returned=())
+    assert (found.exact, found.bounds("native")) == ({}, {})
