@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attncheck.harness.config import known_divergences, minimum_of, selected
+from attncheck.harness.config import known_divergences, minimum_of, selected, tiles_of
 from attncheck.harness.errors import ExitCode
 from attncheck.harness.merge import merge_runs
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.selection import Selection
+from attncheck.harness.reading.tiles import read_tiles
 from attncheck.harness.repeating import Met, calls_before, explain_as_met, group_of
 from attncheck.harness.results.checked import Place, what_became
 from attncheck.harness.results.format import Row
@@ -122,6 +123,7 @@ def check(
     cases: Sequence[str] = (),
     tags: Sequence[str] = (),
     dtypes: Sequence[str] = (),
+    tiles: Sequence[int] = (),
     framework: str | None = None,
     name: str | None = None,
     output: str | Path | None = None,
@@ -139,7 +141,8 @@ def check(
     of which the keywords that it does not have are what it cannot do, or a text: ``file.py:function``,
     ``package.module:function``, or the name of a bundled or published implementation. It runs in a process of its own,
     on NumPy's arrays or those of ``framework`` (torch, tensorflow, jax). ``cases`` are paths of files or folders, or
-    globs over the bundled cases; if empty, all of these and the project's own (``pyproject.toml``). In reports a
+    globs over the bundled cases; if empty, all of these and the project's own (``pyproject.toml``). ``tiles`` are sizes
+    of the kernel's tiles, whose cases come besides, as with ``--tile``. In reports a
     callable is called as on the command line, after its module and itself, or by ``name`` behind its module. ``output``
     keeps the results in a folder, for ``attncheck report``. With ``keep_going``, one whose process ends in the same way
     in every call is tried in all cases. ``min_judged`` is in how many cases it has to be judged, or in what share of
@@ -150,7 +153,8 @@ def check(
     picked = {"cases": list(cases), "tags": list(tags), "dtypes": list(dtypes)}
     minimum = minimum_of(min_judged, complete=not any(picked.values()))
     chosen = _chosen(function, framework, name, limits)
-    selection = selected(list(cases), list(tags), list(dtypes))
+    sizes = tiles_of(read_tiles(tiles, "tiles"), complete=not cases)
+    selection = selected(list(cases), list(tags), list(dtypes), tiles=sizes)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(output) if output is not None else Path(folder) / "results"
         known = known_divergences([item.entry.name for item in chosen.implementations])
@@ -162,6 +166,7 @@ def check(
             divergences=known,
             tags=selection.tags,
             picked=picked,
+            tiles=sizes,
             minimum=minimum,
             keeps_results=output is not None,
         )

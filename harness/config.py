@@ -4,9 +4,10 @@
     cases = ["conformance/"]                     # own files or folders of cases, besides the bundled ones
     divergences = ["conformance/known.yaml"]     # own lists of known divergences
     min_judged = "80%"                           # what every implementation has to be judged in; or a number of cases
+    tile = 48                                    # the tile of the kernel, or a list: cases at its edges run, too
 
 Paths are relative to the folder of that file. The minimum is that of runs in which nothing is picked: of a few cases
-that are named, no share says anything.
+that are named, no share says anything. The tile, too, is that of runs in which no cases are named.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from attncheck.harness.errors import UsageError
 from attncheck.harness.reading.divergences import Divergence, bundled_divergences, load_divergences
 from attncheck.harness.reading.selection import Selection, exists, select_cases
+from attncheck.harness.reading.tiles import read_tiles
 from attncheck.harness.results.coverage import Minimum
 
 _FILE = "pyproject.toml"
@@ -32,6 +34,7 @@ class Config:
     cases: tuple[str, ...] = ()
     divergences: tuple[Path, ...] = ()
     minimum: Minimum | None = None
+    tiles: tuple[int, ...] = ()
 
     @property
     def own_and_bundled(self) -> tuple[str, ...]:
@@ -55,14 +58,21 @@ def selected(
     tags: Sequence[str] = (),
     dtypes: Sequence[str] = (),
     divergences: Sequence[Path] = (),
+    tiles: Sequence[int] = (),
 ) -> Selection:
     """Read the cases that are named: where none is, the bundled ones and the project's; lists of divergences are none.
 
-    Raises ``UsageError`` as ``select_cases`` does.
+    The cases of ``tiles`` come besides. Raises ``UsageError`` as ``select_cases`` does.
     """
     config = read_config()
     lists = (*config.divergences, *divergences)
-    return select_cases(patterns or config.own_and_bundled, tags, dtypes, divergences=lists)
+    named = patterns or config.own_and_bundled
+    return select_cases(named, tags, dtypes, divergences=lists, tiles=tiles_of(tiles, complete=not patterns))
+
+
+def tiles_of(given: Sequence[int], *, complete: bool) -> tuple[int, ...]:
+    """Return the tiles whose cases run: those given, or what the project says where no cases are named."""
+    return tuple(given) or (read_config().tiles if complete else ())
 
 
 def known_divergences(backends: Sequence[str], own: Sequence[Path] = ()) -> tuple[Divergence, ...]:
@@ -92,7 +102,7 @@ def _section(path: Path) -> dict[str, Any] | None:
 
 
 def _config(section: dict[str, Any], path: Path) -> Config:
-    known = {"cases", "divergences", "min_judged"}
+    known = {"cases", "divergences", "min_judged", "tile"}
     unknown = sorted(section.keys() - known)
     if unknown:
         raise UsageError(f"{path}: tool.attncheck.{_short(unknown[0])}: unknown; expected {', '.join(sorted(known))}")
@@ -107,7 +117,9 @@ def _config(section: dict[str, Any], path: Path) -> Config:
             raise UsageError(f"{path}: tool.attncheck.{name}: there is no {_short(str(missing[0]))}")
     least = section.get("min_judged")
     minimum = None if least is None else Minimum.of(least, f"{path}: tool.attncheck.min_judged")
-    return Config(tuple(map(str, paths["cases"])), tuple(paths["divergences"]), minimum)
+    tile = section.get("tile", [])
+    tiles = read_tiles(tile if isinstance(tile, list) else [tile], f"{path}: tool.attncheck.tile")
+    return Config(tuple(map(str, paths["cases"])), tuple(paths["divergences"]), minimum, tiles)
 
 
 def _short(text: str) -> str:

@@ -113,6 +113,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--attncheck-tag", metavar="TAG", action="append", default=[], help="only cases with this tag")
     group.addoption("--attncheck-dtype", metavar="DTYPE", action="append", default=[], help="only this dtype")
     group.addoption(
+        "--attncheck-tile", metavar="N", action="append", default=[], help="the kernel's tile: cases at its edges, too"
+    )
+    group.addoption(
         "--attncheck-min-judged",
         metavar="N|N%",
         help="fail where an implementation was judged in fewer cases, or in a smaller share of those that ran",
@@ -159,11 +162,15 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     if not targets or config.option.collectonly is None:
         return
     from attncheck.harness.errors import AttncheckError
+    from attncheck.harness.reading.tiles import read_tiles, tiles_named
     from attncheck.harness.running.choice import choose
 
     wanted = {name: config.getoption(f"--attncheck-{name}") for name in ("cases", "tag", "dtype", "framework")}
     try:
-        selection = _selection(tuple(wanted["cases"]), tuple(wanted["tag"]), tuple(wanted["dtype"]))
+        tiles = read_tiles(config.getoption("--attncheck-tile"), "--attncheck-tile")
+        pasted = config.stash[_PASTED]
+        tiles += tiles_named(pasted)
+        selection = _selection(tuple(wanted["cases"]), tuple(wanted["tag"]), tuple(wanted["dtype"]), tiles)
         chosen = choose(None, targets, wanted["framework"])
         judges = [_Judge.of(implementation, selection) for implementation in chosen.implementations]
     except AttncheckError as error:
@@ -235,6 +242,7 @@ def conformance(
     cases: Sequence[str] = (),
     tags: Sequence[str] = (),
     dtypes: Sequence[str] = (),
+    tiles: Sequence[int] = (),
     framework: str | None = None,
 ) -> Callable[..., None]:
     """Return a test function with a test per case and dtype, for one line in a test file.
@@ -242,10 +250,11 @@ def conformance(
     The arguments are those of ``attncheck.harness.check``.
     """
     from attncheck.harness.errors import AttncheckError
+    from attncheck.harness.reading.tiles import read_tiles
     from attncheck.harness.running.choice import choose, choose_callable
 
     try:
-        selection = _selection(tuple(cases), tuple(tags), tuple(dtypes))
+        selection = _selection(tuple(cases), tuple(tags), tuple(dtypes), read_tiles(tiles, "tiles"))
         implementation = (
             choose(None, [function], framework).implementations[0]
             if isinstance(function, str)
@@ -315,11 +324,13 @@ def _process(implementation: Implementation, dtype: str) -> _Process:
 
 
 @cache
-def _selection(cases: tuple[str, ...], tags: tuple[str, ...], dtypes: tuple[str, ...]) -> Selection:
+def _selection(
+    cases: tuple[str, ...], tags: tuple[str, ...], dtypes: tuple[str, ...], tiles: tuple[int, ...] = ()
+) -> Selection:
     from attncheck.harness.config import selected
     from attncheck.harness.errors import CaseError
 
-    selection = selected(cases, tags, dtypes)
+    selection = selected(cases, tags, dtypes, tiles=tiles)
     if selection.faults:
         raise CaseError(list(selection.faults))
     return selection

@@ -43,7 +43,8 @@ class Settings:
     cases are all there are: a divergence that shows in none of them no longer happens. ``tags`` says what tags mean.
     With ``resume``, an interrupted run in the same folder goes on where it ended. ``cluster`` is the address of a Dask
     scheduler whose workers compute everything; None is this machine. ``picked`` says what the cases were narrowed by
-    (``cases``, ``tags``, ``dtypes``), ``minimum`` in how many of them every implementation has to be judged.
+    (``cases``, ``tags``, ``dtypes``), ``tiles`` whose cases came besides, ``minimum`` in how many of them every
+    implementation has to be judged.
     ``keeps_results`` says that ``output`` stays, so that commands may name it.
     """
 
@@ -59,6 +60,7 @@ class Settings:
     resume: bool = False
     cluster: str | None = None
     picked: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    tiles: tuple[int, ...] = ()
     minimum: Minimum | None = None
     keeps_results: bool = True
 
@@ -190,6 +192,7 @@ def _environment(chosen: Chosen, settings: Settings, faults: Sequence[Fault]) ->
         "asked": {
             **{name: list(each) for name, each in settings.picked.items()},
             "by_name": list(chosen.by_name),
+            **({"tiles": list(settings.tiles)} if settings.tiles else {}),
             "min_judged": None if settings.minimum is None else str(settings.minimum),
         },
         **describe_environment(entries, settings.limits.threads),

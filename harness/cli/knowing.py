@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from attncheck.harness.cli.app import app
-from attncheck.harness.cli.options import AsJson, Listed, Patterns, TagNames
+from attncheck.harness.cli.options import AsJson, Listed, Patterns, TagNames, Tiles
 from attncheck.harness.cli.work import print_faults, select, split
 from attncheck.harness.errors import ExitCode
 
@@ -45,6 +45,7 @@ def list_(
     what: Annotated[Listed, typer.Argument(help="What to list.")],
     cases: Patterns = None,
     tag: TagNames = None,
+    tile: Tiles = None,
     as_json: AsJson = False,
 ) -> None:
     """List cases, backends, implementations or tags."""
@@ -54,7 +55,7 @@ def list_(
     if what in of_code:
         records = of_code[what]()
     else:
-        selection = select(cases, tag, None)
+        selection = select(cases, tag, None, tile=tile)
         records = listings.list_cases(selection) if what is Listed.CASES else listings.list_tags(selection)
         print_faults(selection)
     if as_json:

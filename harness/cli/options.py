@@ -80,6 +80,15 @@ DtypeNames = Annotated[
     typer.Option("--dtype", "-d", help="float64, float32, bfloat16, float16; all that a case has if absent."),
 ]
 TagNames = Annotated[list[str] | None, typer.Option("--tag", "-t", help="Only cases with one of these tags.")]
+Tiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tile",
+        metavar="N",
+        help="The tile of your kernel, such as 48, or several (64,128): besides the cases named, or all, those with "
+        "lengths of n - 1, n, n + 1 and 2n + 1. From 2 to 4096.",
+    ),
+]
 Output = Annotated[
     Path, typer.Option("--output", "-o", help="Folder for the results; an earlier run in it is replaced.")
 ]

@@ -35,6 +35,7 @@ def run_selected(
     divergences: list[Path] | None,
     dtype: list[str] | None,
     tag: list[str] | None,
+    tile: list[str] | None,
     output: Path,
     label: str,
     keep_arrays: Keep,
@@ -47,19 +48,21 @@ def run_selected(
 ) -> RunSummary:
     """Select, run and judge; print what is wrong with case files; end the program where nothing can be run."""
     from attncheck.harness.commands import joined
-    from attncheck.harness.config import known_divergences, minimum_of
+    from attncheck.harness.config import known_divergences, minimum_of, tiles_of
     from attncheck.harness.progress import progress_bar
+    from attncheck.harness.reading.tiles import left_out, read_tiles
     from attncheck.harness.repro import write_scripts
     from attncheck.harness.run import Settings, run_cases
 
     complete = not (patterns or tag or dtype)
     minimum = minimum_of(min_judged, complete=complete)
-    selection = select(patterns, tag, dtype, divergences)
+    selection = select(patterns, tag, dtype, divergences, tile)
+    tiles = tiles_of(read_tiles(split(tile), "--tile"), complete=not patterns)
     print_faults(selection)
     for name in chosen.missing:
         typer.echo(f"attncheck: {name} could not run: asked for by name, not installed", err=True)
     if not quiet:
-        for hint in chosen.hints:
+        for hint in filter(None, (*chosen.hints, left_out(tiles))):
             typer.echo(f"attncheck: {hint}", err=True)
     settings = Settings(
         output=output,
@@ -74,6 +77,7 @@ def run_selected(
         resume=resume,
         cluster=cluster,
         picked={"cases": patterns or [], "tags": split(tag), "dtypes": split(dtype)},
+        tiles=tiles,
         minimum=minimum,
     )
     try:
@@ -117,16 +121,22 @@ def choose_from(backend: list[str] | None, implementation: list[str] | None, fra
 
 
 def select(
-    patterns: list[str] | None, tag: list[str] | None, dtype: list[str] | None, divergences: list[Path] | None = None
+    patterns: list[str] | None,
+    tag: list[str] | None,
+    dtype: list[str] | None,
+    divergences: list[Path] | None = None,
+    tile: list[str] | None = None,
 ) -> Selection:
     """Return the cases that the options name, the configured and bundled ones where they name none."""
     from attncheck.harness.config import selected
+    from attncheck.harness.reading.tiles import read_tiles
     from attncheck.harness.vocabulary import DTYPES
 
     for name in split(dtype):
         if name not in DTYPES:
             raise UsageError(f"unknown dtype {name!r}; expected {', '.join(DTYPES)}")
-    return selected(patterns or (), split(tag), split(dtype), divergences or ())
+    tiles = read_tiles(split(tile), "--tile")
+    return selected(patterns or (), split(tag), split(dtype), divergences or (), tiles)
 
 
 def select_one(case: str, checked: Checked | None = None) -> tuple[Case, Selection]:

@@ -22,6 +22,7 @@ from attncheck.harness.errors import CaseError, UsageError
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.loader import slug
 from attncheck.harness.reading.selection import BUNDLED, Selection, bundled_root, exists, select_cases, shown_text
+from attncheck.harness.reading.tiles import TEMPLATE, tiles_named
 
 BEHIND_FILE = "::"
 """Stands between a file and a part of a name."""
@@ -68,10 +69,12 @@ def _listed(cases: Sequence[Case]) -> str:
 
 def _candidates(wanted: str, configured: Sequence[str], base: Path, lists: Sequence[Path]) -> Selection:
     for file, part in _splits(wanted, base):
-        return _with_part(select_cases([file], base=base, divergences=lists), part, file)
+        tiles = tiles_named([slug(part)]) if _is_template(file) else ()
+        return _with_part(select_cases([file], base=base, divergences=lists, tiles=tiles), part, file)
     prefix, _, name = wanted.rpartition("/")
+    tiles = tiles_named([name]) if prefix == TEMPLATE else ()
     for files in (_files_called(base, prefix), _bundled_files(prefix)):
-        if files and (found := _with_id(select_cases(files, base=base), name)):
+        if files and (found := _with_id(select_cases(files, base=base, tiles=tiles), name)):
             return found
     try:
         return select_cases([wanted], base=base, divergences=lists)
@@ -99,6 +102,10 @@ def _splits(wanted: str, base: Path) -> Iterator[tuple[str, str]]:
             yield str(own), part
         elif _bundled_files(file.rpartition(".")[0].removeprefix(f"{BUNDLED}/")):
             yield file, part
+
+
+def _is_template(file: str) -> bool:
+    return file.removeprefix(f"{BUNDLED}/").rpartition(".")[0] == TEMPLATE
 
 
 def _with_part(selection: Selection, part: str, file: str) -> Selection:
@@ -154,7 +161,8 @@ def read_called(addresses: Mapping[str, str], base: Path | None = None) -> dict[
     files = dict.fromkeys(file for each in addresses.values() for file in _files_of(each, base))
     if not files:
         return {}
-    selection = select_cases(list(files), base=base)
+    tiles = tiles_named(each for each in addresses if each.startswith(f"{TEMPLATE}/"))
+    selection = select_cases(list(files), base=base, tiles=tiles)
     return {case.id: case for case in selection.cases if case.id in addresses}
 
 

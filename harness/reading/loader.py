@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from attncheck.harness.reading.forms import check_form, heads_note, memory_of, m
 from attncheck.harness.reading.genericity import are_generic
 from attncheck.harness.reading.number_checks import check_at_most, check_range
 from attncheck.harness.reading.options import check_empty_rows, read_options
-from attncheck.harness.reading.repetition import write_out
+from attncheck.harness.reading.repetition import FOR_EACH, write_out
 from attncheck.harness.reading.shapes import ShapeFault, bind_axes, show, stage_shapes
 from attncheck.harness.reading.uneven_digits import uneven_digits
 from attncheck.harness.reading.yaml_reader import YamlDocument, read_yaml
@@ -45,12 +45,22 @@ _DIVERGENCES = (
 )
 
 
-def load_case_file(path: Path, display_name: str, id_prefix: str, known_tags: Iterable[str]) -> list[Case]:
+def load_case_file(
+    path: Path,
+    display_name: str,
+    id_prefix: str,
+    known_tags: Iterable[str],
+    *,
+    for_each: Sequence[Mapping[str, Any]] = (),
+) -> list[Case]:
     """Read one file. Raises ``CaseError`` with every fault that can be told apart.
 
     ``display_name`` stands for the file in messages and reports; a case's id is ``id_prefix``/its name in lower case.
+    ``for_each`` are rows to be used in the place of the file's own.
     """
     document = _read(path, display_name)
+    if for_each:
+        document = replace(document, data={**document.data, FOR_EACH: [dict(row) for row in for_each]})
     if isinstance(document.data, list) and any(isinstance(each, dict) and "verdict" in each for each in document.data):
         raise CaseError([Fault(display_name, _DIVERGENCES, 1)])
     document, misused = write_out(document)

@@ -14,6 +14,7 @@ from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.loader import TAG_FILE, load_case_file, load_tags
 from attncheck.harness.reading.model import TagEntry
 from attncheck.harness.reading.packed import PackedCases
+from attncheck.harness.reading.tiles import TEMPLATE, load_tile, tiles_named
 
 BUNDLED = "cases"
 """The bundled corpus is called cases/..., as in the repository; the name in front is not part of a case's id."""
@@ -53,12 +54,14 @@ def select_cases(
     dtypes: Sequence[str] = (),
     base: Path | None = None,
     divergences: Sequence[Path] = (),
+    tiles: Sequence[int] = (),
 ) -> Selection:
     """Read the cases that match.
 
     A pattern is the path of a file or folder of cases, or else a glob over the bundled cases, with or without
     ``cases/`` in front: ``cases/documents/*``, ``masking/*causal*``. Without patterns, the whole bundled corpus.
-    ``divergences`` are lists of known divergences, which may lie among the cases and are none.
+    ``divergences`` are lists of known divergences, which may lie among the cases and are none. The cases of ``tiles``
+    come besides, whatever the patterns are; a glob that names a tile (``*tile-48*``) matches the cases of that one.
     Raises ``UsageError`` where a pattern, tag or dtype matches nothing. Files with faults are left out and reported.
     """
     base = base or Path.cwd()
@@ -67,8 +70,11 @@ def select_cases(
     known_tags = _tags_of(bundled_root(), f"{BUNDLED}/{TAG_FILE}", faults)
     places: dict[str, tuple[Path, int]] = {}
     chosen, ids = PackedCases(), []
-    for pattern in patterns or ("*",):
-        for path, case in _matching(pattern, base, known_tags, faults, lists, several=len(patterns) > 1):
+    named = [
+        _matching(pattern, base, known_tags, faults, lists, several=len(patterns) > 1) for pattern in patterns or ("*",)
+    ]
+    for found in (*named, *(_of_tile(tile, known_tags) for tile in tiles)):
+        for path, case in found:
             first = places.get(case.id)
             if first is None:
                 places[case.id] = (path, case.line)
@@ -111,8 +117,10 @@ def _matching(
     whole = [file for file in bundled if _matches(file.id_prefix, glob)]
     rest = [file for file in bundled if file not in whole]
     single = (found for found in _read(rest, tags, faults) if _matches(found[1].id, glob)) if not whole else ()
+    of_tiles = chain.from_iterable(_of_tile(tile, tags) for tile in tiles_named([glob]))
+    made = (found for found in of_tiles if _matches(found[1].id, glob))
     matches = False
-    for found in chain(_read(whole, tags, faults), single):
+    for found in chain(_read(whole, tags, faults), single, made):
         matches = True
         yield found
     if not matches and not faults:
@@ -200,6 +208,12 @@ def _read(case_files: Iterable[_File], tags: dict[str, TagEntry], faults: list[F
             faults.extend(error.faults)
         else:
             yield from ((path, replace(case, path=file.beside_id) if file.beside_id else case) for case in cases)
+
+
+def _of_tile(tile: int, tags: dict[str, TagEntry]) -> Iterator[_Found]:
+    """Read the cases of one tile, of which the bundled corpus has some already."""
+    path = bundled_root() / f"{TEMPLATE}.yaml"
+    yield from ((path.resolve(), case) for case in load_tile(path, f"{BUNDLED}/{TEMPLATE}.yaml", tags, tile))
 
 
 def _is_wanted(case: Case, tags: Sequence[str], dtypes: Sequence[str]) -> bool:

@@ -1,0 +1,162 @@
+"""``--tile`` from the command to the results: a fault at a kernel's own tile is found, and shown again by its id."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from attncheck.harness.api import check
+from attncheck.harness.config import read_config
+from attncheck.harness.errors import UsageError
+from attncheck.harness.reading.tiles import TEMPLATE
+
+KERNEL = """
+import numpy as np
+
+
+def attention(query, key, value, *, is_causal=False):
+    if key.shape[-2] % 6 == 1 and key.shape[-2] > 6:  # the key behind a tile of six is never read
+        key, value = key[..., :-1, :], value[..., :-1, :]
+    groups = query.shape[1] // key.shape[1]
+    key, value = (np.repeat(each, groups, axis=1) for each in (key, value))
+    scores = query @ np.swapaxes(key, -1, -2) * query.dtype.type(query.shape[-1] ** -0.5)
+    if is_causal:
+        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ value
+"""
+SMALL = """
+title: A small case
+source: {kind: derivation, title: Made for the tests}
+operation: attention
+defaults: {random: {generator: numpy-legacy, seed: 1}, dtypes: [float32]}
+cases:
+  - name: Nothing but three keys
+    inputs: {query: {draw: randn, shape: [3, 4]}, key: {draw: randn, shape: [3, 4]}, value: {identity: 3}}
+"""
+MISSED = f"{TEMPLATE}/no-edge-shows-in-attention-tile-6-under-by-over"
+Invoke = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kernel.py").write_text(KERNEL)
+    (tmp_path / "small.yaml").write_text(SMALL)
+    return tmp_path
+
+
+def recorded(results: Path) -> set[str]:
+    return {case["id"] for case in json.loads((results / "cases.json").read_text())["cases"]}
+
+
+def test_a_fault_at_the_tile_is_found_and_shown_again_by_its_id(invoke: Invoke, project: Path) -> None:
+    own = ["--implementation", "kernel.py:attention"]
+    assert invoke("check", "small.yaml", *own, "--output", "without")[0] == 0
+    code, out, _ = invoke("check", "small.yaml", "--tile", "6", *own, "--output", "with")
+    assert code == 1
+    assert "kernel.attention is wrong" in out
+    environment = json.loads((project / "with" / "environment.json").read_text())
+    assert environment["asked"]["tiles"] == [6]
+    assert MISSED in recorded(project / "with")
+    assert "small/nothing-but-three-keys" in recorded(project / "with")
+    code, out, _ = invoke("explain", MISSED, "kernel.py:attention", "--results", "with")
+    assert code == 1
+    assert "output" in out
+    code, out, _ = invoke("repro", MISSED, "kernel.py:attention", "--output", "shown.py")
+    assert (code, (project / "shown.py").exists()) == (0, True)
+    code, out, _ = invoke("show", MISSED)
+    assert (code, "(tile 6, under by over)" in out) == (0, True)
+
+
+def test_another_tile_is_another_run(invoke: Invoke) -> None:
+    asked = ["check", "small.yaml", "--backend", "numpy", "--dtype", "float32", "--output", "out", "--quiet"]
+    assert invoke(*asked, "--tile", "5")[0] == 0
+    assert invoke(*asked, "--tile", "5", "--resume")[0] == 0
+    code, _, err = invoke(*asked, "--tile", "6", "--resume")
+    assert code == 2
+    assert "cannot be resumed: the case kernel_shapes/tiles/" in err
+
+
+def test_two_results_are_compared_by_the_cases_that_both_have(invoke: Invoke) -> None:
+    asked = ["run", "small.yaml", "--backend", "numpy", "--dtype", "float32", "--quiet"]
+    assert invoke(*asked, "--tile", "5", "--output", "five")[0] == 0
+    assert invoke(*asked, "--tile", "5,6", "--output", "both", "--label", "other")[0] == 0
+    code, out, _ = invoke("report", "five", "both", "--output", "merged")
+    assert code == 0, out
+    assert invoke("diff", "five", "five")[0] == 0
+
+
+def test_cases_of_a_tile_are_listed(invoke: Invoke) -> None:
+    code, out, _ = invoke("list", "cases", "small.yaml", "--tile", "48", "--tile", "6,7")
+    assert code == 0
+    for tile in (6, 7, 48):
+        assert f"(tile {tile}, under by over)" in out
+    code, only, _ = invoke("list", "cases", f"{TEMPLATE}/*tile-48*")
+    assert (code, "tile 64" in only, "tile 48" in only) == (0, False, True)
+
+
+@pytest.mark.parametrize("command", [["check"], ["run"], ["list", "cases"]])
+def test_what_is_no_tile_is_told_in_a_line(invoke: Invoke, command: list[str]) -> None:
+    code, _, err = invoke(*command, "--tile", "1")
+    assert code == 2
+    line = "expected a whole number from 2 to 4096, got '1'; every length is a whole number of tiles of one"
+    assert err == f"attncheck: --tile: {line}\n"
+
+
+def test_what_is_left_out_of_a_large_tile_is_said(invoke: Invoke) -> None:
+    asked = ["check", "small.yaml", "--backend", "numpy", "--tag", "cache", "--tile", "512", "--output", "out"]
+    code, _, err = invoke(*asked)
+    assert code == 0
+    assert "--tile 512: rows stand for all where there are more than 262,144 scores, and gradients" in err
+
+
+def test_a_project_says_its_tile_for_runs_in_which_no_cases_are_named(invoke: Invoke, project: Path) -> None:
+    (project / "pyproject.toml").write_text("[tool.attncheck]\ntile = 48\n")
+    assert read_config().tiles == (48,)
+    (project / "pyproject.toml").write_text('[tool.attncheck]\ntile = [48, 6]\ncases = ["small.yaml"]\n')
+    assert read_config().tiles == (48, 6)
+    listed = invoke("list", "cases", "--tag", "cache")[1]
+    assert "(tile 48)" in listed
+    assert "(tile 48)" not in invoke("list", "cases", "small.yaml")[1]
+    assert "(tile 48)" not in invoke("list", "cases", "--tag", "cache", "--tile", "5")[1]
+    (project / "pyproject.toml").write_text("[tool.attncheck]\ntile = 1\n")
+    with pytest.raises(UsageError, match=r"tool\.attncheck\.tile: expected a whole number from 2 to 4096, got 1"):
+        read_config()
+
+
+def test_the_call_takes_tiles_too() -> None:
+    result = check("kernel.py:attention", cases=["small.yaml"], dtypes=["float32"], tiles=[6])
+    assert not result.agrees
+    assert MISSED in set(result.frames.results["case"])
+    assert check("kernel.py:attention", cases=["small.yaml"]).agrees
+
+
+def run_pytest(*arguments: str) -> subprocess.CompletedProcess[str]:
+    named = ["--attncheck", "kernel.py:attention", "--attncheck-cases", "small.yaml", "--attncheck-dtype", "float32"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *named, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_pytest_takes_tiles_and_the_id_of_a_tiles_case() -> None:
+    collected = run_pytest("--attncheck-tile", "6", "--collect-only").stdout
+    assert f"attncheck::kernel.attention[{MISSED}-float32]" in collected
+    assert "tile-48" not in collected
+    done = run_pytest(f"attncheck::kernel.attention[{MISSED}-float32]")
+    assert (done.returncode, "1 failed" in done.stdout) == (1, True), done.stdout
+    refused = run_pytest("--attncheck-tile", "1")
+    assert "--attncheck-tile: expected a whole number from 2 to 4096" in refused.stderr
+
+
+def test_nothing_is_worked_out_for_a_dtype_that_nobody_computes_in(invoke: Invoke, project: Path) -> None:
+    text = SMALL.replace("dtypes: [float32]", "dtypes: [float32, bfloat16]")
+    (project / "small.yaml").write_text(text)
+    asked = ["small.yaml", "--backend", "numpy", "--keep-arrays", "all", "--output", "out"]
+    code, out, _ = invoke("check", *asked)
+    assert code == 0
+    assert "bfloat16 not tested on numpy.eager, which does not declare it" in out
