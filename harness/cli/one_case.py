@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from attncheck.harness.results.checked import Checked
     from attncheck.harness.running.executor import Limits
     from attncheck.harness.running.implementations import Implementation
+
+
+_MAX_NAME = 60
+"""Of a case, in the name of its script."""
 
 
 @app.command()
@@ -88,7 +93,7 @@ def repro(
         raise UsageError(
             f"{name}, {asked.case.id} in {asked.dtype}: {explanation.failure}; there is nothing to reproduce"
         )
-    path = output or Path(f"repro_{asked.case.id.rpartition('/')[2][:60]}_{name}_{asked.dtype}.py".replace("-", "_"))
+    path = output or Path(script_name(asked.case.id, name, asked.dtype))
     command = joined(["python", str(path)])
     text = repro_script(
         asked.case,
@@ -105,6 +110,15 @@ def repro(
         raise OutputError.of(path, error) from None
     typer.echo(f"{path}: it ends with 1 where it finds an error, with 0 where it finds none. Run it with")
     typer.echo(f"  {command}")
+
+
+def script_name(identity: str, implementation: str, dtype: str) -> str:
+    """Return what a script is called: of a case's long name the beginning, and what tells it from its like."""
+    name = identity.rpartition("/")[2]
+    if len(name) > _MAX_NAME:
+        mark = f"{zlib.crc32(identity.encode()):08x}"
+        name = f"{name[: _MAX_NAME - len(mark) - 1]}-{mark}"
+    return f"repro_{name}_{implementation}_{dtype}.py".replace("-", "_")
 
 
 @dataclass(frozen=True)
