@@ -38,6 +38,8 @@ def print_mutation(frames: MutationFrames) -> None:
             style="red",
             soft_wrap=True,
         )
+    for row in records(frames.caught_once):
+        console.print(f"caught by one case alone: {row['subject']}, by {row['case']}", soft_wrap=True)
     console.print(_rules(frames.rules))
     for row in records(frames.wrongly_named):
         told = f"wrongly named: {row['subject']} is said to be {row['named']}: {row['description']}"
@@ -46,8 +48,9 @@ def print_mutation(frames: MutationFrames) -> None:
     others = frames.subjects[frames.subjects["kind"] != "mutant"]
     console.print(
         f"Mutation score {frames.score:.1%}: {mutants['subject'].nunique()} faults, "
-        f"{frames.survivors['subject'].nunique()} survive; {others['subject'].nunique()} honest or equivalent "
-        f"variants, {frames.flagged['subject'].nunique()} flagged.",
+        f"{frames.survivors['subject'].nunique()} survive, {len(frames.caught_once)} are caught by one case alone; "
+        f"{others['subject'].nunique()} honest or equivalent variants, "
+        f"{frames.flagged['subject'].nunique()} flagged.",
         style="bold",
         soft_wrap=True,
     )
@@ -65,6 +68,7 @@ def as_record(frames: MutationFrames) -> dict[str, Any]:
         "score": frames.score,
         "naming": frames.naming(),
         "survivors": _plain(frames.survivors),
+        "caught_once": _plain(frames.caught_once),
         "flagged": _plain(frames.flagged),
         "subjects": _plain(frames.subjects),
         "catches": _plain(frames.catches),
@@ -89,7 +93,12 @@ def _caught(subjects: pd.DataFrame) -> Table:
 
 
 def _rules(rules: pd.DataFrame) -> Table:
-    table = Table(box=None, pad_edge=False, title="The same results under other rules", title_justify="left")
+    table = Table(
+        box=None,
+        pad_edge=False,
+        title="The same results under other rules, faults on the cases that all of them are put to",
+        title_justify="left",
+    )
     for heading in ("dtype", "rule", "faults", "caught", "honest results", "wrongly rejected"):
         table.add_column(heading, justify="left" if heading in ("dtype", "rule") else "right", no_wrap=True)
     for row in records(rules):

@@ -16,7 +16,9 @@ from attncheck.harness.mutants import (
     cache_positions,
     caches,
     causal,
+    chosen_products,
     cosine,
+    decoding,
     denominator,
     empty_rows,
     equivalents,
@@ -28,7 +30,10 @@ from attncheck.harness.mutants import (
     layouts,
     lengths,
     masks,
+    narrow,
     other_scores,
+    pair_gradients,
+    pairs,
     precision,
     projections,
     recomputation,
@@ -37,10 +42,14 @@ from attncheck.harness.mutants import (
     scores,
     softcap,
     softmax,
+    special,
     stored_log_sum_exp,
+    tiles,
+    widths,
     windows,
 )
 from attncheck.harness.mutants.honest import HONEST as HONEST_BASICS
+from attncheck.harness.mutants.honest_kernels import HONEST as HONEST_KERNELS
 from attncheck.harness.mutants.honest_options import HONEST as HONEST_OPTIONS
 from attncheck.harness.mutants.mutant import Equivalent, Honest, Mutant, Subject
 
@@ -72,10 +81,24 @@ _TOPICS = (
     recomputation,
     reduced,
     stored_log_sum_exp,
+    widths,
+    tiles,
+    decoding,
+    pairs,
+    pair_gradients,
+    narrow,
+    chosen_products,
+    special,
 )
 
 MUTANTS: tuple[Mutant, ...] = tuple(chain.from_iterable(topic.MUTANTS for topic in _TOPICS))
-HONEST: tuple[Honest, ...] = (*HONEST_BASICS, *HONEST_OPTIONS, *reduced.HONEST, *stored_log_sum_exp.HONEST)
+HONEST: tuple[Honest, ...] = (
+    *HONEST_BASICS,
+    *HONEST_OPTIONS,
+    *HONEST_KERNELS,
+    *reduced.HONEST,
+    *stored_log_sum_exp.HONEST,
+)
 EQUIVALENT: tuple[Equivalent, ...] = (*denominator.EQUIVALENT, *equivalents.EQUIVALENT)
 _ALL: tuple[Subject, ...] = (*MUTANTS, *HONEST, *EQUIVALENT)
 SUBJECTS: Mapping[str, Subject] = {subject.name: subject for subject in _ALL}

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.backends import EAGER, NATIVE
+from attncheck.backends import EAGER
 from attncheck.harness.judging.diagnosis import Evidence, evidence_of
 from attncheck.harness.judging.enclosure import Enclosure
 from attncheck.harness.judging.judge_implementation import RECOGNISABLE, judge_and_recognise
@@ -17,13 +17,15 @@ from attncheck.harness.judging.judge_stages import StageJudgement, judge_stages
 from attncheck.harness.judging.truth import find_truth
 from attncheck.harness.mutants.remembering import RememberingTruth
 from attncheck.harness.reading.case import Case
+from attncheck.harness.reading.dtypes import numpy_dtype
 from attncheck.harness.reading.inputs import Inputs
 from attncheck.harness.verdicts import Verdict
 
-REFERENCE_CLASSES: Mapping[str, str] = {**NATIVE, "float16": EAGER["float16"]}
-"""The dtypes in which variants of the reference are judged, and its numerical class in each.
+REFERENCE_CLASSES: Mapping[str, str] = EAGER
+"""The dtypes in which variants are judged, and the reference's numerical class in each.
 
-NumPy adds products of float16 up in float32, and so the numbers of a row. Of bfloat16 it knows nothing.
+NumPy adds products of float16 up in float32, and so the numbers of a row. Of bfloat16 it knows nothing: what is judged
+there are kernels that compute in float32 between their ends.
 """
 Stages: TypeAlias = Mapping[str, NDArray[Any]]
 
@@ -117,4 +119,4 @@ def _rounded(exact: Enclosure | None, dtype: str) -> NDArray[Any] | None:
     if exact is None:
         return None
     with np.errstate(over="ignore"):
-        return exact.high.astype(dtype)
+        return exact.high.astype(numpy_dtype(dtype))

@@ -12,6 +12,8 @@ WIDE = ("float64", "float32")
 """A fault of precision: what is one in these may be the declared storage of a 16-bit implementation."""
 EVERY = (*WIDE, "float16")
 """A fault of meaning, in whatever dtype. NumPy's matmul of bfloat16 widens, so the reference does not keep that one."""
+KERNELS = ("float32", "float16")
+"""A fault of a fast path: there are none in float64, and cases of their sizes leave it out."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,8 @@ class Mutant:
     ``stands_for`` says which defect in the wild it stands for; ``wrong_at`` is the first stage, in the order of
     computation, that it gets wrong (``context`` is the output where there are no projections); ``dtypes`` are those in
     which it is a fault. ``diagnosis`` is what may rightly be said of it (docs/diagnoses.md), nothing where no such name
-    is its cause. ``classes`` are the numerical classes that it claims to be of, where not the reference's.
+    is its cause. ``classes`` are the numerical classes that it claims to be of, where not the reference's. ``without``
+    is the same implementation without the fault, where that is not the reference.
     """
 
     name: str
@@ -32,6 +35,7 @@ class Mutant:
     dtypes: tuple[str, ...] = EVERY
     diagnosis: tuple[str, ...] = ()
     classes: Mapping[str, str] = field(default_factory=dict)
+    without: Variant | None = None
 
 
 @dataclass(frozen=True)

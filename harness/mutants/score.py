@@ -18,7 +18,7 @@ from attncheck.harness.mutants.naming import MOST_SCORES, Naming
 from attncheck.harness.mutants.rules import rejected_by_rules
 from attncheck.harness.mutants.summary import EVALUATION_COLUMNS, MutationFrames, summarise
 from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.harness.reading.inputs import Exact, Inputs, convert_inputs, make_exact_inputs
 from attncheck.harness.reading.shapes import score_elements
 from attncheck.harness.running.tasks import task_of
 from attncheck.harness.running.worker import NOT_RETURNED, Failure, Outcome, Task, evaluate_on
@@ -27,7 +27,12 @@ from attncheck.harness.vocabulary import STAGES
 SEED_STEP = 1_000_003
 """Fresh seeds lie so far apart (an odd number) that no case's k-th seed is another case's own."""
 
-_REFERENCE = SUBJECTS["reference"]
+MOST_SCORES_FOR_ALL = 1 << 11
+"""Elements of the score matrix up to which a case is put to every fault; beyond, to those that are not settled."""
+ENOUGH_CASES = 2
+"""Cases that have to catch a fault, in a dtype and a seed, before it is settled."""
+
+_REFERENCE = SUBJECTS["reference"].backend
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,12 @@ class _Unit:
     dtype: str
     seed: int
     inputs: Inputs
+    elements: int
+
+    @property
+    def is_for_all(self) -> bool:
+        """Whether every fault is asked: what is large is for those that smaller cases did not catch often enough."""
+        return self.elements <= MOST_SCORES_FOR_ALL
 
     @property
     def task(self) -> Task:
@@ -47,7 +58,26 @@ class _Unit:
     def serves_naming(self) -> bool:
         """Whether what fails here is used to name it: small cases, in 64 bits, and some in 32."""
         is_asked = self.dtype == "float64" or (self.dtype == "float32" and len(self.case.id) % 4 == 0)
-        return is_asked and score_elements(self.case.operation, self.case.options, self.inputs.arrays) <= MOST_SCORES
+        return is_asked and self.elements <= MOST_SCORES
+
+
+class _Caught:
+    """Which cases catch each fault so far, in each dtype and seed."""
+
+    def __init__(self) -> None:
+        self._cases: dict[tuple[str, str, int], set[str]] = {}
+
+    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Take note of the rows that are caught."""
+        for row in rows:
+            if row["caught"]:
+                self._cases.setdefault((row["subject"], row["dtype"], row["seed"]), set()).add(row["case"])
+
+    def settles(self, subject: Subject, unit: _Unit) -> bool:
+        """Whether a case would add nothing to what is known of a fault; honest variants are asked everywhere."""
+        if unit.is_for_all or not isinstance(subject, Mutant):
+            return False
+        return len(self._cases.get((subject.name, unit.dtype, unit.seed), ())) >= ENOUGH_CASES
 
 
 def run_mutants(
@@ -60,14 +90,18 @@ def run_mutants(
 ) -> MutationFrames:
     """Run every subject on every case, dtype and seed.
 
-    Seed 0 is the case's own; seed k redraws what is drawn. Cases that draw nothing count in every seed. ``visible``
-    hides all other stages, to see what a fault leaves for somebody who has the output alone.
+    Seed 0 is the case's own; seed k redraws what is drawn. Cases that draw nothing count in every seed. Large cases
+    come last, and are put to faults alone that fewer than ``ENOUGH_CASES`` others caught. ``visible`` hides all other
+    stages, to see what a fault leaves for somebody who has the output alone.
     """
     judge = judge_stages or ExactJudge()
     rows: list[dict[str, Any]] = []
-    naming = Naming()
+    naming, caught = Naming(), _Caught()
     for unit in _units(cases, seeds):
-        rows += _judge_unit(unit, judge, subjects, visible, naming)
+        open_ = [subject for subject in subjects if unit.dtype in subject.dtypes and not caught.settles(subject, unit)]
+        found = list(_judge_unit(unit, judge, open_, visible, naming))
+        caught.add(found)
+        rows += found
     return summarise(pd.DataFrame(rows, columns=list(EVALUATION_COLUMNS)), subjects, seeds, naming.names())
 
 
@@ -99,36 +133,51 @@ def _holds_nothing(subject: Subject, outcome: Outcome) -> bool:
 
 
 def _units(cases: Iterable[Case], seeds: Sequence[int]) -> Iterator[_Unit]:
+    """Make the units, those that every fault is put to first, the larger ones behind them by size."""
+    large: list[tuple[int, Case, int]] = []
     for case in cases:
         for seed in seeds if case.random is not None else seeds[:1]:
             drawn = redrawn(case, seed)
             exact = make_exact_inputs(drawn)
-            for dtype in (dtype for dtype in case.dtypes if dtype in REFERENCE_CLASSES):
-                yield _Unit(drawn, dtype, seed, convert_inputs(drawn, exact, dtype))
+            elements = score_elements(case.operation, case.options, {name: each.array for name, each in exact.items()})
+            if elements > MOST_SCORES_FOR_ALL:
+                large.append((elements, drawn, seed))
+            else:
+                yield from _units_of(drawn, seed, exact, elements)
+    for elements, drawn, seed in sorted(large, key=lambda each: each[0]):
+        yield from _units_of(drawn, seed, make_exact_inputs(drawn), elements)
+
+
+def _units_of(case: Case, seed: int, exact: dict[str, Exact], elements: int) -> Iterator[_Unit]:
+    for dtype in (dtype for dtype in case.dtypes if dtype in REFERENCE_CLASSES):
+        yield _Unit(case, dtype, seed, convert_inputs(case, exact, dtype), elements)
 
 
 def _judge_unit(
     unit: _Unit, judge: JudgeStages, subjects: Sequence[Subject], visible: Collection[str] | None, naming: Naming
 ) -> Iterator[dict[str, Any]]:
-    """Judge every subject that differs from the reference; what is the same bit for bit is judged once."""
-    reference = _fingerprint(evaluate_on(_REFERENCE.backend, unit.task), visible)
+    """Judge every subject that differs from what it is without its fault; the same bits are judged once."""
+    right: dict[int, Any] = {}
     known: dict[Any, Mapping[str, StageFinding]] = {}
     evidences: dict[Any, Evidence | None] = {}
     for subject in subjects:
-        if unit.dtype not in subject.dtypes:
-            continue
         outcome = evaluate_on(subject.backend, unit.task)
         if _holds_nothing(subject, outcome):
             continue
         fingerprint = _fingerprint(outcome, visible)
-        if isinstance(subject, Mutant) and fingerprint == reference:
-            continue  # the case does not reach the fault
+        if isinstance(subject, Mutant):
+            without = subject.without or _REFERENCE
+            if id(without) not in right:
+                right[id(without)] = _fingerprint(evaluate_on(without, unit.task), visible)
+            if fingerprint == right[id(without)]:
+                continue  # the case does not reach the fault
         blank = {
             "subject": subject.name,
             "case": unit.case.id,
             "dtype": unit.dtype,
             "seed": unit.seed,
             "drawn": unit.case.random is not None,
+            "complete": unit.is_for_all,
         }
         if isinstance(outcome, Failure):
             yield {

@@ -18,6 +18,7 @@ EVALUATION_COLUMNS: Mapping[str, str] = {
     "dtype": "working dtype",
     "seed": "0 for the case's own seed, k for its k-th fresh one",
     "drawn": "whether the case draws anything; one that does not counts in every seed",
+    "complete": "whether the case was put to every fault, as small ones are",
     "stage": "named intermediate; empty where the subject raised",
     "tier": "what found a fault: T1, T2, a verdict on form; none where the stage agrees",
     "caught": "whether the stage is flagged",
@@ -37,7 +38,8 @@ class MutationFrames:
     ``subjects``     one row per subject and dtype: kind, topic, in how many seeds it is caught, by which tiers and
                      cases; ``survives`` where it is not caught in every seed (honest: ``flagged`` where ever); as what
                      it is ``named`` from all dtypes together, and whether rightly, wrongly or not
-    ``rules``        one row per dtype and rule: mutants caught, honest evaluations rejected
+    ``rules``        one row per dtype and rule: mutants caught, honest evaluations rejected; of faults on the cases
+                     that were put to every one of them
     """
 
     evaluations: pd.DataFrame
@@ -56,6 +58,13 @@ class MutationFrames:
     def flagged(self) -> pd.DataFrame:
         """The honest and equivalent variants that any seed flags."""
         return self.subjects[(self.subjects["kind"] != "mutant") & (self.subjects["caught_in"] > 0)]
+
+    @property
+    def caught_once(self) -> pd.DataFrame:
+        """The faults that one case alone catches, in all dtypes together: ``subject`` and ``case``."""
+        faults = self.subjects.loc[self.subjects["kind"].eq("mutant"), "subject"]
+        catches = self.catches[self.catches["subject"].isin(faults)][["subject", "case"]].drop_duplicates()
+        return catches[~catches["subject"].duplicated(keep=False)].sort_values("subject", ignore_index=True)
 
     @property
     def wrongly_named(self) -> pd.DataFrame:
@@ -193,7 +202,8 @@ def _rules(evaluations: pd.DataFrame, subjects: Sequence[Subject], dtypes: Seque
 def _rule_counts(evaluations: pd.DataFrame, subjects: Sequence[Subject], dtype: str, column: str) -> dict[str, object]:
     reached = set(evaluations["subject"])
     kinds = evaluations["subject"].map({subject.name: kind_of(subject) for subject in subjects})
-    faulty = evaluations[(kinds == "mutant") & evaluations[column].fillna(value=False)]
+    put_to_all = evaluations["complete"].astype(bool)
+    faulty = evaluations[(kinds == "mutant") & put_to_all & evaluations[column].fillna(value=False)]
     honest = evaluations[kinds == "honest"].groupby(["subject", "case", "seed"])[column].any()
     return {
         "rule": "attncheck" if column == "caught" else column,

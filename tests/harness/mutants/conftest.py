@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Backend
+from attncheck.harness.reading.dtypes import numpy_dtype
 from attncheck.harness.running.memory import laid_out
 from attncheck.harness.running.operations import run_operation
 from attncheck.harness.running.worker import Task
@@ -253,6 +254,8 @@ def solve() -> Callable[[Backend, Task, str], Stages]:
 
 
 def _run(backend: Backend, task: Task, dtype: str) -> Stages:
-    arrays = {name: array.astype(dtype) if array.dtype.kind == "f" else array for name, array in task.inputs.items()}
+    stored = numpy_dtype(dtype)
     with np.errstate(all="ignore"):
+        inputs = task.inputs.items()
+        arrays = {name: array.astype(stored) if array.dtype.kind == "f" else array for name, array in inputs}
         return dict(run_operation(backend, task.operation, laid_out(arrays, task.memory), task.options))

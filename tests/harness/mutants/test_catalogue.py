@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Backend
 from attncheck.harness.mutants.catalogue import EQUIVALENT, HONEST, MUTANTS, SUBJECTS, variant_named
+from attncheck.harness.mutants.kernel import Kernel
 from attncheck.harness.mutants.mutant import Equivalent, Honest, Mutant, Subject
 from attncheck.harness.mutants.variant import Variant
 from attncheck.harness.running.worker import Task
@@ -28,7 +29,15 @@ REDUCED = 1e7
 ROUNDING = 4.0
 """Units of eps of a row's largest number that two orders of the same sums may differ by on these small problems."""
 
+OF_KERNELS = {"sizes", "tiles", "decoding", "pairs", "gradients of pairs", "chosen products", "special values"}
+"""Topics of faults that show at the sizes of kernels or with two options: ``test_kernel_faults.py`` has problems."""
+
 each_mutant = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+each_small_mutant = pytest.mark.parametrize(
+    "mutant",
+    [mutant for mutant in MUTANTS if mutant.topic not in {*OF_KERNELS, "sixteen bits"}],
+    ids=lambda mutant: mutant.name,
+)
 each_honest = pytest.mark.parametrize("honest", HONEST, ids=lambda honest: honest.name)
 each_equivalent = pytest.mark.parametrize("equivalent", EQUIVALENT, ids=lambda equivalent: equivalent.name)
 
@@ -72,13 +81,14 @@ def test_at_least_three_hundred_faults_are_counted_and_spread_over_the_topics() 
     topics = Counter(mutant.topic for mutant in MUTANTS)
     wanted = {"scale", "softmax", "precision", "masks", "causal", "blocks", "heads", "projections"}
     wanted |= {"gradients", "caches", "windows", "softcap", "grouped", "lengths", "layouts", "other scores"}
-    assert len(MUTANTS) >= 300
+    assert len(MUTANTS) >= 407
     assert wanted <= set(topics)
     assert min(topics[topic] for topic in wanted) >= 5
 
 
-def test_at_least_thirty_variants_are_honest() -> None:
-    assert len(HONEST) >= 30
+def test_at_least_fifty_variants_are_honest_and_twenty_of_them_in_all_dtypes() -> None:
+    assert len(HONEST) >= 50
+    assert sum(set(honest.dtypes) == {*WIDE, "bfloat16", "float16"} for honest in HONEST) >= 20
 
 
 @pytest.mark.parametrize("subject", SUBJECTS.values(), ids=SUBJECTS.keys())
@@ -89,7 +99,7 @@ def test_every_variant_says_what_it_stands_for_and_where_it_applies(subject: Sub
         Equivalent: lambda: [subject.stands_for, subject.proof],  # type: ignore[union-attr]
     }[type(subject)]()
     assert all(text.strip() for text in texts)
-    assert set(subject.dtypes) <= {"float64", "float32", "float16"}
+    assert set(subject.dtypes) <= {"float64", "float32", "bfloat16", "float16"}
     assert subject.dtypes
 
 
@@ -115,7 +125,7 @@ def test_a_variant_with_nothing_replaced_is_the_reference_bit_for_bit(
             np.testing.assert_array_equal(got[stage], wanted[stage], err_msg=f"{name}, {stage}", strict=True)
 
 
-@each_mutant
+@each_small_mutant
 def test_every_mutant_goes_wrong_first_where_it_says(mutant: Mutant, problems: Problems, solve: Solve) -> None:
     for dtype in (dtype for dtype in mutant.dtypes if dtype in WIDE):
         wrong = {first_wrong(mutant.backend, solve, task, dtype) for task in problems.values()} - {None}
@@ -133,7 +143,7 @@ def test_every_mutant_keeps_the_dtype_and_returns_the_references_stages(
         stages = solve(mutant.backend, task, "float32")
         wanted = [stage for stage in solve(numpy_backend, task, "float32") if stage not in mutant.backend.hidden]
         assert list(stages) == wanted, name
-        assert {str(stage.dtype) for stage in stages.values()} == {"float32"}, name
+        assert {str(stage.dtype) for stage in stages.values()} <= {"float32"}, name
 
 
 def _left_open(task: Task) -> set[str]:
@@ -156,7 +166,9 @@ def test_every_honest_variant_agrees_with_the_reference_at_every_stage_that_it_r
                 assert apart < (REDUCED if honest.classes else 1e5), (dtype, name, stage)
 
 
-@each_honest
+@pytest.mark.parametrize(
+    "honest", [honest for honest in HONEST if not isinstance(honest.backend, Kernel)], ids=lambda honest: honest.name
+)
 def test_every_honest_variant_but_the_reference_computes_something_else(
     honest: Honest, problems: Problems, solve: Solve
 ) -> None:

@@ -15,7 +15,7 @@ from attncheck.harness.mutants.entry import entry_of
 from attncheck.harness.mutants.judgement import StageFinding
 from attncheck.harness.mutants.mutant import EVERY, Mutant, Subject
 from attncheck.harness.mutants.rules import RULES, rejected_by_rules
-from attncheck.harness.mutants.score import redrawn, run_mutants
+from attncheck.harness.mutants.score import ENOUGH_CASES, MOST_SCORES_FOR_ALL, redrawn, run_mutants
 from attncheck.harness.mutants.variant import Variant
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.inputs import Inputs, make_exact_inputs
@@ -63,6 +63,48 @@ def test_a_fault_is_caught_where_a_case_reaches_it_and_survives_where_none_does(
         ("explicit_scale_ignored", "float32"),
     }
     assert frames.score == pytest.approx(1 / 3)
+
+
+def test_a_fault_that_one_case_alone_catches_is_told(cases: list[Case]) -> None:
+    frames = run_mutants(cases, subjects=subjects("scale_missing", "explicit_scale_ignored", "mask_ignored"))
+    assert frames.caught_once.to_dict("records") == [
+        {"subject": "explicit_scale_ignored", "case": "prefix/typed"},
+        {"subject": "scale_missing", "case": "prefix/drawn"},
+    ]
+    both = run_mutants([cases[0], replace(cases[0], id="prefix/again")], subjects=subjects("scale_missing"))
+    assert both.caught_once.empty
+
+
+def test_a_large_case_is_put_to_faults_alone_that_smaller_ones_did_not_settle(
+    cases: list[Case], load_text: Callable[[str], list[Case]]
+) -> None:
+    long = load_text(CASES.replace("shape: [4,", "shape: [700,").replace("Drawn", "Long"))[0]
+    again = [replace(cases[0], id=f"prefix/{number}") for number in range(ENOUGH_CASES)]
+    chosen = subjects("scale_missing", "tail_dropped_after_blocks_of_32", "keys_reversed")
+    rows = run_mutants([long, *again], subjects=chosen).evaluations
+    asked = rows[rows["case"].eq("prefix/long")]
+    assert MOST_SCORES_FOR_ALL < 3 * 700
+    assert set(asked["subject"]) == {"tail_dropped_after_blocks_of_32", "keys_reversed"}
+    assert set(asked["complete"]) == {False}
+    fewer = run_mutants([long, *again[1:]], subjects=chosen).evaluations
+    assert "scale_missing" in set(fewer[fewer["case"].eq("prefix/long")]["subject"])
+
+
+def test_other_rules_count_faults_on_the_cases_that_all_of_them_are_put_to(
+    load_text: Callable[[str], list[Case]],
+) -> None:
+    long = load_text(CASES.replace("shape: [4,", "shape: [700,"))[:1]
+    frames = run_mutants(long, subjects=subjects("tail_dropped_after_blocks_of_32"))
+    assert frames.survivors.empty
+    assert frames.rules["mutants_caught"].max() == 0
+
+
+def test_a_kernel_is_held_against_the_same_kernel_without_its_fault(load_text: Callable[[str], list[Case]]) -> None:
+    drawn = load_text(
+        CASES.replace("    inputs:\n      query: {draw", "    dtypes: [float16]\n    inputs:\n      query: {draw")
+    )
+    frames = run_mutants(drawn[:1], subjects=subjects("row_sum_of_the_gradient_in_16_bits", "scores_summed_in_16_bits"))
+    assert set(frames.evaluations["subject"]) == {"scores_summed_in_16_bits"}, "no gradients: the other is not reached"
 
 
 def test_the_first_flagged_stage_is_the_one_that_a_catch_names(cases: list[Case]) -> None:
