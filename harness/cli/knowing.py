@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Annotated
 
 import typer
@@ -18,6 +19,9 @@ def mutants(
     cases: Patterns = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds: each case's own, then fresh ones.")] = 1,
     topic: Annotated[list[str] | None, typer.Option(help="Only faults of these topics.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="How many processes share the cases.", show_default="one for each core")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run the catalogue of faulty and honest variants: which cases catch which fault, what survives, what is named.
@@ -25,11 +29,14 @@ def mutants(
     Ends with 1 where a fault survives, an honest variant is flagged, or more than 1 % of the faults are named wrongly.
     """
     from attncheck.harness.mutants.score import run_mutants, subjects_of
+    from attncheck.harness.mutants.workers import in_processes
     from attncheck.reports.mutation import as_record, print_mutation
 
     selection = select(cases, None, None)
     print_faults(selection)
-    frames = run_mutants(selection.cases, tuple(range(seeds)), subjects=subjects_of(split(topic)))
+    subjects = subjects_of(split(topic))
+    with in_processes(processes or os.cpu_count() or 1) as judge_cases:
+        frames = run_mutants(selection.cases, tuple(range(seeds)), judge_cases=judge_cases, subjects=subjects)
     if as_json:
         typer.echo(json.dumps(as_record(frames), indent=2, ensure_ascii=False))
     else:

@@ -6,7 +6,7 @@ the cases that it fails: the first of them that are small, so that naming costs 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from attncheck.harness.judging.diagnosis import OR, Decision, Evidence, decide
@@ -41,6 +41,24 @@ class Naming:
     def names(self) -> dict[str, tuple[str, ...]]:
         """Return what is told of every subject that fails anywhere."""
         return {name: told(decide(cases).values()) for name, cases in self.evidence.items()}
+
+
+def joined(parts: Iterable[Naming], place: Mapping[tuple[str, int], int]) -> Naming:
+    """Join evidence that was collected apart: of each subject the first cases, by the place of a case and its seed."""
+    whole: dict[str, dict[Unit, Evidence]] = {}
+    for part in parts:
+        for name, cases in part.evidence.items():
+            whole.setdefault(name, {}).update(cases)
+
+    def in_order(unit: Unit) -> int:
+        return place[unit[0], unit[2]]
+
+    return Naming(
+        {
+            name: {unit: cases[unit] for unit in sorted(cases, key=in_order)[:MOST_CASES]}
+            for name, cases in whole.items()
+        }
+    )
 
 
 def told(decisions: Iterable[Decision]) -> tuple[str, ...]:

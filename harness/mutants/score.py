@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
@@ -18,7 +19,7 @@ from attncheck.harness.mutants.naming import MOST_SCORES, Naming
 from attncheck.harness.mutants.rules import rejected_by_rules
 from attncheck.harness.mutants.summary import EVALUATION_COLUMNS, MutationFrames, summarise
 from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.inputs import Exact, Inputs, convert_inputs, make_exact_inputs
+from attncheck.harness.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.harness.reading.shapes import score_elements
 from attncheck.harness.running.tasks import task_of
 from attncheck.harness.running.worker import NOT_RETURNED, Failure, Outcome, Task, evaluate_on
@@ -31,6 +32,8 @@ MOST_SCORES_FOR_ALL = 1 << 11
 """Elements of the score matrix up to which a case is put to every fault; beyond, to those that are not settled."""
 ENOUGH_CASES = 2
 """Cases that have to catch a fault, in a dtype and a seed, before it is settled."""
+LARGE_AT_A_TIME = 16
+"""Large cases that are put to faults before it is seen which of them are settled."""
 
 _REFERENCE = SUBJECTS["reference"].backend
 
@@ -73,11 +76,48 @@ class _Caught:
             if row["caught"]:
                 self._cases.setdefault((row["subject"], row["dtype"], row["seed"]), set()).add(row["case"])
 
-    def settles(self, subject: Subject, unit: _Unit) -> bool:
-        """Whether a case would add nothing to what is known of a fault; honest variants are asked everywhere."""
-        if unit.is_for_all or not isinstance(subject, Mutant):
-            return False
-        return len(self._cases.get((subject.name, unit.dtype, unit.seed), ())) >= ENOUGH_CASES
+    def settled(self) -> frozenset[tuple[str, str, int]]:
+        """Return the faults of which further cases would say nothing more, by name, dtype and seed."""
+        return frozenset(key for key, cases in self._cases.items() if len(cases) >= ENOUGH_CASES)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What some cases say: their rows, and the evidence by which subjects are named."""
+
+    rows: list[dict[str, Any]]
+    naming: Naming
+
+
+@dataclass(frozen=True)
+class Judging:
+    """How cases are put to subjects; those that are ``settled`` (name, dtype, seed) are not asked any more."""
+
+    subjects: Sequence[Subject]
+    visible: Collection[str] | None = None
+    settled: frozenset[tuple[str, str, int]] = frozenset()
+
+    def judge(self, cases: Iterable[tuple[Case, int]], judge: JudgeStages) -> Part:
+        """Put cases to the subjects, each with a seed."""
+        rows: list[dict[str, Any]] = []
+        naming = Naming()
+        for case, seed in cases:
+            for unit in _units_of(case, seed):
+                rows += _judge_unit(unit, judge, self._asked(unit), self.visible, naming)
+        return Part(rows, naming)
+
+    def _asked(self, unit: _Unit) -> list[Subject]:
+        """Return whom a case is put to; right kernels are asked everywhere."""
+        return [
+            subject
+            for subject in self.subjects
+            if unit.dtype in subject.dtypes
+            and not (isinstance(subject, Mutant) and (subject.name, unit.dtype, unit.seed) in self.settled)
+        ]
+
+
+JudgeCases: TypeAlias = Callable[[Judging, Sequence[tuple[Case, int]]], Part]
+"""Puts cases to subjects, in this process or in several."""
 
 
 def run_mutants(
@@ -85,24 +125,27 @@ def run_mutants(
     seeds: Sequence[int] = (0,),
     *,
     judge_stages: JudgeStages | None = None,
+    judge_cases: JudgeCases | None = None,
     subjects: Sequence[Subject] = (*MUTANTS, *HONEST),
     visible: Collection[str] | None = None,
 ) -> MutationFrames:
     """Run every subject on every case, dtype and seed.
 
     Seed 0 is the case's own; seed k redraws what is drawn. Cases that draw nothing count in every seed. Large cases
-    come last, and are put to faults alone that fewer than ``ENOUGH_CASES`` others caught. ``visible`` hides all other
-    stages, to see what a fault leaves for somebody who has the output alone.
+    come last, some at a time, and are put to faults alone that fewer than ``ENOUGH_CASES`` others caught. ``visible``
+    hides all other stages, to see what a fault leaves for somebody who has the output alone. ``judge_cases`` may put
+    cases to subjects in several processes (``workers.py``); what comes of it is the same.
     """
     judge = judge_stages or ExactJudge()
-    rows: list[dict[str, Any]] = []
-    naming, caught = Naming(), _Caught()
-    for unit in _units(cases, seeds):
-        open_ = [subject for subject in subjects if unit.dtype in subject.dtypes and not caught.settles(subject, unit)]
-        found = list(_judge_unit(unit, judge, open_, visible, naming))
-        caught.add(found)
-        rows += found
-    return summarise(pd.DataFrame(rows, columns=list(EVALUATION_COLUMNS)), subjects, seeds, naming.names())
+    put = judge_cases or (lambda judging, some: judging.judge(some, judge))
+    small, large = _by_size(cases, seeds)
+    judging, caught = Judging(subjects, visible), _Caught()
+    parts = [put(judging, small)]
+    for first in range(0, len(large), LARGE_AT_A_TIME):
+        caught.add(parts[-1].rows)
+        parts.append(put(replace(judging, settled=caught.settled()), large[first : first + LARGE_AT_A_TIME]))
+    rows = [row for part in parts for row in part.rows]
+    return summarise(pd.DataFrame(rows, columns=list(EVALUATION_COLUMNS)), subjects, seeds, parts[0].naming.names())
 
 
 def subjects_of(topics: Collection[str]) -> tuple[Subject, ...]:
@@ -132,23 +175,27 @@ def _holds_nothing(subject: Subject, outcome: Outcome) -> bool:
     return isinstance(outcome, Failure) and outcome.message.endswith(refused)
 
 
-def _units(cases: Iterable[Case], seeds: Sequence[int]) -> Iterator[_Unit]:
-    """Make the units, those that every fault is put to first, the larger ones behind them by size."""
-    large: list[tuple[int, Case, int]] = []
+def _by_size(cases: Iterable[Case], seeds: Sequence[int]) -> tuple[list[tuple[Case, int]], list[tuple[Case, int]]]:
+    """Return the cases that every fault is put to, each with its seeds, and the larger ones by size."""
+    small, large = [], []
     for case in cases:
+        elements = _score_elements(case)
         for seed in seeds if case.random is not None else seeds[:1]:
-            drawn = redrawn(case, seed)
-            exact = make_exact_inputs(drawn)
-            elements = score_elements(case.operation, case.options, {name: each.array for name, each in exact.items()})
+            drawn = (redrawn(case, seed), seed)
             if elements > MOST_SCORES_FOR_ALL:
-                large.append((elements, drawn, seed))
+                large.append((elements, drawn))
             else:
-                yield from _units_of(drawn, seed, exact, elements)
-    for elements, drawn, seed in sorted(large, key=lambda each: each[0]):
-        yield from _units_of(drawn, seed, make_exact_inputs(drawn), elements)
+                small.append(drawn)
+    return small, [drawn for _, drawn in sorted(large, key=lambda each: each[0])]
 
 
-def _units_of(case: Case, seed: int, exact: dict[str, Exact], elements: int) -> Iterator[_Unit]:
+def _score_elements(case: Case) -> int:
+    shapes = {name: np.broadcast_to(np.zeros(()), shape) for name, shape in case.input_shapes.items()}
+    return score_elements(case.operation, case.options, shapes)
+
+
+def _units_of(case: Case, seed: int) -> Iterator[_Unit]:
+    exact, elements = make_exact_inputs(case), _score_elements(case)
     for dtype in (dtype for dtype in case.dtypes if dtype in REFERENCE_CLASSES):
         yield _Unit(case, dtype, seed, convert_inputs(case, exact, dtype), elements)
 

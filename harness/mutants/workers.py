@@ -1,0 +1,59 @@
+"""The mutation score in several processes: each puts some of the cases to all subjects, and the parts are joined.
+
+What comes of it is what one process finds: every n-th case goes to the same process, so that no kind of case is left to
+one of them, and rows and evidence come back in the order of the cases.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+from attncheck.harness.mutants.catalogue import SUBJECTS
+from attncheck.harness.mutants.judgement import ExactJudge
+from attncheck.harness.mutants.naming import joined
+from attncheck.harness.mutants.score import JudgeCases, Judging, Part
+from attncheck.harness.reading.case import Case
+
+_THREADS = "OPENBLAS_NUM_THREADS"
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Some cases with their seeds, and by name the subjects that they are put to."""
+
+    cases: tuple[tuple[Case, int], ...]
+    subjects: tuple[str, ...]
+    visible: frozenset[str] | None
+    settled: frozenset[tuple[str, str, int]]
+
+
+@contextmanager
+def in_processes(count: int) -> Iterator[JudgeCases]:
+    """Offer what puts cases to subjects of the catalogue in so many processes."""
+    os.environ.setdefault(_THREADS, "1")  # each process has a core, and its products are small
+    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
+
+        def judge(judging: Judging, cases: Sequence[tuple[Case, int]]) -> Part:
+            return _judge_in(pool, count, judging, cases)
+
+        yield judge
+
+
+def _judge_in(pool: Executor, count: int, judging: Judging, cases: Sequence[tuple[Case, int]]) -> Part:
+    names = tuple(subject.name for subject in judging.subjects)
+    visible = None if judging.visible is None else frozenset(judging.visible)
+    shares = [tuple(cases[first::count]) for first in range(min(count, len(cases)))]
+    parts = list(pool.map(_judge, [_Job(share, names, visible, judging.settled) for share in shares]))
+    place = {(case.id, seed): number for number, (case, seed) in enumerate(cases)}
+    rows = sorted((row for part in parts for row in part.rows), key=lambda row: place[row["case"], row["seed"]])
+    return Part(rows, joined([part.naming for part in parts], place))
+
+
+def _judge(job: _Job) -> Part:
+    judging = Judging([SUBJECTS[name] for name in job.subjects], job.visible, job.settled)
+    return judging.judge(job.cases, ExactJudge())
