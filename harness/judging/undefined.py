@@ -32,6 +32,13 @@ Options = Mapping[str, Any]
 _LOGITS = frozenset({"query", "key", "value", "raw_scores", "scores", "capped", "biased", "masked"})
 """Stages of which every key has its own elements: what reaches these is no matter of masks."""
 
+_SPOILT_TOGETHER: Mapping[str, tuple[int, ...]] = {
+    "log_sum_exp": (),
+    **dict.fromkeys(("grad_key", "grad_value", "grad_bias"), (-2, -1)),
+}
+"""Axes along which one NaN tells what became of the others: the last one, but for these stages. A softmax may give 0
+beside a NaN, as TensorFlow's does, so that a sum over queries is NaN for some keys alone."""
+
 NONFINITE = "holds NaN or an infinity that no mask explains"
 NO_DIRECTION = "has a vector of length 0, which has no direction"
 BEHIND_A_MASK = (
@@ -72,14 +79,14 @@ class Undefined:
     def withdrawn(self, stage: str, exact: Enclosure, returned: Array | None = None) -> Enclosure:
         """Take the exact value back where the stage is undefined.
 
-        Where it is so only behind a mask, that depends on what was ``returned``: a row (all but the last axis) that
-        holds NaN or infinity there is undefined, and any other has its exact value.
+        Where it is so only behind a mask, that depends on what was ``returned``: a row that holds NaN or infinity there
+        is undefined, and so is a head of a sum over queries; any other has its exact value.
         """
         flags = self.of(stage, exact.shape)
         if returned is not None:
             behind = self.behind_a_mask(stage, exact.shape)
             odd = behind & ~np.isfinite(returned.astype(np.float64))
-            flags = flags & ~(behind & ~(odd if stage == "log_sum_exp" else _any(odd, -1)))
+            flags = flags & ~(behind & ~_any(odd, _SPOILT_TOGETHER.get(stage, -1)))
         if not flags.any():
             return exact
         high, low = np.where(flags, np.nan, exact.high), np.where(flags, 0.0, exact.low)

@@ -317,3 +317,15 @@ def test_a_row_that_holds_nan_beside_other_numbers_is_not_judged_there() -> None
     spread = np.where(behind, np.where(np.arange(6) == 5, np.nan, 0.0), weights)
     assert agrees(truth, "weights", spread, "native")
     assert not agrees(truth, "weights", np.where(behind, 0.0, weights), "native")
+
+
+def test_a_head_whose_sums_over_queries_hold_nan_is_not_judged_there() -> None:
+    truth, stages = spoilt_behind("attention_gradients", "key", np.nan)
+    gradient = stages["grad_value"]
+    assert truth.undefined is not None
+    behind = truth.undefined.behind_a_mask("grad_value", gradient.shape)
+    # The weights of such a softmax, times the gradient of the output.
+    spread = np.where(behind, np.where(np.arange(6)[:, np.newaxis] == 5, np.nan, 0.0), gradient)
+    assert agrees(truth, "grad_value", spread, "native")
+    assert not agrees(truth, "grad_value", np.where(behind, 0.0, gradient), "native")
+    assert not agrees(truth, "grad_value", np.where(behind, spread, 0.0), "native")
