@@ -159,9 +159,9 @@ def _numbers(source: kinds.Array, generator: Generator | None) -> Array:
         case kinds.Values():
             return np.array(source.values, dtype=np.float64)
         case kinds.Constant() | kinds.Lowest():
-            is_lowest = isinstance(source, kinds.Lowest)
-            shape, number = (source.lowest, _LOWEST) if is_lowest else (source.shape, source.constant)
-            return np.full(shape, number, dtype=np.float64)
+            if isinstance(source, kinds.Lowest):
+                source = kinds.Constant(constant=float(_LOWEST), shape=source.lowest)
+            return np.full(source.shape, source.constant, dtype=np.float64)
         case kinds.Identity():
             return np.eye(source.identity)
         case kinds.Ascending():
