@@ -33,6 +33,8 @@ from attncheck.harness.judging.bounds_terms import Bound, Real, finite, settle
 from attncheck.harness.judging.policies import Policy
 
 _HALF_BIT = 2.0**-53
+_LARGEST_GROWN = np.exp(LARGEST_EXPONENT - 1)
+"""A sum of p (e^E - 1) of which a term has been cut off is larger than this."""
 
 
 def weights_bound(rows: Rows, exact: Real, policy: Policy) -> Bound:
@@ -105,8 +107,9 @@ def log_sum_exp_bound(rows: Rows, exact: Real, policy: Policy) -> Bound:
     largest = rows.maximum_error[..., 0]
     moved = np.maximum(np.log1p(rows.grown_sum), -np.log(np.minimum(rows.least_sum, 1)))[..., 0]
     furthest = rows.exponent.max(axis=-1, initial=0.0)
-    # An e^E that would overflow has been cut off; no sum moves further than its largest exponent.
-    moved = np.where(furthest > LARGEST_EXPONENT, furthest, np.minimum(moved, furthest))
+    # A p e^E that would overflow has been cut off; no sum moves further than its largest exponent.
+    cut_off = rows.grown_sum[..., 0] > _LARGEST_GROWN
+    moved = np.where(cut_off, furthest, np.minimum(moved, furthest))
     summed = (rows.count + rows.blocks) * policy.sum_unit + 2 * unit + rows.count * policy.weight_underflow
     summed = (summed * (1 + 2 * summed))[..., 0]
     worst = (

@@ -79,7 +79,9 @@ def with_bias_times(posed: Posed, factor: float, words: str) -> Convention:
 def _with_bias_times(posed: Posed, factor: float) -> Posed:
     """Multiply what is finite: minus infinity stays what it is."""
     bias = posed.inputs["bias"].astype(np.float64)
-    return with_inputs(posed, bias=np.where(np.isfinite(bias), np.where(np.isfinite(bias), bias, 0.0) * factor, bias))
+    with np.errstate(over="ignore"):  # the lowest number of a dtype may become minus infinity, as it does in base 2
+        multiplied = np.where(np.isfinite(bias), bias, 0.0) * factor
+    return with_inputs(posed, bias=np.where(np.isfinite(bias), multiplied, bias))
 
 
 def _causality(posed: Posed) -> Iterator[Convention]:

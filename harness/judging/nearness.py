@@ -74,7 +74,9 @@ def _mean_difference(array: Array, other: Array) -> float:
     with np.errstate(over="ignore"):
         difference = np.abs(array[finite] - other[finite]).sum()
         size = np.abs(other[finite]).sum() + np.finfo(np.float64).tiny
-        return float(difference / size + odd.mean())
+        # Sums of the lowest numbers of float64 overflow.
+        relative = difference / size if np.isfinite(size) else np.inf
+        return float(relative + odd.mean())
 
 
 def _approximately(operation: str, plain: Posed) -> dict[str, Array]:

@@ -25,7 +25,7 @@ from attncheck.harness.judging.oracle_problem import OutsideDomain
 from attncheck.harness.judging.policies import Policy, policy_for
 from attncheck.harness.judging.sampling import Rows, every_row_counts, queries_of, sampled_rows
 from attncheck.harness.judging.special_rows import SpecialRows, special_rows, without_nan
-from attncheck.harness.judging.undefined import Undefined, find_undefined, is_odd
+from attncheck.harness.judging.undefined import BEHIND_A_MASK, Undefined, find_undefined, is_odd
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.inputs import Inputs
 from attncheck.harness.reading.lowering import Posed, essential
@@ -105,11 +105,11 @@ class Truth:
 
     def exact_for(self, stage: str, returned: Array) -> Enclosure:
         """Return a stage's exact values, where several are right the one that was returned."""
-        exact = self.exact[stage]
-        if self.special is None:
-            return exact
-        exact = self.special.settled(stage, exact, self.solved[stage], returned)
-        return exact if self.undefined is None else self.undefined.withdrawn(stage, exact)
+        exact = self.exact[stage] if self.undefined is None else self.solved[stage]
+        if self.special is not None:
+            exact = exact if self.undefined is None else self.special.marked(stage, exact)
+            exact = self.special.settled(stage, exact, self.solved[stage], returned)
+        return exact if self.undefined is None else self.undefined.withdrawn(stage, exact, returned)
 
     def _with_uniform_rows(self, values: Mapping[str, Array]) -> dict[str, Array]:
         """Give the logits of rows whose weights are uniform by convention: all the same, which one does not matter."""
@@ -157,7 +157,8 @@ class Truth:
             return self.outside or f"none is known for a stage of this name: {stage}"
         high, radius = self.exact[stage].high, self.exact[stage].radius[index]
         if self.undefined is not None and self.undefined.of(stage, high.shape)[index]:
-            return self.undefined.reason
+            behind = self.undefined.behind_a_mask(stage, high.shape)[index]
+            return BEHIND_A_MASK if behind else self.undefined.reason
         if np.isfinite(radius):
             is_beyond = np.abs(high[index]) > FORMATS[self.dtype].largest
             return f"it is beyond the range of {self.dtype}" if is_beyond else "no finite bound is known for its error"

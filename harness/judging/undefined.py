@@ -5,8 +5,9 @@ under a cosine leave undefined what is computed from them, and nothing else: a q
 scores and every row of weights, a value its column of the output. This module follows them through the operation as
 flags, one per element and stage. The oracle gets ones in their place, and its answer is then withdrawn where a flag is.
 
-A key or value that a mask forbids is followed like any other: selection leaves it out of a row, addition of -inf and
-multiplication by 0 make NaN of it, and no contract says which.
+What a key or value that may not be attended does to a row, no contract says: selection leaves it out, addition of -inf
+and multiplication by 0 make NaN of it. So a row that nothing else reaches holds NaN or infinity, of which nothing is
+said, or it has the numbers that it has without that key, and no others.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.harness.judging.enclosure import Enclosure
-from attncheck.harness.judging.oracle_problem import MAY_BE_MINUS_INFINITY
+from attncheck.harness.judging.oracle_problem import MAY_BE_MINUS_INFINITY, Problem
+from attncheck.harness.judging.special_rows import scores_shape
 from attncheck.harness.vocabulary import Shape
 
 Array = NDArray[Any]
@@ -27,17 +29,35 @@ Flags = NDArray[np.bool_]
 Inputs = Mapping[str, Array]
 Options = Mapping[str, Any]
 
+_LOGITS = frozenset({"query", "key", "value", "raw_scores", "scores", "capped", "biased", "masked"})
+"""Stages of which every key has its own elements: what reaches these is no matter of masks."""
+
+_SPOILT_TOGETHER: Mapping[str, tuple[int, ...]] = {
+    "log_sum_exp": (),
+    **dict.fromkeys(("grad_key", "grad_value", "grad_bias"), (-2, -1)),
+}
+"""Axes along which one NaN tells what became of the others: the last one, but for these stages. A softmax may give 0
+beside a NaN, as TensorFlow's does, so that a sum over queries is NaN for some keys alone."""
+
 NONFINITE = "holds NaN or an infinity that no mask explains"
 NO_DIRECTION = "has a vector of length 0, which has no direction"
+BEHIND_A_MASK = (
+    "only keys that may not be attended hold NaN or infinity: what adds to their scores or multiplies by their weights "
+    "makes NaN of it, and what leaves them out does not"
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Undefined:
-    """Which elements of inputs are undefined, and of stages; ``reason`` says why, in the words of a message."""
+    """Which elements of inputs are undefined, and of stages; ``reason`` says why, in the words of a message.
+
+    ``by_selection`` are those of them that are undefined even where keys that may not be attended are left out.
+    """
 
     inputs: Mapping[str, Flags]
     reason: str
     stages: Mapping[str, Flags] = field(default_factory=dict)
+    by_selection: Mapping[str, Flags] = field(default_factory=dict)
 
     def filled(self, inputs: Inputs) -> dict[str, Array]:
         """Return the inputs with ones where they are undefined."""
@@ -50,9 +70,23 @@ class Undefined:
         """Return which elements of a stage are undefined."""
         return np.broadcast_to(self.stages.get(stage, np.zeros((), dtype=np.bool_)), shape)
 
-    def withdrawn(self, stage: str, exact: Enclosure) -> Enclosure:
-        """Take the exact value back where the stage is undefined."""
+    def behind_a_mask(self, stage: str, shape: Shape) -> Flags:
+        """Return which elements only keys reach that may not be attended, so that without them these are defined."""
+        if stage not in self.by_selection:
+            return np.zeros(shape, dtype=np.bool_)
+        return self.of(stage, shape) & ~np.broadcast_to(self.by_selection[stage], shape)
+
+    def withdrawn(self, stage: str, exact: Enclosure, returned: Array | None = None) -> Enclosure:
+        """Take the exact value back where the stage is undefined.
+
+        Where it is so only behind a mask, that depends on what was ``returned``: a row that holds NaN or infinity there
+        is undefined, and so is a head of a sum over queries; any other has its exact value.
+        """
         flags = self.of(stage, exact.shape)
+        if returned is not None:
+            behind = self.behind_a_mask(stage, exact.shape)
+            odd = behind & ~np.isfinite(returned.astype(np.float64))
+            flags = flags & ~(behind & ~_any(odd, _SPOILT_TOGETHER.get(stage, -1)))
         if not flags.any():
             return exact
         high, low = np.where(flags, np.nan, exact.high), np.where(flags, 0.0, exact.low)
@@ -83,7 +117,14 @@ def find_undefined(operation: str, options: Options, inputs: Inputs) -> Undefine
     if not reasons:
         return None
     found = {name: each for name, each in flags.items() if each.any()}
-    return Undefined(found, "; ".join(reasons), _stages(operation, options, flags))
+    stages = _stages(operation, options, flags, None)
+    if "key" not in inputs or operation == "scoring":  # nothing is masked
+        return Undefined(found, "; ".join(reasons), stages)
+    attended = ~Problem.of(operation, options, inputs).unattended(scores_shape(operation, options, inputs))
+    by_selection = _stages(operation, options, flags, attended)
+    return Undefined(
+        found, "; ".join(reasons), stages, {stage: by_selection[stage] for stage in by_selection.keys() - _LOGITS}
+    )
 
 
 def is_odd(name: str, array: Array) -> Flags:
@@ -92,20 +133,35 @@ def is_odd(name: str, array: Array) -> Flags:
     return odd & (array != -np.inf) if name in MAY_BE_MINUS_INFINITY else odd
 
 
-def _stages(operation: str, options: Options, inputs: Mapping[str, Flags]) -> dict[str, Flags]:
-    """Follow flags of the inputs to every stage, in shapes that broadcast to the stages' own."""
+def _stages(operation: str, options: Options, inputs: Mapping[str, Flags], attended: Flags | None) -> dict[str, Flags]:
+    """Follow flags of the inputs to every stage, in shapes that broadcast to the stages' own.
+
+    Where it is said which keys are ``attended``, (B, H, Lq, T), no others reach a row.
+    """
     if operation == "multi_head_attention":
-        return _of_multi_head_attention(options, inputs)
+        return _of_multi_head_attention(options, inputs, attended)
     stages = _of_logits(inputs)
     if operation in ("scoring", "masking"):
         return stages
-    row = _any(stages["masked"], -1)
+    row = _row(stages["masked"], attended)
     stages |= {"weights": row, "log_sum_exp": row[..., 0]}
     if operation == "attention":
-        stages["output"] = row | _any(_per_head(inputs["value"], row), -2)
+        stages["output"] = row | _mean(_per_head(inputs["value"], row), attended)
     if operation == "attention_gradients":
-        stages |= _of_gradients(inputs, row)
+        stages |= _of_gradients(inputs, row, attended)
     return stages
+
+
+def _row(logits: Flags, attended: Flags | None) -> Flags:
+    """Follow the logits of a row to its softmax: (..., Lq, 1)."""
+    return _any(logits if attended is None else logits & attended, -1)
+
+
+def _mean(value: Flags, attended: Flags | None) -> Flags:
+    """Follow values to the means that they are part of: (..., Lq, Dv), or one row for all."""
+    if attended is None:
+        return _any(value, -2)
+    return np.asarray(attended.astype(np.float32) @ value.astype(np.float32) > 0)
 
 
 def _of_logits(inputs: Mapping[str, Flags]) -> dict[str, Flags]:
@@ -121,7 +177,7 @@ def _of_logits(inputs: Mapping[str, Flags]) -> dict[str, Flags]:
     return {"raw_scores": scores, "scores": scores, "capped": scores, "biased": biased, "masked": biased}
 
 
-def _of_multi_head_attention(options: Options, inputs: Mapping[str, Flags]) -> dict[str, Flags]:
+def _of_multi_head_attention(options: Options, inputs: Mapping[str, Flags], attended: Flags | None) -> dict[str, Flags]:
     heads = int(options["heads"])
     kv_heads = int(options.get("kv_heads") or heads)
     projected = {
@@ -129,9 +185,9 @@ def _of_multi_head_attention(options: Options, inputs: Mapping[str, Flags]) -> d
     }
     bias = {"bias": inputs["bias"]} if "bias" in inputs else {}
     stages = {**projected, **_of_logits({"query": projected["query"], "key": projected["key"], **bias})}
-    row = _any(stages["masked"], -1)
+    row = _row(stages["masked"], attended)
     stages |= {"weights": row, "log_sum_exp": row[..., 0]}
-    context = stages["context"] = row | _any(_per_head(projected["value"], row), -2)
+    context = stages["context"] = row | _mean(_per_head(projected["value"], row), attended)
     merged = np.swapaxes(context, 1, 2)  # (B, Lq, H, Dv)
     merged = merged.reshape(*merged.shape[:2], -1)
     stages["output"] = _linear(merged, inputs, "output") if "output_weight" in inputs else merged
@@ -149,10 +205,11 @@ def _linear(given: Flags, inputs: Mapping[str, Flags], name: str) -> Flags:
     return flags | inputs[f"{name}_bias"] if f"{name}_bias" in inputs else flags
 
 
-def _of_gradients(inputs: Mapping[str, Flags], row: Flags) -> dict[str, Flags]:
+def _of_gradients(inputs: Mapping[str, Flags], row: Flags, attended: Flags | None) -> dict[str, Flags]:
     """Follow rows of weights, values and the output's gradient; sums over queries collect all of a head's rows."""
     grad_output, kv_heads = inputs["grad_output"], inputs["key"].shape[-3]
-    grad_logits = row | _any(grad_output, -1) | _any(_per_head(inputs["value"], row), (-1, -2))
+    values = _mean(_any(_per_head(inputs["value"], row), -1), attended)
+    grad_logits = row | _any(grad_output, -1) | values
     stages = {
         "grad_query": grad_logits,
         "grad_key": _per_group(_any(grad_logits, -2), kv_heads),

@@ -98,6 +98,12 @@ class Constant(Arrangement):
     shape: Shape
 
 
+class Lowest(Arrangement):
+    """The lowest finite number of each dtype that the case is computed in, everywhere, as finfo(dtype).min has it."""
+
+    lowest: Annotated[Shape, Field(description="Lengths of the axes, at most four; 0 too.")]
+
+
 class Identity(Arrangement):
     """The identity matrix."""
 
@@ -156,6 +162,7 @@ KINDS = {
     "printed": PrintedInput,
     "draw": Drawn,
     "constant": Constant,
+    "lowest": Lowest,
     "identity": Identity,
     "ascending": Ascending,
     "geometric": Geometric,
@@ -183,6 +190,7 @@ Array = Annotated[
     | Annotated[PrintedInput, Tag("printed")]
     | Annotated[Drawn, Tag("draw")]
     | Annotated[Constant, Tag("constant")]
+    | Annotated[Lowest, Tag("lowest")]
     | Annotated[Identity, Tag("identity")]
     | Annotated[Ascending, Tag("ascending")]
     | Annotated[Geometric, Tag("geometric")]

@@ -196,7 +196,8 @@ def _own_shape(source: kinds.Array, making: _Making, path: FieldPath) -> Shape:
         case kinds.Concat() | kinds.Sum() | kinds.Product():
             return _combined_shape(source, making, path)
         case _:
-            shape = _limited(tuple(source.shape), (*path, "shape"))
+            field = "lowest" if isinstance(source, kinds.Lowest) else "shape"
+            shape = _limited(tuple(getattr(source, field)), (*path, field))
             if isinstance(source, kinds.Drawn):
                 _check_draw(source, making.random, shape, path)
             return shape

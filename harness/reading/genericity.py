@@ -41,7 +41,9 @@ def _is_continuous(source: kinds.Array, named: Named) -> bool:
 
 def _is_block(source: kinds.Array, named: Named) -> bool:
     """Whether a bias is a mask: 0 where a key may be attended, minus infinity where it may not."""
-    if isinstance(source, kinds.Drawn | kinds.Identity) or source.times is not None or source.plus is not None:
+    if isinstance(source, kinds.Drawn | kinds.Identity | kinds.Lowest):
+        return False
+    if source.times is not None or source.plus is not None:
         return False
     parts = kinds.parts_of(source)[1] or ([named[source.ref]] if isinstance(source, kinds.Reference) else [])
     return all(value in (0, -math.inf) for value in spelled_out(source, named)) and all(

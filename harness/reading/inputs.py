@@ -16,13 +16,16 @@ from numpy.typing import NDArray
 
 from attncheck.harness.reading import array_kinds as kinds
 from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.dtypes import rounded_once, rounding_error
+from attncheck.harness.reading.dtypes import largest_number, rounded_once, rounding_error
 from attncheck.harness.reading.generators import GENERATORS, Generator, draw
 from attncheck.harness.reading.printed import Rounding, parse_printed
 from attncheck.harness.reading.shapes import merge_head_weights
 from attncheck.harness.vocabulary import InputSpec, Shape
 
 Array = NDArray[Any]
+
+_LOWEST = np.float64(-largest_number("float64"))
+"""Stands for the lowest number of a dtype until it is known which: no narrower one has this number itself."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ def _radius(
         in_storage = rounding_error(np.abs(exact.array) + exact.radius, computed_in)
         radius = radius + np.where(exact.radius > 0, in_storage, 0.0)
     moved = np.zeros(used.shape)
-    finite = np.isfinite(exact.array)
+    finite = np.isfinite(exact.array) & (exact.array != _LOWEST)
     moved[finite] = np.abs(stored[finite].astype(np.float64) - used[finite])
     return radius + moved
 
@@ -111,7 +114,9 @@ def _stored(source: Array, spec: InputSpec, dtype: str, storage: str | None) -> 
         return np.ascontiguousarray(source.astype(bool if spec.boolean else np.int64))
     with np.errstate(over="ignore"):  # a case that probes infinity may reach it
         narrow = source if storage is None else rounded_once(source, storage)
-        return np.ascontiguousarray(rounded_once(narrow, dtype))
+        stored = rounded_once(narrow, dtype)
+        lowest = np.asarray(-largest_number(dtype)).astype(stored.dtype)
+        return np.ascontiguousarray(np.where(source == _LOWEST, lowest, stored))
 
 
 def _make(source: kinds.Array, named: Mapping[str, Exact], generator: Generator | None) -> Exact:
@@ -153,7 +158,9 @@ def _numbers(source: kinds.Array, generator: Generator | None) -> Array:
     match source:
         case kinds.Values():
             return np.array(source.values, dtype=np.float64)
-        case kinds.Constant():
+        case kinds.Constant() | kinds.Lowest():
+            if isinstance(source, kinds.Lowest):
+                source = kinds.Constant(constant=float(_LOWEST), shape=source.lowest)
             return np.full(source.shape, source.constant, dtype=np.float64)
         case kinds.Identity():
             return np.eye(source.identity)

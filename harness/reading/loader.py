@@ -26,7 +26,7 @@ from attncheck.harness.reading.expectations import read_expectations
 from attncheck.harness.reading.faults import FieldFault, fault_at, faults_of, told_once, yaml_faults
 from attncheck.harness.reading.forms import check_form, heads_note, memory_of, merged_heads, projected_heads
 from attncheck.harness.reading.genericity import are_generic
-from attncheck.harness.reading.number_checks import check_at_most, check_range
+from attncheck.harness.reading.number_checks import check_at_most, check_lowest, check_range
 from attncheck.harness.reading.options import check_empty_rows, read_options
 from attncheck.harness.reading.repetition import FOR_EACH, write_out
 from attncheck.harness.reading.shapes import ShapeFault, bind_axes, show, stage_shapes
@@ -198,7 +198,7 @@ def _make_case(file: model.CaseFile, entry: model.CaseEntry, arrays: Arrays, bud
     lengths = _lengths(specs, inputs, options, where)
     computed_in = entry.computed_in or file.source.computed_in
     stored_in = tuple(filter(None, [entry.storage, computed_in]))
-    _check_numbers(specs, inputs, arrays, (*dtypes, *stored_in), lengths["T"], where)
+    _check_numbers(specs, inputs, arrays, (dtypes, stored_in), lengths["T"], where)
     check_empty_rows(entry, options, inputs.sources, arrays.sources, lengths["T"], where)
     generic = entry.generic
     if generic is None:
@@ -248,15 +248,20 @@ def _check_numbers(
     specs: Mapping[str, InputSpec],
     inputs: Arrays,
     arrays: Arrays,
-    dtypes: tuple[str, ...],
+    dtypes: tuple[tuple[str, ...], tuple[str, ...]],
     keys: int,
     where: FieldPath,
 ) -> None:
-    """Refuse what the narrowest dtype cannot hold, and counts of more keys than there are."""
+    """Refuse what the narrowest dtype cannot hold, and counts of more keys than there are.
+
+    ``dtypes`` are those that the case is computed in, and those that its inputs are rounded to before.
+    """
+    computed_in, stored_in = dtypes
     for name, source in inputs.sources.items():
         path = (*where, "inputs", name)
         if specs[name].is_number:
-            check_range(source, arrays.sources, path, dtypes)
+            check_range(source, arrays.sources, path, (*computed_in, *stored_in))
+            check_lowest(source, arrays.sources, path, stored_in)
         if specs[name].whole:
             check_at_most(source, arrays.sources, path, keys, "keys")
 

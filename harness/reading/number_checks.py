@@ -51,6 +51,16 @@ def check_range(source: kinds.Array, named: Named, path: FieldPath, dtypes: Sequ
         raise FieldFault(path, message)
 
 
+def check_lowest(source: kinds.Array, named: Named, path: FieldPath, stored_in: Sequence[str]) -> None:
+    """Refuse arithmetic with the lowest number of a dtype, and one that is not of the dtype that a case runs in."""
+    if not _has_lowest(source, named):
+        return
+    if stored_in:
+        raise FieldFault(path, f"the lowest number is that of each dtype; that of {stored_in[0]} is a `constant`")
+    if _is_changed(source, named):
+        raise FieldFault(path, "the lowest number of a dtype takes no sum, product, times or plus")
+
+
 def check_whole(source: kinds.Array, named: Named, path: FieldPath) -> None:
     """Refuse counts that are not spelled out as whole numbers of at least 0."""
     if not isinstance(source, kinds.Values | kinds.Reference) or source.times is not None or source.plus is not None:
@@ -73,6 +83,8 @@ def check_boolean(source: kinds.Array, named: Named, path: FieldPath) -> None:
     """Refuse what is neither true nor false, nor 1 nor 0."""
     if isinstance(source, kinds.Sum) or source.times is not None or source.plus is not None:
         raise FieldFault(path, "a mask is boolean; it takes no sum, times or plus")
+    if isinstance(source, kinds.Lowest):
+        raise FieldFault(path, "a mask is boolean (true = may attend), got the lowest number of a dtype")
     if isinstance(source, kinds.Drawn):
         whole = source.draw == "randint" or (source.draw == "runif" and source.floor)
         if not whole or (source.low, source.high) != (0, 2):
@@ -102,6 +114,11 @@ def _is_changed(source: kinds.Array, named: Named) -> bool:
     """Whether the numbers differ from those that the file spells out."""
     own = source.times is not None or source.plus is not None or isinstance(source, kinds.Sum | kinds.Product)
     return own or any(_is_changed(part, named) for _, part in _inside(source, named, ()))
+
+
+def _has_lowest(source: kinds.Array, named: Named) -> bool:
+    inside = (part for _, part in _inside(source, named, ()))
+    return isinstance(source, kinds.Lowest) or any(_has_lowest(part, named) for part in inside)
 
 
 def _has_sum(source: kinds.Array, named: Named) -> bool:

@@ -14,7 +14,8 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.harness.judging.judge import judge
-from attncheck.harness.judging.special_rows import empty_rows, special_rows
+from attncheck.harness.judging.oracle_problem import Problem
+from attncheck.harness.judging.special_rows import empty_rows, scores_shape, special_rows
 from attncheck.harness.reading.case import Case
 from attncheck.harness.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.harness.reading.lowering import Posed, essential
@@ -235,9 +236,27 @@ def shares_heads(case: Case) -> bool:
     return OF_SHAPES["grouped heads"](case)
 
 
+def converted(case: Case) -> dict[str, NDArray[Any]]:
+    return dict(convert_inputs(case, make_exact_inputs(case), "float32").arrays)
+
+
 def has_empty_rows(case: Case) -> bool:
-    inputs = convert_inputs(case, make_exact_inputs(case), "float32").arrays
-    return bool(empty_rows(case.operation, Posed(case.options, inputs)).any())
+    return bool(empty_rows(case.operation, Posed(case.options, converted(case))).any())
+
+
+def has_odd_numbers_behind_masks_alone(case: Case) -> bool:
+    """Whether keys or values hold NaN or infinity, none of which any query may attend to."""
+    plain = essential(case.operation, case.options, converted(case))
+    odd = ~np.isfinite(plain.inputs["key"]).all(-1) | ~np.isfinite(plain.inputs["value"]).all(-1)  # (B, H, T)
+    shape = scores_shape(case.operation, plain.options, plain.inputs)
+    attended = ~Problem.of(case.operation, plain.options, plain.inputs).unattended(shape)
+    return bool(odd.any() and not (attended & odd[..., np.newaxis, :]).any())
+
+
+def has_ties_in_tiles_far_apart(case: Case) -> bool:
+    """Whether two keys are the same that no tile of 32 holds together."""
+    key = given(case)["key"]
+    return any(bool((key[..., apart:, :] == key[..., :-apart, :]).all(-1).any()) for apart in range(32, key.shape[-2]))
 
 
 MEANINGS: dict[str, Callable[[Case], bool]] = {
@@ -263,6 +282,10 @@ MEANINGS: dict[str, Callable[[Case], bool]] = {
     "uniform-row": lambda case: case.options.get("empty_rows") == "uniform" and has_empty_rows(case),
     "nan-empty-row": lambda case: case.options.get("empty_rows") == "nan" and has_empty_rows(case),
     "nan-row": lambda case: bool(np.isnan(given(case)["query"]).any()),
+    "masked-nan": has_odd_numbers_behind_masks_alone,
+    "signed-zero": lambda case: bool((np.signbit(bias := given(case)["bias"]) & (bias == 0)).any()),
+    "lowest-bias": lambda case: bool((converted(case)["bias"] == np.finfo(np.float32).min).any()),
+    "tied-keys": has_ties_in_tiles_far_apart,
 }
 
 

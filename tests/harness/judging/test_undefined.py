@@ -218,3 +218,114 @@ def test_a_step_is_followed_beside_what_is_undefined(infinite: Truth) -> None:
         exact, _ = step
         assert infinite.undefined is not None
         np.testing.assert_array_equal(np.isinf(exact.radius), infinite.undefined.of(stage, exact.shape))
+
+
+# Behind a mask.
+
+MASKED: dict[str, tuple[str, dict[str, Any], dict[str, Array]]] = {
+    "attention": ("attention", {}, {**ATTENTION, "mask": np.arange(6).reshape(1, 1, 1, 6) < 4}),
+    "causal": ("attention", {"is_causal": True}, ATTENTION),
+    "lengths": ("attention", {}, {**ATTENTION, "key_lengths": np.array([4, 3])}),
+    "bias": ("attention", {}, {**ATTENTION, "bias": np.array([0.0, 1, 2, 3, -np.inf, -np.inf]).reshape(1, 1, 1, 6)}),
+    "multi_head_attention": (
+        "multi_head_attention",
+        {"heads": 4, "kv_heads": 2},
+        {**PROJECTED, "output_weight": drawn(16, 3), "mask": np.array([True, True, True, False]).reshape(1, 1, 1, 4)},
+    ),
+    "attention_gradients": (
+        "attention_gradients",
+        {},
+        {
+            **ATTENTION,
+            "bias": drawn(1, 4, 1, 6),
+            "grad_output": drawn(2, 4, 3, 4),
+            "mask": np.arange(6).reshape(1, 1, 1, 6) < 4,
+        },
+    ),
+}
+ROW_STAGES = ("weights", "log_sum_exp", "context", "output", "grad_query", "grad_key", "grad_value", "grad_bias")
+
+
+def spoilt_behind(problem: str, name: str, number: float) -> tuple[Truth, dict[str, Array]]:
+    """Return the truth where the last key or value holds a number, and what is right where it is left out."""
+    operation, options, inputs = MASKED[problem]
+    spoilt = inputs[name].copy()
+    spoilt[0, ..., -1, 1] = number
+    truth = find_truth(operation, options, {**inputs, name: spoilt}, "float64", generic=False)
+    plain = truth.posed and find_truth(operation, options, inputs, "float64", generic=False)
+    assert plain
+    return truth, {stage: each.high.copy() for stage, each in plain.exact.items() if stage in ROW_STAGES}
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["key", "value"])
+@pytest.mark.parametrize("problem", MASKED)
+def test_behind_a_mask_the_numbers_without_that_key_are_right_and_so_is_nan(
+    problem: str, name: str, number: float
+) -> None:
+    truth, stages = spoilt_behind(problem, name, number)
+    shapes = {stage: array.shape for stage, array in stages.items()}
+    judged = {each.stage: each for each in judge_stages(truth, stages, shapes, "native")}
+    assert {(str(each.verdict), each.unjudged) for each in judged.values()} == {("agree", 0)}
+    assert truth.undefined is not None
+    for stage, array in stages.items():
+        behind = truth.undefined.behind_a_mask(stage, array.shape)
+        spread = {**stages, stage: np.where(behind, np.nan, array)}
+        assert agrees(truth, stage, spread[stage], "native")
+        judged = {each.stage: each for each in judge_stages(truth, spread, shapes, "native")}
+        assert judged[stage].verdict == (Verdict.UNVERIFIED if behind.all() else Verdict.AGREE)
+        assert judged[stage].unjudged == behind.sum()
+        if behind.any():
+            assert "only keys that may not be attended hold NaN or infinity" in judged[stage].message
+
+
+@pytest.mark.parametrize("name", ["key", "value"])
+@pytest.mark.parametrize("problem", MASKED)
+def test_behind_a_mask_any_other_number_is_wrong(problem: str, name: str) -> None:
+    truth, stages = spoilt_behind(problem, name, np.nan)
+    assert truth.undefined is not None
+    changed = 0
+    for stage, array in stages.items():
+        behind = truth.undefined.behind_a_mask(stage, array.shape)
+        if behind.any():
+            wrong = np.where(behind, array + 0.5, array)
+            assert failing_places(truth, stage, wrong, "native")[behind].all()
+            assert not agrees(truth, stage, wrong, "native")
+            changed += 1
+    assert changed
+
+
+def test_a_key_that_some_queries_may_attend_to_is_undefined_for_these_alone() -> None:
+    operation, _, inputs = MASKED["causal"]
+    value = inputs["value"].copy()
+    value[0, 1, 1, 2] = np.nan  # from the second query on
+    truth = find_truth(operation, {"is_causal": True}, {**inputs, "value": value}, "float64", generic=False)
+    assert truth.undefined is not None
+    reached = np.zeros((2, 4, 3, 4), dtype=np.bool_)
+    reached[0, 2:, :, 2] = True
+    np.testing.assert_array_equal(truth.undefined.of("output", reached.shape), reached)
+    behind = reached & (np.arange(3) == 0)[:, np.newaxis]
+    np.testing.assert_array_equal(truth.undefined.behind_a_mask("output", reached.shape), behind)
+
+
+def test_a_row_that_holds_nan_beside_other_numbers_is_not_judged_there() -> None:
+    truth, stages = spoilt_behind("attention", "key", np.inf)
+    weights = stages["weights"]
+    assert truth.undefined is not None
+    behind = truth.undefined.behind_a_mask("weights", weights.shape)
+    # As TensorFlow's softmax of a row with infinity in it.
+    spread = np.where(behind, np.where(np.arange(6) == 5, np.nan, 0.0), weights)
+    assert agrees(truth, "weights", spread, "native")
+    assert not agrees(truth, "weights", np.where(behind, 0.0, weights), "native")
+
+
+def test_a_head_whose_sums_over_queries_hold_nan_is_not_judged_there() -> None:
+    truth, stages = spoilt_behind("attention_gradients", "key", np.nan)
+    gradient = stages["grad_value"]
+    assert truth.undefined is not None
+    behind = truth.undefined.behind_a_mask("grad_value", gradient.shape)
+    # The weights of such a softmax, times the gradient of the output.
+    spread = np.where(behind, np.where(np.arange(6)[:, np.newaxis] == 5, np.nan, 0.0), gradient)
+    assert agrees(truth, "grad_value", spread, "native")
+    assert not agrees(truth, "grad_value", np.where(behind, 0.0, gradient), "native")
+    assert not agrees(truth, "grad_value", np.where(behind, spread, 0.0), "native")

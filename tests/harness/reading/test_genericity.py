@@ -81,6 +81,7 @@ def test_what_is_whole_repeated_built_or_typed_is_not_generic(load_text: Load, q
         ("bias: {values: [0, -1, 0, 0]}", False),
         ("bias: {values: [0, -.inf, 0, 0], plus: 1}", False),
         ("bias: {identity: 4}", False),
+        ("bias: {lowest: [4]}", False),
         ("bias: {concat: [{draw: randn, shape: [1]}, {constant: 0, shape: [3]}], axis: 0}", False),
         ("bias: {concat: [{identity: 4}], axis: 0}", False),
     ],

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 
 from attncheck.harness.reading.array_kinds import Arrangement
 from attncheck.harness.reading.case import Case
+from attncheck.harness.reading.dtypes import numpy_dtype
 from attncheck.harness.reading.inputs import Exact, arranged_shape, convert_inputs, make_exact_inputs
+from attncheck.harness.vocabulary import DTYPES
 
 Load = Callable[[str | bytes], list[Case]]
 
@@ -65,6 +68,24 @@ def test_an_input_is_made_as_the_file_says_with_its_leading_axes(load_text: Load
     wanted = np.array(array, dtype=np.float64)
     assert made.array.shape == made.radius.shape == (1,) * (4 - wanted.ndim) + wanted.shape
     np.testing.assert_array_equal(made.array.reshape(wanted.shape), wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_lowest_number_is_that_of_each_dtype(load_text: Load, dtype: str) -> None:
+    case = _softmax_of(
+        load_text,
+        "inputs: {scores: {concat: [{lowest: [1, 2]}, {values: [[1, -0.0]]}], axis: 1, transpose: true}}",
+        f"dtypes: [{', '.join(DTYPES)}]",
+    )
+    inputs = convert_inputs(case, make_exact_inputs(case), dtype)
+    scores = inputs.arrays["scores"][0, 0]
+    lowest = ml_dtypes.finfo(scores.dtype).min
+    assert scores.dtype == numpy_dtype(dtype)
+    assert np.isfinite(scores).all()
+    np.testing.assert_array_equal(scores, np.array([[lowest], [lowest], [1], [0]]).astype(scores.dtype))
+    assert np.signbit(scores[3, 0])
+    assert not inputs.radius["scores"].any()
+    assert not case.generic
 
 
 def test_a_printed_number_may_differ_by_half_a_unit_also_after_it_was_moved(load_text: Load) -> None:

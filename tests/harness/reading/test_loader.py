@@ -76,9 +76,10 @@ NAME = "The case at hand"
 NAN = "NaN is not allowed here; a case that probes it says `allow_nonfinite: true`"
 INFINITY = "infinity is not allowed here; a case that probes it says `allow_nonfinite: true`"
 QUOTES = "expected text in quotes, got 1.5: a bare number would lose its last digits"
+LOWEST = "the lowest number of a dtype takes no sum, product, times or plus"
 A_KIND = (
-    "expected a mapping with exactly one of values, printed, draw, constant, identity, ascending, geometric, ref, "
-    "concat, sum, product, got"
+    "expected a mapping with exactly one of values, printed, draw, constant, lowest, identity, ascending, geometric, "
+    "ref, concat, sum, product, got"
 )
 A_NAME = "expected a name of letters, digits and underscores that begins with a letter, got"
 Row = tuple[str | bytes, int | None, str | None, str | None, str]
@@ -272,6 +273,18 @@ THE_INPUTS: list[Row] = [
     (_query("{values: [[5.77e-340, 2]]}"), 7, NAME, "inputs.query.values[0][0]", "too small for float64"),
     (_query("{constant: .nan, shape: [2, 2]}"), 7, NAME, "inputs.query.constant", NAN),
     (_query("{constant: true, shape: [2, 2]}"), 7, NAME, "inputs.query.constant", "expected a number, got true"),
+    (_query("{lowest: 2}"), 7, NAME, "inputs.query.lowest", "expected a list, got 2"),
+    (_query("{lowest: [2, 2], times: 0.5}"), 7, NAME, "inputs.query", LOWEST),
+    (_query("{sum: [{lowest: [2, 2]}, {constant: 1, shape: [2, 2]}]}"), 7, NAME, "inputs.query", LOWEST),
+    (_query("{product: [{concat: [{lowest: [2, 2]}], axis: 0}]}"), 7, NAME, "inputs.query", LOWEST),
+    (_case(INPUTS + "  mask: {lowest: [2]}"), 10, NAME, "inputs.mask", "got the lowest number of a dtype"),
+    (
+        _query("{lowest: [2, 2]}", "storage: bfloat16\n"),
+        7,
+        NAME,
+        "inputs.query",
+        "the lowest number is that of each dtype; that of bfloat16 is a `constant`",
+    ),
     (_query("{ascending: [0, .inf], shape: [2, 2]}"), 7, NAME, "inputs.query.ascending", INFINITY),
     (_query("{ascending: [0, 1.0e308], shape: [2, 2]}"), 7, NAME, "inputs.query.ascending", INFINITY),
     (_query("{ascending: [0], shape: [2, 2]}"), 7, NAME, "inputs.query.ascending", "expected at least 2 items, got"),
