@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     _CONFORMING: tuple[Backend, ...] = (numpy_backend, torch_backend, tensorflow_backend, jax_backend)
 
 
+PADDED_BY = frozenset({"key_lengths", "mask", "scale"})
+"""Keywords by which a call can be padded. A mode that ``requires`` anything takes them all."""
+
+
 @dataclass(frozen=True)
 class DeclaredConvention:
     """What a mode gives on purpose where the mathematics leaves it open.
@@ -50,7 +54,8 @@ class Mode:
     unsupported. ``conventions`` declares what a mode without the keyword means on purpose: what a row without a key
     gives (``empty_rows``: zero, uniform or nan). ``says`` is one line for people. ``package`` is the distribution whose
     version is the mode's, where that is not the framework's first. ``holds_scores`` tells whether the score matrix is
-    ever in memory whole, or its kernel takes it in tiles: then it is asked for sequences of any length.
+    ever in memory whole, or its kernel takes it in tiles: then it is asked for sequences of any length. ``requires``
+    declares the shapes that it takes alone; calls are padded to them (``docs/kernels.md``).
     """
 
     name: str
@@ -61,6 +66,7 @@ class Mode:
     attribute: str | None = None
     package: str | None = None
     holds_scores: bool = True
+    requires: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,10 @@ class BackendEntry:
         eager = Mode("eager", self.module, "modular code, one operation after the other", self.classes)
         return {mode.name: mode for mode in (eager, *self.modes)}
 
+    def requires_of(self, mode: str, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
+        """Return what a mode requires of shapes, and the keywords that its ``function`` can be given for padding."""
+        return self.all_modes[mode].requires, PADDED_BY
+
     def load(self, mode: str = "eager") -> Backend:
         """Import a mode's module, and with it the framework."""
         found = self.all_modes[mode]
@@ -127,6 +137,8 @@ _ZERO_ROWS = {
         "pytorch/pytorch#133882",
     )
 }
+# A width of its own for the values is "not supported by dot_product_attention".
+_ONE_WIDTH: Mapping[str, object] = {"value_width": "equal"}
 _TORCH_MODES = (
     Mode("compile", "attncheck.backends.torch_compile", "torch.compile of the eager code"),
     Mode(
@@ -244,6 +256,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     "attncheck.backends.jax_dpa",
                     "jax.nn.dot_product_attention, implementation xla",
                     classes={**NATIVE, "bfloat16": "fused_bwd", "float16": "fused_bwd"},
+                    requires=_ONE_WIDTH,
                 ),
                 # Compiled for a CPU it refuses float16: "The precision 'F16_F16_F32' is not supported by dot_general".
                 Mode(
@@ -251,6 +264,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     "attncheck.backends.jax_dpa_jit",
                     "jax.nn.dot_product_attention in jax.jit",
                     classes={**NATIVE, "bfloat16": "fused_bwd"},
+                    requires=_ONE_WIDTH,
                 ),
             ),
             # 64-bit types are a switch of the whole process, and it changes how 32-bit programs promote types.

@@ -2,6 +2,7 @@
 
 JAX's own documentation: https://docs.jax.dev/en/latest/_autosummary/jax.nn.dot_product_attention.html. A key that may
 not be attended gets a large negative score, so that a row without any other key attends to all of them alike.
+Values have to be as wide as queries and keys.
 """
 
 from __future__ import annotations
@@ -67,8 +68,6 @@ def attention_gradients(
 
 
 def _call(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, **options: Any) -> Any:
-    if value.shape[-1] != key.shape[-1]:
-        raise NotImplementedError("jax.nn.dot_product_attention needs Dv equal to D")
     query, key, value = (each.swapaxes(1, 2) for each in (query, key, value))  # (B, H, L, D) -> (B, L, H, D)
     return jax.nn.dot_product_attention(query, key, value, bias, implementation="xla", **options)
 
