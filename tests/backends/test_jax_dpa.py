@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attncheck.backends import BACKENDS, numpy_backend
+from attncheck.backends import BACKENDS, PADDED_BY, numpy_backend
 from attncheck.harness.explain import find_implementation
 from attncheck.harness.running.executor import Group, GroupRunner, Limits
-from attncheck.harness.running.operations import run_operation
+from attncheck.harness.running.operations import accepted_of, run_operation
 from attncheck.harness.running.worker import Computed, Task
 
 pytestmark = [
@@ -114,3 +114,31 @@ def test_a_row_without_a_key_attends_to_all_of_them_alike_as_is_known(
     tensors = {name: jax_dpa.from_numpy(array) for name, array in {**arrays, how: forbidden}.items()}
     output = jax_dpa.to_numpy(jax_dpa.attention(**tensors)["output"])
     np.testing.assert_array_equal(output, np.broadcast_to(value.mean(axis=2, keepdims=True), (1, 1, 2, 6)))
+
+
+def test_versions_that_return_no_log_sum_exp_return_the_output_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    import jax
+
+    from attncheck.backends import jax_dpa
+
+    def older(*arrays: Any, **options: Any) -> Any:
+        assert "return_residual" not in options
+        return called(*arrays, **options)
+
+    called = jax.nn.dot_product_attention
+    monkeypatch.setattr(jax.nn, "dot_product_attention", older)
+    monkeypatch.setattr(jax_dpa, "_HAS_RESIDUAL", False)
+    tensors = {name: jax_dpa.from_numpy(array.astype(np.float32)) for name, array in INPUTS.items()}
+    stages = jax_dpa.attention(**tensors)
+    assert list(stages) == ["output"]
+    right = run_operation(numpy_backend, "attention", INPUTS, {})["output"]
+    np.testing.assert_allclose(jax_dpa.to_numpy(stages["output"]), right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["jax_dpa", "jax_dpa_jit"])
+def test_what_requires_shapes_takes_what_pads_to_them(name: str) -> None:
+    from importlib import import_module
+
+    module = import_module(f"attncheck.backends.{name}")
+    for function in (module.attention, module.attention_gradients):
+        assert accepted_of(function, PADDED_BY) == PADDED_BY
