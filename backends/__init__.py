@@ -141,6 +141,12 @@ _ZERO_ROWS = {
 _ONE_WIDTH: Mapping[str, object] = {"value_width": "equal"}
 _TORCH_MODES = (
     Mode("compile", "attncheck.backends.torch_compile", "torch.compile of the eager code"),
+    # Eager in 16 bits, too: what is not rewritten stores its scores.
+    Mode(
+        "compile_output",
+        "attncheck.backends.torch_compile_output",
+        "torch.compile of attention that returns its output alone, which it may rewrite",
+    ),
     Mode(
         "sdpa",
         "attncheck.backends.torch_sdpa",
@@ -208,9 +214,21 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     attribute="GRAPH",
                 ),
                 Mode(
+                    "function_output",
+                    "attncheck.backends.tensorflow_function_output",
+                    "the eager code in tf.function, of which the output alone is returned",
+                    attribute="GRAPH",
+                ),
+                Mode(
                     "xla",
                     "attncheck.backends.tensorflow_function",
                     "the eager code in tf.function(jit_compile=True)",
+                    attribute="XLA",
+                ),
+                Mode(
+                    "xla_output",
+                    "attncheck.backends.tensorflow_function_output",
+                    "the eager code in tf.function(jit_compile=True), of which the output alone is returned",
                     attribute="XLA",
                 ),
                 # The Keras calls store their scores in 16 bits.
@@ -250,6 +268,11 @@ BACKENDS: Mapping[str, BackendEntry] = {
             ("jax", "jaxlib"),
             modes=(
                 Mode("jit", "attncheck.backends.jax_jit", "the eager code in jax.jit"),
+                Mode(
+                    "jit_output",
+                    "attncheck.backends.jax_jit_output",
+                    "the eager code in jax.jit, of which the output alone is returned",
+                ),
                 # Scores, softmax and sums in float32; weights, and in the backward pass their gradient, in 16 bits.
                 Mode(
                     "dpa",
