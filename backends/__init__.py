@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     _CONFORMING: tuple[Backend, ...] = (numpy_backend, torch_backend, tensorflow_backend, jax_backend)
 
 
+PADDED_BY = frozenset({"key_lengths", "mask", "scale"})
+"""Keywords by which a call can be padded. A mode that ``requires`` anything takes them all."""
+
+
 @dataclass(frozen=True)
 class DeclaredConvention:
     """What a mode gives on purpose where the mathematics leaves it open.
@@ -50,7 +54,8 @@ class Mode:
     unsupported. ``conventions`` declares what a mode without the keyword means on purpose: what a row without a key
     gives (``empty_rows``: zero, uniform or nan). ``says`` is one line for people. ``package`` is the distribution whose
     version is the mode's, where that is not the framework's first. ``holds_scores`` tells whether the score matrix is
-    ever in memory whole, or its kernel takes it in tiles: then it is asked for sequences of any length.
+    ever in memory whole, or its kernel takes it in tiles: then it is asked for sequences of any length. ``requires``
+    declares the shapes that it takes alone; calls are padded to them (``docs/kernels.md``).
     """
 
     name: str
@@ -61,6 +66,7 @@ class Mode:
     attribute: str | None = None
     package: str | None = None
     holds_scores: bool = True
+    requires: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,10 @@ class BackendEntry:
         eager = Mode("eager", self.module, "modular code, one operation after the other", self.classes)
         return {mode.name: mode for mode in (eager, *self.modes)}
 
+    def requires_of(self, mode: str, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
+        """Return what a mode requires of shapes, and the keywords that its ``function`` can be given for padding."""
+        return self.all_modes[mode].requires, PADDED_BY
+
     def load(self, mode: str = "eager") -> Backend:
         """Import a mode's module, and with it the framework."""
         found = self.all_modes[mode]
@@ -127,8 +137,16 @@ _ZERO_ROWS = {
         "pytorch/pytorch#133882",
     )
 }
+# A width of its own for the values is "not supported by dot_product_attention".
+_ONE_WIDTH: Mapping[str, object] = {"value_width": "equal"}
 _TORCH_MODES = (
     Mode("compile", "attncheck.backends.torch_compile", "torch.compile of the eager code"),
+    # Eager in 16 bits, too: what is not rewritten stores its scores.
+    Mode(
+        "compile_output",
+        "attncheck.backends.torch_compile_output",
+        "torch.compile of attention that returns its output alone, which it may rewrite",
+    ),
     Mode(
         "sdpa",
         "attncheck.backends.torch_sdpa",
@@ -196,9 +214,21 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     attribute="GRAPH",
                 ),
                 Mode(
+                    "function_output",
+                    "attncheck.backends.tensorflow_function_output",
+                    "the eager code in tf.function, of which the output alone is returned",
+                    attribute="GRAPH",
+                ),
+                Mode(
                     "xla",
                     "attncheck.backends.tensorflow_function",
                     "the eager code in tf.function(jit_compile=True)",
+                    attribute="XLA",
+                ),
+                Mode(
+                    "xla_output",
+                    "attncheck.backends.tensorflow_function_output",
+                    "the eager code in tf.function(jit_compile=True), of which the output alone is returned",
                     attribute="XLA",
                 ),
                 # The Keras calls store their scores in 16 bits.
@@ -238,12 +268,18 @@ BACKENDS: Mapping[str, BackendEntry] = {
             ("jax", "jaxlib"),
             modes=(
                 Mode("jit", "attncheck.backends.jax_jit", "the eager code in jax.jit"),
+                Mode(
+                    "jit_output",
+                    "attncheck.backends.jax_jit_output",
+                    "the eager code in jax.jit, of which the output alone is returned",
+                ),
                 # Scores, softmax and sums in float32; weights, and in the backward pass their gradient, in 16 bits.
                 Mode(
                     "dpa",
                     "attncheck.backends.jax_dpa",
                     "jax.nn.dot_product_attention, implementation xla",
                     classes={**NATIVE, "bfloat16": "fused_bwd", "float16": "fused_bwd"},
+                    requires=_ONE_WIDTH,
                 ),
                 # Compiled for a CPU it refuses float16: "The precision 'F16_F16_F32' is not supported by dot_general".
                 Mode(
@@ -251,6 +287,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     "attncheck.backends.jax_dpa_jit",
                     "jax.nn.dot_product_attention in jax.jit",
                     classes={**NATIVE, "bfloat16": "fused_bwd"},
+                    requires=_ONE_WIDTH,
                 ),
             ),
             # 64-bit types are a switch of the whole process, and it changes how 32-bit programs promote types.

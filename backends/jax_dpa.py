@@ -2,10 +2,12 @@
 
 JAX's own documentation: https://docs.jax.dev/en/latest/_autosummary/jax.nn.dot_product_attention.html. A key that may
 not be attended gets a large negative score, so that a row without any other key attends to all of them alike.
+Values have to be as wide as queries and keys.
 """
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import jax
@@ -13,6 +15,9 @@ import jax.numpy as jnp
 
 from attncheck.backends.contract import Stages, Tensor, Window
 from attncheck.backends.jax_backend import describe, from_numpy, prepare, to_numpy
+
+# Versions up to 0.8.0 return the output alone, without the log_sum_exp.
+_HAS_RESIDUAL = "return_residual" in signature(jax.nn.dot_product_attention).parameters
 
 __all__ = ["attention", "attention_gradients", "describe", "from_numpy", "prepare", "to_numpy"]
 
@@ -37,6 +42,8 @@ def attention(
             raise NotImplementedError("the local window of jax.nn.dot_product_attention does not count a past")
         key, value = (jnp.concatenate(each, axis=-2) for each in ((past_key, key), (past_value, value)))
     options = _options(query, key, mask=mask, is_causal=is_causal, scale=scale, window=window, key_lengths=key_lengths)
+    if not _HAS_RESIDUAL:
+        return {"output": _call(query, key, value, bias, **options).swapaxes(1, 2)}
     output, log_sum_exp = _call(query, key, value, bias, return_residual=True, **options)
     return {"log_sum_exp": log_sum_exp.swapaxes(1, 2), "output": output.swapaxes(1, 2)}  # back to (B, H, Lq, ...)
 
@@ -67,8 +74,6 @@ def attention_gradients(
 
 
 def _call(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, **options: Any) -> Any:
-    if value.shape[-1] != key.shape[-1]:
-        raise NotImplementedError("jax.nn.dot_product_attention needs Dv equal to D")
     query, key, value = (each.swapaxes(1, 2) for each in (query, key, value))  # (B, H, L, D) -> (B, L, H, D)
     return jax.nn.dot_product_attention(query, key, value, bias, implementation="xla", **options)
 

@@ -11,7 +11,7 @@ from attncheck.backends import BACKENDS
 from attncheck.harness.bench import own_empty_rows
 from attncheck.harness.config import known_divergences
 from attncheck.harness.errors import UsageError
-from attncheck.harness.judging.judge_implementation import JudgedStages, judge_and_recognise
+from attncheck.harness.judging.judge_implementation import JudgedStages, judge_and_recognise, with_padding_faults
 from attncheck.harness.judging.judge_stages import StageJudgement
 from attncheck.harness.judging.known import beyond_known, largest_ratio, reason_for
 from attncheck.harness.judging.truth import truth_of_case
@@ -48,6 +48,8 @@ class Explanation:
     known: Mapping[str, str] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()
     """What the implementation would need to support the case, where that is why there are no stages."""
+    padded: str = ""
+    """What the call was padded with, as the implementation requires; empty where it was made as the case has it."""
 
     @property
     def fails(self) -> bool:
@@ -98,11 +100,12 @@ def explain_case(
         found = reason_for(divergences, *place, "", outcome.verdict)
         known = {} if found is None else {"": found.entry.reason}
         whose = (case, dtype, implementation.name, numerical_class)
-        return Explanation(*whose, (), "", failure, known=known, lacks=outcome.lacks)
+        return Explanation(*whose, (), "", failure, known=known, lacks=outcome.lacks, padded=outcome.padded)
     truth = truth_of_case(case, dtype, inputs, outcome.stages)
     own = own_empty_rows(implementation, divergences, case.id, dtype)
     own = replace(own, is_asked=not outcome.not_asked)
     judged = judge_and_recognise(truth, outcome.stages, case.stage_shapes, numerical_class, own)
+    judged = with_padding_faults(judged, outcome.padding_faults)
     return Explanation(
         case,
         dtype,
@@ -112,6 +115,7 @@ def explain_case(
         judged.begins_at,
         outside=truth.outside,
         known=_known_stages(divergences, judged, place),
+        padded=outcome.padded,
     )
 
 

@@ -24,6 +24,7 @@ from attncheck.reports.frames import (
     stage_order,
 )
 from attncheck.reports.headline import MOST_SPELT_OUT, extent, headline
+from attncheck.reports.padded import padded_sentences
 from attncheck.reports.printed_numbers import OF_DOCUMENTS, NumberCounts, misprints, number_counts
 
 _MOST_IN_PART = 12
@@ -50,7 +51,8 @@ def make_answer(frames: Frames) -> Answer:
     short = tuple(f"Too little was judged: {line}." for line in unjudged(frames))
     facts = (_extent, _stages_sentence, _pairs_sentence, _numbers_sentence, _known_sentence)
     told = tuple(said for sentence in facts if (said := sentence(frames)))
-    return Answer(headline(frames), extent(frames), (*short, *told, *_in_part(frames), *narrowings(frames)))
+    rest = (*_in_part(frames), *padded_sentences(frames), *narrowings(frames))
+    return Answer(headline(frames), extent(frames), (*short, *told, *rest))
 
 
 def _in_part(frames: Frames) -> list[str]:

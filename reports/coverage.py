@@ -19,6 +19,7 @@ from attncheck.harness.results.coverage import shortfalls
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import DTYPES
 from attncheck.reports.frames import Column, Frames, failing, once_for_frames, records
+from attncheck.reports.padded import padded_cases
 
 MOST_REASONS = 4
 """Reasons that are spelt out in one sentence."""
@@ -224,6 +225,7 @@ def counted(number: int, noun: str) -> str:
 
 def judged_counts(frames: Frames) -> dict[Column, Mapping[str, object]]:
     """Return the same as plain data."""
+    padded = padded_cases(frames)
     return {
         each.column: {
             "asked": each.asked,
@@ -233,6 +235,7 @@ def judged_counts(frames: Frames) -> dict[Column, Mapping[str, object]]:
             "unverified": each.unverified,
             "stopped": each.stopped,
             "not_run": each.not_run,
+            "padded": padded.get(each.column, (0, {}))[0],
         }
         for each in coverage(frames)
     }

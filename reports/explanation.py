@@ -39,6 +39,8 @@ def print_explanation(explanation: Explanation, tags: Mapping[str, TagEntry], co
         console.print(f"probes {tag}: {tags[tag].probes} Answers: {tags[tag].defect}", soft_wrap=True)
     console.print()
     title = f"{explanation.implementation} in {explanation.dtype}, numerical class {explanation.numerical_class}"
+    if explanation.padded:
+        title += f", padded with {explanation.padded}"
     if explanation.failure:
         console.print(f"{title}: {explanation.failure}", style="red", soft_wrap=True)
         for reason in explanation.known.values():

@@ -22,6 +22,7 @@ from attncheck.harness.judging.judge_implementation import (
     JudgedStages,
     OwnEmptyRows,
     judge_and_recognise,
+    with_padding_faults,
 )
 from attncheck.harness.judging.judge_numbers import judge_numbers
 from attncheck.harness.judging.judge_stages import StageJudgement, in_order
@@ -74,12 +75,16 @@ def judge(
         own, first = replace(blank, implementation=name), len(rows)
         if isinstance(outcome, Failure):
             lacks = ", ".join(outcome.lacks) or None
-            rows.append(replace(own, verdict=Verdict(outcome.verdict), message=outcome.message, lacks=lacks))
+            padded = outcome.padded or None
+            rows.append(
+                replace(own, verdict=Verdict(outcome.verdict), message=outcome.message, lacks=lacks, padded=padded)
+            )
         elif isinstance(outcome, Computed):
             computed[name] = outcome.stages
             known = replace((own_empty_rows or {}).get(name, OwnEmptyRows()), is_asked=not outcome.not_asked)
             judged = judge_and_recognise(truth, outcome.stages, case.stage_shapes, classes[name], known)
-            rows += _stage_rows(own, judged, outcome.stages)
+            judged = with_padding_faults(judged, outcome.padding_faults)
+            rows += _stage_rows(replace(own, padded=outcome.padded or None), judged, outcome.stages)
         rows[first:] = [replace(row, seconds=outcome.seconds) for row in rows[first : first + 1]] + rows[first + 1 :]
     bounds = {name: _bounds_of_judged(truth, classes[name]) for name in computed}
     pairs = judge_pairs(computed, bounds, truth.query_rows, is_finite=not truth.holds_nonfinite)

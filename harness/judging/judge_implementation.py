@@ -22,6 +22,7 @@ from attncheck.harness.judging.judge_stages import StageJudgement, judge_stages,
 from attncheck.harness.judging.readings import truth_of
 from attncheck.harness.judging.recognition import recognise
 from attncheck.harness.judging.truth import Truth
+from attncheck.harness.running.cutting import is_of_shape
 from attncheck.harness.verdicts import Verdict
 from attncheck.harness.vocabulary import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, Shape
 
@@ -109,6 +110,27 @@ def judge_and_recognise(
             plain, begins_at = unexplained.judgements, unexplained.begins_at
             return replace(judged, findings=findings, plain=plain, plain_begins_at=begins_at)
     return replace(unexplained, findings=findings)
+
+
+def with_padding_faults(judged: JudgedStages, faults: Mapping[str, str]) -> JudgedStages:
+    """Let stages be wrong that are not 0 in what their call was padded with, although what is left of them is right."""
+    if not faults:
+        return judged
+    judgements = [_spoilt(each, faults[each.stage]) if each.stage in faults else each for each in judged.judgements]
+    return replace(
+        judged,
+        judgements=tuple(judgements),
+        begins_at=judged.begins_at or where_it_begins(judgements),
+        excused=judged.excused - faults.keys(),
+    )
+
+
+def _spoilt(judgement: StageJudgement, fault: str) -> StageJudgement:
+    if is_of_shape(fault):
+        return replace(judgement, verdict=Verdict.SHAPE, message=fault, accumulated=None, introduced=None, index=None)
+    if judgement.verdict.exit_code:
+        return replace(judgement, message=f"{judgement.message}; it {fault}")
+    return replace(judgement, verdict=Verdict.NUMERIC, message=fault, accumulated=None, introduced=None, index=None)
 
 
 def _unexplained(base: _Base, own: OwnEmptyRows | None) -> JudgedStages:

@@ -20,11 +20,13 @@ from attncheck.harness.repro.expected import expected_lines, expected_stages
 from attncheck.harness.running.environment import package_version
 from attncheck.harness.running.implementations import Implementation
 from attncheck.harness.running.own import OwnEntry
+from attncheck.harness.running.padding import Padding, call_as_required
 from attncheck.harness.running.tasks import task_of
 from attncheck.harness.running.worker import THREAD_VARIABLES, Task
 from attncheck.harness.vocabulary import result_stages
 
 _MEMORY = "attncheck.harness.running.memory"
+_CUTTING = "attncheck.harness.running.cutting"
 
 _ENVIRONMENT = "attncheck.harness.running.environment"
 
@@ -73,16 +75,18 @@ def repro_script(
     if numerical_class is None:
         raise UsageError(f"{implementation.name} declares no {dtype}: there is nothing to reproduce")
     inputs = convert_inputs(case, make_exact_inputs(case), dtype)
-    task = task_of(case, inputs)
+    padding = call_as_required(implementation, task_of(case, inputs))
+    task, cuts = padding.task, ", kept=KEPT, cut=cut" if padding.kept else ""
     expected = expected_stages(case, truth_of_case(case, dtype, inputs), numerical_class, judgements)
     results = result_stages(task.operation, task.options, task.inputs)
-    earlier = tasks_before(before)
+    earlier = [call_as_required(implementation, each).task for each in tasks_before(before)]
     dtypes = {dtype, *(each for _, each in before)}
     parts = [
-        _docstring(case, implementation, dtype, numerical_class, story, command=command, before=len(before)),
+        _docstring(case, implementation, dtype, numerical_class, story, command=command, calls=_calls(padding, before)),
         *_beginning(implementation, dtypes),
         _section("What is reported", *call_lines(implementation, task, earlier)),
         _section("How it is judged", copied(PARTS, {"Expected", "run", "unpack", *(["make"] if earlier else [])})),
+        *([_section("What is kept of each stage", *_kept(padding))] if padding.kept else []),
         _section("The inputs", *_inputs({"INPUTS": task, **_named(earlier)})),
         _section("What is right", *expected_lines(expected)),
         copied(_ENVIRONMENT, {"package_version"}),
@@ -92,7 +96,7 @@ def repro_script(
         f"    for package in {quoted(list(_packages(implementation, dtypes)))}:",
         "        print(package, package_version(package))",
         *_made_before(earlier),
-        f'    sys.exit(run(backend, compute, INPUTS, EXPECTED, {quoted(results)}, "{dtype}"))\n',
+        f'    sys.exit(run(backend, compute, INPUTS, EXPECTED, {quoted(results)}, "{dtype}"{cuts}))\n',
     ]
     return "\n".join(parts)
 
@@ -108,6 +112,22 @@ def tasks_before(before: Sequence[tuple[Case, str]]) -> list[Task]:
             "shows it"
         )
     return tasks
+
+
+def _calls(padding: Padding, before: Sequence[Any]) -> str:
+    """Say how many calls a script makes, and how the last is padded."""
+    others = f"{len(before)} other {'calls' if len(before) > 1 else 'call'}, and then " if before else ""
+    return f"{others}one call{f', padded with {padding.says}' if padding.says else ''}"
+
+
+def _kept(padding: Padding) -> Iterator[str]:
+    """Yield what drops again what the call is padded with."""
+    yield f"# The call is padded with {padding.says}: it is made with what the function requires."
+    yield copied(_CUTTING, {"Kept", "cut"}) + "\n"
+    yield "KEPT = {"
+    for stage, kept in padding.kept.items():
+        yield f'    "{stage}": Kept({kept.shape}, {dict(kept.places)}, {kept.zeros}),'
+    yield "}"
 
 
 def _named(before: Sequence[Task]) -> dict[str, Task]:
@@ -127,7 +147,7 @@ def _docstring(
     story: str,
     *,
     command: str,
-    before: int,
+    calls: str,
 ) -> str:
     packages = list(_packages(implementation, {dtype}))
     own = implementation.entry.target if isinstance(implementation.entry, OwnEntry) else None
@@ -138,7 +158,7 @@ def _docstring(
         case=case.name,
         packages=f"{', '.join(packages[:-1])} and {packages[-1]}" if packages[1:] else "NumPy alone",
         command=command,
-        calls="one call" if not before else f"{before} other {'calls' if before > 1 else 'call'}, and then one",
+        calls=calls,
         own="" if own is None else f", and loads {own.module}{_OTHER_FILE if is_file else ''}",
         numerical_class=numerical_class,
         version=package_version("attncheck"),

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import pyarrow as pa
 from numpy.typing import NDArray
 
-FORMAT = 6
+FORMAT = 7
 REPORT_FOLDER = "report"
 SCRIPTS_FOLDER = "scripts"
 ComparisonKind = Literal["stage", "pair", "printed", "known", "exact"]
@@ -61,6 +61,7 @@ ROW_SCHEMA = pa.schema(
         pa.field("unjudged", pa.int64()),
         pa.field("message", pa.string(), nullable=False),
         pa.field("lacks", pa.string()),
+        pa.field("padded", pa.string()),
         pa.field("exact", pa.float64()),
         pa.field("seconds", pa.float64()),
         pa.field("reason", pa.string()),
@@ -111,7 +112,8 @@ class Row:
     was computed in, where that is declared; ``allowed`` is their sum and the implementation's own bound.
     ``hint`` says of a misprint what would explain it, and how a case declares that.
 
-    ``lacks`` names what an unsupported case would need, apart by commas. ``exact`` is the exact answer where
+    ``lacks`` names what an unsupported case would need, apart by commas. ``padded`` says what a call was padded with,
+    as the implementation requires; None where it was made as the case has it. ``exact`` is the exact answer where
     ``reference`` is a number of the case. ``seconds`` is how long the evaluation took, in its first row alone: it is
     measured, so no report but JUnit shows it.
     """
@@ -152,6 +154,7 @@ class Row:
     unjudged: int | None = None
     message: str = ""
     lacks: str | None = None
+    padded: str | None = None
     exact: float | None = None
     seconds: float | None = field(default=None, compare=False)
     reason: str | None = None

@@ -22,6 +22,7 @@ from attncheck.harness.running.calls import Ended, Overdue, Raised, Stopped, Wor
 from attncheck.harness.running.ends import EqualEnds
 from attncheck.harness.running.implementations import Implementation
 from attncheck.harness.running.logs import Log
+from attncheck.harness.running.padding import padded_call
 from attncheck.harness.running.processes import memory_of
 from attncheck.harness.running.score_memory import scores_too_large
 from attncheck.harness.running.turns import Turns
@@ -139,6 +140,14 @@ class GroupRunner(Generic[Key]):
         return replace(outcome, seconds=perf_counter() - begun)
 
     def _evaluate(self, task: Task) -> Outcome:
+        padding = padded_call(self.group.implementation, task)
+        if isinstance(padding, Failure):
+            return padding
+        if padding is not None:
+            return padding.cut(self._evaluate_as_it_is(padding.task))
+        return self._evaluate_as_it_is(task)
+
+    def _evaluate_as_it_is(self, task: Task) -> Outcome:
         if too_large := scores_too_large(self.group.implementation.declared, task, self._limits.fair_share):
             return too_large
         if self._given_up is not None:

@@ -29,6 +29,10 @@ class Implementation:
         """Return the numerical class that is declared for a dtype; None where the mode has no such dtype."""
         return self.declared.classes.get(dtype)
 
+    def requires(self, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
+        """Return what a function of the contract requires of shapes, and which keywords it can be given for that."""
+        return self.entry.requires_of(self.mode, function)
+
     @property
     def name(self) -> str:
         """The name in every report, such as torch.eager."""

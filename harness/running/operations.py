@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -72,6 +72,13 @@ def check_parameters(function: Callable[..., Any], asked: Mapping[str, Any]) -> 
     missing = [name for name in asked if name not in kinds]
     if missing:
         raise LackingError(f"takes no {', '.join(missing)}", tuple(missing))
+
+
+def accepted_of(function: Callable[..., Any], names: Iterable[str]) -> frozenset[str]:
+    """Return which of these names a function has a parameter for."""
+    kinds = _kinds_of(getattr(function, "__func__", function))
+    takes_all = inspect.Parameter.VAR_KEYWORD in kinds.values()
+    return frozenset(name for name in names if takes_all or name in kinds)
 
 
 @lru_cache(maxsize=256)

@@ -138,8 +138,9 @@ class OwnEntry(BackendEntry):
     ``says`` is for people; ``conventions`` are those that it declares, by name; ``framework`` names the backend whose
     arrays it takes; ``mode`` is what it is called behind the dot, where that is not the function's name. ``required``
     are, by function, the contract's keywords that it has no default for. ``source`` is the ``file`` and ``line`` of
-    its ``def``, where it has one. ``given`` is what names it on a command line, with ``--framework`` where that was
-    given; empty for an object.
+    its ``def``, where it has one. ``requirements`` are, by function, what it requires of shapes, and ``accepts`` the
+    keywords that its calls can be padded by. ``given`` is what names it on a command line, with ``--framework`` where
+    that was given; empty for an object.
     """
 
     target: Target = field(default_factory=lambda: Target("", ""))
@@ -149,6 +150,8 @@ class OwnEntry(BackendEntry):
     mode: str = ""
     required: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
+    requirements: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    accepts: Mapping[str, frozenset[str]] = field(default_factory=dict)
     given: tuple[str, ...] = ()
 
     @property
@@ -164,6 +167,10 @@ class OwnEntry(BackendEntry):
         conventions = {each: DeclaredConvention(value, "", "") for each, value in self.conventions.items()}
         # How it computes is not known: it is asked for everything, and stopped where it takes too much memory.
         return {name: Mode(name, self.module, where, self.classes, conventions, holds_scores=False)}
+
+    def requires_of(self, mode: str, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
+        """Return what a function of the target requires of shapes, and the keywords it can be padded by."""
+        return self.requirements.get(function, {}), self.accepts.get(function, frozenset())
 
     def load(self, mode: str = "") -> Backend:
         """Load the target and wrap it."""
@@ -199,6 +206,8 @@ def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None)
         hints=(*declared.get("hints", ()), *advice),
         required=dict(declared.get("required") or {}),
         source=dict(declared.get("source") or {}),
+        requirements=dict(declared.get("requirements") or {}),
+        accepts=dict(declared.get("accepts") or {}),
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -11,12 +13,13 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.backends import EAGER, NATIVE, BackendEntry
+from attncheck.backends import EAGER, NATIVE, PADDED_BY, BackendEntry
 from attncheck.backends.contract import Backend, EmptyRows
 from attncheck.harness.running.imports import imports_of
 from attncheck.harness.running.left_behind import Misbehaved, nothing_left_behind
-from attncheck.harness.running.operations import LackingError, check_parameters
+from attncheck.harness.running.operations import LackingError, accepted_of, check_parameters
 from attncheck.harness.running.own import EXPECTED, LoadError, UnfitError, advice_on_framework
+from attncheck.harness.running.requirements import Requirements
 from attncheck.harness.running.signatures import INPUTS, hints, misfits, required_keywords
 from attncheck.harness.running.worker import AdvisedError
 from attncheck.harness.vocabulary import DTYPES, NUMERICAL_CLASSES, result_stages
@@ -25,6 +28,13 @@ _OPERATIONS = {"mask_scores": "masking"} | {
     name: name for name in ("softmax", "attention", "attention_gradients", "multi_head_attention")
 }
 """What is no scoring function."""
+_ABOUT_SHAPES = re.compile(
+    r"multiple of|divisible|power of (?:2|two)|head.?(?:dim|size)|shape\[.*% ?[0-9]", re.IGNORECASE
+)
+_ADVICE_ON_REQUIRES = (
+    "if it takes some widths or lengths alone, declare which, and calls are padded: "
+    '{}.requires = {{"width_multiple": 8}} (docs/kernels.md)'
+)
 
 
 class OwnBackend:
@@ -82,13 +92,17 @@ class OwnBackend:
         """Call it; where it cannot use NumPy's arrays, and nobody said that it takes others, say how that is said."""
         try:
             return function(*positional, **keywords)
-        except (TypeError, AttributeError, ValueError) as error:
+        except NotImplementedError:  # it says itself what it cannot do
+            raise
+        except Exception as error:
+            if _is_about_shapes(error) and not hasattr(function, "requires"):
+                raise AdvisedError(error, _ADVICE_ON_REQUIRES.format(_name_of(function))) from error
+            if not isinstance(error, TypeError | AttributeError | ValueError):
+                raise
             wanted = _framework_of(function) if self._framework == "numpy" and _is_about_arrays(error) else None
             if wanted is None:
                 raise
-            raise AdvisedError(
-                error, advice_on_framework(wanted, getattr(function, "__name__", "attention"))
-            ) from error
+            raise AdvisedError(error, advice_on_framework(wanted, _name_of(function))) from error
 
 
 def own_backend(target: Any, name: str, framework: BackendEntry) -> OwnBackend:
@@ -99,6 +113,18 @@ def own_backend(target: Any, name: str, framework: BackendEntry) -> OwnBackend:
 @functools.lru_cache(maxsize=16)
 def _framework_of(function: Callable[..., Any]) -> str | None:
     return imports_of(function).framework
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", "attention")
+
+
+def _is_about_shapes(error: Exception) -> bool:
+    """Whether an error reads as if a function took some widths or lengths alone; an assertion is read in its source."""
+    said = str(error)
+    if isinstance(error, AssertionError):
+        said += " ".join(frame.line or "" for frame in traceback.extract_tb(error.__traceback__)[-1:])
+    return _ABOUT_SHAPES.search(said) is not None
 
 
 def _is_about_arrays(error: Exception) -> bool:
@@ -152,6 +178,8 @@ def declarations(target: Any, name: str) -> dict[str, Any]:
         "distributions": imports.versions,
         "hints": [hint for each, function in functions.items() for hint in hints(each, function)],
         "required": {each: required_keywords(each, function) for each, function in functions.items()},
+        "requirements": {each: _requirements(target, function) for each, function in functions.items()},
+        "accepts": {each: accepted_of(function, PADDED_BY) for each, function in functions.items()},
         "source": _source(functions.get("attention") or next(iter(functions.values()))),
     }
 
@@ -182,6 +210,18 @@ def _check_classes(declared: Mapping[str, str]) -> None:
             raise LoadError(f"classes: unknown dtype {dtype!r}; expected {', '.join(DTYPES)}")
         if name not in known:
             raise LoadError(f"classes: {dtype} has no class {name!r}; expected {', '.join(known)}")
+
+
+def _requirements(target: Any, function: Callable[..., Any]) -> dict[str, object]:
+    """Return what a function declares that it requires of shapes; what it does not say, its target says."""
+    declared = getattr(function, "requires", getattr(target, "requires", None))
+    if declared is None:
+        return {}
+    try:
+        Requirements.of(declared)
+    except ValueError as error:
+        raise LoadError(str(error)) from None
+    return dict(declared)
 
 
 def _resources(declared: Any) -> dict[str, float]:

@@ -53,11 +53,15 @@ class Task:
 class Computed:
     """The stages that an implementation returned, and how many seconds that took.
 
-    ``not_asked`` are conventions of the case that it has no keyword for, so that it was called without them.
+    ``not_asked`` are conventions of the case that it has no keyword for, so that it was called without them. ``padded``
+    says what the call was padded with, which is dropped from the stages again; ``padding_faults`` tell by stage where
+    that is not what it has to be.
     """
 
     stages: Mapping[str, NDArray[Any]]
     not_asked: tuple[str, ...] = ()
+    padded: str = ""
+    padding_faults: Mapping[str, str] = field(default_factory=dict)
     seconds: float | None = field(default=None, compare=False)
 
 
@@ -65,12 +69,14 @@ class Computed:
 class Failure:
     """Why there are no stages; ``verdict`` is unsupported, untried, error, crash or timeout.
 
-    ``lacks`` names what an implementation would need to support the case, where it is known.
+    ``lacks`` names what an implementation would need to support the case, where it is known. ``padded`` says what the
+    call was padded with.
     """
 
     verdict: str
     message: str
     lacks: tuple[str, ...] = ()
+    padded: str = ""
     seconds: float | None = field(default=None, compare=False)
 
 

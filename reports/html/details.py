@@ -27,6 +27,7 @@ _SHOWN = [
     "introduced_ratio",
     "introduced_tier",
     "unjudged",
+    "padded",
     "message",
 ]
 
@@ -43,12 +44,16 @@ class StageCell:
 
 @dataclass(frozen=True)
 class DtypeRow:
-    """One implementation in one dtype: its verdict, and a cell per stage, or a message where it has no stage."""
+    """One implementation in one dtype: its verdict, and a cell per stage, or a message where it has no stage.
+
+    ``padded`` says what its call was padded with, empty where it was made as the case has it.
+    """
 
     dtype: str
     state: str
     symbol: str
     text: str
+    padded: str
     message: str
     stages: tuple[StageCell | None, ...]
 
@@ -189,7 +194,9 @@ def _key(column: Column, dtype: str) -> tuple[str, str, str]:
 def _dtype_row(dtype: str, cell: Cell, own: Mapping[str, Mapping[str, Any]], stages: Sequence[str]) -> DtypeRow:
     cells = tuple(_stage_cell(own[stage]) if stage in own else None for stage in stages)
     message = str(own[""]["message"]) if "" in own else ""
-    return DtypeRow(dtype, cell.state.value, SYMBOLS[cell.state], cell.text, message, cells if any(cells) else ())
+    padded = next((row["padded"] for row in own.values() if isinstance(row["padded"], str)), "")
+    state = cell.state
+    return DtypeRow(dtype, state.value, SYMBOLS[state], cell.text, padded, message, cells if any(cells) else ())
 
 
 def _stage_cell(row: Mapping[str, Any]) -> StageCell:

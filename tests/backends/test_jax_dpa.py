@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from attncheck.backends import BACKENDS
+from attncheck.backends import BACKENDS, PADDED_BY, numpy_backend
+from attncheck.harness.explain import find_implementation
+from attncheck.harness.running.executor import Group, GroupRunner, Limits
+from attncheck.harness.running.operations import accepted_of, run_operation
+from attncheck.harness.running.worker import Computed, Task
 
 pytestmark = [
     pytest.mark.jax,
@@ -65,13 +70,25 @@ def test_the_compiled_call_agrees_with_the_exact_answer(judge_mode: Judge, call:
 
 
 @pytest.mark.parametrize("mode", ["jax.dpa", "jax.dpa_jit"])
-def test_values_of_another_width_than_the_keys_are_refused_with_the_reason(judge_mode: Judge, mode: str) -> None:
-    inputs = {**INPUTS, "value": INPUTS["value"][..., :5]}
-    with pytest.raises(NotImplementedError, match="needs Dv equal to D"):
-        judge_mode(mode, "float32", "attention", inputs, {})
-    inputs["grad_output"] = GRAD_OUTPUT["grad_output"][..., :5]
-    with pytest.raises(NotImplementedError, match="needs Dv equal to D"):
-        judge_mode(mode, "float32", "attention_gradients", inputs, {})
+@pytest.mark.parametrize(("narrow", "padded"), [(("value", "grad_output"), "Dv"), (("query", "key"), "D")])
+def test_values_of_another_width_than_the_keys_are_padded(
+    mode: str, narrow: tuple[str, ...], padded: str, tmp_path: Path
+) -> None:
+    given = {name: array.astype(np.float32) for name, array in {**INPUTS, **GRAD_OUTPUT}.items()}
+    given |= {name: given[name][..., :5] for name in narrow}
+    runner: GroupRunner[str] = GroupRunner(Group(find_implementation(mode), ("float32",)), Limits(), tmp_path)
+    right = {}
+    try:
+        for operation in ("attention_gradients", "attention"):
+            inputs = {name: array for name, array in given.items() if name != "grad_output" or "grad" in operation}
+            outcome = runner.evaluate(Task(operation, {}, inputs))
+            right |= run_operation(numpy_backend, operation, inputs, {})
+            assert isinstance(outcome, Computed), outcome
+            assert outcome.padded == f"zero columns ({padded} 5 to 6)"
+            for stage, array in outcome.stages.items():
+                np.testing.assert_allclose(array, right[stage], rtol=1e-4, atol=1e-5, err_msg=stage)
+    finally:
+        runner.close()
 
 
 def test_a_window_behind_a_past_is_refused_because_the_call_counts_from_the_first_key(judge_mode: Judge) -> None:
@@ -97,3 +114,31 @@ def test_a_row_without_a_key_attends_to_all_of_them_alike_as_is_known(
     tensors = {name: jax_dpa.from_numpy(array) for name, array in {**arrays, how: forbidden}.items()}
     output = jax_dpa.to_numpy(jax_dpa.attention(**tensors)["output"])
     np.testing.assert_array_equal(output, np.broadcast_to(value.mean(axis=2, keepdims=True), (1, 1, 2, 6)))
+
+
+def test_versions_that_return_no_log_sum_exp_return_the_output_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    import jax
+
+    from attncheck.backends import jax_dpa
+
+    def older(*arrays: Any, **options: Any) -> Any:
+        assert "return_residual" not in options
+        return called(*arrays, **options)
+
+    called = jax.nn.dot_product_attention
+    monkeypatch.setattr(jax.nn, "dot_product_attention", older)
+    monkeypatch.setattr(jax_dpa, "_HAS_RESIDUAL", False)
+    tensors = {name: jax_dpa.from_numpy(array.astype(np.float32)) for name, array in INPUTS.items()}
+    stages = jax_dpa.attention(**tensors)
+    assert list(stages) == ["output"]
+    right = run_operation(numpy_backend, "attention", INPUTS, {})["output"]
+    np.testing.assert_allclose(jax_dpa.to_numpy(stages["output"]), right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["jax_dpa", "jax_dpa_jit"])
+def test_what_requires_shapes_takes_what_pads_to_them(name: str) -> None:
+    from importlib import import_module
+
+    module = import_module(f"attncheck.backends.{name}")
+    for function in (module.attention, module.attention_gradients):
+        assert accepted_of(function, PADDED_BY) == PADDED_BY

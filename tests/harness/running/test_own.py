@@ -151,6 +151,52 @@ def test_what_a_function_declares_is_read_before_it_runs(write: Write) -> None:
     assert found.needs == {"numpy": 1, "GPU": 1}
 
 
+def test_what_a_function_requires_is_padded_in_the_run(write: Write, tmp_path: Path) -> None:
+    asserting = "    assert query.shape[-1] == value.shape[-1]\n    scores ="
+    text = ATTENTION.replace("    scores =", asserting, 1).replace("mask=None", "scale=None, mask=None")
+    text = text.replace("query.shape[-1] ** -0.5", "query.shape[-1] ** -0.5 if scale is None else scale")
+    text += "attention.requires = {'value_width': 'equal'}"
+    (found,) = choose(None, [f"{write(text)}:attention"]).implementations
+    outcome = outcome_of(found, problem(), tmp_path)
+    assert isinstance(outcome, Computed), outcome
+    assert outcome.padded == "zero columns (D 5 to 6)"
+    np.testing.assert_allclose(outcome.stages["output"], reference(), rtol=1e-13)
+
+
+def test_what_a_module_requires_goes_for_its_functions_that_say_nothing(write: Write) -> None:
+    text = ATTENTION + "requires = {'width_multiple': 8}\ndef softmax(scores): ...\nsoftmax.requires = {'widths': [4]}"
+    (found,) = choose(None, [write(text)]).implementations
+    assert found.requires("attention") == ({"width_multiple": 8}, {"mask"})
+    assert found.requires("softmax") == ({"widths": [4]}, frozenset())
+    assert found.requires("dot_scores") == ({}, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("line", "is_advised"),
+    [
+        ("assert query.shape[-1] % 8 == 0", True),
+        ("assert query.shape[-1] % 8 == 0, 'head size'", True),
+        ("raise RuntimeError('head_dim should be a multiple of 8')", True),
+        ("raise ValueError('block size must be a power of 2')", True),
+        ("raise ValueError('out of luck')", False),
+        ("assert False", False),
+        ("raise NotImplementedError('head size must be a multiple of 8')", False),
+    ],
+)
+def test_an_error_about_shapes_says_how_they_are_declared(
+    write: Write, tmp_path: Path, line: str, is_advised: bool
+) -> None:
+    text = f"def attention(query, key, value):\n    {line}\n"
+    (found,) = choose(None, [f"{write(text)}:attention"]).implementations
+    outcome = outcome_of(found, problem(), tmp_path)
+    assert isinstance(outcome, Failure)
+    assert ('attention.requires = {"width_multiple": 8} (docs/kernels.md)' in outcome.message) is is_advised
+    (declaring,) = choose(None, [f"{write(text + 'attention.requires = dict(min_width=1)')}:attention"]).implementations
+    outcome = outcome_of(declaring, problem(), tmp_path)
+    assert isinstance(outcome, Failure)
+    assert "declare" not in outcome.message
+
+
 def test_a_capability_that_is_denied_is_unsupported(write: Write, tmp_path: Path) -> None:
     (found,) = choose(
         None, [f"{write(ATTENTION + 'attention.capabilities = dict(value_width=False)')}:attention"]
@@ -180,6 +226,12 @@ def test_a_capability_that_is_denied_is_unsupported(write: Write, tmp_path: Path
             "classes: float32 has no class 'tf32'; expected native, native_lse, tf32_products, bf16x3_products, bf16_",
         ),
         (ATTENTION + "attention.classes = {'float8': 'native'}", "attention", "classes: unknown dtype 'float8'"),
+        (
+            ATTENTION + "attention.requires = {'width_multipel': 8}",
+            "attention",
+            "requires: unknown key 'width_multipel'; expected width_multiple, widths,",
+        ),
+        (ATTENTION + "attention.requires = 8", "attention", "requires: expected a dict such as"),
         (ATTENTION + "attention.resources = ['GPU']", "attention", "expected names and positive amounts, such as"),
         (ATTENTION + "attention.resources = {'GPU': 0}", "attention", "resources: expected names and positive amounts"),
     ],
