@@ -1,7 +1,7 @@
 """The likely size of the errors of a backward pass: variances, where ``bounds_gradients_worst`` adds sizes up.
 
 In the notation of ``bounds_backward``; t^2 and c^2 are the variances of a key's exponent, its own and what the keys of
-a row share, second order included: c^2 + 3/4 (t^2 + c^2)^2. To first order theta_l moves dlogits_j by
+a row share, with what is beyond the first order: c^2 + f(t^2 + c^2). To first order theta_l moves dlogits_j by
 
     theta_l [ (j = l) p_l y_l - p_j p_l (y_j + y_l) ],     and sum_j dlogits_j x_j, for any x, by
     theta_l p_l [ y_l (x_l - X) - S ],     X = sum_j p x,  S = sum_j p y x
@@ -30,6 +30,7 @@ import numpy as np
 
 from attncheck.harness.judging.bounds_backward import Backward
 from attncheck.harness.judging.bounds_gradients_worst import STORAGE_COUNT, storage_of
+from attncheck.harness.judging.bounds_rows import second_order
 from attncheck.harness.judging.bounds_softmax import stored_log_sum_exp_variance
 from attncheck.harness.judging.bounds_terms import Real, product_variance, summation_variance, transposed
 from attncheck.harness.judging.policies import Policy
@@ -40,7 +41,7 @@ class Spread:
     """Variances of a backward pass: (..., Lq, Lk) per key, (..., Lq, 1) per row."""
 
     own: Real  # t^2
-    shared: Real  # c^2, second order included
+    shared: Real  # c^2, and what is beyond the first order
     of_sum: Real  # V_nu
     of_weight: float  # V_eps
     of_grad_weights: Real  # V_dp
@@ -56,7 +57,6 @@ class Spread:
 def spread_of(back: Backward, policy: Policy) -> Spread:
     """Prepare the variances of a backward pass."""
     rows, unit = back.rows, policy.compute_unit
-    total = rows.variance
     of_sum = policy.sum_unit**2 * (rows.count + rows.rescalings) + 2 * unit**2
     if policy.recomputes or policy.from_log_sum_exp:
         of_sum = of_sum + stored_log_sum_exp_variance(rows, policy)
@@ -72,7 +72,7 @@ def spread_of(back: Backward, policy: Policy) -> Spread:
     lost = (2 * policy.weight_underflow * back.centred) ** 2 + STORAGE_COUNT * underflow**2
     return Spread(
         own=rows.independent,
-        shared=rows.shared + 0.75 * total * total,
+        shared=rows.shared + second_order(rows.variance),
         of_sum=of_sum,
         of_weight=policy.weight_unit**2 + 2 * unit**2,
         of_grad_weights=of_grad_weights + policy.weight_gradient_unit**2 * square,

@@ -11,8 +11,9 @@
                              dh = min(1, sech(z)^2 + 0.77 dz) dz + (eps_tanh + u_s)(|h| + ..)
                              D  = [ |w| dh + A u_acc |w|(|h| + dh) + 2u_s |s| ] (1 + 8u* + A u_acc) + eta
 
-Variances by the same rules: each rounding's square, through squared coefficients. Errors of X (or Y) are shared by the
-keys (or queries) that meet them, but each score has its own A of them, so that a score's variance is not affected.
+Variances by the same rules: each rounding's square, and each underflow's, through squared coefficients. Errors of X (or
+Y) are shared by the keys (or queries) that meet them, but each score has its own A of them, so that a score's variance
+is not affected.
 """
 
 from __future__ import annotations
@@ -67,8 +68,9 @@ def projected(
         worst = worst + unit * ((np.abs(product) + worst) * (stored - 1))
         worst = worst + unit * (np.abs(exact) + worst)
         variance = variance + unit**2 * (exact * exact + (stored - 1) * product * product)
-    worst = worst + 2 * (length + 2) * policy.accumulate_underflow + stored * policy.output_underflow
-    return Operand(exact, worst, variance)
+    lost, flushed = 2 * (length + 2) * policy.accumulate_underflow, stored * policy.output_underflow
+    # What underflows is rounded like anything else, by at most eta.
+    return Operand(exact, worst + lost + flushed, variance + lost**2 + flushed**2)
 
 
 def general_scores(query: Real, key: Real, weight: Real, exact: Real, policy: Policy) -> LogitError:

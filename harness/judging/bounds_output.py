@@ -21,9 +21,10 @@ The scale: sigma^2 = S1 + .. + S6 (t^2 each key's own variance of theta, c^2 wha
 
     S1 = sum_j p_j^2 t_j^2 (v_j - o)^2      S2 = (u_s^2 + u_c^2) ((px) v - o sum_j p_j x_j)^2 + Var sum_j p_j c_j^2
     S3 = (u_p^2 + 2u_c^2)(p^2 v^2 + o^2)    S4 = f u_acc^2 [ n (o^2/3 + p^2 v^2/6) + p^2 v^2 ]
-    S5 = o^2 [ u_sum^2 (n + rho) + 2u_c^2 + k_o u_o^2 ]             S6 = 3/4 Var sum_j p_j (t_j^2 + c_j^2)^2
+    S5 = o^2 [ u_sum^2 (n + rho) + 2u_c^2 + k_o u_o^2 ]             S6 = Var sum_j p_j f(t_j^2 + c_j^2)
 
-S6 is the second order, E (e^theta - 1 - theta)^2; c by Cauchy's inequality; the values' own variance adds p^2 Var_v.
+S6 is what is beyond the first order, f(t^2) = E (e^theta - 1 - theta)^2 of a normal theta, about 3/4 t^4; c by Cauchy's
+inequality; the values' own variance adds p^2 Var_v.
 Where factors of products are rounded, c_pv has 2u_t + u_t^2 more, and S4 is that of such a product; where weights may
 be e^(s - L), c_row has tau more, and nothing cancels in S1 and S2.
 """
@@ -34,7 +35,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attncheck.harness.judging.bounds_rows import Rows
+from attncheck.harness.judging.bounds_rows import Rows, second_order
 from attncheck.harness.judging.bounds_softmax import stored_log_sum_exp_variance, total_error
 from attncheck.harness.judging.bounds_terms import Bound, Operand, Real, finite, product_variance, settle, transposed
 from attncheck.harness.judging.policies import Policy
@@ -135,7 +136,6 @@ def _spread(rows: Rows, scaled: _Scaled, variance: Real, policy: Policy) -> Real
     p, v, o, square_o = rows.weights, scaled.value.value, scaled.signed_output, scaled.output**2
     square_v, square_p, width, unit = v * v, p * p, v.shape[-1], policy.compute_unit
     own = square_p * rows.independent
-    total = rows.variance
     second, first = np.split(own @ np.concatenate([square_v, v], axis=-1), [width], axis=-1)
     of_row = square_o * own.sum(axis=-1, keepdims=True)
     spread: Real = np.maximum(second - 2 * o * first + of_row, 0)  # S1
@@ -144,7 +144,7 @@ def _spread(rows: Rows, scaled: _Scaled, variance: Real, policy: Policy) -> Real
         spread = second + of_row + square_o * stored_log_sum_exp_variance(rows, policy)
         variance = 4 * (variance + square_o)
     spread += rows.constants(policy) * ((p * rows.shifted) @ v - o * rows.mean_shifted) ** 2  # S2
-    common = (p * rows.shared + 0.75 * p * total * total).sum(axis=-1, keepdims=True)
+    common = (p * rows.shared + p * second_order(rows.variance)).sum(axis=-1, keepdims=True)
     spread += variance * common  # S2, S6
     squares = square_p @ square_v
     spread += (policy.weight_unit**2 + 2 * unit**2) * (squares + square_o)  # S3

@@ -116,6 +116,16 @@ def is_linear(rows: Rows, most: float = _MOST_LINEAR) -> NDArray[np.bool_]:
     return linear
 
 
+def second_order(variance: Real) -> Real:
+    """Return f(t) = E (e^theta - 1 - theta)^2 of a normal theta with the variance t: 3/4 t^2 where that is small.
+
+    f(t) = e^(2t) - 2 (1 + t) e^(t/2) + 1 + t
+    """
+    bounded = np.minimum(variance, LARGEST_EXPONENT / 2)
+    grown: Real = np.expm1(2 * bounded) - 2 * (1 + bounded) * np.expm1(bounded / 2) - bounded
+    return np.maximum(grown, 0.75 * bounded * bounded)  # the difference cancels
+
+
 def _exponent_of_row(maximum: Real, largest: Real, count: Real, blocks: Real, policy: Policy) -> Real:
     """Return the part of E that the keys of a row have in common."""
     unit = policy.compute_unit
