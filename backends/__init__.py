@@ -239,6 +239,13 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     package="keras",
                 ),
                 Mode(
+                    "keras_mha_weights",
+                    "attncheck.backends.tensorflow_keras_mha",
+                    "keras.layers.MultiHeadAttention with return_attention_scores, one operation after the other",
+                    attribute="WITH_WEIGHTS",
+                    package="keras",
+                ),
+                Mode(
                     "keras_attention",
                     "attncheck.backends.tensorflow_keras_attention",
                     "keras.layers.Attention, heads folded into the batch",

@@ -6,8 +6,10 @@ scales by 1/sqrt(D) and always projects the output. https://keras.io/api/layers/
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from inspect import signature
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -16,48 +18,63 @@ import tensorflow as tf
 from attncheck.backends.contract import Stages, Tensor, Window
 from attncheck.backends.tensorflow_keras import describe, from_numpy, prepare, to_numpy
 
-__all__ = ["describe", "from_numpy", "multi_head_attention", "prepare", "to_numpy"]
+__all__ = ["WITH_WEIGHTS", "describe", "from_numpy", "multi_head_attention", "prepare", "to_numpy"]
 
 
-def multi_head_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    heads: int,
-    kv_heads: int | None = None,
-    query_weight: Tensor,
-    key_weight: Tensor,
-    value_weight: Tensor,
-    output_weight: Tensor | None = None,
-    query_bias: Tensor | None = None,
-    key_bias: Tensor | None = None,
-    value_bias: Tensor | None = None,
-    output_bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    is_causal: bool = False,
-    window: Window | None = None,
-    key_lengths: Tensor | None = None,
-) -> Stages:
-    """Set the layer's weights and call it."""
-    if output_weight is None:
-        raise NotImplementedError("keras.layers.MultiHeadAttention always projects the output: it needs output_weight")
-    if kv_heads not in (None, heads):
-        raise NotImplementedError("keras.layers.MultiHeadAttention needs as many key and value heads as query heads")
-    is_causal, sliding_window = _causality_and_window(is_causal, window)
-    weights = {"query": query_weight, "key": key_weight, "value": value_weight, "output": output_weight}
-    biases = {"query": query_bias, "key": key_bias, "value": value_bias, "output": output_bias}
-    layer = _build_layer(
-        heads,
-        tuple(tuple(inputs.shape) for inputs in (query, value, key)),
-        tuple(tuple(weight.shape) for weight in weights.values()),
-        any(bias is not None for bias in biases.values()),
-        sliding_window,
-        query.dtype.name,
-    )
-    _set_weights(layer, weights, biases)
-    output = layer(query, value, key, **_masks(mask, key_lengths, key.shape[1]), use_causal_mask=is_causal)
-    return {"output": output}
+_LAYER = "keras.layers.MultiHeadAttention"
+
+
+def _layer_call(*, return_attention_scores: bool) -> Callable[..., Stages]:
+    """Return the operation; with its attention scores, the layer computes one operation after the other."""
+
+    def multi_head_attention(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        heads: int,
+        kv_heads: int | None = None,
+        query_weight: Tensor,
+        key_weight: Tensor,
+        value_weight: Tensor,
+        output_weight: Tensor | None = None,
+        query_bias: Tensor | None = None,
+        key_bias: Tensor | None = None,
+        value_bias: Tensor | None = None,
+        output_bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        window: Window | None = None,
+        key_lengths: Tensor | None = None,
+    ) -> Stages:
+        """Set the layer's weights and call it."""
+        if output_weight is None:
+            raise NotImplementedError(
+                "keras.layers.MultiHeadAttention always projects the output: it needs output_weight"
+            )
+        if kv_heads not in (None, heads):
+            raise NotImplementedError(
+                "keras.layers.MultiHeadAttention needs as many key and value heads as query heads"
+            )
+        is_causal, sliding_window = _causality_and_window(is_causal, window)
+        kernels = {"query": query_weight, "key": key_weight, "value": value_weight, "output": output_weight}
+        biases = {"query": query_bias, "key": key_bias, "value": value_bias, "output": output_bias}
+        layer = _build_layer(
+            heads,
+            tuple(tuple(inputs.shape) for inputs in (query, value, key)),
+            tuple(tuple(weight.shape) for weight in kernels.values()),
+            any(bias is not None for bias in biases.values()),
+            sliding_window,
+            query.dtype.name,
+        )
+        _set_weights(layer, kernels, biases)
+        asked = {**_masks(mask, key_lengths, key.shape[1]), "use_causal_mask": is_causal}
+        if not return_attention_scores:
+            return {"output": layer(query, value, key, **asked)}
+        output, weights = layer(query, value, key, **asked, return_attention_scores=True)
+        return {"weights": weights, "output": output}
+
+    return multi_head_attention
 
 
 def _masks(mask: Tensor | None, key_lengths: Tensor | None, keys: int) -> dict[str, Tensor]:
@@ -118,3 +135,13 @@ def _set_weights(layer: Any, weights: dict[str, Tensor], biases: dict[str, Tenso
         if dense.bias is not None:
             bias = biases[name]
             dense.bias.assign(tf.zeros_like(dense.bias) if bias is None else tf.reshape(bias, dense.bias.shape))
+
+
+multi_head_attention = _layer_call(return_attention_scores=False)
+WITH_WEIGHTS = SimpleNamespace(
+    prepare=prepare,
+    describe=describe,
+    from_numpy=from_numpy,
+    to_numpy=to_numpy,
+    multi_head_attention=_layer_call(return_attention_scores=True),
+)

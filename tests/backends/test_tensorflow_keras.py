@@ -221,6 +221,12 @@ def test_multi_head_attention_follows_the_formula(
     assert list(found) == ["output"]
     expected = projected_formula(biases, allowed)
     np.testing.assert_allclose(found["output"], expected, rtol=0, atol=PROJECTED_TOLERANCE * unit)
+    whole = call("keras_mha_weights", "multi_head_attention", **MODELS, **WEIGHTS, **biases, heads=HEADS, **options)
+    assert list(whole) == ["weights", "output"]
+    np.testing.assert_allclose(whole["output"], expected, rtol=0, atol=PROJECTED_TOLERANCE * unit)
+    weights = whole["weights"]
+    assert not weights[np.broadcast_to(~allowed, weights.shape)].any()
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=0, atol=weights.shape[-1] * 4 * unit)
 
 
 def test_a_layer_that_is_used_again_takes_the_weights_and_biases_of_its_call(call: Call) -> None:
