@@ -22,6 +22,7 @@ from attncheck.harness.judging.formats import FORMATS
 from attncheck.harness.judging.oracle import ADDS_QUERIES_UP, PrecisionExhausted, exact_from, exact_stages, predecessors
 from attncheck.harness.judging.oracle_blocks import are_blocked, exact_results
 from attncheck.harness.judging.oracle_problem import OutsideDomain
+from attncheck.harness.judging.overflow import without_overflown
 from attncheck.harness.judging.policies import Policy, policy_for
 from attncheck.harness.judging.sampling import Rows, every_row_counts, queries_of, sampled_rows
 from attncheck.harness.judging.special_rows import SpecialRows, special_rows, without_nan
@@ -90,10 +91,17 @@ class Truth:
             else:
                 bounds = dict(accumulated_bounds(self.operation, self.options, given, policy, flat))
                 bounds |= self._bounds_of_uniform_sums(policy, flat)
+                bounds = self._without_overflown(policy, bounds)
             self._bounds[numerical_class] = {
                 stage: _where_finite(bound, values[stage]) for stage, bound in bounds.items()
             }
         return self._bounds[numerical_class]
+
+    def _without_overflown(self, policy: Policy, bounds: Mapping[str, Bound]) -> dict[str, Bound]:
+        """Leave without a bound what follows from scores that the format in which they are stored cannot hold."""
+        raw = (self.solved or self.exact).get("raw_scores")
+        scores = None if raw is None else raw.high
+        return without_overflown(self.operation, self.options, self.inputs, policy, scores, bounds)
 
     def _bounds_of_uniform_sums(self, policy: Policy, exact: Mapping[str, Array]) -> dict[str, Bound]:
         """Return the bound of the gradient to which rows with uniform weights contribute, though they have no key."""
@@ -138,7 +146,7 @@ class Truth:
         bound = introduced_bound(self.operation, self.options, self.inputs, policy, earlier, exact.high, stage)
         if bound is None:
             return None
-        return self._marked_step(stage, exact, earlier), bound
+        return self._marked_step(stage, exact, earlier), self._without_overflown(policy, {stage: bound})[stage]
 
     def _cleaned(self, stage: str, returned: Array) -> Array:
         """Take out of a returned stage what is not finite by right, so that other elements can be followed from it."""

@@ -152,6 +152,25 @@ def _stages(operation: str, options: Options, inputs: Mapping[str, Flags], atten
     return stages
 
 
+def follow_scores(operation: str, options: Options, inputs: Inputs, scores: Flags) -> dict[str, Flags]:
+    """Follow flags of scores, (B, H, Lq, T), to every stage behind them, in shapes that broadcast to the stages'."""
+    row = _any(scores, -1)
+    stages = dict.fromkeys(("raw_scores", "scores", "capped", "biased", "masked"), scores)
+    stages |= {"weights": row, "log_sum_exp": row[..., 0]}
+    none = {name: np.zeros(array.shape, dtype=np.bool_) for name, array in inputs.items()}
+    if operation == "attention":
+        stages["output"] = row
+    if operation == "attention_gradients":
+        stages |= _of_gradients(none, row, None)
+    if operation == "multi_head_attention":
+        stages["context"] = row
+        merged = np.swapaxes(row, 1, 2)[..., 0]  # (B, Lq, H): the projection has every head in it
+        width = none["value_weight"].shape[-1] // int(options.get("kv_heads") or options["heads"])
+        whole = np.repeat(merged, width, axis=-1)
+        stages["output"] = _any(merged, -1) if "output_weight" in none else whole
+    return stages
+
+
 def _row(logits: Flags, attended: Flags | None) -> Flags:
     """Follow the logits of a row to its softmax: (..., Lq, 1)."""
     return _any(logits if attended is None else logits & attended, -1)
