@@ -83,8 +83,15 @@ def _is_noise(truth: Truth, scale: Real, stage: str, array: Array) -> bool | Non
         if wrong.sum() < _LEAST_ERRORS or not np.max(z[np.isfinite(z)], initial=0.0) >= _LEAST_Z:
             return None
         positive = float((error[wrong] > 0).mean())
-        explained = float(error @ value) ** 2 / float((error @ error) * (value @ value))
+        explained = _cosine(error, value) ** 2
     return 1 - _MOST_OF_ONE_SIGN <= positive <= _MOST_OF_ONE_SIGN and not explained > _MOST_EXPLAINED
+
+
+def _cosine(one: Real, other: Real) -> float:
+    """Return the cosine of the angle between two vectors, 0 where one has no direction; squares may not underflow."""
+    one, other = (each / np.abs(each).max(initial=0.0) for each in (one, other))
+    cosine = float(one @ other / np.sqrt((one @ one) * (other @ other)))
+    return cosine if np.isfinite(cosine) else 0.0
 
 
 def _is_lower(of: str, dtype: str) -> bool:
