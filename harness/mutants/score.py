@@ -28,7 +28,7 @@ from attncheck.harness.vocabulary import STAGES
 SEED_STEP = 1_000_003
 """Fresh seeds lie so far apart (an odd number) that no case's k-th seed is another case's own."""
 
-MOST_SCORES_FOR_ALL = 1 << 9
+MOST_SCORES_FOR_ALL = 1 << 10
 """Elements of the score matrix up to which a case is put to every fault; beyond, to those that are not settled."""
 ENOUGH_CASES = 2
 """Cases that have to catch a fault, in a dtype and a seed, before it is settled."""
