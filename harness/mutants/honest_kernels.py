@@ -139,14 +139,24 @@ def _every_step_stored(store: Store) -> Variant:
         raw_scores = store(pairwise_matmul(query, np.swapaxes(key, -1, -2)))
         return {"raw_scores": raw_scores, "scores": store(times(raw_scores, scale))}
 
+    def total(exponentials: Array) -> Array:
+        nothing = np.zeros((*exponentials.shape[:-1], 1), exponentials.dtype)
+        return store(pairwise_sum(exponentials)) if exponentials.shape[-1] else nothing
+
     softmax = Softmax(
         exponential=lambda shifted: store(np.exp(store(shifted))),
-        total=lambda exponentials: store(pairwise_sum(exponentials)) if exponentials.shape[-1] else 0 * exponentials,
+        total=lambda exponentials: store(
+            pairwise_sum(exponentials) if exponentials.shape[-1] else none_of(exponentials)
+        ),
         divide=lambda exponentials, total: store(exponentials / total),
         log_sum_exp=lambda maximum, total: store(maximum + store(np.log(total))),
     )
     return Variant(
-        score=score, normalise=softmax, average=lambda logits, weights, value: pairwise_matmul(weights, value)
+        score=score,
+        normalise=softmax,
+        average=lambda logits, weights, value: (
+            pairwise_matmul(weights, value) if weights.shape[-1] else np.asarray(weights @ value)
+        ),
     )
 
 

@@ -119,16 +119,19 @@ HONEST = (
         "gradient_row_sum_from_the_output",
         "sum p dp = g o: Dao et al. 2022, FlashAttention, appendix B.4",
         with_backward(delta=_delta_from_output),
+        WIDE,  # in 16 bits the class eager has no row sum from an output that was stored
     ),
     Honest(
         "backward_weights_from_log_sum_exp",
         "p = exp(s - L), made again in the backward pass, and the row sum from the output",
         with_backward(weights=_from_log_sum_exp, delta=_delta_from_output),
+        WIDE,
     ),
     Honest(
         "fused_backward_pass",
         "weights made again, row sum from the output, sums in tiles of 64 queries",
         with_backward(weights=_from_log_sum_exp, delta=_delta_from_output, key=_in_tiles(64), value=_in_tiles(64)),
+        WIDE,
     ),
     Honest(
         "gradients_in_tiles_of_16_queries",

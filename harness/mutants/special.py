@@ -166,11 +166,13 @@ MUTANTS = (
         Variant(average=_rows_of_zero_scores),
         "context",
     ),
-    _valued(
+    Mutant(
         "zero_keys_taken_for_padding",
+        "special values",
         "structure: a key of zeros is padding, and forbidden",
         Variant(normalise=_zero_keys_forbidden),
         "weights",
+        ("float32",),
     ),
     _valued(
         "nan_in_a_query_hidden",
