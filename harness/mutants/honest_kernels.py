@@ -145,9 +145,7 @@ def _every_step_stored(store: Store) -> Variant:
 
     softmax = Softmax(
         exponential=lambda shifted: store(np.exp(store(shifted))),
-        total=lambda exponentials: store(
-            pairwise_sum(exponentials) if exponentials.shape[-1] else none_of(exponentials)
-        ),
+        total=total,
         divide=lambda exponentials, total: store(exponentials / total),
         log_sum_exp=lambda maximum, total: store(maximum + store(np.log(total))),
     )
