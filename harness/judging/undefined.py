@@ -165,7 +165,8 @@ def follow_scores(operation: str, options: Options, inputs: Inputs, scores: Flag
     if operation == "multi_head_attention":
         stages["context"] = row
         merged = np.swapaxes(row, 1, 2)[..., 0]  # (B, Lq, H): the projection has every head in it
-        width = none["value_weight"].shape[-1] // int(options.get("kv_heads") or options["heads"])
+        (width,) = none["value_weight"].shape[1:]
+        width //= int(options.get("kv_heads") or options["heads"])
         whole = np.repeat(merged, width, axis=-1)
         stages["output"] = _any(merged, -1) if "output_weight" in none else whole
     return stages
