@@ -157,7 +157,7 @@ def follow_scores(operation: str, options: Options, inputs: Inputs, scores: Flag
     row = _any(scores, -1)
     stages = dict.fromkeys(("raw_scores", "scores", "capped", "biased", "masked"), scores)
     stages |= {"weights": row, "log_sum_exp": row[..., 0]}
-    none = {name: np.zeros(array.shape, dtype=np.bool_) for name, array in inputs.items()}
+    none: dict[str, Flags] = {name: np.zeros(array.shape, dtype=np.bool_) for name, array in inputs.items()}
     if operation == "attention":
         stages["output"] = row
     if operation == "attention_gradients":
@@ -165,8 +165,7 @@ def follow_scores(operation: str, options: Options, inputs: Inputs, scores: Flag
     if operation == "multi_head_attention":
         stages["context"] = row
         merged = np.swapaxes(row, 1, 2)[..., 0]  # (B, Lq, H): the projection has every head in it
-        (width,) = none["value_weight"].shape[1:]
-        width //= int(options.get("kv_heads") or options["heads"])
+        width = none["value_weight"].shape[-1] // int(options.get("kv_heads") or options["heads"])
         whole = np.repeat(merged, width, axis=-1)
         stages["output"] = _any(merged, -1) if "output_weight" in none else whole
     return stages
