@@ -120,7 +120,7 @@ def test_small_integers_are_exact_in_a_tensor_core() -> None:
 
 @each_honest
 def test_no_case_flags_a_variant_in_the_class_that_it_claims(honest: Honest, frames: MutationFrames) -> None:
-    assert set(honest.classes) == set(honest.dtypes)
+    assert set(honest.dtypes) <= set(honest.classes)
     assert honest.name in set(frames.evaluations["subject"])
     assert honest.name not in set(frames.flagged["subject"])
 
