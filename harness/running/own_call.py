@@ -31,6 +31,7 @@ _OPERATIONS = {"mask_scores": "masking"} | {
 _ABOUT_SHAPES = re.compile(
     r"multiple of|divisible|power of (?:2|two)|head.?(?:dim|size)|shape\[.*% ?[0-9]", re.IGNORECASE
 )
+_LONGEST_MESSAGE = 2000
 _ADVICE_ON_REQUIRES = (
     "if it takes some widths or lengths alone, declare which, and calls are padded: "
     '{}.requires = {{"width_multiple": 8}} (docs/kernels.md)'
@@ -121,15 +122,23 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 def _is_about_shapes(error: Exception) -> bool:
     """Whether an error reads as if a function took some widths or lengths alone; an assertion is read in its source."""
-    said = str(error)
+    said = _words_of(error)
     if isinstance(error, AssertionError):
         said += " ".join(frame.line or "" for frame in traceback.extract_tb(error.__traceback__)[-1:])
     return _ABOUT_SHAPES.search(said) is not None
 
 
+def _words_of(error: Exception) -> str:
+    """Return the beginning of what an error says; it may be megabytes, or raise itself."""
+    try:
+        return str(error)[:_LONGEST_MESSAGE]
+    except Exception:
+        return ""
+
+
 def _is_about_arrays(error: Exception) -> bool:
     """Whether an error is one of those that another framework's code raises when it is given NumPy's arrays."""
-    return any(words in str(error) for words in ("numpy", "ndarray", "axes don't match array"))
+    return any(words in _words_of(error) for words in ("numpy", "ndarray", "axes don't match array"))
 
 
 def functions_of(target: Any, name: str) -> dict[str, Callable[..., Any]]:
