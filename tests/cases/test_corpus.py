@@ -109,10 +109,12 @@ def test_every_kind_of_score_appears_with_every_input_it_takes(score: str) -> No
     assert {name for case in cases for name in case.inputs} == set(SCORE_INPUTS[score])
 
 
-def test_every_case_runs_in_float32_and_in_float64_unless_it_is_about_sixteen_bits() -> None:
+def test_every_case_runs_in_float32_and_in_float64_unless_it_is_about_sizes_or_narrow_formats() -> None:
     assert [case.id for case in CORPUS.cases if "float32" not in case.dtypes] == []
     narrow = [case for case in CORPUS.cases if "float64" not in case.dtypes]
-    assert [case.id for case in narrow if "half-precision" not in case.tags] == []
+    # What shows at a size is the path that a kernel takes there, and few have fast ones in float64.
+    about = ("kernel_shapes/", "precision/")
+    assert [case.id for case in narrow if "half-precision" not in case.tags and not case.id.startswith(about)] == []
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

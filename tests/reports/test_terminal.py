@@ -140,6 +140,7 @@ def test_the_record_says_the_same_as_plain_data(make_row: MakeRow, write_run: Wr
         "unverified": 0,
         "stopped": 0,
         "not_run": 0,
+        "padded": 0,
     }
     assert record["numbers"]["unverified"] == 0
     assert (record["exit_code"], record["report"], record["notes"]) == (1, "here/report.md", [])

@@ -250,7 +250,7 @@ BEYOND_A_SCHEMA = [
     "NaN|infinity|nan$|inf$|inf and -inf",  # numbers that JSON does not have
     "beyond the range|may reach|closer to zero|expected low < high|fewer than",  # sizes of numbers
     "is not a number|every number, '.' leaves one out",  # numbers in a text
-    "a mask is boolean .*, got [23]|takes no sum, times or plus",  # of an array that is named or counted up
+    "a mask is boolean .*, got [23t]|takes no sum, (product, )?times or plus|that of each dtype",  # by kind
 ]
 """What only the loader tells: docs/cases.md, section 11."""
 
