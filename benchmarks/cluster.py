@@ -26,7 +26,7 @@ from time import perf_counter, process_time, sleep
 
 import psutil
 
-from attncheck.harness import Case, Settings, choose_implementations, merge_runs, read_runs, run_cases, select_cases
+from attncheck import Case, Settings, choose_implementations, merge_runs, read_runs, run_cases, select_cases
 from attncheck.reports.making import make_frames
 from attncheck.reports.write import write_report
 

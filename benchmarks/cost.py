@@ -24,13 +24,13 @@ from measuring import on_one_thread, table
 from numpy.typing import NDArray
 
 from attncheck.backends import EAGER, numpy_backend
-from attncheck.harness.judging.bounds import accumulated_bounds, introduced_bound
-from attncheck.harness.judging.oracle import exact_from, exact_stages
-from attncheck.harness.judging.oracle_problem import OutsideDomain
-from attncheck.harness.judging.policies import policy_for
-from attncheck.harness.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.harness.reading.lowering import essential
-from attncheck.harness.reading.selection import select_cases
+from attncheck.judging.bounds import accumulated_bounds, introduced_bound
+from attncheck.judging.oracle import exact_from, exact_stages
+from attncheck.judging.oracle_problem import OutsideDomain
+from attncheck.judging.policies import policy_for
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.lowering import essential
+from attncheck.reading.selection import select_cases
 
 Arrays = dict[str, NDArray[Any]]
 Call = Callable[[], object]

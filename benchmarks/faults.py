@@ -32,13 +32,13 @@ import pandas as pd
 import psutil
 
 from attncheck.backends import BACKENDS
-from attncheck.harness.errors import ResultsError
-from attncheck.harness.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.harness.reading.selection import select_cases
-from attncheck.harness.results.reader import read_run
-from attncheck.harness.running.own_call import own_backend
-from attncheck.harness.running.tasks import task_of
-from attncheck.harness.running.worker import evaluate_on
+from attncheck.errors import ResultsError
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.selection import select_cases
+from attncheck.results.reader import read_run
+from attncheck.running.own_call import own_backend
+from attncheck.running.tasks import task_of
+from attncheck.running.worker import evaluate_on
 
 IMPLEMENTATION = "faulty_attention.module"
 FRAMES = ("results", "pairs", "numbers")
@@ -47,8 +47,8 @@ DTYPES = ("float64", "float32")
 SETTINGS = ("--time-limit", "3", "--memory-limit", "0.4", "--quiet")
 
 COMMAND = """\
-from attncheck.harness.cli import main
-from attncheck.harness.results.writer import ResultsWriter
+from attncheck.cli import main
+from attncheck.results.writer import ResultsWriter
 
 ResultsWriter.SECONDS_PER_PART = 1.0  # so that a run that is killed every few seconds gets on
 if __name__ == "__main__":

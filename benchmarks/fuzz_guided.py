@@ -16,7 +16,7 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["attncheck.harness.reading", "ruamel.yaml"]):
+with atheris.instrument_imports(include=["attncheck.reading", "ruamel.yaml"]):
     import fuzz_mutations
     import fuzz_targets
 

@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from attncheck.harness.results.format import EXACT, INPUTS, Row, StoredArray, bound_name
-from attncheck.harness.results.writer import ResultsWriter
+from attncheck.results.format import EXACT, INPUTS, Row, StoredArray, bound_name
+from attncheck.results.writer import ResultsWriter
 
 Random = random.Random
 

@@ -20,25 +20,25 @@ import fuzz_mutations
 import fuzz_results
 import numpy as np
 
-from attncheck.harness.config import known_divergences, read_config
-from attncheck.harness.errors import AttncheckError, CaseError, Fault, UsageError
-from attncheck.harness.merge import merge_runs
-from attncheck.harness.reading import array_kinds as kinds
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.divergences import load_divergences
-from attncheck.harness.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.harness.reading.loader import load_case_file, load_tags
-from attncheck.harness.reading.lowering import delivered, essential
-from attncheck.harness.reading.model import TagEntry
-from attncheck.harness.reading.record import case_record
-from attncheck.harness.reading.selection import select_cases
-from attncheck.harness.results.reader import find_runs, read_runs
+from attncheck.config import known_divergences, read_config
+from attncheck.errors import AttncheckError, CaseError, Fault, UsageError
+from attncheck.merge import merge_runs
+from attncheck.reading import array_kinds as kinds
+from attncheck.reading.case import Case
+from attncheck.reading.divergences import load_divergences
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.loader import load_case_file, load_tags
+from attncheck.reading.lowering import delivered, essential
+from attncheck.reading.model import TagEntry
+from attncheck.reading.record import case_record
+from attncheck.reading.selection import select_cases
 from attncheck.reports.answer import exit_code_of
 from attncheck.reports.ci import annotation_lines, render_ci_summary
 from attncheck.reports.making import make_frames
 from attncheck.reports.markdown.report import render_markdown
 from attncheck.reports.terminal import as_record
 from attncheck.reports.write import write_report
+from attncheck.results.reader import find_runs, read_runs
 
 ACCEPTED, REFUSED = "accepted", "refused"
 _SMALL = 1 << 14

@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attncheck.harness.results.format import Row
-from attncheck.harness.results.writer import ResultsWriter
-from attncheck.harness.vocabulary import DTYPES
+from attncheck.results.format import Row
+from attncheck.results.writer import ResultsWriter
+from attncheck.vocabulary import DTYPES
 
 _STAGES = ("scores", "masked_scores", "weights", "log_sum_exp", "output")
 _BACKENDS = ("numpy", "torch", "tensorflow", "jax")

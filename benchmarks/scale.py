@@ -57,7 +57,7 @@ def write_cases(count: int, folder: Path) -> Path:
 
 def measure(name: str, cases: Path, count: int, output: Path) -> Measured:
     """Run the cases once with the command of a name."""
-    command = [sys.executable, "-m", "attncheck.harness", name, str(cases), "--backend", "numpy", "--quiet"]
+    command = [sys.executable, "-m", "attncheck", name, str(cases), "--backend", "numpy", "--quiet"]
     command += ["--keep-arrays", "disagreeing", "--output", str(output)]
     start = time.monotonic()
     process = subprocess.Popen(command)

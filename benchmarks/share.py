@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("arguments", nargs="*", help="of `attncheck check` (default: none)")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "attncheck.harness", "check", *options.arguments, "--quiet"]
+    command = [sys.executable, "-m", "attncheck", "check", *options.arguments, "--quiet"]
     lines = report(profiled([*command, "--output", str(options.output / "results")], options.rate), options.rate)
     print("\n".join(lines))
     text = ["# Whose processor time", "", "Written by `benchmarks/share.py`; do not edit.", "", *lines, ""]

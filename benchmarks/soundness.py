@@ -29,16 +29,16 @@ from soundness_parts import Parts
 from soundness_pool import FEW_SHAPES, SHAPES
 from soundness_problems import OPERATIONS, Draw
 
-from attncheck.harness import judging
-from attncheck.harness.errors import UsageError
-from attncheck.harness.progress import progress_bar
-from attncheck.harness.reading.divergences import Divergence, bundled_divergences, load_divergences
-from attncheck.harness.running.choice import choose
-from attncheck.harness.running.environment import describe_environment
-from attncheck.harness.running.executor import Limits
-from attncheck.harness.running.implementations import Implementation
-from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import DTYPES
+from attncheck import judging
+from attncheck.errors import UsageError
+from attncheck.progress import progress_bar
+from attncheck.reading.divergences import Divergence, bundled_divergences, load_divergences
+from attncheck.running.choice import choose
+from attncheck.running.environment import describe_environment
+from attncheck.running.executor import Limits
+from attncheck.running.implementations import Implementation
+from attncheck.verdicts import Verdict
+from attncheck.vocabulary import DTYPES
 
 _LIMITS = Limits(case_seconds=180.0)
 _KNOWN = Path(__file__).with_name("soundness_known.yaml")

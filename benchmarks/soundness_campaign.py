@@ -14,11 +14,11 @@ from threading import Semaphore
 from soundness_problems import Draw, Drawn, draw_problem
 from soundness_rows import Judge, Row, Unit
 
-from attncheck.harness.reading.divergences import Divergence
-from attncheck.harness.reading.lowering import delivered
-from attncheck.harness.running.executor import Group, GroupRunner, Limits, group_by_process
-from attncheck.harness.running.implementations import Implementation
-from attncheck.harness.running.worker import Outcome, Task
+from attncheck.reading.divergences import Divergence
+from attncheck.reading.lowering import delivered
+from attncheck.running.executor import Group, GroupRunner, Limits, group_by_process
+from attncheck.running.implementations import Implementation
+from attncheck.running.worker import Outcome, Task
 
 _AHEAD = 24
 """Evaluations that a worker may be ahead of the judge: their arrays wait in memory."""

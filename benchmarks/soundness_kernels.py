@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attncheck.backends import EAGER
-from attncheck.harness.mutants.catalogue import HONEST
-from attncheck.harness.mutants.mutant import Honest
-from attncheck.harness.mutants.reduced import variant_by
-from attncheck.harness.mutants.rounding import Array
+from attncheck.mutants.catalogue import HONEST
+from attncheck.mutants.mutant import Honest
+from attncheck.mutants.reduced import variant_by
+from attncheck.mutants.rounding import Array
 
 _HONEST = {subject.name: subject for subject in HONEST}
 

@@ -15,9 +15,9 @@ from soundness_pool import draw_dimensions
 from soundness_range import fits, is_wide, largest_step
 from soundness_regimes import GENERIC, REGIMES
 
-from attncheck.harness.reading.dtypes import rounded_once
-from attncheck.harness.reading.shapes import bind_axes, stage_shapes
-from attncheck.harness.vocabulary import Shape, inputs_of
+from attncheck.reading.dtypes import rounded_once
+from attncheck.reading.shapes import bind_axes, stage_shapes
+from attncheck.vocabulary import Shape, inputs_of
 
 _KINDS = {
     "attention": 0.42,

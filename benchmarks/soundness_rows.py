@@ -9,16 +9,16 @@ from typing import Any
 
 from soundness_problems import Drawn
 
-from attncheck.harness.bench import own_empty_rows
-from attncheck.harness.judging.judge_implementation import judge_and_recognise
-from attncheck.harness.judging.judge_stages import StageJudgement
-from attncheck.harness.judging.known import reason_for
-from attncheck.harness.judging.tiers import Measured
-from attncheck.harness.judging.truth import Truth, find_truth
-from attncheck.harness.reading.divergences import Divergence
-from attncheck.harness.running.implementations import Implementation
-from attncheck.harness.running.worker import Failure, Outcome
-from attncheck.harness.verdicts import Verdict
+from attncheck.bench import own_empty_rows
+from attncheck.judging.judge_implementation import judge_and_recognise
+from attncheck.judging.judge_stages import StageJudgement
+from attncheck.judging.known import reason_for
+from attncheck.judging.tiers import Measured
+from attncheck.judging.truth import Truth, find_truth
+from attncheck.reading.divergences import Divergence
+from attncheck.running.implementations import Implementation
+from attncheck.running.worker import Failure, Outcome
+from attncheck.verdicts import Verdict
 
 
 @dataclass(frozen=True)

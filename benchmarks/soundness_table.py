@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attncheck.harness.judging.tiers import LEAST_CAUSES, LEAST_FOR_MEAN
-from attncheck.harness.verdicts import Verdict
+from attncheck.judging.tiers import LEAST_CAUSES, LEAST_FOR_MEAN
+from attncheck.verdicts import Verdict
 
 _TIERS = ("T1", "T2", "T3")
 _FORM = (Verdict.NONFINITE, Verdict.SHAPE, Verdict.DTYPE, Verdict.SEMANTIC)

@@ -25,9 +25,9 @@ from pathlib import Path
 from statistics import median
 
 from attncheck.backends import BACKENDS
-from attncheck.harness.plan import Plan
-from attncheck.harness.reading.selection import select_cases
-from attncheck.harness.running.caching import VARIABLE, with_cache
+from attncheck.plan import Plan
+from attncheck.reading.selection import select_cases
+from attncheck.running.caching import VARIABLE, with_cache
 
 PEER = Path(__file__).parent / "peer" / "test_peer.py"
 
@@ -75,7 +75,7 @@ def one_round(patterns: Sequence[str], backends: Sequence[str], folder: Path, ta
     caches = {name: folder / name for name in ("attncheck", "peer")}
     for cache in caches.values():
         shutil.rmtree(cache, ignore_errors=True)
-    check = [sys.executable, "-m", "attncheck.harness", "check", *patterns, "--backend", ",".join(backends)]
+    check = [sys.executable, "-m", "attncheck", "check", *patterns, "--backend", ",".join(backends)]
     check += ["--output", str(folder / "results")]
     peer = [sys.executable, "-m", "pytest", "-q", "--tb=no", "--no-header", "-r", "", "-p", "no:cacheprovider"]
     peer += ["-p", "no:attncheck", "-p", "no:hypothesispytest", "--noconftest", str(PEER)]

@@ -1,6 +1,6 @@
-"""``python -m attncheck.harness``: the same as the command ``attncheck``."""
+"""``python -m attncheck``: the same as the command ``attncheck``."""
 
-from attncheck.harness.cli import main
+from attncheck.cli import main
 
 if __name__ == "__main__":
     main()

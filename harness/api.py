@@ -1,6 +1,6 @@
 """The public API in one call: is this function attention?
 
-    from attncheck.harness import check
+    from attncheck import check
 
     result = check(my_attention)
     assert result.agrees, result.explain()
@@ -17,20 +17,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attncheck.harness.config import known_divergences, minimum_of, selected, tiles_of
-from attncheck.harness.errors import ExitCode
-from attncheck.harness.merge import merge_runs
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.selection import Selection
-from attncheck.harness.reading.tiles import read_tiles
-from attncheck.harness.repeating import Met, calls_before, explain_as_met, group_of
-from attncheck.harness.results.checked import Place, what_became
-from attncheck.harness.results.format import Row
-from attncheck.harness.results.reader import read_runs
-from attncheck.harness.run import Settings, run_cases
-from attncheck.harness.running.choice import choose, choose_callable
-from attncheck.harness.running.executor import Limits
-from attncheck.harness.running.implementations import Chosen, Implementation
+from attncheck.config import known_divergences, minimum_of, selected, tiles_of
+from attncheck.errors import ExitCode
+from attncheck.merge import merge_runs
+from attncheck.reading.case import Case
+from attncheck.reading.selection import Selection
+from attncheck.reading.tiles import read_tiles
+from attncheck.repeating import Met, calls_before, explain_as_met, group_of
+from attncheck.results.checked import Place, what_became
+from attncheck.results.format import Row
+from attncheck.results.reader import read_runs
+from attncheck.run import Settings, run_cases
+from attncheck.running.choice import choose, choose_callable
+from attncheck.running.executor import Limits
+from attncheck.running.implementations import Chosen, Implementation
 
 if TYPE_CHECKING:
     from attncheck.reports.frames import Frames

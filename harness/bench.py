@@ -9,19 +9,19 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from attncheck.harness.errors import ExitCode
-from attncheck.harness.judging.judge import Judged, exact_values, judge, kept_stages, worst_bounds
-from attncheck.harness.judging.judge_implementation import OwnEmptyRows
-from attncheck.harness.judging.known import DivergenceRecord
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.divergences import Divergence, recorded_empty_rows
-from attncheck.harness.reading.inputs import Inputs
-from attncheck.harness.results.coverage import is_judged
-from attncheck.harness.results.format import EXACT, INPUTS, Row, StoredArray, bound_name
-from attncheck.harness.results.writer import ResultsWriter
-from attncheck.harness.running.implementations import Implementation
-from attncheck.harness.running.worker import Computed, Failure, Outcome
-from attncheck.harness.verdicts import Verdict
+from attncheck.errors import ExitCode
+from attncheck.judging.judge import Judged, exact_values, judge, kept_stages, worst_bounds
+from attncheck.judging.judge_implementation import OwnEmptyRows
+from attncheck.judging.known import DivergenceRecord
+from attncheck.reading.case import Case
+from attncheck.reading.divergences import Divergence, recorded_empty_rows
+from attncheck.reading.inputs import Inputs
+from attncheck.results.coverage import is_judged
+from attncheck.results.format import EXACT, INPUTS, Row, StoredArray, bound_name
+from attncheck.results.writer import ResultsWriter
+from attncheck.running.implementations import Implementation
+from attncheck.running.worker import Computed, Failure, Outcome
+from attncheck.verdicts import Verdict
 
 
 @dataclass(frozen=True)

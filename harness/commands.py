@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.backends import BACKENDS
-from attncheck.harness.reading.addresses import address
-from attncheck.harness.results import DEFAULT_RESULTS
-from attncheck.harness.running.executor import Limits
-from attncheck.harness.running.implementations import Implementation
-from attncheck.harness.running.own import OwnEntry
+from attncheck.reading.addresses import address
+from attncheck.results import DEFAULT_RESULTS
+from attncheck.running.executor import Limits
+from attncheck.running.implementations import Implementation
+from attncheck.running.own import OwnEntry
 
 # A report is Markdown, HTML, XML and a docstring, too: there these would end what a command stands in.
 _TROUBLESOME = re.compile(r'["`\\]')

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attncheck.harness.errors import UsageError
-from attncheck.harness.reading.divergences import Divergence, bundled_divergences, load_divergences
-from attncheck.harness.reading.selection import Selection, exists, select_cases
-from attncheck.harness.reading.tiles import read_tiles
-from attncheck.harness.results.coverage import Minimum
+from attncheck.errors import UsageError
+from attncheck.reading.divergences import Divergence, bundled_divergences, load_divergences
+from attncheck.reading.selection import Selection, exists, select_cases
+from attncheck.reading.tiles import read_tiles
+from attncheck.results.coverage import Minimum
 
 _FILE = "pyproject.toml"
 

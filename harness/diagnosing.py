@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import pandas as pd
 
-from attncheck.harness.judging.diagnosis import Decision, Plain, bring_together, retold, unpack
-from attncheck.harness.results.format import ROW_SCHEMA, Row
+from attncheck.judging.diagnosis import Decision, Plain, bring_together, retold, unpack
+from attncheck.results.format import ROW_SCHEMA, Row
 
 Unit = tuple[str, str]
 """case, dtype"""

@@ -8,11 +8,11 @@ from queue import SimpleQueue
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from attncheck.harness.bench import Bench, Judge
-from attncheck.harness.plan import Plan, Unit
-from attncheck.harness.running.executor import Group, GroupRunner
-from attncheck.harness.running.turns import Turns
-from attncheck.harness.running.worker import Outcome
+from attncheck.bench import Bench, Judge
+from attncheck.plan import Plan, Unit
+from attncheck.running.executor import Group, GroupRunner
+from attncheck.running.turns import Turns
+from attncheck.running.worker import Outcome
 
 
 class Means(Protocol):

@@ -8,22 +8,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from attncheck.backends import BACKENDS
-from attncheck.harness.bench import own_empty_rows
-from attncheck.harness.config import known_divergences
-from attncheck.harness.errors import UsageError
-from attncheck.harness.judging.judge_implementation import JudgedStages, judge_and_recognise, with_padding_faults
-from attncheck.harness.judging.judge_stages import StageJudgement
-from attncheck.harness.judging.known import beyond_known, largest_ratio, reason_for
-from attncheck.harness.judging.truth import truth_of_case
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.divergences import Divergence
-from attncheck.harness.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.harness.running.choice import choose
-from attncheck.harness.running.executor import Group, GroupRunner, Limits
-from attncheck.harness.running.implementations import DEFAULT_MODE, Chosen, Implementation
-from attncheck.harness.running.tasks import task_of
-from attncheck.harness.running.worker import Computed, Outcome, Task
-from attncheck.harness.verdicts import Verdict
+from attncheck.bench import own_empty_rows
+from attncheck.config import known_divergences
+from attncheck.errors import UsageError
+from attncheck.judging.judge_implementation import JudgedStages, judge_and_recognise, with_padding_faults
+from attncheck.judging.judge_stages import StageJudgement
+from attncheck.judging.known import beyond_known, largest_ratio, reason_for
+from attncheck.judging.truth import truth_of_case
+from attncheck.reading.case import Case
+from attncheck.reading.divergences import Divergence
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.running.choice import choose
+from attncheck.running.executor import Group, GroupRunner, Limits
+from attncheck.running.implementations import DEFAULT_MODE, Chosen, Implementation
+from attncheck.running.tasks import task_of
+from attncheck.running.worker import Computed, Outcome, Task
+from attncheck.verdicts import Verdict
 
 _Place = tuple[str, str, str]
 """An implementation, a case and a dtype."""

@@ -16,16 +16,16 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from attncheck.harness.diagnosing import retold_frame
-from attncheck.harness.errors import ResultsError
-from attncheck.harness.judging.judge import judge_pairs, pair_row
-from attncheck.harness.judging.known import Known, inherited, known_stages
-from attncheck.harness.results.case_records import CaseRecords
-from attncheck.harness.results.format import INPUTS, ROW_SCHEMA, Row, bound_name
-from attncheck.harness.results.parts import ArrayParts
-from attncheck.harness.results.reader import Run
-from attncheck.harness.results.same_cases import apart, differing_cases
-from attncheck.harness.verdicts import Verdict
+from attncheck.diagnosing import retold_frame
+from attncheck.errors import ResultsError
+from attncheck.judging.judge import judge_pairs, pair_row
+from attncheck.judging.known import Known, inherited, known_stages
+from attncheck.results.case_records import CaseRecords
+from attncheck.results.format import INPUTS, ROW_SCHEMA, Row, bound_name
+from attncheck.results.parts import ArrayParts
+from attncheck.results.reader import Run
+from attncheck.results.same_cases import apart, differing_cases
+from attncheck.verdicts import Verdict
 
 Stages = Mapping[str, NDArray[Any]]
 Unit = tuple[str, str]

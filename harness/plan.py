@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from attncheck.harness.errors import UsageError
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.inputs import Exact, Inputs, convert_inputs, make_exact_inputs
-from attncheck.harness.running.tasks import task_of
-from attncheck.harness.running.worker import Task
+from attncheck.errors import UsageError
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import Exact, Inputs, convert_inputs, make_exact_inputs
+from attncheck.running.tasks import task_of
+from attncheck.running.worker import Task
 
 _INPUTS_KEPT = 64
 """Cases whose inputs are kept: the workers come through the plan side by side, and a case's dtypes share them."""

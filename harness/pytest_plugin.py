@@ -2,7 +2,7 @@
 
     pytest --attncheck mymodule:attention                       # nothing to write
 
-    from attncheck.harness.pytest_plugin import conformance     # or one line in a test file
+    from attncheck.pytest_plugin import conformance     # or one line in a test file
     test_attention = conformance(attention)
 
 A divergence that is known beforehand is an expected failure.
@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from attncheck.harness.pytest_summary import Judged, NotJudged, StoppedError
+from attncheck.pytest_summary import Judged, NotJudged, StoppedError
 
 if TYPE_CHECKING:
     # Every run of pytest in an environment with attncheck loads this module, so what is heavy waits until it is used.
-    from attncheck.harness.explain import Explanation
-    from attncheck.harness.reading.case import Case
-    from attncheck.harness.reading.divergences import Divergence
-    from attncheck.harness.reading.selection import Selection
-    from attncheck.harness.repeating import Call
-    from attncheck.harness.results.coverage import Minimum
-    from attncheck.harness.running.executor import GroupRunner, Limits
-    from attncheck.harness.running.implementations import Implementation
+    from attncheck.explain import Explanation
+    from attncheck.reading.case import Case
+    from attncheck.reading.divergences import Divergence
+    from attncheck.reading.selection import Selection
+    from attncheck.repeating import Call
+    from attncheck.results.coverage import Minimum
+    from attncheck.running.executor import GroupRunner, Limits
+    from attncheck.running.implementations import Implementation
 
 _TIME_LIMIT = 60.0
 _NODE = "attncheck"
@@ -50,7 +50,7 @@ class _Judge:
     @classmethod
     def of(cls, implementation: Implementation, selection: Selection) -> _Judge:
         """Read what is known of it, once for all tests. Raises ``CaseError`` where a list cannot be used."""
-        from attncheck.harness.config import known_divergences
+        from attncheck.config import known_divergences
 
         return cls(implementation, selection, known_divergences([implementation.entry.name]))
 
@@ -59,7 +59,7 @@ class _Judge:
 
         Skips what is unsupported, or has no exact answer: nothing passes that was not judged.
         """
-        from attncheck.harness.explain import explain_case
+        from attncheck.explain import explain_case
 
         process = _process(self.implementation, dtype)
         explanation = explain_case(case, self.implementation, dtype, _limits(), process.runner, self.divergences)
@@ -77,11 +77,11 @@ class _Judge:
 
     def _story(self, seen: Explanation, before: Sequence[Call]) -> str:
         """Tell a failure; of the first few, whether it takes the calls of the tests before it."""
-        from attncheck.harness.commands import command, words_again, words_of
-        from attncheck.harness.reading.record import case_record
-        from attncheck.harness.repeating import Told, explain_as_met, met_now
-        from attncheck.harness.running.executor import Limits
+        from attncheck.commands import command, words_again, words_of
+        from attncheck.reading.record import case_record
+        from attncheck.repeating import Told, explain_as_met, met_now
         from attncheck.reports.explanation import told_text
+        from attncheck.running.executor import Limits
 
         told, lines = Told(seen), []
         if before and _REPEATED[self.implementation.name] >= _MOST_REPEATED:
@@ -147,8 +147,8 @@ def _minimum(config: pytest.Config) -> Minimum | None:
     picked = any(options) or bool(config.stash[_PASTED])
     if given is None and (picked or not config.getoption("--attncheck")):
         return None
-    from attncheck.harness.config import minimum_of
-    from attncheck.harness.errors import AttncheckError
+    from attncheck.config import minimum_of
+    from attncheck.errors import AttncheckError
 
     try:
         return minimum_of(given, complete=not picked)
@@ -161,9 +161,9 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     targets: list[str] = config.getoption("--attncheck")
     if not targets or config.option.collectonly is None:
         return
-    from attncheck.harness.errors import AttncheckError
-    from attncheck.harness.reading.tiles import read_tiles, tiles_named
-    from attncheck.harness.running.choice import choose
+    from attncheck.errors import AttncheckError
+    from attncheck.reading.tiles import read_tiles, tiles_named
+    from attncheck.running.choice import choose
 
     wanted = {name: config.getoption(f"--attncheck-{name}") for name in ("cases", "tag", "dtype", "framework")}
     try:
@@ -247,11 +247,11 @@ def conformance(
 ) -> Callable[..., None]:
     """Return a test function with a test per case and dtype, for one line in a test file.
 
-    The arguments are those of ``attncheck.harness.check``.
+    The arguments are those of ``attncheck.check``.
     """
-    from attncheck.harness.errors import AttncheckError
-    from attncheck.harness.reading.tiles import read_tiles
-    from attncheck.harness.running.choice import choose, choose_callable
+    from attncheck.errors import AttncheckError
+    from attncheck.reading.tiles import read_tiles
+    from attncheck.running.choice import choose, choose_callable
 
     try:
         selection = _selection(tuple(cases), tuple(tags), tuple(dtypes), read_tiles(tiles, "tiles"))
@@ -283,7 +283,7 @@ _REPEATED: Counter[str] = Counter()
 
 def _limits() -> Limits:
     """Every test is tried: when to stop is pytest's to say (``--maxfail``)."""
-    from attncheck.harness.running.executor import Limits
+    from attncheck.running.executor import Limits
 
     return Limits(case_seconds=_TIME_LIMIT, keep_going=True)
 
@@ -297,7 +297,7 @@ class _Process:
 
     def add(self, call: Call, failure: str) -> list[Call]:
         """Remember a call and return those before it; one that ended the process is the last of its own."""
-        from attncheck.harness.results.checked import killed_the_worker
+        from attncheck.results.checked import killed_the_worker
 
         before = self.asked
         self.asked = [] if killed_the_worker(failure) else [*before, call]
@@ -312,7 +312,7 @@ def _process(implementation: Implementation, dtype: str) -> _Process:
     import tempfile
     from pathlib import Path
 
-    from attncheck.harness.running.executor import GroupRunner, group_by_process
+    from attncheck.running.executor import GroupRunner, group_by_process
 
     groups = group_by_process(implementation, list(implementation.declared.classes))
     group = next((each for each in groups if dtype in each.dtypes), None)
@@ -327,8 +327,8 @@ def _process(implementation: Implementation, dtype: str) -> _Process:
 def _selection(
     cases: tuple[str, ...], tags: tuple[str, ...], dtypes: tuple[str, ...], tiles: tuple[int, ...] = ()
 ) -> Selection:
-    from attncheck.harness.config import selected
-    from attncheck.harness.errors import CaseError
+    from attncheck.config import selected
+    from attncheck.errors import CaseError
 
     selection = selected(cases, tags, dtypes, tiles=tiles)
     if selection.faults:

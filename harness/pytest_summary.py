@@ -16,8 +16,8 @@ import pytest
 if TYPE_CHECKING:
     from _pytest.outcomes import Failed, Skipped
 
-    from attncheck.harness.results.coverage import Minimum
     from attncheck.reports.coverage import Coverage
+    from attncheck.results.coverage import Minimum
 
 if not TYPE_CHECKING:
     Failed, Skipped = pytest.fail.Exception, pytest.skip.Exception  # as pytest publishes them
@@ -93,7 +93,7 @@ class Judged:
             terminalreporter.line(f"too little was judged: {line}", red=True)
 
     def _short(self) -> list[str]:
-        from attncheck.harness.results.coverage import Asked, shortfalls
+        from attncheck.results.coverage import Asked, shortfalls
 
         found = {} if self.deselected else self._coverage()
         asked = {name: Asked(each.asked, (name,), self.minimum) for name, each in found.items()}
@@ -123,6 +123,6 @@ def _outcome(error: BaseException | None) -> tuple[str, str, str]:
 
 def _rank(outcome: str, lacks: str) -> tuple[int, bool]:
     """Sort key: what counts first. That a dtype is lacking says least."""
-    from attncheck.harness.vocabulary import DTYPES
+    from attncheck.vocabulary import DTYPES
 
     return _OUTCOMES.index(outcome), lacks in DTYPES

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.vocabulary import Shape
+from attncheck.vocabulary import Shape
 
 Array = NDArray[Any]
 

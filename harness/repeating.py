@@ -14,16 +14,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from attncheck.harness.explain import Explanation, explain_case
-from attncheck.harness.reading.addresses import read_called
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.harness.reading.record import case_record
-from attncheck.harness.results.checked import Checked, Place, killed_the_worker, what_was_found
-from attncheck.harness.results.same_cases import changed
-from attncheck.harness.running.executor import Group, GroupRunner, Limits, group_by_process
-from attncheck.harness.running.implementations import Implementation
-from attncheck.harness.running.tasks import task_of
+from attncheck.explain import Explanation, explain_case
+from attncheck.reading.addresses import read_called
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.record import case_record
+from attncheck.results.checked import Checked, Place, killed_the_worker, what_was_found
+from attncheck.results.same_cases import changed
+from attncheck.running.executor import Group, GroupRunner, Limits, group_by_process
+from attncheck.running.implementations import Implementation
+from attncheck.running.tasks import task_of
 
 MOST_TRIES = 60
 """Each starts a process."""

@@ -10,29 +10,29 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from attncheck.harness.bench import Bench, Judge
-from attncheck.harness.commands import words_again
-from attncheck.harness.diagnosing import counted_again, retold_rows
-from attncheck.harness.driving import Here, Means
-from attncheck.harness.errors import ExitCode, Fault
-from attncheck.harness.judging.known import DivergenceRecord, place_of
-from attncheck.harness.plan import Plan, Unit
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.divergences import Divergence, bundled_divergences
-from attncheck.harness.reading.model import TagEntry
-from attncheck.harness.reading.record import case_record
-from attncheck.harness.results.coverage import Asked, Minimum, shortfalls
-from attncheck.harness.results.earlier import NOTHING, read_earlier
-from attncheck.harness.results.format import Row
-from attncheck.harness.results.writer import ResultsWriter
-from attncheck.harness.running.environment import describe_environment
-from attncheck.harness.running.executor import Group, GroupRunner, Limits, group_by_process
-from attncheck.harness.running.implementations import Chosen
-from attncheck.harness.running.own import source_of
-from attncheck.harness.running.processes import end_strays
-from attncheck.harness.running.share import fair_share
-from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import DTYPES
+from attncheck.bench import Bench, Judge
+from attncheck.commands import words_again
+from attncheck.diagnosing import counted_again, retold_rows
+from attncheck.driving import Here, Means
+from attncheck.errors import ExitCode, Fault
+from attncheck.judging.known import DivergenceRecord, place_of
+from attncheck.plan import Plan, Unit
+from attncheck.reading.case import Case
+from attncheck.reading.divergences import Divergence, bundled_divergences
+from attncheck.reading.model import TagEntry
+from attncheck.reading.record import case_record
+from attncheck.results.coverage import Asked, Minimum, shortfalls
+from attncheck.results.earlier import NOTHING, read_earlier
+from attncheck.results.format import Row
+from attncheck.results.writer import ResultsWriter
+from attncheck.running.environment import describe_environment
+from attncheck.running.executor import Group, GroupRunner, Limits, group_by_process
+from attncheck.running.implementations import Chosen
+from attncheck.running.own import source_of
+from attncheck.running.processes import end_strays
+from attncheck.running.share import fair_share
+from attncheck.verdicts import Verdict
+from attncheck.vocabulary import DTYPES
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def _means(groups: Sequence[Group], judge: Judge, settings: Settings) -> Iterato
         runners = [GroupRunner[Unit](group, limits, settings.output / "logs") for group in groups]
         yield Here(runners, judge, settings.limits.workers)
         return
-    from attncheck.harness.cluster.driving import on_cluster  # Dask is an extra
+    from attncheck.cluster.driving import on_cluster  # Dask is an extra
 
     with on_cluster(settings.cluster, groups, judge, settings.limits) as cluster:
         yield cluster

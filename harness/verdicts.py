@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from attncheck.harness.errors import ExitCode
+from attncheck.errors import ExitCode
 
 
 class Verdict(StrEnum):

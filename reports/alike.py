@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-from attncheck.harness.errors import ExitCode
-from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import DTYPES
+from attncheck.errors import ExitCode
 from attncheck.reports.frames import records
+from attncheck.verdicts import Verdict
+from attncheck.vocabulary import DTYPES
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from attncheck.harness.errors import ExitCode
-from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import DTYPES
+from attncheck.errors import ExitCode
 from attncheck.reports.cells import FAILS_A_RUN, Cell, cell_table
 from attncheck.reports.coverage import coverage, judged_rows, narrowings, unjudged
 from attncheck.reports.frames import (
@@ -26,6 +24,8 @@ from attncheck.reports.frames import (
 from attncheck.reports.headline import MOST_SPELT_OUT, extent, headline
 from attncheck.reports.padded import padded_sentences
 from attncheck.reports.printed_numbers import OF_DOCUMENTS, NumberCounts, misprints, number_counts
+from attncheck.verdicts import Verdict
+from attncheck.vocabulary import DTYPES
 
 _MOST_IN_PART = 12
 """Implementations of which a report says one by one what they lack; ``judged`` in JSON has all."""

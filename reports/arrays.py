@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.errors import ResultsError
-from attncheck.harness.judging.compare import absolute_difference, differing_nonfinite, quotient
-from attncheck.harness.results.parts import ArrayParts
+from attncheck.errors import ResultsError
+from attncheck.judging.compare import absolute_difference, differing_nonfinite, quotient
+from attncheck.results.parts import ArrayParts
 
 Array = NDArray[Any]
 Kept = tuple[str, str, str]

@@ -13,8 +13,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import DTYPES
 from attncheck.reports.frames import (
     Column,
     Frames,
@@ -24,6 +22,8 @@ from attncheck.reports.frames import (
     once_for_frames,
     stage_order,
 )
+from attncheck.verdicts import Verdict
+from attncheck.vocabulary import DTYPES
 
 _KEYS = ["case", "environment", "implementation", "dtype"]
 

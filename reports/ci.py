@@ -13,14 +13,14 @@ from typing import Any
 
 import pandas as pd
 
-from attncheck.harness.errors import OutputError
-from attncheck.harness.verdicts import Verdict
+from attncheck.errors import OutputError
 from attncheck.reports.alike import count_told, told_once
 from attncheck.reports.answer import findings, make_answer
 from attncheck.reports.commands import first_commands
 from attncheck.reports.frames import Frames, records
 from attncheck.reports.markdown.text import code, commands, escape, table
 from attncheck.reports.terminal import verdict_counts
+from attncheck.verdicts import Verdict
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 MOST_SUMMARY_BYTES = 1024 * 1024

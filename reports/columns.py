@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attncheck.harness.vocabulary import OPERATIONS
+from attncheck.vocabulary import OPERATIONS
 
 COLUMNS: Mapping[str, str] = {
     "environment": "label of the run",

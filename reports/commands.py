@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from attncheck.harness.commands import command, words_of
+from attncheck.commands import command, words_of
 from attncheck.reports.frames import Frames, records
 
 _MOST_SHOWN = 3

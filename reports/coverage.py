@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from attncheck.harness.errors import ExitCode
-from attncheck.harness.results.coverage import shortfalls
-from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import DTYPES
+from attncheck.errors import ExitCode
 from attncheck.reports.frames import Column, Frames, failing, once_for_frames, records
 from attncheck.reports.padded import padded_cases
+from attncheck.results.coverage import shortfalls
+from attncheck.verdicts import Verdict
+from attncheck.vocabulary import DTYPES
 
 MOST_REASONS = 4
 """Reasons that are spelt out in one sentence."""

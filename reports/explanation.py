@@ -8,15 +8,15 @@ from io import StringIO
 from rich.console import Console
 from rich.table import Table
 
-from attncheck.harness.explain import Explanation
-from attncheck.harness.judging.judge_stages import StageJudgement
-from attncheck.harness.judging.tiers import Measured
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.model import TagEntry
-from attncheck.harness.repeating import Repeated, Told
-from attncheck.harness.verdicts import Verdict
+from attncheck.explain import Explanation
+from attncheck.judging.judge_stages import StageJudgement
+from attncheck.judging.tiers import Measured
+from attncheck.reading.case import Case
+from attncheck.reading.model import TagEntry
+from attncheck.repeating import Repeated, Told
 from attncheck.reports.frames import rows_judged
 from attncheck.reports.terminal import plain_console
+from attncheck.verdicts import Verdict
 
 _MOST_CALLS = 10
 """Calls that are listed."""

@@ -18,10 +18,10 @@ from weakref import WeakKeyDictionary
 
 import pandas as pd
 
-from attncheck.harness.results.coverage import Asked
-from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import stage_place
 from attncheck.reports.arrays import KeptArrays
+from attncheck.results.coverage import Asked
+from attncheck.verdicts import Verdict
+from attncheck.vocabulary import stage_place
 
 
 @dataclass(frozen=True)

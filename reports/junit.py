@@ -23,14 +23,14 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 import pandas as pd
 
-from attncheck.harness.errors import ExitCode
-from attncheck.harness.verdicts import Verdict
+from attncheck.errors import ExitCode
 from attncheck.reports.answer import make_answer, what_is_wrong
 from attncheck.reports.cells import Cell, State, cell_table
 from attncheck.reports.commands import commands_again
 from attncheck.reports.coverage import Coverage, coverage, unjudged
 from attncheck.reports.frames import Column, Frames, failing, groups, known_divergences, records
 from attncheck.reports.printed_numbers import Misprint, misprints, printed_numbers
+from attncheck.verdicts import Verdict
 
 # What XML 1.0 has no way to write, not even as a reference.
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

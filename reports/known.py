@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 import pandas as pd
 
-from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
 from attncheck.reports.frames import Column, Frames, groups, known_divergences, stage_order
+from attncheck.verdicts import Verdict
+from attncheck.vocabulary import DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
 
 KNOWN_NOTE = (
     "These were known beforehand, and fail no run: each is declared by the implementation, or recorded with its "

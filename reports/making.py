@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from attncheck.harness.merge import Merged
-from attncheck.harness.results.coverage import Asked
-from attncheck.harness.results.reader import Run
-from attncheck.harness.vocabulary import DTYPES
+from attncheck.merge import Merged
 from attncheck.reports.arrays import KeptArrays
 from attncheck.reports.columns import NUMBERS, PAIRS, RESULTS
 from attncheck.reports.frames import Column, Frames, stage_order
+from attncheck.results.coverage import Asked
+from attncheck.results.reader import Run
+from attncheck.vocabulary import DTYPES
 
 _MOST_WARNINGS = 10
 

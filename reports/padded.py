@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from attncheck.harness.verdicts import Verdict
 from attncheck.reports.frames import Column, Frames, once_for_frames, records
+from attncheck.verdicts import Verdict
 
 _KIND = re.compile(r"([a-z ]+) \([^)]*\)(?:, |$)")
 """What was added, and to which axes: zero columns (D 5 to 8, Dv 3 to 8), masked keys (T 7 to 16)."""

@@ -14,8 +14,6 @@ from typing import Any
 
 import pandas as pd
 
-from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import DTYPES
 from attncheck.reports.frames import (
     Column,
     Frames,
@@ -27,6 +25,8 @@ from attncheck.reports.frames import (
     stage_order,
     under_erratum,
 )
+from attncheck.verdicts import Verdict
+from attncheck.vocabulary import DTYPES
 
 _PLACE = ["case", "stage", "called", "index"]
 _MOST_PLACES = 3

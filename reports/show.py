@@ -14,22 +14,22 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from attncheck.harness.errors import OutputError, UsageError
-from attncheck.harness.judging.judge import exact_values
-from attncheck.harness.judging.judge_numbers import judge_numbers
-from attncheck.harness.judging.truth import Truth, truth_of_case
-from attncheck.harness.reading.case import Case, Expected
-from attncheck.harness.reading.inputs import Inputs, convert_inputs, make_exact_inputs
-from attncheck.harness.reading.model import TagEntry
-from attncheck.harness.reading.record import case_record
-from attncheck.harness.results.format import EXACT, Row
-from attncheck.harness.verdicts import Verdict
+from attncheck.errors import OutputError, UsageError
+from attncheck.judging.judge import exact_values
+from attncheck.judging.judge_numbers import judge_numbers
+from attncheck.judging.truth import Truth, truth_of_case
+from attncheck.reading.case import Case, Expected
+from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.model import TagEntry
+from attncheck.reading.record import case_record
 from attncheck.reports.documents.drawings import Drawing, Kept, drawings_of, title_of
 from attncheck.reports.documents.numbers import beside, element
 from attncheck.reports.explanation import inputs_line
 from attncheck.reports.figures.panels import Panel, Pixels, ink_on, safe_text, shades, short_number
 from attncheck.reports.frames import rows_judged
 from attncheck.reports.terminal import plain_console
+from attncheck.results.format import EXACT, Row
+from attncheck.verdicts import Verdict
 
 if TYPE_CHECKING:
     from attncheck.reports.figures.picture import Format

@@ -12,8 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from attncheck.harness.errors import ExitCode
-from attncheck.harness.verdicts import Verdict
+from attncheck.errors import ExitCode
 from attncheck.reports.alike import Told, count_told, told_once
 from attncheck.reports.answer import findings, make_answer, verdict_table
 from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table, worst_cell
@@ -21,6 +20,7 @@ from attncheck.reports.commands import first_commands
 from attncheck.reports.coverage import judged_counts, unjudged
 from attncheck.reports.frames import Frames
 from attncheck.reports.printed_numbers import number_counts, unverified_on
+from attncheck.verdicts import Verdict
 
 _MOST_LISTED = 20
 _UNBOUNDED = 10_000

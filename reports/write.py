@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from attncheck.harness.errors import OutputError
+from attncheck.errors import OutputError
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.render import html_pieces
 from attncheck.reports.junit import render_junit

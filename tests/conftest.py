@@ -14,17 +14,17 @@ from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
 from attncheck.backends import BACKENDS, BackendEntry, numpy_backend
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.inputs import Inputs, convert_inputs, make_exact_inputs
-from attncheck.harness.reading.lowering import delivered
-from attncheck.harness.reading.selection import select_cases
-from attncheck.harness.results.format import Row, StoredArray
-from attncheck.harness.results.reader import Run, read_run
-from attncheck.harness.results.writer import ResultsWriter
-from attncheck.harness.run import RunSummary, Settings, run_cases
-from attncheck.harness.running.executor import Limits
-from attncheck.harness.running.implementations import Chosen, Implementation
-from attncheck.harness.running.operations import run_operation
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.lowering import delivered
+from attncheck.reading.selection import select_cases
+from attncheck.results.format import Row, StoredArray
+from attncheck.results.reader import Run, read_run
+from attncheck.results.writer import ResultsWriter
+from attncheck.run import RunSummary, Settings, run_cases
+from attncheck.running.executor import Limits
+from attncheck.running.implementations import Chosen, Implementation
+from attncheck.running.operations import run_operation
 
 Stages = dict[str, NDArray[Any]]
 

@@ -21,9 +21,9 @@ from numpy.testing import assert_allclose
 
 from attncheck.backends import BACKENDS
 from attncheck.backends.contract import Backend
-from attncheck.harness.running.memory import laid_out
-from attncheck.harness.running.operations import run_operation
-from attncheck.harness.running.worker import Task
+from attncheck.running.memory import laid_out
+from attncheck.running.operations import run_operation
+from attncheck.running.worker import Task
 
 TASKS: dict[tuple[str, str], Task] = pickle.loads(Path(os.environ["PEER_TASKS"]).read_bytes())
 FRAMEWORKS = os.environ["PEER_BACKENDS"].split(",")

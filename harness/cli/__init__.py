@@ -4,12 +4,12 @@ One module per kind of command; help lists them in the order of these imports. W
 by the command that needs it; ``attncheck --help`` imports no framework, and neither NumPy nor pandas.
 """
 
-from attncheck.harness.cli import running as running  # isort: skip
-from attncheck.harness.cli import reporting as reporting  # isort: skip
-from attncheck.harness.cli import comparing as comparing  # isort: skip
-from attncheck.harness.cli import publishing as publishing  # isort: skip
-from attncheck.harness.cli import one_case as one_case  # isort: skip
-from attncheck.harness.cli import showing as showing  # isort: skip
-from attncheck.harness.cli import knowing as knowing  # isort: skip
-from attncheck.harness.cli.app import app as app
-from attncheck.harness.cli.app import main as main
+from attncheck.cli import running as running  # isort: skip
+from attncheck.cli import reporting as reporting  # isort: skip
+from attncheck.cli import comparing as comparing  # isort: skip
+from attncheck.cli import publishing as publishing  # isort: skip
+from attncheck.cli import one_case as one_case  # isort: skip
+from attncheck.cli import showing as showing  # isort: skip
+from attncheck.cli import knowing as knowing  # isort: skip
+from attncheck.cli.app import app as app
+from attncheck.cli.app import main as main

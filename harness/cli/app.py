@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from attncheck.harness.errors import AttncheckError
+from attncheck.errors import AttncheckError
 
 app = typer.Typer(
     name="attncheck",

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from attncheck.harness.cli.app import app
-from attncheck.harness.cli.options import AsJson, Quiet
+from attncheck.cli.app import app
+from attncheck.cli.options import AsJson, Quiet
 
 _A_SIDE = "A results directory, or a folder of results directories, matched by label."
 
@@ -25,12 +25,12 @@ def diff(
     quiet: Quiet = False,
 ) -> None:
     """Say what changed between two results; ends with 1 where something got worse, with 0 where nothing did."""
-    from attncheck.harness.merge import merge_runs
-    from attncheck.harness.results.reader import find_runs, matched_runs, read_runs
+    from attncheck.merge import merge_runs
     from attncheck.reports.diff.difference import make_difference
     from attncheck.reports.diff.text import as_record, print_difference
     from attncheck.reports.diff.write import write_difference
     from attncheck.reports.making import make_frames
+    from attncheck.results.reader import find_runs, matched_runs, read_runs
 
     sides = matched_runs(read_runs(find_runs([before])), read_runs(find_runs([after])))
     frames = [make_frames(merge_runs(runs, across=False)) for runs in sides]

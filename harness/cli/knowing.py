@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from attncheck.harness.cli.app import app
-from attncheck.harness.cli.options import AsJson, Listed, Patterns, TagNames, Tiles
-from attncheck.harness.cli.work import print_faults, select, split
-from attncheck.harness.errors import ExitCode
+from attncheck.cli.app import app
+from attncheck.cli.options import AsJson, Listed, Patterns, TagNames, Tiles
+from attncheck.cli.work import print_faults, select, split
+from attncheck.errors import ExitCode
 
 
 @app.command()
@@ -28,8 +28,8 @@ def mutants(
 
     Ends with 1 where a fault survives, an honest variant is flagged, or more than 1 % of the faults are named wrongly.
     """
-    from attncheck.harness.mutants.score import run_mutants, subjects_of
-    from attncheck.harness.mutants.workers import in_processes
+    from attncheck.mutants.score import run_mutants, subjects_of
+    from attncheck.mutants.workers import in_processes
     from attncheck.reports.mutation import as_record, print_mutation
 
     selection = select(cases, None, None)
@@ -56,7 +56,7 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List cases, backends, implementations or tags."""
-    from attncheck.harness import listings
+    from attncheck import listings
 
     of_code = {Listed.BACKENDS: listings.list_backends, Listed.IMPLEMENTATIONS: listings.list_implementations}
     if what in of_code:
@@ -79,6 +79,6 @@ def schema(
     tags: Annotated[bool, typer.Option("--tags", help="Of tags.yaml instead of a case file.")] = False,
 ) -> None:
     """Print the JSON Schema of case files, for editors and checkers."""
-    from attncheck.harness.reading.schema import case_schema, tag_schema
+    from attncheck.reading.schema import case_schema, tag_schema
 
     typer.echo(tag_schema() if tags else case_schema(), nl=False)

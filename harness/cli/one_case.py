@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attncheck.harness.cli.app import app
-from attncheck.harness.cli.options import (
+from attncheck.cli.app import app
+from attncheck.cli.options import (
     CaseName,
     DtypeName,
     Framework,
@@ -21,17 +21,17 @@ from attncheck.harness.cli.options import (
     Threads,
     TimeLimit,
 )
-from attncheck.harness.cli.work import checked_in, dtype_of, limits_of, select_one
-from attncheck.harness.errors import ExitCode, OutputError, UsageError
-from attncheck.harness.verdicts import Verdict
+from attncheck.cli.work import checked_in, dtype_of, limits_of, select_one
+from attncheck.errors import ExitCode, OutputError, UsageError
+from attncheck.verdicts import Verdict
 
 if TYPE_CHECKING:
-    from attncheck.harness.reading.case import Case
-    from attncheck.harness.reading.selection import Selection
-    from attncheck.harness.repeating import Told
-    from attncheck.harness.results.checked import Checked
-    from attncheck.harness.running.executor import Limits
-    from attncheck.harness.running.implementations import Implementation
+    from attncheck.reading.case import Case
+    from attncheck.reading.selection import Selection
+    from attncheck.repeating import Told
+    from attncheck.results.checked import Checked
+    from attncheck.running.executor import Limits
+    from attncheck.running.implementations import Implementation
 
 
 _MAX_NAME = 60
@@ -82,9 +82,9 @@ def repro(
 
     Where a check found it wrong and a fresh process does not, the script makes the calls first that it takes.
     """
-    from attncheck.harness.commands import joined
-    from attncheck.harness.repro import repro_script
+    from attncheck.commands import joined
     from attncheck.reports.explanation import told_text
+    from attncheck.repro import repro_script
 
     asked = _asked(case, implementation, dtype, framework, results)
     told = _told(asked, limits_of(time_limit, memory_limit, threads, compilation_cache=True, keep_going=False))
@@ -133,7 +133,7 @@ class _Asked:
 
 
 def _asked(case: str, implementation: str, dtype: str | None, framework: str | None, results: Path | None) -> _Asked:
-    from attncheck.harness.explain import find_implementation
+    from attncheck.explain import find_implementation
 
     checked = checked_in(results)
     found, selection = select_one(case, checked)
@@ -146,7 +146,7 @@ def _asked(case: str, implementation: str, dtype: str | None, framework: str | N
 
 
 def _told(asked: _Asked, limits: Limits) -> Told:
-    from attncheck.harness.repeating import explain_as_met, met_in
+    from attncheck.repeating import explain_as_met, met_in
 
     met = met_in(asked.checked, asked.case, asked.implementation, asked.dtype) if asked.checked else None
     return explain_as_met(

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from attncheck.harness.cli.app import app
-from attncheck.harness.cli.options import Quiet
-from attncheck.harness.cli.work import frames_of
-from attncheck.harness.errors import ExitCode
+from attncheck.cli.app import app
+from attncheck.cli.options import Quiet
+from attncheck.cli.work import frames_of
+from attncheck.errors import ExitCode
 
 DEFAULT_FOLDER = Path("reports/published")
 _MOST_LISTED = 20
@@ -31,7 +31,7 @@ def publish(
     quiet: Quiet = False,
 ) -> None:
     """Write a comparison to keep in a repository, or hold a run against the one that is kept there."""
-    from attncheck.harness.results.reader import find_runs
+    from attncheck.results.reader import find_runs
 
     frames = frames_of(find_runs(runs))
     if not check:

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from attncheck.harness.cli.app import app
-from attncheck.harness.cli.options import Annotations, AsJson, CiSummary, JunitXml, MinJudged, Quiet
-from attncheck.harness.cli.work import Outlets, frames_of, show_answer, tell_ci, write_frames
-from attncheck.harness.errors import UsageError
+from attncheck.cli.app import app
+from attncheck.cli.options import Annotations, AsJson, CiSummary, JunitXml, MinJudged, Quiet
+from attncheck.cli.work import Outlets, frames_of, show_answer, tell_ci, write_frames
+from attncheck.errors import UsageError
 
 
 @app.command()
@@ -30,8 +30,8 @@ def report(
     quiet: Quiet = False,
 ) -> None:
     """Compare one or several runs without running anything again, and write the report."""
-    from attncheck.harness.results.format import REPORT_FOLDER
-    from attncheck.harness.results.reader import find_runs
+    from attncheck.results.format import REPORT_FOLDER
+    from attncheck.results.reader import find_runs
 
     runs = find_runs(runs)
     if output is None:

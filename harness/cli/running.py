@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from attncheck.harness.cli.app import app
-from attncheck.harness.cli.options import (
+from attncheck.cli.app import app
+from attncheck.cli.options import (
     Annotations,
     AsJson,
     BackendNames,
@@ -32,7 +32,7 @@ from attncheck.harness.cli.options import (
     Tiles,
     TimeLimit,
 )
-from attncheck.harness.cli.work import (
+from attncheck.cli.work import (
     Outlets,
     choose_from,
     frames_of,
@@ -43,7 +43,7 @@ from attncheck.harness.cli.work import (
     tell_ci,
     write_frames,
 )
-from attncheck.harness.results import DEFAULT_RESULTS
+from attncheck.results import DEFAULT_RESULTS
 
 
 @app.command()
@@ -91,7 +91,7 @@ def check(
         as_json,
         quiet,
     )
-    from attncheck.harness.results.format import REPORT_FOLDER
+    from attncheck.results.format import REPORT_FOLDER
 
     frames = frames_of([output])
     path = write_frames(frames, output / REPORT_FOLDER)

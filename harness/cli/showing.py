@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from attncheck.harness.cli.app import app
-from attncheck.harness.cli.options import CaseName
-from attncheck.harness.cli.work import checked_in, dtype_of, select_one, split
+from attncheck.cli.app import app
+from attncheck.cli.options import CaseName
+from attncheck.cli.work import checked_in, dtype_of, select_one, split
 
 
 @app.command()

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from attncheck.harness.cli.options import Keep
-from attncheck.harness.errors import ExitCode, OutputError, UsageError
-from attncheck.harness.results import DEFAULT_RESULTS
+from attncheck.cli.options import Keep
+from attncheck.errors import ExitCode, OutputError, UsageError
+from attncheck.results import DEFAULT_RESULTS
 
 DEFAULT_DTYPE = "float32"
 """Of commands about one case."""
 
 if TYPE_CHECKING:
-    from attncheck.harness.reading.case import Case
-    from attncheck.harness.reading.selection import Selection
-    from attncheck.harness.results.checked import Checked
-    from attncheck.harness.run import RunSummary
-    from attncheck.harness.running.executor import Limits
-    from attncheck.harness.running.implementations import Chosen
+    from attncheck.reading.case import Case
+    from attncheck.reading.selection import Selection
     from attncheck.reports.frames import Frames
+    from attncheck.results.checked import Checked
+    from attncheck.run import RunSummary
+    from attncheck.running.executor import Limits
+    from attncheck.running.implementations import Chosen
 
 
 def run_selected(
@@ -47,12 +47,12 @@ def run_selected(
     quiet: bool,
 ) -> RunSummary:
     """Select, run and judge; print what is wrong with case files; end the program where nothing can be run."""
-    from attncheck.harness.commands import joined
-    from attncheck.harness.config import known_divergences, minimum_of, tiles_of
-    from attncheck.harness.progress import progress_bar
-    from attncheck.harness.reading.tiles import left_out, read_tiles
-    from attncheck.harness.repro import write_scripts
-    from attncheck.harness.run import Settings, run_cases
+    from attncheck.commands import joined
+    from attncheck.config import known_divergences, minimum_of, tiles_of
+    from attncheck.progress import progress_bar
+    from attncheck.reading.tiles import left_out, read_tiles
+    from attncheck.repro import write_scripts
+    from attncheck.run import Settings, run_cases
 
     complete = not (patterns or tag or dtype)
     minimum = minimum_of(min_judged, complete=complete)
@@ -105,7 +105,7 @@ def limits_of(
     time_limit: float, memory_limit: float | None, threads: int, compilation_cache: bool, keep_going: bool
 ) -> Limits:
     """Return what a worker may take: seconds per evaluation, GiB of memory, threads; a cache, and patience."""
-    from attncheck.harness.running.executor import Limits
+    from attncheck.running.executor import Limits
 
     limits = Limits(
         case_seconds=time_limit, threads=threads, compilation_cache=compilation_cache, keep_going=keep_going
@@ -115,7 +115,7 @@ def limits_of(
 
 def choose_from(backend: list[str] | None, implementation: list[str] | None, framework: str | None) -> Chosen:
     """Return the implementations that the options name."""
-    from attncheck.harness.running.choice import choose
+    from attncheck.running.choice import choose
 
     return choose(split(backend) or None, split(implementation), framework)
 
@@ -128,9 +128,9 @@ def select(
     tile: list[str] | None = None,
 ) -> Selection:
     """Return the cases that the options name, the configured and bundled ones where they name none."""
-    from attncheck.harness.config import selected
-    from attncheck.harness.reading.tiles import read_tiles
-    from attncheck.harness.vocabulary import DTYPES
+    from attncheck.config import selected
+    from attncheck.reading.tiles import read_tiles
+    from attncheck.vocabulary import DTYPES
 
     for name in split(dtype):
         if name not in DTYPES:
@@ -144,8 +144,8 @@ def select_one(case: str, checked: Checked | None = None) -> tuple[Case, Selecti
 
     What neither the folders below nor the project's configuration lead to, a check's results may.
     """
-    from attncheck.harness.config import read_config
-    from attncheck.harness.reading import addresses
+    from attncheck.config import read_config
+    from attncheck.reading import addresses
 
     config = read_config()
     try:
@@ -159,7 +159,7 @@ def select_one(case: str, checked: Checked | None = None) -> tuple[Case, Selecti
 
 def checked_in(results: Path | None) -> Checked | None:
     """Return the results of the check that commands about one case may refer to; None where there are none."""
-    from attncheck.harness.results.checked import read_checked
+    from attncheck.results.checked import read_checked
 
     return read_checked(results or DEFAULT_RESULTS, needed=results is not None)
 
@@ -186,11 +186,11 @@ def split(names: list[str] | None) -> list[str]:
 
 def frames_of(runs: list[Path], min_judged: str | None = None) -> Frames:
     """Read results directories back as the frames of one report; ``min_judged`` replaces what the runs were asked."""
-    from attncheck.harness.config import minimum_of
-    from attncheck.harness.merge import merge_runs
-    from attncheck.harness.results.parts import release_memory
-    from attncheck.harness.results.reader import read_runs
+    from attncheck.config import minimum_of
+    from attncheck.merge import merge_runs
     from attncheck.reports.making import make_frames
+    from attncheck.results.parts import release_memory
+    from attncheck.results.reader import read_runs
 
     minimum = minimum_of(min_judged, complete=False)
     frames = make_frames(merge_runs(read_runs(runs)))

@@ -15,11 +15,11 @@ from typing import Any
 from distributed import wait
 from distributed.scheduler import KilledWorker
 
-from attncheck.harness.cluster.batches import fetched, pack, serving
-from attncheck.harness.cluster.connection import Cluster, lost, offers
-from attncheck.harness.cluster.tasks import Evaluated, Judged, evaluate_batch, judge_batch
-from attncheck.harness.plan import Plan, Unit
-from attncheck.harness.running.worker import Failure
+from attncheck.cluster.batches import fetched, pack, serving
+from attncheck.cluster.connection import Cluster, lost, offers
+from attncheck.cluster.tasks import Evaluated, Judged, evaluate_batch, judge_batch
+from attncheck.plan import Plan, Unit
+from attncheck.running.worker import Failure
 
 _LOOK_SECONDS = 0.2
 

@@ -9,9 +9,9 @@ from typing import Any
 from distributed import Future
 from distributed.scheduler import KilledWorker
 
-from attncheck.harness.cluster.connection import Cluster
-from attncheck.harness.cluster.tasks import Batch, evaluate_batch, judge_batch
-from attncheck.harness.plan import Plan, Unit
+from attncheck.cluster.connection import Cluster
+from attncheck.cluster.tasks import Batch, evaluate_batch, judge_batch
+from attncheck.plan import Plan, Unit
 
 _FETCH_SECONDS = 2.0
 

@@ -15,11 +15,11 @@ from uuid import uuid4
 
 from distributed import Client
 
-from attncheck.harness.bench import Judge
-from attncheck.harness.cluster.tasks import Campaign, end_run
-from attncheck.harness.cluster.versions import asked_of, differences, found_here
-from attncheck.harness.errors import ClusterError, UsageError
-from attncheck.harness.running.executor import Group, Limits
+from attncheck.bench import Judge
+from attncheck.cluster.tasks import Campaign, end_run
+from attncheck.cluster.versions import asked_of, differences, found_here
+from attncheck.errors import ClusterError, UsageError
+from attncheck.running.executor import Group, Limits
 
 CONNECT_SECONDS = 10.0
 _END_SECONDS = 5.0

@@ -18,13 +18,13 @@ from distributed import Future
 from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
-from attncheck.harness.bench import Bench, Judge
-from attncheck.harness.cluster.alone import Suspect, judge_alone
-from attncheck.harness.cluster.batches import fetched, serving, submit
-from attncheck.harness.cluster.connection import Cluster, connected, describe, lacking, lost, threads_of, worker_command
-from attncheck.harness.cluster.tasks import Judged
-from attncheck.harness.plan import Plan, Unit
-from attncheck.harness.running.executor import Group, Limits
+from attncheck.bench import Bench, Judge
+from attncheck.cluster.alone import Suspect, judge_alone
+from attncheck.cluster.batches import fetched, serving, submit
+from attncheck.cluster.connection import Cluster, connected, describe, lacking, lost, threads_of, worker_command
+from attncheck.cluster.tasks import Judged
+from attncheck.plan import Plan, Unit
+from attncheck.running.executor import Group, Limits
 
 PATIENCE_SECONDS = 60.0
 """A cluster without a worker for something is given up after so long: nodes take a while to come back."""

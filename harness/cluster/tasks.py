@@ -14,14 +14,14 @@ from pathlib import Path
 from threading import Lock, Thread
 from time import perf_counter
 
-from attncheck.harness.bench import Found, Judge
-from attncheck.harness.cluster.versions import asked_of, differences, found_here
-from attncheck.harness.errors import UsageError
-from attncheck.harness.plan import Plan, Unit
-from attncheck.harness.reading.case import Case
-from attncheck.harness.running.executor import Group, GroupRunner, Limits
-from attncheck.harness.running.share import fair_share
-from attncheck.harness.running.worker import Outcome
+from attncheck.bench import Found, Judge
+from attncheck.cluster.versions import asked_of, differences, found_here
+from attncheck.errors import UsageError
+from attncheck.plan import Plan, Unit
+from attncheck.reading.case import Case
+from attncheck.running.executor import Group, GroupRunner, Limits
+from attncheck.running.share import fair_share
+from attncheck.running.worker import Outcome
 
 _PLANS_KEPT = 4
 _RUNS_KEPT = 64

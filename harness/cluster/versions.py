@@ -11,12 +11,14 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from attncheck.harness.running.executor import Group
-from attncheck.harness.running.own import OwnEntry
+from attncheck.running.executor import Group
+from attncheck.running.own import OwnEntry
 
 ABSENT = "nothing"
 _ALWAYS = ("attncheck", "distributed", "numpy", "ml_dtypes", "python-flint")
-_CODE = ("attncheck.backends", "attncheck.harness")
+_CODE = ("attncheck.backends", "attncheck")
+_BESIDE = ("backends", "cases", "reports")
+"""What lies in the folder of an installed `attncheck`, and beside it in a checkout."""
 _PYTHON, _SOURCE = "Python", "attncheck's code"
 
 
@@ -68,7 +70,8 @@ def _version(name: str) -> str:
 def _digest_of_code() -> str:
     """Checkouts of one version may still differ."""
     folders = [Path(place) for name in _CODE for place in import_module(name).__path__]
-    files = [(path.relative_to(folder).as_posix(), path) for folder in folders for path in folder.rglob("*.py")]
+    found = [(path.relative_to(folder), path) for folder in folders for path in folder.rglob("*.py")]
+    files = [(name.as_posix(), path) for name, path in found if name.parts[0] not in _BESIDE]
     total = sha256()
     for name, path in sorted(files):
         total.update(f"{name}\0{_digest(path)}\0".encode())

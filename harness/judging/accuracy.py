@@ -13,13 +13,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from attncheck.harness.judging.alternatives import Convention
-from attncheck.harness.judging.bounds_terms import Bound, Real
-from attncheck.harness.judging.formats import FORMATS
-from attncheck.harness.judging.truth import Array, Stages, Truth
-from attncheck.harness.reading.lowering import Posed
-from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import stage_place
+from attncheck.judging.alternatives import Convention
+from attncheck.judging.bounds_terms import Bound, Real
+from attncheck.judging.formats import FORMATS
+from attncheck.judging.truth import Array, Stages, Truth
+from attncheck.reading.lowering import Posed
+from attncheck.verdicts import Verdict
+from attncheck.vocabulary import stage_place
 
 ACCURACIES = (("float32", "native", "float32"), ("16-bits", "eager_pre", "bfloat16"))
 """Of each its name, and the numerical class and dtype whose roundings it has; the best one first."""

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.harness.judging.truth import Stages, Truth
-from attncheck.harness.reading.lowering import Posed
-from attncheck.harness.verdicts import Verdict
+from attncheck.judging.truth import Stages, Truth
+from attncheck.reading.lowering import Posed
+from attncheck.verdicts import Verdict
 
 Departs = Callable[[Truth, str, Stages], Truth | None]
 """Makes the truth of another step from the exact answer, given a numerical class and what fails; None where

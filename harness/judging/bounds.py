@@ -7,8 +7,8 @@ single one, from the stages before it that the implementation itself returned. T
 
 from __future__ import annotations
 
-from attncheck.harness.judging.bounds_accumulated import accumulated_bounds
-from attncheck.harness.judging.bounds_introduced import introduced_bound
-from attncheck.harness.judging.bounds_terms import Bound
+from attncheck.judging.bounds_accumulated import accumulated_bounds
+from attncheck.judging.bounds_introduced import introduced_bound
+from attncheck.judging.bounds_terms import Bound
 
 __all__ = ["Bound", "accumulated_bounds", "introduced_bound"]

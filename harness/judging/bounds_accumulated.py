@@ -13,11 +13,11 @@ from collections.abc import Collection, Mapping, Set
 
 import numpy as np
 
-from attncheck.harness.judging import bounds_linear, bounds_output, bounds_rows, bounds_scores, bounds_softmax
-from attncheck.harness.judging.bounds_gradients import gradient_bounds
-from attncheck.harness.judging.bounds_logits import Arrays, Options, logit_errors, operands_of, score_error
-from attncheck.harness.judging.bounds_terms import Bound, LogitError, Operand, Real, as_float64, no_error, settle
-from attncheck.harness.judging.policies import Policy
+from attncheck.judging import bounds_linear, bounds_output, bounds_rows, bounds_scores, bounds_softmax
+from attncheck.judging.bounds_gradients import gradient_bounds
+from attncheck.judging.bounds_logits import Arrays, Options, logit_errors, operands_of, score_error
+from attncheck.judging.bounds_terms import Bound, LogitError, Operand, Real, as_float64, no_error, settle
+from attncheck.judging.policies import Policy
 
 
 def accumulated_bounds(

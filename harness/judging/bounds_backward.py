@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attncheck.harness.judging.bounds_logits import (
+from attncheck.judging.bounds_logits import (
     LOGITS,
     Arrays,
     Options,
@@ -27,10 +27,10 @@ from attncheck.harness.judging.bounds_logits import (
     score_error,
     softmax,
 )
-from attncheck.harness.judging.bounds_rows import Rows, rows_of
-from attncheck.harness.judging.bounds_scores import slope_of_tanh
-from attncheck.harness.judging.bounds_terms import LogitError, Operand, Real, as_float64, transposed
-from attncheck.harness.judging.policies import Policy, policy_for
+from attncheck.judging.bounds_rows import Rows, rows_of
+from attncheck.judging.bounds_scores import slope_of_tanh
+from attncheck.judging.bounds_terms import LogitError, Operand, Real, as_float64, transposed
+from attncheck.judging.policies import Policy, policy_for
 
 _DOUBLE = policy_for("native", "float64")
 

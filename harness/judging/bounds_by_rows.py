@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.bounds import Bound, accumulated_bounds
-from attncheck.harness.judging.bounds_logits import LOGITS, Arrays, Options
-from attncheck.harness.judging.bounds_terms import Real
-from attncheck.harness.judging.oracle_problem import Problem
-from attncheck.harness.judging.policies import Policy
-from attncheck.harness.judging.sampling import axis_of_queries, rows_of_stage
+from attncheck.judging.bounds import Bound, accumulated_bounds
+from attncheck.judging.bounds_logits import LOGITS, Arrays, Options
+from attncheck.judging.bounds_terms import Real
+from attncheck.judging.oracle_problem import Problem
+from attncheck.judging.policies import Policy
+from attncheck.judging.sampling import axis_of_queries, rows_of_stage
 
 ELEMENTS_AT_A_TIME = 1 << 18
 """Elements of the score matrix at a time; about thirty arrays of so many float64 numbers are held at once."""

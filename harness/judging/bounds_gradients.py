@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.bounds_backward import Backward, backward_of
-from attncheck.harness.judging.bounds_gradients_scale import (
+from attncheck.judging.bounds_backward import Backward, backward_of
+from attncheck.judging.bounds_gradients_scale import (
     Spread,
     columns_deviation,
     constant_moves,
@@ -36,15 +36,15 @@ from attncheck.harness.judging.bounds_gradients_scale import (
     weights_deviation,
     weights_variance,
 )
-from attncheck.harness.judging.bounds_gradients_worst import Largest, largest_errors, storage_of
-from attncheck.harness.judging.bounds_logits import Arrays, Options
-from attncheck.harness.judging.bounds_rows import is_linear
-from attncheck.harness.judging.bounds_scores import (
+from attncheck.judging.bounds_gradients_worst import Largest, largest_errors, storage_of
+from attncheck.judging.bounds_logits import Arrays, Options
+from attncheck.judging.bounds_rows import is_linear
+from attncheck.judging.bounds_scores import (
     constant_roundings,
     folds_exactly_into_operands,
     roundings_of_scale,
 )
-from attncheck.harness.judging.bounds_terms import (
+from attncheck.judging.bounds_terms import (
     ORDER_FACTOR,
     Bound,
     Real,
@@ -53,7 +53,7 @@ from attncheck.harness.judging.bounds_terms import (
     summation_variance,
     transposed,
 )
-from attncheck.harness.judging.policies import Policy
+from attncheck.judging.policies import Policy
 
 _MOST_LINEAR = 1 / 4
 """Variance of a logit's error up to which gradients have a statistical scale, which is looser than that of weights."""

@@ -28,12 +28,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attncheck.harness.judging.bounds_backward import Backward
-from attncheck.harness.judging.bounds_gradients_worst import STORAGE_COUNT, storage_of
-from attncheck.harness.judging.bounds_rows import second_order
-from attncheck.harness.judging.bounds_softmax import stored_log_sum_exp_variance
-from attncheck.harness.judging.bounds_terms import Real, product_variance, summation_variance, transposed
-from attncheck.harness.judging.policies import Policy
+from attncheck.judging.bounds_backward import Backward
+from attncheck.judging.bounds_gradients_worst import STORAGE_COUNT, storage_of
+from attncheck.judging.bounds_rows import second_order
+from attncheck.judging.bounds_softmax import stored_log_sum_exp_variance
+from attncheck.judging.bounds_terms import Real, product_variance, summation_variance, transposed
+from attncheck.judging.policies import Policy
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,12 +23,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attncheck.harness.judging.bounds_backward import Backward
-from attncheck.harness.judging.bounds_output import output_bound
-from attncheck.harness.judging.bounds_scores import rise_of_tanh
-from attncheck.harness.judging.bounds_softmax import moved_weights, normalisation_error, stored_log_sum_exp_error
-from attncheck.harness.judging.bounds_terms import Operand, Real, transposed
-from attncheck.harness.judging.policies import Policy
+from attncheck.judging.bounds_backward import Backward
+from attncheck.judging.bounds_output import output_bound
+from attncheck.judging.bounds_scores import rise_of_tanh
+from attncheck.judging.bounds_softmax import moved_weights, normalisation_error, stored_log_sum_exp_error
+from attncheck.judging.bounds_terms import Operand, Real, transposed
+from attncheck.judging.policies import Policy
 
 _SUBTRACTION_COUNT = 3
 STORAGE_COUNT = 4

@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging import bounds_linear, bounds_output, bounds_rows, bounds_scores, bounds_softmax
-from attncheck.harness.judging.bounds_accumulated import (
+from attncheck.judging import bounds_linear, bounds_output, bounds_rows, bounds_scores, bounds_softmax
+from attncheck.judging.bounds_accumulated import (
     merge_heads,
     operand_bound,
     output_of_heads,
     projected_operand,
 )
-from attncheck.harness.judging.bounds_logits import (
+from attncheck.judging.bounds_logits import (
     LOGITS,
     Arrays,
     Options,
@@ -41,8 +41,8 @@ from attncheck.harness.judging.bounds_logits import (
     score_error,
     softmax,
 )
-from attncheck.harness.judging.bounds_terms import Bound, LogitError, Operand, Real, as_float64, no_error, transposed
-from attncheck.harness.judging.policies import Policy
+from attncheck.judging.bounds_terms import Bound, LogitError, Operand, Real, as_float64, no_error, transposed
+from attncheck.judging.policies import Policy
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,8 +22,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from attncheck.harness.judging.bounds_scores import slope_of_tanh
-from attncheck.harness.judging.bounds_terms import (
+from attncheck.judging.bounds_scores import slope_of_tanh
+from attncheck.judging.bounds_terms import (
     ORDER_FACTOR,
     LogitError,
     Operand,
@@ -31,7 +31,7 @@ from attncheck.harness.judging.bounds_terms import (
     product_variance,
     transposed,
 )
-from attncheck.harness.judging.policies import Policy
+from attncheck.judging.policies import Policy
 
 
 def projected(

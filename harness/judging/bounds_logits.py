@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging import bounds_linear, bounds_scores
-from attncheck.harness.judging.bounds_terms import LogitError, Operand, Real
-from attncheck.harness.judging.policies import Policy
+from attncheck.judging import bounds_linear, bounds_scores
+from attncheck.judging.bounds_terms import LogitError, Operand, Real
+from attncheck.judging.policies import Policy
 
 Arrays = Mapping[str, NDArray[Any]]
 Options = Mapping[str, Any]

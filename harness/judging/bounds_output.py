@@ -35,10 +35,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attncheck.harness.judging.bounds_rows import Rows, second_order
-from attncheck.harness.judging.bounds_softmax import stored_log_sum_exp_variance, total_error
-from attncheck.harness.judging.bounds_terms import Bound, Operand, Real, finite, product_variance, settle, transposed
-from attncheck.harness.judging.policies import Policy
+from attncheck.judging.bounds_rows import Rows, second_order
+from attncheck.judging.bounds_softmax import stored_log_sum_exp_variance, total_error
+from attncheck.judging.bounds_terms import Bound, Operand, Real, finite, product_variance, settle, transposed
+from attncheck.judging.policies import Policy
 
 _LEAST_SQUARE = 2.0**-1000
 """Relative to the largest value of a column, what its squares may have lost to underflow."""

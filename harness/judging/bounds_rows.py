@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.bounds_terms import LogitError, Real, finite
-from attncheck.harness.judging.policies import Policy
+from attncheck.judging.bounds_terms import LogitError, Real, finite
+from attncheck.judging.policies import Policy
 
 _MOST_LINEAR = 1 / 64
 """Variance of theta up to which weights have a statistical scale: at three times its root, e^theta - 1 is 1.2 theta."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.bounds_terms import (
+from attncheck.judging.bounds_terms import (
     LogitError,
     Operand,
     Real,
@@ -33,7 +33,7 @@ from attncheck.harness.judging.bounds_terms import (
     summation_variance,
     transposed,
 )
-from attncheck.harness.judging.policies import Policy
+from attncheck.judging.policies import Policy
 
 _ZERO_EXPONENT = 5000
 """Stands for the lowest bit of 0: above that of every number."""

@@ -28,9 +28,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from attncheck.harness.judging.bounds_rows import LARGEST_EXPONENT, Rows, is_linear
-from attncheck.harness.judging.bounds_terms import Bound, Real, finite, settle
-from attncheck.harness.judging.policies import Policy
+from attncheck.judging.bounds_rows import LARGEST_EXPONENT, Rows, is_linear
+from attncheck.judging.bounds_terms import Bound, Real, finite, settle
+from attncheck.judging.policies import Policy
 
 _HALF_BIT = 2.0**-53
 _LARGEST_GROWN = np.exp(LARGEST_EXPONENT - 1)

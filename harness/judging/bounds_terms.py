@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.policies import Policy
+from attncheck.judging.policies import Policy
 
 Real = NDArray[np.float64]
 

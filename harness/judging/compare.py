@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.formats import FORMATS
-from attncheck.harness.reading.shapes import show
-from attncheck.harness.verdicts import Verdict
+from attncheck.judging.formats import FORMATS
+from attncheck.reading.shapes import show
+from attncheck.verdicts import Verdict
 
 Index = tuple[int, ...]
 Array = NDArray[Any]

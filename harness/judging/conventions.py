@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.harness.judging.alternatives import (
+from attncheck.judging.alternatives import (
     Convention,
     mistake,
     queries_and_keys,
@@ -22,13 +22,13 @@ from attncheck.harness.judging.alternatives import (
     with_options,
     without_input,
 )
-from attncheck.harness.judging.oracle_problem import Problem
-from attncheck.harness.judging.scales import has_scale, other_scales, scale_of, scales_in_words
-from attncheck.harness.judging.special_rows import MOST_AT_A_TIME, empty_rows, scores_shape
-from attncheck.harness.reading.lowering import Posed, essential, query_offset
-from attncheck.harness.reading.shapes import score_elements
-from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, without_a_key
+from attncheck.judging.oracle_problem import Problem
+from attncheck.judging.scales import has_scale, other_scales, scale_of, scales_in_words
+from attncheck.judging.special_rows import MOST_AT_A_TIME, empty_rows, scores_shape
+from attncheck.reading.lowering import Posed, essential, query_offset
+from attncheck.reading.shapes import score_elements
+from attncheck.verdicts import Verdict
+from attncheck.vocabulary import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, without_a_key
 
 
 def conventions_of(operation: str, posed: Posed) -> Iterator[Convention]:

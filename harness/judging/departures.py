@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from attncheck.harness.judging.alternatives import Convention, Departs
-from attncheck.harness.judging.bounds import Bound
-from attncheck.harness.judging.bounds_terms import Real
-from attncheck.harness.judging.enclosure import Enclosure
-from attncheck.harness.judging.other_steps import (
+from attncheck.judging.alternatives import Convention, Departs
+from attncheck.judging.bounds import Bound
+from attncheck.judging.bounds_terms import Real
+from attncheck.judging.enclosure import Enclosure
+from attncheck.judging.other_steps import (
     Follow,
     in_base_two,
     mask_not_renormalised,
@@ -31,12 +31,12 @@ from attncheck.harness.judging.other_steps import (
     squared,
     without_maximum,
 )
-from attncheck.harness.judging.policies import policy_for
-from attncheck.harness.judging.scales import has_scale, scale_of
-from attncheck.harness.judging.truth import Stages, Truth
-from attncheck.harness.reading.lowering import Posed
-from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import DEFAULT_EMPTY_ROWS
+from attncheck.judging.policies import policy_for
+from attncheck.judging.scales import has_scale, scale_of
+from attncheck.judging.truth import Stages, Truth
+from attncheck.reading.lowering import Posed
+from attncheck.verdicts import Verdict
+from attncheck.vocabulary import DEFAULT_EMPTY_ROWS
 
 _ATTENTION = ("attention", "multi_head_attention")
 _WITH_SOFTMAX = ("softmax", *_ATTENTION)

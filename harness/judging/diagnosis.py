@@ -25,8 +25,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
-from attncheck.harness.judging.findings import Findings
-from attncheck.harness.verdicts import Verdict
+from attncheck.judging.findings import Findings
+from attncheck.verdicts import Verdict
 
 Unit = TypeVar("Unit")
 ACCURACY = "accuracy-of-"

@@ -19,7 +19,7 @@ import numpy as np
 from flint import arb
 from numpy.typing import NDArray
 
-from attncheck.harness.vocabulary import Shape
+from attncheck.vocabulary import Shape
 
 Real = NDArray[np.float64]
 

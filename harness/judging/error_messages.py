@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.enclosure import Enclosure
-from attncheck.harness.judging.tiers import Measured, Tier
+from attncheck.judging.enclosure import Enclosure
+from attncheck.judging.tiers import Measured, Tier
 
 Array = NDArray[Any]
 

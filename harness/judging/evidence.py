@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from attncheck.harness.judging.diagnosis import Plain, evidence_of, pack
-from attncheck.harness.judging.judge_implementation import RECOGNISABLE, JudgedStages
-from attncheck.harness.judging.judge_stages import StageJudgement
-from attncheck.harness.results.format import Row
+from attncheck.judging.diagnosis import Plain, evidence_of, pack
+from attncheck.judging.judge_implementation import RECOGNISABLE, JudgedStages
+from attncheck.judging.judge_stages import StageJudgement
+from attncheck.results.format import Row
 
 
 def with_evidence(rows: Sequence[Row], judged: JudgedStages, explain: Callable[[StageJudgement], str]) -> list[Row]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from attncheck.harness.judging.alternatives import Convention
-from attncheck.harness.verdicts import Verdict
+from attncheck.judging.alternatives import Convention
+from attncheck.verdicts import Verdict
 
 
 @dataclass(frozen=True, eq=False)

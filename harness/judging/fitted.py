@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attncheck.harness.judging.alternatives import Convention
-from attncheck.harness.judging.formats import FORMATS
-from attncheck.harness.judging.mistakes import with_bias_times
-from attncheck.harness.judging.nearness import best_number
-from attncheck.harness.judging.scales import has_scale, scale_of, scales_in_words, shortest
-from attncheck.harness.judging.truth import Stages, Truth
-from attncheck.harness.reading.lowering import Posed, essential
-from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import stage_place
+from attncheck.judging.alternatives import Convention
+from attncheck.judging.formats import FORMATS
+from attncheck.judging.mistakes import with_bias_times
+from attncheck.judging.nearness import best_number
+from attncheck.judging.scales import has_scale, scale_of, scales_in_words, shortest
+from attncheck.judging.truth import Stages, Truth
+from attncheck.reading.lowering import Posed, essential
+from attncheck.verdicts import Verdict
+from attncheck.vocabulary import stage_place
 
 LEAST_FITTED = 8
 """Numbers that a fitted one must explain: some scale explains every single one."""

@@ -14,27 +14,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.errors import ExitCode
-from attncheck.harness.judging.compare import Comparison, Index, compare_arrays, compare_forms
-from attncheck.harness.judging.diagnosis import Evidence, Plain, pack
-from attncheck.harness.judging.evidence import with_evidence
-from attncheck.harness.judging.judge_implementation import (
+from attncheck.errors import ExitCode
+from attncheck.judging.compare import Comparison, Index, compare_arrays, compare_forms
+from attncheck.judging.diagnosis import Evidence, Plain, pack
+from attncheck.judging.evidence import with_evidence
+from attncheck.judging.judge_implementation import (
     JudgedStages,
     OwnEmptyRows,
     judge_and_recognise,
     with_padding_faults,
 )
-from attncheck.harness.judging.judge_numbers import judge_numbers
-from attncheck.harness.judging.judge_stages import StageJudgement, in_order
-from attncheck.harness.judging.sampling import Rows, has_rows, index_in_all, rows_of_stage, spread
-from attncheck.harness.judging.tiers import Measured
-from attncheck.harness.judging.truth import Truth, is_open, truth_of_case
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.inputs import Inputs
-from attncheck.harness.reading.shapes import show
-from attncheck.harness.results.format import Row
-from attncheck.harness.running.worker import Computed, Failure, Outcome
-from attncheck.harness.verdicts import Verdict
+from attncheck.judging.judge_numbers import judge_numbers
+from attncheck.judging.judge_stages import StageJudgement, in_order
+from attncheck.judging.sampling import Rows, has_rows, index_in_all, rows_of_stage, spread
+from attncheck.judging.tiers import Measured
+from attncheck.judging.truth import Truth, is_open, truth_of_case
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import Inputs
+from attncheck.reading.shapes import show
+from attncheck.results.format import Row
+from attncheck.running.worker import Computed, Failure, Outcome
+from attncheck.verdicts import Verdict
 
 Stages = Mapping[str, NDArray[Any]]
 Bounds = Mapping[str, NDArray[Any]]

@@ -15,16 +15,16 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.alternatives import Convention
-from attncheck.harness.judging.conventions import empty_row_conventions
-from attncheck.harness.judging.findings import NOTHING, Findings
-from attncheck.harness.judging.judge_stages import StageJudgement, judge_stages, sound_stages, where_it_begins
-from attncheck.harness.judging.readings import truth_of
-from attncheck.harness.judging.recognition import recognise
-from attncheck.harness.judging.truth import Truth
-from attncheck.harness.running.cutting import is_of_shape
-from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, Shape
+from attncheck.judging.alternatives import Convention
+from attncheck.judging.conventions import empty_row_conventions
+from attncheck.judging.findings import NOTHING, Findings
+from attncheck.judging.judge_stages import StageJudgement, judge_stages, sound_stages, where_it_begins
+from attncheck.judging.readings import truth_of
+from attncheck.judging.recognition import recognise
+from attncheck.judging.truth import Truth
+from attncheck.running.cutting import is_of_shape
+from attncheck.verdicts import Verdict
+from attncheck.vocabulary import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, Shape
 
 WRONG_NUMBERS = (Verdict.NUMERIC, Verdict.NONFINITE)
 """What a wrong number can be; a wrong shape or dtype is no convention."""

@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.compare import absolute_difference, differing_nonfinite, is_floating, quotient
-from attncheck.harness.judging.misprints import hints_of, misses
-from attncheck.harness.judging.number_targets import Reference, Target, derived, largest_error
-from attncheck.harness.judging.truth import Truth
-from attncheck.harness.reading.case import Case, Expected
-from attncheck.harness.reading.inputs import Inputs
-from attncheck.harness.reading.printed import PrintedArray
-from attncheck.harness.results.format import ComparisonKind, Row
-from attncheck.harness.verdicts import Verdict
+from attncheck.judging.compare import absolute_difference, differing_nonfinite, is_floating, quotient
+from attncheck.judging.misprints import hints_of, misses
+from attncheck.judging.number_targets import Reference, Target, derived, largest_error
+from attncheck.judging.truth import Truth
+from attncheck.reading.case import Case, Expected
+from attncheck.reading.inputs import Inputs
+from attncheck.reading.printed import PrintedArray
+from attncheck.results.format import ComparisonKind, Row
+from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]
 Real = NDArray[np.float64]

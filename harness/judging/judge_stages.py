@@ -15,17 +15,17 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.bounds import Bound
-from attncheck.harness.judging.compare import Index, first_index
-from attncheck.harness.judging.enclosure import Enclosure
-from attncheck.harness.judging.error_messages import explain_errors, explain_without_bound
-from attncheck.harness.judging.places import where_wrong
-from attncheck.harness.judging.sampling import axis_of_queries, index_in_all, rows_of_stage
-from attncheck.harness.judging.tiers import Measured, Tier, measure
-from attncheck.harness.judging.truth import Truth, is_measured, is_open, is_prescribed
-from attncheck.harness.reading.shapes import show
-from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import Shape, stage_place
+from attncheck.judging.bounds import Bound
+from attncheck.judging.compare import Index, first_index
+from attncheck.judging.enclosure import Enclosure
+from attncheck.judging.error_messages import explain_errors, explain_without_bound
+from attncheck.judging.places import where_wrong
+from attncheck.judging.sampling import axis_of_queries, index_in_all, rows_of_stage
+from attncheck.judging.tiers import Measured, Tier, measure
+from attncheck.judging.truth import Truth, is_measured, is_open, is_prescribed
+from attncheck.reading.shapes import show
+from attncheck.verdicts import Verdict
+from attncheck.vocabulary import Shape, stage_place
 
 Array = NDArray[Any]
 

@@ -12,11 +12,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from attncheck.harness.errors import ExitCode
-from attncheck.harness.reading.divergences import Divergence
-from attncheck.harness.results.format import Row
-from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import DTYPES, stage_place
+from attncheck.errors import ExitCode
+from attncheck.reading.divergences import Divergence
+from attncheck.results.format import Row
+from attncheck.verdicts import Verdict
+from attncheck.vocabulary import DTYPES, stage_place
 
 _SAYS_NOTHING = frozenset(
     {Verdict.UNSUPPORTED, Verdict.UNVERIFIED, Verdict.ERROR, Verdict.TIMEOUT, Verdict.CRASH, Verdict.MISPRINT}

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.compare import absolute_difference, differing_nonfinite
-from attncheck.harness.judging.number_targets import Reference, Target
-from attncheck.harness.reading.case import Expected
-from attncheck.harness.reading.printed import PrintedArray
+from attncheck.judging.compare import absolute_difference, differing_nonfinite
+from attncheck.judging.number_targets import Reference, Target
+from attncheck.reading.case import Expected
+from attncheck.reading.printed import PrintedArray
 
 Flags = NDArray[np.bool_]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.harness.judging.alternatives import (
+from attncheck.judging.alternatives import (
     Convention,
     mistake,
     queries_and_keys,
@@ -22,11 +22,11 @@ from attncheck.harness.judging.alternatives import (
     with_options,
     without_input,
 )
-from attncheck.harness.judging.oracle_problem import Problem
-from attncheck.harness.judging.scales import has_scale, scale_of
-from attncheck.harness.judging.special_rows import scores_shape
-from attncheck.harness.reading.lowering import Posed, essential, query_offset
-from attncheck.harness.verdicts import Verdict
+from attncheck.judging.oracle_problem import Problem
+from attncheck.judging.scales import has_scale, scale_of
+from attncheck.judging.special_rows import scores_shape
+from attncheck.reading.lowering import Posed, essential, query_offset
+from attncheck.verdicts import Verdict
 
 _SHARED_AXES = ((0, "batch-entry", "batch entry"), (1, "head", "head"))
 _PROJECTIONS = ("query", "key", "value", "output")

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.compare import first_index
-from attncheck.harness.judging.propagation import Ball, propagate
-from attncheck.harness.judging.truth import Truth, is_open, truth_of_case
-from attncheck.harness.quantities import QUANTITIES
-from attncheck.harness.reading.case import Case, Expected
-from attncheck.harness.reading.dtypes import rounded_once
-from attncheck.harness.reading.inputs import Inputs, convert_inputs, make_exact_inputs
-from attncheck.harness.reading.lowering import essential
+from attncheck.judging.compare import first_index
+from attncheck.judging.propagation import Ball, propagate
+from attncheck.judging.truth import Truth, is_open, truth_of_case
+from attncheck.quantities import QUANTITIES
+from attncheck.reading.case import Case, Expected
+from attncheck.reading.dtypes import rounded_once
+from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.lowering import essential
 
 Array = NDArray[Any]
 Real = NDArray[np.float64]

@@ -18,11 +18,11 @@ import numpy as np
 from flint import arb, ctx
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.enclosure import Enclosure, enclose, join
-from attncheck.harness.judging.oracle_arithmetic import BallArray
-from attncheck.harness.judging.oracle_problem import OutsideDomain, Problem, check_domain
-from attncheck.harness.judging.oracle_tree import Evaluation, nearest_returned, tree_of
-from attncheck.harness.vocabulary import STAGES, Shape, computed_stages
+from attncheck.judging.enclosure import Enclosure, enclose, join
+from attncheck.judging.oracle_arithmetic import BallArray
+from attncheck.judging.oracle_problem import OutsideDomain, Problem, check_domain
+from attncheck.judging.oracle_tree import Evaluation, nearest_returned, tree_of
+from attncheck.vocabulary import STAGES, Shape, computed_stages
 
 __all__ = [
     "ADDS_QUERIES_UP",

@@ -21,13 +21,13 @@ import numpy as np
 from flint import arb
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.enclosure import Enclosure, Real, enclose
-from attncheck.harness.judging.oracle import LEAST_RADIUS, TOLERANCE, settled
-from attncheck.harness.judging.oracle_arithmetic import BallArray, from_entries
-from attncheck.harness.judging.oracle_problem import Problem, check_domain
-from attncheck.harness.judging.oracle_tree import Evaluation
-from attncheck.harness.reading.shapes import score_elements
-from attncheck.harness.vocabulary import computed_stages
+from attncheck.judging.enclosure import Enclosure, Real, enclose
+from attncheck.judging.oracle import LEAST_RADIUS, TOLERANCE, settled
+from attncheck.judging.oracle_arithmetic import BallArray, from_entries
+from attncheck.judging.oracle_problem import Problem, check_domain
+from attncheck.judging.oracle_tree import Evaluation
+from attncheck.reading.shapes import score_elements
+from attncheck.vocabulary import computed_stages
 
 RESULTS = frozenset({"log_sum_exp", "output"})
 """Stages of attention that have no axis of keys."""

@@ -21,8 +21,8 @@ import math
 import numpy as np
 from flint import arb
 
-from attncheck.harness.judging.oracle_arithmetic import BallArray, from_entries
-from attncheck.harness.judging.oracle_problem import Problem
+from attncheck.judging.oracle_arithmetic import BallArray, from_entries
+from attncheck.judging.oracle_problem import Problem
 
 _ZERO = arb(0)
 

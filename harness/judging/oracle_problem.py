@@ -10,8 +10,8 @@ import numpy as np
 from flint import arb
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.oracle_arithmetic import BallArray, from_numpy
-from attncheck.harness.vocabulary import OPERATIONS, SCORE_INPUTS, Shape
+from attncheck.judging.oracle_arithmetic import BallArray, from_numpy
+from attncheck.vocabulary import OPERATIONS, SCORE_INPUTS, Shape
 
 
 class OutsideDomain(Exception):

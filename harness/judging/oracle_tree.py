@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 from flint import arb
 
-from attncheck.harness.judging import oracle_gradients
-from attncheck.harness.judging.oracle_arithmetic import (
+from attncheck.judging import oracle_gradients
+from attncheck.judging.oracle_arithmetic import (
     BallArray,
     Exponentials,
     exponentials,
@@ -41,7 +41,7 @@ from attncheck.harness.judging.oracle_arithmetic import (
     outer_sum,
     unit_rows,
 )
-from attncheck.harness.judging.oracle_problem import Problem
+from attncheck.judging.oracle_problem import Problem
 
 Node = BallArray | Exponentials
 

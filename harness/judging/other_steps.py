@@ -13,17 +13,17 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging import bounds_rows, bounds_softmax
-from attncheck.harness.judging.bounds import Bound
-from attncheck.harness.judging.bounds_accumulated import attention_bounds, merge_heads, output_of_heads
-from attncheck.harness.judging.bounds_logits import LOGITS, logit_errors, logits_of, next_logits, softmax
-from attncheck.harness.judging.bounds_output import mean_bound
-from attncheck.harness.judging.bounds_terms import LogitError, Operand, Real, as_float64
-from attncheck.harness.judging.oracle_problem import Problem
-from attncheck.harness.judging.policies import Policy
-from attncheck.harness.judging.scales import scale_of
-from attncheck.harness.judging.truth import Truth
-from attncheck.harness.reading.lowering import Posed, delivered, essential
+from attncheck.judging import bounds_rows, bounds_softmax
+from attncheck.judging.bounds import Bound
+from attncheck.judging.bounds_accumulated import attention_bounds, merge_heads, output_of_heads
+from attncheck.judging.bounds_logits import LOGITS, logit_errors, logits_of, next_logits, softmax
+from attncheck.judging.bounds_output import mean_bound
+from attncheck.judging.bounds_terms import LogitError, Operand, Real, as_float64
+from attncheck.judging.oracle_problem import Problem
+from attncheck.judging.policies import Policy
+from attncheck.judging.scales import scale_of
+from attncheck.judging.truth import Truth
+from attncheck.reading.lowering import Posed, delivered, essential
 
 Errors = Mapping[str, Real]
 Estimates = dict[str, tuple[Real, Real]]

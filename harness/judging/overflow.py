@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.bounds_terms import Bound
-from attncheck.harness.judging.formats import FORMATS
-from attncheck.harness.judging.policies import Policy
-from attncheck.harness.judging.undefined import follow_scores
+from attncheck.judging.bounds_terms import Bound
+from attncheck.judging.formats import FORMATS
+from attncheck.judging.policies import Policy
+from attncheck.judging.undefined import follow_scores
 
 Array = NDArray[Any]
 _WIDE_RANGE = 1e30

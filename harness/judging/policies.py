@@ -22,8 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from attncheck.harness.judging.formats import FORMATS, Format
-from attncheck.harness.vocabulary import NUMERICAL_CLASSES
+from attncheck.judging.formats import FORMATS, Format
+from attncheck.vocabulary import NUMERICAL_CLASSES
 
 Folding = Literal["none", "scale", "base"]
 """What may be multiplied into the query or the key before their product: nothing, the scale (or its square root into

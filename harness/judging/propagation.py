@@ -31,8 +31,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.reading.inputs import Inputs
-from attncheck.harness.reading.lowering import essential
+from attncheck.reading.inputs import Inputs
+from attncheck.reading.lowering import essential
 
 Real = NDArray[np.float64]
 

@@ -12,13 +12,13 @@ from functools import cached_property
 
 import numpy as np
 
-from attncheck.harness.judging.alternatives import Convention
-from attncheck.harness.judging.conventions import conventions_of
-from attncheck.harness.judging.departures import departures_of
-from attncheck.harness.judging.mistakes import mistakes_of
-from attncheck.harness.judging.nearness import Approximation, approximate, distance
-from attncheck.harness.judging.truth import Stages, Truth, find_truth
-from attncheck.harness.reading.lowering import Posed, delivered
+from attncheck.judging.alternatives import Convention
+from attncheck.judging.conventions import conventions_of
+from attncheck.judging.departures import departures_of
+from attncheck.judging.mistakes import mistakes_of
+from attncheck.judging.nearness import Approximation, approximate, distance
+from attncheck.judging.truth import Stages, Truth, find_truth
+from attncheck.reading.lowering import Posed, delivered
 
 _OF_HEADS = ("heads", "kv_heads")
 

@@ -20,19 +20,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.accuracy import judge_accuracy
-from attncheck.harness.judging.alternatives import Convention
-from attncheck.harness.judging.conventions import empty_row_conventions
-from attncheck.harness.judging.findings import NOTHING, Findings
-from attncheck.harness.judging.fitted import fitted_numbers
-from attncheck.harness.judging.formats import FORMATS
-from attncheck.harness.judging.judge_stages import agrees, failing_places
-from attncheck.harness.judging.nearness import approximate, distance
-from attncheck.harness.judging.readings import Readings, relative_bound, truth_of
-from attncheck.harness.judging.special_rows import scores_shape
-from attncheck.harness.judging.truth import Truth, is_open
-from attncheck.harness.reading.lowering import Posed
-from attncheck.harness.vocabulary import stage_place
+from attncheck.judging.accuracy import judge_accuracy
+from attncheck.judging.alternatives import Convention
+from attncheck.judging.conventions import empty_row_conventions
+from attncheck.judging.findings import NOTHING, Findings
+from attncheck.judging.fitted import fitted_numbers
+from attncheck.judging.formats import FORMATS
+from attncheck.judging.judge_stages import agrees, failing_places
+from attncheck.judging.nearness import approximate, distance
+from attncheck.judging.readings import Readings, relative_bound, truth_of
+from attncheck.judging.special_rows import scores_shape
+from attncheck.judging.truth import Truth, is_open
+from attncheck.reading.lowering import Posed
+from attncheck.vocabulary import stage_place
 
 Array = NDArray[Any]
 Stages = Mapping[str, Array]

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.compare import Index
-from attncheck.harness.judging.oracle import ADDS_QUERIES_UP
-from attncheck.harness.reading.shapes import score_elements
+from attncheck.judging.compare import Index
+from attncheck.judging.oracle import ADDS_QUERIES_UP
+from attncheck.reading.shapes import score_elements
 
 MOST_ELEMENTS = 1 << 18
 """Elements of a score matrix of which all are judged. The exact answer of so many takes about a second."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.reading.lowering import Posed
+from attncheck.reading.lowering import Posed
 
 Real = NDArray[np.float64]
 

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.enclosure import Enclosure
-from attncheck.harness.judging.oracle_problem import Problem
-from attncheck.harness.judging.sampling import queries_of
-from attncheck.harness.reading.lowering import Posed, essential
-from attncheck.harness.reading.shapes import score_elements
-from attncheck.harness.vocabulary import DEFAULT_EMPTY_ROWS, Shape
+from attncheck.judging.enclosure import Enclosure
+from attncheck.judging.oracle_problem import Problem
+from attncheck.judging.sampling import queries_of
+from attncheck.reading.lowering import Posed, essential
+from attncheck.reading.shapes import score_elements
+from attncheck.vocabulary import DEFAULT_EMPTY_ROWS, Shape
 
 Array = NDArray[Any]
 Flags = NDArray[np.bool_]

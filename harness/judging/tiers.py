@@ -23,7 +23,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.compare import Index, quotient
+from attncheck.judging.compare import Index, quotient
 
 FALSE_ALARM = 1e-6
 LEAST_FOR_MEAN = 256

@@ -14,24 +14,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.bounds import Bound, accumulated_bounds, introduced_bound
-from attncheck.harness.judging.bounds_by_rows import bounds_by_rows
-from attncheck.harness.judging.bounds_logits import LOGITS
-from attncheck.harness.judging.enclosure import Enclosure
-from attncheck.harness.judging.formats import FORMATS
-from attncheck.harness.judging.oracle import ADDS_QUERIES_UP, PrecisionExhausted, exact_from, exact_stages, predecessors
-from attncheck.harness.judging.oracle_blocks import are_blocked, exact_results
-from attncheck.harness.judging.oracle_problem import OutsideDomain
-from attncheck.harness.judging.overflow import without_overflown
-from attncheck.harness.judging.policies import Policy, policy_for
-from attncheck.harness.judging.sampling import Rows, every_row_counts, queries_of, sampled_rows
-from attncheck.harness.judging.special_rows import SpecialRows, special_rows, without_nan
-from attncheck.harness.judging.undefined import BEHIND_A_MASK, Undefined, find_undefined, is_odd
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.inputs import Inputs
-from attncheck.harness.reading.lowering import Posed, essential
-from attncheck.harness.reading.shapes import score_elements
-from attncheck.harness.vocabulary import DEFAULT_EMPTY_ROWS, computed_stages
+from attncheck.judging.bounds import Bound, accumulated_bounds, introduced_bound
+from attncheck.judging.bounds_by_rows import bounds_by_rows
+from attncheck.judging.bounds_logits import LOGITS
+from attncheck.judging.enclosure import Enclosure
+from attncheck.judging.formats import FORMATS
+from attncheck.judging.oracle import ADDS_QUERIES_UP, PrecisionExhausted, exact_from, exact_stages, predecessors
+from attncheck.judging.oracle_blocks import are_blocked, exact_results
+from attncheck.judging.oracle_problem import OutsideDomain
+from attncheck.judging.overflow import without_overflown
+from attncheck.judging.policies import Policy, policy_for
+from attncheck.judging.sampling import Rows, every_row_counts, queries_of, sampled_rows
+from attncheck.judging.special_rows import SpecialRows, special_rows, without_nan
+from attncheck.judging.undefined import BEHIND_A_MASK, Undefined, find_undefined, is_odd
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import Inputs
+from attncheck.reading.lowering import Posed, essential
+from attncheck.reading.shapes import score_elements
+from attncheck.vocabulary import DEFAULT_EMPTY_ROWS, computed_stages
 
 Array = NDArray[Any]
 Stages = Mapping[str, Array]

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.enclosure import Enclosure
-from attncheck.harness.judging.oracle_problem import MAY_BE_MINUS_INFINITY, Problem
-from attncheck.harness.judging.special_rows import scores_shape
-from attncheck.harness.vocabulary import Shape
+from attncheck.judging.enclosure import Enclosure
+from attncheck.judging.oracle_problem import MAY_BE_MINUS_INFINITY, Problem
+from attncheck.judging.special_rows import scores_shape
+from attncheck.vocabulary import Shape
 
 Array = NDArray[Any]
 Flags = NDArray[np.bool_]

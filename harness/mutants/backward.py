@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from attncheck.backends.contract import Stages
-from attncheck.harness.mutants.mask_steps import MaskRequest
-from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.steps import times
+from attncheck.mutants.mask_steps import MaskRequest
+from attncheck.mutants.rounding import Array
+from attncheck.mutants.steps import times
 
 
 @dataclass(frozen=True)

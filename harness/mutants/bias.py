@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from attncheck.harness.mutants import rounding
-from attncheck.harness.mutants.mask_steps import MaskRequest, add_bias
-from attncheck.harness.mutants.mutant import WIDE, Mutant
-from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants import rounding
+from attncheck.mutants.mask_steps import MaskRequest, add_bias
+from attncheck.mutants.mutant import WIDE, Mutant
+from attncheck.mutants.rounding import Array
+from attncheck.mutants.variant import Variant
 
 
 def _changed(change: Callable[[Array, MaskRequest], Array]) -> Variant:

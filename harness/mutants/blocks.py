@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from attncheck.harness.mutants import rounding
-from attncheck.harness.mutants.mutant import WIDE, Mutant
-from attncheck.harness.mutants.online import NEVER_HELD, Online
-from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.steps import DotScore, Softmax, dot, largest, times
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants import rounding
+from attncheck.mutants.mutant import WIDE, Mutant
+from attncheck.mutants.online import NEVER_HELD, Online
+from attncheck.mutants.rounding import Array
+from attncheck.mutants.steps import DotScore, Softmax, dot, largest, times
+from attncheck.mutants.variant import Variant
 
 
 def _without_keys(first_dropped: Callable[[int], int]) -> Variant:

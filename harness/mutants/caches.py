@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from attncheck.harness.mutants import rounding
-from attncheck.harness.mutants.mutant import WIDE, Mutant
-from attncheck.harness.mutants.rounding import Array, Store
-from attncheck.harness.mutants.steps import join, join_both
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants import rounding
+from attncheck.mutants.mutant import WIDE, Mutant
+from attncheck.mutants.rounding import Array, Store
+from attncheck.mutants.steps import join, join_both
+from attncheck.mutants.variant import Variant
 
 Joined = Callable[[Array, Array], Array]
 

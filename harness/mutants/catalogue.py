@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from itertools import chain
 
 from attncheck.backends.contract import Backend
-from attncheck.harness.mutants import (
+from attncheck.mutants import (
     bias,
     blocks,
     cache_positions,
@@ -48,10 +48,10 @@ from attncheck.harness.mutants import (
     widths,
     windows,
 )
-from attncheck.harness.mutants.honest import HONEST as HONEST_BASICS
-from attncheck.harness.mutants.honest_kernels import HONEST as HONEST_KERNELS
-from attncheck.harness.mutants.honest_options import HONEST as HONEST_OPTIONS
-from attncheck.harness.mutants.mutant import Equivalent, Honest, Mutant, Subject
+from attncheck.mutants.honest import HONEST as HONEST_BASICS
+from attncheck.mutants.honest_kernels import HONEST as HONEST_KERNELS
+from attncheck.mutants.honest_options import HONEST as HONEST_OPTIONS
+from attncheck.mutants.mutant import Equivalent, Honest, Mutant, Subject
 
 _TOPICS = (
     scale,

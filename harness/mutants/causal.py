@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from attncheck.backends.contract import Stages
-from attncheck.harness.mutants.mask_steps import Allowed, MaskRequest, causal_mask
-from attncheck.harness.mutants.mutant import Mutant
-from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.steps import Softmax, largest
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants.mask_steps import Allowed, MaskRequest, causal_mask
+from attncheck.mutants.mutant import Mutant
+from attncheck.mutants.rounding import Array
+from attncheck.mutants.steps import Softmax, largest
+from attncheck.mutants.variant import Variant
 
 
 def _shape(causal: Callable[[int, int], Array]) -> Variant:

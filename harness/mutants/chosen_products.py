@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from attncheck.harness.mutants import rounding
-from attncheck.harness.mutants.backward import Backward
-from attncheck.harness.mutants.mutant import Mutant
-from attncheck.harness.mutants.rounding import Array, Store
-from attncheck.harness.mutants.steps import DotScore, dot
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants import rounding
+from attncheck.mutants.backward import Backward
+from attncheck.mutants.mutant import Mutant
+from attncheck.mutants.rounding import Array, Store
+from attncheck.mutants.steps import DotScore, dot
+from attncheck.mutants.variant import Variant
 
 _SINGLE = ("float32",)
 

@@ -9,12 +9,12 @@ from itertools import pairwise
 import numpy as np
 
 from attncheck.backends.contract import Stages
-from attncheck.harness.mutants.mask_steps import ALLOWED, MaskRequest, add_bias
-from attncheck.harness.mutants.mutant import KERNELS, Mutant
-from attncheck.harness.mutants.online import NEVER_HELD
-from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.steps import SOFTMAX, largest
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants.mask_steps import ALLOWED, MaskRequest, add_bias
+from attncheck.mutants.mutant import KERNELS, Mutant
+from attncheck.mutants.online import NEVER_HELD
+from attncheck.mutants.rounding import Array
+from attncheck.mutants.steps import SOFTMAX, largest
+from attncheck.mutants.variant import Variant
 
 Merge = Callable[[Array, Array, Array], Array]
 """What each part counts: from its maximum, its sum and its log_sum_exp, the parts along the last axis."""

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from attncheck.harness.mutants import rounding
-from attncheck.harness.mutants.mutant import EVERY, WIDE, Equivalent, Mutant
-from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.steps import Softmax
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants import rounding
+from attncheck.mutants.mutant import EVERY, WIDE, Equivalent, Mutant
+from attncheck.mutants.rounding import Array
+from attncheck.mutants.steps import Softmax
+from attncheck.mutants.variant import Variant
 
 
 def _total(total: Callable[[Array], Array]) -> Variant:

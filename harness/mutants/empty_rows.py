@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from attncheck.harness.mutants.backward import Backward, Saved
-from attncheck.harness.mutants.mask_steps import MaskRequest, causal_mask, is_empty, without_a_key
-from attncheck.harness.mutants.mutant import Mutant
-from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants.backward import Backward, Saved
+from attncheck.mutants.mask_steps import MaskRequest, causal_mask, is_empty, without_a_key
+from attncheck.mutants.mutant import Mutant
+from attncheck.mutants.rounding import Array
+from attncheck.mutants.variant import Variant
 
 
 def _only(convention: str) -> Variant:

@@ -12,7 +12,7 @@ from typing import cast
 from attncheck.backends import BackendEntry
 from attncheck.backends.contract import Backend
 
-_CATALOGUE = "attncheck.harness.mutants.catalogue"
+_CATALOGUE = "attncheck.mutants.catalogue"
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from attncheck.harness.mutants.backward import BACKWARD, Backward
-from attncheck.harness.mutants.mask_steps import Allowed, MaskRequest, within_lengths, within_window
-from attncheck.harness.mutants.mutant import EVERY, Equivalent
-from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants.backward import BACKWARD, Backward
+from attncheck.mutants.mask_steps import Allowed, MaskRequest, within_lengths, within_window
+from attncheck.mutants.mutant import EVERY, Equivalent
+from attncheck.mutants.rounding import Array
+from attncheck.mutants.variant import Variant
 
 
 def _right_side_dropped_when_causal(request: MaskRequest, window: tuple[int | None, int | None]) -> Array:

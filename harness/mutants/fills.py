@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from attncheck.harness.mutants.mask_steps import MaskRequest
-from attncheck.harness.mutants.mutant import WIDE, Mutant
-from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants.mask_steps import MaskRequest
+from attncheck.mutants.mutant import WIDE, Mutant
+from attncheck.mutants.rounding import Array
+from attncheck.mutants.variant import Variant
 
 
 def _filled_with(number: Callable[[Array], float]) -> Variant:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 from attncheck.backends.contract import EmptyRows, Stages, Window
-from attncheck.harness.mutants import mask_steps, steps
-from attncheck.harness.mutants.backward import BACKWARD, Saved
-from attncheck.harness.mutants.mask_steps import MaskRequest
-from attncheck.harness.mutants.rounding import Array
+from attncheck.mutants import mask_steps, steps
+from attncheck.mutants.backward import BACKWARD, Saved
+from attncheck.mutants.mask_steps import MaskRequest
+from attncheck.mutants.rounding import Array
 
 
 class Masks(TypedDict):

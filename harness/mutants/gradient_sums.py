@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from attncheck.harness.mutants.backward import BACKWARD, Saved, for_bias, for_rows, in_groups
-from attncheck.harness.mutants.mutant import Mutant
-from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.steps import times
-from attncheck.harness.mutants.variant import Variant, with_backward
+from attncheck.mutants.backward import BACKWARD, Saved, for_bias, for_rows, in_groups
+from attncheck.mutants.mutant import Mutant
+from attncheck.mutants.rounding import Array
+from attncheck.mutants.steps import times
+from attncheck.mutants.variant import Variant, with_backward
 
 
 def _over_groups(total: Callable[[Array], Array]) -> Variant:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 
 from attncheck.backends.contract import Stages
-from attncheck.harness.mutants.backward import BACKWARD, Saved
-from attncheck.harness.mutants.mutant import WIDE, Mutant
-from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.steps import largest, times
-from attncheck.harness.mutants.variant import Variant, with_backward
+from attncheck.mutants.backward import BACKWARD, Saved
+from attncheck.mutants.mutant import WIDE, Mutant
+from attncheck.mutants.rounding import Array
+from attncheck.mutants.steps import largest, times
+from attncheck.mutants.variant import Variant, with_backward
 
 
 def _changed(change: Callable[[Stages], Stages]) -> Variant:

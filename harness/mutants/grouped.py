@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from attncheck.harness.mutants.mask_steps import ALLOWED, MaskRequest, add_bias
-from attncheck.harness.mutants.mutant import Mutant
-from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.steps import repeat_heads
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants.mask_steps import ALLOWED, MaskRequest, add_bias
+from attncheck.mutants.mutant import Mutant
+from attncheck.mutants.rounding import Array
+from attncheck.mutants.steps import repeat_heads
+from attncheck.mutants.variant import Variant
 
 HeadMap = Callable[[Array, int, int], Array]
 """Head of keys and values for each query head, from the query heads' numbers, Hkv and H / Hkv."""

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from attncheck.harness.mutants.mutant import Mutant
-from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.steps import merge_heads
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants.mutant import Mutant
+from attncheck.mutants.rounding import Array
+from attncheck.mutants.steps import merge_heads
+from attncheck.mutants.variant import Variant
 
 
 def _view_split(inputs: Array, heads: int) -> Array:

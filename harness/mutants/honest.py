@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from attncheck.backends.contract import Stages
-from attncheck.harness.mutants.backward import backward_by
-from attncheck.harness.mutants.mutant import WIDE, Honest
-from attncheck.harness.mutants.online import NEVER_HELD, Online
-from attncheck.harness.mutants.products import (
+from attncheck.mutants.backward import backward_by
+from attncheck.mutants.mutant import WIDE, Honest
+from attncheck.mutants.online import NEVER_HELD, Online
+from attncheck.mutants.products import (
     by_rows,
     by_transposes,
     einsum,
@@ -23,9 +23,9 @@ from attncheck.harness.mutants.products import (
     reversed_matmul,
     wider,
 )
-from attncheck.harness.mutants.rounding import Array, sequential_matmul, sequential_sum
-from attncheck.harness.mutants.steps import AdditiveScore, DotScore, Softmax, dot
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants.rounding import Array, sequential_matmul, sequential_sum
+from attncheck.mutants.steps import AdditiveScore, DotScore, Softmax, dot
+from attncheck.mutants.variant import Variant
 
 
 def _matmul(product: Callable[[Array, Array], Array], total: Callable[[Array], Array] | None = None) -> Variant:

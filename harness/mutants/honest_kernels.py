@@ -9,14 +9,14 @@ from dataclasses import replace
 import numpy as np
 
 from attncheck.backends.contract import Stages
-from attncheck.harness.mutants.backward import Backward, Saved, for_query
-from attncheck.harness.mutants.kernel import ALL, NEVER_RETURNED, Inside, Kernel
-from attncheck.harness.mutants.mutant import Honest
-from attncheck.harness.mutants.online import Online
-from attncheck.harness.mutants.products import pairwise_matmul, pairwise_sum, wider
-from attncheck.harness.mutants.rounding import Array, Store
-from attncheck.harness.mutants.steps import SOFTMAX, DotScore, Softmax, dot, largest, times
-from attncheck.harness.mutants.tiled_kernels import (
+from attncheck.mutants.backward import Backward, Saved, for_query
+from attncheck.mutants.kernel import ALL, NEVER_RETURNED, Inside, Kernel
+from attncheck.mutants.mutant import Honest
+from attncheck.mutants.online import Online
+from attncheck.mutants.products import pairwise_matmul, pairwise_sum, wider
+from attncheck.mutants.rounding import Array, Store
+from attncheck.mutants.steps import SOFTMAX, DotScore, Softmax, dot, largest, times
+from attncheck.mutants.tiled_kernels import (
     Product,
     blocked,
     flash,
@@ -29,7 +29,7 @@ from attncheck.harness.mutants.tiled_kernels import (
     tiles_of_queries,
     width_padded,
 )
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants.variant import Variant
 
 
 def _by(product: Product, total: Callable[[Array], Array] | None = None) -> Inside:

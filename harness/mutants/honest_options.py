@@ -7,14 +7,14 @@ from collections.abc import Callable
 import numpy as np
 
 from attncheck.backends.contract import Stages
-from attncheck.harness.mutants.backward import Backward, Saved, for_query, for_rows
-from attncheck.harness.mutants.mask_steps import MaskRequest, is_empty, without_a_key
-from attncheck.harness.mutants.mutant import WIDE, Honest
-from attncheck.harness.mutants.online import NEVER_HELD
-from attncheck.harness.mutants.recomputation import weights_again
-from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.steps import SOFTMAX, CosineScore, DotScore, dot, times
-from attncheck.harness.mutants.variant import Variant, with_backward
+from attncheck.mutants.backward import Backward, Saved, for_query, for_rows
+from attncheck.mutants.mask_steps import MaskRequest, is_empty, without_a_key
+from attncheck.mutants.mutant import WIDE, Honest
+from attncheck.mutants.online import NEVER_HELD
+from attncheck.mutants.recomputation import weights_again
+from attncheck.mutants.rounding import Array
+from attncheck.mutants.steps import SOFTMAX, CosineScore, DotScore, dot, times
+from attncheck.mutants.variant import Variant, with_backward
 
 
 def _delta_from_output(saved: Saved, grad_output: Array, weights: Array, gradient: Array) -> Array:

@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.backends import EAGER
-from attncheck.harness.judging.diagnosis import Evidence, evidence_of
-from attncheck.harness.judging.enclosure import Enclosure
-from attncheck.harness.judging.judge_implementation import RECOGNISABLE, judge_and_recognise
-from attncheck.harness.judging.judge_stages import StageJudgement, judge_stages
-from attncheck.harness.judging.truth import find_truth
-from attncheck.harness.mutants.remembering import RememberingTruth
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.dtypes import numpy_dtype
-from attncheck.harness.reading.inputs import Inputs
-from attncheck.harness.verdicts import Verdict
+from attncheck.judging.diagnosis import Evidence, evidence_of
+from attncheck.judging.enclosure import Enclosure
+from attncheck.judging.judge_implementation import RECOGNISABLE, judge_and_recognise
+from attncheck.judging.judge_stages import StageJudgement, judge_stages
+from attncheck.judging.truth import find_truth
+from attncheck.mutants.remembering import RememberingTruth
+from attncheck.reading.case import Case
+from attncheck.reading.dtypes import numpy_dtype
+from attncheck.reading.inputs import Inputs
+from attncheck.verdicts import Verdict
 
 REFERENCE_CLASSES: Mapping[str, str] = EAGER
 """The dtypes in which variants are judged, and the reference's numerical class in each.

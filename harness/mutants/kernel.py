@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from attncheck.backends.contract import Stages
-from attncheck.harness.mutants.rounding import Store, exactly
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants.rounding import Store, exactly
+from attncheck.mutants.variant import Variant
 
 NARROW = ("bfloat16", "float16")
 ALL = ("float64", "float32", *NARROW)

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from attncheck.harness.mutants.mutant import Mutant
-from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants.mutant import Mutant
+from attncheck.mutants.rounding import Array
+from attncheck.mutants.variant import Variant
 
 
 def memory_of(view: Array) -> Array:

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from attncheck.harness.mutants.mask_steps import ALLOWED, Allowed, MaskRequest, within_lengths
-from attncheck.harness.mutants.mutant import Mutant
-from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants.mask_steps import ALLOWED, Allowed, MaskRequest, within_lengths
+from attncheck.mutants.mutant import Mutant
+from attncheck.mutants.rounding import Array
+from attncheck.mutants.variant import Variant
 
 
 def _read_as(change: Callable[[Array, int], Array]) -> Variant:

@@ -9,7 +9,7 @@ from functools import reduce
 import numpy as np
 
 from attncheck.backends.contract import EmptyRows, Window
-from attncheck.harness.mutants.rounding import Array
+from attncheck.mutants.rounding import Array
 
 
 @dataclass(frozen=True)

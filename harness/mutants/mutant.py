@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants.variant import Variant
 
 WIDE = ("float64", "float32")
 """A fault of precision: what is one in these may be the declared storage of a 16-bit implementation."""

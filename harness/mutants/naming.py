@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from attncheck.harness.judging.diagnosis import OR, Decision, Evidence, decide
-from attncheck.harness.mutants.mutant import Mutant, Subject
+from attncheck.judging.diagnosis import OR, Decision, Evidence, decide
+from attncheck.mutants.mutant import Mutant, Subject
 
 MOST_CASES = 12
 """Failing cases of a fault by which it is named."""

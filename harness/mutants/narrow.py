@@ -7,14 +7,14 @@ from collections.abc import Callable
 import numpy as np
 
 from attncheck.backends.contract import Stages
-from attncheck.harness.mutants.backward import Saved
-from attncheck.harness.mutants.kernel import NARROW, NEVER_RETURNED, Inside, Kernel
-from attncheck.harness.mutants.mask_steps import add_bias
-from attncheck.harness.mutants.mutant import Mutant
-from attncheck.harness.mutants.online import NEVER_HELD, Online
-from attncheck.harness.mutants.rounding import Array, Store
-from attncheck.harness.mutants.steps import DOT_SCORE, DotScore, Softmax, dot, largest, times
-from attncheck.harness.mutants.variant import Variant, with_backward
+from attncheck.mutants.backward import Saved
+from attncheck.mutants.kernel import NARROW, NEVER_RETURNED, Inside, Kernel
+from attncheck.mutants.mask_steps import add_bias
+from attncheck.mutants.mutant import Mutant
+from attncheck.mutants.online import NEVER_HELD, Online
+from attncheck.mutants.rounding import Array, Store
+from attncheck.mutants.steps import DOT_SCORE, DotScore, Softmax, dot, largest, times
+from attncheck.mutants.variant import Variant, with_backward
 
 FUSED = {"bfloat16": "fused", "float16": "fused"}
 _TERMS = 16

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from attncheck.backends.contract import Stages
-from attncheck.harness.mutants.rounding import Array, Store, exactly
-from attncheck.harness.mutants.steps import Softmax, largest
+from attncheck.mutants.rounding import Array, Store, exactly
+from attncheck.mutants.steps import Softmax, largest
 
 NEVER_HELD = frozenset({"weights"})
 """No weights are returned: the output was not made from them, and would be held against them."""

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.harness.mutants.backward import BACKWARD, Saved, for_query, for_rows, in_groups
-from attncheck.harness.mutants.mask_steps import ALLOWED, MaskRequest
-from attncheck.harness.mutants.mutant import KERNELS, Mutant
-from attncheck.harness.mutants.pairs import has_groups
-from attncheck.harness.mutants.recomputation import weights_again
-from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.steps import times
-from attncheck.harness.mutants.variant import Variant, with_backward
+from attncheck.mutants.backward import BACKWARD, Saved, for_query, for_rows, in_groups
+from attncheck.mutants.mask_steps import ALLOWED, MaskRequest
+from attncheck.mutants.mutant import KERNELS, Mutant
+from attncheck.mutants.pairs import has_groups
+from attncheck.mutants.recomputation import weights_again
+from attncheck.mutants.rounding import Array
+from attncheck.mutants.steps import times
+from attncheck.mutants.variant import Variant, with_backward
 
 Asked = Callable[[MaskRequest], bool]
 

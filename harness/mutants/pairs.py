@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from attncheck.backends.contract import Stages
-from attncheck.harness.mutants.mask_steps import ALLOWED, MaskRequest, add_bias, distance, within_lengths, without_a_key
-from attncheck.harness.mutants.mutant import KERNELS, Mutant
-from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.steps import cap, times
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants.mask_steps import ALLOWED, MaskRequest, add_bias, distance, within_lengths, without_a_key
+from attncheck.mutants.mutant import KERNELS, Mutant
+from attncheck.mutants.rounding import Array
+from attncheck.mutants.steps import cap, times
+from attncheck.mutants.variant import Variant
 
 Asked = Callable[[MaskRequest], bool]
 

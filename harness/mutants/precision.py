@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from attncheck.harness.mutants import rounding
-from attncheck.harness.mutants.mutant import WIDE, Mutant
-from attncheck.harness.mutants.rounding import Array, Store, sequential_matmul
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants import rounding
+from attncheck.mutants.mutant import WIDE, Mutant
+from attncheck.mutants.rounding import Array, Store, sequential_matmul
+from attncheck.mutants.variant import Variant
 
 
 def _weights(store: Store) -> Variant:

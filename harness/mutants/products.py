@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from attncheck.harness.mutants.rounding import Array
+from attncheck.mutants.rounding import Array
 
 
 def reversed_matmul(left: Array, right: Array) -> Array:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attncheck.harness.mutants import rounding
-from attncheck.harness.mutants.mutant import WIDE, Mutant
-from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.steps import project
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants import rounding
+from attncheck.mutants.mutant import WIDE, Mutant
+from attncheck.mutants.rounding import Array
+from attncheck.mutants.steps import project
+from attncheck.mutants.variant import Variant
 
 Arguments = dict[str, Any]
 """inputs, weight and bias of query, key and value; weight and bias of output."""

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from attncheck.harness.mutants import rounding
-from attncheck.harness.mutants.backward import Saved, for_query, for_rows, grad_weights
-from attncheck.harness.mutants.mask_steps import ALLOWED, MaskRequest, distance
-from attncheck.harness.mutants.mutant import WIDE, Mutant
-from attncheck.harness.mutants.rounding import Array, Store
-from attncheck.harness.mutants.variant import Variant, with_backward
+from attncheck.mutants import rounding
+from attncheck.mutants.backward import Saved, for_query, for_rows, grad_weights
+from attncheck.mutants.mask_steps import ALLOWED, MaskRequest, distance
+from attncheck.mutants.mutant import WIDE, Mutant
+from attncheck.mutants.rounding import Array, Store
+from attncheck.mutants.variant import Variant, with_backward
 
 
 def weights_again(logits: Array, log_sum_exp: Array) -> Array:

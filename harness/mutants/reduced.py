@@ -11,14 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from attncheck.harness.mutants import rounding
-from attncheck.harness.mutants.backward import Backward, Saved, backward_by
-from attncheck.harness.mutants.mutant import Honest, Mutant
-from attncheck.harness.mutants.online import NEVER_HELD, Online
-from attncheck.harness.mutants.recomputation import weights_again
-from attncheck.harness.mutants.rounding import Array, Store, sequential_matmul
-from attncheck.harness.mutants.steps import CosineScore, DotScore
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants import rounding
+from attncheck.mutants.backward import Backward, Saved, backward_by
+from attncheck.mutants.mutant import Honest, Mutant
+from attncheck.mutants.online import NEVER_HELD, Online
+from attncheck.mutants.recomputation import weights_again
+from attncheck.mutants.rounding import Array, Store, sequential_matmul
+from attncheck.mutants.steps import CosineScore, DotScore
+from attncheck.mutants.variant import Variant
 
 Product = Callable[[Array, Array], Array]
 

@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from attncheck.harness.judging.bounds import Bound
-from attncheck.harness.judging.enclosure import Enclosure
-from attncheck.harness.judging.judge_stages import failing_places, in_order
-from attncheck.harness.judging.truth import Array, Stages, Truth, digest, is_measured
+from attncheck.judging.bounds import Bound
+from attncheck.judging.enclosure import Enclosure
+from attncheck.judging.judge_stages import failing_places, in_order
+from attncheck.judging.truth import Array, Stages, Truth, digest, is_measured
 
 Step: TypeAlias = tuple[Enclosure, Bound] | None
 _BESIDE = frozenset({"log_sum_exp"})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attncheck.harness.mutants.rounding import Array
+from attncheck.mutants.rounding import Array
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from attncheck.harness.mutants import rounding
-from attncheck.harness.mutants.mask_steps import MaskRequest
-from attncheck.harness.mutants.mutant import WIDE, Mutant
-from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.steps import DotScore, scale_of
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants import rounding
+from attncheck.mutants.mask_steps import MaskRequest
+from attncheck.mutants.mutant import WIDE, Mutant
+from attncheck.mutants.rounding import Array
+from attncheck.mutants.steps import DotScore, scale_of
+from attncheck.mutants.variant import Variant
 
 
 def _changed(change: Callable[[float], float]) -> Variant:

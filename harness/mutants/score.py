@@ -10,20 +10,20 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from attncheck.harness.errors import UsageError
-from attncheck.harness.judging.diagnosis import Evidence
-from attncheck.harness.mutants.catalogue import EQUIVALENT, HONEST, MUTANTS, SUBJECTS
-from attncheck.harness.mutants.judgement import REFERENCE_CLASSES, ExactJudge, JudgeStages, StageFinding, Stages
-from attncheck.harness.mutants.mutant import Mutant, Subject
-from attncheck.harness.mutants.naming import MOST_SCORES, Naming
-from attncheck.harness.mutants.rules import rejected_by_rules
-from attncheck.harness.mutants.summary import EVALUATION_COLUMNS, MutationFrames, summarise
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.inputs import Inputs, convert_inputs, make_exact_inputs
-from attncheck.harness.reading.shapes import score_elements
-from attncheck.harness.running.tasks import task_of
-from attncheck.harness.running.worker import NOT_RETURNED, Failure, Outcome, Task, evaluate_on
-from attncheck.harness.vocabulary import STAGES
+from attncheck.errors import UsageError
+from attncheck.judging.diagnosis import Evidence
+from attncheck.mutants.catalogue import EQUIVALENT, HONEST, MUTANTS, SUBJECTS
+from attncheck.mutants.judgement import REFERENCE_CLASSES, ExactJudge, JudgeStages, StageFinding, Stages
+from attncheck.mutants.mutant import Mutant, Subject
+from attncheck.mutants.naming import MOST_SCORES, Naming
+from attncheck.mutants.rules import rejected_by_rules
+from attncheck.mutants.summary import EVALUATION_COLUMNS, MutationFrames, summarise
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.shapes import score_elements
+from attncheck.running.tasks import task_of
+from attncheck.running.worker import NOT_RETURNED, Failure, Outcome, Task, evaluate_on
+from attncheck.vocabulary import STAGES
 
 SEED_STEP = 1_000_003
 """Fresh seeds lie so far apart (an odd number) that no case's k-th seed is another case's own."""

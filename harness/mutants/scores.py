@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from attncheck.harness.mutants import rounding
-from attncheck.harness.mutants.mutant import WIDE, Mutant
-from attncheck.harness.mutants.rounding import Array, Store
-from attncheck.harness.mutants.steps import DotScore, dot, times
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants import rounding
+from attncheck.mutants.mutant import WIDE, Mutant
+from attncheck.mutants.rounding import Array, Store
+from attncheck.mutants.steps import DotScore, dot, times
+from attncheck.mutants.variant import Variant
 
 
 def _operands(query: Store = rounding.exactly, key: Store = rounding.exactly) -> Variant:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from attncheck.harness.mutants import rounding
-from attncheck.harness.mutants.mask_steps import MaskRequest, add_bias, fill
-from attncheck.harness.mutants.mutant import WIDE, Mutant
-from attncheck.harness.mutants.rounding import Array, Store
-from attncheck.harness.mutants.steps import cap
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants import rounding
+from attncheck.mutants.mask_steps import MaskRequest, add_bias, fill
+from attncheck.mutants.mutant import WIDE, Mutant
+from attncheck.mutants.rounding import Array, Store
+from attncheck.mutants.steps import cap
+from attncheck.mutants.variant import Variant
 
 
 def _capped(change: Callable[[Array, float], Array]) -> Variant:

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 
 from attncheck.backends.contract import Stages
-from attncheck.harness.mutants import rounding
-from attncheck.harness.mutants.mutant import WIDE, Mutant
-from attncheck.harness.mutants.rounding import Array, Store
-from attncheck.harness.mutants.steps import Softmax, largest
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants import rounding
+from attncheck.mutants.mutant import WIDE, Mutant
+from attncheck.mutants.rounding import Array, Store
+from attncheck.mutants.steps import Softmax, largest
+from attncheck.mutants.variant import Variant
 
 
 def _maximum(maximum: Callable[[Array, Array], Array]) -> Variant:

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from attncheck.backends.contract import Stages
-from attncheck.harness.mutants.mask_steps import MaskRequest, add_bias
-from attncheck.harness.mutants.mutant import KERNELS, Mutant
-from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.steps import SOFTMAX, largest
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants.mask_steps import MaskRequest, add_bias
+from attncheck.mutants.mutant import KERNELS, Mutant
+from attncheck.mutants.rounding import Array
+from attncheck.mutants.steps import SOFTMAX, largest
+from attncheck.mutants.variant import Variant
 
 
 def _with_bias(change: Callable[[Array, MaskRequest], Array]) -> Variant:

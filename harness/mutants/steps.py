@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attncheck.backends.contract import Stages
-from attncheck.harness.mutants.rounding import Array
+from attncheck.mutants.rounding import Array
 
 
 def scale_of(query: Array, explicit: float | None) -> float:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 
 from attncheck.backends.contract import Stages
-from attncheck.harness.mutants import rounding
-from attncheck.harness.mutants.mutant import EVERY, WIDE, Honest, Mutant
-from attncheck.harness.mutants.recomputation import weights_again
-from attncheck.harness.mutants.rounding import Array, Store
-from attncheck.harness.mutants.steps import SOFTMAX, largest
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants import rounding
+from attncheck.mutants.mutant import EVERY, WIDE, Honest, Mutant
+from attncheck.mutants.recomputation import weights_again
+from attncheck.mutants.rounding import Array, Store
+from attncheck.mutants.steps import SOFTMAX, largest
+from attncheck.mutants.variant import Variant
 
 CLASSES = {"float64": "native_lse", "float32": "native_lse", "float16": "eager_lse"}
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from attncheck.harness.mutants.mutant import WIDE, Honest, Mutant, Subject
-from attncheck.harness.mutants.naming import MOST_WRONGLY, NOT_NAMED, RIGHTLY, WRONGLY, how_named
-from attncheck.harness.mutants.rules import RULES
-from attncheck.harness.vocabulary import STAGES, stage_place
+from attncheck.mutants.mutant import WIDE, Honest, Mutant, Subject
+from attncheck.mutants.naming import MOST_WRONGLY, NOT_NAMED, RIGHTLY, WRONGLY, how_named
+from attncheck.mutants.rules import RULES
+from attncheck.vocabulary import STAGES, stage_place
 
 EVALUATION_COLUMNS: Mapping[str, str] = {
     "subject": "name in the catalogue",

@@ -8,13 +8,13 @@ from itertools import pairwise
 import numpy as np
 
 from attncheck.backends.contract import Stages
-from attncheck.harness.mutants.backward import Backward, for_rows
-from attncheck.harness.mutants.kernel import Inside
-from attncheck.harness.mutants.online import Online
-from attncheck.harness.mutants.recomputation import weights_again
-from attncheck.harness.mutants.rounding import Array, Store
-from attncheck.harness.mutants.steps import SOFTMAX, DotScore, dot
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants.backward import Backward, for_rows
+from attncheck.mutants.kernel import Inside
+from attncheck.mutants.online import Online
+from attncheck.mutants.recomputation import weights_again
+from attncheck.mutants.rounding import Array, Store
+from attncheck.mutants.steps import SOFTMAX, DotScore, dot
+from attncheck.mutants.variant import Variant
 
 Product = Callable[[Array, Array], Array]
 

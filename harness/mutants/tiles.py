@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 
 from attncheck.backends.contract import Stages, Window
-from attncheck.harness.mutants.mask_steps import Allowed, MaskRequest, causal_mask, within_window
-from attncheck.harness.mutants.mutant import KERNELS, Mutant
-from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.steps import SOFTMAX
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants.mask_steps import Allowed, MaskRequest, causal_mask, within_window
+from attncheck.mutants.mutant import KERNELS, Mutant
+from attncheck.mutants.rounding import Array
+from attncheck.mutants.steps import SOFTMAX
+from attncheck.mutants.variant import Variant
 
 
 def _logits(change: Callable[[Array], Array]) -> Variant:

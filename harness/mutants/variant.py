@@ -7,10 +7,10 @@ from typing import Any
 
 from attncheck.backends import numpy_backend
 from attncheck.backends.contract import EmptyRows, Stages, Window
-from attncheck.harness.mutants.backward import Backward
-from attncheck.harness.mutants.forward import Forward, Masks
-from attncheck.harness.mutants.mask_steps import MaskRequest
-from attncheck.harness.mutants.rounding import Array
+from attncheck.mutants.backward import Backward
+from attncheck.mutants.forward import Forward, Masks
+from attncheck.mutants.mask_steps import MaskRequest
+from attncheck.mutants.rounding import Array
 
 
 @dataclass(frozen=True)

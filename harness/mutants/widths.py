@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from attncheck.harness.mutants.mutant import KERNELS, Mutant
-from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.steps import DotScore, dot, repeat_heads
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants.mutant import KERNELS, Mutant
+from attncheck.mutants.rounding import Array
+from attncheck.mutants.steps import DotScore, dot, repeat_heads
+from attncheck.mutants.variant import Variant
 
 WIDTHS = (32, 64, 80, 96, 128, 192, 256)
 

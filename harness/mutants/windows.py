@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from attncheck.backends.contract import Window
-from attncheck.harness.mutants.mask_steps import ALLOWED, Allowed, MaskRequest, distance, within_window
-from attncheck.harness.mutants.mutant import Mutant
-from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.variant import Variant
+from attncheck.mutants.mask_steps import ALLOWED, Allowed, MaskRequest, distance, within_window
+from attncheck.mutants.mutant import Mutant
+from attncheck.mutants.rounding import Array
+from attncheck.mutants.variant import Variant
 
 Side = int | None
 

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 
-from attncheck.harness.mutants.catalogue import SUBJECTS
-from attncheck.harness.mutants.judgement import ExactJudge
-from attncheck.harness.mutants.naming import joined
-from attncheck.harness.mutants.score import JudgeCases, Judging, Part
-from attncheck.harness.reading.case import Case
+from attncheck.mutants.catalogue import SUBJECTS
+from attncheck.mutants.judgement import ExactJudge
+from attncheck.mutants.naming import joined
+from attncheck.mutants.score import JudgeCases, Judging, Part
+from attncheck.reading.case import Case
 
 _THREADS = "OPENBLAS_NUM_THREADS"
 

@@ -18,11 +18,11 @@ from fnmatch import fnmatchcase
 from glob import escape
 from pathlib import Path
 
-from attncheck.harness.errors import CaseError, UsageError
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.loader import slug
-from attncheck.harness.reading.selection import BUNDLED, Selection, bundled_root, exists, select_cases, shown_text
-from attncheck.harness.reading.tiles import TEMPLATE, tiles_named
+from attncheck.errors import CaseError, UsageError
+from attncheck.reading.case import Case
+from attncheck.reading.loader import slug
+from attncheck.reading.selection import BUNDLED, Selection, bundled_root, exists, select_cases, shown_text
+from attncheck.reading.tiles import TEMPLATE, tiles_named
 
 BEHIND_FILE = "::"
 """Stands between a file and a part of a name."""

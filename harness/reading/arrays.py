@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from attncheck.harness.reading import array_kinds as kinds
-from attncheck.harness.reading import model
-from attncheck.harness.reading.faults import FieldFault, short
-from attncheck.harness.reading.generators import DrawFault, check_draw
-from attncheck.harness.reading.inputs import arranged_shape, draw_parameters, rounding_of
-from attncheck.harness.reading.number_checks import check_boolean, check_finite, check_whole
-from attncheck.harness.reading.printed import PrintedArray, parse_printed
-from attncheck.harness.reading.printed_text import PrintedError, count_numbers
-from attncheck.harness.reading.shapes import fitted_shape, joined_shape, show, spread_shape
-from attncheck.harness.reading.yaml_scalars import FieldPath
-from attncheck.harness.vocabulary import InputSpec, Shape
+from attncheck.reading import array_kinds as kinds
+from attncheck.reading import model
+from attncheck.reading.faults import FieldFault, short
+from attncheck.reading.generators import DrawFault, check_draw
+from attncheck.reading.inputs import arranged_shape, draw_parameters, rounding_of
+from attncheck.reading.number_checks import check_boolean, check_finite, check_whole
+from attncheck.reading.printed import PrintedArray, parse_printed
+from attncheck.reading.printed_text import PrintedError, count_numbers
+from attncheck.reading.shapes import fitted_shape, joined_shape, show, spread_shape
+from attncheck.reading.yaml_scalars import FieldPath
+from attncheck.vocabulary import InputSpec, Shape
 
 MAX_ELEMENTS = 2**26
 """The largest array of a case: 512 MiB in float64."""

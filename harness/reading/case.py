@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from attncheck.harness.reading.array_kinds import Array
-from attncheck.harness.reading.model import Random, Source
-from attncheck.harness.reading.printed import PrintedArray
-from attncheck.harness.vocabulary import InputSpec, Shape, inputs_of
+from attncheck.reading.array_kinds import Array
+from attncheck.reading.model import Random, Source
+from attncheck.reading.printed import PrintedArray
+from attncheck.vocabulary import InputSpec, Shape, inputs_of
 
 Options = Mapping[str, Any]
 """Option -> text, number, truth value or, of a window, the pair (left, right)."""

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from attncheck.backends.contract import EmptyRows
-from attncheck.harness.errors import CaseError, Fault
-from attncheck.harness.reading.array_kinds import Strict
-from attncheck.harness.reading.faults import fault_at, faults_of, yaml_faults
-from attncheck.harness.reading.model import Dtype, StageName, Text
-from attncheck.harness.reading.yaml_reader import YamlDocument, read_yaml
-from attncheck.harness.reading.yaml_scalars import YamlFault
-from attncheck.harness.verdicts import Verdict
+from attncheck.errors import CaseError, Fault
+from attncheck.reading.array_kinds import Strict
+from attncheck.reading.faults import fault_at, faults_of, yaml_faults
+from attncheck.reading.model import Dtype, StageName, Text
+from attncheck.reading.yaml_reader import YamlDocument, read_yaml
+from attncheck.reading.yaml_scalars import YamlFault
+from attncheck.verdicts import Verdict
 
 FOLDER = "divergences"
 """Of the package ``attncheck.backends``: <backend>.yaml."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from attncheck.harness.quantities import QUANTITIES
-from attncheck.harness.reading import array_kinds as kinds
-from attncheck.harness.reading import model
-from attncheck.harness.reading.arrays import parse_rows
-from attncheck.harness.reading.case import Case, Expected
-from attncheck.harness.reading.faults import FieldFault
-from attncheck.harness.reading.printed import PrintedArray
-from attncheck.harness.reading.shapes import show, stage_axes
-from attncheck.harness.reading.yaml_scalars import FieldPath
-from attncheck.harness.vocabulary import Shape, computed_stages
+from attncheck.quantities import QUANTITIES
+from attncheck.reading import array_kinds as kinds
+from attncheck.reading import model
+from attncheck.reading.arrays import parse_rows
+from attncheck.reading.case import Case, Expected
+from attncheck.reading.faults import FieldFault
+from attncheck.reading.printed import PrintedArray
+from attncheck.reading.shapes import show, stage_axes
+from attncheck.reading.yaml_scalars import FieldPath
+from attncheck.vocabulary import Shape, computed_stages
 
 DTYPES_OF_NUMBERS = ("float64", "float32")
 """In these, numbers that are known in decimal can be held against what is computed."""

@@ -10,11 +10,11 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from attncheck.harness.errors import Fault
-from attncheck.harness.reading import array_kinds
-from attncheck.harness.reading import model as case_model
-from attncheck.harness.reading.yaml_reader import YamlDocument
-from attncheck.harness.reading.yaml_scalars import FieldPath, YamlFault
+from attncheck.errors import Fault
+from attncheck.reading import array_kinds
+from attncheck.reading import model as case_model
+from attncheck.reading.yaml_reader import YamlDocument
+from attncheck.reading.yaml_scalars import FieldPath, YamlFault
 
 MOST_FAULTS = 5
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from attncheck.harness.reading.faults import FieldFault, short
-from attncheck.harness.reading.written_out import referred
-from attncheck.harness.reading.yaml_scalars import FieldPath
+from attncheck.reading.faults import FieldFault, short
+from attncheck.reading.written_out import referred
+from attncheck.reading.yaml_scalars import FieldPath
 
 ROW_NAME = "name"
 """The field of a row that says what its case is called."""

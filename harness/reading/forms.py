@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attncheck.harness.reading import model
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.dtypes import numpy_dtype
-from attncheck.harness.reading.faults import FieldFault
-from attncheck.harness.reading.inputs import make_exact_inputs
-from attncheck.harness.reading.shapes import repeated_axes, show
-from attncheck.harness.reading.yaml_scalars import FieldPath
-from attncheck.harness.vocabulary import OPERATIONS, InputSpec, Shape
+from attncheck.reading import model
+from attncheck.reading.case import Case
+from attncheck.reading.dtypes import numpy_dtype
+from attncheck.reading.faults import FieldFault
+from attncheck.reading.inputs import make_exact_inputs
+from attncheck.reading.shapes import repeated_axes, show
+from attncheck.reading.yaml_scalars import FieldPath
+from attncheck.vocabulary import OPERATIONS, InputSpec, Shape
 
 _OF_KEYS = frozenset({"key", "value", "past_key", "past_value"})
 MERGED_INPUTS = frozenset({"query", "grad_output", *_OF_KEYS})

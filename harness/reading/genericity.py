@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from attncheck.harness.reading import array_kinds as kinds
-from attncheck.harness.reading.number_checks import Named, spelled_out
-from attncheck.harness.vocabulary import InputSpec
+from attncheck.reading import array_kinds as kinds
+from attncheck.reading.number_checks import Named, spelled_out
+from attncheck.vocabulary import InputSpec
 
 _CONTINUOUS = ("rand", "randn", "runif")
 

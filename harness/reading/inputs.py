@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.reading import array_kinds as kinds
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.dtypes import largest_number, rounded_once, rounding_error
-from attncheck.harness.reading.generators import GENERATORS, Generator, draw
-from attncheck.harness.reading.printed import Rounding, parse_printed
-from attncheck.harness.reading.shapes import merge_head_weights
-from attncheck.harness.vocabulary import InputSpec, Shape
+from attncheck.reading import array_kinds as kinds
+from attncheck.reading.case import Case
+from attncheck.reading.dtypes import largest_number, rounded_once, rounding_error
+from attncheck.reading.generators import GENERATORS, Generator, draw
+from attncheck.reading.printed import Rounding, parse_printed
+from attncheck.reading.shapes import merge_head_weights
+from attncheck.vocabulary import InputSpec, Shape
 
 Array = NDArray[Any]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from attncheck.harness.errors import CaseError, Fault
-from attncheck.harness.reading import model
-from attncheck.harness.reading.arrays import (
+from attncheck.errors import CaseError, Fault
+from attncheck.reading import model
+from attncheck.reading.arrays import (
     MAX_ELEMENTS,
     NO_ARRAYS,
     Arrays,
@@ -21,19 +21,19 @@ from attncheck.harness.reading.arrays import (
     named_arrays,
     resolve_inputs,
 )
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.expectations import read_expectations
-from attncheck.harness.reading.faults import FieldFault, fault_at, faults_of, told_once, yaml_faults
-from attncheck.harness.reading.forms import check_form, heads_note, memory_of, merged_heads, projected_heads
-from attncheck.harness.reading.genericity import are_generic
-from attncheck.harness.reading.number_checks import check_at_most, check_lowest, check_range
-from attncheck.harness.reading.options import check_empty_rows, read_options
-from attncheck.harness.reading.repetition import FOR_EACH, write_out
-from attncheck.harness.reading.shapes import ShapeFault, bind_axes, show, stage_shapes
-from attncheck.harness.reading.uneven_digits import uneven_digits
-from attncheck.harness.reading.yaml_reader import YamlDocument, read_yaml
-from attncheck.harness.reading.yaml_scalars import FieldPath, YamlFault
-from attncheck.harness.vocabulary import InputSpec, Shape, computed_stages, inputs_of
+from attncheck.reading.case import Case
+from attncheck.reading.expectations import read_expectations
+from attncheck.reading.faults import FieldFault, fault_at, faults_of, told_once, yaml_faults
+from attncheck.reading.forms import check_form, heads_note, memory_of, merged_heads, projected_heads
+from attncheck.reading.genericity import are_generic
+from attncheck.reading.number_checks import check_at_most, check_lowest, check_range
+from attncheck.reading.options import check_empty_rows, read_options
+from attncheck.reading.repetition import FOR_EACH, write_out
+from attncheck.reading.shapes import ShapeFault, bind_axes, show, stage_shapes
+from attncheck.reading.uneven_digits import uneven_digits
+from attncheck.reading.yaml_reader import YamlDocument, read_yaml
+from attncheck.reading.yaml_scalars import FieldPath, YamlFault
+from attncheck.vocabulary import InputSpec, Shape, computed_stages, inputs_of
 
 TAG_FILE = "tags.yaml"
 MAX_LOOKED_AT = 2**17

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.harness.reading import array_kinds as kinds
-from attncheck.harness.reading.dtypes import largest_number
-from attncheck.harness.reading.faults import FieldFault, short
-from attncheck.harness.reading.inputs import rounding_of
-from attncheck.harness.reading.printed import parse_printed
-from attncheck.harness.reading.yaml_scalars import FieldPath
+from attncheck.reading import array_kinds as kinds
+from attncheck.reading.dtypes import largest_number
+from attncheck.reading.faults import FieldFault, short
+from attncheck.reading.inputs import rounding_of
+from attncheck.reading.printed import parse_printed
+from attncheck.reading.yaml_scalars import FieldPath
 
 Named = Mapping[str, kinds.Array]
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
-from attncheck.harness.reading import model
-from attncheck.harness.reading.array_kinds import Array
-from attncheck.harness.reading.faults import FieldFault
-from attncheck.harness.reading.number_checks import spelled_out
-from attncheck.harness.reading.yaml_scalars import FieldPath
-from attncheck.harness.vocabulary import OPERATIONS
+from attncheck.reading import model
+from attncheck.reading.array_kinds import Array
+from attncheck.reading.faults import FieldFault
+from attncheck.reading.number_checks import spelled_out
+from attncheck.reading.yaml_scalars import FieldPath
+from attncheck.vocabulary import OPERATIONS
 
 _MASKS = frozenset({"mask", "key_lengths", "query_mask"})
 _ADDED = frozenset({"scores", "bias"})

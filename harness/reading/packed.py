@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import overload
 
-from attncheck.harness.reading.case import Case
+from attncheck.reading.case import Case
 
 TOGETHER = 64
 """Cases of one file resemble each other, so that together they pack to a small part of what each would take."""

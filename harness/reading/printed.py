@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.reading.printed_text import MAX_AXES, Cells, PrintedError, shape_of, split_numbers
+from attncheck.reading.printed_text import MAX_AXES, Cells, PrintedError, shape_of, split_numbers
 
 NOT_GIVEN = "."
 _NON_FINITE = {"inf", "+inf", "-inf", "nan"}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from typing import TypeAlias
 
-from attncheck.harness.reading.shapes import show
+from attncheck.reading.shapes import show
 
 Cells: TypeAlias = "list[Cells] | str"
 """Texts of numbers, nested as the array is."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attncheck.harness.reading.array_kinds import Array, PrintedInput, Reference
-from attncheck.harness.reading.case import Case, Expected
-from attncheck.harness.reading.model import TagEntry
-from attncheck.harness.reading.printed import Rounding, parse_printed
+from attncheck.reading.array_kinds import Array, PrintedInput, Reference
+from attncheck.reading.case import Case, Expected
+from attncheck.reading.model import TagEntry
+from attncheck.reading.printed import Rounding, parse_printed
 
 
 def case_record(case: Case, tags: Mapping[str, TagEntry]) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from attncheck.harness.reading.faults import FieldFault, short
-from attncheck.harness.reading.for_each import Axis, Value, read_axes, references
-from attncheck.harness.reading.written_out import EACH, Origin, WrittenOut, as_written, referred
-from attncheck.harness.reading.yaml_reader import MAX_DEPTH, MAX_NODES, YamlDocument
-from attncheck.harness.reading.yaml_scalars import FieldPath
+from attncheck.reading.faults import FieldFault, short
+from attncheck.reading.for_each import Axis, Value, read_axes, references
+from attncheck.reading.written_out import EACH, Origin, WrittenOut, as_written, referred
+from attncheck.reading.yaml_reader import MAX_DEPTH, MAX_NODES, YamlDocument
+from attncheck.reading.yaml_scalars import FieldPath
 
 FOR_EACH = "for_each"
 MAX_CASES = 1000

@@ -8,12 +8,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from attncheck.harness.reading.array_kinds import KINDS
-from attncheck.harness.reading.model import CaseFile, TagFile
-from attncheck.harness.reading.schema_arrays import array_definitions, draw_rules, expectation_rules, rounding_rules
-from attncheck.harness.reading.schema_cases import case_definitions, case_rules, file_rules
-from attncheck.harness.reading.schema_conditions import FINITE, Schema, refer
-from attncheck.harness.reading.schema_each import let_names_stand_for_values
+from attncheck.reading.array_kinds import KINDS
+from attncheck.reading.model import CaseFile, TagFile
+from attncheck.reading.schema_arrays import array_definitions, draw_rules, expectation_rules, rounding_rules
+from attncheck.reading.schema_cases import case_definitions, case_rules, file_rules
+from attncheck.reading.schema_conditions import FINITE, Schema, refer
+from attncheck.reading.schema_each import let_names_stand_for_values
 
 _FINITE = ("times", "plus", "low", "high")
 """Fields of arrays in which infinity means nothing."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from attncheck.harness.quantities import QUANTITIES
-from attncheck.harness.reading.array_kinds import COMBINED_KINDS
-from attncheck.harness.reading.arrays import INT_RANGE
-from attncheck.harness.reading.generators import GENERATORS, distributions
-from attncheck.harness.reading.printed_text import LEFT_OUT, MAX_AXES
-from attncheck.harness.reading.schema_conditions import (
+from attncheck.quantities import QUANTITIES
+from attncheck.reading.array_kinds import COMBINED_KINDS
+from attncheck.reading.arrays import INT_RANGE
+from attncheck.reading.generators import GENERATORS, distributions
+from attncheck.reading.printed_text import LEFT_OUT, MAX_AXES
+from attncheck.reading.schema_conditions import (
     Schema,
     absent,
     at_most_one,

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from attncheck.harness.reading.dtypes import numpy_dtype
-from attncheck.harness.reading.expectations import DTYPES_OF_NUMBERS
-from attncheck.harness.reading.forms import MERGED_INPUTS, WITH_MERGED_LAYOUT
-from attncheck.harness.reading.generators import GENERATORS, distributions
-from attncheck.harness.reading.options import ONLY_WITH_SOME_SCORES
-from attncheck.harness.reading.schema_conditions import FINITE, Schema, absent, given, has, refer, under
-from attncheck.harness.vocabulary import (
+from attncheck.reading.dtypes import numpy_dtype
+from attncheck.reading.expectations import DTYPES_OF_NUMBERS
+from attncheck.reading.forms import MERGED_INPUTS, WITH_MERGED_LAYOUT
+from attncheck.reading.generators import GENERATORS, distributions
+from attncheck.reading.options import ONLY_WITH_SOME_SCORES
+from attncheck.reading.schema_conditions import FINITE, Schema, absent, given, has, refer, under
+from attncheck.vocabulary import (
     DEFAULT_DTYPES,
     DTYPES,
     NEEDED,

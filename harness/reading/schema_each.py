@@ -6,10 +6,10 @@ import json
 import re
 from typing import Any
 
-from attncheck.harness.reading.for_each import MAX_LABEL, NAME, ROW_NAME
-from attncheck.harness.reading.repetition import FOR_EACH
-from attncheck.harness.reading.schema_conditions import Schema, refer
-from attncheck.harness.reading.written_out import EACH
+from attncheck.reading.for_each import MAX_LABEL, NAME, ROW_NAME
+from attncheck.reading.repetition import FOR_EACH
+from attncheck.reading.schema_conditions import Schema, refer
+from attncheck.reading.written_out import EACH
 
 REFERENCE = "Each"
 _AS_IT_IS = ("name", FOR_EACH)

@@ -9,12 +9,12 @@ from importlib.resources import files
 from itertools import chain
 from pathlib import Path
 
-from attncheck.harness.errors import CaseError, Fault, UsageError
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.loader import TAG_FILE, load_case_file, load_tags
-from attncheck.harness.reading.model import TagEntry
-from attncheck.harness.reading.packed import PackedCases
-from attncheck.harness.reading.tiles import TEMPLATE, load_tile, tiles_named
+from attncheck.errors import CaseError, Fault, UsageError
+from attncheck.reading.case import Case
+from attncheck.reading.loader import TAG_FILE, load_case_file, load_tags
+from attncheck.reading.model import TagEntry
+from attncheck.reading.packed import PackedCases
+from attncheck.reading.tiles import TEMPLATE, load_tile, tiles_named
 
 BUNDLED = "cases"
 """The bundled corpus is called cases/..., as in the repository; the name in front is not part of a case's id."""

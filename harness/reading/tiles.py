@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from attncheck.harness.errors import UsageError
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.loader import load_case_file
+from attncheck.errors import UsageError
+from attncheck.reading.case import Case
+from attncheck.reading.loader import load_case_file
 
 TEMPLATE = "kernel_shapes/tiles"
 """The file below the bundled corpus, and what its cases' ids begin with."""

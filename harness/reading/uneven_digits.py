@@ -17,11 +17,11 @@ from decimal import Decimal, InvalidOperation
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.reading import array_kinds as kinds
-from attncheck.harness.reading import model
-from attncheck.harness.reading.inputs import rounding_of
-from attncheck.harness.reading.printed import PrintedArray, parse_printed
-from attncheck.harness.reading.yaml_scalars import FieldPath
+from attncheck.reading import array_kinds as kinds
+from attncheck.reading import model
+from attncheck.reading.inputs import rounding_of
+from attncheck.reading.printed import PrintedArray, parse_printed
+from attncheck.reading.yaml_scalars import FieldPath
 
 Warnings = Iterator[tuple[FieldPath, str]]
 Counts = NDArray[np.int64]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from attncheck.harness.reading.yaml_reader import YamlDocument
-from attncheck.harness.reading.yaml_scalars import FieldPath
+from attncheck.reading.yaml_reader import YamlDocument
+from attncheck.reading.yaml_scalars import FieldPath
 
 EACH = "each"
 _SHOWN = 60

@@ -19,7 +19,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.parser import Parser
 from ruamel.yaml.reader import ReaderError
 
-from attncheck.harness.reading.yaml_scalars import FieldPath, YamlFault, build_key, build_scalar
+from attncheck.reading.yaml_scalars import FieldPath, YamlFault, build_key, build_scalar
 
 MAX_BYTES = 2**19
 """Also of all texts together, as aliases repeat them. Scanning a mebibyte takes seconds."""

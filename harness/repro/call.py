@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from attncheck.backends import BackendEntry
-from attncheck.harness.errors import UsageError
-from attncheck.harness.repro.code import copied, inlined, quoted, short
-from attncheck.harness.running.implementations import Implementation
-from attncheck.harness.running.operations import call_of
-from attncheck.harness.running.own import OwnEntry
-from attncheck.harness.running.signatures import INPUTS
-from attncheck.harness.running.worker import Task
-from attncheck.harness.vocabulary import CONVENTIONS, result_stages
+from attncheck.errors import UsageError
+from attncheck.repro.code import copied, inlined, quoted, short
+from attncheck.running.implementations import Implementation
+from attncheck.running.operations import call_of
+from attncheck.running.own import OwnEntry
+from attncheck.running.signatures import INPUTS
+from attncheck.running.worker import Task
+from attncheck.vocabulary import CONVENTIONS, result_stages
 
-PARTS = "attncheck.harness.repro.parts"
+PARTS = "attncheck.repro.parts"
 _CONVERSIONS = ("prepare", "from_numpy", "to_numpy")
 
 

@@ -18,7 +18,7 @@ import ast
 from collections.abc import Collection
 from textwrap import indent
 
-from attncheck.harness.repro.modules import Module, Needs, bound_names, in_order, needs_of, read_module
+from attncheck.repro.modules import Module, Needs, bound_names, in_order, needs_of, read_module
 
 
 def inlined(module: str, names: Collection[str]) -> str:

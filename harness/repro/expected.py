@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from attncheck.harness.judging.judge_stages import StageJudgement
-from attncheck.harness.judging.sampling import axis_of_queries
-from attncheck.harness.judging.truth import Truth, is_measured, is_prescribed
-from attncheck.harness.reading.case import Case
-from attncheck.harness.repro.arrays import written
-from attncheck.harness.repro.parts import Expected
-from attncheck.harness.vocabulary import computed_stages
+from attncheck.judging.judge_stages import StageJudgement
+from attncheck.judging.sampling import axis_of_queries
+from attncheck.judging.truth import Truth, is_measured, is_prescribed
+from attncheck.reading.case import Case
+from attncheck.repro.arrays import written
+from attncheck.repro.parts import Expected
+from attncheck.vocabulary import computed_stages
 
 
 def expected_stages(

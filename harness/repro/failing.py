@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
 
-from attncheck.harness.commands import command, joined, words_again
-from attncheck.harness.errors import OutputError, UsageError
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.record import case_record
-from attncheck.harness.repro.script import repro_script
-from attncheck.harness.results.format import SCRIPTS_FOLDER, Row
-from attncheck.harness.running.executor import Limits
-from attncheck.harness.running.implementations import Implementation
+from attncheck.commands import command, joined, words_again
+from attncheck.errors import OutputError, UsageError
+from attncheck.reading.case import Case
+from attncheck.reading.record import case_record
+from attncheck.repro.script import repro_script
+from attncheck.results.format import SCRIPTS_FOLDER, Row
+from attncheck.running.executor import Limits
+from attncheck.running.implementations import Implementation
 
 MOST_SCRIPTS = 50
 """One takes a fraction of a second and some ten kilobytes; after so many, the command that writes one is enough."""

@@ -9,9 +9,9 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from attncheck.harness.errors import UsageError
+from attncheck.errors import UsageError
 
-_OURS = "attncheck."
+_OURS = "attncheck"
 
 
 class NotSeparable(UsageError):
@@ -50,7 +50,7 @@ def read_module(name: str) -> Module:
     for statement in module.tree.body:
         for bound in bound_names(statement, name):
             module.bindings[bound] = statement
-        if isinstance(statement, ast.ImportFrom) and str(statement.module).startswith(_OURS):
+        if isinstance(statement, ast.ImportFrom) and str(statement.module).partition(".")[0] == _OURS:
             module.ours.update(_ours(statement))
     return module
 

@@ -8,27 +8,27 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attncheck.harness.errors import UsageError
-from attncheck.harness.judging.judge_stages import StageJudgement
-from attncheck.harness.judging.truth import truth_of_case
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.harness.repro.arrays import written
-from attncheck.harness.repro.call import PARTS, call_lines
-from attncheck.harness.repro.code import copied, inlined, quoted, short
-from attncheck.harness.repro.expected import expected_lines, expected_stages
-from attncheck.harness.running.environment import package_version
-from attncheck.harness.running.implementations import Implementation
-from attncheck.harness.running.own import OwnEntry
-from attncheck.harness.running.padding import Padding, call_as_required
-from attncheck.harness.running.tasks import task_of
-from attncheck.harness.running.worker import THREAD_VARIABLES, Task
-from attncheck.harness.vocabulary import result_stages
+from attncheck.errors import UsageError
+from attncheck.judging.judge_stages import StageJudgement
+from attncheck.judging.truth import truth_of_case
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.repro.arrays import written
+from attncheck.repro.call import PARTS, call_lines
+from attncheck.repro.code import copied, inlined, quoted, short
+from attncheck.repro.expected import expected_lines, expected_stages
+from attncheck.running.environment import package_version
+from attncheck.running.implementations import Implementation
+from attncheck.running.own import OwnEntry
+from attncheck.running.padding import Padding, call_as_required
+from attncheck.running.tasks import task_of
+from attncheck.running.worker import THREAD_VARIABLES, Task
+from attncheck.vocabulary import result_stages
 
-_MEMORY = "attncheck.harness.running.memory"
-_CUTTING = "attncheck.harness.running.cutting"
+_MEMORY = "attncheck.running.memory"
+_CUTTING = "attncheck.running.cutting"
 
-_ENVIRONMENT = "attncheck.harness.running.environment"
+_ENVIRONMENT = "attncheck.running.environment"
 
 _READING = """\
 {name} in {dtype}: {case}

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from attncheck.harness.errors import ResultsError
-from attncheck.harness.results.format import FORMAT
-from attncheck.harness.results.records import CaseRecord, fault_in, read_json, require_readable, require_shallow
+from attncheck.errors import ResultsError
+from attncheck.results.format import FORMAT
+from attncheck.results.records import CaseRecord, fault_in, read_json, require_readable, require_shallow
 
 _FIRST_LINE, _LAST_LINE = f'{{"format": {FORMAT}, "cases": [\n', "]}\n"
 _WINDOW = -12

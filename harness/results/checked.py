@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from attncheck.harness.errors import ResultsError
-from attncheck.harness.reading.addresses import address
-from attncheck.harness.results.case_records import CaseRecords, read_cases
-from attncheck.harness.results.parts import read_rows
-from attncheck.harness.results.reader import read_environment
-from attncheck.harness.verdicts import Verdict
+from attncheck.errors import ResultsError
+from attncheck.reading.addresses import address
+from attncheck.results.case_records import CaseRecords, read_cases
+from attncheck.results.parts import read_rows
+from attncheck.results.reader import read_environment
+from attncheck.verdicts import Verdict
 
 Place = tuple[str, str]
 """A case's id and a dtype."""

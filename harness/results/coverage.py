@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from attncheck.harness.errors import UsageError
-from attncheck.harness.results.format import Row
-from attncheck.harness.verdicts import Verdict
+from attncheck.errors import UsageError
+from attncheck.results.format import Row
+from attncheck.verdicts import Verdict
 
 MINIMUM = re.compile(r"([0-9]{1,9})|([0-9]{1,3}(?:\.[0-9]{1,3})?) ?%")
 """A number of cases, or a share of those asked for."""

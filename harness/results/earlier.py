@@ -11,12 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from attncheck.harness.errors import UsageError
-from attncheck.harness.results.case_records import cases_text, read_cases
-from attncheck.harness.results.format import ROW_SCHEMA, Row
-from attncheck.harness.results.parts import read_rows, remove_damaged, remove_untried
-from attncheck.harness.results.reader import read_environment
-from attncheck.harness.results.writer import is_unbegun
+from attncheck.errors import UsageError
+from attncheck.results.case_records import cases_text, read_cases
+from attncheck.results.format import ROW_SCHEMA, Row
+from attncheck.results.parts import read_rows, remove_damaged, remove_untried
+from attncheck.results.reader import read_environment
+from attncheck.results.writer import is_unbegun
 
 _SAME = ("implementations", "versions", "classes", "python", "platform", "cpu_features", "threads_per_worker", "flags")
 """Of environment.json: what the numbers may depend on."""

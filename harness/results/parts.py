@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from attncheck.harness.errors import ResultsError
-from attncheck.harness.reading.dtypes import numpy_dtype
-from attncheck.harness.results.format import ARRAY_SCHEMA, ROW_SCHEMA, ComparisonKind
-from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import DTYPES
+from attncheck.errors import ResultsError
+from attncheck.reading.dtypes import numpy_dtype
+from attncheck.results.format import ARRAY_SCHEMA, ROW_SCHEMA, ComparisonKind
+from attncheck.verdicts import Verdict
+from attncheck.vocabulary import DTYPES
 
 ArrayKey = tuple[str, str, str, str]
 """case, dtype, implementation, stage"""

@@ -14,11 +14,11 @@ from typing import Any
 import pandas as pd
 from numpy.typing import NDArray
 
-from attncheck.harness.errors import ResultsError
-from attncheck.harness.results.case_records import CaseRecords, read_cases, with_unnamed
-from attncheck.harness.results.format import FORMAT
-from attncheck.harness.results.parts import ArrayKey, ArrayParts, read_rows, release_memory
-from attncheck.harness.results.records import (
+from attncheck.errors import ResultsError
+from attncheck.results.case_records import CaseRecords, read_cases, with_unnamed
+from attncheck.results.format import FORMAT
+from attncheck.results.parts import ArrayKey, ArrayParts, read_rows, release_memory
+from attncheck.results.records import (
     EnvironmentRecord,
     SummaryRecord,
     check_record,

@@ -14,8 +14,8 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
-from attncheck.harness.errors import ResultsError
-from attncheck.harness.results.coverage import MINIMUM
+from attncheck.errors import ResultsError
+from attncheck.results.coverage import MINIMUM
 
 _MOST_BYTES = 2**29
 """Of one JSON file: some hundred thousand cases."""

@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from attncheck.harness.errors import OutputError, ResultsError
-from attncheck.harness.results.case_records import cases_text
-from attncheck.harness.results.format import (
+from attncheck.errors import OutputError, ResultsError
+from attncheck.results.case_records import cases_text
+from attncheck.results.format import (
     ARRAY_SCHEMA,
     FORMAT,
     REPORT_FOLDER,
@@ -27,7 +27,7 @@ from attncheck.harness.results.format import (
     Row,
     StoredArray,
 )
-from attncheck.harness.results.records import read_json
+from attncheck.results.records import read_json
 
 _FOLDERS = ("rows", "arrays", "logs")
 

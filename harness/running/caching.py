@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from attncheck.backends import BACKENDS, BackendEntry
-from attncheck.harness.running.environment import cpu_features, package_version
+from attncheck.running.environment import cpu_features, package_version
 
 Entry = TypeVar("Entry", bound=BackendEntry)
 

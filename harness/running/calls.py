@@ -23,7 +23,7 @@ from time import monotonic
 from typing import Any, TypeAlias, TypeVar
 from weakref import WeakSet
 
-from attncheck.harness.running.processes import end, end_with_parent, sacrifice, spawn
+from attncheck.running.processes import end, end_with_parent, sacrifice, spawn
 
 Answer = TypeVar("Answer")
 

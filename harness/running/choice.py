@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attncheck.harness.errors import UsageError
-from attncheck.harness.running.calls import Ended, Overdue, Raised, WorkerProcess
-from attncheck.harness.running.executor import Limits
-from attncheck.harness.running.implementations import Chosen, Implementation, choose_implementations
-from attncheck.harness.running.origin import Origin, origin_of
-from attncheck.harness.running.own import LoadError, OwnEntry, Target, UnfitError, entry_of, published
-from attncheck.harness.running.worker import clean, redirect_output
+from attncheck.errors import UsageError
+from attncheck.running.calls import Ended, Overdue, Raised, WorkerProcess
+from attncheck.running.executor import Limits
+from attncheck.running.implementations import Chosen, Implementation, choose_implementations
+from attncheck.running.origin import Origin, origin_of
+from attncheck.running.own import LoadError, OwnEntry, Target, UnfitError, entry_of, published
+from attncheck.running.worker import clean, redirect_output
 
 
 def choose(
@@ -113,8 +113,8 @@ def own_implementation(
 def _declared(target: Target, log: str) -> dict[str, Any] | str:
     """Run in the process: what the target declares, or why it cannot be used."""
     redirect_output(log)
-    from attncheck.harness.running.own_call import declarations
-    from attncheck.harness.running.unfit import unfit_text
+    from attncheck.running.own_call import declarations
+    from attncheck.running.unfit import unfit_text
 
     try:
         loaded = target.load()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attncheck.harness.running.worker import Computed, Failure, Outcome
+from attncheck.running.worker import Computed, Failure, Outcome
 
 MOST_EQUAL_ENDS = 10
 _ENDS = ("crash", "timeout")

@@ -17,16 +17,16 @@ from typing import Generic, TypeVar
 
 import psutil
 
-from attncheck.harness.running.caching import with_cache
-from attncheck.harness.running.calls import Ended, Overdue, Raised, Stopped, WorkerProcess
-from attncheck.harness.running.ends import EqualEnds
-from attncheck.harness.running.implementations import Implementation
-from attncheck.harness.running.logs import Log
-from attncheck.harness.running.padding import padded_call
-from attncheck.harness.running.processes import memory_of
-from attncheck.harness.running.score_memory import scores_too_large
-from attncheck.harness.running.turns import Turns
-from attncheck.harness.running.worker import Failure, Outcome, Task, evaluate_and_measure, start
+from attncheck.running.caching import with_cache
+from attncheck.running.calls import Ended, Overdue, Raised, Stopped, WorkerProcess
+from attncheck.running.ends import EqualEnds
+from attncheck.running.implementations import Implementation
+from attncheck.running.logs import Log
+from attncheck.running.padding import padded_call
+from attncheck.running.processes import memory_of
+from attncheck.running.score_memory import scores_too_large
+from attncheck.running.turns import Turns
+from attncheck.running.worker import Failure, Outcome, Task, evaluate_and_measure, start
 
 Key = TypeVar("Key")
 Answer = TypeVar("Answer")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from attncheck.backends import BACKENDS, BackendEntry, Mode
-from attncheck.harness.errors import UsageError
+from attncheck.errors import UsageError
 
 DEFAULT_MODE = "eager"
 ALL = "all"

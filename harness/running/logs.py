@@ -8,8 +8,8 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from attncheck.harness.errors import OutputError
-from attncheck.harness.running.worker import clean
+from attncheck.errors import OutputError
+from attncheck.running.worker import clean
 
 _KEPT = 2**12
 _LEAST_SPACE = 2**16

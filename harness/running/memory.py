@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.reading.shapes import repeated_axes
+from attncheck.reading.shapes import repeated_axes
 
 Array = NDArray[Any]
 

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from attncheck.harness.running.own import name_of
+from attncheck.running.own import name_of
 
 
 @dataclass(frozen=True)

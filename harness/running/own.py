@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from attncheck.backends import BACKENDS, NATIVE, BackendEntry, DeclaredConvention, Mode
 from attncheck.backends.contract import Backend
-from attncheck.harness.errors import UsageError
+from attncheck.errors import UsageError
 
 if TYPE_CHECKING:
-    from attncheck.harness.running.own_call import OwnBackend
+    from attncheck.running.own_call import OwnBackend
 
 ENTRY_POINTS = "attncheck.implementations"
 EXPECTED = (
@@ -174,7 +174,7 @@ class OwnEntry(BackendEntry):
 
     def load(self, mode: str = "") -> Backend:
         """Load the target and wrap it."""
-        from attncheck.harness.running.own_call import own_backend
+        from attncheck.running.own_call import own_backend
 
         backend: OwnBackend = own_backend(self.target.load(), self.function, BACKENDS[self.framework])
         return backend  # type: ignore[return-value] # it has those of the contract's functions that the target has

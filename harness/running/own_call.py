@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from attncheck.backends import EAGER, NATIVE, PADDED_BY, BackendEntry
 from attncheck.backends.contract import Backend, EmptyRows
-from attncheck.harness.running.imports import imports_of
-from attncheck.harness.running.left_behind import Misbehaved, nothing_left_behind
-from attncheck.harness.running.operations import LackingError, accepted_of, check_parameters
-from attncheck.harness.running.own import EXPECTED, LoadError, UnfitError, advice_on_framework
-from attncheck.harness.running.requirements import Requirements
-from attncheck.harness.running.signatures import INPUTS, hints, misfits, required_keywords
-from attncheck.harness.running.worker import AdvisedError
-from attncheck.harness.vocabulary import DTYPES, NUMERICAL_CLASSES, result_stages
+from attncheck.running.imports import imports_of
+from attncheck.running.left_behind import Misbehaved, nothing_left_behind
+from attncheck.running.operations import LackingError, accepted_of, check_parameters
+from attncheck.running.own import EXPECTED, LoadError, UnfitError, advice_on_framework
+from attncheck.running.requirements import Requirements
+from attncheck.running.signatures import INPUTS, hints, misfits, required_keywords
+from attncheck.running.worker import AdvisedError
+from attncheck.vocabulary import DTYPES, NUMERICAL_CLASSES, result_stages
 
 _OPERATIONS = {"mask_scores": "masking"} | {
     name: name for name in ("softmax", "attention", "attention_gradients", "multi_head_attention")

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.errors import UsageError
-from attncheck.harness.reading.shapes import bind_axes, stage_axes, stage_shapes
-from attncheck.harness.running.cutting import Kept, cut
-from attncheck.harness.running.implementations import Implementation
-from attncheck.harness.running.operations import call_of
-from attncheck.harness.running.padding_exact import InexactError, require_exact, sees_added_keys
-from attncheck.harness.running.requirements import Requirements
-from attncheck.harness.running.worker import Failure, Outcome, Task
-from attncheck.harness.vocabulary import Shape, inputs_of
+from attncheck.errors import UsageError
+from attncheck.reading.shapes import bind_axes, stage_axes, stage_shapes
+from attncheck.running.cutting import Kept, cut
+from attncheck.running.implementations import Implementation
+from attncheck.running.operations import call_of
+from attncheck.running.padding_exact import InexactError, require_exact, sees_added_keys
+from attncheck.running.requirements import Requirements
+from attncheck.running.worker import Failure, Outcome, Task
+from attncheck.vocabulary import Shape, inputs_of
 
 Array = NDArray[Any]
 Lengths = Mapping[str, int]

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.reading.lowering import essential
-from attncheck.harness.running.worker import Task
+from attncheck.reading.lowering import essential
+from attncheck.running.worker import Task
 
 Array = NDArray[Any]
 _MOST_AT_A_TIME = 1 << 24

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from attncheck.backends import Mode
-from attncheck.harness.reading.shapes import score_elements
-from attncheck.harness.running.worker import Failure, Task
-from attncheck.harness.vocabulary import computed_stages
+from attncheck.reading.shapes import score_elements
+from attncheck.running.worker import Failure, Task
+from attncheck.vocabulary import computed_stages
 
 _OF_SCORES_SHAPE = frozenset({"raw_scores", "scores", "capped", "biased", "masked", "weights"})
 _LEAST_HELD = 2

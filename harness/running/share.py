@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import psutil
 
-from attncheck.harness.running.executor import Limits
+from attncheck.running.executor import Limits
 
 _LEAST_MEMORY = 3 * 2**29
 """Bytes. A framework that has done nothing yet holds up to 800 MB, and starting one anew takes seconds."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.inputs import Inputs
-from attncheck.harness.reading.lowering import delivered
-from attncheck.harness.running.worker import Task
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import Inputs
+from attncheck.reading.lowering import delivered
+from attncheck.running.worker import Task
 
 
 def task_of(case: Case, inputs: Inputs) -> Task:

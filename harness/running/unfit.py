@@ -6,11 +6,11 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from attncheck.harness.running.imports import imports_of
-from attncheck.harness.running.origin import innermost
-from attncheck.harness.running.own import Target, UnfitError
-from attncheck.harness.running.signatures import Place, adapter, is_plain
-from attncheck.harness.running.worker import clean
+from attncheck.running.imports import imports_of
+from attncheck.running.origin import innermost
+from attncheck.running.own import Target, UnfitError
+from attncheck.running.signatures import Place, adapter, is_plain
+from attncheck.running.worker import clean
 
 
 def unfit_text(error: UnfitError, target: Target, loaded: Any) -> str:

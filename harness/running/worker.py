@@ -136,7 +136,7 @@ def evaluate_and_measure(task: Task) -> Evaluated:
     """Run one operation; put back what it changed that the next one shares."""
     import psutil
 
-    from attncheck.harness.running.surroundings import Surroundings
+    from attncheck.running.surroundings import Surroundings
 
     surroundings = Surroundings.taken()
     outcome = evaluate(task)
@@ -148,9 +148,9 @@ def evaluate_on(backend: Backend, task: Task) -> Outcome:
     """Run one operation of a backend; whatever it raises or returns is its result."""
     import numpy as np
 
-    from attncheck.harness.running.memory import laid_out
-    from attncheck.harness.running.operations import LackingError, not_asked, run_operation
-    from attncheck.harness.vocabulary import result_stages
+    from attncheck.running.memory import laid_out
+    from attncheck.running.operations import LackingError, not_asked, run_operation
+    from attncheck.vocabulary import result_stages
 
     try:
         with np.errstate(all="ignore"):

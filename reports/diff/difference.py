@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from attncheck.harness.errors import ExitCode, UsageError
-from attncheck.harness.results.same_cases import changed
-from attncheck.harness.verdicts import Verdict
+from attncheck.errors import ExitCode, UsageError
 from attncheck.reports.answer import what_is_wrong
 from attncheck.reports.cells import FAILS_A_RUN, Cell, cell_table
 from attncheck.reports.diff.columns import CASE_CHANGES, VERDICT_CHANGES, typed
 from attncheck.reports.diff.environments import environment_changes, known_changes
 from attncheck.reports.diff.errors import error_changes
 from attncheck.reports.frames import Frames, failing, records
+from attncheck.results.same_cases import changed
+from attncheck.verdicts import Verdict
 
 WORSE, BETTER, OTHER = "worse", "better", "other"
 _KEYS = ["environment", "implementation", "case", "dtype"]

@@ -26,7 +26,7 @@ from math import prod
 
 import pandas as pd
 
-from attncheck.harness.judging.tiers import Tier, noise_limit
+from attncheck.judging.tiers import Tier, noise_limit
 from attncheck.reports.diff.columns import ERROR_CHANGES, typed
 
 _KEYS = ["environment", "implementation", "case", "dtype", "stage"]

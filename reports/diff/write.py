@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attncheck.harness.errors import OutputError
+from attncheck.errors import OutputError
 from attncheck.reports.diff.difference import Difference
 from attncheck.reports.diff.text import render_diff_markdown
 from attncheck.reports.spreadsheet import write_csv

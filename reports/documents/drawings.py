@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.quantities import QUANTITIES
-from attncheck.harness.results.format import EXACT, INPUTS
-from attncheck.harness.vocabulary import STAGES
+from attncheck.quantities import QUANTITIES
 from attncheck.reports.arrays import KeptArrays
 from attncheck.reports.figures.panels import BLUE, GREY, ORANGE, PURPLE, Panel, panels_of
+from attncheck.results.format import EXACT, INPUTS
+from attncheck.vocabulary import STAGES
 
 Array = NDArray[Any]
 

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import DTYPES
 from attncheck.reports.frames import Column, records
+from attncheck.verdicts import Verdict
+from attncheck.vocabulary import DTYPES
 
 Array = NDArray[Any]
 ExactOf = Mapping[str, Array]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-from attncheck.harness.verdicts import Verdict
 from attncheck.reports.documents.drawings import Drawing, Kept, drawings_of, exact_value, input_text, kept_of
 from attncheck.reports.documents.numbers import NumberTable, hold_sentence, number_tables, spread_sentence
 from attncheck.reports.frames import Column, Frames, documents_of, groups
+from attncheck.verdicts import Verdict
 
 
 @dataclass(frozen=True)

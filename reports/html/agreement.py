@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from attncheck.harness.verdicts import Verdict
 from attncheck.reports.frames import Frames, failing, known_divergences, records
 from attncheck.reports.html.anchors import Anchors
+from attncheck.verdicts import Verdict
 
 _NEAR = 0.1
 """Of what is allowed: pairs that differ by more are told apart, though they agree."""

@@ -8,13 +8,13 @@ from typing import Any
 
 import pandas as pd
 
-from attncheck.harness.verdicts import Verdict
 from attncheck.reports.cells import Cell, CellRow
 from attncheck.reports.frames import Column, Frames, failing, known_divergences, records, stage_order
 from attncheck.reports.html.anchors import Anchors
 from attncheck.reports.html.evidence import Evidence
 from attncheck.reports.html.words import SYMBOLS, options_text, shape_text, short
 from attncheck.reports.printed_numbers import Misprint, misprints
+from attncheck.verdicts import Verdict
 
 _SHOWN = [
     "environment",

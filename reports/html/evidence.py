@@ -9,8 +9,7 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
-from attncheck.harness.errors import ResultsError
-from attncheck.harness.results.format import EXACT, bound_name
+from attncheck.errors import ResultsError
 from attncheck.reports.arrays import error_ratio
 from attncheck.reports.cells import CellRow, State
 from attncheck.reports.commands import commands_again
@@ -22,6 +21,7 @@ from attncheck.reports.html.scripts import Script, Scripts
 from attncheck.reports.html.words import SYMBOLS, long, short
 from attncheck.reports.known import address_of
 from attncheck.reports.printed_numbers import OF_DOCUMENTS
+from attncheck.results.format import EXACT, bound_name
 
 _MOST_ROWS = 12
 """Stages and numbers that are spelt out; more follow from the same fault."""

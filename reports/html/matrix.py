@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attncheck.harness.vocabulary import DTYPES
 from attncheck.reports.cells import Cell, CellRow, State, worst_cell
 from attncheck.reports.frames import Frames, rows_judged
 from attncheck.reports.html.anchors import Anchors
 from attncheck.reports.html.budget import LETTERS_PER_CELL, LETTERS_PER_ROW, Budget, urgent_first, within
 from attncheck.reports.html.words import SHORT_DTYPES, SYMBOLS
+from attncheck.vocabulary import DTYPES
 
 NOT_RUN = "not run"
 

@@ -7,9 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from attncheck.harness.errors import ExitCode
-from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import DTYPES
+from attncheck.errors import ExitCode
 from attncheck.reports.alike import Told, count_told, told_once
 from attncheck.reports.answer import Answer, exit_code_of, findings, make_answer
 from attncheck.reports.cells import CellRow, State, cell_table
@@ -33,6 +31,8 @@ from attncheck.reports.known import (
     empty_rows,
     known_groups,
 )
+from attncheck.verdicts import Verdict
+from attncheck.vocabulary import DTYPES
 
 _AGREE, _FAILING, _UNSURE = ("agree", "✓"), ("failing", "✗"), ("known", "!")
 _OF_RECORDS = ("misprint", "!")

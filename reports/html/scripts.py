@@ -8,11 +8,11 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from attncheck.harness.errors import ResultsError
-from attncheck.harness.results.format import SCRIPTS_FOLDER
-from attncheck.harness.results.records import read_json
+from attncheck.errors import ResultsError
 from attncheck.reports.frames import Column
 from attncheck.reports.html.anchors import slug
+from attncheck.results.format import SCRIPTS_FOLDER
+from attncheck.results.records import read_json
 
 _MOST_BYTES = 100_000
 """A script that is larger holds large inputs: `attncheck repro` writes it again."""

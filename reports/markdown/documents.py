@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from attncheck.harness.vocabulary import DTYPES
 from attncheck.reports.documents.numbers import NumberLine, NumberTable, Value, as_matrix, count
 from attncheck.reports.documents.pages import DocumentCase, DocumentPage, Expectation, document_pages
 from attncheck.reports.frames import Frames
 from attncheck.reports.markdown.text import code, details, escape, table
+from attncheck.vocabulary import DTYPES
 
 _MOST_VISIBLE = 40
 """Longer tables are folded away."""

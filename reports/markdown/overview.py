@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
-from attncheck.harness.verdicts import Verdict
 from attncheck.reports.frames import Column, Frames, count_places, documents_of, under_erratum
 from attncheck.reports.markdown.text import escape, table
 from attncheck.reports.printed_numbers import number_counts_of
+from attncheck.verdicts import Verdict
 
 _EXPLAINED = (
     "Printed numbers, each counted once: those that hold wherever they were compared, that do not hold, and that are "

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from attncheck.backends import BACKENDS, PADDED_BY, numpy_backend
-from attncheck.harness.explain import find_implementation
-from attncheck.harness.running.executor import Group, GroupRunner, Limits
-from attncheck.harness.running.operations import accepted_of, run_operation
-from attncheck.harness.running.worker import Computed, Task
+from attncheck.explain import find_implementation
+from attncheck.running.executor import Group, GroupRunner, Limits
+from attncheck.running.operations import accepted_of, run_operation
+from attncheck.running.worker import Computed, Task
 
 pytestmark = [
     pytest.mark.jax,

@@ -13,9 +13,9 @@ import pytest
 
 from attncheck.backends import BACKENDS, BackendEntry, Mode
 from attncheck.backends.contract import EmptyRows
-from attncheck.harness.judging.policies import policy_for
-from attncheck.harness.vocabulary import DTYPES
+from attncheck.judging.policies import policy_for
 from attncheck.reports.known import address_of
+from attncheck.vocabulary import DTYPES
 
 MODES = [
     pytest.param(mode, id=f"{entry.name}.{mode.name}")

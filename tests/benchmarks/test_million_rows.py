@@ -8,11 +8,11 @@ from types import ModuleType
 
 import pytest
 
-from attncheck.harness.merge import merge_runs
-from attncheck.harness.results.reader import read_run
+from attncheck.merge import merge_runs
 from attncheck.reports.frames import failing, known_divergences
 from attncheck.reports.making import make_frames
 from attncheck.reports.markdown.report import render_markdown
+from attncheck.results.reader import read_run
 
 PATH = Path(__file__).parents[2] / "benchmarks" / "million_rows.py"
 

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from attncheck.harness.judging.known import reason_for
-from attncheck.harness.reading.divergences import load_divergences
+from attncheck.judging.known import reason_for
+from attncheck.reading.divergences import load_divergences
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.judge import judge
-from attncheck.harness.judging.oracle_problem import Problem
-from attncheck.harness.judging.special_rows import empty_rows, scores_shape, special_rows
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.inputs import Inputs, convert_inputs, make_exact_inputs
-from attncheck.harness.reading.lowering import Posed, essential
-from attncheck.harness.reading.schema import case_schema, tag_schema
-from attncheck.harness.reading.selection import select_cases
-from attncheck.harness.running.worker import Computed
-from attncheck.harness.verdicts import Verdict
-from attncheck.harness.vocabulary import OPERATIONS, SCORE_INPUTS
+from attncheck.judging.judge import judge
+from attncheck.judging.oracle_problem import Problem
+from attncheck.judging.special_rows import empty_rows, scores_shape, special_rows
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.lowering import Posed, essential
+from attncheck.reading.schema import case_schema, tag_schema
+from attncheck.reading.selection import select_cases
+from attncheck.running.worker import Computed
+from attncheck.verdicts import Verdict
+from attncheck.vocabulary import OPERATIONS, SCORE_INPUTS
 
 ROOT = Path(str(files("attncheck.cases")))
 CORPUS = select_cases()

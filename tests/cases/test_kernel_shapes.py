@@ -8,12 +8,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from attncheck.harness.judging.special_rows import empty_rows
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.harness.reading.lowering import Posed
-from attncheck.harness.reading.selection import select_cases
-from attncheck.harness.reading.tiles import TEMPLATE, tile_row
+from attncheck.judging.special_rows import empty_rows
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.lowering import Posed
+from attncheck.reading.selection import select_cases
+from attncheck.reading.tiles import TEMPLATE, tile_row
 
 CASES = select_cases(["kernel_shapes"]).cases
 WIDTHS = (16, 32, 64, 80, 96, 128, 192, 256)

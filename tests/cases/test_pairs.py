@@ -17,14 +17,14 @@ from typing import Any, get_args
 
 import pytest
 
-from attncheck.harness.judging.special_rows import empty_rows
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.harness.reading.lowering import Posed
-from attncheck.harness.reading.model import Options
-from attncheck.harness.reading.options import ONLY_WITH_SOME_SCORES
-from attncheck.harness.reading.selection import select_cases
-from attncheck.harness.vocabulary import (
+from attncheck.judging.special_rows import empty_rows
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.lowering import Posed
+from attncheck.reading.model import Options
+from attncheck.reading.options import ONLY_WITH_SOME_SCORES
+from attncheck.reading.selection import select_cases
+from attncheck.vocabulary import (
     DEFAULT_EMPTY_ROWS,
     NEEDED,
     OPERATIONS,

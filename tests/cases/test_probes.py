@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.inputs import Inputs
-from attncheck.harness.reading.selection import select_cases
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import Inputs
+from attncheck.reading.selection import select_cases
 
 Stages = dict[str, NDArray[Any]]
 Compute = Callable[[Case, str], tuple[Inputs, Stages]]

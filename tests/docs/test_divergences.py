@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from attncheck.harness.reading.divergences import DivergenceEntry, load_divergences
+from attncheck.reading.divergences import DivergenceEntry, load_divergences
 
 PAGE = Path(__file__).parents[2] / "docs" / "divergences.md"
 EXAMPLE = re.compile(r"```yaml\n(.*?)```", re.DOTALL)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attncheck.harness import check
+from attncheck import check
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 CASES = ["attention", "grouped_heads", "coincidences"]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from attncheck.harness import cli
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.loader import load_case_file
+from attncheck import cli
+from attncheck.reading.case import Case
+from attncheck.reading.loader import load_case_file
 
 
 @pytest.fixture(scope="session")

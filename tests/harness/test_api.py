@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from attncheck.harness import UsageError, check
+from attncheck import UsageError, check
 
 Array = NDArray[Any]
 PLAIN = "attention/every-dimension-is-different-and-none-is-forgotten"
@@ -62,7 +62,7 @@ def test_a_script_without_a_main_guard_is_not_run_again_by_its_workers(tmp_path:
     script = tmp_path / "script.py"
     script.write_text(
         "print('once')\n"
-        "from attncheck.harness import check\n"
+        "from attncheck import check\n"
         f"result = check(lambda query, key, value: value, cases=['{PLAIN}'], dtypes=['float64'])\n"
         "print(result.agrees)\n",
         encoding="utf-8",

@@ -19,11 +19,11 @@ from typing import Any, cast
 import pytest
 
 from attncheck.backends import BACKENDS, BackendEntry
-from attncheck.harness.results.format import EXACT, Row
-from attncheck.harness.results.reader import read_run
+from attncheck.results.format import EXACT, Row
+from attncheck.results.reader import read_run
 
 COMMAND = Path(sys.executable).with_name("attncheck")
-MODULE = (sys.executable, "-m", "attncheck.harness")
+MODULE = (sys.executable, "-m", "attncheck")
 
 ESCAPE = "\x1b["
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-9]")
@@ -339,7 +339,7 @@ def read_terminal(descriptor: int) -> bytes:
 def test_help_imports_nothing_that_takes_long() -> None:
     code = (
         "import sys; sys.argv = ['attncheck', '--help']\n"
-        "from attncheck.harness.cli import main\n"
+        "from attncheck.cli import main\n"
         "try:\n    main()\n"
         "except SystemExit as end:\n"
         "    slow = {'numpy', 'pandas', 'pyarrow', 'pydantic', 'torch', 'tensorflow', 'jax'}\n"
@@ -460,7 +460,7 @@ def test_a_case_file_whose_name_is_no_text_is_reported_readably(case_folder: Pat
 INTERRUPTIBLE = """\
 import signal
 from attncheck.backends import BACKENDS, BackendEntry
-from attncheck.harness.cli import main
+from attncheck.cli import main
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background of a shell
 BACKENDS.clear()

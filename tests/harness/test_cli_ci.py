@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from attncheck.harness.results.format import Row
+from attncheck.results.format import Row
 
 Invoke = Callable[..., tuple[int, str, str]]
 

@@ -17,17 +17,17 @@ from typing import Any
 import pytest
 
 from attncheck.backends import BackendEntry
-from attncheck.harness.errors import ClusterError, ExitCode, UsageError
-from attncheck.harness.merge import merge_runs
-from attncheck.harness.reading.divergences import load_divergences
-from attncheck.harness.reading.selection import select_cases
-from attncheck.harness.results.reader import Run, read_run, read_runs
-from attncheck.harness.run import RunSummary, Settings, run_cases
-from attncheck.harness.running.executor import Group, Limits
-from attncheck.harness.running.implementations import Chosen, Implementation
-from attncheck.harness.running.own import Target, entry_of
+from attncheck.errors import ClusterError, ExitCode, UsageError
+from attncheck.merge import merge_runs
+from attncheck.reading.divergences import load_divergences
+from attncheck.reading.selection import select_cases
 from attncheck.reports.making import make_frames
 from attncheck.reports.write import write_report
+from attncheck.results.reader import Run, read_run, read_runs
+from attncheck.run import RunSummary, Settings, run_cases
+from attncheck.running.executor import Group, Limits
+from attncheck.running.implementations import Chosen, Implementation
+from attncheck.running.own import Target, entry_of
 
 distributed = pytest.importorskip("distributed", reason="the extra dask is not installed")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are killed as POSIX systems kill")
@@ -293,7 +293,7 @@ def test_a_lost_cluster_is_told_in_one_line_and_what_was_judged_is_kept(
 def test_without_workers_a_run_waits_for_a_while_and_gives_up(
     run: Callable[..., Any], processes: Processes, modules: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from attncheck.harness.cluster import driving
+    from attncheck.cluster import driving
 
     monkeypatch.setattr(driving, "PATIENCE_SECONDS", 0.5)
     monkeypatch.setattr(driving, "LOOK_SECONDS", 0.1)
@@ -324,7 +324,7 @@ def test_what_no_worker_offers_is_named_before_anything_runs(
 def test_another_version_on_a_worker_is_refused(
     run: Callable[..., Any], processes: Processes, honest: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from attncheck.harness.cluster import versions
+    from attncheck.cluster import versions
 
     processes.have(1)
     there = versions._version("numpy")
@@ -336,9 +336,9 @@ def test_another_version_on_a_worker_is_refused(
 
 
 def test_a_worker_that_joins_late_with_another_file_computes_nothing(tmp_path: Path) -> None:
-    from attncheck.harness.bench import Judge
-    from attncheck.harness.cluster.tasks import Campaign, check_versions
-    from attncheck.harness.cluster.versions import asked_of, found_here
+    from attncheck.bench import Judge
+    from attncheck.cluster.tasks import Campaign, check_versions
+    from attncheck.cluster.versions import asked_of, found_here
 
     kernel = tmp_path / "kernel.py"
     kernel.write_text("def attention(query, key, value): return value")
@@ -364,7 +364,7 @@ def test_an_address_where_nothing_answers_is_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    from attncheck.harness.cluster import connection
+    from attncheck.cluster import connection
 
     monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.5)
     with pytest.raises(UsageError, match=r"no Dask scheduler answers at .*expected the address that"):
@@ -374,8 +374,8 @@ def test_an_address_where_nothing_answers_is_refused_in_one_line(
 
 LOCAL = """
 import sys
-import attncheck.harness.cli.running, attncheck.harness.run
-from attncheck.harness.cli import main
+import attncheck.cli.running, attncheck.run
+from attncheck.cli import main
 try:
     main()
 except SystemExit as end:
@@ -394,7 +394,7 @@ def test_a_run_here_does_not_import_dask(tmp_path: Path, case_folder: Path) -> N
 
 def test_without_dask_the_extra_is_named(run: Callable[..., Any], honest: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()  # what earlier tests left of Dask imports from it when it goes
-    for name in [name for name in sys.modules if name.startswith("attncheck.harness.cluster")]:
+    for name in [name for name in sys.modules if name.startswith("attncheck.cluster")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(UsageError, match=r"--cluster needs the extra dask: pip install 'attncheck\[dask\]'"):

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attncheck.backends import BACKENDS
-from attncheck.harness.commands import command, joined, words_again, words_of
-from attncheck.harness.running.choice import choose, choose_callable
-from attncheck.harness.running.executor import Limits
-from attncheck.harness.running.implementations import Implementation
+from attncheck.commands import command, joined, words_again, words_of
+from attncheck.running.choice import choose, choose_callable
+from attncheck.running.executor import Limits
+from attncheck.running.implementations import Implementation
 
 NUMPY = Implementation(BACKENDS["numpy"])
 KERNEL = "def attention(query, key, value):\n    return value\n"

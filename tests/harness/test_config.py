@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from attncheck.harness.config import Config, read_config
-from attncheck.harness.errors import UsageError
+from attncheck.config import Config, read_config
+from attncheck.errors import UsageError
 
 
 def project(folder: Path, text: str) -> Path:

@@ -11,11 +11,11 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from attncheck.harness.api import check
-from attncheck.harness.diagnosing import counted_again, retold_frame, retold_rows
-from attncheck.harness.judging.diagnosis import Evidence, Fit, Plain, pack
-from attncheck.harness.results.format import Row
-from attncheck.harness.verdicts import Verdict
+from attncheck.api import check
+from attncheck.diagnosing import counted_again, retold_frame, retold_rows
+from attncheck.judging.diagnosis import Evidence, Fit, Plain, pack
+from attncheck.results.format import Row
+from attncheck.verdicts import Verdict
 
 CASES = """\
 title: Causal attention

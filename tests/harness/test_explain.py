@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from attncheck.backends import BACKENDS, BackendEntry
-from attncheck.harness.errors import UsageError
-from attncheck.harness.explain import Explanation, explain_case, find_implementation
-from attncheck.harness.judging.judge_stages import StageJudgement
-from attncheck.harness.reading.addresses import select_one
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.selection import select_cases
-from attncheck.harness.running.executor import Limits
-from attncheck.harness.running.implementations import Implementation
-from attncheck.harness.verdicts import Verdict
+from attncheck.errors import UsageError
+from attncheck.explain import Explanation, explain_case, find_implementation
+from attncheck.judging.judge_stages import StageJudgement
+from attncheck.reading.addresses import select_one
+from attncheck.reading.case import Case
+from attncheck.reading.selection import select_cases
 from attncheck.reports.explanation import print_explanation
+from attncheck.running.executor import Limits
+from attncheck.running.implementations import Implementation
+from attncheck.verdicts import Verdict
 
 ATTENTION = "attention/every-dimension-is-different-and-none-is-forgotten"
 

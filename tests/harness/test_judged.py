@@ -221,7 +221,7 @@ def test_a_number_without_an_exact_answer_is_unverified_everywhere(told: Callabl
 def test_a_project_says_how_much_has_to_be_judged_where_nothing_is_picked(
     invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from attncheck.harness.config import minimum_of
+    from attncheck.config import minimum_of
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").write_text('[tool.attncheck]\nmin_judged = "80%"\n')

@@ -10,20 +10,20 @@ import pandas as pd
 import pytest
 
 from attncheck.backends import BackendEntry, DeclaredConvention, Mode
-from attncheck.harness.errors import ExitCode
-from attncheck.harness.explain import explain_case
-from attncheck.harness.merge import merge_runs
-from attncheck.harness.reading.divergences import load_divergences
-from attncheck.harness.reading.selection import select_cases
-from attncheck.harness.results.reader import Run
-from attncheck.harness.run import RunSummary
-from attncheck.harness.running.executor import Limits
-from attncheck.harness.running.implementations import Implementation
+from attncheck.errors import ExitCode
+from attncheck.explain import explain_case
+from attncheck.merge import merge_runs
+from attncheck.reading.divergences import load_divergences
+from attncheck.reading.selection import select_cases
 from attncheck.reports.answer import make_answer, verdict_table
 from attncheck.reports.explanation import explanation_text
 from attncheck.reports.frames import Frames
 from attncheck.reports.making import make_frames
 from attncheck.reports.markdown.report import render_markdown
+from attncheck.results.reader import Run
+from attncheck.run import RunSummary
+from attncheck.running.executor import Limits
+from attncheck.running.implementations import Implementation
 
 CASES = """\
 title: Causality and empty rows
@@ -406,7 +406,7 @@ def test_a_larger_error_than_a_list_excuses_fails_a_run_and_explaining_says_so(
     up_to: str,
     is_known: bool,
 ) -> None:
-    from attncheck.harness import explain
+    from attncheck import explain
 
     entry, divergences = make_backend("rounded", ROUNDED), known(tmp_path, ROUNDS.format(up_to=up_to))
     summary, _ = run_below(tmp_path, [entry], divergences=divergences)
@@ -427,7 +427,7 @@ def test_a_larger_error_than_a_list_excuses_fails_a_run_and_explaining_says_so(
 def test_explaining_says_what_is_known(
     cases: Path, tmp_path: Path, lower: BackendEntry, monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
-    from attncheck.harness import explain
+    from attncheck import explain
 
     divergences = known(tmp_path, ENTRY) if is_known else ()
     monkeypatch.setattr(explain, "known_divergences", lambda backends: divergences)

@@ -14,10 +14,10 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.backends import BackendEntry
-from attncheck.harness.merge import Merged, merge_runs
-from attncheck.harness.results.format import INPUTS, Row, StoredArray, bound_name
-from attncheck.harness.results.reader import Run, read_runs
-from attncheck.harness.run import RunSummary
+from attncheck.merge import Merged, merge_runs
+from attncheck.results.format import INPUTS, Row, StoredArray, bound_name
+from attncheck.results.reader import Run, read_runs
+from attncheck.run import RunSummary
 
 RunSmall = Callable[..., tuple[RunSummary, Run]]
 Entries = tuple[BackendEntry, BackendEntry]

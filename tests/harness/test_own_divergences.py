@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from attncheck.harness.errors import ExitCode, UsageError
-from attncheck.harness.reading.selection import select_cases
+from attncheck.errors import ExitCode, UsageError
+from attncheck.reading.selection import select_cases
 
 Invoke = Callable[..., tuple[int, str, str]]
 CASES = """\
@@ -42,7 +42,7 @@ KNOWN = """\
 """
 PROJECT = '[tool.attncheck]\ncases = ["conformance/"]\ndivergences = ["conformance/known.yaml"]\n'
 IN_PYTHON = """
-from attncheck.harness import check
+from attncheck import check
 from my_kernel import attention
 result = check(attention, cases=["conformance"])
 print(result.agrees, *set(result.frames.results["implementation"]))
@@ -68,7 +68,7 @@ def pytest_in(project: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 
 def write_test(project: Path) -> None:
-    text = "from attncheck.harness.pytest_plugin import conformance\nfrom my_kernel import attention\n"
+    text = "from attncheck.pytest_plugin import conformance\nfrom my_kernel import attention\n"
     (project / "test_kernel.py").write_text(f"{text}test_it = conformance(attention, cases=['conformance'])\n")
 
 

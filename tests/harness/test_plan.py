@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from attncheck.harness.errors import UsageError
-from attncheck.harness.plan import Plan
-from attncheck.harness.reading.selection import select_cases
+from attncheck.errors import UsageError
+from attncheck.plan import Plan
+from attncheck.reading.selection import select_cases
 
 
 def test_every_case_is_planned_in_every_dtype_that_it_declares(case_folder: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from attncheck.harness.vocabulary import DTYPES
+from attncheck.vocabulary import DTYPES
 
 RIGHT = """
 import numpy as np
@@ -62,7 +62,7 @@ def test_a_failure_tells_the_story_and_what_cannot_be_asked_is_skipped(project: 
 def test_one_line_in_a_test_file_is_enough(project: Path) -> None:
     (project / "test_kernel.py").write_text(
         "from right_kernel import attention\n"
-        "from attncheck.harness.pytest_plugin import conformance\n"
+        "from attncheck.pytest_plugin import conformance\n"
         f"test_attention = conformance(attention, cases=[{PLAIN!r}], dtypes=['float32'])\n",
         encoding="utf-8",
     )
@@ -136,7 +136,7 @@ def test_a_session_in_which_nothing_was_judged_is_not_green(project: Path) -> No
     (project / "nothing_kernel.py").write_text(NOTHING, encoding="utf-8")
     (project / "test_kernel.py").write_text(
         "from nothing_kernel import attention\n"
-        "from attncheck.harness.pytest_plugin import conformance\n"
+        "from attncheck.pytest_plugin import conformance\n"
         f"test_attention = conformance(attention, cases=[{PLAIN!r}])\n",
         encoding="utf-8",
     )

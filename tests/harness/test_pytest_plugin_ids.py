@@ -40,7 +40,7 @@ cases:
 FOLDER = "my [own] cases"
 TEST = f"""
 from kernel import attention
-from attncheck.harness.pytest_plugin import conformance
+from attncheck.pytest_plugin import conformance
 
 test_attention = conformance(attention, cases=[{FOLDER!r}])
 """

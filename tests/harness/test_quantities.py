@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from attncheck.harness.quantities import QUANTITIES
+from attncheck.quantities import QUANTITIES
 
 Array = NDArray[np.float64]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from attncheck.harness import check
-from attncheck.harness.cli import app
+from attncheck import check
+from attncheck.cli import app
 
 CASE = "row/9-queries"
 FRESH = "In a fresh process nothing is wrong with this case.\nThe check found numeric at output: "
@@ -79,7 +79,7 @@ def test_a_case_that_was_changed_since_is_another_one(folder: Path, remembering:
 def test_calls_that_are_too_many_for_a_script_are_refused_with_what_shows_them(
     remembering: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attncheck.harness.repro.script.MOST_BEFORE", 1)
+    monkeypatch.setattr("attncheck.repro.script.MOST_BEFORE", 1)
     remembering("{2, 5}")
     assert ask("check", "row.yaml", "-i", "kernel.py:attention").exit_code == 1
     done = CliRunner().invoke(app, ["repro", CASE, "kernel.py:attention"])

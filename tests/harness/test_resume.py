@@ -16,18 +16,18 @@ import pandas as pd
 import pytest
 
 from attncheck.backends import BackendEntry
-from attncheck.harness.errors import UsageError
-from attncheck.harness.merge import merge_runs
-from attncheck.harness.reading.divergences import load_divergences
-from attncheck.harness.reading.selection import Selection, select_cases
-from attncheck.harness.results import earlier
-from attncheck.harness.results.format import Row
-from attncheck.harness.results.parts import read_rows
-from attncheck.harness.results.reader import read_run, read_runs
-from attncheck.harness.results.writer import ResultsWriter
-from attncheck.harness.run import RunSummary, Settings, run_cases
-from attncheck.harness.running.implementations import Chosen, Implementation
+from attncheck.errors import UsageError
+from attncheck.merge import merge_runs
+from attncheck.reading.divergences import load_divergences
+from attncheck.reading.selection import Selection, select_cases
 from attncheck.reports.making import make_frames
+from attncheck.results import earlier
+from attncheck.results.format import Row
+from attncheck.results.parts import read_rows
+from attncheck.results.reader import read_run, read_runs
+from attncheck.results.writer import ResultsWriter
+from attncheck.run import RunSummary, Settings, run_cases
+from attncheck.running.implementations import Chosen, Implementation
 
 Entries = tuple[BackendEntry, BackendEntry]
 WRONG = "def softmax(scores):\n    stages = numpy_backend.softmax(scores); stages['weights'] *= -1; return stages"
@@ -176,9 +176,9 @@ def test_earlier_rows_come_some_at_a_time_and_all_of_them(
 
 
 SCRIPT = """
-from attncheck.harness.results.format import Row
-from attncheck.harness.results.writer import ResultsWriter
-from attncheck.harness.cli import main
+from attncheck.results.format import Row
+from attncheck.results.writer import ResultsWriter
+from attncheck.cli import main
 ResultsWriter.SECONDS_PER_PART = 0.0
 main()
 """
@@ -220,10 +220,10 @@ KILLED_EVERYWHERE = """
 import json, os, shutil, signal, sys
 from pathlib import Path
 from attncheck.backends import BackendEntry
-from attncheck.harness import Limits, Settings, run_cases, select_cases
-from attncheck.harness.results.reader import read_run
-from attncheck.harness.results.writer import ResultsWriter
-from attncheck.harness.running.implementations import Chosen, Implementation
+from attncheck import Limits, Settings, run_cases, select_cases
+from attncheck.results.reader import read_run
+from attncheck.results.writer import ResultsWriter
+from attncheck.running.implementations import Chosen, Implementation
 
 ResultsWriter.SECONDS_PER_PART = 0.0
 CHANGES = {"os.mkdir", "os.remove", "os.rename", "os.rmdir", "shutil.rmtree"}

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from attncheck import plan
 from attncheck.backends import BackendEntry
-from attncheck.harness import plan
-from attncheck.harness.errors import ExitCode, OutputError
-from attncheck.harness.reading.selection import select_cases
-from attncheck.harness.results.format import EXACT, FORMAT, INPUTS
-from attncheck.harness.results.reader import Run, read_run
-from attncheck.harness.run import RunSummary, Settings, run_cases
-from attncheck.harness.running.implementations import Chosen, Implementation
+from attncheck.errors import ExitCode, OutputError
+from attncheck.reading.selection import select_cases
+from attncheck.results.format import EXACT, FORMAT, INPUTS
+from attncheck.results.reader import Run, read_run
+from attncheck.run import RunSummary, Settings, run_cases
+from attncheck.running.implementations import Chosen, Implementation
 
 RunSmall = Callable[..., tuple[RunSummary, Run]]
 Entries = tuple[BackendEntry, BackendEntry]

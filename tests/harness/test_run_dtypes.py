@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from attncheck import bench
 from attncheck.backends import BACKENDS, BackendEntry
-from attncheck.harness import bench
-from attncheck.harness.errors import ExitCode
-from attncheck.harness.results.reader import Run
-from attncheck.harness.run import RunSummary
+from attncheck.errors import ExitCode
+from attncheck.results.reader import Run
+from attncheck.run import RunSummary
 
 RunSmall = Callable[..., tuple[RunSummary, Run]]
 NARROW = "defaults: {dtypes: [%s]}\n"

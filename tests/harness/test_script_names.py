@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from attncheck.harness.cli.one_case import script_name
-from attncheck.harness.reading.selection import select_cases
+from attncheck.cli.one_case import script_name
+from attncheck.reading.selection import select_cases
 
 LONG = "file/" + "-".join(["word"] * 20)
 

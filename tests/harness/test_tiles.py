@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from attncheck.harness.api import check
-from attncheck.harness.config import read_config
-from attncheck.harness.errors import UsageError
-from attncheck.harness.reading.tiles import TEMPLATE
+from attncheck.api import check
+from attncheck.config import read_config
+from attncheck.errors import UsageError
+from attncheck.reading.tiles import TEMPLATE
 
 KERNEL = """
 import numpy as np

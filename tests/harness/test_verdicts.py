@@ -6,8 +6,8 @@ from itertools import permutations
 
 import pytest
 
-from attncheck.harness.errors import ExitCode
-from attncheck.harness.verdicts import Verdict, worst
+from attncheck.errors import ExitCode
+from attncheck.verdicts import Verdict, worst
 
 HARMLESS_FIRST = [
     "agree",

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from attncheck.backends import BackendEntry
-from attncheck.harness.merge import merge_runs
-from attncheck.harness.reading.selection import select_cases
-from attncheck.harness.results.reader import read_runs
-from attncheck.harness.run import Settings, run_cases
-from attncheck.harness.running.implementations import Chosen, Implementation
+from attncheck.merge import merge_runs
+from attncheck.reading.selection import select_cases
 from attncheck.reports.frames import Frames
 from attncheck.reports.making import make_frames
+from attncheck.results.reader import read_runs
+from attncheck.run import Settings, run_cases
+from attncheck.running.implementations import Chosen, Implementation
 
 
 @pytest.fixture(scope="session")

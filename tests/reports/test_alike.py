@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from attncheck.harness.results.format import Row
 from attncheck.reports.alike import count_told, told_once
 from attncheck.reports.answer import what_is_wrong
 from attncheck.reports.ci import render_ci_summary
@@ -16,6 +15,7 @@ from attncheck.reports.frames import Frames
 from attncheck.reports.html.render import render_html
 from attncheck.reports.markdown.report import wrong_section
 from attncheck.reports.terminal import print_summary
+from attncheck.results.format import Row
 
 MakeRow = Callable[..., Row]
 FAILED: dict[str, Any] = {"stage": "", "verdict": "error", "message": "TypeError: not | today"}

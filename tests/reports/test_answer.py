@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from attncheck.harness.errors import ExitCode
-from attncheck.harness.results.format import Row
+from attncheck.errors import ExitCode
 from attncheck.reports.answer import exit_code_of, make_answer, verdict_table, what_is_wrong
 from attncheck.reports.frames import Column, Frames
+from attncheck.results.format import Row
 
 MakeRow = Callable[..., Row]
 WriteRun = Callable[..., Path]

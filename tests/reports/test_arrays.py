@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from attncheck.harness.results.format import EXACT, INPUTS, StoredArray, bound_name
 from attncheck.reports.arrays import KeptArrays, error_ratio
 from attncheck.reports.frames import Frames
+from attncheck.results.format import EXACT, INPUTS, StoredArray, bound_name
 
 WriteRun = Callable[..., Path]
 

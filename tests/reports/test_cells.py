@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from attncheck.harness.results.format import Row
 from attncheck.reports.cells import Cell, State, cell_table, worst_cell
 from attncheck.reports.frames import Frames
+from attncheck.results.format import Row
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from attncheck.harness.errors import OutputError
-from attncheck.harness.results.format import Row
+from attncheck.errors import OutputError
 from attncheck.reports.ci import MOST_SUMMARY_BYTES, annotation_lines, append_summary, render_ci_summary
 from attncheck.reports.frames import Frames
+from attncheck.results.format import Row
 
 MakeRow = Callable[..., Row]
 WriteRun = Callable[..., Path]

@@ -14,11 +14,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from attncheck.harness import check
-from attncheck.harness.results.format import Row
+from attncheck import check
 from attncheck.reports.commands import commands_again, first_commands
 from attncheck.reports.frames import Frames, records
 from attncheck.reports.html.render import render_html
+from attncheck.results.format import Row
 
 HEAD = """
 title: Cases of one's own

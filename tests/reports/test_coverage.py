@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from attncheck.harness.errors import ExitCode
-from attncheck.harness.results.format import Row
+from attncheck.errors import ExitCode
 from attncheck.reports.answer import exit_code_of, make_answer
 from attncheck.reports.coverage import coverage, narrowings, unjudged
 from attncheck.reports.frames import Frames
+from attncheck.results.format import Row
 
 MakeRow = Callable[..., Row]
 WriteRun = Callable[..., Path]

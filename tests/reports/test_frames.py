@@ -9,10 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from attncheck.harness.merge import merge_runs
-from attncheck.harness.results.format import Row
-from attncheck.harness.results.reader import read_run, read_runs
-from attncheck.harness.verdicts import Verdict
+from attncheck.merge import merge_runs
 from attncheck.reports.columns import COLUMNS
 from attncheck.reports.frames import (
     Column,
@@ -26,6 +23,9 @@ from attncheck.reports.frames import (
     under_erratum,
 )
 from attncheck.reports.making import make_frames
+from attncheck.results.format import Row
+from attncheck.results.reader import read_run, read_runs
+from attncheck.verdicts import Verdict
 
 MakeRow = Callable[..., Row]
 WriteRun = Callable[..., Path]

@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     asked = ("--implementation", "numpy.eager,own.py", "--output", "out", "--dtype", "float64")
     said = ("--annotations", "--ci-summary", "summary.md", "--junit-xml", "junit.xml")
     done = subprocess.run(
-        [sys.executable, "-m", "attncheck.harness", "check", "cases", *asked, *said],
+        [sys.executable, "-m", "attncheck", "check", "cases", *asked, *said],
         cwd=folder,
         env=os.environ | {"PYTHONIOENCODING": "utf-8"},
         capture_output=True,

@@ -9,9 +9,9 @@ from xml.etree.ElementTree import Element
 
 import pytest
 
-from attncheck.harness.results.format import Row
 from attncheck.reports.frames import Frames
 from attncheck.reports.junit import render_junit, xml_text
+from attncheck.results.format import Row
 
 MakeRow = Callable[..., Row]
 WriteRun = Callable[..., Path]

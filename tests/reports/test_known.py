@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from attncheck.harness.results.format import Row
 from attncheck.reports.frames import Frames
 from attncheck.reports.known import KnownGroup, address_of, count_following, empty_rows, known_groups
 from attncheck.reports.markdown.known import link
+from attncheck.results.format import Row
 
 
 @pytest.mark.parametrize(

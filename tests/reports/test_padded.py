@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from attncheck.harness.results.format import Row
 from attncheck.reports.answer import make_answer
 from attncheck.reports.coverage import coverage, judged_counts
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.render import render_html
+from attncheck.results.format import Row
 
 MakeRow = Callable[..., Row]
 WriteRun = Callable[..., Path]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attncheck.harness.results.format import Row
 from attncheck.reports.frames import Frames
 from attncheck.reports.printed_numbers import misprints
+from attncheck.results.format import Row
 
 IN_FLOAT32 = "rounding in float32 would explain it: say `computed_in: float32`"
 

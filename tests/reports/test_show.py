@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from attncheck.harness.cli import app
-from attncheck.harness.errors import OutputError, UsageError
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.selection import select_cases
+from attncheck.cli import app
+from attncheck.errors import OutputError, UsageError
+from attncheck.reading.case import Case
+from attncheck.reading.selection import select_cases
 from attncheck.reports.figures.panels import Panel
 from attncheck.reports.show import image_format, matrix_text, print_case, save_case, work_out
 

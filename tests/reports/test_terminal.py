@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from attncheck.harness.errors import ExitCode
-from attncheck.harness.results.format import Row
+from attncheck.errors import ExitCode
 from attncheck.reports.frames import Frames
 from attncheck.reports.terminal import as_record, print_summary
+from attncheck.results.format import Row
 
 MakeRow = Callable[..., Row]
 WriteRun = Callable[..., Path]

@@ -10,11 +10,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from attncheck.harness.errors import OutputError
-from attncheck.harness.merge import merge_runs
-from attncheck.harness.results.case_records import CaseRecords
-from attncheck.harness.results.format import Row
-from attncheck.harness.results.reader import read_run
+from attncheck.errors import OutputError
+from attncheck.merge import merge_runs
 from attncheck.reports.columns import RESULTS
 from attncheck.reports.frames import Frames
 from attncheck.reports.junit import render_junit
@@ -22,6 +19,9 @@ from attncheck.reports.making import make_frames
 from attncheck.reports.markdown.report import render_markdown
 from attncheck.reports.spreadsheet import harmless
 from attncheck.reports.write import write_junit, write_report
+from attncheck.results.case_records import CaseRecords
+from attncheck.results.format import Row
+from attncheck.results.reader import read_run
 
 MakeRow = Callable[..., Row]
 WriteRun = Callable[..., Path]

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.reading.generators.numpy_legacy import NumpyLegacy
-from attncheck.harness.reading.generators.r import R
-from attncheck.harness.reading.generators.torch_cpu import TorchCpu
+from attncheck.reading.generators.numpy_legacy import NumpyLegacy
+from attncheck.reading.generators.r import R
+from attncheck.reading.generators.torch_cpu import TorchCpu
 
 Generator = NumpyLegacy | R | TorchCpu
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.reading.generators.mersenne_twister import words_from_state
+from attncheck.reading.generators.mersenne_twister import words_from_state
 
 _WORD_TO_UNIT = 2.3283064365386963e-10
 _HALF_STEP = 0.5 * 2.328306437080797e-10

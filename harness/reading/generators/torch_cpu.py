@@ -17,7 +17,7 @@ import flint
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.reading.generators.mersenne_twister import words_from_state
+from attncheck.reading.generators.mersenne_twister import words_from_state
 
 _BLOCK = 16
 _TWO_PI = np.float32(2 * np.pi)

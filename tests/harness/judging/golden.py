@@ -22,15 +22,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.bounds import Bound
-from attncheck.harness.judging.enclosure import Enclosure
-from attncheck.harness.judging.truth import Truth, truth_of_case
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.dtypes import rounded_once
-from attncheck.harness.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.harness.reading.selection import select_cases
-from attncheck.harness.reading.shapes import score_elements
-from attncheck.harness.vocabulary import NUMERICAL_CLASSES
+from attncheck.judging.bounds import Bound
+from attncheck.judging.enclosure import Enclosure
+from attncheck.judging.truth import Truth, truth_of_case
+from attncheck.reading.case import Case
+from attncheck.reading.dtypes import rounded_once
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.selection import select_cases
+from attncheck.reading.shapes import score_elements
+from attncheck.vocabulary import NUMERICAL_CLASSES
 
 GOLDEN_FILE: Final = Path(__file__).with_name("golden.txt")
 KEPT_BITS: Final = 17

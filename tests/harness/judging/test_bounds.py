@@ -11,10 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
-from attncheck.harness.judging.bounds import Bound, accumulated_bounds, introduced_bound
-from attncheck.harness.judging.oracle import exact_from, exact_stages
-from attncheck.harness.judging.policies import policy_for
-from attncheck.harness.judging.tiers import Tier, measure
+from attncheck.judging.bounds import Bound, accumulated_bounds, introduced_bound
+from attncheck.judging.oracle import exact_from, exact_stages
+from attncheck.judging.policies import policy_for
+from attncheck.judging.tiers import Tier, measure
 
 Array = NDArray[Any]
 U32 = 2.0**-24

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
-from attncheck.harness.judging.bounds import Bound, accumulated_bounds, introduced_bound
-from attncheck.harness.judging.enclosure import Enclosure
-from attncheck.harness.judging.oracle import exact_stages
-from attncheck.harness.judging.policies import policy_for
-from attncheck.harness.judging.tiers import Tier, measure
+from attncheck.judging.bounds import Bound, accumulated_bounds, introduced_bound
+from attncheck.judging.enclosure import Enclosure
+from attncheck.judging.oracle import exact_stages
+from attncheck.judging.policies import policy_for
+from attncheck.judging.tiers import Tier, measure
 
 Array = NDArray[Any]
 Stages = dict[str, Array]

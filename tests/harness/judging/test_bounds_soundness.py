@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
-from attncheck.harness.judging.bounds import Bound, accumulated_bounds, introduced_bound
-from attncheck.harness.judging.policies import policy_for
-from attncheck.harness.judging.tiers import threshold
+from attncheck.judging.bounds import Bound, accumulated_bounds, introduced_bound
+from attncheck.judging.policies import policy_for
+from attncheck.judging.tiers import threshold
 
 pytestmark = pytest.mark.skipif(
     np.finfo(np.longdouble).nmant < 60, reason="long double is float64 here: no reference for it"

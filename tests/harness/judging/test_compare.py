@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.compare import (
+from attncheck.judging.compare import (
     Comparison,
     absolute_difference,
     compare_arrays,
@@ -23,7 +23,7 @@ from attncheck.harness.judging.compare import (
     is_floating,
     quotient,
 )
-from attncheck.harness.verdicts import Verdict
+from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]
 DTYPES = ("float32", "float64")

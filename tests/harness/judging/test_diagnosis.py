@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attncheck.harness.judging.diagnosis import (
+from attncheck.judging.diagnosis import (
     NAMELESS,
     OR,
     STANDS,
@@ -21,7 +21,7 @@ from attncheck.harness.judging.diagnosis import (
     retold,
     unpack,
 )
-from attncheck.harness.verdicts import Verdict
+from attncheck.verdicts import Verdict
 
 NUMERIC, SEMANTIC = Verdict.NUMERIC.value, Verdict.SEMANTIC.value
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.enclosure import Enclosure, enclose, join
+from attncheck.judging.enclosure import Enclosure, enclose, join
 
 INF = float("inf")
 

@@ -14,12 +14,12 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.backends import BACKENDS
-from attncheck.harness.judging.judge import Judged, judge, judge_pairs, worst_bounds
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.inputs import Inputs
-from attncheck.harness.results.format import Row
-from attncheck.harness.running.worker import Computed, Failure, Outcome
-from attncheck.harness.verdicts import Verdict
+from attncheck.judging.judge import Judged, judge, judge_pairs, worst_bounds
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import Inputs
+from attncheck.results.format import Row
+from attncheck.running.worker import Computed, Failure, Outcome
+from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]
 Stages = dict[str, Array]

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.judge import judge
-from attncheck.harness.judging.truth import find_truth
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.inputs import Inputs
-from attncheck.harness.results.format import Row
-from attncheck.harness.running.worker import Computed
-from attncheck.harness.verdicts import Verdict
+from attncheck.judging.judge import judge
+from attncheck.judging.truth import find_truth
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import Inputs
+from attncheck.results.format import Row
+from attncheck.running.worker import Computed
+from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]
 Stages = dict[str, Array]

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.judge_stages import StageJudgement, in_order, judge_stages, where_it_begins
-from attncheck.harness.judging.tiers import Measured, Tier
-from attncheck.harness.judging.truth import Truth, find_truth
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.inputs import Inputs
-from attncheck.harness.verdicts import Verdict
+from attncheck.judging.judge_stages import StageJudgement, in_order, judge_stages, where_it_begins
+from attncheck.judging.tiers import Measured, Tier
+from attncheck.judging.truth import Truth, find_truth
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import Inputs
+from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]
 Stages = dict[str, Array]

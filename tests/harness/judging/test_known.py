@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from attncheck.harness.judging.known import DivergenceRecord, beyond_known, largest_ratio, reason_for
-from attncheck.harness.reading.divergences import Divergence, load_divergences
-from attncheck.harness.results.format import Row
+from attncheck.judging.known import DivergenceRecord, beyond_known, largest_ratio, reason_for
+from attncheck.reading.divergences import Divergence, load_divergences
+from attncheck.results.format import Row
 
 REASON = "aligned to the lower right corner"
 ENTRY = f"""\

@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Backend
-from attncheck.harness.judging import oracle
-from attncheck.harness.judging.enclosure import Enclosure
-from attncheck.harness.judging.oracle import (
+from attncheck.judging import oracle
+from attncheck.judging.enclosure import Enclosure
+from attncheck.judging.oracle import (
     OutsideDomain,
     PrecisionExhausted,
     exact_from,
     exact_stages,
     predecessors,
 )
-from attncheck.harness.running.operations import run_operation
+from attncheck.running.operations import run_operation
 
 Array = NDArray[Any]
 INF = float("inf")

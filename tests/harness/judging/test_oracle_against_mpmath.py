@@ -17,8 +17,8 @@ import pytest
 from mpmath import cosh, exp, log, mp, mpf, sqrt, tanh
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.oracle import exact_stages
-from attncheck.harness.vocabulary import OPERATIONS, STAGES, computed_stages
+from attncheck.judging.oracle import exact_stages
+from attncheck.vocabulary import OPERATIONS, STAGES, computed_stages
 
 Array = NDArray[Any]
 Problem = tuple[dict[str, Any], dict[str, Array]]

@@ -15,17 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from attncheck.harness.judging import bounds_by_rows as by_rows
-from attncheck.harness.judging import oracle_blocks
-from attncheck.harness.judging.enclosure import Enclosure
-from attncheck.harness.judging.judge import judge
-from attncheck.harness.judging.oracle import OutsideDomain, exact_stages
-from attncheck.harness.judging.oracle_blocks import are_blocked, exact_results
-from attncheck.harness.judging.truth import Truth, find_truth
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.inputs import Inputs
-from attncheck.harness.reading.lowering import essential
-from attncheck.harness.running.worker import Computed
+from attncheck.judging import bounds_by_rows as by_rows
+from attncheck.judging import oracle_blocks
+from attncheck.judging.enclosure import Enclosure
+from attncheck.judging.judge import judge
+from attncheck.judging.oracle import OutsideDomain, exact_stages
+from attncheck.judging.oracle_blocks import are_blocked, exact_results
+from attncheck.judging.truth import Truth, find_truth
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import Inputs
+from attncheck.reading.lowering import essential
+from attncheck.running.worker import Computed
 
 Array = NDArray[Any]
 RESULTS = ("log_sum_exp", "output")

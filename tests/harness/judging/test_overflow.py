@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.truth import Truth, find_truth
+from attncheck.judging.truth import Truth, find_truth
 
 SCALE = 1e-4
 RNG = np.random.default_rng(6)

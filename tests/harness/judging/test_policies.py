@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attncheck.harness.judging.formats import FORMATS
-from attncheck.harness.judging.policies import Policy, policy_for
-from attncheck.harness.vocabulary import NUMERICAL_CLASSES
+from attncheck.judging.formats import FORMATS
+from attncheck.judging.policies import Policy, policy_for
+from attncheck.vocabulary import NUMERICAL_CLASSES
 
 SIXTEEN_BIT_CLASSES = ("fused", "fused_bwd", "eager", "eager_pre")
 

@@ -10,11 +10,11 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend as reference
-from attncheck.harness.judging import judge_implementation, recognition
-from attncheck.harness.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_recognise
-from attncheck.harness.judging.truth import find_truth
-from attncheck.harness.reading.lowering import essential
-from attncheck.harness.verdicts import Verdict
+from attncheck.judging import judge_implementation, recognition
+from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_recognise
+from attncheck.judging.truth import find_truth
+from attncheck.reading.lowering import essential
+from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]
 Inputs = dict[str, Array]

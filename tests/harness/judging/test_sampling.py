@@ -11,18 +11,18 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
-from attncheck.harness.judging import judge as judging
-from attncheck.harness.judging import sampling
-from attncheck.harness.judging.bounds import Bound
-from attncheck.harness.judging.enclosure import Enclosure
-from attncheck.harness.judging.judge import judge, judge_pairs, worst_bounds
-from attncheck.harness.judging.judge_stages import StageJudgement, judge_stages
-from attncheck.harness.judging.sampling import MOST_ELEMENTS, index_in_all, rows_of_stage, sampled_rows
-from attncheck.harness.judging.truth import Truth, find_truth, truth_of_case
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.inputs import Inputs
-from attncheck.harness.running.worker import Computed
-from attncheck.harness.verdicts import Verdict
+from attncheck.judging import judge as judging
+from attncheck.judging import sampling
+from attncheck.judging.bounds import Bound
+from attncheck.judging.enclosure import Enclosure
+from attncheck.judging.judge import judge, judge_pairs, worst_bounds
+from attncheck.judging.judge_stages import StageJudgement, judge_stages
+from attncheck.judging.sampling import MOST_ELEMENTS, index_in_all, rows_of_stage, sampled_rows
+from attncheck.judging.truth import Truth, find_truth, truth_of_case
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import Inputs
+from attncheck.running.worker import Computed
+from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]
 Stages = dict[str, Array]

@@ -10,12 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend as reference
-from attncheck.harness.judging import special_rows as module
-from attncheck.harness.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_recognise
-from attncheck.harness.judging.special_rows import empty_rows
-from attncheck.harness.judging.truth import Truth, find_truth
-from attncheck.harness.reading.lowering import Posed
-from attncheck.harness.verdicts import Verdict
+from attncheck.judging import special_rows as module
+from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_recognise
+from attncheck.judging.special_rows import empty_rows
+from attncheck.judging.truth import Truth, find_truth
+from attncheck.reading.lowering import Posed
+from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]
 Stages = dict[str, Array]

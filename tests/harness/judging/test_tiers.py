@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attncheck.harness.judging.tiers import Measured, Tier, measure, threshold
-from attncheck.harness.judging.truth import find_truth
+from attncheck.judging.tiers import Measured, Tier, measure, threshold
+from attncheck.judging.truth import find_truth
 
 # sqrt(2 ln(2 N / 1e-6)): 6.3 for 256 elements, 7.5 for a million (docs/numerics.md, section 7).
 THRESHOLDS = [(1, 5.387), (256, 6.333), (10**6, 7.527)]

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attncheck.harness.judging import truth as module
-from attncheck.harness.judging.enclosure import Enclosure
-from attncheck.harness.judging.oracle import PrecisionExhausted, exact_from
-from attncheck.harness.judging.truth import Truth, find_truth, within_range
+from attncheck.judging import truth as module
+from attncheck.judging.enclosure import Enclosure
+from attncheck.judging.oracle import PrecisionExhausted, exact_from
+from attncheck.judging.truth import Truth, find_truth, within_range
 
 QUERY, KEY = [[[[1.5, -2.25]]]], [[[[3.0, 0.1], [0.2, 0.3]]]]
 SCALE = 0.5
@@ -186,7 +186,7 @@ def test_a_step_that_another_implementation_made_bit_by_bit_is_evaluated_once(mo
         asked.append(arguments[-1])
         return exact_from(*arguments)
 
-    monkeypatch.setattr("attncheck.harness.judging.truth.exact_from", counted)
+    monkeypatch.setattr("attncheck.judging.truth.exact_from", counted)
     weights = truth.exact["weights"].high
     others = np.nextafter(weights, 1)
     found = [truth.introduced("output", {"weights": each}, "native") for each in (weights, weights.copy(), others)]

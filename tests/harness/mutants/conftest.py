@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Backend
-from attncheck.harness.reading.dtypes import numpy_dtype
-from attncheck.harness.running.memory import laid_out
-from attncheck.harness.running.operations import run_operation
-from attncheck.harness.running.worker import Task
+from attncheck.reading.dtypes import numpy_dtype
+from attncheck.running.memory import laid_out
+from attncheck.running.operations import run_operation
+from attncheck.running.worker import Task
 
 Arrays = dict[str, NDArray[Any]]
 Stages = dict[str, NDArray[Any]]

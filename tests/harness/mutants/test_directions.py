@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attncheck.backends import numpy_backend
-from attncheck.harness.mutants.catalogue import variant_named
+from attncheck.mutants.catalogue import variant_named
 
 QUERY = KEY = np.array([[[[1.0, 2.0, -1.0], [0.5, 0.0, 2.0], [3.0, 1.0, 1.0]]]])
 VALUE = np.array([[[[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]]]])

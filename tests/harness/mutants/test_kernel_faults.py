@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Backend
-from attncheck.harness.mutants.catalogue import HONEST, MUTANTS
-from attncheck.harness.mutants.kernel import Kernel
-from attncheck.harness.mutants.mutant import Honest, Mutant
-from attncheck.harness.mutants.narrow import RIGHT
-from attncheck.harness.mutants.widths import WIDTHS
-from attncheck.harness.running.worker import Task
-from attncheck.harness.vocabulary import STAGES
+from attncheck.mutants.catalogue import HONEST, MUTANTS
+from attncheck.mutants.kernel import Kernel
+from attncheck.mutants.mutant import Honest, Mutant
+from attncheck.mutants.narrow import RIGHT
+from attncheck.mutants.widths import WIDTHS
+from attncheck.running.worker import Task
+from attncheck.vocabulary import STAGES
 
 Arrays = dict[str, NDArray[Any]]
 OF_KERNELS = ("sizes", "tiles", "decoding", "pairs", "gradients of pairs", "chosen products", "special values")

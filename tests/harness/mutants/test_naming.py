@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from attncheck.harness.judging.accuracy import ACCURACIES
-from attncheck.harness.judging.diagnosis import Decision, Fit
-from attncheck.harness.judging.readings import Readings
-from attncheck.harness.judging.truth import Truth
-from attncheck.harness.mutants.catalogue import HONEST, MUTANTS, SUBJECTS
-from attncheck.harness.mutants.naming import NOT_NAMED, RIGHTLY, WRONGLY, how_named, told
-from attncheck.harness.mutants.score import run_mutants
-from attncheck.harness.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.harness.reading.lowering import Posed
-from attncheck.harness.reading.selection import select_cases
-from attncheck.harness.vocabulary import EMPTY_ROWS
+from attncheck.judging.accuracy import ACCURACIES
+from attncheck.judging.diagnosis import Decision, Fit
+from attncheck.judging.readings import Readings
+from attncheck.judging.truth import Truth
+from attncheck.mutants.catalogue import HONEST, MUTANTS, SUBJECTS
+from attncheck.mutants.naming import NOT_NAMED, RIGHTLY, WRONGLY, how_named, told
+from attncheck.mutants.score import run_mutants
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.lowering import Posed
+from attncheck.reading.selection import select_cases
+from attncheck.vocabulary import EMPTY_ROWS
 
 PAGE = Path(__file__).parents[3] / "docs" / "diagnoses.md"
 ROWS = re.findall(r"^\| (`.*?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)

@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
-from attncheck.harness.mutants.catalogue import variant_named
-from attncheck.harness.mutants.layouts import memory_of
-from attncheck.harness.running.memory import laid_out
+from attncheck.mutants.catalogue import variant_named
+from attncheck.mutants.layouts import memory_of
+from attncheck.running.memory import laid_out
 
 Array = NDArray[Any]
 

@@ -9,15 +9,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from attncheck.harness.judging.policies import policy_for
-from attncheck.harness.mutants import reduced, rounding, stored_log_sum_exp
-from attncheck.harness.mutants.mutant import Honest, Mutant, Subject
-from attncheck.harness.mutants.reduced import block_product, in_two_parts, rounded_product
-from attncheck.harness.mutants.rounding import Array
-from attncheck.harness.mutants.score import run_mutants
-from attncheck.harness.mutants.summary import MutationFrames
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.selection import select_cases
+from attncheck.judging.policies import policy_for
+from attncheck.mutants import reduced, rounding, stored_log_sum_exp
+from attncheck.mutants.mutant import Honest, Mutant, Subject
+from attncheck.mutants.reduced import block_product, in_two_parts, rounded_product
+from attncheck.mutants.rounding import Array
+from attncheck.mutants.score import run_mutants
+from attncheck.mutants.summary import MutationFrames
+from attncheck.reading.case import Case
+from attncheck.reading.selection import select_cases
 
 Product = Callable[[Array, Array], Array]
 

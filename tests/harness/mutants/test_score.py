@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from attncheck.harness.mutants.catalogue import EQUIVALENT, SUBJECTS
-from attncheck.harness.mutants.entry import entry_of
-from attncheck.harness.mutants.judgement import StageFinding
-from attncheck.harness.mutants.mutant import EVERY, Mutant, Subject
-from attncheck.harness.mutants.rules import RULES, rejected_by_rules
-from attncheck.harness.mutants.score import ENOUGH_CASES, MOST_SCORES_FOR_ALL, redrawn, run_mutants
-from attncheck.harness.mutants.variant import Variant
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.inputs import Inputs, make_exact_inputs
-from attncheck.harness.running.worker import Failure, Task, evaluate_on
+from attncheck.mutants.catalogue import EQUIVALENT, SUBJECTS
+from attncheck.mutants.entry import entry_of
+from attncheck.mutants.judgement import StageFinding
+from attncheck.mutants.mutant import EVERY, Mutant, Subject
+from attncheck.mutants.rules import RULES, rejected_by_rules
+from attncheck.mutants.score import ENOUGH_CASES, MOST_SCORES_FOR_ALL, redrawn, run_mutants
+from attncheck.mutants.variant import Variant
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import Inputs, make_exact_inputs
+from attncheck.running.worker import Failure, Task, evaluate_on
 
 CASES = """\
 title: Two cases
@@ -251,7 +251,7 @@ def test_common_tolerances_reject_what_their_formula_rejects(
 
 def test_an_entry_reaches_a_worker_without_importing_numpy() -> None:
     code = (
-        "import sys; from attncheck.harness.mutants.entry import entry_of; entry_of('scale_missing')\n"
+        "import sys; from attncheck.mutants.entry import entry_of; entry_of('scale_missing')\n"
         "assert 'numpy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
-from attncheck.harness.mutants.catalogue import EQUIVALENT, HONEST, SUBJECTS
-from attncheck.harness.mutants.score import run_mutants
-from attncheck.harness.mutants.workers import in_processes
-from attncheck.harness.reading.selection import select_cases
+from attncheck.mutants.catalogue import EQUIVALENT, HONEST, SUBJECTS
+from attncheck.mutants.score import run_mutants
+from attncheck.mutants.workers import in_processes
+from attncheck.reading.selection import select_cases
 
 NAMES = ("scale_missing", "softcap_ignored", "keys_reversed", "tail_dropped_after_blocks_of_32", "reference")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from attncheck.harness.errors import CaseError, UsageError
-from attncheck.harness.reading.addresses import NoSuchCase, address, find_case, read_called, select_one
-from attncheck.harness.reading.selection import select_cases
+from attncheck.errors import CaseError, UsageError
+from attncheck.reading.addresses import NoSuchCase, address, find_case, read_called, select_one
+from attncheck.reading.selection import select_cases
 
 FILE = """\
 title: Cases of one's own

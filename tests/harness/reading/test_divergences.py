@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from attncheck.backends import BACKENDS
-from attncheck.harness.errors import CaseError
-from attncheck.harness.reading.divergences import Divergence, bundled_divergences, load_divergences, recorded_empty_rows
-from attncheck.harness.reading.selection import select_cases
+from attncheck.errors import CaseError
+from attncheck.reading.divergences import Divergence, bundled_divergences, load_divergences, recorded_empty_rows
+from attncheck.reading.selection import select_cases
 
 ENTRY = """\
 - implementation: torch.sdpa

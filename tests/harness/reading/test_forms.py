@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from attncheck.harness.errors import CaseError
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.errors import CaseError
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 
 Load = Callable[[str | bytes], list[Case]]
 

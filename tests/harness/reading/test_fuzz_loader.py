@@ -18,14 +18,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attncheck.harness.errors import CaseError, Fault
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.loader import MAX_LOOKED_AT
-from attncheck.harness.reading.printed import MAX_NUMBERS, Rounding, parse_printed
-from attncheck.harness.reading.printed_text import PrintedError
-from attncheck.harness.reading.selection import exists
-from attncheck.harness.reading.yaml_reader import MAX_BYTES, read_yaml
-from attncheck.harness.reading.yaml_scalars import YamlFault
+from attncheck.errors import CaseError, Fault
+from attncheck.reading.case import Case
+from attncheck.reading.loader import MAX_LOOKED_AT
+from attncheck.reading.printed import MAX_NUMBERS, Rounding, parse_printed
+from attncheck.reading.printed_text import PrintedError
+from attncheck.reading.selection import exists
+from attncheck.reading.yaml_reader import MAX_BYTES, read_yaml
+from attncheck.reading.yaml_scalars import YamlFault
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 HEAD = "title: A title\nsource: {kind: derivation, title: t}\noperation: softmax\n"
@@ -175,7 +175,7 @@ def test_arrays_that_are_made_to_be_looked_at_count_too(load_text: Load) -> None
 def test_the_arrays_of_a_file_are_checked_once_and_not_with_every_case(
     load_text: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from attncheck.harness.reading import arrays
+    from attncheck.reading import arrays
 
     seen = []
     monkeypatch.setattr(arrays, "_check_parts", lambda source, named, path: seen.append(path))

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from attncheck.harness.reading.generators import GENERATORS, DrawFault, check_draw, draw
-from attncheck.harness.reading.generators.mersenne_twister import words_from_state
-from attncheck.harness.reading.generators.numpy_legacy import NumpyLegacy
-from attncheck.harness.reading.generators.r import R
-from attncheck.harness.reading.generators.torch_cpu import TorchCpu, _rounded_once
+from attncheck.reading.generators import GENERATORS, DrawFault, check_draw, draw
+from attncheck.reading.generators.mersenne_twister import words_from_state
+from attncheck.reading.generators.numpy_legacy import NumpyLegacy
+from attncheck.reading.generators.r import R
+from attncheck.reading.generators.torch_cpu import TorchCpu, _rounded_once
 
 # The words of "Chapter 8, The Attention Mechanism from Scratch" and of the base R vignette, a row each.
 WORDS = np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1]])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from attncheck.harness.reading.case import Case
+from attncheck.reading.case import Case
 
 Load = Callable[[str | bytes], list[Case]]
 

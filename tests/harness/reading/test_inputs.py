@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attncheck.harness.reading.array_kinds import Arrangement
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.dtypes import numpy_dtype
-from attncheck.harness.reading.inputs import Exact, arranged_shape, convert_inputs, make_exact_inputs
-from attncheck.harness.vocabulary import DTYPES
+from attncheck.reading.array_kinds import Arrangement
+from attncheck.reading.case import Case
+from attncheck.reading.dtypes import numpy_dtype
+from attncheck.reading.inputs import Exact, arranged_shape, convert_inputs, make_exact_inputs
+from attncheck.vocabulary import DTYPES
 
 Load = Callable[[str | bytes], list[Case]]
 

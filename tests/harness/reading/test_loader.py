@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attncheck.harness.errors import CaseError, ExitCode, Fault
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.harness.reading.loader import load_tags
-from attncheck.harness.reading.lowering import delivered, essential
+from attncheck.errors import CaseError, ExitCode, Fault
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.loader import load_tags
+from attncheck.reading.lowering import delivered, essential
 
 Load = Callable[[str | bytes], list[Case]]
 

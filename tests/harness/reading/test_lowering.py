@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
-from attncheck.harness.reading.lowering import Posed, delivered, essential, query_offset
+from attncheck.reading.lowering import Posed, delivered, essential, query_offset
 
 Array = NDArray[Any]
 HEADS, WIDTH = 2, 3

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from attncheck.harness.errors import CaseError
-from attncheck.harness.reading.case import Case
+from attncheck.errors import CaseError
+from attncheck.reading.case import Case
 
 Load = Callable[[str | bytes], list[Case]]
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from attncheck.harness.plan import Plan
-from attncheck.harness.reading.packed import TOGETHER, PackedCases
-from attncheck.harness.reading.selection import select_cases
+from attncheck.plan import Plan
+from attncheck.reading.packed import TOGETHER, PackedCases
+from attncheck.reading.selection import select_cases
 
 CASES = list(select_cases(["attention", "masking*", "probes"]).cases)
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attncheck.harness.reading.printed import PrintedArray, Rounding, parse_printed
-from attncheck.harness.reading.printed_text import PrintedError
+from attncheck.reading.printed import PrintedArray, Rounding, parse_printed
+from attncheck.reading.printed_text import PrintedError
 
 AS_SHOWN = Rounding()
 

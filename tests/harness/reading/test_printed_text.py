@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from attncheck.harness.reading.printed import Rounding, parse_printed
-from attncheck.harness.reading.printed_text import Cells, PrintedError, count_numbers, shape_of, split_numbers
+from attncheck.reading.printed import Rounding, parse_printed
+from attncheck.reading.printed_text import Cells, PrintedError, count_numbers, shape_of, split_numbers
 
 TWO_BY_TWO = [["0.10", "2."], ["-3e-5", "nan"]]
 

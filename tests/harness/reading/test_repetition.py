@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attncheck.harness.errors import CaseError, Fault
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.repetition import MAX_CASES, write_out
-from attncheck.harness.reading.yaml_reader import MAX_NODES, read_yaml
-from attncheck.harness.reading.yaml_scalars import FieldPath
+from attncheck.errors import CaseError, Fault
+from attncheck.reading.case import Case
+from attncheck.reading.repetition import MAX_CASES, write_out
+from attncheck.reading.yaml_reader import MAX_NODES, read_yaml
+from attncheck.reading.yaml_scalars import FieldPath
 
 Load = Callable[[str | bytes], list[Case]]
 

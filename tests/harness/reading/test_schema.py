@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attncheck.harness.errors import CaseError
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.loader import load_case_file, load_tags
-from attncheck.harness.reading.schema import case_schema, tag_schema
-from attncheck.harness.reading.yaml_reader import read_yaml
-from attncheck.harness.reading.yaml_scalars import YamlFault
+from attncheck.errors import CaseError
+from attncheck.reading.case import Case
+from attncheck.reading.loader import load_case_file, load_tags
+from attncheck.reading.schema import case_schema, tag_schema
+from attncheck.reading.yaml_reader import read_yaml
+from attncheck.reading.yaml_scalars import YamlFault
 
 HERE = Path(__file__).parent
 BENCHMARKS = HERE.parents[2] / "benchmarks"

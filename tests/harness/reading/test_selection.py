@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from attncheck.harness.errors import UsageError
-from attncheck.harness.reading.selection import Selection, select_cases
+from attncheck.errors import UsageError
+from attncheck.reading.selection import Selection, select_cases
 
 BUNDLED = Path(str(files("attncheck.cases")))
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from attncheck.harness.reading.shapes import (
+from attncheck.reading.shapes import (
     ShapeFault,
     bind_axes,
     fitted_shape,
@@ -18,7 +18,7 @@ from attncheck.harness.reading.shapes import (
     show,
     stage_shapes,
 )
-from attncheck.harness.vocabulary import OPERATIONS, SCORE_INPUTS, InputSpec, inputs_of
+from attncheck.vocabulary import OPERATIONS, SCORE_INPUTS, InputSpec, inputs_of
 
 KINDS = [("scoring", kind) for kind in SCORE_INPUTS] + [(name, None) for name in OPERATIONS if name != "scoring"]
 LETTERS = ("B", "Hkv", "Lq", "Lk", "P", "D", "Dk", "Dv", "A", "E", "Ek", "Ev", "Eo")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from attncheck.harness.errors import UsageError
-from attncheck.harness.judging.sampling import MOST_ELEMENTS
-from attncheck.harness.reading.addresses import NoSuchCase, read_called, select_one
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.selection import bundled_root, select_cases
-from attncheck.harness.reading.tiles import (
+from attncheck.errors import UsageError
+from attncheck.judging.sampling import MOST_ELEMENTS
+from attncheck.reading.addresses import NoSuchCase, read_called, select_one
+from attncheck.reading.case import Case
+from attncheck.reading.selection import bundled_root, select_cases
+from attncheck.reading.tiles import (
     MAX_SCORES,
     MAX_TILE,
     MIN_TILE,

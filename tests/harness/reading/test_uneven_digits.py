@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.selection import select_cases
+from attncheck.reading.case import Case
+from attncheck.reading.selection import select_cases
 
 Load = Callable[[str | bytes], list[Case]]
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attncheck.harness.reading.yaml_reader import MAX_BYTES, MAX_DEPTH, MAX_NODES, YamlDocument, read_yaml
-from attncheck.harness.reading.yaml_scalars import FieldPath, YamlFault
+from attncheck.reading.yaml_reader import MAX_BYTES, MAX_DEPTH, MAX_NODES, YamlDocument, read_yaml
+from attncheck.reading.yaml_scalars import FieldPath, YamlFault
 
 Reader = Callable[[str | bytes], YamlDocument]
 

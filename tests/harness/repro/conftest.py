@@ -9,11 +9,11 @@ from textwrap import dedent
 
 import pytest
 
-from attncheck.harness.explain import find_implementation
-from attncheck.harness.reading.case import Case
-from attncheck.harness.repro import repro_script
-from attncheck.harness.running.implementations import Implementation
-from attncheck.harness.running.own import Target, entry_of
+from attncheck.explain import find_implementation
+from attncheck.reading.case import Case
+from attncheck.repro import repro_script
+from attncheck.running.implementations import Implementation
+from attncheck.running.own import Target, entry_of
 
 Done = subprocess.CompletedProcess[str]
 

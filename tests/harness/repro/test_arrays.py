@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from attncheck.harness.repro.arrays import written
-from attncheck.harness.repro.parts import unpack
+from attncheck.repro.arrays import written
+from attncheck.repro.parts import unpack
 
 RANDOM = np.random.default_rng(3)
 PAYLOAD = np.array([0x7FC00001, 0xFFC00000], np.uint32).view(np.float32)

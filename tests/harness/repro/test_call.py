@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attncheck.harness.reading.case import Case
+from attncheck.reading.case import Case
 
 Done = subprocess.CompletedProcess[str]
 QUERY_AND_KEY = "query: {draw: randn, shape: [2, 3, 4, 5]}\n  key: {draw: randn, shape: [2, 3, 6, 5]}\n"

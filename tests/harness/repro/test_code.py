@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from attncheck.backends import BACKENDS
-from attncheck.harness.repro.code import copied, inlined
-from attncheck.harness.repro.modules import NotSeparable, read_module
+from attncheck.repro.code import copied, inlined
+from attncheck.repro.modules import NotSeparable, read_module
 
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
     """Write a module that is taken for one of ours."""
-    import attncheck.harness
+    import attncheck
 
-    monkeypatch.setattr(attncheck.harness, "__path__", [*attncheck.harness.__path__, str(tmp_path)])
+    monkeypatch.setattr(attncheck, "__path__", [*attncheck.__path__, str(tmp_path)])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
     def write(name: str, text: str) -> None:
@@ -44,11 +44,11 @@ def test_what_is_used_comes_along_and_the_rest_stays_behind(module: Callable[[st
     )
     module(
         "second",
-        '"""Second."""\nfrom attncheck.harness import first as whole\n'
-        "from attncheck.harness.first import DOUBLE as TWICE\n"
+        '"""Second."""\nfrom attncheck import first as whole\n'
+        "from attncheck.first import DOUBLE as TWICE\n"
         "\n\ndef root(number):\n    return whole.root(number) + TWICE\n",
     )
-    code = inlined("attncheck.harness.second", {"root"})
+    code = inlined("attncheck.second", {"root"})
     assert run(code)["second"].root(4) == 8.0
     assert "os" not in code.replace("cos", "").split()
     assert "unused" not in code
@@ -60,21 +60,21 @@ def test_names_that_two_modules_share_do_not_meet(module: Callable[[str, str], N
     module("first", "def helper():\n    return 1\n\n\ndef told():\n    return helper()\n")
     module(
         "second",
-        "from attncheck.harness.first import told\n\n\ndef helper():\n    return 2\n\n\ndef both():\n"
+        "from attncheck.first import told\n\n\ndef helper():\n    return 2\n\n\ndef both():\n"
         "    return told(), helper()\n",
     )
-    assert run(inlined("attncheck.harness.second", ["both"]))["second"].both() == (1, 2)
+    assert run(inlined("attncheck.second", ["both"]))["second"].both() == (1, 2)
 
 
 @pytest.mark.parametrize("statement", ["print('hello')", "from os import *"])
 def test_a_module_that_does_more_than_define_is_refused(statement: str, module: Callable[[str, str], None]) -> None:
     module("first", f"{statement}\n\n\ndef told():\n    return 1\n")
     with pytest.raises(NotSeparable, match="first, line 1"):
-        inlined("attncheck.harness.first", ["told"])
+        inlined("attncheck.first", ["told"])
 
 
 def test_functions_are_copied_as_they_stand() -> None:
-    code = copied("attncheck.harness.repro.parts", {"unpack"})
+    code = copied("attncheck.repro.parts", {"unpack"})
     assert code.startswith("import base64\nimport zlib\n")
     assert "def run(" not in code
     assert run(f"Any = None\n{code}")["unpack"]("float64", (0,), "eJwDAAAAAAE=").shape == (0,)

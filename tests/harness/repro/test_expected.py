@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from attncheck.harness.judging.judge_stages import failing_places
-from attncheck.harness.judging.sampling import rows_of_stage
-from attncheck.harness.judging.truth import Truth, truth_of_case
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.dtypes import numpy_dtype
-from attncheck.harness.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.harness.repro.expected import expected_of
-from attncheck.harness.repro.parts import judge, wrong_places
+from attncheck.judging.judge_stages import failing_places
+from attncheck.judging.sampling import rows_of_stage
+from attncheck.judging.truth import Truth, truth_of_case
+from attncheck.reading.case import Case
+from attncheck.reading.dtypes import numpy_dtype
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.repro.expected import expected_of
+from attncheck.repro.parts import judge, wrong_places
 
 ATTENTION = """
 inputs:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from attncheck.harness.cli import app
-from attncheck.harness.reading.selection import select_cases
-from attncheck.harness.repro import failing, write_scripts
-from attncheck.harness.results.format import Row
-from attncheck.harness.running.choice import choose_callable
+from attncheck.cli import app
+from attncheck.reading.selection import select_cases
+from attncheck.repro import failing, write_scripts
+from attncheck.results.format import Row
+from attncheck.running.choice import choose_callable
 
 CASES = ["softmax/drawn-scores-are-normalised-over-the-last-axis-and-no-other"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from attncheck.harness.cli import app
+from attncheck.cli import app
 
 Done = subprocess.CompletedProcess[str]
 CASE = "attention/every-dimension-is-different-and-none-is-forgotten"

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from attncheck.harness.cli import app
-from attncheck.harness.errors import UsageError
-from attncheck.harness.explain import find_implementation
-from attncheck.harness.reading.case import Case
-from attncheck.harness.repro import repro_script
-from attncheck.harness.running.choice import choose_callable
+from attncheck.cli import app
+from attncheck.errors import UsageError
+from attncheck.explain import find_implementation
+from attncheck.reading.case import Case
+from attncheck.repro import repro_script
+from attncheck.running.choice import choose_callable
 
 Done = subprocess.CompletedProcess[str]
 PLAIN = "attention/every-dimension-is-different-and-none-is-forgotten"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attncheck.harness.results.case_records import CaseRecords, cases_text, read_cases, with_unnamed
+from attncheck.results.case_records import CaseRecords, cases_text, read_cases, with_unnamed
 
 MakeRecord = Callable[..., dict[str, Any]]
 

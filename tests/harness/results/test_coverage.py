@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from attncheck.harness.errors import UsageError
-from attncheck.harness.results.coverage import Asked, Minimum, is_judged, shortfalls
-from attncheck.harness.results.format import Row
+from attncheck.errors import UsageError
+from attncheck.results.coverage import Asked, Minimum, is_judged, shortfalls
+from attncheck.results.format import Row
 
 
 @pytest.mark.parametrize(

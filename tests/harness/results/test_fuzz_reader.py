@@ -21,18 +21,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attncheck.harness.errors import AttncheckError, OutputError, ResultsError
-from attncheck.harness.merge import merge_runs
-from attncheck.harness.results import parts
-from attncheck.harness.results.format import Row
-from attncheck.harness.results.reader import Run, read_run, read_runs
-from attncheck.harness.results.records import read_json
-from attncheck.harness.results.writer import ResultsWriter
+from attncheck.errors import AttncheckError, OutputError, ResultsError
+from attncheck.merge import merge_runs
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.anchors import unique_slugs
 from attncheck.reports.html.render import render_html
 from attncheck.reports.making import make_frames
 from attncheck.reports.write import write_report
+from attncheck.results import parts
+from attncheck.results.format import Row
+from attncheck.results.reader import Run, read_run, read_runs
+from attncheck.results.records import read_json
+from attncheck.results.writer import ResultsWriter
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 MakeRow = Callable[..., Row]

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attncheck.harness.errors import AttncheckError, ResultsError
-from attncheck.harness.merge import merge_runs
-from attncheck.harness.results.format import FORMAT, Row, StoredArray
-from attncheck.harness.results.reader import find_runs, matched_runs, read_arrays, read_run, read_runs
-from attncheck.harness.results.writer import ResultsWriter
+from attncheck.errors import AttncheckError, ResultsError
+from attncheck.merge import merge_runs
 from attncheck.reports.answer import exit_code_of
 from attncheck.reports.making import make_frames
 from attncheck.reports.markdown.report import render_markdown
+from attncheck.results.format import FORMAT, Row, StoredArray
+from attncheck.results.reader import find_runs, matched_runs, read_arrays, read_run, read_runs
+from attncheck.results.writer import ResultsWriter
 
 MakeRow = Callable[..., Row]
 WriteRun = Callable[..., Path]

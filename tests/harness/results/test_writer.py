@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from attncheck.harness.errors import OutputError
-from attncheck.harness.results.format import FORMAT, Row, StoredArray
-from attncheck.harness.results.reader import read_run
-from attncheck.harness.results.writer import ResultsWriter
+from attncheck.errors import OutputError
+from attncheck.results.format import FORMAT, Row, StoredArray
+from attncheck.results.reader import read_run
+from attncheck.results.writer import ResultsWriter
 
 MakeRow = Callable[..., Row]
 WriteRun = Callable[..., Path]

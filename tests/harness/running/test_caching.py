@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from attncheck.backends import BACKENDS
-from attncheck.harness.plan import Plan
-from attncheck.harness.reading.selection import select_cases
-from attncheck.harness.running.caching import VARIABLE, cache_folder, with_cache
-from attncheck.harness.running.executor import Group, GroupRunner, Limits
-from attncheck.harness.running.implementations import Implementation
-from attncheck.harness.running.own import Target, entry_of
-from attncheck.harness.running.worker import Computed
+from attncheck.plan import Plan
+from attncheck.reading.selection import select_cases
+from attncheck.running.caching import VARIABLE, cache_folder, with_cache
+from attncheck.running.executor import Group, GroupRunner, Limits
+from attncheck.running.implementations import Implementation
+from attncheck.running.own import Target, entry_of
+from attncheck.running.worker import Computed
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from attncheck.harness.running.calls import Ended, Overdue, Raised, Stopped, WorkerProcess
-from attncheck.harness.running.processes import end_strays
+from attncheck.running.calls import Ended, Overdue, Raised, Stopped, WorkerProcess
+from attncheck.running.processes import end_strays
 
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="POSIX processes")
 
@@ -96,7 +96,7 @@ def test_to_end_it_twice_does_no_harm_and_ends_a_call_under_way(worker: WorkerPr
 SCRIPT = """
 import os, time
 from pathlib import Path
-from attncheck.harness.running.calls import WorkerProcess
+from attncheck.running.calls import WorkerProcess
 
 worker = WorkerProcess()
 child = worker.call(os.spawnlp, os.P_NOWAIT, "sleep", "sleep", "600", seconds=30)

@@ -9,14 +9,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from attncheck.harness.errors import ExitCode
-from attncheck.harness.judging.known import DivergenceRecord
-from attncheck.harness.reading.divergences import load_divergences
-from attncheck.harness.results.format import Row
-from attncheck.harness.results.reader import read_run
-from attncheck.harness.running import ends
-from attncheck.harness.running.ends import MOST_EQUAL_ENDS, EqualEnds
-from attncheck.harness.running.worker import Computed, Failure, Outcome
+from attncheck.errors import ExitCode
+from attncheck.judging.known import DivergenceRecord
+from attncheck.reading.divergences import load_divergences
+from attncheck.results.format import Row
+from attncheck.results.reader import read_run
+from attncheck.running import ends
+from attncheck.running.ends import MOST_EQUAL_ENDS, EqualEnds
+from attncheck.running.worker import Computed, Failure, Outcome
 
 Invoke = Callable[..., tuple[int, str, str]]
 CRASH, TIMEOUT = Failure("crash", "died"), Failure("timeout", "not done after 2 s")

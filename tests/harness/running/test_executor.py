@@ -16,12 +16,12 @@ import pandas as pd
 import pytest
 
 from attncheck.backends import BackendEntry
-from attncheck.harness.errors import ExitCode
-from attncheck.harness.results.reader import Run
-from attncheck.harness.run import RunSummary
-from attncheck.harness.running.executor import GroupRunner, Limits, group_by_process
-from attncheck.harness.running.implementations import Implementation
-from attncheck.harness.running.worker import Computed, Failure, Outcome, Task
+from attncheck.errors import ExitCode
+from attncheck.results.reader import Run
+from attncheck.run import RunSummary
+from attncheck.running.executor import GroupRunner, Limits, group_by_process
+from attncheck.running.implementations import Implementation
+from attncheck.running.worker import Computed, Failure, Outcome, Task
 
 RunSmall = Callable[..., tuple[RunSummary, Run]]
 Entries = tuple[BackendEntry, BackendEntry]
@@ -392,8 +392,8 @@ def test_the_threads_of_a_worker_are_set_before_numpy_is_loaded(
 SCRIPT = """\
 from pathlib import Path
 from attncheck.backends import BackendEntry
-from attncheck.harness import Limits, Settings, run_cases, select_cases
-from attncheck.harness.running.implementations import Chosen, Implementation
+from attncheck import Limits, Settings, run_cases, select_cases
+from attncheck.running.implementations import Chosen, Implementation
 
 with open("times", "a") as times:
     times.write("x")

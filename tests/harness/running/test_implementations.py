@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from attncheck.backends import BACKENDS, BackendEntry, Mode
-from attncheck.harness.errors import UsageError
-from attncheck.harness.running.implementations import (
+from attncheck.errors import UsageError
+from attncheck.running.implementations import (
     Chosen,
     Implementation,
     choose_implementations,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from attncheck.harness.running.choice import choose, choose_callable
-from attncheck.harness.running.own import OwnEntry
+from attncheck.running.choice import choose, choose_callable
+from attncheck.running.own import OwnEntry
 
 Invoke = Callable[..., tuple[int, str, str]]
 KERNEL = """

@@ -19,12 +19,12 @@ import psutil
 import pytest
 
 from attncheck.backends import BackendEntry
-from attncheck.harness.errors import OutputError
-from attncheck.harness.running.choice import own_implementation
-from attncheck.harness.running.executor import GroupRunner, Limits, group_by_process
-from attncheck.harness.running.implementations import Implementation
-from attncheck.harness.running.own import Target
-from attncheck.harness.running.worker import Computed, Failure, Outcome, Task
+from attncheck.errors import OutputError
+from attncheck.running.choice import own_implementation
+from attncheck.running.executor import GroupRunner, Limits, group_by_process
+from attncheck.running.implementations import Implementation
+from attncheck.running.own import Target
+from attncheck.running.worker import Computed, Failure, Outcome, Task
 
 PATH = Path(__file__).parents[3] / "benchmarks" / "faulty_attention.py"
 BIT = 0.5

@@ -13,10 +13,10 @@ from types import FrameType, ModuleType
 import numpy as np
 import pytest
 
-from attncheck.harness.running.choice import choose
-from attncheck.harness.running.executor import Group, GroupRunner, Limits
-from attncheck.harness.running.left_behind import Misbehaved, nothing_left_behind
-from attncheck.harness.running.worker import Computed, Task
+from attncheck.running.choice import choose
+from attncheck.running.executor import Group, GroupRunner, Limits
+from attncheck.running.left_behind import Misbehaved, nothing_left_behind
+from attncheck.running.worker import Computed, Task
 
 STARTS = "import threading\ndef begin(target):\n    threading.Thread(target=target, name='mine', daemon=True).start()\n"
 WAITS = "def wait(event):\n    event.wait()\n"

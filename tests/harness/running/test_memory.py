@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from attncheck.harness.running.memory import laid_out
+from attncheck.running.memory import laid_out
 
 LAYOUTS = ("strided", "transposed", "broadcast")
 DTYPES = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)

@@ -9,8 +9,8 @@ import pytest
 
 from attncheck.backends import BACKENDS
 from attncheck.backends.contract import Backend
-from attncheck.harness.running.operations import not_asked, run_operation
-from attncheck.harness.vocabulary import OPERATIONS, result_stages
+from attncheck.running.operations import not_asked, run_operation
+from attncheck.vocabulary import OPERATIONS, result_stages
 
 
 class Recorder:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from attncheck.harness.running.choice import choose, choose_callable
-from attncheck.harness.running.origin import origin_of
-from attncheck.harness.running.own import name_of
+from attncheck.running.choice import choose, choose_callable
+from attncheck.running.origin import origin_of
+from attncheck.running.own import name_of
 
 KERNELS = """
 import functools

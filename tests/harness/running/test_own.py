@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attncheck.harness.errors import UsageError
-from attncheck.harness.running.choice import choose, choose_callable, own_implementation
-from attncheck.harness.running.executor import Group, GroupRunner, Limits
-from attncheck.harness.running.implementations import Implementation
-from attncheck.harness.running.own import Target
-from attncheck.harness.running.worker import Computed, Failure, Outcome, Task
+from attncheck.errors import UsageError
+from attncheck.running.choice import choose, choose_callable, own_implementation
+from attncheck.running.executor import Group, GroupRunner, Limits
+from attncheck.running.implementations import Implementation
+from attncheck.running.own import Target
+from attncheck.running.worker import Computed, Failure, Outcome, Task
 
 ATTENTION = """
 import numpy as np

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from attncheck.backends import BACKENDS, PADDED_BY, numpy_backend
-from attncheck.harness.judging.judge_implementation import judge_and_recognise, with_padding_faults
-from attncheck.harness.judging.truth import find_truth
-from attncheck.harness.running.implementations import Implementation
-from attncheck.harness.running.operations import accepted_of
-from attncheck.harness.running.own import OwnEntry
-from attncheck.harness.running.own_call import own_backend
-from attncheck.harness.running.padding import Padding, padded_call
-from attncheck.harness.running.worker import Computed, Failure, Outcome, Task, evaluate_on
+from attncheck.judging.judge_implementation import judge_and_recognise, with_padding_faults
+from attncheck.judging.truth import find_truth
+from attncheck.running.implementations import Implementation
+from attncheck.running.operations import accepted_of
+from attncheck.running.own import OwnEntry
+from attncheck.running.own_call import own_backend
+from attncheck.running.padding import Padding, padded_call
+from attncheck.running.worker import Computed, Failure, Outcome, Task, evaluate_on
 
 Array = NDArray[Any]
 EIGHT = {"width_multiple": 8, "value_width": "equal"}

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from attncheck.harness import cli
-from attncheck.harness.errors import UsageError
-from attncheck.harness.running.choice import choose
-from attncheck.harness.running.own import published
+from attncheck import cli
+from attncheck.errors import UsageError
+from attncheck.running.choice import choose
+from attncheck.running.own import published
 
 MODULE = """
 import numpy as np

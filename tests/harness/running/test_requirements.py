@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attncheck.harness.running.requirements import Requirements
+from attncheck.running.requirements import Requirements
 
 counts = st.integers(1, 40)
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from attncheck.backends import Mode
-from attncheck.harness.running.score_memory import scores_too_large
-from attncheck.harness.running.worker import Task
+from attncheck.running.score_memory import scores_too_large
+from attncheck.running.worker import Task
 
 LENGTH = 32_768
 HOLDS, TILES = Mode("eager", "some_module", "modular"), Mode("flash", "some_module", "in tiles", holds_scores=False)

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attncheck.harness.errors import UsageError
-from attncheck.harness.running.choice import choose, choose_callable
-from attncheck.harness.running.executor import Group, GroupRunner, Limits
-from attncheck.harness.running.signatures import Place, adapter, hints, misfits, required_keywords
-from attncheck.harness.running.worker import Computed, Failure, Outcome, Task
+from attncheck.errors import UsageError
+from attncheck.running.choice import choose, choose_callable
+from attncheck.running.executor import Group, GroupRunner, Limits
+from attncheck.running.signatures import Place, adapter, hints, misfits, required_keywords
+from attncheck.running.worker import Computed, Failure, Outcome, Task
 
 SOURCE = """
 import numpy as np

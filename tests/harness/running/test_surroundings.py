@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attncheck.harness.running import surroundings
-from attncheck.harness.running.surroundings import Surroundings
+from attncheck.running import surroundings
+from attncheck.running.surroundings import Surroundings
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from attncheck.backends import numpy_backend
-from attncheck.harness.reading.case import Case
-from attncheck.harness.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.harness.running.tasks import task_of
-from attncheck.harness.running.worker import Computed, Task, evaluate_on
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.running.tasks import task_of
+from attncheck.running.worker import Computed, Task, evaluate_on
 
 Load = Callable[[str | bytes], list[Case]]
 

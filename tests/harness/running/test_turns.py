@@ -9,7 +9,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from attncheck.harness.running.turns import Turns
+from attncheck.running.turns import Turns
 
 
 @pytest.mark.parametrize("places", [1, 3])

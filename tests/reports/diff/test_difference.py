@@ -10,16 +10,16 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from attncheck.harness.cli import main
-from attncheck.harness.errors import UsageError
-from attncheck.harness.merge import merge_runs
-from attncheck.harness.results.format import Row
-from attncheck.harness.results.reader import matched_runs, read_runs
+from attncheck.cli import main
+from attncheck.errors import UsageError
+from attncheck.merge import merge_runs
 from attncheck.reports.diff import columns
 from attncheck.reports.diff.difference import Difference, make_difference
 from attncheck.reports.diff.text import as_record, render_diff_markdown, sentences
 from attncheck.reports.diff.write import write_difference
 from attncheck.reports.making import make_frames
+from attncheck.results.format import Row
+from attncheck.results.reader import matched_runs, read_runs
 
 MakeRow = Callable[..., Row]
 WriteRun = Callable[..., Path]

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from attncheck.harness.judging.tiers import noise_limit, threshold
+from attncheck.judging.tiers import noise_limit, threshold
 from attncheck.reports.diff.errors import error_changes
 
 Stage = Callable[..., pd.DataFrame]

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attncheck.harness.reading.selection import select_cases
-from attncheck.harness.results.format import EXACT, INPUTS, Row, StoredArray
+from attncheck.reading.selection import select_cases
 from attncheck.reports.documents.numbers import beside, element
 from attncheck.reports.documents.pages import DocumentCase, DocumentPage, Expectation, document_pages
 from attncheck.reports.figures.heatmaps import heatmaps
 from attncheck.reports.frames import Frames
+from attncheck.results.format import EXACT, INPUTS, Row, StoredArray
 
 HOSTILE = "<script>alert(1)</script> $\\frac{ | `x` \x1b[31m"
 

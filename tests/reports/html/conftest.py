@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attncheck.harness.results.format import EXACT, Row, StoredArray, bound_name
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.render import render_html
+from attncheck.results.format import EXACT, Row, StoredArray, bound_name
 
 _VOID = {"meta", "link", "br", "input", "hr", "img"}
 

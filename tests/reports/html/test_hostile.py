@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from attncheck.harness.results.format import Row
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.render import render_html
+from attncheck.results.format import Row
 
 HOSTILE = (
     """<script>alert(1)</script></style></title>]]>--><img src=x onerror='alert(2)'> "q" 'p' &lt; {{ 7 * 7 }} \u202e"""

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from attncheck.harness.results.format import Row
 from attncheck.reports.answer import make_answer
 from attncheck.reports.cells import cell_table
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.budget import Budget
 from attncheck.reports.html.render import render_html
+from attncheck.results.format import Row
 
 MakeRow = Callable[..., Row]
 MakeRecord = Callable[..., dict[str, Any]]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from attncheck.harness.reading.selection import select_cases
-from attncheck.harness.results.format import Row
+from attncheck.reading.selection import select_cases
 from attncheck.reports.frames import Frames
 from attncheck.reports.markdown.report import render_markdown
 from attncheck.reports.markdown.text import code, details, escape, number, table
+from attncheck.results.format import Row
 
 MakeRow = Callable[..., Row]
 MakeRecord = Callable[..., dict[str, Any]]

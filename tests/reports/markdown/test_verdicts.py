@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from attncheck.harness.results.format import Row
 from attncheck.reports.frames import Frames
 from attncheck.reports.markdown import verdicts
 from attncheck.reports.markdown.verdicts import verdict_section
+from attncheck.results.format import Row
 
 MakeRow = Callable[..., Row]
 Report = Callable[..., list[str]]

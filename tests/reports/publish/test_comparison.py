@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from attncheck.harness import cli
-from attncheck.harness.errors import OutputError, ResultsError, UsageError
-from attncheck.harness.merge import merge_runs
-from attncheck.harness.reading.selection import select_cases
-from attncheck.harness.results.case_records import CaseRecords
-from attncheck.harness.results.format import Row
-from attncheck.harness.results.reader import read_run
+from attncheck import cli
+from attncheck.errors import OutputError, ResultsError, UsageError
+from attncheck.merge import merge_runs
+from attncheck.reading.selection import select_cases
 from attncheck.reports.frames import Frames
 from attncheck.reports.making import make_frames
 from attncheck.reports.publish.comparison import drift, publish, read_verdicts
+from attncheck.results.case_records import CaseRecords
+from attncheck.results.format import Row
+from attncheck.results.reader import read_run
 
 MakeRow = Callable[..., Row]
 WriteRun = Callable[..., Path]
