@@ -26,7 +26,7 @@ from time import perf_counter, process_time, sleep
 
 import psutil
 
-from attncheck import Case, Settings, choose_implementations, merge_runs, read_runs, run_cases, select_cases
+from attncheck import Case, Settings, bundled_implementations, merge_runs, read_runs, run_cases, select_cases
 from attncheck.reports.making import make_frames
 from attncheck.reports.write import write_report
 
@@ -172,7 +172,7 @@ def run_campaign(
 ) -> None:
     """Run cases on NumPy, here or on a cluster."""
     settings = Settings(output, command=("benchmarks/cluster.py",), cluster=address)
-    run_cases(cases, choose_implementations(["numpy"]), settings, on_progress=on_progress)
+    run_cases(cases, bundled_implementations(["numpy"]), settings, on_progress=on_progress)
 
 
 def _report(output: Path) -> dict[str, bytes]:

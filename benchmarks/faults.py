@@ -33,12 +33,12 @@ import psutil
 
 from attncheck.backends import BACKENDS
 from attncheck.errors import ResultsError
+from attncheck.execution.tasks import task_of
+from attncheck.execution.user_call import own_backend
+from attncheck.execution.worker import evaluate_on
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.results.reader import read_run
-from attncheck.running.own_call import own_backend
-from attncheck.running.tasks import task_of
-from attncheck.running.worker import evaluate_on
 
 IMPLEMENTATION = "faulty_attention.module"
 FRAMES = ("results", "pairs", "numbers")

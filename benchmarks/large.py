@@ -28,12 +28,12 @@ from measuring import on_one_thread, table
 from numpy.typing import NDArray
 
 from attncheck.backends import BACKENDS
+from attncheck.execution.worker import Computed
 from attncheck.judging.judge import judge
 from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
-from attncheck.running.worker import Computed
 
 _CASE = Path(__file__).parent / "large_cases" / "causal.yaml"
 _DTYPE, _CLASS, _RETURNED = "float32", "native", ("output",)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.execution.tasks import task_of
 from attncheck.judging.diagnosis import Evidence, decide, evidence_of
 from attncheck.judging.judge_implementation import RECOGNISABLE, judge_and_recognise
 from attncheck.judging.truth import truth_of_case
@@ -24,7 +25,6 @@ from attncheck.mutants.naming import told
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.reading.shapes import score_elements
-from attncheck.running.tasks import task_of
 
 Array = NDArray[Any]
 

@@ -31,12 +31,12 @@ from soundness_problems import OPERATIONS, Draw
 
 from attncheck import judging
 from attncheck.errors import UsageError
+from attncheck.execution.environment import describe_environment
+from attncheck.execution.implementation_selection import select_implementations
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.limits import Limits
 from attncheck.progress import progress_bar
 from attncheck.reading.divergences import Divergence, bundled_divergences, load_divergences
-from attncheck.running.choice import choose
-from attncheck.running.environment import describe_environment
-from attncheck.running.executor import Limits
-from attncheck.running.implementations import Implementation
 from attncheck.verdicts import Verdict
 from attncheck.vocabulary import DTYPES
 
@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
 def _implementations(options: argparse.Namespace) -> list[Implementation]:
     patterns = [pattern for given in options.implementation for pattern in given.split(",")]
     try:
-        chosen = choose(options.backend, patterns, limits=_LIMITS)
+        chosen = select_implementations(options.backend, patterns, limits=_LIMITS)
     except UsageError as error:
         raise SystemExit(str(error)) from None
     if chosen.missing:

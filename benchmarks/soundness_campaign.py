@@ -14,11 +14,12 @@ from threading import Semaphore
 from soundness_problems import Draw, Drawn, draw_problem
 from soundness_rows import Judge, Row, Unit
 
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.limits import Limits
+from attncheck.execution.runner import Group, GroupRunner, group_by_process
+from attncheck.execution.worker import Outcome, Task
 from attncheck.reading.divergences import Divergence
 from attncheck.reading.lowering import delivered
-from attncheck.running.executor import Group, GroupRunner, Limits, group_by_process
-from attncheck.running.implementations import Implementation
-from attncheck.running.worker import Outcome, Task
 
 _AHEAD = 24
 """Evaluations that a worker may be ahead of the judge: their arrays wait in memory."""

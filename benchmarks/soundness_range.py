@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from soundness_regimes import raw_scores
 
 from attncheck.backends import numpy_backend
+from attncheck.execution.operations import run_operation
 from attncheck.reading.dtypes import largest_number
 from attncheck.reading.lowering import essential
-from attncheck.running.operations import run_operation
 
 Array = NDArray[Any]
 Inputs = Mapping[str, Array]

@@ -9,15 +9,15 @@ from typing import Any
 
 from soundness_problems import Drawn
 
-from attncheck.bench import own_empty_rows
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.worker import Failure, Outcome
 from attncheck.judging.judge_implementation import judge_and_recognise
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.known import reason_for
 from attncheck.judging.tiers import Measured
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.divergences import Divergence
-from attncheck.running.implementations import Implementation
-from attncheck.running.worker import Failure, Outcome
+from attncheck.recorder import own_empty_rows
 from attncheck.verdicts import Verdict
 
 

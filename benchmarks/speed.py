@@ -25,9 +25,9 @@ from pathlib import Path
 from statistics import median
 
 from attncheck.backends import BACKENDS
+from attncheck.execution.caching import VARIABLE, with_cache
 from attncheck.plan import Plan
 from attncheck.reading.selection import select_cases
-from attncheck.running.caching import VARIABLE, with_cache
 
 PEER = Path(__file__).parent / "peer" / "test_peer.py"
 

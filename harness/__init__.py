@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from attncheck.errors import AttncheckError as AttncheckError
     from attncheck.errors import ExitCode as ExitCode
     from attncheck.errors import UsageError as UsageError
+    from attncheck.execution.implementations import bundled_implementations as bundled_implementations
+    from attncheck.execution.limits import Limits as Limits
     from attncheck.merge import merge_runs as merge_runs
     from attncheck.reading.case import Case as Case
     from attncheck.reading.selection import select_cases as select_cases
     from attncheck.results.reader import read_runs as read_runs
     from attncheck.run import Settings as Settings
     from attncheck.run import run_cases as run_cases
-    from attncheck.running.executor import Limits as Limits
-    from attncheck.running.implementations import choose_implementations as choose_implementations
     from attncheck.verdicts import Verdict as Verdict
 
 _HOMES = {
@@ -37,12 +37,12 @@ _HOMES = {
     "Case": "reading.case",
     "CheckResult": "api",
     "ExitCode": "errors",
-    "Limits": "running.executor",
+    "Limits": "execution.limits",
     "Settings": "run",
     "UsageError": "errors",
     "Verdict": "verdicts",
     "check": "api",
-    "choose_implementations": "running.implementations",
+    "bundled_implementations": "execution.implementations",
     "merge_runs": "merge",
     "read_runs": "results.reader",
     "run_cases": "run",

@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from attncheck.config import known_divergences, minimum_of, selected, tiles_of
 from attncheck.errors import ExitCode
+from attncheck.execution.implementation_selection import select_callable, select_implementations
+from attncheck.execution.implementations import Implementation, ImplementationSelection
+from attncheck.execution.limits import Limits
 from attncheck.merge import merge_runs
 from attncheck.reading.case import Case
 from attncheck.reading.selection import Selection
@@ -28,9 +31,6 @@ from attncheck.results.checked import Place, what_became
 from attncheck.results.format import Row
 from attncheck.results.reader import read_runs
 from attncheck.run import Settings, run_cases
-from attncheck.running.choice import choose, choose_callable
-from attncheck.running.executor import Limits
-from attncheck.running.implementations import Chosen, Implementation
 
 if TYPE_CHECKING:
     from attncheck.reports.frames import Frames
@@ -187,8 +187,10 @@ def check(
     )
 
 
-def _chosen(function: Callable[..., Any] | str, framework: str | None, name: str | None, limits: Limits) -> Chosen:
+def _chosen(
+    function: Callable[..., Any] | str, framework: str | None, name: str | None, limits: Limits
+) -> ImplementationSelection:
     if isinstance(function, str):
-        return choose(None, [function], framework, limits)
-    implementation = choose_callable(function, framework, name)
-    return Chosen((implementation,), by_name=(implementation.name,))
+        return select_implementations(None, [function], framework, limits)
+    implementation = select_callable(function, framework, name)
+    return ImplementationSelection((implementation,), by_name=(implementation.name,))

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.backends import BACKENDS
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.limits import Limits
+from attncheck.execution.user_code import UserImplementation
 from attncheck.reading.addresses import address
 from attncheck.results import DEFAULT_RESULTS
-from attncheck.running.executor import Limits
-from attncheck.running.implementations import Implementation
-from attncheck.running.own import OwnEntry
 
 # A report is Markdown, HTML, XML and a docstring, too: there these would end what a command stands in.
 _TROUBLESOME = re.compile(r'["`\\]')
@@ -33,7 +33,7 @@ def words_again(
     """
     found = {}
     for item in implementations:
-        own = item.entry if isinstance(item.entry, OwnEntry) else None
+        own = item.entry if isinstance(item.entry, UserImplementation) else None
         named = [item.name] if own is None else list(own.given)
         if named:
             kept = results if own is not None and results != DEFAULT_RESULTS else None
@@ -84,6 +84,6 @@ def _limits(limits: Limits) -> list[str]:
         words += ["--threads", str(limits.threads)]
     if limits.case_seconds != standard.case_seconds:
         words += ["--time-limit", f"{limits.case_seconds:g}"]
-    if limits.most_memory != standard.most_memory:
-        words += ["--memory-limit", f"{limits.most_memory / 2**30:g}"]
+    if limits.hard_memory_limit != standard.hard_memory_limit:
+        words += ["--memory-limit", f"{limits.hard_memory_limit / 2**30:g}"]
     return words

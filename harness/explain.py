@@ -8,9 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from attncheck.backends import BACKENDS
-from attncheck.bench import own_empty_rows
 from attncheck.config import known_divergences
 from attncheck.errors import UsageError
+from attncheck.execution.implementation_selection import select_implementations
+from attncheck.execution.implementations import DEFAULT_MODE, Implementation, ImplementationSelection
+from attncheck.execution.limits import Limits
+from attncheck.execution.runner import Group, GroupRunner
+from attncheck.execution.tasks import task_of
+from attncheck.execution.worker import Computed, Outcome, Task
 from attncheck.judging.judge_implementation import JudgedStages, judge_and_recognise, with_padding_faults
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.known import beyond_known, largest_ratio, reason_for
@@ -18,11 +23,7 @@ from attncheck.judging.truth import truth_of_case
 from attncheck.reading.case import Case
 from attncheck.reading.divergences import Divergence
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.running.choice import choose
-from attncheck.running.executor import Group, GroupRunner, Limits
-from attncheck.running.implementations import DEFAULT_MODE, Chosen, Implementation
-from attncheck.running.tasks import task_of
-from attncheck.running.worker import Computed, Outcome, Task
+from attncheck.recorder import own_empty_rows
 from attncheck.verdicts import Verdict
 
 _Place = tuple[str, str, str]
@@ -67,7 +68,7 @@ class Explanation:
 def find_implementation(name: str, framework: str | None = None) -> Implementation:
     """Return an implementation by its name, its backend's, or as file.py:function. Raises ``UsageError``."""
     pattern = f"{name}.{DEFAULT_MODE}" if name in BACKENDS else name
-    chosen: Chosen = choose(None, [pattern], framework)
+    chosen: ImplementationSelection = select_implementations(None, [pattern], framework)
     if chosen.missing:
         raise UsageError(f"{chosen.missing[0]} is not installed")
     return chosen.implementations[0]

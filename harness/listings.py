@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from attncheck.backends import BACKENDS
+from attncheck.execution.environment import package_version
+from attncheck.execution.implementations import every_implementation
+from attncheck.execution.user_code import published
 from attncheck.reading.selection import Selection
-from attncheck.running.environment import package_version
-from attncheck.running.implementations import every_implementation
-from attncheck.running.own import published
 
 Record = dict[str, str | list[str]]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from attncheck.errors import UsageError
+from attncheck.execution.tasks import task_of
+from attncheck.execution.worker import Task
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Exact, Inputs, convert_inputs, make_exact_inputs
-from attncheck.running.tasks import task_of
-from attncheck.running.worker import Task
 
 _INPUTS_KEPT = 64
 """Cases whose inputs are kept: the workers come through the plan side by side, and a case's dtypes share them."""

@@ -23,14 +23,15 @@ from attncheck.pytest_summary import Judged, NotJudged, StoppedError
 
 if TYPE_CHECKING:
     # Every run of pytest in an environment with attncheck loads this module, so what is heavy waits until it is used.
+    from attncheck.execution.implementations import Implementation
+    from attncheck.execution.limits import Limits
+    from attncheck.execution.runner import GroupRunner
     from attncheck.explain import Explanation
     from attncheck.reading.case import Case
     from attncheck.reading.divergences import Divergence
     from attncheck.reading.selection import Selection
     from attncheck.repeating import Call
     from attncheck.results.coverage import Minimum
-    from attncheck.running.executor import GroupRunner, Limits
-    from attncheck.running.implementations import Implementation
 
 _TIME_LIMIT = 60.0
 _NODE = "attncheck"
@@ -78,10 +79,10 @@ class _Judge:
     def _story(self, seen: Explanation, before: Sequence[Call]) -> str:
         """Tell a failure; of the first few, whether it takes the calls of the tests before it."""
         from attncheck.commands import command, words_again, words_of
+        from attncheck.execution.limits import Limits
         from attncheck.reading.record import case_record
         from attncheck.repeating import Told, explain_as_met, met_now
         from attncheck.reports.explanation import told_text
-        from attncheck.running.executor import Limits
 
         told, lines = Told(seen), []
         if before and _REPEATED[self.implementation.name] >= _MOST_REPEATED:
@@ -162,8 +163,8 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     if not targets or config.option.collectonly is None:
         return
     from attncheck.errors import AttncheckError
+    from attncheck.execution.implementation_selection import select_implementations
     from attncheck.reading.tiles import read_tiles, tiles_named
-    from attncheck.running.choice import choose
 
     wanted = {name: config.getoption(f"--attncheck-{name}") for name in ("cases", "tag", "dtype", "framework")}
     try:
@@ -171,7 +172,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         pasted = config.stash[_PASTED]
         tiles += tiles_named(pasted)
         selection = _selection(tuple(wanted["cases"]), tuple(wanted["tag"]), tuple(wanted["dtype"]), tiles)
-        chosen = choose(None, targets, wanted["framework"])
+        chosen = select_implementations(None, targets, wanted["framework"])
         judges = [_Judge.of(implementation, selection) for implementation in chosen.implementations]
     except AttncheckError as error:
         raise pytest.UsageError(f"attncheck: {error}") from None
@@ -250,15 +251,15 @@ def conformance(
     The arguments are those of ``attncheck.check``.
     """
     from attncheck.errors import AttncheckError
+    from attncheck.execution.implementation_selection import select_callable, select_implementations
     from attncheck.reading.tiles import read_tiles
-    from attncheck.running.choice import choose, choose_callable
 
     try:
         selection = _selection(tuple(cases), tuple(tags), tuple(dtypes), read_tiles(tiles, "tiles"))
         implementation = (
-            choose(None, [function], framework).implementations[0]
+            select_implementations(None, [function], framework).implementations[0]
             if isinstance(function, str)
-            else choose_callable(function, framework, None)
+            else select_callable(function, framework, None)
         )
         judge = _Judge.of(implementation, selection)
     except AttncheckError as error:
@@ -283,7 +284,7 @@ _REPEATED: Counter[str] = Counter()
 
 def _limits() -> Limits:
     """Every test is tried: when to stop is pytest's to say (``--maxfail``)."""
-    from attncheck.running.executor import Limits
+    from attncheck.execution.limits import Limits
 
     return Limits(case_seconds=_TIME_LIMIT, keep_going=True)
 
@@ -312,7 +313,7 @@ def _process(implementation: Implementation, dtype: str) -> _Process:
     import tempfile
     from pathlib import Path
 
-    from attncheck.running.executor import GroupRunner, group_by_process
+    from attncheck.execution.runner import GroupRunner, group_by_process
 
     groups = group_by_process(implementation, list(implementation.declared.classes))
     group = next((each for each in groups if dtype in each.dtypes), None)

@@ -14,6 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.limits import Limits
+from attncheck.execution.runner import Group, GroupRunner, group_by_process
+from attncheck.execution.tasks import task_of
 from attncheck.explain import Explanation, explain_case
 from attncheck.reading.addresses import read_called
 from attncheck.reading.case import Case
@@ -21,9 +25,6 @@ from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.record import case_record
 from attncheck.results.checked import Checked, Place, killed_the_worker, what_was_found
 from attncheck.results.same_cases import changed
-from attncheck.running.executor import Group, GroupRunner, Limits, group_by_process
-from attncheck.running.implementations import Implementation
-from attncheck.running.tasks import task_of
 
 MOST_TRIES = 60
 """Each starts a process."""

@@ -10,27 +10,28 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from attncheck.bench import Bench, Judge
 from attncheck.commands import words_again
 from attncheck.diagnosing import counted_again, retold_rows
-from attncheck.driving import Here, Means
 from attncheck.errors import ExitCode, Fault
+from attncheck.execution.environment import describe_environment
+from attncheck.execution.implementations import ImplementationSelection
+from attncheck.execution.limits import Limits, with_memory_per_worker
+from attncheck.execution.process_tree import end_strays
+from attncheck.execution.runner import Group, GroupRunner, group_by_process
+from attncheck.execution.user_code import source_of
+from attncheck.executors.base import Executor
+from attncheck.executors.local import LocalExecutor
 from attncheck.judging.known import DivergenceRecord, place_of
 from attncheck.plan import Plan, Unit
 from attncheck.reading.case import Case
 from attncheck.reading.divergences import Divergence, bundled_divergences
 from attncheck.reading.model import TagEntry
 from attncheck.reading.record import case_record
+from attncheck.recorder import Judge, ResultRecorder
 from attncheck.results.coverage import Asked, Minimum, shortfalls
 from attncheck.results.earlier import NOTHING, read_earlier
 from attncheck.results.format import Row
 from attncheck.results.writer import ResultsWriter
-from attncheck.running.environment import describe_environment
-from attncheck.running.executor import Group, GroupRunner, Limits, group_by_process
-from attncheck.running.implementations import Chosen
-from attncheck.running.own import source_of
-from attncheck.running.processes import end_strays
-from attncheck.running.share import fair_share
 from attncheck.verdicts import Verdict
 from attncheck.vocabulary import DTYPES
 
@@ -83,7 +84,7 @@ class RunSummary:
 
 def run_cases(
     cases: Sequence[Case],
-    chosen: Chosen,
+    chosen: ImplementationSelection,
     settings: Settings,
     faults: Sequence[Fault] = (),
     on_progress: Callable[[int, int], None] = lambda done, total: None,
@@ -103,12 +104,12 @@ def run_cases(
 def _run(
     plan: Plan,
     groups: Sequence[Group],
-    chosen: Chosen,
+    chosen: ImplementationSelection,
     settings: Settings,
     faults: Sequence[Fault],
     *,
     judge: Judge,
-    means: Means,
+    means: Executor,
     on_progress: Callable[[int, int], None],
 ) -> RunSummary:
     cases = plan.cases
@@ -124,9 +125,9 @@ def _run(
     environment |= {**earlier.names, "backends": earlier.backends}
     writer.write_json("environment.json", environment)
     writer.write_cases(records())
-    bench = Bench(writer, DivergenceRecord(judge.divergences))
+    recorder = ResultRecorder(writer, DivergenceRecord(judge.divergences))
     for rows in earlier.rows():
-        bench.restore(rows)
+        recorder.restore(rows)
 
     def describe_backends() -> None:
         if (backends := _descriptions(means.descriptions, earlier.backends)) != environment["backends"]:
@@ -139,20 +140,20 @@ def _run(
 
     try:
         finished = earlier.finished
-        means.compute_and_judge(plan.without(finished), bench, tell)
-        bench.evaluations += sum(dtype in group.dtypes for _, dtype in finished for group in groups)
+        means.compute_and_judge(plan.without(finished), recorder, tell)
+        recorder.evaluations += sum(dtype in group.dtypes for _, dtype in finished for group in groups)
         if settings.complete:
-            told = {row.message for row in bench.failures}
-            bench.add_rows(row for row in bench.known.stale_rows() if row.message not in told)
+            told = {row.message for row in recorder.failures}
+            recorder.add_rows(row for row in recorder.known.stale_rows() if row.message not in told)
     finally:
         writer.flush()
         describe_backends()
-    summary = _summarise(chosen, faults, bench, Asked.of(environment, len(cases)))
+    summary = _summarise(chosen, faults, recorder, Asked.of(environment, len(cases)))
     writer.write_json("summary.json", _summary_record(summary, chosen, faults))
     return summary
 
 
-def _groups(chosen: Chosen, dtypes: Sequence[str]) -> list[Group]:
+def _groups(chosen: ImplementationSelection, dtypes: Sequence[str]) -> list[Group]:
     """Return the worker processes that the implementations need for these dtypes."""
     return [
         group
@@ -162,28 +163,28 @@ def _groups(chosen: Chosen, dtypes: Sequence[str]) -> list[Group]:
 
 
 @contextmanager
-def _means(groups: Sequence[Group], judge: Judge, settings: Settings) -> Iterator[Means]:
+def _means(groups: Sequence[Group], judge: Judge, settings: Settings) -> Iterator[Executor]:
     """Return what computes: workers on this machine, or a cluster for as long as this lasts."""
     if settings.cluster is None:
         end_strays()
-        limits = fair_share(settings.limits, len(groups))
+        limits = with_memory_per_worker(settings.limits, len(groups))
         runners = [GroupRunner[Unit](group, limits, settings.output / "logs") for group in groups]
-        yield Here(runners, judge, settings.limits.workers)
+        yield LocalExecutor(runners, judge, settings.limits.workers)
         return
-    from attncheck.cluster.driving import on_cluster  # Dask is an extra
+    from attncheck.executors.dask.driver import dask_executor  # Dask is an extra
 
-    with on_cluster(settings.cluster, groups, judge, settings.limits) as cluster:
+    with dask_executor(settings.cluster, groups, judge, settings.limits) as cluster:
         yield cluster
 
 
-def _divergences(chosen: Chosen, settings: Settings) -> tuple[Divergence, ...]:
+def _divergences(chosen: ImplementationSelection, settings: Settings) -> tuple[Divergence, ...]:
     """Return the divergences that are known beforehand: those given, else those bundled for the backends."""
     if settings.divergences is not None:
         return settings.divergences
     return bundled_divergences([implementation.entry.name for implementation in chosen.implementations])
 
 
-def _environment(chosen: Chosen, settings: Settings, faults: Sequence[Fault]) -> dict[str, Any]:
+def _environment(chosen: ImplementationSelection, settings: Settings, faults: Sequence[Fault]) -> dict[str, Any]:
     entries = [implementation.entry for implementation in chosen.implementations]
     return {
         "label": settings.label,
@@ -218,10 +219,12 @@ def _descriptions(
     return {**earlier, **{name: said for name, said in found.items() if said or name not in earlier}}
 
 
-def _summarise(chosen: Chosen, faults: Sequence[Fault], bench: Bench, asked: Asked) -> RunSummary:
-    failing = retold_rows(bench.failures)
+def _summarise(
+    chosen: ImplementationSelection, faults: Sequence[Fault], recorder: ResultRecorder, asked: Asked
+) -> RunSummary:
+    failing = retold_rows(recorder.failures)
     codes = {Verdict(row.verdict).exit_code for row in failing}
-    judged = {item.name: len(bench.judged.get(item.name, ())) for item in chosen.implementations}
+    judged = {item.name: len(recorder.judged.get(item.name, ())) for item in chosen.implementations}
     short = shortfalls(judged, asked)
     if faults:
         code = ExitCode.BAD_INPUT
@@ -231,14 +234,14 @@ def _summarise(chosen: Chosen, faults: Sequence[Fault], bench: Bench, asked: Ask
         code = ExitCode.NOT_RUN
     else:
         code = ExitCode.AGREE
-    seen = counted_again(bench.rows_seen, bench.failures, failing)
+    seen = counted_again(recorder.rows_seen, recorder.failures, failing)
     counts = {verdict.value: seen[verdict] for verdict in Verdict if seen[verdict]}
     # Workers side by side answer in any order; who reads the failures, finds the same ones first.
     failures = sorted(failing, key=place_of)
-    return RunSummary(code, asked.cases, bench.evaluations, counts, tuple(failures), judged, tuple(short))
+    return RunSummary(code, asked.cases, recorder.evaluations, counts, tuple(failures), judged, tuple(short))
 
 
-def _summary_record(summary: RunSummary, chosen: Chosen, faults: Sequence[Fault]) -> dict[str, Any]:
+def _summary_record(summary: RunSummary, chosen: ImplementationSelection, faults: Sequence[Fault]) -> dict[str, Any]:
     return {
         "exit_code": int(summary.exit_code),
         "cases": summary.cases,

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import pandas as pd
 
 from attncheck.errors import ExitCode
+from attncheck.execution.implementations import DEFAULT_MODE
 from attncheck.reports.coverage import Coverage, counted, coverage
 from attncheck.reports.frames import Column, Frames, failing, groups, known_divergences, once_for_frames
 from attncheck.reports.printed_numbers import OF_DOCUMENTS, number_counts
-from attncheck.running.implementations import DEFAULT_MODE
 from attncheck.verdicts import Verdict
 
 MOST_NAMED = 4

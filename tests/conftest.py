@@ -14,6 +14,9 @@ from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
 from attncheck.backends import BACKENDS, BackendEntry, numpy_backend
+from attncheck.execution.implementations import Implementation, ImplementationSelection
+from attncheck.execution.limits import Limits
+from attncheck.execution.operations import run_operation
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.lowering import delivered
@@ -22,9 +25,6 @@ from attncheck.results.format import Row, StoredArray
 from attncheck.results.reader import Run, read_run
 from attncheck.results.writer import ResultsWriter
 from attncheck.run import RunSummary, Settings, run_cases
-from attncheck.running.executor import Limits
-from attncheck.running.implementations import Chosen, Implementation
-from attncheck.running.operations import run_operation
 
 Stages = dict[str, NDArray[Any]]
 
@@ -148,7 +148,7 @@ def run_below() -> Callable[..., tuple[RunSummary, Run]]:
         selection = select_cases(["small"], base=parent)
         summary = run_cases(
             selection.cases,
-            Chosen(tuple(Implementation(entry) for entry in entries), missing=missing),
+            ImplementationSelection(tuple(Implementation(entry) for entry in entries), missing=missing),
             Settings(parent / "out", dtypes=dtypes, limits=Limits(case_seconds=seconds), **settings),
             selection.faults,
         )

@@ -21,9 +21,9 @@ from numpy.testing import assert_allclose
 
 from attncheck.backends import BACKENDS
 from attncheck.backends.contract import Backend
-from attncheck.running.memory import laid_out
-from attncheck.running.operations import run_operation
-from attncheck.running.worker import Task
+from attncheck.execution.layout import apply_layout
+from attncheck.execution.operations import run_operation
+from attncheck.execution.worker import Task
 
 TASKS: dict[tuple[str, str], Task] = pickle.loads(Path(os.environ["PEER_TASKS"]).read_bytes())
 FRAMEWORKS = os.environ["PEER_BACKENDS"].split(",")
@@ -47,7 +47,7 @@ def computed(name: str, task: Task) -> dict[str, Any]:
     """Return every stage as NumPy arrays."""
     backend = framework(name)
     with np.errstate(all="ignore"):
-        stages = run_operation(backend, task.operation, laid_out(task.inputs, task.memory), task.options)
+        stages = run_operation(backend, task.operation, apply_layout(task.inputs, task.memory), task.options)
     return {stage: np.asarray(backend.to_numpy(tensor)) for stage, tensor in stages.items()}
 
 

@@ -26,12 +26,12 @@ from attncheck.errors import ExitCode, OutputError, UsageError
 from attncheck.verdicts import Verdict
 
 if TYPE_CHECKING:
+    from attncheck.execution.implementations import Implementation
+    from attncheck.execution.limits import Limits
     from attncheck.reading.case import Case
     from attncheck.reading.selection import Selection
     from attncheck.repeating import Told
     from attncheck.results.checked import Checked
-    from attncheck.running.executor import Limits
-    from attncheck.running.implementations import Implementation
 
 
 _MAX_NAME = 60

@@ -20,18 +20,18 @@ DEFAULT_DTYPE = "float32"
 """Of commands about one case."""
 
 if TYPE_CHECKING:
+    from attncheck.execution.implementations import ImplementationSelection
+    from attncheck.execution.limits import Limits
     from attncheck.reading.case import Case
     from attncheck.reading.selection import Selection
     from attncheck.reports.frames import Frames
     from attncheck.results.checked import Checked
     from attncheck.run import RunSummary
-    from attncheck.running.executor import Limits
-    from attncheck.running.implementations import Chosen
 
 
 def run_selected(
     patterns: list[str] | None,
-    chosen: Chosen,
+    chosen: ImplementationSelection,
     divergences: list[Path] | None,
     dtype: list[str] | None,
     tag: list[str] | None,
@@ -105,19 +105,21 @@ def limits_of(
     time_limit: float, memory_limit: float | None, threads: int, compilation_cache: bool, keep_going: bool
 ) -> Limits:
     """Return what a worker may take: seconds per evaluation, GiB of memory, threads; a cache, and patience."""
-    from attncheck.running.executor import Limits
+    from attncheck.execution.limits import Limits
 
     limits = Limits(
         case_seconds=time_limit, threads=threads, compilation_cache=compilation_cache, keep_going=keep_going
     )
-    return limits if memory_limit is None else replace(limits, most_memory=int(memory_limit * 2**30))
+    return limits if memory_limit is None else replace(limits, hard_memory_limit=int(memory_limit * 2**30))
 
 
-def choose_from(backend: list[str] | None, implementation: list[str] | None, framework: str | None) -> Chosen:
+def choose_from(
+    backend: list[str] | None, implementation: list[str] | None, framework: str | None
+) -> ImplementationSelection:
     """Return the implementations that the options name."""
-    from attncheck.running.choice import choose
+    from attncheck.execution.implementation_selection import select_implementations
 
-    return choose(split(backend) or None, split(implementation), framework)
+    return select_implementations(split(backend) or None, split(implementation), framework)
 
 
 def select(

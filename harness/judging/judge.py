@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.errors import ExitCode
+from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.compare import Comparison, Index, compare_arrays, compare_forms
 from attncheck.judging.diagnosis import Evidence, Plain, pack
 from attncheck.judging.evidence import with_evidence
@@ -33,7 +34,6 @@ from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.shapes import show
 from attncheck.results.format import Row
-from attncheck.running.worker import Computed, Failure, Outcome
 from attncheck.verdicts import Verdict
 
 Stages = Mapping[str, NDArray[Any]]

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
+from attncheck.execution.cutting import is_of_shape
 from attncheck.judging.alternatives import Convention
 from attncheck.judging.conventions import empty_row_conventions
 from attncheck.judging.findings import NOTHING, Findings
@@ -22,7 +23,6 @@ from attncheck.judging.judge_stages import StageJudgement, judge_stages, sound_s
 from attncheck.judging.readings import truth_of
 from attncheck.judging.recognition import recognise
 from attncheck.judging.truth import Truth
-from attncheck.running.cutting import is_of_shape
 from attncheck.verdicts import Verdict
 from attncheck.vocabulary import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, Shape
 

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
+from attncheck.execution.operations import run_operation
 from attncheck.judging.scales import fit_scale
 from attncheck.judging.special_rows import SpecialRows, special_rows
 from attncheck.reading.lowering import Posed, essential
-from attncheck.running.operations import run_operation
 from attncheck.vocabulary import DEFAULT_EMPTY_ROWS
 
 Array = NDArray[Any]

@@ -11,6 +11,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from attncheck.errors import UsageError
+from attncheck.execution.tasks import task_of
+from attncheck.execution.worker import NOT_RETURNED, Failure, Outcome, Task, evaluate_on
 from attncheck.judging.diagnosis import Evidence
 from attncheck.mutants.catalogue import EQUIVALENT, HONEST, MUTANTS, SUBJECTS
 from attncheck.mutants.judgement import REFERENCE_CLASSES, ExactJudge, JudgeStages, StageFinding, Stages
@@ -21,8 +23,6 @@ from attncheck.mutants.summary import EVALUATION_COLUMNS, MutationFrames, summar
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.shapes import score_elements
-from attncheck.running.tasks import task_of
-from attncheck.running.worker import NOT_RETURNED, Failure, Outcome, Task, evaluate_on
 from attncheck.vocabulary import STAGES
 
 SEED_STEP = 1_000_003

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from attncheck.backends import BackendEntry
 from attncheck.errors import UsageError
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.operations import call_of
+from attncheck.execution.signatures import INPUTS
+from attncheck.execution.user_code import UserImplementation
+from attncheck.execution.worker import Task
 from attncheck.repro.code import copied, inlined, quoted, short
-from attncheck.running.implementations import Implementation
-from attncheck.running.operations import call_of
-from attncheck.running.own import OwnEntry
-from attncheck.running.signatures import INPUTS
-from attncheck.running.worker import Task
 from attncheck.vocabulary import CONVENTIONS, result_stages
 
 PARTS = "attncheck.repro.parts"
@@ -25,7 +25,7 @@ def call_lines(implementation: Implementation, task: Task, before: Sequence[Task
     What is called ``before`` is ``before_1``, ``before_2`` and so on.
     """
     tasks = {"compute": task, **{f"before_{number}": each for number, each in enumerate(before, 1)}}
-    if isinstance(implementation.entry, OwnEntry):
+    if isinstance(implementation.entry, UserImplementation):
         yield from _own(implementation.entry)
     else:
         yield from _framework(implementation, {_name(each) for each in tasks.values()})
@@ -46,7 +46,7 @@ def _call(entry: BackendEntry, task: Task) -> str:
     name, options = call_of(task.operation, dict(task.options))
     conventions = {each: options.pop(each) for each in sorted(CONVENTIONS & options.keys())}
     function = f"backend.{name}"
-    if isinstance(entry, OwnEntry):
+    if isinstance(entry, UserImplementation):
         function = _own_function(entry, name)
         given = [*INPUTS[name], *(f"{each}={each}" for each in task.inputs if each not in INPUTS[name])]
         required = entry.required.get(name, {}).items()
@@ -68,7 +68,7 @@ def _framework(implementation: Implementation, names: set[str]) -> Iterator[str]
     yield "backend = " + ".".join(filter(None, (short(mode.module), mode.attribute)))
 
 
-def _own(entry: OwnEntry) -> Iterator[str]:
+def _own(entry: UserImplementation) -> Iterator[str]:
     """Yield what loads the target and leaves it in ``kernel``."""
     target = entry.target
     if target.pickled:
@@ -92,7 +92,7 @@ def _own(entry: OwnEntry) -> Iterator[str]:
     yield f"kernel = attrgetter({target.attribute!r})({loaded})" if target.attribute else f"kernel = {loaded}"
 
 
-def _own_function(entry: OwnEntry, name: str) -> str:
+def _own_function(entry: UserImplementation, name: str) -> str:
     """Return what is called: the target's function of the contract's name, or the target, where it is that itself."""
     own_name = entry.function if entry.function in INPUTS else "attention"
     if entry.target.attribute and own_name == name:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from attncheck.commands import command, joined, words_again
 from attncheck.errors import OutputError, UsageError
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.limits import Limits
 from attncheck.reading.case import Case
 from attncheck.reading.record import case_record
 from attncheck.repro.script import repro_script
 from attncheck.results.format import SCRIPTS_FOLDER, Row
-from attncheck.running.executor import Limits
-from attncheck.running.implementations import Implementation
 
 MOST_SCRIPTS = 50
 """One takes a fraction of a second and some ten kilobytes; after so many, the command that writes one is enough."""

@@ -9,6 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.errors import UsageError
+from attncheck.execution.environment import package_version
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.padding import Padding, call_as_required
+from attncheck.execution.tasks import task_of
+from attncheck.execution.user_code import UserImplementation
+from attncheck.execution.worker import THREAD_VARIABLES, Task
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.truth import truth_of_case
 from attncheck.reading.case import Case
@@ -17,18 +23,12 @@ from attncheck.repro.arrays import written
 from attncheck.repro.call import PARTS, call_lines
 from attncheck.repro.code import copied, inlined, quoted, short
 from attncheck.repro.expected import expected_lines, expected_stages
-from attncheck.running.environment import package_version
-from attncheck.running.implementations import Implementation
-from attncheck.running.own import OwnEntry
-from attncheck.running.padding import Padding, call_as_required
-from attncheck.running.tasks import task_of
-from attncheck.running.worker import THREAD_VARIABLES, Task
 from attncheck.vocabulary import result_stages
 
-_MEMORY = "attncheck.running.memory"
-_CUTTING = "attncheck.running.cutting"
+_MEMORY = "attncheck.execution.layout"
+_CUTTING = "attncheck.execution.cutting"
 
-_ENVIRONMENT = "attncheck.running.environment"
+_ENVIRONMENT = "attncheck.execution.environment"
 
 _READING = """\
 {name} in {dtype}: {case}
@@ -150,7 +150,7 @@ def _docstring(
     calls: str,
 ) -> str:
     packages = list(_packages(implementation, {dtype}))
-    own = implementation.entry.target if isinstance(implementation.entry, OwnEntry) else None
+    own = implementation.entry.target if isinstance(implementation.entry, UserImplementation) else None
     is_file = own is not None and own.module.endswith(".py")
     reading = _READING.format(
         name=implementation.name,
@@ -203,7 +203,7 @@ def _beginning(implementation: Implementation, dtypes: Collection[str]) -> Itera
 
 
 def _hides_a_module(entry: Any) -> bool:
-    return isinstance(entry, OwnEntry) and Path(entry.target.module).stem in sys.stdlib_module_names
+    return isinstance(entry, UserImplementation) and Path(entry.target.module).stem in sys.stdlib_module_names
 
 
 def _inputs(tasks: Mapping[str, Task]) -> Iterator[str]:

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from attncheck.backends import BACKENDS, BackendEntry
 from attncheck.backends.contract import Backend, Tensor
+from attncheck.execution.operations import run_operation
 from attncheck.judging.judge_stages import judge_stages
 from attncheck.judging.truth import find_truth
 from attncheck.reading.divergences import bundled_divergences, recorded_empty_rows
-from attncheck.running.operations import run_operation
 
 Run = Callable[..., dict[str, NDArray[Any]]]
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from attncheck.backends import BACKENDS, PADDED_BY, numpy_backend
+from attncheck.execution.limits import Limits
+from attncheck.execution.operations import accepted_of, run_operation
+from attncheck.execution.runner import Group, GroupRunner
+from attncheck.execution.worker import Computed, Task
 from attncheck.explain import find_implementation
-from attncheck.running.executor import Group, GroupRunner, Limits
-from attncheck.running.operations import accepted_of, run_operation
-from attncheck.running.worker import Computed, Task
 
 pytestmark = [
     pytest.mark.jax,

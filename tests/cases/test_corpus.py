@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from attncheck.execution.worker import Computed
 from attncheck.judging.judge import judge
 from attncheck.judging.oracle_problem import Problem
 from attncheck.judging.special_rows import empty_rows, scores_shape, special_rows
@@ -21,7 +22,6 @@ from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.lowering import Posed, essential
 from attncheck.reading.schema import case_schema, tag_schema
 from attncheck.reading.selection import select_cases
-from attncheck.running.worker import Computed
 from attncheck.verdicts import Verdict
 from attncheck.vocabulary import OPERATIONS, SCORE_INPUTS
 

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from attncheck.execution.worker import Computed
 from attncheck.judging.judge import judge
 from attncheck.reading import array_kinds
 from attncheck.reading.case import Case, Expected
 from attncheck.reading.inputs import Inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import Row
-from attncheck.running.worker import Computed
 from attncheck.verdicts import Verdict
 
 Compute = Callable[[Case, str], tuple[Inputs, dict[str, NDArray[Any]]]]

@@ -15,14 +15,14 @@ import pytest
 from pydantic import BaseModel
 
 from attncheck.backends import numpy_backend
+from attncheck.execution.tasks import task_of
+from attncheck.execution.worker import Computed, evaluate_on
 from attncheck.judging.compare import absolute_difference, differing_nonfinite
 from attncheck.quantities import QUANTITIES
 from attncheck.reading import array_kinds, model
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import load_case_file, load_tags
-from attncheck.running.tasks import task_of
-from attncheck.running.worker import Computed, evaluate_on
 from attncheck.vocabulary import OPERATIONS, SCORE_INPUTS, STAGES, InputSpec
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "cases.md"

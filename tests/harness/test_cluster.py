@@ -18,6 +18,10 @@ import pytest
 
 from attncheck.backends import BackendEntry
 from attncheck.errors import ClusterError, ExitCode, UsageError
+from attncheck.execution.implementations import Implementation, ImplementationSelection
+from attncheck.execution.limits import Limits
+from attncheck.execution.runner import Group
+from attncheck.execution.user_code import Target, entry_of
 from attncheck.merge import merge_runs
 from attncheck.reading.divergences import load_divergences
 from attncheck.reading.selection import select_cases
@@ -25,9 +29,6 @@ from attncheck.reports.making import make_frames
 from attncheck.reports.write import write_report
 from attncheck.results.reader import Run, read_run, read_runs
 from attncheck.run import RunSummary, Settings, run_cases
-from attncheck.running.executor import Group, Limits
-from attncheck.running.implementations import Chosen, Implementation
-from attncheck.running.own import Target, entry_of
 
 distributed = pytest.importorskip("distributed", reason="the extra dask is not installed")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are killed as POSIX systems kill")
@@ -141,7 +142,7 @@ def run(
     ) -> tuple[RunSummary, Run]:
         selection = select_cases(["small"], base=tmp_path)
         given = {"divergences": divergences, "complete": True, "command": ["attncheck", "check"]} | settings
-        chosen = Chosen(tuple(map(Implementation, entries)))
+        chosen = ImplementationSelection(tuple(map(Implementation, entries)))
         summary = run_cases(
             selection.cases, chosen, Settings(tmp_path / name, cluster=cluster, **given), on_progress=on_progress
         )
@@ -293,10 +294,10 @@ def test_a_lost_cluster_is_told_in_one_line_and_what_was_judged_is_kept(
 def test_without_workers_a_run_waits_for_a_while_and_gives_up(
     run: Callable[..., Any], processes: Processes, modules: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from attncheck.cluster import driving
+    from attncheck.executors.dask import driver
 
-    monkeypatch.setattr(driving, "PATIENCE_SECONDS", 0.5)
-    monkeypatch.setattr(driving, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(driver, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(driver, "LOOK_SECONDS", 0.1)
     processes.have(1)
 
     def kill(done: int, total: int) -> None:
@@ -324,7 +325,7 @@ def test_what_no_worker_offers_is_named_before_anything_runs(
 def test_another_version_on_a_worker_is_refused(
     run: Callable[..., Any], processes: Processes, honest: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from attncheck.cluster import versions
+    from attncheck.executors.dask import versions
 
     processes.have(1)
     there = versions._version("numpy")
@@ -336,24 +337,24 @@ def test_another_version_on_a_worker_is_refused(
 
 
 def test_a_worker_that_joins_late_with_another_file_computes_nothing(tmp_path: Path) -> None:
-    from attncheck.bench import Judge
-    from attncheck.cluster.tasks import Campaign, check_versions
-    from attncheck.cluster.versions import asked_of, found_here
+    from attncheck.executors.dask.tasks import JobContext, check_versions
+    from attncheck.executors.dask.versions import asked_of, found_here
+    from attncheck.recorder import Judge
 
     kernel = tmp_path / "kernel.py"
     kernel.write_text("def attention(query, key, value): return value")
     implementation = Implementation(entry_of(Target.of(f"{kernel}:attention"), {}, "numpy"), "attention")
     group = Group(implementation, ("float64",))
     versions = {0: found_here(asked_of([group])), -1: found_here(asked_of([]))}
-    campaign = Campaign("run", (group,), Judge((implementation,)), Limits(), True, 1, versions)
-    check_versions(campaign, 0)
+    job = JobContext("run", (group,), Judge((implementation,)), Limits(), True, 1, versions)
+    check_versions(job, 0)
     kernel.write_text("def attention(query, key, value): return -value")
-    check_versions(campaign, -1)
+    check_versions(job, -1)
     with pytest.raises(UsageError, match=rf"joined the cluster has other versions: {kernel}: \w+ there, \w+ here$"):
-        check_versions(campaign, 0)
+        check_versions(job, 0)
     kernel.unlink()
     with pytest.raises(UsageError, match=r"kernel\.py: nothing there"):
-        check_versions(campaign, 0)
+        check_versions(job, 0)
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nonsense", "a:b:c", ""])
@@ -364,7 +365,7 @@ def test_an_address_where_nothing_answers_is_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    from attncheck.cluster import connection
+    from attncheck.executors.dask import connection
 
     monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.5)
     with pytest.raises(UsageError, match=r"no Dask scheduler answers at .*expected the address that"):
@@ -394,7 +395,7 @@ def test_a_run_here_does_not_import_dask(tmp_path: Path, case_folder: Path) -> N
 
 def test_without_dask_the_extra_is_named(run: Callable[..., Any], honest: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()  # what earlier tests left of Dask imports from it when it goes
-    for name in [name for name in sys.modules if name.startswith("attncheck.cluster")]:
+    for name in [name for name in sys.modules if name.startswith("attncheck.executors.dask")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(UsageError, match=r"--cluster needs the extra dask: pip install 'attncheck\[dask\]'"):

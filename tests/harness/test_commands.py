@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from attncheck.backends import BACKENDS
 from attncheck.commands import command, joined, words_again, words_of
-from attncheck.running.choice import choose, choose_callable
-from attncheck.running.executor import Limits
-from attncheck.running.implementations import Implementation
+from attncheck.execution.implementation_selection import select_callable, select_implementations
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.limits import Limits
 
 NUMPY = Implementation(BACKENDS["numpy"])
 KERNEL = "def attention(query, key, value):\n    return value\n"
@@ -54,7 +54,7 @@ def test_a_bundled_implementation_is_named_by_its_name_even_where_a_run_did_not_
 
 
 def test_limits_that_are_not_as_ever_are_said() -> None:
-    limits = Limits(threads=2, case_seconds=0.5, most_memory=3 * 2**29)
+    limits = Limits(threads=2, case_seconds=0.5, hard_memory_limit=3 * 2**29)
     assert words_again([NUMPY], limits, None) == {
         "numpy.eager": ["numpy.eager", "--threads", "2", "--time-limit", "0.5", "--memory-limit", "1.5"]
     }
@@ -65,7 +65,7 @@ def test_an_own_one_is_named_as_it_was_given_with_its_framework_and_where_its_re
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my kernel.py").write_text(KERNEL, encoding="utf-8")
-    (own,) = choose(None, ["my kernel.py:attention"], "numpy").implementations
+    (own,) = select_implementations(None, ["my kernel.py:attention"], "numpy").implementations
     words = ["my kernel.py:attention", "--framework", "numpy"]
     assert words_again([own], Limits(), Path("results/latest")) == {own.name: words}
     assert words_again([own], Limits(), Path("my results")) == {own.name: [*words, "--results", "my results"]}
@@ -73,5 +73,5 @@ def test_an_own_one_is_named_as_it_was_given_with_its_framework_and_where_its_re
 
 
 def test_an_object_has_no_name_on_a_command_line() -> None:
-    own = choose_callable(lambda query, key, value: value, None, None)
+    own = select_callable(lambda query, key, value: value, None, None)
     assert words_again([own], Limits(), None) == {}

@@ -7,14 +7,14 @@ import pytest
 
 from attncheck.backends import BACKENDS, BackendEntry
 from attncheck.errors import UsageError
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.limits import Limits
 from attncheck.explain import Explanation, explain_case, find_implementation
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.reading.addresses import select_one
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
 from attncheck.reports.explanation import print_explanation
-from attncheck.running.executor import Limits
-from attncheck.running.implementations import Implementation
 from attncheck.verdicts import Verdict
 
 ATTENTION = "attention/every-dimension-is-different-and-none-is-forgotten"

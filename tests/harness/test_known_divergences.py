@@ -11,6 +11,8 @@ import pytest
 
 from attncheck.backends import BackendEntry, DeclaredConvention, Mode
 from attncheck.errors import ExitCode
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.limits import Limits
 from attncheck.explain import explain_case
 from attncheck.merge import merge_runs
 from attncheck.reading.divergences import load_divergences
@@ -22,8 +24,6 @@ from attncheck.reports.making import make_frames
 from attncheck.reports.markdown.report import render_markdown
 from attncheck.results.reader import Run
 from attncheck.run import RunSummary
-from attncheck.running.executor import Limits
-from attncheck.running.implementations import Implementation
 
 CASES = """\
 title: Causality and empty rows

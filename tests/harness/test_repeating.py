@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.limits import Limits
 from attncheck.explain import find_implementation
 from attncheck.reading.selection import select_cases
 from attncheck.repeating import Call, Met, calls_before, explain_as_met, fewest
 from attncheck.reports.explanation import told_text
-from attncheck.running.executor import Limits
-from attncheck.running.implementations import Implementation
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import pytest
 
 from attncheck.backends import BackendEntry
 from attncheck.errors import UsageError
+from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.merge import merge_runs
 from attncheck.reading.divergences import load_divergences
 from attncheck.reading.selection import Selection, select_cases
@@ -27,7 +28,6 @@ from attncheck.results.parts import read_rows
 from attncheck.results.reader import read_run, read_runs
 from attncheck.results.writer import ResultsWriter
 from attncheck.run import RunSummary, Settings, run_cases
-from attncheck.running.implementations import Chosen, Implementation
 
 Entries = tuple[BackendEntry, BackendEntry]
 WRONG = "def softmax(scores):\n    stages = numpy_backend.softmax(scores); stages['weights'] *= -1; return stages"
@@ -49,7 +49,7 @@ def run(
 ) -> Callable[..., RunSummary]:
     """Run the small cases on one that is right and one that is wrong, cut off after some evaluations if so asked."""
     monkeypatch.setattr(ResultsWriter, "SECONDS_PER_PART", 0.0)
-    chosen = Chosen(tuple(map(Implementation, (honest[0], make_backend("wrong", WRONG)))))
+    chosen = ImplementationSelection(tuple(map(Implementation, (honest[0], make_backend("wrong", WRONG)))))
     (tmp_path / "known.yaml").write_text(KNOWN)
     divergences = load_divergences([tmp_path / "known.yaml"])
 
@@ -223,7 +223,7 @@ from attncheck.backends import BackendEntry
 from attncheck import Limits, Settings, run_cases, select_cases
 from attncheck.results.reader import read_run
 from attncheck.results.writer import ResultsWriter
-from attncheck.running.implementations import Chosen, Implementation
+from attncheck.execution.implementations import Chosen, Implementation
 
 ResultsWriter.SECONDS_PER_PART = 0.0
 CHANGES = {"os.mkdir", "os.remove", "os.rename", "os.rmdir", "shutil.rmtree"}

@@ -13,11 +13,11 @@ import pytest
 from attncheck import plan
 from attncheck.backends import BackendEntry
 from attncheck.errors import ExitCode, OutputError
+from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import EXACT, FORMAT, INPUTS
 from attncheck.results.reader import Run, read_run
 from attncheck.run import RunSummary, Settings, run_cases
-from attncheck.running.implementations import Chosen, Implementation
 
 RunSmall = Callable[..., tuple[RunSummary, Run]]
 Entries = tuple[BackendEntry, BackendEntry]
@@ -136,7 +136,7 @@ def test_progress_counts_every_evaluation_once(case_folder: Path, honest: Entrie
     heard: list[tuple[int, int]] = []
     run_cases(
         select_cases(["small"], base=tmp_path).cases,
-        Chosen(tuple(map(Implementation, honest))),
+        ImplementationSelection(tuple(map(Implementation, honest))),
         Settings(tmp_path / "out"),
         on_progress=lambda done, total: heard.append((done, total)),
     )
@@ -151,7 +151,7 @@ def test_what_was_judged_before_an_interruption_is_on_disk(case_folder: Path, ho
     with pytest.raises(KeyboardInterrupt):
         run_cases(
             select_cases(["small"], base=tmp_path).cases,
-            Chosen(tuple(map(Implementation, honest))),
+            ImplementationSelection(tuple(map(Implementation, honest))),
             Settings(tmp_path / "out"),
             on_progress=interrupt,
         )
@@ -183,7 +183,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
     with pytest.raises(OutputError, match="is not empty and holds no earlier results"):
         run_cases(
             select_cases(["small"], base=tmp_path).cases,
-            Chosen(tuple(map(Implementation, honest))),
+            ImplementationSelection(tuple(map(Implementation, honest))),
             Settings(case_folder),
         )
     assert [path.name for path in case_folder.iterdir()] == ["small.yaml"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from attncheck import bench
+from attncheck import recorder
 from attncheck.backends import BACKENDS, BackendEntry
 from attncheck.errors import ExitCode
 from attncheck.results.reader import Run
@@ -96,7 +96,7 @@ def test_what_nobody_was_asked_for_is_not_judged(
     def judge(*arguments: Any) -> Any:
         raise AssertionError("the exact answer was worked out for nobody")
 
-    monkeypatch.setattr(bench, "judge", judge)
+    monkeypatch.setattr(recorder, "judge", judge)
     narrow_cases("float64")
     summary, run = run_small([], missing=("torch",), dtypes=())
     assert (summary.evaluations, len(run.rows)) == (0, 0)

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from attncheck.backends import BackendEntry
+from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.merge import merge_runs
 from attncheck.reading.selection import select_cases
 from attncheck.reports.frames import Frames
 from attncheck.reports.making import make_frames
 from attncheck.results.reader import read_runs
 from attncheck.run import Settings, run_cases
-from attncheck.running.implementations import Chosen, Implementation
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,7 @@ def document_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the results of the bundled documents and the softmax cases on two implementations, both NumPy's."""
     directory = tmp_path_factory.mktemp("documents") / "out"
     entries = [BackendEntry(name, "attncheck.backends.numpy_backend", ("numpy",)) for name in ("first", "second")]
-    chosen = Chosen(tuple(map(Implementation, entries)))
+    chosen = ImplementationSelection(tuple(map(Implementation, entries)))
     cases = select_cases(["documents", "softmax"], base=directory.parent).cases
     run_cases(cases, chosen, Settings(directory, label="here"))
     return directory

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from attncheck.execution.worker import Computed, Task, evaluate_on
 from attncheck.judging.judge_stages import judge_stages
 from attncheck.judging.policies import policy_for
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.mutants import reduced, stored_log_sum_exp
 from attncheck.mutants.mutant import Honest
-from attncheck.running.worker import Computed, Task, evaluate_on
 
 Array = NDArray[Any]
 

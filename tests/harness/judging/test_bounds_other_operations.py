@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from attncheck.backends import BACKENDS
+from attncheck.execution.operations import run_operation
 from attncheck.judging.bounds import Bound, accumulated_bounds, introduced_bound
 from attncheck.judging.oracle import exact_from, exact_stages
 from attncheck.judging.policies import policy_for
 from attncheck.judging.tiers import Tier, measure
-from attncheck.running.operations import run_operation
 
 Array = NDArray[Any]
 Stages = dict[str, Array]

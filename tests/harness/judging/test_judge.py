@@ -14,11 +14,11 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.backends import BACKENDS
+from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.judge import Judged, judge, judge_pairs, worst_bounds
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.results.format import Row
-from attncheck.running.worker import Computed, Failure, Outcome
 from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from attncheck.execution.worker import Computed
 from attncheck.judging.judge import judge
 from attncheck.judging.truth import find_truth
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.results.format import Row
-from attncheck.running.worker import Computed
 from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]

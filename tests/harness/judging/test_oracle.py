@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Backend
+from attncheck.execution.operations import run_operation
 from attncheck.judging import oracle
 from attncheck.judging.enclosure import Enclosure
 from attncheck.judging.oracle import (
@@ -23,7 +24,6 @@ from attncheck.judging.oracle import (
     exact_stages,
     predecessors,
 )
-from attncheck.running.operations import run_operation
 
 Array = NDArray[Any]
 INF = float("inf")

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from attncheck.execution.worker import Computed
 from attncheck.judging import bounds_by_rows as by_rows
 from attncheck.judging import oracle_blocks
 from attncheck.judging.enclosure import Enclosure
@@ -25,7 +26,6 @@ from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.lowering import essential
-from attncheck.running.worker import Computed
 
 Array = NDArray[Any]
 RESULTS = ("log_sum_exp", "output")

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from attncheck.backends import BACKENDS
+from attncheck.execution.operations import run_operation
 from attncheck.judging.propagation import PROPAGATED, Ball, propagate
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.selection import select_cases
-from attncheck.running.operations import run_operation
 
 Array = NDArray[Any]
 Stages = dict[str, Array]

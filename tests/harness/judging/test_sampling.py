@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
+from attncheck.execution.worker import Computed
 from attncheck.judging import judge as judging
 from attncheck.judging import sampling
 from attncheck.judging.bounds import Bound
@@ -21,7 +22,6 @@ from attncheck.judging.sampling import MOST_ELEMENTS, index_in_all, rows_of_stag
 from attncheck.judging.truth import Truth, find_truth, truth_of_case
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
-from attncheck.running.worker import Computed
 from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from attncheck.backends import BACKENDS
+from attncheck.execution.operations import run_operation
 from attncheck.judging.judge import exact_values, judge_pairs, worst_bounds
 from attncheck.judging.judge_stages import agrees, failing_places, judge_stages
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.judging.undefined import find_undefined
-from attncheck.running.operations import run_operation
 from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]

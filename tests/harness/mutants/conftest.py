@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Backend
+from attncheck.execution.layout import apply_layout
+from attncheck.execution.operations import run_operation
+from attncheck.execution.worker import Task
 from attncheck.reading.dtypes import numpy_dtype
-from attncheck.running.memory import laid_out
-from attncheck.running.operations import run_operation
-from attncheck.running.worker import Task
 
 Arrays = dict[str, NDArray[Any]]
 Stages = dict[str, NDArray[Any]]
@@ -258,4 +258,4 @@ def _run(backend: Backend, task: Task, dtype: str) -> Stages:
     with np.errstate(all="ignore"):
         inputs = task.inputs.items()
         arrays = {name: array.astype(stored) if array.dtype.kind == "f" else array for name, array in inputs}
-        return dict(run_operation(backend, task.operation, laid_out(arrays, task.memory), task.options))
+        return dict(run_operation(backend, task.operation, apply_layout(arrays, task.memory), task.options))

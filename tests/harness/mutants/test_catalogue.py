@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Backend
+from attncheck.execution.worker import Task
 from attncheck.mutants.catalogue import EQUIVALENT, HONEST, MUTANTS, SUBJECTS, variant_named
 from attncheck.mutants.kernel import Kernel
 from attncheck.mutants.mutant import Equivalent, Honest, Mutant, Subject
 from attncheck.mutants.variant import Variant
-from attncheck.running.worker import Task
 from attncheck.vocabulary import STAGES
 
 Stages = dict[str, NDArray[Any]]

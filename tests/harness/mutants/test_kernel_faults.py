@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Backend
+from attncheck.execution.worker import Task
 from attncheck.mutants.catalogue import HONEST, MUTANTS
 from attncheck.mutants.kernel import Kernel
 from attncheck.mutants.mutant import Honest, Mutant
 from attncheck.mutants.narrow import RIGHT
 from attncheck.mutants.widths import WIDTHS
-from attncheck.running.worker import Task
 from attncheck.vocabulary import STAGES
 
 Arrays = dict[str, NDArray[Any]]

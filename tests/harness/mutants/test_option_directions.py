@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
+from attncheck.execution.layout import apply_layout
 from attncheck.mutants.catalogue import variant_named
 from attncheck.mutants.layouts import memory_of
-from attncheck.running.memory import laid_out
 
 Array = NDArray[Any]
 
@@ -165,7 +165,7 @@ def test_a_wrong_cache_holds_the_values_that_its_name_says(name: str, values: li
 
 
 def test_a_strided_view_is_read_with_what_lies_between() -> None:
-    view = laid_out({"key": np.arange(4.0).reshape(2, 2)}, {"key": "strided"})["key"]
+    view = apply_layout({"key": np.arange(4.0).reshape(2, 2)}, {"key": "strided"})["key"]
     got = variant_named("strided_view_read_as_contiguous").from_numpy(view)
     np.testing.assert_array_equal(got, [[0, 7], [1, 7]])
     got = variant_named("last_stride_taken_for_one").from_numpy(view)
@@ -174,7 +174,7 @@ def test_a_strided_view_is_read_with_what_lies_between() -> None:
 
 def test_a_transposed_view_is_read_in_the_order_of_its_memory() -> None:
     array = np.arange(8.0).reshape(1, 2, 2, 2)
-    view = laid_out({"key": array}, {"key": "transposed"})["key"]
+    view = apply_layout({"key": array}, {"key": "transposed"})["key"]
     got = variant_named("transposed_view_read_as_contiguous").from_numpy(view)
     np.testing.assert_array_equal(got.reshape(-1), [0, 1, 4, 5, 2, 3, 6, 7])
     interleaved = variant_named("merged_heads_read_as_interleaved").from_numpy(view)
@@ -183,7 +183,7 @@ def test_a_transposed_view_is_read_in_the_order_of_its_memory() -> None:
 
 def test_a_broadcast_view_is_read_beyond_its_only_slice() -> None:
     array = np.broadcast_to(np.array([[1.0, 2.0, 3.0]]), (2, 3))
-    view = laid_out({"key": array}, {"key": "broadcast"})["key"]
+    view = apply_layout({"key": array}, {"key": "broadcast"})["key"]
     assert view.strides[0] == 0
     np.testing.assert_array_equal(memory_of(view), [1, 2, 3])
     got = variant_named("broadcast_view_read_once").from_numpy(view)

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attncheck.execution.tasks import task_of
+from attncheck.execution.worker import Computed, Task, evaluate_on
 from attncheck.judging.judge_stages import StageJudgement, judge_stages
 from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.mutants.catalogue import SUBJECTS
 from attncheck.mutants.remembering import RememberingTruth
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.running.tasks import task_of
-from attncheck.running.worker import Computed, Task, evaluate_on
 
 CASE = """\
 title: One case

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from attncheck.execution.worker import Failure, Task, evaluate_on
 from attncheck.mutants.catalogue import EQUIVALENT, SUBJECTS
 from attncheck.mutants.entry import entry_of
 from attncheck.mutants.judgement import StageFinding
@@ -19,7 +20,6 @@ from attncheck.mutants.score import ENOUGH_CASES, MOST_SCORES_FOR_ALL, redrawn, 
 from attncheck.mutants.variant import Variant
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, make_exact_inputs
-from attncheck.running.worker import Failure, Task, evaluate_on
 
 CASES = """\
 title: Two cases

@@ -9,11 +9,11 @@ from textwrap import dedent
 
 import pytest
 
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.user_code import Target, entry_of
 from attncheck.explain import find_implementation
 from attncheck.reading.case import Case
 from attncheck.repro import repro_script
-from attncheck.running.implementations import Implementation
-from attncheck.running.own import Target, entry_of
 
 Done = subprocess.CompletedProcess[str]
 

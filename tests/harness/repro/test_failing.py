@@ -9,10 +9,10 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from attncheck.cli import app
+from attncheck.execution.implementation_selection import select_callable
 from attncheck.reading.selection import select_cases
 from attncheck.repro import failing, write_scripts
 from attncheck.results.format import Row
-from attncheck.running.choice import choose_callable
 
 CASES = ["softmax/drawn-scores-are-normalised-over-the-last-axis-and-no-other"]
 
@@ -47,7 +47,7 @@ def test_every_implementation_has_its_first_script_before_any_has_a_second() -> 
 
 def test_what_no_script_can_show_has_none(tmp_path: Path) -> None:
     cases = select_cases([CASES[0]], base=tmp_path).cases
-    implementation = choose_callable(lambda query, key, value: value, None, "mine")
+    implementation = select_callable(lambda query, key, value: value, None, "mine")
     row = Row(CASES[0], "softmax", "float32", implementation.name, "stage", "weights", "numeric")
     assert write_scripts(cases, [implementation], [row], tmp_path) == 0
     assert not (tmp_path / "scripts").exists()

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from attncheck.cli import app
 from attncheck.errors import UsageError
+from attncheck.execution.implementation_selection import select_callable
 from attncheck.explain import find_implementation
 from attncheck.reading.case import Case
 from attncheck.repro import repro_script
-from attncheck.running.choice import choose_callable
 
 Done = subprocess.CompletedProcess[str]
 PLAIN = "attention/every-dimension-is-different-and-none-is-forgotten"
@@ -208,7 +208,7 @@ def test_a_dtype_or_an_object_that_no_script_can_show_says_so(one_case: Callable
     with pytest.raises(UsageError, match=r"numpy\.eager declares no float16"):
         repro_script(case, find_implementation("numpy"), "float16", (), "")
     with pytest.raises(UsageError, match=r"name it file\.py:function"):
-        repro_script(case, choose_callable(lambda query, key, value: value, None, None), "float32", (), "")
+        repro_script(case, select_callable(lambda query, key, value: value, None, None), "float32", (), "")
 
 
 @pytest.mark.torch

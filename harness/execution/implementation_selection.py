@@ -1,0 +1,146 @@
+"""Which implementations a command means: of the table, of an entry point, or a file or module of the user's own."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from attncheck.errors import UsageError
+from attncheck.execution.call import CallTimeout, RemoteError, WorkerDied, WorkerProcess
+from attncheck.execution.implementations import Implementation, ImplementationSelection, bundled_implementations
+from attncheck.execution.limits import Limits
+from attncheck.execution.origin import Origin, origin_of
+from attncheck.execution.user_code import LoadError, Target, UnfitError, UserImplementation, entry_of, published
+from attncheck.execution.worker import clean, redirect_output
+
+
+def select_implementations(
+    backends: Sequence[str] | None, patterns: Sequence[str], framework: str | None = None, limits: Limits | None = None
+) -> ImplementationSelection:
+    """Choose implementations: names and globs of the table, published ones by name, ``file.py:function``.
+
+    An own implementation is loaded once, in a process of its own, to see what it declares. Raises ``UsageError``.
+    """
+    points = published()
+    own = [pattern for pattern in patterns if pattern in points or _is_target(pattern)]
+    others = [pattern for pattern in patterns if pattern not in own]
+    found = [
+        _as_given(
+            user_implementation(Target(point.module, point.attr), framework, limits, point.name)
+            if (point := points.get(pattern)) is not None
+            else user_implementation(Target.of(pattern), framework, limits),
+            (pattern, *_framework_words(framework)),
+        )
+        for pattern in own
+    ]
+    if framework is not None and not found:
+        raise UsageError(
+            "--framework says whose arrays an implementation of your own takes; name one: file.py:function"
+        )
+    chosen = bundled_implementations(backends, patterns=others) if others or not found else ImplementationSelection(())
+    absent = tuple(item.entry.packages[0] for item in found if not item.entry.is_installed)
+    present = tuple(item for item in found if item.entry.is_installed)
+    return replace(
+        chosen,
+        implementations=(*chosen.implementations, *present),
+        missing=tuple(dict.fromkeys([*chosen.missing, *absent])),
+        by_name=(*chosen.by_name, *(item.name for item in present)),
+    )
+
+
+def _framework_words(framework: str | None) -> tuple[str, ...]:
+    return () if framework is None else ("--framework", framework)
+
+
+def _as_given(implementation: Implementation, words: tuple[str, ...]) -> Implementation:
+    assert isinstance(implementation.entry, UserImplementation), "an own implementation has an own entry"
+    return replace(implementation, entry=replace(implementation.entry, given=words))
+
+
+def select_callable(function: Callable[..., Any], framework: str | None, name: str | None) -> Implementation:
+    """Take a callable that is handed over as an object, a lambda too: workers get a copy of it."""
+    import cloudpickle
+
+    origin = origin_of(function)
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    # What a worker could not import, such as a test module of pytest's, travels by value.
+    by_value = module is not None and not _is_importable(module.__name__)
+    if by_value:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        target = Target("", origin.function, cloudpickle.dumps(function))
+    finally:
+        if by_value:
+            cloudpickle.unregister_pickle_by_value(module)
+    called = next(each for each in (name or origin.function, "callable") if each.isidentifier())
+    own_name = _published_as(origin) if name is None else None
+    found = user_implementation(target, framework, name=own_name or f"{origin.package}.{called}")
+    return _as_given(found, (own_name, *_framework_words(framework))) if own_name else found
+
+
+def user_implementation(
+    target: Target, framework: str | None, limits: Limits | None = None, name: str | None = None
+) -> Implementation:
+    """Look in a process of its own what a target declares. Raises ``UsageError`` where it cannot be loaded.
+
+    In reports it has a ``name`` like package.implementation, or like package alone with the function's name behind it.
+    """
+    limits = limits or Limits()
+    with tempfile.TemporaryDirectory() as folder:
+        worker = WorkerProcess()
+        try:
+            declared = worker.call(_declared, target, str(Path(folder) / "log.txt"), seconds=limits.start_seconds)
+        except CallTimeout:
+            raise UsageError(f"{_shown(target)}: not loaded after {limits.start_seconds:g} s") from None
+        except WorkerDied as ended:
+            raise UsageError(f"{_shown(target)}: its process {ended}") from None
+        except RemoteError as raised:
+            raise UsageError(f"{_shown(target)}: {clean(str(raised))}") from None
+        finally:
+            worker.end()
+    if isinstance(declared, str):
+        raise UsageError(f"{_shown(target)}: {declared}")
+    package, _, mode = (name or "").partition(".")
+    entry = entry_of(target, {"name": package, "mode": mode, **declared}, framework)
+    (only,) = entry.all_modes
+    return Implementation(entry, only)
+
+
+def _declared(target: Target, log: str) -> dict[str, Any] | str:
+    """Run in the process: what the target declares, or why it cannot be used."""
+    redirect_output(log)
+    from attncheck.execution.unfit import unfit_text
+    from attncheck.execution.user_call import declarations
+
+    try:
+        loaded = target.load()
+        return declarations(loaded, target.attribute.rpartition(".")[2])
+    except UnfitError as error:
+        return unfit_text(error, target, loaded)
+    except LoadError as error:
+        return clean(str(error))
+
+
+def _is_importable(name: str) -> bool:
+    """Whether a fresh process with this path would find a module; its being loaded here says nothing of that."""
+    root = name.partition(".")[0]
+    finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+    return any(finder.find_spec(root, None) is not None for finder in finders)
+
+
+def _published_as(origin: Origin) -> str | None:
+    """Return the name under which a package publishes a function, if one does: it is judged under one name."""
+    place = (origin.module, origin.function)
+    return next((name for name, point in sorted(published().items()) if (point.module, point.attr) == place), None)
+
+
+def _shown(target: Target) -> str:
+    return ":".join(filter(None, (target.module, target.attribute))) or "the callable"
+
+
+def _is_target(pattern: str) -> bool:
+    return ":" in pattern or pattern.endswith(".py")

@@ -1,0 +1,114 @@
+"""What is judged: a backend in a mode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from attncheck.backends import BACKENDS, BackendEntry, Mode
+from attncheck.errors import UsageError
+
+DEFAULT_MODE = "eager"
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """A backend in a mode."""
+
+    entry: BackendEntry
+    mode: str = DEFAULT_MODE
+
+    @property
+    def declared(self) -> Mode:
+        """What the mode declares of itself."""
+        return self.entry.all_modes[self.mode]
+
+    def numerical_class(self, dtype: str) -> str | None:
+        """Return the numerical class that is declared for a dtype; None where the mode has no such dtype."""
+        return self.declared.classes.get(dtype)
+
+    def requires(self, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
+        """Return what a function of the contract requires of shapes, and which keywords it can be given for that."""
+        return self.entry.requires_of(self.mode, function)
+
+    @property
+    def name(self) -> str:
+        """The name in every report, such as torch.eager."""
+        return f"{self.entry.name}.{self.mode}"
+
+    @property
+    def needs(self) -> dict[str, float]:
+        """What a worker of a cluster must offer to run it, by Dask's names for resources, and how much of each."""
+        return {self.entry.framework: 1.0, **self.entry.resources}
+
+    @property
+    def package(self) -> str:
+        """The distribution whose version is the implementation's."""
+        return self.declared.package or self.entry.packages[0]
+
+
+@dataclass(frozen=True)
+class ImplementationSelection:
+    """The implementations that can run, and the backends that cannot, each with the reason.
+
+    ``missing`` were asked for by name and are not installed, ``left_out`` were not asked for and are not installed. Of
+    the implementations, those ``by_name`` were asked for one by one, neither by a glob nor because they are there.
+    """
+
+    implementations: tuple[Implementation, ...]
+    left_out: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    by_name: tuple[str, ...] = ()
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """What whoever wrote an implementation may want to know of how it is called, a line each."""
+        return tuple(f"{item.name}: {hint}" for item in self.implementations for hint in item.entry.hints)
+
+
+def every_implementation(table: Mapping[str, BackendEntry] = BACKENDS) -> tuple[Implementation, ...]:
+    """Return every mode of every backend, installed or not."""
+    return tuple(Implementation(entry, mode) for entry in table.values() for mode in entry.all_modes)
+
+
+def bundled_implementations(
+    names: Sequence[str] | None,
+    table: Mapping[str, BackendEntry] = BACKENDS,
+    patterns: Sequence[str] | None = None,
+) -> ImplementationSelection:
+    """Choose implementations: by backend, and by globs over their names such as ``torch.*``.
+
+    Without patterns the eager mode, of the backends that are named or of every installed one; ``all`` takes every mode,
+    a backend's name its eager one. Raises ``UsageError`` for a name or pattern that matches nothing.
+    """
+    unknown = [name for name in names or () if name not in table]
+    if unknown:
+        raise UsageError(f"unknown backend {unknown[0]!r}; expected {', '.join(table)}")
+    entries = {entry.name: entry for entry in table.values() if not names or entry.name in names}
+    globs = [f"{each}.{DEFAULT_MODE}" if each in table else each for each in patterns or (f"*.{DEFAULT_MODE}",)]
+    wanted = _matching(every_implementation(entries), globs)
+    found = {item.entry.name: item.entry for item in wanted}
+    absent = tuple(name for name, entry in found.items() if not entry.is_installed)
+    # A backend is asked for by name, or by a pattern that begins with its name.
+    asked = {name for name in found if names or any(each.split(".")[0] == name for each in patterns or ())}
+    present = tuple(item for item in wanted if item.entry.name not in absent)
+    exact = set(globs) if patterns or names else set()
+    exact |= {f"{name}.{DEFAULT_MODE}" for name in names or () if not patterns}
+    return ImplementationSelection(
+        implementations=present,
+        by_name=tuple(item.name for item in present if item.name in exact),
+        left_out=tuple(name for name in absent if name not in asked),
+        missing=tuple(name for name in absent if name in asked),
+    )
+
+
+def _matching(items: Sequence[Implementation], patterns: Sequence[str]) -> tuple[Implementation, ...]:
+    for pattern in patterns:
+        if pattern != ALL and not any(fnmatchcase(item.name, pattern) for item in items):
+            raise UsageError(
+                f"no implementation is called {pattern!r}; expected one of {', '.join(item.name for item in items)}, "
+                f"a glob over them, or {ALL}"
+            )
+    return tuple(item for item in items if any(each == ALL or fnmatchcase(item.name, each) for each in patterns))

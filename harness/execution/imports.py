@@ -1,0 +1,142 @@
+"""What somebody's own implementation imports: the distributions that its numbers may depend on, and its framework.
+
+Looked for are the imports of its own modules: that of the function, those of its package, and local files that these
+import. What a distribution imports in turn is that distribution's affair.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+from attncheck.backends import BACKENDS
+from attncheck.execution.origin import innermost
+
+_FRAMEWORK_OF: Mapping[str, str] = {
+    package: entry.name for entry in BACKENDS.values() if entry.name != "numpy" for package in entry.packages
+}
+
+
+@dataclass(frozen=True)
+class Imports:
+    """The versions of the distributions that are imported, by name, and the top-level packages."""
+
+    versions: Mapping[str, str]
+    packages: frozenset[str]
+
+    @property
+    def framework(self) -> str | None:
+        """The one framework, besides NumPy, that is imported; None for none, or where there are several."""
+        found = {_FRAMEWORK_OF[package] for package in self.packages if package in _FRAMEWORK_OF}
+        return found.pop() if len(found) == 1 else None
+
+
+def imports_of(target: Any) -> Imports:
+    """Look what the modules of an implementation import; it has been loaded."""
+    distributions = packages_distributions()
+    name, found = _home(target)
+    own, packages = {name.partition(".")[0]}, set(found)
+    waiting = {*own, *found}
+    while waiting:
+        package = waiting.pop()
+        # What no distribution has is a file beside the kernel: its imports are the kernel's, too.
+        if package in own or (package not in distributions and _is_file(sys.modules.get(package))):
+            new = {each for module in _modules_of(package) for each in _imported_by(module)} - packages
+            own.add(package)
+            packages |= new
+            waiting |= new - own
+    versions = {
+        each: number
+        for package in {*own, *packages}
+        for each in distributions.get(package, ())
+        if not _is_namespace(package) and (number := _version(each)) is not None
+    }
+    versions |= {package: number for package in own - {*distributions} if (number := _said_by(package)) is not None}
+    return Imports(dict(sorted(versions.items())), frozenset(packages))
+
+
+def _home(target: Any) -> tuple[str, set[str]]:
+    """Return the module that a target is written in, by name, and what is imported there as far as it tells itself.
+
+    A function that was sent by value has no module here, and brings along those of its globals that it uses.
+    """
+    if inspect.ismodule(target):
+        return target.__name__, set()
+    written = innermost(target)
+    name = getattr(written, "__module__", None)
+    function = getattr(written, "__func__", written)
+    used = [*getattr(function, "__globals__", {}).values(), *_enclosed_by(function)]
+    return (name if isinstance(name, str) else ""), set(_packages(_named_by(used)))
+
+
+def _enclosed_by(function: Any) -> Iterator[Any]:
+    for cell in getattr(function, "__closure__", None) or ():
+        with suppress(ValueError):  # not filled yet
+            yield cell.cell_contents
+
+
+def _modules_of(package: str) -> list[ModuleType]:
+    loaded = list(sys.modules.items())
+    return [each for name, each in loaded if name.partition(".")[0] == package and isinstance(each, ModuleType)]
+
+
+def _imported_by(module: ModuleType) -> set[str]:
+    """Return the top-level packages that a module imports, at its top or anywhere in its source."""
+    return set(_packages([*_named_by(list(vars(module).values())), *_named_in(module)]))
+
+
+def _named_by(values: Iterable[Any]) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, ModuleType):
+            yield value.__name__
+        elif isinstance(value, type | FunctionType | BuiltinFunctionType):
+            yield str(value.__module__)
+
+
+def _named_in(module: ModuleType) -> Iterator[str]:
+    """Give what the import statements of a module's source name; those inside functions may not have run yet."""
+    try:
+        tree = ast.parse(Path(str(module.__file__)).read_bytes())
+    except (AttributeError, OSError, SyntaxError, ValueError, RecursionError):
+        return  # compiled, or made by hand
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module
+
+
+def _packages(names: Iterable[str]) -> Iterator[str]:
+    packages = (name.partition(".")[0] for name in names)
+    return (each for each in packages if each not in sys.stdlib_module_names and each not in ("", "None"))
+
+
+def _is_file(module: ModuleType | None) -> bool:
+    return bool(getattr(module, "__file__", None))
+
+
+def _is_namespace(package: str) -> bool:
+    """Whether many distributions may share a package, of which nobody knows which one is meant."""
+    module = sys.modules.get(package)
+    return module is not None and not _is_file(module) and hasattr(module, "__path__")
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _said_by(package: str) -> str | None:
+    """Return what a package that no distribution has says of its own version."""
+    said = getattr(sys.modules.get(package), "__version__", None)
+    return said if isinstance(said, str) and 0 < len(said) <= 100 and said.isprintable() else None

@@ -1,0 +1,43 @@
+"""Arrays laid out in memory as a case asks: now and then a kernel reads a strided or stride-0 input wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.reading.shapes import repeated_axes
+
+Array = NDArray[Any]
+
+
+def apply_layout(inputs: Mapping[str, Array], memory: Mapping[str, str]) -> dict[str, Array]:
+    """Return the same numbers, each input that ``memory`` names as a view of another layout.
+
+    strided: every second number of the last axis; transposed: heads inside of length, (B, L, H, D) in memory;
+    broadcast: stride 0 along the axes, but for the last, in which all slices are alike.
+    """
+    return {name: _LAYOUTS[memory[name]](array) if name in memory else array for name, array in inputs.items()}
+
+
+def _strided(array: Array) -> Array:
+    # What lies between must show when it is read.
+    wide = np.full((*array.shape[:-1], 2 * array.shape[-1]), 7, dtype=array.dtype)
+    view = wide[..., ::2]
+    view[...] = array
+    return view
+
+
+def _transposed(array: Array) -> Array:
+    return np.ascontiguousarray(array.swapaxes(-2, -3)).swapaxes(-2, -3)  # (B, H, L, D) -> (B, L, H, D) -> as it was
+
+
+def _broadcast(array: Array) -> Array:
+    repeated = repeated_axes(array)
+    first = array[tuple(slice(1) if axis in repeated else slice(None) for axis in range(array.ndim))]
+    return np.broadcast_to(np.ascontiguousarray(first), array.shape)
+
+
+_LAYOUTS = {"strided": _strided, "transposed": _transposed, "broadcast": _broadcast}

@@ -1,0 +1,188 @@
+"""Calls padded to what a restricted function requires, and what was added dropped again from what it returns.
+
+Widths get columns of zeros, lengths get queries of zeros and keys that are masked. Each is exact where it is done
+(``padding_exact.py`` says where it is not); docs/kernels.md derives both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.errors import UsageError
+from attncheck.execution.cutting import Kept, cut
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.operations import call_of
+from attncheck.execution.padding_exact import InexactError, require_exact, sees_added_keys
+from attncheck.execution.requirements import Requirements
+from attncheck.execution.worker import Failure, Outcome, Task
+from attncheck.reading.shapes import bind_axes, stage_axes, stage_shapes
+from attncheck.vocabulary import Shape, inputs_of
+
+Array = NDArray[Any]
+Lengths = Mapping[str, int]
+"""Axis letter -> length."""
+
+_WIDTHS = ("D", "Dv", "Dk")
+_ZERO_WHERE_ADDED = {
+    "weights": ("T",),
+    "context": ("Dv",),
+    "output": ("Dv",),
+    "grad_query": ("D",),
+    "grad_key": ("D", "Lk"),
+    "grad_value": ("Dv", "Lk"),
+}
+"""Along which axes a stage is 0 in what was added: a column of zeros, or a key that is masked."""
+
+
+@dataclass(frozen=True, eq=False)
+class Padding:
+    """A padded call: the task that is asked instead, what of each stage is ``kept``, and what it ``says`` to people."""
+
+    task: Task
+    kept: Mapping[str, Kept]
+    says: str
+
+    def cut(self, outcome: Outcome) -> Outcome:
+        """Drop what was added from the stages that came back."""
+        if isinstance(outcome, Failure):
+            return replace(outcome, padded=self.says)
+        told = {stage: cut(array, self.kept[stage]) for stage, array in outcome.stages.items() if stage in self.kept}
+        stages = {stage: told[stage][0] if stage in told else array for stage, array in outcome.stages.items()}
+        faults = {stage: fault for stage, (_, fault) in told.items() if fault}
+        return replace(outcome, stages=stages, padded=self.says, padding_faults=faults)
+
+
+def padded_call(implementation: Implementation, task: Task) -> Padding | Failure | None:
+    """Pad a task to what the function that it calls requires.
+
+    None where it meets the requirements as it is, ``Failure`` where no padding makes it meet them exactly.
+    """
+    name, _ = call_of(task.operation, dict(task.options))
+    declared, accepted = implementation.requires(name)
+    if not declared or "query" not in task.inputs:  # scores that are given have neither a width nor a scale
+        return None
+    requirements = Requirements.of(declared)
+    specs = inputs_of(task.operation, task.options.get("score"))
+    shapes = {each: array.shape for each, array in task.inputs.items()}
+    lengths = bind_axes(specs, shapes, task.options.get("heads"), task.options.get("kv_heads"))
+    try:
+        longer = _required(requirements, lengths)
+        return _padding(task, lengths, longer, accepted) if longer else None
+    except InexactError as error:
+        return Failure("unsupported", str(error), error.lacks)
+
+
+def call_as_required(implementation: Implementation, task: Task) -> Padding:
+    """Return the call that is made for a task, padded or as it is. Raises ``UsageError`` where none is."""
+    padding = padded_call(implementation, task)
+    if isinstance(padding, Failure):
+        raise UsageError(f"{implementation.name} is not called: {padding.message}")
+    return padding or Padding(task, {}, "")
+
+
+def _required(requirements: Requirements, lengths: Lengths) -> dict[str, int]:
+    """Return the axes that have to be longer, by letter. Raises ``InexactError`` where no length will do."""
+    widths = {letter: lengths[letter] for letter in _WIDTHS if letter in lengths}
+    if requirements.value_width and "Dv" in widths:
+        widths |= dict.fromkeys(("D", "Dv"), max(widths["D"], widths["Dv"]))
+    wanted = {letter: requirements.width(width) for letter, width in widths.items()}
+    for letter, width in wanted.items():
+        if width is None:
+            raise InexactError(f"requires {requirements.limits}; {letter} is {widths[letter]}")
+    queries, keys = requirements.query_and_key_length(lengths["Lq"], lengths["T"])
+    longer = {letter: width for letter, width in wanted.items() if width is not None}
+    longer |= {"Lq": queries, "Lk": keys - lengths.get("P", 0), "T": keys}
+    return {letter: length for letter, length in longer.items() if length != lengths[letter]}
+
+
+def _padding(task: Task, lengths: Lengths, longer: Lengths, accepted: frozenset[str]) -> Padding:
+    require_exact(task, longer)
+    specs = inputs_of(task.operation, task.options.get("score"))
+    inputs = {
+        name: _grown(array, specs[name].axes, lengths, longer, name, is_broadcast=specs[name].broadcast)
+        for name, array in task.inputs.items()
+    }
+    options = {**task.options, **_scale(task, lengths, longer, accepted)}
+    asked = _with_keys_masked(replace(task, options=options, inputs=inputs), lengths, longer, accepted)
+    require_exact(task, longer, asked)
+    padded = {**lengths, **longer}
+    axes, shapes = stage_axes(task.operation, lengths), stage_shapes(task.operation, padded)
+    if "bias" in inputs and task.operation == "attention_gradients":
+        axes["grad_bias"], shapes["grad_bias"] = specs["bias"].axes, inputs["bias"].shape
+    kept = {stage: _kept(stage, axes[stage], shape, lengths, longer) for stage, shape in shapes.items()}
+    return Padding(asked, {stage: each for stage, each in kept.items() if each.places}, _in_words(lengths, longer))
+
+
+def _scale(task: Task, lengths: Lengths, longer: Lengths, accepted: frozenset[str]) -> dict[str, float]:
+    """Return the scale that has to be given because the function would take it from the padded width."""
+    is_from_width = task.operation != "scoring" or task.options.get("score", "scaled_dot") == "scaled_dot"
+    if "D" not in longer or task.options.get("scale") is not None or not is_from_width:
+        return {}
+    if "scale" not in accepted:
+        raise InexactError("takes no scale, which has to be given where the width is padded", ("scale",))
+    return {"scale": 1 / math.sqrt(lengths["D"])}
+
+
+def _with_keys_masked(task: Task, lengths: Lengths, longer: Lengths, accepted: frozenset[str]) -> Task:
+    """Mask the keys that were added, where any query of the case may attend to them."""
+    if "T" not in longer or task.operation == "scoring" or not sees_added_keys(task, lengths):
+        return task
+    is_key = (np.arange(longer["T"]) < lengths["T"]).reshape(1, 1, 1, -1)
+    if "mask" in task.inputs:
+        return replace(task, inputs={**task.inputs, "mask": task.inputs["mask"] & is_key})
+    if "key_lengths" in accepted:
+        counts = np.full(lengths["B"], lengths["T"], dtype=np.int64)
+        return replace(task, inputs={**task.inputs, "key_lengths": counts})
+    if "mask" in accepted:
+        return replace(task, inputs={**task.inputs, "mask": is_key})
+    raise InexactError(
+        "takes neither mask nor key_lengths, one of which it needs where keys are padded", ("mask or key_lengths",)
+    )
+
+
+def _grown(
+    array: Array, axes: Sequence[str], lengths: Lengths, longer: Lengths, name: str, *, is_broadcast: bool
+) -> Array:
+    """Add zeros to every axis that has to be longer; a mask gets keys that are masked and queries that are not."""
+    for axis, letter in enumerate(axes):
+        heads, _, own = letter.rpartition("*")
+        if own not in longer or (is_broadcast and array.shape[axis] == 1):
+            continue
+        shape = (lengths[heads], lengths[own]) if heads else (lengths[own],)
+        split = array.reshape(*array.shape[:axis], *shape, *array.shape[axis + 1 :])
+        last = axis + len(shape) - 1
+        missing = (*split.shape[:last], longer[own] - lengths[own], *split.shape[last + 1 :])
+        fill = np.full(missing, name == "mask" and own == "Lq", dtype=array.dtype)
+        grown = np.concatenate([split, fill], axis=last)
+        array = grown.reshape(*array.shape[:axis], -1, *array.shape[axis + 1 :]) if heads else grown
+    return array
+
+
+def _kept(stage: str, axes: Sequence[str], shape: Shape, lengths: Lengths, longer: Lengths) -> Kept:
+    """Return which places of a stage's longer axes were there before."""
+    kept: dict[int, Sequence[int]] = {}
+    zeros: list[int] = []
+    for axis, letter in enumerate(axes):
+        heads, _, own = letter.rpartition("*")
+        if own in longer and not (own in ("Lq", "T") and shape[axis] == 1 != longer[own]):  # broadcast: a bias's
+            starts = range(0, lengths[heads] * longer[own], longer[own]) if heads else range(1)
+            places = range(lengths[own])
+            kept[axis] = places if len(starts) == 1 else [start + each for start in starts for each in places]
+            zeros += [axis] if own in _ZERO_WHERE_ADDED.get(stage, ()) else []
+    return Kept(shape, kept, tuple(zeros))
+
+
+def _in_words(lengths: Lengths, longer: Lengths) -> str:
+    """Say what was added, and to which axes."""
+    kinds = (("zero columns", _WIDTHS), ("queries", ("Lq",)), ("masked keys", ("T",)))
+    return ", ".join(
+        f"{what} ({', '.join(f'{each} {lengths[each]} to {longer[each]}' for each in letters if each in longer)})"
+        for what, letters in kinds
+        if any(each in longer for each in letters)
+    )

@@ -1,0 +1,265 @@
+"""How an own implementation is called, and what it may not do: the part that runs in its worker."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.backends import EAGER, NATIVE, PADDED_BY, BackendEntry
+from attncheck.backends.contract import Backend, EmptyRows
+from attncheck.execution.imports import imports_of
+from attncheck.execution.left_behind import Misbehaved, nothing_left_behind
+from attncheck.execution.operations import LackingError, accepted_of, check_parameters
+from attncheck.execution.requirements import Requirements
+from attncheck.execution.signatures import INPUTS, hints, misfits, required_keywords
+from attncheck.execution.user_code import EXPECTED, LoadError, UnfitError, advice_on_framework
+from attncheck.execution.worker import AdvisedError
+from attncheck.vocabulary import DTYPES, NUMERICAL_CLASSES, result_stages
+
+_OPERATIONS = {"mask_scores": "masking"} | {
+    name: name for name in ("softmax", "attention", "attention_gradients", "multi_head_attention")
+}
+"""What is no scoring function."""
+_ABOUT_SHAPES = re.compile(
+    r"multiple of|divisible|power of (?:2|two)|head.?(?:dim|size)|shape\[.*% ?[0-9]", re.IGNORECASE
+)
+_LONGEST_MESSAGE = 2000
+_ADVICE_ON_REQUIRES = (
+    "if it takes some widths or lengths alone, declare which, and calls are padded: "
+    '{}.requires = {{"width_multiple": 8}} (docs/kernels.md)'
+)
+
+
+class UserBackend:
+    """Those functions of the contract that a target has, on the arrays of the framework that it asks for."""
+
+    def __init__(self, functions: Mapping[str, Callable[..., Any]], base: Backend, framework: str) -> None:
+        self._framework = framework
+        self.prepare, self.describe = base.prepare, base.describe
+        self.from_numpy, self._base_to_numpy = base.from_numpy, base.to_numpy
+        for name, function in functions.items():
+            call = functools.partial(self._call, name, function, required_keywords(name, function))
+            call.stands_for = function  # type: ignore[attr-defined] # whose parameters say what it can be asked
+            setattr(self, name, call)
+
+    def to_numpy(self, tensor: Any) -> NDArray[Any]:
+        """Turn what came back into an array. Raises ``TypeError`` for what is none."""
+        if isinstance(tensor, list | tuple | str | bytes | int | float | complex | None):
+            raise TypeError(
+                f"returned a {type(tensor).__name__}; expected an array, or a dict of stages that are arrays"
+            )
+        try:
+            array = self._base_to_numpy(tensor)
+        except Exception as error:
+            device = getattr(tensor, "device", None)
+            place = f" on device {device}" if device is not None else ""
+            raise TypeError(f"returned a {type(tensor).__name__}{place}, which gives no array: {error}") from error
+        if not isinstance(array, np.ndarray | np.generic):
+            kind = f"{type(tensor).__module__.partition('.')[0]}'s {type(tensor).__name__}"
+            raise TypeError(f"returned {kind}; expected a NumPy array, or name its framework with --framework")
+        return np.asarray(array)
+
+    def _call(
+        self, name: str, function: Callable[..., Any], unasked: Mapping[str, Any], /, **given: Any
+    ) -> dict[str, Any]:
+        positional = [given.pop(each) for each in INPUTS[name]]
+        check_parameters(function, given)
+        if INPUTS[name][:3] == INPUTS["attention"]:
+            _check_capabilities(function, positional)
+        tensors = [*positional, *(value for value in given.values() if hasattr(value, "shape"))]
+        before = [np.array(self._base_to_numpy(tensor)) for tensor in tensors]
+        with nothing_left_behind():
+            returned = self._returned(function, positional, {**unasked, **given})
+        for number, (tensor, was) in enumerate(zip(tensors, before, strict=True)):
+            if self._base_to_numpy(tensor).tobytes() != was.tobytes():
+                raise Misbehaved(f"changed its input {[*INPUTS[name], *given][number]}")
+        if isinstance(returned, Mapping):
+            return dict(returned)
+        inputs = {each for each, value in given.items() if hasattr(value, "shape")}
+        options = {each: value for each, value in given.items() if each not in inputs}
+        results = result_stages(_OPERATIONS.get(name, "scoring"), options, inputs) or ("masked",)
+        several = name == "attention_gradients" and isinstance(returned, tuple)
+        return dict(zip(results, returned if several else (returned,), strict=False))
+
+    def _returned(self, function: Callable[..., Any], positional: list[Any], keywords: Mapping[str, Any]) -> Any:
+        """Call it; where it cannot use NumPy's arrays, and nobody said that it takes others, say how that is said."""
+        try:
+            return function(*positional, **keywords)
+        except NotImplementedError:  # it says itself what it cannot do
+            raise
+        except Exception as error:
+            if _is_about_shapes(error) and not hasattr(function, "requires"):
+                raise AdvisedError(error, _ADVICE_ON_REQUIRES.format(_name_of(function))) from error
+            if not isinstance(error, TypeError | AttributeError | ValueError):
+                raise
+            wanted = _framework_of(function) if self._framework == "numpy" and _is_about_arrays(error) else None
+            if wanted is None:
+                raise
+            raise AdvisedError(error, advice_on_framework(wanted, _name_of(function))) from error
+
+
+def own_backend(target: Any, name: str, framework: BackendEntry) -> UserBackend:
+    """Wrap a target. Raises ``LoadError`` where it can never be called as the contract says."""
+    return UserBackend(functions_of(target, name), framework.load(), framework.name)
+
+
+@functools.lru_cache(maxsize=16)
+def _framework_of(function: Callable[..., Any]) -> str | None:
+    return imports_of(function).framework
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", "attention")
+
+
+def _is_about_shapes(error: Exception) -> bool:
+    """Whether an error reads as if a function took some widths or lengths alone; an assertion is read in its source."""
+    said = _words_of(error)
+    if isinstance(error, AssertionError):
+        said += " ".join(frame.line or "" for frame in traceback.extract_tb(error.__traceback__)[-1:])
+    return _ABOUT_SHAPES.search(said) is not None
+
+
+def _words_of(error: Exception) -> str:
+    """Return the beginning of what an error says; it may be megabytes, or raise itself."""
+    try:
+        return str(error)[:_LONGEST_MESSAGE]
+    except Exception:
+        return ""
+
+
+def _is_about_arrays(error: Exception) -> bool:
+    """Whether an error is one of those that another framework's code raises when it is given NumPy's arrays."""
+    return any(words in _words_of(error) for words in ("numpy", "ndarray", "axes don't match array"))
+
+
+def functions_of(target: Any, name: str) -> dict[str, Callable[..., Any]]:
+    """Return the target's functions by the contract's names.
+
+    A function that is called like one of the contract's is that one, any other is ``attention``; further ones may be
+    its attributes. Of a module, or another object, everything that is called like one of the contract's counts.
+    """
+    is_namespace = inspect.ismodule(target) or (not callable(target) and not inspect.isroutine(target))
+    found = {each: getattr(target, each) for each in INPUTS if callable(getattr(target, each, None))}
+    if not is_namespace:
+        found.setdefault(name if name in INPUTS else "attention", target)
+    if not found:
+        raise LoadError(f"nothing to call: expected a function, or a module with {EXPECTED}")
+    for each, function in found.items():
+        _check_signature(each, function)
+    return found
+
+
+def declarations(target: Any, name: str) -> dict[str, Any]:
+    """Return what a target declares of itself: framework, numerical classes per dtype, conventions, resources, source.
+
+    And what can be seen of it: which distributions it imports, what it is never given, what it always has to be.
+    Raises ``LoadError`` for a declaration that says nothing the harness knows.
+    """
+    functions = functions_of(target, name)
+    imports = imports_of(target)
+    framework = getattr(target, "framework", None)
+    capabilities = dict(getattr(target, "capabilities", None) or {})
+    classes = dict(getattr(target, "classes", None) or {})
+    _check_classes(classes)
+    # 16 bit is asked for: most kernels that are written in NumPy have none.
+    dtypes = capabilities.get("dtypes") or [*NATIVE, *classes]
+    for dtype in dtypes:
+        if dtype not in DTYPES:
+            raise LoadError(f"capabilities: unknown dtype {dtype!r}; expected {', '.join(DTYPES)}")
+    conventions = dict(getattr(target, "conventions", None) or {})
+    if conventions.keys() - {"empty_rows"} or not set(conventions.values()) <= set(get_args(EmptyRows)):
+        raise LoadError(f"conventions: expected empty_rows, one of {', '.join(get_args(EmptyRows))}; got {conventions}")
+    return {
+        "framework": framework,
+        "classes": {dtype: classes.get(dtype, EAGER[dtype]) for dtype in dict.fromkeys(dtypes)},
+        "conventions": conventions,
+        "resources": _resources(getattr(target, "resources", None)),
+        "imported_framework": imports.framework,
+        "distributions": imports.versions,
+        "hints": [hint for each, function in functions.items() for hint in hints(each, function)],
+        "required": {each: required_keywords(each, function) for each, function in functions.items()},
+        "requirements": {each: _requirements(target, function) for each, function in functions.items()},
+        "accepts": {each: accepted_of(function, PADDED_BY) for each, function in functions.items()},
+        "source": _source(functions.get("attention") or next(iter(functions.values()))),
+    }
+
+
+def _source(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the file and line of a function's ``def``, below the working directory where it is there; {} of others."""
+    function = inspect.unwrap(function)
+    if not (inspect.isroutine(function) or inspect.isclass(function)):
+        function = type(function).__call__
+    try:
+        file, (lines, first) = inspect.getsourcefile(function), inspect.getsourcelines(function)
+    except (OSError, TypeError, SyntaxError):
+        return {}  # of a builtin, or written by a compiler
+    if file is None:
+        return {}
+    path = Path(file).resolve()
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    # Decorators stand above the line that people look for.
+    below = next((number for number, line in enumerate(lines) if line.lstrip().startswith(("def ", "async def "))), 0)
+    return {"file": shown.as_posix(), "line": first + below}
+
+
+def _check_classes(declared: Mapping[str, str]) -> None:
+    """Raise ``LoadError`` for a numerical class that a dtype does not have."""
+    for dtype, name in declared.items():
+        known = [each for each, dtypes in NUMERICAL_CLASSES.items() if dtype in dtypes]
+        if not known:
+            raise LoadError(f"classes: unknown dtype {dtype!r}; expected {', '.join(DTYPES)}")
+        if name not in known:
+            raise LoadError(f"classes: {dtype} has no class {name!r}; expected {', '.join(known)}")
+
+
+def _requirements(target: Any, function: Callable[..., Any]) -> dict[str, object]:
+    """Return what a function declares that it requires of shapes; what it does not say, its target says."""
+    declared = getattr(function, "requires", getattr(target, "requires", None))
+    if declared is None:
+        return {}
+    try:
+        Requirements.of(declared)
+    except ValueError as error:
+        raise LoadError(str(error)) from None
+    return dict(declared)
+
+
+def _resources(declared: Any) -> dict[str, float]:
+    """Check what a worker of a cluster has to offer: names, and how much of each."""
+    good = isinstance(declared or {}, Mapping) and all(
+        isinstance(name, str) and name and isinstance(amount, int | float) and 0 < amount < float("inf")
+        for name, amount in (declared or {}).items()
+    )
+    if not good:
+        raise LoadError(f'resources: expected names and positive amounts, such as {{"GPU": 1}}; got {declared!r}')
+    return dict(declared or {})
+
+
+def _check_signature(name: str, function: Callable[..., Any]) -> None:
+    if found := misfits(name, function):
+        got = f"{getattr(function, '__name__', 'it')}{inspect.signature(function)}"
+        expected = EXPECTED if name == "attention" else f"{name}({', '.join(INPUTS[name])}, *, ...)"
+        raise UnfitError(
+            f"cannot be called: it is {got}; expected {expected}, keyword options optional", name, function, found
+        )
+
+
+def _check_capabilities(function: Callable[..., Any], tensors: list[Any]) -> None:
+    """Raise ``LackingError`` for what is no parameter and what the function says that it cannot do."""
+    capabilities = getattr(function, "capabilities", None) or {}
+    if len(tensors[0].shape) != 4:
+        return
+    query, key, value = (tuple(tensor.shape) for tensor in tensors[:3])
+    for name, asked in (("grouped_heads", query[1] != key[1]), ("value_width", value[3] != query[3])):
+        if asked and capabilities.get(name) is False:
+            lacking = name.replace("_", " ")
+            raise LackingError(f"says that it has no {lacking}", (lacking,))

@@ -1,0 +1,221 @@
+"""Somebody's own implementation: a callable or a module of theirs, called as the contract says, in a worker of its own.
+
+    attention(query, key, value, *, mask=None, bias=None, is_causal=False, scale=None, softcap=None, window=None,
+              key_lengths=None, past_key=None, past_value=None, empty_rows="zero")
+
+Its file is loaded in the worker and nowhere else: whatever it does when it is imported, it does there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from attncheck.backends import BACKENDS, NATIVE, BackendEntry, DeclaredConvention, Mode
+from attncheck.backends.contract import Backend
+from attncheck.errors import UsageError
+
+if TYPE_CHECKING:
+    from attncheck.execution.user_call import UserBackend
+
+ENTRY_POINTS = "attncheck.implementations"
+EXPECTED = (
+    "attention(query, key, value, *, mask=None, bias=None, is_causal=False, scale=None, softcap=None, window=None, "
+    'key_lengths=None, past_key=None, past_value=None, empty_rows="zero")'
+)
+
+
+class LoadError(Exception):
+    """A target cannot be loaded; says why."""
+
+
+class UnfitError(LoadError):
+    """A target's ``function`` can never be called as the contract's of a ``name``; ``misfits`` say why."""
+
+    def __init__(self, message: str, name: str, function: Callable[..., Any], misfits: Sequence[str]) -> None:
+        super().__init__(message)
+        self.name, self.function, self.misfits = name, function, misfits
+
+
+def advice_on_framework(name: str, function: str) -> str:
+    """Say how a function is declared to take a framework's arrays."""
+    return (
+        f"it imports {name} and is given NumPy's arrays; if it takes {name}'s, declare that: "
+        f'{function}.framework = "{name}" below it, or --framework {name}'
+    )
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where an implementation is: ``path`` of a file or a module's name, and what in it (empty: the module itself).
+
+    ``pickled`` is a callable that was handed over as an object instead.
+    """
+
+    module: str
+    attribute: str = ""
+    pickled: bytes = b""
+
+    @classmethod
+    def of(cls, text: str) -> Target:
+        """Read file.py, file.py:function, package.module or package.module:function."""
+        module, _, attribute = text.rpartition(":") if ":" in text else (text, "", "")
+        if module.endswith(".py"):
+            path = Path(module)
+            if not path.is_file():
+                raise UsageError(f"{text}: no file {module}; expected file.py:function or package.module:function")
+            module = str(path.resolve())
+        if not module:
+            raise UsageError(f"{text}: expected file.py:function or package.module:function")
+        return cls(module, attribute)
+
+    @property
+    def name(self) -> str:
+        """What the module is called in reports."""
+        return name_of(self.module)
+
+    def load(self) -> Any:
+        """Import the module and return what is meant. Raises ``LoadError``."""
+        if self.pickled:
+            import cloudpickle
+
+            return cloudpickle.loads(self.pickled)
+        try:
+            module = _module_of(self.module)
+        except BaseException as error:  # whatever a file raises while it is loaded, also SystemExit
+            raise LoadError(f"{self.module} cannot be loaded: {type(error).__name__}: {error}") from error
+        found: Any = module
+        for part in filter(None, self.attribute.split(".")):
+            if not hasattr(found, part):
+                raise LoadError(f"{self.module} has no {self.attribute}")
+            found = getattr(found, part)
+        return found
+
+
+def name_of(module: str) -> str:
+    """Return what the implementations of a module, or of a file, are called in reports before the dot.
+
+    A file of a package is called as the module that it is.
+    """
+    if not module.endswith(".py"):
+        return module.replace(".", "_")
+    path = Path(module)
+    parts = [] if path.stem == "__init__" else [path.stem]
+    for folder in path.parents:
+        if not (folder / "__init__.py").is_file() or not folder.name:
+            break
+        parts.insert(0, folder.name)
+    return "_".join(parts) or path.stem
+
+
+def _module_of(name: str) -> ModuleType:
+    if not name.endswith(".py"):
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m` has it
+        return import_module(name)
+    path = Path(name)
+    sys.path.insert(0, str(path.parent))  # as `python file.py` has it, for what lies beside the file
+    spec = spec_from_file_location(f"{path.stem}_under_attncheck", path)
+    loader = spec.loader if spec is not None else None
+    assert spec is not None, "a path that ends in .py has a specification"
+    assert loader is not None, "and a loader"
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickles look their module up
+    loader.exec_module(module)
+    return module
+
+
+@dataclass(frozen=True)
+class UserImplementation(BackendEntry):
+    """An own implementation as a line of the table of backends.
+
+    ``says`` is for people; ``conventions`` are those that it declares, by name; ``framework`` names the backend whose
+    arrays it takes; ``mode`` is what it is called behind the dot, where that is not the function's name. ``required``
+    are, by function, the contract's keywords that it has no default for. ``source`` is the ``file`` and ``line`` of
+    its ``def``, where it has one. ``requirements`` are, by function, what it requires of shapes, and ``accepts`` the
+    keywords that its calls can be padded by. ``given`` is what names it on a command line, with ``--framework`` where
+    that was given; empty for an object.
+    """
+
+    target: Target = field(default_factory=lambda: Target("", ""))
+    framework: str = "numpy"
+    function: str = "attention"
+    conventions: Mapping[str, str] = field(default_factory=dict)
+    mode: str = ""
+    required: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    source: Mapping[str, Any] = field(default_factory=dict)
+    requirements: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    accepts: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    given: tuple[str, ...] = ()
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the framework that it asks for is there."""
+        return BACKENDS[self.framework].is_installed
+
+    @property
+    def all_modes(self) -> Mapping[str, Mode]:
+        """Its only mode."""
+        where = f"{self.target.module}:{self.target.attribute}".strip(":") or "a callable"
+        name = self.mode or self.function
+        conventions = {each: DeclaredConvention(value, "", "") for each, value in self.conventions.items()}
+        # How it computes is not known: it is asked for everything, and stopped where it takes too much memory.
+        return {name: Mode(name, self.module, where, self.classes, conventions, holds_scores=False)}
+
+    def requires_of(self, mode: str, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
+        """Return what a function of the target requires of shapes, and the keywords it can be padded by."""
+        return self.requirements.get(function, {}), self.accepts.get(function, frozenset())
+
+    def load(self, mode: str = "") -> Backend:
+        """Load the target and wrap it."""
+        from attncheck.execution.user_call import own_backend
+
+        backend: UserBackend = own_backend(self.target.load(), self.function, BACKENDS[self.framework])
+        return backend  # type: ignore[return-value] # it has those of the contract's functions that the target has
+
+
+def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None) -> UserImplementation:
+    """Make the entry of a target from what it declares of itself (``own_call.declarations``)."""
+    name = framework or declared.get("framework") or "numpy"
+    if name not in BACKENDS:
+        raise UsageError(f"unknown framework {name!r}; expected {', '.join(BACKENDS)}")
+    backend = BACKENDS[name]
+    imported = declared.get("imported_framework")
+    is_said = framework is not None or declared.get("framework")
+    advice = [] if is_said or not imported else [advice_on_framework(imported, target.attribute or "attention")]
+    return UserImplementation(
+        name=declared.get("name") or target.name,
+        module=target.module,
+        packages=backend.packages,
+        own_process_for=backend.own_process_for,
+        environment=backend.environment,
+        classes=dict(declared.get("classes") or NATIVE),
+        target=target,
+        framework=name,
+        function=target.attribute.rpartition(".")[2] or "module",
+        conventions=dict(declared.get("conventions") or {}),
+        resources=dict(declared.get("resources") or {}),
+        mode=declared.get("mode") or "",
+        distributions=dict(declared.get("distributions") or {}),
+        hints=(*declared.get("hints", ()), *advice),
+        required=dict(declared.get("required") or {}),
+        source=dict(declared.get("source") or {}),
+        requirements=dict(declared.get("requirements") or {}),
+        accepts=dict(declared.get("accepts") or {}),
+    )
+
+
+def source_of(entry: BackendEntry) -> Mapping[str, Any]:
+    """Return the file and line at which an own implementation is defined; nothing of a bundled one."""
+    return entry.source if isinstance(entry, UserImplementation) else {}
+
+
+def published() -> dict[str, EntryPoint]:
+    """Return the implementations that installed packages publish in the entry point group, by name."""
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}

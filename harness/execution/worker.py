@@ -1,0 +1,247 @@
+"""What runs inside a worker process: one framework, one evaluation after the other.
+
+Nothing that imports NumPy may be imported at the top: the number of threads has to be set before.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import io
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from attncheck.backends import BackendEntry
+from attncheck.backends.contract import Backend
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+_LONGEST_MESSAGE = 500
+_LONGEST_LOOKED_AT = 10_000
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_MOST_RETURNED = 2**33
+NOT_RETURNED = "expected a stage named"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One evaluation: an operation on inputs that are already in the working dtype.
+
+    ``memory`` says which of them lie in memory otherwise than row by row (``memory.py``). Of ``stages`` alone something
+    is asked; None is all that come back.
+    """
+
+    operation: str
+    options: Mapping[str, Any]
+    inputs: Mapping[str, NDArray[Any]]
+    memory: Mapping[str, str] = field(default_factory=dict)
+    stages: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The stages that an implementation returned, and how many seconds that took.
+
+    ``not_asked`` are conventions of the case that it has no keyword for, so that it was called without them. ``padded``
+    says what the call was padded with, which is dropped from the stages again; ``padding_faults`` tell by stage where
+    that is not what it has to be.
+    """
+
+    stages: Mapping[str, NDArray[Any]]
+    not_asked: tuple[str, ...] = ()
+    padded: str = ""
+    padding_faults: Mapping[str, str] = field(default_factory=dict)
+    seconds: float | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there are no stages; ``verdict`` is unsupported, untried, error, crash or timeout.
+
+    ``lacks`` names what an implementation would need to support the case, where it is known. ``padded`` says what the
+    call was padded with.
+    """
+
+    verdict: str
+    message: str
+    lacks: tuple[str, ...] = ()
+    padded: str = ""
+    seconds: float | None = field(default=None, compare=False)
+
+
+Outcome = Computed | Failure
+
+
+class AdvisedError(Exception):
+    """What an implementation raised, and what its author may do about it."""
+
+    def __init__(self, error: Exception, advice: str) -> None:
+        super().__init__(advice)
+        self.error, self.advice = error, advice
+
+
+_backend: Backend | None = None
+
+
+@dataclass(frozen=True)
+class Started:
+    """A worker that is ready, and what its framework says of itself."""
+
+    description: Mapping[str, str]
+
+
+def start(entry: BackendEntry, mode: str, dtype: str, threads: int, log: str) -> Started | Failure:
+    """Import and configure the framework, once per process; return what it says of itself."""
+    global _backend
+    redirect_output(log)
+    faulthandler.enable(all_threads=False)  # says in the log where a signal that ends the process came
+    _write_no_core_file()
+    os.environ.update({name: str(threads) for name in THREAD_VARIABLES})
+    os.environ.update(entry.environment)
+    try:
+        _backend = entry.load(mode)
+        _backend.prepare(dtype, threads)
+        return Started({name: clean(text) for name, text in _backend.describe().items()})
+    except BaseException as error:  # whatever a framework raises while it starts, also SystemExit, is why it cannot run
+        return Failure("error", f"{entry.name}.{mode} cannot be started: {_describe(error)}")
+
+
+def evaluate(task: Task) -> Outcome:
+    """Run one operation and return its stages as NumPy arrays."""
+    assert _backend is not None, "start() comes first"
+    return evaluate_on(_backend, task)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What came of an evaluation, how many bytes the worker holds after it, and whether it is fit for another."""
+
+    outcome: Outcome
+    held: int
+    is_fit: bool
+
+
+def evaluate_and_measure(task: Task) -> Evaluated:
+    """Run one operation; put back what it changed that the next one shares."""
+    import psutil
+
+    from attncheck.execution.process_state import ProcessState
+
+    surroundings = ProcessState.snapshot()
+    outcome = evaluate(task)
+    is_fit = surroundings.restore() and not (isinstance(outcome, Failure) and surroundings.has_more_threads())
+    return Evaluated(outcome, int(psutil.Process().memory_info().rss), is_fit)
+
+
+def evaluate_on(backend: Backend, task: Task) -> Outcome:
+    """Run one operation of a backend; whatever it raises or returns is its result."""
+    import numpy as np
+
+    from attncheck.execution.layout import apply_layout
+    from attncheck.execution.operations import LackingError, not_asked, run_operation
+    from attncheck.vocabulary import result_stages
+
+    try:
+        with np.errstate(all="ignore"):
+            inputs = apply_layout(task.inputs, task.memory)
+            stages = run_operation(backend, task.operation, inputs, task.options)
+            arrays = {name: _as_array(backend, name, tensor) for name, tensor in (stages or {}).items()}
+            expected = result_stages(task.operation, task.options, task.inputs)
+            wanted = arrays if task.stages is None else {name: arrays[name] for name in arrays if name in task.stages}
+            left_out = not_asked(backend, task.operation, task.options)
+            return _missing(arrays, expected) or _too_much(wanted) or Computed(wanted, left_out)
+    except LackingError as error:
+        return Failure("unsupported", clean(str(error)), error.lacks)
+    except NotImplementedError as error:
+        return Failure("unsupported", _describe(error))
+    except BaseException as error:  # whatever an implementation raises, also SystemExit, is its result and not our end
+        return Failure("error", _describe(error))
+
+
+def _missing(arrays: Mapping[str, NDArray[Any]], expected: Sequence[str]) -> Failure | None:
+    """Refuse what came back without the operation's result: with nothing to judge it would pass in silence."""
+    missing = [name for name in expected if name not in arrays]
+    if arrays and not missing:
+        return None
+    returned = f"returned {', '.join(arrays) or 'no stages'}"
+    return Failure("error", clean(f"{returned}; {NOT_RETURNED} {missing[0]}" if missing else returned))
+
+
+def _too_much(arrays: Mapping[str, NDArray[Any]]) -> Failure | None:
+    """Refuse what would not fit into the harness: some views take no memory until they are sent."""
+    held = sum(array.nbytes for array in arrays.values())
+    if held <= _MOST_RETURNED:
+        return None
+    shapes = ", ".join(f"{name} {'x'.join(map(str, array.shape))}" for name, array in arrays.items())
+    return Failure(
+        "error", clean(f"returned {held / 2**30:.0f} GiB, more than {_MOST_RETURNED // 2**30} GiB: {shapes}")
+    )
+
+
+def _as_array(backend: Backend, name: str, tensor: Any) -> NDArray[Any]:
+    import numpy as np
+
+    if not (isinstance(name, str) and name.isidentifier()):
+        raise ValueError(f"a stage is called {name!r}, expected a name")
+    array = backend.to_numpy(tensor)
+    if not isinstance(array, np.ndarray) and not np.isscalar(array):
+        raise TypeError(f"stage {name} is a {type(array).__name__}, expected an array")
+    array = np.asarray(array)
+    if not np.issubdtype(array.dtype, np.number) and array.dtype != bool and array.dtype.name != "bfloat16":
+        # Objects and texts can be neither sent between processes nor compared as numbers.
+        raise TypeError(f"stage {name} is an array of {array.dtype}, expected numbers")
+    return array
+
+
+def clean(text: str) -> str:
+    """Make one line of a text of foreign origin: nothing in it can move a cursor, and every encoding can write it."""
+    words = " ".join(_COLOURS.sub("", text).split())
+    line = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in words)
+    return line if len(line) <= _LONGEST_MESSAGE else f"{line[: _LONGEST_MESSAGE - 3]}..."
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, AdvisedError):
+        said = _describe(error.error)
+        room = _LONGEST_MESSAGE - len(error.advice) - 5
+        return clean(f"{said if len(said) <= room else f'{said[:room]}...'}; {error.advice}")
+    name = type(error).__name__
+    try:
+        return clean(f"{name}: {str(error)[:_LONGEST_LOOKED_AT]}")
+    except BaseException as another:  # a message that cannot be made is the implementation's fault, too
+        return clean(f"{name}, whose message cannot be shown: {type(another).__name__}")
+
+
+def redirect_output(log: str) -> None:
+    """Send what the framework prints to a file: standard output belongs to the command line."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(
+                line_buffering=True
+            )  # a worker is killed in the end, and would take its last words along
+
+
+def _write_no_core_file() -> None:
+    """A framework's memory is gigabytes: written out when it crashes, it would outlast the time limit."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

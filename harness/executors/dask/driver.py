@@ -1,0 +1,168 @@
+"""A plan driven through a cluster: batches of units in flight, results written as they come.
+
+The client plans and writes; the workers compute everything. Only a few batches are in flight at a time, so that what
+the client and the scheduler hold does not grow with the plan. What kills workers is tried again alone (``alone.py``).
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import Any
+
+from distributed import Future
+from distributed.comm import CommClosedError
+from distributed.scheduler import KilledWorker
+
+from attncheck.execution.limits import Limits
+from attncheck.execution.runner import Group
+from attncheck.executors.dask.batches import fetched, serving, submit
+from attncheck.executors.dask.connection import Cluster, connected, describe, lacking, lost, threads_of, worker_command
+from attncheck.executors.dask.quarantine import QuarantinedUnit, judge_alone
+from attncheck.executors.dask.tasks import Judged
+from attncheck.plan import Plan, Unit
+from attncheck.recorder import Judge, ResultRecorder
+
+PATIENCE_SECONDS = 60.0
+"""A cluster without a worker for something is given up after so long: nodes take a while to come back."""
+LOOK_SECONDS = 1.0
+_MOST_UNITS = 48
+_BATCH_SECONDS = 0.5
+_BATCH_BYTES = 2**24
+_BATCHES_PER_THREAD = 3
+"""One is computed, one waits for its turn, one is on its way."""
+
+
+class DaskExecutor:
+    """A cluster as what a run computes with."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.record: Mapping[str, Any] = {"cluster": describe(cluster.workers())}
+
+    @property
+    def descriptions(self) -> Mapping[str, Mapping[str, str]]:
+        """What the frameworks say of themselves, by group."""
+        return self._cluster.descriptions
+
+    def compute_and_judge(self, plan: Plan, recorder: ResultRecorder, on_progress: Callable[[int, int], None]) -> None:
+        """Compute and judge every unit of a plan."""
+        driver = _Driver(self._cluster, plan, recorder, on_progress)
+        on_progress(0, driver.total)
+        if not self._cluster.job.judge.implementations:
+            return
+        try:
+            driver.drive()
+        except (CancelledError, CommClosedError):
+            raise lost(self._cluster.address, "the scheduler is gone, or has been told to forget this run") from None
+        finally:
+            driver.cancel()
+
+
+@contextmanager
+def dask_executor(address: str, groups: Sequence[Group], judge: Judge, limits: Limits) -> Iterator[DaskExecutor]:
+    """Compute with the cluster whose scheduler is at an address. Raises ``UsageError`` where it cannot be used."""
+    with connected(address, groups, judge, limits) as cluster:
+        yield DaskExecutor(cluster)
+
+
+class _Driver:
+    """What is in flight, what is left, and what killed workers."""
+
+    def __init__(
+        self, cluster: Cluster, plan: Plan, recorder: ResultRecorder, on_progress: Callable[[int, int], None]
+    ) -> None:
+        self.cluster, self.plan, self.recorder, self.on_progress = cluster, plan, recorder, on_progress
+        self.total = sum(len(serving(cluster, unit)) for unit in plan)
+        self._next = 0
+        self._units_per_batch = 1.0
+        self._in_flight: dict[Future, tuple[Unit, ...]] = {}
+        self._suspects: list[QuarantinedUnit] = []
+        self._done: SimpleQueue[Future] = SimpleQueue()
+        self._threads = 1
+        self._looked = self._able = monotonic()
+
+    def drive(self) -> None:
+        """Keep the cluster busy until every unit is judged."""
+        self._look()
+        while self._fill() or self._in_flight:
+            try:
+                self._settle(self._done.get(timeout=LOOK_SECONDS))
+            except Empty:
+                self._look()
+            if monotonic() - self._looked > LOOK_SECONDS * 5:
+                self._look()
+        for suspect in sorted(self._suspects, key=lambda each: each.unit.place):
+            self._add(judge_alone(self.cluster, self.plan, suspect, self._look), (suspect.unit,))
+
+    def cancel(self) -> None:
+        """Cancel what is in flight."""
+        if self._in_flight and self.cluster.client.status == "running":
+            self.cluster.client.cancel(list(self._in_flight), force=True)
+        self._in_flight.clear()
+
+    def _fill(self) -> bool:
+        """Send batches until enough are in flight; tell whether any are left."""
+        units = self.plan.units
+        while self._next < len(units) and len(self._in_flight) < _BATCHES_PER_THREAD * self._threads:
+            shared = (len(units) - self._next) // (2 * self._threads)  # towards the end, smaller ones for everybody
+            count = min(self._units_per_batch, _MOST_UNITS, max(shared, self._units_per_batch / 8))
+            count = max(1, int(count))  # and never so small that sending them costs more than they do
+            chosen = tuple(units[self._next : self._next + count])
+            future = submit(self.cluster, self.plan, chosen, self._next)
+            self._in_flight[future] = chosen
+            self._next += count
+            future.add_done_callback(self._done.put)
+        return self._next < len(units)
+
+    def _settle(self, future: Future) -> None:
+        """Write what a batch has come to."""
+        if future.status == "error":
+            self._fail(future)
+        elif future.status == "cancelled":
+            raise CancelledError
+        elif (packed := fetched(future)) is None:  # the worker that held it is lost: it is computed again
+            future.add_done_callback(self._done.put)
+        else:
+            judged: Judged = pickle.loads(packed)
+            units = self._in_flight.pop(future)
+            self._learn(len(units), judged.seconds, len(packed))
+            self._add(judged, units)
+
+    def _fail(self, future: Future) -> None:
+        """Suspect the units of a batch that killed workers; all else is a fault of ours."""
+        error = future.exception()
+        if not isinstance(error, KilledWorker):
+            raise error if error is not None else lost(self.cluster.address, "a task failed without a reason")
+        deaths = error.allowed_failures + 1
+        self._suspects += [QuarantinedUnit(unit, deaths) for unit in self._in_flight.pop(future)]
+
+    def _add(self, judged: Judged, units: Sequence[Unit]) -> None:
+        for name, description in judged.descriptions.items():
+            self.cluster.descriptions[name] = description or self.cluster.descriptions.get(name, {})
+        for found in judged.found:
+            self.recorder.add(found)
+        self.recorder.evaluations += sum(len(serving(self.cluster, unit)) for unit in units)
+        self.on_progress(self.recorder.evaluations, self.total)
+
+    def _learn(self, units: int, seconds: float, size: int) -> None:
+        """Make batches of a size that is worth sending, and that nobody has to wait for for long."""
+        fitting = units / max(seconds / _BATCH_SECONDS, size / _BATCH_BYTES, 1e-9)
+        self._units_per_batch = min(fitting, 4 * self._units_per_batch, _MOST_UNITS)
+
+    def _look(self) -> None:
+        """See who is there. Raises ``ClusterError`` where for too long nobody can do what is left."""
+        self._looked = monotonic()
+        workers = self.cluster.workers()
+        self._threads = max(1, threads_of(workers))
+        missing = lacking(workers, self.cluster.groups)
+        if workers and not missing:
+            self._able = self._looked
+        elif self._looked - self._able > PATIENCE_SECONDS:
+            command = worker_command(self.cluster.address, missing)
+            why = f"no worker is left for {PATIENCE_SECONDS:g} s; start one with: {command}"
+            raise lost(self.cluster.address, why)

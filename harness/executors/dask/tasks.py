@@ -1,0 +1,191 @@
+"""What runs on the workers of a cluster: batches of units, evaluated in a framework's own process, and judged.
+
+Only descriptions travel there: the inputs are made where they are used, as a local run makes them.
+"""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock, Thread
+from time import perf_counter
+
+from attncheck.errors import UsageError
+from attncheck.execution.limits import Limits, with_memory_per_worker
+from attncheck.execution.runner import Group, GroupRunner
+from attncheck.execution.worker import Outcome
+from attncheck.executors.dask.versions import asked_of, differences, found_here
+from attncheck.plan import Plan, Unit
+from attncheck.reading.case import Case
+from attncheck.recorder import Judge, UnitResult
+
+_PLANS_KEPT = 4
+_RUNS_KEPT = 64
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """What all tasks of a run share.
+
+    ``runners`` is how many worker processes a machine may have to hold. Without ``limits_memory`` each of them may hold
+    what is right for its own machine. ``versions`` has to be the same where each of the ``groups`` runs, and, under -1,
+    everywhere.
+    """
+
+    name: str
+    groups: tuple[Group, ...]
+    judge: Judge
+    limits: Limits
+    limits_memory: bool
+    runners: int
+    versions: Mapping[int, Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some units that follow each other in the plan; ``case`` of each counts the cases here."""
+
+    cases: tuple[Case, ...]
+    units: tuple[Unit, ...]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What one group made of those units of a batch that it serves, in their order."""
+
+    outcomes: tuple[Outcome, ...]
+    description: Mapping[str, str]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What was found of every unit of a batch, what the groups' frameworks say of themselves, and how long it took."""
+
+    found: tuple[UnitResult, ...]
+    descriptions: Mapping[str, Mapping[str, str]]
+    seconds: float
+
+
+class RunEnded(Exception):
+    """The run is over; nobody waits for this task any more."""
+
+
+class _Run:
+    """A run in this process: a runner for each group that has been asked for here."""
+
+    def __init__(self, job: JobContext) -> None:
+        self.job = job
+        self.ended = False
+        self._folder = tempfile.TemporaryDirectory(prefix="attncheck-")
+        limits = job.limits if job.limits_memory else replace(job.limits, hard_memory_limit=Limits().hard_memory_limit)
+        self._limits = with_memory_per_worker(limits, job.runners)
+        self._lock = Lock()
+        self._runners: dict[int, tuple[Lock, GroupRunner[Unit]]] = {}
+
+    def runner(self, group: int) -> tuple[Lock, GroupRunner[Unit]]:
+        """Return the runner of a group, and the lock that gives it to one task at a time."""
+        with self._lock:
+            if group not in self._runners:
+                check_versions(self.job, group)
+                runner = GroupRunner[Unit](self.job.groups[group], self._limits, Path(self._folder.name))
+                self._runners[group] = Lock(), runner
+            return self._runners[group]
+
+    def end(self) -> None:
+        """Kill what is being evaluated, and end all processes."""
+        self.ended = True
+        with self._lock:
+            runners = list(self._runners.values())
+        for _, runner in runners:
+            runner.stop()
+        for lock, runner in runners:
+            with lock:
+                runner.close()
+        self._folder.cleanup()
+
+
+_runs: dict[str, _Run] = {}
+_ended: list[str] = []
+_runs_lock = Lock()
+
+
+def evaluate_batch(packed_campaign: bytes, packed_batch: bytes, group: int) -> Evaluated:
+    """Evaluate those units of a batch that a group serves."""
+    run = _run_of(packed_campaign)
+    plan, dtypes = _plan_of(packed_batch), run.job.groups[group].dtypes
+    lock, runner = run.runner(group)
+    outcomes = []
+    with lock:
+        begun = perf_counter()
+        for unit in plan:
+            if run.ended:
+                raise RunEnded
+            if unit.dtype in dtypes:
+                outcomes.append(runner.evaluate(plan.task(unit)))
+        return Evaluated(tuple(outcomes), runner.description, perf_counter() - begun)
+
+
+def judge_batch(
+    packed_campaign: bytes, packed_batch: bytes, groups: Sequence[int], answers: Sequence[Evaluated]
+) -> bytes:
+    """Judge every unit of a batch on what the groups have answered; return the ``Judged``, pickled."""
+    run = _run_of(packed_campaign)
+    job, plan = run.job, _plan_of(packed_batch)
+    begun = perf_counter()
+    served = [(job.groups[group], iter(each.outcomes)) for group, each in zip(groups, answers, strict=True)]
+    found = []
+    for unit in plan:
+        if run.ended:
+            raise RunEnded
+        outcomes = {group.implementation.name: next(each) for group, each in served if unit.dtype in group.dtypes}
+        found.append(job.judge.judge(plan.case(unit), unit.dtype, plan.inputs(unit), outcomes))
+    said = {job.groups[group].name: each.description for group, each in zip(groups, answers, strict=True)}
+    seconds = perf_counter() - begun + sum(each.seconds for each in answers)
+    return pickle.dumps(Judged(tuple(found), said, seconds), pickle.HIGHEST_PROTOCOL)
+
+
+def check_versions(job: JobContext, group: int) -> None:
+    """Raise ``UsageError`` where this process would compute something else: a worker may join late."""
+    asked = asked_of([job.groups[group]] if group >= 0 else [])
+    wrong = differences(job.versions[group], found_here(asked))
+    if wrong:
+        raise UsageError(f"a worker that joined the cluster has other versions: {'; '.join(wrong)}")
+
+
+def end_run(name: str) -> None:
+    """End what a run still has in this process, without waiting for it."""
+    with _runs_lock:
+        _ended.append(name)
+        del _ended[:-_RUNS_KEPT]
+        run = _runs.pop(name, None)
+    if run is not None:
+        Thread(target=run.end, daemon=True).start()
+
+
+def _run_of(packed: bytes) -> _Run:
+    job = _campaign_of(packed)
+    with _runs_lock:
+        if job.name in _ended:
+            raise RunEnded
+        if job.name not in _runs:
+            check_versions(job, -1)
+            _runs[job.name] = _Run(job)
+        return _runs[job.name]
+
+
+@lru_cache(maxsize=_PLANS_KEPT)
+def _campaign_of(packed: bytes) -> JobContext:
+    job: JobContext = pickle.loads(packed)
+    return job
+
+
+@lru_cache(maxsize=_PLANS_KEPT)
+def _plan_of(packed: bytes) -> Plan:
+    """Unpack a batch; whoever evaluates it here next, or judges it, shares its inputs."""
+    batch: Batch = pickle.loads(packed)
+    return Plan(batch.cases, batch.units)

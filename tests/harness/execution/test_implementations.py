@@ -1,0 +1,140 @@
+"""Which implementations a run judges, and what becomes of those that are not installed."""
+
+from __future__ import annotations
+
+import pytest
+
+from attncheck.backends import BACKENDS, BackendEntry, Mode
+from attncheck.errors import UsageError
+from attncheck.execution.implementations import (
+    Implementation,
+    ImplementationSelection,
+    bundled_implementations,
+    every_implementation,
+)
+
+HERE = BackendEntry("here", "some_module", ("numpy",))
+GONE = BackendEntry("gone", "some_module", ("no_such_framework",))
+TABLE = {"here": HERE, "gone": GONE}
+
+
+def test_an_implementation_is_named_by_backend_and_mode() -> None:
+    assert Implementation(HERE).name == "here.eager"
+    assert Implementation(HERE, "jit").name == "here.jit"
+
+
+def test_its_version_is_that_of_the_package_that_the_mode_names_or_of_the_framework() -> None:
+    mode = Mode("layer", "some_module", "for tests", package="layers")
+    entry = BackendEntry("here", "some_module", ("numpy", "layers"), modes=(mode,))
+    assert Implementation(entry).package == "numpy"
+    assert Implementation(entry, "layer").package == "layers"
+    for implementation in every_implementation():
+        assert implementation.package in implementation.entry.packages
+
+
+@pytest.mark.parametrize("names", [None, []], ids=["nothing", "an empty list"])
+def test_what_is_not_installed_is_left_out_when_nobody_asked_for_it(names: list[str] | None) -> None:
+    assert bundled_implementations(names, TABLE) == ImplementationSelection((Implementation(HERE),), left_out=("gone",))
+
+
+def test_what_is_asked_for_and_not_installed_is_missing() -> None:
+    assert bundled_implementations(["gone", "here"], TABLE) == ImplementationSelection(
+        (Implementation(HERE),), missing=("gone",), by_name=("here.eager",)
+    )
+    assert bundled_implementations(["gone"], TABLE) == ImplementationSelection((), missing=("gone",))
+
+
+def test_only_what_is_asked_for_runs_once_and_in_the_order_of_the_table() -> None:
+    second = BackendEntry("second", "some_module", ("numpy",))
+    table = {"here": HERE, "second": second, "third": BackendEntry("third", "some_module", ("numpy",))}
+    chosen = bundled_implementations(["second", "here", "second"], table)
+    assert chosen == ImplementationSelection(
+        (Implementation(HERE), Implementation(second)), by_name=("here.eager", "second.eager")
+    )
+
+
+def test_an_unknown_name_is_refused_with_the_names_that_are_known() -> None:
+    with pytest.raises(UsageError, match=r"^unknown backend 'nump'; expected here, gone$"):
+        bundled_implementations(["here", "nump"], TABLE)
+
+
+def test_the_table_of_the_project_is_the_standard_one() -> None:
+    chosen = bundled_implementations(None)
+    names = {item.entry.name for item in chosen.implementations}
+    assert "numpy" in names
+    assert names | set(chosen.left_out) == set(BACKENDS)
+    assert not names & set(chosen.left_out)
+
+
+MODES = (Mode("jit", "some_module", "compiled", {"float32": "native"}), Mode("own", "some_module", "a kernel"))
+MANY = {
+    "here": BackendEntry("here", "some_module", ("numpy",), MODES),
+    "gone": GONE,
+    "other": BackendEntry("other", "some_module", ("numpy",), MODES[:1]),
+}
+
+
+def _names(names: list[str] | None, patterns: list[str] | None) -> list[str]:
+    return [item.name for item in bundled_implementations(names, MANY, patterns).implementations]
+
+
+def test_without_a_pattern_every_backend_runs_in_its_eager_mode() -> None:
+    assert _names(None, None) == _names(None, []) == ["here.eager", "other.eager"]
+    assert _names(["here"], None) == ["here.eager"]
+
+
+@pytest.mark.parametrize(
+    ("names", "patterns", "chosen"),
+    [
+        (None, ["all"], ["here.eager", "here.jit", "here.own", "other.eager", "other.jit"]),
+        (None, ["here.*"], ["here.eager", "here.jit", "here.own"]),
+        (None, ["*.jit"], ["here.jit", "other.jit"]),
+        (None, ["other.jit", "here.own"], ["here.own", "other.jit"]),
+        (None, ["here.jit", "here.*", "*.jit"], ["here.eager", "here.jit", "here.own", "other.jit"]),
+        (["other"], ["all"], ["other.eager", "other.jit"]),
+        (["other"], ["*.jit"], ["other.jit"]),
+    ],
+)
+def test_patterns_bundled_implementations_once_and_in_the_order_of_the_table(
+    names: list[str] | None, patterns: list[str], chosen: list[str]
+) -> None:
+    assert _names(names, patterns) == chosen
+
+
+@pytest.mark.parametrize(
+    ("names", "patterns", "left_out", "missing"),
+    [
+        (None, ["all"], ("gone",), ()),
+        (None, ["*.eager"], ("gone",), ()),
+        (None, ["gone.*"], (), ("gone",)),
+        (None, ["all", "gone.eager"], (), ("gone",)),
+        (["gone"], ["all"], (), ("gone",)),
+        (None, ["here.jit"], (), ()),
+    ],
+)
+def test_what_is_not_installed_is_missing_only_where_a_pattern_names_it(
+    names: list[str] | None, patterns: list[str], left_out: tuple[str, ...], missing: tuple[str, ...]
+) -> None:
+    chosen = bundled_implementations(names, MANY, patterns)
+    assert (chosen.left_out, chosen.missing) == (left_out, missing)
+    assert "gone.eager" not in {item.name for item in chosen.implementations}
+
+
+@pytest.mark.parametrize("pattern", ["here.xla", "her", "nope.*", "ALL", ""])
+def test_a_pattern_that_matches_nothing_is_refused_with_the_names_that_exist(pattern: str) -> None:
+    with pytest.raises(UsageError) as error:
+        bundled_implementations(None, MANY, ["here.jit", pattern])
+    assert str(error.value) == (
+        f"no implementation is called {pattern!r}; expected one of here.eager, here.jit, here.own, gone.eager, "
+        "other.eager, other.jit, a glob over them, or all"
+    )
+
+
+def test_a_mode_declares_its_own_numerical_classes() -> None:
+    classes = {item.name: item.declared.classes for item in every_implementation(MANY)}
+    assert classes["here.jit"] == {"float32": "native"}
+    compiled = Implementation(MANY["here"], "jit")
+    assert compiled.numerical_class("float32") == "native"
+    assert compiled.numerical_class("bfloat16") is None
+    assert Implementation(BACKENDS["numpy"]).numerical_class("bfloat16") is None
+    assert Implementation(BACKENDS["torch"]).numerical_class("bfloat16") == "eager"

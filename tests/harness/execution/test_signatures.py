@@ -1,0 +1,233 @@
+"""Functions that cannot be called as the contract says: what is told, and adapters that really run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attncheck.errors import UsageError
+from attncheck.execution.implementation_selection import select_callable, select_implementations
+from attncheck.execution.limits import Limits
+from attncheck.execution.runner import Group, GroupRunner
+from attncheck.execution.signatures import Place, adapter, hints, misfits, required_keywords
+from attncheck.execution.worker import Computed, Failure, Outcome, Task
+
+SOURCE = """
+import numpy as np
+
+def {name}({parameters}):
+    scores = q @ np.swapaxes(k, -1, -2) * np.asarray(sm_scale, q.dtype)
+    if causal:
+        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ v
+"""
+SIGNATURES = [
+    "q, k, v, causal, sm_scale",
+    "q, k, v, sm_scale, causal=False, dropout_p=0.0",
+    "q, k, v, dropout_p, *, causal, sm_scale",
+    "q, k, v, /, causal, sm_scale, training",
+    "k, q, v, causal=False, sm_scale=1.0",
+    "q, k, causal, v, sm_scale",
+    "*, q, k, v, causal=False, sm_scale=1.0",
+]
+Invoke = Callable[..., tuple[int, str, str]]
+
+
+def function(parameters: str, name: str = "my_attn") -> Callable[..., Any]:
+    names: dict[str, Any] = {"__name__": "my_kernel"}
+    exec(SOURCE.format(name=name, parameters=parameters), names)
+    found: Callable[..., Any] = names[name]
+    return found
+
+
+def inputs() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(3)
+    shapes = {"query": (1, 2, 4, 5), "key": (1, 2, 4, 5), "value": (1, 2, 4, 6)}
+    return {name: rng.normal(size=shape) for name, shape in shapes.items()}
+
+
+def expected(scale: float, *, is_causal: bool) -> np.ndarray:
+    query, key, value = inputs().values()
+    scores = query @ np.swapaxes(key, -1, -2) * scale
+    weights = np.exp(np.where(np.tri(4, dtype=bool), scores, -np.inf) if is_causal else scores)
+    result: np.ndarray = weights / weights.sum(-1, keepdims=True) @ value
+    return result
+
+
+@pytest.mark.parametrize("parameters", SIGNATURES)
+def test_what_does_not_fit_is_refused_and_its_adapter_computes_attention(parameters: str) -> None:
+    kernel = function(parameters)
+    assert misfits("attention", kernel)
+    names: dict[str, Any] = {"my_attn": kernel}
+    exec("\n".join(adapter(kernel, Place("my_attn"), None)), names)
+    assert not misfits("attention", names["attention"])
+    assert not hints("attention", names["attention"])
+    given = inputs()
+    for options, scale, is_causal in (({}, 5**-0.5, False), ({"is_causal": True, "scale": 0.3}, 0.3, True)):
+        np.testing.assert_allclose(
+            names["attention"](*given.values(), **options), expected(scale, is_causal=is_causal), rtol=1e-12
+        )
+
+
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [
+        ("q, k, v, causal, sm_scale", ["causal, which it requires and which looks like is_causal", "looks like scale"]),
+        ("q, k, v, *, block_size", ["block_size, which it requires"]),
+        ("query, value, key", ["value, which stands where key comes", "key, which stands where value comes"]),
+        ("q, k", ["it does not take query, key and value by position"]),
+        ("q, k, v, scale, /", ["scale, which it requires"]),
+        ("q, k, v", []),
+        ("query, key, value, mask, is_causal", []),
+        ("a, b, c, *, block_size=64", []),
+        ("q, k, v, *more, **options", []),
+        ("*everything", []),
+    ],
+)
+def test_what_does_not_fit_is_named(parameters: str, told: list[str]) -> None:
+    found = misfits("attention", function(parameters))
+    assert len(found) == len(told)
+    assert all(each in said for each, said in zip(told, found, strict=True))
+
+
+def test_what_cannot_be_guessed_is_marked() -> None:
+    lines = adapter(function("qkv, block_size, causal"), Place("my_attn"), "torch")
+    assert "    # FILL IN what stands as ...: qkv, block_size" in lines
+    assert "    return my_attn(qkv=..., block_size=..., causal=is_causal)" in lines
+    assert lines[-1] == 'attention.framework = "torch"'
+
+
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [
+        ("q, k, v, *, causal=False", ["its causal is never given; if it is the contract's is_causal, call it so"]),
+        ("q, k, v, causal=False, is_causal=False", ["its causal is never given"]),
+        ("q, k, v, *, dropout_p=0.0, block=64", ["its dropout_p and block are never given"]),
+        ("q, k, v, mask=None, scale=None, **others", []),
+    ],
+)
+def test_optional_parameters_that_nobody_gives_are_mentioned(parameters: str, told: list[str]) -> None:
+    found = hints("attention", function(parameters))
+    assert len(found) == len(told)
+    assert all(said.startswith(each) for each, said in zip(told, found, strict=True))
+
+
+def test_keywords_of_the_contract_without_a_default_are_given_what_the_contract_says() -> None:
+    found = required_keywords("attention", function("q, k, v, mask, is_causal, *, scale, softcap=2.0"))
+    assert found == {"mask": None, "is_causal": False, "scale": None}
+    assert required_keywords("multi_head_attention", lambda q, k, v, heads, query_weight, scale: q) == {"scale": None}
+
+
+def outcome_of(target: str, folder: Path, **options: object) -> Outcome:
+    (found,) = select_implementations(None, [target]).implementations
+    runner: GroupRunner[str] = GroupRunner(Group(found, ("float64",)), Limits(), folder)
+    try:
+        return runner.evaluate(Task("attention", options, inputs()))
+    finally:
+        runner.close()
+
+
+def test_a_function_whose_keywords_are_all_required_runs(tmp_path: Path) -> None:
+    text = SOURCE.format(name="attention", parameters="q, k, v, is_causal, scale")
+    text = text.replace("if causal", "if is_causal").replace("sm_scale", "scale or q.shape[-1] ** -0.5")
+    (tmp_path / "kernel.py").write_text(text, encoding="utf-8")
+    for options, is_causal in (({}, False), ({"is_causal": True}, True)):
+        outcome = outcome_of(f"{tmp_path / 'kernel.py'}:attention", tmp_path, **options)
+        assert isinstance(outcome, Computed), outcome
+        np.testing.assert_allclose(outcome.stages["output"], expected(5**-0.5, is_causal=is_causal), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["my_attn", "attention"])
+def test_the_pasted_adapter_runs_under_the_name_that_is_told(tmp_path: Path, invoke: Invoke, name: str) -> None:
+    path = tmp_path / "my_kernel.py"
+    path.write_text(SOURCE.format(name=name, parameters=SIGNATURES[0]), encoding="utf-8")
+    arguments = ["check", "attention/e*", "attention/a-causal-row-s*", "--dtype", "float64", "--implementation"]
+    code, _, said = invoke(*arguments, f"my_kernel.py:{name}")
+    assert code == 2
+    assert f"cannot be called: it is {name}(q, k, v, causal, sm_scale); expected attention(query, key" in said
+    assert "What does not fit: causal, which it requires" in said
+    (target,) = re.findall(r"and name (\S+) instead:\n\n", said)
+    with path.open("a", encoding="utf-8") as file:
+        file.write("\n\n" + said.partition("instead:\n\n")[2])
+    code, out, said = invoke(*arguments, target)
+    assert code == 0, out + said
+    assert re.search(r"my_kernel\.attention\S* \S+ +2$", out, re.MULTILINE), out
+
+
+def test_the_adapter_of_a_package_imports_what_it_calls(tmp_path: Path, invoke: Invoke) -> None:
+    (tmp_path / "flashy").mkdir()
+    text = SOURCE.format(name="attention", parameters=SIGNATURES[1])
+    (tmp_path / "flashy" / "__init__.py").write_text(text, encoding="utf-8")
+    _, _, said = invoke("check", "attention/e*", "--implementation", "flashy:attention")
+    assert "Put this adapter into a file, adapter.py say, and name adapter.py:attention instead:" in said
+    (tmp_path / "adapter.py").write_text(said.partition("instead:\n\n")[2], encoding="utf-8")
+    code, out, said = invoke("check", "attention/e*", "--implementation", "adapter.py:attention")
+    assert code == 0, out + said
+
+
+def test_a_function_that_is_handed_over_is_refused_alike() -> None:
+    with pytest.raises(UsageError) as error:
+        select_callable(function(SIGNATURES[0]), None, None)
+    assert "Hand over an adapter instead, attention:\n\ndef attention(query, key, value, *, is_causal" in str(
+        error.value
+    )
+
+
+def test_of_another_function_is_said_what_does_not_fit_and_no_adapter(tmp_path: Path) -> None:
+    text = "def softmax(x, axis): ...\ndef attention(query, key, value): ...\n"
+    (tmp_path / "kernel.py").write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError) as error:
+        select_implementations(None, [str(tmp_path / "kernel.py")])
+    assert "What does not fit: axis, which it requires. Name the function that is meant" in str(error.value)
+    assert "def " not in str(error.value)
+    assert select_implementations(None, [f"{tmp_path / 'kernel.py'}:attention"]).implementations
+
+
+def test_what_nobody_gives_is_said_before_the_run_unless_it_is_quiet(tmp_path: Path, invoke: Invoke) -> None:
+    text = SOURCE.format(name="attention", parameters="q, k, v, causal=False, sm_scale=1.0")
+    (tmp_path / "kernel.py").write_text(text, encoding="utf-8")
+    arguments = ("check", "attention/e*", "--dtype", "float64", "--implementation", "kernel.py:attention")
+    _, _, said = invoke(*arguments)
+    assert "attncheck: kernel.attention: its causal is never given; if it is the contract's is_causal" in said
+    assert "its sm_scale is never given; if it is the contract's scale, call it so" in said
+    assert "never given" not in invoke(*arguments, "--quiet")[2]
+
+
+FAKE = """
+class Tensor: ...
+def softmax(tensor):
+    raise TypeError("softmax(): argument 'input' must be Tensor, not numpy.ndarray")
+"""
+
+
+@pytest.mark.parametrize("name", ["torch", "tensorflow", "jax"])
+@pytest.mark.parametrize(
+    "body",
+    ["return {name}.softmax(query)", "return query.masked_fill(0)", "return query @ key.transpose(-2, -1)"],
+    ids=["a TypeError", "an AttributeError", "numpy's transpose"],
+)
+def test_one_that_cannot_use_numpy_s_arrays_is_told_to_declare_its_framework(
+    tmp_path: Path, name: str, body: str
+) -> None:
+    (tmp_path / f"{name}.py").write_text(FAKE, encoding="utf-8")
+    text = f"import {name}\ndef attention(query, key, value):\n    {body.format(name=name)}\n"
+    (tmp_path / "kernel.py").write_text(text, encoding="utf-8")
+    outcome = outcome_of(f"{tmp_path / 'kernel.py'}:attention", tmp_path)
+    assert isinstance(outcome, Failure)
+    assert outcome.verdict == "error"
+    assert outcome.message.startswith(("TypeError: softmax", "AttributeError: 'numpy.ndarray'", "ValueError: axes"))
+    assert f'attention.framework = "{name}" below it, or --framework {name}' in outcome.message
+
+
+def test_an_error_of_its_own_is_told_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(FAKE, encoding="utf-8")
+    text = "import torch\ndef attention(query, key, value):\n    raise ValueError('heads do not divide')\n"
+    (tmp_path / "kernel.py").write_text(text, encoding="utf-8")
+    outcome = outcome_of(f"{tmp_path / 'kernel.py'}:attention", tmp_path)
+    assert outcome == Failure("error", "ValueError: heads do not divide")
