@@ -50,7 +50,7 @@ class Mode:
     """One way to compute attention in a framework: what is judged, under the name framework.mode.
 
     ``module`` has functions of ``contract.py``, in itself or, with ``attribute``, in an object of that name.
-    ``classes`` declares the numerical class per dtype (``docs/numerics.md``, section 3); a dtype that is not there is
+    ``classes`` declares the rounding model per dtype (``docs/numerics.md``, section 3); a dtype that is not there is
     unsupported. ``conventions`` declares what a mode without the keyword means on purpose: what a row without a key
     gives (``empty_rows``: zero, uniform or nan). ``says`` is one line for people. ``package`` is the distribution whose
     version is the mode's, where that is not the framework's first. ``holds_scores`` tells whether the score matrix is

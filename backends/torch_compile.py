@@ -16,7 +16,7 @@ from attncheck.backends import torch_backend
 from attncheck.backends.contract import EmptyRows, Stages, Window
 from attncheck.backends.torch_gradients import differentiate
 
-_MOST_COMPILATIONS = 1 << 16
+_MAX_COMPILATIONS = 1 << 16
 
 from_numpy = torch_backend.from_numpy
 to_numpy = torch_backend.to_numpy
@@ -26,8 +26,8 @@ def prepare(dtype: str, threads: int) -> None:
     """Limit the threads of this process, of its compiler too, and let it compile as often as it has to."""
     torch_backend.prepare(dtype, threads)
     torch._inductor.config.compile_threads = threads
-    torch._dynamo.config.recompile_limit = _MOST_COMPILATIONS
-    torch._dynamo.config.accumulated_recompile_limit = _MOST_COMPILATIONS
+    torch._dynamo.config.recompile_limit = _MAX_COMPILATIONS
+    torch._dynamo.config.accumulated_recompile_limit = _MAX_COMPILATIONS
     torch._dynamo.config.fail_on_recompile_limit_hit = True
 
 

@@ -30,7 +30,7 @@ from attncheck import Case, Settings, bundled_implementations, merge_runs, read_
 from attncheck.reports.making import make_frames
 from attncheck.reports.write import write_report
 
-LEAST_GAIN = 1.7
+MIN_GAIN = 1.7
 _START_SECONDS = 60.0
 _HEAD = """\
 title: Drawn for the benchmark
@@ -128,8 +128,8 @@ def compare_times(folder: Path, cases: Sequence[Case], clusters: dict[str, Clust
         print(f"{name}: CPU time {100 * statistics.median(share):.0f} % of the time")
     print(f"two processes that only count are {statistics.median(gains):.2f} times as fast as one on this machine now")
     one, two = (statistics.median(found) for found in seconds.values())
-    is_kept = one / two >= LEAST_GAIN
-    print(f"two workers are {one / two:.2f} times as fast; at least {LEAST_GAIN}: {'kept' if is_kept else 'missed'}")
+    is_kept = one / two >= MIN_GAIN
+    print(f"two workers are {one / two:.2f} times as fast; at least {MIN_GAIN}: {'kept' if is_kept else 'missed'}")
     return is_kept
 
 

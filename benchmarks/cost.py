@@ -27,20 +27,20 @@ from attncheck.backends import EAGER, numpy_backend
 from attncheck.judging.bounds import accumulated_bounds, introduced_bound
 from attncheck.judging.oracle import exact_from, exact_stages
 from attncheck.judging.oracle_problem import OutsideDomain
-from attncheck.judging.policies import policy_for
+from attncheck.judging.rounding_models import rounding_model_named
+from attncheck.reading.canonical import canonical_form
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.reading.lowering import essential
 from attncheck.reading.selection import select_cases
 
 Arrays = dict[str, NDArray[Any]]
 Call = Callable[[], object]
 
-_LEAST_SECONDS = 0.005
+_MIN_SECONDS = 0.005
 """A timing shorter than this is of several calls: the clock, and whatever else a process does, would show in it."""
 
 _LARGE = (1, 4, 128, 64)
 _ORACLE_SHAPES = ((1, 1, 4, 3), (1, 1, 16, 16), (1, 1, 64, 64), _LARGE)
-_MOST_FOR_OUTPUT, _MOST_FOR_ALL = 15.0, 40.0
+_MAX_FOR_OUTPUT, _MAX_FOR_ALL = 15.0, 40.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Times:
 
 def measure(calls: Mapping[str, Call], repetitions: int) -> dict[str, Times]:
     """Time calls in turn, so that what slows the machine for a while slows all of them."""
-    counts = {name: max(1, math.ceil(_LEAST_SECONDS / _timed(call, 2))) for name, call in calls.items()}
+    counts = {name: max(1, math.ceil(_MIN_SECONDS / _timed(call, 2))) for name, call in calls.items()}
     rounds = [{name: _timed(call, counts[name]) for name, call in calls.items()} for _ in range(repetitions)]
     return {name: Times(np.array([each[name] for each in rounds])) for name in calls}
 
@@ -95,14 +95,14 @@ def bounds_cost(repetitions: int) -> list[str]:
     inputs = _random_inputs(_LARGE)
     exact = {name: enclosure.high for name, enclosure in exact_stages("attention", {}, inputs).items()}
     returned = _every_stage(inputs)
-    policy = policy_for("native", "float64")
+    rounding = rounding_model_named("native", "float64")
 
     def accumulated(stages: Sequence[str] | None) -> Call:
-        return lambda: accumulated_bounds("attention", {}, inputs, policy, exact, stages)
+        return lambda: accumulated_bounds("attention", {}, inputs, rounding, exact, stages)
 
     def introduced() -> None:
         for stage in returned:
-            introduced_bound("attention", {}, inputs, policy, returned, exact[stage], stage)
+            introduced_bound("attention", {}, inputs, rounding, returned, exact[stage], stage)
 
     calls: dict[str, Call] = {
         "plain": lambda: plain_attention(**inputs),
@@ -115,8 +115,8 @@ def bounds_cost(repetitions: int) -> list[str]:
     lines = [
         ("plain float64 NumPy", "plain", ""),
         ("the NumPy backend, which returns every stage", "backend", ""),
-        ("B and sigma of the output alone", "output", _verdict(times["output"], times["plain"], _MOST_FOR_OUTPUT)),
-        ("B and sigma of all stages", "all", _verdict(times["all"], times["plain"], _MOST_FOR_ALL)),
+        ("B and sigma of the output alone", "output", _verdict(times["output"], times["plain"], _MAX_FOR_OUTPUT)),
+        ("B and sigma of all stages", "all", _verdict(times["all"], times["plain"], _MAX_FOR_ALL)),
         ("B and sigma of all stages' own steps", "introduced", ""),
     ]
     rows = [(text, times[name].shown(), times[name].over(times["plain"]), said) for text, name, said in lines]
@@ -155,7 +155,7 @@ def corpus_cost(repetitions: int, patterns: Sequence[str]) -> list[str]:
     for case in select_cases(patterns).cases:
         exact_inputs = make_exact_inputs(case)
         for dtype in case.dtypes:
-            posed = essential(case.operation, case.options, convert_inputs(case, exact_inputs, dtype).arrays)
+            posed = canonical_form(case.operation, case.options, convert_inputs(case, exact_inputs, dtype).arrays)
             try:
                 times = _case_times(case.operation, posed.options, posed.inputs, dtype, repetitions)
             except OutsideDomain:
@@ -173,11 +173,11 @@ def _case_times(
     operation: str, options: Mapping[str, Any], arrays: Arrays, dtype: str, repetitions: int
 ) -> dict[str, Times]:
     exact = {name: enclosure.high for name, enclosure in exact_stages(operation, options, arrays).items()}
-    policy = policy_for(EAGER[dtype], dtype)
+    rounding = rounding_model_named(EAGER[dtype], dtype)
     return measure(
         {
             "oracle": lambda: exact_stages(operation, options, arrays),
-            "bounds": lambda: accumulated_bounds(operation, options, arrays, policy, exact),
+            "bounds": lambda: accumulated_bounds(operation, options, arrays, rounding, exact),
         },
         repetitions,
     )

@@ -8,7 +8,7 @@ from typing import Any
 import fuzz_mutations
 
 from attncheck.reading.array_kinds import ARRAY_KINDS, COMBINED_KINDS
-from attncheck.vocabulary import DTYPES, OPERATIONS, inputs_of
+from attncheck.spec import DTYPES, OPERATIONS, inputs_of
 
 Random = random.Random
 

@@ -21,14 +21,14 @@ import fuzz_results
 import numpy as np
 
 from attncheck.config import known_divergences, read_config
-from attncheck.errors import AttncheckError, CaseError, Fault, UsageError
+from attncheck.errors import AttncheckError, CaseError, Diagnostic, UsageError
 from attncheck.merge import merge_runs
 from attncheck.reading import array_kinds as kinds
+from attncheck.reading.canonical import call_form, canonical_form
 from attncheck.reading.case import Case
 from attncheck.reading.divergences import load_divergences
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import load_case_file, load_tags
-from attncheck.reading.lowering import delivered, essential
 from attncheck.reading.model import TagEntry
 from attncheck.reading.record import case_record
 from attncheck.reading.selection import select_cases
@@ -87,13 +87,13 @@ def _take_case(folder: Path) -> str:
     except CaseError as error:
         cases, faults = (), tuple(error.faults)
     except UsageError as error:
-        return _refused([Fault("case.yaml", str(error))])
+        return _refused([Diagnostic("case.yaml", str(error))])
     for case in cases:
         _use(case, tags)
     return _refused(faults) if faults else ACCEPTED
 
 
-def _refused(faults: Sequence[Fault], names: tuple[str, ...] = ("case.yaml", "tags.yaml")) -> str:
+def _refused(faults: Sequence[Diagnostic], names: tuple[str, ...] = ("case.yaml", "tags.yaml")) -> str:
     for fault in faults:
         if not str(fault).startswith(names) or not str(fault).isprintable() or not fault.message:
             raise WrongMessageError(str(fault))
@@ -110,8 +110,8 @@ def _use(case: Case, tags: dict[str, TagEntry]) -> None:
     assert shapes == dict(case.input_shapes), f"made {shapes}, declared {case.input_shapes}"
     for dtype in case.dtypes:
         arrays = convert_inputs(case, made, dtype).arrays
-        delivered(case.operation, case.options, arrays)
-        posed = essential(case.operation, case.options, arrays)
+        call_form(case.operation, case.options, arrays)
+        posed = canonical_form(case.operation, case.options, arrays)
         if "mask" in posed.inputs and (scores := case.stage_shapes.get("masked")):
             assert np.broadcast_shapes(posed.inputs["mask"].shape, scores) == scores
 

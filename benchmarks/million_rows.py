@@ -20,7 +20,7 @@ from typing import Any
 
 from attncheck.results.format import Row
 from attncheck.results.writer import ResultsWriter
-from attncheck.vocabulary import DTYPES
+from attncheck.spec import DTYPES
 
 _STAGES = ("scores", "masked_scores", "weights", "log_sum_exp", "output")
 _BACKENDS = ("numpy", "torch", "tensorflow", "jax")

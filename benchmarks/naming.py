@@ -29,7 +29,7 @@ from attncheck.reading.shapes import score_elements
 Array = NDArray[Any]
 
 PATTERNS = ("attention/*", "windows/*", "lengths/*", "grouped_heads/*", "softcap/*", "combinations/*", "coincidences/*")
-MOST_SCORES = 1 << 10
+MAX_SCORES = 1 << 10
 
 FAULTS: dict[str, str] = {
     "right": "",
@@ -220,7 +220,7 @@ def evidence(patterns: Sequence[str]) -> dict[str, dict[Any, Evidence]]:
         exact = make_exact_inputs(case)
         for dtype in (dtype for dtype in case.dtypes if dtype in ("float64", "float32")):
             inputs = convert_inputs(case, exact, dtype)
-            if score_elements(case.operation, case.options, inputs.arrays) > MOST_SCORES:
+            if score_elements(case.operation, case.options, inputs.arrays) > MAX_SCORES:
                 continue
             task = task_of(case, inputs)
             if {"past_key", "empty_rows"} & {*task.inputs, *task.options}:

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 
 PER_FILE = 500
-MOST_SLOWDOWN, MOST_GROWTH = 0.10, 200
+MAX_SLOWDOWN, MAX_GROWTH = 0.10, 200
 """Of the rate; MiB."""
 
 HEAD = """title: Small cases
@@ -80,9 +80,9 @@ def table(found: dict[int, list[Measured]]) -> list[str]:
     return [
         *lines,
         "",
-        f"The rate {'falls' if slower > 0 else 'rises'} by {abs(slower):.1%}; it may fall by {MOST_SLOWDOWN:.0%}: "
-        f"{_verdict(slower <= MOST_SLOWDOWN)}.",
-        f"Memory grows by {growth:.0f} MiB, of at most {MOST_GROWTH}: {_verdict(growth <= MOST_GROWTH)}.",
+        f"The rate {'falls' if slower > 0 else 'rises'} by {abs(slower):.1%}; it may fall by {MAX_SLOWDOWN:.0%}: "
+        f"{_verdict(slower <= MAX_SLOWDOWN)}.",
+        f"Memory grows by {growth:.0f} MiB, of at most {MAX_GROWTH}: {_verdict(growth <= MAX_GROWTH)}.",
     ]
 
 

@@ -37,8 +37,8 @@ from attncheck.execution.implementations import Implementation
 from attncheck.execution.limits import Limits
 from attncheck.progress import progress_bar
 from attncheck.reading.divergences import Divergence, bundled_divergences, load_divergences
+from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
-from attncheck.vocabulary import DTYPES
 
 _LIMITS = Limits(case_seconds=180.0)
 _KNOWN = Path(__file__).with_name("soundness_known.yaml")
@@ -171,7 +171,7 @@ def _tell(rows: pd.DataFrame, facts: Mapping[str, str], options: argparse.Namesp
     told, output = soundness_table.alarms(rows), options.output
     whole = {"problems": f"{rows['number'].nunique():,}", **facts}
     (output / "soundness.md").write_text(soundness_table.report(rows, whole, command), encoding="utf-8")
-    table = soundness_table.table(rows, ("dtype", "numerical_class"))
+    table = soundness_table.table(rows, ("dtype", "rounding_model"))
     for name, frame in {"table": table, "alarms": told}.items():
         frame.to_csv(output / f"{name}.csv", index=False, lineterminator="\n")
     print(soundness_table.markdown(table))

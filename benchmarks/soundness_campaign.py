@@ -18,8 +18,8 @@ from attncheck.execution.implementations import Implementation
 from attncheck.execution.limits import Limits
 from attncheck.execution.runner import Group, GroupRunner, group_by_process
 from attncheck.execution.worker import Outcome, Task
+from attncheck.reading.canonical import call_form
 from attncheck.reading.divergences import Divergence
-from attncheck.reading.lowering import delivered
 
 _AHEAD = 24
 """Evaluations that a worker may be ahead of the judge: their arrays wait in memory."""
@@ -53,7 +53,7 @@ def run_campaign(
     groups = [
         group
         for implementation in campaign.implementations
-        for group in group_by_process(implementation, list(filter(implementation.numerical_class, campaign.dtypes)))
+        for group in group_by_process(implementation, list(filter(implementation.rounding_model, campaign.dtypes)))
     ]
     runners: list[GroupRunner[Unit]] = [GroupRunner(group, campaign.limits, campaign.logs) for group in groups]
     problem = lru_cache(maxsize=4 * _AHEAD)(lambda number: draw_problem(campaign.draw, number))
@@ -79,7 +79,7 @@ def _outcomes(
         def task(unit: Unit) -> Task:
             room.acquire()  # released when the unit is judged
             drawn = problem(unit.number)
-            posed = delivered(drawn.operation, drawn.options, drawn.stored(unit.dtype))
+            posed = call_form(drawn.operation, drawn.options, drawn.stored(unit.dtype))
             return Task(drawn.operation, posed.options, posed.inputs)
 
         own = [unit for unit in units if unit.dtype in runner.group.dtypes]

@@ -2,7 +2,7 @@
 
     python benchmarks/soundness.py --implementation benchmarks/soundness_kernels.py:tf32_products --dtype float32
 
-Every honest variant of the mutants' catalogue is one, by its name, and is judged by the numerical class that it claims.
+Every honest variant of the mutants' catalogue is one, by its name, and is judged by the rounding model that it claims.
 ``xla_bfloat16_products`` is none: XLA's own product of bfloat16 matrices, with sums in float32.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from attncheck.backends import EAGER
 from attncheck.mutants.catalogue import HONEST
-from attncheck.mutants.mutant import Honest
+from attncheck.mutants.mutant import Control
 from attncheck.mutants.reduced import variant_by
 from attncheck.mutants.rounding import Array
 
@@ -24,7 +24,7 @@ _HONEST = {subject.name: subject for subject in HONEST}
 class Kernel:
     """A variant under the contract's names, with what it declares of itself."""
 
-    subject: Honest
+    subject: Control
     classes: dict[str, str] = field(default_factory=dict)
     capabilities: dict[str, Any] = field(default_factory=dict)
 
@@ -34,7 +34,7 @@ class Kernel:
         return getattr(self.subject.backend, name)
 
 
-def kernel_of(subject: Honest) -> Kernel:
+def kernel_of(subject: Control) -> Kernel:
     """Return a subject as the campaign can call it."""
     classes = {dtype: subject.classes.get(dtype, EAGER[dtype]) for dtype in subject.dtypes}
     return Kernel(subject, classes, {"dtypes": list(subject.dtypes)})
@@ -51,7 +51,7 @@ def _by_xla(left: Array, right: Array) -> Array:
 def __getattr__(name: str) -> Kernel:
     if name == "xla_bfloat16_products":
         classes = {"float32": "bf16_products"}
-        return kernel_of(Honest(name, "a real product", variant_by(_by_xla), ("float32",), classes))
+        return kernel_of(Control(name, "a real product", variant_by(_by_xla), ("float32",), classes))
     if name not in _HONEST:
         raise AttributeError(f"no kernel {name}; expected one of {', '.join(_HONEST)}")
     return kernel_of(_HONEST[name])

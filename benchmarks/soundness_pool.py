@@ -22,7 +22,7 @@ FEW_SHAPES = 40
 
 _MANY_ENTRIES = 1 << 11
 """Shapes of more scores than this are rarer in proportion, for the oracle takes longer in proportion."""
-_MOST_ENTRIES = {"additive": 1 << 12, "attention_gradients": 1 << 14}
+_MAX_ENTRIES = {"additive": 1 << 12, "attention_gradients": 1 << 14}
 """The additive score has a hidden layer for every pair of query and key; gradients are judged whole."""
 _DECODING_SHARE = 0.1
 _LARGE_SHARE = 0.005
@@ -88,7 +88,7 @@ def draw_dimensions(kind: str, random: Random, seed: int, shapes: int) -> Dimens
         kernel_pool = _kernel_pool(seed, max(1, round(shapes * _KERNEL_SHAPES_PER_SHAPE)))
         return kernel_pool[random.randint(len(kernel_pool))]
     pool = _pool(seed, shapes)
-    fitting = [dims for dims in pool if dims.entries <= _MOST_ENTRIES.get(kind, dims.entries)]
+    fitting = [dims for dims in pool if dims.entries <= _MAX_ENTRIES.get(kind, dims.entries)]
     return fitting[random.randint(len(fitting))]
 
 

@@ -17,7 +17,7 @@ from soundness_regimes import GENERIC, REGIMES
 
 from attncheck.reading.dtypes import rounded_once
 from attncheck.reading.shapes import bind_axes, stage_shapes
-from attncheck.vocabulary import Shape, inputs_of
+from attncheck.spec import Shape, inputs_of
 
 _KINDS = {
     "attention": 0.42,

@@ -11,8 +11,8 @@ from soundness_regimes import raw_scores
 
 from attncheck.backends import numpy_backend
 from attncheck.execution.operations import run_operation
+from attncheck.reading.canonical import canonical_form
 from attncheck.reading.dtypes import largest_number
-from attncheck.reading.lowering import essential
 
 Array = NDArray[Any]
 Inputs = Mapping[str, Array]
@@ -42,7 +42,7 @@ def fits(largest: float, dtype: str) -> bool:
 
 def _steps(operation: str, options: Mapping[str, Any], inputs: Inputs) -> Iterator[Array]:
     yield from inputs.values()
-    plain = essential(operation, options, inputs)
+    plain = canonical_form(operation, options, inputs)
     yield from run_operation(numpy_backend, operation, plain.inputs, plain.options).values()
     if operation == "attention_gradients":
         forward = {name: array for name, array in plain.inputs.items() if name != "grad_output"}

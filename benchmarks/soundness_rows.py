@@ -41,7 +41,7 @@ class Row:
     number: int
     dtype: str
     implementation: str
-    numerical_class: str
+    rounding_model: str
     operation: str
     regime: str
     asked: str
@@ -107,13 +107,13 @@ def _rows(
     outcome: Outcome,
     divergences: Sequence[Divergence],
 ) -> list[Row]:
-    numerical_class = implementation.numerical_class(unit.dtype)
-    assert numerical_class is not None, "an implementation is asked for the dtypes that it declares"
+    rounding_model = implementation.rounding_model(unit.dtype)
+    assert rounding_model is not None, "an implementation is asked for the dtypes that it declares"
     common: dict[str, Any] = {
         "number": unit.number,
         "dtype": unit.dtype,
         "implementation": implementation.name,
-        "numerical_class": numerical_class,
+        "rounding_model": rounding_model,
         "operation": drawn.kind,
         "regime": drawn.regime,
         "asked": drawn.asked,
@@ -124,7 +124,7 @@ def _rows(
         return [Row(**common, stage="", verdict=outcome.verdict, message=outcome.message)]
     own = own_empty_rows(implementation, divergences, drawn.id, unit.dtype)
     own = replace(own, is_asked=not outcome.not_asked)
-    judged = judge_and_recognise(truth, outcome.stages, drawn.stage_shapes, numerical_class, own)
+    judged = judge_and_recognise(truth, outcome.stages, drawn.stage_shapes, rounding_model, own)
     rows = [Row(**common, **_stage_fields(judgement)) for judgement in judged.judgements]
     return [replace(row, known=True, reason=judged.reason) if row.stage in judged.excused else row for row in rows]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attncheck.judging.tiers import LEAST_CAUSES, LEAST_FOR_MEAN
+from attncheck.judging.tiers import MIN_CAUSES, MIN_FOR_MEAN
 from attncheck.verdicts import Verdict
 
 _TIERS = ("T1", "T2", "T3")
@@ -27,7 +27,7 @@ LEGEND = f"""\
 - err/B: the largest error of a tensor over the largest that its class allows; median, 99th percentile and maximum are
   over tensors. Above 1 is impossible for the class: T1.
 - z, rms: the largest, and the root mean square, of error over statistical scale in a tensor; rms over tensors of at
-  least {LEAST_FOR_MEAN} elements and {LEAST_CAUSES} rows and columns. They count where the inputs are generic;
+  least {MIN_FOR_MEAN} elements and {MIN_CAUSES} rows and columns. They count where the inputs are generic;
   *structured* is the largest z elsewhere, where no test rests on it.
 - T1, T2: failures, proved and statistical, NaN, shape, dtype and undeclared conventions among the proved; T3:
   warnings. Counted in tensors.
@@ -83,7 +83,7 @@ def _figures(group: pd.DataFrame, prefix: str) -> dict[str, Any]:
     generic = judged["generic"]
     if prefix:
         generic = generic & ~judged["stage"].isin(_STRUCTURED_STEPS)
-    enough = (judged[f"{prefix}elements"] >= LEAST_FOR_MEAN) & (judged[f"{prefix}causes"] >= LEAST_CAUSES)
+    enough = (judged[f"{prefix}elements"] >= MIN_FOR_MEAN) & (judged[f"{prefix}causes"] >= MIN_CAUSES)
     mean = judged.loc[generic & enough, f"{prefix}rms"]
     counts = {tier: int((fresh[f"{prefix}tier"] == tier).sum()) for tier in _TIERS}
     if not prefix:
@@ -123,7 +123,7 @@ def _cell(value: object) -> str:
 def report(rows: pd.DataFrame, facts: Mapping[str, str], command: str) -> str:
     """Write the whole report; ``command`` repeats one problem when ``--only N`` is added."""
     parts = ["# Soundness campaign", "Written by `benchmarks/soundness.py`; do not edit.", _facts(facts)]
-    parts += [markdown(table(rows, ("dtype", "numerical_class"))), LEGEND]
+    parts += [markdown(table(rows, ("dtype", "rounding_model"))), LEGEND]
     for column in ("implementation", "operation", "regime", "stage"):
         parts += [f"## By {column}", markdown(table(rows, ("dtype", column)))]
     parts += ["## Known and not supported", _or_none(explained(rows), markdown)]

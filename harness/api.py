@@ -63,15 +63,15 @@ class CheckResult:
     @property
     def headline(self) -> str:
         """Who agrees or is wrong, what was judged of what was asked, and what the rest lacks, in a line."""
-        from attncheck.reports.answer import make_answer
+        from attncheck.reports.answer import make_summary
 
-        return make_answer(self.frames).first_line
+        return make_summary(self.frames).first_line
 
     def __str__(self) -> str:
         """Return the headline and the facts behind it, a line each."""
-        from attncheck.reports.answer import make_answer
+        from attncheck.reports.answer import make_summary
 
-        return "\n".join([self.headline, *make_answer(self.frames).sentences])
+        return "\n".join([self.headline, *make_summary(self.frames).sentences])
 
     def explain(self, most: int = 3) -> str:
         """Tell the headline, then where the first failing cases go wrong, as ``attncheck explain`` does.

@@ -20,7 +20,7 @@ class ExitCode(IntEnum):
 
 
 @dataclass(frozen=True)
-class Fault:
+class Diagnostic:
     """One thing wrong with one case file: where it is, what was expected."""
 
     file: str
@@ -44,7 +44,7 @@ class AttncheckError(Exception):
 class CaseError(AttncheckError):
     """A case file cannot be used; carries one or more faults."""
 
-    def __init__(self, faults: list[Fault]) -> None:
+    def __init__(self, faults: list[Diagnostic]) -> None:
         super().__init__("\n".join(map(str, faults)))
         self.faults = faults
 

@@ -41,7 +41,7 @@ class Explanation:
     case: Case
     dtype: str
     implementation: str
-    numerical_class: str
+    rounding_model: str
     judgements: tuple[StageJudgement, ...]
     begins_at: str
     failure: str = ""
@@ -87,8 +87,8 @@ def explain_case(
     ``divergences`` are known beforehand; None is what is bundled, and what the project names.
     """
     inputs = convert_inputs(case, make_exact_inputs(case), dtype)
-    numerical_class = implementation.numerical_class(dtype)
-    if numerical_class is None:
+    rounding_model = implementation.rounding_model(dtype)
+    if rounding_model is None:
         absent = f"unsupported: declares no {dtype}"
         return Explanation(case, dtype, implementation.name, "none", (), "", absent, lacks=(dtype,))
     if divergences is None:
@@ -100,18 +100,18 @@ def explain_case(
         failure = f"{outcome.verdict}: {outcome.message}"
         found = reason_for(divergences, *place, "", outcome.verdict)
         known = {} if found is None else {"": found.entry.reason}
-        whose = (case, dtype, implementation.name, numerical_class)
+        whose = (case, dtype, implementation.name, rounding_model)
         return Explanation(*whose, (), "", failure, known=known, lacks=outcome.lacks, padded=outcome.padded)
     truth = truth_of_case(case, dtype, inputs, outcome.stages)
     own = own_empty_rows(implementation, divergences, case.id, dtype)
     own = replace(own, is_asked=not outcome.not_asked)
-    judged = judge_and_recognise(truth, outcome.stages, case.stage_shapes, numerical_class, own)
+    judged = judge_and_recognise(truth, outcome.stages, case.stage_shapes, rounding_model, own)
     judged = with_padding_faults(judged, outcome.padding_faults)
     return Explanation(
         case,
         dtype,
         implementation.name,
-        numerical_class,
+        rounding_model,
         tuple(_told(divergences, each, place) for each in judged.judgements),
         judged.begins_at,
         outside=truth.outside,

@@ -28,7 +28,7 @@ def list_backends() -> list[Record]:
 
 
 def list_implementations() -> list[Record]:
-    """Return every implementation with its dtypes and numerical classes, and what it is; published ones too."""
+    """Return every implementation with its dtypes and rounding models, and what it is; published ones too."""
     records: list[Record] = [
         {
             "name": item.name,

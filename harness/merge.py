@@ -83,11 +83,11 @@ def _renamed(runs: Iterable[Run]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Subject:
-    """An implementation in an environment: its numerical class in the dtype at hand, how it is known to diverge."""
+    """An implementation in an environment: its rounding model in the dtype at hand, how it is known to diverge."""
 
     implementation: str
     environment: str
-    numerical_class: str
+    rounding_model: str
     known: Known | None
 
 
@@ -134,13 +134,13 @@ class _Across:
         for run in self.runs:
             classes = run.environment["classes"]
             for name, stages in kept.get(run.label, {}).items():
-                numerical_class = classes.get(name, {}).get(dtype)
-                if numerical_class is None:
+                rounding_model = classes.get(name, {}).get(dtype)
+                if rounding_model is None:
                     bounds[name] = {**bounds.get(name, {}), **stages}
                     continue
                 operation = run.cases[case]["operation"] if case in run.cases else operation
                 known = known_stages(self._known.get((run.label, case, dtype), ())).get(name)
-                subjects[_Subject(name, run.label, numerical_class, known)] = stages
+                subjects[_Subject(name, run.label, rounding_model, known)] = stages
         yield from _pairs(Row(case, operation, dtype, "", "pair", "", Verdict.AGREE), subjects, bounds)
 
 
@@ -160,7 +160,7 @@ def _pairs(blank: Row, subjects: Mapping[_Subject, Stages], bounds: Mapping[str,
             continue
         named = {"first": subjects[first], "second": subjects[second]}
         allowed = {
-            name: bounds.get(bound_name(subject.numerical_class), {})
+            name: bounds.get(bound_name(subject.rounding_model), {})
             for name, subject in (("first", first), ("second", second))
         }
         for (_, _, stage), comparison in judge_pairs(named, allowed).items():

@@ -85,9 +85,9 @@ class _Judge:
         from attncheck.reports.explanation import told_text
 
         told, lines = Told(seen), []
-        if before and _REPEATED[self.implementation.name] >= _MOST_REPEATED:
+        if before and _REPEATED[self.implementation.name] >= _MAX_REPEATED:
             lines.append(
-                f"Other tests called it before. Of the first {_MOST_REPEATED} failures alone is told if they matter."
+                f"Other tests called it before. Of the first {_MAX_REPEATED} failures alone is told if they matter."
             )
         elif before:
             _REPEATED[self.implementation.name] += 1
@@ -277,7 +277,7 @@ def conformance(
     return test_conformance
 
 
-_MOST_REPEATED = 5
+_MAX_REPEATED = 5
 """Failures of an implementation that are looked at in a fresh process, too: each starts its framework anew."""
 _REPEATED: Counter[str] = Counter()
 

@@ -123,6 +123,6 @@ def _outcome(error: BaseException | None) -> tuple[str, str, str]:
 
 def _rank(outcome: str, lacks: str) -> tuple[int, bool]:
     """Sort key: what counts first. That a dtype is lacking says least."""
-    from attncheck.vocabulary import DTYPES
+    from attncheck.spec import DTYPES
 
     return _OUTCOMES.index(outcome), lacks in DTYPES

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.vocabulary import Shape
+from attncheck.spec import Shape
 
 Array = NDArray[Any]
 

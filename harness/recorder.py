@@ -47,7 +47,7 @@ class Judge:
         """Return the rows, and the arrays where something disagrees, or all are asked for."""
         outcomes = self._in_order(dtype, collected)
         asked = {item.name: item for item in self.implementations if item.name in outcomes}
-        classes = {name: found for name, item in asked.items() if (found := item.numerical_class(dtype))}
+        classes = {name: found for name, item in asked.items() if (found := item.rounding_model(dtype))}
         known = {name: own_empty_rows(item, self.divergences, case.id, dtype) for name, item in asked.items()}
         judged = judge(case, dtype, inputs, outcomes, classes, known)
         keeps = judged.disagrees or self.keep_all_arrays or case.is_document
@@ -61,7 +61,7 @@ class Judge:
         return {
             item.name: collected.get(item.name, absent)
             for item in self.implementations
-            if item.name in collected or not item.numerical_class(dtype)
+            if item.name in collected or not item.rounding_model(dtype)
         }
 
 

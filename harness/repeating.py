@@ -26,9 +26,9 @@ from attncheck.reading.record import case_record
 from attncheck.results.checked import Checked, Place, killed_the_worker, what_was_found
 from attncheck.results.same_cases import changed
 
-MOST_TRIES = 60
+MAX_TRIES = 60
 """Each starts a process."""
-MOST_SECONDS = 120.0
+MAX_SECONDS = 120.0
 """For looking for fewer calls; then the fewest that were found so far will do."""
 
 Call = tuple[Case, str]
@@ -148,7 +148,7 @@ def calls_before(asked: Mapping[Place, str], place: Place, dtypes: Sequence[str]
 
 def group_of(implementation: Implementation, dtypes: Sequence[str], dtype: str) -> Group:
     """Return the process that serves a dtype, in a run of these dtypes."""
-    declared = [each for each in sorted({*dtypes, dtype}) if implementation.numerical_class(each)]
+    declared = [each for each in sorted({*dtypes, dtype}) if implementation.rounding_model(each)]
     return next(group for group in group_by_process(implementation, declared) if dtype in group.dtypes)
 
 
@@ -161,8 +161,8 @@ class _Tries:
     dtype: str
     limits: Limits
     failing: list[tuple[Sequence[Call], Explanation]] = field(default_factory=list)
-    left: int = MOST_TRIES
-    until: float = field(default_factory=lambda: time.monotonic() + MOST_SECONDS)
+    left: int = MAX_TRIES
+    until: float = field(default_factory=lambda: time.monotonic() + MAX_SECONDS)
 
     def fails_after(self, calls: Sequence[Call]) -> bool | None:
         """Whether the case fails after these calls; None where there have been tries enough."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from attncheck.commands import words_again
 from attncheck.diagnosing import counted_again, retold_rows
-from attncheck.errors import ExitCode, Fault
+from attncheck.errors import Diagnostic, ExitCode
 from attncheck.execution.environment import describe_environment
 from attncheck.execution.implementations import ImplementationSelection
 from attncheck.execution.limits import Limits, with_memory_per_worker
@@ -32,8 +32,8 @@ from attncheck.results.coverage import Asked, Minimum, shortfalls
 from attncheck.results.earlier import NOTHING, read_earlier
 from attncheck.results.format import Row
 from attncheck.results.writer import ResultsWriter
+from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
-from attncheck.vocabulary import DTYPES
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def run_cases(
     cases: Sequence[Case],
     chosen: ImplementationSelection,
     settings: Settings,
-    faults: Sequence[Fault] = (),
+    faults: Sequence[Diagnostic] = (),
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> RunSummary:
     """Run every case in every dtype on every implementation and write the results directory.
@@ -106,7 +106,7 @@ def _run(
     groups: Sequence[Group],
     chosen: ImplementationSelection,
     settings: Settings,
-    faults: Sequence[Fault],
+    faults: Sequence[Diagnostic],
     *,
     judge: Judge,
     means: Executor,
@@ -158,7 +158,7 @@ def _groups(chosen: ImplementationSelection, dtypes: Sequence[str]) -> list[Grou
     return [
         group
         for implementation in chosen.implementations
-        for group in group_by_process(implementation, list(filter(implementation.numerical_class, dtypes)))
+        for group in group_by_process(implementation, list(filter(implementation.rounding_model, dtypes)))
     ]
 
 
@@ -184,7 +184,7 @@ def _divergences(chosen: ImplementationSelection, settings: Settings) -> tuple[D
     return bundled_divergences([implementation.entry.name for implementation in chosen.implementations])
 
 
-def _environment(chosen: ImplementationSelection, settings: Settings, faults: Sequence[Fault]) -> dict[str, Any]:
+def _environment(chosen: ImplementationSelection, settings: Settings, faults: Sequence[Diagnostic]) -> dict[str, Any]:
     entries = [implementation.entry for implementation in chosen.implementations]
     return {
         "label": settings.label,
@@ -201,7 +201,7 @@ def _environment(chosen: ImplementationSelection, settings: Settings, faults: Se
         "implementations": {item.name: item.package for item in chosen.implementations},
         "sources": {item.name: dict(each) for item in chosen.implementations if (each := source_of(item.entry))},
         "classes": {
-            item.name: {dtype: item.numerical_class(dtype) for dtype in DTYPES} for item in chosen.implementations
+            item.name: {dtype: item.rounding_model(dtype) for dtype in DTYPES} for item in chosen.implementations
         },
         "again": words_again(
             chosen.implementations, settings.limits, settings.output if settings.keeps_results else None
@@ -220,7 +220,7 @@ def _descriptions(
 
 
 def _summarise(
-    chosen: ImplementationSelection, faults: Sequence[Fault], recorder: ResultRecorder, asked: Asked
+    chosen: ImplementationSelection, faults: Sequence[Diagnostic], recorder: ResultRecorder, asked: Asked
 ) -> RunSummary:
     failing = retold_rows(recorder.failures)
     codes = {Verdict(row.verdict).exit_code for row in failing}
@@ -241,7 +241,9 @@ def _summarise(
     return RunSummary(code, asked.cases, recorder.evaluations, counts, tuple(failures), judged, tuple(short))
 
 
-def _summary_record(summary: RunSummary, chosen: ImplementationSelection, faults: Sequence[Fault]) -> dict[str, Any]:
+def _summary_record(
+    summary: RunSummary, chosen: ImplementationSelection, faults: Sequence[Diagnostic]
+) -> dict[str, Any]:
     return {
         "exit_code": int(summary.exit_code),
         "cases": summary.cases,

@@ -10,8 +10,8 @@ import pandas as pd
 
 from attncheck.errors import ExitCode
 from attncheck.reports.frames import records
+from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
-from attncheck.vocabulary import DTYPES
 
 
 @dataclass(frozen=True)

@@ -21,18 +21,18 @@ from attncheck.reports.frames import (
     records,
     stage_order,
 )
-from attncheck.reports.headline import MOST_SPELT_OUT, extent, headline
+from attncheck.reports.headline import MAX_SPELT_OUT, extent, headline
 from attncheck.reports.padded import padded_sentences
 from attncheck.reports.printed_numbers import OF_DOCUMENTS, NumberCounts, misprints, number_counts
+from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
-from attncheck.vocabulary import DTYPES
 
-_MOST_IN_PART = 12
+_MAX_IN_PART = 12
 """Implementations of which a report says one by one what they lack; ``judged`` in JSON has all."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class Summary:
     """What a report says first: who agrees and what is wrong, how much was judged of what was asked, and the facts."""
 
     word: str
@@ -46,22 +46,22 @@ class Answer:
 
 
 @once_for_frames
-def make_answer(frames: Frames) -> Answer:
+def make_summary(frames: Frames) -> Summary:
     """Say whether the implementations agree, how much of what was asked was judged, and on what that rests."""
     short = tuple(f"Too little was judged: {line}." for line in unjudged(frames))
     facts = (_extent, _stages_sentence, _pairs_sentence, _numbers_sentence, _known_sentence)
     told = tuple(said for sentence in facts if (said := sentence(frames)))
     rest = (*_in_part(frames), *padded_sentences(frames), *narrowings(frames))
-    return Answer(headline(frames), extent(frames), (*short, *told, *rest))
+    return Summary(headline(frames), extent(frames), (*short, *told, *rest))
 
 
 def _in_part(frames: Frames) -> list[str]:
     """Say of each implementation what it lacks, where the first line has no room for that."""
     part = [each for each in coverage(frames) if not each.is_whole]
-    if len(part) <= MOST_SPELT_OUT or frames.results.empty:
+    if len(part) <= MAX_SPELT_OUT or frames.results.empty:
         return []
     many = len(frames.asked) > 1
-    names = [each.column.title(with_environment=many, with_version=False) for each in part[:_MOST_IN_PART]]
+    names = [each.column.title(with_environment=many, with_version=False) for each in part[:_MAX_IN_PART]]
     told = [f"{name}: {each.words}." for name, each in zip(names, part, strict=False)]
     more = len(part) - len(told)
     return [*told, *([f"And {more} more implementations were judged in part."] if more else [])]

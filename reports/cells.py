@@ -22,8 +22,8 @@ from attncheck.reports.frames import (
     once_for_frames,
     stage_order,
 )
+from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
-from attncheck.vocabulary import DTYPES
 
 _KEYS = ["case", "environment", "implementation", "dtype"]
 

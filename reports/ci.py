@@ -15,7 +15,7 @@ import pandas as pd
 
 from attncheck.errors import OutputError
 from attncheck.reports.alike import count_told, told_once
-from attncheck.reports.answer import findings, make_answer
+from attncheck.reports.answer import findings, make_summary
 from attncheck.reports.commands import first_commands
 from attncheck.reports.frames import Frames, records
 from attncheck.reports.markdown.text import code, commands, escape, table
@@ -23,20 +23,20 @@ from attncheck.reports.terminal import verdict_counts
 from attncheck.verdicts import Verdict
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
-MOST_SUMMARY_BYTES = 1024 * 1024
+MAX_SUMMARY_BYTES = 1024 * 1024
 """What a step's summary may have in all: a longer one is not shown at all."""
-MOST_ANNOTATIONS = 10
-_MOST_LISTED = 20
-_MOST_LETTERS = 400
+MAX_ANNOTATIONS = 10
+_MAX_LISTED = 20
+_MAX_LETTERS = 400
 _CUT = "\n\n(The rest is left out: a summary may have 1 MiB.)\n"
 
 
 def render_ci_summary(frames: Frames, report: Path) -> str:
     """Return a short report in Markdown: the answer, verdicts per implementation, what is wrong, where the rest is."""
-    answer = make_answer(frames)
+    answer = make_summary(frames)
     headings, lines = verdict_counts(frames)
-    listed = [escape(_short(line)) for line in (*answer.sentences, *frames.notes[:_MOST_LISTED])]
-    unsaid = len(frames.notes) - _MOST_LISTED
+    listed = [escape(_short(line)) for line in (*answer.sentences, *frames.notes[:_MAX_LISTED])]
+    unsaid = len(frames.notes) - _MAX_LISTED
     return "\n".join(
         [
             f"### attncheck: {escape(_short(answer.first_line))}",
@@ -57,7 +57,7 @@ def _wrong(frames: Frames) -> list[str]:
     wrong = findings(frames)
     if wrong.empty:
         return []
-    told = told_once(wrong)[:_MOST_LISTED]
+    told = told_once(wrong)[:_MAX_LISTED]
     rows = [
         [
             code(row["case"]) + (f" and {each.others:,} more" if each.others else ""),
@@ -87,7 +87,7 @@ def append_summary(text: str, path: Path) -> None:
     data = f"\n{text}\n".encode()
     try:
         taken = path.stat().st_size if path.exists() else 0
-        room = MOST_SUMMARY_BYTES - taken
+        room = MAX_SUMMARY_BYTES - taken
         if len(data) > room:
             kept = data[: max(0, room - len(_CUT.encode()))].rpartition(b"\n")[0]  # no line, so no table row, in half
             data = kept + _CUT.encode() if kept else b""
@@ -106,12 +106,12 @@ def annotation_lines(frames: Frames, report: Path) -> Iterator[str]:
     wrong, noisy = findings(frames), _noisy(frames)
     # Without a place, so not cut in favour of those that have one: it explains why the others may be missing.
     problems = [_command("error", {"title": "attncheck: not run"}, problem) for problem in frames.problems]
-    errors = [*problems[:MOST_ANNOTATIONS], *_placed("error", wrong, frames)][:MOST_ANNOTATIONS]
+    errors = [*problems[:MAX_ANNOTATIONS], *_placed("error", wrong, frames)][:MAX_ANNOTATIONS]
     yield from errors
     yield from _placed("warning", noisy, frames)
     counts = {
         "error": (len(problems) + len(wrong), len(errors)),
-        "warning": (len(noisy), min(len(noisy), MOST_ANNOTATIONS)),
+        "warning": (len(noisy), min(len(noisy), MAX_ANNOTATIONS)),
     }
     cut = [f"{all_ - shown} more {kind}s" for kind, (all_, shown) in counts.items() if all_ > shown]
     if cut:
@@ -132,7 +132,7 @@ def _noisy(frames: Frames) -> pd.DataFrame:
 def _placed(kind: str, rows: pd.DataFrame, frames: Frames) -> list[str]:
     """Return an annotation per row: at the ``def`` of somebody's own implementation, else at the line of its case."""
     lines = []
-    for row in records(rows.head(MOST_ANNOTATIONS)):
+    for row in records(rows.head(MAX_ANNOTATIONS)):
         case = frames.cases[row["case"]]
         source = frames.sources.get((row["environment"], row["implementation"]))
         place = source or case
@@ -164,4 +164,4 @@ def _who(row: Mapping[str, Any], frames: Frames) -> str:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 3]}..."
+    return text if len(text) <= _MAX_LETTERS else f"{text[: _MAX_LETTERS - 3]}..."

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attncheck.vocabulary import OPERATIONS
+from attncheck.spec import OPERATIONS
 
 COLUMNS: Mapping[str, str] = {
     "environment": "label of the run",

@@ -8,7 +8,7 @@ from typing import Any
 from attncheck.commands import command, words_of
 from attncheck.reports.frames import Frames, records
 
-_MOST_SHOWN = 3
+_MAX_SHOWN = 3
 
 
 def commands_again(frames: Frames, cell: Mapping[str, Any], names: tuple[str, ...] = ("explain",)) -> tuple[str, ...]:
@@ -29,4 +29,4 @@ def first_commands(frames: Frames, wrong: Any) -> list[str]:
     of_implementations = wrong[wrong["implementation"].ne("") & wrong["dtype"].ne("")]
     first = of_implementations.drop_duplicates(["environment", "implementation"])
     found: Iterator[str] = (line for row in records(first) for line in commands_again(frames, row))
-    return [line for line, _ in zip(found, range(_MOST_SHOWN), strict=False)]
+    return [line for line, _ in zip(found, range(_MAX_SHOWN), strict=False)]

@@ -18,12 +18,12 @@ from attncheck.errors import ExitCode
 from attncheck.reports.frames import Column, Frames, failing, once_for_frames, records
 from attncheck.reports.padded import padded_cases
 from attncheck.results.coverage import shortfalls
+from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
-from attncheck.vocabulary import DTYPES
 
-MOST_REASONS = 4
+MAX_REASONS = 4
 """Reasons that are spelt out in one sentence."""
-_MOST_LETTERS = 100
+_MAX_LETTERS = 100
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _KEYS = ["environment", "implementation", "case"]
 _STOPPED = [verdict for verdict in Verdict if verdict.exit_code is ExitCode.NOT_RUN]
@@ -75,7 +75,7 @@ class Coverage:
         return "; ".join(filter(None, (judged, self.rest)))
 
     def _reasons(self) -> str:
-        shown = self.lacks[:MOST_REASONS] if len(self.lacks) > MOST_REASONS + 1 else self.lacks
+        shown = self.lacks[:MAX_REASONS] if len(self.lacks) > MAX_REASONS + 1 else self.lacks
         parts = [f"{count:,} {what if count > 1 else _singular(what)}" for what, count in shown]
         if others := self.lacks[len(shown) :]:
             parts.append(f"{sum(count for _, count in others):,} for other reasons")
@@ -145,7 +145,7 @@ def _alike(messages: Iterable[str]) -> dict[str, int]:
     for texts, numbers in groups.items():
         shown = [each[0] if len(set(each)) == 1 else "N" for each in zip(*numbers, strict=True)]
         text = "".join(part for pair in zip(texts, [*shown, ""], strict=True) for part in pair)
-        text = text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 3]}..."
+        text = text if len(text) <= _MAX_LETTERS else f"{text[: _MAX_LETTERS - 3]}..."
         counts[f'say "{text}"'] = len(numbers)
     return counts
 
@@ -206,9 +206,7 @@ def _picked(frames: Frames) -> Iterable[str]:
 
 
 def _picks(what: str, picks: tuple[str, ...]) -> str:
-    shown = _listed(
-        picks if len(picks) <= MOST_REASONS else [*picks[:MOST_REASONS], f"{len(picks) - MOST_REASONS} more"]
-    )
+    shown = _listed(picks if len(picks) <= MAX_REASONS else [*picks[:MAX_REASONS], f"{len(picks) - MAX_REASONS} more"])
     return f"{what}{'s' if len(picks) > 1 and not what.endswith('s') else ''} {shown}"
 
 

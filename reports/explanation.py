@@ -18,7 +18,7 @@ from attncheck.reports.frames import rows_judged
 from attncheck.reports.terminal import plain_console
 from attncheck.verdicts import Verdict
 
-_MOST_CALLS = 10
+_MAX_CALLS = 10
 """Calls that are listed."""
 
 
@@ -38,7 +38,7 @@ def print_explanation(explanation: Explanation, tags: Mapping[str, TagEntry], co
     for tag in case.tags:
         console.print(f"probes {tag}: {tags[tag].probes} Answers: {tags[tag].defect}", soft_wrap=True)
     console.print()
-    title = f"{explanation.implementation} in {explanation.dtype}, numerical class {explanation.numerical_class}"
+    title = f"{explanation.implementation} in {explanation.dtype}, rounding model {explanation.rounding_model}"
     if explanation.padded:
         title += f", padded with {explanation.padded}"
     if explanation.failure:
@@ -96,10 +96,10 @@ def _repetition(repeated: Repeated) -> Iterator[str]:
             f"That happens again after {_how_many(repeated)} that the check's process had been asked before: something "
             f"is kept from one call to the next.{since}"
         )
-    for case, dtype in (repeated.needed or ())[:_MOST_CALLS]:
+    for case, dtype in (repeated.needed or ())[:_MAX_CALLS]:
         yield f"  after {case.id} in {dtype}"
-    if len(repeated.needed or ()) > _MOST_CALLS:
-        yield f"  and {len(repeated.needed or ()) - _MOST_CALLS} more"
+    if len(repeated.needed or ()) > _MAX_CALLS:
+        yield f"  and {len(repeated.needed or ()) - _MAX_CALLS} more"
 
 
 def _how_many(repeated: Repeated) -> str:

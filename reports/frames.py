@@ -20,8 +20,8 @@ import pandas as pd
 
 from attncheck.reports.arrays import KeptArrays
 from attncheck.results.coverage import Asked
+from attncheck.spec import stage_place
 from attncheck.verdicts import Verdict
-from attncheck.vocabulary import stage_place
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Frames:
     arrays: KeptArrays = field(default_factory=KeptArrays)
     """What the runs kept of inputs, stages, exact answers and bounds."""
     classes: Mapping[tuple[str, str], Mapping[str, str]] = field(default_factory=dict)
-    """By environment and implementation, then by dtype: the numerical class that names the bounds among the arrays."""
+    """By environment and implementation, then by dtype: the rounding model that names the bounds among the arrays."""
     again: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     """By environment, then by implementation: the words that name it on a command line (``harness/commands.py``)."""
 

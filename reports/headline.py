@@ -17,9 +17,9 @@ from attncheck.reports.frames import Column, Frames, failing, groups, known_dive
 from attncheck.reports.printed_numbers import OF_DOCUMENTS, number_counts
 from attncheck.verdicts import Verdict
 
-MOST_NAMED = 4
+MAX_NAMED = 4
 """Implementations that one line names."""
-MOST_SPELT_OUT = 2
+MAX_SPELT_OUT = 2
 """Implementations of which one line says what they lack."""
 _STOPPED = [verdict for verdict in Verdict if verdict.exit_code is ExitCode.NOT_RUN]
 _KEYS = ["environment", "implementation"]
@@ -46,11 +46,11 @@ def extent(frames: Frames) -> str:
         return f"J{found[0].words[1:]}"
     part = [each for each in found if not each.is_whole]
     whole = [each for each in found if each.is_whole]
-    if len(part) <= MOST_SPELT_OUT:
+    if len(part) <= MAX_SPELT_OUT:
         told = [f"{_name(frames, each.column)}: {each.words}" for each in part]
     else:
-        short = [f"{_name(frames, each.column)} {each.judged:,} of {each.asked:,}" for each in part[:MOST_NAMED]]
-        more = f" and {len(part) - MOST_NAMED} more" if len(part) > MOST_NAMED else ""
+        short = [f"{_name(frames, each.column)} {each.judged:,} of {each.asked:,}" for each in part[:MAX_NAMED]]
+        more = f" and {len(part) - MAX_NAMED} more" if len(part) > MAX_NAMED else ""
         told = [f"Not judged in all cases: {', '.join(short)}{more}"]
     if whole:
         asked = {each.asked for each in whole}
@@ -87,11 +87,10 @@ def _of_implementations(frames: Frames, found: Sequence[Coverage]) -> str:
 def _wrong(frames: Frames, judged: Sequence[Coverage], wrong: dict[tuple[str, str], set[str]]) -> list[str]:
     blamed = sorted(_with(judged, wrong), key=lambda each: -len(wrong[_key(each)]))
     clauses = [
-        f"{_name(frames, each.column)} is wrong in {_part(len(wrong[_key(each)]), each)}"
-        for each in blamed[:MOST_NAMED]
+        f"{_name(frames, each.column)} is wrong in {_part(len(wrong[_key(each)]), each)}" for each in blamed[:MAX_NAMED]
     ]
-    if len(blamed) > MOST_NAMED:
-        clauses.append(f"{len(blamed) - MOST_NAMED} more implementations are wrong")
+    if len(blamed) > MAX_NAMED:
+        clauses.append(f"{len(blamed) - MAX_NAMED} more implementations are wrong")
     return clauses
 
 
@@ -108,7 +107,7 @@ def _right(frames: Frames, right: Sequence[Coverage], *, alone: bool) -> str:
     but = f", but for known divergences in {counted(len(diverging), 'case')}" if diverging else ""
     verb = "agrees" if len(right) == 1 else "agree"
     names = _names(frames, right)
-    if len(right) > MOST_NAMED and not alone:
+    if len(right) > MAX_NAMED and not alone:
         names = f"the other {names}"
     compared = frames.pairs[frames.pairs["verdict"].ne(Verdict.UNVERIFIED)]
     if len(right) == 1 or compared.empty:
@@ -179,7 +178,7 @@ def _key(each: Coverage) -> tuple[str, str]:
 
 def _names(frames: Frames, found: Sequence[Coverage]) -> str:
     """Name a few implementations, count many."""
-    if len(found) > MOST_NAMED:
+    if len(found) > MAX_NAMED:
         return f"{'all ' if len(found) == len(frames.columns) else ''}{len(found)} implementations"
     *first, last = [_name(frames, each.column) for each in found]
     return f"{', '.join(first)} and {last}" if first else last

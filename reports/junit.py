@@ -24,7 +24,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 import pandas as pd
 
 from attncheck.errors import ExitCode
-from attncheck.reports.answer import make_answer, what_is_wrong
+from attncheck.reports.answer import make_summary, what_is_wrong
 from attncheck.reports.cells import Cell, State, cell_table
 from attncheck.reports.commands import commands_again
 from attncheck.reports.coverage import Coverage, coverage, unjudged
@@ -84,7 +84,7 @@ def render_junit(frames: Frames) -> Iterator[str]:
         counts["time"] = _seconds(sum(times))
     yield '<?xml version="1.0" encoding="UTF-8"?>\n'
     of_suites = (_around("testsuite", each.name, each.attributes, _lines(each), 1) for each in suites)
-    name = f"attncheck: {make_answer(frames).first_line}"
+    name = f"attncheck: {make_summary(frames).first_line}"
     yield from _around("testsuites", name, counts, chain.from_iterable(of_suites), 0)
 
 

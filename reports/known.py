@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import pandas as pd
 
 from attncheck.reports.frames import Column, Frames, groups, known_divergences, stage_order
+from attncheck.spec import DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
 from attncheck.verdicts import Verdict
-from attncheck.vocabulary import DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
 
 KNOWN_NOTE = (
     "These were known beforehand, and fail no run: each is declared by the implementation, or recorded with its "

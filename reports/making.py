@@ -15,9 +15,9 @@ from attncheck.reports.columns import NUMBERS, PAIRS, RESULTS
 from attncheck.reports.frames import Column, Frames, stage_order
 from attncheck.results.coverage import Asked
 from attncheck.results.reader import Run
-from attncheck.vocabulary import DTYPES
+from attncheck.spec import DTYPES
 
-_MOST_WARNINGS = 10
+_MAX_WARNINGS = 10
 
 
 def make_frames(merged: Merged) -> Frames:
@@ -144,7 +144,7 @@ def _notes(merged: Merged) -> tuple[str, ...]:
 def _warnings(merged: Merged) -> list[str]:
     """Say what in the cases is probably not meant, each thing once."""
     found = list(dict.fromkeys(line for case in merged.cases.values() for line in case.get("warnings", ())))
-    told = [f"warning: {line}" for line in found[:_MOST_WARNINGS]]
+    told = [f"warning: {line}" for line in found[:_MAX_WARNINGS]]
     return [*told, f"and {len(found) - len(told)} more warnings"] if len(found) > len(told) else told
 
 

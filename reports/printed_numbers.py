@@ -25,11 +25,11 @@ from attncheck.reports.frames import (
     stage_order,
     under_erratum,
 )
+from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
-from attncheck.vocabulary import DTYPES
 
 _PLACE = ["case", "stage", "called", "index"]
-_MOST_PLACES = 3
+_MAX_PLACES = 3
 OF_DOCUMENTS = (Verdict.MISPRINT, Verdict.STALE)
 """Verdicts of numbers that no implementation is to blame for: what is printed or recorded is wrong."""
 
@@ -151,9 +151,9 @@ def _misprint(key: tuple[str, str, str], rows: Sequence[Mapping[str, Any]]) -> M
     if verdict == Verdict.STALE:
         return Misprint(case, stage, called, verdict, str(rows[0]["message"]), (), len(rows))
     told = [f"{called}[{place}] is printed as {text}; it should be {exact}" for place, text, exact in numbers]
-    more = len(told) - _MOST_PLACES
+    more = len(told) - _MAX_PLACES
     rest = [f"And {more} more numbers of it"] if more > 0 else []
-    message = ". ".join([*told[:_MOST_PLACES], *rest, *_hints(list(places.values()))])
+    message = ". ".join([*told[:_MAX_PLACES], *rest, *_hints(list(places.values()))])
     return Misprint(case, stage, called, verdict, message, numbers, len(rows))
 
 

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 _DIGITS = 5
-_MOST_ROWS = 12
-_MOST_READ = 64
+_MAX_ROWS = 12
+_MAX_READ = 64
 _PIPE_WIDTH = 120
-_MOST_NUMBERS = 40
+_MAX_NUMBERS = 40
 """Of more numbers only those that do not hold are listed."""
 
 
@@ -168,13 +168,13 @@ def matrix_text(panel: Panel, width: int) -> Text:
     text = Text(f"{safe_text(panel.title, width)}, {' x '.join(map(str, matrix.shape))}")
     if not matrix.size:
         return text
-    rows = _elided(matrix.shape[0], _MOST_ROWS)
+    rows = _elided(matrix.shape[0], _MAX_ROWS)
     labels = ["..." if row is None else str(row) for row in rows]
     margin = max(map(len, labels)) + 1
     kept = [row for row in rows if row is not None]
-    cells = {row: [short_number(value, _DIGITS) for value in matrix[row].tolist()[:_MOST_READ]] for row in kept}
+    cells = {row: [short_number(value, _DIGITS) for value in matrix[row].tolist()[:_MAX_READ]] for row in kept}
     longest = max(len(cell) for line in cells.values() for cell in line) + 2
-    columns = _elided(matrix.shape[1], max(3, min((width - margin) // longest, _MOST_READ)))
+    columns = _elided(matrix.shape[1], max(3, min((width - margin) // longest, _MAX_READ)))
     pixels = shades(panel)
     text.append("\n" + " " * margin)
     for column in columns:
@@ -216,7 +216,7 @@ def _print_numbers(console: Console, expected: Expected, rows: Sequence[Row]) ->
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("")
     layout = {"shape": expected.shape, "transpose": expected.transpose}
-    for row in rows if len(rows) <= _MOST_NUMBERS else missed[:_MOST_NUMBERS]:
+    for row in rows if len(rows) <= _MAX_NUMBERS else missed[:_MAX_NUMBERS]:
         word = "holds" if holds(row) else "erratum" if row.known else "does not hold"
         word = "not compared" if row.allowed is None else word
         table.add_row(

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from attncheck.errors import ExitCode
 from attncheck.reports.alike import Told, count_told, told_once
-from attncheck.reports.answer import findings, make_answer, verdict_table
+from attncheck.reports.answer import findings, make_summary, verdict_table
 from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table, worst_cell
 from attncheck.reports.commands import first_commands
 from attncheck.reports.coverage import judged_counts, unjudged
@@ -22,7 +22,7 @@ from attncheck.reports.frames import Frames
 from attncheck.reports.printed_numbers import number_counts, unverified_on
 from attncheck.verdicts import Verdict
 
-_MOST_LISTED = 20
+_MAX_LISTED = 20
 _UNBOUNDED = 10_000
 _LINE_BREAK = re.compile(r"\s*[\r\n]\s*")
 
@@ -48,12 +48,12 @@ def print_summary(
         for line in unjudged(frames):
             console.print(f"too little was judged: {line}", style="red", soft_wrap=True)
     else:
-        answer = make_answer(frames)
+        answer = make_summary(frames)
         console.print(answer.first_line, style="bold", soft_wrap=True)
         for line in (*answer.sentences, *(f"{note}." for note in frames.notes if note not in told)):
             console.print(line, soft_wrap=True)
         console.print(_counts(frames))
-    listed = told_once(wrong)[:_MOST_LISTED]
+    listed = told_once(wrong)[:_MAX_LISTED]
     for each in listed:
         console.print(_line(each, many=len(frames.environments) > 1), style="red", soft_wrap=True)
     if unsaid := len(wrong) - count_told(listed):
@@ -79,7 +79,7 @@ def _line(told: Told, *, many: bool) -> str:
 
 def as_record(frames: Frames, path: Path, code: ExitCode) -> dict[str, Any]:
     """Return the same as plain data."""
-    answer = make_answer(frames)
+    answer = make_summary(frames)
     wrong = findings(frames)
     return {
         "answer": answer.word,

@@ -17,9 +17,9 @@ from attncheck.backends import BACKENDS, BackendEntry, numpy_backend
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.execution.limits import Limits
 from attncheck.execution.operations import run_operation
+from attncheck.reading.canonical import call_form
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
-from attncheck.reading.lowering import delivered
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import Row, StoredArray
 from attncheck.results.reader import Run, read_run
@@ -51,7 +51,7 @@ def compute() -> Callable[[Case, str], tuple[Inputs, Stages]]:
     def run(case: Case, dtype: str) -> tuple[Inputs, Stages]:
         inputs = convert_inputs(case, make_exact_inputs(case), dtype)
         with np.errstate(all="ignore"):
-            posed = delivered(case.operation, case.options, inputs.arrays)
+            posed = call_form(case.operation, case.options, inputs.arrays)
             stages = run_operation(backend, case.operation, posed.inputs, posed.options)
         return inputs, dict(stages)
 

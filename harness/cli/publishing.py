@@ -13,7 +13,7 @@ from attncheck.cli.work import frames_of
 from attncheck.errors import ExitCode
 
 DEFAULT_FOLDER = Path("reports/published")
-_MOST_LISTED = 20
+_MAX_LISTED = 20
 
 
 @app.command()
@@ -52,9 +52,9 @@ def publish(
         return
     count = "1 verdict is not the one" if len(differences) == 1 else f"{len(differences):,} verdicts are not those"
     typer.echo(f"{count} published in {file}:")
-    for difference in differences[:_MOST_LISTED]:
+    for difference in differences[:_MAX_LISTED]:
         typer.echo(f"  {difference}")
-    if len(differences) > _MOST_LISTED:
-        typer.echo(f"  and {len(differences) - _MOST_LISTED:,} more")
+    if len(differences) > _MAX_LISTED:
+        typer.echo(f"  and {len(differences) - _MAX_LISTED:,} more")
     typer.echo("If that is right, `make publish` regenerates the folder; commit it with what changed the verdicts.")
     raise typer.Exit(ExitCode.DISAGREE)

@@ -132,7 +132,7 @@ def select(
     """Return the cases that the options name, the configured and bundled ones where they name none."""
     from attncheck.config import selected
     from attncheck.reading.tiles import read_tiles
-    from attncheck.vocabulary import DTYPES
+    from attncheck.spec import DTYPES
 
     for name in split(dtype):
         if name not in DTYPES:

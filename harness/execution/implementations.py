@@ -25,8 +25,8 @@ class Implementation:
         """What the mode declares of itself."""
         return self.entry.all_modes[self.mode]
 
-    def numerical_class(self, dtype: str) -> str | None:
-        """Return the numerical class that is declared for a dtype; None where the mode has no such dtype."""
+    def rounding_model(self, dtype: str) -> str | None:
+        """Return the rounding model that is declared for a dtype; None where the mode has no such dtype."""
         return self.declared.classes.get(dtype)
 
     def requires(self, function: str) -> tuple[Mapping[str, object], frozenset[str]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import psutil
 
-_LEAST_MEMORY = 3 * 2**29
+_MIN_MEMORY = 3 * 2**29
 """Bytes. A framework that has done nothing yet holds up to 800 MB, and starting one anew takes seconds."""
 
 
@@ -41,5 +41,5 @@ class Limits:
 
 def with_memory_per_worker(limits: Limits, workers: int) -> Limits:
     """Limit each of so many workers on this machine; three quarters of its memory are theirs."""
-    share = max(_LEAST_MEMORY, psutil.virtual_memory().total * 3 // 4 // max(workers, 1))
+    share = max(_MIN_MEMORY, psutil.virtual_memory().total * 3 // 4 // max(workers, 1))
     return replace(limits, soft_memory_limit=min(limits.soft_memory_limit, share))

@@ -12,7 +12,7 @@ from attncheck.errors import OutputError
 from attncheck.execution.worker import clean
 
 _KEPT = 2**12
-_LEAST_SPACE = 2**16
+_MIN_SPACE = 2**16
 _LAST_LINES = 3
 _FATAL = "Fatal Python error"
 """Python's own last words; the lines after it say where, the innermost first."""
@@ -63,7 +63,7 @@ class Log:
     def require_space(self) -> None:
         """Raise ``OutputError`` where the disk is full: of what cannot print then, that is the reason and no other."""
         with suppress(OSError):
-            if shutil.disk_usage(self.path.parent).free < _LEAST_SPACE:
+            if shutil.disk_usage(self.path.parent).free < _MIN_SPACE:
                 raise OutputError.of(self.path, OSError(errno.ENOSPC, ""))
 
     def _size(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from attncheck.backends.contract import Backend, Stages
-from attncheck.vocabulary import CONVENTIONS
+from attncheck.spec import CONVENTIONS
 
 _FUNCTIONS = {
     "masking": "mask_scores",

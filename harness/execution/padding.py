@@ -22,7 +22,7 @@ from attncheck.execution.padding_exact import InexactError, require_exact, sees_
 from attncheck.execution.requirements import Requirements
 from attncheck.execution.worker import Failure, Outcome, Task
 from attncheck.reading.shapes import bind_axes, stage_axes, stage_shapes
-from attncheck.vocabulary import Shape, inputs_of
+from attncheck.spec import Shape, inputs_of
 
 Array = NDArray[Any]
 Lengths = Mapping[str, int]

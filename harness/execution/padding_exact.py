@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.execution.worker import Task
-from attncheck.reading.lowering import essential
+from attncheck.reading.canonical import canonical_form
 
 Array = NDArray[Any]
-_MOST_AT_A_TIME = 1 << 24
+_MAX_AT_A_TIME = 1 << 24
 """Elements of the mask that are looked at together."""
-_LEAST_LOGIT = -1000.0
+_MIN_LOGIT = -1000.0
 """Where every score of a query is below this, what some kernels put in the place of masked scores is no further away:
 -1e4 in 16 bits, -1e9, the most negative number of a dtype."""
 
@@ -79,7 +79,7 @@ def _require_keys_in_every_row(task: Task) -> None:
         best = np.where(allowed, 0.0 if bias is None else bias, -np.inf).max(axis=-1, initial=-np.inf)
         if bool(np.isneginf(best).any()):
             raise InexactError("cannot be padded with masked keys: a query may attend to no key")
-        if bool((best + least < _LEAST_LOGIT).any()):
+        if bool((best + least < _MIN_LOGIT).any()):
             raise InexactError("cannot be padded with masked keys: scores of a query may be as low as a mask's")
 
 
@@ -96,10 +96,10 @@ def _attendance(task: Task) -> Iterator[tuple[NDArray[np.intp], NDArray[np.bool_
     keys = sum(task.inputs[name].shape[-2] for name in ("key", "past_key") if name in task.inputs)
     heads = max((task.inputs[name].shape[1] for name in ("mask", "bias") if name in task.inputs), default=1)
     batch = task.inputs["query"].shape[0]  # key_lengths differ between its entries
-    size = max(1, _MOST_AT_A_TIME // max(keys * heads * batch, 1))
+    size = max(1, _MAX_AT_A_TIME // max(keys * heads * batch, 1))
     for start in range(0, queries, size):
         rows = np.arange(start, min(start + size, queries))
-        posed = essential(task.operation, task.options, task.inputs, rows)
+        posed = canonical_form(task.operation, task.options, task.inputs, rows)
         mask = posed.inputs.get("mask", np.ones((1, 1, 1, 1), dtype=np.bool_))
         bias = posed.inputs["bias"].astype(np.float64) if "bias" in posed.inputs else None
         yield rows, np.broadcast_to(mask, (*mask.shape[:2], len(rows), keys)), bias

@@ -22,7 +22,7 @@ from attncheck.execution.requirements import Requirements
 from attncheck.execution.signatures import INPUTS, hints, misfits, required_keywords
 from attncheck.execution.user_code import EXPECTED, LoadError, UnfitError, advice_on_framework
 from attncheck.execution.worker import AdvisedError
-from attncheck.vocabulary import DTYPES, NUMERICAL_CLASSES, result_stages
+from attncheck.spec import DTYPES, ROUNDING_MODELS, result_stages
 
 _OPERATIONS = {"mask_scores": "masking"} | {
     name: name for name in ("softmax", "attention", "attention_gradients", "multi_head_attention")
@@ -159,7 +159,7 @@ def functions_of(target: Any, name: str) -> dict[str, Callable[..., Any]]:
 
 
 def declarations(target: Any, name: str) -> dict[str, Any]:
-    """Return what a target declares of itself: framework, numerical classes per dtype, conventions, resources, source.
+    """Return what a target declares of itself: framework, rounding models per dtype, conventions, resources, source.
 
     And what can be seen of it: which distributions it imports, what it is never given, what it always has to be.
     Raises ``LoadError`` for a declaration that says nothing the harness knows.
@@ -212,9 +212,9 @@ def _source(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _check_classes(declared: Mapping[str, str]) -> None:
-    """Raise ``LoadError`` for a numerical class that a dtype does not have."""
+    """Raise ``LoadError`` for a rounding model that a dtype does not have."""
     for dtype, name in declared.items():
-        known = [each for each, dtypes in NUMERICAL_CLASSES.items() if dtype in dtypes]
+        known = [each for each, dtypes in ROUNDING_MODELS.items() if dtype in dtypes]
         if not known:
             raise LoadError(f"classes: unknown dtype {dtype!r}; expected {', '.join(DTYPES)}")
         if name not in known:

@@ -30,7 +30,7 @@ THREAD_VARIABLES = (
 _LONGEST_MESSAGE = 500
 _LONGEST_LOOKED_AT = 10_000
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_MOST_RETURNED = 2**33
+_MAX_RETURNED = 2**33
 NOT_RETURNED = "expected a stage named"
 
 
@@ -150,7 +150,7 @@ def evaluate_on(backend: Backend, task: Task) -> Outcome:
 
     from attncheck.execution.layout import apply_layout
     from attncheck.execution.operations import LackingError, not_asked, run_operation
-    from attncheck.vocabulary import result_stages
+    from attncheck.spec import result_stages
 
     try:
         with np.errstate(all="ignore"):
@@ -181,12 +181,10 @@ def _missing(arrays: Mapping[str, NDArray[Any]], expected: Sequence[str]) -> Fai
 def _too_much(arrays: Mapping[str, NDArray[Any]]) -> Failure | None:
     """Refuse what would not fit into the harness: some views take no memory until they are sent."""
     held = sum(array.nbytes for array in arrays.values())
-    if held <= _MOST_RETURNED:
+    if held <= _MAX_RETURNED:
         return None
     shapes = ", ".join(f"{name} {'x'.join(map(str, array.shape))}" for name, array in arrays.items())
-    return Failure(
-        "error", clean(f"returned {held / 2**30:.0f} GiB, more than {_MOST_RETURNED // 2**30} GiB: {shapes}")
-    )
+    return Failure("error", clean(f"returned {held / 2**30:.0f} GiB, more than {_MAX_RETURNED // 2**30} GiB: {shapes}"))
 
 
 def _as_array(backend: Backend, name: str, tensor: Any) -> NDArray[Any]:

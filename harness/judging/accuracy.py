@@ -13,32 +13,32 @@ from dataclasses import replace
 
 import numpy as np
 
-from attncheck.judging.alternatives import Convention
+from attncheck.judging.alternatives import Alternative
 from attncheck.judging.bounds_terms import Bound, Real
 from attncheck.judging.formats import FORMATS
 from attncheck.judging.truth import Array, Stages, Truth
-from attncheck.reading.lowering import Posed
+from attncheck.reading.canonical import AttentionProblem
+from attncheck.spec import stage_place
 from attncheck.verdicts import Verdict
-from attncheck.vocabulary import stage_place
 
 ACCURACIES = (("float32", "native", "float32"), ("16-bits", "eager_pre", "bfloat16"))
-"""Of each its name, and the numerical class and dtype whose roundings it has; the best one first."""
+"""Of each its name, and the rounding model and dtype whose roundings it has; the best one first."""
 
-_LEAST_Z = 2.0**-8
+_MIN_Z = 2.0**-8
 """In units of the noise that a format makes: errors far smaller are not that format's."""
-_LEAST_ERRORS = 16
-_MOST_OF_ONE_SIGN = 0.95
-_MOST_EXPLAINED = 0.5
+_MIN_ERRORS = 16
+_MAX_OF_ONE_SIGN = 0.95
+_MAX_EXPLAINED = 0.5
 
 Agrees = Callable[[Truth, str, Array, str], bool]
 
 
 def judge_accuracy(
-    truth: Truth, posed: Posed, failing: Stages, numerical_class: str, agrees: Agrees
-) -> tuple[Convention | None, set[str]]:
+    truth: Truth, posed: AttentionProblem, failing: Stages, rounding_model: str, agrees: Agrees
+) -> tuple[Alternative | None, set[str]]:
     """Return the accuracy that what fails has, if any can be told, and the names of those that it has not.
 
-    ``agrees(truth, stage, array, numerical_class)`` holds a stage against a truth within its bounds.
+    ``agrees(truth, stage, array, rounding_model)`` holds a stage against a truth within its bounds.
     """
     refuted = set[str]()
     for name, of_format, dtype in ACCURACIES:
@@ -47,8 +47,8 @@ def judge_accuracy(
             continue
         own = replace(truth, dtype=dtype, _bounds={}, _readings={}).bounds(of_format)
         bounds = _with_rounded_operands(truth, own, FORMATS[dtype].unit_roundoff)
-        lower = replace(truth, _bounds={numerical_class: dict(bounds)}, _readings={})
-        if not all(agrees(lower, stage, array, numerical_class) for stage, array in failing.items()):
+        lower = replace(truth, _bounds={rounding_model: dict(bounds)}, _readings={})
+        if not all(agrees(lower, stage, array, rounding_model) for stage, array in failing.items()):
             refuted.add(_called(name))
             continue
         first = min(failing, key=stage_place)
@@ -80,11 +80,11 @@ def _is_noise(truth: Truth, scale: Real, stage: str, array: Array) -> bool | Non
     wrong = error != 0
     with np.errstate(all="ignore"):
         z = np.abs(error) / scale[known]
-        if wrong.sum() < _LEAST_ERRORS or not np.max(z[np.isfinite(z)], initial=0.0) >= _LEAST_Z:
+        if wrong.sum() < _MIN_ERRORS or not np.max(z[np.isfinite(z)], initial=0.0) >= _MIN_Z:
             return None
         positive = float((error[wrong] > 0).mean())
         explained = _cosine(error, value) ** 2
-    return 1 - _MOST_OF_ONE_SIGN <= positive <= _MOST_OF_ONE_SIGN and not explained > _MOST_EXPLAINED
+    return 1 - _MAX_OF_ONE_SIGN <= positive <= _MAX_OF_ONE_SIGN and not explained > _MAX_EXPLAINED
 
 
 def _cosine(one: Real, other: Real) -> float:
@@ -102,6 +102,6 @@ def _called(name: str) -> str:
     return f"accuracy-of-{name}"
 
 
-def _convention(name: str, posed: Posed) -> Convention:
+def _convention(name: str, posed: AttentionProblem) -> Alternative:
     says = f"the {{stage}} is as accurate as {name.replace('-', ' ')} alone"
-    return Convention(_called(name), says, "", posed, Verdict.NUMERIC, is_fitted=True)
+    return Alternative(_called(name), says, "", posed, Verdict.NUMERIC, is_fitted=True)

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from attncheck.judging.truth import Stages, Truth
-from attncheck.reading.lowering import Posed
+from attncheck.reading.canonical import AttentionProblem
 from attncheck.verdicts import Verdict
 
 Departs = Callable[[Truth, str, Stages], Truth | None]
-"""Makes the truth of another step from the exact answer, given a numerical class and what fails; None where
+"""Makes the truth of another step from the exact answer, given a rounding model and what fails; None where
 there is no such step."""
 
 
 @dataclass(frozen=True, eq=False)
-class Convention:
+class Alternative:
     """Another reading of a case.
 
     ``says`` tells people what the implementation does and what the case means; ``{stage}`` is the stage where it shows.
@@ -35,7 +35,7 @@ class Convention:
     name: str
     says: str
     stage: str
-    posed: Posed
+    posed: AttentionProblem
     verdict: Verdict = Verdict.SEMANTIC
     option: tuple[str, str] | None = None
     instead: Mapping[str, str] = field(default_factory=dict)
@@ -57,39 +57,39 @@ class Convention:
 
 
 def mistake(
-    name: str, says: str, posed: Posed, stage: str = "masked", instead: Mapping[str, str] | None = None
-) -> Convention:
+    name: str, says: str, posed: AttentionProblem, stage: str = "masked", instead: Mapping[str, str] | None = None
+) -> Alternative:
     """Return a reading that nobody means."""
-    return Convention(name, says, stage, posed, Verdict.NUMERIC, instead=instead or {})
+    return Alternative(name, says, stage, posed, Verdict.NUMERIC, instead=instead or {})
 
 
-def with_options(posed: Posed, **options: Any) -> Posed:
+def with_options(posed: AttentionProblem, **options: Any) -> AttentionProblem:
     """Return the problem with other options."""
-    return Posed({**posed.options, **options}, posed.inputs)
+    return AttentionProblem({**posed.options, **options}, posed.inputs)
 
 
-def with_inputs(posed: Posed, **inputs: Any) -> Posed:
+def with_inputs(posed: AttentionProblem, **inputs: Any) -> AttentionProblem:
     """Return the problem with other inputs."""
-    return Posed(posed.options, {**posed.inputs, **inputs})
+    return AttentionProblem(posed.options, {**posed.inputs, **inputs})
 
 
-def without_input(posed: Posed, name: str) -> Posed:
+def without_input(posed: AttentionProblem, name: str) -> AttentionProblem:
     """Return the problem without an input."""
-    return Posed(posed.options, {other: array for other, array in posed.inputs.items() if other != name})
+    return AttentionProblem(posed.options, {other: array for other, array in posed.inputs.items() if other != name})
 
 
-def with_mask(posed: Posed) -> Posed:
+def with_mask(posed: AttentionProblem) -> AttentionProblem:
     """Give the problem a mask that allows everything, or it would lose the stage when it loses the option."""
     return posed if "mask" in posed.inputs else with_inputs(posed, mask=np.ones((1, 1, 1, 1), dtype=np.bool_))
 
 
-def with_allowed(posed: Posed, allowed: Any) -> Posed:
+def with_allowed(posed: AttentionProblem, allowed: Any) -> AttentionProblem:
     """Return the problem with a mask (Lq, Lk) beside that which it has."""
     mask = posed.inputs.get("mask")
     return with_inputs(posed, mask=allowed[np.newaxis, np.newaxis] if mask is None else mask & allowed)
 
 
-def queries_and_keys(posed: Posed) -> tuple[int, int]:
+def queries_and_keys(posed: AttentionProblem) -> tuple[int, int]:
     """Return how many queries and keys there are, the past among them."""
     if "scores" in posed.inputs:
         queries, keys = posed.inputs["scores"].shape[-2:]

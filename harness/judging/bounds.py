@@ -1,4 +1,4 @@
-"""The largest error, and its statistical scale, that a numerical class allows at every stage of an operation.
+"""The largest error, and its statistical scale, that a rounding model allows at every stage of an operation.
 
 ``accumulated_bounds`` follows the errors of all stages from the inputs of a case; ``introduced_bound`` those of a
 single one, from the stages before it that the implementation itself returned. The formulas stand in ``bounds_scores``,

@@ -17,14 +17,14 @@ from attncheck.judging import bounds_linear, bounds_output, bounds_rows, bounds_
 from attncheck.judging.bounds_gradients import gradient_bounds
 from attncheck.judging.bounds_logits import Arrays, Options, logit_errors, operands_of, score_error
 from attncheck.judging.bounds_terms import Bound, LogitError, Operand, Real, as_float64, no_error, settle
-from attncheck.judging.policies import Policy
+from attncheck.judging.rounding_models import RoundingModel
 
 
 def accumulated_bounds(
     operation: str,
     options: Options,
     inputs: Arrays,
-    policy: Policy,
+    rounding: RoundingModel,
     exact: Mapping[str, Real],
     stages: Collection[str] | None = None,
 ) -> dict[str, Bound]:
@@ -38,16 +38,16 @@ def accumulated_bounds(
     with np.errstate(all="ignore"):
         match operation:
             case "softmax":
-                bounds = _softmax(given["scores"], no_error(given["scores"].shape), policy, exact, wanted)
+                bounds = _softmax(given["scores"], no_error(given["scores"].shape), rounding, exact, wanted)
             case "masking":
-                errors = logit_errors("scores", no_error(given["scores"].shape), given, options, policy, exact)
-                bounds = {name: error.bound(exact[name], policy) for name, error in errors.items()}
+                errors = logit_errors("scores", no_error(given["scores"].shape), given, options, rounding, exact)
+                bounds = {name: error.bound(exact[name], rounding) for name, error in errors.items()}
             case "attention_gradients":
-                bounds = gradient_bounds(options, inputs, policy, exact, wanted)
+                bounds = gradient_bounds(options, inputs, rounding, exact, wanted)
             case "multi_head_attention":
-                bounds = _multi_head_attention(given, options, policy, exact, wanted)
+                bounds = _multi_head_attention(given, options, rounding, exact, wanted)
             case _:
-                bounds = attention_bounds(operands_of(given), given, options, policy, exact, wanted)
+                bounds = attention_bounds(operands_of(given), given, options, rounding, exact, wanted)
     return {name: bounds[name] for name in exact if name in wanted and name in bounds}
 
 
@@ -55,7 +55,7 @@ def attention_bounds(
     operands: Mapping[str, Operand],
     given: Mapping[str, Real],
     options: Options,
-    policy: Policy,
+    rounding: RoundingModel,
     exact: Mapping[str, Real],
     wanted: Set[str],
 ) -> dict[str, Bound]:
@@ -63,60 +63,60 @@ def attention_bounds(
     bounds: dict[str, Bound] = {}
     if "raw_scores" in wanted:
         raw = exact["raw_scores"]
-        products = bounds_scores.products_of(operands["query"], operands["key"], policy)
-        bounds["raw_scores"] = bounds_scores.raw_scores(products, raw, policy).bound(raw, policy)
+        products = bounds_scores.products_of(operands["query"], operands["key"], rounding)
+        bounds["raw_scores"] = bounds_scores.raw_scores(products, raw, rounding).bound(raw, rounding)
     if not wanted - {"raw_scores"}:
         return bounds
-    error = score_error(operands, given, options, policy, exact["scores"])
-    errors = logit_errors("scores", error, given, options, policy, exact)
-    bounds |= {name: each.bound(exact[name], policy) for name, each in errors.items() if name in wanted}
+    error = score_error(operands, given, options, rounding, exact["scores"])
+    errors = logit_errors("scores", error, given, options, rounding, exact)
+    bounds |= {name: each.bound(exact[name], rounding) for name, each in errors.items() if name in wanted}
     last = list(errors)[-1]
     if wanted & {"weights", "log_sum_exp", "context", "output"}:
-        bounds |= _softmax(exact[last], errors[last], policy, exact, wanted, operands.get("value"))
+        bounds |= _softmax(exact[last], errors[last], rounding, exact, wanted, operands.get("value"))
     return bounds
 
 
 def _softmax(
     logits: Real,
     error: LogitError,
-    policy: Policy,
+    rounding: RoundingModel,
     exact: Mapping[str, Real],
     wanted: Set[str],
     value: Operand | None = None,
 ) -> dict[str, Bound]:
     """Bound what follows from the last logits."""
-    rows = bounds_rows.rows_of(logits, exact["weights"], exact["log_sum_exp"], error, policy)
+    rows = bounds_rows.rows_of(logits, exact["weights"], exact["log_sum_exp"], error, rounding)
     bounds = {}
     if "weights" in wanted:
-        bounds["weights"] = bounds_softmax.weights_bound(rows, exact["weights"], policy)
+        bounds["weights"] = bounds_softmax.weights_bound(rows, exact["weights"], rounding)
     if "log_sum_exp" in wanted:
-        bounds["log_sum_exp"] = bounds_softmax.log_sum_exp_bound(rows, exact["log_sum_exp"], policy)
+        bounds["log_sum_exp"] = bounds_softmax.log_sum_exp_bound(rows, exact["log_sum_exp"], rounding)
     if value is not None and wanted & {"context", "output"}:
         name = "context" if "context" in exact else "output"
-        bounds[name] = bounds_output.output_bound(rows, value, exact[name], policy)
+        bounds[name] = bounds_output.output_bound(rows, value, exact[name], rounding)
     return bounds
 
 
 def _multi_head_attention(
-    given: Mapping[str, Real], options: Options, policy: Policy, exact: Mapping[str, Real], wanted: Set[str]
+    given: Mapping[str, Real], options: Options, rounding: RoundingModel, exact: Mapping[str, Real], wanted: Set[str]
 ) -> dict[str, Bound]:
-    operands = {name: projected_operand(name, given, exact[name], policy) for name in ("query", "key", "value")}
+    operands = {name: projected_operand(name, given, exact[name], rounding) for name in ("query", "key", "value")}
     bounds = {name: operand_bound(operand, exact[name]) for name, operand in operands.items() if name in wanted}
     heads = exact["query"].shape[1]
     shared = {name: operand.for_query_heads(heads) for name, operand in operands.items()}
     inner = wanted | {"context"} if "output" in wanted else wanted
-    bounds |= attention_bounds(shared, given, options, policy, exact, inner)
+    bounds |= attention_bounds(shared, given, options, rounding, exact, inner)
     if "output" in wanted:
-        bounds["output"] = output_of_heads(exact["context"], bounds["context"], given, exact["output"], policy)
+        bounds["output"] = output_of_heads(exact["context"], bounds["context"], given, exact["output"], rounding)
     return bounds
 
 
-def projected_operand(name: str, given: Mapping[str, Real], exact: Real, policy: Policy) -> Operand:
+def projected_operand(name: str, given: Mapping[str, Real], exact: Real, rounding: RoundingModel) -> Operand:
     """Bound one projection, ``exact`` (B, H, L, D)."""
     batch, heads, length, width = exact.shape
     merged = merge_heads(exact)
     flat = bounds_linear.projected(
-        Operand(given[name]), given[f"{name}_weight"], given.get(f"{name}_bias"), merged, policy
+        Operand(given[name]), given[f"{name}_weight"], given.get(f"{name}_bias"), merged, rounding
     )
 
     def split(array: Real | None) -> Real:
@@ -126,7 +126,9 @@ def projected_operand(name: str, given: Mapping[str, Real], exact: Real, policy:
     return Operand(exact, split(flat.worst), split(flat.variance))
 
 
-def output_of_heads(context: Real, bound: Bound, given: Mapping[str, Real], exact: Real, policy: Policy) -> Bound:
+def output_of_heads(
+    context: Real, bound: Bound, given: Mapping[str, Real], exact: Real, rounding: RoundingModel
+) -> Bound:
     """Bound the output projection of the heads' contexts (B, H, Lq, Dv), whose own bound is given.
 
     The errors of one context row have common causes, its weights: their scales add up as if all of one sign, which no
@@ -140,7 +142,7 @@ def output_of_heads(context: Real, bound: Bound, given: Mapping[str, Real], exac
     inputs = Operand(merge_heads(context), merge_heads(bound.worst))
     carried = (per_head**2).sum(axis=1)
     return operand_bound(
-        bounds_linear.projected(inputs, weight, given.get("output_bias"), exact, policy, carried), exact
+        bounds_linear.projected(inputs, weight, given.get("output_bias"), exact, rounding, carried), exact
     )
 
 

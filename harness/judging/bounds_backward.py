@@ -30,9 +30,9 @@ from attncheck.judging.bounds_logits import (
 from attncheck.judging.bounds_rows import Rows, rows_of
 from attncheck.judging.bounds_scores import slope_of_tanh
 from attncheck.judging.bounds_terms import LogitError, Operand, Real, as_float64, transposed
-from attncheck.judging.policies import Policy, policy_for
+from attncheck.judging.rounding_models import RoundingModel, rounding_model_named
 
-_DOUBLE = policy_for("native", "float64")
+_DOUBLE = rounding_model_named("native", "float64")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class Backward:
         return self.grad_logits * self.slope
 
 
-def backward_of(options: Options, inputs: Arrays, policy: Policy) -> Backward:
+def backward_of(options: Options, inputs: Arrays, rounding: RoundingModel) -> Backward:
     """Evaluate attention and its gradients; what a mask forbids stays out."""
     given = {name: as_float64(array) for name, array in inputs.items() if array.dtype != bool}
     operands = operands_of(given)
@@ -79,7 +79,7 @@ def backward_of(options: Options, inputs: Arrays, policy: Policy) -> Backward:
     weights, log_sum_exp = softmax(logits)
     rows, own = (
         rows_of(logits, weights, log_sum_exp, _logit_error(operands, given, options, each, stages), each)
-        for each in (policy, _DOUBLE)
+        for each in (rounding, _DOUBLE)
     )
     attended = rows.attended.astype(np.float64)
     grad_output = given["grad_output"]
@@ -99,7 +99,7 @@ def backward_of(options: Options, inputs: Arrays, policy: Policy) -> Backward:
         value=value,
         grad_output=grad_output,
         scores=stages["scores"],
-        score_error=score_error(operands, given, options, policy, stages["scores"]),
+        score_error=score_error(operands, given, options, rounding, stages["scores"]),
         log_sum_exp=log_sum_exp,
         output=weights @ value,
         grad_weights=grad_weights,
@@ -128,10 +128,14 @@ def _logits(options: Options, inputs: Arrays, given: dict[str, Real], query: Rea
 
 
 def _logit_error(
-    operands: dict[str, Operand], given: dict[str, Real], options: Options, policy: Policy, stages: dict[str, Real]
+    operands: dict[str, Operand],
+    given: dict[str, Real],
+    options: Options,
+    rounding: RoundingModel,
+    stages: dict[str, Real],
 ) -> LogitError:
-    error = score_error(operands, given, options, policy, stages["scores"])
-    return logit_errors("scores", error, given, options, policy, stages)["masked"]
+    error = score_error(operands, given, options, rounding, stages["scores"])
+    return logit_errors("scores", error, given, options, rounding, stages)["masked"]
 
 
 def _at_most(own: Rows) -> Real:

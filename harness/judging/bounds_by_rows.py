@@ -16,7 +16,7 @@ from attncheck.judging.bounds import Bound, accumulated_bounds
 from attncheck.judging.bounds_logits import LOGITS, Arrays, Options
 from attncheck.judging.bounds_terms import Real
 from attncheck.judging.oracle_problem import Problem
-from attncheck.judging.policies import Policy
+from attncheck.judging.rounding_models import RoundingModel
 from attncheck.judging.sampling import axis_of_queries, rows_of_stage
 
 ELEMENTS_AT_A_TIME = 1 << 18
@@ -24,7 +24,12 @@ ELEMENTS_AT_A_TIME = 1 << 18
 
 
 def bounds_by_rows(
-    operation: str, options: Options, inputs: Arrays, policy: Policy, exact: Mapping[str, Real], stages: Sequence[str]
+    operation: str,
+    options: Options,
+    inputs: Arrays,
+    rounding: RoundingModel,
+    exact: Mapping[str, Real],
+    stages: Sequence[str],
 ) -> dict[str, Bound]:
     """Bound the error of stages without an axis of keys, as ``accumulated_bounds`` does."""
     problem = Problem.of(operation, options, inputs)
@@ -37,7 +42,7 @@ def bounds_by_rows(
         first, stop = _span(attended[..., rows, :]) if keys else (0, 0)
         part = problem.of_rows(rows).of_keys(first, stop)
         of_part = {stage: _part_of(stage, array, rows, first, stop) for stage, array in exact.items()}
-        parts.append(accumulated_bounds(operation, options, part.inputs, policy, of_part, stages))
+        parts.append(accumulated_bounds(operation, options, part.inputs, rounding, of_part, stages))
     return {stage: _joined(stage, [part[stage] for part in parts]) for stage in stages}
 
 

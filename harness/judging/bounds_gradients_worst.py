@@ -28,7 +28,7 @@ from attncheck.judging.bounds_output import output_bound
 from attncheck.judging.bounds_scores import rise_of_tanh
 from attncheck.judging.bounds_softmax import moved_weights, normalisation_error, stored_log_sum_exp_error
 from attncheck.judging.bounds_terms import Operand, Real, transposed
-from attncheck.judging.policies import Policy
+from attncheck.judging.rounding_models import RoundingModel
 
 _SUBTRACTION_COUNT = 3
 STORAGE_COUNT = 4
@@ -44,105 +44,105 @@ class Largest:
     grad_scores: Real  # E_ds
 
 
-def largest_errors(back: Backward, policy: Policy) -> Largest:
+def largest_errors(back: Backward, rounding: RoundingModel) -> Largest:
     """Bound the errors of a backward pass, its sums over queries or keys left out."""
     attended, rows, size = back.attended, back.rows, np.abs(back.grad_weights)
     # How much larger the weights can be than float64 has them.
     more = np.divide(back.most_weight, rows.weights, out=np.ones_like(rows.weights), where=rows.weights > 0)
     moved = attended * more * moved_weights(rows)
-    stored = moved + attended * (_stored(back, moved, policy) + 2 * policy.weight_underflow)
+    stored = moved + attended * (_stored(back, moved, rounding) + 2 * rounding.weight_underflow)
     weights = stored
-    if policy.recomputes:
-        weights = np.maximum(stored, attended * (more * _recomputed(back, policy) + 2 * policy.weight_underflow))
-    gradient = _of_grad_weights(back, size, policy)
-    delta = _of_delta(back, moved, stored, gradient, policy)
-    if policy.recomputes:
-        delta = np.maximum(delta, _of_delta_from_output(back, policy))
+    if rounding.recomputes:
+        weights = np.maximum(stored, attended * (more * _recomputed(back, rounding) + 2 * rounding.weight_underflow))
+    gradient = _of_grad_weights(back, size, rounding)
+    delta = _of_delta(back, moved, stored, gradient, rounding)
+    if rounding.recomputes:
+        delta = np.maximum(delta, _of_delta_from_output(back, rounding))
     of_delta = np.abs(back.delta) + delta
-    delta = delta + policy.score_unit * of_delta + policy.score_underflow
-    rounded = _SUBTRACTION_COUNT * policy.compute_unit * (size + gradient + of_delta)
+    delta = delta + rounding.score_unit * of_delta + rounding.score_underflow
+    rounded = _SUBTRACTION_COUNT * rounding.compute_unit * (size + gradient + of_delta)
     error = weights * back.most_centred + (back.most_weight + weights) * (gradient + delta + rounded)
-    storing, underflow = storage_of(policy)
+    storing, underflow = storage_of(rounding)
     error = error + storing * (np.abs(back.grad_logits) + error) + STORAGE_COUNT * underflow
-    error = attended * error * (1 + 8 * policy.coarsest_unit)
-    return Largest(weights, error, error if back.softcap is None else _through_softcap(back, error, policy))
+    error = attended * error * (1 + 8 * rounding.coarsest_unit)
+    return Largest(weights, error, error if back.softcap is None else _through_softcap(back, error, rounding))
 
 
-def storage_of(policy: Policy) -> tuple[float, float]:
+def storage_of(rounding: RoundingModel) -> tuple[float, float]:
     """Return unit roundoff and underflow of the coarsest format that gradients of logits are stored in."""
-    return max((policy.score_unit, policy.score_underflow), (policy.weight_unit, policy.weight_underflow))
+    return max((rounding.score_unit, rounding.score_underflow), (rounding.weight_unit, rounding.weight_underflow))
 
 
-def slope_error(back: Backward, policy: Policy) -> Real:
+def slope_error(back: Backward, rounding: RoundingModel) -> Real:
     """Return E_kappa."""
     assert back.softcap is not None
     argument = back.scores / back.softcap
     height = np.abs(np.tanh(argument))
-    rise = rise_of_tanh(argument, back.score_error.worst / abs(back.softcap), policy)
-    risen = rise + (policy.tanh_error + 3 * policy.score_unit) * (height + rise)
-    error: Real = risen * (2 * height + risen) + policy.compute_unit * (2 * height + 4 * back.slope)
+    rise = rise_of_tanh(argument, back.score_error.worst / abs(back.softcap), rounding)
+    risen = rise + (rounding.tanh_error + 3 * rounding.score_unit) * (height + rise)
+    error: Real = risen * (2 * height + risen) + rounding.compute_unit * (2 * height + 4 * back.slope)
     return error
 
 
-def _stored(back: Backward, moved: Real, policy: Policy) -> Real:
-    relative = normalisation_error(back.rows, policy) + policy.weight_unit
+def _stored(back: Backward, moved: Real, rounding: RoundingModel) -> Real:
+    relative = normalisation_error(back.rows, rounding) + rounding.weight_unit
     stored: Real = relative * (1 + 2 * relative) * (back.most_weight + moved)
     return stored
 
 
-def _recomputed(back: Backward, policy: Policy) -> Real:
+def _recomputed(back: Backward, rounding: RoundingModel) -> Real:
     """Return how far e^(s - L) is from p, L being stored in the format of the computation."""
-    rows, shift = back.rows, stored_log_sum_exp_error(back.rows, policy)
+    rows, shift = back.rows, stored_log_sum_exp_error(back.rows, rounding)
     grown = (rows.weights + rows.grown) * np.exp(shift)[..., np.newaxis]
-    error: Real = grown - rows.weights + (policy.weight_unit + policy.compute_unit) * grown
+    error: Real = grown - rows.weights + (rounding.weight_unit + rounding.compute_unit) * grown
     return error
 
 
-def _of_grad_weights(back: Backward, size: Real, policy: Policy) -> Real:
+def _of_grad_weights(back: Backward, size: Real, rounding: RoundingModel) -> Real:
     """Return E_dp."""
-    width, u_acc = back.value.shape[-1], policy.accumulate_unit
-    underflow = policy.weight_underflow if policy.weight_gradient_unit > u_acc else policy.accumulate_underflow
-    relative = width * u_acc + policy.product_error
+    width, u_acc = back.value.shape[-1], rounding.accumulate_unit
+    underflow = rounding.weight_underflow if rounding.weight_gradient_unit > u_acc else rounding.accumulate_underflow
+    relative = width * u_acc + rounding.product_error
     summed = relative * (np.abs(back.grad_output) @ transposed(np.abs(back.value)))
-    error: Real = summed + policy.weight_gradient_unit * (size + summed)
-    error += 2 * (width + 2) * policy.accumulate_underflow + underflow
-    if policy.product_unit:  # a factor that is flushed to zero
+    error: Real = summed + rounding.weight_gradient_unit * (size + summed)
+    error += 2 * (width + 2) * rounding.accumulate_underflow + underflow
+    if rounding.product_unit:  # a factor that is flushed to zero
         of_query, of_key = (np.abs(each).sum(axis=-1, keepdims=True) for each in (back.grad_output, back.value))
-        error += policy.product_underflow * (of_query + transposed(of_key))
+        error += rounding.product_underflow * (of_query + transposed(of_key))
     return error
 
 
-def _of_delta(back: Backward, moved: Real, stored: Real, gradient: Real, policy: Policy) -> Real:
+def _of_delta(back: Backward, moved: Real, stored: Real, gradient: Real, rounding: RoundingModel) -> Real:
     """Return the error of sum_j p dp, (..., Lq, 1)."""
     size = np.abs(back.grad_weights)
-    summed = back.rows.count * policy.sum_unit + 2 * policy.compute_unit
-    if policy.product_unit:  # by einsum, say
-        summed = back.rows.count * policy.accumulate_unit + 2 * policy.compute_unit + policy.product_error
+    summed = back.rows.count * rounding.sum_unit + 2 * rounding.compute_unit
+    if rounding.product_unit:  # by einsum, say
+        summed = back.rows.count * rounding.accumulate_unit + 2 * rounding.compute_unit + rounding.product_error
     each = moved * back.most_centred + (stored - moved) * size
     each = each + (back.most_weight + stored) * (gradient + summed * (size + gradient))
-    total: Real = (each + back.attended * 2 * policy.score_underflow).sum(axis=-1, keepdims=True)
+    total: Real = (each + back.attended * 2 * rounding.score_underflow).sum(axis=-1, keepdims=True)
     return total
 
 
-def _of_delta_from_output(back: Backward, policy: Policy) -> Real:
+def _of_delta_from_output(back: Backward, rounding: RoundingModel) -> Real:
     """Return the error of sum_c g o, (..., Lq, 1)."""
     width, size = back.value.shape[-1], np.abs(back.grad_output)
-    bound = output_bound(back.rows, Operand(back.value), back.output, policy).worst
-    relative = width * policy.accumulate_unit + policy.product_error
+    bound = output_bound(back.rows, Operand(back.value), back.output, rounding).worst
+    relative = width * rounding.accumulate_unit + rounding.product_error
     each = size * (bound + relative * (np.abs(back.output) + bound))
     total: Real = each.sum(axis=-1, keepdims=True)
-    total += 2 * (width + 2) * policy.accumulate_underflow
+    total += 2 * (width + 2) * rounding.accumulate_underflow
     return total
 
 
-def _through_softcap(back: Backward, error: Real, policy: Policy) -> Real:
+def _through_softcap(back: Backward, error: Real, rounding: RoundingModel) -> Real:
     """Return E_ds from E_dl."""
     assert back.softcap is not None
-    storing, underflow = storage_of(policy)
-    steep = slope_error(back, policy)
+    storing, underflow = storage_of(rounding)
+    steep = slope_error(back, rounding)
     size = np.abs(back.grad_logits)
     through = error * (back.slope + steep) + size * steep
     rounded = STORAGE_COUNT * storing * (size + error) * (back.slope + steep)
     floor = STORAGE_COUNT * underflow * (1 + 1 / abs(back.softcap))
-    scores: Real = back.attended * ((through + rounded) * (1 + 8 * policy.coarsest_unit) + floor)
+    scores: Real = back.attended * ((through + rounded) * (1 + 8 * rounding.coarsest_unit) + floor)
     return scores

@@ -42,7 +42,7 @@ from attncheck.judging.bounds_logits import (
     softmax,
 )
 from attncheck.judging.bounds_terms import Bound, LogitError, Operand, Real, as_float64, no_error, transposed
-from attncheck.judging.policies import Policy
+from attncheck.judging.rounding_models import RoundingModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +53,12 @@ class _Returned:
     options: Options
     given: Mapping[str, Real]
     stages: Mapping[str, Real]
-    policy: Policy
+    rounding: RoundingModel
     attended: NDArray[np.bool_] | None
 
     @property
     def stored_unit(self) -> float:
-        return max(self.policy.score_unit, self.policy.output_unit)
+        return max(self.rounding.score_unit, self.rounding.output_unit)
 
     def operand(self, name: str) -> Operand:
         """Return query, key or value: as returned, or else as given; in multi_head_attention only as returned."""
@@ -81,7 +81,7 @@ def introduced_bound(  # noqa: PLR0917, one more than the oracle asks for: the p
     operation: str,
     options: Options,
     inputs: Arrays,
-    policy: Policy,
+    rounding: RoundingModel,
     returned: Arrays,
     exact: Real,
     stage: str,
@@ -102,7 +102,7 @@ def introduced_bound(  # noqa: PLR0917, one more than the oracle asks for: the p
     allowed = _allowed(options, inputs, stages, exact if stage == "weights" else None) if attended is None else attended
     # What the implementation itself masked says who is attended to, rightly or not.
     allowed = None if "masked" in stages else allowed
-    implementation = _Returned(operation, options, given, stages, policy, allowed)
+    implementation = _Returned(operation, options, given, stages, rounding, allowed)
     with np.errstate(all="ignore"):
         try:
             return _bound(implementation, as_float64(exact), stage)
@@ -118,12 +118,12 @@ def _bound(own: _Returned, exact: Real, stage: str) -> Bound:
     heads = own.operation == "multi_head_attention"
     match stage:
         case "query" | "key" | "value":
-            return operand_bound(projected_operand(stage, own.given, exact, own.policy), exact)
+            return operand_bound(projected_operand(stage, own.given, exact, own.rounding), exact)
         case "raw_scores":
-            products = bounds_scores.products_of(_query(own), _shared(own, "key"), own.policy)
-            return bounds_scores.raw_scores(products, exact, own.policy).bound(exact, own.policy)
+            products = bounds_scores.products_of(_query(own), _shared(own, "key"), own.rounding)
+            return bounds_scores.raw_scores(products, exact, own.rounding).bound(exact, own.rounding)
         case "scores" | "capped" | "biased" | "masked":
-            return _logits(own, stage, exact)[1].bound(exact, own.policy)
+            return _logits(own, stage, exact)[1].bound(exact, own.rounding)
         case "weights" | "log_sum_exp":
             return _after_softmax(own, exact, stage)
     if heads and stage == "output":
@@ -176,7 +176,7 @@ def _logits(own: _Returned, last: str, exact: Real | None) -> tuple[Real, LogitE
             if exact is not None and stage == last
             else next_logits(stage, value, own.options, own.given, own.attended)
         )
-        error = next_logit_error(stage, error, own.options, own.policy, values, value)
+        error = next_logit_error(stage, error, own.options, own.rounding, values, value)
         value = values[stage]
     return value, error
 
@@ -190,7 +190,7 @@ def _computed_scores(own: _Returned, exact: Real | None) -> tuple[Real, LogitErr
     if exact is None:
         query, key = operands["query"].value, operands["key"].value
         exact = attention_scale(own.options, query.shape[-1]) * (query @ transposed(key))
-    return exact, score_error(operands, own.given, own.options, own.policy, exact)
+    return exact, score_error(operands, own.given, own.options, own.rounding, exact)
 
 
 def _stored_logits(own: _Returned, stage: str) -> tuple[Real, LogitError]:
@@ -203,7 +203,7 @@ def _stored_logits(own: _Returned, stage: str) -> tuple[Real, LogitError]:
     if not np.isfinite(value[attended]).all() or np.isnan(value).any():
         raise _NotFiniteError(stage)
     size = np.where(attended, np.abs(value), 0.0)
-    size = size * (2 if unit > own.policy.accumulate_unit else 1)
+    size = size * (2 if unit > own.rounding.accumulate_unit else 1)
     if stage in ("biased", "masked") and "bias" in own.given:
         size = size + np.where(attended, np.abs(np.where(attended, value, 0.0) - own.given["bias"]), 0.0)
     zero = np.zeros_like(value)
@@ -214,25 +214,25 @@ def _rows(own: _Returned) -> bounds_rows.Rows:
     logits, error = _logits(own, own.chain()[-1], None)
     logits = logits if own.attended is None else np.where(own.attended, logits, -np.inf)
     weights, log_sum_exp = softmax(logits)
-    return bounds_rows.rows_of(logits, weights, log_sum_exp, error, own.policy)
+    return bounds_rows.rows_of(logits, weights, log_sum_exp, error, own.rounding)
 
 
 def _after_softmax(own: _Returned, exact: Real, stage: str) -> Bound:
     if stage == "weights":
-        return bounds_softmax.weights_bound(_rows(own), exact, own.policy)
-    return bounds_softmax.log_sum_exp_bound(_rows(own), exact, own.policy)
+        return bounds_softmax.weights_bound(_rows(own), exact, own.rounding)
+    return bounds_softmax.log_sum_exp_bound(_rows(own), exact, own.rounding)
 
 
 def _context(own: _Returned, exact: Real) -> Bound:
     value = _shared(own, "value")
     if "weights" not in own.stages:
-        return bounds_output.output_bound(_rows(own), value, exact, own.policy)
+        return bounds_output.output_bound(_rows(own), value, exact, own.rounding)
     weights = own.stages["weights"]
     expected = np.isfinite(exact).any(axis=-1)
     # An empty row may hold NaN by convention; then its exact context does, too.
     if not np.isfinite(weights[np.broadcast_to(expected, weights.shape[:-1])]).all():
         raise _NotFiniteError("weights")
-    return bounds_output.mean_bound(Operand(weights), value, exact, own.policy)
+    return bounds_output.mean_bound(Operand(weights), value, exact, own.rounding)
 
 
 def _output_of_heads(own: _Returned, exact: Real) -> Bound:
@@ -244,12 +244,12 @@ def _output_of_heads(own: _Returned, exact: Real) -> Bound:
         weight = own.given.get("output_weight")
         if weight is None:
             return operand_bound(merged, exact)
-        projected = bounds_linear.projected(merged, weight, own.given.get("output_bias"), exact, own.policy)
+        projected = bounds_linear.projected(merged, weight, own.given.get("output_bias"), exact, own.rounding)
         return operand_bound(projected, exact)
     value = _shared(own, "value").value
     weights = own.stages["weights"] if "weights" in own.stages else _rows(own).weights
     context = weights @ np.where(np.isfinite(value), value, 0.0)
-    return output_of_heads(context, _context(own, context), own.given, exact, own.policy)
+    return output_of_heads(context, _context(own, context), own.given, exact, own.rounding)
 
 
 def _allowed(options: Options, inputs: Arrays, stages: Mapping[str, Any], weights: Any) -> NDArray[np.bool_] | None:

@@ -31,28 +31,28 @@ from attncheck.judging.bounds_terms import (
     product_variance,
     transposed,
 )
-from attncheck.judging.policies import Policy
+from attncheck.judging.rounding_models import RoundingModel
 
 
 def projected(
-    inputs: Operand, weight: Real, bias: Real | None, exact: Real, policy: Policy, carried: Real | None = None
+    inputs: Operand, weight: Real, bias: Real | None, exact: Real, rounding: RoundingModel, carried: Real | None = None
 ) -> Operand:
     """Bound inputs (..., L, E) times weight (E, F) plus bias (F,); returns ``exact`` (..., L, F) with its error.
 
     ``carried`` is what the inputs' own variance adds, where they are not independent of each other.
     """
-    length, u_acc, size = weight.shape[0], policy.accumulate_unit, np.abs(weight)
+    length, u_acc, size = weight.shape[0], rounding.accumulate_unit, np.abs(weight)
     offset = np.zeros(weight.shape[-1]) if bias is None else bias
     product = exact - offset
     magnitude = inputs.magnitude @ size + np.abs(offset)
-    worst = (length + 1) * u_acc * magnitude * (1 + 8 * policy.coarsest_unit)
-    if policy.product_unit:
-        worst = worst + policy.product_error * (inputs.magnitude @ size) + _flushed(inputs.magnitude, size, policy)
+    worst = (length + 1) * u_acc * magnitude * (1 + 8 * rounding.coarsest_unit)
+    if rounding.product_unit:
+        worst = worst + rounding.product_error * (inputs.magnitude @ size) + _flushed(inputs.magnitude, size, rounding)
     if inputs.worst is not None:
         worst = worst + inputs.worst @ size
     squares = (inputs.value * inputs.value) @ (weight * weight)
-    variance = product_variance(policy, length, product * product, squares)
-    cut = length if policy.product_unit else 1
+    variance = product_variance(rounding, length, product * product, squares)
+    cut = length if rounding.product_unit else 1
     # The bias is added last, or the sum starts from it (as in a fused linear layer of few rows).
     variance = np.maximum(
         variance + u_acc**2 * exact * exact,
@@ -63,92 +63,94 @@ def projected(
     if carried is not None:
         variance = variance + carried
     stored = 1 if bias is None else 2
-    if policy.output_unit > u_acc:
-        unit = policy.output_unit
+    if rounding.output_unit > u_acc:
+        unit = rounding.output_unit
         worst = worst + unit * ((np.abs(product) + worst) * (stored - 1))
         worst = worst + unit * (np.abs(exact) + worst)
         variance = variance + unit**2 * (exact * exact + (stored - 1) * product * product)
-    lost, flushed = 2 * (length + 2) * policy.accumulate_underflow, stored * policy.output_underflow
+    lost, flushed = 2 * (length + 2) * rounding.accumulate_underflow, stored * rounding.output_underflow
     # What underflows is rounded like anything else, by at most eta.
     return Operand(exact, worst + lost + flushed, variance + lost**2 + flushed**2)
 
 
-def general_scores(query: Real, key: Real, weight: Real, exact: Real, policy: Policy) -> LogitError:
+def general_scores(query: Real, key: Real, weight: Real, exact: Real, rounding: RoundingModel) -> LogitError:
     """Bound q W k^T: query (..., Lq, D), key (..., Lk, Dk), weight (D, Dk)."""
-    u_acc, unit = policy.accumulate_unit, policy.score_unit
+    u_acc, unit = rounding.accumulate_unit, rounding.score_unit
     first, second = weight.shape
     left, right = query @ weight, key @ transposed(weight)  # q W, k W^T
     size_q, size_k = np.abs(query), np.abs(key)
     magnitude = size_q @ np.abs(weight) @ transposed(size_k)
     halves = np.maximum(np.abs(left) @ transposed(size_k), size_q @ transposed(np.abs(right)))
-    terms = (first + second) * u_acc + 2 * policy.product_error
-    worst = (terms * magnitude + unit * (halves + 2 * np.abs(exact))) * (1 + terms + 8 * policy.coarsest_unit)
+    terms = (first + second) * u_acc + 2 * rounding.product_error
+    worst = (terms * magnitude + unit * (halves + 2 * np.abs(exact))) * (1 + terms + 8 * rounding.coarsest_unit)
     sums = size_q.sum(-1)[..., :, np.newaxis] + size_k.sum(-1)[..., np.newaxis, :]
-    inner = 2 * (max(first, second) + 2) * policy.accumulate_underflow
-    floor = (inner + policy.score_underflow) * sums + inner + 2 * policy.score_underflow
-    if policy.product_unit:
-        floor = floor + _flushed(size_q, np.abs(weight), policy) @ transposed(size_k)
-        floor = floor + _flushed(size_q @ np.abs(weight), transposed(size_k), policy)
+    inner = 2 * (max(first, second) + 2) * rounding.accumulate_underflow
+    floor = (inner + rounding.score_underflow) * sums + inner + 2 * rounding.score_underflow
+    if rounding.product_unit:
+        floor = floor + _flushed(size_q, np.abs(weight), rounding) @ transposed(size_k)
+        floor = floor + _flushed(size_q @ np.abs(weight), transposed(size_k), rounding)
     variance = np.maximum(
-        _bilinear_variance(query, weight, left, key, exact, policy),
-        transposed(_bilinear_variance(key, transposed(weight), right, query, transposed(exact), policy)),
+        _bilinear_variance(query, weight, left, key, exact, rounding),
+        transposed(_bilinear_variance(key, transposed(weight), right, query, transposed(exact), rounding)),
     )
     variance = variance + 2 * unit**2 * exact * exact
     return LogitError(worst + floor, variance, np.zeros((1, 1)), floor)
 
 
-def additive_scores(inputs: Mapping[str, Real], exact: Real, policy: Policy) -> LogitError:
+def additive_scores(inputs: Mapping[str, Real], exact: Real, rounding: RoundingModel) -> LogitError:
     """Bound w . tanh(q Wq + k Wk + b); inputs as in ``Backend.additive_scores``, exact (..., Lq, Lk)."""
-    unit, vector = policy.score_unit, inputs["score_vector"]
+    unit, vector = rounding.score_unit, inputs["score_vector"]
     terms, width = inputs["query_weight"].shape[0] + inputs["key_weight"].shape[0], vector.shape[-1]
-    part_q = _part(inputs["query"], inputs["query_weight"], terms, policy)
-    part_k = _part(inputs["key"], inputs["key_weight"], terms, policy)
+    part_q = _part(inputs["query"], inputs["query_weight"], terms, rounding)
+    part_k = _part(inputs["key"], inputs["key_weight"], terms, rounding)
     bias = inputs.get("score_bias", np.zeros(width))
-    moved, spread, hidden = _hidden(part_q, part_k, bias, terms, policy)
+    moved, spread, hidden = _hidden(part_q, part_k, bias, terms, rounding)
     height, size = np.abs(np.tanh(hidden)), np.abs(vector)
-    relative = policy.tanh_error + unit
+    relative = rounding.tanh_error + unit
     moved = moved + relative * (height + moved)
-    spread = spread + (policy.tanh_error**2 + unit**2) * height**2
-    summed = width * policy.accumulate_unit + policy.product_error
+    spread = spread + (rounding.tanh_error**2 + unit**2) * height**2
+    summed = width * rounding.accumulate_unit + rounding.product_error
     worst = moved @ size + summed * ((height + moved) @ size) + 2 * unit * np.abs(exact)
-    floor = 2 * (width + 2) * policy.accumulate_underflow + policy.score_underflow * (2 + size.sum())
-    floor += policy.product_underflow * (width + size.sum())
-    variance = product_variance(policy, width, exact * exact, height**2 @ vector**2)
+    floor = 2 * (width + 2) * rounding.accumulate_underflow + rounding.score_underflow * (2 + size.sum())
+    floor += rounding.product_underflow * (width + size.sum())
+    variance = product_variance(rounding, width, exact * exact, height**2 @ vector**2)
     variance = variance + spread @ vector**2 + 2 * unit**2 * exact * exact
-    worst = worst * (1 + 8 * policy.coarsest_unit + summed) + floor
+    worst = worst * (1 + 8 * rounding.coarsest_unit + summed) + floor
     return LogitError(worst, variance, np.zeros((1, 1)), np.asarray(floor))
 
 
-def _bilinear_variance(query: Real, weight: Real, left: Real, key: Real, exact: Real, policy: Policy) -> Real:
+def _bilinear_variance(query: Real, weight: Real, left: Real, key: Real, exact: Real, rounding: RoundingModel) -> Real:
     """Return the variance of (q W) k^T, storage of the result left out; ``left`` is q W."""
     first, second = weight.shape
-    inner = product_variance(policy, first, left * left, (query * query) @ (weight * weight))
-    inner = inner + (policy.score_unit * left) ** 2
+    inner = product_variance(rounding, first, left * left, (query * query) @ (weight * weight))
+    inner = inner + (rounding.score_unit * left) ** 2
     square_k = transposed(key * key)
-    outer = product_variance(policy, second, exact * exact, (left * left) @ square_k)
+    outer = product_variance(rounding, second, exact * exact, (left * left) @ square_k)
     variance: Real = inner @ square_k + outer
     # What cuts have in common is in one product as in the other.
-    return variance + 2 * policy.product_common * exact * exact if policy.product_unit else variance
+    return variance + 2 * rounding.product_common * exact * exact if rounding.product_unit else variance
 
 
-def _part(inputs: Real, weight: Real, terms: int, policy: Policy) -> Operand:
+def _part(inputs: Real, weight: Real, terms: int, rounding: RoundingModel) -> Operand:
     """Return inputs times weight with its error, (..., L, A)."""
-    part, u_acc, unit = inputs @ weight, policy.accumulate_unit, policy.score_unit
-    relative = terms * u_acc + policy.product_error
+    part, u_acc, unit = inputs @ weight, rounding.accumulate_unit, rounding.score_unit
+    relative = terms * u_acc + rounding.product_error
     worst = relative * (np.abs(inputs) @ np.abs(weight)) + unit * np.abs(part)
-    if policy.product_unit:
-        worst = worst + _flushed(np.abs(inputs), np.abs(weight), policy)
+    if rounding.product_unit:
+        worst = worst + _flushed(np.abs(inputs), np.abs(weight), rounding)
     squares = (inputs * inputs) @ (weight * weight)
-    return Operand(part, worst, product_variance(policy, terms, part * part, squares) + (unit * part) ** 2)
+    return Operand(part, worst, product_variance(rounding, terms, part * part, squares) + (unit * part) ** 2)
 
 
-def _flushed(left: Real, right: Real, policy: Policy) -> Real:
+def _flushed(left: Real, right: Real, rounding: RoundingModel) -> Real:
     """Bound what factors that are flushed to zero take from a product of two matrices of magnitudes."""
-    lost: Real = policy.product_underflow * (left.sum(axis=-1, keepdims=True) + right.sum(axis=-2, keepdims=True))
+    lost: Real = rounding.product_underflow * (left.sum(axis=-1, keepdims=True) + right.sum(axis=-2, keepdims=True))
     return lost
 
 
-def _hidden(part_q: Operand, part_k: Operand, bias: Real, terms: int, policy: Policy) -> tuple[Real, Real, Real]:
+def _hidden(
+    part_q: Operand, part_k: Operand, bias: Real, terms: int, rounding: RoundingModel
+) -> tuple[Real, Real, Real]:
     """Return how far tanh z moves, its variance from there, and z: (..., Lq, Lk, A) each."""
 
     def outer(of_query: Real | None, of_key: Real | None) -> Real:
@@ -156,12 +158,12 @@ def _hidden(part_q: Operand, part_k: Operand, bias: Real, terms: int, policy: Po
         assert of_key is not None
         return of_query[..., :, np.newaxis, :] + of_key[..., np.newaxis, :, :]
 
-    unit = max(policy.score_unit, policy.compute_unit)
+    unit = max(rounding.score_unit, rounding.compute_unit)
     hidden = outer(part_q.value, part_k.value) + bias
     size = outer(np.abs(part_q.value), np.abs(part_k.value)) + np.abs(bias)
     moved = outer(part_q.worst, part_k.worst) + 3 * unit * size
-    moved = moved * (1 + 8 * policy.coarsest_unit + terms * policy.accumulate_unit)
-    moved = moved + 2 * (terms + 4) * policy.accumulate_underflow + 4 * policy.score_underflow
+    moved = moved * (1 + 8 * rounding.coarsest_unit + terms * rounding.accumulate_unit)
+    moved = moved + 2 * (terms + 4) * rounding.accumulate_underflow + 4 * rounding.score_underflow
     slope = slope_of_tanh(hidden)
     spread = outer(part_q.variance, part_k.variance) + 3 * unit**2 * size**2
     steep = np.minimum(1, slope + 0.77 * np.sqrt(spread))

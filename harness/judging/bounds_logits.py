@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from attncheck.judging import bounds_linear, bounds_scores
 from attncheck.judging.bounds_terms import LogitError, Operand, Real
-from attncheck.judging.policies import Policy
+from attncheck.judging.rounding_models import RoundingModel
 
 Arrays = Mapping[str, NDArray[Any]]
 Options = Mapping[str, Any]
@@ -39,36 +39,36 @@ def attention_scale(options: Options, width: int) -> float:
 
 
 def score_error(
-    operands: Mapping[str, Operand], given: Mapping[str, Real], options: Options, policy: Policy, exact: Real
+    operands: Mapping[str, Operand], given: Mapping[str, Real], options: Options, rounding: RoundingModel, exact: Real
 ) -> LogitError:
     """Return the error of ``scores``, of any kind."""
     query = operands["query"]
     match options.get("score", "scaled_dot"):
         case "general":
-            return bounds_linear.general_scores(given["query"], given["key"], given["weight"], exact, policy)
+            return bounds_linear.general_scores(given["query"], given["key"], given["weight"], exact, rounding)
         case "additive":
-            return bounds_linear.additive_scores(given, exact, policy)
+            return bounds_linear.additive_scores(given, exact, rounding)
         case "cosine":
             scale = attention_scale(options, query.value.shape[-1])
-            return bounds_scores.cosine_scores(query, operands["key"], scale, exact, policy)
-    products = bounds_scores.products_of(query, operands["key"], policy)
-    return bounds_scores.scores(products, attention_scale(options, query.value.shape[-1]), exact, policy)
+            return bounds_scores.cosine_scores(query, operands["key"], scale, exact, rounding)
+    products = bounds_scores.products_of(query, operands["key"], rounding)
+    return bounds_scores.scores(products, attention_scale(options, query.value.shape[-1]), exact, rounding)
 
 
 def next_logit_error(
     stage: str,
     error: LogitError,
     options: Options,
-    policy: Policy,
+    rounding: RoundingModel,
     exact: Mapping[str, Real],
     before: Real,
 ) -> LogitError:
     """Return the error of a stage from that of the stage before it."""
     match stage:
         case "capped":
-            return bounds_scores.capped(before, error, float(options["softcap"]), policy)
+            return bounds_scores.capped(before, error, float(options["softcap"]), rounding)
         case "biased":
-            return bounds_scores.biased(before, exact["biased"], error, policy)
+            return bounds_scores.biased(before, exact["biased"], error, rounding)
     return error
 
 
@@ -77,7 +77,7 @@ def logit_errors(
     error: LogitError,
     given: Mapping[str, Real],
     options: Options,
-    policy: Policy,
+    rounding: RoundingModel,
     exact: Mapping[str, Real],
 ) -> dict[str, LogitError]:
     """Return the errors of the stages after ``start``, itself included."""
@@ -88,7 +88,7 @@ def logit_errors(
         if stage in exact:
             if stage == "capped":  # tanh(-inf) is -1 without any error
                 before = np.where(before == -np.inf, 0.0, before)
-            errors[stage] = error = next_logit_error(stage, error, options, policy, exact, before)
+            errors[stage] = error = next_logit_error(stage, error, options, rounding, exact, before)
             before = exact[stage]
     return errors if start in exact else {name: each for name, each in errors.items() if name != start}
 

@@ -38,9 +38,9 @@ import numpy as np
 from attncheck.judging.bounds_rows import Rows, second_order
 from attncheck.judging.bounds_softmax import stored_log_sum_exp_variance, total_error
 from attncheck.judging.bounds_terms import Bound, Operand, Real, finite, product_variance, settle, transposed
-from attncheck.judging.policies import Policy
+from attncheck.judging.rounding_models import RoundingModel
 
-_LEAST_SQUARE = 2.0**-1000
+_MIN_SQUARE = 2.0**-1000
 """Relative to the largest value of a column, what its squares may have lost to underflow."""
 _UNCERTAIN = 0.5
 """Rows whose weights may change by half are worth an own maximum of the values that they attend to."""
@@ -57,22 +57,22 @@ class _Scaled:
     signed_output: Real
 
 
-def output_bound(rows: Rows, value: Operand, exact: Real, policy: Policy) -> Bound:
+def output_bound(rows: Rows, value: Operand, exact: Real, rounding: RoundingModel) -> Bound:
     """Bound weights times values, the weights computed: value (..., Lk, Dv), exact (..., Lq, Dv)."""
     scaled = _scaled(rows, value, exact)
     both = rows.weights @ np.concatenate([np.abs(scaled.value.value), scaled.value.value**2], axis=-1)
     mean_size, mean_square = np.split(both, 2, axis=-1)
     variance = np.maximum(mean_square - scaled.output**2, 0)
     # The difference cancels; clamped at 0 alone it would claim that there is no error.
-    variance += 8 * (rows.count + 4) * 2.0**-53 * mean_square + _LEAST_SQUARE
-    worst = _worst(rows, scaled, mean_size, variance, policy)
-    spread = scaled.unit**2 * _spread(rows, scaled, variance, policy)
-    floor = scaled.unit * 2 * policy.weight_underflow * _attended_sum(rows, scaled.size)
-    floor = floor + 2 * (rows.count + rows.blocks) * policy.accumulate_underflow + policy.output_underflow
+    variance += 8 * (rows.count + 4) * 2.0**-53 * mean_square + _MIN_SQUARE
+    worst = _worst(rows, scaled, mean_size, variance, rounding)
+    spread = scaled.unit**2 * _spread(rows, scaled, variance, rounding)
+    floor = scaled.unit * 2 * rounding.weight_underflow * _attended_sum(rows, scaled.size)
+    floor = floor + 2 * (rows.count + rows.blocks) * rounding.accumulate_underflow + rounding.output_underflow
     return settle(np.where(rows.count > 0, exact, np.nan), worst, spread, floor)
 
 
-def mean_bound(weights: Operand, value: Operand, exact: Real, policy: Policy) -> Bound:
+def mean_bound(weights: Operand, value: Operand, exact: Real, rounding: RoundingModel) -> Bound:
     """Bound weights times values, the weights given: those that the implementation itself returned.
 
         c  = (n + r) u_acc + u_p + 2u_c
@@ -82,31 +82,33 @@ def mean_bound(weights: Operand, value: Operand, exact: Real, policy: Policy) ->
 
     The values may have met weights that were not normalised or rounded yet, hence 2u_c and u_p.
     """
-    w, unit, rounding = np.abs(weights.value), policy.compute_unit, policy.output_count * policy.output_unit
+    w, unit, storage_error = np.abs(weights.value), rounding.compute_unit, rounding.output_count * rounding.output_unit
     count = (w > 0).sum(axis=-1, keepdims=True).astype(np.float64)
-    terms = count + np.ceil(count / policy.block)
+    terms = count + np.ceil(count / rounding.block)
     size = finite(value.magnitude)
     # A fused kernel rounds what it returns as weights; its values never met that.
-    relative = terms * policy.accumulate_unit + policy.weight_unit + 2 * unit + policy.product_error
-    relative = relative + (policy.output_unit if unit < policy.output_unit else 0)
-    underflow = 2 * terms * policy.accumulate_underflow + 2 * policy.weight_underflow * size.sum(axis=-2, keepdims=True)
+    relative = terms * rounding.accumulate_unit + rounding.weight_unit + 2 * unit + rounding.product_error
+    relative = relative + (rounding.output_unit if unit < rounding.output_unit else 0)
+    underflow = 2 * terms * rounding.accumulate_underflow + 2 * rounding.weight_underflow * size.sum(
+        axis=-2, keepdims=True
+    )
     worst = relative * (w @ size)
     squares = (w * w) @ (size * size)
-    variance = product_variance(policy, count, exact * exact, squares)
-    variance += (policy.weight_unit**2 + 2 * unit**2) * squares
-    variance += policy.output_count * (policy.output_unit * exact) ** 2
+    variance = product_variance(rounding, count, exact * exact, squares)
+    variance += (rounding.weight_unit**2 + 2 * unit**2) * squares
+    variance += rounding.output_count * (rounding.output_unit * exact) ** 2
     if value.worst is not None:
         worst = worst + w @ finite(value.worst)
     if value.variance is not None:
         variance = variance + (w * w) @ finite(value.variance)
     worst = worst * (1 + relative) + underflow
-    worst = worst + rounding * (np.abs(exact) + worst) + policy.output_underflow
-    return settle(exact, worst, variance, underflow + policy.output_underflow)
+    worst = worst + storage_error * (np.abs(exact) + worst) + rounding.output_underflow
+    return settle(exact, worst, variance, underflow + rounding.output_underflow)
 
 
-def _worst(rows: Rows, scaled: _Scaled, mean_size: Real, variance: Real, policy: Policy) -> Real:
+def _worst(rows: Rows, scaled: _Scaled, mean_size: Real, variance: Real, rounding: RoundingModel) -> Real:
     """Return B."""
-    total, unit = rows.least_sum, policy.compute_unit
+    total, unit = rows.least_sum, rounding.compute_unit
     grown_size = rows.grown @ np.abs(scaled.value.value)
     by_variance = np.sqrt(variance * rows.grown_squares)
     moved = np.minimum(grown_size + scaled.output * rows.grown_sum, by_variance) / total
@@ -119,42 +121,42 @@ def _worst(rows: Rows, scaled: _Scaled, mean_size: Real, variance: Real, policy:
         carried = (rows.weights @ error + rows.grown @ error) / total
         carried = np.minimum(carried, error.max(axis=-2, keepdims=True, initial=0))
     terms = rows.count + rows.blocks
-    c_pv = terms * policy.accumulate_unit + policy.weight_unit + 2 * unit + policy.product_error
-    c_row = terms * policy.sum_unit + 2 * unit + rows.count * policy.weight_underflow
-    if policy.from_log_sum_exp:
-        c_row = c_row + total_error(rows, policy)
+    c_pv = terms * rounding.accumulate_unit + rounding.weight_unit + 2 * unit + rounding.product_error
+    c_row = terms * rounding.sum_unit + 2 * unit + rows.count * rounding.weight_underflow
+    if rounding.from_log_sum_exp:
+        c_row = c_row + total_error(rows, rounding)
     worst = moved + carried + c_pv * (amount + carried) + c_row * (scaled.output + moved + carried)
-    worst = scaled.unit * (worst + 2 * policy.weight_underflow * _attended_sum(rows, scaled.size))
-    worst = (worst + 2 * terms * policy.accumulate_underflow) * (1 + c_pv + c_row + 2 * policy.output_unit)
-    stored = policy.output_count * policy.output_unit
-    rounded: Real = worst + stored * (scaled.unit * scaled.output + worst) + policy.output_underflow
+    worst = scaled.unit * (worst + 2 * rounding.weight_underflow * _attended_sum(rows, scaled.size))
+    worst = (worst + 2 * terms * rounding.accumulate_underflow) * (1 + c_pv + c_row + 2 * rounding.output_unit)
+    stored = rounding.output_count * rounding.output_unit
+    rounded: Real = worst + stored * (scaled.unit * scaled.output + worst) + rounding.output_underflow
     return rounded
 
 
-def _spread(rows: Rows, scaled: _Scaled, variance: Real, policy: Policy) -> Real:
+def _spread(rows: Rows, scaled: _Scaled, variance: Real, rounding: RoundingModel) -> Real:
     """Return S1 + .. + S6 in units of the columns."""
     p, v, o, square_o = rows.weights, scaled.value.value, scaled.signed_output, scaled.output**2
-    square_v, square_p, width, unit = v * v, p * p, v.shape[-1], policy.compute_unit
+    square_v, square_p, width, unit = v * v, p * p, v.shape[-1], rounding.compute_unit
     own = square_p * rows.independent
     second, first = np.split(own @ np.concatenate([square_v, v], axis=-1), [width], axis=-1)
     of_row = square_o * own.sum(axis=-1, keepdims=True)
     spread: Real = np.maximum(second - 2 * o * first + of_row, 0)  # S1
-    if policy.from_log_sum_exp:
+    if rounding.from_log_sum_exp:
         # The exponents of the weights and those of L may have errors of their own, so that nothing cancels.
-        spread = second + of_row + square_o * stored_log_sum_exp_variance(rows, policy)
+        spread = second + of_row + square_o * stored_log_sum_exp_variance(rows, rounding)
         variance = 4 * (variance + square_o)
-    spread += rows.constants(policy) * ((p * rows.shifted) @ v - o * rows.mean_shifted) ** 2  # S2
+    spread += rows.constants(rounding) * ((p * rows.shifted) @ v - o * rows.mean_shifted) ** 2  # S2
     common = (p * rows.shared + p * second_order(rows.variance)).sum(axis=-1, keepdims=True)
     spread += variance * common  # S2, S6
     squares = square_p @ square_v
-    spread += (policy.weight_unit**2 + 2 * unit**2) * (squares + square_o)  # S3
-    spread += product_variance(policy, rows.count, square_o, squares)  # S4
-    relative = policy.sum_unit**2 * (rows.count + rows.rescalings) + 2 * unit**2
-    spread += square_o * (relative + policy.output_count * policy.output_unit**2)  # S5
+    spread += (rounding.weight_unit**2 + 2 * unit**2) * (squares + square_o)  # S3
+    spread += product_variance(rounding, rows.count, square_o, squares)  # S4
+    relative = rounding.sum_unit**2 * (rows.count + rows.rescalings) + 2 * unit**2
+    spread += square_o * (relative + rounding.output_count * rounding.output_unit**2)  # S5
     if scaled.value.variance is not None:
         spread += square_p @ scaled.value.variance
-        if policy.product_unit:  # what cuts have in common is in a projected value, too
-            spread += 2 * policy.product_common * square_o
+        if rounding.product_unit:  # what cuts have in common is in a projected value, too
+            spread += 2 * rounding.product_common * square_o
     return spread
 
 

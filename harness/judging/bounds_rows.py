@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.judging.bounds_terms import LogitError, Real, finite
-from attncheck.judging.policies import Policy
+from attncheck.judging.rounding_models import RoundingModel
 
-_MOST_LINEAR = 1 / 64
+_MAX_LINEAR = 1 / 64
 """Variance of theta up to which weights have a statistical scale: at three times its root, e^theta - 1 is 1.2 theta."""
 _SMALL = 1.0
 """Exponents up to here go through expm1; larger ones through the logarithm of the weight."""
 LARGEST_EXPONENT = 700.0
-_LEAST_WEIGHT = 1e-300
+_MIN_WEIGHT = 1e-300
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +50,9 @@ class Rows:
         variance = self.independent + self.shared
         return variance + self.proportion * self.shifted * self.shifted if self.proportion else variance
 
-    def constants(self, policy: Policy) -> float:
+    def constants(self, rounding: RoundingModel) -> float:
         """The variance of what moves every score in proportion: a rounded scale, factors that are cut off."""
-        return policy.score_unit**2 + policy.compute_unit**2 + self.proportion
+        return rounding.score_unit**2 + rounding.compute_unit**2 + self.proportion
 
     @property
     def rescalings(self) -> Real:
@@ -61,7 +61,7 @@ class Rows:
         return changes
 
 
-def rows_of(logits: Real, weights: Real, log_sum_exp: Real, error: LogitError, policy: Policy) -> Rows:
+def rows_of(logits: Real, weights: Real, log_sum_exp: Real, error: LogitError, rounding: RoundingModel) -> Rows:
     """Prepare the bounds of whatever follows from ``logits``, whose exact softmax is given.
 
     logits, weights (..., Lq, Lk), log_sum_exp (..., Lq). A row with NaN or +inf in it counts as empty.
@@ -75,11 +75,11 @@ def rows_of(logits: Real, weights: Real, log_sum_exp: Real, error: LogitError, p
     if not whole:
         distance, shifted, weights = (np.where(attended, each, 0.0) for each in (distance, shifted, weights))
     count = attended.sum(axis=-1, keepdims=True).astype(np.float64)
-    blocks = np.ceil(count / policy.block)
+    blocks = np.ceil(count / rounding.block)
     largest = (shifted + distance).max(axis=-1, keepdims=True, initial=0.0)
-    exponent = _exponent(distance, shifted, _exponent_of_row(maximum, largest, count, blocks, policy), policy)
+    exponent = _exponent(distance, shifted, _exponent_of_row(maximum, largest, count, blocks, rounding), rounding)
     grown, squares, least = _perturbed(weights, logits, log_sum_exp, exponent, attended)
-    independent, shared = _variances(shifted, maximum, blocks, error, policy)
+    independent, shared = _variances(shifted, maximum, blocks, error, rounding)
     if not whole:
         # A score of -1e308 has a variance of inf, and a weight of 0.
         independent, shared = (np.where(attended & (weights > 0), each, 0.0) for each in (independent, shared))
@@ -105,7 +105,7 @@ def rows_of(logits: Real, weights: Real, log_sum_exp: Real, error: LogitError, p
     )
 
 
-def is_linear(rows: Rows, most: float = _MOST_LINEAR) -> NDArray[np.bool_]:
+def is_linear(rows: Rows, most: float = _MAX_LINEAR) -> NDArray[np.bool_]:
     """Return where e^theta - 1 is about theta: elsewhere noise in a score is no noise of that size in its weight.
 
     ``most`` is the largest variance of theta that counts as small.
@@ -126,23 +126,23 @@ def second_order(variance: Real) -> Real:
     return np.maximum(grown, 0.75 * bounded * bounded)  # the difference cancels
 
 
-def _exponent_of_row(maximum: Real, largest: Real, count: Real, blocks: Real, policy: Policy) -> Real:
+def _exponent_of_row(maximum: Real, largest: Real, count: Real, blocks: Real, rounding: RoundingModel) -> Real:
     """Return the part of E that the keys of a row have in common."""
-    unit = policy.compute_unit
+    unit = rounding.compute_unit
     rescaled = np.minimum(blocks, np.maximum(count - 1, 0))
-    of_row: Real = unit * (policy.difference_count * largest + policy.maximum_count * (np.abs(maximum) + largest))
-    of_row += (1 + rescaled) * policy.exp_error + 2 * unit * rescaled
+    of_row: Real = unit * (rounding.difference_count * largest + rounding.maximum_count * (np.abs(maximum) + largest))
+    of_row += (1 + rescaled) * rounding.exp_error + 2 * unit * rescaled
     return of_row
 
 
-def _exponent(distance: Real, shifted: Real, of_row: Real, policy: Policy) -> Real:
+def _exponent(distance: Real, shifted: Real, of_row: Real, rounding: RoundingModel) -> Real:
     """Return E."""
-    relative = policy.compute_unit * policy.difference_count
+    relative = rounding.compute_unit * rounding.difference_count
     exponent = np.abs(shifted)
     exponent *= relative
     exponent += distance * (1 + relative)
     exponent += of_row
-    exponent *= 1 + 8 * policy.coarsest_unit
+    exponent *= 1 + 8 * rounding.coarsest_unit
     return exponent
 
 
@@ -162,16 +162,18 @@ def _perturbed(
     p, raised = weights[large], exponent[large]
     # Where the weight itself has underflowed, its logarithm still is a number.
     difference = (np.where(attended, logits, 0.0) - finite(log_sum_exp)[..., np.newaxis])[large]
-    logarithm = np.where(p > _LEAST_WEIGHT, np.log(np.maximum(p, _LEAST_WEIGHT)), difference)
+    logarithm = np.where(p > _MIN_WEIGHT, np.log(np.maximum(p, _MIN_WEIGHT)), difference)
     grown[large] = np.exp(np.minimum(logarithm + raised, LARGEST_EXPONENT)) - p
     squares[large] = np.exp(np.minimum(logarithm + 2 * raised, LARGEST_EXPONENT))
     least[large] = np.exp(logarithm - raised)
     return grown, squares, least
 
 
-def _variances(shifted: Real, maximum: Real, blocks: Real, error: LogitError, policy: Policy) -> tuple[Real, Real]:
+def _variances(
+    shifted: Real, maximum: Real, blocks: Real, error: LogitError, rounding: RoundingModel
+) -> tuple[Real, Real]:
     """Return the variances of theta: each key's own, and common to a row's keys."""
-    unit, exponential = policy.compute_unit, policy.exp_error**2
+    unit, exponential = rounding.compute_unit, rounding.exp_error**2
     rescalings = 1 + np.log1p(blocks)
     of_row = unit**2 * (maximum**2 + rescalings) + exponential * (1 + rescalings)
     independent = shifted * shifted

@@ -33,7 +33,7 @@ from attncheck.judging.bounds_terms import (
     summation_variance,
     transposed,
 )
-from attncheck.judging.policies import Policy
+from attncheck.judging.rounding_models import RoundingModel
 
 _ZERO_EXPONENT = 5000
 """Stands for the lowest bit of 0: above that of every number."""
@@ -55,7 +55,7 @@ class Products:
     grid: Real  # g: every q_ic k_jc is a multiple of it; 0 where q or k is computed
 
 
-def products_of(query: Operand, key: Operand, policy: Policy) -> Products:
+def products_of(query: Operand, key: Operand, rounding: RoundingModel) -> Products:
     """Prepare the bounds of query (..., Lq, D) times key (..., Lk, D)."""
     size_q, size_k = query.magnitude, key.magnitude
     magnitude = size_q @ transposed(size_k)
@@ -78,17 +78,17 @@ def products_of(query: Operand, key: Operand, policy: Policy) -> Products:
         independent=independent,
         entries=size_q.sum(-1)[..., :, np.newaxis] + size_k.sum(-1)[..., np.newaxis, :],
         grid=_grid(query, key),
-        reduced=_is_rounded(query, policy) + _is_rounded(key, policy),
+        reduced=_is_rounded(query, rounding) + _is_rounded(key, rounding),
         computed=(query.worst is not None) + (key.worst is not None),
     )
 
 
-def raw_scores(products: Products, exact: Real, policy: Policy) -> LogitError:
+def raw_scores(products: Products, exact: Real, rounding: RoundingModel) -> LogitError:
     """Bound q k^T as a stage of its own: an implementation that returns it has not folded the scale."""
-    return scores(products, 1.0, exact, replace(policy, folding="none"))
+    return scores(products, 1.0, exact, replace(rounding, folding="none"))
 
 
-def scores(products: Products, scale: float, exact: Real, policy: Policy) -> LogitError:
+def scores(products: Products, scale: float, exact: Real, rounding: RoundingModel) -> LogitError:
     """Bound the scaled scores ``exact`` = a q k^T.
 
     Small integers are exact in every order: where all q_ic k_jc are multiples of g and |q||k|^T <= g / u_acc, every
@@ -96,32 +96,32 @@ def scores(products: Products, scale: float, exact: Real, policy: Policy) -> Log
     then a power of two as well), or the class must not fold. Likewise nothing is lost in storage up to g / u_s.
     """
     size, constant = abs(scale), roundings_of_scale(scale)
-    folds_exactly = folds_exactly_into_operands(scale, policy)
-    fits, stored_exactly = _representable(products, policy, folds_exactly)
-    summed = products.width * policy.accumulate_unit * ~fits
-    prescaled = 0.0 if folds_exactly else policy.prescale_unit
+    folds_exactly = folds_exactly_into_operands(scale, rounding)
+    fits, stored_exactly = _representable(products, rounding, folds_exactly)
+    summed = products.width * rounding.accumulate_unit * ~fits
+    prescaled = 0.0 if folds_exactly else rounding.prescale_unit
     # A scaled operand has other bits than the one that was given.
     rounded = products.reduced if folds_exactly else 2 * np.ones((1, 1))
-    stored = policy.score_unit * (constant + ~stored_exactly)
+    stored = rounding.score_unit * (constant + ~stored_exactly)
     carried = size * products.carried
-    relative = size * products.magnitude * (summed + policy.prescale_count * prescaled)
-    if policy.product_unit:
-        relative = relative + size * products.magnitude * rounded * (policy.product_error / 2)
-    floor = _dot_underflow(products, size, policy)
-    worst = (relative + stored * (np.abs(exact) + carried)) * (1 + 8 * policy.coarsest_unit) + carried + floor
+    relative = size * products.magnitude * (summed + rounding.prescale_count * prescaled)
+    if rounding.product_unit:
+        relative = relative + size * products.magnitude * rounded * (rounding.product_error / 2)
+    floor = _dot_underflow(products, size, rounding)
+    worst = (relative + stored * (np.abs(exact) + carried)) * (1 + 8 * rounding.coarsest_unit) + carried + floor
     square, squares = exact * exact, size**2 * products.squares
     independent = (
-        summation_variance(policy.accumulate_unit, products.width, square, squares) * ~fits
-        + policy.score_unit**2 * (constant_roundings(constant, folds_exactly) ** 2 + ~stored_exactly) * square
+        summation_variance(rounding.accumulate_unit, products.width, square, squares) * ~fits
+        + rounding.score_unit**2 * (constant_roundings(constant, folds_exactly) ** 2 + ~stored_exactly) * square
         + size**2 * products.independent
     )
     shared = 2 * prescaled**2 * squares + size**2 * products.shared
-    if not policy.product_unit:
+    if not rounding.product_unit:
         return LogitError(worst, independent, shared, floor)
     # A query is rounded for all keys of its row at once; partial sums that are cut off err in one direction.
-    cut = summation_variance(policy.accumulate_unit, products.width, square, squares) * (products.width - 1) * ~fits
-    of_each = (rounded > 0) * policy.product_spread**2 * squares
-    common = (1 + products.computed) ** 2 * policy.product_common if bool((rounded > 0).any()) else 0.0
+    cut = summation_variance(rounding.accumulate_unit, products.width, square, squares) * (products.width - 1) * ~fits
+    of_each = (rounded > 0) * rounding.product_spread**2 * squares
+    common = (1 + products.computed) ** 2 * rounding.product_common if bool((rounded > 0).any()) else 0.0
     return LogitError(worst, independent + cut + of_each, shared + of_each, floor, common)
 
 
@@ -130,9 +130,9 @@ def roundings_of_scale(scale: float) -> int:
     return 0 if _is_power_of_two(scale) else 2
 
 
-def folds_exactly_into_operands(scale: float, policy: Policy) -> bool:
+def folds_exactly_into_operands(scale: float, rounding: RoundingModel) -> bool:
     """Whether no rounding comes from folding the scale, or its root, into query and key."""
-    return policy.folding == "none" or (policy.folding == "scale" and _is_power_of_four(scale))
+    return rounding.folding == "none" or (rounding.folding == "scale" and _is_power_of_four(scale))
 
 
 def constant_roundings(constant: int, folds_exactly: bool) -> int:
@@ -143,41 +143,41 @@ def constant_roundings(constant: int, folds_exactly: bool) -> int:
     return constant if folds_exactly else max(2 * constant, 2)
 
 
-def capped(before: Real, error: LogitError, cap: float, policy: Policy) -> LogitError:
+def capped(before: Real, error: LogitError, cap: float, rounding: RoundingModel) -> LogitError:
     """Bound c tanh(s / c), ``before`` being s."""
-    size, unit = abs(cap), policy.score_unit
+    size, unit = abs(cap), rounding.score_unit
     ratio = before / cap
     height, slope = np.abs(np.tanh(ratio)), slope_of_tanh(ratio)
-    rise = rise_of_tanh(ratio, error.worst / size, policy)
-    relative = policy.tanh_error + policy.compute_unit + 2 * unit
-    floor = np.asarray(2 * policy.score_underflow * (1 + size))
-    worst = size * (rise + relative * (height + rise)) * (1 + 8 * policy.coarsest_unit) + floor
-    spread = error.independent + (2 * policy.compute_unit**2 + unit**2) * before * before
-    functional = (policy.tanh_error**2 + 2 * unit**2) * (size * height) ** 2
+    rise = rise_of_tanh(ratio, error.worst / size, rounding)
+    relative = rounding.tanh_error + rounding.compute_unit + 2 * unit
+    floor = np.asarray(2 * rounding.score_underflow * (1 + size))
+    worst = size * (rise + relative * (height + rise)) * (1 + 8 * rounding.coarsest_unit) + floor
+    spread = error.independent + (2 * rounding.compute_unit**2 + unit**2) * before * before
+    functional = (rounding.tanh_error**2 + 2 * unit**2) * (size * height) ** 2
     shared = _with_proportion(error, before)
     steep = np.minimum(1, slope + 0.77 * np.sqrt(spread + shared) / size) ** 2
     return LogitError(worst, steep * spread + functional, steep * shared, floor + np.sqrt(steep) * error.floor)
 
 
-def rise_of_tanh(argument: Real, moved: Real, policy: Policy) -> Real:
+def rise_of_tanh(argument: Real, moved: Real, rounding: RoundingModel) -> Real:
     """Return dh: how far tanh can move where its argument s / c does, ``moved`` being what the error of s moves it."""
-    moved = moved + (2 * policy.compute_unit + policy.score_unit) * (np.abs(argument) + moved)
+    moved = moved + (2 * rounding.compute_unit + rounding.score_unit) * (np.abs(argument) + moved)
     rise: Real = np.minimum(1, slope_of_tanh(argument) + 0.77 * moved) * moved
     return rise
 
 
-def biased(before: Real, after: Real, error: LogitError, policy: Policy) -> LogitError:
+def biased(before: Real, after: Real, error: LogitError, rounding: RoundingModel) -> LogitError:
     """Bound s + b; ``before`` is s and ``after`` s + b, the bias exact as stored."""
-    unit = policy.score_unit
+    unit = rounding.score_unit
     size = np.abs(after)
-    worst = error.worst + unit * (size + error.worst) + policy.score_underflow
+    worst = error.worst + unit * (size + error.worst) + rounding.score_underflow
     independent = error.independent + unit**2 * size * size
-    if policy.folding == "base":
+    if rounding.folding == "base":
         # Both terms are multiplied by log2(e) first, and may cancel afterwards.
         parts = np.abs(before) + np.abs(after - before)
-        worst = worst + policy.compute_unit * (parts + error.worst)
-        independent = independent + policy.compute_unit**2 * parts * parts
-    return LogitError(worst, independent, _with_proportion(error, before), error.floor + policy.score_underflow)
+        worst = worst + rounding.compute_unit * (parts + error.worst)
+        independent = independent + rounding.compute_unit**2 * parts * parts
+    return LogitError(worst, independent, _with_proportion(error, before), error.floor + rounding.score_underflow)
 
 
 def _with_proportion(error: LogitError, scores: Real) -> Real:
@@ -185,51 +185,51 @@ def _with_proportion(error: LogitError, scores: Real) -> Real:
     return error.shared + error.proportion * scores * scores if error.proportion else error.shared
 
 
-def cosine_scores(query: Operand, key: Operand, scale: float, exact: Real, policy: Policy) -> LogitError:
+def cosine_scores(query: Operand, key: Operand, scale: float, exact: Real, rounding: RoundingModel) -> LogitError:
     """Bound a q.k / (|q| |k|), for |q|^2 and |k|^2 that are normal numbers of the accumulation format.
 
     A square root halves the relative error of a sum of squares; two lengths have together that of one.
     """
-    width, size, u_acc, u_c = query.value.shape[-1], abs(scale), policy.accumulate_unit, policy.compute_unit
+    width, size, u_acc, u_c = query.value.shape[-1], abs(scale), rounding.accumulate_unit, rounding.compute_unit
     unit_q, unit_k = _unit_rows(query.value), _unit_rows(key.value)
-    storing = policy.score_unit * (1 if _is_power_of_two(scale) else 3)
-    reduced = policy.product_error  # of the product, and of the two lengths, whose squares may be products too
-    stored = 2 * (u_c + policy.score_unit)
+    storing = rounding.score_unit * (1 if _is_power_of_two(scale) else 3)
+    reduced = rounding.product_error  # of the product, and of the two lengths, whose squares may be products too
+    stored = 2 * (u_c + rounding.score_unit)
     elements = size * np.abs(unit_q) @ transposed(np.abs(unit_k)) * (width * u_acc + stored + reduced)
     lengths = np.abs(exact) * ((width + 2) * u_acc + 3 * u_c + storing + reduced)
-    floor = np.asarray((1 + size) * 2 * (width + 4) * (policy.accumulate_underflow + policy.score_underflow))
-    floor = floor + (1 + size) * 2 * width * policy.product_underflow
-    worst = (elements + lengths) * (1 + 8 * policy.coarsest_unit + 2 * width * u_acc) + floor
+    floor = np.asarray((1 + size) * 2 * (width + 4) * (rounding.accumulate_underflow + rounding.score_underflow))
+    floor = floor + (1 + size) * 2 * width * rounding.product_underflow
+    worst = (elements + lengths) * (1 + 8 * rounding.coarsest_unit + 2 * width * u_acc) + floor
     square, squares = exact * exact, size**2 * (unit_q * unit_q) @ transposed(unit_k * unit_k)
     independent = (
-        product_variance(policy, width, square, squares)
-        + 2 * (u_c**2 + policy.score_unit**2) * squares
-        + square * ((width / 2 + 1) * u_acc**2 + 3 * u_c**2 + policy.score_unit * storing)
-        + square * policy.product_common
+        product_variance(rounding, width, square, squares)
+        + 2 * (u_c**2 + rounding.score_unit**2) * squares
+        + square * ((width / 2 + 1) * u_acc**2 + 3 * u_c**2 + rounding.score_unit * storing)
+        + square * rounding.product_common
     )
     return LogitError(worst, independent, np.zeros((1, 1)), floor)
 
 
 def _representable(
-    products: Products, policy: Policy, folds_exactly: bool
+    products: Products, rounding: RoundingModel, folds_exactly: bool
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return where a product is exact in the accumulation format, and where in the format of the scores as well."""
     grid = products.grid
-    if policy.product_unit:
+    if rounding.product_unit:
         grid = grid * (products.reduced == 0)
     if not folds_exactly or not grid.any():
         never = np.zeros((1, 1), dtype=np.bool_)
         return never, never
-    summed = (products.magnitude <= grid / policy.accumulate_unit) & (grid >= policy.accumulate_underflow)
-    stored = (products.magnitude <= grid / policy.score_unit) & (grid >= policy.score_underflow)
+    summed = (products.magnitude <= grid / rounding.accumulate_unit) & (grid >= rounding.accumulate_underflow)
+    stored = (products.magnitude <= grid / rounding.score_unit) & (grid >= rounding.score_underflow)
     return summed, summed & stored
 
 
-def _dot_underflow(products: Products, size: float, policy: Policy) -> Real:
+def _dot_underflow(products: Products, size: float, rounding: RoundingModel) -> Real:
     """Bound what underflow does: in products and sums, scaled before or after, in a scaled operand, in storage."""
-    folded = policy.product_underflow if policy.folding == "none" else policy.prescale_underflow
-    in_sum = 2 * (products.width + 2) * policy.accumulate_underflow + folded * products.entries
-    floor: Real = max(1.0, size) * in_sum + 2 * (1 + size) * policy.score_underflow
+    folded = rounding.product_underflow if rounding.folding == "none" else rounding.prescale_underflow
+    in_sum = 2 * (products.width + 2) * rounding.accumulate_underflow + folded * products.entries
+    floor: Real = max(1.0, size) * in_sum + 2 * (1 + size) * rounding.score_underflow
     return floor
 
 
@@ -241,15 +241,15 @@ def _grid(query: Operand, key: Operand) -> Real:
     return grid
 
 
-def _is_rounded(operand: Operand, policy: Policy) -> Real:
+def _is_rounded(operand: Operand, rounding: RoundingModel) -> Real:
     """Return, per matrix, 1 where a product may change some element by rounding it, else 0: (..., 1, 1)."""
-    if not policy.product_unit:
+    if not rounding.product_unit:
         return np.zeros((1, 1))
     if operand.worst is not None:
         return np.ones((1, 1))
     fraction, _ = np.frexp(operand.value)
-    short = np.ldexp(fraction, policy.product_precision)
-    flushed = (np.abs(operand.value) < policy.product_underflow) & (operand.value != 0)
+    short = np.ldexp(fraction, rounding.product_precision)
+    flushed = (np.abs(operand.value) < rounding.product_underflow) & (operand.value != 0)
     rounded: Real = ((short != np.rint(short)) | flushed).any(axis=(-2, -1), keepdims=True).astype(np.float64)
     return rounded
 

@@ -30,22 +30,22 @@ import numpy as np
 
 from attncheck.judging.bounds_rows import LARGEST_EXPONENT, Rows, is_linear
 from attncheck.judging.bounds_terms import Bound, Real, finite, settle
-from attncheck.judging.policies import Policy
+from attncheck.judging.rounding_models import RoundingModel
 
 _HALF_BIT = 2.0**-53
 _LARGEST_GROWN = np.exp(LARGEST_EXPONENT - 1)
 """A sum of p (e^E - 1) of which a term has been cut off is larger than this."""
 
 
-def weights_bound(rows: Rows, exact: Real, policy: Policy) -> Bound:
+def weights_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound:
     """Bound the weights; 0 where a key is not attended to: the weight there must be exactly 0."""
     p, moved = rows.weights, moved_weights(rows)
-    relative = normalisation_error(rows, policy) + _storage(policy)
-    floor = 2 * policy.weight_underflow + policy.output_underflow
+    relative = normalisation_error(rows, rounding) + _storage(rounding)
+    floor = 2 * rounding.weight_underflow + rounding.output_underflow
     worst = (moved + relative * (p + moved)) * (1 + 2 * relative) + floor
     bound = settle(exact, worst, np.zeros_like(worst), 0.0)
     # The weight is a factor of the whole scale: squared it would underflow.
-    scale = p * np.sqrt(_weights_variance(rows, policy)) + floor
+    scale = p * np.sqrt(_weights_variance(rows, rounding)) + floor
     known = np.isfinite(exact) & np.isfinite(scale) & is_linear(rows)
     scale = np.where(known, np.minimum(scale, bound.worst), bound.worst)
     if rows.all_attended:
@@ -62,47 +62,51 @@ def moved_weights(rows: Rows) -> Real:
     return moved
 
 
-def normalisation_error(rows: Rows, policy: Policy) -> Real:
+def normalisation_error(rows: Rows, rounding: RoundingModel) -> Real:
     """Return the relative error of the sum of exponentials, and of a division by it."""
-    summed = (rows.count + rows.blocks) * policy.sum_unit + rows.count * policy.weight_underflow
-    relative: Real = summed + 3 * policy.compute_unit
-    return relative + total_error(rows, policy) if policy.from_log_sum_exp else relative
+    summed = (rows.count + rows.blocks) * rounding.sum_unit + rows.count * rounding.weight_underflow
+    relative: Real = summed + 3 * rounding.compute_unit
+    return relative + total_error(rows, rounding) if rounding.from_log_sum_exp else relative
 
 
-def total_error(rows: Rows, policy: Policy) -> Real:
+def total_error(rows: Rows, rounding: RoundingModel) -> Real:
     """Return how far sum_j e^(s^_j - L^) can be from 1, where L^ is a stored log_sum_exp, of scores made on their own.
 
     tau = max{ (1 + R) e^F - 1, 1 - Z e^-F },    F = B_L + (c_x + c_m) u_c lambda
     """
-    shift = stored_log_sum_exp_error(rows, policy)[..., np.newaxis]
+    shift = stored_log_sum_exp_error(rows, rounding)[..., np.newaxis]
     above = np.expm1(np.minimum(shift + np.log1p(rows.grown_sum), LARGEST_EXPONENT))
     below = -np.expm1(np.log(np.minimum(rows.least_sum, 1)) - shift)
     total: Real = np.maximum(above, below)
     return total
 
 
-def stored_log_sum_exp_error(rows: Rows, policy: Policy) -> Real:
+def stored_log_sum_exp_error(rows: Rows, rounding: RoundingModel) -> Real:
     """Return F, (..., Lq): the error of s - L beyond that of s - m, L being stored in the format of the computation."""
-    unit, exact = policy.compute_unit, rows.log_sum_exp[..., 0]
-    kept = replace(policy, output_unit=unit, output_underflow=policy.score_underflow, output_count=2)
+    unit, exact = rounding.compute_unit, rows.log_sum_exp[..., 0]
+    kept = replace(rounding, output_unit=unit, output_underflow=rounding.score_underflow, output_count=2)
     excess = np.where(rows.count[..., 0] > 0, exact - rows.maximum[..., 0], 0.0)
-    counts = policy.difference_count + policy.maximum_count
+    counts = rounding.difference_count + rounding.maximum_count
     shift: Real = log_sum_exp_bound(rows, exact, kept).worst + counts * unit * np.maximum(excess, 0)
     return shift
 
 
-def stored_log_sum_exp_variance(rows: Rows, policy: Policy) -> Real:
+def stored_log_sum_exp_variance(rows: Rows, rounding: RoundingModel) -> Real:
     """Return the variance of a stored L beyond that of its sum, (..., Lq, 1)."""
-    maximum, unit = rows.maximum, policy.compute_unit
+    maximum, unit = rows.maximum, rounding.compute_unit
     stored = np.where(rows.count > 0, rows.log_sum_exp, 0.0)
     excess = np.maximum(stored - maximum, 0)
-    variance: Real = (policy.log_error + unit) ** 2 * excess**2 + 2 * unit**2 * (maximum**2 + stored**2)
+    variance: Real = (rounding.log_error + unit) ** 2 * excess**2 + 2 * unit**2 * (maximum**2 + stored**2)
     return variance
 
 
-def log_sum_exp_bound(rows: Rows, exact: Real, policy: Policy) -> Bound:
+def log_sum_exp_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound:
     """Bound log_sum_exp, ``exact`` (..., Lq); 0 for a row without a key."""
-    unit, maximum, rounding = policy.compute_unit, rows.maximum[..., 0], policy.output_count * policy.output_unit
+    unit, maximum, storage_error = (
+        rounding.compute_unit,
+        rows.maximum[..., 0],
+        rounding.output_count * rounding.output_unit,
+    )
     excess = np.maximum(finite(exact) - maximum, 0)  # lambda
     largest = rows.maximum_error[..., 0]
     moved = np.maximum(np.log1p(rows.grown_sum), -np.log(np.minimum(rows.least_sum, 1)))[..., 0]
@@ -110,48 +114,48 @@ def log_sum_exp_bound(rows: Rows, exact: Real, policy: Policy) -> Bound:
     # A p e^E that would overflow has been cut off; no sum moves further than its largest exponent.
     cut_off = rows.grown_sum[..., 0] > _LARGEST_GROWN
     moved = np.where(cut_off, furthest, np.minimum(moved, furthest))
-    summed = (rows.count + rows.blocks) * policy.sum_unit + 2 * unit + rows.count * policy.weight_underflow
+    summed = (rows.count + rows.blocks) * rounding.sum_unit + 2 * unit + rows.count * rounding.weight_underflow
     summed = (summed * (1 + 2 * summed))[..., 0]
     worst = (
         moved
         + summed
-        + (policy.log_error + unit) * (excess + moved + summed + largest)
+        + (rounding.log_error + unit) * (excess + moved + summed + largest)
         + 2 * unit * (np.abs(maximum) + largest)
-        + rounding * (np.abs(exact) + moved)
-        + policy.output_underflow
+        + storage_error * (np.abs(exact) + moved)
+        + rounding.output_underflow
     )
-    p, constants = rows.weights, rows.constants(policy)
+    p, constants = rows.weights, rows.constants(rounding)
     variance = (
         (p * p * rows.independent + p * rows.shared).sum(axis=-1)
         # The rounding of the scale moves every score in proportion, the maximum included.
         + constants * (rows.mean_shifted[..., 0] + maximum) ** 2
-        + policy.sum_unit**2 * (rows.count + rows.rescalings)[..., 0]
-        + (policy.log_error + unit) ** 2 * excess**2
+        + rounding.sum_unit**2 * (rows.count + rows.rescalings)[..., 0]
+        + (rounding.log_error + unit) ** 2 * excess**2
         + 2 * unit**2 * maximum**2
-        + policy.output_count * policy.output_unit**2 * exact**2
+        + rounding.output_count * rounding.output_unit**2 * exact**2
     )
-    return settle(exact, worst, variance, policy.output_underflow)
+    return settle(exact, worst, variance, rounding.output_underflow)
 
 
-def _weights_variance(rows: Rows, policy: Policy) -> Real:
+def _weights_variance(rows: Rows, rounding: RoundingModel) -> Real:
     """Return the variance of a weight's relative error, that of theta_j - sum p_l theta_l and of the normalisation.
 
     Errors in common: by Cauchy's inequality at most 2 (1 - p_j) [ (1 - 2p_j) c_j + sum p_l c_l ].
     """
-    p, own, unit, apart = rows.weights, rows.independent, policy.compute_unit, policy.from_log_sum_exp
+    p, own, unit, apart = rows.weights, rows.independent, rounding.compute_unit, rounding.from_log_sum_exp
     variance: Real = own * (1.0 if apart else 1 - 2 * p) + (p * p * own).sum(axis=-1, keepdims=True)
     of_row = (p * rows.shared).sum(axis=-1, keepdims=True)
     variance += 2 * (rows.shared + of_row) if apart else 2 * (1 - p) * ((1 - 2 * p) * rows.shared + of_row)
     np.maximum(variance, 0, out=variance)
     if apart:
-        variance += stored_log_sum_exp_variance(rows, policy)
-    variance += rows.constants(policy) * (rows.shifted - rows.mean_shifted) ** 2
-    variance += policy.sum_unit**2 * (rows.count + rows.rescalings) + 2 * unit**2
-    variance += policy.output_count * policy.output_unit**2
+        variance += stored_log_sum_exp_variance(rows, rounding)
+    variance += rows.constants(rounding) * (rows.shifted - rows.mean_shifted) ** 2
+    variance += rounding.sum_unit**2 * (rows.count + rows.rescalings) + 2 * unit**2
+    variance += rounding.output_count * rounding.output_unit**2
     return variance
 
 
-def _storage(policy: Policy) -> float:
+def _storage(rounding: RoundingModel) -> float:
     """Roundings of the stored weight; in the native class the weight that meets the values is the one returned."""
-    stored = policy.output_count * policy.output_unit
-    return stored if policy.weight_unit == policy.sum_unit else stored + policy.weight_unit
+    stored = rounding.output_count * rounding.output_unit
+    return stored if rounding.weight_unit == rounding.sum_unit else stored + rounding.weight_unit

@@ -1,7 +1,7 @@
 """What error bounds are made of: a bound, an operand with its error, and the error of a logit.
 
 Every bound is two numbers per element. ``worst`` (B) holds for any order of summation, blocking and fusing that the
-numerical class allows. ``scale`` (sigma) is the size of the error if roundings behave as bounded, mean-independent
+rounding model allows. ``scale`` (sigma) is the size of the error if roundings behave as bounded, mean-independent
 noise: a sum of c_k delta_k with |delta_k| <= u is then sub-Gaussian with the scale u sqrt(sum c_k^2) (Higham and Mary,
 SIAM J. Sci. Comput. 41, 2019, section 2; Ipsen and Zhou, arXiv 1906.10465). Variances are propagated instead of sums.
 """
@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.judging.policies import Policy
+from attncheck.judging.rounding_models import RoundingModel
 
 Real = NDArray[np.float64]
 
 _OWN_ROUNDING = 1 + 2.0**-30
 """The formulas are sums of non-negative terms: float64 evaluates them far better than this."""
-_LEAST_VARIANCE = 2.0**-900
+_MIN_VARIANCE = 2.0**-900
 """Sums of squares below have lost terms to underflow; nothing is known of the statistical scale there."""
 
 ORDER_FACTOR = 2.0
@@ -79,15 +79,15 @@ class LogitError:
     floor: Real
     proportion: float = 0.0
 
-    def bound(self, exact: Real, policy: Policy) -> Bound:
+    def bound(self, exact: Real, rounding: RoundingModel) -> Bound:
         """Return the bound of the stage as it is returned: in the format of results, where that is the coarser one."""
         worst, variance, floor = self.worst, self.independent + self.shared, self.floor
         if self.proportion:
             variance = variance + self.proportion * exact * exact
-        if policy.output_unit > policy.score_unit:
-            worst = worst + policy.output_unit * (np.abs(exact) + worst) + policy.output_underflow
-            variance = variance + policy.output_unit**2 * exact * exact
-            floor = floor + policy.output_underflow
+        if rounding.output_unit > rounding.score_unit:
+            worst = worst + rounding.output_unit * (np.abs(exact) + worst) + rounding.output_underflow
+            variance = variance + rounding.output_unit**2 * exact * exact
+            floor = floor + rounding.output_underflow
         return settle(exact, worst, variance, floor)
 
 
@@ -101,7 +101,7 @@ def settle(exact: Real, worst: Real, variance: Real, floor: Real | float) -> Bou
     """Make a bound; where the exact value is not finite it is 0, for such values are compared and not measured."""
     judged = np.isfinite(exact)
     largest: Real = np.where(judged, np.where(np.isnan(worst), np.inf, worst * _OWN_ROUNDING), 0.0)
-    known = (variance >= _LEAST_VARIANCE) & (variance < np.inf)
+    known = (variance >= _MIN_VARIANCE) & (variance < np.inf)
     scale = np.where(known, np.minimum(np.sqrt(np.maximum(variance, 0)) + floor, largest), largest)
     return Bound(largest, np.where(judged, scale, 0.0))
 
@@ -112,17 +112,17 @@ def summation_variance(unit: float, length: int | Real, total_square: Real, squa
     return variance
 
 
-def product_variance(policy: Policy, length: int | Real, total_square: Real, squares: Real) -> Real:
+def product_variance(rounding: RoundingModel, length: int | Real, total_square: Real, squares: Real) -> Real:
     """Return the variance of an inner product in a product of matrices, of which both factors may be rounded.
 
     Where they are cut off instead, what all have in common of that is a relative error of the result; partial sums that
     are cut off err in one direction, and n such errors add up to sqrt(n) times those of either sign.
     """
-    variance = summation_variance(policy.accumulate_unit, length, total_square, squares)
-    if not policy.product_unit:
+    variance = summation_variance(rounding.accumulate_unit, length, total_square, squares)
+    if not rounding.product_unit:
         return variance
     variance = variance * np.maximum(length, 1)
-    rounded: Real = 2 * policy.product_spread**2 * squares + policy.product_common * total_square
+    rounded: Real = 2 * rounding.product_spread**2 * squares + rounding.product_common * total_square
     return variance + rounded
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from attncheck.judging.alternatives import (
-    Convention,
+    Alternative,
     mistake,
     queries_and_keys,
     with_allowed,
@@ -24,14 +24,14 @@ from attncheck.judging.alternatives import (
 )
 from attncheck.judging.oracle_problem import Problem
 from attncheck.judging.scales import has_scale, other_scales, scale_of, scales_in_words
-from attncheck.judging.special_rows import MOST_AT_A_TIME, empty_rows, scores_shape
-from attncheck.reading.lowering import Posed, essential, query_offset
+from attncheck.judging.special_rows import MAX_AT_A_TIME, empty_rows, scores_shape
+from attncheck.reading.canonical import AttentionProblem, canonical_form, query_offset
 from attncheck.reading.shapes import score_elements
+from attncheck.spec import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, without_a_key
 from attncheck.verdicts import Verdict
-from attncheck.vocabulary import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, without_a_key
 
 
-def conventions_of(operation: str, posed: Posed) -> Iterator[Convention]:
+def conventions_of(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     """Yield what a case's options may be taken for, the likeliest first; nothing for an option that it has not.
 
     What else may go wrong than an option is in ``mistakes`` and ``departures``.
@@ -45,7 +45,7 @@ def conventions_of(operation: str, posed: Posed) -> Iterator[Convention]:
     yield from _softcaps(operation, posed)
 
 
-def empty_row_conventions(operation: str, posed: Posed) -> Iterator[Convention]:
+def empty_row_conventions(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     """Yield the other conventions for rows that may attend to no key; nothing where there is no such row."""
     own = str(posed.options.get("empty_rows") or DEFAULT_EMPTY_ROWS)
     rows = empty_rows(operation, posed)
@@ -54,18 +54,20 @@ def empty_row_conventions(operation: str, posed: Posed) -> Iterator[Convention]:
     for value in EMPTY_ROWS:
         if value != own:
             says, option = without_a_key(value, own), ("empty_rows", value)
-            yield Convention(
+            yield Alternative(
                 f"empty-rows-{value}", says, "weights", with_options(posed, empty_rows=value), option=option
             )
-    if score_elements(operation, posed.options, posed.inputs) > MOST_AT_A_TIME:
+    if score_elements(operation, posed.options, posed.inputs) > MAX_AT_A_TIME:
         return  # as a mask, the next one would be of the size of the score matrix
-    plain = essential(operation, posed.options, posed.inputs)
+    plain = canonical_form(operation, posed.options, posed.inputs)
     shape = scores_shape(operation, plain.options, plain.inputs)
     allowed = Problem.of(operation, plain.options, plain.inputs).allowed(shape)
     if allowed is not None:
         says = f"a query without a key attends to all keys, as if nothing were masked; the case expects {own}"
         unmasked = {**plain.inputs, "mask": allowed | rows[..., np.newaxis]}
-        yield Convention("empty-rows-unmasked", says, "weights", Posed({**plain.options, "is_causal": False}, unmasked))
+        yield Alternative(
+            "empty-rows-unmasked", says, "weights", AttentionProblem({**plain.options, "is_causal": False}, unmasked)
+        )
 
 
 _ALIGNMENTS: Mapping[str, tuple[str, str]] = {
@@ -74,7 +76,7 @@ _ALIGNMENTS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def _alignments(posed: Posed) -> Iterator[Convention]:
+def _alignments(posed: AttentionProblem) -> Iterator[Alternative]:
     """Where positions count from: the first query stands at the first key, or the last query at the last key."""
     options = posed.options
     if options.get("is_causal"):
@@ -90,12 +92,12 @@ def _alignments(posed: Posed) -> Iterator[Convention]:
         other = with_options(posed, alignment=alignment)
         if query_offset(other.options, other.inputs) != own:
             says = f"{subject} is aligned {name} ({rule.format(position)}); the case means {meant}"
-            yield Convention(f"aligned-{name}", says, "masked", other)
+            yield Alternative(f"aligned-{name}", says, "masked", other)
             if options.get("is_causal") and options.get("window"):
                 yield from _aligned_apart(posed, other, f"aligned-{name}", says)
 
 
-def _aligned_apart(posed: Posed, other: Posed, name: str, says: str) -> Iterator[Convention]:
+def _aligned_apart(posed: AttentionProblem, other: AttentionProblem, name: str, says: str) -> Iterator[Alternative]:
     """Yield one of causality and window aligned otherwise, the other one as the case means it."""
     queries, keys = queries_and_keys(posed)
     positions = np.arange(queries)[:, np.newaxis] + query_offset(other.options, other.inputs)
@@ -104,15 +106,15 @@ def _aligned_apart(posed: Posed, other: Posed, name: str, says: str) -> Iterator
     within = np.full(behind.shape, fill_value=True)
     within &= left is None or behind >= -left
     within &= right is None or behind <= right
-    yield Convention(name, says, "masked", with_allowed(with_options(posed, is_causal=False), behind <= 0))
-    yield Convention(name, says, "masked", with_allowed(with_options(posed, window=None), within))
+    yield Alternative(name, says, "masked", with_allowed(with_options(posed, is_causal=False), behind <= 0))
+    yield Alternative(name, says, "masked", with_allowed(with_options(posed, window=None), within))
 
 
-def _masks(posed: Posed) -> Iterator[Convention]:
+def _masks(posed: AttentionProblem) -> Iterator[Alternative]:
     mask = posed.inputs.get("mask")
     if mask is not None:
         says = "the mask is read as True = may not attend; the case means True = may attend"
-        yield Convention("mask-inverted", says, "masked", with_inputs(posed, mask=~mask))
+        yield Alternative("mask-inverted", says, "masked", with_inputs(posed, mask=~mask))
     if posed.options.get("is_causal"):
         yield mistake("causality-ignored", "causality is ignored", with_mask(with_options(posed, is_causal=False)))
     if mask is not None:
@@ -124,7 +126,7 @@ def _masks(posed: Posed) -> Iterator[Convention]:
         yield mistake("query-mask-ignored", "the query mask is ignored", without_input(with_mask(posed), "query_mask"))
 
 
-def _windows(posed: Posed) -> Iterator[Convention]:
+def _windows(posed: AttentionProblem) -> Iterator[Alternative]:
     window = posed.options.get("window")
     if window is None:
         return
@@ -139,22 +141,22 @@ def _windows(posed: Posed) -> Iterator[Convention]:
         meant = f"{_shown(other)}; the case means {_shown(window)}, ends included"
         says = f"the window is one key {how} on the {' and the '.join(ends)}: {meant}"
         name = f"window-{how.replace(' ', '-')}-{'-and-'.join(ends)}"
-        yield Convention(name, says, "masked", with_options(posed, window=other))
+        yield Alternative(name, says, "masked", with_options(posed, window=other))
     yield mistake("window-ignored", "the window is ignored", with_mask(with_options(posed, window=None)))
 
 
-def _key_lengths(posed: Posed) -> Iterator[Convention]:
+def _key_lengths(posed: AttentionProblem) -> Iterator[Alternative]:
     lengths = posed.inputs.get("key_lengths")
     if lengths is None:
         return
     for moved, name, how in ((1, "long", "the last key's index"), (-1, "short", "one less")):
         says = f"a key length is taken for {how}; the case means the number of keys"
         other = with_inputs(posed, key_lengths=lengths + moved)
-        yield Convention(f"key-lengths-one-too-{name}", says, "masked", other)
+        yield Alternative(f"key-lengths-one-too-{name}", says, "masked", other)
     yield mistake("key-lengths-ignored", "the key lengths are ignored", without_input(with_mask(posed), "key_lengths"))
 
 
-def _grouped_heads(operation: str, posed: Posed) -> Iterator[Convention]:
+def _grouped_heads(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     if operation == "attention":
         heads, shared = posed.inputs["query"].shape[-3], posed.inputs["key"].shape[-3]
         names, axis = ("key", "value", "past_key", "past_value"), -3
@@ -170,7 +172,7 @@ def _grouped_heads(operation: str, posed: Posed) -> Iterator[Convention]:
     tiled = {name: _heads_of(posed.inputs[name], order, shared, axis) for name in names if name in posed.inputs}
     says = "query head h takes key and value head h % Hkv (tiled); the case means head h // (H / Hkv) (repeated)"
     options = {"kv_heads": heads} if "kv_heads" in posed.options else {}
-    yield Convention("heads-tiled", says, "raw_scores", with_options(with_inputs(posed, **tiled), **options))
+    yield Alternative("heads-tiled", says, "raw_scores", with_options(with_inputs(posed, **tiled), **options))
 
 
 def _heads_of(array: Any, order: Any, heads: int, axis: int) -> Any:
@@ -180,7 +182,7 @@ def _heads_of(array: Any, order: Any, heads: int, axis: int) -> Any:
     return array.reshape(*array.shape[:-1], heads, -1)[..., order, :].reshape(*array.shape[:-1], -1)
 
 
-def _scales(operation: str, posed: Posed) -> Iterator[Convention]:
+def _scales(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     if not has_scale(operation, posed):
         return
     own = scale_of(operation, posed)
@@ -196,10 +198,12 @@ def _scales(operation: str, posed: Posed) -> Iterator[Convention]:
             )
             says_all = f"the {{stage}} is exactly that of scale {told}{together} instead of {meant}"
             changed = with_options(posed, scale=scale)
-            yield Convention(name, says, "scores", changed, Verdict.NUMERIC, answer=f"scale {scale!r}", unsure=says_all)
+            yield Alternative(
+                name, says, "scores", changed, Verdict.NUMERIC, answer=f"scale {scale!r}", unsure=says_all
+            )
 
 
-def _softcaps(operation: str, posed: Posed) -> Iterator[Convention]:
+def _softcaps(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     if posed.options.get("softcap") is None:
         return
     ignored, says = with_options(posed, softcap=None), "the softcap is ignored"
@@ -212,10 +216,10 @@ def _softcaps(operation: str, posed: Posed) -> Iterator[Convention]:
     ):
         if is_there:
             says = f"the softcap is applied after {what}; the case means before it"
-            yield Convention(f"softcap-after-{stage}", says, "capped", with_options(posed, softcap_follows=stage))
+            yield Alternative(f"softcap-after-{stage}", says, "capped", with_options(posed, softcap_follows=stage))
 
 
-def is_masked(posed: Posed) -> bool:
+def is_masked(posed: AttentionProblem) -> bool:
     """Whether anything says who may attend to whom."""
     inputs = {"mask", "key_lengths", "query_mask"}
     return bool(posed.options.get("is_causal") or posed.options.get("window") or inputs & posed.inputs.keys())

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from attncheck.judging.alternatives import Convention, Departs
+from attncheck.judging.alternatives import Alternative, Departs
 from attncheck.judging.bounds import Bound
 from attncheck.judging.bounds_terms import Real
 from attncheck.judging.enclosure import Enclosure
@@ -31,12 +31,12 @@ from attncheck.judging.other_steps import (
     squared,
     without_maximum,
 )
-from attncheck.judging.policies import policy_for
+from attncheck.judging.rounding_models import rounding_model_named
 from attncheck.judging.scales import has_scale, scale_of
 from attncheck.judging.truth import Stages, Truth
-from attncheck.reading.lowering import Posed
+from attncheck.reading.canonical import AttentionProblem
+from attncheck.spec import DEFAULT_EMPTY_ROWS
 from attncheck.verdicts import Verdict
-from attncheck.vocabulary import DEFAULT_EMPTY_ROWS
 
 _ATTENTION = ("attention", "multi_head_attention")
 _WITH_SOFTMAX = ("softmax", *_ATTENTION)
@@ -81,7 +81,7 @@ _STEPS = (
 )  # fmt: skip
 
 
-def departures_of(operation: str, posed: Posed) -> Iterator[Convention]:
+def departures_of(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     """Yield the steps that may have been taken for others in an operation."""
     for step in _STEPS:
         is_there = step.follow is not squared or has_scale(operation, posed)
@@ -92,7 +92,7 @@ def departures_of(operation: str, posed: Posed) -> Iterator[Convention]:
         yield from _gradients(operation, posed)
 
 
-def _gradients(operation: str, posed: Posed) -> Iterator[Convention]:
+def _gradients(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     scale = scale_of(operation, posed)
     root = math.sqrt(posed.inputs["query"].shape[-1])
     told = {
@@ -116,37 +116,37 @@ def _gradients(operation: str, posed: Posed) -> Iterator[Convention]:
         yield _convention("bias-gradient-scaled", says, "grad_bias", posed, departs)
 
 
-def _convention(name: str, says: str, stage: str, posed: Posed, departs: Departs) -> Convention:
-    return Convention(name, says, stage, posed, Verdict.NUMERIC, departs=departs)
+def _convention(name: str, says: str, stage: str, posed: AttentionProblem, departs: Departs) -> Alternative:
+    return Alternative(name, says, stage, posed, Verdict.NUMERIC, departs=departs)
 
 
 def _departs(follow: Follow, *, only_failing: bool = False) -> Departs:
-    def departs(truth: Truth, numerical_class: str, failing: Stages) -> Truth | None:
+    def departs(truth: Truth, rounding_model: str, failing: Stages) -> Truth | None:
         if not _is_plain(truth):
             return None
-        own = {stage: bound.worst for stage, bound in truth.bounds(numerical_class).items()}
+        own = {stage: bound.worst for stage, bound in truth.bounds(rounding_model).items()}
         known = {stage: np.abs(each.low) + each.radius for stage, each in truth.exact.items()}
         with np.errstate(all="ignore"):
-            found = follow(truth, policy_for(numerical_class, truth.dtype), own)
-            radii = follow(truth, policy_for("native", "float64"), known)
+            found = follow(truth, rounding_model_named(rounding_model, truth.dtype), own)
+            radii = follow(truth, rounding_model_named("native", "float64"), known)
         if not found:
             return None
         changed = [stage for stage in found if stage in truth.exact and (stage in failing or not only_failing)]
         exact = {stage: _enclosure(found[stage][0], radii[stage][1]) for stage in changed}
         bounds = {stage: Bound(found[stage][1], found[stage][1]) for stage in changed}
-        return _other(truth, {**truth.exact, **exact}, numerical_class, {**truth.bounds(numerical_class), **bounds})
+        return _other(truth, {**truth.exact, **exact}, rounding_model, {**truth.bounds(rounding_model), **bounds})
 
     return departs
 
 
-def _other(truth: Truth, exact: Mapping[str, Enclosure], numerical_class: str, bounds: Mapping[str, Bound]) -> Truth:
+def _other(truth: Truth, exact: Mapping[str, Enclosure], rounding_model: str, bounds: Mapping[str, Bound]) -> Truth:
     return replace(
         truth,
         exact=exact,
         solved={},
         special=None,
         generic=False,
-        _bounds={numerical_class: dict(bounds)},
+        _bounds={rounding_model: dict(bounds)},
         _readings={},
     )
 

@@ -19,7 +19,7 @@ import numpy as np
 from flint import arb
 from numpy.typing import NDArray
 
-from attncheck.vocabulary import Shape
+from attncheck.spec import Shape
 
 Real = NDArray[np.float64]
 

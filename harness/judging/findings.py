@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from attncheck.judging.alternatives import Convention
+from attncheck.judging.alternatives import Alternative
 from attncheck.verdicts import Verdict
 
 
@@ -15,12 +15,12 @@ class Findings:
     Those that are ``open`` may fit as well: they were not tried, because there were too many as near.
     """
 
-    fits: tuple[Convention, ...] = ()
+    fits: tuple[Alternative, ...] = ()
     refuted: frozenset[str] = frozenset()
     open: frozenset[str] = frozenset()
 
     @property
-    def told(self) -> Convention | None:
+    def told(self) -> Alternative | None:
         """What this case names by itself: the reading that fits, if it is the only one, and a convention in any case.
 
         A result that is right under another convention is that, whatever else gives the same numbers here.

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attncheck.judging.alternatives import Convention
+from attncheck.judging.alternatives import Alternative
 from attncheck.judging.formats import FORMATS
 from attncheck.judging.mistakes import with_bias_times
 from attncheck.judging.nearness import best_number
 from attncheck.judging.scales import has_scale, scale_of, scales_in_words, shortest
 from attncheck.judging.truth import Stages, Truth
-from attncheck.reading.lowering import Posed, essential
+from attncheck.reading.canonical import AttentionProblem, canonical_form
+from attncheck.spec import stage_place
 from attncheck.verdicts import Verdict
-from attncheck.vocabulary import stage_place
 
-LEAST_FITTED = 8
+MIN_FITTED = 8
 """Numbers that a fitted one must explain: some scale explains every single one."""
 
 
-def fitted_numbers(truth: Truth, posed: Posed, failing: Stages) -> Iterator[Convention]:
+def fitted_numbers(truth: Truth, posed: AttentionProblem, failing: Stages) -> Iterator[Alternative]:
     """Yield the case with the number that fits best, and before it with the nearest number of few digits."""
-    if sum(array.size for array in failing.values()) < LEAST_FITTED:
+    if sum(array.size for array in failing.values()) < MIN_FITTED:
         return
     operation, first = truth.operation, min(map(stage_place, failing))
-    unit, plain = FORMATS[truth.dtype].unit_roundoff, essential(operation, posed.options, posed.inputs)
+    unit, plain = FORMATS[truth.dtype].unit_roundoff, canonical_form(operation, posed.options, posed.inputs)
     if has_scale(operation, posed) and first >= stage_place("scores"):
         own = scale_of(operation, posed)
         fitted = best_number(operation, lambda scale: _scaled(plain, scale), failing, own)
@@ -31,15 +31,15 @@ def fitted_numbers(truth: Truth, posed: Posed, failing: Stages) -> Iterator[Conv
             told, given = scales_in_words(scale, own)
             says = f"the {{stage}} is that of scale {told} (given {given})"
             changed = _scaled(posed, scale)
-            yield Convention("scale-fitted", says, "scores", changed, Verdict.NUMERIC, is_fitted=True)
+            yield Alternative("scale-fitted", says, "scores", changed, Verdict.NUMERIC, is_fitted=True)
     if "bias" in posed.inputs and first >= stage_place("biased"):
         fitted = best_number(operation, lambda factor: with_bias_times(plain, factor, "").posed, failing, 1.0)
         for factor in _shortened(fitted, unit, 1.0):
             yield with_bias_times(posed, factor, scales_in_words(factor, 1.0)[0])
 
 
-def _scaled(posed: Posed, scale: float) -> Posed:
-    return Posed({**posed.options, "scale": scale}, posed.inputs)
+def _scaled(posed: AttentionProblem, scale: float) -> AttentionProblem:
+    return AttentionProblem({**posed.options, "scale": scale}, posed.inputs)
 
 
 def _shortened(fitted: float | None, unit: float, own: float) -> list[float]:

@@ -40,7 +40,7 @@ Stages = Mapping[str, NDArray[Any]]
 Bounds = Mapping[str, NDArray[Any]]
 """Stage -> the largest error that an implementation's class allows, per element."""
 
-MOST_KEPT = 1 << 22
+MAX_KEPT = 1 << 22
 """Elements of the largest array that a results directory keeps: 32 MiB of float64. Score matrices of long sequences are
 larger, and are nothing that a report draws."""
 
@@ -64,7 +64,7 @@ def judge(
 ) -> Judged:
     """Judge what the implementations returned for one case in one dtype.
 
-    ``classes`` are their numerical classes, ``own_empty_rows`` what they are known to give for a query without a key.
+    ``classes`` are their rounding models, ``own_empty_rows`` what they are known to give for a query without a key.
     """
     returned = {stage for outcome in outcomes.values() if isinstance(outcome, Computed) for stage in outcome.stages}
     truth = truth_of_case(case, dtype, inputs, returned)
@@ -115,19 +115,19 @@ def _following(stages: list[Row], numbers: list[Row]) -> list[Row]:
     return [told(row) for row in numbers]
 
 
-def worst_bounds(truth: Truth, numerical_class: str) -> Bounds:
+def worst_bounds(truth: Truth, rounding_model: str) -> Bounds:
     """Return B of every whole stage, infinite in rows that were not judged; nothing where there is no exact answer.
 
     In those rows it is NaN where the inputs hold NaN or infinity: what is right there was not looked at.
 
     Stages that are too large to be kept are left out, here and below.
     """
-    judged = _bounds_of_judged(truth, numerical_class)
+    judged = _bounds_of_judged(truth, rounding_model)
     elsewhere = np.nan if truth.holds_nonfinite else np.inf
     return {
         stage: spread(stage, worst, truth.query_rows, truth.queries, elsewhere)
         for stage, worst in judged.items()
-        if _size_of_whole(truth, worst) <= MOST_KEPT
+        if _size_of_whole(truth, worst) <= MAX_KEPT
     }
 
 
@@ -137,13 +137,13 @@ def exact_values(truth: Truth) -> Stages:
     return {
         stage: spread(stage, values, truth.query_rows, truth.queries, np.nan)
         for stage, values in known.items()
-        if _size_of_whole(truth, values) <= MOST_KEPT
+        if _size_of_whole(truth, values) <= MAX_KEPT
     }
 
 
 def kept_stages(stages: Stages) -> Stages:
     """Return the stages of an implementation that are not too large to be kept."""
-    return {stage: array for stage, array in stages.items() if array.size <= MOST_KEPT}
+    return {stage: array for stage, array in stages.items() if array.size <= MAX_KEPT}
 
 
 def _size_of_whole(truth: Truth, judged: NDArray[Any]) -> int:
@@ -151,13 +151,13 @@ def _size_of_whole(truth: Truth, judged: NDArray[Any]) -> int:
     return judged.size if rows is None else judged.size // len(rows) * truth.queries
 
 
-def _bounds_of_judged(truth: Truth, numerical_class: str) -> Bounds:
+def _bounds_of_judged(truth: Truth, rounding_model: str) -> Bounds:
     """Return B of the judged rows; NaN where the exact answer leaves open what is right."""
     if not truth.exact:
         return {}
     return {
         stage: np.where(is_open(truth.exact[stage], bound, truth.dtype), np.nan, bound.worst)
-        for stage, bound in truth.bounds(numerical_class).items()
+        for stage, bound in truth.bounds(rounding_model).items()
     }
 
 

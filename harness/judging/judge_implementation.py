@@ -16,15 +16,15 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 
 from attncheck.execution.cutting import is_of_shape
-from attncheck.judging.alternatives import Convention
+from attncheck.judging.alternatives import Alternative
 from attncheck.judging.conventions import empty_row_conventions
 from attncheck.judging.findings import NOTHING, Findings
 from attncheck.judging.judge_stages import StageJudgement, judge_stages, sound_stages, where_it_begins
 from attncheck.judging.readings import truth_of
 from attncheck.judging.recognition import recognise
 from attncheck.judging.truth import Truth
+from attncheck.spec import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, Shape
 from attncheck.verdicts import Verdict
-from attncheck.vocabulary import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, Shape
 
 WRONG_NUMBERS = (Verdict.NUMERIC, Verdict.NONFINITE)
 """What a wrong number can be; a wrong shape or dtype is no convention."""
@@ -66,7 +66,7 @@ class JudgedStages:
 
     judgements: tuple[StageJudgement, ...]
     begins_at: str
-    recognised: Convention | None = None
+    recognised: Alternative | None = None
     excused: frozenset[str] = frozenset()
     reason: str = ""
     source: str | None = None
@@ -79,18 +79,18 @@ def judge_and_recognise(
     truth: Truth,
     stages: Mapping[str, NDArray[Any]],
     shapes: Mapping[str, Shape],
-    numerical_class: str,
+    rounding_model: str,
     own: OwnEmptyRows | None = None,
 ) -> JudgedStages:
     """Judge every stage, and say of what fails which convention or mistake it is, where that can be told.
 
     ``own`` is what the implementation is known to give for a query without a key.
     """
-    judgements = judge_stages(truth, stages, shapes, numerical_class)
+    judgements = judge_stages(truth, stages, shapes, rounding_model)
     if not _failed(judgements) or truth.posed is None:
         return JudgedStages(tuple(judgements), where_it_begins(judgements))
     bases = [_Base(truth, judgements)]
-    possible = _by_own_conventions(truth, judgements, stages, shapes, numerical_class, own or OwnEmptyRows())
+    possible = _by_own_conventions(truth, judgements, stages, shapes, rounding_model, own or OwnEmptyRows())
     other = _nearest(bases[0], possible)
     if other is not None:
         bases = [other] if other.settled else [*bases, other]
@@ -99,7 +99,7 @@ def judge_and_recognise(
     for base in bases:
         failed = {stage: sound[stage] for stage in _failed(base.judgements)}
         right = {each.stage: sound[each.stage] for each in base.judgements if each.verdict is Verdict.AGREE}
-        findings = recognise(base.truth, failed, numerical_class, right) if failed else NOTHING
+        findings = recognise(base.truth, failed, rounding_model, right) if failed else NOTHING
         found = findings.told
         if found is not None:
             says = found.says.format(stage=next(iter(failed)))
@@ -160,7 +160,7 @@ class _Base:
 class _OwnBase(_Base):
     """The same by a convention of the implementation's own, and why it may have one."""
 
-    convention: Convention
+    convention: Alternative
     basis: _Basis
 
     @property
@@ -174,7 +174,7 @@ def _by_own_conventions(
     own: Sequence[StageJudgement],
     stages: Mapping[str, NDArray[Any]],
     shapes: Mapping[str, Shape],
-    numerical_class: str,
+    rounding_model: str,
     known: OwnEmptyRows,
 ) -> Iterator[_OwnBase]:
     """Yield the judgements by every convention that the implementation may follow, the likeliest first."""
@@ -185,7 +185,7 @@ def _by_own_conventions(
     for value, basis in bases.items():
         if convention := possible.get(value):
             other = truth_of(truth, convention)
-            under = {each.stage: each for each in judge_stages(other, stages, shapes, numerical_class)}
+            under = {each.stage: each for each in judge_stages(other, stages, shapes, rounding_model)}
             yield _settled(_OwnBase(other, own, convention=convention, basis=basis), under)
 
 
@@ -221,7 +221,7 @@ def _nearest(case: _Base, bases: Iterator[_OwnBase]) -> _OwnBase | None:
 
 
 def _judged(
-    judgements: Sequence[StageJudgement], begins_at: str, found: Convention, base: _Base, own: OwnEmptyRows | None
+    judgements: Sequence[StageJudgement], begins_at: str, found: Alternative, base: _Base, own: OwnEmptyRows | None
 ) -> JudgedStages:
     """Say which stages are excused, and why; what is recorded is for the list of known divergences to excuse."""
     judged = JudgedStages(tuple(judgements), begins_at, found)
@@ -235,7 +235,7 @@ def _failed(judgements: Sequence[StageJudgement]) -> list[str]:
     return [found.stage for found in judgements if found.verdict in WRONG_NUMBERS]
 
 
-def _told(judgement: StageJudgement, convention: Convention, says: str) -> StageJudgement:
+def _told(judgement: StageJudgement, convention: Alternative, says: str) -> StageJudgement:
     if convention.verdict is Verdict.SEMANTIC:
         return replace(judgement, verdict=Verdict.SEMANTIC, message=says, empty_rows=convention.empty_rows)
     return replace(judgement, message=f"{says}; {judgement.message}")

@@ -24,8 +24,8 @@ from attncheck.judging.sampling import axis_of_queries, index_in_all, rows_of_st
 from attncheck.judging.tiers import Measured, Tier, measure
 from attncheck.judging.truth import Truth, is_measured, is_open, is_prescribed
 from attncheck.reading.shapes import show
+from attncheck.spec import Shape, stage_place
 from attncheck.verdicts import Verdict
-from attncheck.vocabulary import Shape, stage_place
 
 Array = NDArray[Any]
 
@@ -80,11 +80,11 @@ def in_order(stages: Mapping[str, Array]) -> list[str]:
 
 
 def judge_stages(
-    truth: Truth, stages: Mapping[str, Array], shapes: Mapping[str, Shape], numerical_class: str
+    truth: Truth, stages: Mapping[str, Array], shapes: Mapping[str, Shape], rounding_model: str
 ) -> list[StageJudgement]:
     """Judge every stage that an implementation returned, in the order of computation."""
     sound = sound_stages(truth, stages, shapes)
-    return [_judge_stage(truth, stage, stages[stage], sound, shapes, numerical_class) for stage in in_order(stages)]
+    return [_judge_stage(truth, stage, stages[stage], sound, shapes, rounding_model) for stage in in_order(stages)]
 
 
 def sound_stages(truth: Truth, stages: Mapping[str, Array], shapes: Mapping[str, Shape]) -> dict[str, Array]:
@@ -109,7 +109,7 @@ def _judge_stage(
     array: Array,
     sound: Mapping[str, Array],
     shapes: Mapping[str, Shape],
-    numerical_class: str,
+    rounding_model: str,
 ) -> StageJudgement:
     wanted = shapes.get(stage)
     if wanted is not None and array.shape != wanted:
@@ -120,19 +120,19 @@ def _judge_stage(
     if wanted is None or stage not in truth.exact:
         reason = truth.outside or f"no exact answer is known for a stage of this name: {stage}"
         return StageJudgement(stage, Verdict.UNVERIFIED, unjudged=array.size, message=reason)
-    return _of_whole(truth, _judge_values(truth, stage, sound, numerical_class))
+    return _of_whole(truth, _judge_values(truth, stage, sound, rounding_model))
 
 
-def _judge_values(truth: Truth, stage: str, sound: Mapping[str, Array], numerical_class: str) -> StageJudgement:
+def _judge_values(truth: Truth, stage: str, sound: Mapping[str, Array], rounding_model: str) -> StageJudgement:
     """Judge the rows of a stage that are known."""
     array = sound[stage]
-    exact, bound = truth.exact_for(stage, array), truth.bounds(numerical_class)[stage]
+    exact, bound = truth.exact_for(stage, array), truth.bounds(rounding_model)[stage]
     odd = _odd_places(exact, bound, array)
     open_ = is_open(exact, bound, truth.dtype)
     if odd.any():
         return replace(_nonfinite(stage, exact, array, odd), unjudged=int(open_.sum()))
     accumulated = _measure(exact, bound, array, generic=_has_statistics(truth, stage, introduced=False))
-    step = truth.introduced(stage, sound, numerical_class)
+    step = truth.introduced(stage, sound, rounding_model)
     introduced = None
     if step is not None:
         introduced = _measure(*step, array, generic=_has_statistics(truth, stage, introduced=True))
@@ -154,9 +154,9 @@ def _with_unjudged(truth: Truth, judgement: StageJudgement, open_: NDArray[np.bo
     return replace(judgement, unjudged=unjudged, message=message)
 
 
-def failing_places(truth: Truth, stage: str, array: Array, numerical_class: str) -> NDArray[np.bool_]:
+def failing_places(truth: Truth, stage: str, array: Array, rounding_model: str) -> NDArray[np.bool_]:
     """Return where the judged rows of a stage are proved to be wrong against the exact answer."""
-    exact, bound = truth.exact_for(stage, array), truth.bounds(numerical_class)[stage]
+    exact, bound = truth.exact_for(stage, array), truth.bounds(rounding_model)[stage]
     wrong: NDArray[np.bool_] = _beyond(exact, bound, array) | _odd_places(exact, bound, array)
     return wrong
 
@@ -169,9 +169,9 @@ def _beyond(exact: Enclosure, bound: Bound, array: Array) -> NDArray[np.bool_]:
     return beyond
 
 
-def agrees(truth: Truth, stage: str, array: Array, numerical_class: str) -> bool:
+def agrees(truth: Truth, stage: str, array: Array, rounding_model: str) -> bool:
     """Whether the judged rows of a stage are right against the exact answer, whatever came before them."""
-    exact, bound = truth.exact_for(stage, array), truth.bounds(numerical_class)[stage]
+    exact, bound = truth.exact_for(stage, array), truth.bounds(rounding_model)[stage]
     if _odd_places(exact, bound, array).any():
         return False
     return not _measure(exact, bound, array, generic=_has_statistics(truth, stage, introduced=False)).tier.fails

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from attncheck.errors import ExitCode
 from attncheck.reading.divergences import Divergence
 from attncheck.results.format import Row
+from attncheck.spec import DTYPES, stage_place
 from attncheck.verdicts import Verdict
-from attncheck.vocabulary import DTYPES, stage_place
 
 _SAYS_NOTHING = frozenset(
     {Verdict.UNSUPPORTED, Verdict.UNVERIFIED, Verdict.ERROR, Verdict.TIMEOUT, Verdict.CRASH, Verdict.MISPRINT}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from attncheck.judging.alternatives import (
-    Convention,
+    Alternative,
     mistake,
     queries_and_keys,
     with_allowed,
@@ -25,14 +25,14 @@ from attncheck.judging.alternatives import (
 from attncheck.judging.oracle_problem import Problem
 from attncheck.judging.scales import has_scale, scale_of
 from attncheck.judging.special_rows import scores_shape
-from attncheck.reading.lowering import Posed, essential, query_offset
+from attncheck.reading.canonical import AttentionProblem, canonical_form, query_offset
 from attncheck.verdicts import Verdict
 
 _SHARED_AXES = ((0, "batch-entry", "batch entry"), (1, "head", "head"))
 _PROJECTIONS = ("query", "key", "value", "output")
 
 
-def mistakes_of(operation: str, posed: Posed) -> Iterator[Convention]:
+def mistakes_of(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     """Yield what a case may have been computed as by mistake."""
     yield from _biases(operation, posed)
     yield from _causality(posed)
@@ -46,7 +46,7 @@ def mistakes_of(operation: str, posed: Posed) -> Iterator[Convention]:
         yield from _interleaved(posed)
 
 
-def _biases(operation: str, posed: Posed) -> Iterator[Convention]:
+def _biases(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     bias = posed.inputs.get("bias")
     if bias is None:
         return
@@ -55,10 +55,10 @@ def _biases(operation: str, posed: Posed) -> Iterator[Convention]:
         if factor != 1 and (factor > 0 or np.isfinite(bias).all()):
             other = _with_bias_times(posed, factor)
             answer = f"bias times {factor:.12g}"
-            yield Convention(name, says, "biased", other, Verdict.NUMERIC, answer=answer)
+            yield Alternative(name, says, "biased", other, Verdict.NUMERIC, answer=answer)
 
 
-def _factors_of_bias(operation: str, posed: Posed) -> Iterator[tuple[str, float, str]]:
+def _factors_of_bias(operation: str, posed: AttentionProblem) -> Iterator[tuple[str, float, str]]:
     if has_scale(operation, posed):
         scale = scale_of(operation, posed)
         yield "bias-scaled", scale, "the bias is added before the scores are scaled"
@@ -70,13 +70,13 @@ def _factors_of_bias(operation: str, posed: Posed) -> Iterator[tuple[str, float,
     yield "bias-times-ln2", math.log(2), "the bias is added in base 2: it lacks the factor log2(e)"
 
 
-def with_bias_times(posed: Posed, factor: float, words: str) -> Convention:
+def with_bias_times(posed: AttentionProblem, factor: float, words: str) -> Alternative:
     """Return a bias times a number that was fitted."""
     says = f"the bias is multiplied by {words}"
-    return Convention("bias-fitted", says, "biased", _with_bias_times(posed, factor), Verdict.NUMERIC, is_fitted=True)
+    return Alternative("bias-fitted", says, "biased", _with_bias_times(posed, factor), Verdict.NUMERIC, is_fitted=True)
 
 
-def _with_bias_times(posed: Posed, factor: float) -> Posed:
+def _with_bias_times(posed: AttentionProblem, factor: float) -> AttentionProblem:
     """Multiply what is finite: minus infinity stays what it is."""
     bias = posed.inputs["bias"].astype(np.float64)
     with np.errstate(over="ignore"):  # the lowest number of a dtype may become minus infinity, as it does in base 2
@@ -84,7 +84,7 @@ def _with_bias_times(posed: Posed, factor: float) -> Posed:
     return with_inputs(posed, bias=np.where(np.isfinite(bias), multiplied, bias))
 
 
-def _causality(posed: Posed) -> Iterator[Convention]:
+def _causality(posed: AttentionProblem) -> Iterator[Alternative]:
     """Yield diagonals that are one off. As a mask: the position that a case counts from has no option for it."""
     if not posed.options.get("is_causal"):
         return
@@ -99,20 +99,20 @@ def _causality(posed: Posed) -> Iterator[Convention]:
     yield mistake("causal-mirrored", "causality is mirrored: query i sees the keys j >= i", mirrored)
 
 
-def _sides(posed: Posed) -> Iterator[Convention]:
+def _sides(posed: AttentionProblem) -> Iterator[Alternative]:
     window = posed.options.get("window")
     if window is not None and window[0] != window[1]:
         left, right = window
         yield mistake("window-sides-swapped", "left and right of the window are swapped", _window(posed, right, left))
 
 
-def _window(posed: Posed, left: int | None, right: int | None) -> Posed:
+def _window(posed: AttentionProblem, left: int | None, right: int | None) -> AttentionProblem:
     return with_options(posed, window=(left, right))
 
 
-def _last_row(operation: str, posed: Posed) -> Iterator[Convention]:
+def _last_row(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     """Yield a last query that sees all keys: of tiles, the one that is left over has lost its mask."""
-    plain = essential(operation, posed.options, posed.inputs)
+    plain = canonical_form(operation, posed.options, posed.inputs)
     shape = scores_shape(operation, plain.options, plain.inputs)
     allowed = Problem.of(operation, plain.options, plain.inputs).allowed(shape)
     if allowed is None or not shape[-2]:
@@ -123,11 +123,13 @@ def _last_row(operation: str, posed: Posed) -> Iterator[Convention]:
     plain.inputs["mask"] = unmasked
     kept = {name: posed.options[name] for name in ("empty_rows",) if name in posed.options}
     yield mistake(
-        "last-row-unmasked", "the last query row is not masked", Posed({**plain.options, **kept}, plain.inputs)
+        "last-row-unmasked",
+        "the last query row is not masked",
+        AttentionProblem({**plain.options, **kept}, plain.inputs),
     )
 
 
-def _shared(posed: Posed) -> Iterator[Convention]:
+def _shared(posed: AttentionProblem) -> Iterator[Alternative]:
     """Yield what belongs to one head or batch entry, taken for all: a stride of zero."""
     for name, stage, plural in (("mask", "masked", "the mask"), ("bias", "biased", "the bias")):
         array = posed.inputs.get(name)
@@ -143,7 +145,7 @@ def _shared(posed: Posed) -> Iterator[Convention]:
         yield mistake("key-lengths-of-first-batch-entry", says, with_inputs(posed, key_lengths=shared))
 
 
-def _transposed_mask(posed: Posed) -> Iterator[Convention]:
+def _transposed_mask(posed: AttentionProblem) -> Iterator[Alternative]:
     mask = posed.inputs.get("mask")
     queries, keys = queries_and_keys(posed)
     if mask is not None and mask.ndim >= 2 and queries == keys and max(mask.shape[-2:]) > 1:
@@ -151,7 +153,7 @@ def _transposed_mask(posed: Posed) -> Iterator[Convention]:
         yield mistake("mask-transposed", says, with_inputs(posed, mask=np.swapaxes(mask, -1, -2)))
 
 
-def _operands(operation: str, posed: Posed) -> Iterator[Convention]:
+def _operands(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     """Yield one of key and value read for the other, and heads of which one is read for all."""
     if operation not in ("attention", "attention_gradients"):
         return
@@ -171,11 +173,11 @@ def _reads(read: str, wrong: str) -> str:
     return f"the {wrong} is read where the {read} is meant"
 
 
-def _pasts(posed: Posed) -> tuple[str, ...]:
+def _pasts(posed: AttentionProblem) -> tuple[str, ...]:
     return ("", "past_") if "past_key" in posed.inputs else ("",)
 
 
-def _projections(posed: Posed) -> Iterator[Convention]:
+def _projections(posed: AttentionProblem) -> Iterator[Alternative]:
     for name in _PROJECTIONS:
         if f"{name}_bias" in posed.inputs:
             dropped = without_input(posed, f"{name}_bias")
@@ -188,7 +190,7 @@ def _projections(posed: Posed) -> Iterator[Convention]:
             )
 
 
-def _interleaved(posed: Posed) -> Iterator[Convention]:
+def _interleaved(posed: AttentionProblem) -> Iterator[Alternative]:
     """Yield heads that are dealt out in turn, or laid side by side from the last to the first."""
     heads = int(posed.options["heads"])
     counts = {"query": heads} | dict.fromkeys(("key", "value"), int(posed.options.get("kv_heads") or heads))

@@ -13,8 +13,8 @@ from attncheck.backends import numpy_backend
 from attncheck.execution.operations import run_operation
 from attncheck.judging.scales import fit_scale
 from attncheck.judging.special_rows import SpecialRows, special_rows
-from attncheck.reading.lowering import Posed, essential
-from attncheck.vocabulary import DEFAULT_EMPTY_ROWS
+from attncheck.reading.canonical import AttentionProblem, canonical_form
+from attncheck.spec import DEFAULT_EMPTY_ROWS
 
 Array = NDArray[Any]
 Stages = Mapping[str, Array]
@@ -28,9 +28,9 @@ class Approximation:
     special: SpecialRows
 
 
-def approximate(operation: str, posed: Posed) -> Approximation:
+def approximate(operation: str, posed: AttentionProblem) -> Approximation:
     """Evaluate a reading in float64."""
-    plain = essential(operation, posed.options, posed.inputs)
+    plain = canonical_form(operation, posed.options, posed.inputs)
     special = special_rows(operation, plain.options, plain.inputs, DEFAULT_EMPTY_ROWS)
     return Approximation(_approximately(operation, plain), special)
 
@@ -50,7 +50,9 @@ def distance(approximation: Approximation, returned: Stages, instead: Mapping[st
     return far
 
 
-def best_number(operation: str, pose: Callable[[float], Posed], returned: Stages, own: float) -> float | None:
+def best_number(
+    operation: str, pose: Callable[[float], AttentionProblem], returned: Stages, own: float
+) -> float | None:
     """Return the number with which a problem comes nearest to what was returned; None where none is nearest.
 
     ``pose`` gives a problem in essential form.
@@ -79,7 +81,7 @@ def _mean_difference(array: Array, other: Array) -> float:
         return float(relative + odd.mean())
 
 
-def _approximately(operation: str, plain: Posed) -> dict[str, Array]:
+def _approximately(operation: str, plain: AttentionProblem) -> dict[str, Array]:
     """Return the stages of a problem in essential form, from the NumPy backend; nothing where it cannot do it."""
     inputs = {name: array if array.dtype == bool else array.astype(np.float64) for name, array in plain.inputs.items()}
     options = {name: value for name, value in plain.options.items() if value is not None}

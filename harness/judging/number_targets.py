@@ -2,7 +2,7 @@
 
 A document's number was computed from inputs that it may print rounded, in a precision that it may declare
 (``computed_in``), and then printed. The first is what ``propagation`` allows for, and inputs that were rounded to that
-precision belong to it. The second has a bound like that of any implementation: the bound of the widest numerical class
+precision belong to it. The second has a bound like that of any implementation: the bound of the widest rounding model
 in the dtype, from the document's inputs as that dtype stores them.
 """
 
@@ -19,10 +19,10 @@ from attncheck.judging.compare import first_index
 from attncheck.judging.propagation import Ball, propagate
 from attncheck.judging.truth import Truth, is_open, truth_of_case
 from attncheck.quantities import QUANTITIES
+from attncheck.reading.canonical import canonical_form
 from attncheck.reading.case import Case, Expected
 from attncheck.reading.dtypes import rounded_once
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
-from attncheck.reading.lowering import essential
 
 Array = NDArray[Any]
 Real = NDArray[np.float64]
@@ -89,7 +89,7 @@ class Reference:
             if computed_in is not None:
                 inputs = convert_inputs(case, make_exact_inputs(case), self.truth.dtype, computed_in)
             # Of an essential form the radii of what became the mask say nothing; all numbers' are laid out alike.
-            radius = essential(case.operation, case.options, inputs.radius).inputs
+            radius = canonical_form(case.operation, case.options, inputs.radius).inputs
             found = propagate(self.truth.operation, self.truth.options, Inputs(self.truth.inputs, radius))
             self._balls[computed_in] = found, inputs
         balls, inputs = self._balls[computed_in]
@@ -127,14 +127,14 @@ def derived(expected: Expected, stage: Array, inputs: Inputs) -> Array:
         return QUANTITIES[expected.name].compute(stage, inputs.arrays)
 
 
-def largest_error(expected: Expected, truth: Truth, numerical_class: str, inputs: Inputs, value: Array) -> Real:
+def largest_error(expected: Expected, truth: Truth, rounding_model: str, inputs: Inputs, value: Array) -> Real:
     """Return the largest error of a class, NaN where nothing is known of it.
 
     A derived quantity inherits its stage's, and rounds once more: ``value``, in its own dtype.
     """
     if expected.of not in truth.exact:
         return np.full(expected.shape, np.nan)
-    exact, bound = truth.exact[expected.of], truth.bounds(numerical_class)[expected.of]
+    exact, bound = truth.exact[expected.of], truth.bounds(rounding_model)[expected.of]
     worst = np.where(is_open(exact, bound, truth.dtype), np.nan, bound.worst)
     if expected.name == expected.of:
         return worst

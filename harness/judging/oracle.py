@@ -22,7 +22,7 @@ from attncheck.judging.enclosure import Enclosure, enclose, join
 from attncheck.judging.oracle_arithmetic import BallArray
 from attncheck.judging.oracle_problem import OutsideDomain, Problem, check_domain
 from attncheck.judging.oracle_tree import Evaluation, nearest_returned, tree_of
-from attncheck.vocabulary import STAGES, Shape, computed_stages
+from attncheck.spec import STAGES, Shape, computed_stages
 
 __all__ = [
     "ADDS_QUERIES_UP",
@@ -36,8 +36,8 @@ __all__ = [
 
 Found = TypeVar("Found")
 
-LEAST_PRECISION = 128
-MOST_PRECISION = 1 << 15
+MIN_PRECISION = 128
+MAX_PRECISION = 1 << 15
 """Bits. Scores of 1e600 need 2,100 for their exponentials; no case of finite float64 numbers is known to need more
 than 8,192."""
 
@@ -45,7 +45,7 @@ ADDS_QUERIES_UP = frozenset({"attention_gradients"})
 """The gradients of key and value are sums over the query rows: none can stand for another."""
 _ROWS_AT_A_TIME = 64  # FLINT's fast matrix product starts when every dimension is large
 TOLERANCE = 2.0**-80
-LEAST_RADIUS = 2.0**-1072  # a radius is rounded up to a float64, of which the least is 2^-1074
+MIN_RADIUS = 2.0**-1072  # a radius is rounded up to a float64, of which the least is 2^-1074
 
 
 class PrecisionExhausted(Exception):
@@ -130,14 +130,14 @@ def _enclosures(problem: Problem, stages: Sequence[str], query_rows: Sequence[in
 
 def settled(attempt: Callable[[], Found | None], what: str) -> Found:
     """Return what an attempt finds at the lowest precision that suffices; it returns None where that does not."""
-    precision = LEAST_PRECISION
-    while precision <= MOST_PRECISION:
+    precision = MIN_PRECISION
+    while precision <= MAX_PRECISION:
         with ctx.workprec(precision):
             found = attempt()
         if found is not None:
             return found
         precision *= 2
-    raise PrecisionExhausted(f"{what} not settled with {MOST_PRECISION} bits")
+    raise PrecisionExhausted(f"{what} not settled with {MAX_PRECISION} bits")
 
 
 def _attempt(parts: Sequence[Problem], stages: Sequence[str]) -> dict[str, Enclosure] | None:
@@ -172,7 +172,7 @@ def _joined(stage: str, pieces: Sequence[Enclosure]) -> Enclosure:
 def _suffices(stage: str, enclosure: Enclosure, balls: BallArray, evaluation: Evaluation) -> bool:
     """Whether every radius is small; only where it is large beside the value itself is its scale worked out."""
     # Values beyond float64 have an infinite radius and are looked at below, where balls have no largest number.
-    small = np.clip(TOLERANCE * np.abs(enclosure.high), LEAST_RADIUS, np.finfo(np.float64).max)
+    small = np.clip(TOLERANCE * np.abs(enclosure.high), MIN_RADIUS, np.finfo(np.float64).max)
     doubtful = np.flatnonzero(~(enclosure.radius <= small))
     if not len(doubtful):
         return True

@@ -16,7 +16,7 @@ import numpy as np
 from flint import arb, arb_mat
 from numpy.typing import NDArray
 
-from attncheck.vocabulary import Shape
+from attncheck.spec import Shape
 
 _ZERO, _ONE = arb(0), arb(1)
 

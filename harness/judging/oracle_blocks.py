@@ -22,22 +22,22 @@ from flint import arb
 from numpy.typing import NDArray
 
 from attncheck.judging.enclosure import Enclosure, Real, enclose
-from attncheck.judging.oracle import LEAST_RADIUS, TOLERANCE, settled
+from attncheck.judging.oracle import MIN_RADIUS, TOLERANCE, settled
 from attncheck.judging.oracle_arithmetic import BallArray, from_entries
 from attncheck.judging.oracle_problem import Problem, check_domain
 from attncheck.judging.oracle_tree import Evaluation
 from attncheck.reading.shapes import score_elements
-from attncheck.vocabulary import computed_stages
+from attncheck.spec import computed_stages
 
 RESULTS = frozenset({"log_sum_exp", "output"})
 """Stages of attention that have no axis of keys."""
 
-LEAST_ELEMENTS = 1 << 15
+MIN_ELEMENTS = 1 << 15
 """Elements of a score matrix that is small: every stage is worked out, as recognising a wrong result may want it."""
 
 ELEMENTS_AT_A_TIME = 1 << 17
 """Elements of the score matrix of which there are balls at a time: about 100 bytes each, three times over."""
-_LEAST_KEYS = 64  # FLINT's fast matrix product starts when every dimension is large
+_MIN_KEYS = 64  # FLINT's fast matrix product starts when every dimension is large
 _ACCURACY = 84
 """Bits to which every e^s must be known: s then is to within 2^-84."""
 _LARGEST_LOGIT = 2.0**52
@@ -60,7 +60,7 @@ def are_blocked(
 ) -> bool:
     """Whether these stages of a computation need no score matrix, and it would be large."""
     needs_none = operation == "attention" and RESULTS.issuperset(stages) and not options.get("softcap_follows")
-    return needs_none and score_elements(operation, options, inputs) > LEAST_ELEMENTS
+    return needs_none and score_elements(operation, options, inputs) > MIN_ELEMENTS
 
 
 def exact_results(
@@ -82,7 +82,7 @@ def _attempt(problem: Problem, stages: Sequence[str]) -> BlockedResult | None:
     """Evaluate at FLINT's current precision; None where it does not suffice."""
     sums = _Sums.of(problem)
     *leading, length = sums.attended.shape
-    size = max(_LEAST_KEYS, ELEMENTS_AT_A_TIME // max(int(np.prod(leading)), 1))
+    size = max(_MIN_KEYS, ELEMENTS_AT_A_TIME // max(int(np.prod(leading)), 1))
     for start in range(0, length, size):
         if not sums.add(problem, slice(start, min(start + size, length))):
             return None
@@ -206,4 +206,4 @@ def _mean_magnitudes(problem: Problem, inner: Mapping[str, Real]) -> Real:
 
 def _suffices(enclosure: Enclosure, scale: Real) -> bool:
     """Whether every radius is small; beyond float64 there is nothing to tell, and no verdict."""
-    return not bool((enclosure.radius > np.maximum(TOLERANCE * scale, LEAST_RADIUS)).any())
+    return not bool((enclosure.radius > np.maximum(TOLERANCE * scale, MIN_RADIUS)).any())

@@ -11,7 +11,7 @@ from flint import arb
 from numpy.typing import NDArray
 
 from attncheck.judging.oracle_arithmetic import BallArray, from_numpy
-from attncheck.vocabulary import OPERATIONS, SCORE_INPUTS, Shape
+from attncheck.spec import OPERATIONS, SCORE_INPUTS, Shape
 
 
 class OutsideDomain(Exception):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from attncheck.judging.bounds_terms import Bound
 from attncheck.judging.formats import FORMATS
-from attncheck.judging.policies import Policy
+from attncheck.judging.rounding_models import RoundingModel
 from attncheck.judging.undefined import follow_scores
 
 Array = NDArray[Any]
@@ -31,7 +31,7 @@ def without_overflown(
     operation: str,
     options: Mapping[str, Any],
     inputs: Mapping[str, Array],
-    policy: Policy,
+    rounding: RoundingModel,
     raw_scores: Array | None,
     bounds: Mapping[str, Bound],
 ) -> dict[str, Bound]:
@@ -39,8 +39,8 @@ def without_overflown(
 
     ``raw_scores`` are the exact ones; without them they are worked out from query and key.
     """
-    stored = FORMATS[policy.dtype]
-    if policy.score_unit != stored.unit_roundoff or stored.largest > _WIDE_RANGE:
+    stored = FORMATS[rounding.dtype]
+    if rounding.score_unit != stored.unit_roundoff or stored.largest > _WIDE_RANGE:
         return dict(bounds)
     raw = _raw_scores(operation, inputs) if raw_scores is None else raw_scores
     if raw is None:

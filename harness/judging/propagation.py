@@ -31,8 +31,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.reading.canonical import canonical_form
 from attncheck.reading.inputs import Inputs
-from attncheck.reading.lowering import essential
 
 Real = NDArray[np.float64]
 
@@ -41,7 +41,7 @@ PROPAGATED = frozenset({"scoring", "softmax", "masking", "attention", "multi_hea
 
 _LARGEST_EXPONENT = 600.0
 """e^600, and a sum of many such terms, are numbers of float64; a weight that may grow to it may as well become 1."""
-_LEAST_TOTAL = 1e-290
+_MIN_TOTAL = 1e-290
 """Sums below have lost terms to underflow."""
 
 
@@ -86,7 +86,7 @@ def propagate(operation: str, options: Mapping[str, Any], inputs: Inputs) -> dic
     """Return every stage of the operation as balls, from inputs with their radii; gradients have none."""
     if operation not in PROPAGATED:
         raise AssertionError(f"no propagation for the operation {operation}")
-    posed = essential(operation, options, inputs.arrays)
+    posed = canonical_form(operation, options, inputs.arrays)
     balls = {
         name: Ball(array.astype(np.float64), _radius(inputs, name))
         for name, array in posed.inputs.items()
@@ -201,7 +201,7 @@ def _weight_radius(weights: Real, log_weights: Real, radius: Real) -> Real:
     up = (rest * grown + weights * _sum_of_others(shrunk)) / up_total
     down = (rest * shrunk + weights * _sum_of_others(grown)) / down_total
     # Where all of a row can become too small for float64, the weight may become anything between 0 and 1.
-    lost = np.minimum(up_total, down_total) < _LEAST_TOTAL
+    lost = np.minimum(up_total, down_total) < _MIN_TOTAL
     return np.where(lost, np.maximum(weights, rest), np.maximum(up, down))
 
 

@@ -12,13 +12,13 @@ from functools import cached_property
 
 import numpy as np
 
-from attncheck.judging.alternatives import Convention
+from attncheck.judging.alternatives import Alternative
 from attncheck.judging.conventions import conventions_of
 from attncheck.judging.departures import departures_of
 from attncheck.judging.mistakes import mistakes_of
 from attncheck.judging.nearness import Approximation, approximate, distance
 from attncheck.judging.truth import Stages, Truth, find_truth
-from attncheck.reading.lowering import Posed, delivered
+from attncheck.reading.canonical import AttentionProblem, call_form
 
 _OF_HEADS = ("heads", "kv_heads")
 
@@ -28,19 +28,19 @@ class Readings:
     """The readings of a case, with what they come to as far as anybody has asked."""
 
     truth: Truth
-    posed: Posed
-    _approximate: dict[Convention, Approximation] = field(default_factory=dict)
-    _truths: dict[tuple[Convention, str, frozenset[str]], Truth | None] = field(default_factory=dict)
-    _apart: dict[tuple[Convention, frozenset[str]], float] = field(default_factory=dict)
+    posed: AttentionProblem
+    _approximate: dict[Alternative, Approximation] = field(default_factory=dict)
+    _truths: dict[tuple[Alternative, str, frozenset[str]], Truth | None] = field(default_factory=dict)
+    _apart: dict[tuple[Alternative, frozenset[str]], float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, truth: Truth, posed: Posed) -> Readings:
+    def of(cls, truth: Truth, posed: AttentionProblem) -> Readings:
         """Return the readings of a truth, those that it has if it has any."""
         found: Readings = truth._readings.setdefault("all", cls(truth, posed))
         return found
 
     @cached_property
-    def alternatives(self) -> tuple[Convention, ...]:
+    def alternatives(self) -> tuple[Alternative, ...]:
         """Conventions first, then mistakes and steps."""
         operation = self.truth.operation
         return (*_made_of(operation, self.posed), *_of_delivered_mask(operation, self.posed))
@@ -50,21 +50,21 @@ class Readings:
         """The case itself in float64."""
         return approximate(self.truth.operation, self.posed)
 
-    def is_open(self, alternative: Convention) -> bool:
+    def is_open(self, alternative: Alternative) -> bool:
         """Whether no distance says how near a reading is: float64 NumPy cannot do it."""
         return alternative.departs is not None or "softcap_follows" in alternative.posed.options
 
-    def distance(self, alternative: Convention, returned: Stages) -> float:
+    def distance(self, alternative: Alternative, returned: Stages) -> float:
         """Return how far stages are from a reading."""
         return distance(self.approximation(alternative), returned, alternative.instead)
 
-    def approximation(self, alternative: Convention) -> Approximation:
+    def approximation(self, alternative: Alternative) -> Approximation:
         """Return a reading in float64."""
         if alternative not in self._approximate:
             self._approximate[alternative] = approximate(self.truth.operation, alternative.posed)
         return self._approximate[alternative]
 
-    def apart(self, alternative: Convention, stages: frozenset[str]) -> float:
+    def apart(self, alternative: Alternative, stages: frozenset[str]) -> float:
         """Return how far the exact answer itself is from a reading, at some stages."""
         key = alternative, stages
         if key not in self._apart:
@@ -72,38 +72,38 @@ class Readings:
             self._apart[key] = self.distance(alternative, exact)
         return self._apart[key]
 
-    def truth_of(self, alternative: Convention, numerical_class: str, failing: Stages) -> Truth | None:
+    def truth_of(self, alternative: Alternative, rounding_model: str, failing: Stages) -> Truth | None:
         """Return the exact answer of a reading; None where it has none."""
         if alternative.departs is None:
             key = alternative, "", frozenset[str]()
         else:
-            key = alternative, numerical_class, frozenset(failing)
+            key = alternative, rounding_model, frozenset(failing)
         if key not in self._truths:
             self._truths[key] = (
                 truth_of(self.truth, alternative)
                 if alternative.departs is None
-                else alternative.departs(self.truth, numerical_class, failing)
+                else alternative.departs(self.truth, rounding_model, failing)
             )
         return self._truths[key]
 
 
-def _made_of(operation: str, posed: Posed) -> Iterator[Convention]:
+def _made_of(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     makers = (conventions_of, mistakes_of, departures_of)
     return (each for make in makers for each in make(operation, posed))
 
 
-def _of_delivered_mask(operation: str, posed: Posed) -> Iterator[Convention]:
+def _of_delivered_mask(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     """Yield what may be done to a mask that only the call has: of queries, or of positions that no argument tells."""
-    asked = delivered(operation, posed.options, posed.inputs)
+    asked = call_form(operation, posed.options, posed.inputs)
     mask = asked.inputs.get("mask")
     if mask is None or mask is posed.inputs.get("mask"):
         return
     kept = {name: posed.options[name] for name in ("empty_rows", *_OF_HEADS) if name in posed.options}
-    asked = Posed({**asked.options, **kept}, asked.inputs)
+    asked = AttentionProblem({**asked.options, **kept}, asked.inputs)
     yield from (each for each in _made_of(operation, asked) if each.name.startswith("mask-") and not each.departs)
 
 
-def truth_of(own: Truth, convention: Convention) -> Truth:
+def truth_of(own: Truth, convention: Alternative) -> Truth:
     """Evaluate the exact answer of a reading, on the rows that are judged of the case."""
     posed = convention.posed
     whole, returned = own.query_rows is None, own.exact if own.inner else None
@@ -112,9 +112,9 @@ def truth_of(own: Truth, convention: Convention) -> Truth:
     )
 
 
-def relative_bound(truth: Truth, stages: Collection[str], numerical_class: str) -> float:
+def relative_bound(truth: Truth, stages: Collection[str], rounding_model: str) -> float:
     """Return the mean bound of stages over their mean size, the largest of them."""
-    largest, bounds = 0.0, truth.bounds(numerical_class)
+    largest, bounds = 0.0, truth.bounds(rounding_model)
     for stage in stages:
         exact, worst = truth.exact[stage].high, bounds[stage].worst
         judged = np.isfinite(exact) & np.isfinite(worst)

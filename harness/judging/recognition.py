@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.judging.accuracy import judge_accuracy
-from attncheck.judging.alternatives import Convention
+from attncheck.judging.alternatives import Alternative
 from attncheck.judging.conventions import empty_row_conventions
 from attncheck.judging.findings import NOTHING, Findings
 from attncheck.judging.fitted import fitted_numbers
@@ -31,15 +31,15 @@ from attncheck.judging.nearness import approximate, distance
 from attncheck.judging.readings import Readings, relative_bound, truth_of
 from attncheck.judging.special_rows import scores_shape
 from attncheck.judging.truth import Truth, is_open
-from attncheck.reading.lowering import Posed
-from attncheck.vocabulary import stage_place
+from attncheck.reading.canonical import AttentionProblem
+from attncheck.spec import stage_place
 
 Array = NDArray[Any]
 Stages = Mapping[str, Array]
 
-MOST_ELEMENTS = 1 << 15
+MAX_ELEMENTS = 1 << 15
 """Elements of a score matrix up to which readings are tried; the oracle takes a tenth of a second for so many."""
-MOST_TRIALS = 8
+MAX_TRIALS = 8
 _NEARLY = 16.0
 """How many times its bounds a reading may be missed by, on average, until that refutes it."""
 _MARGIN = 2.0**10
@@ -54,9 +54,9 @@ class _Wrong:
     """
 
     truth: Truth
-    posed: Posed
+    posed: AttentionProblem
     stages: Stages
-    numerical_class: str
+    rounding_model: str
     right: Stages = field(default_factory=dict)
 
     @cached_property
@@ -67,7 +67,7 @@ class _Wrong:
     def allowed(self) -> float:
         """What a mean difference over its size may be by rounding, about."""
         unit = FORMATS[self.truth.dtype].unit_roundoff
-        return max(relative_bound(self.truth, self.judged, self.numerical_class), unit)
+        return max(relative_bound(self.truth, self.judged, self.rounding_model), unit)
 
     @cached_property
     def judged(self) -> frozenset[str]:
@@ -75,14 +75,14 @@ class _Wrong:
         return frozenset((self.stages.keys() | self.right.keys()) & self.truth.exact.keys())
 
 
-def recognise(truth: Truth, failed: Stages, numerical_class: str, right: Stages | None = None) -> Findings:
+def recognise(truth: Truth, failed: Stages, rounding_model: str, right: Stages | None = None) -> Findings:
     """Return the readings of a case under which all failing stages agree, and those that would have shown.
 
     ``failed`` are the judged rows of the stages that fail, ``right`` of those that do not.
     """
     if truth.posed is None:
         return NOTHING
-    wrong = _Wrong(truth, truth.posed, failed, numerical_class, right or {})
+    wrong = _Wrong(truth, truth.posed, failed, rounding_model, right or {})
     if _only_in_empty_rows(wrong):
         of_rows = empty_row_conventions(truth.operation, wrong.posed)
         found = next((each for each in of_rows if _fits(wrong, each, truth_of(truth, each))), None)
@@ -94,13 +94,13 @@ def recognise(truth: Truth, failed: Stages, numerical_class: str, right: Stages 
 
 def _regular(wrong: _Wrong) -> Findings:
     near, refuted = _near(wrong)
-    fits: list[Convention] = []
-    for convention in near[:MOST_TRIALS]:
+    fits: list[Alternative] = []
+    for convention in near[:MAX_TRIALS]:
         if found := _tried(wrong, convention):
             fits.append(found)
         elif _would_show(wrong, convention):
             refuted.add(convention.name)
-    open_ = frozenset(each.name for each in near[MOST_TRIALS:])
+    open_ = frozenset(each.name for each in near[MAX_TRIALS:])
     if not fits:
         fits, fitted_refuted = _fitted(wrong)
         refuted |= fitted_refuted
@@ -115,16 +115,16 @@ def _only_in_empty_rows(wrong: _Wrong) -> bool:
         return False
     wrong_rows = False
     for stage, array in wrong.stages.items():
-        places = failing_places(wrong.truth, stage, array, wrong.numerical_class)
+        places = failing_places(wrong.truth, stage, array, wrong.rounding_model)
         if (places & ~special.places(stage, array.shape, special.empty)).any():
             return False
         wrong_rows |= bool(places.any())
-        if not places.any() and not agrees(wrong.truth, stage, array, wrong.numerical_class):
+        if not places.any() and not agrees(wrong.truth, stage, array, wrong.rounding_model):
             return False
     return wrong_rows
 
 
-def _giving_rows_a_key(wrong: _Wrong) -> list[Convention]:
+def _giving_rows_a_key(wrong: _Wrong) -> list[Alternative]:
     """Return what else may be behind rows without a key that are wrong: what lets them attend, and changes no other."""
     if not _is_small(wrong.truth):
         return []
@@ -137,15 +137,15 @@ def _giving_rows_a_key(wrong: _Wrong) -> list[Convention]:
         and wrong.readings.distance(each, wrong.stages) <= _MARGIN * wrong.allowed
         and wrong.readings.approximation(each).special.empty.sum() < wrong.readings.own.special.empty.sum()
     ]
-    return [found for each in near[:MOST_TRIALS] if (found := _tried(wrong, each))]
+    return [found for each in near[:MAX_TRIALS] if (found := _tried(wrong, each))]
 
 
 def _is_small(truth: Truth) -> bool:
     size = int(np.prod(scores_shape(truth.operation, truth.options, truth.inputs), dtype=np.int64))
-    return truth.query_rows is None and size <= MOST_ELEMENTS
+    return truth.query_rows is None and size <= MAX_ELEMENTS
 
 
-def _near(wrong: _Wrong) -> tuple[list[Convention], set[str]]:
+def _near(wrong: _Wrong) -> tuple[list[Alternative], set[str]]:
     """Return the readings that are worth a trial, nearest first, and the names of those that are refuted by distance.
 
     A reading that begins after the first stage that fails says nothing of this case: something else is wrong before.
@@ -172,12 +172,12 @@ def _near(wrong: _Wrong) -> tuple[list[Convention], set[str]]:
     ], refuted
 
 
-def _behind(convention: Convention, stages: frozenset[str]) -> frozenset[str]:
+def _behind(convention: Alternative, stages: frozenset[str]) -> frozenset[str]:
     """Return the stages at which a reading may show: not those before the one at which it departs."""
     return frozenset(stage for stage in stages if stage_place(stage) >= stage_place(convention.stage))
 
 
-def _steps(wrong: _Wrong, steps: list[Convention], refuted: set[str]) -> list[Convention]:
+def _steps(wrong: _Wrong, steps: list[Alternative], refuted: set[str]) -> list[Alternative]:
     """Return the steps that fit: no trial of theirs needs the oracle, so that none is left out for its number."""
     left = []
     for convention in steps:
@@ -188,21 +188,21 @@ def _steps(wrong: _Wrong, steps: list[Convention], refuted: set[str]) -> list[Co
     return left
 
 
-def _would_show(wrong: _Wrong, convention: Convention) -> bool:
+def _would_show(wrong: _Wrong, convention: Alternative) -> bool:
     """Whether a reading that does not fit would change what was returned by more than rounding can.
 
     One that all but fits says nothing: who computes so may round once more than the class allows to what is right.
     """
-    other = wrong.readings.truth_of(convention, wrong.numerical_class, wrong.stages)
+    other = wrong.readings.truth_of(convention, wrong.rounding_model, wrong.stages)
     if other is None or _all_but_fits(wrong, convention, other):
         return False
     pairs = [(stage, convention.instead.get(stage, stage)) for stage in sorted(_behind(convention, wrong.judged))]
     return any(named not in other.exact or _differ(wrong, other, stage, named) for stage, named in pairs)
 
 
-def _tried(wrong: _Wrong, convention: Convention) -> Convention | None:
+def _tried(wrong: _Wrong, convention: Alternative) -> Alternative | None:
     """Return a reading that holds, with what it says of rows that have no key only when it is read so."""
-    other = wrong.readings.truth_of(convention, wrong.numerical_class, wrong.stages)
+    other = wrong.readings.truth_of(convention, wrong.rounding_model, wrong.stages)
     if other is None:
         return None
     if _fits(wrong, convention, other):
@@ -217,22 +217,22 @@ def _tried(wrong: _Wrong, convention: Convention) -> Convention | None:
     return None
 
 
-def _fits(wrong: _Wrong, convention: Convention, other: Truth) -> bool:
+def _fits(wrong: _Wrong, convention: Alternative, other: Truth) -> bool:
     """Whether the exact answer of a reading is what was returned, and is another than the case's own."""
     named = {stage: convention.instead.get(stage, stage) for stage in wrong.stages}
     if not set(named.values()) <= other.exact.keys():
         return False
-    if not all(agrees(other, named[stage], array, wrong.numerical_class) for stage, array in wrong.stages.items()):
+    if not all(agrees(other, named[stage], array, wrong.rounding_model) for stage, array in wrong.stages.items()):
         return False
     # Before the stage at which it departs, a reading is the case itself, though its problem may be another one.
     right = _behind(convention, frozenset(wrong.right)) & other.exact.keys() - convention.instead.keys()
-    if not all(agrees(other, stage, wrong.right[stage], wrong.numerical_class) for stage in right):
+    if not all(agrees(other, stage, wrong.right[stage], wrong.rounding_model) for stage in right):
         return False
     return any(_differ(wrong, other, stage, named[stage]) for stage in wrong.stages)
 
 
-def _all_but_fits(wrong: _Wrong, convention: Convention, other: Truth) -> bool:
-    bounds = other.bounds(wrong.numerical_class)
+def _all_but_fits(wrong: _Wrong, convention: Alternative, other: Truth) -> bool:
+    bounds = other.bounds(wrong.rounding_model)
     for stage, array in wrong.stages.items():
         name = convention.instead.get(stage, stage)
         if name not in other.exact or other.exact[name].shape != array.shape:
@@ -250,8 +250,8 @@ def _differ(wrong: _Wrong, other: Truth, stage: str, other_stage: str) -> bool:
     first, second = wrong.truth.exact[stage], other.exact[other_stage]
     if first.shape != second.shape:
         return True
-    one = wrong.truth.bounds(wrong.numerical_class)[stage]
-    another = other.bounds(wrong.numerical_class)[other_stage]
+    one = wrong.truth.bounds(wrong.rounding_model)[stage]
+    another = other.bounds(wrong.rounding_model)[other_stage]
     allowed = one.worst + another.worst
     judged = ~(is_open(first, one, wrong.truth.dtype) | is_open(second, another, other.dtype))
     finite = np.isfinite(first.high) & np.isfinite(second.high)
@@ -261,10 +261,10 @@ def _differ(wrong: _Wrong, other: Truth, stage: str, other_stage: str) -> bool:
     return bool((judged & (apart | odd)).any())
 
 
-def _fitted(wrong: _Wrong) -> tuple[list[Convention], set[str]]:
+def _fitted(wrong: _Wrong) -> tuple[list[Alternative], set[str]]:
     """Return what fits with a number that is found for it, else the accuracy that it has; and what does not."""
     missed = set[str]()
-    fits: dict[str, Convention] = {}
+    fits: dict[str, Alternative] = {}
     for convention in fitted_numbers(wrong.truth, wrong.posed, wrong.stages):
         nearest = approximate(wrong.truth.operation, convention.posed)
         if not distance(nearest, wrong.stages) <= _MARGIN * wrong.allowed:
@@ -275,5 +275,5 @@ def _fitted(wrong: _Wrong) -> tuple[list[Convention], set[str]]:
             missed.add(convention.name)
     if fits:
         return list(fits.values()), missed - fits.keys()
-    accuracy, refuted = judge_accuracy(wrong.truth, wrong.posed, wrong.stages, wrong.numerical_class, agrees)
+    accuracy, refuted = judge_accuracy(wrong.truth, wrong.posed, wrong.stages, wrong.rounding_model, agrees)
     return ([] if accuracy is None else [accuracy]), refuted | missed

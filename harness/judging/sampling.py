@@ -17,7 +17,7 @@ from attncheck.judging.compare import Index
 from attncheck.judging.oracle import ADDS_QUERIES_UP
 from attncheck.reading.shapes import score_elements
 
-MOST_ELEMENTS = 1 << 18
+MAX_ELEMENTS = 1 << 18
 """Elements of a score matrix of which all are judged. The exact answer of so many takes about a second."""
 
 JUDGED_ROWS = 64
@@ -33,7 +33,7 @@ Rows = NDArray[np.intp]
 def sampled_rows(operation: str, options: Mapping[str, Any], inputs: Mapping[str, Array]) -> Rows | None:
     """Return the query rows to judge, ascending; None for all of them, where there are few or none can be left out."""
     queries = queries_of(inputs)
-    is_small = queries <= JUDGED_ROWS or score_elements(operation, options, inputs) <= MOST_ELEMENTS
+    is_small = queries <= JUDGED_ROWS or score_elements(operation, options, inputs) <= MAX_ELEMENTS
     if is_small or operation in ADDS_QUERIES_UP:
         return None
     tiles = [_SMALLEST_TILE << power for power in range(queries.bit_length()) if _SMALLEST_TILE << power < queries]

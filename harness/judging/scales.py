@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.reading.lowering import Posed
+from attncheck.reading.canonical import AttentionProblem
 
 Real = NDArray[np.float64]
 
@@ -16,14 +16,14 @@ _OPERATIONS = frozenset({"attention", "attention_gradients", "multi_head_attenti
 _OCTAVES, _PER_OCTAVE, _ITERATIONS = 6, 2, 12
 
 
-def has_scale(operation: str, posed: Posed) -> bool:
+def has_scale(operation: str, posed: AttentionProblem) -> bool:
     """Whether the scores are a product of query and key times a number."""
     return operation in _OPERATIONS or (
         operation == "scoring" and posed.options.get("score", "scaled_dot") in ("dot", "scaled_dot", "cosine")
     )
 
 
-def scale_of(operation: str, posed: Posed) -> float:
+def scale_of(operation: str, posed: AttentionProblem) -> float:
     """Return the factor of the scores that a case means."""
     given = posed.options.get("scale")
     if given is not None:
@@ -32,7 +32,7 @@ def scale_of(operation: str, posed: Posed) -> float:
     return 1 / math.sqrt(_widths(operation, posed)["D"]) if is_scaled else 1.0
 
 
-def other_scales(operation: str, posed: Posed) -> Iterator[tuple[float, dict[str, str]]]:
+def other_scales(operation: str, posed: AttentionProblem) -> Iterator[tuple[float, dict[str, str]]]:
     """Yield the scales that are often taken for the right one, the likeliest first, each once.
 
     Beside each all that it may be: by a name that is the same in every case, what it is in words.
@@ -67,7 +67,7 @@ def other_scales(operation: str, posed: Posed) -> Iterator[tuple[float, dict[str
     yield from found.values()
 
 
-def _widths(operation: str, posed: Posed) -> dict[str, int]:
+def _widths(operation: str, posed: AttentionProblem) -> dict[str, int]:
     """Return the widths that a scale may be made of: D of a head, Dv of values, H D of all heads, E of the inputs."""
     inputs = posed.inputs
     if operation == "multi_head_attention":

@@ -23,16 +23,16 @@ from numpy.typing import NDArray
 from attncheck.judging.enclosure import Enclosure
 from attncheck.judging.oracle_problem import Problem
 from attncheck.judging.sampling import queries_of
-from attncheck.reading.lowering import Posed, essential
+from attncheck.reading.canonical import AttentionProblem, canonical_form
 from attncheck.reading.shapes import score_elements
-from attncheck.vocabulary import DEFAULT_EMPTY_ROWS, Shape
+from attncheck.spec import DEFAULT_EMPTY_ROWS, Shape
 
 Array = NDArray[Any]
 Flags = NDArray[np.bool_]
 Inputs = Mapping[str, Array]
 Options = Mapping[str, Any]
 
-MOST_AT_A_TIME = 1 << 24
+MAX_AT_A_TIME = 1 << 24
 """Elements of a score matrix of which flags are made at a time, a byte each."""
 
 _BEFORE_SOFTMAX = frozenset({"raw_scores", "scores", "capped", "biased", "masked"})
@@ -176,13 +176,13 @@ def special_rows(operation: str, options: Options, inputs: Inputs, convention: s
     return SpecialRows(operation, inputs, convention, empty, poisoned, forbidden)
 
 
-def empty_rows(operation: str, posed: Posed) -> Flags:
+def empty_rows(operation: str, posed: AttentionProblem) -> Flags:
     """Return which rows of a computation as it was asked for have no key, (B, H, Lq); some rows at a time."""
     queries = queries_of(posed.inputs)
     elements = score_elements(operation, posed.options, posed.inputs)
-    size = max(1, MOST_AT_A_TIME * queries // max(elements, 1))
+    size = max(1, MAX_AT_A_TIME * queries // max(elements, 1))
     rows = [np.arange(start, min(start + size, queries)) for start in range(0, max(queries, 1), size)]
-    parts = (essential(operation, posed.options, posed.inputs, each if len(rows) > 1 else None) for each in rows)
+    parts = (canonical_form(operation, posed.options, posed.inputs, each if len(rows) > 1 else None) for each in rows)
     found = [special_rows(operation, part.options, part.inputs, DEFAULT_EMPTY_ROWS).empty for part in parts]
     return np.concatenate(found, axis=-1)
 

@@ -1,7 +1,7 @@
 """The verdict on one tensor of errors: proved wrong, statistically wrong, noisy, or within what its class allows.
 
 T1  some error exceeds its bound B, or a value is not finite where the exact one is. B holds for every order of
-    summation, blocking and fused operation that the numerical class allows, so this cannot happen to a member of it.
+    summation, blocking and fused operation that the rounding model allows, so this cannot happen to a member of it.
 T2  on generic inputs: the largest z = error / sigma exceeds lambda(N) = sqrt(2 ln(2 N / 1e-6)) over N elements, or the
     root mean square of z exceeds 1 over enough elements and enough independent causes (below). Under the model of
     rounding errors that are bounded and mean-independent (Higham and Mary 2019), each z is sub-Gaussian with scale at
@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from attncheck.judging.compare import Index, quotient
 
 FALSE_ALARM = 1e-6
-LEAST_FOR_MEAN = 256
-LEAST_CAUSES = 25
+MIN_FOR_MEAN = 256
+MIN_CAUSES = 25
 """A rounding error that is uniform in [-u, u] has a third of the variance u^2 that sigma counts for it, so that z^2 has
 a mean of at most 1/3; with k normal causes their mean exceeds 1 with P(chi^2_k > 3 k), below 1e-6 from k = 25."""
 
@@ -105,7 +105,7 @@ def measure(
     if bool((least > worst).any()):
         tier = Tier.PROVED
     elif generic:
-        tier = _statistical(largest_z, mean_z if causes >= LEAST_CAUSES else 0.0, count)
+        tier = _statistical(largest_z, mean_z if causes >= MIN_CAUSES else 0.0, count)
     return Measured(tier, float(ratio[index]), index, largest_z, mean_z, count, causes)
 
 
@@ -118,7 +118,7 @@ def _causes(judged: NDArray[np.bool_]) -> int:
 
 
 def _statistical(largest_z: float, mean_z: float, count: int) -> Tier:
-    enough = count >= LEAST_FOR_MEAN
+    enough = count >= MIN_FOR_MEAN
     if largest_z > threshold(count) or (enough and mean_z > 1):
         return Tier.STATISTICAL
     if enough and (largest_z > noise_limit(count) or mean_z > _NOISY_MEAN):

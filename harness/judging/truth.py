@@ -1,4 +1,4 @@
-"""What is true of one case in one dtype: exact stages, and the error bounds of every numerical class that is judged.
+"""What is true of one case in one dtype: exact stages, and the error bounds of every rounding model that is judged.
 
 Both are worked out once and serve all implementations. On large shapes some query rows stand for all (``sampling``),
 and where nobody returned a stage with an axis of keys, keys are taken in blocks (``oracle_blocks``).
@@ -23,20 +23,20 @@ from attncheck.judging.oracle import ADDS_QUERIES_UP, PrecisionExhausted, exact_
 from attncheck.judging.oracle_blocks import are_blocked, exact_results
 from attncheck.judging.oracle_problem import OutsideDomain
 from attncheck.judging.overflow import without_overflown
-from attncheck.judging.policies import Policy, policy_for
+from attncheck.judging.rounding_models import RoundingModel, rounding_model_named
 from attncheck.judging.sampling import Rows, every_row_counts, queries_of, sampled_rows
 from attncheck.judging.special_rows import SpecialRows, special_rows, without_nan
 from attncheck.judging.undefined import BEHIND_A_MASK, Undefined, find_undefined, is_odd
+from attncheck.reading.canonical import AttentionProblem, canonical_form
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
-from attncheck.reading.lowering import Posed, essential
 from attncheck.reading.shapes import score_elements
-from attncheck.vocabulary import DEFAULT_EMPTY_ROWS, computed_stages
+from attncheck.spec import DEFAULT_EMPTY_ROWS, computed_stages
 
 Array = NDArray[Any]
 Stages = Mapping[str, Array]
 
-MOST_WHOLE = 1 << 22
+MAX_WHOLE = 1 << 22
 """Elements of a score matrix of which all rows are judged, because gradients add them up or their numbers are known.
 The exact answer of so many takes half a minute and gigabytes."""
 
@@ -65,7 +65,7 @@ class Truth:
     outside: str = ""
     query_rows: Rows | None = None
     queries: int = 0
-    posed: Posed | None = None
+    posed: AttentionProblem | None = None
     solved: Mapping[str, Enclosure] = field(default_factory=dict)
     special: SpecialRows | None = None
     undefined: Undefined | None = None
@@ -80,36 +80,36 @@ class Truth:
         """Whether the inputs as they were asked for hold NaN or infinity, but for -inf where it forbids a key."""
         return self.posed is not None and any(is_odd(name, array).any() for name, array in self.posed.inputs.items())
 
-    def bounds(self, numerical_class: str) -> Mapping[str, Bound]:
-        """Return the bounds of every stage for a numerical class."""
-        if numerical_class not in self._bounds:
-            policy = policy_for(numerical_class, self.dtype)
+    def bounds(self, rounding_model: str) -> Mapping[str, Bound]:
+        """Return the bounds of every stage for a rounding model."""
+        if rounding_model not in self._bounds:
+            rounding = rounding_model_named(rounding_model, self.dtype)
             values = {stage: enclosure.high for stage, enclosure in (self.solved or self.exact).items()}
             flat, given = self._with_uniform_rows({**self.inner, **values}), self._with_uniform_rows(self.inputs)
             if self.inner:
-                bounds = bounds_by_rows(self.operation, self.options, given, policy, flat, tuple(values))
+                bounds = bounds_by_rows(self.operation, self.options, given, rounding, flat, tuple(values))
             else:
-                bounds = dict(accumulated_bounds(self.operation, self.options, given, policy, flat))
-                bounds |= self._bounds_of_uniform_sums(policy, flat)
-                bounds = self._without_overflown(policy, bounds)
-            self._bounds[numerical_class] = {
+                bounds = dict(accumulated_bounds(self.operation, self.options, given, rounding, flat))
+                bounds |= self._bounds_of_uniform_sums(rounding, flat)
+                bounds = self._without_overflown(rounding, bounds)
+            self._bounds[rounding_model] = {
                 stage: _where_finite(bound, values[stage]) for stage, bound in bounds.items()
             }
-        return self._bounds[numerical_class]
+        return self._bounds[rounding_model]
 
-    def _without_overflown(self, policy: Policy, bounds: Mapping[str, Bound]) -> dict[str, Bound]:
+    def _without_overflown(self, rounding: RoundingModel, bounds: Mapping[str, Bound]) -> dict[str, Bound]:
         """Leave without a bound what follows from scores that the format in which they are stored cannot hold."""
         raw = (self.solved or self.exact).get("raw_scores")
         scores = None if raw is None else raw.high
-        return without_overflown(self.operation, self.options, self.inputs, policy, scores, bounds)
+        return without_overflown(self.operation, self.options, self.inputs, rounding, scores, bounds)
 
-    def _bounds_of_uniform_sums(self, policy: Policy, exact: Mapping[str, Array]) -> dict[str, Bound]:
+    def _bounds_of_uniform_sums(self, rounding: RoundingModel, exact: Mapping[str, Array]) -> dict[str, Bound]:
         """Return the bound of the gradient to which rows with uniform weights contribute, though they have no key."""
         special, stage = self.special, "grad_value"
         if special is None or special.convention != "uniform" or stage not in exact:
             return {}
         options, inputs = special.with_equal_scores(self.options)
-        return {stage: accumulated_bounds(self.operation, options, without_nan(inputs), policy, exact)[stage]}
+        return {stage: accumulated_bounds(self.operation, options, without_nan(inputs), rounding, exact)[stage]}
 
     def exact_for(self, stage: str, returned: Array) -> Enclosure:
         """Return a stage's exact values, where several are right the one that was returned."""
@@ -130,23 +130,23 @@ class Truth:
 
         return {stage: flat(stage, array) if stage in LOGITS else array for stage, array in values.items()}
 
-    def introduced(self, stage: str, returned: Stages, numerical_class: str) -> tuple[Enclosure, Bound] | None:
+    def introduced(self, stage: str, returned: Stages, rounding_model: str) -> tuple[Enclosure, Bound] | None:
         """Return a stage's exact value from an implementation's own stages before it, and the bound for that step.
 
         ``returned`` are stages of the rows that are judged. None where those are not finite, or not there.
         """
         if self.inner and stage in self.exact:  # what was returned has no stage from which this one follows
             own = (self.solved or self.exact)[stage]
-            return self._marked_step(stage, own, returned), self.bounds(numerical_class)[stage]
+            return self._marked_step(stage, own, returned), self.bounds(rounding_model)[stage]
         earlier = {name: self._cleaned(name, array) for name, array in returned.items() if name != stage}
         exact = self._step(earlier, stage)
         if exact is None:
             return None
-        policy = policy_for(numerical_class, self.dtype)
-        bound = introduced_bound(self.operation, self.options, self.inputs, policy, earlier, exact.high, stage)
+        rounding = rounding_model_named(rounding_model, self.dtype)
+        bound = introduced_bound(self.operation, self.options, self.inputs, rounding, earlier, exact.high, stage)
         if bound is None:
             return None
-        return self._marked_step(stage, exact, earlier), self._without_overflown(policy, {stage: bound})[stage]
+        return self._marked_step(stage, exact, earlier), self._without_overflown(rounding, {stage: bound})[stage]
 
     def _cleaned(self, stage: str, returned: Array) -> Array:
         """Take out of a returned stage what is not finite by right, so that other elements can be followed from it."""
@@ -216,7 +216,7 @@ def find_truth(
     score matrix, and none at all where nobody returned any, as in a dtype that none declares; by default all are.
     """
     rows = None if whole else sampled_rows(operation, options, inputs)
-    posed, lowered = Posed(dict(options), dict(inputs)), essential(operation, options, inputs, rows)
+    posed, lowered = AttentionProblem(dict(options), dict(inputs)), canonical_form(operation, options, inputs, rows)
     convention = str(options.get("empty_rows") or DEFAULT_EMPTY_ROWS)
     if convention == "uniform":
         lowered.options["empty_rows"] = convention
@@ -255,9 +255,9 @@ def _solved(base: Truth, returned: Collection[str] | None) -> Truth:
         return base
     operation, options, inputs = base.operation, base.options, base.inputs
     scores = score_elements(operation, options, inputs)
-    if every_row_counts(operation, inputs, base.query_rows) and scores > MOST_WHOLE:
+    if every_row_counts(operation, inputs, base.query_rows) and scores > MAX_WHOLE:
         raise OutsideDomain(
-            operation, f"has {scores:,} scores; at most {MOST_WHOLE:,} are judged where every row counts"
+            operation, f"has {scores:,} scores; at most {MAX_WHOLE:,} are judged where every row counts"
         )
     asked = [stage for stage in computed_stages(operation, options, inputs) if stage in (returned or ())]
     blocked = asked and are_blocked(operation, options, inputs, asked)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from attncheck.judging.enclosure import Enclosure
 from attncheck.judging.oracle_problem import MAY_BE_MINUS_INFINITY, Problem
 from attncheck.judging.special_rows import scores_shape
-from attncheck.vocabulary import Shape
+from attncheck.spec import Shape
 
 Array = NDArray[Any]
 Flags = NDArray[np.bool_]

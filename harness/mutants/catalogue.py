@@ -51,7 +51,7 @@ from attncheck.mutants import (
 from attncheck.mutants.honest import HONEST as HONEST_BASICS
 from attncheck.mutants.honest_kernels import HONEST as HONEST_KERNELS
 from attncheck.mutants.honest_options import HONEST as HONEST_OPTIONS
-from attncheck.mutants.mutant import Equivalent, Honest, Mutant, Subject
+from attncheck.mutants.mutant import Control, Equivalent, Mutant, Subject
 
 _TOPICS = (
     scale,
@@ -92,7 +92,7 @@ _TOPICS = (
 )
 
 MUTANTS: tuple[Mutant, ...] = tuple(chain.from_iterable(topic.MUTANTS for topic in _TOPICS))
-HONEST: tuple[Honest, ...] = (
+HONEST: tuple[Control, ...] = (
     *HONEST_BASICS,
     *HONEST_OPTIONS,
     *HONEST_KERNELS,

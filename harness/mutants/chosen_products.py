@@ -40,8 +40,8 @@ def _backward(store: Store, multiple: int) -> Variant:
     return Variant(backward=Backward(key=over_queries, value=over_queries))
 
 
-def _chosen(name: str, stands_for: str, backend: Variant, wrong_at: str) -> Mutant:
-    return Mutant(name, "chosen products", stands_for, backend, wrong_at, _SINGLE, ("accuracy-of-16-bits",))
+def _chosen(name: str, defect: str, backend: Variant, first_wrong_stage: str) -> Mutant:
+    return Mutant(name, "chosen products", defect, backend, first_wrong_stage, _SINGLE, ("accuracy-of-16-bits",))
 
 
 _TF32, _BFLOAT16 = rounding.tf32, rounding.bfloat16

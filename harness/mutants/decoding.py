@@ -113,8 +113,8 @@ def _last_lost(maxima: Array, sums: Array, statistics: Array) -> Array:
     return _shares(np.where(np.arange(statistics.shape[-1]) < statistics.shape[-1] - 1, statistics, -np.inf))
 
 
-def _decoding(name: str, stands_for: str, backend: Variant, wrong_at: str, *diagnosis: str) -> Mutant:
-    return Mutant(name, "decoding", stands_for, backend, wrong_at, KERNELS, diagnosis)
+def _decoding(name: str, defect: str, backend: Variant, first_wrong_stage: str, *diagnosis: str) -> Mutant:
+    return Mutant(name, "decoding", defect, backend, first_wrong_stage, KERNELS, diagnosis)
 
 
 MUTANTS = (

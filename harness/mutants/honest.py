@@ -11,7 +11,7 @@ import numpy as np
 
 from attncheck.backends.contract import Stages
 from attncheck.mutants.backward import backward_by
-from attncheck.mutants.mutant import WIDE, Honest
+from attncheck.mutants.mutant import WIDE, Control
 from attncheck.mutants.online import NEVER_HELD, Online
 from attncheck.mutants.products import (
     by_rows,
@@ -89,39 +89,39 @@ _REFERENCE = Variant()
 _BEFORE_SHIFT_INVARIANCE = frozenset({"key", "raw_scores", "scores", "biased", "masked", "log_sum_exp"})
 
 HONEST = (
-    Honest("reference", "the reference itself", _REFERENCE),
+    Control("reference", "the reference itself", _REFERENCE),
     # Running sums of float16 are kept in float16 here, as einsum may, and so is a scaled query: these are of other
     # classes than the reference.
-    Honest("keys_reversed", "sums from the last term to the first", _matmul(reversed_matmul, _reversed_sum), WIDE),
-    Honest(
+    Control("keys_reversed", "sums from the last term to the first", _matmul(reversed_matmul, _reversed_sum), WIDE),
+    Control(
         "sum_sorted",
         "the row sum from the smallest term to the largest",
         Variant(normalise=Softmax(total=_sorted_sum)),
         WIDE,
     ),
-    Honest("sums_sequential", "one running sum each", _matmul(sequential_matmul, sequential_sum), WIDE),
-    Honest("sums_pairwise", "sums by halves", _matmul(pairwise_matmul, pairwise_sum), WIDE),
+    Control("sums_sequential", "one running sum each", _matmul(sequential_matmul, sequential_sum), WIDE),
+    Control("sums_pairwise", "sums by halves", _matmul(pairwise_matmul, pairwise_sum), WIDE),
     # What runs over blocks is kept in the arrays' own format: in float16, over thousands of keys, that is a fault.
-    Honest("online_softmax_in_blocks_of_16", "one pass over the keys, rescaled", _online(16), WIDE),
-    Honest("online_softmax_in_blocks_of_64", "one pass over the keys, rescaled", _online(64), WIDE),
-    Honest("query_prescaled", "the scale is folded into the query", Variant(score=_prescaled), WIDE),
-    Honest(
+    Control("online_softmax_in_blocks_of_16", "one pass over the keys, rescaled", _online(16), WIDE),
+    Control("online_softmax_in_blocks_of_64", "one pass over the keys, rescaled", _online(64), WIDE),
+    Control("query_prescaled", "the scale is folded into the query", Variant(score=_prescaled), WIDE),
+    Control(
         "query_and_key_prescaled",
         "the scale's root is folded into query and key",
         Variant(score=_both_prescaled),
         WIDE,
     ),
-    Honest("exp2_for_exp", "exp(x) = exp2(x log2(e)), and log likewise", Variant(normalise=_EXP2)),
-    Honest("divided_last", "the values are averaged before the division by the sum", Variant(average=_divide_last)),
-    Honest(
+    Control("exp2_for_exp", "exp(x) = exp2(x log2(e)), and log likewise", Variant(normalise=_EXP2)),
+    Control("divided_last", "the values are averaged before the division by the sum", Variant(average=_divide_last)),
+    Control(
         "reciprocal_multiplied",
         "e (1/l) for e/l",
         Variant(normalise=Softmax(divide=lambda exponentials, total: exponentials * (1 / total))),
     ),
-    Honest("products_transposed", "A B = (B^T A^T)^T, with copies in other layouts", _matmul(by_transposes)),
-    Honest("products_by_einsum", "einsum for matmul", _matmul(einsum), WIDE),
-    Honest("products_row_by_row", "matrix times vector, one query at a time", _matmul(by_rows)),
-    Honest(
+    Control("products_transposed", "A B = (B^T A^T)^T, with copies in other layouts", _matmul(by_transposes)),
+    Control("products_by_einsum", "einsum for matmul", _matmul(einsum), WIDE),
+    Control("products_row_by_row", "matrix times vector, one query at a time", _matmul(by_rows)),
+    Control(
         "accumulated_in_float64",
         "sums and exponentials in float64, rounded once",
         replace(
@@ -131,24 +131,24 @@ HONEST = (
         ),
         ("float32", "float16"),
     ),
-    Honest(
+    Control(
         "fused_multiply_add",
         "one rounding per multiplication and addition",
         _matmul(fused_multiply_add),
         ("float32",),
     ),
-    Honest(
+    Control(
         "bilinear_key_first",
         "q (W k) for (q W) k",
         Variant(bilinear=lambda query, key, weight: dot(query, key @ weight.T)),
     ),
-    Honest(
+    Control(
         "bilinear_by_einsum",
         "the bilinear score in one einsum",
         Variant(bilinear=lambda query, key, weight: np.asarray(np.einsum("...qd,de,...ke->...qk", query, weight, key))),
         WIDE,
     ),
-    Honest(
+    Control(
         "key_bias_dropped",
         "softmax is shift invariant: q b is the same for every key of a row",
         Variant(arguments=_key_bias_dropped, hidden=_BEFORE_SHIFT_INVARIANCE),

@@ -11,7 +11,7 @@ import numpy as np
 from attncheck.backends.contract import Stages
 from attncheck.mutants.backward import Backward, Saved, for_query
 from attncheck.mutants.kernel import ALL, NEVER_RETURNED, Inside, Kernel
-from attncheck.mutants.mutant import Honest
+from attncheck.mutants.mutant import Control
 from attncheck.mutants.online import Online
 from attncheck.mutants.products import pairwise_matmul, pairwise_sum, wider
 from attncheck.mutants.rounding import Array, Store
@@ -165,8 +165,8 @@ _STORED = {dtype: f"{name}_lse" for dtype, name in _FUSED.items()}
 
 def _honest(
     name: str, why: str, inside: Inside, classes: Mapping[str, str] = _FUSED, hidden: frozenset[str] = NEVER_RETURNED
-) -> Honest:
-    return Honest(name, why, Kernel(inside=inside, hidden=hidden), ALL, classes)
+) -> Control:
+    return Control(name, why, Kernel(inside=inside, hidden=hidden), ALL, classes)
 
 
 HONEST = (

@@ -9,7 +9,7 @@ import numpy as np
 from attncheck.backends.contract import Stages
 from attncheck.mutants.backward import Backward, Saved, for_query, for_rows
 from attncheck.mutants.mask_steps import MaskRequest, is_empty, without_a_key
-from attncheck.mutants.mutant import WIDE, Honest
+from attncheck.mutants.mutant import WIDE, Control
 from attncheck.mutants.online import NEVER_HELD
 from attncheck.mutants.recomputation import weights_again
 from attncheck.mutants.rounding import Array
@@ -105,63 +105,63 @@ def _least_finite(logits: Array, request: MaskRequest) -> Array:
 
 
 HONEST = (
-    Honest(
+    Control(
         "uniform_rows_by_the_least_finite_number",
         "equal scores have equal weights, whatever they are: torch.finfo(dtype).min in place of masked scores",
         Variant(without_a_key=_least_finite),
     ),
-    Honest(
+    Control(
         "masks_that_are_added",
         "the gradient of a row without a key goes on to its scores, where the mask is a sum and no selection",
         with_backward(selected=lambda saved, gradient: gradient),
     ),
-    Honest(
+    Control(
         "gradient_row_sum_from_the_output",
         "sum p dp = g o: Dao et al. 2022, FlashAttention, appendix B.4",
         with_backward(delta=_delta_from_output),
         WIDE,  # in 16 bits the class eager has no row sum from an output that was stored
     ),
-    Honest(
+    Control(
         "backward_weights_from_log_sum_exp",
         "p = exp(s - L), made again in the backward pass, and the row sum from the output",
         with_backward(weights=_from_log_sum_exp, delta=_delta_from_output),
         WIDE,
     ),
-    Honest(
+    Control(
         "fused_backward_pass",
         "weights made again, row sum from the output, sums in tiles of 64 queries",
         with_backward(weights=_from_log_sum_exp, delta=_delta_from_output, key=_in_tiles(64), value=_in_tiles(64)),
         WIDE,
     ),
-    Honest(
+    Control(
         "gradients_in_tiles_of_16_queries",
         "sums over queries tile by tile",
         with_backward(key=_in_tiles(16), value=_in_tiles(16)),
     ),
-    Honest(
+    Control(
         "softmax_gradient_distributed",
         "p dp - p delta for p (dp - delta), as automatic differentiation gives it",
         with_backward(grad_logits=lambda weights, gradient, delta: weights * gradient - weights * delta),
     ),
-    Honest(
+    Control(
         "query_gradient_scaled_last",
         "a (ds k) for (a ds) k",
         with_backward(query_scale=lambda gradient, scale: gradient, query=_scaled_last),
     ),
-    Honest("softcap_slope_by_cosh", "1 - tanh^2 = 1 / cosh^2", with_backward(slope=_sech_squared)),
-    Honest("softcap_by_expm1", "tanh x = -expm1(-2x) / (2 + expm1(-2x))", Variant(cap=_by_expm1)),
-    Honest("grouped_heads_by_einsum", "query heads of a group side by side, nothing repeated", _GROUPED, WIDE),
-    Honest(
+    Control("softcap_slope_by_cosh", "1 - tanh^2 = 1 / cosh^2", with_backward(slope=_sech_squared)),
+    Control("softcap_by_expm1", "tanh x = -expm1(-2x) / (2 + expm1(-2x))", Variant(cap=_by_expm1)),
+    Control("grouped_heads_by_einsum", "query heads of a group side by side, nothing repeated", _GROUPED, WIDE),
+    Control(
         "attended_keys_gathered",
         "what a window or a mask forbids is left out of the sums",
         Variant(normalise=_gathered),
     ),
-    Honest(
+    Control(
         "halves_of_the_keys_merged",
         "each half has its softmax, merged by log_sum_exp as in split decoding",
         Variant(average=_two_halves, hidden=NEVER_HELD),
     ),
-    Honest(
+    Control(
         "cosine_divided_after_the_product",
         "q k / (|q| |k|) for (q / |q|) (k / |k|)",
         Variant(cosine=_divided_after_the_product),

@@ -22,7 +22,7 @@ from attncheck.reading.inputs import Inputs
 from attncheck.verdicts import Verdict
 
 REFERENCE_CLASSES: Mapping[str, str] = EAGER
-"""The dtypes in which variants are judged, and the reference's numerical class in each.
+"""The dtypes in which variants are judged, and the reference's rounding model in each.
 
 NumPy adds products of float16 up in float32, and so the numbers of a row. Of bfloat16 it knows nothing: what is judged
 there are kernels that compute in float32 between their ends.
@@ -50,13 +50,13 @@ JudgeStages: TypeAlias = Callable[[Case, str, Inputs, Stages, str | None], Mappi
 
 
 class ExactJudge:
-    """Judges by the oracle and the bounds of a numerical class; the oracle runs once per case, seed and dtype.
+    """Judges by the oracle and the bounds of a rounding model; the oracle runs once per case, seed and dtype.
 
-    An implementation that claims no class is judged by ``numerical_class``, or else by the reference's own.
+    An implementation that claims no class is judged by ``rounding_model``, or else by the reference's own.
     """
 
-    def __init__(self, numerical_class: str | None = None) -> None:
-        self._numerical_class = numerical_class
+    def __init__(self, rounding_model: str | None = None) -> None:
+        self._numerical_class = rounding_model
         self._inputs: Inputs | None = None
         self._truth: RememberingTruth | None = None
 
@@ -64,8 +64,8 @@ class ExactJudge:
         self, case: Case, dtype: str, inputs: Inputs, stages: Stages, claimed: str | None = None
     ) -> Evidence | None:
         """Return what a case says of the fault of an implementation; None where it does not fail it by its numbers."""
-        truth, numerical_class = self._truth_of(case, dtype, inputs), self._class_of(dtype, claimed)
-        judged = judge_and_recognise(truth, stages, case.stage_shapes, numerical_class)
+        truth, rounding_model = self._truth_of(case, dtype, inputs), self._class_of(dtype, claimed)
+        judged = judge_and_recognise(truth, stages, case.stage_shapes, rounding_model)
         failing = [each.stage for each in judged.judgements if each.verdict in RECOGNISABLE]
         return evidence_of(judged.findings, failing[0], case.operation) if failing else None
 

@@ -20,18 +20,18 @@ KERNELS = ("float32", "float16")
 class Mutant:
     """A faulty implementation.
 
-    ``stands_for`` says which defect in the wild it stands for; ``wrong_at`` is the first stage, in the order of
+    ``defect`` says which defect in the wild it stands for; ``first_wrong_stage`` is the first stage, in the order of
     computation, that it gets wrong (``context`` is the output where there are no projections); ``dtypes`` are those in
     which it is a fault. ``diagnosis`` is what may rightly be said of it (docs/diagnoses.md), nothing where no such name
-    is its cause. ``classes`` are the numerical classes that it claims to be of, where not the reference's. ``without``
+    is its cause. ``classes`` are the rounding models that it claims to be of, where not the reference's. ``without``
     is the same implementation without the fault, where that is not the reference.
     """
 
     name: str
     topic: str
-    stands_for: str
+    defect: str
     backend: Variant
-    wrong_at: str
+    first_wrong_stage: str
     dtypes: tuple[str, ...] = EVERY
     diagnosis: tuple[str, ...] = ()
     classes: Mapping[str, str] = field(default_factory=dict)
@@ -39,10 +39,10 @@ class Mutant:
 
 
 @dataclass(frozen=True)
-class Honest:
+class Control:
     """A right implementation that computes in another way, and ``why`` it is right.
 
-    ``classes`` are its numerical classes per dtype, where they are not the reference's.
+    ``classes`` are its rounding models per dtype, where they are not the reference's.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Equivalent:
     """A fault by intention that no input can show in these dtypes, with its ``proof``; it is not counted."""
 
     name: str
-    stands_for: str
+    defect: str
     proof: str
     backend: Variant
     dtypes: tuple[str, ...]
@@ -68,4 +68,4 @@ class Equivalent:
         return {}
 
 
-Subject: TypeAlias = Mutant | Honest | Equivalent
+Subject: TypeAlias = Mutant | Control | Equivalent

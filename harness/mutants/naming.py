@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from attncheck.judging.diagnosis import OR, Decision, Evidence, decide
 from attncheck.mutants.mutant import Mutant, Subject
 
-MOST_CASES = 12
+MAX_CASES = 12
 """Failing cases of a fault by which it is named."""
-MOST_SCORES = 1 << 11
+MAX_SCORES = 1 << 11
 """Elements of the score matrix of such a case."""
-MOST_WRONGLY = 0.01
+MAX_WRONGLY = 0.01
 """The share of faults that may be named wrongly: a wrong name is worse than none."""
 RIGHTLY, WRONGLY, NOT_NAMED = "rightly", "wrongly", "not"
 
@@ -32,7 +32,7 @@ class Naming:
 
     def wants(self, subject: Subject) -> bool:
         """Whether a further failing case of a subject would count."""
-        return len(self.evidence.get(subject.name, {})) < MOST_CASES
+        return len(self.evidence.get(subject.name, {})) < MAX_CASES
 
     def add(self, subject: Subject, unit: Unit, evidence: Evidence) -> None:
         """Take note of what a failing case says."""
@@ -54,10 +54,7 @@ def joined(parts: Iterable[Naming], place: Mapping[tuple[str, int], int]) -> Nam
         return place[unit[0], unit[2]]
 
     return Naming(
-        {
-            name: {unit: cases[unit] for unit in sorted(cases, key=in_order)[:MOST_CASES]}
-            for name, cases in whole.items()
-        }
+        {name: {unit: cases[unit] for unit in sorted(cases, key=in_order)[:MAX_CASES]} for name, cases in whole.items()}
     )
 
 

@@ -19,7 +19,7 @@ from attncheck.mutants.variant import Variant, with_backward
 FUSED = {"bfloat16": "fused", "float16": "fused"}
 _TERMS = 16
 """Products that a matrix unit adds up before the running sum is stored."""
-_LEAST_NORMAL = {"bfloat16": 2.0**-126, "float16": 2.0**-14}
+_MIN_NORMAL = {"bfloat16": 2.0**-126, "float16": 2.0**-14}
 
 
 def kernel(inside: Inside) -> Kernel:
@@ -123,7 +123,7 @@ def _statistics_stored(store: Store) -> Variant:
 
 def _flushed(array: Array) -> Array:
     """Set what float16 has only as a subnormal to zero."""
-    return np.where(np.abs(array) < _LEAST_NORMAL["float16"], 0, array).astype(array.dtype)
+    return np.where(np.abs(array) < _MIN_NORMAL["float16"], 0, array).astype(array.dtype)
 
 
 def _inputs_flushed(store: Store) -> Variant:
@@ -183,9 +183,9 @@ def _quotient_of_exponentials(saved: Saved) -> Array:
 
 
 def _narrow(
-    name: str, stands_for: str, inside: Inside, wrong_at: str = "context", dtypes: tuple[str, ...] = NARROW
+    name: str, defect: str, inside: Inside, first_wrong_stage: str = "context", dtypes: tuple[str, ...] = NARROW
 ) -> Mutant:
-    return Mutant(name, "sixteen bits", stands_for, kernel(inside), wrong_at, dtypes, classes=FUSED, without=RIGHT)
+    return Mutant(name, "sixteen bits", defect, kernel(inside), first_wrong_stage, dtypes, classes=FUSED, without=RIGHT)
 
 
 _FLOAT16 = ("float16",)

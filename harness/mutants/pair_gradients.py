@@ -137,8 +137,8 @@ def _delta_of_the_first_keys(saved: Saved, grad_output: Array, weights: Array, g
     return np.asarray((weights * gradient)[..., :128].sum(axis=-1, keepdims=True))
 
 
-def _backward(name: str, stands_for: str, backend: Variant, wrong_at: str) -> Mutant:
-    return Mutant(name, "gradients of pairs", stands_for, backend, wrong_at, KERNELS)
+def _backward(name: str, defect: str, backend: Variant, first_wrong_stage: str) -> Mutant:
+    return Mutant(name, "gradients of pairs", defect, backend, first_wrong_stage, KERNELS)
 
 
 MUTANTS = (

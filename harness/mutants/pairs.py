@@ -51,22 +51,22 @@ _DIAGNOSES = {
 }
 
 
-def _dropped(option: str, other: str, is_asked: Asked, stands_for: str) -> Mutant:
+def _dropped(option: str, other: str, is_asked: Asked, defect: str) -> Mutant:
     """Do as if a rule were not given where another option is."""
 
     def allowed(request: MaskRequest) -> Array:
         return ALLOWED(replace(request, **_neutral(option)) if is_asked(request) else request)
 
     name = f"{option.removeprefix('is_')}_dropped_with_{other}"
-    return _pair(name, stands_for, Variant(allowed=allowed), "masked", *_DIAGNOSES[option])
+    return _pair(name, defect, Variant(allowed=allowed), "masked", *_DIAGNOSES[option])
 
 
-def _bias_dropped(other: str, is_asked: Asked, stands_for: str) -> Mutant:
+def _bias_dropped(other: str, is_asked: Asked, defect: str) -> Mutant:
     backend = Variant(add_bias=lambda request: request.scores if is_asked(request) else add_bias(request))
-    return _pair(f"bias_dropped_with_{other}", stands_for, backend, "biased", "bias-ignored")
+    return _pair(f"bias_dropped_with_{other}", defect, backend, "biased", "bias-ignored")
 
 
-def _softcap_dropped(other: str, is_asked: Asked, stands_for: str) -> Mutant:
+def _softcap_dropped(other: str, is_asked: Asked, defect: str) -> Mutant:
     """Take the scores before the cap: a path that has what the other option asks for, and no cap."""
 
     def uncapped(logits: Array, request: MaskRequest) -> Array:
@@ -75,7 +75,7 @@ def _softcap_dropped(other: str, is_asked: Asked, stands_for: str) -> Mutant:
         return without_a_key(np.asarray(logits - request.scores + request.uncapped), request)
 
     backend = Variant(without_a_key=uncapped)
-    return _pair(f"softcap_dropped_with_{other}", stands_for, backend, "weights", "softcap-ignored")
+    return _pair(f"softcap_dropped_with_{other}", defect, backend, "weights", "softcap-ignored")
 
 
 def _scaled_again(stages: Stages, softcap: float, scale: float) -> Array:
@@ -152,8 +152,8 @@ def _bias_in_the_corner(request: MaskRequest) -> Array:
     return add_bias(replace(request, bias=np.roll(bias, 1, axis=-1)))
 
 
-def _pair(name: str, stands_for: str, backend: Variant, wrong_at: str, *diagnosis: str) -> Mutant:
-    return Mutant(name, "pairs", stands_for, backend, wrong_at, KERNELS, diagnosis)
+def _pair(name: str, defect: str, backend: Variant, first_wrong_stage: str, *diagnosis: str) -> Mutant:
+    return Mutant(name, "pairs", defect, backend, first_wrong_stage, KERNELS, diagnosis)
 
 
 MUTANTS = (

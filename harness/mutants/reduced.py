@@ -13,7 +13,7 @@ import numpy as np
 
 from attncheck.mutants import rounding
 from attncheck.mutants.backward import Backward, Saved, backward_by
-from attncheck.mutants.mutant import Honest, Mutant
+from attncheck.mutants.mutant import Control, Mutant
 from attncheck.mutants.online import NEVER_HELD, Online
 from attncheck.mutants.recomputation import weights_again
 from attncheck.mutants.rounding import Array, Store, sequential_matmul
@@ -127,8 +127,8 @@ _CUT_TF32, _CUT_BFLOAT16 = rounding.truncated_tf32, rounding.truncated_bfloat16
 _BY_FOUR, _BY_EIGHT = block_product(4), block_product(8)
 
 
-def _honest(name: str, why: str, backend: Variant, numerical_class: str) -> Honest:
-    return Honest(name, why, backend, _SINGLE, {"float32": numerical_class})
+def _honest(name: str, why: str, backend: Variant, rounding_model: str) -> Control:
+    return Control(name, why, backend, _SINGLE, {"float32": rounding_model})
 
 
 HONEST = (
@@ -186,8 +186,8 @@ HONEST = (
 _ACCURACY = ("accuracy-of-16-bits",)
 
 
-def _coarse(name: str, stands_for: str, backend: Variant, wrong_at: str, numerical_class: str) -> Mutant:
-    return Mutant(name, "products", stands_for, backend, wrong_at, _SINGLE, _ACCURACY, {"float32": numerical_class})
+def _coarse(name: str, defect: str, backend: Variant, first_wrong_stage: str, rounding_model: str) -> Mutant:
+    return Mutant(name, "products", defect, backend, first_wrong_stage, _SINGLE, _ACCURACY, {"float32": rounding_model})
 
 
 def _stored(store: Store) -> Product:

@@ -35,18 +35,18 @@ class RememberingTruth(Truth):
         """Return a truth that remembers."""
         return cls(**{item.name: getattr(truth, item.name) for item in fields(Truth)})
 
-    def introduced(self, stage: str, returned: Stages, numerical_class: str) -> Step:
+    def introduced(self, stage: str, returned: Stages, rounding_model: str) -> Step:
         """Return a stage's exact value from the stages before it, and its bound; None behind a step that is wrong."""
         order = in_order(returned)
         before = [name for name in order[: order.index(stage)] if name not in _BESIDE]
-        keys = {name: (name, numerical_class, digest(returned[name])) for name in before}
-        past: tuple[Any, ...] = (numerical_class,)  # the first stage follows from no other, but its bound is of a class
+        keys = {name: (name, rounding_model, digest(returned[name])) for name in before}
+        past: tuple[Any, ...] = (rounding_model,)  # the first stage follows from no other, but its bound is of a class
         for name in before:
             if self._is_wrong(name, returned[name], past, keys[name]):
                 return None
             past = (*past, keys[name])
         if (stage, past) not in self._steps:
-            self._steps[stage, past] = super().introduced(stage, returned, numerical_class)
+            self._steps[stage, past] = super().introduced(stage, returned, rounding_model)
         return self._steps[stage, past]
 
     def _is_wrong(self, stage: str, array: Array, past: tuple[Any, ...], key: Any) -> bool:
@@ -55,13 +55,13 @@ class RememberingTruth(Truth):
             self._wrong[past, key] = self._finds_wrong(stage, array, past, key[1])
         return self._wrong[past, key]
 
-    def _finds_wrong(self, stage: str, array: Array, past: tuple[Any, ...], numerical_class: str) -> bool:
+    def _finds_wrong(self, stage: str, array: Array, past: tuple[Any, ...], rounding_model: str) -> bool:
         if stage not in self.exact:
             return False
         finite = np.isfinite(array.astype(np.float64)) & np.isfinite(self.exact[stage].high)
         step = self._steps.get((stage, past))
         if step is None:
-            return bool((failing_places(self, stage, array, numerical_class) & ~finite).any())
+            return bool((failing_places(self, stage, array, rounding_model) & ~finite).any())
         exact, bound = step
         with np.errstate(invalid="ignore"):  # infinity against infinity is out of range
             beyond = is_measured(exact, bound, self.dtype) & (exact.error_of(array) - exact.radius > bound.worst)

@@ -17,18 +17,18 @@ from attncheck.judging.diagnosis import Evidence
 from attncheck.mutants.catalogue import EQUIVALENT, HONEST, MUTANTS, SUBJECTS
 from attncheck.mutants.judgement import REFERENCE_CLASSES, ExactJudge, JudgeStages, StageFinding, Stages
 from attncheck.mutants.mutant import Mutant, Subject
-from attncheck.mutants.naming import MOST_SCORES, Naming
+from attncheck.mutants.naming import MAX_SCORES, Naming
 from attncheck.mutants.rules import rejected_by_rules
 from attncheck.mutants.summary import EVALUATION_COLUMNS, MutationFrames, summarise
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.shapes import score_elements
-from attncheck.vocabulary import STAGES
+from attncheck.spec import STAGES
 
 SEED_STEP = 1_000_003
 """Fresh seeds lie so far apart (an odd number) that no case's k-th seed is another case's own."""
 
-MOST_SCORES_FOR_ALL = 1 << 10
+MAX_SCORES_FOR_ALL = 1 << 10
 """Elements of the score matrix up to which a case is put to every fault; beyond, to those that are not settled."""
 ENOUGH_CASES = 2
 """Cases that have to catch a fault, in a dtype and a seed, before it is settled."""
@@ -51,7 +51,7 @@ class _Unit:
     @property
     def is_for_all(self) -> bool:
         """Whether every fault is asked: what is large is for those that smaller cases did not catch often enough."""
-        return self.elements <= MOST_SCORES_FOR_ALL
+        return self.elements <= MAX_SCORES_FOR_ALL
 
     @property
     def task(self) -> Task:
@@ -61,7 +61,7 @@ class _Unit:
     def serves_naming(self) -> bool:
         """Whether what fails here is used to name it: small cases, in 64 bits, and some in 32."""
         is_asked = self.dtype == "float64" or (self.dtype == "float32" and len(self.case.id) % 4 == 0)
-        return is_asked and self.elements <= MOST_SCORES
+        return is_asked and self.elements <= MAX_SCORES
 
 
 class _Caught:
@@ -182,7 +182,7 @@ def _by_size(cases: Iterable[Case], seeds: Sequence[int]) -> tuple[list[tuple[Ca
         elements = _score_elements(case)
         for seed in seeds if case.random is not None else seeds[:1]:
             drawn = (redrawn(case, seed), seed)
-            if elements > MOST_SCORES_FOR_ALL:
+            if elements > MAX_SCORES_FOR_ALL:
                 large.append((elements, drawn))
             else:
                 small.append(drawn)

@@ -110,8 +110,8 @@ def _nan_spreads(logits: Array, weights: Array, value: Array) -> Array:
     return np.where(np.roll(has_nan, -1, axis=-2), np.nan, output).astype(output.dtype)
 
 
-def _valued(name: str, stands_for: str, backend: Variant, wrong_at: str, *diagnosis: str) -> Mutant:
-    return Mutant(name, "special values", stands_for, backend, wrong_at, KERNELS, diagnosis)
+def _valued(name: str, defect: str, backend: Variant, first_wrong_stage: str, *diagnosis: str) -> Mutant:
+    return Mutant(name, "special values", defect, backend, first_wrong_stage, KERNELS, diagnosis)
 
 
 MUTANTS = (

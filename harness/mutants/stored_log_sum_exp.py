@@ -8,7 +8,7 @@ import numpy as np
 
 from attncheck.backends.contract import Stages
 from attncheck.mutants import rounding
-from attncheck.mutants.mutant import EVERY, WIDE, Honest, Mutant
+from attncheck.mutants.mutant import EVERY, WIDE, Control, Mutant
 from attncheck.mutants.recomputation import weights_again
 from attncheck.mutants.rounding import Array, Store
 from attncheck.mutants.steps import SOFTMAX, largest
@@ -57,21 +57,21 @@ def _log_softmax(logits: Array, unmasked: Array) -> Stages:
 
 
 HONEST = (
-    Honest(
+    Control(
         "weights_from_log_sum_exp",
         "L is stored, then p = exp(s - L): nothing is divided",
         Variant(normalise=_stored()),
         EVERY,
         CLASSES,
     ),
-    Honest(
+    Control(
         "weights_from_log_sum_exp_in_tiles_of_16",
         "L in one pass over the keys, merged tile by tile, p = exp(s - L) in a second pass",
         _of_tiles(16),
         WIDE,  # the output is added up in the arrays' own format
         CLASSES,
     ),
-    Honest(
+    Control(
         "log_softmax_first",
         "p = exp(log p): log-softmax, then an exponential",
         Variant(normalise=_log_softmax),

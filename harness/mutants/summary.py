@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from attncheck.mutants.mutant import WIDE, Honest, Mutant, Subject
-from attncheck.mutants.naming import MOST_WRONGLY, NOT_NAMED, RIGHTLY, WRONGLY, how_named
+from attncheck.mutants.mutant import WIDE, Control, Mutant, Subject
+from attncheck.mutants.naming import MAX_WRONGLY, NOT_NAMED, RIGHTLY, WRONGLY, how_named
 from attncheck.mutants.rules import RULES
-from attncheck.vocabulary import STAGES, stage_place
+from attncheck.spec import STAGES, stage_place
 
 EVALUATION_COLUMNS: Mapping[str, str] = {
     "subject": "name in the catalogue",
@@ -76,7 +76,7 @@ class MutationFrames:
     def names_well(self) -> bool:
         """Whether no more faults are named wrongly than may be."""
         counts = self.naming()
-        return counts[WRONGLY] <= MOST_WRONGLY * sum(counts.values())
+        return counts[WRONGLY] <= MAX_WRONGLY * sum(counts.values())
 
     def naming(self) -> dict[str, int]:
         """Count faults by how they are named."""
@@ -186,7 +186,7 @@ def kind_of(subject: Subject) -> str:
 
 def description_of(subject: Subject) -> str:
     """Return the text that says what a subject stands for, or why it is right."""
-    return subject.why if isinstance(subject, Honest) else subject.stands_for
+    return subject.why if isinstance(subject, Control) else subject.defect
 
 
 def _rules(evaluations: pd.DataFrame, subjects: Sequence[Subject], dtypes: Sequence[str]) -> pd.DataFrame:

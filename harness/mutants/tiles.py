@@ -149,14 +149,14 @@ def _last_tile_of_window_skipped(request: MaskRequest, window: Window) -> Array:
     return np.asarray(within & (np.arange(keys) < end[:, np.newaxis]))
 
 
-def _tiled(name: str, stands_for: str, backend: Variant, wrong_at: str) -> Mutant:
-    return Mutant(name, "tiles", stands_for, backend, wrong_at, KERNELS)
+def _tiled(name: str, defect: str, backend: Variant, first_wrong_stage: str) -> Mutant:
+    return Mutant(name, "tiles", defect, backend, first_wrong_stage, KERNELS)
 
 
 def _at_each(
-    tiles: tuple[int, ...], name: str, stands_for: str, backend: Callable[[int], Variant], wrong_at: str
+    tiles: tuple[int, ...], name: str, defect: str, backend: Callable[[int], Variant], first_wrong_stage: str
 ) -> tuple[Mutant, ...]:
-    return tuple(_tiled(name.format(tile), stands_for, backend(tile), wrong_at) for tile in tiles)
+    return tuple(_tiled(name.format(tile), defect, backend(tile), first_wrong_stage) for tile in tiles)
 
 
 _TILES = (64, 128)

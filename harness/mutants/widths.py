@@ -22,8 +22,8 @@ def _zero_at(width: int) -> Variant:
 
 
 def _zeros_at(width: int) -> Mutant:
-    stands_for = f"a kernel that returns zeros is called for width {width}: KernelBench#165's kind"
-    return Mutant(f"output_zero_at_width_{width}", "sizes", stands_for, _zero_at(width), "context", KERNELS)
+    defect = f"a kernel that returns zeros is called for width {width}: KernelBench#165's kind"
+    return Mutant(f"output_zero_at_width_{width}", "sizes", defect, _zero_at(width), "context", KERNELS)
 
 
 def _scored(change: Callable[[Array], Array]) -> Variant:
@@ -127,8 +127,8 @@ def _last_of_an_odd_batch(output: Array) -> Array:
     return output
 
 
-def _sized(name: str, stands_for: str, backend: Variant, wrong_at: str, *diagnosis: str) -> Mutant:
-    return Mutant(name, "sizes", stands_for, backend, wrong_at, KERNELS, diagnosis)
+def _sized(name: str, defect: str, backend: Variant, first_wrong_stage: str, *diagnosis: str) -> Mutant:
+    return Mutant(name, "sizes", defect, backend, first_wrong_stage, KERNELS, diagnosis)
 
 
 MUTANTS = (

@@ -28,7 +28,7 @@ BEHIND_FILE = "::"
 """Stands between a file and a part of a name."""
 _SPLIT = re.compile(r"::|/")
 _SUFFIXES = (".yaml", ".yml")
-_MOST_LISTED = 20
+_MAX_LISTED = 20
 
 
 class NoSuchCase(UsageError):
@@ -63,7 +63,7 @@ def find_case(cases: Sequence[Case], wanted: str) -> Case:
 
 
 def _listed(cases: Sequence[Case]) -> str:
-    lines = [f"  {case.id}" for case in cases[:_MOST_LISTED]]
+    lines = [f"  {case.id}" for case in cases[:_MAX_LISTED]]
     return "\n".join([*lines, *([f"  and {len(cases) - len(lines)} more"] if len(cases) > len(lines) else [])])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading import model
-from attncheck.reading.faults import FieldFault, short
+from attncheck.reading.diagnostics import CaseFileError, short
 from attncheck.reading.generators import DrawFault, check_draw
 from attncheck.reading.inputs import arranged_shape, draw_parameters, rounding_of
 from attncheck.reading.number_checks import check_boolean, check_finite, check_whole
@@ -17,7 +17,7 @@ from attncheck.reading.printed import PrintedArray, parse_printed
 from attncheck.reading.printed_text import PrintedError, count_numbers
 from attncheck.reading.shapes import fitted_shape, joined_shape, show, spread_shape
 from attncheck.reading.yaml_scalars import FieldPath
-from attncheck.vocabulary import InputSpec, Shape
+from attncheck.spec import InputSpec, Shape
 
 MAX_ELEMENTS = 2**26
 """The largest array of a case: 512 MiB in float64."""
@@ -53,10 +53,10 @@ class _Making:
     numbers: int
 
     def add(self, shape: Shape, path: FieldPath) -> Shape:
-        """Count one more array. Raises ``FieldFault`` where it, or all of them together, are too large."""
+        """Count one more array. Raises ``CaseFileError`` where it, or all of them together, are too large."""
         self.numbers += math.prod(_limited(shape, path))
         if self.numbers > MAX_TOGETHER:
-            raise FieldFault(
+            raise CaseFileError(
                 path, f"with this array {self.numbers} numbers are made for the case; expected at most {MAX_TOGETHER}"
             )
         return shape
@@ -74,7 +74,7 @@ def named_arrays(
     for name, source in group.items():
         path = (*where, "arrays", name)
         if name in sources:
-            raise FieldFault(path, f"the array {name!r} is already defined at the top of the file")
+            raise CaseFileError(path, f"the array {name!r} is already defined at the top of the file")
         shapes[name] = _array_shape(source, making, path)
         _check_parts(source, sources, path)
         sources[name] = source
@@ -128,7 +128,7 @@ def resolve_inputs(
     for name, given in entry.inputs.items():
         path = (*where, "inputs", name)
         if name not in specs:
-            raise FieldFault(path, f"{operation} has no input {name!r}; expected {', '.join(specs)}")
+            raise CaseFileError(path, f"{operation} has no input {name!r}; expected {', '.join(specs)}")
         source = kinds.as_array(given)
         shape = in_file[name] = _array_shape(source, making, path)
         _check_parts(source, arrays.sources, path)
@@ -141,14 +141,14 @@ def resolve_inputs(
         try:
             shapes[name] = fitted_shape(specs[name], shape, heads.get(name))
         except ValueError as error:
-            raise FieldFault(path, str(error)) from None
+            raise CaseFileError(path, str(error)) from None
         sources[name] = source
     missing = [name for name, spec in specs.items() if spec.required and name not in sources]
     if missing:
-        raise FieldFault((*where, "inputs", missing[0]), f"{operation} needs this input: {missing[0]} is missing")
+        raise CaseFileError((*where, "inputs", missing[0]), f"{operation} needs this input: {missing[0]} is missing")
     for name in sources:
         if specs[name].needs not in (None, *sources):
-            raise FieldFault((*where, "inputs", name), f"needs {specs[name].needs}, which is missing")
+            raise CaseFileError((*where, "inputs", name), f"needs {specs[name].needs}, which is missing")
     return Arrays(sources, shapes, making.numbers, given=in_file)
 
 
@@ -160,20 +160,20 @@ def _check_parts(source: kinds.Array, named: Mapping[str, kinds.Array], path: Fi
         left += [named[array.ref]] if isinstance(array, kinds.Reference) else kinds.parts_of(array)[1]
         parts += 1
         if parts > MAX_PARTS:
-            raise FieldFault(path, f"made of more than {MAX_PARTS} arrays, counting the parts of parts")
+            raise CaseFileError(path, f"made of more than {MAX_PARTS} arrays, counting the parts of parts")
 
 
 def _array_shape(source: kinds.Array, making: _Making, path: FieldPath) -> Shape:
     """Shape of an array, without making it."""
     for name, number in (("times", source.times), ("plus", source.plus)):
         if number is not None and not math.isfinite(number):
-            raise FieldFault((*path, name), f"expected a finite number, got {number}")
+            raise CaseFileError((*path, name), f"expected a finite number, got {number}")
     try:
         shape = arranged_shape(making.add(_own_shape(source, making, path), path), source)
     except ValueError as error:
-        raise FieldFault(path, str(error)) from None
+        raise CaseFileError(path, str(error)) from None
     if len(shape) > _MAX_AXES:
-        raise FieldFault(path, f"expected at most {_MAX_AXES} axes, got {len(shape)}")
+        raise CaseFileError(path, f"expected at most {_MAX_AXES} axes, got {len(shape)}")
     return shape if source.rows is None else making.add(shape, path)  # a row may be taken many times
 
 
@@ -184,14 +184,14 @@ def _own_shape(source: kinds.Array, making: _Making, path: FieldPath) -> Shape:
         case kinds.PrintedInput():
             printed = parse_rows(source.printed, source, (*path, "printed"))
             if not printed.given.all():
-                raise FieldFault((*path, "printed"), "an input must give every number, '.' leaves one out")
+                raise CaseFileError((*path, "printed"), "an input must give every number, '.' leaves one out")
             return printed.shape
         case kinds.Identity():
             return _limited((source.identity, source.identity), (*path, "identity"))
         case kinds.Reference():
             if source.ref not in making.shapes:
                 known = ", ".join(making.shapes) or "none"
-                raise FieldFault(path, f"no array is named {source.ref!r}; arrays defined before it: {known}")
+                raise CaseFileError(path, f"no array is named {source.ref!r}; arrays defined before it: {known}")
             return making.shapes[source.ref]
         case kinds.Concat() | kinds.Sum() | kinds.Product():
             return _combined_shape(source, making, path)
@@ -209,25 +209,25 @@ def _combined_shape(source: kinds.Array, making: _Making, path: FieldPath) -> Sh
     try:
         together = joined_shape(shapes, source.axis) if isinstance(source, kinds.Concat) else spread_shape(shapes)
     except ValueError as error:
-        raise FieldFault((*path, field), str(error)) from None
+        raise CaseFileError((*path, field), str(error)) from None
     return _limited(together, path)
 
 
 def _check_draw(source: kinds.Drawn, random: model.Random | None, shape: Shape, path: FieldPath) -> None:
     if random is None:
-        raise FieldFault(path, "a drawn array needs a generator and a seed: give the case or the defaults `random`")
+        raise CaseFileError(path, "a drawn array needs a generator and a seed: give the case or the defaults `random`")
     parameters = draw_parameters(source)
     for name, value in parameters.items():
         if not math.isfinite(value):
-            raise FieldFault((*path, name), f"expected a finite number, got {value}")
+            raise CaseFileError((*path, name), f"expected a finite number, got {value}")
         if source.draw == "randint" and (value != int(value) or abs(value) > INT_RANGE):
-            raise FieldFault((*path, name), f"expected a whole number of at most 63 bits, got {value}")
+            raise CaseFileError((*path, name), f"expected a whole number of at most 63 bits, got {value}")
     if math.isinf(float(parameters.get("high", 0)) - float(parameters.get("low", 0))):
-        raise FieldFault((*path, "high"), "high - low is beyond the range of float64")
+        raise CaseFileError((*path, "high"), "high - low is beyond the range of float64")
     try:
         check_draw(random.generator, source.draw, parameters, shape)
     except DrawFault as fault:
-        raise FieldFault((*path, "draw"), str(fault)) from None
+        raise CaseFileError((*path, "draw"), str(fault)) from None
 
 
 def is_too_large(shape: Shape) -> bool:
@@ -238,7 +238,7 @@ def is_too_large(shape: Shape) -> bool:
 def _limited(shape: Shape, path: FieldPath) -> Shape:
     if is_too_large(shape):
         elements = f"{math.prod(shape)} elements" if all(shape) else "too long, though empty"
-        raise FieldFault(path, f"{show(shape)} is {elements}; expected at most {MAX_ELEMENTS}")
+        raise CaseFileError(path, f"{show(shape)} is {elements}; expected at most {MAX_ELEMENTS}")
     return shape
 
 
@@ -247,11 +247,11 @@ def _nested_shape(values: Any, path: FieldPath) -> Shape:
         return ()
     if not isinstance(values, list) or not values:
         hint = "; an array of length 0 is a `constant` with its `shape`" if values == [] else ""
-        raise FieldFault(path, f"expected a number or a list of numbers, got {short(values)}{hint}")
+        raise CaseFileError(path, f"expected a number or a list of numbers, got {short(values)}{hint}")
     shapes = [_nested_shape(value, (*path, number)) for number, value in enumerate(values)]
     for number, shape in enumerate(shapes):
         if shape != shapes[0]:
-            raise FieldFault(
+            raise CaseFileError(
                 (*path, number), f"ragged: row {number + 1} has shape {show(shape)}, row 1 has shape {show(shapes[0])}"
             )
     return (len(values), *shapes[0])
@@ -260,10 +260,12 @@ def _nested_shape(values: Any, path: FieldPath) -> Shape:
 def parse_rows(rows: kinds.PrintedRows, fields: kinds.RoundingFields, path: FieldPath) -> PrintedArray:
     """Read printed numbers as they were rounded."""
     if sum([fields.exact, fields.decimals is not None, fields.significant_digits is not None]) > 1:
-        raise FieldFault(path[:-1], "expected at most one of exact, decimals, significant_digits")
+        raise CaseFileError(path[:-1], "expected at most one of exact, decimals, significant_digits")
     if fields.exact and fields.digits is not None:
-        raise FieldFault((*path[:-1], "digits"), "exact numbers are not rounded; expected at most one of exact, digits")
+        raise CaseFileError(
+            (*path[:-1], "digits"), "exact numbers are not rounded; expected at most one of exact, digits"
+        )
     try:
         return parse_printed(rows, rounding_of(fields))
     except PrintedError as error:
-        raise FieldFault(path, str(error)) from None
+        raise CaseFileError(path, str(error)) from None

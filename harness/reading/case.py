@@ -9,7 +9,7 @@ from typing import Any, Literal
 from attncheck.reading.array_kinds import Array
 from attncheck.reading.model import Random, Source
 from attncheck.reading.printed import PrintedArray
-from attncheck.vocabulary import InputSpec, Shape, inputs_of
+from attncheck.spec import InputSpec, Shape, inputs_of
 
 Options = Mapping[str, Any]
 """Option -> text, number, truth value or, of a window, the pair (left, right)."""

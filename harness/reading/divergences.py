@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from attncheck.backends.contract import EmptyRows
-from attncheck.errors import CaseError, Fault
+from attncheck.errors import CaseError, Diagnostic
 from attncheck.reading.array_kinds import Strict
-from attncheck.reading.faults import fault_at, faults_of, yaml_faults
+from attncheck.reading.diagnostics import diagnostic_at, diagnostics_of, yaml_diagnostics
 from attncheck.reading.model import Dtype, StageName, Text
 from attncheck.reading.yaml_reader import YamlDocument, read_yaml
 from attncheck.reading.yaml_scalars import YamlFault
@@ -117,7 +117,7 @@ class Divergence:
 def load_divergences(paths: Iterable[Path]) -> tuple[Divergence, ...]:
     """Read lists of known divergences. Raises ``CaseError`` with every fault of every file."""
     found: list[Divergence] = []
-    faults: list[Fault] = []
+    faults: list[Diagnostic] = []
     for path in paths:
         try:
             found += _load(path, str(path))
@@ -147,13 +147,13 @@ def _load(path: Path, name: str) -> list[Divergence]:
     try:
         document = read_yaml(path, _EXPECTED)
     except YamlFault as fault:
-        raise CaseError(yaml_faults(fault, name)) from None
+        raise CaseError(yaml_diagnostics(fault, name)) from None
     if not isinstance(document.data, list):
-        raise CaseError([Fault(name, f"expected {_EXPECTED}", 1)])
+        raise CaseError([Diagnostic(name, f"expected {_EXPECTED}", 1)])
     try:
         entries = TypeAdapter(list[DivergenceEntry]).validate_python(document.data)
     except ValidationError as error:
-        raise CaseError([_of_entries(fault) for fault in faults_of(error, name, document)]) from None
+        raise CaseError([_of_entries(fault) for fault in diagnostics_of(error, name, document)]) from None
     if faults := _misplaced(entries, name, document):
         raise CaseError(faults)
     return [Divergence(entry, name, document.lines.get((index,), 1)) for index, entry in enumerate(entries)]
@@ -166,10 +166,10 @@ _ONLY_WITH = {
 """Fields that say something of one verdict alone, and what that verdict has."""
 
 
-def _misplaced(entries: Sequence[DivergenceEntry], name: str, document: YamlDocument) -> list[Fault]:
+def _misplaced(entries: Sequence[DivergenceEntry], name: str, document: YamlDocument) -> list[Diagnostic]:
     """Return the faults of entries with a field that says nothing of their verdict."""
     return [
-        fault_at(
+        diagnostic_at(
             (index, field),
             f"only a {verdict} divergence {has}, and this one is {entry.verdict}; "
             f"leave the field out, or say verdict: {verdict}",
@@ -182,7 +182,7 @@ def _misplaced(entries: Sequence[DivergenceEntry], name: str, document: YamlDocu
     ]
 
 
-def _of_entries(fault: Fault) -> Fault:
+def _of_entries(fault: Diagnostic) -> Diagnostic:
     """Name an entry's own fields where a case's would be named."""
     if not fault.message.startswith("unknown field"):
         return fault

@@ -10,31 +10,33 @@ from attncheck.reading import array_kinds as kinds
 from attncheck.reading import model
 from attncheck.reading.arrays import parse_rows
 from attncheck.reading.case import Case, Expected
-from attncheck.reading.faults import FieldFault
+from attncheck.reading.diagnostics import CaseFileError
 from attncheck.reading.printed import PrintedArray
 from attncheck.reading.shapes import show, stage_axes
 from attncheck.reading.yaml_scalars import FieldPath
-from attncheck.vocabulary import Shape, computed_stages
+from attncheck.spec import Shape, computed_stages
 
 DTYPES_OF_NUMBERS = ("float64", "float32")
 """In these, numbers that are known in decimal can be held against what is computed."""
 
 
 def read_expectations(entry: model.CaseEntry, case: Case, where: FieldPath) -> tuple[Expected, ...]:
-    """Check what a case says of its stages, and give its numbers the stages' shapes. Raises ``FieldFault``."""
+    """Check what a case says of its stages, and give its numbers the stages' shapes. Raises ``CaseFileError``."""
     sources = [_with_digits_of_case(source, entry) for source in entry.expect]
     for name in ("computed_in", "digits"):
         if getattr(entry, name) is not None and not any(source.printed for source in sources):
-            raise FieldFault((*where, name), "says something of printed numbers, and this case expects none")
+            raise CaseFileError((*where, name), "says something of printed numbers, and this case expects none")
     narrow = [dtype for dtype in case.dtypes if dtype not in DTYPES_OF_NUMBERS]
     if sources and narrow:
-        raise FieldFault(
+        raise CaseFileError(
             (*where, "expect"),
             f"numbers are held against what is computed in {' and '.join(DTYPES_OF_NUMBERS)} alone; without "
             f"{', '.join(narrow)} among `dtypes` this case may have them",
         )
     if sources and case.operation == "attention_gradients":
-        raise FieldFault((*where, "expect"), "gradients are held against the exact answer alone, not against numbers")
+        raise CaseFileError(
+            (*where, "expect"), "gradients are held against the exact answer alone, not against numbers"
+        )
     stages = computed_stages(case.operation, case.options, case.input_shapes)
     shapes = {stage: case.stage_shapes[stage] for stage in stages}
     return tuple(
@@ -56,10 +58,12 @@ def _read_expectation(
     name, of, shape = _target(source, operation, shapes, inputs, path)
     bases = [basis for basis in ("printed", "known", "unprinted") if getattr(source, basis) not in (None, False)]
     if len(bases) != 1:
-        raise FieldFault(path, f"expected exactly one of printed, known, unprinted, got {', '.join(bases) or 'none'}")
+        raise CaseFileError(
+            path, f"expected exactly one of printed, known, unprinted, got {', '.join(bases) or 'none'}"
+        )
     basis = bases[0]
     if basis == "known" and not source.because:
-        raise FieldFault((*path, "known"), "known numbers need `because`: a derivation or a cited source")
+        raise CaseFileError((*path, "known"), "known numbers need `because`: a derivation or a cited source")
     numbers = None
     if basis != "unprinted":
         numbers = parse_rows(getattr(source, basis), source, (*path, basis))
@@ -92,23 +96,23 @@ def _target(
     """Return what an expectation is about: its name, the stage behind it, its shape."""
     stage = source.of if source.quantity else source.stage
     if (source.quantity is None) == (source.stage is None) or stage is None:
-        raise FieldFault(path, "expected either `stage`, or `quantity` with `of`")
+        raise CaseFileError(path, "expected either `stage`, or `quantity` with `of`")
     if stage not in shapes:
         place = (*path, "of" if source.quantity else "stage")
-        raise FieldFault(place, f"{operation} has no stage {stage} here, only {', '.join(shapes)}")
+        raise CaseFileError(place, f"{operation} has no stage {stage} here, only {', '.join(shapes)}")
     if not math.prod(shapes[stage]):
-        raise FieldFault(path, f"{stage} has shape {show(shapes[stage])} here, which holds no number")
+        raise CaseFileError(path, f"{stage} has shape {show(shapes[stage])} here, which holds no number")
     if source.quantity is None:
         return stage, stage, shapes[stage]
     quantity = QUANTITIES.get(source.quantity)
     if quantity is None:
-        raise FieldFault((*path, "quantity"), f"no quantity {source.quantity!r}; expected {', '.join(QUANTITIES)}")
+        raise CaseFileError((*path, "quantity"), f"no quantity {source.quantity!r}; expected {', '.join(QUANTITIES)}")
     if quantity.needs and quantity.needs not in inputs:
-        raise FieldFault((*path, "quantity"), f"{quantity.name} needs the input {quantity.needs}")
+        raise CaseFileError((*path, "quantity"), f"{quantity.name} needs the input {quantity.needs}")
     try:
         return quantity.name, stage, quantity.shape(shapes[stage], inputs)
     except ValueError as error:
-        raise FieldFault((*path, "quantity"), f"{quantity.name} {error}") from None
+        raise CaseFileError((*path, "quantity"), f"{quantity.name} {error}") from None
 
 
 def _fit_numbers(
@@ -117,11 +121,11 @@ def _fit_numbers(
     """Give the numbers the stage's own shape: transposed if declared, leading axes of length 1 added."""
     if transpose:
         if len(numbers.shape) < 2:
-            raise FieldFault(path, "transpose needs two axes")
+            raise CaseFileError(path, "transpose needs two axes")
         numbers = numbers.transposed()
     # A document may print a column or a row vector for what is one row or one number here.
     if numbers.text.size != math.prod(shape) or not _same_but_ones(numbers.shape, shape):
-        raise FieldFault(path, _misfit(numbers.shape, shape, axes))
+        raise CaseFileError(path, _misfit(numbers.shape, shape, axes))
     return numbers.reshaped(shape)
 
 

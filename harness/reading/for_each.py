@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from attncheck.reading.faults import FieldFault, short
+from attncheck.reading.diagnostics import CaseFileError, short
 from attncheck.reading.written_out import referred
 from attncheck.reading.yaml_scalars import FieldPath
 
@@ -78,9 +78,9 @@ def references(data: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, str
 
 
 def read_axes(source: Any, path: FieldPath) -> tuple[Axis, ...]:
-    """Read a ``for_each``. Raises ``FieldFault``."""
+    """Read a ``for_each``. Raises ``CaseFileError``."""
     if not isinstance(source, dict | list) or not source:
-        raise FieldFault(path, f"expected {_FORMS}, got {short(source)}")
+        raise CaseFileError(path, f"expected {_FORMS}, got {short(source)}")
     if isinstance(source, list):
         return (_rows(source, path),)
     return tuple(_one_name(name, values, (*path, name)) for name, values in source.items())
@@ -89,7 +89,7 @@ def read_axes(source: Any, path: FieldPath) -> tuple[Axis, ...]:
 def _one_name(name: str, values: Any, path: FieldPath) -> Axis:
     _check_name(name, path)
     if not isinstance(values, dict | list) or not values:
-        raise FieldFault(path, f"expected a list of values, or a mapping that names each, got {short(values)}")
+        raise CaseFileError(path, f"expected a list of values, or a mapping that names each, got {short(values)}")
     if isinstance(values, dict):
         labelled = [(_label(label, (*path, label)), label, value) for label, value in values.items()]
     else:
@@ -105,13 +105,13 @@ def _rows(rows: list[Any], path: FieldPath) -> Axis:
     for number, row in enumerate(rows):
         where = (*path, number)
         if not isinstance(row, dict) or not set(row) - {ROW_NAME}:
-            raise FieldFault(where, f"expected a mapping of names to values, got {short(row)}")
+            raise CaseFileError(where, f"expected a mapping of names to values, got {short(row)}")
         names = [name for name in row if name != ROW_NAME]
         for name in names:
             _check_name(name, (*where, name))
         if choices and set(names) != set(choices[0].values):
             others = ", ".join(choices[0].values)
-            raise FieldFault(where, f"expected the names of the first row ({others}), got {', '.join(names)}")
+            raise CaseFileError(where, f"expected the names of the first row ({others}), got {', '.join(names)}")
         values = {name: Value(row[name], (*where, name)) for name in names}
         label = (
             _label(row[ROW_NAME], (*where, ROW_NAME))
@@ -127,7 +127,7 @@ def _axis(choices: list[Choice], path: FieldPath) -> Axis:
     for choice in choices:
         if choice.label.casefold() in seen:
             where = next(iter(choice.values.values())).path
-            raise FieldFault(where, f"{choice.label!r} is there twice; a case is made of it once")
+            raise CaseFileError(where, f"{choice.label!r} is there twice; a case is made of it once")
         seen.add(choice.label.casefold())
     return Axis(path, tuple(choices))
 
@@ -135,7 +135,7 @@ def _axis(choices: list[Choice], path: FieldPath) -> Axis:
 def _check_name(name: str, path: FieldPath) -> None:
     if not re.fullmatch(NAME[1:-1], name) or len(name) > MAX_LABEL or name == ROW_NAME:
         reserved = f", and not {ROW_NAME}" if name == ROW_NAME else ""
-        raise FieldFault(
+        raise CaseFileError(
             path,
             "expected a name of letters, digits and underscores that begins with a letter"
             f"{reserved}, got {short(name)}",
@@ -148,9 +148,9 @@ def _words(name: str) -> str:
 
 def _label(label: Any, path: FieldPath) -> str:
     if not isinstance(label, str) or not label.isprintable() or not re.search(r"[^\W_]", label):
-        raise FieldFault(path, f"expected a name with letters or digits, got {short(label)}")
+        raise CaseFileError(path, f"expected a name with letters or digits, got {short(label)}")
     if len(label) > MAX_LABEL:
-        raise FieldFault(path, f"expected at most {MAX_LABEL} characters, as they become part of a name")
+        raise CaseFileError(path, f"expected at most {MAX_LABEL} characters, as they become part of a name")
     return label
 
 
@@ -167,4 +167,4 @@ def _text_of(value: Any, path: FieldPath, *, of_row: bool = False) -> str:
         case str():
             return _label(value, path)
     advice = f"give the row a `{ROW_NAME}`" if of_row else "name the values: `window: {one key: [0, 0], ...}`"
-    raise FieldFault(path, f"{short(value)} cannot be part of a case's name; {advice}")
+    raise CaseFileError(path, f"{short(value)} cannot be part of a case's name; {advice}")

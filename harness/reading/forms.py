@@ -7,12 +7,12 @@ from typing import Any
 
 from attncheck.reading import model
 from attncheck.reading.case import Case
+from attncheck.reading.diagnostics import CaseFileError
 from attncheck.reading.dtypes import numpy_dtype
-from attncheck.reading.faults import FieldFault
 from attncheck.reading.inputs import make_exact_inputs
 from attncheck.reading.shapes import repeated_axes, show
 from attncheck.reading.yaml_scalars import FieldPath
-from attncheck.vocabulary import OPERATIONS, InputSpec, Shape
+from attncheck.spec import OPERATIONS, InputSpec, Shape
 
 _OF_KEYS = frozenset({"key", "value", "past_key", "past_value"})
 MERGED_INPUTS = frozenset({"query", "grad_output", *_OF_KEYS})
@@ -26,9 +26,11 @@ def merged_heads(
     if entry.layout == "split":
         return {}
     if operation not in WITH_MERGED_LAYOUT:
-        raise FieldFault((*where, "layout"), f"{operation} has no merged layout; {' and '.join(WITH_MERGED_LAYOUT)} do")
+        raise CaseFileError(
+            (*where, "layout"), f"{operation} has no merged layout; {' and '.join(WITH_MERGED_LAYOUT)} do"
+        )
     if "heads" not in options:
-        raise FieldFault((*where, "layout"), "the merged layout needs options.heads")
+        raise CaseFileError((*where, "layout"), "the merged layout needs options.heads")
     heads = int(options["heads"])
     of_keys = int(options.get("kv_heads", heads))
     return {name: of_keys if name in _OF_KEYS else heads for name in entry.inputs if name in MERGED_INPUTS}
@@ -54,7 +56,7 @@ def memory_of(entry: model.CaseEntry, merged: Mapping[str, int], where: FieldPat
     """Return how inputs lie in memory: as the case says, and in the merged layout with their heads inside of length."""
     for name in entry.memory:
         if name in merged:
-            raise FieldFault((*where, "memory", name), "`layout: merged` says already how this lies in memory")
+            raise CaseFileError((*where, "memory", name), "`layout: merged` says already how this lies in memory")
     return dict.fromkeys(merged, "transposed") | entry.memory
 
 
@@ -66,7 +68,7 @@ def check_form(case: Case, where: FieldPath) -> None:
     for number, stage in enumerate(case.judged_stages or ()):
         known = [name for name in OPERATIONS[case.operation].stages if name in case.stage_shapes]
         if stage not in known:
-            raise FieldFault((*where, "stages", number), f"{case.operation} has {', '.join(known)} here, no {stage}")
+            raise CaseFileError((*where, "stages", number), f"{case.operation} has {', '.join(known)} here, no {stage}")
 
 
 def _check_storage(storage: str | None, dtypes: Sequence[str], where: FieldPath) -> None:
@@ -74,7 +76,7 @@ def _check_storage(storage: str | None, dtypes: Sequence[str], where: FieldPath)
         return
     narrow = [dtype for dtype in dtypes if numpy_dtype(dtype).itemsize <= numpy_dtype(storage).itemsize]
     if narrow:
-        raise FieldFault(
+        raise CaseFileError(
             (*where, "storage"), f"expected `dtypes` that are all wider than {storage}, got {', '.join(narrow)}"
         )
 
@@ -84,15 +86,15 @@ def _check_memory(case: Case, where: FieldPath) -> None:
     for name, kind in case.memory.items():
         path = (*where, "memory", name)
         if name not in numbers:
-            raise FieldFault(path, f"expected an input of this case that holds numbers: {', '.join(numbers)}")
+            raise CaseFileError(path, f"expected an input of this case that holds numbers: {', '.join(numbers)}")
         if kind == "transposed" and len(case.input_shapes[name]) != 4:
             shape = show(case.input_shapes[name])
-            raise FieldFault(path, f"only an input with an axis of heads can be transposed in memory, got {shape}")
+            raise CaseFileError(path, f"only an input with an axis of heads can be transposed in memory, got {shape}")
     if "broadcast" in case.memory.values():
         made = make_exact_inputs(case)
         for name, kind in case.memory.items():
             if kind == "broadcast" and not repeated_axes(made[name].array):
-                raise FieldFault(
+                raise CaseFileError(
                     (*where, "memory", name),
                     "broadcast needs an axis, other than the last, along which all slices are alike; "
                     f"{name} of shape {show(case.input_shapes[name])} has none",

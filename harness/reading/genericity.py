@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading.number_checks import Named, spelled_out
-from attncheck.vocabulary import InputSpec
+from attncheck.spec import InputSpec
 
 _CONTINUOUS = ("rand", "randn", "runif")
 

@@ -20,7 +20,7 @@ from attncheck.reading.dtypes import largest_number, rounded_once, rounding_erro
 from attncheck.reading.generators import GENERATORS, Generator, draw
 from attncheck.reading.printed import Rounding, parse_printed
 from attncheck.reading.shapes import merge_head_weights
-from attncheck.vocabulary import InputSpec, Shape
+from attncheck.spec import InputSpec, Shape
 
 Array = NDArray[Any]
 

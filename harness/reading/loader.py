@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from attncheck.errors import CaseError, Fault
+from attncheck.errors import CaseError, Diagnostic
 from attncheck.reading import model
 from attncheck.reading.arrays import (
     MAX_ELEMENTS,
@@ -22,8 +22,8 @@ from attncheck.reading.arrays import (
     resolve_inputs,
 )
 from attncheck.reading.case import Case
+from attncheck.reading.diagnostics import CaseFileError, diagnostic_at, diagnostics_of, told_once, yaml_diagnostics
 from attncheck.reading.expectations import read_expectations
-from attncheck.reading.faults import FieldFault, fault_at, faults_of, told_once, yaml_faults
 from attncheck.reading.forms import check_form, heads_note, memory_of, merged_heads, projected_heads
 from attncheck.reading.genericity import are_generic
 from attncheck.reading.number_checks import check_at_most, check_lowest, check_range
@@ -33,7 +33,7 @@ from attncheck.reading.shapes import ShapeFault, bind_axes, show, stage_shapes
 from attncheck.reading.uneven_digits import uneven_digits
 from attncheck.reading.yaml_reader import YamlDocument, read_yaml
 from attncheck.reading.yaml_scalars import FieldPath, YamlFault
-from attncheck.vocabulary import InputSpec, Shape, computed_stages, inputs_of
+from attncheck.spec import InputSpec, Shape, computed_stages, inputs_of
 
 TAG_FILE = "tags.yaml"
 MAX_LOOKED_AT = 2**17
@@ -62,16 +62,16 @@ def load_case_file(
     if for_each:
         document = replace(document, data={**document.data, FOR_EACH: [dict(row) for row in for_each]})
     if isinstance(document.data, list) and any(isinstance(each, dict) and "verdict" in each for each in document.data):
-        raise CaseError([Fault(display_name, _DIVERGENCES, 1)])
+        raise CaseError([Diagnostic(display_name, _DIVERGENCES, 1)])
     document, misused = write_out(document)
     if misused:
-        raise CaseError([fault_at(fault.path, str(fault), display_name, document) for fault in misused])
+        raise CaseError([diagnostic_at(fault.path, str(fault), display_name, document) for fault in misused])
     try:
         file = model.CaseFile.model_validate(document.data)
     except ValidationError as error:
-        raise CaseError(faults_of(error, display_name, document)) from None
+        raise CaseError(diagnostics_of(error, display_name, document)) from None
     tags, shared, budget = frozenset(known_tags), _shared_arrays(file), _Budget()
-    faults: list[FieldFault] = []
+    faults: list[CaseFileError] = []
     cases: list[Case] = []
     seen: dict[str, str] = {}
     for number, entry in enumerate(file.cases):
@@ -79,9 +79,9 @@ def load_case_file(
         try:
             own_name = slug(entry.name)
             if not own_name:
-                raise FieldFault((*where, "name"), f"expected a name with letters or digits, got {entry.name!r}")
+                raise CaseFileError((*where, "name"), f"expected a name with letters or digits, got {entry.name!r}")
             if own_name in seen:
-                raise FieldFault((*where, "name"), f"duplicate name: {seen[own_name]!r} is already there")
+                raise CaseFileError((*where, "name"), f"duplicate name: {seen[own_name]!r} is already there")
             seen[own_name] = entry.name
             _check_tags(file.defaults.tags, tags, ("defaults",))
             _check_tags(entry.tags, tags, where)
@@ -90,9 +90,9 @@ def load_case_file(
             arrays = named_arrays(entry.arrays, shared(random), random, where)
             case = _make_case(file, entry, arrays, budget, place)
             warned = uneven_digits(entry, arrays.sources, where)
-            warnings = [str(fault_at(path, message, display_name, document)) for path, message in warned]
+            warnings = [str(diagnostic_at(path, message, display_name, document)) for path, message in warned]
             cases.append(replace(case, warnings=tuple(dict.fromkeys(warnings))))
-        except FieldFault as fault:
+        except CaseFileError as fault:
             faults.append(fault)
     if faults:
         raise CaseError(told_once(faults, display_name, document))
@@ -108,14 +108,14 @@ def load_tags(folder: Path, display_name: str) -> dict[str, model.TagEntry]:
     try:
         return dict(model.TagFile.model_validate(document.data).tags)
     except ValidationError as error:
-        raise CaseError(faults_of(error, display_name, document)) from None
+        raise CaseError(diagnostics_of(error, display_name, document)) from None
 
 
 def _read(path: Path, display_name: str) -> YamlDocument:
     try:
         return read_yaml(path)
     except YamlFault as fault:
-        raise CaseError(yaml_faults(fault, display_name)) from None
+        raise CaseError(yaml_diagnostics(fault, display_name)) from None
 
 
 def slug(name: str) -> str:
@@ -126,7 +126,7 @@ def slug(name: str) -> str:
 def _check_tags(tags: list[str], known_tags: frozenset[str], where: FieldPath) -> None:
     unknown = sorted(set(tags) - known_tags)
     if unknown:
-        raise FieldFault((*where, "tags"), f"undefined tag {unknown[0]!r}; define it in {TAG_FILE} beside the cases")
+        raise CaseFileError((*where, "tags"), f"undefined tag {unknown[0]!r}; define it in {TAG_FILE} beside the cases")
 
 
 @dataclass
@@ -136,10 +136,10 @@ class _Budget:
     left: int = MAX_LOOKED_AT
 
     def spend(self, numbers: int, path: FieldPath) -> None:
-        """Raises ``FieldFault`` where the cases read so far have used it up."""
+        """Raises ``CaseFileError`` where the cases read so far have used it up."""
         self.left -= numbers
         if self.left < 0:
-            raise FieldFault(
+            raise CaseFileError(
                 path,
                 f"the file's cases spell out or refer to more than {MAX_LOOKED_AT} numbers; draw large arrays instead "
                 "of typing them, or write several files",
@@ -152,18 +152,18 @@ def _random_of(file: model.CaseFile, entry: model.CaseEntry) -> model.Random | N
 
 def _shared_arrays(file: model.CaseFile) -> Callable[[model.Random | None], Arrays]:
     """Return what checks the arrays that the file's cases share: once for each generator, not for each case."""
-    known: dict[str, Arrays | FieldFault] = {}
+    known: dict[str, Arrays | CaseFileError] = {}
 
     def checked(random: model.Random | None) -> Arrays:
         generator = random.generator if random else ""
         if generator not in known:
             try:
                 known[generator] = named_arrays(file.arrays, NO_ARRAYS, random, ())
-            except FieldFault as fault:
+            except CaseFileError as fault:
                 known[generator] = fault
         found = known[generator]
-        if isinstance(found, FieldFault):
-            raise FieldFault(found.path, str(found))
+        if isinstance(found, CaseFileError):
+            raise CaseFileError(found.path, str(found))
         return found
 
     return checked
@@ -191,7 +191,7 @@ def _make_case(file: model.CaseFile, entry: model.CaseEntry, arrays: Arrays, bud
     budget.spend(looked_at(entry, arrays), (*where, "inputs"))
     inputs = resolve_inputs(entry, specs, arrays, random, operation, where, heads=heads)
     if not computed_stages(operation, options, inputs.sources):
-        raise FieldFault(
+        raise CaseFileError(
             (*where, "inputs"),
             f"{operation} needs a mask, a bias, key_lengths, a query_mask, options.is_causal or a window",
         )
@@ -241,7 +241,7 @@ def _lengths(
         return bind_axes(specs, inputs.shapes, options.get("heads"), options.get("kv_heads"))
     except ShapeFault as fault:
         message = f"{fault}{heads_note(inputs.given[fault.field], inputs.shapes[fault.field])}"
-        raise FieldFault((*where, "inputs", fault.field), message) from None
+        raise CaseFileError((*where, "inputs", fault.field), message) from None
 
 
 def _check_numbers(
@@ -278,5 +278,5 @@ def _stage_shapes(
             message = f"{stage} would be {show(shape)}; expected at most {MAX_ELEMENTS} elements"
             if judged is None and not is_too_large(shapes[list(shapes)[-1]]):
                 message += f", or `stages: [{list(shapes)[-1]}]` to judge that alone"
-            raise FieldFault((*where, "inputs"), message)
+            raise CaseFileError((*where, "inputs"), message)
     return shapes

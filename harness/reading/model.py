@@ -12,7 +12,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from attncheck.backends.contract import EmptyRows
 from attncheck.reading.array_kinds import Array, Digits, Input, Name, PrintedRows, RoundingFields, Strict
-from attncheck.vocabulary import DEFAULT_DTYPES, DTYPES, OPERATIONS, STAGES, ScoreKind
+from attncheck.spec import DEFAULT_DTYPES, DTYPES, OPERATIONS, STAGES, ScoreKind
 
 if TYPE_CHECKING:
     # A type checker cannot follow a Literal that is made from a table.

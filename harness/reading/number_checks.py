@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from attncheck.reading import array_kinds as kinds
+from attncheck.reading.diagnostics import CaseFileError, short
 from attncheck.reading.dtypes import largest_number
-from attncheck.reading.faults import FieldFault, short
 from attncheck.reading.inputs import rounding_of
 from attncheck.reading.printed import parse_printed
 from attncheck.reading.yaml_scalars import FieldPath
@@ -29,10 +29,12 @@ def check_finite(source: kinds.Array, named: Named, path: FieldPath, *, allow_in
     for place, value in _literals(source, named, path):
         if math.isnan(value) or (math.isinf(value) and not allow_infinite):
             what = "NaN" if math.isnan(value) else "infinity"
-            raise FieldFault(place, f"{what} is not allowed here; a case that probes it says `allow_nonfinite: true`")
+            raise CaseFileError(
+                place, f"{what} is not allowed here; a case that probes it says `allow_nonfinite: true`"
+            )
         signs |= {value} if math.isinf(value) else set()
     if len(signs) > 1 and _has_sum(source, named):
-        raise FieldFault(path, "a sum with inf and -inf may become NaN")
+        raise CaseFileError(path, "a sum with inf and -inf may become NaN")
     for place, part in _inside(source, named, path):
         check_finite(part, named, place, allow_infinite=allow_infinite)
 
@@ -44,11 +46,11 @@ def check_range(source: kinds.Array, named: Named, path: FieldPath, dtypes: Sequ
         for place, value in _literals(source, named, path):
             if math.isfinite(value) and abs(value) > largest:
                 message = f"{value:g} is beyond the range of {dtype}; a case for wider dtypes says `dtypes`"
-                raise FieldFault(place, message)
+                raise CaseFileError(place, message)
     bound = _largest(source, named)
     if bound > largest:
         message = f"may reach {bound:.2g}, beyond the range of {dtype}; a case for wider dtypes says `dtypes`"
-        raise FieldFault(path, message)
+        raise CaseFileError(path, message)
 
 
 def check_lowest(source: kinds.Array, named: Named, path: FieldPath, stored_in: Sequence[str]) -> None:
@@ -56,44 +58,44 @@ def check_lowest(source: kinds.Array, named: Named, path: FieldPath, stored_in: 
     if not _has_lowest(source, named):
         return
     if stored_in:
-        raise FieldFault(path, f"the lowest number is that of each dtype; that of {stored_in[0]} is a `constant`")
+        raise CaseFileError(path, f"the lowest number is that of each dtype; that of {stored_in[0]} is a `constant`")
     if _is_changed(source, named):
-        raise FieldFault(path, "the lowest number of a dtype takes no sum, product, times or plus")
+        raise CaseFileError(path, "the lowest number of a dtype takes no sum, product, times or plus")
 
 
 def check_whole(source: kinds.Array, named: Named, path: FieldPath) -> None:
     """Refuse counts that are not spelled out as whole numbers of at least 0."""
     if not isinstance(source, kinds.Values | kinds.Reference) or source.times is not None or source.plus is not None:
-        raise FieldFault(path, "these are counts; give them as `values`, without times or plus")
+        raise CaseFileError(path, "these are counts; give them as `values`, without times or plus")
     for place, part in _inside(source, named, path):
         check_whole(part, named, place)
     for place, value in _own_literals(source, path):
         if isinstance(value, bool) or not math.isfinite(value) or value != int(value) or value < 0:
-            raise FieldFault(place, f"expected a whole number of at least 0, got {short(value)}")
+            raise CaseFileError(place, f"expected a whole number of at least 0, got {short(value)}")
 
 
 def check_at_most(source: kinds.Array, named: Named, path: FieldPath, most: int, of: str) -> None:
     """Refuse counts of more than there is."""
     for place, value in _literals(source, named, path):
         if value > most:
-            raise FieldFault(place, f"expected at most {most}, as there are {most} {of}, got {short(value)}")
+            raise CaseFileError(place, f"expected at most {most}, as there are {most} {of}, got {short(value)}")
 
 
 def check_boolean(source: kinds.Array, named: Named, path: FieldPath) -> None:
     """Refuse what is neither true nor false, nor 1 nor 0."""
     if isinstance(source, kinds.Sum) or source.times is not None or source.plus is not None:
-        raise FieldFault(path, "a mask is boolean; it takes no sum, times or plus")
+        raise CaseFileError(path, "a mask is boolean; it takes no sum, times or plus")
     if isinstance(source, kinds.Lowest):
-        raise FieldFault(path, "a mask is boolean (true = may attend), got the lowest number of a dtype")
+        raise CaseFileError(path, "a mask is boolean (true = may attend), got the lowest number of a dtype")
     if isinstance(source, kinds.Drawn):
         whole = source.draw == "randint" or (source.draw == "runif" and source.floor)
         if not whole or (source.low, source.high) != (0, 2):
-            raise FieldFault(path, "a mask is boolean; a drawn one is `draw: randint, low: 0, high: 2`")
+            raise CaseFileError(path, "a mask is boolean; a drawn one is `draw: randint, low: 0, high: 2`")
     for place, part in _inside(source, named, path):
         check_boolean(part, named, place)
     for place, value in _own_literals(source, path):
         if value not in (0, 1):
-            raise FieldFault(place, f"a mask is boolean (true = may attend), got {value}")
+            raise CaseFileError(place, f"a mask is boolean (true = may attend), got {value}")
 
 
 def spelled_out(source: kinds.Array, named: Named) -> list[float]:

@@ -9,10 +9,10 @@ from typing import Any
 
 from attncheck.reading import model
 from attncheck.reading.array_kinds import Array
-from attncheck.reading.faults import FieldFault
+from attncheck.reading.diagnostics import CaseFileError
 from attncheck.reading.number_checks import spelled_out
 from attncheck.reading.yaml_scalars import FieldPath
-from attncheck.vocabulary import OPERATIONS
+from attncheck.spec import OPERATIONS
 
 _MASKS = frozenset({"mask", "key_lengths", "query_mask"})
 _ADDED = frozenset({"scores", "bias"})
@@ -23,19 +23,19 @@ ONLY_WITH_SOME_SCORES = {"scale": ("dot", "scaled_dot", "cosine"), "softcap": ("
 def read_options(defaults: model.Options, entry: model.CaseEntry, operation: str, where: FieldPath) -> dict[str, Any]:
     """Merge a case's options over the file's; the case's own must apply to it, the file's are for those that they fit.
 
-    A window becomes a pair. Raises ``FieldFault``.
+    A window becomes a pair. Raises ``CaseFileError``.
     """
     own = entry.options.model_dump(exclude_none=True)
     allowed = OPERATIONS[operation].options
     for name in own:
         if name not in allowed:
             listed = ", ".join(sorted(allowed)) or "no options"
-            raise FieldFault((*where, "options", name), f"does not apply to {operation}, which takes {listed}")
+            raise CaseFileError((*where, "options", name), f"does not apply to {operation}, which takes {listed}")
     shared = {name: value for name, value in defaults.model_dump(exclude_none=True).items() if name in allowed}
     idle = _idle(shared | own, operation, entry.layout)
     for name, reason in idle.items():
         if name in own:
-            raise FieldFault((*where, "options", name), reason)
+            raise CaseFileError((*where, "options", name), reason)
     options = {name: value for name, value in (shared | own).items() if name not in idle}
     places = {name: ((*where, "options", name) if name in own else ("defaults", "options", name)) for name in options}
     _check(options, operation, where, places)
@@ -59,7 +59,7 @@ def check_empty_rows(
     forbidden = _MASKS & inputs.keys() or options.get("is_causal") or "window" in options
     if keys and not forbidden and not infinite:
         message = "says what a query gives that may attend to no key; nothing forbids a key here"
-        raise FieldFault((*where, "options", "empty_rows"), message)
+        raise CaseFileError((*where, "options", "empty_rows"), message)
 
 
 def _idle(options: Mapping[str, Any], operation: str, layout: str) -> dict[str, str]:
@@ -75,15 +75,19 @@ def _idle(options: Mapping[str, Any], operation: str, layout: str) -> dict[str, 
 
 def _check(options: Mapping[str, Any], operation: str, where: FieldPath, places: Mapping[str, FieldPath]) -> None:
     if operation == "multi_head_attention" and "heads" not in options:
-        raise FieldFault((*where, "options"), "multi_head_attention needs options.heads")
+        raise CaseFileError((*where, "options"), "multi_head_attention needs options.heads")
     for name, scores in ONLY_WITH_SOME_SCORES.items():
         if name in options and options.get("score", scores[0]) not in scores:
-            raise FieldFault(places[name], f"the {options['score']} score has no {name}")
+            raise CaseFileError(places[name], f"the {options['score']} score has no {name}")
     for name in ("scale", "softcap"):
         if name in options and not math.isfinite(options[name]):
-            raise FieldFault(places[name], f"expected a finite number, got {options[name]}")
+            raise CaseFileError(places[name], f"expected a finite number, got {options[name]}")
     if options.get("window") == [None, None]:
-        raise FieldFault(places["window"], "bounds nothing on either side; expected a number of keys on one at least")
+        raise CaseFileError(
+            places["window"], "bounds nothing on either side; expected a number of keys on one at least"
+        )
     heads, kv_heads = options.get("heads"), options.get("kv_heads")
     if heads and kv_heads and heads % kv_heads:
-        raise FieldFault(places["kv_heads"], f"{heads} query heads cannot share {kv_heads} key and value heads evenly")
+        raise CaseFileError(
+            places["kv_heads"], f"{heads} query heads cannot share {kv_heads} key and value heads evenly"
+        )

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from attncheck.reading.faults import FieldFault, short
+from attncheck.reading.diagnostics import CaseFileError, short
 from attncheck.reading.for_each import Axis, Value, read_axes, references
 from attncheck.reading.written_out import EACH, Origin, WrittenOut, as_written, referred
 from attncheck.reading.yaml_reader import MAX_DEPTH, MAX_NODES, YamlDocument
@@ -26,7 +26,7 @@ MAX_MADE = 5 * MAX_NODES
 _AS_THEY_ARE = (FOR_EACH, "name")
 
 
-def write_out(document: YamlDocument) -> tuple[YamlDocument, list[FieldFault]]:
+def write_out(document: YamlDocument) -> tuple[YamlDocument, list[CaseFileError]]:
     """Return a file with each of its repeated cases written out, and what is wrong with their repetition."""
     data = document.data
     if not isinstance(data, dict) or not isinstance(data.get("cases"), list):
@@ -37,7 +37,7 @@ def write_out(document: YamlDocument) -> tuple[YamlDocument, list[FieldFault]]:
     try:
         _check_places(data)
         writing = _Writing(read_axes(data[FOR_EACH], (FOR_EACH,)) if FOR_EACH in data else ())
-    except FieldFault as fault:
+    except CaseFileError as fault:
         return document, [fault]
     for number, entry in enumerate(entries):
         if not writing.is_full:
@@ -54,12 +54,12 @@ def write_out(document: YamlDocument) -> tuple[YamlDocument, list[FieldFault]]:
 def _check_places(data: Mapping[str, Any]) -> None:
     rest = {name: value for name, value in data.items() if name not in ("cases", FOR_EACH)}
     for path, name in references(rest):
-        raise FieldFault(path, f"{as_written(name)} stands in cases alone; what they share is the same for all")
+        raise CaseFileError(path, f"{as_written(name)} stands in cases alone; what they share is the same for all")
 
 
-def _unused(axes: Sequence[Axis], used: set[str], lacking: str) -> list[FieldFault]:
+def _unused(axes: Sequence[Axis], used: set[str], lacking: str) -> list[CaseFileError]:
     return [
-        FieldFault(axis.place_of(name), message)
+        CaseFileError(axis.place_of(name), message)
         for axis in axes
         for name in axis.names
         if name not in used
@@ -76,7 +76,7 @@ class _Writing:
         self.cases: list[Any] = []
         self.origins: list[Origin] = []
         self.used: set[str] = set()
-        self.faults: list[FieldFault] = []
+        self.faults: list[CaseFileError] = []
         self.is_full = False
         """Whether a limit was passed; what comes behind it is not looked at."""
         self._repeated = self._made = 0
@@ -92,7 +92,7 @@ class _Writing:
                 given = {name: value for choice in choices for name, value in choice.values.items() if name in used}
                 origin = Origin(number, {name: value.path for name, value in given.items()})
                 self._keep(self._case(number, entry, given, [choice.label for choice in choices]), origin)
-        except FieldFault as fault:
+        except CaseFileError as fault:
             self.faults.append(fault)
 
     def _keep(self, case: Any, origin: Origin) -> None:
@@ -106,7 +106,7 @@ class _Writing:
         for name, place in _places(own).items():
             if name in self._places:
                 path = own[place].place_of(name)
-                raise FieldFault(path, f"{name!r} has its values from the file's {FOR_EACH} already")
+                raise CaseFileError(path, f"{name!r} has its values from the file's {FOR_EACH} already")
         every = (*self.shared, *own)
         places = ChainMap(_places(own, len(self.shared)), self._places)
         used = _closure({name for _, name in references(_body(entry))}, places, every)
@@ -122,7 +122,9 @@ class _Writing:
         if axes and self._repeated + cases > MAX_CASES:
             self.is_full = True
             before = f" and {self._repeated} before them" if self._repeated else ""
-            raise FieldFault(axes[-1].path, f"this makes {cases} cases{before}; expected at most {MAX_CASES} in a file")
+            raise CaseFileError(
+                axes[-1].path, f"this makes {cases} cases{before}; expected at most {MAX_CASES} in a file"
+            )
         self._repeated += cases if axes else 0
 
     def _case(
@@ -137,7 +139,7 @@ class _Writing:
         self._made += filled.size + len(values)
         if self._made > MAX_MADE:
             self.is_full = True
-            raise FieldFault(where, f"the cases of this file have more than {MAX_MADE} values, written out")
+            raise CaseFileError(where, f"the cases of this file have more than {MAX_MADE} values, written out")
         case: dict[str, Any] = filled.data
         if "name" in entry:
             case = {"name": _called(entry["name"], labels), **case}
@@ -183,7 +185,7 @@ def _filled(data: Any, values: Mapping[str, Value], path: FieldPath) -> Value:
     size, depth = 1 + sum(each.size for *_, each in parts), 1 + max((each.depth for *_, each in parts), default=0)
     if size > MAX_NODES or depth > MAX_DEPTH:
         what = f"more than {MAX_NODES} values" if size > MAX_NODES else f"nested more than {MAX_DEPTH} levels deep"
-        raise FieldFault(path, f"{what}, written out")
+        raise CaseFileError(path, f"{what}, written out")
     if isinstance(data, list):
         return Value([each.data for *_, each in parts], path, size, depth)
     kept = {part: each.data for part, inner, each in parts if each.data is not None or referred(inner) is None}
@@ -193,8 +195,8 @@ def _filled(data: Any, values: Mapping[str, Value], path: FieldPath) -> Value:
 def _value(name: str, data: Mapping[str, Any], values: Mapping[str, Value], path: FieldPath) -> Value:
     if len(data) > 1:
         others = ", ".join(short(field) for field in data if field != EACH)
-        raise FieldFault(path, f"{as_written(name)} stands for a whole value, alone; put {others} into the value")
+        raise CaseFileError(path, f"{as_written(name)} stands for a whole value, alone; put {others} into the value")
     if name not in values:
         known = ", ".join(values) or "none"
-        raise FieldFault(path, f"no {FOR_EACH} gives {short(name)} a value; names that have one here: {known}")
+        raise CaseFileError(path, f"no {FOR_EACH} gives {short(name)} a value; names that have one here: {known}")
     return values[name]

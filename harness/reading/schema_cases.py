@@ -14,7 +14,7 @@ from attncheck.reading.forms import MERGED_INPUTS, WITH_MERGED_LAYOUT
 from attncheck.reading.generators import GENERATORS, distributions
 from attncheck.reading.options import ONLY_WITH_SOME_SCORES
 from attncheck.reading.schema_conditions import FINITE, Schema, absent, given, has, refer, under
-from attncheck.vocabulary import (
+from attncheck.spec import (
     DEFAULT_DTYPES,
     DTYPES,
     NEEDED,

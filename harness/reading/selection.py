@@ -9,7 +9,7 @@ from importlib.resources import files
 from itertools import chain
 from pathlib import Path
 
-from attncheck.errors import CaseError, Fault, UsageError
+from attncheck.errors import CaseError, Diagnostic, UsageError
 from attncheck.reading.case import Case
 from attncheck.reading.loader import TAG_FILE, load_case_file, load_tags
 from attncheck.reading.model import TagEntry
@@ -25,7 +25,7 @@ class Selection:
     """The cases to run, by id, the faults of files that could not be read, and every tag that is defined."""
 
     cases: Sequence[Case]
-    faults: tuple[Fault, ...]
+    faults: tuple[Diagnostic, ...]
     tags: dict[str, TagEntry]
 
 
@@ -65,7 +65,7 @@ def select_cases(
     Raises ``UsageError`` where a pattern, tag or dtype matches nothing. Files with faults are left out and reported.
     """
     base = base or Path.cwd()
-    faults: list[Fault] = []
+    faults: list[Diagnostic] = []
     lists = frozenset(path.resolve() for path in divergences)
     known_tags = _tags_of(bundled_root(), f"{BUNDLED}/{TAG_FILE}", faults)
     places: dict[str, tuple[Path, int]] = {}
@@ -83,7 +83,9 @@ def select_cases(
                     ids.append(case.id)
             # The same file may be named twice; two files may look the same from afar.
             elif first != (path, case.line):
-                faults.append(Fault(case.file, f"the same case id as in {first[0]}: {case.id}", case.line, case.name))
+                faults.append(
+                    Diagnostic(case.file, f"the same case id as in {first[0]}: {case.id}", case.line, case.name)
+                )
     if places:
         _check_tags(tags, known_tags)
     if not chosen and not faults:
@@ -98,7 +100,7 @@ def bundled_root() -> Path:
 
 
 def _matching(
-    pattern: str, base: Path, tags: dict[str, TagEntry], faults: list[Fault], lists: _Lists, *, several: bool
+    pattern: str, base: Path, tags: dict[str, TagEntry], faults: list[Diagnostic], lists: _Lists, *, several: bool
 ) -> Iterator[_Found]:
     path = base / pattern
     if several and exists(path) and (path.name == "__pycache__" or (path.is_file() and not _is_case_file(path, lists))):
@@ -190,7 +192,7 @@ def _path_beside_id(path: Path, base: Path) -> str:
     return name if name.startswith(f"{BUNDLED}/") else ""
 
 
-def _tags_of(folder: Path, name: str, faults: list[Fault]) -> dict[str, TagEntry]:
+def _tags_of(folder: Path, name: str, faults: list[Diagnostic]) -> dict[str, TagEntry]:
     try:
         return load_tags(folder, name)
     except CaseError as error:
@@ -198,7 +200,7 @@ def _tags_of(folder: Path, name: str, faults: list[Fault]) -> dict[str, TagEntry
         return {}
 
 
-def _read(case_files: Iterable[_File], tags: dict[str, TagEntry], faults: list[Fault]) -> Iterator[_Found]:
+def _read(case_files: Iterable[_File], tags: dict[str, TagEntry], faults: list[Diagnostic]) -> Iterator[_Found]:
     """Read one file after the other: of many, only what is kept of each is in memory."""
     for file in case_files:
         path = file.path.resolve()

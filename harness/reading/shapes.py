@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.vocabulary import InputSpec, Shape
+from attncheck.spec import InputSpec, Shape
 
 _MAY_BE_EMPTY = frozenset({"B", "Lq", "Lk", "P", "T"})
 """Axes of which there may be none; without a head or a width there is nothing to compute."""

@@ -27,7 +27,7 @@ Warnings = Iterator[tuple[FieldPath, str]]
 Counts = NDArray[np.int64]
 _NONE = -(2**31)
 """Decimals and digits of what is no number."""
-_MOST_OFF = 1e-3
+_MAX_OFF = 1e-3
 """Of the largest number: by what a number that shows too few digits may be off before anybody is told."""
 
 
@@ -90,7 +90,7 @@ def _uneven(numbers: PrintedArray) -> tuple[NDArray[np.bool_], int] | None:
         if text.shape[axis] > 1:
             short &= of_numpy | (decimals < decimals.max(axis=axis, keepdims=True))
     largest = np.abs(numbers.value[np.isfinite(numbers.value)]).max(initial=0.0)
-    short &= (2 * digits <= digits.max()) | (numbers.half_unit > _MOST_OFF * largest)
+    short &= (2 * digits <= digits.max()) | (numbers.half_unit > _MAX_OFF * largest)
     return (short, int(decimals.max())) if short.any() else None
 
 

@@ -10,7 +10,7 @@ from ruamel.yaml.nodes import Node, ScalarNode
 
 FieldPath = tuple[str | int, ...]
 
-_MOST_SHOWN = 40
+_MAX_SHOWN = 40
 """Characters of a number in a message."""
 _AS_TEXT = frozenset({"printed", "known"})
 """Fields whose numbers stand in quotes, because a document may print what float64 cannot hold."""
@@ -59,7 +59,7 @@ def build_scalar(node: ScalarNode, path: FieldPath) -> Any:
 
 def _build_number(node: ScalarNode, name: str, path: FieldPath) -> int | float:
     """Build a number that float64 can hold; one that it turns into zero or infinity is refused."""
-    text = node.value if len(node.value) <= _MOST_SHOWN else f"{node.value[: _MOST_SHOWN - 3]}..."
+    text = node.value if len(node.value) <= _MAX_SHOWN else f"{node.value[: _MAX_SHOWN - 3]}..."
     try:
         number: int | float = getattr(_SCALARS, f"construct_yaml_{name}")(node)
         beyond = math.isinf(float(number)) and "inf" not in node.value.lower()

@@ -13,7 +13,7 @@ from attncheck.execution.signatures import INPUTS
 from attncheck.execution.user_code import UserImplementation
 from attncheck.execution.worker import Task
 from attncheck.repro.code import copied, inlined, quoted, short
-from attncheck.vocabulary import CONVENTIONS, result_stages
+from attncheck.spec import CONVENTIONS, result_stages
 
 PARTS = "attncheck.repro.parts"
 _CONVERSIONS = ("prepare", "from_numpy", "to_numpy")

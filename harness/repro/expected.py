@@ -12,27 +12,27 @@ from attncheck.judging.truth import Truth, is_measured, is_prescribed
 from attncheck.reading.case import Case
 from attncheck.repro.arrays import written
 from attncheck.repro.parts import Expected
-from attncheck.vocabulary import computed_stages
+from attncheck.spec import computed_stages
 
 
 def expected_stages(
-    case: Case, truth: Truth, numerical_class: str, judgements: Sequence[StageJudgement]
+    case: Case, truth: Truth, rounding_model: str, judgements: Sequence[StageJudgement]
 ) -> dict[str, Expected]:
     """Return what is right for the stages that were judged, or for every stage of the case where none came back."""
     computed = computed_stages(case.operation, case.options, case.inputs)
     stages = [judgement.stage for judgement in judgements] or case.judged_stages or computed
     return {
-        stage: expected_of(truth, stage, case.stage_shapes[stage], numerical_class)
+        stage: expected_of(truth, stage, case.stage_shapes[stage], rounding_model)
         for stage in stages
         if stage in case.stage_shapes  # one of an implementation's own is not judged
     }
 
 
-def expected_of(truth: Truth, stage: str, shape: tuple[int, ...], numerical_class: str) -> Expected:
+def expected_of(truth: Truth, stage: str, shape: tuple[int, ...], rounding_model: str) -> Expected:
     """Return what is right for one stage: all that proves a number wrong, and nothing else."""
     if stage not in truth.exact:
         return Expected(shape)
-    exact, bound = truth.exact[stage], truth.bounds(numerical_class)[stage]
+    exact, bound = truth.exact[stage], truth.bounds(rounding_model)[stage]
     allowed = np.where(is_measured(exact, bound, truth.dtype), bound.worst + exact.radius, np.nan)
     allowed[is_prescribed(exact)] = 0.0
     # Only in float64 are numbers so close to the exact answer that its own rounding to float64 counts.

@@ -17,7 +17,7 @@ from attncheck.reading.record import case_record
 from attncheck.repro.script import repro_script
 from attncheck.results.format import SCRIPTS_FOLDER, Row
 
-MOST_SCRIPTS = 50
+MAX_SCRIPTS = 50
 """One takes a fraction of a second and some ten kilobytes; after so many, the command that writes one is enough."""
 
 Place = tuple[str, str, str]
@@ -54,7 +54,7 @@ def write_scripts(
     index: dict[str, str] = {}
     folder = results / SCRIPTS_FOLDER
     again = words_again(implementations, limits or Limits(), results)
-    for place in _one_of_each_first(places)[:MOST_SCRIPTS]:
+    for place in _one_of_each_first(places)[:MAX_SCRIPTS]:
         case, name, dtype = place
         if name not in again:  # an object of this process has no file
             continue

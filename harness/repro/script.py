@@ -23,7 +23,7 @@ from attncheck.repro.arrays import written
 from attncheck.repro.call import PARTS, call_lines
 from attncheck.repro.code import copied, inlined, quoted, short
 from attncheck.repro.expected import expected_lines, expected_stages
-from attncheck.vocabulary import result_stages
+from attncheck.spec import result_stages
 
 _MEMORY = "attncheck.execution.layout"
 _CUTTING = "attncheck.execution.cutting"
@@ -40,7 +40,7 @@ ends with 1 where something is wrong, and else with 0. It needs {packages}{own}.
 It makes {calls}, on one thread, with the inputs below, and holds every stage that comes back
 against the exact answer: the same mathematics on the same stored numbers, in interval arithmetic. "allowed" is the
 largest error that rounding in {dtype} can make in that place, in whatever order sums are taken, blocked or fused
-(numerical class {numerical_class}): a number that is further off is wrong. NaN and infinity are to be where the exact
+(rounding model {rounding_model}): a number that is further off is wrong. NaN and infinity are to be where the exact
 answer has them; what it leaves open is not judged. Nor is what rounding could just do, but does not in practice
 (statistics, T2), or one step by itself.
 
@@ -50,8 +50,8 @@ attncheck {version} found, with {versions}, Python {python}, {system}:
 
 _OTHER_FILE = " (or a file that is named behind the command)"
 
-MOST_BEFORE = 16
-MOST_BYTES_BEFORE = 2**22
+MAX_BEFORE = 16
+MAX_BYTES_BEFORE = 2**22
 """Calls that a script makes first, and what their inputs may hold together."""
 
 
@@ -71,18 +71,18 @@ def repro_script(
     in ``judgements``, or for all where there are none. The calls ``before`` come first: cases, each in a dtype. Raises
     ``UsageError`` where no script can show the case.
     """
-    numerical_class = implementation.numerical_class(dtype)
-    if numerical_class is None:
+    rounding_model = implementation.rounding_model(dtype)
+    if rounding_model is None:
         raise UsageError(f"{implementation.name} declares no {dtype}: there is nothing to reproduce")
     inputs = convert_inputs(case, make_exact_inputs(case), dtype)
     padding = call_as_required(implementation, task_of(case, inputs))
     task, cuts = padding.task, ", kept=KEPT, cut=cut" if padding.kept else ""
-    expected = expected_stages(case, truth_of_case(case, dtype, inputs), numerical_class, judgements)
+    expected = expected_stages(case, truth_of_case(case, dtype, inputs), rounding_model, judgements)
     results = result_stages(task.operation, task.options, task.inputs)
     earlier = [call_as_required(implementation, each).task for each in tasks_before(before)]
     dtypes = {dtype, *(each for _, each in before)}
     parts = [
-        _docstring(case, implementation, dtype, numerical_class, story, command=command, calls=_calls(padding, before)),
+        _docstring(case, implementation, dtype, rounding_model, story, command=command, calls=_calls(padding, before)),
         *_beginning(implementation, dtypes),
         _section("What is reported", *call_lines(implementation, task, earlier)),
         _section("How it is judged", copied(PARTS, {"Expected", "run", "unpack", *(["make"] if earlier else [])})),
@@ -105,10 +105,10 @@ def tasks_before(before: Sequence[tuple[Case, str]]) -> list[Task]:
     """Return the calls that come first. Raises ``UsageError`` where they are too many, or too large, for a script."""
     tasks = [task_of(case, convert_inputs(case, make_exact_inputs(case), dtype)) for case, dtype in before]
     held = sum(array.nbytes for task in tasks for array in task.inputs.values())
-    if len(tasks) > MOST_BEFORE or held > MOST_BYTES_BEFORE:
+    if len(tasks) > MAX_BEFORE or held > MAX_BYTES_BEFORE:
         raise UsageError(
             f"it goes wrong only after {len(tasks)} other calls, with {held / 2**20:.1f} MiB of inputs: too many for a "
-            f"script, which has {MOST_BEFORE} at most, with {MOST_BYTES_BEFORE // 2**20} MiB; `attncheck explain` "
+            f"script, which has {MAX_BEFORE} at most, with {MAX_BYTES_BEFORE // 2**20} MiB; `attncheck explain` "
             "shows it"
         )
     return tasks
@@ -143,7 +143,7 @@ def _docstring(
     case: Case,
     implementation: Implementation,
     dtype: str,
-    numerical_class: str,
+    rounding_model: str,
     story: str,
     *,
     command: str,
@@ -160,7 +160,7 @@ def _docstring(
         command=command,
         calls=calls,
         own="" if own is None else f", and loads {own.module}{_OTHER_FILE if is_file else ''}",
-        numerical_class=numerical_class,
+        rounding_model=rounding_model,
         version=package_version("attncheck"),
         versions=", ".join(f"{name} {package_version(name)}" for name in packages),
         python=platform.python_version(),

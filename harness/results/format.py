@@ -164,9 +164,9 @@ class Row:
     evidence: str | None = None
 
 
-def bound_name(numerical_class: str) -> str:
+def bound_name(rounding_model: str) -> str:
     """Return under which name the bounds of a class are kept beside the implementations' arrays."""
-    return f"bound of class {numerical_class}"
+    return f"bound of class {rounding_model}"
 
 
 EXACT = "exact answer"

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from attncheck.errors import ResultsError
 from attncheck.reading.dtypes import numpy_dtype
 from attncheck.results.format import ARRAY_SCHEMA, ROW_SCHEMA, ComparisonKind
+from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
-from attncheck.vocabulary import DTYPES
 
 ArrayKey = tuple[str, str, str, str]
 """case, dtype, implementation, stage"""
@@ -27,19 +27,19 @@ ArrayKey = tuple[str, str, str, str]
 _WORDS = {"verdict": list(Verdict), "comparison": list(get_args(ComparisonKind)), "dtype": list(DTYPES)}
 _INDEX = r"^([0-9]{1,18}(,[0-9]{1,18})*)?$"
 _COUNTS = ("elements", "judged_rows", "query_rows", "unjudged")
-_MOST_COUNTED = 2**53
+_MAX_COUNTED = 2**53
 """Beyond it, a count is no whole number in the frames of a report."""
 _GROUPS_IN_MEMORY = 2
 """Row groups that stay read: a case's arrays lie together, and so do those of the case that is asked for next."""
 
 
-_MOST_ROWS = 1_000_000
+_MAX_ROWS = 1_000_000
 """Of one part. A run writes some fifty thousand; a few kilobytes can hold as many as they like, all of them alike."""
-_MOST_GROUPS = 100
+_MAX_GROUPS = 100
 """Of one part, which a run writes in one: each is read by itself."""
-_MOST_BYTES = {"rows": 2**30, "arrays": 2**32}
+_MAX_BYTES = {"rows": 2**30, "arrays": 2**32}
 """Of one part of rows, or of one row group of arrays, as it lies in memory."""
-_MOST_BYTES_TOGETHER = 2**32
+_MAX_BYTES_TOGETHER = 2**32
 """Of all parts of rows: some ten million of them."""
 
 
@@ -56,7 +56,7 @@ def read_rows(directory: Path) -> tuple[pa.Table, tuple[str, ...]]:
     for path in sorted((directory / "rows").glob("part-*.parquet")):
         try:
             table = _read_rows_part(path)
-            if size + table.nbytes > _MOST_BYTES_TOGETHER:
+            if size + table.nbytes > _MAX_BYTES_TOGETHER:
                 raise _DamagedError("with the parts before, more rows than a report can hold")
             size += table.nbytes
             tables.append(table)
@@ -99,7 +99,7 @@ def remove_untried(directory: Path) -> None:
 def _read_rows_part(path: Path) -> pa.Table:
     with _opened(path, ROW_SCHEMA) as file:
         groups = range(file.num_row_groups)
-        table = _checked(_read_groups(file, groups, ROW_SCHEMA.names, _MOST_BYTES["rows"]), ROW_SCHEMA)
+        table = _checked(_read_groups(file, groups, ROW_SCHEMA.names, _MAX_BYTES["rows"]), ROW_SCHEMA)
     for name, words in _WORDS.items():
         strange = pc.unique(table[name]).to_pylist()
         if odd := sorted(set(map(str, strange)) - set(map(str, words))):
@@ -115,7 +115,7 @@ def _check_numbers(table: pa.Table) -> None:
     frame = table.select(["half_unit", *_COUNTS]).to_pandas(integer_object_nulls=True)
     for name in _COUNTS:
         counts = frame[name].dropna()
-        if not counts.between(0, _MOST_COUNTED).all():
+        if not counts.between(0, _MAX_COUNTED).all():
             raise _DamagedError(f"it has {name} that are no number of anything")
     if (frame["judged_rows"].isna() != frame["query_rows"].isna()).any():
         raise _DamagedError("it has judged_rows without query_rows, or query_rows without judged_rows")
@@ -130,9 +130,9 @@ def _opened(path: Path, schema: pa.Schema) -> pq.ParquetFile:
         raise _DamagedError("it is no regular file")
     texts = [column.name for column in schema if pa.types.is_string(column.type) or pa.types.is_binary(column.type)]
     file = pq.ParquetFile(path, read_dictionary=texts)
-    if file.num_row_groups > _MOST_GROUPS:
+    if file.num_row_groups > _MAX_GROUPS:
         file.close()
-        raise _DamagedError(f"it has {file.num_row_groups} row groups; expected at most {_MOST_GROUPS}")
+        raise _DamagedError(f"it has {file.num_row_groups} row groups; expected at most {_MAX_GROUPS}")
     return file
 
 
@@ -141,8 +141,8 @@ def _read_groups(file: pq.ParquetFile, groups: Iterable[int], columns: Sequence[
     groups = list(groups)
     read = [file.metadata.row_group(group) for group in groups]
     rows = sum(group.num_rows for group in read)
-    if rows > _MOST_ROWS:
-        raise _DamagedError(f"it has {rows} rows; expected at most {_MOST_ROWS}")
+    if rows > _MAX_ROWS:
+        raise _DamagedError(f"it has {rows} rows; expected at most {_MAX_ROWS}")
     unpacked = sum(group.column(place).total_uncompressed_size for group in read for place in range(group.num_columns))
     if unpacked <= most:
         table = file.read_row_groups(groups, columns=list(columns))
@@ -223,7 +223,7 @@ class ArrayParts:
         if (path, group) not in self._groups:
             try:
                 with _opened(path, ARRAY_SCHEMA) as file:
-                    table = _read_groups(file, [group], ARRAY_SCHEMA.names, _MOST_BYTES["arrays"])
+                    table = _read_groups(file, [group], ARRAY_SCHEMA.names, _MAX_BYTES["arrays"])
                 self._groups[path, group] = _checked(table, ARRAY_SCHEMA)
             except _UNREADABLE as error:
                 raise ResultsError(f"{path} cannot be read: {_shortly(error)}") from None
@@ -239,7 +239,7 @@ def _keys_of(path: Path) -> Iterator[tuple[tuple[str, str], _Place]]:
         if absent := set(ARRAY_SCHEMA.names) - set(file.schema_arrow.names):
             raise _DamagedError(f"it has no column {min(absent)}")
         for group in range(file.num_row_groups):
-            keys = _read_groups(file, [group], ["case", "dtype"], _MOST_BYTES["arrays"])
+            keys = _read_groups(file, [group], ["case", "dtype"], _MAX_BYTES["arrays"])
             for row, key in enumerate(zip(keys["case"].to_pylist(), keys["dtype"].to_pylist(), strict=True)):
                 yield key, _Place(path, group, row)
 

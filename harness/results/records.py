@@ -17,9 +17,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeIn
 from attncheck.errors import ResultsError
 from attncheck.results.coverage import MINIMUM
 
-_MOST_BYTES = 2**29
+_MAX_BYTES = 2**29
 """Of one JSON file: some hundred thousand cases."""
-_MOST_DEEP = 50
+_MAX_DEEP = 50
 
 
 Whole = Annotated[int, Field(ge=-(2**31), lt=2**31)]
@@ -157,8 +157,8 @@ def require_readable(path: Path) -> None:
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):  # a pipe, say
         raise ResultsError(f"{path} cannot be read: it is no regular file")
-    if found.st_size > _MOST_BYTES:
-        raise ResultsError(f"{path} cannot be read: {found.st_size} bytes; expected at most {_MOST_BYTES}")
+    if found.st_size > _MAX_BYTES:
+        raise ResultsError(f"{path} cannot be read: {found.st_size} bytes; expected at most {_MAX_BYTES}")
 
 
 def require_shallow(content: object, path: Path) -> None:
@@ -167,8 +167,8 @@ def require_shallow(content: object, path: Path) -> None:
     while level := [each for each in level if isinstance(each, dict | list)]:
         depth += 1
         level = [each for one in level for each in (one.values() if isinstance(one, dict) else one)]
-    if depth > _MOST_DEEP:
-        raise ResultsError(f"{path} cannot be read: nested more than {_MOST_DEEP} levels deep")
+    if depth > _MAX_DEEP:
+        raise ResultsError(f"{path} cannot be read: nested more than {_MAX_DEEP} levels deep")
 
 
 def check_record(content: Mapping[str, Any], model: type[Model], path: Path) -> None:

@@ -14,8 +14,8 @@ from attncheck.reports.frames import records
 from attncheck.reports.markdown.text import code, escape, number, table
 from attncheck.reports.terminal import plain_console
 
-_MOST_LISTED = 20
-_MOST_IN_MARKDOWN = 200
+_MAX_LISTED = 20
+_MAX_IN_MARKDOWN = 200
 _NUMBERS = ("before_z", "after_z", "before_ratio", "after_ratio")
 
 _TITLES = {
@@ -81,12 +81,12 @@ def _print_table(console: Console, name: str, frame: pd.DataFrame) -> None:
     shown = Table(title=_TITLES[name], title_justify="left", title_style="bold", box=None, pad_edge=False)
     for column in columns:
         shown.add_column(_heading(column), justify="right" if column in _NUMBERS else "left", overflow="fold")
-    for row in records(frame.head(_MOST_LISTED)):
+    for row in records(frame.head(_MAX_LISTED)):
         shown.add_row(*(_text(row[column]) for column in columns), style="red" if row["change"] == WORSE else None)
     console.print()
     console.print(shown)
-    if len(frame) > _MOST_LISTED:
-        console.print(f"and {len(frame) - _MOST_LISTED:,} more", soft_wrap=True)
+    if len(frame) > _MAX_LISTED:
+        console.print(f"and {len(frame) - _MAX_LISTED:,} more", soft_wrap=True)
 
 
 def render_diff_markdown(difference: Difference) -> str:
@@ -96,14 +96,14 @@ def render_diff_markdown(difference: Difference) -> str:
     for name, frame in difference.tables().items():
         if len(frame):
             lines += ["", f"## {_TITLES[name]}", "", _EXPLAINED[name], "", *_markdown_table(frame)]
-        if len(frame) > _MOST_IN_MARKDOWN:
-            lines += ["", f"And {len(frame) - _MOST_IN_MARKDOWN:,} more, in `diff_{name}.csv`."]
+        if len(frame) > _MAX_IN_MARKDOWN:
+            lines += ["", f"And {len(frame) - _MAX_IN_MARKDOWN:,} more, in `diff_{name}.csv`."]
     return "\n".join([*lines, ""])
 
 
 def _markdown_table(frame: pd.DataFrame) -> list[str]:
     columns = _shown(frame)
-    rows = [[_cell(column, row[column]) for column in columns] for row in records(frame.head(_MOST_IN_MARKDOWN))]
+    rows = [[_cell(column, row[column]) for column in columns] for row in records(frame.head(_MAX_IN_MARKDOWN))]
     align = "".join("r" if column in _NUMBERS else "l" for column in columns)
     return table([_heading(column) for column in columns], rows, align)
 

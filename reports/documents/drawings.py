@@ -13,11 +13,11 @@ from attncheck.quantities import QUANTITIES
 from attncheck.reports.arrays import KeptArrays
 from attncheck.reports.figures.panels import BLUE, GREY, ORANGE, PURPLE, Panel, panels_of
 from attncheck.results.format import EXACT, INPUTS
-from attncheck.vocabulary import STAGES
+from attncheck.spec import STAGES
 
 Array = NDArray[Any]
 
-MOST_WRITTEN = 64
+MAX_WRITTEN = 64
 """Inputs with more numbers are not spelt out, unless the document prints them."""
 
 _COLOURS = {"query": PURPLE, "mask": GREY, "bias": GREY, "masked": PURPLE, "biased": PURPLE, "capped": PURPLE}
@@ -74,7 +74,7 @@ def input_text(case: Mapping[str, Any], name: str, array: Array) -> tuple[tuple[
     if printed is not None:
         rows = np.array(printed, dtype=object)
         return tuple(tuple(map(str, row)) for row in rows.reshape(-1, rows.shape[-1] if rows.ndim else 1))
-    if array.size > MOST_WRITTEN or not array.ndim:
+    if array.size > MAX_WRITTEN or not array.ndim:
         return ()
     return tuple(tuple(map(_shortest, row)) for row in array.reshape(-1, array.shape[-1]).tolist())
 

@@ -12,8 +12,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from attncheck.reports.frames import Column, records
+from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
-from attncheck.vocabulary import DTYPES
 
 Array = NDArray[Any]
 ExactOf = Mapping[str, Array]

@@ -21,9 +21,9 @@ from attncheck.reports.figures.picture import INK, PAPER, Format, Picture, drawi
 Array = NDArray[Any]
 Real = NDArray[np.float64]
 
-MOST_CELLS = 64
+MAX_CELLS = 64
 """Larger matrices are thinned out to at most this many rows and columns, each cell the largest error of its block."""
-MOST_PANELS = 8
+MAX_PANELS = 8
 """Of more matrices than these the largest error of all is drawn, place by place."""
 
 _LEAST, _MOST = 1e-3, 1e3
@@ -32,7 +32,7 @@ _NOT_JUDGED = (212, 212, 217)
 _CELL = 7
 """Pixels of a cell."""
 _FROM_EDGE = np.minimum(np.arange(_CELL), np.arange(_CELL)[::-1])
-_INCHES, _LARGEST_INCHES, _MOST_INCHES = 0.16, 3.4, 9.5
+_INCHES, _LARGEST_INCHES, _MAX_INCHES = 0.16, 3.4, 9.5
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,12 @@ def describe_errors(ratio: Real, title: str) -> str:
     return f"{start}: largest {ratio.flat[flat]:.3g}{where}; {many}{left}."
 
 
-def error_matrices(errors: Real, most_cells: int = MOST_CELLS) -> list[ErrorMatrix]:
+def error_matrices(errors: Real, most_cells: int = MAX_CELLS) -> list[ErrorMatrix]:
     """Split an array into its matrices, or fold them into one where they are many; large ones are thinned out."""
     matrices = np.atleast_2d(errors)
     leading, worst = matrices.shape[:-2], np.unravel_index(int(np.nanargmax(matrices)), matrices.shape)
     row, column = int(worst[-2]), int(worst[-1])
-    if math.prod(leading) > MOST_PANELS:
+    if math.prod(leading) > MAX_PANELS:
         folded = _largest(matrices.reshape(-1, *matrices.shape[-2:]), 0)
         return [_map(f"largest of {math.prod(leading):,} matrices", folded, (row, column), most_cells)]
     return [
@@ -119,7 +119,7 @@ def _largest(errors: Real, axis: int) -> Real:
 
 def _draw(maps: list[ErrorMatrix], words: str) -> Figure:
     sizes = [_inches(each.errors.shape) for each in maps]
-    figure, places = grid(sizes, [each.title for each in maps], _MOST_INCHES, with_bars=False)
+    figure, places = grid(sizes, [each.title for each in maps], _MAX_INCHES, with_bars=False)
     norm, colours = LogNorm(_LEAST, _MOST, clip=True), colormaps["cividis"]
     for each, axes in zip(maps, places, strict=True):
         rows, columns = each.errors.shape

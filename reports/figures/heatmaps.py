@@ -23,8 +23,8 @@ from attncheck.reports.figures.error_maps import error_map as error_map
 from attncheck.reports.figures.layout import colour_bar, grid, only_text
 from attncheck.reports.figures.panels import (
     LIGHTEST,
-    MOST_ANNOTATED,
-    MOST_CELLS,
+    MAX_ANNOTATED,
+    MAX_CELLS,
     PURPLE,
     Panel,
     Pixels,
@@ -93,21 +93,21 @@ def _broken(text: str, letters: int) -> str:
 def _title(panel: Panel) -> str:
     """Break a long title into two lines, and say what is left out of a large matrix."""
     lines = textwrap.wrap(safe_text(panel.title, 2 * _TITLE_LETTERS), _TITLE_LETTERS)[:2]
-    rows, columns = (math.ceil(length / MOST_CELLS) for length in panel.matrix.shape)
+    rows, columns = (math.ceil(length / MAX_CELLS) for length in panel.matrix.shape)
     if (rows, columns) != (1, 1):
         lines = [*lines[:1], f"1 of {rows} rows, 1 of {columns} columns"]
     return "\n".join(lines)
 
 
 def _annotations(panel: Panel) -> list[list[str]] | None:
-    if max(panel.matrix.shape) > MOST_ANNOTATED:
+    if max(panel.matrix.shape) > MAX_ANNOTATED:
         return None
     return [[short_number(value) for value in row] for row in panel.matrix.tolist()]
 
 
 def _inches(panel: Panel, texts: list[list[str]] | None) -> tuple[float, float]:
     """Return a matrix's width and height: cells as wide as their longest number, in large ones small squares."""
-    rows, columns = (min(length, MOST_CELLS) for length in panel.matrix.shape)
+    rows, columns = (min(length, MAX_CELLS) for length in panel.matrix.shape)
     if texts is None:
         cell = min(0.16, 4.5 / max(rows, columns))
         return max(columns * cell, 0.5), max(rows * cell, 0.5)
@@ -116,7 +116,7 @@ def _inches(panel: Panel, texts: list[list[str]] | None) -> tuple[float, float]:
 
 
 def _draw_matrix(figure: Figure, axes: Axes, panel: Panel, texts: list[list[str]] | None) -> None:
-    step = (math.ceil(panel.matrix.shape[0] / MOST_CELLS), math.ceil(panel.matrix.shape[1] / MOST_CELLS))
+    step = (math.ceil(panel.matrix.shape[0] / MAX_CELLS), math.ceil(panel.matrix.shape[1] / MAX_CELLS))
     pixels = shades(panel)[:: step[0], :: step[1]]
     _draw_cells(axes, pixels)
     _label(axes, panel, pixels.shape, step)
@@ -135,7 +135,7 @@ def _draw_cells(axes: Axes, pixels: Pixels) -> None:
     axes.imshow(pixels, interpolation="none", aspect="auto")
     axes.set_xticks(np.arange(-0.5, pixels.shape[1]), minor=True)
     axes.set_yticks(np.arange(-0.5, pixels.shape[0]), minor=True)
-    if max(pixels.shape) <= MOST_ANNOTATED:
+    if max(pixels.shape) <= MAX_ANNOTATED:
         axes.grid(which="minor", color="white", linewidth=1)
     axes.tick_params(which="both", length=0)
     axes.spines[:].set_visible(False)
@@ -145,7 +145,7 @@ def _label(axes: Axes, panel: Panel, shape: tuple[int, ...], step: tuple[int, in
     """Number the rows and columns from 0, or name them; of many only some."""
     named = (panel.row_labels, panel.column_labels)
     for which, (axis, labels) in enumerate(zip((axes.yaxis, axes.xaxis), named, strict=True)):
-        apart = 1 if shape[which] <= MOST_ANNOTATED else 8
+        apart = 1 if shape[which] <= MAX_ANNOTATED else 8
         ticks = range(0, shape[which], apart)
         texts = [safe_text(labels[tick], 24) if tick < len(labels) else str(tick * step[which]) for tick in ticks]
         axis.set_ticks(list(ticks), texts, parse_math=False)

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Pixels = NDArray[np.uint8]
 
-MOST_ANNOTATED = 20
+MAX_ANNOTATED = 20
 """Matrices with more rows or columns show colours without numbers."""
-MOST_CELLS = 64
+MAX_CELLS = 64
 """Larger ones are thinned out to at most this many rows and columns."""
-MOST_PANELS = 8
+MAX_PANELS = 8
 """Of an array with more matrices than these the first are drawn."""
 
 PURPLE, ORANGE, BLUE, GREY = "#6a0d83", "#d9730d", "#0b4fa8", "#4a4a4a"
@@ -50,7 +50,7 @@ def panels_of(array: Array, title: str, **fields: Any) -> tuple[Panel, ...]:
     """
     matrices = np.atleast_2d(array)
     leading = matrices.shape[:-2]
-    places = list(np.ndindex(leading))[:MOST_PANELS]
+    places = list(np.ndindex(leading))[:MAX_PANELS]
     names = ["".join(f"[{i}]" for i, length in zip(place, leading, strict=True) if length > 1) for place in places]
     panels = tuple(
         Panel(f"{title} {name}".strip(), matrices[place], **fields) for place, name in zip(places, names, strict=True)
@@ -65,7 +65,7 @@ def describe(panel: Panel) -> str:
     """Say a matrix in words: every number of a small one, of a larger one its range."""
     rows, columns = panel.matrix.shape
     start = f"{safe_text(panel.title)}: {rows} x {columns} matrix"
-    if panel.matrix.size <= MOST_CELLS:
+    if panel.matrix.size <= MAX_CELLS:
         spelt = [", ".join(map(short_number, row)) for row in panel.matrix.tolist()]
         return f"{start}; " + "; ".join(f"row {place}: {row}" for place, row in enumerate(spelt))
     values = np.asarray(panel.matrix, dtype=np.float64)

@@ -30,7 +30,7 @@ ElementTree.register_namespace("", _SVG[1:-1])
 ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
 _DOTS_PER_INCH = 150
 _FONT_SIZE = 8.0
-_MOST_LETTERS = 4000
+_MAX_LETTERS = 4000
 """What an accessible name may be long; whoever wants every number has them in tables."""
 _FONTS = "'DejaVu Sans', Verdana, sans-serif"
 _STYLE: dict[str, Any] = {
@@ -113,7 +113,7 @@ def _tidy(svg: str, alternative: str) -> str:
         if element.get("id") not in used:
             element.attrib.pop("id", None)
         _shorten(element)
-    name = safe_text(alternative, _MOST_LETTERS)
+    name = safe_text(alternative, _MAX_LETTERS)
     fonts = {"font-family": _FONTS, "font-size": f"{_FONT_SIZE:g}px"}
     root.attrib = {"role": "img", "aria-label": name, **fonts, **root.attrib}
     return ElementTree.tostring(root, encoding="unicode") + "\n"

@@ -19,7 +19,7 @@ LEVELS = (
 )
 BEYOND = ("e3", "more than ten times it, or not finite")
 NOT_JUDGED = ("en", "not judged")
-_MOST_CELLS = 32
+_MAX_CELLS = 32
 """The page shows where an error lies; `attncheck show` draws larger matrices finer."""
 _WIDTH, _LEAST, _MOST = 220, 7, 20
 """Pixels: of a picture, if its cells are neither smaller nor larger than these."""
@@ -29,7 +29,7 @@ def error_pictures(errors: Real, title: str) -> list[tuple[str, Markup]]:
     """Return a title and an SVG per matrix of errors over bounds; what exceeds the bound is crossed out."""
     if not errors.size or np.isnan(errors).all():
         return []
-    return [(matrix.title, _picture(matrix, title)) for matrix in error_matrices(errors, _MOST_CELLS)]
+    return [(matrix.title, _picture(matrix, title)) for matrix in error_matrices(errors, _MAX_CELLS)]
 
 
 def _picture(matrix: ErrorMatrix, title: str) -> Markup:

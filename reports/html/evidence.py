@@ -23,7 +23,7 @@ from attncheck.reports.known import address_of
 from attncheck.reports.printed_numbers import OF_DOCUMENTS
 from attncheck.results.format import EXACT, bound_name
 
-_MOST_ROWS = 12
+_MAX_ROWS = 12
 """Stages and numbers that are spelt out; more follow from the same fault."""
 
 
@@ -100,8 +100,8 @@ def make_evidence(
             cell_anchor=anchor(case, column),
             messages=_messages(told),
             **_reason(told),
-            worst=tuple(_worst(row, dtype) for row in told if isinstance(row["index"], str))[:_MOST_ROWS],
-            left_out=max(0, len(told) - _MOST_ROWS),
+            worst=tuple(_worst(row, dtype) for row in told if isinstance(row["index"], str))[:_MAX_ROWS],
+            left_out=max(0, len(told) - _MAX_ROWS),
             maps=maps.of(case, dtype, column, [str(row["stage"]) for row in told]),
             commands=commands_again(frames, _place(case, column, dtype), ("explain", "repro")),
             script=scripts.of(case, dtype, column),
@@ -135,7 +135,7 @@ def _rows(frames: Frames, cases: set[str]) -> dict[Any, pd.DataFrame]:
 def _messages(rows: list[dict[str, Any]]) -> tuple[str, ...]:
     """Return what the stages say; what numbers say stands in the table, unless they alone fail."""
     of_stages = [row for row in rows if row["against"] != "number"] or rows
-    return tuple(dict.fromkeys(str(row["message"]) for row in of_stages if row["message"]))[:_MOST_ROWS]
+    return tuple(dict.fromkeys(str(row["message"]) for row in of_stages if row["message"]))[:_MAX_ROWS]
 
 
 def _reason(rows: list[dict[str, Any]]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from attncheck.reports.figures.heatmaps import heatmaps
-from attncheck.reports.figures.panels import MOST_ANNOTATED, Panel, ink_on, shades, short_number
+from attncheck.reports.figures.panels import MAX_ANNOTATED, Panel, ink_on, shades, short_number
 
 _BLACK = "#000000"
 
@@ -33,7 +33,7 @@ class Heat:
 
 def heat_of(panel: Panel, number: int) -> Heat:
     """Return a matrix to show; ``number`` keeps the parts of one picture apart from those of another."""
-    if not panel.matrix.size or max(panel.matrix.shape) > MOST_ANNOTATED:
+    if not panel.matrix.size or max(panel.matrix.shape) > MAX_ANNOTATED:
         # Own markup: made by matplotlib, with every text escaped.
         markup = heatmaps([panel]).markup
         for reference in ('id="', "url(#", 'href="#'):

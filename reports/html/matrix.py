@@ -11,7 +11,7 @@ from attncheck.reports.frames import Frames, rows_judged
 from attncheck.reports.html.anchors import Anchors
 from attncheck.reports.html.budget import LETTERS_PER_CELL, LETTERS_PER_ROW, Budget, urgent_first, within
 from attncheck.reports.html.words import SHORT_DTYPES, SYMBOLS
-from attncheck.vocabulary import DTYPES
+from attncheck.spec import DTYPES
 
 NOT_RUN = "not run"
 

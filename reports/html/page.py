@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from attncheck.errors import ExitCode
 from attncheck.reports.alike import Told, count_told, told_once
-from attncheck.reports.answer import Answer, exit_code_of, findings, make_answer
+from attncheck.reports.answer import Summary, exit_code_of, findings, make_summary
 from attncheck.reports.cells import CellRow, State, cell_table
 from attncheck.reports.coverage import coverage
 from attncheck.reports.environments import environment_facts
@@ -31,8 +31,8 @@ from attncheck.reports.known import (
     empty_rows,
     known_groups,
 )
+from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
-from attncheck.vocabulary import DTYPES
 
 _AGREE, _FAILING, _UNSURE = ("agree", "✓"), ("failing", "✗"), ("known", "!")
 _OF_RECORDS = ("misprint", "!")
@@ -84,7 +84,7 @@ class HtmlColumn:
 class Page:
     """Everything that the templates show."""
 
-    answer: Answer
+    answer: Summary
     tone: str
     symbol: str
     notes: tuple[str, ...]
@@ -135,7 +135,7 @@ def make_page(frames: Frames, budget: Budget) -> Page:
     many = len(frames.environments) > 1
     words = {cell.word for row in table.values() for cells in row.values() for cell in cells.values()}
     return Page(
-        answer=make_answer(frames),
+        answer=make_summary(frames),
         tone=tone,
         symbol=symbol,
         notes=frames.notes,

@@ -14,7 +14,7 @@ from attncheck.reports.html.anchors import slug
 from attncheck.results.format import SCRIPTS_FOLDER
 from attncheck.results.records import read_json
 
-_MOST_BYTES = 100_000
+_MAX_BYTES = 100_000
 """A script that is larger holds large inputs: `attncheck repro` writes it again."""
 
 
@@ -42,7 +42,7 @@ class Scripts:
         path = self._folders[column.environment] / name
         try:
             # A link could show any file of whoever makes the report.
-            if path.is_symlink() or not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            if path.is_symlink() or not path.is_file() or path.stat().st_size > _MAX_BYTES:
                 return None
             text = path.read_text(encoding="utf-8")
         except (OSError, ValueError):

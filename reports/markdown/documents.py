@@ -8,9 +8,9 @@ from attncheck.reports.documents.numbers import NumberLine, NumberTable, Value, 
 from attncheck.reports.documents.pages import DocumentCase, DocumentPage, Expectation, document_pages
 from attncheck.reports.frames import Frames
 from attncheck.reports.markdown.text import code, details, escape, table
-from attncheck.vocabulary import DTYPES
+from attncheck.spec import DTYPES
 
-_MOST_VISIBLE = 40
+_MAX_VISIBLE = 40
 """Longer tables are folded away."""
 
 
@@ -63,7 +63,7 @@ def _expectation(expected: Expectation) -> list[str]:
     lines = [f"{title}: {holds}", *(f"\n{note}" for note in notes), ""]
     for numbers in expected.tables:
         body = _number_table(numbers, expected.basis)
-        if numbers.dtype == DTYPES[0] and len(numbers.lines) <= _MOST_VISIBLE:
+        if numbers.dtype == DTYPES[0] and len(numbers.lines) <= _MAX_VISIBLE:
             lines += [*body, ""]
         else:
             lines += [*details(f"{numbers.dtype}: {count(len(numbers.lines))}", body), ""]
@@ -95,4 +95,4 @@ def _matrix(numbers: NumberTable) -> list[str]:
     caption = f"exact answer for {numbers.dtype}"
     headings = [caption, *map(str, range(max(map(len, matrix.values()))))]
     body = table(headings, [[row, *cells] for row, cells in matrix.items()], "l" + "r" * len(headings))
-    return body if len(lines) <= _MOST_VISIBLE else details(f"{caption}: {count(len(lines))}", body)
+    return body if len(lines) <= _MAX_VISIBLE else details(f"{caption}: {count(len(lines))}", body)

@@ -8,7 +8,7 @@ from attncheck.reports.frames import Frames
 from attncheck.reports.known import EMPTY_ROWS_NOTE, KNOWN_NOTE, address_of, count_following, empty_rows, known_groups
 from attncheck.reports.markdown.text import code, escape, table
 
-_MOST_CASES = 3
+_MAX_CASES = 3
 
 
 def known_section(frames: Frames) -> list[str]:
@@ -63,8 +63,8 @@ def empty_rows_section(frames: Frames) -> list[str]:
 
 
 def _cases(cases: Sequence[str]) -> str:
-    shown = "<br>".join(code(case) for case in cases[:_MOST_CASES])
-    return shown if len(cases) <= _MOST_CASES else f"{shown}<br>and {len(cases) - _MOST_CASES} more"
+    shown = "<br>".join(code(case) for case in cases[:_MAX_CASES])
+    return shown if len(cases) <= _MAX_CASES else f"{shown}<br>and {len(cases) - _MAX_CASES} more"
 
 
 def link(thread: str) -> str:

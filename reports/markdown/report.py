@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attncheck.reports.alike import count_told, told_once
-from attncheck.reports.answer import findings, make_answer
+from attncheck.reports.answer import findings, make_summary
 from attncheck.reports.commands import first_commands
 from attncheck.reports.environments import environment_facts
 from attncheck.reports.frames import Frames, records
@@ -20,7 +20,7 @@ from attncheck.reports.markdown.overview import document_overview
 from attncheck.reports.markdown.text import code, commands, escape, number, table
 from attncheck.reports.markdown.verdicts import verdict_section
 
-_MOST_LISTED = 50
+_MAX_LISTED = 50
 _LARGEST = 15
 
 
@@ -41,7 +41,7 @@ def render_markdown(frames: Frames) -> str:
 
 
 def _opening(frames: Frames) -> list[str]:
-    answer = make_answer(frames)
+    answer = make_summary(frames)
     lines = ["# Attention conformance report", "", f"**{escape(answer.first_line)}**", ""]
     lines += [f"- {escape(sentence)}" for sentence in answer.sentences]
     lines += [f"- {escape(note)}." for note in frames.notes]
@@ -54,7 +54,7 @@ def wrong_section(frames: Frames) -> list[str]:
     if wrong.empty:
         return []
     many = len(frames.environments) > 1
-    told = told_once(wrong)[:_MOST_LISTED]
+    told = told_once(wrong)[:_MAX_LISTED]
     rows = [
         [
             code(row["case"]) + (f" and {each.others:,} more" if each.others else ""),

@@ -9,7 +9,7 @@ from attncheck.reports.frames import Column, Frames, records, rows_judged
 from attncheck.reports.markdown.text import code, escape, table
 from attncheck.reports.terminal import verdict_counts
 
-_MOST_CASES, _MOST_CELLS = 1_000, 40_000
+_MAX_CASES, _MAX_CELLS = 1_000, 40_000
 """A forge shows no file of many megabytes, and nobody reads one."""
 
 Verdicts = Mapping[str, Mapping[Column, str]]
@@ -18,7 +18,7 @@ Verdicts = Mapping[str, Mapping[Column, str]]
 def verdict_section(frames: Frames) -> list[str]:
     """Return the verdict of every case on every implementation, a table per topic."""
     verdicts: Verdicts = verdict_table(frames)
-    most = min(_MOST_CASES, max(1, _MOST_CELLS // max(1, len(frames.columns))))
+    most = min(_MAX_CASES, max(1, _MAX_CELLS // max(1, len(frames.columns))))
     lines = ["## Verdicts", ""]
     if len(verdicts) > most:
         shown = _not_agreeing(verdicts, most)

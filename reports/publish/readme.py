@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attncheck.reports.answer import make_answer
+from attncheck.reports.answer import make_summary
 from attncheck.reports.frames import Frames
 from attncheck.reports.markdown.documents import document_sections
 from attncheck.reports.markdown.known import empty_rows_section, known_section
@@ -30,7 +30,7 @@ def render_readme(frames: Frames) -> tuple[str, dict[str, bytes]]:
 
 
 def _opening(frames: Frames) -> list[str]:
-    answer = make_answer(frames)
+    answer = make_summary(frames)
     return [
         "# The bundled corpus on the pinned versions",
         "",

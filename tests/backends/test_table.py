@@ -13,9 +13,9 @@ import pytest
 
 from attncheck.backends import BACKENDS, BackendEntry, Mode
 from attncheck.backends.contract import EmptyRows
-from attncheck.judging.policies import policy_for
+from attncheck.judging.rounding_models import rounding_model_named
 from attncheck.reports.known import address_of
-from attncheck.vocabulary import DTYPES
+from attncheck.spec import DTYPES
 
 MODES = [
     pytest.param(mode, id=f"{entry.name}.{mode.name}")
@@ -83,8 +83,8 @@ def test_every_mode_names_a_module_that_exists_and_says_what_it_is(mode: Mode) -
 def test_every_mode_declares_a_numerical_class_that_exists_in_its_dtype(mode: Mode) -> None:
     assert mode.classes
     assert set(mode.classes) <= set(DTYPES)
-    for dtype, numerical_class in mode.classes.items():
-        assert policy_for(numerical_class, dtype).dtype == dtype
+    for dtype, rounding_model in mode.classes.items():
+        assert rounding_model_named(rounding_model, dtype).dtype == dtype
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -17,13 +17,13 @@ from attncheck.execution.worker import Computed
 from attncheck.judging.judge import judge
 from attncheck.judging.oracle_problem import Problem
 from attncheck.judging.special_rows import empty_rows, scores_shape, special_rows
+from attncheck.reading.canonical import AttentionProblem, canonical_form
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
-from attncheck.reading.lowering import Posed, essential
 from attncheck.reading.schema import case_schema, tag_schema
 from attncheck.reading.selection import select_cases
+from attncheck.spec import OPERATIONS, SCORE_INPUTS
 from attncheck.verdicts import Verdict
-from attncheck.vocabulary import OPERATIONS, SCORE_INPUTS
 
 ROOT = Path(str(files("attncheck.cases")))
 CORPUS = select_cases()
@@ -243,12 +243,12 @@ def converted(case: Case) -> dict[str, NDArray[Any]]:
 
 
 def has_empty_rows(case: Case) -> bool:
-    return bool(empty_rows(case.operation, Posed(case.options, converted(case))).any())
+    return bool(empty_rows(case.operation, AttentionProblem(case.options, converted(case))).any())
 
 
 def has_odd_numbers_behind_masks_alone(case: Case) -> bool:
     """Whether keys or values hold NaN or infinity, none of which any query may attend to."""
-    plain = essential(case.operation, case.options, converted(case))
+    plain = canonical_form(case.operation, case.options, converted(case))
     odd = ~np.isfinite(plain.inputs["key"]).all(-1) | ~np.isfinite(plain.inputs["value"]).all(-1)  # (B, H, T)
     shape = scores_shape(case.operation, plain.options, plain.inputs)
     attended = ~Problem.of(case.operation, plain.options, plain.inputs).unattended(shape)
@@ -311,7 +311,7 @@ def test_every_such_tag_is_on_two_cases_at_least(tag: str) -> None:
 @pytest.mark.parametrize("case", SHAPED, ids=lambda case: case.id)
 def test_a_topics_case_has_rows_without_a_key_where_it_says_so_and_only_there(case: Case) -> None:
     inputs = convert_inputs(case, make_exact_inputs(case), "float32").arrays
-    plain = essential(case.operation, case.options, inputs)
+    plain = canonical_form(case.operation, case.options, inputs)
     keys = plain.inputs["key"].shape[-2]
     empty = special_rows(case.operation, plain.options, plain.inputs, "zero").empty
     assert ("empty-row" in case.tags) == (keys == 0 or bool(empty.any()))

@@ -18,13 +18,13 @@ from typing import Any, get_args
 import pytest
 
 from attncheck.judging.special_rows import empty_rows
+from attncheck.reading.canonical import AttentionProblem
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.reading.lowering import Posed
 from attncheck.reading.model import Options
 from attncheck.reading.options import ONLY_WITH_SOME_SCORES
 from attncheck.reading.selection import select_cases
-from attncheck.vocabulary import (
+from attncheck.spec import (
     DEFAULT_EMPTY_ROWS,
     NEEDED,
     OPERATIONS,
@@ -141,7 +141,7 @@ class Given:
         if not {*self.case.inputs, *self.case.options} & (NEEDED["masked"] | NEEDED["biased"]):
             return False
         inputs = convert_inputs(self.case, make_exact_inputs(self.case), "float32").arrays
-        return bool(empty_rows(self.case.operation, Posed(self.case.options, inputs)).any())
+        return bool(empty_rows(self.case.operation, AttentionProblem(self.case.options, inputs)).any())
 
 
 def is_beyond_a_tile(case: Case) -> bool:

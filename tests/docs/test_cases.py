@@ -23,7 +23,7 @@ from attncheck.reading import array_kinds, model
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import load_case_file, load_tags
-from attncheck.vocabulary import OPERATIONS, SCORE_INPUTS, STAGES, InputSpec
+from attncheck.spec import OPERATIONS, SCORE_INPUTS, STAGES, InputSpec
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "cases.md"
 README = REFERENCE.parents[1] / "README.md"

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from attncheck.vocabulary import DTYPES
+from attncheck.spec import DTYPES
 
 RIGHT = """
 import numpy as np

@@ -79,7 +79,7 @@ def test_a_case_that_was_changed_since_is_another_one(folder: Path, remembering:
 def test_calls_that_are_too_many_for_a_script_are_refused_with_what_shows_them(
     remembering: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attncheck.repro.script.MOST_BEFORE", 1)
+    monkeypatch.setattr("attncheck.repro.script.MAX_BEFORE", 1)
     remembering("{2, 5}")
     assert ask("check", "row.yaml", "-i", "kernel.py:attention").exit_code == 1
     done = CliRunner().invoke(app, ["repro", CASE, "kernel.py:attention"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from attncheck.errors import ExitCode
-from attncheck.reports.answer import exit_code_of, make_answer, verdict_table, what_is_wrong
+from attncheck.reports.answer import exit_code_of, make_summary, verdict_table, what_is_wrong
 from attncheck.reports.frames import Column, Frames
 from attncheck.results.format import Row
 
@@ -140,7 +140,7 @@ def test_the_answer_and_the_exit_code(
     frames_of: FramesOf,
 ) -> None:
     frames = frames_of(write_run([make_row(**fields) for fields in rows], **({"versions": TWO, "name": "run"} | run)))
-    assert make_answer(frames).word == word
+    assert make_summary(frames).word == word
     assert exit_code_of(frames) == code
 
 
@@ -166,7 +166,7 @@ def test_the_sentences_count_what_the_answer_rests_on(
     given = {"of": "weights", "basis": "printed", "transpose": False, "shape": [1, 1]}
     expected = [{"name": "weights", "erratum": "Of another call.", **given}]
     cases = [make_case_record(source=document, expected=expected), make_case_record("file/two")]
-    answer = make_answer(frames_of(write_run(rows, cases=cases)))
+    answer = make_summary(frames_of(write_run(rows, cases=cases)))
     assert answer.sentences == (
         "2 cases on 2 implementations in float64 and float32: 8 evaluations, all of them judged.",
         "Of 8 stages held against the exact answer, every one is within its error bound.",
@@ -203,7 +203,7 @@ def test_stages_are_counted_by_what_the_exact_answer_says(
     rows: list[dict[str, Any]], sentence: str, make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
 ) -> None:
     stages = [make_row(**({"stage": f"own{number}"} | fields)) for number, fields in enumerate(rows)]
-    assert sentence in make_answer(frames_of(write_run(stages, versions=TWO))).sentences
+    assert sentence in make_summary(frames_of(write_run(stages, versions=TWO))).sentences
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_pairs_whose_values_have_no_bound_are_counted_apart(
     verdicts: list[str], sentence: str, make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
 ) -> None:
     rows = [make_row(**pair(verdict=verdict, stage=f"own{number}")) for number, verdict in enumerate(verdicts)]
-    assert make_answer(frames_of(write_run([make_row(), *rows]))).sentences[2] == sentence
+    assert make_summary(frames_of(write_run([make_row(), *rows]))).sentences[2] == sentence
 
 
 def test_unprinted_numbers_that_fail_are_counted(
@@ -235,7 +235,7 @@ def test_unprinted_numbers_that_fail_are_counted(
     rows = [make_row(), make_row(comparison="printed", index="0", reference_text="1.")]
     rows += [make_row(comparison="exact", index=f"{n}", verdict=v) for n, v in enumerate(("agree", "numeric"))]
     cases = [make_case_record(source={"kind": "document", "title": "A document", "notes": []})]
-    assert make_answer(frames_of(write_run(rows, cases=cases))).sentences[-1] == (
+    assert make_summary(frames_of(write_run(rows, cases=cases))).sentences[-1] == (
         "The documents print 1 number: every one holds. 2 further numbers are computed by the documents and not "
         "printed; held against the exact answer, 1 of 2 comparisons of them fail."
     )
@@ -245,7 +245,7 @@ def test_numbers_of_cases_that_are_no_documents_are_not_counted_as_printed(
     make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
 ) -> None:
     frames = frames_of(write_run([make_row(comparison="printed", index="0", reference_text="0.1")]))
-    assert make_answer(frames).sentences[-1] == "No printed number of a document was compared."
+    assert make_summary(frames).sentences[-1] == "No printed number of a document was compared."
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def test_a_pair_whose_forms_differ_is_told_without_a_number(
 def test_nothing_is_wrong_where_all_agree(document_frames: Frames) -> None:
     assert what_is_wrong(document_frames).empty
     assert "rows" in what_is_wrong(document_frames).columns
-    answer = make_answer(document_frames)
+    answer = make_summary(document_frames)
     count = len(document_frames.cases)
     assert answer.first_line == f"first and second agree. Judged {count} of {count} cases on each."
     assert answer.sentences[1].endswith(" held against the exact answer, every one is within its error bound.")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attncheck.errors import OutputError
-from attncheck.reports.ci import MOST_SUMMARY_BYTES, annotation_lines, append_summary, render_ci_summary
+from attncheck.reports.ci import MAX_SUMMARY_BYTES, annotation_lines, append_summary, render_ci_summary
 from attncheck.reports.frames import Frames
 from attncheck.results.format import Row
 
@@ -81,14 +81,14 @@ def test_the_summary_is_appended_and_fits_into_what_is_left(tmp_path: Path) -> N
     assert path.read_text(encoding="utf-8").split() == ["first", "second", "\N{GREEK SMALL LETTER ALPHA}"]
     append_summary("| row of a table |\n" * 100_000, path)
     text = path.read_text(encoding="utf-8")
-    assert path.stat().st_size <= MOST_SUMMARY_BYTES
-    assert path.stat().st_size > MOST_SUMMARY_BYTES - 100
+    assert path.stat().st_size <= MAX_SUMMARY_BYTES
+    assert path.stat().st_size > MAX_SUMMARY_BYTES - 100
     assert text.startswith("\nfirst")
     assert text.endswith("| row of a table |\n\n(The rest is left out: a summary may have 1 MiB.)\n")
     for room in (40, 0):  # others have taken the rest
-        path.write_bytes(b"x" * (MOST_SUMMARY_BYTES - room))
+        path.write_bytes(b"x" * (MAX_SUMMARY_BYTES - room))
         append_summary("| row of a table |\n" * 10, path)
-        assert path.stat().st_size <= MOST_SUMMARY_BYTES
+        assert path.stat().st_size <= MAX_SUMMARY_BYTES
     with pytest.raises(OutputError, match=r"the summary .* cannot be written: [^\n]+$"):
         append_summary("text", tmp_path)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from attncheck.errors import ExitCode
-from attncheck.reports.answer import exit_code_of, make_answer
+from attncheck.reports.answer import exit_code_of, make_summary
 from attncheck.reports.coverage import coverage, narrowings, unjudged
 from attncheck.reports.frames import Frames
 from attncheck.results.format import Row
@@ -85,7 +85,7 @@ def test_cases_of_which_there_is_no_result_are_not_run(
 ) -> None:
     cases = [make_case_record(f"file/{name}") for name in "abc"]
     frames = frames_of(write_run([make_row(case="file/a")], cases=cases, summary=False))
-    assert make_answer(frames).judged == "Judged 1 of 3 cases; 2 not run"
+    assert make_summary(frames).judged == "Judged 1 of 3 cases; 2 not run"
 
 
 def test_the_line_of_several_names_those_that_were_not_judged_in_all(
@@ -98,10 +98,10 @@ def test_the_line_of_several_names_those_that_were_not_judged_in_all(
             rows.append(make_row(case="file/b", implementation=f"mine.k{number}", **lacking("mask")))
         return frames_of(write_run(rows, name=f"run{partial}"))
 
-    assert make_answer(frames(0)).judged == "Judged 2 of 2 cases"
+    assert make_summary(frames(0)).judged == "Judged 2 of 2 cases"
     one = "mine.k0: judged 1 of 2 cases; 1 unsupported: 1 needs mask"
-    assert make_answer(frames(1)).judged == f"{one}. The other: judged 2 of 2 cases"
-    many = make_answer(frames(6))
+    assert make_summary(frames(1)).judged == f"{one}. The other: judged 2 of 2 cases"
+    many = make_summary(frames(6))
     assert many.judged == (
         "Not judged in all cases: mine.k0 1 of 2, mine.k1 1 of 2, mine.k2 1 of 2, mine.k3 1 of 2 and 2 more. "
         "The other: judged 2 of 2 cases"
@@ -119,7 +119,7 @@ def test_too_little_ends_a_comparison_with_3_and_is_told(
     line = "mine.kernel was asked for by name and not judged in the only case"
     assert unjudged(frames) == (line,)
     assert exit_code_of(frames) is ExitCode.NOT_RUN
-    assert make_answer(frames).sentences[0] == f"Too little was judged: {line}."
+    assert make_summary(frames).sentences[0] == f"Too little was judged: {line}."
     least = frames_of(write_run(rows, asked={"min_judged": "50%"}))
     assert unjudged(least) == ("mine.kernel was judged in 0 of 1 cases; at least 50% have to be (min_judged)",)
 

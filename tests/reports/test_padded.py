@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from attncheck.reports.answer import make_answer
+from attncheck.reports.answer import make_summary
 from attncheck.reports.coverage import coverage, judged_counts
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.render import render_html
@@ -43,7 +43,7 @@ def test_the_facts_count_cases_by_what_was_added(
     rows = [make_row(case=f"file/{number}", padded=each) for number, each in enumerate(padded)]
     rows += [make_row(case="file/0", dtype="float32", padded=padded[0])]  # another dtype is no other case
     frames = frames_of(write_run(rows))
-    assert [said for said in make_answer(frames).sentences if "padded" in said] == ([sentence] if sentence else [])
+    assert [said for said in make_summary(frames).sentences if "padded" in said] == ([sentence] if sentence else [])
     (counts,) = judged_counts(frames).values()
     assert counts["padded"] == len([each for each in padded if each])
 
@@ -55,7 +55,7 @@ def test_padded_cases_count_as_judged_and_unsupported_ones_are_not_padded(
     frames = frames_of(write_run([make_row(padded=COLUMNS), make_row(case="file/two", **unsupported)]))
     (found,) = coverage(frames)
     assert (found.judged, found.unsupported) == (1, 1)
-    assert "On numpy.eager, 1 case was padded with zero columns, as it requires." in make_answer(frames).sentences
+    assert "On numpy.eager, 1 case was padded with zero columns, as it requires." in make_summary(frames).sentences
 
 
 def test_the_page_of_a_case_says_what_was_added(make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf) -> None:

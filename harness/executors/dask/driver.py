@@ -30,7 +30,7 @@ from attncheck.recorder import Judge, ResultRecorder
 PATIENCE_SECONDS = 60.0
 """A cluster without a worker for something is given up after so long: nodes take a while to come back."""
 LOOK_SECONDS = 1.0
-_MOST_UNITS = 48
+_MAX_UNITS = 48
 _BATCH_SECONDS = 0.5
 _BATCH_BYTES = 2**24
 _BATCHES_PER_THREAD = 3
@@ -110,7 +110,7 @@ class _Driver:
         units = self.plan.units
         while self._next < len(units) and len(self._in_flight) < _BATCHES_PER_THREAD * self._threads:
             shared = (len(units) - self._next) // (2 * self._threads)  # towards the end, smaller ones for everybody
-            count = min(self._units_per_batch, _MOST_UNITS, max(shared, self._units_per_batch / 8))
+            count = min(self._units_per_batch, _MAX_UNITS, max(shared, self._units_per_batch / 8))
             count = max(1, int(count))  # and never so small that sending them costs more than they do
             chosen = tuple(units[self._next : self._next + count])
             future = submit(self.cluster, self.plan, chosen, self._next)
@@ -152,7 +152,7 @@ class _Driver:
     def _learn(self, units: int, seconds: float, size: int) -> None:
         """Make batches of a size that is worth sending, and that nobody has to wait for for long."""
         fitting = units / max(seconds / _BATCH_SECONDS, size / _BATCH_BYTES, 1e-9)
-        self._units_per_batch = min(fitting, 4 * self._units_per_batch, _MOST_UNITS)
+        self._units_per_batch = min(fitting, 4 * self._units_per_batch, _MAX_UNITS)
 
     def _look(self) -> None:
         """See who is there. Raises ``ClusterError`` where for too long nobody can do what is left."""

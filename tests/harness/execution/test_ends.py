@@ -57,7 +57,7 @@ def write_cases(folder: Path, scaled: str = "") -> None:
 @pytest.fixture
 def three(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three ends in a row are enough."""
-    monkeypatch.setattr(ends, "MOST_EQUAL_ENDS", 3)
+    monkeypatch.setattr(ends, "MAX_EQUAL_ENDS", 3)
 
 
 def told(outcomes: list[Outcome], *, reason: str = "died", keep_going: bool = False) -> Failure | None:

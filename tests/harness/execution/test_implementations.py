@@ -134,7 +134,7 @@ def test_a_mode_declares_its_own_numerical_classes() -> None:
     classes = {item.name: item.declared.classes for item in every_implementation(MANY)}
     assert classes["here.jit"] == {"float32": "native"}
     compiled = Implementation(MANY["here"], "jit")
-    assert compiled.numerical_class("float32") == "native"
-    assert compiled.numerical_class("bfloat16") is None
-    assert Implementation(BACKENDS["numpy"]).numerical_class("bfloat16") is None
-    assert Implementation(BACKENDS["torch"]).numerical_class("bfloat16") == "eager"
+    assert compiled.rounding_model("float32") == "native"
+    assert compiled.rounding_model("bfloat16") is None
+    assert Implementation(BACKENDS["numpy"]).rounding_model("bfloat16") is None
+    assert Implementation(BACKENDS["torch"]).rounding_model("bfloat16") == "eager"

@@ -10,7 +10,7 @@ import pytest
 from attncheck.backends import BACKENDS
 from attncheck.backends.contract import Backend
 from attncheck.execution.operations import not_asked, run_operation
-from attncheck.vocabulary import OPERATIONS, result_stages
+from attncheck.spec import OPERATIONS, result_stages
 
 
 class Recorder:

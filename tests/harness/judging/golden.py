@@ -30,7 +30,7 @@ from attncheck.reading.dtypes import rounded_once
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.reading.shapes import score_elements
-from attncheck.vocabulary import NUMERICAL_CLASSES
+from attncheck.spec import ROUNDING_MODELS
 
 GOLDEN_FILE: Final = Path(__file__).with_name("golden.txt")
 KEPT_BITS: Final = 17
@@ -44,7 +44,7 @@ def fingerprints(cases: Iterable[Case], bits: int | None = KEPT_BITS) -> Iterato
         inputs = make_exact_inputs(case)
         for number, dtype in enumerate(case.dtypes):
             truth = truth_of_case(case, dtype, convert_inputs(case, inputs, dtype))
-            models = [name for name, dtypes in NUMERICAL_CLASSES.items() if dtype in dtypes]
+            models = [name for name, dtypes in ROUNDING_MODELS.items() if dtype in dtypes]
             if score_elements(case.operation, truth.options, truth.inputs) > MAX_SCORES:
                 models = [models[(len(case.id) + number) % len(models)]]
             yield f"{case.id} {dtype}", " ".join(_fingerprints_of(truth, models, bits))

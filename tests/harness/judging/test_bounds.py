@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from attncheck.backends import numpy_backend
 from attncheck.judging.bounds import Bound, accumulated_bounds, introduced_bound
 from attncheck.judging.oracle import exact_from, exact_stages
-from attncheck.judging.policies import policy_for
+from attncheck.judging.rounding_models import rounding_model_named
 from attncheck.judging.tiers import Tier, measure
 
 Array = NDArray[Any]
 U32 = 2.0**-24
-SINGLE = policy_for("native", "float32")
-DOUBLE = policy_for("native", "float64")
+SINGLE = rounding_model_named("native", "float32")
+DOUBLE = rounding_model_named("native", "float64")
 
 
 def attention_inputs(rng: np.random.Generator, *, keys: int = 5, width: int = 3, queries: int = 4) -> dict[str, Array]:

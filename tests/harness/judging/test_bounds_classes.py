@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from attncheck.execution.worker import Computed, Task, evaluate_on
 from attncheck.judging.judge_stages import judge_stages
-from attncheck.judging.policies import policy_for
+from attncheck.judging.rounding_models import rounding_model_named
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.mutants import reduced, stored_log_sum_exp
 from attncheck.mutants.mutant import Honest
@@ -102,21 +102,21 @@ def test_what_a_factor_can_hold_is_not_rounded() -> None:
 
 @pytest.mark.parametrize("name", REDUCED)
 def test_a_reduced_product_keeps_float32_at_both_ends(name: str) -> None:
-    policy, native = policy_for(name, "float32"), policy_for("native", "float32")
+    rounding, native = rounding_model_named(name, "float32"), rounding_model_named("native", "float32")
     changed = {
-        "numerical_class",
+        "rounding_model",
         "accumulate_unit",
         "product_precision",
         "product_unit",
         "product_underflow",
     }
     kept = {each: getattr(native, each) for each in changed}
-    assert replace(policy, **kept) == native
-    assert policy.product_error > native.accumulate_unit
+    assert replace(rounding, **kept) == native
+    assert rounding.product_error > native.accumulate_unit
 
 
 def test_an_honest_variant_claims_a_class_for_each_of_its_dtypes() -> None:
     for honest in HONEST:
         assert isinstance(honest, Honest)
         for dtype in honest.dtypes:
-            assert policy_for(honest.classes[dtype], dtype).dtype == dtype
+            assert rounding_model_named(honest.classes[dtype], dtype).dtype == dtype

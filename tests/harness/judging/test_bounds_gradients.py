@@ -18,7 +18,7 @@ from attncheck.backends import numpy_backend
 from attncheck.judging.bounds import Bound, accumulated_bounds, introduced_bound
 from attncheck.judging.enclosure import Enclosure
 from attncheck.judging.oracle import exact_stages
-from attncheck.judging.policies import policy_for
+from attncheck.judging.rounding_models import rounding_model_named
 from attncheck.judging.tiers import Tier, measure
 
 Array = NDArray[Any]
@@ -42,7 +42,7 @@ class Problem:
 class Variant:
     """One honest way to go backwards: what is recomputed, folded, and stored after which step."""
 
-    numerical_class: str
+    rounding_model: str
     recomputed: bool = False  # weights from log_sum_exp, Delta from the output
     apart: bool = False  # p dp - p Delta in place of p (dp - Delta)
     folded: bool = False  # the scale into query and key, its root each
@@ -149,8 +149,8 @@ class Arithmetic:
 def evaluate(problem: Problem, variant: Variant, dtype: str) -> Stages:
     """Go forwards and backwards as ``variant`` does; gradients rounded to ``dtype``."""
     stored = DTYPES[dtype]
-    working = stored if variant.numerical_class == "native" else np.float32
-    arithmetic = Arithmetic(working, stored, variant.numerical_class.startswith("eager"), variant.backwards)
+    working = stored if variant.rounding_model == "native" else np.float32
+    arithmetic = Arithmetic(working, stored, variant.rounding_model.startswith("eager"), variant.backwards)
     step, product = arithmetic.step, arithmetic.product
     names = ("query", "key", "value", "grad_output")
     query, key, value, grad_output = (problem.inputs[name].astype(working) for name in names)
@@ -171,7 +171,7 @@ def evaluate(problem: Problem, variant: Variant, dtype: str) -> Stages:
         cap = working(problem.options["softcap"])
         of_scores = step(step(step(gradient * cap) * step(1 - step(height * height))) / cap)
     of_scores = of_scores if variant.folded else step(of_scores * scale)
-    of_products = arithmetic.store(of_scores) if variant.numerical_class == "fused_bwd" else of_scores
+    of_products = arithmetic.store(of_scores) if variant.rounding_model == "fused_bwd" else of_scores
     of_query = _tiled(of_products, right, variant, arithmetic)
     of_key = _tiled(of_products.swapaxes(-1, -2), left, variant, arithmetic)
     if variant.folded:
@@ -223,7 +223,7 @@ def _of_logits(
 ) -> Array:
     step = arithmetic.step
     grad_weights = step(grad_weights)
-    if variant.numerical_class == "fused_bwd":
+    if variant.rounding_model == "fused_bwd":
         grad_weights = arithmetic.store(grad_weights)
     if variant.recomputed:
         mean = (grad_output * output).sum(axis=-1, keepdims=True)
@@ -251,19 +251,19 @@ def _of_group(gradient: Array, group: int, arithmetic: Arithmetic) -> Array:
 
 
 def evaluations(problem: Problem, dtype: str) -> Iterator[tuple[str, str, Stages]]:
-    """Go backwards in every way that the dtype has: name, numerical class, gradients."""
+    """Go backwards in every way that the dtype has: name, rounding model, gradients."""
     wide = dtype in ("float64", "float32")
     if wide:
         keywords: dict[str, Any] = {**problem.inputs, **problem.options}
         yield "numpy", "native", numpy_backend.attention_gradients(**keywords)
     for variant in NATIVE if wide else SIXTEEN:
-        yield str(variant), variant.numerical_class, evaluate(problem, variant, dtype)
+        yield str(variant), variant.rounding_model, evaluate(problem, variant, dtype)
 
 
-def bounds_of(problem: Problem, policy: Any, exact: dict[str, Enclosure]) -> dict[str, Bound]:
+def bounds_of(problem: Problem, rounding: Any, exact: dict[str, Enclosure]) -> dict[str, Bound]:
     """Bound every gradient."""
     values = {stage: each.high for stage, each in exact.items()}
-    return accumulated_bounds("attention_gradients", problem.options, problem.inputs, policy, values)
+    return accumulated_bounds("attention_gradients", problem.options, problem.inputs, rounding, values)
 
 
 def tier_of(computed: Array, exact: Enclosure, bound: Bound, *, generic: bool) -> Tier:
@@ -279,13 +279,13 @@ def failures(problem: Problem, dtype: str) -> Iterator[tuple[str, str, Tier]]:
     """Judge every evaluation: those that fail, of which there is none."""
     exact = exact_stages("attention_gradients", problem.options, problem.inputs)
     bounds = {
-        each: bounds_of(problem, policy_for(each, dtype), exact)
+        each: bounds_of(problem, rounding_model_named(each, dtype), exact)
         for each in {name for _, name, _ in evaluations(problem, dtype)}
     }
-    for name, numerical_class, stages in evaluations(problem, dtype):
+    for name, rounding_model, stages in evaluations(problem, dtype):
         assert set(stages) == set(exact)
         for stage, array in stages.items():
-            tier = tier_of(array, exact[stage], bounds[numerical_class][stage], generic=problem.generic)
+            tier = tier_of(array, exact[stage], bounds[rounding_model][stage], generic=problem.generic)
             if tier.fails:
                 yield name, stage, tier
 
@@ -308,12 +308,12 @@ def test_tiles_that_are_added_up_in_16_bits_are_a_class_of_their_own(dtype: str)
     exact = exact_stages("attention_gradients", {}, inputs)
     computed = evaluate(problem, Variant("fused_bwd", recomputed=True, tile=32), dtype)
     fails = {
-        numerical_class: [
+        rounding_model: [
             stage
-            for stage, bound in bounds_of(problem, policy_for(numerical_class, dtype), exact).items()
+            for stage, bound in bounds_of(problem, rounding_model_named(rounding_model, dtype), exact).items()
             if tier_of(computed[stage], exact[stage], bound, generic=True).fails
         ]
-        for numerical_class in ("fused", "fused_bwd")
+        for rounding_model in ("fused", "fused_bwd")
     }
     assert "grad_value" in fails["fused"]
     assert not fails["fused_bwd"]
@@ -331,13 +331,13 @@ def two_equal_keys() -> Problem:
 def test_the_gradient_of_a_value_is_as_uncertain_as_its_weight() -> None:
     problem = two_equal_keys()
     exact = exact_stages("attention_gradients", problem.options, problem.inputs)
-    stored = replace(policy_for("native", "float32"), recomputes=False)
+    stored = replace(rounding_model_named("native", "float32"), recomputes=False)
     exponent = (2 * 4 * U32 + 2 * U32) * (1 + 8 * U32)  # one rescaling: two exponentials, two products
     moved = 0.5 * np.expm1(exponent) / np.exp(-exponent)
     weight = moved + ((2 + 1) * U32 + 3 * U32 + U32) * (0.5 + moved)  # sum, division, storage
     expected = 3 * weight + U32 * 3 * (0.5 + weight) + 2 * U32 * 3 * 0.5  # the product, storage of the result
     np.testing.assert_allclose(bounds_of(problem, stored, exact)["grad_value"].worst, expected, rtol=1e-5)
-    recomputed = bounds_of(problem, policy_for("native", "float32"), exact)["grad_value"].worst
+    recomputed = bounds_of(problem, rounding_model_named("native", "float32"), exact)["grad_value"].worst
     assert (recomputed > expected).all()
 
 
@@ -347,7 +347,7 @@ def test_a_query_of_one_key_has_no_gradient_but_its_roundings() -> None:
         problem, inputs=problem.inputs | {name: problem.inputs[name][..., :1, :] + 1 for name in ("key", "value")}
     )
     exact = exact_stages("attention_gradients", one.options, one.inputs)
-    bound = bounds_of(one, policy_for("native", "float32"), exact)
+    bound = bounds_of(one, rounding_model_named("native", "float32"), exact)
     assert abs(exact["grad_query"].high.item()) < 1e-30
     assert 3 * U32 < bound["grad_query"].worst.item() < 300 * 6 * U32  # dp and Delta are 6
 
@@ -361,7 +361,7 @@ def test_what_is_masked_has_no_bound() -> None:
     mask[..., 1, :], mask[..., :, 3] = False, False
     problem = Problem(inputs | {"mask": mask}, {}, generic=True)
     exact = exact_stages("attention_gradients", {}, problem.inputs)
-    bounds = bounds_of(problem, policy_for("native", "float32"), exact)
+    bounds = bounds_of(problem, rounding_model_named("native", "float32"), exact)
     assert (bounds["grad_query"].worst[:, :, 1] == 0).all()
     assert (bounds["grad_key"].worst[:, :, 3] == 0).all()
     assert (bounds["grad_value"].worst[:, :, 3] == 0).all()
@@ -376,15 +376,15 @@ def test_heads_of_a_group_add_their_bounds_up() -> None:
     rng = np.random.default_rng(6)
     shapes = {"query": (1, 2, 9, 4), "key": (1, 1, 8, 4), "value": (1, 1, 8, 3), "grad_output": (1, 2, 9, 3)}
     whole = Problem({name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}, {}, True)
-    policy = policy_for("native", "float32")
-    both = bounds_of(whole, policy, exact_stages("attention_gradients", {}, whole.inputs))
+    rounding = rounding_model_named("native", "float32")
+    both = bounds_of(whole, rounding, exact_stages("attention_gradients", {}, whole.inputs))
     alone = []
     for head in (0, 1):
         inputs = {
             name: array[:, head : head + 1] if array.shape[1] == 2 else array for name, array in whole.inputs.items()
         }
         part = replace(whole, inputs=inputs)
-        alone.append(bounds_of(part, policy, exact_stages("attention_gradients", {}, inputs)))
+        alone.append(bounds_of(part, rounding, exact_stages("attention_gradients", {}, inputs)))
     for stage in ("grad_key", "grad_value"):
         total = alone[0][stage].worst + alone[1][stage].worst
         assert (both[stage].worst > 0.9 * total).all()
@@ -398,7 +398,7 @@ def test_scores_that_float64_cannot_tell_have_no_small_bounds() -> None:
     key = np.array([1e30, 1.000001e30], np.float32).reshape(1, 1, 2, 1)
     large = replace(problem, inputs=problem.inputs | {"query": problem.inputs["query"] + np.float32(1e8), "key": key})
     exact = exact_stages("attention_gradients", large.options, large.inputs)
-    bound = bounds_of(large, policy_for("native", "float32"), exact)
+    bound = bounds_of(large, rounding_model_named("native", "float32"), exact)
     assert (bound["grad_value"].worst >= 1).all()
 
 
@@ -406,9 +406,9 @@ def test_no_gradient_has_a_step_of_its_own() -> None:
     problem = two_equal_keys()
     exact = exact_stages("attention_gradients", problem.options, problem.inputs)
     returned = {stage: each.high for stage, each in exact.items()}
-    policy, high = policy_for("native", "float32"), exact["grad_key"].high
+    rounding, high = rounding_model_named("native", "float32"), exact["grad_key"].high
     options, inputs = problem.options, problem.inputs
-    assert introduced_bound("attention_gradients", options, inputs, policy, returned, high, "grad_key") is None
+    assert introduced_bound("attention_gradients", options, inputs, rounding, returned, high, "grad_key") is None
 
 
 # Faults
@@ -478,7 +478,7 @@ def test_a_fault_in_a_small_generic_problem_is_noticed(fault: str) -> None:
         inputs = {name: rng.standard_normal((1, *shape)).astype(np.float32) for name, shape in shapes.items()}
         problem = Problem(inputs, {"softcap": 5.0}, generic=True)
         exact = exact_stages("attention_gradients", problem.options, inputs)
-        bounds = bounds_of(problem, policy_for("native", "float32"), exact)
+        bounds = bounds_of(problem, rounding_model_named("native", "float32"), exact)
         stages = faulty(problem, fault)
         found += any(tier_of(stages[name], exact[name], bounds[name], generic=True).fails for name in stages)
     assert found == (5 if fault else 0)

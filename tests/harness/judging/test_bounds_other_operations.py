@@ -16,7 +16,7 @@ from attncheck.backends import BACKENDS
 from attncheck.execution.operations import run_operation
 from attncheck.judging.bounds import Bound, accumulated_bounds, introduced_bound
 from attncheck.judging.oracle import exact_from, exact_stages
-from attncheck.judging.policies import policy_for
+from attncheck.judging.rounding_models import rounding_model_named
 from attncheck.judging.tiers import Tier, measure
 
 Array = NDArray[Any]
@@ -109,15 +109,15 @@ def tier_of(computed: Array, exact: Any, bound: Bound, *, generic: bool) -> Tier
 def test_honest_stages_are_within_both_bounds(operation: str, dtype: str, seed: int) -> None:
     name, inputs, options = draw(np.random.default_rng(seed), operation, dtype)
     wide = dtype in ("float64", "float32")
-    policy = policy_for("native" if wide else "fused", dtype)
+    rounding = rounding_model_named("native" if wide else "fused", dtype)
     exact = exact_stages(name, options, inputs)
-    bounds = accumulated_bounds(name, options, inputs, policy, {stage: each.high for stage, each in exact.items()})
+    bounds = accumulated_bounds(name, options, inputs, rounding, {stage: each.high for stage, each in exact.items()})
     assert set(bounds) == set(exact)
     for stages in [honest(name, inputs, options)] if wide else rounded_everywhere(name, inputs, options, DTYPES[dtype]):
         for stage, array in stages.items():
             assert not tier_of(array, exact[stage], bounds[stage], generic=True).fails, stage
             step = exact_from(name, options, inputs, stages, stage)
             assert step is not None
-            bound = introduced_bound(name, options, inputs, policy, stages, step.high, stage)
+            bound = introduced_bound(name, options, inputs, rounding, stages, step.high, stage)
             assert bound is not None
             assert not tier_of(array, step, bound, generic=stage not in ("biased", "capped")).fails, stage

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
 from attncheck.judging.bounds import Bound, accumulated_bounds, introduced_bound
-from attncheck.judging.policies import policy_for
+from attncheck.judging.rounding_models import rounding_model_named
 from attncheck.judging.tiers import threshold
 
 pytestmark = pytest.mark.skipif(
@@ -47,7 +47,7 @@ class Problem:
 class Variant:
     """One honest way to evaluate attention: precision after each step, order of sums, base, blocks."""
 
-    numerical_class: str
+    rounding_model: str
     order: str = "blas"
     folded: str = "none"
     base_two: bool = False
@@ -236,8 +236,8 @@ class Arithmetic:
 def evaluate(problem: Problem, variant: Variant, dtype: str) -> Stages:
     """Evaluate attention as ``variant`` does, every stage rounded to ``dtype``."""
     stored = DTYPES[dtype]
-    working = stored if variant.numerical_class == "native" else np.float32
-    arithmetic = Arithmetic(working, stored, variant.numerical_class.startswith("eager"))
+    working = stored if variant.rounding_model == "native" else np.float32
+    arithmetic = Arithmetic(working, stored, variant.rounding_model.startswith("eager"))
     query, key, value = (problem.inputs[name].astype(working) for name in ("query", "key", "value"))
     stages = _scores(problem, variant, arithmetic, query, key)
     logits = stages["scores"]
@@ -301,13 +301,13 @@ def _attend(logits: Array, value: Array, variant: Variant, arithmetic: Arithmeti
 
 
 def evaluations(problem: Problem, dtype: str) -> Iterator[tuple[str, str, Stages]]:
-    """Evaluate in every way that the dtype has: name, numerical class, stages."""
+    """Evaluate in every way that the dtype has: name, rounding model, stages."""
     wide = dtype in ("float64", "float32")
     if wide and "softcap" not in problem.options:
         keywords: dict[str, Any] = {**problem.inputs, **problem.options}
         yield "numpy", "native", numpy_backend.attention(**keywords)
     for variant in NATIVE if wide else SIXTEEN:
-        yield str(variant), variant.numerical_class, evaluate(problem, variant, dtype)
+        yield str(variant), variant.rounding_model, evaluate(problem, variant, dtype)
 
 
 @dataclass(frozen=True)
@@ -345,21 +345,21 @@ def accumulated(problem: Problem, dtype: str) -> Iterator[Comparison]:
     """Compare every evaluation with the exact answer from the inputs."""
     exact = exact_stages(problem)
     bounds: dict[str, dict[str, Bound]] = {}
-    for name, numerical_class, stages in evaluations(problem, dtype):
-        if numerical_class not in bounds:
-            policy = policy_for(numerical_class, dtype)
-            bounds[numerical_class] = accumulated_bounds(
-                "attention", problem.options, problem.inputs, policy, rounded(exact)
+    for name, rounding_model, stages in evaluations(problem, dtype):
+        if rounding_model not in bounds:
+            rounding = rounding_model_named(rounding_model, dtype)
+            bounds[rounding_model] = accumulated_bounds(
+                "attention", problem.options, problem.inputs, rounding, rounded(exact)
             )
         for stage, array in stages.items():
-            yield compare(name, stage, array, exact[stage], bounds[numerical_class][stage])
+            yield compare(name, stage, array, exact[stage], bounds[rounding_model][stage])
 
 
 def introduced(problem: Problem, dtype: str) -> Iterator[Comparison]:
     """Compare every evaluation's stages with the exact answer from its own stages before."""
     inputs = {name: array for name, array in problem.inputs.items() if name != "mask"}
-    for name, numerical_class, stages in evaluations(problem, dtype):
-        policy = policy_for(numerical_class, dtype)
+    for name, rounding_model, stages in evaluations(problem, dtype):
+        rounding = rounding_model_named(rounding_model, dtype)
         # A fused kernel's values never met the weights that are returned, nor a blocked one's.
         kept = {stage: array for stage, array in stages.items() if stage != "weights" or "block=None" in name}
         for stage, array in stages.items():
@@ -368,7 +368,7 @@ def introduced(problem: Problem, dtype: str) -> Iterator[Comparison]:
             if exact is None:
                 continue
             bound = introduced_bound(
-                "attention", problem.options, problem.inputs, policy, before, exact.astype(np.float64), stage
+                "attention", problem.options, problem.inputs, rounding, before, exact.astype(np.float64), stage
             )
             assert bound is not None
             yield compare(name, stage, array, exact, bound)

@@ -275,7 +275,7 @@ def test_a_cap_far_below_the_terms_needs_its_digits(monkeypatch: pytest.MonkeyPa
 
 
 def test_when_no_precision_suffices_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oracle, "MOST_PRECISION", 128)
+    monkeypatch.setattr(oracle, "MAX_PRECISION", 128)
     before = flint.ctx.prec
     with pytest.raises(PrecisionExhausted, match="attention: weights not settled with 128 bits"):
         exact_stages("attention", {}, cancelling(), ["weights"])

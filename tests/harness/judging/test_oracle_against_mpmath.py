@@ -18,7 +18,7 @@ from mpmath import cosh, exp, log, mp, mpf, sqrt, tanh
 from numpy.typing import NDArray
 
 from attncheck.judging.oracle import exact_stages
-from attncheck.vocabulary import OPERATIONS, STAGES, computed_stages
+from attncheck.spec import OPERATIONS, STAGES, computed_stages
 
 Array = NDArray[Any]
 Problem = tuple[dict[str, Any], dict[str, Array]]

@@ -23,9 +23,9 @@ from attncheck.judging.judge import judge
 from attncheck.judging.oracle import OutsideDomain, exact_stages
 from attncheck.judging.oracle_blocks import are_blocked, exact_results
 from attncheck.judging.truth import Truth, find_truth
+from attncheck.reading.canonical import canonical_form
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
-from attncheck.reading.lowering import essential
 
 Array = NDArray[Any]
 RESULTS = ("log_sum_exp", "output")
@@ -36,9 +36,9 @@ BATCH, HEADS, QUERIES, KEYS, WIDTH, VALUE_WIDTH = 2, 4, 9, 13, 6, 5
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make several blocks of a few keys, and bound a few rows at a time."""
     monkeypatch.setattr(oracle_blocks, "ELEMENTS_AT_A_TIME", 1)
-    monkeypatch.setattr(oracle_blocks, "_LEAST_KEYS", 3)
+    monkeypatch.setattr(oracle_blocks, "_MIN_KEYS", 3)
     monkeypatch.setattr(by_rows, "ELEMENTS_AT_A_TIME", BATCH * HEADS * KEYS * 2)
-    monkeypatch.setattr(oracle_blocks, "LEAST_ELEMENTS", 0)
+    monkeypatch.setattr(oracle_blocks, "MIN_ELEMENTS", 0)
 
 
 def drawn(seed: int, dtype: str = "float64", kv_heads: int = HEADS) -> dict[str, Array]:
@@ -117,7 +117,7 @@ def results(options: Mapping[str, Any], inputs: Mapping[str, Array]) -> Mapping[
 
 def test_blocks_enclose_what_the_whole_encloses(problem: tuple[dict[str, Any], dict[str, Array]]) -> None:
     options, inputs = problem
-    posed = essential("attention", options, inputs)
+    posed = canonical_form("attention", options, inputs)
     posed.options.update({name: options[name] for name in ("empty_rows",) if name in options})
     found = exact_results("attention", posed.options, posed.inputs, RESULTS)
     assert found is not None
@@ -179,7 +179,7 @@ def test_blocks_of_any_size_enclose_what_the_whole_encloses(
 ) -> None:
     inputs, options = drawn(seed, dtype, kv_heads=2), {"scale": scale, "is_causal": is_causal}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(oracle_blocks, "_LEAST_KEYS", keys)
+        patch.setattr(oracle_blocks, "_MIN_KEYS", keys)
         found = results(options, inputs)
     whole = exact_stages("attention", options, inputs, RESULTS)
     for stage in RESULTS:
@@ -236,7 +236,7 @@ def test_logits_that_two_numbers_do_not_hold_are_worked_out_as_ever(scale: float
 
 
 def test_small_problems_keep_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oracle_blocks, "LEAST_ELEMENTS", BATCH * HEADS * QUERIES * KEYS)
+    monkeypatch.setattr(oracle_blocks, "MIN_ELEMENTS", BATCH * HEADS * QUERIES * KEYS)
     truth = truth_of({}, drawn(1), "float64", returned=["output"])
     assert not truth.inner
     assert "weights" in truth.exact
@@ -277,7 +277,7 @@ def test_nothing_of_the_size_of_the_score_matrix_is_made(
 ) -> None:
     for module, limit in ((oracle_blocks, 1 << 13), (by_rows, 1 << 13)):
         monkeypatch.setattr(module, "ELEMENTS_AT_A_TIME", limit)
-    monkeypatch.setattr(oracle_blocks, "_LEAST_KEYS", 64)
+    monkeypatch.setattr(oracle_blocks, "_MIN_KEYS", 64)
     length = 4096
     random = np.random.RandomState(0)
     inputs = {name: random.randn(1, 1, length, 4).astype("float32") for name in ("query", "key", "value")}

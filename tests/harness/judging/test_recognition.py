@@ -13,7 +13,7 @@ from attncheck.backends import numpy_backend as reference
 from attncheck.judging import judge_implementation, recognition
 from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_recognise
 from attncheck.judging.truth import find_truth
-from attncheck.reading.lowering import essential
+from attncheck.reading.canonical import canonical_form
 from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]
@@ -36,7 +36,7 @@ def attend(**options: Any) -> Compute:
     """Return what computes attention with these options, whatever the case says."""
 
     def compute(inputs: Inputs) -> Stages:
-        posed = essential("attention", options, inputs)
+        posed = canonical_form("attention", options, inputs)
         given = {name: value for name, value in posed.options.items() if value is not None}
         with np.errstate(all="ignore"):
             return dict(reference.attention(**posed.inputs, **given))
@@ -538,10 +538,10 @@ def test_a_stage_before_the_option_is_not_its_fault() -> None:
 
 
 def test_large_problems_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recognition, "MOST_ELEMENTS", QUERY[..., 0].size * 7 - 1)
+    monkeypatch.setattr(recognition, "MAX_ELEMENTS", QUERY[..., 0].size * 7 - 1)
     options, inputs, compute, *_ = CONVENTIONS["bottom-right"]
     assert recognised(options, inputs, compute).recognised is None
-    monkeypatch.setattr(recognition, "MOST_ELEMENTS", QUERY[..., 0].size * 7)
+    monkeypatch.setattr(recognition, "MAX_ELEMENTS", QUERY[..., 0].size * 7)
     assert recognised(options, inputs, compute).recognised is not None
 
 

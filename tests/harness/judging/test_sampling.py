@@ -18,7 +18,7 @@ from attncheck.judging.bounds import Bound
 from attncheck.judging.enclosure import Enclosure
 from attncheck.judging.judge import judge, judge_pairs, worst_bounds
 from attncheck.judging.judge_stages import StageJudgement, judge_stages
-from attncheck.judging.sampling import MOST_ELEMENTS, index_in_all, rows_of_stage, sampled_rows
+from attncheck.judging.sampling import MAX_ELEMENTS, index_in_all, rows_of_stage, sampled_rows
 from attncheck.judging.truth import Truth, find_truth, truth_of_case
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
@@ -68,7 +68,7 @@ def test_few_rows_and_few_scores_are_judged_whole(shape: tuple[int, ...]) -> Non
 @pytest.mark.parametrize(("heads", "is_whole"), [(4, True), (5, False)])
 def test_the_scores_of_all_heads_are_counted(heads: int, is_whole: bool) -> None:
     inputs = {"query": np.zeros((1, 256, 20)), "key": np.zeros((1, 256, 20))}
-    assert MOST_ELEMENTS == 4 * 256 * 256
+    assert MAX_ELEMENTS == 4 * 256 * 256
     assert (sampled_rows("multi_head_attention", {"heads": heads}, inputs) is None) is is_whole
     per_head = {name: np.broadcast_to(np.float32(0), (1, heads, 256, 8)) for name in ("query", "key")}
     assert (sampled_rows("attention", {}, per_head) is None) is is_whole
@@ -93,7 +93,7 @@ def test_an_index_is_moved_along_the_axis_of_queries_and_no_other() -> None:
 
 
 @dataclass(frozen=True)
-class Posed:
+class AttentionProblem:
     """One computation, judged whole and by some rows, and NumPy's stages of it."""
 
     options: dict[str, Any]
@@ -114,21 +114,21 @@ class Posed:
 
 
 @pytest.fixture(scope="module", params=OPERATIONS)
-def posed(request: pytest.FixtureRequest) -> Posed:
+def posed(request: pytest.FixtureRequest) -> AttentionProblem:
     return pose(str(request.param))
 
 
 @pytest.fixture(scope="module")
-def attention() -> Posed:
+def attention() -> AttentionProblem:
     return pose("attention")
 
 
 @pytest.fixture(scope="module")
-def multi_head_attention() -> Posed:
+def multi_head_attention() -> AttentionProblem:
     return pose("multi_head_attention")
 
 
-def pose(operation: str) -> Posed:
+def pose(operation: str) -> AttentionProblem:
     random = np.random.RandomState(7)
 
     def drawn(*shape: int) -> Array:
@@ -160,10 +160,10 @@ def pose(operation: str) -> Posed:
             stages = numpy_backend.dot_scores(**inputs, **options)
     whole = find_truth(operation, options, inputs, DTYPE, generic=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling, "MOST_ELEMENTS", 1000)
+        patch.setattr(sampling, "MAX_ELEMENTS", 1000)
         part = find_truth(operation, options, inputs, DTYPE, generic=True)
     assert whole.query_rows is None
-    return Posed(options, inputs, dict(stages), whole, part)
+    return AttentionProblem(options, inputs, dict(stages), whole, part)
 
 
 def assert_same_truth(stage: str, part: Enclosure, whole: Enclosure, rows: NDArray[np.intp]) -> None:
@@ -182,7 +182,7 @@ def assert_same_bound(stage: str, part: Bound, whole: Bound, rows: NDArray[np.in
         np.testing.assert_allclose(own, rows_of_stage(stage, other, rows), rtol=1e-10)
 
 
-def test_the_exact_values_and_bounds_of_a_row_are_those_of_the_whole(posed: Posed) -> None:
+def test_the_exact_values_and_bounds_of_a_row_are_those_of_the_whole(posed: AttentionProblem) -> None:
     assert list(posed.part.exact) == list(posed.whole.exact)
     assert posed.part.queries == QUERIES
     for stage, exact in posed.whole.exact.items():
@@ -190,7 +190,7 @@ def test_the_exact_values_and_bounds_of_a_row_are_those_of_the_whole(posed: Pose
         assert_same_bound(stage, posed.part.bounds("native")[stage], posed.whole.bounds("native")[stage], posed.rows)
 
 
-def test_a_step_of_a_row_has_the_exact_value_and_bound_that_it_has_in_the_whole(posed: Posed) -> None:
+def test_a_step_of_a_row_has_the_exact_value_and_bound_that_it_has_in_the_whole(posed: AttentionProblem) -> None:
     kept = {stage: rows_of_stage(stage, array, posed.rows) for stage, array in posed.stages.items()}
     for stage in posed.stages:
         part, whole = (
@@ -203,7 +203,7 @@ def test_a_step_of_a_row_has_the_exact_value_and_bound_that_it_has_in_the_whole(
         assert_same_bound(stage, part[1], whole[1], posed.rows)
 
 
-def test_numpy_is_right_and_every_stage_says_how_many_rows_were_judged(posed: Posed) -> None:
+def test_numpy_is_right_and_every_stage_says_how_many_rows_were_judged(posed: AttentionProblem) -> None:
     for stage, found in posed.judge().items():
         assert found.verdict is Verdict.AGREE, (stage, found.message)
         counts = (None, None) if stage in ("key", "value") else (64, QUERIES)
@@ -224,7 +224,9 @@ def moved(array: Array, index: tuple[int, ...], by: float = 0.25) -> Array:
 
 @pytest.mark.parametrize("row", [0, 63, 128, 149])
 @pytest.mark.parametrize("stage", ["raw_scores", "scores", "biased", "weights", "output"])
-def test_a_fault_in_a_judged_row_is_found_at_its_place_in_the_whole(attention: Posed, stage: str, row: int) -> None:
+def test_a_fault_in_a_judged_row_is_found_at_its_place_in_the_whole(
+    attention: AttentionProblem, stage: str, row: int
+) -> None:
     index = (0, 1, row, 0)
     found = attention.judge(**{stage: moved(attention.stages[stage], index)})[stage]
     assert (found.verdict, found.index) == (Verdict.NUMERIC, index)
@@ -234,7 +236,9 @@ def test_a_fault_in_a_judged_row_is_found_at_its_place_in_the_whole(attention: P
 
 
 @pytest.mark.parametrize("row", [0, 63, 128, 149])
-def test_a_fault_in_log_sum_exp_is_found_whose_last_axis_is_that_of_queries(attention: Posed, row: int) -> None:
+def test_a_fault_in_log_sum_exp_is_found_whose_last_axis_is_that_of_queries(
+    attention: AttentionProblem, row: int
+) -> None:
     changed = moved(attention.stages["log_sum_exp"], (0, 0, row))
     found = attention.judge(log_sum_exp=changed)["log_sum_exp"]
     assert (found.verdict, found.index) == (Verdict.NUMERIC, (0, 0, row))
@@ -250,13 +254,15 @@ def test_a_fault_in_log_sum_exp_is_found_whose_last_axis_is_that_of_queries(atte
         ("output", (0, 149, 2)),
     ],
 )
-def test_a_fault_in_a_projection_is_found(multi_head_attention: Posed, stage: str, index: tuple[int, ...]) -> None:
+def test_a_fault_in_a_projection_is_found(
+    multi_head_attention: AttentionProblem, stage: str, index: tuple[int, ...]
+) -> None:
     assert 41 not in multi_head_attention.rows
     found = multi_head_attention.judge(**{stage: moved(multi_head_attention.stages[stage], index)})[stage]
     assert (found.verdict, found.index) == (Verdict.NUMERIC, index)
 
 
-def test_causality_counts_the_rows_of_the_whole(attention: Posed) -> None:
+def test_causality_counts_the_rows_of_the_whole(attention: AttentionProblem) -> None:
     # Query 16 is the third row that is judged; were it taken for query 2, it would attend to three keys.
     position = int(np.flatnonzero(attention.rows == 16)[0])
     allowed = attention.inputs["mask"][0, 0, 16] & (np.arange(KEYS) <= 16)
@@ -266,24 +272,24 @@ def test_causality_counts_the_rows_of_the_whole(attention: Posed) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_nan_in_a_judged_row_is_told_with_its_place(attention: Posed, value: float) -> None:
+def test_a_nan_in_a_judged_row_is_told_with_its_place(attention: AttentionProblem, value: float) -> None:
     changed = attention.stages["output"].copy()
     changed[0, 1, 128, 3] = value
     found = attention.judge(output=changed)["output"]
     assert (found.verdict, found.index, found.against) == (Verdict.NONFINITE, (0, 1, 128, 3), "exact")
 
 
-def test_a_fault_in_a_row_that_is_not_judged_is_not_found(attention: Posed) -> None:
+def test_a_fault_in_a_row_that_is_not_judged_is_not_found(attention: AttentionProblem) -> None:
     row = unjudged(attention)
     found = attention.judge(output=moved(attention.stages["output"], (0, 1, row, 0)))["output"]
     assert found.verdict is Verdict.AGREE
 
 
-def unjudged(posed: Posed) -> int:
+def unjudged(posed: AttentionProblem) -> int:
     return next(row for row in range(QUERIES) if row not in posed.rows)
 
 
-def test_shape_and_dtype_are_those_of_whole_arrays(attention: Posed) -> None:
+def test_shape_and_dtype_are_those_of_whole_arrays(attention: AttentionProblem) -> None:
     shapes = {name: array.shape for name, array in attention.stages.items()}
     changed = {"weights": attention.stages["weights"][..., :64, :], "output": attention.stages["output"].astype("f8")}
     found = {item.stage: item for item in judge_stages(attention.part, attention.stages | changed, shapes, "native")}
@@ -295,28 +301,32 @@ def test_shape_and_dtype_are_those_of_whole_arrays(attention: Posed) -> None:
 # Two implementations.
 
 
-def pair(posed: Posed, changed: Array) -> Any:
+def pair(posed: AttentionProblem, changed: Array) -> Any:
     bounds = {stage: bound.worst for stage, bound in posed.part.bounds("native").items()}
     computed = {"a": {"output": posed.stages["output"]}, "b": {"output": changed}}
     (found,) = judge_pairs(computed, dict.fromkeys("ab", bounds), posed.rows).values()
     return found
 
 
-def test_a_pair_that_differs_in_a_judged_row_is_told_with_its_place(attention: Posed) -> None:
+def test_a_pair_that_differs_in_a_judged_row_is_told_with_its_place(attention: AttentionProblem) -> None:
     index = (0, 1, 128, 3)
     found = pair(attention, moved(attention.stages["output"], index))
     assert (found.verdict, found.index, found.difference) == (Verdict.NUMERIC, index, pytest.approx(0.25, rel=1e-5))
     assert pair(attention, attention.stages["output"]).verdict is Verdict.AGREE
 
 
-def test_of_a_pair_the_places_of_nan_are_compared_everywhere_and_values_in_judged_rows(attention: Posed) -> None:
+def test_of_a_pair_the_places_of_nan_are_compared_everywhere_and_values_in_judged_rows(
+    attention: AttentionProblem,
+) -> None:
     index = (0, 0, unjudged(attention), 1)
     assert pair(attention, moved(attention.stages["output"], index)).verdict is Verdict.AGREE
     found = pair(attention, moved(attention.stages["output"], index, np.nan))
     assert (found.verdict, found.index) == (Verdict.NONFINITE, index)
 
 
-def test_bounds_that_are_kept_are_those_of_whole_stages_and_infinite_where_nothing_was_judged(posed: Posed) -> None:
+def test_bounds_that_are_kept_are_those_of_whole_stages_and_infinite_where_nothing_was_judged(
+    posed: AttentionProblem,
+) -> None:
     for stage, worst in worst_bounds(posed.part, "native").items():
         assert worst.shape == posed.stages[stage].shape
         assert (rows_of_stage(stage, worst, posed.rows) == posed.part.bounds("native")[stage].worst).all()
@@ -332,9 +342,9 @@ def test_bounds_that_are_kept_are_those_of_whole_stages_and_infinite_where_nothi
         assert found.verdict is verdict
 
 
-def test_what_is_too_large_is_not_kept(posed: Posed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_large_is_not_kept(posed: AttentionProblem, monkeypatch: pytest.MonkeyPatch) -> None:
     stages = {stage: array for stage, array in posed.stages.items() if array.size <= 2 * QUERIES * 8}
-    monkeypatch.setattr(judging, "MOST_KEPT", 2 * QUERIES * 8)
+    monkeypatch.setattr(judging, "MAX_KEPT", 2 * QUERIES * 8)
     assert judging.kept_stages(posed.stages) == stages
     assert worst_bounds(posed.part, "native").keys() == stages.keys()
     assert judging.exact_values(posed.part).keys() == stages.keys()
@@ -359,7 +369,7 @@ def test_the_row_of_a_stage_says_how_many_query_rows_were_judged(
     compute: Callable[[Case, str], tuple[Inputs, Stages]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sampling, "MOST_ELEMENTS", 1000)
+    monkeypatch.setattr(sampling, "MAX_ELEMENTS", 1000)
     (case,) = load_text(CASE)
     inputs, stages = compute(case, DTYPE)
     wrong = stages | {"weights": moved(stages["weights"], (0, 0, 149, 6))}
@@ -371,7 +381,7 @@ def test_the_row_of_a_stage_says_how_many_query_rows_were_judged(
     }
     failing = [(row.comparison, row.index) for row in found.rows if row.verdict != Verdict.AGREE]
     assert failing == [("stage", "0,0,149,6"), ("pair", "0,0,149,6")]
-    monkeypatch.setattr(sampling, "MOST_ELEMENTS", 10_000)
+    monkeypatch.setattr(sampling, "MAX_ELEMENTS", 10_000)
     found = judge(case, DTYPE, inputs, {"a": Computed(stages)}, {"a": "native"})
     assert {(row.judged_rows, row.query_rows) for row in found.rows} == {(None, None)}
 
@@ -381,7 +391,7 @@ def test_a_case_whose_numbers_are_known_is_judged_whole(
     compute: Callable[[Case, str], tuple[Inputs, Stages]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sampling, "MOST_ELEMENTS", 100)
+    monkeypatch.setattr(sampling, "MAX_ELEMENTS", 100)
     inputs_only = CASE.replace("{draw: randn, shape: [150, 7]}", "{constant: 0, shape: [150, 2]}")
     numbers = " ".join(["0.6931"] * 150)
     expected = f"    expect: [{{stage: log_sum_exp, because: the logarithm of two, known: {numbers}}}]\n"

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.judging.scales import fit_scale, has_scale, other_scales, scale_of, scales_in_words, shortest
-from attncheck.reading.lowering import Posed
+from attncheck.reading.canonical import AttentionProblem
 
 INPUTS = {"query": np.zeros((2, 4, 3, 16)), "key": np.zeros((2, 4, 5, 16)), "value": np.zeros((2, 4, 5, 9))}
 HEADS = {
@@ -34,21 +34,21 @@ HEADS = {
 def test_the_scale_that_a_case_means(
     operation: str, options: dict[str, Any], inputs: dict[str, NDArray[Any]], scale: float
 ) -> None:
-    assert scale_of(operation, Posed(dict(options), inputs)) == scale
-    assert has_scale(operation, Posed(dict(options), inputs))
+    assert scale_of(operation, AttentionProblem(dict(options), inputs)) == scale
+    assert has_scale(operation, AttentionProblem(dict(options), inputs))
 
 
 def test_what_has_no_scale() -> None:
     for operation, options in (("softmax", {}), ("masking", {}), ("scoring", {"score": "general"})):
-        assert not has_scale(operation, Posed(dict(options), {}))
+        assert not has_scale(operation, AttentionProblem(dict(options), {}))
 
 
 def test_the_common_mistakes_come_once_each_and_without_the_right_one() -> None:
-    found = [scale for scale, _ in other_scales("attention", Posed({}, INPUTS))]
+    found = [scale for scale, _ in other_scales("attention", AttentionProblem({}, INPUTS))]
     assert found[0] == 1.0
     assert len(found) == len(set(found))
     assert set(found) == {1.0, 1 / 16, 4.0, 1 / 3, 1 / 8, 0.5, -0.25, 0.25 / math.log(2), 0.25 * math.log(2)}
-    given = dict(other_scales("attention", Posed({"scale": 0.5}, INPUTS)))
+    given = dict(other_scales("attention", AttentionProblem({"scale": 0.5}, INPUTS)))
     # Half of a scale that is 1/2 is the default.
     assert given[0.25] == {
         "scale-default": "the default 1/sqrt(D)",
@@ -59,7 +59,7 @@ def test_the_common_mistakes_come_once_each_and_without_the_right_one() -> None:
 
 
 def test_of_several_heads_the_widths_are_those_of_one() -> None:
-    found = dict(other_scales("multi_head_attention", Posed({"heads": 2, "kv_heads": 1}, HEADS)))
+    found = dict(other_scales("multi_head_attention", AttentionProblem({"heads": 2, "kv_heads": 1}, HEADS)))
     assert found[1 / 8] == {"scale-inverse-root-of-E": "1/sqrt(E)", "scale-halved": "half as large"}
     assert found[1 / math.sqrt(18)] == {"scale-inverse-root-of-Dv": "1/sqrt(Dv)"}
 

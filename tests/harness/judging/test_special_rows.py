@@ -14,7 +14,7 @@ from attncheck.judging import special_rows as module
 from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_recognise
 from attncheck.judging.special_rows import empty_rows
 from attncheck.judging.truth import Truth, find_truth
-from attncheck.reading.lowering import Posed
+from attncheck.reading.canonical import AttentionProblem
 from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]
@@ -272,11 +272,11 @@ def test_rows_without_a_key_are_found_some_rows_at_a_time(monkeypatch: pytest.Mo
     random = np.random.RandomState(3)
     inputs = {name: random.randn(2, 3, 11, 2) for name in ("query", "key", "value")}
     inputs |= {"mask": random.rand(2, 1, 11, 11) < 0.2, "query_mask": random.rand(1, 11) < 0.7}
-    posed = Posed({"is_causal": True, "window": (3, 0)}, inputs)
+    posed = AttentionProblem({"is_causal": True, "window": (3, 0)}, inputs)
     whole = empty_rows("attention", posed)
     assert whole.shape == (2, 3, 11)
     assert whole.any()
     assert not whole.all()
     for most in (1, 2 * 3 * 11 * 2):
-        monkeypatch.setattr(module, "MOST_AT_A_TIME", most)
+        monkeypatch.setattr(module, "MAX_AT_A_TIME", most)
         np.testing.assert_array_equal(empty_rows("attention", posed), whole)

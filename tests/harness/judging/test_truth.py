@@ -123,9 +123,9 @@ def test_what_no_precision_settles_says_so(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_gradients_of_too_many_scores_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = {name: np.ones((1, 1, 3, 2)) for name in ("query", "key", "value", "grad_output")}
-    monkeypatch.setattr(module, "MOST_WHOLE", 9)
+    monkeypatch.setattr(module, "MAX_WHOLE", 9)
     assert find_truth("attention_gradients", {}, inputs, "float64", generic=True).exact
-    monkeypatch.setattr(module, "MOST_WHOLE", 8)
+    monkeypatch.setattr(module, "MAX_WHOLE", 8)
     truth = find_truth("attention_gradients", {}, inputs, "float64", generic=True)
     assert truth.outside == "attention_gradients has 9 scores; at most 8 are judged where every row counts"
     assert not truth.exact

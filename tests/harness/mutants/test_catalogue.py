@@ -15,9 +15,9 @@ from attncheck.backends.contract import Backend
 from attncheck.execution.worker import Task
 from attncheck.mutants.catalogue import EQUIVALENT, HONEST, MUTANTS, SUBJECTS, variant_named
 from attncheck.mutants.kernel import Kernel
-from attncheck.mutants.mutant import Equivalent, Honest, Mutant, Subject
+from attncheck.mutants.mutant import Control, Equivalent, Mutant, Subject
 from attncheck.mutants.variant import Variant
-from attncheck.vocabulary import STAGES
+from attncheck.spec import STAGES
 
 Stages = dict[str, NDArray[Any]]
 Solve = Callable[[Backend, Task, str], Stages]
@@ -94,9 +94,9 @@ def test_at_least_fifty_variants_are_honest_and_twenty_of_them_in_all_dtypes() -
 @pytest.mark.parametrize("subject", SUBJECTS.values(), ids=SUBJECTS.keys())
 def test_every_variant_says_what_it_stands_for_and_where_it_applies(subject: Subject) -> None:
     texts = {
-        Mutant: lambda: [subject.stands_for, subject.topic],  # type: ignore[union-attr]
-        Honest: lambda: [subject.why],  # type: ignore[union-attr]
-        Equivalent: lambda: [subject.stands_for, subject.proof],  # type: ignore[union-attr]
+        Mutant: lambda: [subject.defect, subject.topic],  # type: ignore[union-attr]
+        Control: lambda: [subject.why],  # type: ignore[union-attr]
+        Equivalent: lambda: [subject.defect, subject.proof],  # type: ignore[union-attr]
     }[type(subject)]()
     assert all(text.strip() for text in texts)
     assert set(subject.dtypes) <= {"float64", "float32", "bfloat16", "float16"}
@@ -130,7 +130,7 @@ def test_every_mutant_goes_wrong_first_where_it_says(mutant: Mutant, problems: P
     for dtype in (dtype for dtype in mutant.dtypes if dtype in WIDE):
         wrong = {first_wrong(mutant.backend, solve, task, dtype) for task in problems.values()} - {None}
         assert wrong, f"no problem shows it in {dtype}"
-        assert min(wrong, key=lambda stage: STAGES.index(str(stage))) == mutant.wrong_at, dtype
+        assert min(wrong, key=lambda stage: STAGES.index(str(stage))) == mutant.first_wrong_stage, dtype
 
 
 @each_mutant
@@ -154,7 +154,7 @@ def _left_open(task: Task) -> set[str]:
 
 @each_honest
 def test_every_honest_variant_agrees_with_the_reference_at_every_stage_that_it_returns(
-    honest: Honest, problems: Problems, solve: Solve
+    honest: Control, problems: Problems, solve: Solve
 ) -> None:
     for dtype in (dtype for dtype in honest.dtypes if dtype in WIDE):
         for name, task in problems.items():
@@ -170,7 +170,7 @@ def test_every_honest_variant_agrees_with_the_reference_at_every_stage_that_it_r
     "honest", [honest for honest in HONEST if not isinstance(honest.backend, Kernel)], ids=lambda honest: honest.name
 )
 def test_every_honest_variant_but_the_reference_computes_something_else(
-    honest: Honest, problems: Problems, solve: Solve
+    honest: Control, problems: Problems, solve: Solve
 ) -> None:
     dtype = next(dtype for dtype in honest.dtypes if dtype in WIDE)
     differs = any(

@@ -14,10 +14,10 @@ from attncheck.backends.contract import Backend
 from attncheck.execution.worker import Task
 from attncheck.mutants.catalogue import HONEST, MUTANTS
 from attncheck.mutants.kernel import Kernel
-from attncheck.mutants.mutant import Honest, Mutant
+from attncheck.mutants.mutant import Control, Mutant
 from attncheck.mutants.narrow import RIGHT
 from attncheck.mutants.widths import WIDTHS
-from attncheck.vocabulary import STAGES
+from attncheck.spec import STAGES
 
 Arrays = dict[str, NDArray[Any]]
 OF_KERNELS = ("sizes", "tiles", "decoding", "pairs", "gradients of pairs", "chosen products", "special values")
@@ -60,12 +60,12 @@ def test_every_fault_goes_wrong_first_where_it_says(
     for dtype in (dtype for dtype in mutant.dtypes if dtype in ("float64", "float32")):
         wrong = {first_wrong(mutant.backend, solve, task, dtype) for task in kernel_problems.values()} - {None}
         assert wrong, f"no problem shows it in {dtype}"
-        assert min(wrong, key=lambda stage: STAGES.index(str(stage))) == mutant.wrong_at, dtype
+        assert min(wrong, key=lambda stage: STAGES.index(str(stage))) == mutant.first_wrong_stage, dtype
 
 
 @pytest.mark.parametrize("honest", HONEST_KERNELS, ids=lambda honest: honest.name)
 def test_every_right_kernel_is_near_the_reference_at_every_size(
-    honest: Honest, kernel_problems: dict[str, Task], solve: Solve
+    honest: Control, kernel_problems: dict[str, Task], solve: Solve
 ) -> None:
     # Where a log_sum_exp is stored, the number of keys is lost beside the least finite number.
     stores = honest.classes["float64"] == "native_lse"
@@ -76,7 +76,7 @@ def test_every_right_kernel_is_near_the_reference_at_every_size(
 
 @pytest.mark.parametrize("honest", HONEST_KERNELS, ids=lambda honest: honest.name)
 def test_every_right_kernel_computes_in_a_way_of_its_own(
-    honest: Honest, kernel_problems: dict[str, Task], solve: Solve
+    honest: Control, kernel_problems: dict[str, Task], solve: Solve
 ) -> None:
     assert any(
         not np.array_equal(got, solve(RIGHT, task, dtype)[stage], equal_nan=True)
@@ -90,7 +90,7 @@ def test_every_right_kernel_computes_in_a_way_of_its_own(
 @pytest.mark.parametrize("subject", [*IN_KERNELS, *HONEST_KERNELS], ids=lambda subject: subject.name)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_kernel_with_ends_in_16_bits_returns_16_bits(
-    subject: Mutant | Honest, dtype: str, kernel_problems: dict[str, Task], solve: Solve
+    subject: Mutant | Control, dtype: str, kernel_problems: dict[str, Task], solve: Solve
 ) -> None:
     for task in (kernel_problems["width 64"], kernel_problems["gradients, mask and softcap"]):
         stages = solve(subject.backend, task, dtype)

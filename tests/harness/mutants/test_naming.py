@@ -14,10 +14,10 @@ from attncheck.judging.truth import Truth
 from attncheck.mutants.catalogue import HONEST, MUTANTS, SUBJECTS
 from attncheck.mutants.naming import NOT_NAMED, RIGHTLY, WRONGLY, how_named, told
 from attncheck.mutants.score import run_mutants
+from attncheck.reading.canonical import AttentionProblem
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.reading.lowering import Posed
 from attncheck.reading.selection import select_cases
-from attncheck.vocabulary import EMPTY_ROWS
+from attncheck.spec import EMPTY_ROWS
 
 PAGE = Path(__file__).parents[3] / "docs" / "diagnoses.md"
 ROWS = re.findall(r"^\| (`.*?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
@@ -87,7 +87,7 @@ def test_every_name_that_a_case_can_give_is_explained_and_no_other() -> None:
     for case in select_cases([]).cases:
         if not case.id.startswith("large/"):
             inputs = convert_inputs(case, make_exact_inputs(case), case.dtypes[0]).arrays
-            posed = Posed(dict(case.options), dict(inputs))
+            posed = AttentionProblem(dict(case.options), dict(inputs))
             truth = Truth(case.operation, case.options, inputs, case.dtypes[0], False, {})
             given |= {each.name for each in Readings.of(truth, posed).alternatives}
     assert given == NAMED

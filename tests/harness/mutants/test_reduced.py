@@ -9,9 +9,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from attncheck.judging.policies import policy_for
+from attncheck.judging.rounding_models import rounding_model_named
 from attncheck.mutants import reduced, rounding, stored_log_sum_exp
-from attncheck.mutants.mutant import Honest, Mutant, Subject
+from attncheck.mutants.mutant import Control, Mutant, Subject
 from attncheck.mutants.reduced import block_product, in_two_parts, rounded_product
 from attncheck.mutants.rounding import Array
 from attncheck.mutants.score import run_mutants
@@ -44,7 +44,7 @@ PRODUCTS: dict[str, tuple[Product, ...]] = {
 
 
 SUBJECTS = (*reduced.HONEST, *stored_log_sum_exp.HONEST, *reduced.MUTANTS, *stored_log_sum_exp.MUTANTS)
-each_honest = pytest.mark.parametrize("honest", [each for each in SUBJECTS if isinstance(each, Honest)], ids=name_of)
+each_honest = pytest.mark.parametrize("honest", [each for each in SUBJECTS if isinstance(each, Control)], ids=name_of)
 each_mutant = pytest.mark.parametrize("mutant", [each for each in SUBJECTS if isinstance(each, Mutant)], ids=name_of)
 
 
@@ -71,12 +71,12 @@ def matrices(rng: np.random.Generator, inner: int) -> tuple[Array, Array]:
 @pytest.mark.parametrize("inner", [1, 2, 3, 4, 5, 9, 64, 300])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_a_product_of_rounded_factors_is_within_its_class(name: str, inner: int) -> None:
-    policy = policy_for(name, "float32")
+    rounding = rounding_model_named(name, "float32")
     for seed in range(20):
         left, right = matrices(np.random.default_rng(seed), inner)
         exact = left.astype(np.longdouble) @ right.astype(np.longdouble)
         size = np.abs(left).astype(np.longdouble) @ np.abs(right).astype(np.longdouble)
-        allowed = (inner * policy.accumulate_unit + policy.product_error) * (1 + 8 * policy.coarsest_unit)
+        allowed = (inner * rounding.accumulate_unit + rounding.product_error) * (1 + 8 * rounding.coarsest_unit)
         for product in PRODUCTS[name]:
             assert (np.abs(product(left, right) - exact) <= allowed * size).all()
 
@@ -86,8 +86,8 @@ def test_the_next_coarser_product_is_outside_of_it() -> None:
     exact, size = left.astype(np.float64) @ right.astype(np.float64), np.abs(left) @ np.abs(right)
     order = ("bf16_products", "tf32_products", "bf16x3_products")
     for coarse, fine in pairwise(order):
-        policy = policy_for(fine, "float32")
-        allowed = 4 * policy.accumulate_unit + policy.product_error
+        rounding = rounding_model_named(fine, "float32")
+        allowed = 4 * rounding.accumulate_unit + rounding.product_error
         assert (np.abs(PRODUCTS[coarse][0](left, right) - exact) > allowed * size).any(), (coarse, fine)
 
 
@@ -119,7 +119,7 @@ def test_small_integers_are_exact_in_a_tensor_core() -> None:
 
 
 @each_honest
-def test_no_case_flags_a_variant_in_the_class_that_it_claims(honest: Honest, frames: MutationFrames) -> None:
+def test_no_case_flags_a_variant_in_the_class_that_it_claims(honest: Control, frames: MutationFrames) -> None:
     assert set(honest.dtypes) <= set(honest.classes)
     assert honest.name in set(frames.evaluations["subject"])
     assert honest.name not in set(frames.flagged["subject"])

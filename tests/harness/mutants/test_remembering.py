@@ -56,7 +56,7 @@ def _judged(truth: Truth, name: str, case: Case, task: Task) -> dict[str, StageJ
     [("scale_missing", "scores"), ("mask_ignored", "masked"), ("two_values_swapped", "output"), ("reference", None)],
 )
 def test_verdicts_are_those_of_the_truth_itself_and_a_fault_begins_where_it_begins(
-    name: str, wrong_at: str | None, truth: Truth, case: Case, task: Task
+    name: str, first_wrong_stage: str | None, truth: Truth, case: Case, task: Task
 ) -> None:
     plain, remembered = (_judged(each, name, case, task) for each in (truth, RememberingTruth.of(truth)))
     assert {stage: item.verdict for stage, item in plain.items()} == {
@@ -64,7 +64,7 @@ def test_verdicts_are_those_of_the_truth_itself_and_a_fault_begins_where_it_begi
     }
     for judgements in (plain, remembered):
         own = [stage for stage, item in judgements.items() if item.goes_wrong_here]
-        assert (own[:1] or [None]) == [wrong_at]
+        assert (own[:1] or [None]) == [first_wrong_stage]
 
 
 def test_a_step_from_the_same_numbers_is_worked_out_once_and_none_behind_a_wrong_one(

@@ -16,7 +16,7 @@ from attncheck.mutants.entry import entry_of
 from attncheck.mutants.judgement import StageFinding
 from attncheck.mutants.mutant import EVERY, Mutant, Subject
 from attncheck.mutants.rules import RULES, rejected_by_rules
-from attncheck.mutants.score import ENOUGH_CASES, MOST_SCORES_FOR_ALL, redrawn, run_mutants
+from attncheck.mutants.score import ENOUGH_CASES, MAX_SCORES_FOR_ALL, redrawn, run_mutants
 from attncheck.mutants.variant import Variant
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, make_exact_inputs
@@ -83,7 +83,7 @@ def test_a_large_case_is_put_to_faults_alone_that_smaller_ones_did_not_settle(
     chosen = subjects("scale_missing", "tail_dropped_after_blocks_of_32", "keys_reversed")
     rows = run_mutants([long, *again], subjects=chosen).evaluations
     asked = rows[rows["case"].eq("prefix/long")]
-    assert MOST_SCORES_FOR_ALL < 3 * 700
+    assert MAX_SCORES_FOR_ALL < 3 * 700
     assert set(asked["subject"]) == {"tail_dropped_after_blocks_of_32", "keys_reversed"}
     assert set(asked["complete"]) == {False}
     fewer = run_mutants([long, *again[1:]], subjects=chosen).evaluations

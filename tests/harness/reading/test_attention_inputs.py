@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from attncheck.errors import CaseError
+from attncheck.reading.canonical import call_form, canonical_form
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.reading.lowering import delivered, essential
 
 Load = Callable[[str | bytes], list[Case]]
 
@@ -121,7 +121,7 @@ def test_a_mask_of_queries_is_spread_as_any_mask(load_text: Load, mask: str, sha
     assert case.input_shapes["query_mask"] == shape
     inputs = convert_inputs(case, make_exact_inputs(case), "float32")
     assert inputs.arrays["query_mask"].dtype == bool
-    assert np.broadcast_shapes(essential("attention", {}, inputs.arrays).inputs["mask"].shape, (2, 4, 3, 5)) == (
+    assert np.broadcast_shapes(canonical_form("attention", {}, inputs.arrays).inputs["mask"].shape, (2, 4, 3, 5)) == (
         2,
         4,
         3,
@@ -275,7 +275,7 @@ def test_there_may_be_no_batch_no_query_and_no_key(
     assert (case.stage_shapes["weights"], case.stage_shapes["output"]) == (weights, output)
     made = convert_inputs(case, make_exact_inputs(case), dtype)
     assert {name: array.shape for name, array in made.arrays.items()} == case.input_shapes
-    for posed in (delivered, essential):
+    for posed in (call_form, canonical_form):
         mask = posed("attention", {"is_causal": True, "window": (1, 1)}, made.arrays).inputs.get("mask")
         assert mask is None or np.broadcast_shapes(mask.shape, weights) == weights
 

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attncheck.reading.dtypes import largest_number, numpy_dtype, rounded_once
-from attncheck.vocabulary import DTYPES
+from attncheck.spec import DTYPES
 
 # Bits of the significand, and the exponent of the least subnormal number: IEEE 754-2019, table 3.5.
 FORMATS = {"float64": (53, -1074), "float32": (24, -149), "float16": (11, -24), "bfloat16": (8, -133)}

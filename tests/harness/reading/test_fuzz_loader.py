@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attncheck.errors import CaseError, Fault
+from attncheck.errors import CaseError, Diagnostic
 from attncheck.reading.case import Case
 from attncheck.reading.loader import MAX_LOOKED_AT
 from attncheck.reading.printed import MAX_NUMBERS, Rounding, parse_printed
@@ -72,7 +72,7 @@ def test_any_configuration_is_read_or_refused(reads: Callable[[str, int], str], 
     assert reads("config", seed) in ("accepted", "refused")
 
 
-def only_fault(load_text: Load, text: str) -> Fault:
+def only_fault(load_text: Load, text: str) -> Diagnostic:
     with pytest.raises(CaseError) as error:
         load_text(text)
     return error.value.faults[0]
@@ -117,7 +117,7 @@ def test_a_window_wider_than_any_array_is_refused(load_text: Load) -> None:
     assert (fault.field, fault.line) == ("options.window[0]", 8)
 
 
-def refuses_before_it_makes(load_text: Load, text: str) -> Fault:
+def refuses_before_it_makes(load_text: Load, text: str) -> Diagnostic:
     tracemalloc.start()
     try:
         fault = only_fault(load_text, text)

@@ -12,7 +12,7 @@ from attncheck.reading.array_kinds import Arrangement
 from attncheck.reading.case import Case
 from attncheck.reading.dtypes import numpy_dtype
 from attncheck.reading.inputs import Exact, arranged_shape, convert_inputs, make_exact_inputs
-from attncheck.vocabulary import DTYPES
+from attncheck.spec import DTYPES
 
 Load = Callable[[str | bytes], list[Case]]
 

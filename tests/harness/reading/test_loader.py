@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attncheck.errors import CaseError, ExitCode, Fault
+from attncheck.errors import CaseError, Diagnostic, ExitCode
+from attncheck.reading.canonical import call_form, canonical_form
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import load_tags
-from attncheck.reading.lowering import delivered, essential
 
 Load = Callable[[str | bytes], list[Case]]
 
@@ -61,7 +61,7 @@ def _heads(options: str, query_weight: str = "[6, 6]") -> str:
     return _case(f"operation: multi_head_attention\ninputs:\n{vectors}{weights}{options}")
 
 
-def _only_fault(load_text: Load, text: str | bytes) -> Fault:
+def _only_fault(load_text: Load, text: str | bytes) -> Diagnostic:
     with pytest.raises(CaseError) as error:
         load_text(text)
     [fault] = error.value.faults
@@ -894,7 +894,7 @@ def test_any_bytes_are_refused_with_a_line_or_the_files_name(load_text: Load, co
 
 
 def _load_and_make(load_text: Load, text: str) -> None:
-    faults: list[Fault] = []
+    faults: list[Diagnostic] = []
     cases: list[Case] = []
     try:
         cases = load_text(text)
@@ -907,8 +907,8 @@ def _load_and_make(load_text: Load, text: str) -> None:
         made = make_exact_inputs(case)
         assert {name: exact.array.shape for name, exact in made.items()} == dict(case.input_shapes)
         inputs = convert_inputs(case, made, case.dtypes[-1])
-        delivered(case.operation, case.options, inputs.arrays)
-        posed = essential(case.operation, case.options, inputs.arrays)
+        call_form(case.operation, case.options, inputs.arrays)
+        posed = canonical_form(case.operation, case.options, inputs.arrays)
         assert "masked" not in case.stage_shapes or _spreads(posed.inputs, case.stage_shapes["masked"])
 
 

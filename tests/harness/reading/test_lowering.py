@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
-from attncheck.reading.lowering import Posed, delivered, essential, query_offset
+from attncheck.reading.canonical import AttentionProblem, call_form, canonical_form, query_offset
 
 Array = NDArray[Any]
 HEADS, WIDTH = 2, 3
@@ -91,7 +91,7 @@ def test_the_first_query_stands_where_the_alignment_says(problem: Problem) -> No
 @given(problem=problems())
 def test_essentially_a_case_is_one_mask_and_one_set_of_keys(problem: Problem) -> None:
     options, inputs, shape, past = problem
-    posed = essential("attention", options, inputs)
+    posed = canonical_form("attention", options, inputs)
     assert set(posed.options) <= {"is_causal"}
     assert set(posed.inputs) <= {"query", "key", "value", "mask"}
     wanted = definition(options, inputs, offset_of(options, shape[2], shape[3], past), shape)
@@ -106,12 +106,12 @@ def test_essentially_a_case_is_one_mask_and_one_set_of_keys(problem: Problem) ->
 def test_some_rows_of_a_case_attend_to_what_they_attend_to_in_the_whole(problem: Problem, seed: int) -> None:
     options, inputs, shape, past = problem
     rows = np.flatnonzero(np.random.RandomState(seed).rand(shape[2]) < 0.5)
-    posed = essential("attention", options, inputs, rows)
+    posed = canonical_form("attention", options, inputs, rows)
     assert not posed.options.get("is_causal")
     wanted = definition(options, inputs, offset_of(options, shape[2], shape[3], past), shape)[:, :, rows]
     np.testing.assert_array_equal(definition(posed.options, posed.inputs, 0, wanted.shape), wanted)
     np.testing.assert_array_equal(posed.inputs["query"], inputs["query"][:, :, rows])
-    whole = essential("attention", options, inputs)
+    whole = canonical_form("attention", options, inputs)
     for name in ("key", "value"):
         np.testing.assert_array_equal(posed.inputs[name], whole.inputs[name])
 
@@ -119,7 +119,7 @@ def test_some_rows_of_a_case_attend_to_what_they_attend_to_in_the_whole(problem:
 @given(problem=problems())
 def test_what_is_delivered_means_the_same_to_a_function_that_counts_from_the_past(problem: Problem) -> None:
     options, inputs, shape, past = problem
-    posed = delivered("attention", options, inputs)
+    posed = call_form("attention", options, inputs)
     assert set(posed.options) <= {"is_causal", "window"}
     assert "query_mask" not in posed.inputs
     assert not (posed.options.get("is_causal") and "past_key" in posed.inputs and past)
@@ -137,7 +137,7 @@ def test_a_backend_gives_the_same_for_what_is_delivered_and_what_is_essential(
     options, inputs, _, _ = problem
     options = options if softcap is None else options | {"softcap": softcap, "scale": 0.3}
     outputs = []
-    for posed in (delivered("attention", options, inputs), essential("attention", options, inputs)):
+    for posed in (call_form("attention", options, inputs), canonical_form("attention", options, inputs)):
         with np.errstate(all="ignore"):
             outputs.append(numpy_backend.attention(**posed.inputs, **posed.options)["output"])
     np.testing.assert_allclose(outputs[0], outputs[1], rtol=1e-12, atol=1e-14)
@@ -147,8 +147,8 @@ def test_a_backend_gives_the_same_for_what_is_delivered_and_what_is_essential(
 def test_nothing_that_is_given_is_changed(problem: Problem) -> None:
     options, inputs, _, _ = problem
     before = dict(options), {name: (array, array.copy()) for name, array in inputs.items()}
-    delivered("attention", options, inputs)
-    essential("attention", options, inputs)
+    call_form("attention", options, inputs)
+    canonical_form("attention", options, inputs)
     assert options == before[0]
     assert set(inputs) == set(before[1])
     for name, (array, copy) in before[1].items():
@@ -179,7 +179,7 @@ MASK = np.ones((1, 1, 3, 5), dtype=bool)
 def test_what_a_call_can_say_is_said_by_the_call(
     options: dict[str, Any], more: dict[str, Array], passed: dict[str, Any]
 ) -> None:
-    posed = delivered("attention", options, PLAIN | more)
+    posed = call_form("attention", options, PLAIN | more)
     assert posed.options == passed
     assert posed.inputs.keys() == (PLAIN | more).keys()
 
@@ -197,28 +197,28 @@ def test_what_a_call_can_say_is_said_by_the_call(
 def test_what_no_call_can_say_is_in_the_mask(
     options: dict[str, Any], more: dict[str, Array], passed: dict[str, Any]
 ) -> None:
-    posed = delivered("attention", options, PLAIN | more)
+    posed = call_form("attention", options, PLAIN | more)
     assert posed.options == passed
     assert posed.inputs["mask"].ndim == 4
     assert posed.inputs["mask"].dtype == bool
 
 
 def test_causality_alone_stays_what_an_oracle_knows() -> None:
-    assert essential("attention", {"is_causal": True}, PLAIN).inputs.keys() == PLAIN.keys()
-    assert essential("attention", {"is_causal": True}, PLAIN).options == {"is_causal": True}
+    assert canonical_form("attention", {"is_causal": True}, PLAIN).inputs.keys() == PLAIN.keys()
+    assert canonical_form("attention", {"is_causal": True}, PLAIN).options == {"is_causal": True}
 
 
 def test_queries_before_the_first_key_attend_to_nothing_of_the_past() -> None:
     inputs = {"query": np.ones((1, 1, 4, WIDTH)), "key": np.ones((1, 1, 2, WIDTH)), "value": np.ones((1, 1, 2, WIDTH))}
-    posed = delivered("attention", {"is_causal": True, "alignment": "bottom_right"}, inputs)
+    posed = call_form("attention", {"is_causal": True, "alignment": "bottom_right"}, inputs)
     # T - Lq = -2: the queries stand at -2, -1, 0, 1
     assert posed.inputs["mask"][0, 0].tolist() == [[False, False], [False, False], [True, False], [True, True]]
-    posed = delivered("attention", {"window": (None, 1), "alignment": "bottom_right"}, inputs)
+    posed = call_form("attention", {"window": (None, 1), "alignment": "bottom_right"}, inputs)
     assert posed.inputs["mask"][0, 0].tolist() == [[False, False], [True, False], [True, True], [True, True]]
 
 
-def _both(operation: str, options: dict[str, Any], inputs: dict[str, Array]) -> list[Posed]:
-    return [delivered(operation, options, inputs), essential(operation, options, inputs)]
+def _both(operation: str, options: dict[str, Any], inputs: dict[str, Array]) -> list[AttentionProblem]:
+    return [call_form(operation, options, inputs), canonical_form(operation, options, inputs)]
 
 
 def test_other_operations_keep_what_is_theirs() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attncheck.errors import CaseError, Fault
+from attncheck.errors import CaseError, Diagnostic
 from attncheck.reading.case import Case
 from attncheck.reading.repetition import MAX_CASES, write_out
 from attncheck.reading.yaml_reader import MAX_NODES, read_yaml
@@ -45,14 +45,14 @@ cases:
 ONE = "cases:\n  - name: The case\n    inputs: {query: {identity: 2}, key: {identity: 2}, value: {identity: 2}}\n"
 
 
-def _faults(load_text: Load, text: str) -> list[Fault]:
+def _faults(load_text: Load, text: str) -> list[Diagnostic]:
     with pytest.raises(CaseError) as error:
         load_text(HEAD + text)
     assert all(str(fault).isprintable() for fault in error.value.faults)
     return error.value.faults
 
 
-def _only_fault(load_text: Load, text: str) -> Fault:
+def _only_fault(load_text: Load, text: str) -> Diagnostic:
     [fault] = _faults(load_text, text)
     return fault
 

@@ -18,7 +18,7 @@ from attncheck.reading.shapes import (
     show,
     stage_shapes,
 )
-from attncheck.vocabulary import OPERATIONS, SCORE_INPUTS, InputSpec, inputs_of
+from attncheck.spec import OPERATIONS, SCORE_INPUTS, InputSpec, inputs_of
 
 KINDS = [("scoring", kind) for kind in SCORE_INPUTS] + [(name, None) for name in OPERATIONS if name != "scoring"]
 LETTERS = ("B", "Hkv", "Lq", "Lk", "P", "D", "Dk", "Dv", "A", "E", "Ek", "Ev", "Eo")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from attncheck.errors import UsageError
-from attncheck.judging.sampling import MOST_ELEMENTS
+from attncheck.judging.sampling import MAX_ELEMENTS
 from attncheck.reading.addresses import NoSuchCase, read_called, select_one
 from attncheck.reading.case import Case
 from attncheck.reading.selection import bundled_root, select_cases
@@ -66,7 +66,7 @@ def test_a_small_tile_is_judged_at_every_stage_and_a_larger_one_at_the_output() 
 
 
 def test_gradients_that_cannot_be_judged_whole_are_left_out_and_that_is_said() -> None:
-    assert MAX_SCORES == MOST_ELEMENTS
+    assert MAX_SCORES == MAX_ELEMENTS
     whole, large = of_tile(361), of_tile(1024)
     assert len(whole) == len(of_tile(16)) > len(large)
     assert left_out([361]) == ""

@@ -132,9 +132,9 @@ def test_a_few_bytes_that_are_gigabytes_of_text_are_not_read(run_folder: Path) -
 def test_more_rows_than_a_run_writes_are_not_read(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = run_folder / "rows" / "part-00000.parquet"
     pq.write_table(pq.read_table(path).take(pa.array([0] * 5)), path)
-    monkeypatch.setattr(parts, "_MOST_ROWS", 5)
+    monkeypatch.setattr(parts, "_MAX_ROWS", 5)
     assert len(read_run(run_folder).rows) == 5
-    monkeypatch.setattr(parts, "_MOST_ROWS", 4)
+    monkeypatch.setattr(parts, "_MAX_ROWS", 4)
     assert "it has 5 rows; expected at most 4" in read_run(run_folder).notes[0]
 
 
@@ -154,7 +154,7 @@ def test_parts_beyond_what_a_report_can_hold_are_left_out(run_folder: Path, monk
     shutil.copy(run_folder / "rows" / "part-00000.parquet", run_folder / "rows" / "part-00001.parquet")
     assert len(read_run(run_folder).rows) == 2
     size = pa.Table.from_pandas(read_run(run_folder).rows).nbytes
-    monkeypatch.setattr(parts, "_MOST_BYTES_TOGETHER", size * 3 // 4)
+    monkeypatch.setattr(parts, "_MAX_BYTES_TOGETHER", size * 3 // 4)
     run = read_run(run_folder)
     assert len(run.rows) == 1
     assert "more rows than a report can hold" in run.notes[0]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attncheck.reports.figures.error_maps import MOST_CELLS, _crossed, describe_errors, error_map, error_matrices
+from attncheck.reports.figures.error_maps import MAX_CELLS, _crossed, describe_errors, error_map, error_matrices
 from attncheck.reports.figures.heatmaps import annotated_heatmap, heatmaps
 from attncheck.reports.figures.panels import Panel, describe, ink_on, panels_of, safe_text, shades, short_number
 from attncheck.reports.figures.picture import Picture
@@ -169,7 +169,7 @@ def test_the_worst_error_is_found_written_and_ringed_whatever_is_thinned_out_or_
         "300 not judged."
     )
     (folded,) = error_matrices(ratio)
-    assert max(folded.errors.shape) <= MOST_CELLS
+    assert max(folded.errors.shape) <= MAX_CELLS
     assert folded.worst == (123 // folded.block[0], 45 // folded.block[1])
     assert folded.errors[folded.worst] == np.nanmax(folded.errors) == 57
     picture = error_map(ratio, "scores")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from attncheck.reports.answer import make_answer
+from attncheck.reports.answer import make_summary
 from attncheck.reports.cells import cell_table
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.budget import Budget
@@ -35,7 +35,7 @@ def links(page: Any) -> list[str]:
 
 
 def test_the_page_opens_with_the_answer(document_page: Any, document_frames: Frames) -> None:
-    answer = make_answer(document_frames)
+    answer = make_summary(document_frames)
     assert document_page.one("h1").text == f"✓ {answer.first_line}"
     said = [item.text for item in document_page.one("section", id="answer").all("li")]
     assert said == [" ".join(sentence.split()) for sentence in answer.sentences]
@@ -60,10 +60,10 @@ def test_every_link_inside_leads_to_one_element_and_nothing_leads_outside(docume
 
 def test_its_policy_allows_its_own_script_and_no_request(document_page: Any) -> None:
     script = document_page.one("script")
-    (policy,) = [e.attributes["content"] for e in document_page.all("meta") if "http-equiv" in e.attributes]
-    assert policy.startswith("default-src 'none';")
+    (rounding,) = [e.attributes["content"] for e in document_page.all("meta") if "http-equiv" in e.attributes]
+    assert rounding.startswith("default-src 'none';")
     digest = b64encode(sha256(script.raw.encode()).digest()).decode()
-    assert f"script-src 'sha256-{digest}'" in policy
+    assert f"script-src 'sha256-{digest}'" in rounding
     assert "http" not in document_page.one("style").raw
     assert "http" not in script.raw
 

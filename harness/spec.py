@@ -38,7 +38,7 @@ STAGES = (
 """Every stage, in the order in which attention computes them, then the gradients."""
 
 _WIDE, _SIXTEEN_BITS = ("float64", "float32"), ("bfloat16", "float16")
-NUMERICAL_CLASSES: Mapping[str, tuple[str, ...]] = {
+ROUNDING_MODELS: Mapping[str, tuple[str, ...]] = {
     "native": _WIDE,
     "native_lse": _WIDE,
     "tf32_products": ("float32",),
@@ -51,7 +51,7 @@ NUMERICAL_CLASSES: Mapping[str, tuple[str, ...]] = {
     "eager_pre": _SIXTEEN_BITS,
     "eager_lse": _SIXTEEN_BITS,
 }
-"""Which roundings an implementation may declare, and in which dtypes; ``judging.policies`` says what they are."""
+"""Which roundings an implementation may declare, and in which dtypes; see ``judging.rounding_models``."""
 
 DEFAULT_EMPTY_ROWS: EmptyRows = "zero"
 """What a case means that does not say."""

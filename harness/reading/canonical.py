@@ -1,8 +1,8 @@
 """What a case's options mean, in two forms.
 
-``delivered`` is what an implementation is asked: the call as its signature says it, with what no signature has (a mask
-of queries, a position that no argument tells) folded into the mask. ``essential`` is what is true: who may attend to
-whom is one mask, the past is part of the keys, and nothing else is left.
+``call_form`` is what an implementation is asked: the call as its signature says it, with what no signature has (a mask
+of queries, a position that no argument tells) folded into the mask. ``canonical_form`` is what is true: one mask says
+who may attend to whom, the past is part of the keys, and nothing else is left.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _BY_QUERY = frozenset({"query", "scores", "grad_output"})
 
 
 @dataclass(frozen=True, eq=False)
-class Posed:
+class AttentionProblem:
     """An operation's options and inputs."""
 
     options: dict[str, Any]
     inputs: dict[str, Array]
 
 
-def delivered(operation: str, options: Options, inputs: Inputs) -> Posed:
+def call_form(operation: str, options: Options, inputs: Inputs) -> AttentionProblem:
     """Return the call that implementations are asked for: is_causal and window count from the positions they know."""
     own, past = query_offset(options, inputs), _past_length(inputs)
     folded = {
@@ -44,7 +44,7 @@ def delivered(operation: str, options: Options, inputs: Inputs) -> Posed:
     return _folded(operation, options, inputs, folded)  # a convention, empty_rows, is part of the call
 
 
-def essential(operation: str, options: Options, inputs: Inputs, rows: Rows | None = None) -> Posed:
+def canonical_form(operation: str, options: Options, inputs: Inputs, rows: Rows | None = None) -> AttentionProblem:
     """Return the same computation with one mask and one set of keys and values.
 
     Where ``rows`` are given, with these query rows alone: nothing of the shape (Lq, Lk) is made. Causality is then part
@@ -72,7 +72,9 @@ def query_offset(options: Options, inputs: Inputs) -> int:
     return _past_length(inputs)
 
 
-def _folded(operation: str, options: Options, inputs: Inputs, names: set[str], rows: Rows | None = None) -> Posed:
+def _folded(
+    operation: str, options: Options, inputs: Inputs, names: set[str], rows: Rows | None = None
+) -> AttentionProblem:
     """Turn these options and inputs into one mask, together with the mask that is given; with ``rows``, of these."""
     # What is not causal is not asked for causality: a function without that keyword can do it.
     kept_options = {name: value for name, value in options.items() if name not in _READING_ONLY and value is not False}
@@ -93,7 +95,7 @@ def _folded(operation: str, options: Options, inputs: Inputs, names: set[str], r
         allowed.append(is_query[:, np.newaxis, :, np.newaxis])
     if allowed:
         kept_inputs["mask"] = _all_of([*allowed, *([kept_inputs["mask"]] if "mask" in inputs else [])])
-    return Posed(kept_options, kept_inputs)
+    return AttentionProblem(kept_options, kept_inputs)
 
 
 def _rows_of(name: str, array: Array, rows: Rows) -> Array:

@@ -1,4 +1,4 @@
-"""Numerical classes: which roundings an implementation may make. A bound means nothing until that is declared.
+"""Rounding models: which roundings an implementation may make. A bound means nothing until that is declared.
 
     native      float64, float32: everything in the format itself
     fused       16 bit; scores, exponentials and sums in float32, weights rounded to 16 bit before they meet the values
@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from attncheck.judging.formats import FORMATS, Format
-from attncheck.vocabulary import NUMERICAL_CLASSES
+from attncheck.spec import ROUNDING_MODELS
 
 Folding = Literal["none", "scale", "base"]
 """What may be multiplied into the query or the key before their product: nothing, the scale (or its square root into
@@ -33,13 +33,13 @@ _EXP_UNITS, _TANH_UNITS, _LOG_UNITS = 4, 8, 4
 
 
 @dataclass(frozen=True)
-class Policy:
-    """A numerical class in a dtype; units are unit roundoffs, underflows absolute errors (``Format.underflow``).
+class RoundingModel:
+    """A rounding model in a dtype; units are unit roundoffs, underflows absolute errors (``Format.underflow``).
 
     The symbol that the formulas use stands beside each field.
     """
 
-    numerical_class: str
+    rounding_model: str
     dtype: str
     accumulate_unit: float  # u_acc: sums of products
     sum_unit: float  # u_sum: sums of exponentials
@@ -104,25 +104,25 @@ class Policy:
         return 2 * self.product_unit**2
 
 
-def policy_for(numerical_class: str, dtype: str) -> Policy:
+def rounding_model_named(rounding_model: str, dtype: str) -> RoundingModel:
     """Return the policy of a class in a dtype. Raises ``ValueError`` where there is none."""
-    if numerical_class not in NUMERICAL_CLASSES:
-        raise ValueError(f"numerical class: one of {', '.join(NUMERICAL_CLASSES)}, not {numerical_class}")
+    if rounding_model not in ROUNDING_MODELS:
+        raise ValueError(f"rounding model: one of {', '.join(ROUNDING_MODELS)}, not {rounding_model}")
     if dtype not in FORMATS:
         raise ValueError(f"dtype: one of {', '.join(FORMATS)}, not {dtype}")
     stored = FORMATS[dtype]
-    if dtype not in NUMERICAL_CLASSES[numerical_class]:
-        raise ValueError(f"there is no class {numerical_class} in {dtype}")
-    if numerical_class in _REDUCED:
-        return _REDUCED[numerical_class].policy(numerical_class)
-    if numerical_class.endswith(_FROM_LOG_SUM_EXP):
-        policy = policy_for(numerical_class.removesuffix(_FROM_LOG_SUM_EXP), dtype)
-        return replace(policy, numerical_class=numerical_class, from_log_sum_exp=True)
-    return _plain(numerical_class, stored)
+    if dtype not in ROUNDING_MODELS[rounding_model]:
+        raise ValueError(f"there is no class {rounding_model} in {dtype}")
+    if rounding_model in _REDUCED:
+        return _REDUCED[rounding_model].rounding(rounding_model)
+    if rounding_model.endswith(_FROM_LOG_SUM_EXP):
+        rounding = rounding_model_named(rounding_model.removesuffix(_FROM_LOG_SUM_EXP), dtype)
+        return replace(rounding, rounding_model=rounding_model, from_log_sum_exp=True)
+    return _plain(rounding_model, stored)
 
 
-def _plain(numerical_class: str, stored: Format) -> Policy:
-    match numerical_class:
+def _plain(rounding_model: str, stored: Format) -> RoundingModel:
+    match rounding_model:
         case "native":
             return _native(stored)
         case "fused":
@@ -149,12 +149,12 @@ class _Reduced:
     unit: float
     terms: int = 1
 
-    def policy(self, name: str) -> Policy:
+    def rounding(self, name: str) -> RoundingModel:
         """Return float32's native policy with such products."""
         single = FORMATS["float32"]
         return replace(
             _native(single),
-            numerical_class=name,
+            rounding_model=name,
             accumulate_unit=(4 if self.terms == 1 else 8) * single.unit_roundoff,
             product_precision=self.precision,
             product_unit=self.unit,
@@ -170,10 +170,10 @@ _REDUCED: Mapping[str, _Reduced] = {
 }
 
 
-def _native(stored: Format) -> Policy:
+def _native(stored: Format) -> RoundingModel:
     unit, underflow = stored.unit_roundoff, stored.underflow
-    return Policy(
-        numerical_class="native",
+    return RoundingModel(
+        rounding_model="native",
         dtype=stored.name,
         accumulate_unit=unit,
         sum_unit=unit,
@@ -197,11 +197,11 @@ def _native(stored: Format) -> Policy:
     )
 
 
-def _fused(name: Literal["fused", "fused_bwd"], stored: Format, *, stored_gradient: bool) -> Policy:
+def _fused(name: Literal["fused", "fused_bwd"], stored: Format, *, stored_gradient: bool) -> RoundingModel:
     single = FORMATS["float32"]
     unit, underflow = single.unit_roundoff, single.underflow
-    return Policy(
-        numerical_class=name,
+    return RoundingModel(
+        rounding_model=name,
         dtype=stored.name,
         accumulate_unit=unit,
         sum_unit=unit,
@@ -227,11 +227,11 @@ def _fused(name: Literal["fused", "fused_bwd"], stored: Format, *, stored_gradie
     )
 
 
-def _eager(name: Literal["eager", "eager_pre"], stored: Format, prescaled: Format) -> Policy:
+def _eager(name: Literal["eager", "eager_pre"], stored: Format, prescaled: Format) -> RoundingModel:
     single = FORMATS["float32"]
     unit, underflow = stored.unit_roundoff, stored.underflow
-    return Policy(
-        numerical_class=name,
+    return RoundingModel(
+        rounding_model=name,
         dtype=stored.name,
         accumulate_unit=single.unit_roundoff,
         sum_unit=single.unit_roundoff,

@@ -10,13 +10,13 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from attncheck.errors import Fault
+from attncheck.errors import Diagnostic
 from attncheck.reading import array_kinds
 from attncheck.reading import model as case_model
 from attncheck.reading.yaml_reader import YamlDocument
 from attncheck.reading.yaml_scalars import FieldPath, YamlFault
 
-MOST_FAULTS = 5
+MAX_DIAGNOSTICS = 5
 
 # pydantic's names for the two forms of an input
 _KIND_LABEL = "tagged-union["
@@ -41,7 +41,7 @@ _PATTERNS = {
 }
 
 
-class FieldFault(Exception):
+class CaseFileError(Exception):
     """A fault at a field of the file that is being read."""
 
     def __init__(self, path: FieldPath, message: str) -> None:
@@ -49,7 +49,7 @@ class FieldFault(Exception):
         self.path = path
 
 
-def faults_of(error: ValidationError, file: str, document: YamlDocument) -> list[Fault]:
+def diagnostics_of(error: ValidationError, file: str, document: YamlDocument) -> list[Diagnostic]:
     """Turn a validator's errors into faults with file, line, case and field."""
     # One mistake can break several alternatives; each place is named once, by the first that broke.
     places: dict[FieldPath, ErrorDetails] = {}
@@ -58,51 +58,51 @@ def faults_of(error: ValidationError, file: str, document: YamlDocument) -> list
             path = _field_path(detail["loc"])
             missing = path[-1:] if detail["type"] == "missing" else ()
             places.setdefault((*document.source(path[:-1] if missing else path), *missing), detail)
-    details = list(places.values())[:MOST_FAULTS]
-    faults = [fault_at(_field_path(detail["loc"]), _say(detail), file, document) for detail in details]
+    details = list(places.values())[:MAX_DIAGNOSTICS]
+    faults = [diagnostic_at(_field_path(detail["loc"]), _say(detail), file, document) for detail in details]
     return [*faults, *_rest(len(places), file)]
 
 
-def yaml_faults(fault: YamlFault, file: str) -> list[Fault]:
+def yaml_diagnostics(fault: YamlFault, file: str) -> list[Diagnostic]:
     """Turn what is wrong with a file's YAML into faults with file, line, case and field."""
     found = (fault, *fault.others)
     faults = [
-        Fault(file, str(each), each.line, case_name(each.path, fault.data), dotted(each.path))
-        for each in found[:MOST_FAULTS]
+        Diagnostic(file, str(each), each.line, case_name(each.path, fault.data), dotted(each.path))
+        for each in found[:MAX_DIAGNOSTICS]
     ]
     return [*faults, *_rest(len(found), file)]
 
 
-def told_once(faults: Iterable[FieldFault], file: str, document: YamlDocument) -> list[Fault]:
+def told_once(faults: Iterable[CaseFileError], file: str, document: YamlDocument) -> list[Diagnostic]:
     """Tell once what is wrong at one place of a file, where it is found again with each case that is made of it.
 
     What all cases share may be at fault for each of them in another way.
     """
-    places: dict[tuple[FieldPath, str], list[FieldFault]] = {}
+    places: dict[tuple[FieldPath, str], list[CaseFileError]] = {}
     for fault in faults:
         of_case = fault.path[:1] == ("cases",)
         places.setdefault((document.source(fault.path), "" if of_case else str(fault)), []).append(fault)
     told = []
     for first, *others in places.values():
-        one = fault_at(first.path, str(first), file, document)
+        one = diagnostic_at(first.path, str(first), file, document)
         also = len({fault.path[:2] for fault in others if fault.path[:1] == ("cases",)})
         more = f"{one.message}; {also} more of the cases made of this one fail here"
         told.append(replace(one, message=more) if also else one)
     return told
 
 
-def _rest(count: int, file: str) -> list[Fault]:
-    return [Fault(file, f"and {count - MOST_FAULTS} more faults")] if count > MOST_FAULTS else []
+def _rest(count: int, file: str) -> list[Diagnostic]:
+    return [Diagnostic(file, f"and {count - MAX_DIAGNOSTICS} more faults")] if count > MAX_DIAGNOSTICS else []
 
 
-def fault_at(path: FieldPath, message: str, file: str, document: YamlDocument) -> Fault:
+def diagnostic_at(path: FieldPath, message: str, file: str, document: YamlDocument) -> Diagnostic:
     """Return a fault at a field of a file, or at the closest field around it that exists."""
     found, line = document.locate(path)
     if path and isinstance(path[-1], str) and path[-1] not in found and "missing" in message:
         found = (*found, path[-1])
     if value := document.value_of(path):
         message += f"; {value[0]} has its value from line {value[1]}"
-    return Fault(file, message, line, case_name(found, document.data), dotted(found))
+    return Diagnostic(file, message, line, case_name(found, document.data), dotted(found))
 
 
 def _is_noise(detail: ErrorDetails) -> bool:
