@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("backends", "cases", "harness", "reports")
+STAYS_IN_THE_REPOSITORY = ROOT / "reports" / "published"
 
 
 @pytest.fixture(scope="module")
@@ -22,32 +22,30 @@ def setuptools() -> dict[str, Any]:
     return found
 
 
-STAYS_IN_THE_REPOSITORY = ROOT / "reports" / "published"
-
-
 def _files() -> list[Path]:
-    files = (path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file())
-    return [
-        path.relative_to(ROOT)
-        for path in files
-        if "__pycache__" not in path.parts and STAYS_IN_THE_REPOSITORY not in path.parents
-    ]
+    files = (path for name in ("backends", "cases", "harness", "reports") for path in (ROOT / name).rglob("*"))
+    kept = (path for path in files if path.is_file() and STAYS_IN_THE_REPOSITORY not in path.parents)
+    return [path.relative_to(ROOT) for path in kept if "__pycache__" not in path.parts]
 
 
-def test_every_folder_with_code_or_cases_is_a_package_or_is_shipped_by_one(setuptools: dict[str, Any]) -> None:
-    with_code = {path.parent for path in _files() if path.suffix == ".py"}
-    names = {"attncheck." + ".".join(folder.parts) for folder in with_code}
+def _package(folder: Path) -> str:
+    """Return what a folder of the repository is called once it is installed."""
+    first, *rest = folder.parts
+    return ".".join(["attncheck", *([] if first == "harness" else [first]), *rest])
+
+
+def test_every_folder_with_code_is_a_package(setuptools: dict[str, Any]) -> None:
+    names = {_package(path.parent) for path in _files() if path.suffix == ".py"}
     assert names <= set(setuptools["packages"])
 
 
 def test_every_file_that_is_no_code_is_shipped_by_its_nearest_package(setuptools: dict[str, Any]) -> None:
-    data = setuptools["package-data"]
-    packages = set(setuptools["packages"])
+    data, packages = setuptools["package-data"], set(setuptools["packages"])
     assert sum(path.suffix == ".yaml" for path in _files()) > 30
     for path in (path for path in _files() if path.suffix != ".py"):
-        home = next(folder for folder in path.parents if "attncheck." + ".".join(folder.parts) in packages)
+        home = next(folder for folder in path.parents if _package(folder) in packages)
         within = path.relative_to(home)
-        patterns = [*data["*"], *data.get("attncheck." + ".".join(home.parts), ())]
+        patterns = [*data["*"], *data.get(_package(home), ())]
         assert any(within.match(pattern) and len(within.parts) == len(Path(pattern).parts) for pattern in patterns), (
             f"{path} is not in the wheel: name it under [tool.setuptools.package-data]"
         )
