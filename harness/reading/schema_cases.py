@@ -1,7 +1,7 @@
 """What the loader checks beyond the form of single fields, as far as JSON Schema can say it.
 
-Everything follows from the vocabulary, the kinds of arrays and the generators. What depends on shapes, on names that a
-file defines, or on the sizes of numbers stays with the loader; docs/cases.md, section 11, lists it.
+Everything follows from the specification, the kinds of arrays and the generators. What depends on shapes, on names
+that a file defines, or on the sizes of numbers stays with the loader; docs/cases.md, section 11, lists it.
 """
 
 from __future__ import annotations

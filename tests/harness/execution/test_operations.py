@@ -69,12 +69,12 @@ def test_an_operation_calls_its_function_with_the_backends_own_arrays(
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_every_operation_of_the_vocabulary_can_be_run(operation: str) -> None:
+def test_every_operation_of_the_specification_can_be_run(operation: str) -> None:
     name, _ = call_of(operation, {}, {})
     assert name != "from_numpy"
 
 
-def test_an_operation_that_is_not_in_the_vocabulary_is_a_fault_of_ours() -> None:
+def test_an_operation_that_is_not_in_the_specification_is_a_fault_of_ours() -> None:
     with pytest.raises(AssertionError, match="an operation that no backend has: dreaming"):
         run_operation(cast(Backend, Recorder()), "dreaming", {"scores": np.zeros(1)}, {})
 
