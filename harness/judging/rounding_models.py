@@ -105,14 +105,14 @@ class RoundingModel:
 
 
 def rounding_model_named(rounding_model: str, dtype: str) -> RoundingModel:
-    """Return the policy of a class in a dtype. Raises ``ValueError`` where there is none."""
+    """Return a rounding model in a dtype. Raises ``ValueError`` where there is none."""
     if rounding_model not in ROUNDING_MODELS:
         raise ValueError(f"rounding model: one of {', '.join(ROUNDING_MODELS)}, not {rounding_model}")
     if dtype not in FORMATS:
         raise ValueError(f"dtype: one of {', '.join(FORMATS)}, not {dtype}")
     stored = FORMATS[dtype]
     if dtype not in ROUNDING_MODELS[rounding_model]:
-        raise ValueError(f"there is no class {rounding_model} in {dtype}")
+        raise ValueError(f"there is no rounding model {rounding_model} in {dtype}")
     if rounding_model in _REDUCED:
         return _REDUCED[rounding_model].rounding(rounding_model)
     if rounding_model.endswith(_FROM_LOG_SUM_EXP):

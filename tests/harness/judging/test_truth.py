@@ -61,7 +61,7 @@ def test_the_bounds_of_a_class_have_the_shape_of_every_stage_and_are_worked_out_
 
 
 def test_a_class_that_the_dtype_does_not_have_is_refused(scoring: Truth) -> None:
-    with pytest.raises(ValueError, match="there is no class fused in"):
+    with pytest.raises(ValueError, match="there is no rounding model fused in"):
         scoring.bounds("fused")
 
 
