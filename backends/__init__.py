@@ -37,7 +37,7 @@ class DeclaredConvention:
     """What a mode gives on purpose where the mathematics leaves it open.
 
     ``reason`` says why, ``source`` where its authors document it: owner/name#number, or a URL. What nobody documents as
-    intended is a known divergence (``divergences/``), however regularly it happens.
+    intended is an expected failure (``expected_failures/``), however regularly it happens.
     """
 
     value: str
@@ -52,15 +52,15 @@ class Mode:
     ``module`` has functions of ``contract.py``, in itself or, with ``attribute``, in an object of that name.
     ``classes`` declares the rounding model per dtype (``docs/numerics.md``, section 3); a dtype that is not there is
     unsupported. ``conventions`` declares what a mode without the keyword means on purpose: what a row without a key
-    gives (``empty_rows``: zero, uniform or nan). ``says`` is one line for people. ``package`` is the distribution whose
-    version is the mode's, where that is not the framework's first. ``holds_scores`` tells whether the score matrix is
-    ever in memory whole, or its kernel takes it in tiles: then it is asked for sequences of any length. ``requires``
-    declares the shapes that it takes alone; calls are padded to them (``docs/kernels.md``).
+    gives (``empty_rows``: zero, uniform or nan). ``description`` is one line for people. ``package`` is the
+    distribution whose version is the mode's, where that is not the framework's first. ``holds_scores`` tells whether
+    the score matrix is ever in memory whole, or its kernel takes it in tiles: then it is asked for sequences of any
+    length. ``requires`` declares the shapes that it takes alone; calls are padded to them (``docs/kernels.md``).
     """
 
     name: str
     module: str
-    says: str
+    description: str
     classes: Mapping[str, str] = field(default_factory=lambda: EAGER)
     conventions: Mapping[str, DeclaredConvention] = field(default_factory=dict)
     attribute: str | None = None

@@ -159,8 +159,10 @@ def compare_reports(folder: Path, cases: Sequence[Case], cluster: Cluster) -> bo
     run_campaign(folder / "there", cases, cluster.address, kill_one)
     here, there = (_report(folder / name) for name in ("here", "there"))
     differing = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
-    told = f"other than that of a local run: {', '.join(differing)}" if differing else "the same as that of a local run"
-    print(f"one of two workers killed midway: the report is {told}")
+    verdict = (
+        f"other than that of a local run: {', '.join(differing)}" if differing else "the same as that of a local run"
+    )
+    print(f"one of two workers killed midway: the report is {verdict}")
     return not differing
 
 

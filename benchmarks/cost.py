@@ -119,7 +119,7 @@ def bounds_cost(repetitions: int) -> list[str]:
         ("B and sigma of all stages", "all", _verdict(times["all"], times["plain"], _MAX_FOR_ALL)),
         ("B and sigma of all stages' own steps", "introduced", ""),
     ]
-    rows = [(text, times[name].shown(), times[name].over(times["plain"]), said) for text, name, said in lines]
+    rows = [(text, times[name].shown(), times[name].over(times["plain"]), remark) for text, name, remark in lines]
     return table(("at " + _shown(_LARGE), "CPU ms", "times plain", "at most"), rows)
 
 

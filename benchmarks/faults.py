@@ -91,7 +91,7 @@ def places(patterns: Sequence[str]) -> list[Place]:
             task = task_of(case, convert_inputs(case, exact, dtype))
             evaluate_on(own_backend(target, "", BACKENDS["numpy"]), task)  # type: ignore[arg-type] # as OwnEntry has it
             if len(calls) == 1 and task.inputs and all(array.size for array in task.inputs.values()):
-                found.append(Place(case.id, dtype, case.operation if not task.memory else "", calls[0]))
+                found.append(Place(case.id, dtype, case.operation if not task.memory_layout else "", calls[0]))
     counts = Counter(place.fingerprint for place in found)
     return [place for place in found if counts[place.fingerprint] == 1]
 

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         inputs = TARGETS[target].standard if options.inputs is None else options.inputs
         memory = options.memory if target != "results" else 2 * options.memory
         tallies[target] = run_target(target, options.seed, inputs, options.processes, memory, options.output)
-    text = _table(tallies, options.seed) + _told(tallies, options)
+    text = _table(tallies, options.seed) + _format_tallies(tallies, options)
     print(text)
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "fuzz.md").write_text(text + "\n", encoding="utf-8")
@@ -81,11 +81,11 @@ def _table(tallies: dict[str, Tally], seed: int) -> str:
     return "\n".join(lines)
 
 
-def _told(tallies: dict[str, Tally], options: argparse.Namespace) -> str:
+def _format_tallies(tallies: dict[str, Tally], options: argparse.Namespace) -> str:
     lines = [
-        f"{target} {number}: {told.strip().splitlines()[-1][:200]}"
+        f"{target} {number}: {message.strip().splitlines()[-1][:200]}"
         for target, tally in tallies.items()
-        for number, told in sorted(tally.findings)
+        for number, message in sorted(tally.findings)
     ]
     return "".join(f"\n\n{line}" for line in lines[:50]) + (f"\n\nSee {options.output / 'findings'}" if lines else "")
 

@@ -120,7 +120,10 @@ def _case(draw: Random, operation: str, sizes: dict[str, int], number: int, gene
         ("dtypes", [draw.sample(DTYPES, draw.randrange(1, 4))]),
         ("storage", ("float16", "bfloat16", "float64")),
         ("layout", ("split", "split", "merged")),
-        ("memory", [{draw.choice(tuple(inputs) or ("x",)): draw.choice(("strided", "transposed", "broadcast"))}]),
+        (
+            "memory_layout",
+            [{draw.choice(tuple(inputs) or ("x",)): draw.choice(("strided", "transposed", "broadcast"))}],
+        ),
         ("stages", [["output"], ["weights"], ["scores", "weights"]]),
         (
             "expect",
@@ -134,7 +137,7 @@ def _case(draw: Random, operation: str, sizes: dict[str, int], number: int, gene
             ],
         ),
         ("allow_nonfinite", (True,)),
-        ("generic", (True, False)),
+        ("supports_statistics", (True, False)),
         ("tags", (["causal"], ["causal", "window"])),
         ("notes", (["=1+1"], ["\u202e<b>"])),
     ):

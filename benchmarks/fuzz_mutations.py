@@ -103,9 +103,9 @@ def case_texts() -> list[bytes]:
     return [*single, *single, *whole]
 
 
-def divergence_texts() -> list[bytes]:
-    """Return the bundled lists of known divergences, each list and each entry by itself."""
-    root = Path(str(files("attncheck.backends"))) / "divergences"
+def expected_failure_texts() -> list[bytes]:
+    """Return the bundled lists of expected failures, each list and each entry by itself."""
+    root = Path(str(files("attncheck.backends"))) / "expected_failures"
     whole = [path.read_bytes() for path in sorted(root.glob("*.yaml"))]
     entries = [entry for text in whole for entry in re.split(rb"(?m)^(?=- )", text) if entry.startswith(b"- ")]
     return [*entries, *whole]

@@ -69,7 +69,7 @@ def run_target(target: str, seed: int, inputs: int, processes: int, gib: float, 
     context, tally, begun = mp.get_context("forkserver"), Tally(), time.monotonic()
     waiting = [iter(range(share, inputs, processes)) for share in range(processes)]
     workers = [_Worker(context, target, seed, list(share), gib) for share in waiting]
-    told = time.monotonic()
+    reported = time.monotonic()
     while workers:
         for worker in list(workers):
             for message in worker.messages():
@@ -80,8 +80,8 @@ def run_target(target: str, seed: int, inputs: int, processes: int, gib: float, 
                 _count(tally, died, target, seed, output)
                 worker.restart()
         time.sleep(0.05)
-        if time.monotonic() - told > 30:
-            told = time.monotonic()
+        if time.monotonic() - reported > 30:
+            reported = time.monotonic()
             print(
                 f"{target}: {tally.inputs:,} of {inputs:,}, {len(tally.findings)} findings", file=sys.stderr, flush=True
             )
@@ -94,12 +94,12 @@ def _count(tally: Tally, message: Any, target: str, seed: int, output: Path) -> 
     tally.outcomes.update(outcomes)
     tally.slowest = max(tally.slowest, slowest)
     tally.peak_bytes = max(tally.peak_bytes, peak)
-    for number, told in findings:
-        tally.findings.append((number, told))
+    for number, reported in findings:
+        tally.findings.append((number, reported))
         folder = output / "findings" / f"{target}-{number}"
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "input").mkdir(parents=True)
-        (folder / "what.txt").write_text(told, encoding="utf-8", errors="replace")
+        (folder / "what.txt").write_text(reported, encoding="utf-8", errors="replace")
         with suppress(Exception):  # where this ended the worker, it was seen there
             make_input(target, seed, number, folder / "input")
 
@@ -170,7 +170,7 @@ def _work(target: str, seed: int, gib: float, numbers: list[int], now: Any, pipe
     signal.signal(signal.SIGALRM, _alarm)
     outcomes: Counter[str] = Counter()
     findings: list[tuple[int, str]] = []
-    slowest, told = (0.0, -1), time.monotonic()
+    slowest, reported = (0.0, -1), time.monotonic()
     try:
         for number in numbers:
             place = folder / "input"
@@ -191,9 +191,9 @@ def _work(target: str, seed: int, gib: float, numbers: list[int], now: Any, pipe
             if finding:
                 findings.append((number, finding))
             shutil.rmtree(place)
-            if time.monotonic() - told > 1 or finding:
+            if time.monotonic() - reported > 1 or finding:
                 pipe.send((outcomes, findings, slowest, _peak()))
-                outcomes, findings, told = Counter(), [], time.monotonic()
+                outcomes, findings, reported = Counter(), [], time.monotonic()
         pipe.send((outcomes, findings, slowest, _peak()))
         pipe.send(None)
     finally:

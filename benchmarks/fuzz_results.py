@@ -49,7 +49,7 @@ _TEXTS = (
         "1,,2",
         "numeric",
         "float64",
-        "T1",
+        "proven",
         "nan",
         "1x2",
         "%0A::",
@@ -91,8 +91,8 @@ def _rows() -> list[Row]:
             row = Row(case, "softmax", "float64", name, "stage", "weights", "agree", shape="1x1x1x3", elements=3)
             row = replace(row, index="0,0,0,1", value=0.25, reference=0.2, difference=0.05, allowed=0.5, ratio=0.1)
             rows += [replace(row, tier="within", introduced_tier="within", introduced_ratio=0.1, against="exact")]
-            rows += [replace(row, verdict="numeric", ratio=2.0, tier="T1", stage="log_sum_exp", message="too far")]
-            rows += [replace(row, verdict="numeric", known=True, dtype="float32", reason="it is so", thread="a/b#1")]
+            rows += [replace(row, verdict="numeric", ratio=2.0, tier="proven", stage="log_sum_exp", message="too far")]
+            rows += [replace(row, verdict="numeric", xfail=True, dtype="float32", reason="it is so", thread="a/b#1")]
             rows += [replace(row, comparison="printed", reference_text="0.20", half_unit=0.005, called="w")]
             rows += [replace(row, comparison="pair", other="torch.eager" if name == "numpy.eager" else "numpy.eager")]
             rows += [Row(case, "softmax", "float32", name, "stage", "", "error", message="it raised")]

@@ -20,13 +20,13 @@ import fuzz_mutations
 import fuzz_results
 import numpy as np
 
-from attncheck.config import known_divergences, read_config
+from attncheck.config import expected_failures_of, read_config
 from attncheck.errors import AttncheckError, CaseError, Diagnostic, UsageError
 from attncheck.merge import merge_runs
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading.canonical import call_form, canonical_form
 from attncheck.reading.case import Case
-from attncheck.reading.divergences import load_divergences
+from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import load_case_file, load_tags
 from attncheck.reading.model import TagEntry
@@ -128,22 +128,22 @@ def _size(source: kinds.Array) -> int:
     return max(own, len(source.rows or ())) + sum(map(_size, kinds.parts_of(source)[1]))
 
 
-def _make_divergences(folder: Path, draw: Random) -> None:
-    texts, data = _divergence_seeds()
+def _make_expected_failures(folder: Path, draw: Random) -> None:
+    texts, data = _expected_failure_seeds()
     (folder / "known.yaml").write_bytes(fuzz_mutations.mutate(texts, data, draw))
 
 
-def _take_divergences(folder: Path) -> str:
+def _take_expected_failures(folder: Path) -> str:
     try:
-        for divergence in load_divergences([folder / "known.yaml"]):
-            divergence.concerns("torch.sdpa", "attention/" + "a" * 300, "float32")
-            divergence.excuses("output", "numeric", 2.0)
+        for expected in load_expected_failures([folder / "known.yaml"]):
+            expected.concerns("torch.sdpa", "attention/" + "a" * 300, "float32")
+            expected.excuses("output", "numeric", 2.0)
     except CaseError as error:
         return _refused(error.faults, (str(folder / "known.yaml"),))
     return ACCEPTED
 
 
-_CONFIG = b"[tool.attncheck]\ncases = ['own/', 'case.yaml']\ndivergences = ['known.yaml']\n[tool.other]\nx = 1\n"
+_CONFIG = b"[tool.attncheck]\ncases = ['own/', 'case.yaml']\nexpected_failures = ['known.yaml']\n[tool.other]\nx = 1\n"
 _CONFIG_VALUES = (
     *("3", "'x'", "[3]", "['']", "['\\u0000']", "['" + "x" * 5000 + "']", "['/dev/zero']", "['..']", "{a = 1}", "[[]]"),
     *("9" * 5000, "1979-05-27", "nan", "[" * 2000 + "]" * 2000, "{a=" * 2000, "'''\n'''", '"\\uD800"', "['gone']"),
@@ -155,7 +155,7 @@ def _make_config(folder: Path, draw: Random) -> None:
     for _ in range(draw.choice((1, 1, 2, 3))):
         if draw.random() < 0.5:
             lines = text.splitlines(keepends=True) or [b""]
-            key = draw.choice((b"cases", b"divergences", b"x", b"tool", b"tool.attncheck", b"[tool]\nattncheck"))
+            key = draw.choice((b"cases", b"expected_failures", b"x", b"tool", b"tool.attncheck", b"[tool]\nattncheck"))
             lines.insert(draw.randrange(len(lines) + 1), key + b" = " + draw.choice(_CONFIG_VALUES).encode() + b"\n")
             if draw.random() < 0.7:
                 del lines[draw.randrange(len(lines))]
@@ -174,8 +174,8 @@ def _take_config(folder: Path) -> str:
         config = read_config(folder)
         if config.cases:
             select_cases(config.cases, base=folder)
-        load_divergences(config.divergences)
-        known_divergences(["numpy"])
+        load_expected_failures(config.expected_failures)
+        expected_failures_of(["numpy"])
     except AttncheckError as error:
         if "\n" in str(error) and not isinstance(error, CaseError):
             raise WrongMessageError(str(error)) from None
@@ -253,8 +253,8 @@ def _tag_seeds() -> tuple[list[bytes], list[Any]]:
 
 
 @cache
-def _divergence_seeds() -> tuple[list[bytes], list[Any]]:
-    texts = fuzz_mutations.divergence_texts()
+def _expected_failure_seeds() -> tuple[list[bytes], list[Any]]:
+    texts = fuzz_mutations.expected_failure_texts()
     return texts, fuzz_mutations.as_data(texts)
 
 
@@ -267,7 +267,7 @@ def _bundled_tags() -> dict[str, TagEntry]:
 
 TARGETS: dict[str, Target] = {
     "loader": Target(_make_case, _take_case, 200_000),
-    "divergences": Target(_make_divergences, _take_divergences, 20_000),
+    "expected_failures": Target(_make_expected_failures, _take_expected_failures, 20_000),
     "config": Target(_make_config, _take_config, 20_000),
     "results": Target(_make_results, _take_results, 3_000, _warm_results),
 }

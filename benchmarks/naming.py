@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from attncheck.execution.tasks import task_of
 from attncheck.judging.diagnosis import Evidence, decide, evidence_of
-from attncheck.judging.judge_implementation import RECOGNISABLE, judge_and_recognise
+from attncheck.judging.judge_implementation import DIAGNOSABLE, judge_and_diagnose
 from attncheck.judging.truth import truth_of_case
-from attncheck.mutants.naming import told
+from attncheck.mutants.naming import names_of
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.reading.shapes import score_elements
@@ -229,8 +229,8 @@ def evidence(patterns: Sequence[str]) -> dict[str, dict[Any, Evidence]]:
             for fault, cases in found.items():
                 with np.errstate(all="ignore"):
                     stages = {"output": attention(fault)(**task.inputs, **task.options)}
-                judged = judge_and_recognise(truth, stages, case.stage_shapes, "native")
-                if judged.judgements[0].verdict in RECOGNISABLE:
+                judged = judge_and_diagnose(truth, stages, case.stage_shapes, "native")
+                if judged.judgements[0].verdict in DIAGNOSABLE:
                     cases[case.id, dtype] = evidence_of(judged.findings, "output", case.operation)
     return found
 
@@ -239,7 +239,7 @@ def main(patterns: Sequence[str]) -> int:
     """Print what is named of each fault."""
     counts: Counter[str] = Counter()
     for fault, cases in evidence(patterns or PATTERNS).items():
-        names = told(decide(cases).values())
+        names = names_of(decide(cases).values())
         wanted = FAULTS[fault]
         outcome = (
             "not named"

@@ -4,8 +4,8 @@
     python benchmarks/soundness.py --operation attention_gradients --implementation 'torch.*' --dtype bfloat16
     python benchmarks/soundness.py --seed 1 --only 17        # one problem again, every stage of it
 
-Ends with 0 if no T1 or T2 alarm was raised, with 1 if one was, with 3 if an evaluation gave nothing to judge. What is
-done is on disk: the same command goes on where it was stopped.
+Ends with 0 if no proven or statistical alarm was raised, with 1 if one was, with 3 if an evaluation gave nothing to
+judge. What is done is on disk: the same command goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.limits import Limits
 from attncheck.progress import progress_bar
-from attncheck.reading.divergences import Divergence, bundled_divergences, load_divergences
+from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures, load_expected_failures
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
 
 _LIMITS = Limits(case_seconds=180.0)
-_KNOWN = Path(__file__).with_name("soundness_known.yaml")
+_KNOWN = Path(__file__).with_name("soundness_expected_failures.yaml")
 _COMPILED = frozenset({"compile", "function", "xla", "jit", "dpa_jit"})
 """Modes that compile whole problems, anew for each shape."""
 
@@ -115,12 +115,12 @@ def _campaign(
     numbers: Sequence[int],
     logs: Path,
 ) -> Campaign:
-    return Campaign(draw, numbers, options.dtype, implementations, _divergences(implementations), _LIMITS, logs)
+    return Campaign(draw, numbers, options.dtype, implementations, _expected_failures(implementations), _LIMITS, logs)
 
 
-def _divergences(implementations: Sequence[Implementation]) -> tuple[Divergence, ...]:
+def _expected_failures(implementations: Sequence[Implementation]) -> tuple[ExpectedFailure, ...]:
     """Return what is known of these implementations on every case, and what shows in random problems alone."""
-    return bundled_divergences([each.entry.name for each in implementations]) + load_divergences([_KNOWN])
+    return bundled_expected_failures([each.entry.name for each in implementations]) + load_expected_failures([_KNOWN])
 
 
 def _facts(options: argparse.Namespace, draw: Draw, implementations: Sequence[Implementation]) -> dict[str, str]:
@@ -168,14 +168,14 @@ def _repeat(options: argparse.Namespace, draw: Draw, implementations: Sequence[I
 def _tell(rows: pd.DataFrame, facts: Mapping[str, str], options: argparse.Namespace, draw: Draw) -> int:
     """Write the report and its frames, and print the table and the alarms."""
     command = _command(options, draw)
-    told, output = soundness_table.alarms(rows), options.output
+    alarms, output = soundness_table.alarms(rows), options.output
     whole = {"problems": f"{rows['number'].nunique():,}", **facts}
     (output / "soundness.md").write_text(soundness_table.report(rows, whole, command), encoding="utf-8")
     table = soundness_table.table(rows, ("dtype", "rounding_model"))
-    for name, frame in {"table": table, "alarms": told}.items():
+    for name, frame in {"table": table, "alarms": alarms}.items():
         frame.to_csv(output / f"{name}.csv", index=False, lineterminator="\n")
     print(soundness_table.markdown(table))
-    print(soundness_table.listed(told, command))
+    print(soundness_table.listed(alarms, command))
     print(f"Report: {output / 'soundness.md'}")
     return _exit_code(rows)
 
@@ -189,7 +189,7 @@ def _command(options: argparse.Namespace, draw: Draw) -> str:
 
 
 def _exit_code(rows: pd.DataFrame) -> int:
-    codes: set[int] = {int(Verdict(verdict).exit_code) for verdict in rows.loc[~rows["known"], "verdict"].unique()}
+    codes: set[int] = {int(Verdict(verdict).exit_code) for verdict in rows.loc[~rows["xfail"], "verdict"].unique()}
     return next((code for code in (1, 3) if code in codes), 0)
 
 

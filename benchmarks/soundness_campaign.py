@@ -19,7 +19,7 @@ from attncheck.execution.limits import Limits
 from attncheck.execution.runner import Group, GroupRunner, group_by_process
 from attncheck.execution.worker import Outcome, Task
 from attncheck.reading.canonical import call_form
-from attncheck.reading.divergences import Divergence
+from attncheck.reading.expected_failures import ExpectedFailure
 
 _AHEAD = 24
 """Evaluations that a worker may be ahead of the judge: their arrays wait in memory."""
@@ -33,7 +33,7 @@ class Campaign:
     numbers: Sequence[int]
     dtypes: Sequence[str]
     implementations: Sequence[Implementation]
-    divergences: Sequence[Divergence]
+    expected_failures: Sequence[ExpectedFailure]
     limits: Limits
     logs: Path
 
@@ -57,7 +57,7 @@ def run_campaign(
     ]
     runners: list[GroupRunner[Unit]] = [GroupRunner(group, campaign.limits, campaign.logs) for group in groups]
     problem = lru_cache(maxsize=4 * _AHEAD)(lambda number: draw_problem(campaign.draw, number))
-    judge = Judge({each.name: each for each in campaign.implementations}, campaign.divergences)
+    judge = Judge({each.name: each for each in campaign.implementations}, campaign.expected_failures)
     served = {dtype for runner in runners for dtype in runner.group.dtypes}
     asked = [unit for unit in campaign.units if unit.dtype in served and problem(unit.number).fits(unit.dtype)]
     for unit in set(campaign.units).difference(asked):

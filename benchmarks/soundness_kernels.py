@@ -2,7 +2,7 @@
 
     python benchmarks/soundness.py --implementation benchmarks/soundness_kernels.py:tf32_products --dtype float32
 
-Every honest variant of the mutants' catalogue is one, by its name, and is judged by the rounding model that it claims.
+Every control of the mutants' catalogue is one, by its name, and is judged by the rounding model that it claims.
 ``xla_bfloat16_products`` is none: XLA's own product of bfloat16 matrices, with sums in float32.
 """
 
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attncheck.backends import EAGER
-from attncheck.mutants.catalogue import HONEST
+from attncheck.mutants.catalogue import CONTROLS
 from attncheck.mutants.mutant import Control
 from attncheck.mutants.reduced import variant_by
 from attncheck.mutants.rounding import Array
 
-_HONEST = {subject.name: subject for subject in HONEST}
+_HONEST = {subject.name: subject for subject in CONTROLS}
 
 
 @dataclass(frozen=True)

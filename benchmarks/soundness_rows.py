@@ -11,12 +11,12 @@ from soundness_problems import Drawn
 
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Failure, Outcome
-from attncheck.judging.judge_implementation import judge_and_recognise
+from attncheck.judging.judge_implementation import judge_and_diagnose
 from attncheck.judging.judge_stages import StageJudgement
-from attncheck.judging.known import reason_for
 from attncheck.judging.tiers import Measured
 from attncheck.judging.truth import Truth, find_truth
-from attncheck.reading.divergences import Divergence
+from attncheck.judging.xfail import reason_for
+from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.recorder import own_empty_rows
 from attncheck.verdicts import Verdict
 
@@ -33,8 +33,8 @@ class Unit:
 class Row:
     """One stage of one evaluation, measured against the exact answer, and against the exact step (``step_``).
 
-    An evaluation that failed has one row without a stage. ``tier`` is empty where there is no such comparison. What is
-    ``known`` fails for a ``reason`` that was known beforehand. ``causes`` as in ``Measured``, ``empty_rows`` as in
+    An evaluation that failed has one row without a stage. ``tier`` is empty where there is no such comparison.
+    ``xfail`` marks a failure that is expected, for a ``reason``. ``causes`` as in ``Measured``, ``empty_rows`` as in
     ``StageJudgement``.
     """
 
@@ -50,7 +50,7 @@ class Row:
     stage: str
     verdict: str
     message: str = ""
-    known: bool = False
+    xfail: bool = False
     reason: str = ""
     tier: str = ""
     ratio: float = 0.0
@@ -74,10 +74,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Judge:
-    """Judges all implementations on one problem after the other; ``divergences`` are known beforehand."""
+    """Judges all implementations on one problem after the other; ``expected_failures`` are no alarms."""
 
     implementations: Mapping[str, Implementation]
-    divergences: Sequence[Divergence]
+    expected_failures: Sequence[ExpectedFailure]
 
     def rows_of(self, unit: Unit, drawn: Drawn, outcomes: Mapping[str, Outcome]) -> list[Row]:
         """Judge every implementation's stages in one unit; the truth is worked out once."""
@@ -85,18 +85,18 @@ class Judge:
         found = [
             row
             for name, outcome in sorted(outcomes.items())
-            for row in _rows(unit, drawn, truth, self.implementations[name], outcome, self.divergences)
+            for row in _rows(unit, drawn, truth, self.implementations[name], outcome, self.expected_failures)
         ]
         return [self._marked(row, drawn.id) for row in found]
 
     def _marked(self, row: Row, problem: str) -> Row:
-        """Mark a failing row that a known divergence explains."""
-        if row.known or not Verdict(row.verdict).exit_code:
+        """Mark a failing row that an expected failure explains."""
+        if row.xfail or not Verdict(row.verdict).exit_code:
             return row
         place = (row.implementation, problem, row.dtype, row.stage, row.verdict)
         ratio = max(row.ratio, row.step_ratio) if row.tier or row.step_tier else math.inf
-        found = reason_for(self.divergences, *place, ratio=ratio, empty_rows=row.empty_rows)
-        return row if found is None else replace(row, known=True, reason=found.entry.reason)
+        found = reason_for(self.expected_failures, *place, ratio=ratio, empty_rows=row.empty_rows)
+        return row if found is None else replace(row, xfail=True, reason=found.entry.reason)
 
 
 def _rows(
@@ -105,7 +105,7 @@ def _rows(
     truth: Truth,
     implementation: Implementation,
     outcome: Outcome,
-    divergences: Sequence[Divergence],
+    expected_failures: Sequence[ExpectedFailure],
 ) -> list[Row]:
     rounding_model = implementation.rounding_model(unit.dtype)
     assert rounding_model is not None, "an implementation is asked for the dtypes that it declares"
@@ -122,11 +122,11 @@ def _rows(
     }
     if isinstance(outcome, Failure):
         return [Row(**common, stage="", verdict=outcome.verdict, message=outcome.message)]
-    own = own_empty_rows(implementation, divergences, drawn.id, unit.dtype)
+    own = own_empty_rows(implementation, expected_failures, drawn.id, unit.dtype)
     own = replace(own, is_asked=not outcome.not_asked)
-    judged = judge_and_recognise(truth, outcome.stages, drawn.stage_shapes, rounding_model, own)
+    judged = judge_and_diagnose(truth, outcome.stages, drawn.stage_shapes, rounding_model, own)
     rows = [Row(**common, **_stage_fields(judgement)) for judgement in judged.judgements]
-    return [replace(row, known=True, reason=judged.reason) if row.stage in judged.excused else row for row in rows]
+    return [replace(row, xfail=True, reason=judged.reason) if row.stage in judged.excused else row for row in rows]
 
 
 def _stage_fields(judgement: StageJudgement) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pandas as pd
 from attncheck.judging.tiers import MIN_CAUSES, MIN_FOR_MEAN
 from attncheck.verdicts import Verdict
 
-_TIERS = ("T1", "T2", "T3")
+_TIERS = ("proven", "statistical", "warning")
 _FORM = (Verdict.NONFINITE, Verdict.SHAPE, Verdict.DTYPE, Verdict.SEMANTIC)
 """Verdicts that are proof without a bound."""
 
@@ -25,14 +25,14 @@ LEGEND = f"""\
 - against *exact*: the exact answer from the problem's inputs (the accumulated error); against *step*: the exact step
   from the implementation's own previous stage (the introduced error).
 - err/B: the largest error of a tensor over the largest that its class allows; median, 99th percentile and maximum are
-  over tensors. Above 1 is impossible for the class: T1.
+  over tensors. Above 1 is impossible for the class: proven.
 - z, rms: the largest, and the root mean square, of error over statistical scale in a tensor; rms over tensors of at
   least {MIN_FOR_MEAN} elements and {MIN_CAUSES} rows and columns. They count where the inputs are generic;
   *structured* is the largest z elsewhere, where no test rests on it.
-- T1, T2: failures, proved and statistical, NaN, shape, dtype and undeclared conventions among the proved; T3:
+- proven, statistical: failures, NaN, shape, dtype and undeclared conventions among the proven; warning:
   warnings. Counted in tensors.
-- known: tensors that fail for a reason that is known beforehand, a declared convention or an entry of a list of known
-  divergences; they count nowhere else. open: tensors for which there is no such comparison.
+- xfail: tensors that fail as expected, by a declared convention or an entry of a list of expected failures;
+  they count nowhere else. open: tensors for which there is no such comparison.
 """
 
 
@@ -61,15 +61,15 @@ def alarms(rows: pd.DataFrame) -> pd.DataFrame:
 
     What an implementation does not support is none of them.
     """
-    told = rows["tier"].isin(_TIERS) | rows["step_tier"].isin(_TIERS) | rows["verdict"].isin(_FORM)
+    alarms = rows["tier"].isin(_TIERS) | rows["step_tier"].isin(_TIERS) | rows["verdict"].isin(_FORM)
     nothing = (rows["stage"] == "") & (rows["verdict"] != Verdict.UNSUPPORTED)
-    return rows[(told | nothing) & ~rows["known"]]
+    return rows[(alarms | nothing) & ~rows["xfail"]]
 
 
 def explained(rows: pd.DataFrame) -> pd.DataFrame:
-    """Count what is known beforehand and what is not supported, by implementation and reason."""
-    aside = rows[rows["known"] | (rows["verdict"] == Verdict.UNSUPPORTED)]
-    reasons = aside["reason"].where(aside["known"], aside["message"])
+    """Count what fails as expected and what is not supported, by implementation and reason."""
+    aside = rows[rows["xfail"] | (rows["verdict"] == Verdict.UNSUPPORTED)]
+    reasons = aside["reason"].where(aside["xfail"], aside["message"])
     counted = aside.assign(reason=reasons).groupby(["implementation", "verdict", "reason"])
     return counted.agg(
         dtypes=("dtype", lambda each: ", ".join(sorted(set(each)))), rows=("number", "size")
@@ -77,7 +77,7 @@ def explained(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _figures(group: pd.DataFrame, prefix: str) -> dict[str, Any]:
-    fresh = group[~group["known"]]
+    fresh = group[~group["xfail"]]
     judged = fresh[fresh[f"{prefix}elements"] > 0]
     ratio, z = judged[f"{prefix}ratio"], judged[f"{prefix}z"]
     generic = judged["generic"]
@@ -87,7 +87,7 @@ def _figures(group: pd.DataFrame, prefix: str) -> dict[str, Any]:
     mean = judged.loc[generic & enough, f"{prefix}rms"]
     counts = {tier: int((fresh[f"{prefix}tier"] == tier).sum()) for tier in _TIERS}
     if not prefix:
-        counts["T1"] += int((fresh["verdict"].isin(_FORM) & (fresh["tier"] != "T1")).sum())
+        counts["proven"] += int((fresh["verdict"].isin(_FORM) & (fresh["tier"] != "proven")).sum())
     return {
         "evaluations": len(group[["number", "dtype", "implementation"]].drop_duplicates()),
         "tensors": len(judged),
@@ -100,7 +100,7 @@ def _figures(group: pd.DataFrame, prefix: str) -> dict[str, Any]:
         "rms median": mean.median(),
         "rms max": mean.max(),
         **counts,
-        "known": int(group["known"].sum()),
+        "xfail": int(group["xfail"].sum()),
         "open": int((fresh[f"{prefix}tier"] == "").sum()),
     }
 
@@ -126,7 +126,7 @@ def report(rows: pd.DataFrame, facts: Mapping[str, str], command: str) -> str:
     parts += [markdown(table(rows, ("dtype", "rounding_model"))), LEGEND]
     for column in ("implementation", "operation", "regime", "stage"):
         parts += [f"## By {column}", markdown(table(rows, ("dtype", column)))]
-    parts += ["## Known and not supported", _or_none(explained(rows), markdown)]
+    parts += ["## Expected failures and what is not supported", _or_none(explained(rows), markdown)]
     parts += ["## Alarms", listed(alarms(rows), command)]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
@@ -135,17 +135,17 @@ def _facts(facts: Mapping[str, str]) -> str:
     return "\n".join(f"- {name}: {value}" for name, value in facts.items())
 
 
-def listed(told: pd.DataFrame, command: str) -> str:
+def listed(alarms: pd.DataFrame, command: str) -> str:
     """List the alarms, one a line, with what reproduces each."""
-    return _or_none(told, lambda frame: "\n".join(_alarm_lines(frame, command)))
+    return _or_none(alarms, lambda frame: "\n".join(_alarm_lines(frame, command)))
 
 
 def _or_none(frame: pd.DataFrame, write: Callable[[pd.DataFrame], str]) -> str:
     return "None." if frame.empty else write(frame)
 
 
-def _alarm_lines(told: pd.DataFrame, command: str) -> Iterable[str]:
-    for row in told.to_dict("records"):
+def _alarm_lines(alarms: pd.DataFrame, command: str) -> Iterable[str]:
+    for row in alarms.to_dict("records"):
         tiers = ", ".join(
             f"{row[prefix + 'tier']} against the {name} (err/B {row[prefix + 'ratio']:.3g}, z {row[prefix + 'z']:.3g}, "
             f"rms {row[prefix + 'rms']:.3g})"

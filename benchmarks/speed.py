@@ -122,8 +122,8 @@ def main() -> None:
         rounds = []
         for number in range(options.rounds):
             rounds.append(one_round(options.patterns, backends, folder, folder / "tasks.pickle"))
-            said = ", ".join(f"{name} {each.wall:.1f} s" for name, each in rounds[-1].items())
-            print(f"round {number + 1}: {said}", flush=True)
+            times = ", ".join(f"{name} {each.wall:.1f} s" for name, each in rounds[-1].items())
+            print(f"round {number + 1}: {times}", flush=True)
     title = f"{count} cases and dtypes on {', '.join(backends)}; {options.rounds} rounds"
     lines = ["# Speed", "", "Written by `benchmarks/speed.py`; do not edit.", "", title, "", *table(rounds)]
     print("\n".join(lines[4:]))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attncheck.config import known_divergences, minimum_of, selected, tiles_of
+from attncheck.config import expected_failures_of, minimum_of, selected, tiles_of
 from attncheck.errors import ExitCode
 from attncheck.execution.implementation_selection import select_callable, select_implementations
 from attncheck.execution.implementations import Implementation, ImplementationSelection
@@ -27,7 +27,7 @@ from attncheck.reading.case import Case
 from attncheck.reading.selection import Selection
 from attncheck.reading.tiles import read_tiles
 from attncheck.repeating import Met, calls_before, explain_as_met, group_of
-from attncheck.results.checked import Place, what_became
+from attncheck.results.checked import CaseInDtype, what_became
 from attncheck.results.format import Row
 from attncheck.results.reader import read_runs
 from attncheck.run import Settings, run_cases
@@ -78,16 +78,16 @@ class CheckResult:
 
         What does not fail in a fresh process is repeated after the calls that the check made before it.
         """
-        from attncheck.reports.explanation import told_text
+        from attncheck.reports.explanation import repeated_explanation_text
 
         if not self.failures:
             return str(self)
         cases = {case.id: case for case in self._selection.cases}
         named = {item.name: item for item in self._implementations}
-        places = dict.fromkeys((row.case, row.dtype, row.implementation) for row in self.failures)
-        known = [place for place in places if place[0] in cases and place[2] in named]
-        told = [
-            told_text(
+        evaluations = dict.fromkeys((row.case, row.dtype, row.implementation) for row in self.failures)
+        known = [evaluation for evaluation in evaluations if evaluation[0] in cases and evaluation[2] in named]
+        explanations = [
+            repeated_explanation_text(
                 explain_as_met(
                     cases[case], named[name], dtype, self._limits, self._met(cases, case, named[name], dtype)
                 ),
@@ -95,8 +95,8 @@ class CheckResult:
             )
             for case, dtype, name in known[:most]
         ]
-        left = len(known) - len(told)
-        return "\n\n".join([self.headline, *told, *([f"... and {left} more that fail."] if left > 0 else [])])
+        left = len(known) - len(explanations)
+        return "\n\n".join([self.headline, *explanations, *([f"... and {left} more that fail."] if left > 0 else [])])
 
     def _met(self, cases: Mapping[str, Case], case: str, implementation: Implementation, dtype: str) -> Met | None:
         """Return how this check met a case that failed in it."""
@@ -104,17 +104,17 @@ class CheckResult:
         if not (found := asked.get((case, dtype), "")):
             return None
         group = group_of(implementation, [each for _, each in asked], dtype)
-        places = calls_before(asked, (case, dtype), group.dtypes)
-        return Met(found, lambda: [(cases[identity], each) for identity, each in places])
+        evaluations = calls_before(asked, (case, dtype), group.dtypes)
+        return Met(found, lambda: [(cases[identity], each) for identity, each in evaluations])
 
-    def _asked(self, name: str) -> dict[Place, str]:
+    def _asked(self, name: str) -> dict[CaseInDtype, str]:
         """Return what became of every call, in the plan's order."""
-        found: dict[Place, list[dict[str, Any]]] = {}
+        found: dict[CaseInDtype, list[dict[str, Any]]] = {}
         rows = self.frames.results
         for row in rows[rows["implementation"].eq(name)].to_dict("records"):
             found.setdefault((row["case"], row["dtype"]), []).append({str(key): each for key, each in row.items()})
         in_order = ((case.id, dtype) for case in self._selection.cases for dtype in case.dtypes)
-        return {place: what_became(found[place]) for place in in_order if place in found}
+        return {evaluation: what_became(found[evaluation]) for evaluation in in_order if evaluation in found}
 
 
 def check(
@@ -156,14 +156,14 @@ def check(
     sizes = tiles_of(read_tiles(tiles, "tiles"), complete=not cases)
     selection = selected(list(cases), list(tags), list(dtypes), tiles=sizes)
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(output) if output is not None else Path(folder) / "results"
-        known = known_divergences([item.entry.name for item in chosen.implementations])
+        evaluation = Path(output) if output is not None else Path(folder) / "results"
+        known = expected_failures_of([item.entry.name for item in chosen.implementations])
         settings = Settings(
-            place,
+            evaluation,
             dtypes=tuple(dtypes),
             limits=limits,
             command=sys.orig_argv,
-            divergences=known,
+            expected_failures=known,
             tags=selection.tags,
             picked=picked,
             tiles=sizes,
@@ -173,7 +173,7 @@ def check(
         summary = run_cases(selection.cases, chosen, settings, selection.faults)
         from attncheck.reports.making import make_frames
 
-        frames = make_frames(merge_runs(read_runs([place])))
+        frames = make_frames(merge_runs(read_runs([evaluation])))
     judged = min(summary.judged.values(), default=0)
     return CheckResult(
         summary.exit_code,

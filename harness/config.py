@@ -2,7 +2,7 @@
 
     [tool.attncheck]
     cases = ["conformance/"]                     # own files or folders of cases, besides the bundled ones
-    divergences = ["conformance/known.yaml"]     # own lists of known divergences
+    expected_failures = ["conformance/expected_failures.yaml"]     # own lists of expected failures
     min_judged = "80%"                           # what every implementation has to be judged in; or a number of cases
     tile = 48                                    # the tile of the kernel, or a list: cases at its edges run, too
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.errors import UsageError
-from attncheck.reading.divergences import Divergence, bundled_divergences, load_divergences
+from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures, load_expected_failures
 from attncheck.reading.selection import Selection, exists, select_cases
 from attncheck.reading.tiles import read_tiles
 from attncheck.results.coverage import Minimum
@@ -29,10 +29,10 @@ _FILE = "pyproject.toml"
 
 @dataclass(frozen=True)
 class Config:
-    """A project's own cases and lists of known divergences, and how much has to be judged; paths are absolute."""
+    """A project's own cases and lists of expected failures, and how much has to be judged; paths are absolute."""
 
     cases: tuple[str, ...] = ()
-    divergences: tuple[Path, ...] = ()
+    expected_failures: tuple[Path, ...] = ()
     minimum: Minimum | None = None
     tiles: tuple[int, ...] = ()
 
@@ -57,17 +57,17 @@ def selected(
     patterns: Sequence[str],
     tags: Sequence[str] = (),
     dtypes: Sequence[str] = (),
-    divergences: Sequence[Path] = (),
+    expected_failures: Sequence[Path] = (),
     tiles: Sequence[int] = (),
 ) -> Selection:
-    """Read the cases that are named: where none is, the bundled ones and the project's; lists of divergences are none.
+    """Read the cases that are named: where none is, the bundled ones and the project's.
 
     The cases of ``tiles`` come besides. Raises ``UsageError`` as ``select_cases`` does.
     """
     config = read_config()
-    lists = (*config.divergences, *divergences)
+    lists = (*config.expected_failures, *expected_failures)
     named = patterns or config.own_and_bundled
-    return select_cases(named, tags, dtypes, divergences=lists, tiles=tiles_of(tiles, complete=not patterns))
+    return select_cases(named, tags, dtypes, expected_failures=lists, tiles=tiles_of(tiles, complete=not patterns))
 
 
 def tiles_of(given: Sequence[int], *, complete: bool) -> tuple[int, ...]:
@@ -75,9 +75,9 @@ def tiles_of(given: Sequence[int], *, complete: bool) -> tuple[int, ...]:
     return tuple(given) or (read_config().tiles if complete else ())
 
 
-def known_divergences(backends: Sequence[str], own: Sequence[Path] = ()) -> tuple[Divergence, ...]:
-    """Return what is known of these backends: bundled, the project's, and ``own`` lists. Raises ``CaseError``."""
-    return bundled_divergences(backends) + load_divergences([*read_config().divergences, *own])
+def expected_failures_of(backends: Sequence[str], own: Sequence[Path] = ()) -> tuple[ExpectedFailure, ...]:
+    """Return these backends' expected failures: bundled, the project's, and of ``own`` lists. Raises ``CaseError``."""
+    return bundled_expected_failures(backends) + load_expected_failures([*read_config().expected_failures, *own])
 
 
 def minimum_of(given: str | int | None, *, complete: bool) -> Minimum | None:
@@ -102,12 +102,12 @@ def _section(path: Path) -> dict[str, Any] | None:
 
 
 def _config(section: dict[str, Any], path: Path) -> Config:
-    known = {"cases", "divergences", "min_judged", "tile"}
+    known = {"cases", "expected_failures", "min_judged", "tile"}
     unknown = sorted(section.keys() - known)
     if unknown:
         raise UsageError(f"{path}: tool.attncheck.{_short(unknown[0])}: unknown; expected {', '.join(sorted(known))}")
     paths: dict[str, list[Path]] = {}
-    for name in ("cases", "divergences"):
+    for name in ("cases", "expected_failures"):
         given = section.get(name, [])
         if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
             raise UsageError(f"{path}: tool.attncheck.{name}: expected a list of paths")
@@ -119,7 +119,7 @@ def _config(section: dict[str, Any], path: Path) -> Config:
     minimum = None if least is None else Minimum.of(least, f"{path}: tool.attncheck.min_judged")
     tile = section.get("tile", [])
     tiles = read_tiles(tile if isinstance(tile, list) else [tile], f"{path}: tool.attncheck.tile")
-    return Config(tuple(map(str, paths["cases"])), tuple(paths["divergences"]), minimum, tiles)
+    return Config(tuple(map(str, paths["cases"])), tuple(paths["expected_failures"]), minimum, tiles)
 
 
 def _short(text: str) -> str:

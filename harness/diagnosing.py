@@ -12,54 +12,56 @@ from dataclasses import replace
 
 import pandas as pd
 
-from attncheck.judging.diagnosis import Decision, Plain, bring_together, retold, unpack
+from attncheck.judging.diagnosis import Decision, Plain, bring_together, reworded, unpack
 from attncheck.results.format import ROW_SCHEMA, Row
 
 Unit = tuple[str, str]
 """case, dtype"""
 
 
-def retold_rows(rows: Sequence[Row]) -> list[Row]:
+def reworded_rows(rows: Sequence[Row]) -> list[Row]:
     """Retell the failing rows of one run."""
-    carried = [None if row.known or row.evidence is None else unpack(row.evidence) for row in rows]
+    carried = [None if row.xfail or row.evidence is None else unpack(row.evidence) for row in rows]
     decisions = bring_together(
         (row.implementation, (row.case, row.dtype), found[0])
         for row, found in zip(rows, carried, strict=True)
         if found is not None and row.comparison == "stage"
     )
-    told = []
+    changed = []
     for row, found in zip(rows, carried, strict=True):
         decision = decisions.get((row.implementation, (row.case, row.dtype)))
-        told.append(row if found is None or decision is None else _retold(row, decision, found[1]))
-    return told
+        changed.append(row if found is None or decision is None else _reworded(row, decision, found[1]))
+    return changed
 
 
-def _retold(row: Row, decision: Decision, plain: Plain) -> Row:
+def _reworded(row: Row, decision: Decision, plain: Plain) -> Row:
     is_stage = row.comparison == "stage"
-    told = retold(decision, plain, row.message, follows=not is_stage)
-    if told is None:
+    changed = reworded(decision, plain, row.message, follows=not is_stage)
+    if changed is None:
         return row
-    begins_at = (told.begins_at or None) if is_stage else row.begins_at
-    return replace(row, verdict=told.verdict, message=told.message, begins_at=begins_at, diagnosis=told.diagnosis)
+    begins_at = (changed.begins_at or None) if is_stage else row.begins_at
+    return replace(
+        row, verdict=changed.verdict, message=changed.message, begins_at=begins_at, diagnosis=changed.diagnosis
+    )
 
 
-def retold_frame(rows: pd.DataFrame) -> pd.DataFrame:
+def reworded_frame(rows: pd.DataFrame) -> pd.DataFrame:
     """Retell the rows of several runs, each implementation of each environment by its own cases."""
-    carrying = rows[rows["evidence"].notna() & ~rows["known"].astype(bool)]
+    carrying = rows[rows["evidence"].notna() & ~rows["xfail"].astype(bool)]
     if carrying.empty:
         return rows
     before: list[Row] = []
     after: list[Row] = []
     for _, part in carrying.groupby("environment", sort=False):
         own = _records(part)
-        before, after = [*before, *own], [*after, *retold_rows(own)]
+        before, after = [*before, *own], [*after, *reworded_rows(own)]
     order = carrying.groupby("environment", sort=False).indices
     index = carrying.index[[place for places in order.values() for place in places]]
-    told = [(where, new) for where, old, new in zip(index, before, after, strict=True) if new is not old]
-    for column in ("verdict", "message", "begins_at", "diagnosis") if told else ():
+    changed = [(where, new) for where, old, new in zip(index, before, after, strict=True) if new is not old]
+    for column in ("verdict", "message", "begins_at", "diagnosis") if changed else ():
         whole = rows[column].astype(object)
-        values = [getattr(new, column) for _, new in told]
-        whole.loc[[where for where, _ in told]] = [None if value is None else str(value) for value in values]
+        values = [getattr(new, column) for _, new in changed]
+        whole.loc[[where for where, _ in changed]] = [None if value is None else str(value) for value in values]
         rows[column] = whole.astype(rows[column].dtype)
     return rows
 

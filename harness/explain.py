@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from attncheck.backends import BACKENDS
-from attncheck.config import known_divergences
+from attncheck.config import expected_failures_of
 from attncheck.errors import UsageError
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import DEFAULT_MODE, Implementation, ImplementationSelection
@@ -16,17 +16,17 @@ from attncheck.execution.limits import Limits
 from attncheck.execution.runner import Group, GroupRunner
 from attncheck.execution.tasks import task_of
 from attncheck.execution.worker import Computed, Outcome, Task
-from attncheck.judging.judge_implementation import JudgedStages, judge_and_recognise, with_padding_faults
+from attncheck.judging.judge_implementation import JudgedStages, judge_and_diagnose, with_padding_faults
 from attncheck.judging.judge_stages import StageJudgement
-from attncheck.judging.known import beyond_known, largest_ratio, reason_for
 from attncheck.judging.truth import truth_of_case
+from attncheck.judging.xfail import beyond_expected, largest_ratio, reason_for
 from attncheck.reading.case import Case
-from attncheck.reading.divergences import Divergence
+from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.recorder import own_empty_rows
 from attncheck.verdicts import Verdict
 
-_Place = tuple[str, str, str]
+_Evaluation = tuple[str, str, str]
 """An implementation, a case and a dtype."""
 
 
@@ -34,8 +34,8 @@ _Place = tuple[str, str, str]
 class Explanation:
     """What one implementation did with one case in one dtype.
 
-    ``failure`` says why there are no stages; ``outside`` why there is no exact answer to hold them against. ``known``
-    tells, by stage, why what is wrong there was known beforehand.
+    ``failure`` says why there are no stages; ``outside`` why there is no exact answer to hold them against.
+    ``expected_failures`` tells, by stage, why what is wrong there was expected.
     """
 
     case: Case
@@ -46,7 +46,7 @@ class Explanation:
     begins_at: str
     failure: str = ""
     outside: str = ""
-    known: Mapping[str, str] = field(default_factory=dict)
+    expected_failures: Mapping[str, str] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()
     """What the implementation would need to support the case, where that is why there are no stages."""
     padded: str = ""
@@ -80,51 +80,55 @@ def explain_case(
     dtype: str,
     limits: Limits,
     runner: GroupRunner[str] | None = None,
-    divergences: Sequence[Divergence] | None = None,
+    expected_failures: Sequence[ExpectedFailure] | None = None,
 ) -> Explanation:
     """Compute a case in a worker, ``runner``'s if there is one, and judge every stage.
 
-    ``divergences`` are known beforehand; None is what is bundled, and what the project names.
+    ``expected_failures`` of the implementation; None is what is bundled, and what the project names.
     """
     inputs = convert_inputs(case, make_exact_inputs(case), dtype)
     rounding_model = implementation.rounding_model(dtype)
     if rounding_model is None:
         absent = f"unsupported: declares no {dtype}"
         return Explanation(case, dtype, implementation.name, "none", (), "", absent, lacks=(dtype,))
-    if divergences is None:
-        divergences = known_divergences([implementation.entry.name])
-    place = (implementation.name, case.id, dtype)
+    if expected_failures is None:
+        expected_failures = expected_failures_of([implementation.entry.name])
+    evaluation = (implementation.name, case.id, dtype)
     task = task_of(case, inputs)
     outcome = runner.evaluate(task) if runner else _compute(implementation, dtype, limits, task)
     if not isinstance(outcome, Computed):
         failure = f"{outcome.verdict}: {outcome.message}"
-        found = reason_for(divergences, *place, "", outcome.verdict)
-        known = {} if found is None else {"": found.entry.reason}
+        found = reason_for(expected_failures, *evaluation, "", outcome.verdict)
+        reasons = {} if found is None else {"": found.entry.reason}
         whose = (case, dtype, implementation.name, rounding_model)
-        return Explanation(*whose, (), "", failure, known=known, lacks=outcome.lacks, padded=outcome.padded)
+        return Explanation(
+            *whose, (), "", failure, expected_failures=reasons, lacks=outcome.lacks, padded=outcome.padded
+        )
     truth = truth_of_case(case, dtype, inputs, outcome.stages)
-    own = own_empty_rows(implementation, divergences, case.id, dtype)
+    own = own_empty_rows(implementation, expected_failures, case.id, dtype)
     own = replace(own, is_asked=not outcome.not_asked)
-    judged = judge_and_recognise(truth, outcome.stages, case.stage_shapes, rounding_model, own)
+    judged = judge_and_diagnose(truth, outcome.stages, case.stage_shapes, rounding_model, own)
     judged = with_padding_faults(judged, outcome.padding_faults)
     return Explanation(
         case,
         dtype,
         implementation.name,
         rounding_model,
-        tuple(_told(divergences, each, place) for each in judged.judgements),
+        tuple(_with_limit(expected_failures, each, evaluation) for each in judged.judgements),
         judged.begins_at,
         outside=truth.outside,
-        known=_known_stages(divergences, judged, place),
+        expected_failures=_expected_stages(expected_failures, judged, evaluation),
         padded=outcome.padded,
     )
 
 
-def _known_stages(divergences: Sequence[Divergence], judged: JudgedStages, place: _Place) -> dict[str, str]:
-    """Return the reasons of what was known beforehand, by stage."""
+def _expected_stages(
+    expected_failures: Sequence[ExpectedFailure], judged: JudgedStages, evaluation: _Evaluation
+) -> dict[str, str]:
+    """Return the reasons of the failures that are expected, by stage."""
     reasons = {
         each.stage: reason_for(
-            divergences, *place, each.stage, each.verdict, ratio=_ratio(each), empty_rows=each.empty_rows
+            expected_failures, *evaluation, each.stage, each.verdict, ratio=_ratio(each), empty_rows=each.empty_rows
         )
         for each in judged.judgements
         if each.verdict.exit_code
@@ -133,9 +137,13 @@ def _known_stages(divergences: Sequence[Divergence], judged: JudgedStages, place
     return {stage: found.entry.reason for stage, found in reasons.items() if found is not None} | excused
 
 
-def _told(divergences: Sequence[Divergence], judgement: StageJudgement, place: _Place) -> StageJudgement:
-    """Say of a stage that fails although a divergence is known there that its error is larger than that."""
-    beyond = beyond_known(divergences, *place, judgement.stage, judgement.verdict, ratio=_ratio(judgement))
+def _with_limit(
+    expected_failures: Sequence[ExpectedFailure], judgement: StageJudgement, evaluation: _Evaluation
+) -> StageJudgement:
+    """Say of a stage where a failure is expected that its error is larger than the entry allows."""
+    beyond = beyond_expected(
+        expected_failures, *evaluation, judgement.stage, judgement.verdict, ratio=_ratio(judgement)
+    )
     return replace(judgement, message=f"{judgement.message}; {beyond}") if beyond else judgement
 
 

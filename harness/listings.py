@@ -34,7 +34,7 @@ def list_implementations() -> list[Record]:
             "name": item.name,
             "version": (package_version(item.package) or "") if item.entry.is_installed else "not installed",
             "classes": ", ".join(f"{dtype} {name}" for dtype, name in item.declared.classes.items()),
-            "is": item.declared.says,
+            "is": item.declared.description,
         }
         for item in every_implementation()
     ]

@@ -16,15 +16,15 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from attncheck.diagnosing import retold_frame
+from attncheck.diagnosing import reworded_frame
 from attncheck.errors import ResultsError
 from attncheck.judging.judge import judge_pairs, pair_row
-from attncheck.judging.known import Known, inherited, known_stages
+from attncheck.judging.xfail import ExpectedStage, expected_stages, inherited
 from attncheck.results.case_records import CaseRecords
 from attncheck.results.format import INPUTS, ROW_SCHEMA, Row, bound_name
 from attncheck.results.parts import ArrayParts
 from attncheck.results.reader import Run
-from attncheck.results.same_cases import apart, differing_cases
+from attncheck.results.same_cases import differing_cases, first_differing_input
 from attncheck.verdicts import Verdict
 
 Stages = Mapping[str, NDArray[Any]]
@@ -56,7 +56,7 @@ def merge_runs(runs: Sequence[Run], *, across: bool = True) -> Merged:
     frames = [run.rows.assign(environment=run.label) for run in runs]
     rows = pd.concat(frames, ignore_index=True)
     rows["other_environment"] = rows["environment"].where(rows["other"].notna())
-    rows = retold_frame(rows)
+    rows = reworded_frame(rows)
     notes = _renamed(runs)
     if len(runs) > 1 and across:
         differing = differing_cases({run.label: run.cases for run in runs})
@@ -83,12 +83,12 @@ def _renamed(runs: Iterable[Run]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Subject:
-    """An implementation in an environment: its rounding model in the dtype at hand, how it is known to diverge."""
+    """An implementation in an environment: its rounding model in the dtype at hand, where it is expected to fail."""
 
     implementation: str
     environment: str
     rounding_model: str
-    known: Known | None
+    xfail: ExpectedStage | None
 
 
 class _Across:
@@ -99,16 +99,16 @@ class _Across:
         self.differing = dict(differing)
         """Cases that differ between the runs, and how."""
         self.unreadable: set[str] = set()
-        self._known = _known_rows(rows)
+        self._xfails = _xfail_rows(rows)
 
     def pairs(self) -> Iterator[dict[str, Any]]:
         """Compare one case in one dtype at a time: no more than that, and a part of every run, is in memory."""
         parts = {run.label: run.parts for run in self.runs}
-        places: dict[Unit, list[Run]] = defaultdict(list)
+        runs_of: dict[Unit, list[Run]] = defaultdict(list)
         for run in self.runs:
             for unit in parts[run.label].units():
-                places[unit].append(run)
-        for unit, runs in places.items():  # in the order of the parts, each of which is then read once
+                runs_of[unit].append(run)
+        for unit, runs in runs_of.items():  # in the order of the parts, each of which is then read once
             if len(runs) > 1 and unit[0] not in self.differing:
                 yield from self._compare(unit, {run.label: self._read(parts[run.label], unit) for run in runs})
 
@@ -125,8 +125,8 @@ class _Across:
     def _compare(self, unit: Unit, kept: Mapping[str, Mapping[str, Stages]]) -> Iterator[dict[str, Any]]:
         case, dtype = unit
         inputs = {label: of_run[INPUTS] for label, of_run in kept.items() if INPUTS in of_run}
-        if told := apart(inputs):
-            self.differing[case] = told
+        if difference := first_differing_input(inputs):
+            self.differing[case] = difference
             return
         subjects: dict[_Subject, Stages] = {}
         bounds: dict[str, Stages] = {}
@@ -139,15 +139,15 @@ class _Across:
                     bounds[name] = {**bounds.get(name, {}), **stages}
                     continue
                 operation = run.cases[case]["operation"] if case in run.cases else operation
-                known = known_stages(self._known.get((run.label, case, dtype), ())).get(name)
-                subjects[_Subject(name, run.label, rounding_model, known)] = stages
+                expected = expected_stages(self._xfails.get((run.label, case, dtype), ())).get(name)
+                subjects[_Subject(name, run.label, rounding_model, expected)] = stages
         yield from _pairs(Row(case, operation, dtype, "", "pair", "", Verdict.AGREE), subjects, bounds)
 
 
-def _known_rows(rows: pd.DataFrame) -> dict[tuple[str, str, str], list[Row]]:
-    """Return the rows that are known divergences, by environment, case and dtype."""
+def _xfail_rows(rows: pd.DataFrame) -> dict[tuple[str, str, str], list[Row]]:
+    """Return the rows that are expected failures, by environment, case and dtype."""
     found: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
-    for record in rows[rows["known"].astype(bool) & rows["comparison"].eq("stage")].to_dict("records"):
+    for record in rows[rows["xfail"].astype(bool) & rows["comparison"].eq("stage")].to_dict("records"):
         row = Row(**{name: record[name] for name in ROW_SCHEMA.names})
         found[record["environment"], row.case, row.dtype].append(row)
     return found
@@ -165,5 +165,5 @@ def _pairs(blank: Row, subjects: Mapping[_Subject, Stages], bounds: Mapping[str,
         }
         for (_, _, stage), comparison in judge_pairs(named, allowed).items():
             row = pair_row(blank, first.implementation, second.implementation, stage, comparison)
-            row = inherited(row, [member.known for member in (first, second) if member.known])
+            row = inherited(row, [member.xfail for member in (first, second) if member.xfail])
             yield asdict(row) | {"environment": first.environment, "other_environment": second.environment}

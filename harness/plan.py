@@ -20,7 +20,7 @@ _INPUTS_KEPT = 64
 class Unit:
     """One case in one dtype: what is judged at once. ``place`` is its own in the plan, ``case`` that of its case."""
 
-    place: int
+    position: int
     case: int
     dtype: str
 
@@ -39,7 +39,7 @@ class Plan:
         """Plan cases in the dtypes asked for, all if none is. Raises ``UsageError`` where no case declares one."""
         asked = ((case, dtype) for case, each in enumerate(cases) for dtype in each.dtypes)
         chosen = ((case, dtype) for case, dtype in asked if not dtypes or dtype in dtypes)
-        units = [Unit(place, case, dtype) for place, (case, dtype) in enumerate(chosen)]
+        units = [Unit(position, case, dtype) for position, (case, dtype) in enumerate(chosen)]
         if cases and not units:
             raise UsageError(f"no case is declared for {', '.join(dtypes)}")
         return cls(cases, units)

@@ -5,7 +5,7 @@
     from attncheck.pytest_plugin import conformance     # or one line in a test file
     test_attention = conformance(attention)
 
-A divergence that is known beforehand is an expected failure.
+An expected failure is reported as xfail.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from attncheck.execution.runner import GroupRunner
     from attncheck.explain import Explanation
     from attncheck.reading.case import Case
-    from attncheck.reading.divergences import Divergence
+    from attncheck.reading.expected_failures import ExpectedFailure
     from attncheck.reading.selection import Selection
     from attncheck.repeating import Call
     from attncheck.results.coverage import Minimum
@@ -46,14 +46,14 @@ class _Judge:
 
     implementation: Implementation
     selection: Selection
-    divergences: tuple[Divergence, ...]
+    expected_failures: tuple[ExpectedFailure, ...]
 
     @classmethod
     def of(cls, implementation: Implementation, selection: Selection) -> _Judge:
         """Read what is known of it, once for all tests. Raises ``CaseError`` where a list cannot be used."""
-        from attncheck.config import known_divergences
+        from attncheck.config import expected_failures_of
 
-        return cls(implementation, selection, known_divergences([implementation.entry.name]))
+        return cls(implementation, selection, expected_failures_of([implementation.entry.name]))
 
     def complaint(self, case: Case, dtype: str) -> str | None:
         """Return why a case fails, as ``attncheck explain`` tells it; None where it holds.
@@ -63,15 +63,15 @@ class _Judge:
         from attncheck.explain import explain_case
 
         process = _process(self.implementation, dtype)
-        explanation = explain_case(case, self.implementation, dtype, _limits(), process.runner, self.divergences)
+        explanation = explain_case(case, self.implementation, dtype, _limits(), process.runner, self.expected_failures)
         before = process.add((case, dtype), explanation.failure)
         if explanation.failure.startswith("unsupported"):
             raise NotJudged(explanation.failure, explanation.lacks)
         if explanation.judgements and all(item.verdict == "unverified" for item in explanation.judgements):
             raise NotJudged(f"unverified: {explanation.outside or 'there is no exact answer to hold it against'}")
         failing = explanation.failing_stages
-        if failing and all(stage in explanation.known for stage in failing):
-            pytest.xfail(next(iter(explanation.known.values())))
+        if failing and all(stage in explanation.expected_failures for stage in failing):
+            pytest.xfail(next(iter(explanation.expected_failures.values())))
         if failing and explanation.failure:
             raise StoppedError(self._story(explanation, before), pytrace=False)
         return self._story(explanation, before) if failing else None
@@ -81,10 +81,10 @@ class _Judge:
         from attncheck.commands import command, words_again, words_of
         from attncheck.execution.limits import Limits
         from attncheck.reading.record import case_record
-        from attncheck.repeating import Told, explain_as_met, met_now
-        from attncheck.reports.explanation import told_text
+        from attncheck.repeating import RepeatedExplanation, explain_as_met, met_now
+        from attncheck.reports.explanation import repeated_explanation_text
 
-        told, lines = Told(seen), []
+        explained, lines = RepeatedExplanation(seen), []
         if before and _REPEATED[self.implementation.name] >= _MAX_REPEATED:
             lines.append(
                 f"Other tests called it before. Of the first {_MAX_REPEATED} failures alone is told if they matter."
@@ -92,12 +92,12 @@ class _Judge:
         elif before:
             _REPEATED[self.implementation.name] += 1
             found = explain_as_met(seen.case, self.implementation, seen.dtype, _limits(), met_now(seen, before))
-            told = found if found.repeated else told
+            explained = found if found.repeated else explained
         standard = Limits(case_seconds=_TIME_LIMIT)
         again = words_of(self.implementation.name, words_again([self.implementation], standard, None))
-        if again and told.repeated is None:  # the command starts a fresh process, and knows of no other
+        if again and explained.repeated is None:  # the command starts a fresh process, and knows of no other
             lines.append(command("explain", case_record(seen.case, {}), again, seen.dtype))
-        return "\n".join([told_text(told, self.selection.tags), *lines])
+        return "\n".join([repeated_explanation_text(explained, self.selection.tags), *lines])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

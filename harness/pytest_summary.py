@@ -63,10 +63,10 @@ class Judged:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Remember of every case the outcome that says most."""
-        said: list[str] | None = getattr(report, "attncheck", None)
-        if said is None:
+        recorded: list[str] | None = getattr(report, "attncheck", None)
+        if recorded is None:
             return
-        implementation, case, outcome, lacks, message = said
+        implementation, case, outcome, lacks, message = recorded
         cases = self.found.setdefault(implementation, {})
         known = cases.get(case)
         if known is None or _rank(outcome, lacks) < _rank(*known[:2]):

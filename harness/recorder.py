@@ -1,4 +1,4 @@
-"""Where a run's outcomes are judged, marked with what is known beforehand, and written down."""
+"""Where a run's outcomes are judged, marked where a failure is expected, and written down."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.judge import Judged, exact_values, judge, kept_stages, worst_bounds
 from attncheck.judging.judge_implementation import OwnEmptyRows
-from attncheck.judging.known import DivergenceRecord
+from attncheck.judging.xfail import ExpectedFailureRecord
 from attncheck.reading.case import Case
-from attncheck.reading.divergences import Divergence, recorded_empty_rows
+from attncheck.reading.expected_failures import ExpectedFailure, recorded_empty_rows
 from attncheck.reading.inputs import Inputs
 from attncheck.results.coverage import is_judged
 from attncheck.results.format import EXACT, INPUTS, Row, StoredArray, bound_name
@@ -36,19 +36,19 @@ class UnitResult:
 class Judge:
     """Judges one case in one dtype on every implementation; anywhere, in any order.
 
-    Of the known ``divergences`` only conventions are judged by; what else they excuse is marked later.
+    Of the ``expected_failures`` only conventions are judged by; what else they excuse is marked later.
     """
 
     implementations: Sequence[Implementation]
     keep_all_arrays: bool = False
-    divergences: Sequence[Divergence] = ()
+    expected_failures: Sequence[ExpectedFailure] = ()
 
     def judge(self, case: Case, dtype: str, inputs: Inputs, collected: Mapping[str, Outcome]) -> UnitResult:
         """Return the rows, and the arrays where something disagrees, or all are asked for."""
         outcomes = self._in_order(dtype, collected)
         asked = {item.name: item for item in self.implementations if item.name in outcomes}
         classes = {name: found for name, item in asked.items() if (found := item.rounding_model(dtype))}
-        known = {name: own_empty_rows(item, self.divergences, case.id, dtype) for name, item in asked.items()}
+        known = {name: own_empty_rows(item, self.expected_failures, case.id, dtype) for name, item in asked.items()}
         judged = judge(case, dtype, inputs, outcomes, classes, known)
         keeps = judged.disagrees or self.keep_all_arrays or case.is_document
         arrays = _arrays(inputs, outcomes, judged, sorted(set(classes.values()))) if keeps else ()
@@ -66,11 +66,11 @@ class Judge:
 
 
 def own_empty_rows(
-    implementation: Implementation, divergences: Sequence[Divergence], case: str, dtype: str
+    implementation: Implementation, expected_failures: Sequence[ExpectedFailure], case: str, dtype: str
 ) -> OwnEmptyRows:
     """Return what an implementation is known to give for a query without a key in a case."""
     declared = implementation.declared.conventions.get("empty_rows")
-    recorded = recorded_empty_rows(divergences, implementation.name, case, dtype)
+    recorded = recorded_empty_rows(expected_failures, implementation.name, case, dtype)
     if declared is None:
         return OwnEmptyRows(recorded=recorded)
     return OwnEmptyRows(declared.value, recorded, reason=declared.reason, source=declared.source or None)
@@ -91,7 +91,7 @@ class ResultRecorder:
     """What a run has come to so far, written down as it comes."""
 
     writer: ResultsWriter
-    known: DivergenceRecord
+    expected_failures: ExpectedFailureRecord
     rows_seen: Counter[str] = field(default_factory=Counter)
     failures: list[Row] = field(default_factory=list)
     evaluations: int = 0
@@ -104,11 +104,11 @@ class ResultRecorder:
         Its arrays go first: once its rows are on disk it is done, and a run that goes on does not come back to it.
         """
         self.writer.add_arrays(found.arrays)
-        self.add_rows(self.known.mark(found.rows))
+        self.add_rows(self.expected_failures.mark(found.rows))
 
     def restore(self, rows: Sequence[Row]) -> None:
         """Go on from rows that an earlier part of the run has written."""
-        self.known.remember(rows)
+        self.expected_failures.remember(rows)
         self._count(rows)
 
     def add_rows(self, rows: Iterable[Row]) -> None:
@@ -122,4 +122,4 @@ class ResultRecorder:
         for row in rows:
             if is_judged(row):
                 self.judged.setdefault(row.implementation, set()).add(row.case)
-        self.failures += [row for row in rows if not row.known and Verdict(row.verdict).exit_code is not ExitCode.AGREE]
+        self.failures += [row for row in rows if not row.xfail and Verdict(row.verdict).exit_code is not ExitCode.AGREE]

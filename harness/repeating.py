@@ -23,7 +23,7 @@ from attncheck.reading.addresses import read_called
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.record import case_record
-from attncheck.results.checked import Checked, Place, killed_the_worker, what_was_found
+from attncheck.results.checked import CaseInDtype, Checked, killed_the_worker, what_was_found
 from attncheck.results.same_cases import changed
 
 MAX_TRIES = 60
@@ -66,7 +66,7 @@ class Repeated:
 
 
 @dataclass(frozen=True)
-class Told:
+class RepeatedExplanation:
     """An explanation, and what is to be said before it of a failure that a fresh process does not show."""
 
     explanation: Explanation
@@ -85,24 +85,24 @@ def explain_as_met(
     limits: Limits,
     met: Met | None = None,
     say: Callable[[str], None] = lambda line: None,
-) -> Told:
+) -> RepeatedExplanation:
     """Explain a case in a fresh process, and where it does not fail there although a check says so, as that met it.
 
     ``say`` hears what is done while it takes long.
     """
     fresh = explain_case(case, implementation, dtype, limits)
     if met is None or fresh.fails:
-        return Told(fresh)
+        return RepeatedExplanation(fresh)
     before = met.before()
     repeated = Repeated(met.found, len(before), remark=met.remark)
     tries = _Tries(case, implementation, dtype, limits)
     say(f"in a fresh process it agrees; repeating the {len(before)} calls that the check made before it")
     if not before or not tries.fails_after(before):
-        return Told(met.seen or fresh, repeated)
+        return RepeatedExplanation(met.seen or fresh, repeated)
     say("it fails after them; looking for those that it takes")
     are_fewest = fewest(before, tries.fails_after)
     needed, found = tries.failing[-1]
-    return Told(found, replace(repeated, needed=tuple(needed), are_fewest=are_fewest))
+    return RepeatedExplanation(found, replace(repeated, needed=tuple(needed), are_fewest=are_fewest))
 
 
 def met_in(checked: Checked, case: Case, implementation: Implementation, dtype: str) -> Met | None:
@@ -138,7 +138,7 @@ def _changed_since(implementation: Implementation, checked: Checked) -> str:
     return f"{path.name} has changed since" if is_younger else ""
 
 
-def calls_before(asked: Mapping[Place, str], place: Place, dtypes: Sequence[str]) -> list[Place]:
+def calls_before(asked: Mapping[CaseInDtype, str], place: CaseInDtype, dtypes: Sequence[str]) -> list[CaseInDtype]:
     """Return what a worker that serves these dtypes was asked before a place of a plan, since it was started."""
     places = [each for each in asked if each[1] in dtypes]
     earlier = places[: places.index(place)] if place in places else []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.commands import words_again
-from attncheck.diagnosing import counted_again, retold_rows
+from attncheck.diagnosing import counted_again, reworded_rows
 from attncheck.errors import Diagnostic, ExitCode
 from attncheck.execution.environment import describe_environment
 from attncheck.execution.implementations import ImplementationSelection
@@ -21,16 +21,16 @@ from attncheck.execution.runner import Group, GroupRunner, group_by_process
 from attncheck.execution.user_code import source_of
 from attncheck.executors.base import Executor
 from attncheck.executors.local import LocalExecutor
-from attncheck.judging.known import DivergenceRecord, place_of
+from attncheck.judging.xfail import ExpectedFailureRecord, unit_order
 from attncheck.plan import Plan, Unit
 from attncheck.reading.case import Case
-from attncheck.reading.divergences import Divergence, bundled_divergences
+from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
 from attncheck.reading.model import TagEntry
 from attncheck.reading.record import case_record
 from attncheck.recorder import Judge, ResultRecorder
 from attncheck.results.coverage import Asked, Minimum, shortfalls
-from attncheck.results.earlier import NOTHING, read_earlier
 from attncheck.results.format import Row
+from attncheck.results.resume import ResumeState, read_resume_state
 from attncheck.results.writer import ResultsWriter
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
@@ -40,13 +40,12 @@ from attncheck.verdicts import Verdict
 class Settings:
     """How to run: where to write, what to call this environment, what to keep, how long to wait.
 
-    ``divergences`` are known beforehand; None is what is bundled for the backends that run. ``complete`` says that the
-    cases are all there are: a divergence that shows in none of them no longer happens. ``tags`` says what tags mean.
-    With ``resume``, an interrupted run in the same folder goes on where it ended. ``cluster`` is the address of a Dask
-    scheduler whose workers compute everything; None is this machine. ``picked`` says what the cases were narrowed by
-    (``cases``, ``tags``, ``dtypes``), ``tiles`` whose cases came besides, ``minimum`` in how many of them every
-    implementation has to be judged.
-    ``keeps_results`` says that ``output`` stays, so that commands may name it.
+    ``expected_failures`` do not fail the run; None is what is bundled for the backends that run. ``complete`` says that
+    the cases are all there are: an expected failure that shows in none of them no longer happens. ``tags`` says what
+    tags mean. With ``resume``, an interrupted run in the same folder goes on where it ended. ``cluster`` is the address
+    of a Dask scheduler whose workers compute everything; None is this machine. ``picked`` says what the cases were
+    narrowed by (``cases``, ``tags``, ``dtypes``), ``tiles`` whose cases came besides, ``minimum`` in how many of them
+    every implementation has to be judged. ``keeps_results`` says that ``output`` stays, so that commands may name it.
     """
 
     output: Path
@@ -55,7 +54,7 @@ class Settings:
     keep_all_arrays: bool = False
     limits: Limits = field(default_factory=Limits)
     command: Sequence[str] = ()
-    divergences: tuple[Divergence, ...] | None = None
+    expected_failures: tuple[ExpectedFailure, ...] | None = None
     complete: bool = False
     tags: Mapping[str, TagEntry] = field(default_factory=dict)
     resume: bool = False
@@ -96,7 +95,7 @@ def run_cases(
     """
     plan = Plan.of(cases, settings.dtypes)
     groups = _groups(chosen, plan.dtypes)
-    judge = Judge(chosen.implementations, settings.keep_all_arrays, _divergences(chosen, settings))
+    judge = Judge(chosen.implementations, settings.keep_all_arrays, _expected_failures(chosen, settings))
     with _means(groups, judge, settings) as means:
         return _run(plan, groups, chosen, settings, faults, judge=judge, means=means, on_progress=on_progress)
 
@@ -114,37 +113,37 @@ def _run(
 ) -> RunSummary:
     cases = plan.cases
     environment = {**_environment(chosen, settings, faults), **means.record}
-    earlier = NOTHING
+    resumed = ResumeState.empty()
 
     def records() -> Iterator[dict[str, Any]]:
         return (case_record(case, settings.tags) for case in cases)
 
     if settings.resume:
-        earlier = read_earlier(settings.output, environment, records, try_again=settings.limits.keep_going)
-    writer = ResultsWriter(settings.output, resume=earlier is not NOTHING)
-    environment |= {**earlier.names, "backends": earlier.backends}
+        resumed = read_resume_state(settings.output, environment, records, try_again=settings.limits.keep_going)
+    writer = ResultsWriter(settings.output, resume=not resumed.is_empty)
+    environment |= {**resumed.names, "backends": resumed.backends}
     writer.write_json("environment.json", environment)
     writer.write_cases(records())
-    recorder = ResultRecorder(writer, DivergenceRecord(judge.divergences))
-    for rows in earlier.rows():
+    recorder = ResultRecorder(writer, ExpectedFailureRecord(judge.expected_failures))
+    for rows in resumed.rows():
         recorder.restore(rows)
 
     def describe_backends() -> None:
-        if (backends := _descriptions(means.descriptions, earlier.backends)) != environment["backends"]:
+        if (backends := _descriptions(means.descriptions, resumed.backends)) != environment["backends"]:
             environment["backends"] = backends
             writer.write_json("environment.json", environment)
 
-    def tell(done: int, total: int) -> None:
+    def report_progress(done: int, total: int) -> None:
         describe_backends()
         on_progress(done, total)
 
     try:
-        finished = earlier.finished
-        means.compute_and_judge(plan.without(finished), recorder, tell)
+        finished = resumed.finished
+        means.compute_and_judge(plan.without(finished), recorder, report_progress)
         recorder.evaluations += sum(dtype in group.dtypes for _, dtype in finished for group in groups)
         if settings.complete:
-            told = {row.message for row in recorder.failures}
-            recorder.add_rows(row for row in recorder.known.stale_rows() if row.message not in told)
+            messages = {row.message for row in recorder.failures}
+            recorder.add_rows(row for row in recorder.expected_failures.xpass_rows() if row.message not in messages)
     finally:
         writer.flush()
         describe_backends()
@@ -177,11 +176,11 @@ def _means(groups: Sequence[Group], judge: Judge, settings: Settings) -> Iterato
         yield cluster
 
 
-def _divergences(chosen: ImplementationSelection, settings: Settings) -> tuple[Divergence, ...]:
-    """Return the divergences that are known beforehand: those given, else those bundled for the backends."""
-    if settings.divergences is not None:
-        return settings.divergences
-    return bundled_divergences([implementation.entry.name for implementation in chosen.implementations])
+def _expected_failures(chosen: ImplementationSelection, settings: Settings) -> tuple[ExpectedFailure, ...]:
+    """Return the expected failures: those given, else those bundled for the backends."""
+    if settings.expected_failures is not None:
+        return settings.expected_failures
+    return bundled_expected_failures([implementation.entry.name for implementation in chosen.implementations])
 
 
 def _environment(chosen: ImplementationSelection, settings: Settings, faults: Sequence[Diagnostic]) -> dict[str, Any]:
@@ -213,16 +212,19 @@ def _environment(chosen: ImplementationSelection, settings: Settings, faults: Se
 
 
 def _descriptions(
-    found: Mapping[str, Mapping[str, str]], earlier: Mapping[str, Mapping[str, str]]
+    found: Mapping[str, Mapping[str, str]], resumed: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Mapping[str, str]]:
     """Return what the frameworks say of themselves; what was not needed any more has said it earlier."""
-    return {**earlier, **{name: said for name, said in found.items() if said or name not in earlier}}
+    return {
+        **resumed,
+        **{name: description for name, description in found.items() if description or name not in resumed},
+    }
 
 
 def _summarise(
     chosen: ImplementationSelection, faults: Sequence[Diagnostic], recorder: ResultRecorder, asked: Asked
 ) -> RunSummary:
-    failing = retold_rows(recorder.failures)
+    failing = reworded_rows(recorder.failures)
     codes = {Verdict(row.verdict).exit_code for row in failing}
     judged = {item.name: len(recorder.judged.get(item.name, ())) for item in chosen.implementations}
     short = shortfalls(judged, asked)
@@ -237,7 +239,7 @@ def _summarise(
     seen = counted_again(recorder.rows_seen, recorder.failures, failing)
     counts = {verdict.value: seen[verdict] for verdict in Verdict if seen[verdict]}
     # Workers side by side answer in any order; who reads the failures, finds the same ones first.
-    failures = sorted(failing, key=place_of)
+    failures = sorted(failing, key=unit_order)
     return RunSummary(code, asked.cases, recorder.evaluations, counts, tuple(failures), judged, tuple(short))
 
 

@@ -235,6 +235,6 @@ def result_stages(operation: str, options: Mapping[str, Any], inputs: Collection
     return computed if operation == "attention_gradients" else computed[-1:]
 
 
-def stage_place(stage: str) -> int:
+def stage_position(stage: str) -> int:
     """Return a stage's place in the order of computation; names of their own, and derived quantities, come last."""
     return STAGES.index(stage) if stage in STAGES else len(STAGES)

@@ -1,4 +1,4 @@
-"""What went wrong alike in many cases, told once with a count: an error that has nothing to do with the case."""
+"""What went wrong alike in many cases, shown once with a count: an error that has nothing to do with the case."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attncheck.verdicts import Verdict
 
 
 @dataclass(frozen=True)
-class Told:
+class AlikeRows:
     """The first of some rows of ``what_is_wrong`` that say the same, and the cases and dtypes of all of them."""
 
     row: Mapping[str, Any]
@@ -34,36 +34,38 @@ class Told:
 @dataclass
 class _Group:
     row: Mapping[str, Any]
-    places: list[tuple[str, str]] = field(default_factory=list)
+    evaluations: list[tuple[str, str]] = field(default_factory=list)
     rows: int = 0
 
     def add(self, row: Mapping[str, Any]) -> None:
-        self.places.append((row["case"], row["dtype"]))
+        self.evaluations.append((row["case"], row["dtype"]))
         self.rows += row["rows"]
 
-    def told(self) -> Told:
-        cases, dtypes = (dict.fromkeys(of) for of in zip(*self.places, strict=True))
-        return Told(self.row, tuple(cases), tuple(sorted(dtypes, key=_place)), len(self.places), self.rows)
+    def summarised(self) -> AlikeRows:
+        cases, dtypes = (dict.fromkeys(of) for of in zip(*self.evaluations, strict=True))
+        return AlikeRows(
+            self.row, tuple(cases), tuple(sorted(dtypes, key=_dtype_order)), len(self.evaluations), self.rows
+        )
 
 
-def told_once(wrong: pd.DataFrame) -> list[Told]:
+def group_alike(wrong: pd.DataFrame) -> list[AlikeRows]:
     """Put rows together that give one reason why an implementation could not be run; the others stand alone."""
     groups: dict[tuple[object, ...], _Group] = {}
     for number, row in enumerate(records(wrong)):
         alike = tuple(row[name] for name in ("environment", "implementation", "verdict", "message"))
         key = alike if _could_not_run(row) else (number,)
         groups.setdefault(key, _Group(row)).add(row)
-    return [group.told() for group in groups.values()]
+    return [group.summarised() for group in groups.values()]
 
 
-def count_told(told: Iterable[Told]) -> int:
-    """Return how many rows are told."""
-    return sum(each.evaluations for each in told)
+def count_evaluations(groups: Iterable[AlikeRows]) -> int:
+    """Return how many evaluations they stand for."""
+    return sum(each.evaluations for each in groups)
 
 
 def _could_not_run(row: Mapping[str, Any]) -> bool:
     return not row["stage"] and Verdict(row["verdict"]).exit_code is ExitCode.NOT_RUN
 
 
-def _place(dtype: str) -> int:
+def _dtype_order(dtype: str) -> int:
     return DTYPES.index(dtype) if dtype in DTYPES else len(DTYPES)

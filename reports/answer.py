@@ -9,14 +9,14 @@ import pandas as pd
 
 from attncheck.errors import ExitCode
 from attncheck.reports.cells import FAILS_A_RUN, Cell, cell_table
-from attncheck.reports.coverage import coverage, judged_rows, narrowings, unjudged
+from attncheck.reports.coverage import counted, coverage, judged_rows, narrowings, unjudged
 from attncheck.reports.frames import (
     Column,
     Frames,
-    count_places,
+    count_numbers,
+    expected_failures,
     failing,
     is_document,
-    known_divergences,
     once_for_frames,
     records,
     stage_order,
@@ -50,9 +50,9 @@ def make_summary(frames: Frames) -> Summary:
     """Say whether the implementations agree, how much of what was asked was judged, and on what that rests."""
     short = tuple(f"Too little was judged: {line}." for line in unjudged(frames))
     facts = (_extent, _stages_sentence, _pairs_sentence, _numbers_sentence, _known_sentence)
-    told = tuple(said for sentence in facts if (said := sentence(frames)))
+    sentences = tuple(text for sentence in facts if (text := sentence(frames)))
     rest = (*_in_part(frames), *padded_sentences(frames), *narrowings(frames))
-    return Summary(headline(frames), extent(frames), (*short, *told, *rest))
+    return Summary(headline(frames), extent(frames), (*short, *sentences, *rest))
 
 
 def _in_part(frames: Frames) -> list[str]:
@@ -62,9 +62,9 @@ def _in_part(frames: Frames) -> list[str]:
         return []
     many = len(frames.asked) > 1
     names = [each.column.title(with_environment=many, with_version=False) for each in part[:_MAX_IN_PART]]
-    told = [f"{name}: {each.words}." for name, each in zip(names, part, strict=False)]
-    more = len(part) - len(told)
-    return [*told, *([f"And {more} more implementations were judged in part."] if more else [])]
+    sentences = [f"{name}: {each.words}." for name, each in zip(names, part, strict=False)]
+    more = len(part) - len(sentences)
+    return [*sentences, *([f"And {more} more implementations were judged in part."] if more else [])]
 
 
 def exit_code_of(frames: Frames) -> ExitCode:
@@ -106,7 +106,7 @@ def _stages_sentence(frames: Frames) -> str:
     if judged.empty:
         return "No stage was held against the exact answer."
     bad = len(failing(judged))
-    warned = judged["tier"].eq("T3") | judged["introduced_tier"].eq("T3")
+    warned = judged["tier"].eq("warning") | judged["introduced_tier"].eq("warning")
     noisy = int((judged["verdict"].eq(Verdict.AGREE) & warned).sum())
     text = (
         f"Of {_count(len(judged), 'stage')} held against the exact answer, "
@@ -125,20 +125,20 @@ def _stages_sentence(frames: Frames) -> str:
 
 
 def _but_for(rows: pd.DataFrame) -> str:
-    known = len(known_divergences(rows))
-    return f", but for {known:,} that {'are' if known > 1 else 'is'} known beforehand" if known else ""
+    expected = len(expected_failures(rows))
+    return f", but for {counted(expected, 'expected failure')}" if expected else ""
 
 
 def _known_sentence(frames: Frames) -> str:
-    """Count the evaluations that diverge as is known; empty where none does."""
-    known = known_divergences(frames.results)
-    if known.empty:
+    """Count the evaluations that fail as expected; empty where none does."""
+    expected = expected_failures(frames.results)
+    if expected.empty:
         return ""
-    evaluations = len(known[["environment", "implementation", "case", "dtype"]].drop_duplicates())
-    implementations = len(known[["environment", "implementation"]].drop_duplicates())
+    evaluations = len(expected[["environment", "implementation", "case", "dtype"]].drop_duplicates())
+    implementations = len(expected[["environment", "implementation"]].drop_duplicates())
     return (
         f"{_count(evaluations, 'evaluation')} of {_count(implementations, 'implementation')} "
-        f"{'diverges' if evaluations == 1 else 'diverge'} as is known beforehand; that fails no run."
+        f"{'fails' if evaluations == 1 else 'fail'} as expected (xfail), which fails no run."
     )
 
 
@@ -165,18 +165,18 @@ def _pairs_sentence(frames: Frames) -> str:
 def _numbers_sentence(frames: Frames) -> str:
     """Say which of the printed numbers hold; those under a recorded erratum are counted apart."""
     found = number_counts(frames)
-    told = [_printed_sentence(found)] if found.printed else []
+    sentences = [_printed_sentence(found)] if found.printed else []
     if found.errata:
-        told.append(
+        sentences.append(
             f"{_count(found.errata, 'number')} printed for another call than the one shown "
             f"{'is' if found.errata == 1 else 'are'} recorded as errata."
         )
-    if not told:
-        told.append("No printed number of a document was compared.")
+    if not sentences:
+        sentences.append("No printed number of a document was compared.")
     if found.not_returned:
         stages, them = ("a stage", "it") if found.not_returned == 1 else (f"{found.not_returned} stages", "them")
-        told.append(f"The printed numbers of {stages} were not compared: no implementation returned {them}.")
-    return " ".join([*told, *_unprinted_sentence(frames)])
+        sentences.append(f"The printed numbers of {stages} were not compared: no implementation returned {them}.")
+    return " ".join([*sentences, *_unprinted_sentence(frames)])
 
 
 def _printed_sentence(found: NumberCounts) -> str:
@@ -200,12 +200,12 @@ def _unprinted_sentence(frames: Frames) -> list[str]:
     if unprinted.empty:
         return []
     bad, open_ = len(failing(unprinted)), int(unprinted["verdict"].eq(Verdict.UNVERIFIED).sum())
-    said = f"{bad} of {len(unprinted)} comparisons of them fail" if bad else "every one is within its error bound"
+    text = f"{bad} of {len(unprinted)} comparisons of them fail" if bad else "every one is within its error bound"
     if open_:
-        said = f"{bad} of {len(unprinted)} comparisons of them fail and {open_} are unverified"
+        text = f"{bad} of {len(unprinted)} comparisons of them fail and {open_} are unverified"
     return [
-        f"{count_places(unprinted)} further numbers are computed by the documents and not printed; held against "
-        f"the exact answer, {said}."
+        f"{count_numbers(unprinted)} further numbers are computed by the documents and not printed; held against "
+        f"the exact answer, {text}."
     ]
 
 
@@ -241,7 +241,7 @@ def what_is_wrong(frames: Frames, *, with_records: bool = True) -> pd.DataFrame:
     columns = ["case", "dtype", "environment", "implementation", "stage", "verdict", "message"]
     results, numbers = failing(frames.results), failing(frames.numbers)
     if not with_records:
-        results = results[results["verdict"].ne(Verdict.STALE)]
+        results = results[results["verdict"].ne(Verdict.XPASS)]
         numbers = numbers[~numbers["verdict"].isin(OF_DOCUMENTS)]
     results = results[[*columns, "begins_at"]].assign(is_number=False)
     bad = pd.concat([results, numbers[columns].assign(is_number=True)])
@@ -271,19 +271,23 @@ def findings(frames: Frames) -> pd.DataFrame:
 
     What is printed or recorded wrongly has neither implementation nor dtype: every one of them shows it.
     """
-    told = what_is_wrong(frames, with_records=False)
+    sentences = what_is_wrong(frames, with_records=False)
     found = [
-        dict.fromkeys(told.columns, "")
+        dict.fromkeys(sentences.columns, "")
         | {"case": each.case, "stage": each.stage, "verdict": each.verdict, "message": each.message, "rows": each.rows}
         for each in misprints(frames)
     ]
-    stale = failing(frames.results)
-    stale = stale[stale["verdict"].eq(Verdict.STALE)].drop_duplicates("message")
+    xpassed = failing(frames.results)
+    xpassed = xpassed[xpassed["verdict"].eq(Verdict.XPASS)].drop_duplicates("message")
     found += [
-        {name: row.get(name, "") for name in told.columns} | {"implementation": row["implementation"], "rows": 1}
-        for row in records(stale)
+        {name: row.get(name, "") for name in sentences.columns} | {"implementation": row["implementation"], "rows": 1}
+        for row in records(xpassed)
     ]
-    return pd.concat([told, pd.DataFrame(found, columns=told.columns)], ignore_index=True) if found else told
+    return (
+        pd.concat([sentences, pd.DataFrame(found, columns=sentences.columns)], ignore_index=True)
+        if found
+        else sentences
+    )
 
 
 def _pair_messages(pairs: pd.DataFrame) -> list[str]:

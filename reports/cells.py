@@ -17,8 +17,8 @@ from attncheck.reports.frames import (
     Column,
     Frames,
     case_order,
+    expected_failures,
     failing,
-    known_divergences,
     once_for_frames,
     stage_order,
 )
@@ -36,8 +36,8 @@ class State(StrEnum):
     """Agrees, but for numbers that the document prints for another call."""
     UNVERIFIED = "unverified"
     UNSUPPORTED = "unsupported"
-    KNOWN = "known"
-    STALE = "stale"
+    XFAIL = "xfail"
+    XPASS = "xpass"
     """Agrees, but something is recorded of it that is no longer so."""
     MISPRINT = "misprint"
     """Agrees, but a document prints something else."""
@@ -45,7 +45,7 @@ class State(StrEnum):
     """The implementation is wrong, or could not be run."""
 
 
-FAILS_A_RUN = frozenset({State.STALE, State.MISPRINT, State.FAILING})
+FAILS_A_RUN = frozenset({State.XPASS, State.MISPRINT, State.FAILING})
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Cell:
         """Return the verdict in a word or two."""
         if self.state is State.ERRATUM:
             return "agree (erratum)"
-        return f"known {self.verdict}" if self.state is State.KNOWN else self.verdict
+        return f"xfail {self.verdict}" if self.state is State.XFAIL else self.verdict
 
     @property
     def text(self) -> str:
@@ -103,7 +103,7 @@ def cell_table(frames: Frames) -> dict[str, CellRow]:
     nothing: CellRow = {}
     table = dict.fromkeys(order, nothing)
     cells = zip(*(_values(found[name]) for name in found), strict=True)
-    table |= {order[place]: row_of(of_case) for place, of_case in groupby(cells, key=itemgetter(0))}
+    table |= {order[position]: row_of(of_case) for position, of_case in groupby(cells, key=itemgetter(0))}
     return table
 
 
@@ -131,7 +131,7 @@ def worst_cell(cells: Mapping[str, Cell]) -> Cell:
 
 def _cells(frames: Frames) -> pd.DataFrame:
     """Return one row per cell: its keys, state, verdict and stage."""
-    wanted = [*_KEYS, "stage", "verdict", "known"]
+    wanted = [*_KEYS, "stage", "verdict", "xfail"]
     stages = frames.results[[*wanted, "begins_at"]].assign(is_number=False)
     numbers = frames.numbers[wanted].assign(begins_at=None, is_number=True)
     rows = pd.concat([stages, numbers.astype({"begins_at": object})], ignore_index=True) if len(numbers) else stages
@@ -148,17 +148,17 @@ def _cells(frames: Frames) -> pd.DataFrame:
         (rows["verdict"].eq(Verdict.UNSUPPORTED), State.UNSUPPORTED, Verdict.UNSUPPORTED),
         (rows["verdict"].eq(Verdict.MISPRINT), State.ERRATUM, Verdict.AGREE),
     ):
-        places = rows.loc[chosen, "cell"].to_numpy()
-        state[places], verdict[places] = name.value, word.value
+        positions = rows.loc[chosen, "cell"].to_numpy()
+        state[positions], verdict[positions] = name.value, word.value
     stage = np.full(len(keys), "", dtype=object)
-    known = known_divergences(rows)
+    expected = expected_failures(rows)
     # Numbers that do not hold follow from the stages, whose verdicts say more.
-    told_by_stages = known["cell"].isin(known.loc[~known["is_number"], "cell"])
-    _put_worst(known[~(told_by_stages & known["is_number"])], state, verdict, State.KNOWN)
+    told_by_stages = expected["cell"].isin(expected.loc[~expected["is_number"], "cell"])
+    _put_worst(expected[~(told_by_stages & expected["is_number"])], state, verdict, State.XFAIL)
     bad = failing(rows)
-    of_records = bad["verdict"].isin([State.STALE.value, State.MISPRINT.value])
+    of_records = bad["verdict"].isin([State.XPASS.value, State.MISPRINT.value])
     for chosen, name in (
-        (bad["verdict"].eq(State.STALE.value), State.STALE),
+        (bad["verdict"].eq(State.XPASS.value), State.XPASS),
         (bad["verdict"].eq(State.MISPRINT.value), State.MISPRINT),
         (~of_records, State.FAILING),
     ):
@@ -187,6 +187,6 @@ def _first_stages(bad: pd.DataFrame) -> pd.Series[str]:
     """Return where each failing cell begins, in the order of computation."""
     stages = bad["begins_at"].where(bad["begins_at"].notna(), bad["stage"])
     ordered = sorted(set(stages), key=stage_order)
-    places = stages.map({stage: place for place, stage in enumerate(ordered)})
-    first = places.groupby(bad["cell"]).min()
+    positions = stages.map({stage: position for position, stage in enumerate(ordered)})
+    first = positions.groupby(bad["cell"]).min()
     return first.map(dict(enumerate(ordered)))

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from attncheck.errors import OutputError
-from attncheck.reports.alike import count_told, told_once
+from attncheck.reports.alike import count_evaluations, group_alike
 from attncheck.reports.answer import findings, make_summary
 from attncheck.reports.commands import first_commands
 from attncheck.reports.frames import Frames, records
@@ -57,7 +57,7 @@ def _wrong(frames: Frames) -> list[str]:
     wrong = findings(frames)
     if wrong.empty:
         return []
-    told = told_once(wrong)[:_MAX_LISTED]
+    alike = group_alike(wrong)[:_MAX_LISTED]
     rows = [
         [
             code(row["case"]) + (f" and {each.others:,} more" if each.others else ""),
@@ -67,10 +67,10 @@ def _wrong(frames: Frames) -> list[str]:
             code(row["stage"]),
             escape(_short(row["message"])),
         ]
-        for each in told
+        for each in alike
         for row in [each.row]
     ]
-    more = len(wrong) - count_told(told)
+    more = len(wrong) - count_evaluations(alike)
     return [
         *table(["case", "dtype", "implementation", "verdict", "stage", "what happened"], rows),
         "",
@@ -106,9 +106,9 @@ def annotation_lines(frames: Frames, report: Path) -> Iterator[str]:
     wrong, noisy = findings(frames), _noisy(frames)
     # Without a place, so not cut in favour of those that have one: it explains why the others may be missing.
     problems = [_command("error", {"title": "attncheck: not run"}, problem) for problem in frames.problems]
-    errors = [*problems[:MAX_ANNOTATIONS], *_placed("error", wrong, frames)][:MAX_ANNOTATIONS]
+    errors = [*problems[:MAX_ANNOTATIONS], *_annotations("error", wrong, frames)][:MAX_ANNOTATIONS]
     yield from errors
-    yield from _placed("warning", noisy, frames)
+    yield from _annotations("warning", noisy, frames)
     counts = {
         "error": (len(problems) + len(wrong), len(errors)),
         "warning": (len(noisy), min(len(noisy), MAX_ANNOTATIONS)),
@@ -121,7 +121,7 @@ def annotation_lines(frames: Frames, report: Path) -> Iterator[str]:
 def _noisy(frames: Frames) -> pd.DataFrame:
     """Return the first stage of each case that agrees and is noisier than known good implementations."""
     results = frames.results
-    noisy = results["tier"].eq("T3") | results["introduced_tier"].eq("T3")
+    noisy = results["tier"].eq("warning") | results["introduced_tier"].eq("warning")
     rows = results[noisy & results["verdict"].eq(Verdict.AGREE)]
     rows = rows.drop_duplicates(["case", "dtype", "environment", "implementation"])
     return rows.assign(
@@ -129,19 +129,19 @@ def _noisy(frames: Frames) -> pd.DataFrame:
     )
 
 
-def _placed(kind: str, rows: pd.DataFrame, frames: Frames) -> list[str]:
+def _annotations(kind: str, rows: pd.DataFrame, frames: Frames) -> list[str]:
     """Return an annotation per row: at the ``def`` of somebody's own implementation, else at the line of its case."""
     lines = []
     for row in records(rows.head(MAX_ANNOTATIONS)):
         case = frames.cases[row["case"]]
         source = frames.sources.get((row["environment"], row["implementation"]))
-        place = source or case
+        location = source or case
         dtype = f" in {row['dtype']}" if row["dtype"] else ""
         title = f"{row['verdict']}: {_who(row, frames) or case['title']}{dtype}"
         stage = f"{row['stage']}: " if row["stage"] else ""
         named = f"{case['name']} ({case['file']}:{case['line']})" if source else case["name"]
         message = f"{named}: {stage}{row['message'] or row['verdict']}"
-        lines.append(_command(kind, {"file": place["file"], "line": place["line"], "title": title}, message))
+        lines.append(_command(kind, {"file": location["file"], "line": location["line"], "title": title}, message))
     return lines
 
 

@@ -113,7 +113,7 @@ def _of(column: Column, asked: int, judged: int, left: pd.DataFrame | None) -> C
     verdicts = left.groupby("case")["verdict"].agg(set)
     stopped = int(sum(bool(each & set(_STOPPED)) for each in verdicts))
     unverified = int(sum(not each & set(_STOPPED) and Verdict.UNVERIFIED in each for each in verdicts))
-    only = set(verdicts.index[[each <= {Verdict.UNSUPPORTED.value, Verdict.STALE.value} for each in verdicts]])
+    only = set(verdicts.index[[each <= {Verdict.UNSUPPORTED.value, Verdict.XPASS.value} for each in verdicts]])
     unsupported = left[left["case"].isin(only) & left["verdict"].eq(Verdict.UNSUPPORTED)]
     return Coverage(column, asked, judged, _lacks(unsupported), unverified, stopped)
 
@@ -131,16 +131,16 @@ def _lacks(unsupported: pd.DataFrame) -> tuple[tuple[str, int], ...]:
 def counted_lacks(reasons: Collection[tuple[str, str]]) -> tuple[tuple[str, int], ...]:
     """Count reasons, each what is lacking, apart by commas, and a message for where that is not known."""
     named = Counter(f"need {_listed(lacks.split(', '))}" for lacks, _ in reasons if lacks)
-    told = _alike(message for lacks, message in reasons if not lacks)
-    return tuple(sorted({**named, **told}.items(), key=lambda item: (-item[1], item[0])))
+    unnamed = _alike(message for lacks, message in reasons if not lacks)
+    return tuple(sorted({**named, **unnamed}.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _alike(messages: Iterable[str]) -> dict[str, int]:
     """Count messages, those together that differ in numbers alone: these are written as N."""
     groups: dict[tuple[str, ...], list[list[str]]] = {}
     for message in messages:
-        said = message.removeprefix("NotImplementedError: ").removeprefix("NotImplementedError") or "no reason"
-        groups.setdefault(tuple(_NUMBER.split(said)), []).append(_NUMBER.findall(said))
+        reason = message.removeprefix("NotImplementedError: ").removeprefix("NotImplementedError") or "no reason"
+        groups.setdefault(tuple(_NUMBER.split(reason)), []).append(_NUMBER.findall(reason))
     counts = {}
     for texts, numbers in groups.items():
         shown = [each[0] if len(set(each)) == 1 else "N" for each in zip(*numbers, strict=True)]

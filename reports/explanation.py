@@ -13,7 +13,7 @@ from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.tiers import Measured
 from attncheck.reading.case import Case
 from attncheck.reading.model import TagEntry
-from attncheck.repeating import Repeated, Told
+from attncheck.repeating import Repeated, RepeatedExplanation
 from attncheck.reports.frames import rows_judged
 from attncheck.reports.terminal import plain_console
 from attncheck.verdicts import Verdict
@@ -43,8 +43,8 @@ def print_explanation(explanation: Explanation, tags: Mapping[str, TagEntry], co
         title += f", padded with {explanation.padded}"
     if explanation.failure:
         console.print(f"{title}: {explanation.failure}", style="red", soft_wrap=True)
-        for reason in explanation.known.values():
-            console.print(f"Known: {reason}", soft_wrap=True)
+        for reason in explanation.expected_failures.values():
+            console.print(f"Expected failure: {reason}", soft_wrap=True)
         return
     console.print(title, style="bold", soft_wrap=True)
     console.print(_stages(explanation))
@@ -61,21 +61,23 @@ def print_explanation(explanation: Explanation, tags: Mapping[str, TagEntry], co
         console.print(line, style="red" if explanation.begins_at else "", soft_wrap=True)
 
 
-def told_text(told: Told, tags: Mapping[str, TagEntry]) -> str:
-    """Return as plain text what ``print_told`` prints."""
+def repeated_explanation_text(explained: RepeatedExplanation, tags: Mapping[str, TagEntry]) -> str:
+    """Return as plain text what ``print_repeated_explanation`` prints."""
     text = StringIO()
-    print_told(told, tags, Console(file=text, width=120, highlight=False, markup=False))
+    print_repeated_explanation(explained, tags, Console(file=text, width=120, highlight=False, markup=False))
     return text.getvalue().rstrip()
 
 
-def print_told(told: Told, tags: Mapping[str, TagEntry], console: Console | None = None) -> None:
+def print_repeated_explanation(
+    explained: RepeatedExplanation, tags: Mapping[str, TagEntry], console: Console | None = None
+) -> None:
     """Print an explanation; before it, of a failure that a fresh process does not show, when it happens."""
     console = console or plain_console()
-    if told.repeated is not None:
-        for line in _repetition(told.repeated):
+    if explained.repeated is not None:
+        for line in _repetition(explained.repeated):
             console.print(line, style="red", soft_wrap=True)
         console.print()
-    print_explanation(told.explanation, tags, console)
+    print_explanation(explained.explanation, tags, console)
 
 
 def _repetition(repeated: Repeated) -> Iterator[str]:
@@ -155,11 +157,11 @@ def _story(explanation: Explanation) -> list[str]:
     # What an implementation does not return is known from what it does to later stages.
     failing = [item for item in explanation.judgements if item.verdict.exit_code]
     judgement = next((item for item in failing if item.stage == explanation.begins_at), failing[0])
-    known = [f"Known: {reason}" for reason in dict.fromkeys(explanation.known.values())]
-    # A convention of its own that is known beforehand is another meaning, and nothing wrong.
-    is_meant = all(item.empty_rows is not None and item.stage in explanation.known for item in failing)
+    expected = [f"Expected failure: {reason}" for reason in dict.fromkeys(explanation.expected_failures.values())]
+    # A convention of its own that is expected is another meaning, and nothing wrong.
+    is_meant = all(item.empty_rows is not None and item.stage in explanation.expected_failures for item in failing)
     verb = "means something else" if is_meant else "goes wrong"
-    return [f"It {verb} at {explanation.begins_at}: {judgement.message}.", *known, *_element(judgement)]
+    return [f"It {verb} at {explanation.begins_at}: {judgement.message}.", *expected, *_element(judgement)]
 
 
 def _nothing_wrong(explanation: Explanation) -> list[str]:

@@ -20,7 +20,7 @@ import pandas as pd
 
 from attncheck.reports.arrays import KeptArrays
 from attncheck.results.coverage import Asked
-from attncheck.spec import stage_place
+from attncheck.spec import stage_position
 from attncheck.verdicts import Verdict
 
 
@@ -101,12 +101,12 @@ def once_for_frames(make: Callable[[Frames], Made]) -> Callable[[Frames], Made]:
 
 def failing(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows that fail a run."""
-    return frame[_goes_wrong(frame) & ~frame["known"].astype(bool)]
+    return frame[_goes_wrong(frame) & ~frame["xfail"].astype(bool)]
 
 
-def known_divergences(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that would fail a run, were they not known beforehand; documents' errata are others."""
-    return frame[_goes_wrong(frame) & frame["known"].astype(bool) & frame["verdict"].ne(Verdict.MISPRINT)]
+def expected_failures(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that would fail a run, were they not expected; documents' errata are others."""
+    return frame[_goes_wrong(frame) & frame["xfail"].astype(bool) & frame["verdict"].ne(Verdict.MISPRINT)]
 
 
 def _goes_wrong(frame: pd.DataFrame) -> pd.Series[bool]:
@@ -144,13 +144,13 @@ def documents_of(frames: Frames) -> dict[str, list[Mapping[str, Any]]]:
 
 def under_erratum(frames: Frames, numbers: pd.DataFrame) -> pd.Series[bool]:
     """Say of each number whether it is printed under a recorded erratum."""
-    places = {
+    kept = {
         (identity, expected["name"])
         for identity, case in frames.cases.items()
         for expected in case["expected"]
         if "erratum" in expected
     }
-    flags = [place in places for place in zip(numbers["case"], numbers["stage"], strict=True)]
+    flags = [key in kept for key in zip(numbers["case"], numbers["stage"], strict=True)]
     return pd.Series(flags, index=numbers.index, dtype=bool)
 
 
@@ -159,11 +159,11 @@ def rows_judged(judged: int, queries: int) -> str:
     return f"{judged:,} of {queries:,} query rows judged"
 
 
-def count_places(numbers: pd.DataFrame) -> int:
+def count_numbers(numbers: pd.DataFrame) -> int:
     """Count numbers once, however many implementations and dtypes they were compared with."""
     return len(numbers[["case", "stage", "index"]].drop_duplicates())
 
 
 def stage_order(stage: str) -> tuple[int, str]:
     """Sort key: the order in which attention computes the stages, then names of quantities."""
-    return (stage_place(stage), stage)
+    return (stage_position(stage), stage)

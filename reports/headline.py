@@ -13,7 +13,7 @@ import pandas as pd
 from attncheck.errors import ExitCode
 from attncheck.execution.implementations import DEFAULT_MODE
 from attncheck.reports.coverage import Coverage, counted, coverage
-from attncheck.reports.frames import Column, Frames, failing, groups, known_divergences, once_for_frames
+from attncheck.reports.frames import Column, Frames, expected_failures, failing, groups, once_for_frames
 from attncheck.reports.printed_numbers import OF_DOCUMENTS, number_counts
 from attncheck.verdicts import Verdict
 
@@ -47,19 +47,19 @@ def extent(frames: Frames) -> str:
     part = [each for each in found if not each.is_whole]
     whole = [each for each in found if each.is_whole]
     if len(part) <= MAX_SPELT_OUT:
-        told = [f"{_name(frames, each.column)}: {each.words}" for each in part]
+        clauses_of = [f"{_name(frames, each.column)}: {each.words}" for each in part]
     else:
         short = [f"{_name(frames, each.column)} {each.judged:,} of {each.asked:,}" for each in part[:MAX_NAMED]]
         more = f" and {len(part) - MAX_NAMED} more" if len(part) > MAX_NAMED else ""
-        told = [f"Not judged in all cases: {', '.join(short)}{more}"]
+        clauses_of = [f"Not judged in all cases: {', '.join(short)}{more}"]
     if whole:
         asked = {each.asked for each in whole}
         cases = (
             f"{next(iter(asked)):,} of {counted(next(iter(asked)), 'case')}" if len(asked) == 1 else "all of its cases"
         )
         others = "The other" if len(whole) == 1 else "The others"
-        told.append(f"{others}: judged {cases}" if part else f"Judged {cases} on each")
-    return ". ".join(told)
+        clauses_of.append(f"{others}: judged {cases}" if part else f"Judged {cases} on each")
+    return ". ".join(clauses_of)
 
 
 def _of_implementations(frames: Frames, found: Sequence[Coverage]) -> str:
@@ -102,9 +102,11 @@ def _part(wrong: int, of: Coverage) -> str:
 
 def _right(frames: Frames, right: Sequence[Coverage], *, alone: bool) -> str:
     """Say who agrees: with each other where several do, and with the exact answer in any case."""
-    known = known_divergences(frames.results)
-    diverging = set().union(*(cases for key, cases in _cases_of(known).items() if key in set(map(_key, right))), set())
-    but = f", but for known divergences in {counted(len(diverging), 'case')}" if diverging else ""
+    expected = expected_failures(frames.results)
+    failing_as_expected = set().union(
+        *(cases for key, cases in _cases_of(expected).items() if key in set(map(_key, right))), set()
+    )
+    but = f", but for expected failures in {counted(len(failing_as_expected), 'case')}" if failing_as_expected else ""
     verb = "agrees" if len(right) == 1 else "agree"
     names = _names(frames, right)
     if len(right) > MAX_NAMED and not alone:
@@ -112,15 +114,15 @@ def _right(frames: Frames, right: Sequence[Coverage], *, alone: bool) -> str:
     compared = frames.pairs[frames.pairs["verdict"].ne(Verdict.UNVERIFIED)]
     if len(right) == 1 or compared.empty:
         where = "" if all(each.is_whole for each in right) or not alone else " where judged"
-        told = f"{names} {verb} with the exact answer{where}{but}"
-        return told if len(right) == 1 else f"{told}, and no two of them could be compared"
+        clauses_of = f"{names} {verb} with the exact answer{where}{but}"
+        return clauses_of if len(right) == 1 else f"{clauses_of}, and no two of them could be compared"
     return f"{names} {verb}{but}"
 
 
 def _blamed(frames: Frames) -> pd.DataFrame:
     """Return the rows for which an implementation is to blame: numbers that it computes."""
     stages, numbers = failing(frames.results), failing(frames.numbers)
-    stages = stages[~stages["verdict"].isin([*_STOPPED, Verdict.STALE])]
+    stages = stages[~stages["verdict"].isin([*_STOPPED, Verdict.XPASS])]
     return pd.concat([stages, numbers[~numbers["verdict"].isin(OF_DOCUMENTS)]])
 
 
@@ -147,17 +149,17 @@ def _apart(frames: Frames, wrong: dict[tuple[str, str], set[str]]) -> str:
 def _of_documents(frames: Frames) -> list[str]:
     """Say of the printed numbers what does not hold and what was not compared, a sentence each."""
     numbers = number_counts(frames)
-    told = []
+    clauses_of = []
     if numbers.misprints:
         verb = "does" if numbers.misprints == 1 else "do"
-        told.append(f"{numbers.misprints:,} of {_printed(numbers.printed)} {verb} not hold")
+        clauses_of.append(f"{numbers.misprints:,} of {_printed(numbers.printed)} {verb} not hold")
     if numbers.unverified:
         verb = "is" if numbers.unverified == 1 else "are"
-        told.append(f"{numbers.unverified:,} of {_printed(numbers.printed)} {verb} unverified")
+        clauses_of.append(f"{numbers.unverified:,} of {_printed(numbers.printed)} {verb} unverified")
     bad = failing(frames.results)
-    if outdated := bad.loc[bad["verdict"].eq(Verdict.STALE), "message"].nunique() + numbers.outdated:
-        told.append("1 record no longer holds" if outdated == 1 else f"{outdated:,} records no longer hold")
-    return told
+    if outdated := bad.loc[bad["verdict"].eq(Verdict.XPASS), "message"].nunique() + numbers.outdated:
+        clauses_of.append("1 record no longer holds" if outdated == 1 else f"{outdated:,} records no longer hold")
+    return clauses_of
 
 
 def _printed(number: int) -> str:

@@ -1,7 +1,7 @@
 """The report as JUnit XML, which CI systems read: a suite per implementation, a test per case and dtype.
 
 What fails is a failure whose type is the verdict; what raised, crashed or ran out of time is an error; what is
-unsupported, or has no exact answer to be held against, is skipped with its reason; a known divergence passes and says
+unsupported, or has no exact answer to be held against, is skipped with its reason; an expected failure passes and says
 why. The numbers that documents print are a suite of their own, a test per matrix: a misprint fails there, once, and no
 implementation for it. Whatever was asked for and is not there, or was not judged, is an error in another. Elements and
 attributes are those of the schema that Jenkins and Surefire share (junit-10.xsd of Jenkins' xUnit plugin).
@@ -28,7 +28,7 @@ from attncheck.reports.answer import make_summary, what_is_wrong
 from attncheck.reports.cells import Cell, State, cell_table
 from attncheck.reports.commands import commands_again
 from attncheck.reports.coverage import Coverage, coverage, unjudged
-from attncheck.reports.frames import Column, Frames, failing, groups, known_divergences, records
+from attncheck.reports.frames import Column, Frames, expected_failures, failing, groups, records
 from attncheck.reports.printed_numbers import Misprint, misprints, printed_numbers
 from attncheck.verdicts import Verdict
 
@@ -40,11 +40,11 @@ _KEYS = ["case", "dtype", "environment", "implementation"]
 _Key = tuple[str, str, str, str]
 
 
-class _Said(NamedTuple):
+class _Notes(NamedTuple):
     """What the results say of tests, by case, dtype, environment and implementation."""
 
     wrong: Mapping[_Key, Mapping[str, Any]]
-    known: Mapping[_Key, Mapping[str, Any]]
+    expected_failures: Mapping[_Key, Mapping[str, Any]]
     unsupported: Mapping[_Key, Mapping[str, Any]]
 
 
@@ -117,11 +117,11 @@ def _line(element: Element, level: int) -> str:
 
 
 def _suites(frames: Frames) -> Iterator[_Suite]:
-    stale = failing(frames.results)
-    stale = stale[stale["verdict"].eq(Verdict.STALE)].assign(rows=1)
-    said = _Said(
-        _by_key(pd.concat([what_is_wrong(frames, with_records=False), stale])),
-        _by_key(pd.concat([known_divergences(frames.results), known_divergences(frames.numbers)])),
+    xpassed = failing(frames.results)
+    xpassed = xpassed[xpassed["verdict"].eq(Verdict.XPASS)].assign(rows=1)
+    notes = _Notes(
+        _by_key(pd.concat([what_is_wrong(frames, with_records=False), xpassed])),
+        _by_key(pd.concat([expected_failures(frames.results), expected_failures(frames.numbers)])),
         _by_key(frames.results[frames.results["verdict"].eq(Verdict.UNSUPPORTED)]),
     )
     table = cell_table(frames)
@@ -134,7 +134,7 @@ def _suites(frames: Frames) -> Iterator[_Suite]:
             yield _properties(column, environments[column.environment], found)
             for case, cells in table.items():
                 for dtype, cell in cells.get(column, {}).items():
-                    test = _test(frames, case, column, dtype, cell, said)
+                    test = _test(frames, case, column, dtype, cell, notes)
                     if (case, dtype) in seconds:
                         test.set("time", _seconds(seconds[case, dtype]))
                     yield test
@@ -167,25 +167,25 @@ def _properties(column: Column, environment: Mapping[str, Any], found: Coverage)
     return properties
 
 
-def _test(frames: Frames, identity: str, column: Column, dtype: str, cell: Cell, said: _Said) -> Element:
+def _test(frames: Frames, identity: str, column: Column, dtype: str, cell: Cell, notes: _Notes) -> Element:
     case = frames.cases[identity]
     key = (case["id"], dtype, column.environment, column.implementation)
     # Jenkins takes what stands before the last dot for a package, and a class and a name for one test in all suites.
-    place = f"{column.environment}.{column.implementation}.{_topic(case['file'])}"
+    classname = f"{column.environment}.{column.implementation}.{_topic(case['file'])}"
     name = f"{case['id'].rpartition('/')[2]} [{dtype}]"
-    test = Element("testcase", {"classname": xml_text(place), "name": xml_text(name)})
-    if key in said.wrong:
-        _add_failure(test, case, cell, said.wrong[key], commands_again(frames, said.wrong[key]))
+    test = Element("testcase", {"classname": xml_text(classname), "name": xml_text(name)})
+    if key in notes.wrong:
+        _add_failure(test, case, cell, notes.wrong[key], commands_again(frames, notes.wrong[key]))
     elif cell.state is State.UNSUPPORTED:
-        _add(test, "skipped", _in_words(said.unsupported.get(key, {}).get("message"), "unsupported"))
+        _add(test, "skipped", _in_words(notes.unsupported.get(key, {}).get("message"), "unsupported"))
     elif cell.state is State.UNVERIFIED:
         _add(test, "skipped", "unverified: there is no exact answer to hold it against")
-    elif cell.state in (State.MISPRINT, State.STALE):
+    elif cell.state in (State.MISPRINT, State.XPASS):
         SubElement(test, "system-out").text = f"{cell.verdict}: the document's, told among the printed numbers"
-    elif cell.state is State.KNOWN:
-        row = said.known[key]
-        told = [f"known {cell.verdict}", _text(row["reason"]) or _text(row["message"]), _text(row["thread"])]
-        SubElement(test, "system-out").text = xml_text("\n".join(filter(None, told)))
+    elif cell.state is State.XFAIL:
+        row = notes.expected_failures[key]
+        lines = [f"xfail {cell.verdict}", _text(row["reason"]) or _text(row["message"]), _text(row["thread"])]
+        SubElement(test, "system-out").text = xml_text("\n".join(filter(None, lines)))
     elif cell.state is State.ERRATUM:
         SubElement(test, "system-out").text = "a recorded erratum: the document prints these numbers for another call"
     return test

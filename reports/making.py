@@ -52,9 +52,9 @@ def make_frames(merged: Merged) -> Frames:
         announced=tuple(line for run in merged.runs for line in _announced(run, merged)),
         asked={run.label: Asked.of(run.environment, len(run.cases)) for run in merged.runs},
         sources={
-            (run.label, name): place
+            (run.label, name): source
             for run in merged.runs
-            for name, place in run.environment.get("sources", {}).items()
+            for name, source in run.environment.get("sources", {}).items()
         },
         started={run.label: run.environment.get("started", "") for run in merged.runs},
         times=rows.loc[rows["seconds"].notna(), ["environment", "implementation", "case", "dtype", "seconds"]],
@@ -70,8 +70,8 @@ def _looked_up(one: pd.Series[str], other: pd.Series[str], found: Mapping[tuple[
     others, second = pd.factorize(other, use_na_sentinel=True)
     texts = [found.get((name, each)) for name in [*first, None] for each in [*second, None]]
     # A value that is absent has the code -1, the last place.
-    places = (ones % (len(first) + 1)) * (len(second) + 1) + others % (len(second) + 1)
-    return pd.Series(texts, dtype=one.dtype).take(places).set_axis(one.index)
+    codes = (ones % (len(first) + 1)) * (len(second) + 1) + others % (len(second) + 1)
+    return pd.Series(texts, dtype=one.dtype).take(codes).set_axis(one.index)
 
 
 def _sorted(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
@@ -144,8 +144,8 @@ def _notes(merged: Merged) -> tuple[str, ...]:
 def _warnings(merged: Merged) -> list[str]:
     """Say what in the cases is probably not meant, each thing once."""
     found = list(dict.fromkeys(line for case in merged.cases.values() for line in case.get("warnings", ())))
-    told = [f"warning: {line}" for line in found[:_MAX_WARNINGS]]
-    return [*told, f"and {len(found) - len(told)} more warnings"] if len(found) > len(told) else told
+    lines = [f"warning: {line}" for line in found[:_MAX_WARNINGS]]
+    return [*lines, f"and {len(found) - len(lines)} more warnings"] if len(found) > len(lines) else lines
 
 
 def _problems(run: Run, merged: Merged) -> list[str]:

@@ -42,14 +42,14 @@ def print_mutation(frames: MutationFrames) -> None:
         console.print(f"caught by one case alone: {row['subject']}, by {row['case']}", soft_wrap=True)
     console.print(_rules(frames.rules))
     for row in records(frames.wrongly_named):
-        told = f"wrongly named: {row['subject']} is said to be {row['named']}: {row['description']}"
-        console.print(told, style="red", soft_wrap=True)
+        line = f"wrongly named: {row['subject']} is said to be {row['named']}: {row['description']}"
+        console.print(line, style="red", soft_wrap=True)
     mutants = frames.subjects[frames.subjects["kind"] == "mutant"]
     others = frames.subjects[frames.subjects["kind"] != "mutant"]
     console.print(
         f"Mutation score {frames.score:.1%}: {mutants['subject'].nunique()} faults, "
         f"{frames.survivors['subject'].nunique()} survive, {len(frames.caught_once)} are caught by one case alone; "
-        f"{others['subject'].nunique()} honest or equivalent variants, "
+        f"{others['subject'].nunique()} controls and equivalent variants, "
         f"{frames.flagged['subject'].nunique()} flagged.",
         style="bold",
         soft_wrap=True,
@@ -99,9 +99,9 @@ def _rules(rules: pd.DataFrame) -> Table:
         title="The same results under other rules, faults on the cases that all of them are put to",
         title_justify="left",
     )
-    for heading in ("dtype", "rule", "faults", "caught", "honest results", "wrongly rejected"):
+    for heading in ("dtype", "rule", "faults", "caught", "right results", "wrongly rejected"):
         table.add_column(heading, justify="left" if heading in ("dtype", "rule") else "right", no_wrap=True)
     for row in records(rules):
-        counts = (row[name] for name in ("mutants", "mutants_caught", "honest", "honest_rejected"))
+        counts = (row[name] for name in ("mutants", "mutants_caught", "controls", "controls_rejected"))
         table.add_row(row["dtype"], _RULES.get(row["rule"], row["rule"]), *map(str, counts))
     return table

@@ -29,8 +29,8 @@ from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
 
 _PLACE = ["case", "stage", "called", "index"]
-_MAX_PLACES = 3
-OF_DOCUMENTS = (Verdict.MISPRINT, Verdict.STALE)
+_MAX_NUMBERS = 3
+OF_DOCUMENTS = (Verdict.MISPRINT, Verdict.XPASS)
 """Verdicts of numbers that no implementation is to blame for: what is printed or recorded is wrong."""
 
 
@@ -75,7 +75,7 @@ def number_counts_of(frames: Frames, cases: Collection[str]) -> NumberCounts:
     printed = printed_numbers(frames)
     printed = printed[printed["case"].isin(cases)]
     wrong_call = under_erratum(frames, printed) | (
-        printed["verdict"].eq(Verdict.MISPRINT) & printed["known"].astype(bool)
+        printed["verdict"].eq(Verdict.MISPRINT) & printed["xfail"].astype(bool)
     )
     errata = printed[wrong_call & printed["verdict"].eq(Verdict.MISPRINT)]
     states = _states(printed[~wrong_call])
@@ -87,7 +87,7 @@ def number_counts_of(frames: Frames, cases: Collection[str]) -> NumberCounts:
         missed=count[_MISSED],
         unverified=count[_UNVERIFIED],
         errata=len(errata[_PLACE].drop_duplicates()),
-        outdated=sum(each.verdict == Verdict.STALE and each.case in cases for each in misprints(frames)),
+        outdated=sum(each.verdict == Verdict.XPASS and each.case in cases for each in misprints(frames)),
         not_returned=_not_returned(frames, cases),
     )
 
@@ -145,15 +145,15 @@ def misprints(frames: Frames) -> tuple[Misprint, ...]:
 def _misprint(key: tuple[str, str, str], rows: Sequence[Mapping[str, Any]]) -> Misprint:
     case, stage, verdict = key
     widest = min((str(row["dtype"]) for row in rows), key=DTYPES.index)
-    places = {str(row["index"]): row for row in rows if row["dtype"] == widest}
-    numbers = tuple((place, str(row["printed"]), value_text(row["exact"])) for place, row in places.items())
+    by_index = {str(row["index"]): row for row in rows if row["dtype"] == widest}
+    numbers = tuple((index, str(row["printed"]), value_text(row["exact"])) for index, row in by_index.items())
     called = rows[0]["called"] if isinstance(rows[0]["called"], str) and rows[0]["called"] else stage
-    if verdict == Verdict.STALE:
+    if verdict == Verdict.XPASS:
         return Misprint(case, stage, called, verdict, str(rows[0]["message"]), (), len(rows))
-    told = [f"{called}[{place}] is printed as {text}; it should be {exact}" for place, text, exact in numbers]
-    more = len(told) - _MAX_PLACES
+    sentences = [f"{called}[{index}] is printed as {text}; it should be {exact}" for index, text, exact in numbers]
+    more = len(sentences) - _MAX_NUMBERS
     rest = [f"And {more} more numbers of it"] if more > 0 else []
-    message = ". ".join([*told[:_MAX_PLACES], *rest, *_hints(list(places.values()))])
+    message = ". ".join([*sentences[:_MAX_NUMBERS], *rest, *_hints(list(by_index.values()))])
     return Misprint(case, stage, called, verdict, message, numbers, len(rows))
 
 

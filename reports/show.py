@@ -98,10 +98,10 @@ def _numbers(
     """Hold the exact answer against the document's numbers, as an implementation is held against them."""
     blank = Row(case.id, case.operation, truth.dtype, EXACT, "stage", "", Verdict.AGREE)
     return {
-        place: tuple(
+        number: tuple(
             judge_numbers(replace(case, expected=(expected,)), inputs, truth, {EXACT: exact}, {EXACT: "native"}, blank)
         )
-        for place, expected in enumerate(case.expected)
+        for number, expected in enumerate(case.expected)
         if expected.numbers is not None and (not stages or {expected.name, expected.of} & set(stages))
     }
 
@@ -134,9 +134,9 @@ def print_case(shown: Shown, tags: Mapping[str, TagEntry], console: Console | No
     for line in filter(None, (shown.sampled and f"{shown.sampled}.", _outside(shown))):
         console.print()
         console.print(line, soft_wrap=True)
-    for place, rows in shown.numbers.items():
+    for number, rows in shown.numbers.items():
         console.print()
-        _print_numbers(console, shown.case.expected[place], rows)
+        _print_numbers(console, shown.case.expected[number], rows)
 
 
 def _opening(case: Case, tags: Mapping[str, TagEntry]) -> list[tuple[str, str]]:
@@ -217,7 +217,7 @@ def _print_numbers(console: Console, expected: Expected, rows: Sequence[Row]) ->
     table.add_column("")
     layout = {"shape": expected.shape, "transpose": expected.transpose}
     for row in rows if len(rows) <= _MAX_NUMBERS else missed[:_MAX_NUMBERS]:
-        word = "holds" if holds(row) else "erratum" if row.known else "does not hold"
+        word = "holds" if holds(row) else "erratum" if row.xfail else "does not hold"
         word = "not compared" if row.allowed is None else word
         table.add_row(
             element(row.index or "", layout),
@@ -225,7 +225,7 @@ def _print_numbers(console: Console, expected: Expected, rows: Sequence[Row]) ->
             beside(row.value if row.value is not None else np.nan, "float64", row.half_unit or 0.0),
             f"{row.difference:.2g}" if row.difference is not None and np.isfinite(row.difference) else "",
             word,
-            style="" if holds(row) else "yellow" if row.known else "red",
+            style="" if holds(row) else "yellow" if row.xfail else "red",
         )
     if table.row_count:
         console.print(table)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from attncheck.errors import ExitCode
-from attncheck.reports.alike import Told, count_told, told_once
+from attncheck.reports.alike import AlikeRows, count_evaluations, group_alike
 from attncheck.reports.answer import findings, make_summary, verdict_table
 from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table, worst_cell
 from attncheck.reports.commands import first_commands
@@ -36,11 +36,11 @@ def plain_console() -> Console:
 
 
 def print_summary(
-    frames: Frames, path: Path, *, quiet: bool, told: Collection[str] = (), ending: str = "Report"
+    frames: Frames, path: Path, *, quiet: bool, announced: Collection[str] = (), ending: str = "Report"
 ) -> None:
     """Print the answer, a count of verdicts per implementation, what is wrong, and where the report is.
 
-    Quiet, print only what is wrong. Notes that were ``told`` already are not told again.
+    Quiet, print only what is wrong. Notes that were ``announced`` already are not repeated.
     """
     console = plain_console()
     wrong = findings(frames)
@@ -50,13 +50,13 @@ def print_summary(
     else:
         answer = make_summary(frames)
         console.print(answer.first_line, style="bold", soft_wrap=True)
-        for line in (*answer.sentences, *(f"{note}." for note in frames.notes if note not in told)):
+        for line in (*answer.sentences, *(f"{note}." for note in frames.notes if note not in announced)):
             console.print(line, soft_wrap=True)
         console.print(_counts(frames))
-    listed = told_once(wrong)[:_MAX_LISTED]
+    listed = group_alike(wrong)[:_MAX_LISTED]
     for each in listed:
         console.print(_line(each, many=len(frames.environments) > 1), style="red", soft_wrap=True)
-    if unsaid := len(wrong) - count_told(listed):
+    if unsaid := len(wrong) - count_evaluations(listed):
         console.print(f"and {unsaid} more", soft_wrap=True)
     if not quiet:
         for command in first_commands(frames, wrong):
@@ -64,17 +64,17 @@ def print_summary(
         console.print(f"{ending}: {path}", soft_wrap=True)
 
 
-def _line(told: Told, *, many: bool) -> str:
-    row = told.row
+def _line(alike: AlikeRows, *, many: bool) -> str:
+    row = alike.row
     environment = f" ({row['environment']})" if many and row["environment"] else ""
     where = f" {row['implementation']}{environment}" if row["implementation"] else ""
-    which = f"{row['case']} [{', '.join(told.dtypes)}]" if row["dtype"] else str(row["case"])
-    if told.others:
-        which = f"{len(told.cases):,} cases, the first {row['case']} [{row['dtype']}],"
-    place = f"{row['stage']}: " if row["stage"] else ""
+    which = f"{row['case']} [{', '.join(alike.dtypes)}]" if row["dtype"] else str(row["case"])
+    if alike.others:
+        which = f"{len(alike.cases):,} cases, the first {row['case']} [{row['dtype']}],"
+    stage = f"{row['stage']}: " if row["stage"] else ""
     # On one line, also because a CI system takes a line that begins with :: for a command.
     message = _LINE_BREAK.sub(" ", row["message"])
-    return f"{row['verdict']}: {which}{where}: {place}{message}"
+    return f"{row['verdict']}: {which}{where}: {stage}{message}"
 
 
 def as_record(frames: Frames, path: Path, code: ExitCode) -> dict[str, Any]:
@@ -104,8 +104,8 @@ def _counts(frames: Frames) -> Table:
     """Cases per verdict, one line per implementation."""
     table = Table(box=None, pad_edge=False)
     headings, lines = verdict_counts(frames)
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if place else "left")
+    for stage, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if stage else "left")
     for line in lines:
         table.add_row(*line)
     return table
@@ -133,9 +133,9 @@ def verdict_counts(frames: Frames) -> tuple[list[str], list[list[str]]]:
 
 
 def _counted_as(cells: Mapping[str, Cell]) -> str:
-    """Return the verdict as which a case counts: what diverges in any dtype, else that it agrees in one."""
-    diverging = {dtype: cell for dtype, cell in cells.items() if cell.state in (*FAILS_A_RUN, State.KNOWN)}
-    if diverging:
-        return worst_cell(diverging).word
+    """Return the verdict as which a case counts: what fails in any dtype, else that it agrees in one."""
+    wrong = {dtype: cell for dtype, cell in cells.items() if cell.state in (*FAILS_A_RUN, State.XFAIL)}
+    if wrong:
+        return worst_cell(wrong).word
     agrees = any(cell.state in (State.AGREE, State.ERRATUM) for cell in cells.values())
     return Verdict.AGREE.value if agrees else worst_cell(cells).word

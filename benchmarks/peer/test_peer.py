@@ -47,7 +47,7 @@ def computed(name: str, task: Task) -> dict[str, Any]:
     """Return every stage as NumPy arrays."""
     backend = framework(name)
     with np.errstate(all="ignore"):
-        stages = run_operation(backend, task.operation, apply_layout(task.inputs, task.memory), task.options)
+        stages = run_operation(backend, task.operation, apply_layout(task.inputs, task.memory_layout), task.options)
     return {stage: np.asarray(backend.to_numpy(tensor)) for stage, tensor in stages.items()}
 
 

@@ -8,8 +8,8 @@ from attncheck.cli import running as running  # isort: skip
 from attncheck.cli import reporting as reporting  # isort: skip
 from attncheck.cli import comparing as comparing  # isort: skip
 from attncheck.cli import publishing as publishing  # isort: skip
-from attncheck.cli import one_case as one_case  # isort: skip
+from attncheck.cli import explaining as explaining  # isort: skip
 from attncheck.cli import showing as showing  # isort: skip
-from attncheck.cli import knowing as knowing  # isort: skip
+from attncheck.cli import listing as listing  # isort: skip
 from attncheck.cli.app import app as app
 from attncheck.cli.app import main as main

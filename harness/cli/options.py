@@ -71,9 +71,9 @@ Framework = Annotated[
     str | None,
     typer.Option(help="Whose arrays an implementation of your own takes and returns; NumPy's if absent."),
 ]
-Divergences = Annotated[
+ExpectedFailures = Annotated[
     list[Path] | None,
-    typer.Option(help="A list of known divergences of your own (YAML), besides the bundled ones."),
+    typer.Option(help="A list of expected failures of your own (YAML), besides the bundled ones."),
 ]
 DtypeNames = Annotated[
     list[str] | None,

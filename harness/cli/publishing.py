@@ -9,7 +9,7 @@ import typer
 
 from attncheck.cli.app import app
 from attncheck.cli.options import Quiet
-from attncheck.cli.work import frames_of
+from attncheck.cli.shared import frames_of
 from attncheck.errors import ExitCode
 
 DEFAULT_FOLDER = Path("reports/published")

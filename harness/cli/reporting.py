@@ -9,7 +9,7 @@ import typer
 
 from attncheck.cli.app import app
 from attncheck.cli.options import Annotations, AsJson, CiSummary, JunitXml, MinJudged, Quiet
-from attncheck.cli.work import Outlets, frames_of, show_answer, tell_ci, write_frames
+from attncheck.cli.shared import Outlets, frames_of, show_answer, write_ci_outputs, write_frames
 from attncheck.errors import UsageError
 
 
@@ -44,5 +44,5 @@ def report(
     code = exit_code_of(frames)
     path = write_frames(frames, output)
     show_answer(frames, path, code, as_json=as_json, quiet=quiet)
-    tell_ci(frames, path, Outlets(junit_xml, ci_summary, annotations), as_json=as_json)
+    write_ci_outputs(frames, path, Outlets(junit_xml, ci_summary, annotations), as_json=as_json)
     raise typer.Exit(code)

@@ -12,8 +12,8 @@ from attncheck.cli.options import (
     CiSummary,
     Cluster,
     CompilationCache,
-    Divergences,
     DtypeNames,
+    ExpectedFailures,
     Framework,
     ImplementationNames,
     JunitXml,
@@ -32,7 +32,7 @@ from attncheck.cli.options import (
     Tiles,
     TimeLimit,
 )
-from attncheck.cli.work import (
+from attncheck.cli.shared import (
     Outlets,
     choose_from,
     frames_of,
@@ -40,7 +40,7 @@ from attncheck.cli.work import (
     run_selected,
     show_answer,
     show_results,
-    tell_ci,
+    write_ci_outputs,
     write_frames,
 )
 from attncheck.results import DEFAULT_RESULTS
@@ -52,7 +52,7 @@ def check(
     backend: BackendNames = None,
     implementation: ImplementationNames = None,
     framework: Framework = None,
-    divergences: Divergences = None,
+    expected_failures: ExpectedFailures = None,
     dtype: DtypeNames = None,
     tag: TagNames = None,
     tile: Tiles = None,
@@ -77,7 +77,7 @@ def check(
     summary = run_selected(
         cases,
         choose_from(backend, implementation, framework),
-        divergences,
+        expected_failures,
         dtype,
         tag,
         tile,
@@ -95,8 +95,8 @@ def check(
 
     frames = frames_of([output])
     path = write_frames(frames, output / REPORT_FOLDER)
-    show_answer(frames, path, summary.exit_code, as_json=as_json, quiet=quiet, told=frames.announced)
-    tell_ci(frames, path, Outlets(junit_xml, ci_summary, annotations), as_json=as_json)
+    show_answer(frames, path, summary.exit_code, as_json=as_json, quiet=quiet, announced=frames.announced)
+    write_ci_outputs(frames, path, Outlets(junit_xml, ci_summary, annotations), as_json=as_json)
     raise typer.Exit(summary.exit_code)
 
 
@@ -106,7 +106,7 @@ def run(
     backend: BackendNames = None,
     implementation: ImplementationNames = None,
     framework: Framework = None,
-    divergences: Divergences = None,
+    expected_failures: ExpectedFailures = None,
     dtype: DtypeNames = None,
     tag: TagNames = None,
     tile: Tiles = None,
@@ -128,7 +128,7 @@ def run(
     summary = run_selected(
         cases,
         choose_from(backend, implementation, framework),
-        divergences,
+        expected_failures,
         dtype,
         tag,
         tile,

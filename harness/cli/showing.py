@@ -9,7 +9,7 @@ import typer
 
 from attncheck.cli.app import app
 from attncheck.cli.options import CaseName
-from attncheck.cli.work import checked_in, dtype_of, select_one, split
+from attncheck.cli.shared import checked_in, dtype_of, select_one, split
 
 
 @app.command()

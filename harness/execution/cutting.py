@@ -15,18 +15,18 @@ _SHAPE = "has shape"
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What is kept of a stage that comes back in a ``shape``: some ``places`` of some axes, and all of the others.
+class KeptElements:
+    """What is kept of a stage that comes back in a ``shape``: some ``positions`` of some axes, and all of the others.
 
     What is dropped along the axes ``zeros`` is 0: columns of zeros, weights of masked keys, and gradients of both.
     """
 
     shape: tuple[int, ...]
-    places: Mapping[int, Sequence[int]]
+    positions: Mapping[int, Sequence[int]]
     zeros: tuple[int, ...] = ()
 
 
-def cut(array: Array, kept: Kept) -> tuple[Array, str]:
+def cut(array: Array, kept: KeptElements) -> tuple[Array, str]:
     """Drop what was added from a stage; say what is wrong with that, empty where nothing is.
 
     An array of another shape stays as it is.
@@ -35,8 +35,8 @@ def cut(array: Array, kept: Kept) -> tuple[Array, str]:
         found, expected = ("x".join(map(str, shape)) or "scalar" for shape in (array.shape, kept.shape))
         return array, f"{_SHAPE} {found}; the call was padded, expected {expected}"
     fault = _not_zero(array, kept)
-    for axis, places in kept.places.items():
-        array = array.take(list(places), axis)
+    for axis, positions in kept.positions.items():
+        array = array.take(list(positions), axis)
     return array, fault
 
 
@@ -45,23 +45,23 @@ def is_of_shape(fault: str) -> bool:
     return fault.startswith(_SHAPE)
 
 
-def _not_zero(array: Array, kept: Kept) -> str:
+def _not_zero(array: Array, kept: KeptElements) -> str:
     """Say where an array is not 0 although what was added makes it so; empty where it is. NaN fills a row by right."""
     added = np.zeros(array.shape, dtype=np.bool_)
     for axis in kept.zeros:
-        added |= ~_flags(array.shape, axis, kept.places[axis])
-    for axis in kept.places.keys() - set(kept.zeros):  # a query that was added gives anything
-        added &= _flags(array.shape, axis, kept.places[axis])
+        added |= ~_flags(array.shape, axis, kept.positions[axis])
+    for axis in kept.positions.keys() - set(kept.zeros):  # a query that was added gives anything
+        added &= _flags(array.shape, axis, kept.positions[axis])
     wrong = added & (array != 0) & ~np.isnan(array.astype(np.float64))
     if not wrong.any():
         return ""
-    place = np.unravel_index(int(np.argmax(wrong)), array.shape)
+    index = np.unravel_index(int(np.argmax(wrong)), array.shape)
     shape = "x".join(map(str, array.shape))
-    return f"gives {float(array[place]):.6g} at [{','.join(map(str, place))}] of {shape}, which padding makes 0"
+    return f"gives {float(array[index]):.6g} at [{','.join(map(str, index))}] of {shape}, which padding makes 0"
 
 
-def _flags(shape: tuple[int, ...], axis: int, places: Sequence[int]) -> NDArray[np.bool_]:
-    """Return which elements stand at these places of an axis; broadcasts to the shape."""
+def _flags(shape: tuple[int, ...], axis: int, positions: Sequence[int]) -> NDArray[np.bool_]:
+    """Return which elements stand at these positions of an axis; broadcasts to the shape."""
     found = np.zeros(shape[axis], dtype=np.bool_)
-    found[list(places)] = True
+    found[list(positions)] = True
     return found.reshape([-1 if each == axis else 1 for each in range(len(shape))])

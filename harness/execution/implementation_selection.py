@@ -134,8 +134,8 @@ def _is_importable(name: str) -> bool:
 
 def _published_as(origin: Origin) -> str | None:
     """Return the name under which a package publishes a function, if one does: it is judged under one name."""
-    place = (origin.module, origin.function)
-    return next((name for name, point in sorted(published().items()) if (point.module, point.attr) == place), None)
+    target = (origin.module, origin.function)
+    return next((name for name, point in sorted(published().items()) if (point.module, point.attr) == target), None)
 
 
 def _shown(target: Target) -> str:

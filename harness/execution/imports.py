@@ -138,5 +138,5 @@ def _version(distribution: str) -> str | None:
 
 def _said_by(package: str) -> str | None:
     """Return what a package that no distribution has says of its own version."""
-    said = getattr(sys.modules.get(package), "__version__", None)
-    return said if isinstance(said, str) and 0 < len(said) <= 100 and said.isprintable() else None
+    version = getattr(sys.modules.get(package), "__version__", None)
+    return version if isinstance(version, str) and 0 < len(version) <= 100 and version.isprintable() else None

@@ -13,13 +13,15 @@ from attncheck.reading.shapes import repeated_axes
 Array = NDArray[Any]
 
 
-def apply_layout(inputs: Mapping[str, Array], memory: Mapping[str, str]) -> dict[str, Array]:
-    """Return the same numbers, each input that ``memory`` names as a view of another layout.
+def apply_layout(inputs: Mapping[str, Array], memory_layout: Mapping[str, str]) -> dict[str, Array]:
+    """Return the same numbers, each input that ``memory_layout`` names as a view of another layout.
 
     strided: every second number of the last axis; transposed: heads inside of length, (B, L, H, D) in memory;
     broadcast: stride 0 along the axes, but for the last, in which all slices are alike.
     """
-    return {name: _LAYOUTS[memory[name]](array) if name in memory else array for name, array in inputs.items()}
+    return {
+        name: _LAYOUTS[memory_layout[name]](array) if name in memory_layout else array for name, array in inputs.items()
+    }
 
 
 def _strided(array: Array) -> Array:

@@ -38,16 +38,16 @@ def nothing_left_behind() -> Iterator[None]:
     Such a child ends here: it would go on as a second worker and answer in its parent's place.
     """
     own, threads, children = os.getpid(), set(threading.enumerate()), _children()
-    heard, told = os.pipe()
+    heard, notify = os.pipe()
     try:
         with _started_by_frameworks() as excused:
             try:
                 yield
             finally:
                 if os.getpid() != own:
-                    os.write(told, b"!")
+                    os.write(notify, b"!")
                     os._exit(0)
-                os.close(told)
+                os.close(notify)
         if _children() - children and _came_back(heard):
             raise Misbehaved("forked, and the child process came back from the call")
         frames = sys._current_frames()

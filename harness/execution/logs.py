@@ -45,8 +45,8 @@ class Log:
         if fatal is None:
             last = lines[-_LAST_LINES:]
         else:
-            place = next((line for line in lines[fatal:] if line.lstrip().startswith("File ")), None)
-            last = [*lines[:fatal][1 - _LAST_LINES :], " at ".join(filter(None, (lines[fatal], place)))]
+            line_of = next((line for line in lines[fatal:] if line.lstrip().startswith("File ")), None)
+            last = [*lines[:fatal][1 - _LAST_LINES :], " at ".join(filter(None, (lines[fatal], line_of)))]
         if not last:
             return ""
         text = " | ".join(clean(line[-_LONGEST:]) for line in last)

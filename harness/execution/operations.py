@@ -59,7 +59,7 @@ def not_asked(backend: Backend, operation: str, options: Mapping[str, Any]) -> t
     if function is None:
         return ()
     # Somebody's own function is called by a wrapper that takes anything.
-    kinds = _kinds_of(getattr(function, "stands_for", getattr(function, "__func__", function)))
+    kinds = _kinds_of(getattr(function, "user_function", getattr(function, "__func__", function)))
     takes_all = inspect.Parameter.VAR_KEYWORD in kinds.values()
     return () if takes_all else tuple(each for each in conventions if each not in kinds)
 

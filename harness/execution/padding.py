@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.errors import UsageError
-from attncheck.execution.cutting import Kept, cut
+from attncheck.execution.cutting import KeptElements, cut
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.operations import call_of
 from attncheck.execution.padding_exact import InexactError, require_exact, sees_added_keys
@@ -42,20 +42,20 @@ _ZERO_WHERE_ADDED = {
 
 @dataclass(frozen=True, eq=False)
 class Padding:
-    """A padded call: the task that is asked instead, what of each stage is ``kept``, and what it ``says`` to people."""
+    """A padded call: the task that is asked instead, what of each stage is ``kept``, and a ``description``."""
 
     task: Task
-    kept: Mapping[str, Kept]
-    says: str
+    kept: Mapping[str, KeptElements]
+    description: str
 
     def cut(self, outcome: Outcome) -> Outcome:
         """Drop what was added from the stages that came back."""
         if isinstance(outcome, Failure):
-            return replace(outcome, padded=self.says)
-        told = {stage: cut(array, self.kept[stage]) for stage, array in outcome.stages.items() if stage in self.kept}
-        stages = {stage: told[stage][0] if stage in told else array for stage, array in outcome.stages.items()}
-        faults = {stage: fault for stage, (_, fault) in told.items() if fault}
-        return replace(outcome, stages=stages, padded=self.says, padding_faults=faults)
+            return replace(outcome, padded=self.description)
+        cuts = {stage: cut(array, self.kept[stage]) for stage, array in outcome.stages.items() if stage in self.kept}
+        stages = {stage: cuts[stage][0] if stage in cuts else array for stage, array in outcome.stages.items()}
+        faults = {stage: fault for stage, (_, fault) in cuts.items() if fault}
+        return replace(outcome, stages=stages, padded=self.description, padding_faults=faults)
 
 
 def padded_call(implementation: Implementation, task: Task) -> Padding | Failure | None:
@@ -116,7 +116,7 @@ def _padding(task: Task, lengths: Lengths, longer: Lengths, accepted: frozenset[
     if "bias" in inputs and task.operation == "attention_gradients":
         axes["grad_bias"], shapes["grad_bias"] = specs["bias"].axes, inputs["bias"].shape
     kept = {stage: _kept(stage, axes[stage], shape, lengths, longer) for stage, shape in shapes.items()}
-    return Padding(asked, {stage: each for stage, each in kept.items() if each.places}, _in_words(lengths, longer))
+    return Padding(asked, {stage: each for stage, each in kept.items() if each.positions}, _in_words(lengths, longer))
 
 
 def _scale(task: Task, lengths: Lengths, longer: Lengths, accepted: frozenset[str]) -> dict[str, float]:
@@ -164,7 +164,7 @@ def _grown(
     return array
 
 
-def _kept(stage: str, axes: Sequence[str], shape: Shape, lengths: Lengths, longer: Lengths) -> Kept:
+def _kept(stage: str, axes: Sequence[str], shape: Shape, lengths: Lengths, longer: Lengths) -> KeptElements:
     """Return which places of a stage's longer axes were there before."""
     kept: dict[int, Sequence[int]] = {}
     zeros: list[int] = []
@@ -172,10 +172,10 @@ def _kept(stage: str, axes: Sequence[str], shape: Shape, lengths: Lengths, longe
         heads, _, own = letter.rpartition("*")
         if own in longer and not (own in ("Lq", "T") and shape[axis] == 1 != longer[own]):  # broadcast: a bias's
             starts = range(0, lengths[heads] * longer[own], longer[own]) if heads else range(1)
-            places = range(lengths[own])
-            kept[axis] = places if len(starts) == 1 else [start + each for start in starts for each in places]
+            positions = range(lengths[own])
+            kept[axis] = positions if len(starts) == 1 else [start + each for start in starts for each in positions]
             zeros += [axis] if own in _ZERO_WHERE_ADDED.get(stage, ()) else []
-    return Kept(shape, kept, tuple(zeros))
+    return KeptElements(shape, kept, tuple(zeros))
 
 
 def _in_words(lengths: Lengths, longer: Lengths) -> str:

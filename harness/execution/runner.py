@@ -78,17 +78,17 @@ class GroupRunner(Generic[Key]):
         task_of: Callable[[Key], Task],
         report: Callable[[Key, Outcome], None],
         turns: PrioritySemaphore | None = None,
-        place_of: Callable[[Key], int] = lambda key: 0,
+        position_of: Callable[[Key], int] = lambda key: 0,
     ) -> None:
         """Evaluate every task, each in its turn, and report its outcome; returns early once ``stop`` is called.
 
-        ``place_of`` says where in the plan of all runners a task stands: the turn is that of the earliest.
+        ``position_of`` says where in the plan of all runners a task stands: the turn is that of the earliest.
         """
         try:
             for key in keys:
                 if self._stopping:
                     return
-                with turns.acquire(place_of(key)) if turns else nullcontext():
+                with turns.acquire(position_of(key)) if turns else nullcontext():
                     if self._stopping:
                         return
                     outcome = self.evaluate(task_of(key))

@@ -26,6 +26,6 @@ def scores_too_large(mode: Mode, task: Task, most: int) -> Failure | None:
     size = elements * task.inputs["query"].dtype.itemsize * stages
     if size <= most:
         return None
-    told = f"would hold {elements:,} scores in {stages} stages, {size / 2**30:.1f} GiB"
+    needed = f"would hold {elements:,} scores in {stages} stages, {size / 2**30:.1f} GiB"
     limit = f"a worker's share of the memory limit is {most / 2**30:.1f} GiB"
-    return Failure("unsupported", f"{told}; {limit}", ("more memory",))
+    return Failure("unsupported", f"{needed}; {limit}", ("more memory",))

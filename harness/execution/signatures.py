@@ -57,7 +57,7 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 @dataclass(frozen=True)
-class Place:
+class FunctionName:
     """Where a function is, for an adapter: the words that name it, and what has to be imported before, if anything."""
 
     called: str
@@ -115,15 +115,15 @@ def hints(name: str, function: Callable[..., Any]) -> list[str]:
     known = {each for each in own if each in contract(name)}
     alike = {each: meant for each in strange if (meant := _meaning(each)) in contract(name) and meant not in known}
     others = [each for each in strange if each not in alike]
-    told = [
+    unused = [
         f"its {each} is never given; if it is the contract's {meant}, call it so: without, cases that need {meant} are "
         "unsupported"
         for each, meant in alike.items()
     ]
-    return [*told, *([f"its {_listed(others)} {'is' if len(others) == 1 else 'are'} never given"] if others else [])]
+    return [*unused, *([f"its {_listed(others)} {'is' if len(others) == 1 else 'are'} never given"] if others else [])]
 
 
-def adapter(function: Callable[..., Any], place: Place, framework: str | None) -> list[str]:
+def adapter(function: Callable[..., Any], name: FunctionName, framework: str | None) -> list[str]:
     """Return the lines of a function that calls another one as attention is called, to be pasted.
 
     What cannot be guessed stands as ``...``, and a comment says so.
@@ -133,13 +133,13 @@ def adapter(function: Callable[..., Any], place: Place, framework: str | None) -
     taken = "".join(f", {each}={default!r}" for each, default in defaults.items())
     blanks = [each for each, expression in arguments if expression == _UNKNOWN]
     lines = [
-        *([f"{place.imported}", "", ""] if place.imported else []),
-        f"def {place.adapter}(query, key, value{', *' if taken else ''}{taken}):",
+        *([f"{name.imported}", "", ""] if name.imported else []),
+        f"def {name.adapter}(query, key, value{', *' if taken else ''}{taken}):",
         *(["    # mask is boolean: true = may attend"] if "mask" in options else []),
         *([f"    # FILL IN what stands as ...: {', '.join(each or 'an input' for each in blanks)}"] if blanks else []),
-        f"    return {place.called}({', '.join(_argument(*each) for each in arguments)})",
+        f"    return {name.called}({', '.join(_argument(*each) for each in arguments)})",
     ]
-    return [*lines, *(["", "", f'{place.adapter}.framework = "{framework}"'] if framework else [])]
+    return [*lines, *(["", "", f'{name.adapter}.framework = "{framework}"'] if framework else [])]
 
 
 def _arguments(signature: inspect.Signature) -> tuple[list[tuple[str, str]], list[str]]:

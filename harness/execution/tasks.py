@@ -11,4 +11,4 @@ from attncheck.reading.inputs import Inputs
 def task_of(case: Case, inputs: Inputs) -> Task:
     """Return the call that a case is, on inputs in the working dtype."""
     posed = call_form(case.operation, case.options, inputs.arrays)
-    return Task(case.operation, posed.options, posed.inputs, case.memory, case.judged_stages)
+    return Task(case.operation, posed.options, posed.inputs, case.memory_layout, case.judged_stages)

@@ -8,7 +8,7 @@ from typing import Any
 
 from attncheck.execution.imports import imports_of
 from attncheck.execution.origin import innermost
-from attncheck.execution.signatures import Place, adapter, is_plain
+from attncheck.execution.signatures import FunctionName, adapter, is_plain
 from attncheck.execution.user_code import Target, UnfitError
 from attncheck.execution.worker import clean
 
@@ -23,20 +23,20 @@ def unfit_text(error: UnfitError, target: Target, loaded: Any) -> str:
         return "\n".join([*lines[:-1], lines[-1] + advice])
     if not is_plain(called):
         return "\n".join(lines)
-    place = _place(target, error, called)
+    function_name = _function_name(target, error, called)
     framework = getattr(loaded, "framework", None) or imports_of(error.function).framework
-    code = adapter(error.function, place, framework if isinstance(framework, str) else None)
-    return "\n".join([*lines, _what_to_do(target, place.adapter), "", *code])
+    code = adapter(error.function, function_name, framework if isinstance(framework, str) else None)
+    return "\n".join([*lines, _what_to_do(target, function_name.adapter), "", *code])
 
 
-def _place(target: Target, error: UnfitError, called: str) -> Place:
+def _function_name(target: Target, error: UnfitError, called: str) -> FunctionName:
     written = getattr(innermost(error.function), "__globals__", {})
     if target.pickled or target.module.endswith(".py"):
-        return Place(called, is_taken="attention" in written)
+        return FunctionName(called, is_taken="attention" in written)
     root = called.partition(".")[0]
     own = f"own_{root}" if root == "attention" else root
     imported = f"from {target.module} import {root}" + (f" as {own}" if own != root else "")
-    return Place(own + called[len(root) :], imported)
+    return FunctionName(own + called[len(root) :], imported)
 
 
 def _what_to_do(target: Target, name: str) -> str:

@@ -47,7 +47,7 @@ class UserBackend:
         self.from_numpy, self._base_to_numpy = base.from_numpy, base.to_numpy
         for name, function in functions.items():
             call = functools.partial(self._call, name, function, required_keywords(name, function))
-            call.stands_for = function  # type: ignore[attr-defined] # whose parameters say what it can be asked
+            call.user_function = function  # type: ignore[attr-defined] # whose parameters say what it can be asked
             setattr(self, name, call)
 
     def to_numpy(self, tensor: Any) -> NDArray[Any]:
@@ -60,8 +60,8 @@ class UserBackend:
             array = self._base_to_numpy(tensor)
         except Exception as error:
             device = getattr(tensor, "device", None)
-            place = f" on device {device}" if device is not None else ""
-            raise TypeError(f"returned a {type(tensor).__name__}{place}, which gives no array: {error}") from error
+            where = f" on device {device}" if device is not None else ""
+            raise TypeError(f"returned a {type(tensor).__name__}{where}, which gives no array: {error}") from error
         if not isinstance(array, np.ndarray | np.generic):
             kind = f"{type(tensor).__module__.partition('.')[0]}'s {type(tensor).__name__}"
             raise TypeError(f"returned {kind}; expected a NumPy array, or name its framework with --framework")
@@ -122,10 +122,10 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 def _is_about_shapes(error: Exception) -> bool:
     """Whether an error reads as if a function took some widths or lengths alone; an assertion is read in its source."""
-    said = _words_of(error)
+    words = _words_of(error)
     if isinstance(error, AssertionError):
-        said += " ".join(frame.line or "" for frame in traceback.extract_tb(error.__traceback__)[-1:])
-    return _ABOUT_SHAPES.search(said) is not None
+        words += " ".join(frame.line or "" for frame in traceback.extract_tb(error.__traceback__)[-1:])
+    return _ABOUT_SHAPES.search(words) is not None
 
 
 def _words_of(error: Exception) -> str:

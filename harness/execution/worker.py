@@ -38,14 +38,14 @@ NOT_RETURNED = "expected a stage named"
 class Task:
     """One evaluation: an operation on inputs that are already in the working dtype.
 
-    ``memory`` says which of them lie in memory otherwise than row by row (``memory.py``). Of ``stages`` alone something
+    ``memory_layout`` says which of them lie otherwise than row by row (``layout.py``). Of ``stages`` alone something
     is asked; None is all that come back.
     """
 
     operation: str
     options: Mapping[str, Any]
     inputs: Mapping[str, NDArray[Any]]
-    memory: Mapping[str, str] = field(default_factory=dict)
+    memory_layout: Mapping[str, str] = field(default_factory=dict)
     stages: tuple[str, ...] | None = None
 
 
@@ -154,7 +154,7 @@ def evaluate_on(backend: Backend, task: Task) -> Outcome:
 
     try:
         with np.errstate(all="ignore"):
-            inputs = apply_layout(task.inputs, task.memory)
+            inputs = apply_layout(task.inputs, task.memory_layout)
             stages = run_operation(backend, task.operation, inputs, task.options)
             arrays = {name: _as_array(backend, name, tensor) for name, tensor in (stages or {}).items()}
             expected = result_stages(task.operation, task.options, task.inputs)
@@ -211,9 +211,9 @@ def clean(text: str) -> str:
 
 def _describe(error: BaseException) -> str:
     if isinstance(error, AdvisedError):
-        said = _describe(error.error)
+        message = _describe(error.error)
         room = _LONGEST_MESSAGE - len(error.advice) - 5
-        return clean(f"{said if len(said) <= room else f'{said[:room]}...'}; {error.advice}")
+        return clean(f"{message if len(message) <= room else f'{message[:room]}...'}; {error.advice}")
     name = type(error).__name__
     try:
         return clean(f"{name}: {str(error)[:_LONGEST_LOOKED_AT]}")

@@ -47,13 +47,15 @@ def compute_and_judge(
     answers: SimpleQueue[tuple[Unit, Group, Outcome] | BaseException] = SimpleQueue()
     turns = PrioritySemaphore(workers)
 
-    def settle(unit: Unit, outcomes: Mapping[str, Outcome]) -> None:
+    def finish(unit: Unit, outcomes: Mapping[str, Outcome]) -> None:
         recorder.add(judge.judge(plan.case(unit), unit.dtype, plan.inputs(unit), outcomes))
 
     def drive(runner: GroupRunner[Unit]) -> None:
         own = (unit for unit in plan if unit.dtype in runner.group.dtypes)
         try:
-            runner.run(own, plan.task, lambda unit, outcome: answers.put((unit, runner.group, outcome)), turns, _place)
+            runner.run(
+                own, plan.task, lambda unit, outcome: answers.put((unit, runner.group, outcome)), turns, _position
+            )
         except BaseException as error:  # must reach the main thread, or it would wait for ever
             answers.put(error)
 
@@ -64,7 +66,7 @@ def compute_and_judge(
                 threads.submit(drive, runner)
             for unit in plan:
                 if not serving[unit.dtype] and judge.implementations:
-                    settle(unit, {})
+                    finish(unit, {})
             on_progress(0, total)
             while recorder.evaluations < total:
                 answer = answers.get()
@@ -72,15 +74,15 @@ def compute_and_judge(
                     raise answer
                 unit, group, outcome = answer
                 recorder.evaluations += 1
-                found = outcomes.setdefault(unit.place, {})
+                found = outcomes.setdefault(unit.position, {})
                 found[group.implementation.name] = outcome
                 if len(found) == serving[unit.dtype]:
-                    settle(unit, outcomes.pop(unit.place))
+                    finish(unit, outcomes.pop(unit.position))
                 on_progress(recorder.evaluations, total)
         finally:
             for runner in runners:
                 runner.stop()
 
 
-def _place(unit: Unit) -> int:
-    return unit.place
+def _position(unit: Unit) -> int:
+    return unit.position

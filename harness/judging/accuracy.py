@@ -18,7 +18,7 @@ from attncheck.judging.bounds_terms import Bound, Real
 from attncheck.judging.formats import FORMATS
 from attncheck.judging.truth import Array, Stages, Truth
 from attncheck.reading.canonical import AttentionProblem
-from attncheck.spec import stage_place
+from attncheck.spec import stage_position
 from attncheck.verdicts import Verdict
 
 ACCURACIES = (("float32", "native", "float32"), ("16-bits", "eager_pre", "bfloat16"))
@@ -51,11 +51,11 @@ def judge_accuracy(
         if not all(agrees(lower, stage, array, rounding_model) for stage, array in failing.items()):
             refuted.add(_called(name))
             continue
-        first = min(failing, key=stage_place)
-        said = _is_noise(truth, bounds[first].scale, first, failing[first])
-        if said is None:
+        first = min(failing, key=stage_position)
+        is_noise = _is_noise(truth, bounds[first].scale, first, failing[first])
+        if is_noise is None:
             return None, refuted
-        if said:
+        if is_noise:
             return _convention(name, posed), refuted
         return None, refuted | {_called(other) for other, _, _ in ACCURACIES}
     return None, refuted
@@ -103,5 +103,5 @@ def _called(name: str) -> str:
 
 
 def _convention(name: str, posed: AttentionProblem) -> Alternative:
-    says = f"the {{stage}} is as accurate as {name.replace('-', ' ')} alone"
-    return Alternative(_called(name), says, "", posed, Verdict.NUMERIC, is_fitted=True)
+    description = f"the {{stage}} is as accurate as {name.replace('-', ' ')} alone"
+    return Alternative(_called(name), description, "", posed, Verdict.NUMERIC, is_fitted=True)

@@ -21,11 +21,11 @@ there is no such step."""
 class Alternative:
     """Another reading of a case.
 
-    ``says`` tells people what the implementation does and what the case means; ``{stage}`` is the stage where it shows.
-    ``stage`` is the one at which the reading departs from the case, ``posed`` the problem as it is then read.
-    ``option`` is what an implementation may declare: the name of a convention and its value. ``instead`` names the
-    stages to compare with where the problem has no such stage any more. ``departs`` makes the stages of an answer that
-    is no problem's: a step that is another one, such as a softmax over queries.
+    ``description`` tells people what the implementation does and what the case means; ``{stage}`` is the stage where it
+    shows. ``stage`` is the one at which the reading departs from the case, ``posed`` the problem as it is then read.
+    ``option`` is what an implementation may declare: the name of a convention and its value. ``stage_aliases`` names
+    the stages to compare with where the problem has no such stage any more. ``departs`` makes the stages of an answer
+    that is no problem's: a step that is another one, such as a softmax over queries.
 
     Names are the same in every case, so that one implementation's failures can be brought together. Alternatives of one
     ``answer`` cannot be told apart by a case, where 1/D is the square of 1/sqrt(D); ``unsure`` says all of them.
@@ -33,12 +33,12 @@ class Alternative:
     """
 
     name: str
-    says: str
+    description: str
     stage: str
     posed: AttentionProblem
     verdict: Verdict = Verdict.SEMANTIC
     option: tuple[str, str] | None = None
-    instead: Mapping[str, str] = field(default_factory=dict)
+    stage_aliases: Mapping[str, str] = field(default_factory=dict)
     departs: Departs | None = None
     answer: str = ""
     unsure: str = ""
@@ -57,10 +57,14 @@ class Alternative:
 
 
 def mistake(
-    name: str, says: str, posed: AttentionProblem, stage: str = "masked", instead: Mapping[str, str] | None = None
+    name: str,
+    description: str,
+    posed: AttentionProblem,
+    stage: str = "masked",
+    stage_aliases: Mapping[str, str] | None = None,
 ) -> Alternative:
     """Return a reading that nobody means."""
-    return Alternative(name, says, stage, posed, Verdict.NUMERIC, instead=instead or {})
+    return Alternative(name, description, stage, posed, Verdict.NUMERIC, stage_aliases=stage_aliases or {})
 
 
 def with_options(posed: AttentionProblem, **options: Any) -> AttentionProblem:

@@ -61,7 +61,7 @@ def compare_forms(first: Array, second: Array, anything: NDArray[np.bool_] | Non
     if odd.any():
         index = first_index(odd)
         values = float(first[index]), float(second[index])
-        return Comparison(Verdict.NONFINITE, "NaN or infinity in different places", index, *values)
+        return Comparison(Verdict.NONFINITE, "NaN or infinity at different indices", index, *values)
     return None
 
 

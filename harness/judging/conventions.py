@@ -2,7 +2,7 @@
 
 A convention is another reading of the same options: where causality and windows are counted from, which truth value of
 a mask forbids, how grouped heads are shared. A mistake leaves an option out, or takes another value for it. Both are
-here as problems whose exact answers a result may turn out to be (``recognition.py``).
+here as problems whose exact answers a result may turn out to be (``case_diagnosis.py``).
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def empty_row_conventions(operation: str, posed: AttentionProblem) -> Iterator[A
         return
     for value in EMPTY_ROWS:
         if value != own:
-            says, option = without_a_key(value, own), ("empty_rows", value)
+            description, option = without_a_key(value, own), ("empty_rows", value)
             yield Alternative(
-                f"empty-rows-{value}", says, "weights", with_options(posed, empty_rows=value), option=option
+                f"empty-rows-{value}", description, "weights", with_options(posed, empty_rows=value), option=option
             )
     if score_elements(operation, posed.options, posed.inputs) > MAX_AT_A_TIME:
         return  # as a mask, the next one would be of the size of the score matrix
@@ -63,10 +63,13 @@ def empty_row_conventions(operation: str, posed: AttentionProblem) -> Iterator[A
     shape = scores_shape(operation, plain.options, plain.inputs)
     allowed = Problem.of(operation, plain.options, plain.inputs).allowed(shape)
     if allowed is not None:
-        says = f"a query without a key attends to all keys, as if nothing were masked; the case expects {own}"
+        description = f"a query without a key attends to all keys, as if nothing were masked; the case expects {own}"
         unmasked = {**plain.inputs, "mask": allowed | rows[..., np.newaxis]}
         yield Alternative(
-            "empty-rows-unmasked", says, "weights", AttentionProblem({**plain.options, "is_causal": False}, unmasked)
+            "empty-rows-unmasked",
+            description,
+            "weights",
+            AttentionProblem({**plain.options, "is_causal": False}, unmasked),
         )
 
 
@@ -91,13 +94,15 @@ def _alignments(posed: AttentionProblem) -> Iterator[Alternative]:
     for alignment, (name, position) in _ALIGNMENTS.items():
         other = with_options(posed, alignment=alignment)
         if query_offset(other.options, other.inputs) != own:
-            says = f"{subject} is aligned {name} ({rule.format(position)}); the case means {meant}"
-            yield Alternative(f"aligned-{name}", says, "masked", other)
+            description = f"{subject} is aligned {name} ({rule.format(position)}); the case means {meant}"
+            yield Alternative(f"aligned-{name}", description, "masked", other)
             if options.get("is_causal") and options.get("window"):
-                yield from _aligned_apart(posed, other, f"aligned-{name}", says)
+                yield from _aligned_separately(posed, other, f"aligned-{name}", description)
 
 
-def _aligned_apart(posed: AttentionProblem, other: AttentionProblem, name: str, says: str) -> Iterator[Alternative]:
+def _aligned_separately(
+    posed: AttentionProblem, other: AttentionProblem, name: str, description: str
+) -> Iterator[Alternative]:
     """Yield one of causality and window aligned otherwise, the other one as the case means it."""
     queries, keys = queries_and_keys(posed)
     positions = np.arange(queries)[:, np.newaxis] + query_offset(other.options, other.inputs)
@@ -106,22 +111,22 @@ def _aligned_apart(posed: AttentionProblem, other: AttentionProblem, name: str, 
     within = np.full(behind.shape, fill_value=True)
     within &= left is None or behind >= -left
     within &= right is None or behind <= right
-    yield Alternative(name, says, "masked", with_allowed(with_options(posed, is_causal=False), behind <= 0))
-    yield Alternative(name, says, "masked", with_allowed(with_options(posed, window=None), within))
+    yield Alternative(name, description, "masked", with_allowed(with_options(posed, is_causal=False), behind <= 0))
+    yield Alternative(name, description, "masked", with_allowed(with_options(posed, window=None), within))
 
 
 def _masks(posed: AttentionProblem) -> Iterator[Alternative]:
     mask = posed.inputs.get("mask")
     if mask is not None:
-        says = "the mask is read as True = may not attend; the case means True = may attend"
-        yield Alternative("mask-inverted", says, "masked", with_inputs(posed, mask=~mask))
+        description = "the mask is read as True = may not attend; the case means True = may attend"
+        yield Alternative("mask-inverted", description, "masked", with_inputs(posed, mask=~mask))
     if posed.options.get("is_causal"):
         yield mistake("causality-ignored", "causality is ignored", with_mask(with_options(posed, is_causal=False)))
     if mask is not None:
         yield mistake("mask-ignored", "the mask is ignored", with_inputs(posed, mask=np.ones_like(mask)))
         bias = posed.inputs["bias"] + mask if "bias" in posed.inputs else mask.astype(np.float64)
-        says = "the mask is added to the scores as the numbers 0 and 1"
-        yield mistake("mask-added", says, with_inputs(posed, mask=np.ones_like(mask), bias=bias))
+        description = "the mask is added to the scores as the numbers 0 and 1"
+        yield mistake("mask-added", description, with_inputs(posed, mask=np.ones_like(mask), bias=bias))
     if "query_mask" in posed.inputs:
         yield mistake("query-mask-ignored", "the query mask is ignored", without_input(with_mask(posed), "query_mask"))
 
@@ -139,9 +144,9 @@ def _windows(posed: AttentionProblem) -> Iterator[Alternative]:
         ends = [side for side, moved in zip(("left", "right"), change, strict=True) if moved]
         how = "too narrow" if sum(change) < 0 else "too wide"
         meant = f"{_shown(other)}; the case means {_shown(window)}, ends included"
-        says = f"the window is one key {how} on the {' and the '.join(ends)}: {meant}"
+        description = f"the window is one key {how} on the {' and the '.join(ends)}: {meant}"
         name = f"window-{how.replace(' ', '-')}-{'-and-'.join(ends)}"
-        yield Alternative(name, says, "masked", with_options(posed, window=other))
+        yield Alternative(name, description, "masked", with_options(posed, window=other))
     yield mistake("window-ignored", "the window is ignored", with_mask(with_options(posed, window=None)))
 
 
@@ -150,9 +155,9 @@ def _key_lengths(posed: AttentionProblem) -> Iterator[Alternative]:
     if lengths is None:
         return
     for moved, name, how in ((1, "long", "the last key's index"), (-1, "short", "one less")):
-        says = f"a key length is taken for {how}; the case means the number of keys"
+        description = f"a key length is taken for {how}; the case means the number of keys"
         other = with_inputs(posed, key_lengths=lengths + moved)
-        yield Alternative(f"key-lengths-one-too-{name}", says, "masked", other)
+        yield Alternative(f"key-lengths-one-too-{name}", description, "masked", other)
     yield mistake("key-lengths-ignored", "the key lengths are ignored", without_input(with_mask(posed), "key_lengths"))
 
 
@@ -170,9 +175,9 @@ def _grouped_heads(operation: str, posed: AttentionProblem) -> Iterator[Alternat
         return
     order = np.arange(heads) % shared
     tiled = {name: _heads_of(posed.inputs[name], order, shared, axis) for name in names if name in posed.inputs}
-    says = "query head h takes key and value head h % Hkv (tiled); the case means head h // (H / Hkv) (repeated)"
+    description = "query head h takes key and value head h % Hkv (tiled); the case means head h // (H / Hkv) (repeated)"
     options = {"kv_heads": heads} if "kv_heads" in posed.options else {}
-    yield Alternative("heads-tiled", says, "raw_scores", with_options(with_inputs(posed, **tiled), **options))
+    yield Alternative("heads-tiled", description, "raw_scores", with_options(with_inputs(posed, **tiled), **options))
 
 
 def _heads_of(array: Any, order: Any, heads: int, axis: int) -> Any:
@@ -187,27 +192,27 @@ def _scales(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
         return
     own = scale_of(operation, posed)
     for scale, names in other_scales(operation, posed):
-        told, meant = scales_in_words(scale, own)
+        taken, meant = scales_in_words(scale, own)
         for name, words in names.items():
             alone = f", {words}," if words else ""
-            says = f"the {{stage}} is exactly that of scale {told}{alone} instead of {meant}"
+            description = f"the {{stage}} is exactly that of scale {taken}{alone} instead of {meant}"
             together = (
                 f", {' or '.join(all_words)},"
                 if (all_words := list(dict.fromkeys(filter(None, names.values()))))
                 else ""
             )
-            says_all = f"the {{stage}} is exactly that of scale {told}{together} instead of {meant}"
+            says_all = f"the {{stage}} is exactly that of scale {taken}{together} instead of {meant}"
             changed = with_options(posed, scale=scale)
             yield Alternative(
-                name, says, "scores", changed, Verdict.NUMERIC, answer=f"scale {scale!r}", unsure=says_all
+                name, description, "scores", changed, Verdict.NUMERIC, answer=f"scale {scale!r}", unsure=says_all
             )
 
 
 def _softcaps(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     if posed.options.get("softcap") is None:
         return
-    ignored, says = with_options(posed, softcap=None), "the softcap is ignored"
-    yield mistake("softcap-ignored", says, ignored, "capped", {"capped": "scores"})
+    ignored, description = with_options(posed, softcap=None), "the softcap is ignored"
+    yield mistake("softcap-ignored", description, ignored, "capped", {"capped": "scores"})
     if operation == "attention_gradients":
         return
     for stage, what, is_there in (
@@ -215,8 +220,10 @@ def _softcaps(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
         ("masked", "the mask", is_masked(posed)),
     ):
         if is_there:
-            says = f"the softcap is applied after {what}; the case means before it"
-            yield Alternative(f"softcap-after-{stage}", says, "capped", with_options(posed, softcap_follows=stage))
+            description = f"the softcap is applied after {what}; the case means before it"
+            yield Alternative(
+                f"softcap-after-{stage}", description, "capped", with_options(posed, softcap_follows=stage)
+            )
 
 
 def is_masked(posed: AttentionProblem) -> bool:

@@ -49,7 +49,7 @@ class _Step:
     """A step that may have been taken for another, at a stage of some operations."""
 
     name: str
-    says: str
+    description: str
     stage: str
     follow: Follow
     operations: tuple[str, ...]
@@ -86,7 +86,7 @@ def departures_of(operation: str, posed: AttentionProblem) -> Iterator[Alternati
     for step in _STEPS:
         is_there = step.follow is not squared or has_scale(operation, posed)
         if operation in step.operations and is_there:
-            found = _convention(step.name, step.says, step.stage, posed, _departs(step.follow))
+            found = _convention(step.name, step.description, step.stage, posed, _departs(step.follow))
             yield replace(found, answer=step.answer)
     if operation == "attention_gradients":
         yield from _gradients(operation, posed)
@@ -95,7 +95,7 @@ def departures_of(operation: str, posed: AttentionProblem) -> Iterator[Alternati
 def _gradients(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     scale = scale_of(operation, posed)
     root = math.sqrt(posed.inputs["query"].shape[-1])
-    told = {
+    factors = {
         "unscaled": (1 / scale if scale else 1.0, "lacks the scale"),
         "scaled-twice": (scale, "is scaled twice"),
         "times-root-of-width": (root, "is sqrt(D) times too large"),
@@ -103,21 +103,21 @@ def _gradients(operation: str, posed: AttentionProblem) -> Iterator[Alternative]
         "times-width": (root * root, "is D times too large"),
         "over-width": (1 / (root * root), "is D times too small"),
     }
-    same = {name: f"{factor:.12g}" for name, (factor, _) in told.items()}
-    for name, (factor, says) in told.items():
+    same = {name: f"{factor:.12g}" for name, (factor, _) in factors.items()}
+    for name, (factor, description) in factors.items():
         departs = _departs(multiplied(("grad_query", "grad_key"), factor), only_failing=True)
-        alike = [other for key, (_, other) in told.items() if same[key] == same[name]]
+        alike = [other for key, (_, other) in factors.items() if same[key] == same[name]]
         unsure = f"the {{stage}} {' or '.join(alike)}"
-        found = _convention(f"gradients-{name}", f"the {{stage}} {says}", "grad_query", posed, departs)
+        found = _convention(f"gradients-{name}", f"the {{stage}} {description}", "grad_query", posed, departs)
         yield replace(found, answer=f"gradients times {same[name]}", unsure=unsure)
     if "bias" in posed.inputs:
-        says = "the gradient of the bias is scaled like that of the scores"
+        description = "the gradient of the bias is scaled like that of the scores"
         departs = _departs(multiplied(("grad_bias",), scale))
-        yield _convention("bias-gradient-scaled", says, "grad_bias", posed, departs)
+        yield _convention("bias-gradient-scaled", description, "grad_bias", posed, departs)
 
 
-def _convention(name: str, says: str, stage: str, posed: AttentionProblem, departs: Departs) -> Alternative:
-    return Alternative(name, says, stage, posed, Verdict.NUMERIC, departs=departs)
+def _convention(name: str, description: str, stage: str, posed: AttentionProblem, departs: Departs) -> Alternative:
+    return Alternative(name, description, stage, posed, Verdict.NUMERIC, departs=departs)
 
 
 def _departs(follow: Follow, *, only_failing: bool = False) -> Departs:
@@ -154,7 +154,7 @@ def _other(truth: Truth, exact: Mapping[str, Enclosure], rounding_model: str, bo
 def _is_plain(truth: Truth) -> bool:
     """Whether every row has an answer by arithmetic, and all of it is known."""
     special = truth.special
-    conventional = special is None or (special.convention == DEFAULT_EMPTY_ROWS and not special.poisoned.any())
+    conventional = special is None or (special.convention == DEFAULT_EMPTY_ROWS and not special.nan_rows.any())
     is_defined = truth.undefined is None and not truth.inner
     return conventional and is_defined and truth.query_rows is None and "softcap_follows" not in truth.options
 

@@ -2,7 +2,7 @@
 
 One case is seldom enough. Weights of zero are those of every large scale, and one query that sees all keys ignores
 causality or aligns it bottom right. So each failing case only says which readings fit it and which it refutes
-(``recognition.py``), and over a run, for each implementation:
+(``case_diagnosis.py``), and over a run, for each implementation:
 
 - a reading is out where any failing case of the same operation refutes it: it would have shown there, and what was
   returned is not that. A case may have two faults, though: where each of two readings explains cases of its own, more
@@ -37,10 +37,10 @@ OR = " or "
 
 @dataclass(frozen=True)
 class Fit:
-    """A reading that explains a case; ``unsure`` names all that have its answer there, ``says`` it alone."""
+    """A reading that explains a case; ``unsure`` names all that have its answer there, ``description`` it alone."""
 
     name: str
-    says: str
+    description: str
     stage: str
     verdict: str
     answer: str
@@ -55,7 +55,7 @@ class Plain:
     verdict: str
     message: str
     begins_at: str
-    told: str
+    written: str
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def evidence_of(findings: Findings, stage: str, operation: str) -> Evidence:
     fits = (
         Fit(
             each.name,
-            each.says.format(stage=stage),
+            each.description.format(stage=stage),
             each.stage,
             each.verdict.value,
             each.its_answer,
@@ -119,8 +119,8 @@ def unpack(text: str) -> tuple[Evidence, Plain] | None:
         fits = tuple(Fit(**each) for each in record["fits"])
         plain = Plain(**record["plain"])
         Verdict(plain.verdict)
-        places = str(record["failing"]), str(record["operation"])
-        return Evidence(fits, frozenset(record["refuted"]), *places), plain
+        where = str(record["failing"]), str(record["operation"])
+        return Evidence(fits, frozenset(record["refuted"]), *where), plain
     except (ValueError, TypeError, KeyError):
         return None
 
@@ -197,11 +197,11 @@ def _decision(evidence: Evidence, explained: Mapping[_Reading, set[Unit]], stage
 def _with_all_names(fits: Sequence[Fit]) -> Fit:
     """Bring readings of one answer together, such as scales that are the same number in every case."""
     first = fits[0]
-    return replace(first, name=OR.join(fit.name for fit in fits), says=first.unsure or first.says)
+    return replace(first, name=OR.join(fit.name for fit in fits), description=first.unsure or first.description)
 
 
 @dataclass(frozen=True)
-class Told:
+class Wording:
     """How a row reads in the end."""
 
     verdict: str
@@ -210,7 +210,7 @@ class Told:
     diagnosis: str | None
 
 
-def retold(decision: Decision, plain: Plain, message: str, *, follows: bool = False) -> Told | None:
+def reworded(decision: Decision, plain: Plain, message: str, *, follows: bool = False) -> Wording | None:
     """Return how a row reads under a decision; None where it stays as it was written.
 
     ``message`` is the row's own; what stands in it behind that with which it was written stays. A row that ``follows``
@@ -218,15 +218,15 @@ def retold(decision: Decision, plain: Plain, message: str, *, follows: bool = Fa
     """
     if decision.stands:
         return None
-    behind = message.removeprefix(plain.told) if message.startswith(plain.told) else ""
+    behind = message.removeprefix(plain.written) if message.startswith(plain.written) else ""
     fit = decision.fit
     if fit is None or (follows and fit.verdict != Verdict.SEMANTIC):
-        return Told(plain.verdict, plain.message + behind, plain.begins_at, None)
+        return Wording(plain.verdict, plain.message + behind, plain.begins_at, None)
     begins_at = fit.stage or plain.begins_at
     if fit.verdict != Verdict.SEMANTIC:
-        return Told(plain.verdict, f"{fit.says}; {plain.message}{behind}", begins_at, fit.name)
-    says = f"{plain.message}; {fit.says}" if follows else fit.says
-    return Told(Verdict.SEMANTIC, says + behind, begins_at, fit.name)
+        return Wording(plain.verdict, f"{fit.description}; {plain.message}{behind}", begins_at, fit.name)
+    description = f"{plain.message}; {fit.description}" if follows else fit.description
+    return Wording(Verdict.SEMANTIC, description + behind, begins_at, fit.name)
 
 
 def bring_together(evidences: Iterable[tuple[str, Unit, Evidence]]) -> dict[tuple[str, Unit], Decision]:

@@ -63,9 +63,9 @@ class Enclosure:
         with np.errstate(invalid="ignore", over="ignore"):
             # Near each other candidate and high differ by an exact number (Sterbenz); far apart low hardly matters.
             error = np.abs((stored - self.high) - self.low)
-        settled: Real = np.where(np.isfinite(stored) & np.isfinite(self.high), error, np.inf)
-        settled[np.isinf(self.high) & (stored == self.high)] = 0
-        return settled
+        exact_error: Real = np.where(np.isfinite(stored) & np.isfinite(self.high), error, np.inf)
+        exact_error[np.isinf(self.high) & (stored == self.high)] = 0
+        return exact_error
 
 
 def enclose(balls: Sequence[arb], shape: Shape, attended: NDArray[np.bool_] | None = None) -> Enclosure:
@@ -75,10 +75,10 @@ def enclose(balls: Sequence[arb], shape: Shape, attended: NDArray[np.bool_] | No
     """
     if attended is None:
         return Enclosure(*_split(balls)).reshaped(shape)
-    places = attended.ravel()
-    high = np.full(places.size, -np.inf)
+    positions = attended.ravel()
+    high = np.full(positions.size, -np.inf)
     low, radius = np.zeros_like(high), np.zeros_like(high)
-    high[places], low[places], radius[places] = _split(list(compress(balls, places.tolist())))
+    high[positions], low[positions], radius[positions] = _split(list(compress(balls, positions.tolist())))
     return Enclosure(high, low, radius).reshaped(shape)
 
 

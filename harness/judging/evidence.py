@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from attncheck.judging.diagnosis import Plain, evidence_of, pack
-from attncheck.judging.judge_implementation import RECOGNISABLE, JudgedStages
+from attncheck.judging.judge_implementation import DIAGNOSABLE, JudgedStages
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.results.format import Row
 
@@ -16,7 +16,7 @@ def with_evidence(rows: Sequence[Row], judged: JudgedStages, explain: Callable[[
 
     ``explain`` returns the message of a judgement, with the element that it names.
     """
-    failing = [row for row in rows if row.verdict in RECOGNISABLE and not row.known]
+    failing = [row for row in rows if row.verdict in DIAGNOSABLE and not row.xfail]
     if not failing or not (judged.findings.fits or judged.findings.refuted):
         return list(rows)
     evidence = evidence_of(judged.findings, failing[0].stage, failing[0].operation)

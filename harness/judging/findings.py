@@ -20,7 +20,7 @@ class Findings:
     open: frozenset[str] = frozenset()
 
     @property
-    def told(self) -> Alternative | None:
+    def named(self) -> Alternative | None:
         """What this case names by itself: the reading that fits, if it is the only one, and a convention in any case.
 
         A result that is right under another convention is that, whatever else gives the same numbers here.
@@ -30,13 +30,13 @@ class Findings:
             return None
         if len(answers) == 1:
             first = self.fits[0]
-            return replace(first, says=first.unsure) if len(self.fits) > 1 and first.unsure else first
+            return replace(first, description=first.unsure) if len(self.fits) > 1 and first.unsure else first
         convention = next((each for each in self.fits if each.verdict is Verdict.SEMANTIC), None)
         if convention is None:
             return None
-        others = [each.says for each in answers.values() if each.its_answer != convention.its_answer][::-1]
-        says = f"{convention.says} (or {', or '.join(others)}: this case does not tell them apart)"
-        return replace(convention, says=says)
+        others = [each.description for each in answers.values() if each.its_answer != convention.its_answer][::-1]
+        description = f"{convention.description} (or {', or '.join(others)}: this case does not tell them apart)"
+        return replace(convention, description=description)
 
 
-NOTHING = Findings()
+NO_FINDINGS = Findings()

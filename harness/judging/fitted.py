@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from attncheck.judging.alternatives import Alternative
 from attncheck.judging.formats import FORMATS
 from attncheck.judging.mistakes import with_bias_times
-from attncheck.judging.nearness import best_number
+from attncheck.judging.residuals import best_number
 from attncheck.judging.scales import has_scale, scale_of, scales_in_words, shortest
 from attncheck.judging.truth import Stages, Truth
 from attncheck.reading.canonical import AttentionProblem, canonical_form
-from attncheck.spec import stage_place
+from attncheck.spec import stage_position
 from attncheck.verdicts import Verdict
 
 MIN_FITTED = 8
@@ -22,17 +22,17 @@ def fitted_numbers(truth: Truth, posed: AttentionProblem, failing: Stages) -> It
     """Yield the case with the number that fits best, and before it with the nearest number of few digits."""
     if sum(array.size for array in failing.values()) < MIN_FITTED:
         return
-    operation, first = truth.operation, min(map(stage_place, failing))
+    operation, first = truth.operation, min(map(stage_position, failing))
     unit, plain = FORMATS[truth.dtype].unit_roundoff, canonical_form(operation, posed.options, posed.inputs)
-    if has_scale(operation, posed) and first >= stage_place("scores"):
+    if has_scale(operation, posed) and first >= stage_position("scores"):
         own = scale_of(operation, posed)
         fitted = best_number(operation, lambda scale: _scaled(plain, scale), failing, own)
         for scale in _shortened(fitted, unit, own):
-            told, given = scales_in_words(scale, own)
-            says = f"the {{stage}} is that of scale {told} (given {given})"
+            taken, given = scales_in_words(scale, own)
+            description = f"the {{stage}} is that of scale {taken} (given {given})"
             changed = _scaled(posed, scale)
-            yield Alternative("scale-fitted", says, "scores", changed, Verdict.NUMERIC, is_fitted=True)
-    if "bias" in posed.inputs and first >= stage_place("biased"):
+            yield Alternative("scale-fitted", description, "scores", changed, Verdict.NUMERIC, is_fitted=True)
+    if "bias" in posed.inputs and first >= stage_position("biased"):
         fitted = best_number(operation, lambda factor: with_bias_times(plain, factor, "").posed, failing, 1.0)
         for factor in _shortened(fitted, unit, 1.0):
             yield with_bias_times(posed, factor, scales_in_words(factor, 1.0)[0])

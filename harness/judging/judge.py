@@ -22,7 +22,7 @@ from attncheck.judging.evidence import with_evidence
 from attncheck.judging.judge_implementation import (
     JudgedStages,
     OwnEmptyRows,
-    judge_and_recognise,
+    judge_and_diagnose,
     with_padding_faults,
 )
 from attncheck.judging.judge_numbers import judge_numbers
@@ -82,7 +82,7 @@ def judge(
         elif isinstance(outcome, Computed):
             computed[name] = outcome.stages
             known = replace((own_empty_rows or {}).get(name, OwnEmptyRows()), is_asked=not outcome.not_asked)
-            judged = judge_and_recognise(truth, outcome.stages, case.stage_shapes, classes[name], known)
+            judged = judge_and_diagnose(truth, outcome.stages, case.stage_shapes, classes[name], known)
             judged = with_padding_faults(judged, outcome.padding_faults)
             rows += _stage_rows(replace(own, padded=outcome.padded or None), judged, outcome.stages)
         rows[first:] = [replace(row, seconds=outcome.seconds) for row in rows[first : first + 1]] + rows[first + 1 :]
@@ -105,14 +105,14 @@ def _following(stages: list[Row], numbers: list[Row]) -> list[Row]:
     }
     missed = (Verdict.NUMERIC, Verdict.NONFINITE)
 
-    def told(row: Row) -> Row:
+    def with_begins_at(row: Row) -> Row:
         if row.verdict not in missed or row.implementation not in reasons:
             return row
         message = f"{row.message}; {reasons[row.implementation]}"
         plain = Plain(row.verdict, row.message, "", message)
         return replace(row, verdict=Verdict.SEMANTIC, message=message, evidence=pack(Evidence(), plain))
 
-    return [told(row) for row in numbers]
+    return [with_begins_at(row) for row in numbers]
 
 
 def worst_bounds(truth: Truth, rounding_model: str) -> Bounds:
@@ -243,7 +243,7 @@ def _stage_rows(own: Row, judged: JudgedStages, stages: Stages) -> list[Row]:
     rows = [_stage_row(own, judgement, stages[judgement.stage], begins_at) for judgement in judged.judgements]
     reason, source = judged.reason, judged.source
     rows = [
-        replace(row, known=True, reason=reason, thread=source) if row.stage in judged.excused else row for row in rows
+        replace(row, xfail=True, reason=reason, thread=source) if row.stage in judged.excused else row for row in rows
     ]
     return with_evidence(rows, judged, lambda judgement: _explain(judgement, stages[judgement.stage]))
 

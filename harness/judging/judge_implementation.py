@@ -1,9 +1,9 @@
 """One implementation's stages, judged, and what fails said to be another convention or a known mistake where it is one.
 
 What a query without a key gives is a convention. An implementation is judged by the case's. What fails by that is
-judged by what it is known to give instead: because it declares so (a mode of ``attncheck.backends``), because a known
-divergence says so, or because it was never asked for the case's convention, having no keyword for it. A stage that is
-right by that is ``semantic``; any other error fails as it would by the case's own convention.
+judged by what it is known to give instead: because it declares so (a mode of ``attncheck.backends``), because an
+expected failure says so, or because it was never asked for the case's convention, having no keyword for it. A stage
+that is right by that is ``semantic``; any other error fails as it would by the case's own convention.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from numpy.typing import NDArray
 
 from attncheck.execution.cutting import is_of_shape
 from attncheck.judging.alternatives import Alternative
+from attncheck.judging.case_diagnosis import diagnose_case
 from attncheck.judging.conventions import empty_row_conventions
-from attncheck.judging.findings import NOTHING, Findings
+from attncheck.judging.findings import NO_FINDINGS, Findings
 from attncheck.judging.judge_stages import StageJudgement, judge_stages, sound_stages, where_it_begins
 from attncheck.judging.readings import truth_of
-from attncheck.judging.recognition import recognise
 from attncheck.judging.truth import Truth
 from attncheck.spec import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, Shape
 from attncheck.verdicts import Verdict
 
 WRONG_NUMBERS = (Verdict.NUMERIC, Verdict.NONFINITE)
 """What a wrong number can be; a wrong shape or dtype is no convention."""
-RECOGNISABLE = (*WRONG_NUMBERS, Verdict.SEMANTIC)
+DIAGNOSABLE = (*WRONG_NUMBERS, Verdict.SEMANTIC)
 """The same, recognised or not."""
 
 _Basis = Literal["declared", "recorded", "not asked"]
@@ -44,8 +44,8 @@ _BECAUSE: Mapping[_Basis, str] = {
 class OwnEmptyRows:
     """What an implementation is known to give for a query without a key, whatever the case expects.
 
-    ``declared`` is what it declares, ``reason`` and ``source`` why, ``recorded`` what known divergences say of it. It
-    ``is_asked`` for the case's convention where it has a keyword for it.
+    ``declared`` is what it declares, ``reason`` and ``source`` why, ``recorded`` what lists of expected failures say of
+    it. It ``is_asked`` for the case's convention where it has a keyword for it.
     """
 
     declared: str | None = None
@@ -70,12 +70,12 @@ class JudgedStages:
     excused: frozenset[str] = frozenset()
     reason: str = ""
     source: str | None = None
-    findings: Findings = NOTHING
+    findings: Findings = NO_FINDINGS
     plain: tuple[StageJudgement, ...] = ()
     plain_begins_at: str = ""
 
 
-def judge_and_recognise(
+def judge_and_diagnose(
     truth: Truth,
     stages: Mapping[str, NDArray[Any]],
     shapes: Mapping[str, Shape],
@@ -93,20 +93,23 @@ def judge_and_recognise(
     possible = _by_own_conventions(truth, judgements, stages, shapes, rounding_model, own or OwnEmptyRows())
     other = _nearest(bases[0], possible)
     if other is not None:
-        bases = [other] if other.settled else [*bases, other]
-    sound, findings = sound_stages(truth, stages, shapes), NOTHING
+        bases = [other] if other.explained else [*bases, other]
+    sound, findings = sound_stages(truth, stages, shapes), NO_FINDINGS
     unexplained = _unexplained(bases[-1], own)
     for base in bases:
         failed = {stage: sound[stage] for stage in _failed(base.judgements)}
         right = {each.stage: sound[each.stage] for each in base.judgements if each.verdict is Verdict.AGREE}
-        findings = recognise(base.truth, failed, rounding_model, right) if failed else NOTHING
-        found = findings.told
+        findings = diagnose_case(base.truth, failed, rounding_model, right) if failed else NO_FINDINGS
+        found = findings.named
         if found is not None:
-            says = found.says.format(stage=next(iter(failed)))
+            description = found.description.format(stage=next(iter(failed)))
             # Beside a mistake, what is known of rows without a key adds nothing to its size.
             sized = other if other is not None and found.option == other.convention.option else base
-            told = [_told(each, found, says) if each.stage in failed else each for each in sized.judgements]
-            judged = _judged(told, found.stage or unexplained.begins_at, found, base, own)
+            judgements = [
+                _with_convention(each, found, description) if each.stage in failed else each
+                for each in sized.judgements
+            ]
+            judged = _judged(judgements, found.stage or unexplained.begins_at, found, base, own)
             plain, begins_at = unexplained.judgements, unexplained.begins_at
             return replace(judged, findings=findings, plain=plain, plain_begins_at=begins_at)
     return replace(unexplained, findings=findings)
@@ -135,24 +138,24 @@ def _spoilt(judgement: StageJudgement, fault: str) -> StageJudgement:
 
 def _unexplained(base: _Base, own: OwnEmptyRows | None) -> JudgedStages:
     """What nothing explains is judged by what is known."""
-    begins_at = where_it_begins([each for each in base.judgements if each.stage not in base.settled])
-    if not isinstance(base, _OwnBase) or not base.settled:
+    begins_at = where_it_begins([each for each in base.judgements if each.stage not in base.explained])
+    if not isinstance(base, _OwnBase) or not base.explained:
         return JudgedStages(tuple(base.judgements), begins_at)
     return _judged(base.judgements, begins_at or base.convention.stage, base.convention, base, own)
 
 
 @dataclass(frozen=True, eq=False)
 class _Base:
-    """What other readings start from: a truth, the judgements by it, and the stages that are settled already."""
+    """What other readings start from: a truth, the judgements by it, and the stages that are explained already."""
 
     truth: Truth
     judgements: Sequence[StageJudgement]
-    settled: frozenset[str] = frozenset()
+    explained: frozenset[str] = frozenset()
 
     @property
     def size(self) -> float:
         """The largest error that is left, over its bound; infinite where something is no number."""
-        left = [each for each in self.judgements if each.stage not in self.settled and each.verdict in WRONG_NUMBERS]
+        left = [each for each in self.judgements if each.stage not in self.explained and each.verdict in WRONG_NUMBERS]
         return max((each.accumulated.ratio if each.accumulated else math.inf for each in left), default=0.0)
 
 
@@ -164,9 +167,9 @@ class _OwnBase(_Base):
     basis: _Basis
 
     @property
-    def says(self) -> str:
+    def description(self) -> str:
         """What it gives, what the case means instead, and why it may."""
-        return self.convention.says + _BECAUSE[self.basis]
+        return self.convention.description + _BECAUSE[self.basis]
 
 
 def _by_own_conventions(
@@ -202,40 +205,40 @@ def _bases_of(truth: Truth, known: OwnEmptyRows) -> dict[str, _Basis]:
 
 def _settled(base: _OwnBase, under: Mapping[str, StageJudgement]) -> _OwnBase:
     """Settle what is right by a convention of the implementation's own, and judge what else fails by it too."""
-    settled = frozenset(stage for stage in _failed(base.judgements) if under[stage].verdict is Verdict.AGREE)
+    explained = frozenset(stage for stage in _failed(base.judgements) if under[stage].verdict is Verdict.AGREE)
     judgements = [
-        _told(found, base.convention, base.says)
-        if found.stage in settled
+        _with_convention(found, base.convention, base.description)
+        if found.stage in explained
         else under[found.stage]
         if found.verdict in WRONG_NUMBERS
         else found
         for found in base.judgements
     ]
-    return replace(base, judgements=judgements, settled=settled)
+    return replace(base, judgements=judgements, explained=explained)
 
 
 def _nearest(case: _Base, bases: Iterator[_OwnBase]) -> _OwnBase | None:
     """Return what leaves the smallest errors, and of several what settles most; None where nothing beats the case."""
-    better = (base for base in bases if base.settled or base.size < case.size)
-    return min(better, key=lambda base: (base.size, -len(base.settled)), default=None)
+    better = (base for base in bases if base.explained or base.size < case.size)
+    return min(better, key=lambda base: (base.size, -len(base.explained)), default=None)
 
 
 def _judged(
     judgements: Sequence[StageJudgement], begins_at: str, found: Alternative, base: _Base, own: OwnEmptyRows | None
 ) -> JudgedStages:
-    """Say which stages are excused, and why; what is recorded is for the list of known divergences to excuse."""
+    """Say which stages are excused, and why; what is recorded is for the list of expected failures to excuse."""
     judged = JudgedStages(tuple(judgements), begins_at, found)
     if not isinstance(base, _OwnBase) or base.basis == "recorded":
         return judged
     declared = own if own is not None and base.basis == "declared" else OwnEmptyRows()
-    return replace(judged, excused=base.settled, reason=declared.reason or base.says, source=declared.source)
+    return replace(judged, excused=base.explained, reason=declared.reason or base.description, source=declared.source)
 
 
 def _failed(judgements: Sequence[StageJudgement]) -> list[str]:
     return [found.stage for found in judgements if found.verdict in WRONG_NUMBERS]
 
 
-def _told(judgement: StageJudgement, convention: Alternative, says: str) -> StageJudgement:
+def _with_convention(judgement: StageJudgement, convention: Alternative, description: str) -> StageJudgement:
     if convention.verdict is Verdict.SEMANTIC:
-        return replace(judgement, verdict=Verdict.SEMANTIC, message=says, empty_rows=convention.empty_rows)
-    return replace(judgement, message=f"{says}; {judgement.message}")
+        return replace(judgement, verdict=Verdict.SEMANTIC, message=description, empty_rows=convention.empty_rows)
+    return replace(judgement, message=f"{description}; {judgement.message}")

@@ -198,8 +198,8 @@ def _with_erratum(rows: list[Row], erratum: str) -> list[Row]:
     """
     if all(row.verdict == Verdict.AGREE for row in rows):
         message = f"the recorded erratum no longer happens, every printed number holds: {erratum}"
-        return [replace(row, verdict=Verdict.STALE, message=message) for row in rows]
-    return [replace(row, known=True, message=erratum) if row.verdict == Verdict.MISPRINT else row for row in rows]
+        return [replace(row, verdict=Verdict.XPASS, message=message) for row in rows]
+    return [replace(row, xfail=True, message=erratum) if row.verdict == Verdict.MISPRINT else row for row in rows]
 
 
 def _document_order(value: Array, expected: Expected) -> list[tuple[int, ...]]:

@@ -19,12 +19,12 @@ from attncheck.judging.bounds import Bound
 from attncheck.judging.compare import Index, first_index
 from attncheck.judging.enclosure import Enclosure
 from attncheck.judging.error_messages import explain_errors, explain_without_bound
-from attncheck.judging.places import where_wrong
+from attncheck.judging.locations import where_wrong
 from attncheck.judging.sampling import axis_of_queries, index_in_all, rows_of_stage
 from attncheck.judging.tiers import Measured, Tier, measure
 from attncheck.judging.truth import Truth, is_measured, is_open, is_prescribed
 from attncheck.reading.shapes import show
-from attncheck.spec import Shape, stage_place
+from attncheck.spec import Shape, stage_position
 from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]
@@ -64,7 +64,7 @@ class StageJudgement:
     @property
     def is_noisy(self) -> bool:
         """Whether the errors are larger than those of every known good implementation, though they do not fail."""
-        return Tier.NOISY in {measured.tier for measured in (self.accumulated, self.introduced) if measured}
+        return Tier.WARNING in {measured.tier for measured in (self.accumulated, self.introduced) if measured}
 
     @property
     def goes_wrong_here(self) -> bool:
@@ -76,7 +76,7 @@ class StageJudgement:
 
 def in_order(stages: Mapping[str, Array]) -> list[str]:
     """Return the stages' names in the order in which attention computes them; names of their own come last."""
-    return sorted(stages, key=stage_place)
+    return sorted(stages, key=stage_position)
 
 
 def judge_stages(
@@ -127,7 +127,7 @@ def _judge_values(truth: Truth, stage: str, sound: Mapping[str, Array], rounding
     """Judge the rows of a stage that are known."""
     array = sound[stage]
     exact, bound = truth.exact_for(stage, array), truth.bounds(rounding_model)[stage]
-    odd = _odd_places(exact, bound, array)
+    odd = _odd_elements(exact, bound, array)
     open_ = is_open(exact, bound, truth.dtype)
     if odd.any():
         return replace(_nonfinite(stage, exact, array, odd), unjudged=int(open_.sum()))
@@ -154,10 +154,10 @@ def _with_unjudged(truth: Truth, judgement: StageJudgement, open_: NDArray[np.bo
     return replace(judgement, unjudged=unjudged, message=message)
 
 
-def failing_places(truth: Truth, stage: str, array: Array, rounding_model: str) -> NDArray[np.bool_]:
+def failing_elements(truth: Truth, stage: str, array: Array, rounding_model: str) -> NDArray[np.bool_]:
     """Return where the judged rows of a stage are proved to be wrong against the exact answer."""
     exact, bound = truth.exact_for(stage, array), truth.bounds(rounding_model)[stage]
-    wrong: NDArray[np.bool_] = _beyond(exact, bound, array) | _odd_places(exact, bound, array)
+    wrong: NDArray[np.bool_] = _beyond(exact, bound, array) | _odd_elements(exact, bound, array)
     return wrong
 
 
@@ -172,7 +172,7 @@ def _beyond(exact: Enclosure, bound: Bound, array: Array) -> NDArray[np.bool_]:
 def agrees(truth: Truth, stage: str, array: Array, rounding_model: str) -> bool:
     """Whether the judged rows of a stage are right against the exact answer, whatever came before them."""
     exact, bound = truth.exact_for(stage, array), truth.bounds(rounding_model)[stage]
-    if _odd_places(exact, bound, array).any():
+    if _odd_elements(exact, bound, array).any():
         return False
     return not _measure(exact, bound, array, generic=_has_statistics(truth, stage, introduced=False)).tier.fails
 
@@ -202,7 +202,7 @@ def _of_whole(truth: Truth, judgement: StageJudgement) -> StageJudgement:
     )
 
 
-def _odd_places(exact: Enclosure, bound: Bound, array: Array) -> NDArray[np.bool_]:
+def _odd_elements(exact: Enclosure, bound: Bound, array: Array) -> NDArray[np.bool_]:
     """Return where a value is NaN or infinite and the exact one is not, or the other way round."""
     stored = array.astype(np.float64)
     same = (stored == exact.high) | (np.isnan(stored) & np.isnan(exact.high))
@@ -215,7 +215,7 @@ def _nonfinite(stage: str, exact: Enclosure, array: Array, odd: NDArray[np.bool_
     index = tuple(int(axis) for axis in np.unravel_index(int(np.argmax(odd)), odd.shape))
     value, truth = float(array[index]), float(exact.high[index])
     swallowed = "NaN swallowed: " if np.isnan(truth) else ""
-    message = f"{swallowed}{value:g} where the exact value is {truth:.9g}, at {int(odd.sum())} of {odd.size} places"
+    message = f"{swallowed}{value:g} where the exact value is {truth:.9g}, at {int(odd.sum())} of {odd.size} elements"
     return StageJudgement(
         stage, Verdict.NONFINITE, index=index, value=value, exact=truth, against="exact", message=message
     )
@@ -254,7 +254,7 @@ def _numeric(
         }
     verdict = Verdict.NUMERIC if fails else Verdict.AGREE
     message = explain_errors(accumulated, introduced) if fails else ""
-    if fails and named.tier is Tier.PROVED:
+    if fails and named.tier is Tier.PROVEN:
         wrong = _beyond(exact, bound, array)
         if named.ratio == np.inf:
             message = explain_without_bound(stage, array, exact, wrong & (bound.worst == 0), against)

@@ -1,7 +1,7 @@
 """What implementations are known to do instead of what a case asks for, each as another problem.
 
 None of these is a convention: nobody means them. Each is the exact answer of a problem that the case does not pose, so
-that a result can be held against it within bounds (``recognition.py``). A mistake is offered only by a case that has
+that a result can be held against it within bounds (``case_diagnosis.py``). A mistake is offered only by a case that has
 what it is about, and one that changes nothing there is told apart from the case by nobody.
 """
 
@@ -51,11 +51,11 @@ def _biases(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     if bias is None:
         return
     yield mistake("bias-ignored", "the bias is ignored", with_inputs(posed, bias=np.zeros_like(bias)), "biased")
-    for name, factor, says in _factors_of_bias(operation, posed):
+    for name, factor, description in _factors_of_bias(operation, posed):
         if factor != 1 and (factor > 0 or np.isfinite(bias).all()):
             other = _with_bias_times(posed, factor)
             answer = f"bias times {factor:.12g}"
-            yield Alternative(name, says, "biased", other, Verdict.NUMERIC, answer=answer)
+            yield Alternative(name, description, "biased", other, Verdict.NUMERIC, answer=answer)
 
 
 def _factors_of_bias(operation: str, posed: AttentionProblem) -> Iterator[tuple[str, float, str]]:
@@ -72,8 +72,10 @@ def _factors_of_bias(operation: str, posed: AttentionProblem) -> Iterator[tuple[
 
 def with_bias_times(posed: AttentionProblem, factor: float, words: str) -> Alternative:
     """Return a bias times a number that was fitted."""
-    says = f"the bias is multiplied by {words}"
-    return Alternative("bias-fitted", says, "biased", _with_bias_times(posed, factor), Verdict.NUMERIC, is_fitted=True)
+    description = f"the bias is multiplied by {words}"
+    return Alternative(
+        "bias-fitted", description, "biased", _with_bias_times(posed, factor), Verdict.NUMERIC, is_fitted=True
+    )
 
 
 def _with_bias_times(posed: AttentionProblem, factor: float) -> AttentionProblem:
@@ -90,11 +92,11 @@ def _causality(posed: AttentionProblem) -> Iterator[Alternative]:
         return
     queries, keys = queries_and_keys(posed)
     behind = np.arange(keys) - np.arange(queries)[:, np.newaxis] - query_offset(posed.options, posed.inputs)
-    for name, steps, says in (
+    for name, steps, description in (
         ("causal-next-key", 1, "causality is off by one: each query sees one key too many, j <= i + 1"),
         ("causal-without-own-key", -1, "causality is off by one: no query sees its own key, j < i"),
     ):
-        yield mistake(name, says, with_allowed(with_options(posed, is_causal=False), behind <= steps))
+        yield mistake(name, description, with_allowed(with_options(posed, is_causal=False), behind <= steps))
     mirrored = with_allowed(with_options(posed, is_causal=False), behind >= 0)
     yield mistake("causal-mirrored", "causality is mirrored: query i sees the keys j >= i", mirrored)
 
@@ -135,22 +137,22 @@ def _shared(posed: AttentionProblem) -> Iterator[Alternative]:
         array = posed.inputs.get(name)
         for axis, slug, word in _SHARED_AXES:
             if array is not None and array.ndim == 4 and array.shape[axis] > 1:
-                says = f"{plural} of the first {word} is taken for all"
+                description = f"{plural} of the first {word} is taken for all"
                 shared = np.broadcast_to(array.take([0], axis), array.shape)
-                yield mistake(f"{name}-of-first-{slug}", says, with_inputs(posed, **{name: shared}), stage)
+                yield mistake(f"{name}-of-first-{slug}", description, with_inputs(posed, **{name: shared}), stage)
     lengths = posed.inputs.get("key_lengths")
     if lengths is not None and lengths.size > 1:
-        says = "the key length of the first batch entry is taken for all"
+        description = "the key length of the first batch entry is taken for all"
         shared = np.broadcast_to(lengths[:1], lengths.shape)
-        yield mistake("key-lengths-of-first-batch-entry", says, with_inputs(posed, key_lengths=shared))
+        yield mistake("key-lengths-of-first-batch-entry", description, with_inputs(posed, key_lengths=shared))
 
 
 def _transposed_mask(posed: AttentionProblem) -> Iterator[Alternative]:
     mask = posed.inputs.get("mask")
     queries, keys = queries_and_keys(posed)
     if mask is not None and mask.ndim >= 2 and queries == keys and max(mask.shape[-2:]) > 1:
-        says = "queries and keys of the mask are swapped"
-        yield mistake("mask-transposed", says, with_inputs(posed, mask=np.swapaxes(mask, -1, -2)))
+        description = "queries and keys of the mask are swapped"
+        yield mistake("mask-transposed", description, with_inputs(posed, mask=np.swapaxes(mask, -1, -2)))
 
 
 def _operands(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
@@ -165,8 +167,8 @@ def _operands(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     for read, stage in (("key", "raw_scores"), ("value", "context")):
         if inputs[read].shape[-3] > 1:
             others = {f"{past}{read}": np.roll(inputs[f"{past}{read}"], -1, -3) for past in _pasts(posed)}
-            says = f"the {read} of the next head is read"
-            yield mistake(f"{read}-of-next-head", says, with_inputs(posed, **others), stage)
+            description = f"the {read} of the next head is read"
+            yield mistake(f"{read}-of-next-head", description, with_inputs(posed, **others), stage)
 
 
 def _reads(read: str, wrong: str) -> str:
@@ -200,8 +202,8 @@ def _interleaved(posed: AttentionProblem) -> Iterator[Alternative]:
             for part in (f"{name}_weight", f"{name}_bias"):
                 if part in posed.inputs:
                     others[part] = _dealt_out(posed.inputs[part], count)
-        says = "heads are split with the head's number running fastest, (D, H) for (H, D)"
-        yield mistake("heads-split-interleaved", says, with_inputs(posed, **others), "query")
+        description = "heads are split with the head's number running fastest, (D, H) for (H, D)"
+        yield mistake("heads-split-interleaved", description, with_inputs(posed, **others), "query")
         for name, stage in (("key", "raw_scores"), ("value", "context")):
             rolled = {
                 part: _heads_rolled(posed.inputs[part], counts[name])
@@ -209,12 +211,12 @@ def _interleaved(posed: AttentionProblem) -> Iterator[Alternative]:
                 if part in posed.inputs
             }
             if counts[name] > 1:
-                says = f"the {name} of the next head is read"
-                yield mistake(f"{name}-of-next-head", says, with_inputs(posed, **rolled), stage)
+                description = f"the {name} of the next head is read"
+                yield mistake(f"{name}-of-next-head", description, with_inputs(posed, **rolled), stage)
     if heads > 1 and (weight := posed.inputs.get("output_weight")) is not None:
         other = weight.reshape(heads, -1, weight.shape[-1])[::-1].reshape(weight.shape)
-        says = "heads are merged in reverse order"
-        yield mistake("heads-merged-in-reverse", says, with_inputs(posed, output_weight=other), "output")
+        description = "heads are merged in reverse order"
+        yield mistake("heads-merged-in-reverse", description, with_inputs(posed, output_weight=other), "output")
 
 
 def _heads_rolled(array: Any, heads: int) -> Any:

@@ -80,8 +80,8 @@ class Reference:
                 return f"no finite bound is known for its error in {self.case.computed_in}"
         if expected.of not in truth.exact:
             return f"there is no exact answer: {truth.outside}"
-        place = index if expected.name == expected.of else first_index(~np.isfinite(truth.exact[expected.of].radius))
-        return f"there is no exact answer: {truth.why_open(expected.of, place)}"
+        at = index if expected.name == expected.of else first_index(~np.isfinite(truth.exact[expected.of].radius))
+        return f"there is no exact answer: {truth.why_open(expected.of, at)}"
 
     def _propagated(self, expected: Expected, computed_in: str | None) -> Real:
         if computed_in not in self._balls:

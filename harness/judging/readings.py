@@ -16,7 +16,7 @@ from attncheck.judging.alternatives import Alternative
 from attncheck.judging.conventions import conventions_of
 from attncheck.judging.departures import departures_of
 from attncheck.judging.mistakes import mistakes_of
-from attncheck.judging.nearness import Approximation, approximate, distance
+from attncheck.judging.residuals import Approximation, approximate, residual
 from attncheck.judging.truth import Stages, Truth, find_truth
 from attncheck.reading.canonical import AttentionProblem, call_form
 
@@ -54,9 +54,9 @@ class Readings:
         """Whether no distance says how near a reading is: float64 NumPy cannot do it."""
         return alternative.departs is not None or "softcap_follows" in alternative.posed.options
 
-    def distance(self, alternative: Alternative, returned: Stages) -> float:
+    def residual(self, alternative: Alternative, returned: Stages) -> float:
         """Return how far stages are from a reading."""
-        return distance(self.approximation(alternative), returned, alternative.instead)
+        return residual(self.approximation(alternative), returned, alternative.stage_aliases)
 
     def approximation(self, alternative: Alternative) -> Approximation:
         """Return a reading in float64."""
@@ -64,12 +64,12 @@ class Readings:
             self._approximate[alternative] = approximate(self.truth.operation, alternative.posed)
         return self._approximate[alternative]
 
-    def apart(self, alternative: Alternative, stages: frozenset[str]) -> float:
+    def separation(self, alternative: Alternative, stages: frozenset[str]) -> float:
         """Return how far the exact answer itself is from a reading, at some stages."""
         key = alternative, stages
         if key not in self._apart:
             exact = {stage: self.truth.exact[stage].high for stage in stages}
-            self._apart[key] = self.distance(alternative, exact)
+            self._apart[key] = self.residual(alternative, exact)
         return self._apart[key]
 
     def truth_of(self, alternative: Alternative, rounding_model: str, failing: Stages) -> Truth | None:

@@ -45,21 +45,21 @@ _THROUGH_SCORES = frozenset({"grad_query", "grad_key", "grad_bias"})
 class SpecialRows:
     """Which rows are special, (..., H, Lq), in one computation, and by which convention the empty ones are judged.
 
-    ``forbidden`` are the places that a mask forbids, in the scores' shape; None where there is no NaN.
+    ``forbidden`` are the elements that a mask forbids, in the scores' shape; None where there is no NaN.
     """
 
     operation: str
     inputs: Inputs
     convention: str
     empty: Flags
-    poisoned: Flags
+    nan_rows: Flags
     forbidden: Flags | None = None
 
     def __bool__(self) -> bool:
         """Whether there are any."""
-        return bool(self.empty.any() or self.poisoned.any())
+        return bool(self.empty.any() or self.nan_rows.any())
 
-    def marked(self, stage: str, exact: Enclosure) -> Enclosure:
+    def apply(self, stage: str, exact: Enclosure) -> Enclosure:
         """Set NaN where it is the exact answer, and take out what has none."""
         nan, open_ = self._unusual(stage, exact.shape)
         if not (nan.any() or open_.any()):
@@ -68,24 +68,24 @@ class SpecialRows:
         radius = np.where(open_, np.inf, np.where(nan, 0.0, exact.radius))
         return Enclosure(np.where(nan, np.nan, exact.high), np.where(nan, 0.0, exact.low), radius)
 
-    def marked_step(self, stage: str, exact: Enclosure, returned: Collection[str]) -> Enclosure:
+    def apply_to_step(self, stage: str, exact: Enclosure, returned: Collection[str]) -> Enclosure:
         """Do the same for the step from an implementation's own stages, where a uniform row follows from no logits."""
-        exact = self.marked(stage, exact)
+        exact = self.apply(stage, exact)
         follows_from_weights = stage in ("context", "output") and not {"weights", "context"}.isdisjoint(returned)
         if self.convention != "uniform" or stage in _BEFORE_SOFTMAX or follows_from_weights:
             return exact
-        open_ = self.places(stage, exact.shape, self.empty)
+        open_ = self.affected_elements(stage, exact.shape, self.empty)
         return Enclosure(exact.high, exact.low, np.where(open_, np.inf, exact.radius))
 
-    def settled(self, stage: str, exact: Enclosure, selected: Enclosure, returned: Array) -> Enclosure:
+    def by_masking(self, stage: str, exact: Enclosure, selected: Enclosure, returned: Array) -> Enclosure:
         """Say what is right where that depends on the masking: by what was returned, NaN or the number of a selection.
 
-        ``exact`` leaves these places open, ``selected`` is the answer where a mask selects.
+        ``exact`` leaves these elements open, ``selected`` is the answer where a mask selects.
         """
         if self.convention != "nan" or stage not in _THROUGH_SCORES:
             return exact
-        empty, poisoned = (self.places(stage, exact.shape, rows) for rows in (self.empty, self.poisoned))
-        numbers = empty & ~poisoned & ~np.isnan(returned.astype(np.float64))
+        empty, nan_rows = (self.affected_elements(stage, exact.shape, rows) for rows in (self.empty, self.nan_rows))
+        numbers = empty & ~nan_rows & ~np.isnan(returned.astype(np.float64))
         if not numbers.any():
             return exact
         pairs = ((exact.high, selected.high), (exact.low, selected.low), (exact.radius, selected.radius))
@@ -104,12 +104,12 @@ class SpecialRows:
             inputs["bias"] = np.where(empty, np.zeros((), bias.dtype), np.broadcast_to(bias, shape))
         return {**options, "is_causal": False}, inputs
 
-    def cleaned(self, stage: str, returned: Array) -> Array:
+    def without_undefined(self, stage: str, returned: Array) -> Array:
         """Set to 0 what is NaN by right in a returned stage, so that other rows can be followed from it."""
         nan, _ = self._unusual(stage, returned.shape)
         return np.where(nan & np.isnan(returned.astype(np.float64)), np.zeros((), returned.dtype), returned)
 
-    def places(self, stage: str, shape: Shape, rows: Flags) -> Flags:
+    def affected_elements(self, stage: str, shape: Shape, rows: Flags) -> Flags:
         """Return, in a stage's shape, what these rows (..., H, Lq) reach."""
         of_heads = self.operation == "multi_head_attention" and stage == "output"
         if stage == "log_sum_exp":
@@ -132,24 +132,24 @@ class SpecialRows:
 
     def _unusual(self, stage: str, shape: Shape) -> tuple[Flags, Flags]:
         """Return where a stage is exactly NaN, and where nothing is to be said of it."""
-        empty, poisoned = (self.places(stage, shape, rows) for rows in (self.empty, self.poisoned))
+        empty, nan_rows = (self.affected_elements(stage, shape, rows) for rows in (self.empty, self.nan_rows))
         nowhere = np.zeros(shape, dtype=np.bool_)
         if stage in _BEFORE_SOFTMAX or stage == "query":
             # Where a mask forbids the key it depends on how it does: by selection -inf, by addition NaN.
             forbidden = nowhere if stage != "masked" or self.forbidden is None else self.forbidden
-            return poisoned, poisoned & forbidden
+            return nan_rows, nan_rows & forbidden
         if stage == "log_sum_exp":
-            return poisoned, empty & (poisoned | (self.convention != DEFAULT_EMPTY_ROWS))
+            return nan_rows, empty & (nan_rows | (self.convention != DEFAULT_EMPTY_ROWS))
         if stage in _SUMS_OF_ROWS or stage in _THROUGH_SCORES:
             by_convention = empty if self.convention == "nan" and stage not in _THROUGH_SCORES else nowhere
             depends = stage in _THROUGH_SCORES and self.convention != DEFAULT_EMPTY_ROWS
-            # A kernel that skips what is masked keeps NaN from keys that the poisoned row may not attend to.
-            open_ = nowhere if stage == "grad_query" else poisoned
-            return by_convention | poisoned, open_ | (empty if depends else empty & poisoned)
+            # A kernel that skips what is masked keeps NaN from keys that the row with NaN may not attend to.
+            open_ = nowhere if stage == "grad_query" else nan_rows
+            return by_convention | nan_rows, open_ | (empty if depends else empty & nan_rows)
         if stage == "weights" and self.forbidden is not None:
             # A softmax may keep a NaN score to its own weight: a key that may not be attended then has none, as ever.
             empty = empty | self.forbidden
-        return poisoned | (empty if self.convention == "nan" else nowhere), empty & poisoned
+        return nan_rows | (empty if self.convention == "nan" else nowhere), empty & nan_rows
 
 
 def without_nan(inputs: Inputs) -> dict[str, Array]:
@@ -165,15 +165,15 @@ def special_rows(operation: str, options: Options, inputs: Inputs, convention: s
     """Find the special rows of a problem in essential form, NaN and all."""
     shape = scores_shape(operation, options, inputs)
     problem = Problem.of(operation, options, inputs)
-    poisoned = _rows_with_nan(inputs)
-    poisoned = poisoned[:, np.newaxis] if operation == "multi_head_attention" else poisoned
-    poisoned = np.broadcast_to(poisoned, shape[:-1])
+    nan_rows = _rows_with_nan(inputs)
+    nan_rows = nan_rows[:, np.newaxis] if operation == "multi_head_attention" else nan_rows
+    nan_rows = np.broadcast_to(nan_rows, shape[:-1])
     empty = np.zeros(shape[:-1], dtype=np.bool_)
     if shape[-1]:  # the mean of no values is 0 in every convention
         empty = ~_any(~problem.unattended(shape), -1)[..., 0]
-    allowed = problem.allowed(shape) if poisoned.any() else None
+    allowed = problem.allowed(shape) if nan_rows.any() else None
     forbidden = None if allowed is None else ~allowed
-    return SpecialRows(operation, inputs, convention, empty, poisoned, forbidden)
+    return SpecialRows(operation, inputs, convention, empty, nan_rows, forbidden)
 
 
 def empty_rows(operation: str, posed: AttentionProblem) -> Flags:

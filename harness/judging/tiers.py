@@ -1,13 +1,13 @@
 """The verdict on one tensor of errors: proved wrong, statistically wrong, noisy, or within what its class allows.
 
-T1  some error exceeds its bound B, or a value is not finite where the exact one is. B holds for every order of
+proven: some error exceeds its bound B, or a value is not finite where the exact one is. B holds for every order of
     summation, blocking and fused operation that the rounding model allows, so this cannot happen to a member of it.
-T2  on generic inputs: the largest z = error / sigma exceeds lambda(N) = sqrt(2 ln(2 N / 1e-6)) over N elements, or the
-    root mean square of z exceeds 1 over enough elements and enough independent causes (below). Under the model of
-    rounding errors that are bounded and mean-independent (Higham and Mary 2019), each z is sub-Gaussian with scale at
-    most 1, and a false alarm has a probability below 1e-6 for each tensor.
-T3  a warning, on generic inputs and N >= 256: z above max(3, lambda(N) / 2), or a root mean square above 0.6 where one
-    says something.
+statistical: on inputs that support statistics, the largest z = error / sigma exceeds lambda(N) = sqrt(2 ln(2 N / 1e-6))
+    over N elements, or the root mean square of z exceeds 1 over enough elements and enough independent causes (below).
+    Under the model of rounding errors that are bounded and mean-independent (Higham and Mary 2019), each z is
+    sub-Gaussian with scale at most 1, and a false alarm has a probability below 1e-6 for each tensor.
+warning: on such inputs and N >= 256, z above max(3, lambda(N) / 2), or a root mean square above 0.6 where one says
+    something.
 
 Elements share the causes of their errors: those of a row its query, maximum and denominator, those of a column its key
 or value. However many they are, a root mean square over one row may be that of a single error. It is therefore
@@ -43,21 +43,21 @@ class Tier(StrEnum):
     """What the errors of one tensor say."""
 
     WITHIN = "within"
-    NOISY = "T3"
-    STATISTICAL = "T2"
-    PROVED = "T1"
+    WARNING = "warning"
+    STATISTICAL = "statistical"
+    PROVEN = "proven"
 
     @property
     def fails(self) -> bool:
         """Whether this is a failure."""
-        return self in (Tier.STATISTICAL, Tier.PROVED)
+        return self in (Tier.STATISTICAL, Tier.PROVEN)
 
 
 @dataclass(frozen=True)
 class Measured:
     """The errors of one tensor against its bounds.
 
-    ``ratio`` is the largest error over its bound B and ``index`` its place; ``largest_z`` and ``mean_z`` (root mean
+    ``ratio`` is the largest error over its bound B and ``index`` where that is; ``largest_z`` and ``mean_z`` (root mean
     square) are in units of sigma; ``elements`` counts what was judged, ``causes`` the rows with something judged in
     them, or the columns where they are fewer.
     """
@@ -77,7 +77,7 @@ def threshold(elements: int) -> float:
 
 
 def noise_limit(elements: int) -> float:
-    """Return the z above which one of N errors is noisier than rounding is: T3."""
+    """Return the z above which one of N errors is noisier than rounding is: a warning."""
     return max(_NOISY_Z, threshold(elements) / 2)
 
 
@@ -88,7 +88,8 @@ def measure(
 
     ``error`` is the distance to the exact value, infinite where the computed value is not finite and the exact one is;
     ``radius`` what the exact value itself is uncertain by; ``worst`` is B and ``scale`` sigma. ``judged`` leaves out
-    what is outside the domain. ``generic`` inputs are continuous and unstructured: T2 and T3 apply.
+    what is outside the domain. ``generic`` inputs are continuous and unstructured: the tiers ``statistical`` and
+    ``warning`` apply.
     """
     count = int(judged.sum())
     if not count:
@@ -103,7 +104,7 @@ def measure(
         mean_z = float(np.sqrt(np.sum(np.square(z)) / count))
     tier, causes = Tier.WITHIN, _causes(judged)
     if bool((least > worst).any()):
-        tier = Tier.PROVED
+        tier = Tier.PROVEN
     elif generic:
         tier = _statistical(largest_z, mean_z if causes >= MIN_CAUSES else 0.0, count)
     return Measured(tier, float(ratio[index]), index, largest_z, mean_z, count, causes)
@@ -122,5 +123,5 @@ def _statistical(largest_z: float, mean_z: float, count: int) -> Tier:
     if largest_z > threshold(count) or (enough and mean_z > 1):
         return Tier.STATISTICAL
     if enough and (largest_z > noise_limit(count) or mean_z > _NOISY_MEAN):
-        return Tier.NOISY
+        return Tier.WARNING
     return Tier.WITHIN

@@ -115,8 +115,8 @@ class Truth:
         """Return a stage's exact values, where several are right the one that was returned."""
         exact = self.exact[stage] if self.undefined is None else self.solved[stage]
         if self.special is not None:
-            exact = exact if self.undefined is None else self.special.marked(stage, exact)
-            exact = self.special.settled(stage, exact, self.solved[stage], returned)
+            exact = exact if self.undefined is None else self.special.apply(stage, exact)
+            exact = self.special.by_masking(stage, exact, self.solved[stage], returned)
         return exact if self.undefined is None else self.undefined.withdrawn(stage, exact, returned)
 
     def _with_uniform_rows(self, values: Mapping[str, Array]) -> dict[str, Array]:
@@ -126,7 +126,7 @@ class Truth:
             return dict(values)
 
         def flat(stage: str, array: Array) -> Array:
-            return np.where(special.places(stage, array.shape, special.empty) & (array == -np.inf), 0, array)
+            return np.where(special.affected_elements(stage, array.shape, special.empty) & (array == -np.inf), 0, array)
 
         return {stage: flat(stage, array) if stage in LOGITS else array for stage, array in values.items()}
 
@@ -137,8 +137,8 @@ class Truth:
         """
         if self.inner and stage in self.exact:  # what was returned has no stage from which this one follows
             own = (self.solved or self.exact)[stage]
-            return self._marked_step(stage, own, returned), self.bounds(rounding_model)[stage]
-        earlier = {name: self._cleaned(name, array) for name, array in returned.items() if name != stage}
+            return self._with_special_rows(stage, own, returned), self.bounds(rounding_model)[stage]
+        earlier = {name: self._without_undefined(name, array) for name, array in returned.items() if name != stage}
         exact = self._step(earlier, stage)
         if exact is None:
             return None
@@ -146,17 +146,17 @@ class Truth:
         bound = introduced_bound(self.operation, self.options, self.inputs, rounding, earlier, exact.high, stage)
         if bound is None:
             return None
-        return self._marked_step(stage, exact, earlier), self._without_overflown(rounding, {stage: bound})[stage]
+        return self._with_special_rows(stage, exact, earlier), self._without_overflown(rounding, {stage: bound})[stage]
 
-    def _cleaned(self, stage: str, returned: Array) -> Array:
+    def _without_undefined(self, stage: str, returned: Array) -> Array:
         """Take out of a returned stage what is not finite by right, so that other elements can be followed from it."""
         for gaps in (self.special, self.undefined):
-            returned = returned if gaps is None else gaps.cleaned(stage, returned)
+            returned = returned if gaps is None else gaps.without_undefined(stage, returned)
         return returned
 
-    def _marked_step(self, stage: str, exact: Enclosure, earlier: Collection[str]) -> Enclosure:
+    def _with_special_rows(self, stage: str, exact: Enclosure, earlier: Collection[str]) -> Enclosure:
         """Set what special rows give, and withdraw what is undefined."""
-        exact = exact if self.special is None else self.special.marked_step(stage, exact, earlier)
+        exact = exact if self.special is None else self.special.apply_to_step(stage, exact, earlier)
         return exact if self.undefined is None else self.undefined.withdrawn(stage, exact)
 
     def why_open(self, stage: str, index: tuple[int, ...]) -> str:
@@ -171,7 +171,10 @@ class Truth:
             is_beyond = np.abs(high[index]) > FORMATS[self.dtype].largest
             return f"it is beyond the range of {self.dtype}" if is_beyond else "no finite bound is known for its error"
         special = self.special
-        if special is not None and special.places(stage, high.shape, special.empty | special.poisoned)[index]:
+        if (
+            special is not None
+            and special.affected_elements(stage, high.shape, special.empty | special.nan_rows)[index]
+        ):
             return "what a query without a key, or one that holds NaN, gives here is a matter of convention"
         return "it is beyond the range of float64"
 
@@ -241,7 +244,7 @@ def find_truth(
     special = special_rows(operation, lowered.options, lowered.inputs, convention)
     exact = dict(base.exact)
     if special:
-        exact = {stage: special.marked(stage, enclosure) for stage, enclosure in exact.items()}
+        exact = {stage: special.apply(stage, enclosure) for stage, enclosure in exact.items()}
     if undefined is not None:
         exact = {stage: undefined.withdrawn(stage, enclosure) for stage, enclosure in exact.items()}
     if not special and undefined is None:
@@ -276,7 +279,13 @@ def truth_of_case(case: Case, dtype: str, inputs: Inputs, returned: Collection[s
     if stages is not None:
         stages = {*stages, *(expected.of for expected in case.expected)}
     return find_truth(
-        case.operation, case.options, inputs.arrays, dtype, generic=case.generic, whole=whole, returned=stages
+        case.operation,
+        case.options,
+        inputs.arrays,
+        dtype,
+        generic=case.supports_statistics,
+        whole=whole,
+        returned=stages,
     )
 
 

@@ -92,7 +92,7 @@ class Undefined:
         high, low = np.where(flags, np.nan, exact.high), np.where(flags, 0.0, exact.low)
         return Enclosure(high, low, np.where(flags, np.inf, exact.radius))
 
-    def cleaned(self, stage: str, returned: Array) -> Array:
+    def without_undefined(self, stage: str, returned: Array) -> Array:
         """Set to 0 what is not finite by right in a returned stage, so that other elements can be followed from it."""
         by_right = self.of(stage, returned.shape) & ~np.isfinite(returned.astype(np.float64))
         return np.where(by_right, np.zeros((), returned.dtype), returned)

@@ -1,4 +1,4 @@
-"""Every faulty, honest and equivalent variant, by name.
+"""Every mutant, control and equivalent variant, by name.
 
 The faults stand for defects met in public code, each named with its thread (owner/name#number) where there is one. They
 were chosen before the cases were tuned to them.
@@ -48,9 +48,9 @@ from attncheck.mutants import (
     widths,
     windows,
 )
-from attncheck.mutants.honest import HONEST as HONEST_BASICS
-from attncheck.mutants.honest_kernels import HONEST as HONEST_KERNELS
-from attncheck.mutants.honest_options import HONEST as HONEST_OPTIONS
+from attncheck.mutants.control_kernels import CONTROLS as CONTROL_KERNELS
+from attncheck.mutants.control_options import CONTROLS as CONTROL_OPTIONS
+from attncheck.mutants.controls import CONTROLS as CONTROL_BASICS
 from attncheck.mutants.mutant import Control, Equivalent, Mutant, Subject
 
 _TOPICS = (
@@ -92,15 +92,15 @@ _TOPICS = (
 )
 
 MUTANTS: tuple[Mutant, ...] = tuple(chain.from_iterable(topic.MUTANTS for topic in _TOPICS))
-HONEST: tuple[Control, ...] = (
-    *HONEST_BASICS,
-    *HONEST_OPTIONS,
-    *HONEST_KERNELS,
-    *reduced.HONEST,
-    *stored_log_sum_exp.HONEST,
+CONTROLS: tuple[Control, ...] = (
+    *CONTROL_BASICS,
+    *CONTROL_OPTIONS,
+    *CONTROL_KERNELS,
+    *reduced.CONTROLS,
+    *stored_log_sum_exp.CONTROLS,
 )
 EQUIVALENT: tuple[Equivalent, ...] = (*denominator.EQUIVALENT, *equivalents.EQUIVALENT)
-_ALL: tuple[Subject, ...] = (*MUTANTS, *HONEST, *EQUIVALENT)
+_ALL: tuple[Subject, ...] = (*MUTANTS, *CONTROLS, *EQUIVALENT)
 SUBJECTS: Mapping[str, Subject] = {subject.name: subject for subject in _ALL}
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from attncheck.backends import EAGER
 from attncheck.judging.diagnosis import Evidence, evidence_of
 from attncheck.judging.enclosure import Enclosure
-from attncheck.judging.judge_implementation import RECOGNISABLE, judge_and_recognise
+from attncheck.judging.judge_implementation import DIAGNOSABLE, judge_and_diagnose
 from attncheck.judging.judge_stages import StageJudgement, judge_stages
 from attncheck.judging.truth import find_truth
 from attncheck.mutants.remembering import RememberingTruth
@@ -34,9 +34,9 @@ Stages: TypeAlias = Mapping[str, NDArray[Any]]
 class StageFinding:
     """What is said of one stage.
 
-    ``tier`` is None where it agrees, else what found the fault: T1, T2, or the verdict where form or NaN did.
-    ``own`` is false where the stage only inherits its error from one before it. ``ratio`` is the largest error over its
-    bound. ``exact`` is the exact answer, rounded once to the working dtype.
+    ``tier`` is None where it agrees, else what found the fault: proven, statistical, or the verdict where form or NaN
+    did. ``own`` is false where the stage only inherits its error from one before it. ``ratio`` is the largest error
+    over its bound. ``exact`` is the exact answer, rounded once to the working dtype.
     """
 
     tier: str | None
@@ -65,8 +65,8 @@ class ExactJudge:
     ) -> Evidence | None:
         """Return what a case says of the fault of an implementation; None where it does not fail it by its numbers."""
         truth, rounding_model = self._truth_of(case, dtype, inputs), self._class_of(dtype, claimed)
-        judged = judge_and_recognise(truth, stages, case.stage_shapes, rounding_model)
-        failing = [each.stage for each in judged.judgements if each.verdict in RECOGNISABLE]
+        judged = judge_and_diagnose(truth, stages, case.stage_shapes, rounding_model)
+        failing = [each.stage for each in judged.judgements if each.verdict in DIAGNOSABLE]
         return evidence_of(judged.findings, failing[0], case.operation) if failing else None
 
     def __call__(
@@ -90,7 +90,7 @@ class ExactJudge:
                 case.options,
                 inputs.arrays,
                 dtype,
-                generic=case.generic,
+                generic=case.supports_statistics,
                 whole=True,  # rules are tried on whole arrays
             )
             self._truth = RememberingTruth.of(truth)

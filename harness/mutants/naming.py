@@ -40,31 +40,31 @@ class Naming:
 
     def names(self) -> dict[str, tuple[str, ...]]:
         """Return what is told of every subject that fails anywhere."""
-        return {name: told(decide(cases).values()) for name, cases in self.evidence.items()}
+        return {name: names_of(decide(cases).values()) for name, cases in self.evidence.items()}
 
 
-def joined(parts: Iterable[Naming], place: Mapping[tuple[str, int], int]) -> Naming:
-    """Join evidence that was collected apart: of each subject the first cases, by the place of a case and its seed."""
+def joined(parts: Iterable[Naming], order: Mapping[tuple[str, int], int]) -> Naming:
+    """Join evidence of several parts: of each subject the first cases, by the ``order`` of a case and its seed."""
     whole: dict[str, dict[Unit, Evidence]] = {}
     for part in parts:
         for name, cases in part.evidence.items():
             whole.setdefault(name, {}).update(cases)
 
     def in_order(unit: Unit) -> int:
-        return place[unit[0], unit[2]]
+        return order[unit[0], unit[2]]
 
     return Naming(
         {name: {unit: cases[unit] for unit in sorted(cases, key=in_order)[:MAX_CASES]} for name, cases in whole.items()}
     )
 
 
-def told(decisions: Iterable[Decision]) -> tuple[str, ...]:
+def names_of(decisions: Iterable[Decision]) -> tuple[str, ...]:
     """Return the names that are told, each once."""
     return tuple(dict.fromkeys(each.fit.name for each in decisions if each.fit is not None))
 
 
 def how_named(subject: Subject, names: Sequence[str]) -> str:
-    """Say whether what is told of a subject is what it is; of an honest one nothing is."""
+    """Say whether what is told of a subject is what it is; of a control nothing is."""
     if not names:
         return NOT_NAMED
     right = set(subject.diagnosis) if isinstance(subject, Mutant) else set()

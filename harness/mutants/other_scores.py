@@ -39,8 +39,8 @@ def _ratio_tanh(hidden: Array) -> Array:
 def _bias_after_tanh(
     query: Array, key: Array, query_weight: Array, key_weight: Array, vector: Array, bias: Array | None
 ) -> Array:
-    honest = AdditiveScore()
-    scores = honest(query, key, query_weight, key_weight, vector, None)
+    right = AdditiveScore()
+    scores = right(query, key, query_weight, key_weight, vector, None)
     return scores if bias is None else np.asarray(scores + bias @ vector)
 
 

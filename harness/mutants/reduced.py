@@ -57,8 +57,8 @@ def block_product(terms: int) -> Product:
         shape = (*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
         total, wide = np.zeros(shape), (left.astype(np.float64), right.astype(np.float64))
         for start in range(0, left.shape[-1], terms):
-            places = range(start, min(start + terms, left.shape[-1]))
-            parts = [total, *(wide[0][..., :, place, None] * wide[1][..., None, place, :] for place in places)]
+            columns = range(start, min(start + terms, left.shape[-1]))
+            parts = [total, *(wide[0][..., :, column, None] * wide[1][..., None, column, :] for column in columns)]
             total = _cut_sum(parts)
         return np.asarray(total.astype(left.dtype))
 
@@ -131,7 +131,7 @@ def _honest(name: str, why: str, backend: Variant, rounding_model: str) -> Contr
     return Control(name, why, backend, _SINGLE, {"float32": rounding_model})
 
 
-HONEST = (
+CONTROLS = (
     _honest(
         "tf32_products",
         "factors rounded to TF32, sums in float32",

@@ -12,7 +12,7 @@ import numpy as np
 
 from attncheck.judging.bounds import Bound
 from attncheck.judging.enclosure import Enclosure
-from attncheck.judging.judge_stages import failing_places, in_order
+from attncheck.judging.judge_stages import failing_elements, in_order
 from attncheck.judging.truth import Array, Stages, Truth, digest, is_measured
 
 Step: TypeAlias = tuple[Enclosure, Bound] | None
@@ -61,7 +61,7 @@ class RememberingTruth(Truth):
         finite = np.isfinite(array.astype(np.float64)) & np.isfinite(self.exact[stage].high)
         step = self._steps.get((stage, past))
         if step is None:
-            return bool((failing_places(self, stage, array, rounding_model) & ~finite).any())
+            return bool((failing_elements(self, stage, array, rounding_model) & ~finite).any())
         exact, bound = step
         with np.errstate(invalid="ignore"):  # infinity against infinity is out of range
             beyond = is_measured(exact, bound, self.dtype) & (exact.error_of(array) - exact.radius > bound.worst)

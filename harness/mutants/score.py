@@ -14,7 +14,7 @@ from attncheck.errors import UsageError
 from attncheck.execution.tasks import task_of
 from attncheck.execution.worker import NOT_RETURNED, Failure, Outcome, Task, evaluate_on
 from attncheck.judging.diagnosis import Evidence
-from attncheck.mutants.catalogue import EQUIVALENT, HONEST, MUTANTS, SUBJECTS
+from attncheck.mutants.catalogue import CONTROLS, EQUIVALENT, MUTANTS, SUBJECTS
 from attncheck.mutants.judgement import REFERENCE_CLASSES, ExactJudge, JudgeStages, StageFinding, Stages
 from attncheck.mutants.mutant import Mutant, Subject
 from attncheck.mutants.naming import MAX_SCORES, Naming
@@ -29,11 +29,11 @@ SEED_STEP = 1_000_003
 """Fresh seeds lie so far apart (an odd number) that no case's k-th seed is another case's own."""
 
 MAX_SCORES_FOR_ALL = 1 << 10
-"""Elements of the score matrix up to which a case is put to every fault; beyond, to those that are not settled."""
+"""Elements of the score matrix up to which a case is put to every fault; beyond, to those caught too seldom."""
 ENOUGH_CASES = 2
-"""Cases that have to catch a fault, in a dtype and a seed, before it is settled."""
+"""Cases that have to catch a fault, in a dtype and a seed, before it is caught often enough."""
 LARGE_AT_A_TIME = 16
-"""Large cases that are put to faults before it is seen which of them are settled."""
+"""Large cases that are put to faults before it is seen which of them are caught often enough."""
 
 _REFERENCE = SUBJECTS["reference"].backend
 
@@ -76,13 +76,13 @@ class _Caught:
             if row["caught"]:
                 self._cases.setdefault((row["subject"], row["dtype"], row["seed"]), set()).add(row["case"])
 
-    def settled(self) -> frozenset[tuple[str, str, int]]:
+    def caught_enough(self) -> frozenset[tuple[str, str, int]]:
         """Return the faults of which further cases would say nothing more, by name, dtype and seed."""
         return frozenset(key for key, cases in self._cases.items() if len(cases) >= ENOUGH_CASES)
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class ScoredCases:
     """What some cases say: their rows, and the evidence by which subjects are named."""
 
     rows: list[dict[str, Any]]
@@ -90,21 +90,21 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Judging:
-    """How cases are put to subjects; those that are ``settled`` (name, dtype, seed) are not asked any more."""
+class CaseScorer:
+    """How cases are put to subjects; those in ``caught_enough`` (name, dtype, seed) are not asked any more."""
 
     subjects: Sequence[Subject]
     visible: Collection[str] | None = None
-    settled: frozenset[tuple[str, str, int]] = frozenset()
+    caught_enough: frozenset[tuple[str, str, int]] = frozenset()
 
-    def judge(self, cases: Iterable[tuple[Case, int]], judge: JudgeStages) -> Part:
+    def judge(self, cases: Iterable[tuple[Case, int]], judge: JudgeStages) -> ScoredCases:
         """Put cases to the subjects, each with a seed."""
         rows: list[dict[str, Any]] = []
         naming = Naming()
         for case, seed in cases:
             for unit in _units_of(case, seed):
                 rows += _judge_unit(unit, judge, self._asked(unit), self.visible, naming)
-        return Part(rows, naming)
+        return ScoredCases(rows, naming)
 
     def _asked(self, unit: _Unit) -> list[Subject]:
         """Return whom a case is put to; right kernels are asked everywhere."""
@@ -112,11 +112,11 @@ class Judging:
             subject
             for subject in self.subjects
             if unit.dtype in subject.dtypes
-            and not (isinstance(subject, Mutant) and (subject.name, unit.dtype, unit.seed) in self.settled)
+            and not (isinstance(subject, Mutant) and (subject.name, unit.dtype, unit.seed) in self.caught_enough)
         ]
 
 
-JudgeCases: TypeAlias = Callable[[Judging, Sequence[tuple[Case, int]]], Part]
+JudgeCases: TypeAlias = Callable[[CaseScorer, Sequence[tuple[Case, int]]], ScoredCases]
 """Puts cases to subjects, in this process or in several."""
 
 
@@ -126,7 +126,7 @@ def run_mutants(
     *,
     judge_stages: JudgeStages | None = None,
     judge_cases: JudgeCases | None = None,
-    subjects: Sequence[Subject] = (*MUTANTS, *HONEST),
+    subjects: Sequence[Subject] = (*MUTANTS, *CONTROLS),
     visible: Collection[str] | None = None,
 ) -> MutationFrames:
     """Run every subject on every case, dtype and seed.
@@ -137,19 +137,19 @@ def run_mutants(
     cases to subjects in several processes (``workers.py``); what comes of it is the same.
     """
     judge = judge_stages or ExactJudge()
-    put = judge_cases or (lambda judging, some: judging.judge(some, judge))
+    put = judge_cases or (lambda scorer, some: scorer.judge(some, judge))
     small, large = _by_size(cases, seeds)
-    judging, caught = Judging(subjects, visible), _Caught()
-    parts = [put(judging, small)]
+    scorer, caught = CaseScorer(subjects, visible), _Caught()
+    parts = [put(scorer, small)]
     for first in range(0, len(large), LARGE_AT_A_TIME):
         caught.add(parts[-1].rows)
-        parts.append(put(replace(judging, settled=caught.settled()), large[first : first + LARGE_AT_A_TIME]))
+        parts.append(put(replace(scorer, caught_enough=caught.caught_enough()), large[first : first + LARGE_AT_A_TIME]))
     rows = [row for part in parts for row in part.rows]
     return summarise(pd.DataFrame(rows, columns=list(EVALUATION_COLUMNS)), subjects, seeds, parts[0].naming.names())
 
 
 def subjects_of(topics: Collection[str]) -> tuple[Subject, ...]:
-    """Return the faults of these topics, or of all, with every honest and equivalent variant.
+    """Return the faults of these topics, or of all, with every control and every equivalent variant.
 
     Raises ``UsageError`` for a topic that does not exist.
     """
@@ -158,7 +158,7 @@ def subjects_of(topics: Collection[str]) -> tuple[Subject, ...]:
     if unknown:
         raise UsageError(f"no fault has the topic {unknown[0]!r}; expected {', '.join(sorted(known))}")
     faults = [mutant for mutant in MUTANTS if not topics or mutant.topic in topics]
-    return (*faults, *HONEST, *EQUIVALENT)
+    return (*faults, *CONTROLS, *EQUIVALENT)
 
 
 def redrawn(case: Case, seed: int) -> Case:

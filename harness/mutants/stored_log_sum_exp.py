@@ -56,7 +56,7 @@ def _log_softmax(logits: Array, unmasked: Array) -> Stages:
     return {"weights": np.exp(shifted - np.log(total)), "log_sum_exp": log_sum_exp[..., 0]}
 
 
-HONEST = (
+CONTROLS = (
     Control(
         "weights_from_log_sum_exp",
         "L is stored, then p = exp(s - L): nothing is divided",

@@ -10,7 +10,7 @@ import pandas as pd
 from attncheck.mutants.mutant import WIDE, Control, Mutant, Subject
 from attncheck.mutants.naming import MAX_WRONGLY, NOT_NAMED, RIGHTLY, WRONGLY, how_named
 from attncheck.mutants.rules import RULES
-from attncheck.spec import STAGES, stage_place
+from attncheck.spec import STAGES, stage_position
 
 EVALUATION_COLUMNS: Mapping[str, str] = {
     "subject": "name in the catalogue",
@@ -20,7 +20,7 @@ EVALUATION_COLUMNS: Mapping[str, str] = {
     "drawn": "whether the case draws anything; one that does not counts in every seed",
     "complete": "whether the case was put to every fault, as small ones are",
     "stage": "named intermediate; empty where the subject raised",
-    "tier": "what found a fault: T1, T2, a verdict on form; none where the stage agrees",
+    "tier": "what found a fault: proven, statistical, a verdict on form; none where the stage agrees",
     "caught": "whether the stage is flagged",
     "own": "whether a flagged stage is itself at fault, rather than one before it",
     "ratio": "largest error over its bound",
@@ -36,10 +36,10 @@ class MutationFrames:
                      where anything that it returned differs from the reference
     ``catches``      one row per mutant, dtype and case that catches it: the stage, the tier, in how many seeds
     ``subjects``     one row per subject and dtype: kind, topic, in how many seeds it is caught, by which tiers and
-                     cases; ``survives`` where it is not caught in every seed (honest: ``flagged`` where ever); as what
-                     it is ``named`` from all dtypes together, and whether rightly, wrongly or not
-    ``rules``        one row per dtype and rule: mutants caught, honest evaluations rejected; of faults on the cases
-                     that were put to every one of them
+                     cases; ``survives`` where it is not caught in every seed (controls: ``flagged`` where ever); as
+                     what it is ``named`` from all dtypes together, and whether rightly, wrongly or not
+    ``rules``        one row per dtype and rule: mutants caught, evaluations of controls rejected; of faults on
+                     the cases that were put to every one of them
     """
 
     evaluations: pd.DataFrame
@@ -56,7 +56,7 @@ class MutationFrames:
 
     @property
     def flagged(self) -> pd.DataFrame:
-        """The honest and equivalent variants that any seed flags."""
+        """The controls and equivalent variants that any seed flags."""
         return self.subjects[(self.subjects["kind"] != "mutant") & (self.subjects["caught_in"] > 0)]
 
     @property
@@ -111,7 +111,7 @@ def summarise(
 def _first_flagged(evaluations: pd.DataFrame) -> pd.DataFrame:
     """Keep the first flagged stage that is itself at fault (else the first flagged one) of each evaluation."""
     flagged = evaluations[evaluations["caught"]]
-    order = flagged["stage"].map(lambda stage: stage_place(stage) if stage else -1)
+    order = flagged["stage"].map(lambda stage: stage_position(stage) if stage else -1)
     keys = ["subject", "case", "dtype", "seed"]
     return (
         flagged.assign(order=order, inherited=~flagged["own"].astype(bool))
@@ -180,7 +180,7 @@ def _counts(subject: Subject, dtype: str, *, reached: bool) -> bool:
 
 
 def kind_of(subject: Subject) -> str:
-    """Return mutant, honest or equivalent."""
+    """Return mutant, control or equivalent."""
     return type(subject).__name__.lower()
 
 
@@ -190,7 +190,7 @@ def description_of(subject: Subject) -> str:
 
 
 def _rules(evaluations: pd.DataFrame, subjects: Sequence[Subject], dtypes: Sequence[str]) -> pd.DataFrame:
-    """Count, per rule, mutants that any case shows, and evaluations (all stages of a case) of honest variants."""
+    """Count, per rule, mutants that any case shows, and evaluations (all stages of a case) of controls."""
     rows = [
         {"dtype": dtype, **_rule_counts(evaluations[evaluations["dtype"] == dtype], subjects, dtype, column)}
         for dtype in dtypes
@@ -204,7 +204,7 @@ def _rule_counts(evaluations: pd.DataFrame, subjects: Sequence[Subject], dtype: 
     kinds = evaluations["subject"].map({subject.name: kind_of(subject) for subject in subjects})
     put_to_all = evaluations["complete"].astype(bool)
     faulty = evaluations[(kinds == "mutant") & put_to_all & evaluations[column].fillna(value=False)]
-    honest = evaluations[kinds == "honest"].groupby(["subject", "case", "seed"])[column].any()
+    controls = evaluations[kinds == "control"].groupby(["subject", "case", "seed"])[column].any()
     return {
         "rule": "attncheck" if column == "caught" else column,
         "mutants": sum(
@@ -212,6 +212,6 @@ def _rule_counts(evaluations: pd.DataFrame, subjects: Sequence[Subject], dtype: 
             for subject in subjects
         ),
         "mutants_caught": faulty["subject"].nunique(),
-        "honest": len(honest),
-        "honest_rejected": int(honest.sum()),
+        "controls": len(controls),
+        "controls_rejected": int(controls.sum()),
     }

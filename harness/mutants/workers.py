@@ -16,7 +16,7 @@ from multiprocessing import get_context
 from attncheck.mutants.catalogue import SUBJECTS
 from attncheck.mutants.judgement import ExactJudge
 from attncheck.mutants.naming import joined
-from attncheck.mutants.score import JudgeCases, Judging, Part
+from attncheck.mutants.score import CaseScorer, JudgeCases, ScoredCases
 from attncheck.reading.case import Case
 
 _THREADS = "OPENBLAS_NUM_THREADS"
@@ -29,7 +29,7 @@ class _Job:
     cases: tuple[tuple[Case, int], ...]
     subjects: tuple[str, ...]
     visible: frozenset[str] | None
-    settled: frozenset[tuple[str, str, int]]
+    caught_enough: frozenset[tuple[str, str, int]]
 
 
 @contextmanager
@@ -38,22 +38,22 @@ def in_processes(count: int) -> Iterator[JudgeCases]:
     os.environ.setdefault(_THREADS, "1")  # each process has a core, and its products are small
     with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
 
-        def judge(judging: Judging, cases: Sequence[tuple[Case, int]]) -> Part:
-            return _judge_in(pool, count, judging, cases)
+        def judge(scorer: CaseScorer, cases: Sequence[tuple[Case, int]]) -> ScoredCases:
+            return _judge_in(pool, count, scorer, cases)
 
         yield judge
 
 
-def _judge_in(pool: Executor, count: int, judging: Judging, cases: Sequence[tuple[Case, int]]) -> Part:
-    names = tuple(subject.name for subject in judging.subjects)
-    visible = None if judging.visible is None else frozenset(judging.visible)
+def _judge_in(pool: Executor, count: int, scorer: CaseScorer, cases: Sequence[tuple[Case, int]]) -> ScoredCases:
+    names = tuple(subject.name for subject in scorer.subjects)
+    visible = None if scorer.visible is None else frozenset(scorer.visible)
     shares = [tuple(cases[first::count]) for first in range(min(count, len(cases)))]
-    parts = list(pool.map(_judge, [_Job(share, names, visible, judging.settled) for share in shares]))
-    place = {(case.id, seed): number for number, (case, seed) in enumerate(cases)}
-    rows = sorted((row for part in parts for row in part.rows), key=lambda row: place[row["case"], row["seed"]])
-    return Part(rows, joined([part.naming for part in parts], place))
+    parts = list(pool.map(_judge, [_Job(share, names, visible, scorer.caught_enough) for share in shares]))
+    order = {(case.id, seed): number for number, (case, seed) in enumerate(cases)}
+    rows = sorted((row for part in parts for row in part.rows), key=lambda row: order[row["case"], row["seed"]])
+    return ScoredCases(rows, joined([part.naming for part in parts], order))
 
 
-def _judge(job: _Job) -> Part:
-    judging = Judging([SUBJECTS[name] for name in job.subjects], job.visible, job.settled)
-    return judging.judge(job.cases, ExactJudge())
+def _judge(job: _Job) -> ScoredCases:
+    scorer = CaseScorer([SUBJECTS[name] for name in job.subjects], job.visible, job.caught_enough)
+    return scorer.judge(job.cases, ExactJudge())

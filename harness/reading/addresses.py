@@ -45,7 +45,7 @@ def select_one(
 ) -> tuple[Case, Selection]:
     """Return the one case that is meant, and the selection that it is in, for its tags.
 
-    ``configured`` are the project's own files and folders, ``lists`` those of known divergences among them. Raises
+    ``configured`` are the project's own files and folders, ``lists`` those of expected failures among them. Raises
     ``NoSuchCase`` or ``UsageError`` for none or several, ``CaseError`` where its file cannot be read.
     """
     selection = _candidates(wanted, configured, base or Path.cwd(), lists)
@@ -70,19 +70,19 @@ def _listed(cases: Sequence[Case]) -> str:
 def _candidates(wanted: str, configured: Sequence[str], base: Path, lists: Sequence[Path]) -> Selection:
     for file, part in _splits(wanted, base):
         tiles = tiles_named([slug(part)]) if _is_template(file) else ()
-        return _with_part(select_cases([file], base=base, divergences=lists, tiles=tiles), part, file)
+        return _with_part(select_cases([file], base=base, expected_failures=lists, tiles=tiles), part, file)
     prefix, _, name = wanted.rpartition("/")
     tiles = tiles_named([name]) if prefix == TEMPLATE else ()
     for files in (_files_called(base, prefix), _bundled_files(prefix)):
         if files and (found := _with_id(select_cases(files, base=base, tiles=tiles), name)):
             return found
     try:
-        return select_cases([wanted], base=base, divergences=lists)
+        return select_cases([wanted], base=base, expected_failures=lists)
     except UsageError:
         if exists(base / wanted):
             raise
     if configured:
-        selection = select_cases(configured, base=base, divergences=lists)
+        selection = select_cases(configured, base=base, expected_failures=lists)
         matching = [case for case in selection.cases if fnmatchcase(case.id, wanted)]
         if matching or selection.faults:
             return replace(selection, cases=matching, faults=() if matching else selection.faults)

@@ -42,12 +42,13 @@ class Expected:
 class Case:
     """One attention computation: inputs, options, and what is known about the result.
 
-    ``arrays`` and ``inputs`` are still descriptions; ``inputs.py`` makes the numbers. ``input_shapes`` are lifted
-    to the rank that the operation works with. ``generic`` tells whether the inputs are continuous and unstructured, so
-    that statistical tests apply (``genericity.py``). Inputs in ``merged`` come with their heads side by side.
-    ``judged_stages`` leaves other stages out of the judgement; None is all of them. ``computed_in`` is the precision in
-    which its printed numbers were computed, None where nothing is said of it. ``warnings`` say, with file and line,
-    what in the case is probably not meant. ``path`` leads to the file where the id does not (``addresses.py``).
+    ``arrays`` and ``inputs`` are still descriptions; ``inputs.py`` makes the numbers. ``input_shapes`` are lifted to
+    the rank that the operation works with. ``supports_statistics`` tells whether the inputs are continuous and
+    unstructured, so that statistical tests apply (``statistics_support.py``). Inputs in ``merged`` come with their
+    heads side by side. ``judged_stages`` leaves other stages out of the judgement; None is all of them. ``computed_in``
+    is the precision in which its printed numbers were computed, None where nothing is said of it. ``warnings`` say,
+    with file and line, what in the case is probably not meant. ``path`` leads to the file where the id does not
+    (``addresses.py``).
     """
 
     id: str
@@ -68,10 +69,10 @@ class Case:
     tags: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     allow_nonfinite: bool = False
-    generic: bool = False
+    supports_statistics: bool = False
     storage: str | None = None
     merged: frozenset[str] = frozenset()
-    memory: Mapping[str, str] = field(default_factory=dict)
+    memory_layout: Mapping[str, str] = field(default_factory=dict)
     judged_stages: tuple[str, ...] | None = None
     computed_in: str | None = None
     warnings: tuple[str, ...] = ()

@@ -52,15 +52,15 @@ class CaseFileError(Exception):
 def diagnostics_of(error: ValidationError, file: str, document: YamlDocument) -> list[Diagnostic]:
     """Turn a validator's errors into faults with file, line, case and field."""
     # One mistake can break several alternatives; each place is named once, by the first that broke.
-    places: dict[FieldPath, ErrorDetails] = {}
+    by_source: dict[FieldPath, ErrorDetails] = {}
     for detail in error.errors(include_url=False):
         if not _is_noise(detail):
             path = _field_path(detail["loc"])
             missing = path[-1:] if detail["type"] == "missing" else ()
-            places.setdefault((*document.source(path[:-1] if missing else path), *missing), detail)
-    details = list(places.values())[:MAX_DIAGNOSTICS]
+            by_source.setdefault((*document.source(path[:-1] if missing else path), *missing), detail)
+    details = list(by_source.values())[:MAX_DIAGNOSTICS]
     faults = [diagnostic_at(_field_path(detail["loc"]), _say(detail), file, document) for detail in details]
-    return [*faults, *_rest(len(places), file)]
+    return [*faults, *_rest(len(by_source), file)]
 
 
 def yaml_diagnostics(fault: YamlFault, file: str) -> list[Diagnostic]:
@@ -78,17 +78,17 @@ def told_once(faults: Iterable[CaseFileError], file: str, document: YamlDocument
 
     What all cases share may be at fault for each of them in another way.
     """
-    places: dict[tuple[FieldPath, str], list[CaseFileError]] = {}
+    by_source: dict[tuple[FieldPath, str], list[CaseFileError]] = {}
     for fault in faults:
         of_case = fault.path[:1] == ("cases",)
-        places.setdefault((document.source(fault.path), "" if of_case else str(fault)), []).append(fault)
-    told = []
-    for first, *others in places.values():
+        by_source.setdefault((document.source(fault.path), "" if of_case else str(fault)), []).append(fault)
+    merged = []
+    for first, *others in by_source.values():
         one = diagnostic_at(first.path, str(first), file, document)
         also = len({fault.path[:2] for fault in others if fault.path[:1] == ("cases",)})
         more = f"{one.message}; {also} more of the cases made of this one fail here"
-        told.append(replace(one, message=more) if also else one)
-    return told
+        merged.append(replace(one, message=more) if also else one)
+    return merged
 
 
 def _rest(count: int, file: str) -> list[Diagnostic]:
@@ -116,8 +116,8 @@ def _is_noise(detail: ErrorDetails) -> bool:
 def _field_path(location: FieldPath) -> FieldPath:
     """Leave out what pydantic adds to a path: the alternatives that it tried, which may be named like fields."""
     if "digits" in location[:-1]:  # told apart by what they are: a word, or a mapping
-        place = location.index("digits") + 1
-        location = (*location[:place], *location[place + 1 :])
+        index = location.index("digits") + 1
+        location = (*location[:index], *location[index + 1 :])
     for start in (0, 2):
         if location[start : start + 1] in (("inputs",), ("arrays",)):
             path, rest = location[: start + 2], _without_alternative(location[start + 2 :])

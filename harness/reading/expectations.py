@@ -98,8 +98,8 @@ def _target(
     if (source.quantity is None) == (source.stage is None) or stage is None:
         raise CaseFileError(path, "expected either `stage`, or `quantity` with `of`")
     if stage not in shapes:
-        place = (*path, "of" if source.quantity else "stage")
-        raise CaseFileError(place, f"{operation} has no stage {stage} here, only {', '.join(shapes)}")
+        field = (*path, "of" if source.quantity else "stage")
+        raise CaseFileError(field, f"{operation} has no stage {stage} here, only {', '.join(shapes)}")
     if not math.prod(shapes[stage]):
         raise CaseFileError(path, f"{stage} has shape {show(shapes[stage])} here, which holds no number")
     if source.quantity is None:

@@ -55,7 +55,7 @@ class Axis:
         """Return the names that it gives values."""
         return tuple(self.choices[0].values)
 
-    def place_of(self, name: str) -> FieldPath:
+    def path_of(self, name: str) -> FieldPath:
         """Return where the file gives a name its values: of rows, in the first."""
         return self.path if self.path[-1] == name else self.choices[0].values[name].path
 
@@ -93,7 +93,7 @@ def _one_name(name: str, values: Any, path: FieldPath) -> Axis:
     if isinstance(values, dict):
         labelled = [(_label(label, (*path, label)), label, value) for label, value in values.items()]
     else:
-        labelled = [(_text_of(value, (*path, place)), place, value) for place, value in enumerate(values)]
+        labelled = [(_text_of(value, (*path, position)), position, value) for position, value in enumerate(values)]
     choices = [
         Choice({name: Value(value, (*path, part))}, f"{_words(name)} {label}") for label, part, value in labelled
     ]

@@ -1,4 +1,4 @@
-"""In which form a case's inputs come and are handed over: layout, storage, memory; and which stages are judged."""
+"""In which form inputs come and are handed over: layout, storage, memory layout; and which stages are judged."""
 
 from __future__ import annotations
 
@@ -52,18 +52,22 @@ def heads_note(given: Shape, fitted: Shape) -> str:
     return ""
 
 
-def memory_of(entry: model.CaseEntry, merged: Mapping[str, int], where: FieldPath) -> dict[str, str]:
+def memory_layout_of(entry: model.CaseEntry, merged: Mapping[str, int], where: FieldPath) -> dict[str, str]:
     """Return how inputs lie in memory: as the case says, and in the merged layout with their heads inside of length."""
-    for name in entry.memory:
+    for name in entry.memory_layout:
         if name in merged:
-            raise CaseFileError((*where, "memory", name), "`layout: merged` says already how this lies in memory")
-    return dict.fromkeys(merged, "transposed") | entry.memory
+            raise CaseFileError(
+                (*where, "memory_layout", name), "`layout: merged` says already how this lies in memory"
+            )
+    return dict.fromkeys(merged, "transposed") | entry.memory_layout
 
 
 def check_form(case: Case, where: FieldPath) -> None:
-    """Refuse memory that an input cannot have, storage that is not narrower, and stages that cannot be. Draws nothing,
-    but for an input that is to have equal slices."""
-    _check_memory(case, where)
+    """Refuse a memory layout that an input cannot have, storage that is not narrower, and stages that cannot be.
+
+    Draws nothing, but for an input that is to have equal slices.
+    """
+    _check_memory_layout(case, where)
     _check_storage(case.storage, case.dtypes, where)
     for number, stage in enumerate(case.judged_stages or ()):
         known = [name for name in OPERATIONS[case.operation].stages if name in case.stage_shapes]
@@ -81,21 +85,21 @@ def _check_storage(storage: str | None, dtypes: Sequence[str], where: FieldPath)
         )
 
 
-def _check_memory(case: Case, where: FieldPath) -> None:
+def _check_memory_layout(case: Case, where: FieldPath) -> None:
     numbers = [name for name in case.inputs if case.input_specs[name].is_number]
-    for name, kind in case.memory.items():
-        path = (*where, "memory", name)
+    for name, kind in case.memory_layout.items():
+        path = (*where, "memory_layout", name)
         if name not in numbers:
             raise CaseFileError(path, f"expected an input of this case that holds numbers: {', '.join(numbers)}")
         if kind == "transposed" and len(case.input_shapes[name]) != 4:
             shape = show(case.input_shapes[name])
             raise CaseFileError(path, f"only an input with an axis of heads can be transposed in memory, got {shape}")
-    if "broadcast" in case.memory.values():
+    if "broadcast" in case.memory_layout.values():
         made = make_exact_inputs(case)
-        for name, kind in case.memory.items():
+        for name, kind in case.memory_layout.items():
             if kind == "broadcast" and not repeated_axes(made[name].array):
                 raise CaseFileError(
-                    (*where, "memory", name),
+                    (*where, "memory_layout", name),
                     "broadcast needs an axis, other than the last, along which all slices are alike; "
                     f"{name} of shape {show(case.input_shapes[name])} has none",
                 )

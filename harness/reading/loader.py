@@ -24,12 +24,12 @@ from attncheck.reading.arrays import (
 from attncheck.reading.case import Case
 from attncheck.reading.diagnostics import CaseFileError, diagnostic_at, diagnostics_of, told_once, yaml_diagnostics
 from attncheck.reading.expectations import read_expectations
-from attncheck.reading.forms import check_form, heads_note, memory_of, merged_heads, projected_heads
-from attncheck.reading.genericity import are_generic
+from attncheck.reading.forms import check_form, heads_note, memory_layout_of, merged_heads, projected_heads
 from attncheck.reading.number_checks import check_at_most, check_lowest, check_range
 from attncheck.reading.options import check_empty_rows, read_options
 from attncheck.reading.repetition import FOR_EACH, write_out
 from attncheck.reading.shapes import ShapeFault, bind_axes, show, stage_shapes
+from attncheck.reading.statistics_support import support_statistics
 from attncheck.reading.uneven_digits import uneven_digits
 from attncheck.reading.yaml_reader import YamlDocument, read_yaml
 from attncheck.reading.yaml_scalars import FieldPath, YamlFault
@@ -39,9 +39,9 @@ TAG_FILE = "tags.yaml"
 MAX_LOOKED_AT = 2**17
 """Numbers that are looked at one by one for all cases of a file, counted again wherever a case refers to them."""
 
-_DIVERGENCES = (
-    "expected a mapping of fields, got what looks like a list of known divergences; name such a list in pyproject.toml "
-    "(tool.attncheck.divergences) or with --divergences"
+_EXPECTED_FAILURES = (
+    "expected a mapping of fields, got what looks like a list of expected failures; name such a list in pyproject.toml "
+    "(tool.attncheck.expected_failures) or with --expected-failures"
 )
 
 
@@ -62,7 +62,7 @@ def load_case_file(
     if for_each:
         document = replace(document, data={**document.data, FOR_EACH: [dict(row) for row in for_each]})
     if isinstance(document.data, list) and any(isinstance(each, dict) and "verdict" in each for each in document.data):
-        raise CaseError([Diagnostic(display_name, _DIVERGENCES, 1)])
+        raise CaseError([Diagnostic(display_name, _EXPECTED_FAILURES, 1)])
     document, misused = write_out(document)
     if misused:
         raise CaseError([diagnostic_at(fault.path, str(fault), display_name, document) for fault in misused])
@@ -85,10 +85,10 @@ def load_case_file(
             seen[own_name] = entry.name
             _check_tags(file.defaults.tags, tags, ("defaults",))
             _check_tags(entry.tags, tags, where)
-            place = _Place(f"{id_prefix}/{own_name}", display_name, document.locate(where)[1] or 1, where)
+            location = _CaseLocation(f"{id_prefix}/{own_name}", display_name, document.locate(where)[1] or 1, where)
             random = _random_of(file, entry)
             arrays = named_arrays(entry.arrays, shared(random), random, where)
-            case = _make_case(file, entry, arrays, budget, place)
+            case = _make_case(file, entry, arrays, budget, location)
             warned = uneven_digits(entry, arrays.sources, where)
             warnings = [str(diagnostic_at(path, message, display_name, document)) for path, message in warned]
             cases.append(replace(case, warnings=tuple(dict.fromkeys(warnings))))
@@ -170,7 +170,7 @@ def _shared_arrays(file: model.CaseFile) -> Callable[[model.Random | None], Arra
 
 
 @dataclass(frozen=True)
-class _Place:
+class _CaseLocation:
     """What a case is called, and where it stands."""
 
     id: str
@@ -179,8 +179,10 @@ class _Place:
     path: FieldPath
 
 
-def _make_case(file: model.CaseFile, entry: model.CaseEntry, arrays: Arrays, budget: _Budget, place: _Place) -> Case:
-    where = place.path
+def _make_case(
+    file: model.CaseFile, entry: model.CaseEntry, arrays: Arrays, budget: _Budget, location: _CaseLocation
+) -> Case:
+    where = location.path
     operation = entry.operation or file.operation
     options = read_options(file.defaults.options, entry, operation, where)
     specs = inputs_of(operation, str(options["score"]) if "score" in options else None)
@@ -200,14 +202,16 @@ def _make_case(file: model.CaseFile, entry: model.CaseEntry, arrays: Arrays, bud
     stored_in = tuple(filter(None, [entry.storage, computed_in]))
     _check_numbers(specs, inputs, arrays, (dtypes, stored_in), lengths["T"], where)
     check_empty_rows(entry, options, inputs.sources, arrays.sources, lengths["T"], where)
-    generic = entry.generic
-    if generic is None:
-        generic = entry.storage is None and are_generic(specs, inputs.sources, arrays.sources, options)
+    supports_statistics = entry.supports_statistics
+    if supports_statistics is None:
+        supports_statistics = entry.storage is None and support_statistics(
+            specs, inputs.sources, arrays.sources, options
+        )
     case = Case(
-        id=place.id,
+        id=location.id,
         name=entry.name,
-        file=place.file,
-        line=place.line,
+        file=location.file,
+        line=location.line,
         title=file.title,
         source=file.source,
         operation=operation,
@@ -221,15 +225,15 @@ def _make_case(file: model.CaseFile, entry: model.CaseEntry, arrays: Arrays, bud
         tags=tuple(dict.fromkeys([*file.defaults.tags, *entry.tags])),
         notes=tuple(entry.notes),
         allow_nonfinite=entry.allow_nonfinite,
-        generic=generic,
+        supports_statistics=supports_statistics,
         storage=entry.storage,
         merged=frozenset(merged),
-        memory=memory_of(entry, merged, where),
+        memory_layout=memory_layout_of(entry, merged, where),
         judged_stages=tuple(entry.stages) if entry.stages else None,
         computed_in=computed_in,
     )
-    if "broadcast" in entry.memory.values():  # whose arrays are made here, and looked at
-        budget.spend(inputs.numbers, (*where, "memory"))
+    if "broadcast" in entry.memory_layout.values():  # whose arrays are made here, and looked at
+        budget.spend(inputs.numbers, (*where, "memory_layout"))
     check_form(case, where)
     return replace(case, expected=read_expectations(entry, case, where))
 

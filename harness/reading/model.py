@@ -23,7 +23,7 @@ else:
     OperationName = Literal[tuple(OPERATIONS)]
     StageName = Literal[STAGES]
     Dtype = Literal[DTYPES]
-Memory = Literal["strided", "transposed", "broadcast"]
+MemoryLayout = Literal["strided", "transposed", "broadcast"]
 _MAX_LENGTH = 200
 """Of lists that every case of a file carries; none that people write comes near it."""
 _MAX_WINDOW = 2**31
@@ -161,7 +161,7 @@ class CaseEntry(Strict):
         description="split: inputs have an axis of heads. merged: query, key, value, past and grad_output of attention "
         "come as (B, L, heads*width), and are handed over as views of that.",
     )
-    memory: dict[Name, Memory] = Field(
+    memory_layout: dict[Name, MemoryLayout] = Field(
         default={},
         description="How an input lies in memory where the framework knows strides: strided (every second number of "
         "the last axis), transposed (heads inside of length), broadcast (stride 0 along the axes, other than the last, "
@@ -178,7 +178,7 @@ class CaseEntry(Strict):
         default=[], max_length=_MAX_LENGTH, description="What a reader of the report must know about the case."
     )
     allow_nonfinite: bool = Field(default=False, description="NaN and infinity are part of what the case probes.")
-    generic: bool | None = Field(
+    supports_statistics: bool | None = Field(
         default=None,
         description="Whether the inputs are continuous and unstructured, so that rounding errors behave like noise and "
         "statistical tests apply. If absent: true where every number of the computation is drawn by rand, randn or "

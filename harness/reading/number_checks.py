@@ -26,27 +26,27 @@ def check_finite(source: kinds.Array, named: Named, path: FieldPath, *, allow_in
     if isinstance(source, kinds.Product) or source.times is not None:
         allow_infinite = False  # 0 * inf
     signs = set()
-    for place, value in _literals(source, named, path):
+    for where, value in _literals(source, named, path):
         if math.isnan(value) or (math.isinf(value) and not allow_infinite):
             what = "NaN" if math.isnan(value) else "infinity"
             raise CaseFileError(
-                place, f"{what} is not allowed here; a case that probes it says `allow_nonfinite: true`"
+                where, f"{what} is not allowed here; a case that probes it says `allow_nonfinite: true`"
             )
         signs |= {value} if math.isinf(value) else set()
     if len(signs) > 1 and _has_sum(source, named):
         raise CaseFileError(path, "a sum with inf and -inf may become NaN")
-    for place, part in _inside(source, named, path):
-        check_finite(part, named, place, allow_infinite=allow_infinite)
+    for where, part in _inside(source, named, path):
+        check_finite(part, named, where, allow_infinite=allow_infinite)
 
 
 def check_range(source: kinds.Array, named: Named, path: FieldPath, dtypes: Sequence[str]) -> None:
     """Refuse a finite number that the narrowest of the case's dtypes would turn into infinity."""
     largest, dtype = min((largest_number(dtype), dtype) for dtype in dtypes)
     if not _is_changed(source, named):
-        for place, value in _literals(source, named, path):
+        for where, value in _literals(source, named, path):
             if math.isfinite(value) and abs(value) > largest:
                 message = f"{value:g} is beyond the range of {dtype}; a case for wider dtypes says `dtypes`"
-                raise CaseFileError(place, message)
+                raise CaseFileError(where, message)
     bound = _largest(source, named)
     if bound > largest:
         message = f"may reach {bound:.2g}, beyond the range of {dtype}; a case for wider dtypes says `dtypes`"
@@ -67,18 +67,18 @@ def check_whole(source: kinds.Array, named: Named, path: FieldPath) -> None:
     """Refuse counts that are not spelled out as whole numbers of at least 0."""
     if not isinstance(source, kinds.Values | kinds.Reference) or source.times is not None or source.plus is not None:
         raise CaseFileError(path, "these are counts; give them as `values`, without times or plus")
-    for place, part in _inside(source, named, path):
-        check_whole(part, named, place)
-    for place, value in _own_literals(source, path):
+    for where, part in _inside(source, named, path):
+        check_whole(part, named, where)
+    for where, value in _own_literals(source, path):
         if isinstance(value, bool) or not math.isfinite(value) or value != int(value) or value < 0:
-            raise CaseFileError(place, f"expected a whole number of at least 0, got {short(value)}")
+            raise CaseFileError(where, f"expected a whole number of at least 0, got {short(value)}")
 
 
 def check_at_most(source: kinds.Array, named: Named, path: FieldPath, most: int, of: str) -> None:
     """Refuse counts of more than there is."""
-    for place, value in _literals(source, named, path):
+    for where, value in _literals(source, named, path):
         if value > most:
-            raise CaseFileError(place, f"expected at most {most}, as there are {most} {of}, got {short(value)}")
+            raise CaseFileError(where, f"expected at most {most}, as there are {most} {of}, got {short(value)}")
 
 
 def check_boolean(source: kinds.Array, named: Named, path: FieldPath) -> None:
@@ -91,11 +91,11 @@ def check_boolean(source: kinds.Array, named: Named, path: FieldPath) -> None:
         whole = source.draw == "randint" or (source.draw == "runif" and source.floor)
         if not whole or (source.low, source.high) != (0, 2):
             raise CaseFileError(path, "a mask is boolean; a drawn one is `draw: randint, low: 0, high: 2`")
-    for place, part in _inside(source, named, path):
-        check_boolean(part, named, place)
-    for place, value in _own_literals(source, path):
+    for where, part in _inside(source, named, path):
+        check_boolean(part, named, where)
+    for where, value in _own_literals(source, path):
         if value not in (0, 1):
-            raise CaseFileError(place, f"a mask is boolean (true = may attend), got {value}")
+            raise CaseFileError(where, f"a mask is boolean (true = may attend), got {value}")
 
 
 def spelled_out(source: kinds.Array, named: Named) -> list[float]:
@@ -148,8 +148,8 @@ def _largest(source: kinds.Array, named: Named) -> float:
 def _literals(source: kinds.Array, named: Named, path: FieldPath) -> Iterator[tuple[FieldPath, float]]:
     """Yield the numbers that a file spells out, each with its place."""
     yield from _own_literals(source, path)
-    for place, part in _inside(source, named, path):
-        yield from _literals(part, named, place)
+    for where, part in _inside(source, named, path):
+        yield from _literals(part, named, where)
 
 
 def _own_literals(source: kinds.Array, path: FieldPath) -> Iterator[tuple[FieldPath, float]]:

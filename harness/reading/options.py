@@ -37,8 +37,8 @@ def read_options(defaults: model.Options, entry: model.CaseEntry, operation: str
         if name in own:
             raise CaseFileError((*where, "options", name), reason)
     options = {name: value for name, value in (shared | own).items() if name not in idle}
-    places = {name: ((*where, "options", name) if name in own else ("defaults", "options", name)) for name in options}
-    _check(options, operation, where, places)
+    paths = {name: ((*where, "options", name) if name in own else ("defaults", "options", name)) for name in options}
+    _check(options, operation, where, paths)
     if "window" in options:
         options["window"] = tuple(options["window"])
     return options
@@ -73,21 +73,19 @@ def _idle(options: Mapping[str, Any], operation: str, layout: str) -> dict[str, 
     return idle
 
 
-def _check(options: Mapping[str, Any], operation: str, where: FieldPath, places: Mapping[str, FieldPath]) -> None:
+def _check(options: Mapping[str, Any], operation: str, where: FieldPath, paths: Mapping[str, FieldPath]) -> None:
     if operation == "multi_head_attention" and "heads" not in options:
         raise CaseFileError((*where, "options"), "multi_head_attention needs options.heads")
     for name, scores in ONLY_WITH_SOME_SCORES.items():
         if name in options and options.get("score", scores[0]) not in scores:
-            raise CaseFileError(places[name], f"the {options['score']} score has no {name}")
+            raise CaseFileError(paths[name], f"the {options['score']} score has no {name}")
     for name in ("scale", "softcap"):
         if name in options and not math.isfinite(options[name]):
-            raise CaseFileError(places[name], f"expected a finite number, got {options[name]}")
+            raise CaseFileError(paths[name], f"expected a finite number, got {options[name]}")
     if options.get("window") == [None, None]:
-        raise CaseFileError(
-            places["window"], "bounds nothing on either side; expected a number of keys on one at least"
-        )
+        raise CaseFileError(paths["window"], "bounds nothing on either side; expected a number of keys on one at least")
     heads, kv_heads = options.get("heads"), options.get("kv_heads")
     if heads and kv_heads and heads % kv_heads:
         raise CaseFileError(
-            places["kv_heads"], f"{heads} query heads cannot share {kv_heads} key and value heads evenly"
+            paths["kv_heads"], f"{heads} query heads cannot share {kv_heads} key and value heads evenly"
         )

@@ -40,19 +40,19 @@ class PackedCases(Sequence[Case]):
 
     def arrange(self, order: Iterable[int]) -> None:
         """Put the cases in another order: that of their present places."""
-        self._order = array("L", (self._order[place] for place in order))
+        self._order = array("L", (self._order[index] for index in order))
 
     def __len__(self) -> int:
         return len(self._order)
 
     @overload
-    def __getitem__(self, place: int) -> Case: ...
+    def __getitem__(self, index: int) -> Case: ...
     @overload
-    def __getitem__(self, place: slice) -> Sequence[Case]: ...
-    def __getitem__(self, place: int | slice) -> Case | Sequence[Case]:
-        if isinstance(place, slice):
-            return [self[each] for each in range(*place.indices(len(self)))]
-        part, inside = divmod(self._order[place], TOGETHER)
+    def __getitem__(self, index: slice) -> Sequence[Case]: ...
+    def __getitem__(self, index: int | slice) -> Case | Sequence[Case]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        part, inside = divmod(self._order[index], TOGETHER)
         return self._open[inside] if part == len(self._parts) else self._part(part)[inside]
 
 

@@ -137,7 +137,7 @@ def _cells(source: object) -> Cells:
 
 def _position(index: tuple[int, ...]) -> str:
     """Say where a number stands: "row 2, number 1: "."""
-    words = [f"{word} {place + 1}" for word, place in zip(_AXES, reversed(index), strict=False)]
+    words = [f"{word} {number + 1}" for word, number in zip(_AXES, reversed(index), strict=False)]
     return f"{', '.join(reversed(words))}: " if words else ""
 
 

@@ -174,9 +174,9 @@ class _Brackets:
         if not self._take("["):
             return self._number()
         if depth == MAX_AXES:
-            raise PrintedError(f"{self._place()}: expected at most {MAX_AXES} axes, got brackets that are deeper")
+            raise PrintedError(f"{self._where()}: expected at most {MAX_AXES} axes, got brackets that are deeper")
         if self._take("]"):
-            raise PrintedError(f"{self._place()}: [] holds no number")
+            raise PrintedError(f"{self._where()}: [] holds no number")
         values = [self._value(depth + 1)]
         while not self._take("]"):
             between = self._separator()
@@ -207,7 +207,7 @@ class _Brackets:
     def _check_separator(self, between: str, number: str) -> None:
         if self._between not in (None, between):
             raise PrintedError(
-                f"{self._place()}: {number[:_SHOWN]!r} and the number before it are set apart by {_NAMED[between]}, "
+                f"{self._where()}: {number[:_SHOWN]!r} and the number before it are set apart by {_NAMED[between]}, "
                 f"others by {_NAMED[str(self._between)]}; leave out what groups digits, and separate all in one way"
             )
         self._between = between
@@ -234,21 +234,21 @@ class _Brackets:
         self._at = found.end() if found else self._at
         return found is not None
 
-    def _place(self) -> str:
+    def _where(self) -> str:
         return f"line {self._text.count(chr(10), 0, self._at) + 1}"
 
     def _unexpected(self, wanted: str) -> PrintedError:
         rest = self._text[self._at : self._at + _SHOWN].split(maxsplit=1)
         return PrintedError(
-            f"{self._place()}: expected {wanted}, got {repr(rest[0]) if rest else 'the end of the text'}"
+            f"{self._where()}: expected {wanted}, got {repr(rest[0]) if rest else 'the end of the text'}"
         )
 
 
-def _check_shape(said: str | None, array: Cells) -> None:
+def _check_shape(shape: str | None, array: Cells) -> None:
     """Refuse an array whose library says another shape than what was read: a part of it was not pasted."""
     found = shape_of(array)
-    if said is not None and re.findall(r"\d+", said) != [str(length) for length in found]:
-        raise PrintedError(f"the text says shape={said[:_SHOWN]} and holds {show(found)}")
+    if shape is not None and re.findall(r"\d+", shape) != [str(length) for length in found]:
+        raise PrintedError(f"the text says shape={shape[:_SHOWN]} and holds {show(found)}")
 
 
 _NAMED = {" ": "spaces alone", ", ": "a comma and a space", ",": "a comma alone"}

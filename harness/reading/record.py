@@ -25,7 +25,7 @@ def case_record(case: Case, tags: Mapping[str, TagEntry]) -> dict[str, Any]:
         "options": {name: list(value) if isinstance(value, tuple) else value for name, value in case.options.items()},
         "dtypes": list(case.dtypes),
         "storage": case.storage,
-        "memory": dict(case.memory),
+        "memory_layout": dict(case.memory_layout),
         "merged": sorted(case.merged),
         "inputs": {name: list(shape) for name, shape in case.input_shapes.items()},
         "given": _given(case) if case.is_document else {},

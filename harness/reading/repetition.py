@@ -59,7 +59,7 @@ def _check_places(data: Mapping[str, Any]) -> None:
 
 def _unused(axes: Sequence[Axis], used: set[str], lacking: str) -> list[CaseFileError]:
     return [
-        CaseFileError(axis.place_of(name), message)
+        CaseFileError(axis.path_of(name), message)
         for axis in axes
         for name in axis.names
         if name not in used
@@ -72,7 +72,7 @@ class _Writing:
 
     def __init__(self, shared: tuple[Axis, ...]) -> None:
         self.shared = shared
-        self._places = _places(shared)
+        self._positions = _positions(shared)
         self.cases: list[Any] = []
         self.origins: list[Origin] = []
         self.used: set[str] = set()
@@ -103,17 +103,17 @@ class _Writing:
         """Return what a case is repeated over, all of its own and of the file's what it uses, and the names it uses."""
         where: FieldPath = ("cases", number)
         own = read_axes(entry[FOR_EACH], (*where, FOR_EACH)) if FOR_EACH in entry else ()
-        for name, place in _places(own).items():
-            if name in self._places:
-                path = own[place].place_of(name)
+        for name, position in _positions(own).items():
+            if name in self._positions:
+                path = own[position].path_of(name)
                 raise CaseFileError(path, f"{name!r} has its values from the file's {FOR_EACH} already")
         every = (*self.shared, *own)
-        places = ChainMap(_places(own, len(self.shared)), self._places)
-        used = _closure({name for _, name in references(_body(entry))}, places, every)
+        positions = ChainMap(_positions(own, len(self.shared)), self._positions)
+        used = _closure({name for _, name in references(_body(entry))}, positions, every)
         self.used |= used
         for fault in _unused(own, used, "the case has no"):
             raise fault
-        axes = [every[place] for place in sorted({places[name] for name in used if name in places})]
+        axes = [every[position] for position in sorted({positions[name] for name in used if name in positions})]
         self._count(math.prod(len(axis.choices) for axis in axes), axes)
         return axes, used
 
@@ -155,12 +155,12 @@ def _called(name: Any, labels: Sequence[str]) -> Any:
     return f"{name} ({', '.join(labels)})" if labels and isinstance(name, str) else name
 
 
-def _places(axes: Sequence[Axis], first: int = 0) -> dict[str, int]:
+def _positions(axes: Sequence[Axis], first: int = 0) -> dict[str, int]:
     """Return which axis gives each name its values, counted from ``first``."""
-    return {name: place for place, axis in enumerate(axes, start=first) for name in axis.names}
+    return {name: position for position, axis in enumerate(axes, start=first) for name in axis.names}
 
 
-def _closure(names: set[str], places: Mapping[str, int], axes: Sequence[Axis]) -> set[str]:
+def _closure(names: set[str], positions: Mapping[str, int], axes: Sequence[Axis]) -> set[str]:
     """Return names and those that their values refer to in turn."""
     found: set[str] = set()
     left = [*names]
@@ -168,7 +168,7 @@ def _closure(names: set[str], places: Mapping[str, int], axes: Sequence[Axis]) -
         name = left.pop()
         if name not in found:
             found.add(name)
-            left += axes[places[name]].references[name] if name in places else ()
+            left += axes[positions[name]].references[name] if name in positions else ()
     return found
 
 

@@ -88,10 +88,10 @@ def _case_of(operation: str) -> Schema:
     every_option = {option for each in OPERATIONS.values() for option in each.options}
     stage = {"enum": [*entry.stages, None]}
     numbers = [name for name, spec in specs.items() if spec.is_number]
-    memory = {name: {} if _may_be_transposed(name, specs) else {"not": {"const": "transposed"}} for name in numbers}
+    layouts = {name: {} if _may_be_transposed(name, specs) else {"not": {"const": "transposed"}} for name in numbers}
     fields: dict[str, Schema] = {
         "options": absent(*sorted(every_option - entry.options)),
-        "memory": {"propertyNames": {"enum": numbers}, "properties": memory},
+        "memory_layout": {"propertyNames": {"enum": numbers}, "properties": layouts},
         "stages": {"items": {"enum": list(entry.stages)}},
         "expect": {"items": {"properties": {"stage": stage, "of": stage}}},
     }
@@ -100,7 +100,8 @@ def _case_of(operation: str) -> Schema:
     if operation != _SCORING:  # whose inputs follow from the score
         fields["inputs"] = _inputs(specs)
     rules = [
-        {"if": under("memory", given(name), required=True), "then": under("inputs", given(name))} for name in numbers
+        {"if": under("memory_layout", given(name), required=True), "then": under("inputs", given(name))}
+        for name in numbers
     ]
     return {"properties": fields, "allOf": [*rules, *_layout_rules(operation)]}
 
@@ -114,7 +115,7 @@ def _layout_rules(operation: str) -> list[Schema]:
         return [under("layout", {"const": "split"})]
     return [
         {"if": _options({"anyOf": [given("heads"), given("kv_heads")]}), "then": has("layout", "merged")},
-        {"if": has("layout", "merged"), "then": under("memory", absent(*sorted(MERGED_INPUTS)))},
+        {"if": has("layout", "merged"), "then": under("memory_layout", absent(*sorted(MERGED_INPUTS)))},
     ]
 
 

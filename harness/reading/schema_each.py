@@ -36,8 +36,8 @@ def let_names_stand_for_values(schema: Schema) -> None:
     }
     definitions["ForEach"] = _for_each(name)
     for owner in (schema, definitions["CaseEntry"]):
-        told = {"description": owner["properties"][FOR_EACH]["description"]}
-        owner["properties"][FOR_EACH] = {**told, **refer("ForEach")}
+        kept = {"description": owner["properties"][FOR_EACH]["description"]}
+        owner["properties"][FOR_EACH] = {**kept, **refer("ForEach")}
 
 
 def _for_each(name: Schema) -> Schema:
@@ -83,8 +83,8 @@ def _or_reference(schema: Any, *, keep: tuple[str, ...] = ()) -> Any:
 def _either(schema: Any) -> Schema:
     if isinstance(schema, dict) and [*schema] == ["not"]:  # a mapping is not what is excluded there
         return schema
-    told = {name: schema[name] for name in ("description", "default") if name in schema} if schema else {}
-    return {**told, "anyOf": [_or_reference(schema), refer(REFERENCE)]}
+    kept = {name: schema[name] for name in ("description", "default") if name in schema} if schema else {}
+    return {**kept, "anyOf": [_or_reference(schema), refer(REFERENCE)]}
 
 
 def _split_definitions(schema: Schema) -> None:

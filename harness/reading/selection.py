@@ -45,7 +45,7 @@ class _File:
 _Found = tuple[Path, Case]
 """A case and the file that it is really in."""
 _Lists = frozenset[Path]
-"""Files that are lists of known divergences, resolved."""
+"""Files that are lists of expected failures, resolved."""
 
 
 def select_cases(
@@ -53,31 +53,32 @@ def select_cases(
     tags: Sequence[str] = (),
     dtypes: Sequence[str] = (),
     base: Path | None = None,
-    divergences: Sequence[Path] = (),
+    expected_failures: Sequence[Path] = (),
     tiles: Sequence[int] = (),
 ) -> Selection:
     """Read the cases that match.
 
     A pattern is the path of a file or folder of cases, or else a glob over the bundled cases, with or without
     ``cases/`` in front: ``cases/documents/*``, ``masking/*causal*``. Without patterns, the whole bundled corpus.
-    ``divergences`` are lists of known divergences, which may lie among the cases and are none. The cases of ``tiles``
-    come besides, whatever the patterns are; a glob that names a tile (``*tile-48*``) matches the cases of that one.
-    Raises ``UsageError`` where a pattern, tag or dtype matches nothing. Files with faults are left out and reported.
+    ``expected_failures`` are lists of expected failures, which may lie among the cases and are none. The cases of
+    ``tiles`` come besides, whatever the patterns are; a glob that names a tile (``*tile-48*``) matches the cases of
+    that one. Raises ``UsageError`` where a pattern, tag or dtype matches nothing. Files with faults are left out and
+    reported.
     """
     base = base or Path.cwd()
     faults: list[Diagnostic] = []
-    lists = frozenset(path.resolve() for path in divergences)
+    lists = frozenset(path.resolve() for path in expected_failures)
     known_tags = _tags_of(bundled_root(), f"{BUNDLED}/{TAG_FILE}", faults)
-    places: dict[str, tuple[Path, int]] = {}
+    origins: dict[str, tuple[Path, int]] = {}
     chosen, ids = PackedCases(), []
     named = [
         _matching(pattern, base, known_tags, faults, lists, several=len(patterns) > 1) for pattern in patterns or ("*",)
     ]
     for found in (*named, *(_of_tile(tile, known_tags) for tile in tiles)):
         for path, case in found:
-            first = places.get(case.id)
+            first = origins.get(case.id)
             if first is None:
-                places[case.id] = (path, case.line)
+                origins[case.id] = (path, case.line)
                 if _is_wanted(case, tags, dtypes):
                     chosen.append(case)
                     ids.append(case.id)
@@ -86,7 +87,7 @@ def select_cases(
                 faults.append(
                     Diagnostic(case.file, f"the same case id as in {first[0]}: {case.id}", case.line, case.name)
                 )
-    if places:
+    if origins:
         _check_tags(tags, known_tags)
     if not chosen and not faults:
         raise UsageError("no case matches the paths, globs, tags and dtypes that were given")
@@ -143,7 +144,7 @@ def _matches(name: str, glob: str) -> bool:
 
 def _own_files(path: Path, base: Path, lists: _Lists) -> list[_File]:
     if path.is_file() and path.resolve() in lists:
-        raise UsageError(f"{path} is a list of known divergences; expected a case file")
+        raise UsageError(f"{path} is a list of expected failures; expected a case file")
     if path.is_file() and not _is_case_file(path):
         raise UsageError(f"{path} is no case file; expected a *.yaml that is not {TAG_FILE}")
     found = [path] if path.is_file() else _case_files(path, lists)

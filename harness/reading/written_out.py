@@ -37,7 +37,7 @@ class _Followed:
     """How far a path leads: in the cases as written out, in the file, and perhaps on into a value of ``for_each``."""
 
     found: FieldPath
-    place: FieldPath
+    path: FieldPath
     name: str | None = None
     value: FieldPath = ()
 
@@ -52,12 +52,12 @@ class WrittenOut(YamlDocument):
     def locate(self, path: FieldPath) -> tuple[FieldPath, int | None]:
         """Return the longest part of a path that exists, and its line; of a value, where the case has its name."""
         followed = self._follow(path)
-        return followed.found, self.lines.get(followed.place)
+        return followed.found, self.lines.get(followed.path)
 
     def source(self, path: FieldPath) -> FieldPath:
         """Return where in the file stands what a path leads to."""
         followed = self._follow(path)
-        return followed.value if followed.name else followed.place
+        return followed.value if followed.name else followed.path
 
     def value_of(self, path: FieldPath) -> tuple[str, int | None] | None:
         """Return the name whose value a path leads to, and the line of that value."""
@@ -71,14 +71,14 @@ class WrittenOut(YamlDocument):
             case _:
                 found, _ = super().locate(path)
                 return _Followed(found, found)
-        place: FieldPath = ("cases", origin.number)
-        now = self._into(_Followed(("cases", number), place), origin, place)
+        written: FieldPath = ("cases", origin.number)
+        now = self._into(_Followed(("cases", number), written), origin, written)
         for part in rest:
-            ahead = (*(now.value if now.name else now.place), part)
+            ahead = (*(now.value if now.name else now.path), part)
             if ahead not in self.lines:
                 continue
             if now.name:
-                now = _Followed((*now.found, part), now.place, now.name, ahead)
+                now = _Followed((*now.found, part), now.path, now.name, ahead)
             else:
                 now = _Followed((*now.found, part), ahead)
             now = self._into(now, origin, ahead)
@@ -88,7 +88,7 @@ class WrittenOut(YamlDocument):
         """Go on to the value, where one stands."""
         while (name := referred(self._written_at(at))) is not None and name in origin.values:
             at = origin.values[name]
-            followed = _Followed(followed.found, followed.place, name, at)
+            followed = _Followed(followed.found, followed.path, name, at)
         return followed
 
     def _written_at(self, path: FieldPath) -> Any:

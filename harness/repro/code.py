@@ -44,11 +44,11 @@ def quoted(names: Collection[str]) -> str:
 
 
 def _wrapped(name: str, needs: Needs) -> str:
-    told = (ast.get_docstring(read_module(name).tree) or "").partition("\n")[0]
+    summary = (ast.get_docstring(read_module(name).tree) or "").partition("\n")[0]
     given = ", ".join(f"{each}={each}" for each in sorted(needs.asked[name]))
     body = f"{_body(name, needs)}\n\nreturn SimpleNamespace({given})"
     indented = indent(body, "    ")
-    return f'def {short(name)}():\n    """{told}"""\n{indented}\n\n\n{short(name)} = {short(name)}()\n'
+    return f'def {short(name)}():\n    """{summary}"""\n{indented}\n\n\n{short(name)} = {short(name)}()\n'
 
 
 def _body(name: str, needs: Needs, between: int = 1) -> str:
@@ -63,7 +63,7 @@ def _body(name: str, needs: Needs, between: int = 1) -> str:
         if not bound or getattr(statement, "module", None) == "__future__":
             continue
         if bound <= module.ours.keys():
-            ours += _places(module, bound)
+            ours += _aliases(module, bound)
         elif isinstance(statement, ast.Import | ast.ImportFrom):
             imports.append(_import(statement, bound))
         else:
@@ -82,10 +82,10 @@ def _span(module: Module, statement: ast.stmt) -> tuple[int, int]:
     return first, statement.end_lineno or statement.lineno
 
 
-def _places(module: Module, bound: Collection[str]) -> list[str]:
+def _aliases(module: Module, bound: Collection[str]) -> list[str]:
     """Return what stands for imports from modules of ours: each is a name in a namespace."""
-    places = {name: ".".join(filter(None, (short(module.ours[name][0]), module.ours[name][1]))) for name in bound}
-    return sorted(f"{name} = {place}" for name, place in places.items() if name != place)
+    targets = {name: ".".join(filter(None, (short(module.ours[name][0]), module.ours[name][1]))) for name in bound}
+    return sorted(f"{name} = {target}" for name, target in targets.items() if name != target)
 
 
 def _import(statement: ast.Import | ast.ImportFrom, bound: Collection[str]) -> str:

@@ -20,7 +20,7 @@ from attncheck.results.format import SCRIPTS_FOLDER, Row
 MAX_SCRIPTS = 50
 """One takes a fraction of a second and some ten kilobytes; after so many, the command that writes one is enough."""
 
-Place = tuple[str, str, str]
+Evaluation = tuple[str, str, str]
 """case, implementation, dtype"""
 
 
@@ -43,41 +43,41 @@ def write_scripts(
     ``limits`` are those of the run. ``scripts/index.json`` names the file of each, under case|implementation|dtype.
     Raises ``OutputError``.
     """
-    told: dict[Place, list[str]] = defaultdict(list)
+    messages: dict[Evaluation, list[str]] = defaultdict(list)
     for row in failures:
         if row.comparison == "stage":
-            told[row.case, row.implementation, row.dtype].append(f"{row.verdict} {row.stage}: {row.message}")
-    failing = {case for case, _, _ in told}
+            messages[row.case, row.implementation, row.dtype].append(f"{row.verdict} {row.stage}: {row.message}")
+    failing = {case for case, _, _ in messages}
     known_cases = {case.id: case for case in cases if case.id in failing}  # of a large campaign, few are in memory
     known_implementations = {item.name: item for item in implementations}
-    places = [(case, name, dtype) for case, name, dtype in told if case in known_cases]
+    evaluations = [(case, name, dtype) for case, name, dtype in messages if case in known_cases]
     index: dict[str, str] = {}
     folder = results / SCRIPTS_FOLDER
     again = words_again(implementations, limits or Limits(), results)
-    for place in _one_of_each_first(places)[:MAX_SCRIPTS]:
-        case, name, dtype = place
+    for evaluation in _one_of_each_first(evaluations)[:MAX_SCRIPTS]:
+        case, name, dtype = evaluation
         if name not in again:  # an object of this process has no file
             continue
         file = f"{len(index):03d}.py"
         explain = command("explain", case_record(known_cases[case], {}), again[name], dtype)
-        story = "\n".join([*told[place], _FRESH.format(explain=explain)])
+        story = "\n".join([*messages[evaluation], _FRESH.format(explain=explain)])
         runs_it = joined(["python", str(folder / file)])
         try:
             text = repro_script(known_cases[case], known_implementations[name], dtype, (), story, command=runs_it)
         except UsageError:  # some modules cannot be taken apart
             continue
-        index["|".join(place)] = _write(folder / file, text)
+        index["|".join(evaluation)] = _write(folder / file, text)
     if index:
         _write(folder / "index.json", json.dumps(index, indent=2, ensure_ascii=False) + "\n")
     return len(index)
 
 
-def _one_of_each_first(places: Sequence[Place]) -> list[Place]:
+def _one_of_each_first(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     """Put the first place of every implementation before the second of any."""
-    by_name: dict[str, list[Place]] = defaultdict(list)
-    for place in places:
-        by_name[place[1]].append(place)
-    return [place for place in chain.from_iterable(zip_longest(*by_name.values())) if place is not None]
+    by_name: dict[str, list[Evaluation]] = defaultdict(list)
+    for evaluation in evaluations:
+        by_name[evaluation[1]].append(evaluation)
+    return [evaluation for evaluation in chain.from_iterable(zip_longest(*by_name.values())) if evaluation is not None]
 
 
 def _write(path: Path, text: str) -> str:

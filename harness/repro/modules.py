@@ -79,8 +79,8 @@ def _ours(statement: ast.ImportFrom) -> Iterator[tuple[str, tuple[str, str]]]:
     spec = find_spec(origin)
     is_package = spec is not None and spec.submodule_search_locations is not None
     for alias in statement.names:
-        place = (f"{origin}.{alias.name}", "") if is_package else (origin, alias.name)
-        yield alias.asname or alias.name, place
+        origin_of = (f"{origin}.{alias.name}", "") if is_package else (origin, alias.name)
+        yield alias.asname or alias.name, origin_of
 
 
 def needs_of(root: str, names: Collection[str]) -> Needs:

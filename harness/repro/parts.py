@@ -68,7 +68,7 @@ def taken(function: Callable[..., Any], conventions: Mapping[str, str]) -> dict[
     return {name: value for name, value in conventions.items() if takes_all or name in kinds}
 
 
-def wrong_places(computed: Array, expected: Expected) -> tuple[NDArray[np.bool_], Array, Array]:
+def wrong_elements(computed: Array, expected: Expected) -> tuple[NDArray[np.bool_], Array, Array]:
     """Return which of the judged numbers are wrong, how far each is off, and that over what is allowed."""
     exact, allowed = expected.exact, expected.allowed
     assert exact is not None, "a stage is judged where it has an exact answer"
@@ -98,22 +98,22 @@ def judge(computed: Any, expected: Expected, dtype: str) -> tuple[bool, str]:
     kept: Array = (array if rows is None else array.take(rows, expected.axis)).astype(np.float64)
     if exact is None or expected.allowed is None:
         return True, "is not judged: it has no exact answer"
-    wrong, error, ratio = wrong_places(kept, expected)
+    wrong, error, ratio = wrong_elements(kept, expected)
     if not ratio.size or ratio.max() < 0:
         return True, "is not judged: it has no exact answer" if ratio.size else "has nothing to judge"
-    place = tuple(int(axis) for axis in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
-    whole = list(place)
+    worst = tuple(int(axis) for axis in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
+    whole = list(worst)
     if rows is not None:
-        whole[expected.axis] = int(rows[place[expected.axis]])
+        whole[expected.axis] = int(rows[worst[expected.axis]])
     digits = 9 if array.dtype.itemsize <= 4 else 17
-    verdict = f"is WRONG at {int(wrong.sum())} of {wrong.size} places" if wrong.any() else "is right"
+    verdict = f"is WRONG at {int(wrong.sum())} of {wrong.size} elements" if wrong.any() else "is right"
     judged = "" if rows is None else f"; {len(rows)} query rows of {array.shape[expected.axis]} are judged"
     if open_ := int((ratio < 0).sum()):
         judged += f"; {open_} of {ratio.size} numbers have no exact answer"
     return not wrong.any(), (
         f"{verdict}{judged}\n"
-        f"    most at {whole}: computed {kept[place]:.{digits}g}, exact {exact[place]:.17g}, "
-        f"off by {error[place]:.3g}, allowed {expected.allowed[place]:.3g}"
+        f"    most at {whole}: computed {kept[worst]:.{digits}g}, exact {exact[worst]:.17g}, "
+        f"off by {error[worst]:.3g}, allowed {expected.allowed[worst]:.3g}"
     )
 
 
@@ -151,9 +151,9 @@ def run(
     failed += [
         f"{name} is changed by the call" for name in given if backend.to_numpy(tensors[name]).tobytes() != given[name]
     ]
-    for stage, places in (kept or {}).items():
+    for stage, elements in (kept or {}).items():
         if stage in arrays:
-            arrays[stage], fault = cut(arrays[stage], places)
+            arrays[stage], fault = cut(arrays[stage], elements)
             failed += [f"{stage} {fault}"] if fault else []
     for fault in failed:
         print(fault)

@@ -42,7 +42,7 @@ against the exact answer: the same mathematics on the same stored numbers, in in
 largest error that rounding in {dtype} can make in that place, in whatever order sums are taken, blocked or fused
 (rounding model {rounding_model}): a number that is further off is wrong. NaN and infinity are to be where the exact
 answer has them; what it leaves open is not judged. Nor is what rounding could just do, but does not in practice
-(statistics, T2), or one step by itself.
+(statistics), or one step by itself.
 
 attncheck {version} found, with {versions}, Python {python}, {system}:
 """
@@ -117,16 +117,16 @@ def tasks_before(before: Sequence[tuple[Case, str]]) -> list[Task]:
 def _calls(padding: Padding, before: Sequence[Any]) -> str:
     """Say how many calls a script makes, and how the last is padded."""
     others = f"{len(before)} other {'calls' if len(before) > 1 else 'call'}, and then " if before else ""
-    return f"{others}one call{f', padded with {padding.says}' if padding.says else ''}"
+    return f"{others}one call{f', padded with {padding.description}' if padding.description else ''}"
 
 
 def _kept(padding: Padding) -> Iterator[str]:
     """Yield what drops again what the call is padded with."""
-    yield f"# The call is padded with {padding.says}: it is made with what the function requires."
-    yield copied(_CUTTING, {"Kept", "cut"}) + "\n"
+    yield f"# The call is padded with {padding.description}: it is made with what the function requires."
+    yield copied(_CUTTING, {"KeptElements", "cut"}) + "\n"
     yield "KEPT = {"
     for stage, kept in padding.kept.items():
-        yield f'    "{stage}": Kept({kept.shape}, {dict(kept.places)}, {kept.zeros}),'
+        yield f'    "{stage}": KeptElements({kept.shape}, {dict(kept.positions)}, {kept.zeros}),'
     yield "}"
 
 
@@ -209,17 +209,17 @@ def _hides_a_module(entry: Any) -> bool:
 def _inputs(tasks: Mapping[str, Task]) -> Iterator[str]:
     """Yield the inputs of calls, each under a name, and what lays them out in memory as the cases ask."""
     layouts = {
-        name: {each: layout for each, layout in task.memory.items() if each in task.inputs}
+        name: {each: layout for each, layout in task.memory_layout.items() if each in task.inputs}
         for name, task in tasks.items()
     }
     if any(layouts.values()):
-        yield inlined(_MEMORY, {"laid_out"}) + "\n"
+        yield inlined(_MEMORY, {"apply_layout"}) + "\n"
     for name, task in tasks.items():
         yield f"{name} = {{"
         yield from (f'    "{each}": {written(array, 4, len(each) + 4)},' for each, array in task.inputs.items())
         yield "}"
         if layouts[name]:
-            yield f"{name} = {short(_MEMORY)}.laid_out({name}, {layouts[name]!r})"
+            yield f"{name} = {short(_MEMORY)}.apply_layout({name}, {layouts[name]!r})"
 
 
 def _section(title: str, *lines: str) -> str:

@@ -16,7 +16,7 @@ from attncheck.results.parts import read_rows
 from attncheck.results.reader import read_environment
 from attncheck.verdicts import Verdict
 
-Place = tuple[str, str]
+CaseInDtype = tuple[str, str]
 """A case's id and a dtype."""
 
 
@@ -34,15 +34,15 @@ class Checked:
         record = self.cases.get(identity)
         return None if record is None else address(identity, record.get("path", ""))
 
-    def asked(self, implementation: str) -> dict[Place, str]:
+    def asked(self, implementation: str) -> dict[CaseInDtype, str]:
         """Return what became of the stages of every call, in the plan's order; empty text where nothing is wrong."""
         table, _ = read_rows(self.directory)
         kept = pc.and_(pc.equal(table["implementation"], implementation), pc.equal(table["comparison"], "stage"))
-        found: dict[Place, list[dict[str, Any]]] = {}
+        found: dict[CaseInDtype, list[dict[str, Any]]] = {}
         for row in table.filter(kept).to_pylist():
             found.setdefault((row["case"], row["dtype"]), []).append(row)
         in_order = ((identity, dtype) for identity, record in self.cases.items() for dtype in record["dtypes"])
-        return {place: what_became(found[place]) for place in in_order if place in found}
+        return {where: what_became(found[where]) for where in in_order if where in found}
 
 
 def read_checked(directory: Path, *, needed: bool) -> Checked | None:
@@ -57,9 +57,9 @@ def read_checked(directory: Path, *, needed: bool) -> Checked | None:
     return Checked(directory, cases, environment.get("again", {}), (directory / "environment.json").stat().st_mtime)
 
 
-def killed_the_worker(said: str) -> bool:
+def killed_the_worker(message: str) -> bool:
     """Whether what became of a call ended the process that it was in: the next call had another."""
-    return said.startswith((Verdict.CRASH, Verdict.TIMEOUT))
+    return message.startswith((Verdict.CRASH, Verdict.TIMEOUT))
 
 
 def what_became(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -71,5 +71,5 @@ def what_became(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def what_was_found(verdict: str, stage: str, message: str) -> str:
     """Say in a few words what is wrong."""
-    place = f" at {stage}" if stage else ""
-    return f"{verdict}{place}{f': {message}' if message else ''}"
+    where = f" at {stage}" if stage else ""
+    return f"{verdict}{where}{f': {message}' if message else ''}"

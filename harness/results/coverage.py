@@ -57,13 +57,13 @@ class Asked:
     @classmethod
     def of(cls, environment: Mapping[str, Any], cases: int) -> Asked:
         """Read what environment.json says of a run."""
-        said = environment.get("asked", {})
-        minimum = said.get("min_judged")
+        asked = environment.get("asked", {})
+        minimum = asked.get("min_judged")
         return cls(
             cases,
-            tuple(said.get("by_name", ())),
+            tuple(asked.get("by_name", ())),
             None if minimum is None else Minimum.of(minimum, "min_judged"),
-            {name: tuple(said[name]) for name in ("cases", "tags", "dtypes") if said.get(name)},
+            {name: tuple(asked[name]) for name in ("cases", "tags", "dtypes") if asked.get(name)},
         )
 
 

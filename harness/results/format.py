@@ -18,7 +18,7 @@ from typing import Any, Literal
 import pyarrow as pa
 from numpy.typing import NDArray
 
-FORMAT = 7
+FORMAT = 8
 REPORT_FOLDER = "report"
 SCRIPTS_FOLDER = "scripts"
 ComparisonKind = Literal["stage", "pair", "printed", "known", "exact"]
@@ -32,7 +32,7 @@ ROW_SCHEMA = pa.schema(
         pa.field("comparison", pa.string(), nullable=False),
         pa.field("stage", pa.string(), nullable=False),
         pa.field("verdict", pa.string(), nullable=False),
-        pa.field("known", pa.bool_(), nullable=False),
+        pa.field("xfail", pa.bool_(), nullable=False),
         pa.field("other", pa.string()),
         pa.field("called", pa.string()),
         pa.field("shape", pa.string()),
@@ -92,8 +92,9 @@ class Row:
     ``comparison`` is ``stage`` (against the exact answer), ``pair`` (against ``other``), ``printed`` (one number of a
     document), ``known`` (one derived number) or ``exact`` (one number that a document computes and does not print).
     ``value`` is the implementation's number at ``index``, ``reference`` what it is held against; ``difference`` is
-    absolute, ``allowed`` the largest one that agrees, ``ratio`` the largest quotient of the two in the stage. ``known``
-    marks what is recorded and does not fail a run; ``reason`` says why it is so, ``thread`` where that is discussed.
+    absolute, ``allowed`` the largest one that agrees, ``ratio`` the largest quotient of the two in the stage. ``xfail``
+    marks a failure that is expected and does not fail a run; ``reason`` says why it is so, ``thread`` where that is
+    discussed.
 
     A stage is compared twice: with the exact answer (``tier``, ``ratio``, ``largest_z``, ``mean_z``, ``elements``) and
     with the exact step from the implementation's own previous stage (``introduced_tier``, ``introduced_ratio``,
@@ -125,7 +126,7 @@ class Row:
     comparison: ComparisonKind
     stage: str
     verdict: str
-    known: bool = False
+    xfail: bool = False
     other: str | None = None
     called: str | None = None
     shape: str | None = None

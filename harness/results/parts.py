@@ -143,7 +143,9 @@ def _read_groups(file: pq.ParquetFile, groups: Iterable[int], columns: Sequence[
     rows = sum(group.num_rows for group in read)
     if rows > _MAX_ROWS:
         raise _DamagedError(f"it has {rows} rows; expected at most {_MAX_ROWS}")
-    unpacked = sum(group.column(place).total_uncompressed_size for group in read for place in range(group.num_columns))
+    unpacked = sum(
+        group.column(column).total_uncompressed_size for group in read for column in range(group.num_columns)
+    )
     if unpacked <= most:
         table = file.read_row_groups(groups, columns=list(columns))
         unpacked = sum(map(_spread_bytes, table.itercolumns()))
@@ -169,7 +171,7 @@ def _checked(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return table
 
 
-class _Place(NamedTuple):
+class _ArrayLocation(NamedTuple):
     """Where one array is kept: which part, which row group of it, which row there."""
 
     path: Path
@@ -199,15 +201,15 @@ class ArrayParts:
         Raises ``ResultsError`` where it cannot be read after all.
         """
         found = {}
-        for place in self._index[0].get((case, dtype), ()):
-            record = self._group(place.path, place.group).slice(place.row, 1).to_pylist()[0]
+        for location in self._index[0].get((case, dtype), ()):
+            record = self._group(location.path, location.group).slice(location.row, 1).to_pylist()[0]
             key = (case, dtype, record["implementation"], record["stage"])
-            found[key[2], key[3]] = decode_array(record, key, place.path)
+            found[key[2], key[3]] = decode_array(record, key, location.path)
         return found
 
     @cached_property
-    def _index(self) -> tuple[Mapping[tuple[str, str], list[_Place]], tuple[str, ...]]:
-        places: dict[tuple[str, str], list[_Place]] = {}
+    def _index(self) -> tuple[Mapping[tuple[str, str], list[_ArrayLocation]], tuple[str, ...]]:
+        locations: dict[tuple[str, str], list[_ArrayLocation]] = {}
         notes = []
         for path in sorted((self.directory / "arrays").glob("part-*.parquet")):
             try:
@@ -215,9 +217,9 @@ class ArrayParts:
             except _UNREADABLE as error:
                 notes.append(f"{path} cannot be read, its arrays are left out: {_shortly(error)}")
                 continue
-            for key, place in keys:
-                places.setdefault(key, []).append(place)
-        return places, tuple(notes)
+            for key, location in keys:
+                locations.setdefault(key, []).append(location)
+        return locations, tuple(notes)
 
     def _group(self, path: Path, group: int) -> pa.Table:
         if (path, group) not in self._groups:
@@ -233,7 +235,7 @@ class ArrayParts:
         return self._groups[path, group]
 
 
-def _keys_of(path: Path) -> Iterator[tuple[tuple[str, str], _Place]]:
+def _keys_of(path: Path) -> Iterator[tuple[tuple[str, str], _ArrayLocation]]:
     """Read the case and dtype of every array of a part, row group by row group, and nothing else."""
     with _opened(path, ARRAY_SCHEMA) as file:
         if absent := set(ARRAY_SCHEMA.names) - set(file.schema_arrow.names):
@@ -241,7 +243,7 @@ def _keys_of(path: Path) -> Iterator[tuple[tuple[str, str], _Place]]:
         for group in range(file.num_row_groups):
             keys = _read_groups(file, [group], ["case", "dtype"], _MAX_BYTES["arrays"])
             for row, key in enumerate(zip(keys["case"].to_pylist(), keys["dtype"].to_pylist(), strict=True)):
-                yield key, _Place(path, group, row)
+                yield key, _ArrayLocation(path, group, row)
 
 
 def decode_array(row: Mapping[str, Any], key: ArrayKey, path: Path) -> NDArray[Any]:

@@ -94,10 +94,10 @@ def _check_format(found: object, directory: Path) -> None:
     if found == FORMAT and not isinstance(found, bool):
         return
     named = ascii(found)[:60]  # whatever stands there, on one line
-    told = f"{directory} has results format {named}; this version of attncheck reads {FORMAT}"
+    message = f"{directory} has results format {named}; this version of attncheck reads {FORMAT}"
     if isinstance(found, int) and found > FORMAT:
-        raise ResultsError(f"{told}: a newer attncheck wrote it; update this one")
-    raise ResultsError(f"{told}: an older attncheck wrote it; run it again, or read it with that version")
+        raise ResultsError(f"{message}: a newer attncheck wrote it; update this one")
+    raise ResultsError(f"{message}: an older attncheck wrote it; run it again, or read it with that version")
 
 
 def _read_summary(path: Path) -> tuple[dict[str, Any] | None, tuple[str, ...]]:

@@ -30,7 +30,7 @@ class _Record(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
 
-class _Place(_Record):
+class _CodeLocation(_Record):
     file: str
     line: Whole
 
@@ -62,7 +62,7 @@ class EnvironmentRecord(_Record):
     faults: list[str]
     started: Annotated[str, Field(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}$")] = ""
     asked: _Asked = _Asked()
-    sources: dict[str, _Place] = {}
+    sources: dict[str, _CodeLocation] = {}
     again: dict[str, list[str]] = {}
 
 
@@ -183,6 +183,6 @@ def fault_in(content: object, model: type[_Record]) -> str:
         model.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        return f"it has no {place}" if first["type"] == "missing" else f"{place or 'it'}: {first['msg']}"
+        field = ".".join(map(str, first["loc"]))
+        return f"it has no {field}" if first["type"] == "missing" else f"{field or 'it'}: {first['msg']}"
     return ""

@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-_COMPUTED = ("operation", "options", "inputs", "storage", "memory", "merged")
+_COMPUTED = ("operation", "options", "inputs", "storage", "memory_layout", "merged")
 """What a case's numbers follow from. Its title, tags, notes and line may change, and dtypes be added."""
 _EXPECTED = ("expected", "dtypes")
 
@@ -40,7 +40,7 @@ def changed(before: Mapping[str, Any], after: Mapping[str, Any], *, expectations
     ]
 
 
-def apart(inputs: Mapping[str, Mapping[str, NDArray[Any]]]) -> str:
+def first_differing_input(inputs: Mapping[str, Mapping[str, NDArray[Any]]]) -> str:
     """Say which input is not the same in all runs, given by label; empty where every bit is."""
     labels = list(inputs)
     for label in labels[1:]:

@@ -1,7 +1,7 @@
 """What changed between two results: of another version, processor or day, or before and after a change of a kernel.
 
 Evaluations are held against each other by environment, implementation, case and dtype. A verdict got *worse* where it
-fails now and did not before, known divergences and what is unsupported being no failures, and where something ran and
+fails now and did not before, expected failures and what is unsupported being no failures, and where something ran and
 now raises, crashes or takes too long; it got *better* where the opposite is so; everything else is another change. That
 alone decides the exit code: errors that grew within their bounds are told (``diff_errors.py`` says when), and so are
 cases, implementations and versions that differ. An evaluation that only one of the results has got neither.
@@ -20,7 +20,7 @@ from attncheck.errors import ExitCode, UsageError
 from attncheck.reports.answer import what_is_wrong
 from attncheck.reports.cells import FAILS_A_RUN, Cell, cell_table
 from attncheck.reports.diff.columns import CASE_CHANGES, VERDICT_CHANGES, typed
-from attncheck.reports.diff.environments import environment_changes, known_changes
+from attncheck.reports.diff.environments import environment_changes, expected_failure_changes
 from attncheck.reports.diff.errors import error_changes
 from attncheck.reports.frames import Frames, failing, records
 from attncheck.results.same_cases import changed
@@ -44,7 +44,7 @@ class Difference:
     """Evaluations that only the first has, and only the second, of cases and implementations that both have."""
     verdicts: pd.DataFrame
     errors: pd.DataFrame
-    known: pd.DataFrame
+    expected_failures: pd.DataFrame
     cases: pd.DataFrame
     environments: pd.DataFrame
     notes: tuple[str, ...]
@@ -55,7 +55,7 @@ class Difference:
         return {
             "verdicts": self.verdicts,
             "errors": self.errors,
-            "known": self.known,
+            "expected_failures": self.expected_failures,
             "cases": self.cases,
             "environments": self.environments,
         }
@@ -102,8 +102,8 @@ def make_difference(before: Frames, after: Frames, titles: tuple[str, str]) -> D
         compared=len(both),
         only=_only_in_one(first, second),
         verdicts=verdicts,
-        errors=_not_told(errors, verdicts),
-        known=known_changes(before, after),
+        errors=_unexplained(errors, verdicts),
+        expected_failures=expected_failure_changes(before, after),
         cases=_case_changes(before, after, first, second),
         environments=environment_changes(before, after),
         notes=tuple(f"{title}: {note}" for title, note in problems),
@@ -112,29 +112,29 @@ def make_difference(before: Frames, after: Frames, titles: tuple[str, str]) -> D
 
 def outcomes(frames: Frames) -> dict[Key, Outcome]:
     """Return what came of every evaluation."""
-    said = frames.results[frames.results["verdict"].ne(Verdict.AGREE)].drop_duplicates(_KEYS)
-    messages = {_key(row): row["message"] for row in records(said[[*_KEYS, "message"]])}
+    messages_of = frames.results[frames.results["verdict"].ne(Verdict.AGREE)].drop_duplicates(_KEYS)
+    messages = {_key(row): row["message"] for row in records(messages_of[[*_KEYS, "message"]])}
     found = {
         (key := (column.environment, column.implementation, case, dtype)): _outcome(cell, messages.get(key, ""))
         for case, row in cell_table(frames).items()
         for column, cells in row.items()
         for dtype, cell in cells.items()
     }
-    stale = _only_stale(frames)
+    xpassed = _only_xpass(frames)
     for row in records(what_is_wrong(frames)):
         key = _key(row)
-        told = found.get(key)
+        outcome = found.get(key)
         # A pair that differs although no stage is blamed leaves the cell itself harmless.
-        word = told.word if told is not None and told.level else row["verdict"]
-        found[key] = Outcome(0 if key in stale else _level(word), word, row["stage"], row["message"])
+        word = outcome.word if outcome is not None and outcome.level else row["verdict"]
+        found[key] = Outcome(0 if key in xpassed else _level(word), word, row["stage"], row["message"])
     return found
 
 
-def _only_stale(frames: Frames) -> set[Key]:
-    """Return the evaluations that fail only because a recorded divergence or erratum no longer happens."""
+def _only_xpass(frames: Frames) -> set[Key]:
+    """Return the evaluations that fail only because an expected failure or erratum no longer happens."""
     bad = pd.concat([failing(frames.results), failing(frames.numbers)])[[*_KEYS, "verdict"]]
-    stale = bad["verdict"].eq(Verdict.STALE)
-    return set(map(_key, records(bad[stale]))) - set(map(_key, records(bad[~stale])))
+    xpassed = bad["verdict"].eq(Verdict.XPASS)
+    return set(map(_key, records(bad[xpassed]))) - set(map(_key, records(bad[~xpassed])))
 
 
 def _key(row: Mapping[str, Any]) -> Key:
@@ -154,8 +154,8 @@ def _nothing_in_common(first: Mapping[Key, Outcome], second: Mapping[Key, Outcom
     for title, of in zip(titles, (first, second), strict=True):
         if not of:
             return f"nothing can be compared: {title} has no results"
-    for place, name in enumerate(("environment", "implementation", "case", "dtype")):
-        names = [sorted({key[place] for key in of}) for of in (first, second)]
+    for column, name in enumerate(("environment", "implementation", "case", "dtype")):
+        names = [sorted({key[column] for key in of}) for of in (first, second)]
         if not set(names[0]) & set(names[1]):
             listed = [", ".join(each[:3]) + (", ..." if len(each) > 3 else "") for each in names]
             return (
@@ -187,7 +187,7 @@ def _verdict_changes(
             other.word,
             other.stage,
             key[2] in differing,
-            _said(one, other),
+            _format_change(one, other),
         )
         for key, one, other in both
         if one[:3] != other[:3]
@@ -198,10 +198,10 @@ def _verdict_changes(
     return found.assign(order=order).sort_values(["order", *_KEYS], ignore_index=True).drop(columns="order")
 
 
-def _not_told(errors: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
+def _unexplained(errors: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
     """Leave out the errors of evaluations whose verdict changed: that says it."""
-    told = pd.MultiIndex.from_frame(verdicts[_KEYS])
-    return errors[~pd.MultiIndex.from_frame(errors[_KEYS]).isin(told)].reset_index(drop=True)
+    outcome = pd.MultiIndex.from_frame(verdicts[_KEYS])
+    return errors[~pd.MultiIndex.from_frame(errors[_KEYS]).isin(outcome)].reset_index(drop=True)
 
 
 def _change(before: Outcome, after: Outcome) -> str:
@@ -210,7 +210,7 @@ def _change(before: Outcome, after: Outcome) -> str:
     return WORSE if after.level > before.level else BETTER
 
 
-def _said(before: Outcome, after: Outcome) -> str:
+def _format_change(before: Outcome, after: Outcome) -> str:
     if after.message or after.level:
         return after.message
     return f"before: {before.message}" if before.message else ""

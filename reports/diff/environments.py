@@ -1,12 +1,12 @@
-"""What differs between two results besides their numbers: versions, processors, implementations, known divergences."""
+"""What differs between two results besides their numbers: versions, processors, implementations, expected failures."""
 
 from __future__ import annotations
 
 import pandas as pd
 
 from attncheck.reports.diff.columns import ENVIRONMENT_CHANGES, KNOWN_CHANGES, typed
+from attncheck.reports.expected_failures import ExpectedFailureGroup, expected_failure_groups
 from attncheck.reports.frames import Frames, records
-from attncheck.reports.known import KnownGroup, known_groups
 
 _HIDDEN = frozenset({"environment", "command", "complete", "exit_code"})
 """Columns of environments that say how a run was started and ended, not where it ran."""
@@ -50,9 +50,9 @@ def _text(value: object) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def known_changes(before: Frames, after: Frames) -> pd.DataFrame:
-    """Return the known divergences that appeared, went, or happen in more or fewer cases."""
-    first, second = ({_of(group): group for group in known_groups(frames)} for frames in (before, after))
+def expected_failure_changes(before: Frames, after: Frames) -> pd.DataFrame:
+    """Return the expected failures that appeared, went, or happen in more or fewer cases."""
+    first, second = ({_of(group): group for group in expected_failure_groups(frames)} for frames in (before, after))
     rows = []
     for key in sorted(first.keys() | second.keys()):
         one, other = first.get(key), second.get(key)
@@ -61,10 +61,10 @@ def known_changes(before: Frames, after: Frames) -> pd.DataFrame:
         if counts[0] == counts[1] or group is None:
             continue
         change = "appeared" if one is None else "went" if other is None else "changed"
-        told = (change, *key[:3], group.begins_at, *counts, group.reason, group.thread)
-        rows.append(told)
+        changed = (change, *key[:3], group.begins_at, *counts, group.reason, group.thread)
+        rows.append(changed)
     return typed(pd.DataFrame(rows, columns=list(KNOWN_CHANGES)), KNOWN_CHANGES)
 
 
-def _of(group: KnownGroup) -> tuple[str, str, str, str]:
+def _of(group: ExpectedFailureGroup) -> tuple[str, str, str, str]:
     return group.environment, group.implementation, group.verdict, group.reason

@@ -8,7 +8,7 @@ whatever order it happens. An error grew where, against the exact answer or in t
 previous stage,
 
 - it is beyond rounding noise now: the largest z exceeds max(3, lambda(N) / 2) over the N elements of the stage, the
-  limit of T3, or the tier is T3 or worse now and was not before; and
+  limit of a warning, or the tier is warning or worse now and was not before; and
 - it is more than twice what it was: the largest z, or the root mean square of z.
 
 It shrank where the same holds the other way round. What grew without failing is within its bound still: it is told and
@@ -66,9 +66,9 @@ def _changes(lower: pd.DataFrame, higher: pd.DataFrame, change: str, measure: st
     first, second = ("lower", "higher") if change == "grew" else ("higher", "lower")
     return joined.rename(
         columns={
-            f"{name}_{side}": f"{place}_{name}"
+            f"{name}_{side}": f"{when}_{name}"
             for name in ("z", "ratio", "tier")
-            for side, place in ((first, "before"), (second, "after"))
+            for side, when in ((first, "before"), (second, "after"))
         }
     )
 

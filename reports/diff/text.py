@@ -21,7 +21,7 @@ _NUMBERS = ("before_z", "after_z", "before_ratio", "after_ratio")
 _TITLES = {
     "verdicts": "Verdicts",
     "errors": "Errors beyond rounding noise",
-    "known": "Known divergences",
+    "expected_failures": "Expected failures",
     "cases": "Cases",
     "environments": "Environments and implementations",
 }
@@ -29,7 +29,7 @@ _EXPLAINED = {
     "verdicts": "Worse is what fails now and did not before, and what ran and now gives nothing.",
     "errors": "z is the largest error in units of its statistical scale: it more than doubled or halved, and the "
     "larger one is more than rounding noise. What is within its bound fails nothing.",
-    "known": "How many cases diverge as is recorded.",
+    "expected_failures": "How many cases fail as expected.",
     "cases": "Cases that only one of the two has, or that are not the same; the errors of those are not compared.",
     "environments": "Versions, processors and settings that differ, and implementations that only one of the two has.",
 }
@@ -39,25 +39,25 @@ def sentences(difference: Difference) -> list[str]:
     """Say what changed, the worst first; one sentence where nothing did."""
     changes = difference.verdicts["change"].value_counts()
     worse, better, other = (int(changes.get(name, 0)) for name in (WORSE, BETTER, OTHER))
-    said = [
+    lines = [
         f"{_count(worse, 'verdict')} got worse, {better:,} got better, {other:,} changed otherwise; "
         f"{_count(difference.compared, 'evaluation')} compared."
     ]
     if any(difference.only):
         one, other = difference.only
-        said.append(f"{_count(one, 'evaluation')} only in {difference.before}, {other:,} only in {difference.after}.")
+        lines.append(f"{_count(one, 'evaluation')} only in {difference.before}, {other:,} only in {difference.after}.")
     if len(difference.errors):
         grew = int(difference.errors["change"].eq("grew").sum())
-        said.append(
+        lines.append(
             f"{_count(grew, 'error')} grew beyond rounding noise, {len(difference.errors) - grew:,} shrank below it."
         )
-    for name, what in (("known", "known divergence"), ("cases", "case")):
+    for name, what in (("expected_failures", "expected failure"), ("cases", "case")):
         frame = difference.tables()[name]
         if len(frame):
             counts = frame["change"].value_counts(sort=False)
             parts = ", ".join(f"{count:,} {change}" for change, count in counts.items())
-            said.append(f"{what.capitalize()}s: {parts}.")
-    return [*said, *(f"{note}." for note in difference.notes)]
+            lines.append(f"{what.capitalize()}s: {parts}.")
+    return [*lines, *(f"{note}." for note in difference.notes)]
 
 
 def print_difference(difference: Difference, *, quiet: bool) -> None:
@@ -117,8 +117,8 @@ def _cell(column: str, value: object) -> str:
 
 def _shown(frame: pd.DataFrame) -> Sequence[str]:
     """Leave out columns that say nothing in this frame."""
-    said = [column for column in frame.columns if column == "change" or not frame[column].isin(["", False]).all()]
-    return [column for column in said if column != "environment" or frame[column].nunique() > 1]
+    filled = [column for column in frame.columns if column == "change" or not frame[column].isin(["", False]).all()]
+    return [column for column in filled if column != "environment" or frame[column].nunique() > 1]
 
 
 def _heading(column: str) -> str:

@@ -50,13 +50,13 @@ class NumberLine:
     ``printed`` is empty where the document computes and prints nothing, ``exact`` where it was not kept.
     """
 
-    place: str
+    index: str
     printed: str
     exact: str
     values: tuple[Value | None, ...]
 
     @property
-    def said(self) -> str:
+    def mark_text(self) -> str:
         """Return ``misprint`` or ``erratum`` where the exact answer misses what is printed; empty elsewhere."""
         misses = {value.is_erratum for value in self.values if value is not None and value.verdict == Verdict.MISPRINT}
         return "" if not misses else "erratum" if misses == {True} else "misprint"
@@ -90,11 +90,11 @@ def _table(
     values: dict[str, dict[tuple[str, str], Value]] = {}
     first: dict[str, Mapping[str, Any]] = {}
     for row in records(rows):
-        place = row["index"] or ""
-        first.setdefault(place, row)
-        is_erratum = row["verdict"] == Verdict.MISPRINT and bool(row["known"])
+        index = row["index"] or ""
+        first.setdefault(index, row)
+        is_erratum = row["verdict"] == Verdict.MISPRINT and bool(row["xfail"])
         value = Value(beside(row["value"], dtype, _half_unit(row)), str(row["verdict"]), is_erratum)
-        values.setdefault(place, {})[row["environment"], row["implementation"]] = value
+        values.setdefault(index, {})[row["environment"], row["implementation"]] = value
     lines = tuple(
         NumberLine(
             element(index, expected),
@@ -104,7 +104,7 @@ def _table(
         )
         for index, row in first.items()
     )
-    return NumberTable(dtype, shown, tuple(sorted(lines, key=_place_order)))
+    return NumberTable(dtype, shown, tuple(sorted(lines, key=_index_order)))
 
 
 def _half_unit(row: Mapping[str, Any]) -> float:
@@ -121,13 +121,13 @@ def _exact_text(row: Mapping[str, Any], exact: Array | None) -> str:
     return beside(float(exact[index]), "float64", _half_unit(row))
 
 
-def _place_order(line: NumberLine) -> list[int]:
-    return [int(axis) for axis in line.place[1:-1].split(",")]
+def _index_order(line: NumberLine) -> list[int]:
+    return [int(axis) for axis in line.index[1:-1].split(",")]
 
 
-def element(place: str, expected: Mapping[str, Any]) -> str:
+def element(text: str, expected: Mapping[str, Any]) -> str:
     """Write an element's place as the document counts it: no leading axes of length 1, transposed back."""
-    index, shape = list(map(int, filter(None, place.split(",")))), list(expected["shape"])
+    index, shape = list(map(int, filter(None, text.split(",")))), list(expected["shape"])
     while len(shape) > 1 and shape[0] == 1:
         index, shape = index[1:], shape[1:]
     if expected["transpose"] and len(index) > 1:
@@ -170,7 +170,7 @@ def hold_sentence(rows: pd.DataFrame, basis: str) -> str:
         if own.empty:
             continue
         total, good = len(own), int(own["verdict"].eq(Verdict.AGREE).sum())
-        errata = int((own["verdict"].eq(Verdict.MISPRINT) & own["known"].astype(bool)).sum())
+        errata = int((own["verdict"].eq(Verdict.MISPRINT) & own["xfail"].astype(bool)).sum())
         text = f"{good} of {total} comparisons with {word} numbers hold in {dtype}"
         text += f", {errata} are the recorded erratum" if errata else ""
         unverified = int(own["verdict"].eq(Verdict.UNVERIFIED).sum())
@@ -200,7 +200,7 @@ def as_matrix(lines: Sequence[NumberLine]) -> dict[str, list[str]]:
     """Lay the exact numbers out in the document's rows, in fewer digits; by the rows' places."""
     matrix: dict[str, list[str]] = {}
     for line in lines:
-        row, _, _ = line.place[1:-1].rpartition(",")
+        row, _, _ = line.index[1:-1].rpartition(",")
         number = np.float64(line.exact)
         matrix.setdefault(f"[{row}]" if row else "", []).append(f"{number:.8g}")
     return matrix

@@ -70,8 +70,8 @@ def describe_errors(ratio: Real, title: str) -> str:
     if unjudged == ratio.size:
         return f"{start}: no element was judged."
     flat = int(np.nanargmax(ratio))
-    place = ",".join(str(axis) for axis in np.unravel_index(flat, ratio.shape))
-    where = f" at [{place}]" if place else ""
+    index = ",".join(str(axis) for axis in np.unravel_index(flat, ratio.shape))
+    where = f" at [{index}]" if index else ""
     beyond = int((ratio > 1).sum())
     many = (
         f"{beyond:,} of {ratio.size - unjudged:,} elements exceed the limit 1" if beyond else "none exceeds the limit 1"
@@ -90,12 +90,12 @@ def error_matrices(errors: Real, most_cells: int = MAX_CELLS) -> list[ErrorMatri
         return [_map(f"largest of {math.prod(leading):,} matrices", folded, (row, column), most_cells)]
     return [
         _map(
-            "".join(f"[{i}]" for i, length in zip(place, leading, strict=True) if length > 1),
-            matrices[place],
-            (row, column) if place == tuple(worst[:-2]) else None,
+            "".join(f"[{i}]" for i, length in zip(index, leading, strict=True) if length > 1),
+            matrices[index],
+            (row, column) if index == tuple(worst[:-2]) else None,
             most_cells,
         )
-        for place in np.ndindex(leading)
+        for index in np.ndindex(leading)
     ]
 
 
@@ -107,8 +107,8 @@ def _map(title: str, errors: Real, worst: tuple[int, int] | None, most_cells: in
     filled = np.where(np.isnan(errors), -1.0, errors)  # errors are never negative
     thinned = np.maximum.reduceat(np.maximum.reduceat(filled, starts[0], axis=0), starts[1], axis=1)
     title = f"{title}; a cell: the largest of {rows} x {columns}".removeprefix("; ")
-    place = None if worst is None else (worst[0] // rows, worst[1] // columns)
-    return ErrorMatrix(title, np.where(thinned < 0, np.nan, thinned), place, (rows, columns))
+    index = None if worst is None else (worst[0] // rows, worst[1] // columns)
+    return ErrorMatrix(title, np.where(thinned < 0, np.nan, thinned), index, (rows, columns))
 
 
 def _largest(errors: Real, axis: int) -> Real:
@@ -119,9 +119,9 @@ def _largest(errors: Real, axis: int) -> Real:
 
 def _draw(maps: list[ErrorMatrix], words: str) -> Figure:
     sizes = [_inches(each.errors.shape) for each in maps]
-    figure, places = grid(sizes, [each.title for each in maps], _MAX_INCHES, with_bars=False)
+    figure, axes_of = grid(sizes, [each.title for each in maps], _MAX_INCHES, with_bars=False)
     norm, colours = LogNorm(_LEAST, _MOST, clip=True), colormaps["cividis"]
-    for each, axes in zip(maps, places, strict=True):
+    for each, axes in zip(maps, axes_of, strict=True):
         rows, columns = each.errors.shape
         # Pixels stay pixels, however large they are drawn: a cell is a few of them, for the crosses.
         edges = (-0.5, columns - 0.5, rows - 0.5, -0.5)
@@ -137,7 +137,7 @@ def _draw(maps: list[ErrorMatrix], words: str) -> Figure:
         if each.worst is not None:
             _ring(axes, each.worst)
         _number_axes(axes, each)
-    bar = colour_bar(figure, places[-1], norm, colours)
+    bar = colour_bar(figure, axes_of[-1], norm, colours)
     bar.axhline(1, color=INK, linewidth=2.5)
     bar.axhline(1, color=PAPER, linewidth=1)
     bar.set_yticks([_LEAST, 1, _MOST], ["≤ 0.001", "limit 1", "≥ 1000"])

@@ -76,9 +76,9 @@ def heatmaps(
         sizes = [_inches(panel, text) for panel, text in zip(drawn, texts, strict=True)]
         titles = [_title(panel) for panel in drawn]
         figure, axes = grid(sizes, titles, most_inches, with_bars=None in texts)
-        for panel, title, text, place in zip(drawn, titles, texts, axes, strict=True):
-            place.set_title(title, loc="left", pad=5, parse_math=False)
-            _draw_matrix(figure, place, panel, text)
+        for panel, title, text, axis_of in zip(drawn, titles, texts, axes, strict=True):
+            axis_of.set_title(title, loc="left", pad=5, parse_math=False)
+            _draw_matrix(figure, axis_of, panel, text)
         if heading:
             figure.text(0, 1, _broken(heading, 110), weight="bold", va="bottom", parse_math=False)
         return picture_of(

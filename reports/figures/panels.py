@@ -50,10 +50,10 @@ def panels_of(array: Array, title: str, **fields: Any) -> tuple[Panel, ...]:
     """
     matrices = np.atleast_2d(array)
     leading = matrices.shape[:-2]
-    places = list(np.ndindex(leading))[:MAX_PANELS]
-    names = ["".join(f"[{i}]" for i, length in zip(place, leading, strict=True) if length > 1) for place in places]
+    indices = list(np.ndindex(leading))[:MAX_PANELS]
+    names = ["".join(f"[{i}]" for i, length in zip(index, leading, strict=True) if length > 1) for index in indices]
     panels = tuple(
-        Panel(f"{title} {name}".strip(), matrices[place], **fields) for place, name in zip(places, names, strict=True)
+        Panel(f"{title} {name}".strip(), matrices[index], **fields) for index, name in zip(indices, names, strict=True)
     )
     left_out = math.prod(leading) - len(panels)
     if left_out > 0:
@@ -67,7 +67,7 @@ def describe(panel: Panel) -> str:
     start = f"{safe_text(panel.title)}: {rows} x {columns} matrix"
     if panel.matrix.size <= MAX_CELLS:
         spelt = [", ".join(map(short_number, row)) for row in panel.matrix.tolist()]
-        return f"{start}; " + "; ".join(f"row {place}: {row}" for place, row in enumerate(spelt))
+        return f"{start}; " + "; ".join(f"row {index}: {row}" for index, row in enumerate(spelt))
     values = np.asarray(panel.matrix, dtype=np.float64)
     finite = values[np.isfinite(values)]
     others = "" if finite.size == values.size else f", {values.size - finite.size} not finite"

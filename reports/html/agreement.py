@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from attncheck.reports.frames import Frames, failing, known_divergences, records
+from attncheck.reports.frames import Frames, expected_failures, failing, records
 from attncheck.reports.html.anchors import Anchors
 from attncheck.verdicts import Verdict
 
@@ -24,7 +24,7 @@ class PairCell:
 
     compared: int
     disagree: int
-    known: int
+    expected: int
     ratio: str
     state: str
     symbol: str
@@ -60,15 +60,15 @@ def pair_table(frames: Frames, anchors: Anchors) -> PairTable | None:
 
 
 def _cells(pairs: pd.DataFrame, anchors: Anchors) -> dict[Any, PairCell]:
-    bad, known = failing(pairs), known_divergences(pairs)
+    bad, expected = failing(pairs), expected_failures(pairs)
     compared = pairs.groupby(_PAIR).size()
-    disagree, diverge = bad.groupby(_PAIR).size(), known.groupby(_PAIR).size()
-    worst = _worst(pairs.drop(known.index))
-    worst_known = _worst(known)
+    disagree, xfailed = bad.groupby(_PAIR).size(), expected.groupby(_PAIR).size()
+    worst = _worst(pairs.drop(expected.index))
+    worst_expected = _worst(expected)
     return {
-        key: _cell(int(number), int(disagree.get(key, 0)), int(diverge.get(key, 0)), row, anchors)
+        key: _cell(int(number), int(disagree.get(key, 0)), int(xfailed.get(key, 0)), row, anchors)
         for key, number in compared.items()
-        if (row := worst.get(key) or worst_known.get(key) or {"case": "", "stage": "", "ratio": float("nan")})
+        if (row := worst.get(key) or worst_expected.get(key) or {"case": "", "stage": "", "ratio": float("nan")})
     }
 
 
@@ -80,18 +80,18 @@ def _worst(pairs: pd.DataFrame) -> dict[Any, Mapping[str, Any]]:
     return {tuple(row[name] for name in _PAIR): row for row in records(first)}
 
 
-def _cell(compared: int, disagree: int, known: int, worst: Mapping[str, Any], anchors: Anchors) -> PairCell:
+def _cell(compared: int, disagree: int, expected: int, worst: Mapping[str, Any], anchors: Anchors) -> PairCell:
     ratio, case = worst["ratio"], str(worst["case"])
     if disagree:
         state, symbol = "failing", "✗"
-    elif known:
-        state, symbol = "known", "≈"
+    elif expected:
+        state, symbol = "xfail", "≈"
     else:
         state, symbol = ("near", "✓") if ratio > _NEAR else ("agree", "✓")
     return PairCell(
         compared=compared,
         disagree=disagree,
-        known=known,
+        expected=expected,
         ratio=f"{ratio:.2g} of the allowed" if not math.isnan(ratio) else "told by no number",
         state=state,
         symbol=symbol,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from attncheck.reports.cells import CellRow, State
 
-_URGENCY = (State.FAILING, State.MISPRINT, State.STALE, State.KNOWN)
+_URGENCY = (State.FAILING, State.MISPRINT, State.XPASS, State.XFAIL)
 
 
 LETTERS_PER_ROW, LETTERS_PER_CELL = 400, 150
@@ -27,7 +27,7 @@ class Budget:
     matrix_letters: int = 5_000_000
     detail_letters: int = 6_000_000
     evidence: int = 400
-    """What is said of a cell that fails or is known takes 4 KB: 1.6 MB."""
+    """What is said of a cell that fails or is expected to takes 4 KB: 1.6 MB."""
     maps: int = 400
     """A map of errors takes 1 to 10 KB, mostly 2: 1 MB."""
     pictures: int = 300
@@ -39,7 +39,7 @@ class Budget:
 
 
 def urgent_first(table: Mapping[str, CellRow]) -> list[str]:
-    """Return the cases with those first that fail, then those with known divergences, then the rest as they were."""
+    """Return the cases with those first that fail, then those with expected failures, then the rest as they were."""
     return sorted(table, key=lambda case: _urgency(table[case]))
 
 
@@ -56,4 +56,4 @@ def within(cases: Iterable[str], size_of: Callable[[str], int], most: int) -> se
 
 def _urgency(row: CellRow) -> int:
     states = {cell.state for cells in row.values() for cell in cells.values()}
-    return next((place for place, state in enumerate(_URGENCY) if state in states), len(_URGENCY))
+    return next((urgency for urgency, state in enumerate(_URGENCY) if state in states), len(_URGENCY))

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from attncheck.reports.cells import Cell, CellRow
-from attncheck.reports.frames import Column, Frames, failing, known_divergences, records, stage_order
+from attncheck.reports.frames import Column, Frames, expected_failures, failing, records, stage_order
 from attncheck.reports.html.anchors import Anchors
 from attncheck.reports.html.evidence import Evidence
 from attncheck.reports.html.words import SYMBOLS, options_text, shape_text, short
@@ -74,15 +74,15 @@ class CaseDetails:
     case: str
     name: str
     anchor: str
-    place: str
+    location: str
     source: str
     operation: str
     tags: tuple[str, ...]
     options: tuple[str, ...]
     inputs: tuple[str, ...]
     notes: tuple[str, ...]
-    said: str
-    """What is wrong or known, in a few words; empty where all agree."""
+    in_short: str
+    """What is wrong or expected to be, in a few words; empty where all agree."""
     state: str
     stages: tuple[str, ...]
     implementations: tuple[ImplementationRows, ...]
@@ -101,7 +101,7 @@ def case_details(
     results = frames.results[frames.results["case"].isin(detailed)]
     marks = pd.Series("", index=results.index)
     marks[failing(results).index] = "failing"
-    marks[known_divergences(results).index] = "known"
+    marks[expected_failures(results).index] = "xfail"
     printed: dict[str, list[Misprint]] = {}
     for misprint in misprints(frames):
         printed.setdefault(misprint.case, []).append(misprint)
@@ -112,8 +112,8 @@ def case_details(
     for case in table:
         if case in detailed:
             parts = _implementations(frames, case, table[case], by_case[case], anchors, many)
-            told = (printed.get(case, ()), evidence.get(case, ()))
-            yield _details(frames.cases[case], table[case], anchors, parts, told)
+            evidence_of = (printed.get(case, ()), evidence.get(case, ()))
+            yield _details(frames.cases[case], table[case], anchors, parts, evidence_of)
 
 
 def _details(
@@ -121,46 +121,46 @@ def _details(
     row: CellRow,
     anchors: Anchors,
     found: tuple[tuple[str, ...], tuple[ImplementationRows, ...]],
-    told: tuple[Sequence[Misprint], Sequence[Evidence]],
+    evidence_of: tuple[Sequence[Misprint], Sequence[Evidence]],
 ) -> CaseDetails:
     source = record["source"]
-    said = [f"{each.verdict} in {each.called}" for each in told[0]]
-    said += [f"{column.implementation}: {cell.text}" for column, cells in row.items() for cell in _urgent(cells)]
-    shown = list(dict.fromkeys(said))
+    notes = [f"{each.verdict} in {each.called}" for each in evidence_of[0]]
+    notes += [f"{column.implementation}: {cell.text}" for column, cells in row.items() for cell in _urgent(cells)]
+    shown = list(dict.fromkeys(notes))
     return CaseDetails(
         case=record["id"],
         name=record["name"],
         anchor=anchors.case(record["id"]),
-        place=f"{record['file']}:{record['line']}",
+        location=f"{record['file']}:{record['line']}",
         source=", ".join([source["title"], *(source[name] for name in ("author", "section") if name in source)]),
         operation=record["operation"],
         tags=tuple(record["tags"]),
         options=(*options_text(record["options"]), *_storage(record)),
         inputs=tuple(f"{name} {shape_text(shape)}" for name, shape in record["inputs"].items()),
         notes=tuple(record["notes"]),
-        said="; ".join(shown[:2]) + (f"; and {len(shown) - 2} more" if len(shown) > 2 else ""),
+        in_short="; ".join(shown[:2]) + (f"; and {len(shown) - 2} more" if len(shown) > 2 else ""),
         state=_state(row),
         stages=found[0],
         implementations=found[1],
-        misprints=tuple(told[0]),
-        evidence=tuple(told[1]),
+        misprints=tuple(evidence_of[0]),
+        evidence=tuple(evidence_of[1]),
     )
 
 
 def _storage(record: Mapping[str, Any]) -> list[str]:
     """Say how the inputs lie in memory, where a case says so."""
-    said = [f"inputs stored in {record['storage']}"] if record.get("storage") else []
-    said += [f"{name} in memory: {form}" for name, form in record.get("memory", {}).items()]
-    return [*said, *(f"{name} has its heads merged" for name in record.get("merged", []))]
+    notes = [f"inputs stored in {record['storage']}"] if record.get("storage") else []
+    notes += [f"{name} in memory: {form}" for name, form in record.get("memory_layout", {}).items()]
+    return [*notes, *(f"{name} has its heads merged" for name in record.get("merged", []))]
 
 
 def _urgent(cells: Mapping[str, Cell]) -> list[Cell]:
-    return [cell for cell in cells.values() if cell.state.value in ("failing", "known")]
+    return [cell for cell in cells.values() if cell.state.value in ("failing", "xfail")]
 
 
 def _state(row: CellRow) -> str:
     states = {cell.state.value for cells in row.values() for cell in cells.values()}
-    return next((state for state in ("failing", "misprint", "stale", "known") if state in states), "agree")
+    return next((state for state in ("failing", "misprint", "xpass", "xfail") if state in states), "agree")
 
 
 def _implementations(
@@ -202,7 +202,9 @@ def _dtype_row(dtype: str, cell: Cell, own: Mapping[str, Mapping[str, Any]], sta
 def _stage_cell(row: Mapping[str, Any]) -> StageCell:
     tiers = [tier for tier in (row["tier"], row["introduced_tier"]) if isinstance(tier, str) and tier != "within"]
     open_ = "?" if not pd.isna(row["unjudged"]) and row["unjudged"] else ""  # elements without an exact answer
-    mark = row["verdict"] if row["state"] else min(tiers, default=open_)  # T1 is worse than T3
+    mark = (
+        row["verdict"] if row["state"] else min(tiers, default=open_)
+    )  # in the order of the alphabet, the worst first
     if row["verdict"] == Verdict.UNVERIFIED:
         return StageCell("?", "", "", "")
     return StageCell(short(row["ratio"], 2), short(row["introduced_ratio"], 2), row["state"], mark)

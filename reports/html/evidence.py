@@ -1,4 +1,4 @@
-"""What is said of a cell that fails or is known to diverge: the worst elements, the map of errors, how to see it."""
+"""What is said of a cell that fails or is expected to fail: the worst elements, the map of errors, how to see it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from attncheck.errors import ResultsError
 from attncheck.reports.arrays import error_ratio
 from attncheck.reports.cells import CellRow, State
 from attncheck.reports.commands import commands_again
+from attncheck.reports.expected_failures import address_of
 from attncheck.reports.figures.error_maps import describe_errors
-from attncheck.reports.frames import Column, Frames, failing, groups, known_divergences, records
+from attncheck.reports.frames import Column, Frames, expected_failures, failing, groups, records
 from attncheck.reports.html.budget import Budget
 from attncheck.reports.html.error_svg import error_pictures
 from attncheck.reports.html.scripts import Script, Scripts
 from attncheck.reports.html.words import SYMBOLS, long, short
-from attncheck.reports.known import address_of
 from attncheck.reports.printed_numbers import OF_DOCUMENTS
 from attncheck.results.format import EXACT, bound_name
 
@@ -52,7 +52,7 @@ class ErrorMap:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Why one implementation fails, or is known to diverge, in one case and dtype."""
+    """Why one implementation fails, or is expected to fail, in one case and dtype."""
 
     title: str
     dtype: str
@@ -80,7 +80,7 @@ def make_evidence(
         for case, row in table.items()
         for column, cells in row.items()
         for dtype, cell in cells.items()
-        if cell.state in (State.FAILING, State.KNOWN)
+        if cell.state in (State.FAILING, State.XFAIL)
     ]
     wanted.sort(key=lambda item: item[0])  # stable: the order of the matrix within each
     chosen = [item for item in wanted if item[1] in detailed][: budget.evidence]
@@ -89,7 +89,7 @@ def make_evidence(
     found: dict[str, list[Evidence]] = {}
     for _, case, column, dtype in chosen:
         own = rows.get((case, dtype, column.environment, column.implementation))
-        told = records(own) if own is not None else []
+        rows_of_cell = records(own) if own is not None else []
         cell = table[case][column][dtype]
         item = Evidence(
             title=column.title(with_environment=len(frames.environments) > 1),
@@ -98,19 +98,19 @@ def make_evidence(
             symbol=SYMBOLS[cell.state],
             text=cell.text,
             cell_anchor=anchor(case, column),
-            messages=_messages(told),
-            **_reason(told),
-            worst=tuple(_worst(row, dtype) for row in told if isinstance(row["index"], str))[:_MAX_ROWS],
-            left_out=max(0, len(told) - _MAX_ROWS),
-            maps=maps.of(case, dtype, column, [str(row["stage"]) for row in told]),
-            commands=commands_again(frames, _place(case, column, dtype), ("explain", "repro")),
+            messages=_messages(rows_of_cell),
+            **_reason(rows_of_cell),
+            worst=tuple(_worst(row, dtype) for row in rows_of_cell if isinstance(row["index"], str))[:_MAX_ROWS],
+            left_out=max(0, len(rows_of_cell) - _MAX_ROWS),
+            maps=maps.of(case, dtype, column, [str(row["stage"]) for row in rows_of_cell]),
+            commands=commands_again(frames, _evaluation(case, column, dtype), ("explain", "repro")),
             script=scripts.of(case, dtype, column),
         )
         found.setdefault(case, []).append(item)
     return found, len(wanted) - len(chosen)
 
 
-def _place(case: str, column: Column, dtype: str) -> dict[str, str]:
+def _evaluation(case: str, column: Column, dtype: str) -> dict[str, str]:
     return {
         "case": case,
         "environment": column.environment,
@@ -120,13 +120,13 @@ def _place(case: str, column: Column, dtype: str) -> dict[str, str]:
 
 
 def _rows(frames: Frames, cases: set[str]) -> dict[Any, pd.DataFrame]:
-    """Return the rows of stages and numbers that fail or are known, by case, dtype and implementation."""
+    """Return the rows of stages and numbers that fail or are expected to, by case, dtype and implementation."""
     parts = []
     for frame in (frames.results, frames.numbers):
         own = frame[frame["case"].isin(cases)]
-        bad, known = failing(own), known_divergences(own)
+        bad, expected = failing(own), expected_failures(own)
         bad = bad[~bad["verdict"].isin(OF_DOCUMENTS)]  # has a card of its own, once for all implementations
-        parts.append(pd.concat([bad, known]).sort_index())
+        parts.append(pd.concat([bad, expected]).sort_index())
     parts[1] = parts[1].assign(against="number")
     rows = pd.concat([part for part in parts if len(part)]) if any(map(len, parts)) else parts[0]
     return groups(rows, ["case", "dtype", "environment", "implementation"])
@@ -139,9 +139,9 @@ def _messages(rows: list[dict[str, Any]]) -> tuple[str, ...]:
 
 
 def _reason(rows: list[dict[str, Any]]) -> dict[str, str]:
-    known = next((row for row in rows if row["known"] and isinstance(row["reason"], str)), None)
-    reason = str(known["reason"]) if known else ""
-    thread = str(known["thread"]) if known and isinstance(known["thread"], str) else ""
+    expected = next((row for row in rows if row["xfail"] and isinstance(row["reason"], str)), None)
+    reason = str(expected["reason"]) if expected else ""
+    thread = str(expected["thread"]) if expected and isinstance(expected["thread"], str) else ""
     return {"reason": reason, "thread": thread, "address": address_of(thread)}
 
 

@@ -45,17 +45,17 @@ def heat_of(panel: Panel, number: int) -> Heat:
 def _table(panel: Panel) -> HeatTable:
     colours = shades(panel)
     rows = []
-    for place, numbers in enumerate(panel.matrix.tolist()):
+    for index, numbers in enumerate(panel.matrix.tolist()):
         cells = tuple(
             ("#" + bytes(colour).hex(), ink_on(colour) != _BLACK, short_number(value))
-            for colour, value in zip(colours[place], numbers, strict=True)
+            for colour, value in zip(colours[index], numbers, strict=True)
         )
-        rows.append((_name(panel.row_labels, place), cells))
-    columns = tuple(_name(panel.column_labels, place) for place in range(panel.matrix.shape[1]))
+        rows.append((_name(panel.row_labels, index), cells))
+    columns = tuple(_name(panel.column_labels, index) for index in range(panel.matrix.shape[1]))
     axes = [f"{panel.row_axis} ↓" if panel.row_axis else "", f"{panel.column_axis} →" if panel.column_axis else ""]
     return HeatTable(panel.title, " ".join(filter(None, axes)), columns, tuple(rows))
 
 
-def _name(labels: object, place: int) -> str:
+def _name(labels: object, index: int) -> str:
     """Return a row's or column's name, its number where it has none."""
-    return str(labels[place]) if isinstance(labels, list | tuple) and place < len(labels) else str(place)
+    return str(labels[index]) if isinstance(labels, list | tuple) and index < len(labels) else str(index)

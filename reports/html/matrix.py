@@ -60,8 +60,8 @@ class FileRows:
     anchor: str
     rows: tuple[MatrixRow, ...]
     left_out: int
-    said: str
-    """How many cases and how many of them fail or are known, in words."""
+    counts: str
+    """How many cases and how many of them fail or are expected to, in words."""
 
 
 def verdict_matrix(
@@ -89,7 +89,7 @@ def verdict_matrix(
                 if case in kept
             ),
             left_out=sum(case not in kept for case in cases),
-            said=_said([table[case] for case in cases]),
+            counts=_format_counts([table[case] for case in cases]),
         )
         for number, (file, cases) in enumerate(files.items(), start=1)
     )
@@ -129,11 +129,11 @@ def _part(dtypes: list[str], cell: Cell) -> Part:
 def _notes(frames: Frames) -> dict[str, str]:
     """Say of each case in which some query rows stand for all how many."""
     rows = frames.results[frames.results["query_rows"].notna()].drop_duplicates("case")
-    places = zip(rows["case"], rows["judged_rows"], rows["query_rows"], strict=True)
-    return {case: rows_judged(judged, queries) for case, judged, queries in places}
+    counts_of = zip(rows["case"], rows["judged_rows"], rows["query_rows"], strict=True)
+    return {case: rows_judged(judged, queries) for case, judged, queries in counts_of}
 
 
-def _said(rows: list[CellRow]) -> str:
+def _format_counts(rows: list[CellRow]) -> str:
     states = Counter(max(_states(row), key=list(State).index, default=State.UNSUPPORTED) for row in rows)
     words = [f"{len(rows):,} case{'s' if len(rows) != 1 else ''}"]
     words += [f"{states[state]:,} {word}" for state, word in _COUNTED.items() if states[state]]
@@ -143,8 +143,8 @@ def _said(rows: list[CellRow]) -> str:
 _COUNTED = {
     State.FAILING: "failing",
     State.MISPRINT: "with misprints",
-    State.STALE: "with records that no longer hold",
-    State.KNOWN: "with known divergences",
+    State.XPASS: "with records that no longer hold",
+    State.XFAIL: "with expected failures",
 }
 
 

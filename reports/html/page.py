@@ -8,11 +8,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from attncheck.errors import ExitCode
-from attncheck.reports.alike import Told, count_told, told_once
+from attncheck.reports.alike import AlikeRows, count_evaluations, group_alike
 from attncheck.reports.answer import Summary, exit_code_of, findings, make_summary
 from attncheck.reports.cells import CellRow, State, cell_table
 from attncheck.reports.coverage import coverage
 from attncheck.reports.environments import environment_facts
+from attncheck.reports.expected_failures import (
+    EXPECTED_FAILURES_NOTE,
+    EmptyRows,
+    ExpectedFailureGroup,
+    address_of,
+    count_following,
+    empty_rows,
+    expected_failure_groups,
+)
 from attncheck.reports.frames import Column, Frames, failing
 from attncheck.reports.html.agreement import PairTable, pair_table
 from attncheck.reports.html.anchors import Anchors, make_anchors
@@ -22,19 +31,10 @@ from attncheck.reports.html.documents import DrawnDocument, drawn_documents
 from attncheck.reports.html.evidence import make_evidence
 from attncheck.reports.html.matrix import FileRows, verdict_matrix
 from attncheck.reports.html.words import SYMBOLS
-from attncheck.reports.known import (
-    KNOWN_NOTE,
-    EmptyRows,
-    KnownGroup,
-    address_of,
-    count_following,
-    empty_rows,
-    known_groups,
-)
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
 
-_AGREE, _FAILING, _UNSURE = ("agree", "✓"), ("failing", "✗"), ("known", "!")
+_AGREE, _FAILING, _UNSURE = ("agree", "✓"), ("failing", "✗"), ("xfail", "!")
 _OF_RECORDS = ("misprint", "!")
 """No implementation is wrong: a document or a record is."""
 _UNVERIFIED, _IN_PART = ("unverified", "?"), ("unverified", "◐")
@@ -106,10 +106,10 @@ class Page:
     evidence_left_out: int
     documents: tuple[DrawnDocument, ...]
     pairs: PairTable | None
-    known: tuple[KnownGroup, ...]
+    expected_failures: tuple[ExpectedFailureGroup, ...]
     following: int
     empty_rows: EmptyRows | None
-    known_note: str
+    expected_failures_note: str
     environments: tuple[str, ...]
     incomplete: tuple[str, ...]
     facts: list[tuple[str, list[str]]]
@@ -128,7 +128,7 @@ def make_page(frames: Frames, budget: Budget) -> Page:
     files = verdict_matrix(frames, table, anchors, detailed, budget)
     linked = frozenset(detailed | {row.case for file in files for row in file.rows})
     wrong = findings(frames)
-    told = told_once(wrong)[: budget.wrong]
+    alike = group_alike(wrong)[: budget.wrong]
     tone, symbol = _tone(frames, table)
     occurring = {cell.state for row in table.values() for cells in row.values() for cell in cells.values()}
     shown = tuple(state for state in State if state in occurring or state in _ALWAYS_SHOWN)
@@ -141,8 +141,8 @@ def make_page(frames: Frames, budget: Budget) -> Page:
         notes=frames.notes,
         states=tuple((state.value, SYMBOLS[state], state.value) for state in shown),
         counts=tuple(_counts(column, table, many, shown) for column in frames.columns),
-        wrong=tuple(_wrong(frames, each, anchors, linked) for each in told),
-        wrong_left_out=len(wrong) - count_told(told),
+        wrong=tuple(_wrong(frames, each, anchors, linked) for each in alike),
+        wrong_left_out=len(wrong) - count_evaluations(alike),
         columns=tuple(_column(column, many) for column in frames.columns),
         many_environments=many,
         files=files,
@@ -156,10 +156,10 @@ def make_page(frames: Frames, budget: Budget) -> Page:
         evidence_left_out=evidence_left_out,
         documents=drawn_documents(frames, anchors, budget.pictures),
         pairs=pair_table(frames, anchors),
-        known=tuple(known_groups(frames)),
+        expected_failures=tuple(expected_failure_groups(frames)),
         following=count_following(frames),
         empty_rows=empty_rows(frames),
-        known_note=KNOWN_NOTE,
+        expected_failures_note=EXPECTED_FAILURES_NOTE,
         environments=tuple(frames.environments["environment"]),
         incomplete=tuple(frames.environments.loc[~frames.environments["complete"].astype(bool), "environment"]),
         facts=environment_facts(frames),
@@ -170,7 +170,7 @@ def make_page(frames: Frames, budget: Budget) -> Page:
 
 def _probes(frames: Frames, cases: Iterable[str]) -> dict[str, Mapping[str, str]]:
     """Return what the tags of these cases mean; results of other versions may not say it."""
-    found = {tag: said for case in cases for tag, said in frames.cases[case].get("probes", {}).items()}
+    found = {tag: tag_entry for case in cases for tag, tag_entry in frames.cases[case].get("probes", {}).items()}
     return {tag: found[tag] for tag in sorted(found) if _TAG.fullmatch(tag)}
 
 
@@ -209,8 +209,8 @@ def _counts(column: Column, table: Mapping[str, CellRow], many: bool, shown: Ite
     )
 
 
-def _wrong(frames: Frames, told: Told, anchors: Anchors, linked: frozenset[str]) -> Wrong:
-    row = told.row
+def _wrong(frames: Frames, alike: AlikeRows, anchors: Anchors, linked: frozenset[str]) -> Wrong:
+    row = alike.row
     many = len(frames.environments) > 1
     implementation, case = str(row["implementation"]), str(row["case"])
     column = next(
@@ -219,18 +219,18 @@ def _wrong(frames: Frames, told: Told, anchors: Anchors, linked: frozenset[str])
     return Wrong(
         case=case,
         implementation=f"{implementation} ({row['environment']})" if many and implementation else implementation,
-        dtype=", ".join(filter(None, told.dtypes)),
+        dtype=", ".join(filter(None, alike.dtypes)),
         verdict=str(row["verdict"]),
         state=_STATE_OF.get(str(row["verdict"]), State.FAILING).value,
         stage=str(row["stage"]),
         message=str(row["message"]),
-        rows=told.rows,
+        rows=alike.rows,
         anchor="" if case not in linked else anchors.case(case) if column is None else anchors.cell(case, column),
-        others=told.others,
+        others=alike.others,
     )
 
 
-_STATE_OF = {State.MISPRINT.value: State.MISPRINT, State.STALE.value: State.STALE}
+_STATE_OF = {State.MISPRINT.value: State.MISPRINT, State.XPASS.value: State.XPASS}
 
 
 def _column(column: Column, many: bool) -> HtmlColumn:

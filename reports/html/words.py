@@ -13,8 +13,8 @@ SYMBOLS: Mapping[State, str] = {
     State.ERRATUM: "✓",
     State.UNVERIFIED: "?",
     State.UNSUPPORTED: "\N{EN DASH}",
-    State.KNOWN: "≈",
-    State.STALE: "!",
+    State.XFAIL: "≈",
+    State.XPASS: "!",
     State.MISPRINT: "!",
     State.FAILING: "✗",
 }

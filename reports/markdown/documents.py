@@ -74,7 +74,7 @@ def _number_table(numbers: NumberTable, basis: str) -> list[str]:
     """One line per number: the document's, the exact one, then each implementation's."""
     with_environment = len({column.environment for column in numbers.columns}) > 1
     titles = [escape(column.title(with_environment=with_environment)) for column in numbers.columns]
-    rows = [[line.place, _printed(line), line.exact, *map(_value, line.values)] for line in numbers.lines]
+    rows = [[line.index, _printed(line), line.exact, *map(_value, line.values)] for line in numbers.lines]
     return table(["element", basis, "exact", *titles], rows, "lrr" + "r" * len(titles))
 
 
@@ -85,7 +85,7 @@ def _value(value: Value | None) -> str:
 
 
 def _printed(line: NumberLine) -> str:
-    return f"{code(line.printed)} **{line.said}**" if line.said else code(line.printed)
+    return f"{code(line.printed)} **{line.mark_text}**" if line.mark_text else code(line.printed)
 
 
 def _matrix(numbers: NumberTable) -> list[str]:

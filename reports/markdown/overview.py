@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from attncheck.reports.frames import Column, Frames, count_places, documents_of, under_erratum
+from attncheck.reports.frames import Column, Frames, count_numbers, documents_of, under_erratum
 from attncheck.reports.markdown.text import escape, table
 from attncheck.reports.printed_numbers import number_counts_of
 from attncheck.verdicts import Verdict
@@ -29,7 +29,7 @@ def document_overview(frames: Frames) -> list[str]:
         cells = [_cell(printed, column) for column in frames.columns]
         counts = [found.printed, found.hold, found.misprints + found.missed, found.unverified, found.errata]
         unprinted = own[own["basis"].eq("exact")]
-        rows.append([escape(cases[0]["title"]), *map(_count, counts), *cells, _count(count_places(unprinted))])
+        rows.append([escape(cases[0]["title"]), *map(_count, counts), *cells, _count(count_numbers(unprinted))])
     if not rows:
         return []
     titles = [escape(column.title(with_environment=with_environment)) for column in frames.columns]

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attncheck.reports.alike import count_told, told_once
+from attncheck.reports.alike import count_evaluations, group_alike
 from attncheck.reports.answer import findings, make_summary
 from attncheck.reports.commands import first_commands
 from attncheck.reports.environments import environment_facts
 from attncheck.reports.frames import Frames, records
 from attncheck.reports.markdown.documents import document_sections
-from attncheck.reports.markdown.known import empty_rows_section, known_section
+from attncheck.reports.markdown.expected_failures import empty_rows_section, expected_failures_section
 from attncheck.reports.markdown.overview import document_overview
 from attncheck.reports.markdown.text import code, commands, escape, number, table
 from attncheck.reports.markdown.verdicts import verdict_section
@@ -29,7 +29,7 @@ def render_markdown(frames: Frames) -> str:
     sections = [
         _opening(frames),
         wrong_section(frames),
-        known_section(frames),
+        expected_failures_section(frames),
         empty_rows_section(frames),
         document_overview(frames),
         verdict_section(frames),
@@ -54,7 +54,7 @@ def wrong_section(frames: Frames) -> list[str]:
     if wrong.empty:
         return []
     many = len(frames.environments) > 1
-    told = told_once(wrong)[:_MAX_LISTED]
+    alike = group_alike(wrong)[:_MAX_LISTED]
     rows = [
         [
             code(row["case"]) + (f" and {each.others:,} more" if each.others else ""),
@@ -69,10 +69,10 @@ def wrong_section(frames: Frames) -> list[str]:
             escape(row["message"]),
             str(each.rows),
         ]
-        for each in told
+        for each in alike
         for row in [each.row]
     ]
-    more = len(wrong) - count_told(told)
+    more = len(wrong) - count_evaluations(alike)
     lines = [
         "## What is wrong",
         "",

@@ -23,7 +23,7 @@ import pandas as pd
 
 from attncheck.errors import OutputError, ResultsError, UsageError
 from attncheck.reports.cells import Cell, State, cell_table
-from attncheck.reports.frames import Frames, known_divergences, records, stage_order
+from attncheck.reports.frames import Frames, expected_failures, records, stage_order
 from attncheck.reports.publish.pictures import FOLDER as PICTURES
 from attncheck.reports.publish.readme import render_readme
 from attncheck.reports.spreadsheet import harmless
@@ -32,7 +32,7 @@ from attncheck.verdicts import Verdict
 README, VERDICTS, VERSIONS = "README.md", "verdicts.csv", "versions.csv"
 
 
-class Place(NamedTuple):
+class Evaluation(NamedTuple):
     """What a published verdict is of, in the texts that stand in the file."""
 
     case: str
@@ -41,30 +41,30 @@ class Place(NamedTuple):
 
 
 class Published(NamedTuple):
-    """A published verdict: the word, the stage at which it goes wrong if it does, and whether that is known."""
+    """A published verdict: the word, the stage at which it goes wrong if it does, and whether it is expected."""
 
     verdict: str
     begins_at: str
-    known: str
+    xfail: str
 
     def __str__(self) -> str:
-        known = "known " if self.known == "true" else ""
-        return f"{known}{self.verdict}{f' at {self.begins_at}' if self.begins_at else ''}"
+        xfail = "xfail " if self.xfail == "true" else ""
+        return f"{xfail}{self.verdict}{f' at {self.begins_at}' if self.begins_at else ''}"
 
 
-Verdicts = dict[Place, Published]
+Verdicts = dict[Evaluation, Published]
 
 
 @dataclass(frozen=True)
 class Difference:
     """A verdict that is not the published one; None where there is none on that side."""
 
-    place: Place
+    evaluation: Evaluation
     published: Published | None
     found: Published | None
 
     def __str__(self) -> str:
-        where = f"{self.place.case} {self.place.implementation} in {self.place.dtype}"
+        where = f"{self.evaluation.case} {self.evaluation.implementation} in {self.evaluation.dtype}"
         return f"{where}: published {self.published or 'nothing'}, the run has {self.found or 'nothing'}"
 
 
@@ -93,9 +93,9 @@ def drift(frames: Frames, directory: Path) -> list[Difference]:
     """Return how a run's verdicts differ from the published ones, by case, implementation and dtype."""
     published, found = read_verdicts(directory), verdicts_of(frames)
     return [
-        Difference(place, published.get(place), found.get(place))
-        for place in sorted(published.keys() | found.keys())
-        if published.get(place) != found.get(place)
+        Difference(evaluation, published.get(evaluation), found.get(evaluation))
+        for evaluation in sorted(published.keys() | found.keys())
+        if published.get(evaluation) != found.get(evaluation)
     ]
 
 
@@ -112,7 +112,7 @@ def verdicts_of(frames: Frames) -> Verdicts:
     return dict(
         sorted(
             (
-                Place(harmless(case), harmless(column.implementation), dtype),
+                Evaluation(harmless(case), harmless(column.implementation), dtype),
                 _published(cell, begins.get((case, column.implementation, dtype), "")),
             )
             for case, cells in cell_table(frames).items()
@@ -138,37 +138,37 @@ def read_verdicts(directory: Path) -> Verdicts:
     for number, row in enumerate(rows, 2):
         if len(row) != len(_HEADER):
             raise ResultsError(f"{path}: row {number} has {len(row)} cells; expected {len(_HEADER)}")
-        place = Place(*row[:3])
-        if place in verdicts:
-            raise ResultsError(f"{path}: row {number} is the second of {' '.join(place)}; expected one")
-        verdicts[place] = Published(*row[3:])
+        evaluation = Evaluation(*row[:3])
+        if evaluation in verdicts:
+            raise ResultsError(f"{path}: row {number} is the second of {' '.join(evaluation)}; expected one")
+        verdicts[evaluation] = Published(*row[3:])
     return verdicts
 
 
-_HEADER = (*Place._fields, *Published._fields)
+_HEADER = (*Evaluation._fields, *Published._fields)
 
 
-def _published(cell: Cell, known_begins_at: str) -> Published:
+def _published(cell: Cell, xfail_begins_at: str) -> Published:
     """Write a cell as texts, those that stand in the file."""
     if cell.state is State.ERRATUM:
         return Published(Verdict.MISPRINT.value, "", "true")
-    if cell.state is State.KNOWN:
-        return Published(cell.verdict, harmless(known_begins_at), "true")
+    if cell.state is State.XFAIL:
+        return Published(cell.verdict, harmless(xfail_begins_at), "true")
     return Published(cell.verdict, harmless(cell.stage), "false")
 
 
 def _known_begins(frames: Frames) -> Mapping[tuple[str, str, str], str]:
-    """Return the first stage at which each known divergence shows, by case, implementation and dtype."""
+    """Return the first stage at which each expected failure shows, by case, implementation and dtype."""
     begins: dict[tuple[str, str, str], str] = {}
-    for row in records(known_divergences(frames.results)):
-        place = (row["case"], row["implementation"], row["dtype"])
+    for row in records(expected_failures(frames.results)):
+        evaluation = (row["case"], row["implementation"], row["dtype"])
         stage = row["stage"] if pd.isna(row["begins_at"]) else row["begins_at"]
-        begins[place] = min(begins.get(place, stage), stage, key=stage_order)
+        begins[evaluation] = min(begins.get(evaluation, stage), stage, key=stage_order)
     return begins
 
 
 def _verdicts_csv(verdicts: Verdicts) -> str:
-    return _csv(_HEADER, [(*place, *published) for place, published in verdicts.items()])
+    return _csv(_HEADER, [(*evaluation, *published) for evaluation, published in verdicts.items()])
 
 
 def _versions_csv(frames: Frames) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attncheck.reports.answer import make_summary
 from attncheck.reports.frames import Frames
 from attncheck.reports.markdown.documents import document_sections
-from attncheck.reports.markdown.known import empty_rows_section, known_section
+from attncheck.reports.markdown.expected_failures import empty_rows_section, expected_failures_section
 from attncheck.reports.markdown.overview import document_overview
 from attncheck.reports.markdown.report import wrong_section
 from attncheck.reports.markdown.text import escape, table
@@ -20,7 +20,7 @@ def render_readme(frames: Frames) -> tuple[str, dict[str, bytes]]:
         _opening(frames),
         _versions(frames),
         wrong_section(frames),
-        known_section(frames),
+        expected_failures_section(frames),
         empty_rows_section(frames),
         document_overview(frames),
         verdict_section(frames),

@@ -19,7 +19,7 @@ from attncheck.backends.contract import Backend, Tensor
 from attncheck.execution.operations import run_operation
 from attncheck.judging.judge_stages import judge_stages
 from attncheck.judging.truth import find_truth
-from attncheck.reading.divergences import bundled_divergences, recorded_empty_rows
+from attncheck.reading.expected_failures import bundled_expected_failures, recorded_empty_rows
 
 Run = Callable[..., dict[str, NDArray[Any]]]
 
@@ -122,7 +122,7 @@ def _given_without_a_key(name: str, dtype: str) -> dict[str, str]:
     """Return what a mode gives for a row without a key, as it declares or as is known of it; nothing where zeros."""
     framework, _, mode = name.partition(".")
     declared = BACKENDS[framework].all_modes[mode].conventions
-    recorded = recorded_empty_rows(bundled_divergences([framework]), name, "any", dtype)
+    recorded = recorded_empty_rows(bundled_expected_failures([framework]), name, "any", dtype)
     values = [declared["empty_rows"].value] if declared else list(recorded)
     return {"empty_rows": values[0]} if values else {}
 

@@ -14,7 +14,7 @@ import pytest
 from attncheck.backends import BACKENDS, BackendEntry, Mode
 from attncheck.backends.contract import EmptyRows
 from attncheck.judging.rounding_models import rounding_model_named
-from attncheck.reports.known import address_of
+from attncheck.reports.expected_failures import address_of
 from attncheck.spec import DTYPES
 
 MODES = [
@@ -76,7 +76,7 @@ def test_every_mode_names_a_module_that_exists_and_says_what_it_is(mode: Mode) -
     assert spec is not None
     assert spec.origin is not None
     assert mode.name.isidentifier()
-    assert mode.says
+    assert mode.description
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -97,7 +97,7 @@ def test_every_convention_of_a_mode_is_a_known_one_with_a_reason_and_a_source_th
 
 
 def test_what_nobody_documents_as_intended_is_no_convention_of_a_mode() -> None:
-    # The others that give no zeros do so in known divergences: backends/divergences.
+    # The others that give no zeros do so in expected failures: backends/expected_failures.
     declared = {f"{entry.name}.{mode.name}" for entry in BACKENDS.values() for mode in entry.modes if mode.conventions}
     assert declared == {"torch.sdpa", "torch.sdpa_math", "torch.mha"}
 

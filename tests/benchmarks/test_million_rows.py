@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from attncheck.merge import merge_runs
-from attncheck.reports.frames import failing, known_divergences
+from attncheck.reports.frames import expected_failures, failing
 from attncheck.reports.making import make_frames
 from attncheck.reports.markdown.report import render_markdown
 from attncheck.results.reader import read_run
@@ -37,5 +37,5 @@ def test_a_drawn_run_is_read_and_reported(million_rows: ModuleType, tmp_path: Pa
     assert run.rows.equals(read_run(tmp_path / "two").rows)
     frames = make_frames(merge_runs([run]))
     assert len(failing(frames.results)) > 0
-    assert len(known_divergences(frames.results)) > 0
+    assert len(expected_failures(frames.results)) > 0
     assert "50 cases on 3 implementations in float64 and float32: 300 evaluations" in render_markdown(frames)

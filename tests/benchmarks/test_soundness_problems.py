@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from attncheck.judging.known import reason_for
-from attncheck.reading.divergences import load_divergences
+from attncheck.judging.xfail import reason_for
+from attncheck.reading.expected_failures import load_expected_failures
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -105,17 +105,17 @@ def test_a_mean_over_few_causes_is_not_shown(problems: ModuleType) -> None:
     row = rows.Row(0, "float32", "numpy.eager", "native", "attention", "normal", "nothing", True, "", "output", "agree")
     many = replace(row, tier="within", rms=0.3, elements=900, causes=30)
     few = replace(many, number=1, rms=0.9, causes=1)
-    known = replace(many, number=2, rms=5.0, ratio=7.0, tier="T1", verdict="numeric", known=True, reason="a reason")
+    known = replace(many, number=2, rms=5.0, ratio=7.0, tier="proven", verdict="numeric", xfail=True, reason="a reason")
     frame = pd.DataFrame([{each.name: getattr(one, each.name) for each in fields(one)} for one in (many, few, known)])
     exact = tables.table(frame, ["dtype"]).iloc[0]
     assert exact["rms max"] == 0.3
-    assert (exact["tensors"], exact["T1"], exact["known"]) == (2, 0, 1)
+    assert (exact["tensors"], exact["proven"], exact["xfail"]) == (2, 0, 1)
     assert tables.alarms(frame).empty
     assert tables.explained(frame)["reason"].tolist() == ["a reason"]
 
 
 def test_a_negative_scale_on_causal_attention_is_known_of_the_flash_kernel_alone(problems: ModuleType) -> None:
-    known = load_divergences([BENCHMARKS / "soundness_known.yaml"])
+    known = load_expected_failures([BENCHMARKS / "soundness_expected_failures.yaml"])
     drawn = drawn_from(problems, 800, operation="attention_gradients")
     expected = [{"causal", "negative scale"} <= set(problem.asked.split(" + ")) for problem in drawn]
     assert any(expected)

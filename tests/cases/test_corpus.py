@@ -186,7 +186,7 @@ def test_every_two_options_meet_where_little_else_can_be_at_fault(pair: tuple[st
 def test_all_options_meet_with_fewer_queries_than_keys() -> None:
     assert set(OPTIONS) in [options_of(case) for case in COMBINATIONS]
     assert all(case.input_shapes["query"][2] < case.input_shapes["key"][2] for case in COMBINATIONS)
-    assert all(case.generic for case in COMBINATIONS)
+    assert all(case.supports_statistics for case in COMBINATIONS)
 
 
 # Lengths that could be taken for each other.
@@ -272,8 +272,8 @@ MEANINGS: dict[str, Callable[[Case], bool]] = {
     "key-lengths": lambda case: "key_lengths" in case.inputs,
     "query-mask": lambda case: "query_mask" in case.inputs,
     "merged-layout": lambda case: bool(case.merged),
-    "strides": lambda case: bool({"strided", "transposed"} & set(case.memory.values())),
-    "shared-memory": lambda case: "broadcast" in case.memory.values(),
+    "strides": lambda case: bool({"strided", "transposed"} & set(case.memory_layout.values())),
+    "shared-memory": lambda case: "broadcast" in case.memory_layout.values(),
     "half-precision": lambda case: {"float32", "bfloat16"} <= set(case.dtypes),
     "half-range": lambda case: bool((scores_of(case) > 20_000).any()),
     "storage": lambda case: case.storage is not None,

@@ -140,9 +140,11 @@ def test_every_two_options_meet_with_fewer_queries_than_keys(pair: tuple[str, st
         return option in case.inputs or bool(case.options.get(option))
 
     met = [case for case in tagged("option-pairs", "attention") if all(has(case, option) for option in pair)]
-    assert any(case.input_shapes["query"][-2] < case.input_shapes["key"][-2] and case.generic for case in met)
+    assert any(
+        case.input_shapes["query"][-2] < case.input_shapes["key"][-2] and case.supports_statistics for case in met
+    )
 
 
 def test_about_half_of_the_probes_are_generic() -> None:
-    generic = sum(case.generic for case in PROBES)
+    generic = sum(case.supports_statistics for case in PROBES)
     assert len(PROBES) / 3 < generic < 2 * len(PROBES) / 3

@@ -1,4 +1,4 @@
-"""A project's own cases and divergences in its pyproject.toml."""
+"""A project's own cases and expected_failures in its pyproject.toml."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def project(folder: Path, text: str) -> Path:
 
 
 def test_the_nearest_section_counts_and_its_paths_start_at_its_file(tmp_path: Path) -> None:
-    project(tmp_path, '[tool.attncheck]\ncases = ["own"]\ndivergences = ["known.yaml"]\n')
+    project(tmp_path, '[tool.attncheck]\ncases = ["own"]\nexpected_failures = ["known.yaml"]\n')
     (tmp_path / "own").mkdir()
     (tmp_path / "known.yaml").touch()
     inner = tmp_path / "a" / "b"
@@ -32,7 +32,7 @@ def test_without_a_section_there_is_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[tool.attncheck]\ncase = []\n", "tool.attncheck.case: unknown; expected cases, divergences"),
+        ("[tool.attncheck]\ncase = []\n", "tool.attncheck.case: unknown; expected cases, expected_failures"),
         ("[tool.attncheck]\ncases = 'own'\n", "tool.attncheck.cases: expected a list of paths"),
         ("[tool.attncheck]\ncases = ['gone']\n", "tool.attncheck.cases: there is no"),
         ("[tool]\nattncheck = 3\n", "tool.attncheck: expected a table"),

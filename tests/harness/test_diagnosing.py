@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.api import check
-from attncheck.diagnosing import counted_again, retold_frame, retold_rows
+from attncheck.diagnosing import counted_again, reworded_frame, reworded_rows
 from attncheck.judging.diagnosis import Evidence, Fit, Plain, pack
 from attncheck.results.format import Row
 from attncheck.verdicts import Verdict
@@ -78,7 +78,7 @@ PLAIN = Plain("numeric", "twice the bound", "output", "it means something else")
 
 def row(case: str, evidence: Evidence, **changes: Any) -> Row:
     own = Row(case, "attention", "float64", "kernel", "stage", "output", Verdict.SEMANTIC, begins_at="masked")
-    return replace(own, message=PLAIN.told, diagnosis="convention", evidence=pack(evidence, PLAIN), **changes)
+    return replace(own, message=PLAIN.written, diagnosis="convention", evidence=pack(evidence, PLAIN), **changes)
 
 
 ALONE, REFUTING = Evidence((CONVENTION,)), Evidence((), frozenset({"convention"}))
@@ -86,19 +86,19 @@ ALONE, REFUTING = Evidence((CONVENTION,)), Evidence((), frozenset({"convention"}
 
 def test_a_convention_that_another_case_refutes_is_told_as_the_wrong_number_that_it_is() -> None:
     number = row("file/one", Evidence(), comparison="printed")
-    rows = retold_rows([row("file/one", ALONE), number, row("file/two", REFUTING)])
+    rows = reworded_rows([row("file/one", ALONE), number, row("file/two", REFUTING)])
     assert [(each.verdict, each.message, each.diagnosis) for each in rows] == [("numeric", "twice the bound", None)] * 3
     assert [each.begins_at for each in rows] == ["output", "masked", "output"]
     # Another implementation refutes nothing, and neither does what is known beforehand.
     other = row("file/two", REFUTING, implementation="other")
-    assert retold_rows([row("file/one", ALONE), other])[0].verdict == "semantic"
-    assert retold_rows([row("file/one", ALONE), row("file/two", REFUTING, known=True)])[0].verdict == "semantic"
+    assert reworded_rows([row("file/one", ALONE), other])[0].verdict == "semantic"
+    assert reworded_rows([row("file/one", ALONE), row("file/two", REFUTING, xfail=True)])[0].verdict == "semantic"
 
 
 def test_rows_side_by_side_are_retold_by_the_cases_of_their_own_environment() -> None:
     rows = [row("file/one", ALONE), row("file/two", REFUTING), row("file/one", ALONE)]
     frame = pd.DataFrame([vars(each) for each in rows]).assign(environment=["here", "here", "there"])
-    told = retold_frame(frame)
+    told = reworded_frame(frame)
     assert list(told["verdict"]) == ["numeric", "numeric", "semantic"]
     assert list(told["message"]) == ["twice the bound", "twice the bound", "it means something else"]
     assert told["diagnosis"].isna().tolist() == [True, True, False]
@@ -106,10 +106,10 @@ def test_rows_side_by_side_are_retold_by_the_cases_of_their_own_environment() ->
 
 def test_damaged_evidence_leaves_a_row_as_it_is() -> None:
     damaged = replace(row("file/one", ALONE), evidence="{")
-    assert retold_rows([damaged, row("file/two", REFUTING)])[0] == damaged
+    assert reworded_rows([damaged, row("file/two", REFUTING)])[0] == damaged
 
 
 def test_verdicts_are_counted_as_they_are_told() -> None:
     before = [row("file/one", ALONE), row("file/two", REFUTING)]
-    counts = counted_again({"semantic": 2, "agree": 5}, before, retold_rows(before))
+    counts = counted_again({"semantic": 2, "agree": 5}, before, reworded_rows(before))
     assert {name: count for name, count in counts.items() if count} == {"numeric": 2, "agree": 5}

@@ -18,7 +18,7 @@ def test_every_case_is_planned_in_every_dtype_that_it_declares(case_folder: Path
         ("A scores", "float32"),
         ("B weights", "float64"),
     ]
-    assert [unit.place for unit in plan] == list(range(len(plan.units)))
+    assert [unit.position for unit in plan] == list(range(len(plan.units)))
     assert plan.dtypes == ("float32", "float64")
     assert Plan.of(plan.cases, ["float32"]).dtypes == ("float32",)
     assert Plan.of([], ["float32"]).units == []

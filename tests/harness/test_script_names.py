@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from attncheck.cli.one_case import script_name
+from attncheck.cli.explaining import script_name
 from attncheck.reading.selection import select_cases
 
 LONG = "file/" + "-".join(["word"] * 20)

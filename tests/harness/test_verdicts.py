@@ -19,7 +19,7 @@ HARMLESS_FIRST = [
     "nonfinite",
     "dtype",
     "shape",
-    "stale",
+    "xpass",
     "untried",
     "error",
     "timeout",
@@ -27,7 +27,7 @@ HARMLESS_FIRST = [
 ]
 EXIT_CODES = {
     0: {"agree", "unverified", "unsupported"},
-    1: {"misprint", "semantic", "numeric", "nonfinite", "dtype", "shape", "stale"},
+    1: {"misprint", "semantic", "numeric", "nonfinite", "dtype", "shape", "xpass"},
     3: {"untried", "error", "timeout", "crash"},
 }
 

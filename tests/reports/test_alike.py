@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from attncheck.reports.alike import count_told, told_once
+from attncheck.reports.alike import count_evaluations, group_alike
 from attncheck.reports.answer import what_is_wrong
 from attncheck.reports.ci import render_ci_summary
 from attncheck.reports.frames import Frames
@@ -36,7 +36,7 @@ def frames(make_row: MakeRow, write_run: Callable[..., Path], frames_of: Callabl
 
 
 def test_equal_errors_of_one_implementation_are_one(frames: Frames) -> None:
-    told = told_once(what_is_wrong(frames))
+    told = group_alike(what_is_wrong(frames))
     assert [(each.row["case"], each.others, each.evaluations) for each in told] == [
         ("file/00", 24, 26),
         ("file/25", 0, 1),
@@ -45,7 +45,7 @@ def test_equal_errors_of_one_implementation_are_one(frames: Frames) -> None:
         ("file/28", 0, 1),
     ]
     assert told[0].dtypes == ("float64", "float32")
-    assert count_told(told) == len(what_is_wrong(frames)) == 30
+    assert count_evaluations(told) == len(what_is_wrong(frames)) == 30
 
 
 def test_the_terminal_tells_it_with_the_number_of_cases(frames: Frames, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,7 @@ ONLY = "in the only case that it was judged in"
         ([*BOTH, pair()], {}, "numpy and torch agree", ExitCode.AGREE),
         ([{}, pair(), UNSUPPORTED | TORCH], {}, f"{ALONE}; {NO_TORCH}", 0),
         (
-            [*BOTH, pair(), {"verdict": "misprint", "known": True, "comparison": "printed"}],
+            [*BOTH, pair(), {"verdict": "misprint", "xfail": True, "comparison": "printed"}],
             {},
             "numpy and torch agree",
             0,
@@ -60,13 +60,13 @@ ONLY = "in the only case that it was judged in"
             ExitCode.DISAGREE,
         ),
         (
-            [*BOTH, pair(), {"verdict": "stale", "comparison": "printed"}],
+            [*BOTH, pair(), {"verdict": "xpass", "comparison": "printed"}],
             {},
             "numpy and torch agree. 1 record no longer holds",
             ExitCode.DISAGREE,
         ),
         (
-            [*BOTH, pair(), {"verdict": "stale", "stage": "", "message": "an entry"}],
+            [*BOTH, pair(), {"verdict": "xpass", "stage": "", "message": "an entry"}],
             {},
             "numpy and torch agree. 1 record no longer holds",
             ExitCode.DISAGREE,
@@ -160,7 +160,7 @@ def test_the_sentences_count_what_the_answer_rests_on(
     ]
     rows += [make_row(**numbers, stage="output", index=f"0,{place}") for place in range(3)]
     rows += [make_row(**numbers, stage="output", index="0,2", verdict="numeric", dtype="float32")]
-    rows += [make_row(**numbers, stage="weights", index="0,0", verdict="misprint", known=True)]
+    rows += [make_row(**numbers, stage="weights", index="0,0", verdict="misprint", xfail=True)]
     rows += [make_row(comparison="exact", stage="scores", index=f"0,{place}") for place in (0, 1)]
     document = {"kind": "document", "title": "A document", "notes": []}
     given = {"of": "weights", "basis": "printed", "transpose": False, "shape": [1, 1]}
@@ -182,16 +182,21 @@ def test_the_sentences_count_what_the_answer_rests_on(
     ("rows", "sentence"),
     [
         ([{"tier": "within"}], "Of 1 stage held against the exact answer, every one is within its error bound."),
-        ([{"tier": "T1", "verdict": "numeric"}, {}], "Of 2 stages held against the exact answer, 1 fails."),
+        ([{"tier": "proven", "verdict": "numeric"}, {}], "Of 2 stages held against the exact answer, 1 fails."),
         # A form or NaN that is wrong is held against the answer, too, though it has no tier.
         ([{"verdict": "shape"}, {"verdict": "nonfinite"}], "Of 2 stages held against the exact answer, 2 fail."),
         (
-            [{"tier": "T3"}, {"tier": "within", "introduced_tier": "T3"}, {"tier": "T2", "verdict": "numeric"}, {}],
+            [
+                {"tier": "warning"},
+                {"tier": "within", "introduced_tier": "warning"},
+                {"tier": "statistical", "verdict": "numeric"},
+                {},
+            ],
             "Of 4 stages held against the exact answer, 1 fails. "
             "2 are noisier than known good implementations, a warning.",
         ),
         (
-            [{"tier": "T3", "introduced_tier": "T3"}],
+            [{"tier": "warning", "introduced_tier": "warning"}],
             "Of 1 stage held against the exact answer, every one is within its error bound. "
             "1 is noisier than known good implementations, a warning.",
         ),
@@ -255,7 +260,7 @@ def test_numbers_of_cases_that_are_no_documents_are_not_counted_as_printed(
         ([{"verdict": "unverified"}], "unverified"),
         ([{}, {"verdict": "unverified", "stage": "scores"}], "agree"),
         ([{"verdict": "unsupported", "stage": ""}], "unsupported"),
-        ([{}, {"verdict": "misprint", "known": True, "comparison": "printed"}], "agree (erratum)"),
+        ([{}, {"verdict": "misprint", "xfail": True, "comparison": "printed"}], "agree (erratum)"),
         ([{"verdict": "numeric"}], "**numeric** at weights"),
         ([{"verdict": "numeric"}, {"verdict": "nonfinite", "stage": "output"}], "**nonfinite** at weights"),
         # Errors that add up fail at the weights, and the one step that is wrong comes after them.
@@ -288,7 +293,7 @@ def test_what_is_wrong_is_told_once_per_case_by_its_first_failing_stage(
         make_row(stage="output", comparison="known", verdict="numeric", index="0,0", message="number"),
         make_row(stage="scores", dtype="float32", verdict="shape", message="other dtype"),
         make_row(stage="", implementation="torch.eager", verdict="crash", message="died"),
-        make_row(stage="weights", verdict="misprint", known=True, comparison="printed"),
+        make_row(stage="weights", verdict="misprint", xfail=True, comparison="printed"),
         make_row(**pair(verdict="numeric"), stage="scores"),
     ]
     found = what_is_wrong(frames_of(write_run(rows)))

@@ -21,14 +21,14 @@ from attncheck.results.format import Row
         ([{}, {"verdict": "unverified", "stage": "own"}], Cell(State.AGREE, "agree", ""), "agree"),
         ([{"verdict": "unsupported", "stage": ""}], Cell(State.UNSUPPORTED, "unsupported", ""), "unsupported"),
         (
-            [{}, {"verdict": "misprint", "known": True, "comparison": "printed"}],
+            [{}, {"verdict": "misprint", "xfail": True, "comparison": "printed"}],
             Cell(State.ERRATUM, "agree", ""),
             "agree (erratum)",
         ),
         (
-            [{"verdict": "semantic", "known": True}, {"verdict": "error", "known": True, "comparison": "known"}],
-            Cell(State.KNOWN, "semantic", ""),
-            "known semantic",
+            [{"verdict": "semantic", "xfail": True}, {"verdict": "error", "xfail": True, "comparison": "known"}],
+            Cell(State.XFAIL, "semantic", ""),
+            "xfail semantic",
         ),
         (
             [{"verdict": "numeric", "stage": "output", "begins_at": "scores"}, {"verdict": "shape"}],
@@ -36,7 +36,7 @@ from attncheck.results.format import Row
             "shape at scores",
         ),
         (
-            [{"verdict": "numeric", "known": True}, {"verdict": "timeout", "stage": ""}],
+            [{"verdict": "numeric", "xfail": True}, {"verdict": "timeout", "stage": ""}],
             Cell(State.FAILING, "timeout", ""),
             "timeout",
         ),
@@ -57,5 +57,5 @@ def test_a_cell_says_the_worst_of_its_rows(
 
 
 def test_the_worst_of_several_dtypes_is_the_most_severe() -> None:
-    known, failing = Cell(State.KNOWN, "crash", ""), Cell(State.FAILING, "numeric", "scores")
+    known, failing = Cell(State.XFAIL, "crash", ""), Cell(State.FAILING, "numeric", "scores")
     assert worst_cell({"float64": known, "float32": failing}) == failing

@@ -99,7 +99,7 @@ def test_failures_are_errors_at_the_line_of_their_case(
     rows = [
         make_row(verdict="numeric", message="off by 2"),
         make_row(dtype="float32", stage="", verdict="crash"),
-        make_row(case="file/two", verdict="numeric", known=True, reason="known"),
+        make_row(case="file/two", verdict="numeric", xfail=True, reason="known"),
         make_row(case="file/three"),
     ]
     assert told(frames_of(write_run(rows))) == [
@@ -118,9 +118,9 @@ def test_failures_are_errors_at_the_line_of_their_case(
 
 def test_noise_is_a_warning_once_for_a_case(make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf) -> None:
     rows = [
-        make_row(stage="scores", introduced_tier="T3"),
-        make_row(tier="T3"),
-        make_row(case="file/known", tier="T3", verdict="numeric", known=True),
+        make_row(stage="scores", introduced_tier="warning"),
+        make_row(tier="warning"),
+        make_row(case="file/known", tier="warning", verdict="numeric", xfail=True),
     ]
     ((kind, properties, message),) = told(frames_of(write_run(rows)))
     assert (kind, properties["title"]) == ("warning", "noisy: numpy.eager in float64")
@@ -131,7 +131,7 @@ def test_ten_of_each_kind_are_printed_and_the_rest_is_counted(
     make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
 ) -> None:
     rows = [make_row(case=f"file/{n:02}", verdict="numeric") for n in range(25)]
-    rows += [make_row(case=f"noisy/{n:02}", tier="T3") for n in range(12)]
+    rows += [make_row(case=f"noisy/{n:02}", tier="warning") for n in range(12)]
     lines = told(frames_of(write_run(rows, faults=["bad.yaml:3: no inputs"])))
     assert [kind for kind, _, _ in lines] == ["error"] * 10 + ["warning"] * 10 + ["notice"]
     assert lines[0] == ("error", {"title": "attncheck: not run"}, "bad case: bad.yaml:3: no inputs")

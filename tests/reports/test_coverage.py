@@ -50,11 +50,11 @@ def lacking(lacks: str | None, message: str = "") -> dict[str, Any]:
         ),
         ([{}, {"verdict": "unverified"}], "judged 1 of 2 cases; 1 unverified: no exact answer"),
         (
-            [{"verdict": "crash", "stage": ""}, {"verdict": "error", "stage": "", "known": True}],
+            [{"verdict": "crash", "stage": ""}, {"verdict": "error", "stage": "", "xfail": True}],
             "judged 0 of 2 cases; 2 could not be run",
         ),
         # An entry that no longer happens judges nothing, and what is known to be wrong was judged.
-        ([lacking("mask"), {"verdict": "numeric", "known": True}], "judged 1 of 2 cases; 1 unsupported: 1 needs mask"),
+        ([lacking("mask"), {"verdict": "numeric", "xfail": True}], "judged 1 of 2 cases; 1 unsupported: 1 needs mask"),
     ],
 )
 def test_what_was_judged_and_what_the_rest_lacks(
@@ -74,7 +74,7 @@ def test_a_case_counts_once_for_all_dtypes_and_a_dtype_is_the_least_of_reasons(
         make_row(case="file/b", **lacking("mask")),
         make_row(case="file/b", dtype="bfloat16", **lacking("bfloat16")),
         make_row(case="file/c", dtype="bfloat16", **lacking("bfloat16")),
-        make_row(case="file/b", verdict="stale", stage="", message="an entry"),
+        make_row(case="file/b", verdict="xpass", stage="", message="an entry"),
     ]
     (found,) = coverage(frames_of(write_run(rows)))
     assert found.words == "judged 1 of 3 cases; 2 unsupported: 1 needs bfloat16, 1 needs mask"

@@ -15,7 +15,7 @@ from attncheck.reports.frames import (
     Column,
     Frames,
     case_order,
-    count_places,
+    count_numbers,
     documents_of,
     failing,
     once_for_frames,
@@ -133,7 +133,7 @@ def test_notes_say_what_did_not_run_and_whether_that_was_asked_for(write_run: Wr
 def test_what_fails_is_what_the_exit_code_counts_and_nothing_known(
     verdict: Verdict, make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
 ) -> None:
-    frames = frames_of(write_run([make_row(verdict=verdict), make_row(verdict=verdict, stage="scores", known=True)]))
+    frames = frames_of(write_run([make_row(verdict=verdict), make_row(verdict=verdict, stage="scores", xfail=True)]))
     assert list(failing(frames.results)["stage"]) == (["weights"] if verdict.exit_code else [])
 
 
@@ -180,7 +180,7 @@ def test_numbers_under_an_erratum_are_told_from_the_others(
     flags = under_erratum(frames, frames.numbers)
     assert set(frames.numbers[flags]["stage"]) == {"weights"}
     assert flags.sum() == 6
-    assert count_places(frames.numbers) == 6
+    assert count_numbers(frames.numbers) == 6
     assert read_runs([]) == []
 
 

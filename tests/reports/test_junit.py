@@ -158,9 +158,9 @@ def test_a_misprint_fails_once_and_no_implementation_for_it(
 def test_a_record_that_no_longer_holds_is_a_failure_once(
     make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
 ) -> None:
-    rows = [make_row(), make_row(stage="", verdict="stale", message="known.yaml:3: no longer gives numeric")]
+    rows = [make_row(), make_row(stage="", verdict="xpass", message="known.yaml:3: no longer gives numeric")]
     failure = only(parse(frames_of(write_run(rows))), "failure")
-    assert failure.attrib == {"type": "stale", "message": "known.yaml:3: no longer gives numeric"}
+    assert failure.attrib == {"type": "xpass", "message": "known.yaml:3: no longer gives numeric"}
 
 
 def test_times_are_those_that_the_run_recorded(make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf) -> None:
@@ -193,16 +193,16 @@ def test_the_command_names_an_own_implementation_as_the_run_did(
     )
 
 
-def test_a_known_divergence_passes_and_says_why(make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf) -> None:
-    known = {"known": True, "reason": "the kernel adds in another order", "thread": "owner/project#7"}
+def test_an_expected_failure_passes_and_says_why(make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf) -> None:
+    known = {"xfail": True, "reason": "the kernel adds in another order", "thread": "owner/project#7"}
     rows = [
         make_row(verdict="numeric", message="off", **known),
-        make_row(dtype="float32", comparison="printed", index="0", verdict="misprint", known=True, message="erratum"),
+        make_row(dtype="float32", comparison="printed", index="0", verdict="misprint", xfail=True, message="erratum"),
         make_row(dtype="float32"),
     ]
     root = parse(frames_of(write_run(rows)))
     assert [told.text for told in root.iter("system-out")] == [
-        "known numeric\nthe kernel adds in another order\nowner/project#7",
+        "xfail numeric\nthe kernel adds in another order\nowner/project#7",
         "a recorded erratum: the document prints these numbers for another call",
         "a recorded erratum: the document prints these numbers for another call",  # once more, among the numbers
     ]
@@ -248,7 +248,7 @@ def test_names_and_messages_cannot_leave_their_place(
 ) -> None:
     rows = [
         make_row(case=HOSTILE, implementation=HOSTILE, verdict="numeric", message=HOSTILE),
-        make_row(case=HOSTILE, implementation="known", verdict="numeric", known=True, reason=HOSTILE),
+        make_row(case=HOSTILE, implementation="known", verdict="numeric", xfail=True, reason=HOSTILE),
         make_row(case=HOSTILE, implementation="skipped", stage="", verdict="unsupported", message=HOSTILE),
     ]
     record = make_case_record(HOSTILE) | {"file": f"/{HOSTILE}.yaml", "name": HOSTILE}

@@ -43,7 +43,7 @@ def test_cases_are_counted_per_implementation_and_verdict(
 ) -> None:
     rows = [
         make_row(case="file/a"),
-        make_row(case="file/b", comparison="printed", verdict="misprint", known=True),
+        make_row(case="file/b", comparison="printed", verdict="misprint", xfail=True),
         make_row(case="file/b"),
         make_row(case="file/c", verdict="numeric"),
         make_row(case="file/c", dtype="float32"),
@@ -57,17 +57,17 @@ def test_cases_are_counted_per_implementation_and_verdict(
     assert lines[start + 2] == ["torch.eager", "1.0", "-", "1", "1", "-", "1"]
 
 
-def test_a_case_counts_by_the_dtype_in_which_it_diverges_and_agrees_where_only_some_dtypes_are_supported(
+def test_a_case_counts_by_the_dtype_in_which_it_fails_and_agrees_where_only_some_dtypes_are_supported(
     make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf, printed: Printed
 ) -> None:
     rows = [
         make_row(case="file/a", dtype="float64"),
-        make_row(case="file/a", dtype="float32", verdict="numeric", known=True),
+        make_row(case="file/a", dtype="float32", verdict="numeric", xfail=True),
         make_row(case="file/b", dtype="float64", verdict="unsupported", stage=""),
         make_row(case="file/b", dtype="float32"),
     ]
     lines = [line.split() for line in printed(frames_of(write_run(rows)))]
-    start = lines.index(["implementation", "agree", "known", "numeric"])
+    start = lines.index(["implementation", "agree", "xfail", "numeric"])
     assert lines[start + 1] == ["numpy.eager", "1.0", "1", "1"]
 
 

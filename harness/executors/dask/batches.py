@@ -23,9 +23,9 @@ def serving(cluster: Cluster, unit: Unit) -> list[int]:
 
 def pack(plan: Plan, units: Sequence[Unit]) -> bytes:
     """Pack units with their cases, once for all tasks of a batch."""
-    places = {case: number for number, case in enumerate(dict.fromkeys(unit.case for unit in units))}
-    here = tuple(Unit(unit.place, places[unit.case], unit.dtype) for unit in units)
-    return pickle.dumps(Batch(tuple(plan.cases[case] for case in places), here), pickle.HIGHEST_PROTOCOL)
+    indices = {case: number for number, case in enumerate(dict.fromkeys(unit.case for unit in units))}
+    here = tuple(Unit(unit.position, indices[unit.case], unit.dtype) for unit in units)
+    return pickle.dumps(Batch(tuple(plan.cases[case] for case in indices), here), pickle.HIGHEST_PROTOCOL)
 
 
 def submit(cluster: Cluster, plan: Plan, units: Sequence[Unit], number: int) -> Future:

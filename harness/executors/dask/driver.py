@@ -96,7 +96,7 @@ class _Driver:
                 self._look()
             if monotonic() - self._looked > LOOK_SECONDS * 5:
                 self._look()
-        for suspect in sorted(self._suspects, key=lambda each: each.unit.place):
+        for suspect in sorted(self._suspects, key=lambda each: each.unit.position):
             self._add(judge_alone(self.cluster, self.plan, suspect, self._look), (suspect.unit,))
 
     def cancel(self) -> None:

@@ -41,10 +41,10 @@ def judge_alone(cluster: Cluster, plan: Plan, suspect: QuarantinedUnit, look: Ca
     batch, groups, answers = pack(plan, [unit]), serving(cluster, unit), []
     for group in groups:
         needs = cluster.groups[group].implementation.needs
-        key = f"evaluate-{cluster.job.name}-alone-{unit.place}-{group}"
+        key = f"evaluate-{cluster.job.name}-alone-{unit.position}-{group}"
         answer = _alone(cluster, key, needs, look, evaluate_batch, cluster.packed, batch, group)
         answers.append(_crashed(suspect) if answer is None else answer)
-    key = f"judge-{cluster.job.name}-alone-{unit.place}"
+    key = f"judge-{cluster.job.name}-alone-{unit.position}"
     packed = _alone(cluster, key, {}, look, judge_batch, cluster.packed, batch, groups, answers)
     if packed is None:
         raise lost(cluster.address, f"judging {plan.case(unit).id} in {unit.dtype} kills the worker that does it")

@@ -144,9 +144,9 @@ def judge_batch(
             raise RunEnded
         outcomes = {group.implementation.name: next(each) for group, each in served if unit.dtype in group.dtypes}
         found.append(job.judge.judge(plan.case(unit), unit.dtype, plan.inputs(unit), outcomes))
-    said = {job.groups[group].name: each.description for group, each in zip(groups, answers, strict=True)}
+    descriptions = {job.groups[group].name: each.description for group, each in zip(groups, answers, strict=True)}
     seconds = perf_counter() - begun + sum(each.seconds for each in answers)
-    return pickle.dumps(Judged(tuple(found), said, seconds), pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps(Judged(tuple(found), descriptions, seconds), pickle.HIGHEST_PROTOCOL)
 
 
 def check_versions(job: JobContext, group: int) -> None:

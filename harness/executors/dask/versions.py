@@ -69,7 +69,7 @@ def _version(name: str) -> str:
 @cache
 def _digest_of_code() -> str:
     """Checkouts of one version may still differ."""
-    folders = [Path(place) for name in _CODE for place in import_module(name).__path__]
+    folders = [Path(folder) for name in _CODE for folder in import_module(name).__path__]
     found = [(path.relative_to(folder), path) for folder in folders for path in folder.rglob("*.py")]
     files = [(name.as_posix(), path) for name, path in found if name.parts[0] not in _BESIDE]
     total = sha256()

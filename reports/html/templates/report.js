@@ -121,7 +121,7 @@
   }
 
   function caseTools() {
-    const urgent = "details.case.failing, details.case.misprint, details.case.stale, details.case.known";
+    const urgent = "details.case.failing, details.case.misprint, details.case.xpass, details.case.xfail";
     byId("open-wrong").hidden = !document.querySelector(urgent);
     byId("open-wrong").addEventListener("click", () => {
       for (const one of document.querySelectorAll(urgent)) one.open = true;

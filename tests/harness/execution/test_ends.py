@@ -13,8 +13,8 @@ from attncheck.errors import ExitCode
 from attncheck.execution import ends
 from attncheck.execution.ends import MAX_EQUAL_ENDS, EqualEnds
 from attncheck.execution.worker import Computed, Failure, Outcome
-from attncheck.judging.known import DivergenceRecord
-from attncheck.reading.divergences import load_divergences
+from attncheck.judging.xfail import ExpectedFailureRecord
+from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.results.format import Row
 from attncheck.results.reader import read_run
 
@@ -151,7 +151,16 @@ def test_an_end_that_is_known_excuses_what_is_untried_for_it(tmp_path: Path, inv
     (tmp_path / "picky.py").write_text(PICKY, encoding="utf-8")
     entry = "- {implementation: picky.*, cases: ['own/*'], verdict: crash, decided: crash, reason: it dies of it}\n"
     (tmp_path / "known.yaml").write_text(entry, encoding="utf-8")
-    command = ("check", "own.yaml", "-i", "picky.py:attention,numpy", "--output", "out", "--divergences", "known.yaml")
+    command = (
+        "check",
+        "own.yaml",
+        "-i",
+        "picky.py:attention,numpy",
+        "--output",
+        "out",
+        "--expected-failures",
+        "known.yaml",
+    )
     code, out, _ = invoke(*command)
     assert code == ExitCode.AGREE, out
     assert verdicts_of(tmp_path, "picky.attention") == ["agree"] + ["crash"] * 3 + ["untried"] * 3
@@ -162,8 +171,8 @@ def test_an_entry_of_which_nothing_was_tried_is_neither_stale_nor_seen(
 ) -> None:
     text = "- {implementation: numpy.*, cases: ['*'], verdict: numeric, decided: numeric, reason: it is a bit off}\n"
     (tmp_path / "known.yaml").write_text(text, encoding="utf-8")
-    record = DivergenceRecord(load_divergences([tmp_path / "known.yaml"]))
+    record = ExpectedFailureRecord(load_expected_failures([tmp_path / "known.yaml"]))
     (row,) = record.mark([make_row(verdict="untried", stage="", message="not tried")])
-    assert not row.known
+    assert not row.xfail
     assert not record.happened
-    assert record.stale_rows() == []
+    assert record.xpass_rows() == []

@@ -394,13 +394,13 @@ SCRIPT = """\
 from pathlib import Path
 from attncheck.backends import BackendEntry
 from attncheck import Limits, Settings, run_cases, select_cases
-from attncheck.execution.implementations import Chosen, Implementation
+from attncheck.execution.implementations import ImplementationSelection, Implementation
 
 with open("times", "a") as times:
     times.write("x")
 entries = [BackendEntry(name, module, ("numpy",)) for name, module in {entries}]
 selection = select_cases(["small"])
-chosen = Chosen(tuple(Implementation(entry) for entry in entries))
+chosen = ImplementationSelection(tuple(Implementation(entry) for entry in entries))
 summary = run_cases(selection.cases, chosen, Settings(Path("out"), dtypes=("float64",)))
 print(int(summary.exit_code), summary.evaluations)
 """

@@ -20,7 +20,7 @@ from attncheck.execution.padding import Padding, padded_call
 from attncheck.execution.user_call import own_backend
 from attncheck.execution.user_code import UserImplementation
 from attncheck.execution.worker import Computed, Failure, Outcome, Task, evaluate_on
-from attncheck.judging.judge_implementation import judge_and_recognise, with_padding_faults
+from attncheck.judging.judge_implementation import judge_and_diagnose, with_padding_faults
 from attncheck.judging.truth import find_truth
 
 Array = NDArray[Any]
@@ -150,7 +150,7 @@ def verdicts_of(outcome: Outcome, task: Task) -> dict[str, str]:
     dtype = task.inputs["query"].dtype.name
     truth = find_truth(task.operation, task.options, task.inputs, dtype, generic=True)
     shapes = {stage: array.high.shape for stage, array in truth.exact.items()}
-    judged = judge_and_recognise(truth, outcome.stages, shapes, "native" if dtype.endswith(("64", "32")) else "fused")
+    judged = judge_and_diagnose(truth, outcome.stages, shapes, "native" if dtype.endswith(("64", "32")) else "fused")
     judged = with_padding_faults(judged, outcome.padding_faults)
     return {each.stage: each.verdict.value for each in judged.judgements}
 
@@ -209,7 +209,7 @@ def test_what_meets_the_requirements_is_called_as_it_is() -> None:
 def test_what_was_added_is_said_in_words() -> None:
     padding = padding_of(Task("attention", {}, inputs(past=3)), TILES)
     assert isinstance(padding, Padding)
-    assert padding.says == "zero columns (D 5 to 8, Dv 3 to 8), queries (Lq 3 to 4), masked keys (T 9 to 12)"
+    assert padding.description == "zero columns (D 5 to 8, Dv 3 to 8), queries (Lq 3 to 4), masked keys (T 9 to 12)"
     assert padding.task.inputs["past_key"].shape == (2, 2, 3, 8)
     assert padding.task.inputs["key"].shape == (2, 2, 9, 8)
     np.testing.assert_array_equal(padding.task.inputs["key_lengths"], [9, 9])

@@ -93,7 +93,7 @@ def test_one_is_chosen_by_its_published_name_and_called_so_in_reports() -> None:
     found = select_implementations(None, ["my.flash", "plain"]).implementations
     assert [each.name for each in found] == ["my.flash", "plain.attention"]
     assert [dict(each.declared.classes) for each in found] == [{"float64": "native"}] * 2
-    assert found[0].declared.says == "my_kernels.fast:attention"
+    assert found[0].declared.description == "my_kernels.fast:attention"
 
 
 def test_one_that_is_published_and_not_there_says_so() -> None:

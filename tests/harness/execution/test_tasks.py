@@ -48,7 +48,7 @@ def _task(load_text: Load, text: str) -> Task:
 def test_the_options_are_those_of_the_call(load_text: Load) -> None:
     text = "    options: {is_causal: true, window: [1, 1], empty_rows: nan, softcap: 2}\n"
     task = _task(load_text, SPLIT + text)
-    assert (task.operation, task.memory) == ("attention", {})
+    assert (task.operation, task.memory_layout) == ("attention", {})
     assert task.options == {"is_causal": True, "window": (1, 1), "softcap": 2, "empty_rows": "nan"}
     assert task.inputs.keys() == {"query", "key", "value"}
 
@@ -57,7 +57,7 @@ def test_a_call_with_heads_side_by_side_says_nothing_of_them(load_text: Load) ->
     task = _task(load_text, MERGED)
     assert task.options == {}
     assert task.inputs["mask"].shape == (1, 1, 3, 5)
-    assert task.memory == dict.fromkeys(("query", "key", "value"), "transposed")
+    assert task.memory_layout == dict.fromkeys(("query", "key", "value"), "transposed")
 
 
 class Strides:
@@ -82,7 +82,7 @@ class Strides:
     [
         (SPLIT, {"query": (576, 144, 48, 8), "key": (480, 240, 48, 8), "value": (560, 280, 56, 8)}),
         (
-            SPLIT + "    memory: {query: strided, key: transposed}\n",
+            SPLIT + "    memory_layout: {query: strided, key: transposed}\n",
             {"query": (1152, 288, 96, 16), "key": (480, 48, 96, 8), "value": (560, 280, 56, 8)},
         ),
         (

@@ -260,7 +260,7 @@ def test_a_scale_that_is_wrong_in_the_fifth_digit_exceeds_the_bound_of_scores(se
     scale = 1 / np.sqrt(3)
     right, wrong = (attend(inputs, scale=each)["scores"] for each in (scale, scale * (1 + 1e-5)))
     assert not tier_of("scores", right, inputs).fails
-    assert tier_of("scores", wrong, inputs) is Tier.PROVED
+    assert tier_of("scores", wrong, inputs) is Tier.PROVEN
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -276,7 +276,7 @@ def test_weights_rounded_to_bfloat16_exceed_their_bound(seed: int) -> None:
     weights = attend(inputs)["weights"]
     assert not tier_of("weights", weights, inputs).fails
     coarse = weights.astype(ml_dtypes.bfloat16).astype(np.float32)
-    assert tier_of("weights", coarse, inputs) is Tier.PROVED
+    assert tier_of("weights", coarse, inputs) is Tier.PROVEN
 
 
 @pytest.mark.parametrize("row", [[0.0, -9.0], [3.0, -6.5, -7.0]])
@@ -285,4 +285,4 @@ def test_a_millionth_in_the_denominator_exceeds_the_bound_of_weights(row: list[f
     powers = np.exp(scores - scores.max())
     right, wrong = powers / powers.sum(), powers / (powers.sum() + np.float32(1e-6))
     assert not tier_of("weights", right, {"scores": scores}, "softmax").fails
-    assert tier_of("weights", wrong, {"scores": scores}, "softmax") is Tier.PROVED
+    assert tier_of("weights", wrong, {"scores": scores}, "softmax") is Tier.PROVEN

@@ -17,13 +17,13 @@ from attncheck.judging.judge_stages import judge_stages
 from attncheck.judging.rounding_models import rounding_model_named
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.mutants import reduced, stored_log_sum_exp
-from attncheck.mutants.mutant import Honest
+from attncheck.mutants.mutant import Control
 
 Array = NDArray[Any]
 
 REDUCED = ("tf32_products", "bf16_products", "bf16x3_products")
 FINE_TO_COARSE = ("native", "bf16x3_products", "tf32_products", "bf16_products")
-HONEST = (*reduced.HONEST, *stored_log_sum_exp.HONEST)
+CONTROLS = (*reduced.CONTROLS, *stored_log_sum_exp.CONTROLS)
 
 
 def draw(seed: int, *, gradients: bool) -> Task:
@@ -51,7 +51,7 @@ def truth_of(task: Task) -> Truth:
 def test_no_emulated_kernel_is_flagged_in_its_class(gradients: bool, seed: int) -> None:
     task = draw(seed, gradients=gradients)
     truth = truth_of(task)
-    for honest in HONEST:
+    for honest in CONTROLS:
         outcome = evaluate_on(honest.backend, task)
         assert isinstance(outcome, Computed)
         shapes = {name: array.shape for name, array in outcome.stages.items()}
@@ -116,7 +116,7 @@ def test_a_reduced_product_keeps_float32_at_both_ends(name: str) -> None:
 
 
 def test_an_honest_variant_claims_a_class_for_each_of_its_dtypes() -> None:
-    for honest in HONEST:
-        assert isinstance(honest, Honest)
+    for honest in CONTROLS:
+        assert isinstance(honest, Control)
         for dtype in honest.dtypes:
             assert rounding_model_named(honest.classes[dtype], dtype).dtype == dtype

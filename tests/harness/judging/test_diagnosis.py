@@ -18,7 +18,7 @@ from attncheck.judging.diagnosis import (
     Plain,
     decide,
     pack,
-    retold,
+    reworded,
     unpack,
 )
 from attncheck.verdicts import Verdict
@@ -69,7 +69,7 @@ def test_names_of_one_answer_are_told_together_unless_another_case_tells_them_ap
     square, inverse = (fit(name, answer="1/4", unsure="it is 1/4, a^2 or 1/D") for name in ("square", "inverse"))
     (together,) = decide({"D = 4": case(square, inverse)}).values()
     assert together.fit is not None
-    assert (together.fit.name, together.fit.says) == (f"square{OR}inverse", "it is 1/4, a^2 or 1/D")
+    assert (together.fit.name, together.fit.description) == (f"square{OR}inverse", "it is 1/4, a^2 or 1/D")
     apart = decide({"D = 4": case(square, inverse), "D = 9": case(fit("inverse", answer="1/9"), refuted=("square",))})
     assert apart["D = 4"] == Decision(inverse)
 
@@ -166,30 +166,35 @@ PLAIN = Plain(NUMERIC, "3 times the bound", "output", "as written")
 
 
 def test_a_mistake_is_said_before_the_size_of_the_error_and_keeps_what_stands_behind() -> None:
-    told = retold(Decision(A), PLAIN, "as written; beyond what is known")
-    assert told is not None
-    assert (told.verdict, told.begins_at, told.diagnosis) == (NUMERIC, "masked", "a")
-    assert told.message == "it is a; 3 times the bound; beyond what is known"
+    wording = reworded(Decision(A), PLAIN, "as written; beyond what is known")
+    assert wording is not None
+    assert (wording.verdict, wording.begins_at, wording.diagnosis) == (NUMERIC, "masked", "a")
+    assert wording.message == "it is a; 3 times the bound; beyond what is known"
 
 
 def test_a_convention_is_said_alone() -> None:
-    told = retold(Decision(fit("convention", SEMANTIC)), PLAIN, "as written")
-    assert told is not None
-    assert (told.verdict, told.message) == (SEMANTIC, "it is convention")
+    wording = reworded(Decision(fit("convention", SEMANTIC)), PLAIN, "as written")
+    assert wording is not None
+    assert (wording.verdict, wording.message) == (SEMANTIC, "it is convention")
 
 
 def test_a_row_without_a_name_reads_plainly_and_one_that_stands_stays() -> None:
-    told = retold(NAMELESS, PLAIN, "as written")
-    assert told is not None
-    assert (told.verdict, told.message, told.begins_at, told.diagnosis) == (NUMERIC, PLAIN.message, "output", None)
-    assert retold(STANDS, PLAIN, "as written") is None
+    wording = reworded(NAMELESS, PLAIN, "as written")
+    assert wording is not None
+    assert (wording.verdict, wording.message, wording.begins_at, wording.diagnosis) == (
+        NUMERIC,
+        PLAIN.message,
+        "output",
+        None,
+    )
+    assert reworded(STANDS, PLAIN, "as written") is None
 
 
 def test_a_number_follows_a_convention_and_no_mistake() -> None:
-    told = retold(Decision(fit("convention", SEMANTIC)), PLAIN, "as written", follows=True)
-    assert told is not None
-    assert (told.verdict, told.message) == (SEMANTIC, "3 times the bound; it is convention")
-    assert retold(Decision(A), PLAIN, "as written", follows=True) == retold(NAMELESS, PLAIN, "as written")
+    wording = reworded(Decision(fit("convention", SEMANTIC)), PLAIN, "as written", follows=True)
+    assert wording is not None
+    assert (wording.verdict, wording.message) == (SEMANTIC, "3 times the bound; it is convention")
+    assert reworded(Decision(A), PLAIN, "as written", follows=True) == reworded(NAMELESS, PLAIN, "as written")
 
 
 def test_evidence_survives_being_written_and_damage_is_no_evidence() -> None:

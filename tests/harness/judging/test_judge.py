@@ -162,7 +162,7 @@ def test_a_row_says_which_element_what_was_computed_and_what_is_exact(
     assert row.allowed is not None
     assert 0 < row.allowed < 100 * float(np.finfo(dtype).eps)
     assert row.introduced_ratio == pytest.approx(row.difference / row.allowed)
-    assert (row.tier, row.introduced_tier, row.begins_at, row.elements) == ("T1", "T1", "output", 36)
+    assert (row.tier, row.introduced_tier, row.begins_at, row.elements) == ("proven", "proven", "output", 36)
     assert " times the largest error that is possible in this step; at [0,1,2,3] computed 9 (0x1.2000000000000p+3)" in (
         row.message
     )
@@ -176,7 +176,7 @@ def test_every_stage_says_where_the_implementation_goes_wrong(judge_all: Callabl
     # NumPy's output does not follow from weights that were changed afterwards.
     assert blamed(judged) == {"bad": [("weights", "numeric"), ("output", "numeric")]}
     row = row_of(judged, "bad", "output")
-    assert (row.tier, row.introduced_tier) == ("within", "T1")
+    assert (row.tier, row.introduced_tier) == ("within", "proven")
     # The element is that of the step, the ratio still that of the exact answer.
     assert row.against == "step"
     assert (row.difference or 0) / (row.allowed or 1) == row.introduced_ratio
@@ -270,7 +270,7 @@ def test_a_nan_is_told_with_its_place(judge_all: Callable[..., Judged], right: S
     assert row.index == "0,1,1,4"
     assert row.reference == pytest.approx(float(right["output"][0, 1, 1, 4]), rel=20 * float(np.finfo(dtype).eps))
     assert np.isnan(row.value or 0)
-    assert row.message == f"nan where the exact value is {row.reference:.9g}, at 1 of 36 places"
+    assert row.message == f"nan where the exact value is {row.reference:.9g}, at 1 of 36 elements"
 
 
 def test_a_masked_score_that_is_only_very_small_is_told(judge_all: Callable[..., Judged], right: Stages) -> None:
@@ -315,7 +315,7 @@ def test_the_first_wrong_stage_leads_what_follows_from_it(
     assert row_of(judged, "flipped", "raw_scores").verdict == Verdict.AGREE
     rows = [row for row in stage_rows(judged) if row.implementation == "flipped"]
     assert {row.begins_at for row in rows} == {"scores"}
-    assert [row.introduced_tier for row in rows] == ["within", "T1", "within", "within", "within", "within"]
+    assert [row.introduced_tier for row in rows] == ["within", "proven", "within", "within", "within", "within"]
 
 
 def test_stages_are_judged_in_the_order_of_the_computation_however_they_are_returned(

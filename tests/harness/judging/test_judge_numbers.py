@@ -237,7 +237,7 @@ def test_a_number_that_the_exact_answer_misses_is_a_misprint_however_many_miss_i
 ) -> None:
     rows = hold(MISPRINTED, *[RIGHT] * count, scores=APART, dtype=dtype)
     assert verdicts(rows) == ["agree", "agree", "agree", "misprint"] * count
-    assert not any(row.known for row in rows)
+    assert not any(row.xfail for row in rows)
     assert re.fullmatch(
         r"weights\[0,0,1,1\] is printed as 0\.06, computed 0\.0474258\d+; off by 0\.0126, allowed 0\.005; "
         r"the exact answer is 0\.04742587317756\d+",
@@ -279,13 +279,13 @@ ERRATUM = MISPRINTED.replace("{stage", "{erratum: the last one is another call's
 
 def test_a_recorded_erratum_is_a_misprint_that_is_known(hold: Callable[..., list[Row]]) -> None:
     rows = hold(ERRATUM, RIGHT, RIGHT, scores=APART)
-    assert [(row.verdict, row.known) for row in rows] == [*[("agree", False)] * 3, ("misprint", True)] * 2
+    assert [(row.verdict, row.xfail) for row in rows] == [*[("agree", False)] * 3, ("misprint", True)] * 2
     assert rows[3].message == "the last one is another call's"
 
 
 def test_an_erratum_whose_numbers_all_hold_is_stale(hold: Callable[..., list[Row]]) -> None:
     rows = hold(ERRATUM.replace("0.06", "0.05"), RIGHT, RIGHT, scores=APART)
-    assert [(row.verdict, row.known) for row in rows] == [("stale", False)] * 8
+    assert [(row.verdict, row.xfail) for row in rows] == [("xpass", False)] * 8
     assert rows[0].message == (
         "the recorded erratum no longer happens, every printed number holds: the last one is another call's"
     )
@@ -294,7 +294,7 @@ def test_an_erratum_whose_numbers_all_hold_is_stale(hold: Callable[..., list[Row
 def test_an_erratum_excuses_the_document_and_not_the_implementation(hold: Callable[..., list[Row]]) -> None:
     wrong = [[0.5, 0.5], RIGHT[1]]
     rows = hold(ERRATUM, wrong, scores=APART)
-    assert [(row.verdict, row.known) for row in rows] == [("numeric", False)] * 2 + [
+    assert [(row.verdict, row.xfail) for row in rows] == [("numeric", False)] * 2 + [
         ("agree", False),
         ("misprint", True),
     ]

@@ -57,7 +57,7 @@ def truths(case: Case, compute: Compute) -> dict[str, Truth]:
 
 def truth_of(case: Case, dtype: str, compute: Compute) -> Truth:
     inputs, _ = compute(case, dtype)
-    return find_truth(case.operation, case.options, inputs.arrays, dtype, generic=case.generic)
+    return find_truth(case.operation, case.options, inputs.arrays, dtype, generic=case.supports_statistics)
 
 
 Judge = Callable[..., list[StageJudgement]]
@@ -214,7 +214,7 @@ def test_two_faults_that_cancel_are_both_found(judge: Judge, dtype: str) -> None
     found = of(judgements, "output")
     assert found.accumulated is not None
     assert found.introduced is not None
-    assert (found.accumulated.tier.fails, found.introduced.tier) == (False, Tier.PROVED)
+    assert (found.accumulated.tier.fails, found.introduced.tier) == (False, Tier.PROVEN)
     assert found.goes_wrong_here
     assert found.message.endswith("times the largest error that is possible in this step")
     # The exact value that is named is that of the step.
@@ -321,7 +321,7 @@ def test_what_is_not_finite_where_the_exact_value_is_is_told_with_its_place(
     found = of(judgements, "output")
     assert (found.index, found.goes_wrong_here) == ((0, 1, 3, 2), True)
     assert found.message.startswith(f"{value:g} where the exact value is ")
-    assert found.message.endswith(", at 1 of 84 places")
+    assert found.message.endswith(", at 1 of 84 elements")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -330,7 +330,7 @@ def test_what_is_not_minus_infinity_where_the_mask_forbids_is_told(judge: Judge,
     judgements = judge(dtype, masked=lambda scores: placed(scores, (..., 0), value))
     found = of(judgements, "masked")
     assert (found.verdict, found.index, found.exact) == (Verdict.NONFINITE, (0, 0, 0, 0), -np.inf)
-    assert found.message == f"{value:g} where the exact value is -inf, at 14 of 126 places"
+    assert found.message == f"{value:g} where the exact value is -inf, at 14 of 126 elements"
     assert where_it_begins(judgements) == "masked"
 
 

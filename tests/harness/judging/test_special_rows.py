@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend as reference
 from attncheck.judging import special_rows as module
-from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_recognise
+from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_diagnose
 from attncheck.judging.special_rows import empty_rows
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.canonical import AttentionProblem
@@ -32,7 +32,7 @@ def judged(
 ) -> JudgedStages:
     truth = find_truth(operation, options, inputs, "float64", generic=True)
     shapes = {name: array.shape for name, array in stages.items()}
-    return judge_and_recognise(truth, stages, shapes, "native", own)
+    return judge_and_diagnose(truth, stages, shapes, "native", own)
 
 
 def failing(found: JudgedStages) -> dict[str, Verdict]:
@@ -102,7 +102,7 @@ def test_an_empty_row_of_one_head_reaches_the_output_of_its_query(convention: st
     truth = find_truth("multi_head_attention", options, inputs, "float64", generic=True)
     for stage in ("weights", "context", "output"):
         assert_near(truth, stage, stages[stage])
-    found = judge_and_recognise(truth, stages, {name: array.shape for name, array in stages.items()}, "native")
+    found = judge_and_diagnose(truth, stages, {name: array.shape for name, array in stages.items()}, "native")
     assert failing(found) == {}
     if convention == "nan":
         reached = np.zeros((2, 3, 6 if is_projected else 4), dtype=bool)

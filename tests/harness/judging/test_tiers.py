@@ -45,32 +45,32 @@ def test_the_threshold_is_the_one_that_the_design_states() -> None:
     assert round(threshold(10**6), 1) == 7.5
 
 
-# T1.
+# Proven.
 
 
 @pytest.mark.parametrize("generic", [True, False])
 def test_an_error_beyond_its_bound_is_proved_wrong_whatever_the_inputs(generic: bool) -> None:
     found = measured([[0.0, 1.25], [0.5, 0.0]], generic=generic)
-    assert (found.tier, found.ratio, found.index, found.elements) == (Tier.PROVED, 1.25, (0, 1), 4)
+    assert (found.tier, found.ratio, found.index, found.elements) == (Tier.PROVEN, 1.25, (0, 1), 4)
     assert found.largest_z == 1.25 / 0.125
     assert found.tier.fails
 
 
 def test_an_error_of_exactly_the_bound_is_possible_and_the_next_number_is_not() -> None:
     assert measured([1.0], generic=False).tier is Tier.WITHIN
-    assert measured([np.nextafter(1.0, 2)], generic=False).tier is Tier.PROVED
+    assert measured([np.nextafter(1.0, 2)], generic=False).tier is Tier.PROVEN
 
 
 def test_the_benefit_of_what_the_exact_value_is_uncertain_by_is_given() -> None:
     assert measured([1.25], radius=0.25, generic=False).tier is Tier.WITHIN
-    assert measured([1.25], radius=0.125, generic=False).tier is Tier.PROVED
+    assert measured([1.25], radius=0.125, generic=False).tier is Tier.PROVEN
     assert measured([0.25], radius=0.5).ratio == 0
 
 
 @pytest.mark.parametrize("generic", [True, False])
 def test_a_value_that_is_not_finite_where_the_exact_one_is_has_an_infinite_error(generic: bool) -> None:
     found = measured([0.0, np.inf], generic=generic)
-    assert (found.tier, found.ratio, found.index, found.largest_z) == (Tier.PROVED, np.inf, (1,), np.inf)
+    assert (found.tier, found.ratio, found.index, found.largest_z) == (Tier.PROVEN, np.inf, (1,), np.inf)
 
 
 def test_the_element_that_is_named_is_the_worst_beside_its_own_bound() -> None:
@@ -78,7 +78,7 @@ def test_the_element_that_is_named_is_the_worst_beside_its_own_bound() -> None:
     assert (found.index, found.ratio) == ((1,), 2.0)
 
 
-# T2 and T3.
+# Statistical, and warnings.
 
 
 @pytest.mark.parametrize(("elements", "limit"), THRESHOLDS[:2])
@@ -97,8 +97,8 @@ def test_one_error_beyond_the_threshold_is_statistically_wrong_on_generic_inputs
 def test_errors_that_are_all_a_little_too_large_fail(shape: tuple[int, ...]) -> None:
     found = measured(np.full(shape, 1.0625 / 8))
     assert (found.tier, found.mean_z, found.largest_z) == (Tier.STATISTICAL, 1.0625, 1.0625)
-    assert measured(np.full(shape, 1.0 / 8)).tier is Tier.NOISY
-    assert measured(np.full(shape, 0.625 / 8)).tier is Tier.NOISY
+    assert measured(np.full(shape, 1.0 / 8)).tier is Tier.WARNING
+    assert measured(np.full(shape, 0.625 / 8)).tier is Tier.WARNING
     for harmless in (0.5625, 1 / np.sqrt(3)):  # the second is that of roundings just above a power of two
         assert measured(np.full(shape, harmless / 8)).tier is Tier.WITHIN
     assert measured(np.full(shape, 1.0625 / 8), generic=False).tier is Tier.WITHIN
@@ -156,7 +156,7 @@ def test_the_error_of_one_projected_number_is_no_evidence_however_many_scores_it
     assert found.tier is Tier.WITHIN
 
 
-@pytest.mark.parametrize(("elements", "tier"), [(255, Tier.WITHIN), (256, Tier.NOISY)])
+@pytest.mark.parametrize(("elements", "tier"), [(255, Tier.WITHIN), (256, Tier.WARNING)])
 def test_a_large_error_is_a_warning_from_256_elements(elements: int, tier: Tier) -> None:
     # A single z of 3.25 where half the threshold is 3.17.
     errors = one_of(elements, 3.25 / 8)
@@ -170,11 +170,11 @@ def test_what_every_known_good_implementation_does_is_no_noise() -> None:
     # Half the threshold is 3.17 for 256 elements and 3.61 for 250,000.
     assert measured(one_of(256, 3.125 / 8)).tier is Tier.WITHIN
     assert measured(one_of(250_000, 3.5 / 8)).tier is Tier.WITHIN
-    assert measured(one_of(250_000, 3.75 / 8)).tier is Tier.NOISY
+    assert measured(one_of(250_000, 3.75 / 8)).tier is Tier.WARNING
 
 
 def test_proof_comes_before_statistics() -> None:
-    assert measured(np.full(300, 2.0), scale=0.01).tier is Tier.PROVED
+    assert measured(np.full(300, 2.0), scale=0.01).tier is Tier.PROVEN
 
 
 # Bounds of nothing, and nothing to judge.
@@ -185,7 +185,7 @@ def test_where_nothing_may_be_wrong_nothing_is_and_anything_else_is_infinitely_s
     found = measured([0.0, 0.0], **zero)
     assert (found.tier, found.ratio, found.largest_z, found.mean_z) == (Tier.WITHIN, 0.0, 0.0, 0.0)
     found = measured([0.0, 5e-324], **zero)
-    assert (found.tier, found.ratio, found.index) == (Tier.PROVED, np.inf, (1,))
+    assert (found.tier, found.ratio, found.index) == (Tier.PROVEN, np.inf, (1,))
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0, 3)])
@@ -208,4 +208,4 @@ def test_what_is_outside_the_domain_neither_fails_nor_counts() -> None:
 
 def test_a_tensor_without_axes_is_judged() -> None:
     found = measured(2.0)
-    assert (found.tier, found.index, found.ratio) == (Tier.PROVED, (), 2.0)
+    assert (found.tier, found.index, found.ratio) == (Tier.PROVEN, (), 2.0)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from attncheck.backends import BACKENDS
 from attncheck.execution.operations import run_operation
 from attncheck.judging.judge import exact_values, judge_pairs, worst_bounds
-from attncheck.judging.judge_stages import agrees, failing_places, judge_stages
+from attncheck.judging.judge_stages import agrees, failing_elements, judge_stages
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.judging.undefined import find_undefined
 from attncheck.verdicts import Verdict
@@ -168,7 +168,7 @@ def test_beside_what_is_undefined_a_wrong_number_is_found_and_there_nothing_is(i
         index = tuple(np.argwhere(flags == (places is not None))[0])
         changed = stages[stage].copy()
         changed[index] = 0.25
-        assert failing_places(infinite, stage, changed, "native").any() == wrong
+        assert failing_elements(infinite, stage, changed, "native").any() == wrong
         assert agrees(infinite, stage, changed, "native") != wrong
         verdict = judged_of(infinite, {**stages, stage: changed})[stage].verdict
         assert verdict == (Verdict.NUMERIC if wrong else Verdict.AGREE)
@@ -289,7 +289,7 @@ def test_behind_a_mask_any_other_number_is_wrong(problem: str, name: str) -> Non
         behind = truth.undefined.behind_a_mask(stage, array.shape)
         if behind.any():
             wrong = np.where(behind, array + 0.5, array)
-            assert failing_places(truth, stage, wrong, "native")[behind].all()
+            assert failing_elements(truth, stage, wrong, "native")[behind].all()
             assert not agrees(truth, stage, wrong, "native")
             changed += 1
     assert changed

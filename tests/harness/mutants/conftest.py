@@ -258,4 +258,4 @@ def _run(backend: Backend, task: Task, dtype: str) -> Stages:
     with np.errstate(all="ignore"):
         inputs = task.inputs.items()
         arrays = {name: array.astype(stored) if array.dtype.kind == "f" else array for name, array in inputs}
-        return dict(run_operation(backend, task.operation, apply_layout(arrays, task.memory), task.options))
+        return dict(run_operation(backend, task.operation, apply_layout(arrays, task.memory_layout), task.options))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Backend
 from attncheck.execution.worker import Task
-from attncheck.mutants.catalogue import EQUIVALENT, HONEST, MUTANTS, SUBJECTS, variant_named
+from attncheck.mutants.catalogue import CONTROLS, EQUIVALENT, MUTANTS, SUBJECTS, variant_named
 from attncheck.mutants.kernel import Kernel
 from attncheck.mutants.mutant import Control, Equivalent, Mutant, Subject
 from attncheck.mutants.variant import Variant
@@ -38,7 +38,7 @@ each_small_mutant = pytest.mark.parametrize(
     [mutant for mutant in MUTANTS if mutant.topic not in {*OF_KERNELS, "sixteen bits"}],
     ids=lambda mutant: mutant.name,
 )
-each_honest = pytest.mark.parametrize("honest", HONEST, ids=lambda honest: honest.name)
+each_honest = pytest.mark.parametrize("honest", CONTROLS, ids=lambda honest: honest.name)
 each_equivalent = pytest.mark.parametrize("equivalent", EQUIVALENT, ids=lambda equivalent: equivalent.name)
 
 
@@ -73,7 +73,7 @@ def first_wrong(backend: Backend, solve: Solve, task: Task, dtype: str) -> str |
 
 
 def test_names_are_unique_and_can_be_written_in_an_identifier() -> None:
-    assert len(SUBJECTS) == len(MUTANTS) + len(HONEST) + len(EQUIVALENT)
+    assert len(SUBJECTS) == len(MUTANTS) + len(CONTROLS) + len(EQUIVALENT)
     assert all(re.fullmatch(r"[a-z][a-z0-9_]+", name) for name in SUBJECTS)
 
 
@@ -87,12 +87,12 @@ def test_at_least_three_hundred_faults_are_counted_and_spread_over_the_topics() 
 
 
 def test_at_least_fifty_variants_are_honest_and_twenty_of_them_in_all_dtypes() -> None:
-    assert len(HONEST) >= 50
-    assert sum(set(honest.dtypes) == {*WIDE, "bfloat16", "float16"} for honest in HONEST) >= 20
+    assert len(CONTROLS) >= 50
+    assert sum(set(honest.dtypes) == {*WIDE, "bfloat16", "float16"} for honest in CONTROLS) >= 20
 
 
 @pytest.mark.parametrize("subject", SUBJECTS.values(), ids=SUBJECTS.keys())
-def test_every_variant_says_what_it_stands_for_and_where_it_applies(subject: Subject) -> None:
+def test_every_variant_says_what_it_user_function_and_where_it_applies(subject: Subject) -> None:
     texts = {
         Mutant: lambda: [subject.defect, subject.topic],  # type: ignore[union-attr]
         Control: lambda: [subject.why],  # type: ignore[union-attr]
@@ -167,7 +167,7 @@ def test_every_honest_variant_agrees_with_the_reference_at_every_stage_that_it_r
 
 
 @pytest.mark.parametrize(
-    "honest", [honest for honest in HONEST if not isinstance(honest.backend, Kernel)], ids=lambda honest: honest.name
+    "honest", [honest for honest in CONTROLS if not isinstance(honest.backend, Kernel)], ids=lambda honest: honest.name
 )
 def test_every_honest_variant_but_the_reference_computes_something_else(
     honest: Control, problems: Problems, solve: Solve

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Backend
 from attncheck.execution.worker import Task
-from attncheck.mutants.catalogue import HONEST, MUTANTS
+from attncheck.mutants.catalogue import CONTROLS, MUTANTS
 from attncheck.mutants.kernel import Kernel
 from attncheck.mutants.mutant import Control, Mutant
 from attncheck.mutants.narrow import RIGHT
@@ -29,7 +29,7 @@ UNITS = 200.0
 
 OF_TOPICS = [mutant for mutant in MUTANTS if mutant.topic in OF_KERNELS]
 IN_KERNELS = [mutant for mutant in MUTANTS if isinstance(mutant.backend, Kernel)]
-HONEST_KERNELS = [honest for honest in HONEST if isinstance(honest.backend, Kernel)]
+CONTROL_KERNELS = [honest for honest in CONTROLS if isinstance(honest.backend, Kernel)]
 
 
 @pytest.fixture(scope="session")  # ``solve`` remembers by identity: nothing may take their place
@@ -63,7 +63,7 @@ def test_every_fault_goes_wrong_first_where_it_says(
         assert min(wrong, key=lambda stage: STAGES.index(str(stage))) == mutant.first_wrong_stage, dtype
 
 
-@pytest.mark.parametrize("honest", HONEST_KERNELS, ids=lambda honest: honest.name)
+@pytest.mark.parametrize("honest", CONTROL_KERNELS, ids=lambda honest: honest.name)
 def test_every_right_kernel_is_near_the_reference_at_every_size(
     honest: Control, kernel_problems: dict[str, Task], solve: Solve
 ) -> None:
@@ -74,7 +74,7 @@ def test_every_right_kernel_is_near_the_reference_at_every_size(
     assert {name: stage for name, stage in wrong.items() if stage is not None} == {}
 
 
-@pytest.mark.parametrize("honest", HONEST_KERNELS, ids=lambda honest: honest.name)
+@pytest.mark.parametrize("honest", CONTROL_KERNELS, ids=lambda honest: honest.name)
 def test_every_right_kernel_computes_in_a_way_of_its_own(
     honest: Control, kernel_problems: dict[str, Task], solve: Solve
 ) -> None:
@@ -87,7 +87,7 @@ def test_every_right_kernel_computes_in_a_way_of_its_own(
     )
 
 
-@pytest.mark.parametrize("subject", [*IN_KERNELS, *HONEST_KERNELS], ids=lambda subject: subject.name)
+@pytest.mark.parametrize("subject", [*IN_KERNELS, *CONTROL_KERNELS], ids=lambda subject: subject.name)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_kernel_with_ends_in_16_bits_returns_16_bits(
     subject: Mutant | Control, dtype: str, kernel_problems: dict[str, Task], solve: Solve

@@ -11,8 +11,8 @@ from attncheck.judging.accuracy import ACCURACIES
 from attncheck.judging.diagnosis import Decision, Fit
 from attncheck.judging.readings import Readings
 from attncheck.judging.truth import Truth
-from attncheck.mutants.catalogue import HONEST, MUTANTS, SUBJECTS
-from attncheck.mutants.naming import NOT_NAMED, RIGHTLY, WRONGLY, how_named, told
+from attncheck.mutants.catalogue import CONTROLS, MUTANTS, SUBJECTS
+from attncheck.mutants.naming import NOT_NAMED, RIGHTLY, WRONGLY, how_named, names_of
 from attncheck.mutants.score import run_mutants
 from attncheck.reading.canonical import AttentionProblem
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
@@ -48,7 +48,7 @@ NOTHING = ("one_added_to_the_sum", "two_values_swapped", "causal_by_groups_of_fo
 @pytest.fixture(scope="module")
 def names() -> dict[str, str]:
     subjects = [SUBJECTS[name] for name in (*SOME, *NOTHING)]
-    frames = run_mutants(select_cases(FEW).cases, subjects=[*subjects, *HONEST[:3]])
+    frames = run_mutants(select_cases(FEW).cases, subjects=[*subjects, *CONTROLS[:3]])
     assert frames.names_well
     assert frames.naming() == {RIGHTLY: len(SOME), WRONGLY: 0, NOT_NAMED: len(NOTHING)}
     return dict(zip(frames.subjects["subject"], frames.subjects["named"], strict=True))
@@ -61,20 +61,20 @@ def test_a_fault_is_named_by_what_it_is(names: dict[str, str], subject: str) -> 
     assert SOME[subject] in mutant.diagnosis
 
 
-@pytest.mark.parametrize("subject", [*NOTHING, *(honest.name for honest in HONEST[:3])])
+@pytest.mark.parametrize("subject", [*NOTHING, *(honest.name for honest in CONTROLS[:3])])
 def test_what_has_no_name_gets_none(names: dict[str, str], subject: str) -> None:
     assert names[subject] == ""
 
 
 def test_what_is_told_of_a_fault_is_right_wrong_or_nothing() -> None:
-    missing, honest = SUBJECTS["scale_missing"], HONEST[0]
+    missing, honest = SUBJECTS["scale_missing"], CONTROLS[0]
     assert how_named(missing, ()) == NOT_NAMED
     assert how_named(missing, ("scale-one",)) == RIGHTLY
     assert how_named(missing, ("scale-twice or scale-one",)) == RIGHTLY
     assert how_named(missing, ("scale-one", "bias-twice")) == WRONGLY
     assert how_named(honest, ("scale-one",)) == WRONGLY
     fit = Fit("scale-one", "", "scores", "numeric", "1")
-    assert told([Decision(fit), Decision(), Decision(fit)]) == ("scale-one",)
+    assert names_of([Decision(fit), Decision(), Decision(fit)]) == ("scale-one",)
 
 
 def test_every_name_that_a_fault_may_have_is_explained() -> None:

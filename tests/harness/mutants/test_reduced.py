@@ -43,7 +43,7 @@ PRODUCTS: dict[str, tuple[Product, ...]] = {
 }
 
 
-SUBJECTS = (*reduced.HONEST, *stored_log_sum_exp.HONEST, *reduced.MUTANTS, *stored_log_sum_exp.MUTANTS)
+SUBJECTS = (*reduced.CONTROLS, *stored_log_sum_exp.CONTROLS, *reduced.MUTANTS, *stored_log_sum_exp.MUTANTS)
 each_honest = pytest.mark.parametrize("honest", [each for each in SUBJECTS if isinstance(each, Control)], ids=name_of)
 each_mutant = pytest.mark.parametrize("mutant", [each for each in SUBJECTS if isinstance(each, Mutant)], ids=name_of)
 
@@ -132,7 +132,7 @@ def test_at_least_two_cases_catch_what_is_coarser_than_its_class(mutant: Mutant,
 
 
 def test_the_references_class_does_not_hold_reduced_products(cases: list[Case]) -> None:
-    unclaimed = [replace(honest, classes={}) for honest in reduced.HONEST]
+    unclaimed = [replace(honest, classes={}) for honest in reduced.CONTROLS]
     with np.errstate(all="ignore"):
         flagged = run_mutants(cases[:6], subjects=unclaimed).flagged
     assert set(flagged["subject"]) == {honest.name for honest in unclaimed}
@@ -140,7 +140,7 @@ def test_the_references_class_does_not_hold_reduced_products(cases: list[Case]) 
 
 def test_a_claimed_class_is_that_of_every_step_too(cases: list[Case]) -> None:
     """What was judged by one class must not be remembered as the judgement by another."""
-    coarse, fine = reduced.HONEST[4], reduced.HONEST[6]
+    coarse, fine = reduced.CONTROLS[4], reduced.CONTROLS[6]
     with np.errstate(all="ignore"):
         frames = run_mutants(cases[:3], subjects=[fine, coarse])
     assert frames.flagged.empty

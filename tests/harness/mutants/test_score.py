@@ -110,7 +110,7 @@ def test_a_kernel_is_held_against_the_same_kernel_without_its_fault(load_text: C
 def test_the_first_flagged_stage_is_the_one_that_a_catch_names(cases: list[Case]) -> None:
     catches = run_mutants(cases, subjects=subjects("scale_missing")).catches
     assert set(catches["stage"]) == {"scores"}
-    assert set(catches["tiers"]) == {"T1"}
+    assert set(catches["tiers"]) == {"proven"}
 
 
 def test_with_the_output_alone_visible_a_fault_is_caught_there(cases: list[Case]) -> None:
@@ -124,7 +124,7 @@ def test_honest_and_equivalent_variants_are_not_flagged_and_not_counted(cases: l
     assert frames.flagged.empty
     assert np.isnan(frames.score)
     assert frames.rules["mutants"].max() == 0
-    assert frames.rules[frames.rules["rule"] == "attncheck"]["honest_rejected"].max() == 0
+    assert frames.rules[frames.rules["rule"] == "attncheck"]["controls_rejected"].max() == 0
 
 
 def test_a_fresh_seed_redraws_what_is_drawn_and_every_seed_has_to_catch(cases: list[Case]) -> None:
@@ -135,12 +135,12 @@ def test_a_fresh_seed_redraws_what_is_drawn_and_every_seed_has_to_catch(cases: l
     ) -> dict[str, StageFinding]:
         seen.append((case.id, float(inputs.arrays["query"].flat[0])))
         caught = case.random is not None and case.random.seed == 3
-        return {"scores": StageFinding("T1" if caught else None)}
+        return {"scores": StageFinding("proven" if caught else None)}
 
     frames = run_mutants(cases, (0, 1, 2), judge_stages=judge, subjects=subjects("scale_missing"))
     assert len({first for case, first in seen if case == "prefix/drawn"}) == 6, "three seeds in two dtypes"
     row = frames.subjects.iloc[0]
-    assert (row["seeds"], row["caught_in"], row["tiers"]) == (3, 1, "T1")
+    assert (row["seeds"], row["caught_in"], row["tiers"]) == (3, 1, "proven")
     assert frames.score == 0
 
 

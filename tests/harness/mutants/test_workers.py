@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from attncheck.mutants.catalogue import EQUIVALENT, HONEST, SUBJECTS
+from attncheck.mutants.catalogue import CONTROLS, EQUIVALENT, SUBJECTS
 from attncheck.mutants.score import run_mutants
 from attncheck.mutants.workers import in_processes
 from attncheck.reading.selection import select_cases
@@ -14,7 +14,7 @@ NAMES = ("scale_missing", "softcap_ignored", "keys_reversed", "tail_dropped_afte
 
 def test_several_processes_find_what_one_finds() -> None:
     cases = [*select_cases(["softcap.yaml"]).cases, *select_cases(["probes/long_rows.yaml"]).cases]
-    subjects = [*(SUBJECTS[name] for name in NAMES), *HONEST[:2], *EQUIVALENT[:1]]
+    subjects = [*(SUBJECTS[name] for name in NAMES), *CONTROLS[:2], *EQUIVALENT[:1]]
     alone = run_mutants(cases, (0, 1), subjects=subjects)
     with in_processes(3) as judge_cases:
         together = run_mutants(cases, (0, 1), judge_cases=judge_cases, subjects=subjects)

@@ -75,7 +75,7 @@ def test_lengths_are_whole_numbers_in_every_dtype(load_text: Load, lengths: str,
     assert inputs.arrays["key_lengths"].dtype == np.int64
     assert inputs.arrays["key_lengths"].shape == (2,)
     assert not inputs.radius["key_lengths"].any()
-    assert case.generic
+    assert case.supports_statistics
 
 
 def test_lengths_count_the_past_too(load_text: Load) -> None:
@@ -189,7 +189,7 @@ GRADIENTS = INPUTS.replace("    inputs:", "    operation: attention_gradients\n 
 )
 def test_gradients_are_generic_if_what_comes_from_behind_is(load_text: Load, grad_output: str, generic: bool) -> None:
     case = _loaded(load_text, f"grad_output: {grad_output}", GRADIENTS)
-    assert case.generic is generic
+    assert case.supports_statistics is generic
     assert case.stage_shapes == {"grad_query": (2, 4, 3, 6), "grad_key": (2, 2, 5, 6), "grad_value": (2, 2, 5, 7)}
 
 
@@ -207,10 +207,10 @@ def test_gradients_need_one_of_the_output_in_its_shape(load_text: Load) -> None:
 
 def test_a_past_that_is_typed_makes_a_case_structured(load_text: Load) -> None:
     drawn = "past_key: {draw: randn, shape: [2, 2, 1, 6]}\npast_value: {draw: randn, shape: [2, 2, 1, 7]}"
-    assert _loaded(load_text, drawn).generic
+    assert _loaded(load_text, drawn).supports_statistics
     assert not _loaded(
         load_text, drawn.replace("{draw: randn, shape: [2, 2, 1, 7]}", "{constant: 1, shape: [2, 2, 1, 7]}")
-    ).generic
+    ).supports_statistics
 
 
 @pytest.mark.parametrize(

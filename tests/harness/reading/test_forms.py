@@ -53,7 +53,7 @@ def _fault(load_text: Load, text: str) -> tuple[int | None, str | None, str]:
 def test_heads_side_by_side_are_split_and_handed_over_as_views_of_that(load_text: Load) -> None:
     case = _loaded(load_text, MERGED)
     assert case.input_shapes == {"query": (2, 4, 3, 6), "key": (2, 2, 5, 6), "value": (2, 2, 5, 7)}
-    assert case.memory == dict.fromkeys(("query", "key", "value"), "transposed")
+    assert case.memory_layout == dict.fromkeys(("query", "key", "value"), "transposed")
     made = {name: exact.array for name, exact in make_exact_inputs(case).items()}
     whole = np.arange(2.0 * 3 * 24).reshape(2, 3, 24)
     for head in range(4):
@@ -69,7 +69,7 @@ def test_a_past_and_a_gradient_of_the_output_are_merged_too_and_masks_are_not(lo
     case = _loaded(load_text, MERGED + past + mask)
     assert case.input_shapes["past_value"] == (2, 2, 1, 7)
     assert case.input_shapes["mask"] == (1, 1, 1, 6)
-    assert "mask" not in case.memory
+    assert "mask" not in case.memory_layout
     gradient = "      grad_output: {constant: 1, shape: [2, 3, 28]}\n    operation: attention_gradients\n"
     assert _loaded(load_text, MERGED + gradient).input_shapes["grad_output"] == (2, 4, 3, 7)
 
@@ -100,7 +100,11 @@ def test_merged_heads_of_a_document_keep_the_radius_of_what_is_printed(load_text
             "to be 6 as in query, got 12; heads are split: 2x5x24 in the file is 2 heads of width 12",
         ),
         (SPLIT + "    layout: joined\n", "layout", "expected 'split' or 'merged', got 'joined'"),
-        (MERGED + "    memory: {query: strided}\n", "memory.query", "`layout: merged` says already how this lies in"),
+        (
+            MERGED + "    memory_layout: {query: strided}\n",
+            "memory_layout.query",
+            "`layout: merged` says already how this lies in",
+        ),
     ],
 )
 def test_a_merged_layout_that_cannot_be_is_refused(load_text: Load, text: str, field: str, words: str) -> None:
@@ -153,24 +157,39 @@ REPEATED = "{sum: [{draw: randn, shape: [2, 1, 3, 6]}, {constant: 0, shape: [2, 
 @pytest.mark.parametrize("memory", ["{query: strided, key: transposed}", "{bias: strided}", "{query: broadcast}"])
 def test_an_input_of_numbers_may_lie_in_memory_as_it_likes(load_text: Load, memory: str) -> None:
     bias = "      bias: {values: [0, 1, 2, 3, 4]}\n"
-    text = SPLIT.replace("{draw: randn, shape: [2, 4, 3, 6]}", REPEATED) + bias + f"    memory: {memory}\n"
-    assert _loaded(load_text, text).memory
-    assert _loaded(load_text, SPLIT).memory == {}
+    text = SPLIT.replace("{draw: randn, shape: [2, 4, 3, 6]}", REPEATED) + bias + f"    memory_layout: {memory}\n"
+    assert _loaded(load_text, text).memory_layout
+    assert _loaded(load_text, SPLIT).memory_layout == {}
 
 
 @pytest.mark.parametrize(
     ("memory", "more", "field", "words"),
     [
-        ("{query: sideways}", "", "memory.query", "expected 'strided', 'transposed' or 'broadcast', got 'sideways'"),
-        ("[query]", "", "memory", "expected a mapping, got ['query']"),
-        ("{quer: strided}", "", "memory.quer", "an input of this case that holds numbers: query, key, value"),
-        ("{bias: strided}", "", "memory.bias", "an input of this case that holds numbers: query, key, value"),
-        ("{mask: strided}", "      mask: {values: true}\n", "memory.mask", "that holds numbers: query, key, value"),
-        ("{key_lengths: strided}", "      key_lengths: {values: [1, 2]}\n", "memory.key_lengths", "that holds numbers"),
+        (
+            "{query: sideways}",
+            "",
+            "memory_layout.query",
+            "expected 'strided', 'transposed' or 'broadcast', got 'sideways'",
+        ),
+        ("[query]", "", "memory_layout", "expected a mapping, got ['query']"),
+        ("{quer: strided}", "", "memory_layout.quer", "an input of this case that holds numbers: query, key, value"),
+        ("{bias: strided}", "", "memory_layout.bias", "an input of this case that holds numbers: query, key, value"),
+        (
+            "{mask: strided}",
+            "      mask: {values: true}\n",
+            "memory_layout.mask",
+            "that holds numbers: query, key, value",
+        ),
+        (
+            "{key_lengths: strided}",
+            "      key_lengths: {values: [1, 2]}\n",
+            "memory_layout.key_lengths",
+            "that holds numbers",
+        ),
         (
             "{query: broadcast}",
             "",
-            "memory.query",
+            "memory_layout.query",
             "broadcast needs an axis, other than the last, along which all slices are alike; query of shape 2x4x3x6",
         ),
     ],
@@ -178,7 +197,7 @@ def test_an_input_of_numbers_may_lie_in_memory_as_it_likes(load_text: Load, memo
 def test_memory_that_cannot_be_is_refused_at_its_line(
     load_text: Load, memory: str, more: str, field: str, words: str
 ) -> None:
-    line, found, message = _fault(load_text, SPLIT + more + f"    memory: {memory}\n")
+    line, found, message = _fault(load_text, SPLIT + more + f"    memory_layout: {memory}\n")
     assert (line, found) == (11 + bool(more), field)
     assert words in message
 
@@ -187,8 +206,8 @@ def test_only_an_input_with_heads_can_be_transposed_in_memory(load_text: Load) -
     vectors = "".join(f"      {name}: {{constant: 1, shape: [2, 6]}}\n" for name in ("query", "key", "value"))
     weights = "".join(f"      {name}_weight: {{constant: 1, shape: [6, 6]}}\n" for name in ("query", "key", "value"))
     head = "    operation: multi_head_attention\n    options: {heads: 2}\n    inputs:\n"
-    _, field, message = _fault(load_text, f"{head}{vectors}{weights}    memory: {{query: transposed}}\n")
-    assert field == "memory.query"
+    _, field, message = _fault(load_text, f"{head}{vectors}{weights}    memory_layout: {{query: transposed}}\n")
+    assert field == "memory_layout.query"
     assert message == "only an input with an axis of heads can be transposed in memory, got 1x2x6"
 
 
@@ -211,9 +230,9 @@ def test_inputs_are_rounded_to_their_storage_and_then_widened(load_text: Load, s
 
 def test_numbers_of_few_bits_are_not_generic_unless_the_case_says_so(load_text: Load) -> None:
     stored = SPLIT + "    storage: float16\n"
-    assert _loaded(load_text, SPLIT).generic
-    assert not _loaded(load_text, stored).generic
-    assert _loaded(load_text, stored + "    generic: true\n").generic
+    assert _loaded(load_text, SPLIT).supports_statistics
+    assert not _loaded(load_text, stored).supports_statistics
+    assert _loaded(load_text, stored + "    supports_statistics: true\n").supports_statistics
 
 
 @pytest.mark.parametrize(

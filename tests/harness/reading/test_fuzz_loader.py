@@ -1,4 +1,4 @@
-"""Hostile case files, lists of divergences and configurations: accepted or refused with a message, soon and in bounds.
+"""Hostile case files, lists of expected failures and configurations: accepted or refused with a message, in bounds.
 
 The files are those of ``benchmarks/fuzz.py``, which makes two hundred thousand of them; below are those that it found.
 """
@@ -62,8 +62,8 @@ def test_any_case_file_is_loaded_and_made_or_refused_with_its_name(reads: Callab
 
 @settings(max_examples=150)
 @given(seed=st.integers(0, 2**32))
-def test_any_list_of_divergences_is_read_or_refused(reads: Callable[[str, int], str], seed: int) -> None:
-    assert reads("divergences", seed) in ("accepted", "refused")
+def test_any_list_of_expected_failures_is_read_or_refused(reads: Callable[[str, int], str], seed: int) -> None:
+    assert reads("expected_failures", seed) in ("accepted", "refused")
 
 
 @settings(max_examples=150)
@@ -166,10 +166,10 @@ def test_printed_numbers_count_however_they_are_set_apart(load_text: Load) -> No
 
 
 def test_arrays_that_are_made_to_be_looked_at_count_too(load_text: Load) -> None:
-    inputs = "{draw: randn, shape: [4, 262144]}\n    memory: {scores: broadcast}".replace("}\n", "}}\n", 1)
+    inputs = "{draw: randn, shape: [4, 262144]}\n    memory_layout: {scores: broadcast}".replace("}\n", "}}\n", 1)
     case = f"  - name: Case 1\n    inputs: {{scores: {inputs}\n"
     text = f"{HEAD}defaults: {{random: {{generator: numpy-legacy, seed: 1}}}}\ncases:\n{case}"
-    assert refuses_before_it_makes(load_text, text).field == "memory"
+    assert refuses_before_it_makes(load_text, text).field == "memory_layout"
 
 
 def test_the_arrays_of_a_file_are_checked_once_and_not_with_every_case(

@@ -85,7 +85,7 @@ def test_the_lowest_number_is_that_of_each_dtype(load_text: Load, dtype: str) ->
     np.testing.assert_array_equal(scores, np.array([[lowest], [lowest], [1], [0]]).astype(scores.dtype))
     assert np.signbit(scores[3, 0])
     assert not inputs.radius["scores"].any()
-    assert not case.generic
+    assert not case.supports_statistics
 
 
 def test_a_printed_number_may_differ_by_half_a_unit_also_after_it_was_moved(load_text: Load) -> None:

@@ -468,7 +468,7 @@ COMBINED: list[Row] = [
         "inputs.mask",
         "it takes no sum, times or plus",
     ),
-    (_case(INPUTS + "generic: 1"), 10, NAME, "generic", "expected true or false, got 1"),
+    (_case(INPUTS + "supports_statistics: 1"), 10, NAME, "supports_statistics", "expected true or false, got 1"),
 ]
 
 DRAWS: list[Row] = [
@@ -814,9 +814,9 @@ WHOLE: dict[str, Any] = {
             "name": "Gradients",
             "operation": "attention_gradients",
             "dtypes": ["float64", "bfloat16"],
-            "generic": False,
+            "supports_statistics": False,
             "options": {"is_causal": True, "empty_rows": "zero"},
-            "memory": {"query": "strided", "key": "broadcast"},
+            "memory_layout": {"query": "strided", "key": "broadcast"},
             "inputs": {
                 "query": {"draw": "rand", "shape": [3, 2]},
                 "key": {"constant": 1, "shape": [2, 2]},

@@ -85,7 +85,7 @@ def test_non_finite_numbers_are_read_as_themselves() -> None:
     assert parsed.given.all()
 
 
-def test_a_point_stands_for_a_number_that_is_not_given() -> None:
+def test_a_point_user_function_a_number_that_is_not_given() -> None:
     parsed = parse_printed(". 2\n3 .", AS_SHOWN)
     np.testing.assert_array_equal(parsed.given, [[False, True], [True, False]])
     assert np.isnan(parsed.value[0, 0])

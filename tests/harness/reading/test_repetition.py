@@ -177,7 +177,7 @@ def test_a_field_whose_value_is_null_is_left_out(load_text: Load) -> None:
     ],
 )
 def test_a_value_stands_in_the_name_such_that_its_id_is_its_own(load_text: Load, value: str, label: str) -> None:
-    fields = {"true": "generic: {each: it}", "float16": "storage: {each: it}"}
+    fields = {"true": "supports_statistics: {each: it}", "float16": "storage: {each: it}"}
     field = fields.get(value, "options: {scale: {each: it}}")
     text = f"{HEAD}for_each: {{it: VALUES}}\n{ONE}    dtypes: [float32]\n    {field}\n"
     [case] = load_text(text.replace("VALUES", f"[{value}]"))

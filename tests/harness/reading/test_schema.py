@@ -194,11 +194,14 @@ REFUSED = {
     "a mask of nothing": _file("inputs: {scores: {identity: 2}}", "masking"),
     "a merged layout without heads": _file(f"{QKV}, layout: merged"),
     "a merged softmax": _softmax("{identity: 2}", ", layout: merged"),
-    "memory of what is merged": _file(f"{QKV}, layout: merged, options: {{heads: 1}}, memory: {{query: strided}}"),
-    "memory of a mask": _file(f"{QKV[:-1]}, mask: {{values: [1, 0]}}}}, memory: {{mask: strided}}"),
-    "memory of an input that is not there": _file(f"{QKV}, memory: {{bias: strided}}"),
+    "memory of what is merged": _file(
+        f"{QKV}, layout: merged, options: {{heads: 1}}, memory_layout: {{query: strided}}"
+    ),
+    "memory of a mask": _file(f"{QKV[:-1]}, mask: {{values: [1, 0]}}}}, memory_layout: {{mask: strided}}"),
+    "memory of an input that is not there": _file(f"{QKV}, memory_layout: {{bias: strided}}"),
     "memory of weights that have no heads": _file(
-        f"{QKV[:-1]}, {MHA}}}, options: {{heads: 1}}, memory: {{query_weight: transposed}}", "multi_head_attention"
+        f"{QKV[:-1]}, {MHA}}}, options: {{heads: 1}}, memory_layout: {{query_weight: transposed}}",
+        "multi_head_attention",
     ),
     "a stage of another operation": _file(f"{QKV}, stages: [context]"),
     "storage as wide as the dtypes": _file(f"{QKV}, storage: float32"),

@@ -105,7 +105,7 @@ def test_a_byte_order_mark_other_line_ends_and_a_header_are_accepted(read: Reade
     assert read(content).data == {"a": 1}
 
 
-def test_an_alias_stands_for_what_it_names(read: Reader) -> None:
+def test_an_alias_user_function_what_it_names(read: Reader) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # an anchor that is used again is no reason to warn
         assert read("a: &x [1]\nb: *x\nc: &x 2\nd: *x\n").data == {"a": [1], "b": [1], "c": 2, "d": 2}

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from attncheck.judging.judge_stages import failing_places
+from attncheck.judging.judge_stages import failing_elements
 from attncheck.judging.sampling import rows_of_stage
 from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.reading.case import Case
 from attncheck.reading.dtypes import numpy_dtype
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.repro.expected import expected_of
-from attncheck.repro.parts import judge, wrong_places
+from attncheck.repro.parts import judge, wrong_elements
 
 ATTENTION = """
 inputs:
@@ -107,8 +107,8 @@ def test_the_script_finds_wrong_what_the_judge_finds_wrong(
         for _ in range(5):
             computed = spoiled(truth, stage, shape, random)
             kept = rows_of_stage(stage, computed, truth.query_rows)
-            by_judge = failing_places(truth, stage, kept, class_of(dtype))
-            by_script, _, _ = wrong_places(kept.astype(np.float64), expected)
+            by_judge = failing_elements(truth, stage, kept, class_of(dtype))
+            by_script, _, _ = wrong_elements(kept.astype(np.float64), expected)
             np.testing.assert_array_equal(by_script, by_judge)
             is_right, told = judge(computed, expected, dtype)
             assert is_right == (not by_judge.any()), told
@@ -128,5 +128,5 @@ def test_what_is_open_is_right_whatever_it_is(one_case: Callable[..., Case]) -> 
     computed[0, 0, 0, 0] = 3  # NaN is right there, and nothing else
     is_right, told = judge(computed, expected, "float32")
     assert not is_right
-    assert "is WRONG at 1 of 6 places; 1 of 6 numbers have no exact answer\n" in told
+    assert "is WRONG at 1 of 6 elements; 1 of 6 numbers have no exact answer\n" in told
     assert "most at [0, 0, 0, 0]: computed 3, exact nan, off by inf" in told

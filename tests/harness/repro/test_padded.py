@@ -56,7 +56,7 @@ def test_a_script_makes_the_padded_call_and_finds_what_the_harness_found(
     text = written(tmp_path, f"{kernel(RESTRICTED.replace(was, instead))}:attention", 0)
     assert "It makes one call, padded with zero columns (" in text
     assert "scale=" in text
-    assert '"weights": Kept(' in text
+    assert '"weights": KeptElements(' in text
     done = run_script(text)
     assert done.returncode == bool(says), done.stdout + done.stderr
     assert says in done.stdout

@@ -116,7 +116,7 @@ def test_inputs_lie_in_memory_as_the_harness_lays_them(
     text = "def attention(query, key, value):\n    print('strides', query.strides, key.strides, value.strides)\n"
     path = kernel(f"{text}    return query\n")
     fields = f"""
-    memory: {layouts}
+    memory_layout: {layouts}
     arrays:
       row: {{draw: randn, shape: [1, 1, 4, 5]}}
       head: {{concat: [row, row, row], axis: 1}}

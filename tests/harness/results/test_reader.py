@@ -238,7 +238,9 @@ def test_a_name_that_is_taken_is_counted(write_run: WriteRun) -> None:
     assert labels(one, other, taken) == {"local (x)": taken, "local (x) #2": one, "local (y)": other}
 
 
-def test_a_folder_of_results_stands_for_every_one_in_it(make_row: MakeRow, write_run: WriteRun, tmp_path: Path) -> None:
+def test_a_folder_of_results_user_function_every_one_in_it(
+    make_row: MakeRow, write_run: WriteRun, tmp_path: Path
+) -> None:
     first, second = write_run(label="a", name="matrix/a"), write_run(label="b", name="matrix/b")
     (tmp_path / "matrix" / "notes").mkdir()
     assert find_runs([tmp_path / "matrix"]) == [first, second]

@@ -1,4 +1,4 @@
-"""What changed between two results: verdicts, cases, known divergences and versions, and what that is worth."""
+"""What changed between two results: verdicts, cases, expected failures and versions, and what that is worth."""
 
 from __future__ import annotations
 
@@ -47,32 +47,32 @@ def pair(make_row: MakeRow, write_run: WriteRun) -> Callable[..., Difference]:
 
 AGREES: dict[str, Any] = {}
 FAILS = {"verdict": "numeric", "message": "wrong now", "begins_at": "weights"}
-KNOWN = FAILS | {"known": True, "reason": "it always was", "message": "wrong as ever"}
+KNOWN = FAILS | {"xfail": True, "reason": "it always was", "message": "wrong as ever"}
 NONFINITE = FAILS | {"verdict": "nonfinite"}
 CRASHES = {"verdict": "crash", "stage": "", "message": "signal 11"}
 RAISES = {"verdict": "error", "stage": "", "message": "ValueError"}
 UNSUPPORTED = {"verdict": "unsupported", "stage": "", "message": "no such option"}
-STALE = {"verdict": "stale", "stage": "", "message": "no longer happens"}
+STALE = {"verdict": "xpass", "stage": "", "message": "no longer happens"}
 
 
 @pytest.mark.parametrize(
     ("before", "after", "change", "words"),
     [
         (AGREES, FAILS, "worse", ("agree", "numeric")),
-        (KNOWN, FAILS, "worse", ("known numeric", "numeric")),
+        (KNOWN, FAILS, "worse", ("xfail numeric", "numeric")),
         (UNSUPPORTED, FAILS, "worse", ("unsupported", "numeric")),
         (AGREES, CRASHES, "worse", ("agree", "crash")),
         (FAILS, CRASHES, "worse", ("numeric", "crash")),
         (FAILS, RAISES, "worse", ("numeric", "error")),
         (FAILS, AGREES, "better", ("numeric", "agree")),
-        (FAILS, KNOWN, "better", ("numeric", "known numeric")),
+        (FAILS, KNOWN, "better", ("numeric", "xfail numeric")),
         (CRASHES, FAILS, "better", ("crash", "numeric")),
         (RAISES, UNSUPPORTED, "better", ("error", "unsupported")),
         (FAILS, NONFINITE, "other", ("numeric", "nonfinite")),
         (RAISES, CRASHES, "other", ("error", "crash")),
-        (AGREES, KNOWN, "other", ("agree", "known numeric")),
+        (AGREES, KNOWN, "other", ("agree", "xfail numeric")),
         (AGREES, UNSUPPORTED, "other", ("agree", "unsupported")),
-        (KNOWN, STALE, "other", ("known numeric", "stale")),
+        (KNOWN, STALE, "other", ("xfail numeric", "xpass")),
     ],
 )
 def test_a_verdict_got_worse_where_it_fails_and_did_not_or_gives_nothing_and_did(
@@ -181,14 +181,14 @@ def test_versions_processors_and_implementations_that_differ_are_told(make_row: 
     }
 
 
-def test_known_divergences_that_appear_and_go_are_told(make_row: MakeRow, write_run: WriteRun) -> None:
+def test_expected_failures_that_appear_and_go_are_told(make_row: MakeRow, write_run: WriteRun) -> None:
     other = KNOWN | {"reason": "something else"}
     cases = ("file/one", "file/two")
     before = write_run([make_row(case=case, **KNOWN) for case in cases], name="before")
     after = write_run([make_row(**KNOWN), make_row(case="file/two", **other)], name="after")
     found = {
         (row.change, row.reason, row.before_cases, row.after_cases)
-        for row in compared(before, after).known.itertuples()
+        for row in compared(before, after).expected_failures.itertuples()
     }
     assert found == {("changed", "it always was", 2, 1), ("appeared", "something else", 0, 1)}
 

@@ -60,12 +60,12 @@ def test_the_limit_of_noise_is_that_of_the_third_tier() -> None:
         ({"ratio": 0.01}, {"ratio": 0.99}, []),  # a bound of one rounding is reached by one rounding
         ({"largest_z": 0.1}, {"largest_z": 1.5}, []),
         ({"introduced_z": 1.0}, {"introduced_z": 4.0}, ["grew"]),
-        ({"mean_z": 0.3}, {"mean_z": 0.7, "tier": "T3"}, ["grew"]),
-        ({"mean_z": 0.5}, {"mean_z": 0.7, "tier": "T3"}, []),
-        ({"mean_z": 0.7, "tier": "T3"}, {"mean_z": 0.3}, ["shrank"]),
-        ({"largest_z": 50.0, "tier": "T1"}, {"largest_z": 200.0, "tier": "T1"}, ["grew"]),
-        ({"largest_z": 50.0, "tier": "T1"}, {"largest_z": 60.0, "tier": "T1"}, []),
-        ({"largest_z": 1.0}, {"largest_z": float("inf"), "tier": "T1"}, ["grew"]),
+        ({"mean_z": 0.3}, {"mean_z": 0.7, "tier": "warning"}, ["grew"]),
+        ({"mean_z": 0.5}, {"mean_z": 0.7, "tier": "warning"}, []),
+        ({"mean_z": 0.7, "tier": "warning"}, {"mean_z": 0.3}, ["shrank"]),
+        ({"largest_z": 50.0, "tier": "proven"}, {"largest_z": 200.0, "tier": "proven"}, ["grew"]),
+        ({"largest_z": 50.0, "tier": "proven"}, {"largest_z": 60.0, "tier": "proven"}, []),
+        ({"largest_z": 1.0}, {"largest_z": float("inf"), "tier": "proven"}, ["grew"]),
         ({"largest_z": float("nan")}, {"largest_z": 9.0}, []),  # was not measured
     ],
 )

@@ -63,9 +63,9 @@ def test_a_number_stands_in_its_place_beside_the_exact_one_with_more_digits(page
     (case,) = pages["base_r_vignette"].cases
     weights = expectation(case, "weights")
     line = weights.tables[0].lines[2]
-    assert (line.place, line.printed, line.exact) == ("[0,2]", "0.8429010", "0.8429010423")
+    assert (line.index, line.printed, line.exact) == ("[0,2]", "0.8429010", "0.8429010423")
     assert [value.text for value in line.values if value] == ["0.8429010423", "0.8429010423"]
-    assert not line.said
+    assert not line.mark_text
     assert not any(value.state for value in line.values if value)
     assert weights.holds.startswith("32 of 32 comparisons with printed numbers hold in float64; ")
     assert not weights.fails
@@ -93,7 +93,7 @@ def test_errata_are_explained_and_fail_nothing(pages: dict[str, DocumentPage]) -
     assert (first.printed, first.exact[:6]) == ("1.", "0.2103")
     assert [(value.is_erratum, value.state) for value in first.values if value] == [(True, "")] * 2
     assert [(value.is_erratum, value.state) for value in last.values if value] == [(False, "")] * 2
-    assert (first.said, last.said) == ("erratum", "")
+    assert (first.mark_text, last.mark_text) == ("erratum", "")
 
 
 def test_what_is_not_printed_is_told_to_be_within_its_bound_and_how_far_implementations_are_apart(
@@ -188,7 +188,7 @@ def test_without_kept_arrays_the_exact_value_is_left_out_and_the_printed_one_sta
 ) -> None:
     page = page_of([{"value": 0.25, "reference_text": "0.3", "half_unit": 0.05}], [{"name": "weights"}])
     (line,) = page.cases[0].expectations[0].tables[0].lines
-    assert (line.place, line.printed, line.exact) == ("[1]", "0.3", "")
+    assert (line.index, line.printed, line.exact) == ("[1]", "0.3", "")
     assert line.values[0] is not None
     assert line.values[0].text == "0.2500"
 

@@ -121,11 +121,11 @@ def failing_frames(
         "allowed": 0.01,
         "against": "exact",
         "ratio": 20.0,
-        "tier": "T1",
+        "tier": "proven",
         "introduced_ratio": 19.0,
-        "introduced_tier": "T1",
+        "introduced_tier": "proven",
     }
-    known = {"known": True, "reason": "It always was", "thread": "numpy/numpy#12", "implementation": "old.eager"}
+    known = {"xfail": True, "reason": "It always was", "thread": "numpy/numpy#12", "implementation": "old.eager"}
     rows = [
         make_row(ratio=0.25, tier="within", introduced_ratio=0.125, implementation="good.eager"),
         make_row(**worst, implementation="bad.eager"),

@@ -52,7 +52,7 @@ def hostile_frames(
         of = {"case": identity, "implementation": name}
         rows += [
             make_row(**of, verdict="numeric", stage=HOSTILE, message=HOSTILE, index="0", against="exact"),
-            make_row(**of, verdict="numeric", known=True, dtype="float32", reason=HOSTILE, thread=THREAD),
+            make_row(**of, verdict="numeric", xfail=True, dtype="float32", reason=HOSTILE, thread=THREAD),
             make_row(**of, verdict="error", stage="", message=HOSTILE, dtype="float16"),
             make_row(**of, comparison="printed", index="0,0,0,1", value=0.5, reference_text=HOSTILE, half_unit=0.05),
         ]
@@ -71,9 +71,9 @@ def test_no_text_becomes_markup(hostile_frames: Frames, page_of: Callable[..., A
         href = element.attributes.get("href", "#")
         assert href.startswith("#") or href == "data:,", href
     shown = " ".join(HOSTILE.split())
-    for section in ("answer", "wrong", "verdicts", "documents", "known", "environments", "cases"):
+    for section in ("answer", "wrong", "verdicts", "documents", "expected-failures", "environments", "cases"):
         assert shown in page.one("section", id=section).text, section
-    assert THREAD in page.one("section", id="known").text
+    assert THREAD in page.one("section", id="expected-failures").text
     assert page.one("details", of_class="case").one("summary").one("span", of_class="name").text == shown
 
 

@@ -139,7 +139,7 @@ def test_a_failing_cell_shows_why_and_how_to_see_it_again(failing_frames: Frames
         "attncheck explain file/one bad.eager --dtype float64",
         "attncheck repro file/one bad.eager --dtype float64",
     ]
-    assert "Known: It always was ( numpy/numpy#12 )" in old.text
+    assert "Expected failure: It always was ( numpy/numpy#12 )" in old.text
     assert old.one("a").attributes["href"] == "https://github.com/numpy/numpy/issues/12"
 
 
@@ -229,9 +229,9 @@ def test_above_the_budget_what_fails_stays_and_the_rest_is_counted(
         "file/057",
     ]
     assert [note.text for note in page.all("p", of_class="left-out")] == [
-        "55 of 60 cases are not listed, to keep this page small; those that fail or are known to diverge come first. "
+        "55 of 60 cases are not listed, to keep this page small; those that fail or are expected to fail come first. "
         "All are in results.csv .",
-        "58 cases are not detailed here, to keep this page small: those that fail or are known to diverge come first. "
+        "58 cases are not detailed here, to keep this page small: those that fail or are expected to fail come first. "
         "Every stage of every case is in results.csv .",
     ]
     assert "And 1 more, in results.csv and numbers.csv ." in page.one("section", id="wrong").text

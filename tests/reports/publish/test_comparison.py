@@ -87,7 +87,7 @@ def test_the_page_has_the_answer_the_verdicts_and_the_documents_numbers(
 def test_the_verdicts_are_sorted_and_say_nothing_of_sizes_or_machines(published: Path, document_frames: Frames) -> None:
     with (published / "verdicts.csv").open(encoding="utf-8", newline="") as file:
         header, *rows = list(csv.reader(file))
-    assert header == ["case", "implementation", "dtype", "verdict", "begins_at", "known"]
+    assert header == ["case", "implementation", "dtype", "verdict", "begins_at", "xfail"]
     assert rows == sorted(rows)
     evaluations = document_frames.results[["case", "implementation", "dtype"]].drop_duplicates()
     assert {tuple(row[:3]) for row in rows} == set(evaluations.itertuples(index=False, name=None))
@@ -113,7 +113,9 @@ def test_verdicts_are_the_same_wherever_errors_are_others(
     make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf, tmp_path: Path
 ) -> None:
     first = write_run([make_row(ratio=0.1, value=0.5)], label="here", platform="Linux", cpu_features=["AVX2"])
-    other = write_run([make_row(ratio=0.9, value=0.6, tier="T3")], label="there", platform="macOS", cpu_features=[])
+    other = write_run(
+        [make_row(ratio=0.9, value=0.6, tier="warning")], label="there", platform="macOS", cpu_features=[]
+    )
     publish(frames_of(first), tmp_path / "published")
     assert drift(frames_of(other), tmp_path / "published") == []
 
@@ -121,7 +123,7 @@ def test_verdicts_are_the_same_wherever_errors_are_others(
 def test_what_fails_or_is_known_is_published_with_its_place(
     make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf, tmp_path: Path
 ) -> None:
-    known = {"known": True, "reason": "so"}
+    known = {"xfail": True, "reason": "so"}
     rows = [
         make_row(case="file/a", stage="weights", verdict="numeric", begins_at="scores"),
         make_row(case="file/b", stage="output", verdict="semantic", **known),
@@ -130,7 +132,7 @@ def test_what_fails_or_is_known_is_published_with_its_place(
     ]
     publish(frames_of(write_run(rows)), tmp_path / "published")
     assert (tmp_path / "published" / "verdicts.csv").read_text() == (
-        "case,implementation,dtype,verdict,begins_at,known\n"
+        "case,implementation,dtype,verdict,begins_at,xfail\n"
         "file/a,numpy.eager,float64,numeric,scores,false\n"
         "file/b,numpy.eager,float64,semantic,weights,true\n"
         "file/c,numpy.eager,float64,crash,,false\n"
@@ -235,7 +237,7 @@ def test_what_cannot_be_compared_or_written_is_told_in_one_line(
     (tmp_path / "file").write_text("mine")
     with pytest.raises(OutputError, match=r"file cannot be written: [^\n]+$"):
         publish(frames, tmp_path / "file")
-    header = "case,implementation,dtype,verdict,begins_at,known\n"
+    header = "case,implementation,dtype,verdict,begins_at,xfail\n"
     row = "file/one,numpy.eager,float64,agree,,false\n"
     for text, complaint in {
         "": "has the columns ; expected case,",

@@ -1,0 +1,163 @@
+"""Commands about one case on one implementation: ``explain`` and ``repro``."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attncheck.cli.app import app
+from attncheck.cli.options import (
+    CaseName,
+    DtypeName,
+    Framework,
+    ImplementationName,
+    MemoryLimit,
+    Results,
+    Threads,
+    TimeLimit,
+)
+from attncheck.cli.shared import checked_in, dtype_of, limits_of, select_one
+from attncheck.errors import ExitCode, OutputError, UsageError
+from attncheck.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from attncheck.execution.implementations import Implementation
+    from attncheck.execution.limits import Limits
+    from attncheck.reading.case import Case
+    from attncheck.reading.selection import Selection
+    from attncheck.repeating import RepeatedExplanation
+    from attncheck.results.checked import Checked
+
+
+_MAX_NAME = 60
+"""Of a case, in the name of its script."""
+
+
+@app.command()
+def explain(
+    case: CaseName,
+    implementation: ImplementationName,
+    dtype: DtypeName = None,
+    framework: Framework = None,
+    results: Results = None,
+    time_limit: TimeLimit = 60.0,
+    memory_limit: MemoryLimit = None,
+    threads: Threads = 1,
+) -> None:
+    """Compute one case again and tell, stage by stage, where an implementation goes wrong.
+
+    It is computed in a fresh process. Where a check found it wrong and that process does not, it is repeated as the
+    check met it: after the calls that its process had been asked before.
+    """
+    from attncheck.reports.explanation import print_repeated_explanation
+
+    asked = _asked(case, implementation, dtype, framework, results)
+    explained = _explanation_of(
+        asked, limits_of(time_limit, memory_limit, threads, compilation_cache=True, keep_going=False)
+    )
+    print_repeated_explanation(explained, asked.selection.tags)
+    if explained.explanation.failure:
+        raise typer.Exit(ExitCode.NOT_RUN)
+    raise typer.Exit(ExitCode.DISAGREE if explained.explanation.begins_at else ExitCode.AGREE)
+
+
+@app.command()
+def repro(
+    case: CaseName,
+    implementation: ImplementationName,
+    dtype: DtypeName = None,
+    framework: Framework = None,
+    results: Results = None,
+    time_limit: TimeLimit = 60.0,
+    memory_limit: MemoryLimit = None,
+    threads: Threads = 1,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File of the script; named after the case if absent.")
+    ] = None,
+) -> None:
+    """Write a script that shows one case on one implementation, with NumPy and that framework alone.
+
+    Where a check found it wrong and a fresh process does not, the script makes the calls first that it takes.
+    """
+    from attncheck.commands import joined
+    from attncheck.reports.explanation import repeated_explanation_text
+    from attncheck.repro import repro_script
+
+    asked = _asked(case, implementation, dtype, framework, results)
+    explained = _explanation_of(
+        asked, limits_of(time_limit, memory_limit, threads, compilation_cache=True, keep_going=False)
+    )
+    explanation, name = explained.explanation, asked.implementation.name
+    if explanation.failure.startswith(Verdict.UNSUPPORTED):
+        raise UsageError(
+            f"{name}, {asked.case.id} in {asked.dtype}: {explanation.failure}; there is nothing to reproduce"
+        )
+    path = output or Path(script_name(asked.case.id, name, asked.dtype))
+    command = joined(["python", str(path)])
+    text = repro_script(
+        asked.case,
+        asked.implementation,
+        asked.dtype,
+        explanation.judgements,
+        repeated_explanation_text(explained, asked.selection.tags),
+        command=command,
+        before=explained.before,
+    )
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OutputError.of(path, error) from None
+    typer.echo(f"{path}: it ends with 1 where it finds an error, with 0 where it finds none. Run it with")
+    typer.echo(f"  {command}")
+
+
+def script_name(identity: str, implementation: str, dtype: str) -> str:
+    """Return what a script is called: of a case's long name the beginning, and what tells it from its like."""
+    name = identity.rpartition("/")[2]
+    if len(name) > _MAX_NAME:
+        mark = f"{zlib.crc32(identity.encode()):08x}"
+        name = f"{name[: _MAX_NAME - len(mark) - 1]}-{mark}"
+    return f"repro_{name}_{implementation}_{dtype}.py".replace("-", "_")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a command is about, and the results of the check in which it may have failed."""
+
+    case: Case
+    selection: Selection
+    implementation: Implementation
+    dtype: str
+    checked: Checked | None
+
+
+def _asked(case: str, implementation: str, dtype: str | None, framework: str | None, results: Path | None) -> _Asked:
+    from attncheck.explain import find_implementation
+
+    checked = checked_in(results)
+    found, selection = select_one(case, checked)
+    chosen_dtype = dtype_of(found, dtype)
+    named = checked.again.get(implementation) if checked else None
+    if named and implementation != named[0]:  # as the report calls it
+        options = dict(pairwise(named))
+        framework, implementation = framework or options.get("--framework"), named[0]
+    return _Asked(found, selection, find_implementation(implementation, framework), chosen_dtype, checked)
+
+
+def _explanation_of(asked: _Asked, limits: Limits) -> RepeatedExplanation:
+    from attncheck.repeating import explain_as_met, met_in
+
+    met = met_in(asked.checked, asked.case, asked.implementation, asked.dtype) if asked.checked else None
+    return explain_as_met(
+        asked.case,
+        asked.implementation,
+        asked.dtype,
+        limits,
+        met,
+        say=lambda line: typer.echo(f"attncheck: {line}", err=True),
+    )

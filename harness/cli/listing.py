@@ -1,0 +1,84 @@
+"""Commands about the harness itself: ``list``, ``schema`` and ``mutants``."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Annotated
+
+import typer
+
+from attncheck.cli.app import app
+from attncheck.cli.options import AsJson, Listed, Patterns, TagNames, Tiles
+from attncheck.cli.shared import print_faults, select, split
+from attncheck.errors import ExitCode
+
+
+@app.command()
+def mutants(
+    cases: Patterns = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds: each case's own, then fresh ones.")] = 1,
+    topic: Annotated[list[str] | None, typer.Option(help="Only faults of these topics.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="How many processes share the cases.", show_default="one for each core")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the catalogue of mutants and controls: which cases catch which fault, what survives, what is named.
+
+    Ends with 1 where a fault survives, a control is flagged, or more than 1 % of the faults are named wrongly.
+    """
+    from attncheck.mutants.score import run_mutants, subjects_of
+    from attncheck.mutants.workers import in_processes
+    from attncheck.reports.mutation import as_record, print_mutation
+
+    selection = select(cases, None, None)
+    print_faults(selection)
+    subjects = subjects_of(split(topic))
+    with in_processes(processes or os.cpu_count() or 1) as judge_cases:
+        frames = run_mutants(selection.cases, tuple(range(seeds)), judge_cases=judge_cases, subjects=subjects)
+    if as_json:
+        typer.echo(json.dumps(as_record(frames), indent=2, ensure_ascii=False))
+    else:
+        print_mutation(frames)
+    if selection.faults:
+        raise typer.Exit(ExitCode.BAD_INPUT)
+    is_good = frames.survivors.empty and frames.flagged.empty and frames.names_well
+    raise typer.Exit(ExitCode.AGREE if is_good else ExitCode.DISAGREE)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[Listed, typer.Argument(help="What to list.")],
+    cases: Patterns = None,
+    tag: TagNames = None,
+    tile: Tiles = None,
+    as_json: AsJson = False,
+) -> None:
+    """List cases, backends, implementations or tags."""
+    from attncheck import listings
+
+    of_code = {Listed.BACKENDS: listings.list_backends, Listed.IMPLEMENTATIONS: listings.list_implementations}
+    if what in of_code:
+        records = of_code[what]()
+    else:
+        selection = select(cases, tag, None, tile=tile)
+        records = listings.list_cases(selection) if what is Listed.CASES else listings.list_tags(selection)
+        print_faults(selection)
+    if as_json:
+        typer.echo(json.dumps(records, indent=2, ensure_ascii=False))
+    else:
+        for record in records:
+            typer.echo("  ".join(str(value) for value in record.values()))
+    if what not in of_code and selection.faults:
+        raise typer.Exit(ExitCode.BAD_INPUT)
+
+
+@app.command()
+def schema(
+    tags: Annotated[bool, typer.Option("--tags", help="Of tags.yaml instead of a case file.")] = False,
+) -> None:
+    """Print the JSON Schema of case files, for editors and checkers."""
+    from attncheck.reading.schema import case_schema, tag_schema
+
+    typer.echo(tag_schema() if tags else case_schema(), nl=False)

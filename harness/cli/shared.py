@@ -1,0 +1,259 @@
+"""What the commands share: choosing, running, reading results back, and showing the answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from attncheck.cli.options import Keep
+from attncheck.errors import ExitCode, OutputError, UsageError
+from attncheck.results import DEFAULT_RESULTS
+
+DEFAULT_DTYPE = "float32"
+"""Of commands about one case."""
+
+if TYPE_CHECKING:
+    from attncheck.execution.implementations import ImplementationSelection
+    from attncheck.execution.limits import Limits
+    from attncheck.reading.case import Case
+    from attncheck.reading.selection import Selection
+    from attncheck.reports.frames import Frames
+    from attncheck.results.checked import Checked
+    from attncheck.run import RunSummary
+
+
+def run_selected(
+    patterns: list[str] | None,
+    chosen: ImplementationSelection,
+    expected_failures: list[Path] | None,
+    dtype: list[str] | None,
+    tag: list[str] | None,
+    tile: list[str] | None,
+    output: Path,
+    label: str,
+    keep_arrays: Keep,
+    limits: Limits,
+    resume: bool,
+    cluster: str | None,
+    min_judged: str | None,
+    as_json: bool,
+    quiet: bool,
+) -> RunSummary:
+    """Select, run and judge; print what is wrong with case files; end the program where nothing can be run."""
+    from attncheck.commands import joined
+    from attncheck.config import expected_failures_of, minimum_of, tiles_of
+    from attncheck.progress import progress_bar
+    from attncheck.reading.tiles import left_out, read_tiles
+    from attncheck.repro import write_scripts
+    from attncheck.run import Settings, run_cases
+
+    complete = not (patterns or tag or dtype)
+    minimum = minimum_of(min_judged, complete=complete)
+    selection = select(patterns, tag, dtype, expected_failures, tile)
+    tiles = tiles_of(read_tiles(split(tile), "--tile"), complete=not patterns)
+    print_faults(selection)
+    for name in chosen.missing:
+        typer.echo(f"attncheck: {name} could not run: asked for by name, not installed", err=True)
+    if not quiet:
+        for hint in filter(None, (*chosen.hints, left_out(tiles))):
+            typer.echo(f"attncheck: {hint}", err=True)
+    settings = Settings(
+        output=output,
+        label=label,
+        dtypes=tuple(split(dtype)),
+        keep_all_arrays=keep_arrays is Keep.ALL,
+        limits=limits,
+        command=["attncheck", *_without_cluster(sys.argv[1:])],
+        expected_failures=expected_failures_of(
+            [item.entry.name for item in chosen.implementations], expected_failures or ()
+        ),
+        complete=complete,
+        tags=selection.tags,
+        resume=resume,
+        cluster=cluster,
+        picked={"cases": patterns or [], "tags": split(tag), "dtypes": split(dtype)},
+        tiles=tiles,
+        minimum=minimum,
+    )
+    try:
+        with progress_bar(visible=not (quiet or as_json)) as on_progress:
+            summary = run_cases(selection.cases, chosen, settings, selection.faults, on_progress)
+        write_scripts(selection.cases, chosen.implementations, summary.failures, output, limits)
+        return summary
+    except KeyboardInterrupt:
+        typer.echo(
+            f"attncheck: interrupted; what was judged is in {output}: "
+            f"`{joined(['attncheck', 'report', str(output)])}` shows it, and the same command with --resume goes on",
+            err=True,
+        )
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+def _without_cluster(arguments: list[str]) -> list[str]:
+    """Leave out where it was computed: the report is the same, and says the same of how to make it again."""
+    kept = [each for each in arguments if not each.startswith("--cluster=")]
+    index = kept.index("--cluster") if "--cluster" in kept else len(kept)
+    return [*kept[:index], *kept[index + 2 :]]
+
+
+def limits_of(
+    time_limit: float, memory_limit: float | None, threads: int, compilation_cache: bool, keep_going: bool
+) -> Limits:
+    """Return what a worker may take: seconds per evaluation, GiB of memory, threads; a cache, and patience."""
+    from attncheck.execution.limits import Limits
+
+    limits = Limits(
+        case_seconds=time_limit, threads=threads, compilation_cache=compilation_cache, keep_going=keep_going
+    )
+    return limits if memory_limit is None else replace(limits, hard_memory_limit=int(memory_limit * 2**30))
+
+
+def choose_from(
+    backend: list[str] | None, implementation: list[str] | None, framework: str | None
+) -> ImplementationSelection:
+    """Return the implementations that the options name."""
+    from attncheck.execution.implementation_selection import select_implementations
+
+    return select_implementations(split(backend) or None, split(implementation), framework)
+
+
+def select(
+    patterns: list[str] | None,
+    tag: list[str] | None,
+    dtype: list[str] | None,
+    expected_failures: list[Path] | None = None,
+    tile: list[str] | None = None,
+) -> Selection:
+    """Return the cases that the options name, the configured and bundled ones where they name none."""
+    from attncheck.config import selected
+    from attncheck.reading.tiles import read_tiles
+    from attncheck.spec import DTYPES
+
+    for name in split(dtype):
+        if name not in DTYPES:
+            raise UsageError(f"unknown dtype {name!r}; expected {', '.join(DTYPES)}")
+    tiles = read_tiles(split(tile), "--tile")
+    return selected(patterns or (), split(tag), split(dtype), expected_failures or (), tiles)
+
+
+def select_one(case: str, checked: Checked | None = None) -> tuple[Case, Selection]:
+    """Return the one case that is meant, and the selection that it is in.
+
+    What neither the folders below nor the project's configuration lead to, a check's results may.
+    """
+    from attncheck.config import read_config
+    from attncheck.reading import addresses
+
+    config = read_config()
+    try:
+        return addresses.select_one(case, config.cases, lists=config.expected_failures)
+    except addresses.NoSuchCase:
+        found = checked.address(case) if checked else None
+        if found is None or found == case:
+            raise
+    return addresses.select_one(found)
+
+
+def checked_in(results: Path | None) -> Checked | None:
+    """Return the results of the check that commands about one case may refer to; None where there are none."""
+    from attncheck.results.checked import read_checked
+
+    return read_checked(results or DEFAULT_RESULTS, needed=results is not None)
+
+
+def dtype_of(case: Case, wanted: str | None) -> str:
+    """Return the dtype that is meant: float32 where nothing is said, or the case's first."""
+    if wanted is None:
+        return DEFAULT_DTYPE if DEFAULT_DTYPE in case.dtypes else case.dtypes[0]
+    if wanted not in case.dtypes:
+        raise UsageError(f"{case.id} has no dtype {wanted!r}; expected one of {', '.join(case.dtypes)}")
+    return wanted
+
+
+def print_faults(selection: Selection) -> None:
+    """Say on stderr what is wrong with case files."""
+    for fault in selection.faults:
+        typer.echo(f"attncheck: {fault}", err=True)
+
+
+def split(names: list[str] | None) -> list[str]:
+    """Split a,b and repeated options alike."""
+    return [part for name in names or () for part in name.split(",") if part]
+
+
+def frames_of(runs: list[Path], min_judged: str | None = None) -> Frames:
+    """Read results directories back as the frames of one report; ``min_judged`` replaces what the runs were asked."""
+    from attncheck.config import minimum_of
+    from attncheck.merge import merge_runs
+    from attncheck.reports.making import make_frames
+    from attncheck.results.parts import release_memory
+    from attncheck.results.reader import read_runs
+
+    minimum = minimum_of(min_judged, complete=False)
+    frames = make_frames(merge_runs(read_runs(runs)))
+    release_memory()
+    if minimum is None:
+        return frames
+    return replace(frames, asked={name: replace(asked, minimum=minimum) for name, asked in frames.asked.items()})
+
+
+def write_frames(frames: Frames, directory: Path) -> Path:
+    """Write the report, and return the file to open first."""
+    from attncheck.reports.write import write_report
+
+    return write_report(frames, directory)
+
+
+def show_answer(
+    frames: Frames, path: Path, code: ExitCode, *, as_json: bool, quiet: bool, announced: Collection[str] = ()
+) -> None:
+    """Print the answer, for people or as JSON; people are not told again what they were ``told``."""
+    from attncheck.reports.terminal import as_record, print_summary
+
+    if as_json:
+        typer.echo(json.dumps(as_record(frames, path, code), indent=2, ensure_ascii=False))
+    else:
+        print_summary(frames, path.with_suffix(".html"), quiet=quiet, announced=announced)
+
+
+def show_results(directory: Path, *, quiet: bool) -> None:
+    """Print what a run came to that writes no report."""
+    from attncheck.reports.terminal import print_summary
+
+    frames = frames_of([directory])
+    print_summary(frames, directory, quiet=quiet, announced=frames.announced, ending="Results")
+
+
+@dataclass(frozen=True)
+class Outlets:
+    """Where the outcome goes besides the terminal and the report's folder."""
+
+    junit_xml: Path | None
+    ci_summary: Path | None
+    annotations: bool
+
+
+def write_ci_outputs(frames: Frames, report: Path, outlets: Outlets, *, as_json: bool) -> None:
+    """Write what the options, or the CI system by its environment, ask for."""
+    from attncheck.reports.ci import SUMMARY_VARIABLE, annotation_lines, append_summary, render_ci_summary
+    from attncheck.reports.write import write_junit
+
+    if outlets.annotations:
+        for line in annotation_lines(frames, report):
+            typer.echo(line, err=as_json)
+    if outlets.junit_xml:
+        write_junit(frames, outlets.junit_xml)
+    if outlets.ci_summary:
+        append_summary(render_ci_summary(frames, report), outlets.ci_summary)
+    elif named := os.environ.get(SUMMARY_VARIABLE):
+        try:
+            append_summary(render_ci_summary(frames, report), Path(named))
+        except OutputError as error:  # nobody asked for it here: a container, say, that does not see the CI's file
+            typer.echo(f"attncheck: {error}", err=True)

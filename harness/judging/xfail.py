@@ -1,0 +1,213 @@
+"""Expected failures applied to what was judged: marked where they happen, reported where they no longer do.
+
+A failing row of an implementation is expected where an entry names it with this verdict. One whose error is larger than
+the entry allows (``max_ratio``) fails, and says so. Rows that only follow from an expected failure are expected with
+it: those of pairs with that implementation, and of numbers held against it, at that stage or a later one. An entry is
+``xpass`` where its implementation ran a case that it names and nothing failed as it says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from attncheck.errors import ExitCode
+from attncheck.reading.expected_failures import ExpectedFailure
+from attncheck.results.format import Row
+from attncheck.spec import DTYPES, stage_position
+from attncheck.verdicts import Verdict
+
+_SAYS_NOTHING = frozenset(
+    {Verdict.UNSUPPORTED, Verdict.UNVERIFIED, Verdict.ERROR, Verdict.TIMEOUT, Verdict.CRASH, Verdict.MISPRINT}
+)
+"""Verdicts that neither confirm nor refute an entry, unless it names them."""
+
+
+@dataclass(frozen=True)
+class ExpectedStage:
+    """An expected failure that happened: at which stage it shows first, and why."""
+
+    implementation: str
+    stage: str
+    reason: str
+    thread: str | None
+
+
+def reason_for(
+    expected_failures: Iterable[ExpectedFailure],
+    implementation: str,
+    case: str,
+    dtype: str,
+    stage: str,
+    verdict: str,
+    *,
+    ratio: float = math.inf,
+    empty_rows: str | None = None,
+) -> ExpectedFailure | None:
+    """Return the first expected failure that excuses a verdict; an evaluation that failed as a whole has the stage ''.
+
+    ``ratio`` is the largest error over what rounding allows (``largest_ratio``), for entries that limit it;
+    ``empty_rows`` what rows without a key give, for those that name a convention.
+    """
+    found = (each for each in expected_failures if each.concerns(implementation, case, dtype))
+    return next((each for each in found if each.excuses(stage, verdict, ratio, empty_rows)), None)
+
+
+def largest_ratio(*ratios: float | None) -> float:
+    """Return the largest error over what rounding allows of all comparisons of a stage; infinite if there is none."""
+    return max((each for each in ratios if each is not None), default=math.inf)
+
+
+def beyond_expected(
+    expected_failures: Iterable[ExpectedFailure],
+    implementation: str,
+    case: str,
+    dtype: str,
+    stage: str,
+    verdict: str,
+    *,
+    ratio: float,
+) -> str:
+    """Say which failure is expected of a verdict whose error is larger than any entry allows; empty where none is."""
+    found = [each for each in expected_failures if each.concerns(implementation, case, dtype)]
+    found = [each for each in found if each.explains(stage, verdict)]
+    if not found or any(each.excuses(stage, verdict, ratio) for each in found):
+        return ""
+    widest = max(found, key=lambda each: each.entry.max_ratio or 0.0)
+    return (
+        f"an expected failure ({widest.location}) allows errors up to {widest.entry.max_ratio:g} times their bound, "
+        f"and this is {ratio:g} times"
+    )
+
+
+@dataclass
+class ExpectedFailureRecord:
+    """Which entries happened during a run, and the first row that could have shown each, in any order of coming."""
+
+    expected_failures: Sequence[ExpectedFailure]
+    happened: set[int] = field(default_factory=set)
+    judged: dict[int, Row] = field(default_factory=dict)
+    unsupported: dict[int, Row] = field(default_factory=dict)
+    tried: set[int] = field(default_factory=set)
+
+    def mark(self, rows: Sequence[Row]) -> tuple[Row, ...]:
+        """Return the rows of one case in one dtype, those that are expected marked and explained."""
+        marked = [self._marked(row) for row in rows]
+        stages = expected_stages(marked)
+        return tuple(
+            self._explained(
+                inherited(row, [stages[name] for name in (row.implementation, row.other) if name in stages])
+            )
+            for row in marked
+        )
+
+    def remember(self, rows: Iterable[Row]) -> None:
+        """Take note of rows that an earlier part of the run has judged and marked."""
+        for row in rows:
+            if row.comparison != "pair":
+                self._entry_for(replace(row, xfail=False))
+
+    def xpass_rows(self) -> list[Row]:
+        """Return a failing row for every entry that ran and did not happen, or of which nothing is supported."""
+        unable = {number: row for number, row in self.unsupported.items() if number not in self.tried}
+        return [
+            _xpass(self.expected_failures[number], row)
+            for number, row in sorted({**unable, **self.judged}.items())
+            if number not in self.happened
+        ]
+
+    def _marked(self, row: Row) -> Row:
+        if row.comparison == "pair":
+            return row
+        found = self._entry_for(row)
+        return row if found is None else _xfail(row, found.entry.reason, found.entry.thread)
+
+    def _entry_for(self, row: Row) -> ExpectedFailure | None:
+        """Note what a row says of every entry, and return the first that excuses it."""
+        found: ExpectedFailure | None = None
+        for number, expected in enumerate(self.expected_failures):
+            if not expected.concerns(row.implementation, row.case, row.dtype):
+                continue
+            if row.verdict == Verdict.UNSUPPORTED:
+                _keep_first(self.unsupported, number, row)
+                continue
+            if row.verdict == Verdict.UNTRIED:  # whether it would happen is open; an end that is expected excuses it
+                found = found or (expected if expected.entry.verdict in (Verdict.CRASH, Verdict.TIMEOUT) else None)
+                continue
+            self.tried.add(number)
+            if _fails(row) and expected.explains(row.stage, row.verdict, row.empty_rows):
+                self.happened.add(number)  # at whatever size
+                if expected.excuses(row.stage, row.verdict, _ratio(row), row.empty_rows):
+                    found = found or expected
+            elif row.comparison == "stage" and row.verdict not in _SAYS_NOTHING:
+                _keep_first(self.judged, number, row)
+        return found
+
+    def _explained(self, row: Row) -> Row:
+        """Say of a row that fails where a failure is expected that its error is larger than the entry allows."""
+        if row.comparison == "pair" or not _fails(row):
+            return row
+        key = (row.implementation, row.case, row.dtype, row.stage, row.verdict)
+        beyond = beyond_expected(self.expected_failures, *key, ratio=_ratio(row))
+        return replace(row, message="; ".join(filter(None, (row.message, beyond))))
+
+
+def _keep_first(rows: dict[int, Row], number: int, row: Row) -> None:
+    """Keep the row of the first case and dtype: workers that are side by side answer in any order."""
+    kept = rows.setdefault(number, row)
+    if unit_order(row) < unit_order(kept):
+        rows[number] = row
+
+
+def unit_order(row: Row) -> tuple[str, int]:
+    """Say where the unit of a row stands: by case, then by dtype."""
+    return row.case, DTYPES.index(row.dtype)
+
+
+def expected_stages(rows: Iterable[Row]) -> dict[str | None, ExpectedStage]:
+    """Return, by implementation, the earliest stage at which it is expected to fail in one case and dtype."""
+    earliest: dict[str | None, ExpectedStage] = {}
+    for row in rows:
+        if row.comparison == "stage" and row.xfail and row.stage:
+            found = ExpectedStage(row.implementation, row.stage, row.reason or row.message, row.thread)
+            first = earliest.get(row.implementation, found)
+            earliest[row.implementation] = min(first, found, key=lambda each: stage_position(each.stage))
+    return earliest
+
+
+def inherited(row: Row, members: Iterable[ExpectedStage]) -> Row:
+    """Mark a pair or number that differs because a member is expected to fail, at this stage or an earlier one."""
+    if not _fails(row) or row.comparison == "stage":
+        return row
+    for expected in members:
+        if stage_position(expected.stage) <= stage_position(row.stage):
+            return _xfail(row, f"{expected.implementation}: {expected.reason}", expected.thread)
+    return row
+
+
+def _ratio(row: Row) -> float:
+    """Return the largest error of a row over what is allowed; that of a number has its one difference alone."""
+    if row.difference is not None and row.allowed and row.comparison != "stage":
+        return row.difference / row.allowed
+    return largest_ratio(row.ratio, row.introduced_ratio)
+
+
+def _fails(row: Row) -> bool:
+    return not row.xfail and Verdict(row.verdict).exit_code is not ExitCode.AGREE
+
+
+def _xfail(row: Row, reason: str, thread: str | None) -> Row:
+    message = f"{row.message}; expected failure: {reason}" if row.message else f"expected failure: {reason}"
+    return replace(row, xfail=True, message=message, reason=reason, thread=thread)
+
+
+def _xpass(expected: ExpectedFailure, row: Row) -> Row:
+    entry = expected.entry
+    instead = "supports none of it" if row.verdict == Verdict.UNSUPPORTED else f"no longer gives {entry.verdict}"
+    message = (
+        f"{expected.location}: this expected failure no longer happens: {entry.implementation} in "
+        f"{', '.join(entry.cases)} {instead} ({entry.reason}); remove the entry, or narrow it"
+    )
+    blank = Row(row.case, row.operation, row.dtype, row.implementation, "stage", "", Verdict.XPASS)
+    return replace(blank, message=message, reason=entry.reason, thread=entry.thread)

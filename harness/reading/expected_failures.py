@@ -1,0 +1,189 @@
+"""Expected failures: where an implementation is known to be wrong, or to mean something else, and why.
+
+One YAML list per backend, bundled beside the backends. An entry names implementations, cases, dtypes and stages by
+globs, the verdict that they get, and the reason; what it names is then reported and does not fail a run. A wrong number
+may be expected up to a certain size alone (``max_ratio``), so that a larger error still fails. Every entry must still
+happen: one that no longer does is a failure of its own, ``xpass`` (``judging/xfail.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from attncheck.backends.contract import EmptyRows
+from attncheck.errors import CaseError, Diagnostic
+from attncheck.reading.array_kinds import Strict
+from attncheck.reading.diagnostics import diagnostic_at, diagnostics_of, yaml_diagnostics
+from attncheck.reading.model import Dtype, StageName, Text
+from attncheck.reading.yaml_reader import YamlDocument, read_yaml
+from attncheck.reading.yaml_scalars import YamlFault
+from attncheck.verdicts import Verdict
+
+FOLDER = "expected_failures"
+"""Of the package ``attncheck.backends``: <backend>.yaml."""
+
+_EXCUSABLE = tuple(
+    verdict.value
+    for verdict in Verdict
+    if verdict.exit_code and verdict not in (Verdict.MISPRINT, Verdict.XPASS, Verdict.UNTRIED)
+)
+if TYPE_CHECKING:
+    # A type checker cannot follow a Literal that is made from a table.
+    VerdictName = str
+else:
+    VerdictName = Literal[_EXCUSABLE]
+Glob = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+_EXPECTED = "a list of expected failures, [] for none"
+_THREAD = r"^([\w.-]+/[\w.-]+#[0-9]+|https://[^\s]+)$"
+
+
+class ExpectedFailureEntry(Strict):
+    """One entry of a list of expected failures."""
+
+    implementation: Glob = Field(description="A glob over implementations, such as torch.sdpa or torch.*.")
+    cases: Annotated[list[Glob], Field(min_length=1)] = Field(description="Globs over the ids of cases that fail.")
+    dtypes: list[Dtype] | None = Field(default=None, min_length=1, description="All dtypes if absent.")
+    stages: list[StageName] | None = Field(default=None, min_length=1, description="All stages if absent.")
+    verdict: VerdictName = Field(description="The verdict that they get.")
+    max_ratio: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="With the verdict numeric: how many times what rounding allows an error may be; any if absent.",
+    )
+    empty_rows: EmptyRows | None = Field(
+        default=None,
+        description="With the verdict semantic: only that a query without a key gives this, and nothing else.",
+    )
+    reason: Annotated[str, Field(min_length=10, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$")] = Field(
+        description="What the implementation does there and why, in a sentence."
+    )
+    decided: Literal["semantic", "numeric", "crash"] = Field(
+        description="What it is, on reflection: another convention, a wrong number, or a failure to answer."
+    )
+    thread: Annotated[Text, Field(pattern=_THREAD)] | None = Field(
+        default=None, description="Where it is discussed: owner/name#number, or a URL."
+    )
+
+
+@dataclass(frozen=True)
+class ExpectedFailure:
+    """An entry, and the file and line where it stands."""
+
+    entry: ExpectedFailureEntry
+    file: str
+    line: int
+
+    @property
+    def location(self) -> str:
+        """The file and line, for people."""
+        return f"{self.file}:{self.line}"
+
+    def concerns(self, implementation: str, case: str, dtype: str) -> bool:
+        """Whether it speaks of an implementation in a case and dtype."""
+        entry = self.entry
+        return (
+            fnmatchcase(implementation, entry.implementation)
+            and any(fnmatchcase(case, glob) for glob in entry.cases)
+            and (entry.dtypes is None or dtype in entry.dtypes)
+        )
+
+    def explains(self, stage: str, verdict: str, empty_rows: str | None = None) -> bool:
+        """Whether it names a verdict on a stage; a whole evaluation that failed has the stage ''.
+
+        ``empty_rows`` is what rows without a key give, where that is all that differs.
+        """
+        entry = self.entry
+        if entry.empty_rows is not None and empty_rows != entry.empty_rows:
+            return False
+        return verdict == entry.verdict and (entry.stages is None or not stage or stage in entry.stages)
+
+    def excuses(self, stage: str, verdict: str, ratio: float = math.inf, empty_rows: str | None = None) -> bool:
+        """Whether it explains a verdict, and the error is no larger than it says.
+
+        ``ratio`` is the error over what rounding allows. One below 1 is an error that statistics alone find too large:
+        whatever excuses errors that are proved to be wrong excuses that too.
+        """
+        limit = self.entry.max_ratio
+        return self.explains(stage, verdict, empty_rows) and (limit is None or ratio < 1 or ratio <= limit)
+
+
+def load_expected_failures(paths: Iterable[Path]) -> tuple[ExpectedFailure, ...]:
+    """Read lists of expected failures. Raises ``CaseError`` with every fault of every file."""
+    found: list[ExpectedFailure] = []
+    faults: list[Diagnostic] = []
+    for path in paths:
+        try:
+            found += _load(path, str(path))
+        except CaseError as error:
+            faults += error.faults
+    if faults:
+        raise CaseError(faults)
+    return tuple(found)
+
+
+def recorded_empty_rows(
+    expected_failures: Iterable[ExpectedFailure], implementation: str, case: str, dtype: str
+) -> tuple[str, ...]:
+    """Return what the lists say that an implementation gives for a query without a key, each once."""
+    found = (each.entry.empty_rows for each in expected_failures if each.concerns(implementation, case, dtype))
+    return tuple(dict.fromkeys(value for value in found if value is not None))
+
+
+def bundled_expected_failures(backends: Sequence[str]) -> tuple[ExpectedFailure, ...]:
+    """Return the expected failures of these backends, each once; a backend without a list has none."""
+    root = Path(str(files("attncheck.backends"))) / FOLDER
+    names = [name for name in dict.fromkeys(backends) if (root / f"{name}.yaml").is_file()]
+    return tuple(each for name in names for each in _load(root / f"{name}.yaml", f"backends/{FOLDER}/{name}.yaml"))
+
+
+def _load(path: Path, name: str) -> list[ExpectedFailure]:
+    try:
+        document = read_yaml(path, _EXPECTED)
+    except YamlFault as fault:
+        raise CaseError(yaml_diagnostics(fault, name)) from None
+    if not isinstance(document.data, list):
+        raise CaseError([Diagnostic(name, f"expected {_EXPECTED}", 1)])
+    try:
+        entries = TypeAdapter(list[ExpectedFailureEntry]).validate_python(document.data)
+    except ValidationError as error:
+        raise CaseError([_of_entries(fault) for fault in diagnostics_of(error, name, document)]) from None
+    if faults := _misplaced(entries, name, document):
+        raise CaseError(faults)
+    return [ExpectedFailure(entry, name, document.lines.get((index,), 1)) for index, entry in enumerate(entries)]
+
+
+_ONLY_WITH = {
+    "max_ratio": (Verdict.NUMERIC, "has a size to limit"),
+    "empty_rows": (Verdict.SEMANTIC, "has a convention"),
+}
+"""Fields that say something of one verdict alone, and what that verdict has."""
+
+
+def _misplaced(entries: Sequence[ExpectedFailureEntry], name: str, document: YamlDocument) -> list[Diagnostic]:
+    """Return the faults of entries with a field that says nothing of their verdict."""
+    return [
+        diagnostic_at(
+            (index, field),
+            f"only a {verdict} failure {has}, and this one is {entry.verdict}; "
+            f"leave the field out, or say verdict: {verdict}",
+            name,
+            document,
+        )
+        for field, (verdict, has) in _ONLY_WITH.items()
+        for index, entry in enumerate(entries)
+        if getattr(entry, field) is not None and entry.verdict != verdict
+    ]
+
+
+def _of_entries(fault: Diagnostic) -> Diagnostic:
+    """Name an entry's own fields where a case's would be named."""
+    if not fault.message.startswith("unknown field"):
+        return fault
+    return replace(fault, message=f"unknown field; expected one of {', '.join(ExpectedFailureEntry.model_fields)}")

@@ -1,0 +1,119 @@
+"""What an interrupted run left in a results directory, for a run that goes on with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from attncheck.errors import UsageError
+from attncheck.results.case_records import cases_text, read_cases
+from attncheck.results.format import ROW_SCHEMA, Row
+from attncheck.results.parts import read_rows, remove_damaged, remove_untried
+from attncheck.results.reader import read_environment
+from attncheck.results.writer import is_unbegun
+
+_SAME = ("implementations", "versions", "classes", "python", "platform", "cpu_features", "threads_per_worker", "flags")
+"""Of environment.json: what the numbers may depend on."""
+_ROWS_AT_ONCE = 1000
+
+
+@dataclass(frozen=True)
+class ResumeState:
+    """What was judged, as it lies in the parts on disk.
+
+    ``names`` are its label and command, and when it started, which stay; ``backends`` is what its workers said of
+    themselves. ``is_empty`` where there was no earlier run.
+    """
+
+    table: pa.Table = field(default_factory=ROW_SCHEMA.empty_table)
+    names: Mapping[str, str] = field(default_factory=dict)
+    backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    is_empty: bool = True
+
+    @classmethod
+    def empty(cls) -> ResumeState:
+        """Return the state of a run that begins."""
+        return cls()
+
+    @property
+    def finished(self) -> frozenset[tuple[str, str]]:
+        """The (case, dtype) that are done: all rows of one are written together."""
+        done = self.table.group_by(["case", "dtype"]).aggregate([])
+        return frozenset(zip(done["case"].to_pylist(), done["dtype"].to_pylist(), strict=True))
+
+    def rows(self) -> Iterator[list[Row]]:
+        """Give the rows, some at a time: there may be more of them than fit in memory as they are used."""
+        for batch in self.table.to_batches(max_chunksize=_ROWS_AT_ONCE):
+            yield [Row(**record) for record in batch.to_pylist()]
+
+
+Records = Callable[[], Iterable[Mapping[str, Any]]]
+"""Gives the records of a run's cases, as often as it is asked."""
+
+
+def read_resume_state(
+    directory: Path, environment: Mapping[str, Any], cases: Records, *, try_again: bool = False
+) -> ResumeState:
+    """Read what an earlier run of the same plan left: an empty state where there is no directory, or an empty one.
+
+    Empty, too, where a run was killed before it had said what it is, or while it replaced another one. With
+    ``try_again``, what it left untried is not done: all that is known of such a case in such a dtype is removed.
+
+    Parts that cannot be read are removed: what they held is computed again. Raises ``UsageError`` where the earlier
+    run was another one, and ``ResultsError`` where the directory holds something else.
+    """
+    if not directory.exists() or (directory.is_dir() and is_unbegun(directory)):
+        return ResumeState.empty()
+    before = read_environment(directory)
+    if not (directory / "cases.json").exists():
+        return ResumeState.empty()
+    for name in _SAME:
+        _require_same(directory, name, before.get(name), environment[name])
+    _require_same_cases(directory, cases)
+    remove_damaged(directory)
+    if try_again:
+        remove_untried(directory)
+    names: dict[str, str] = {name: before[name] for name in ("label", "command", "started") if name in before}
+    return ResumeState(read_rows(directory)[0], names, before.get("backends", {}), is_empty=False)
+
+
+def _require_same_cases(directory: Path, cases: Records) -> None:
+    """Compare as text, and read the file as a whole only where that differs."""
+    path = directory / "cases.json"
+    if _is_text(path, cases_text(cases())):
+        return
+    before, now = read_cases(path)[0], {case["id"]: case for case in cases()}
+    for identity in sorted(before.keys() | now.keys()):
+        _require_same(directory, f"the case {identity}", before.get(identity), now.get(identity))
+
+
+def _is_text(path: Path, pieces: Iterable[str]) -> bool:
+    """Whether a regular file holds exactly these pieces; one that cannot be read does not."""
+    with suppress(OSError):
+        if path.is_file():
+            with path.open(encoding="utf-8", errors="replace") as file:
+                return all(file.read(len(piece)) == piece for piece in pieces) and not file.read(1)
+    return False
+
+
+def _require_same(directory: Path, what: str, before: Any, now: Any) -> None:
+    if _plain(before) == _plain(now):
+        return
+    change = f"was {_short(before)} and is {_short(now)}" if len(_short(before) + _short(now)) < 200 else "is another"
+    raise UsageError(
+        f"the run in {directory} cannot be resumed: {what} {change}; run it anew without --resume, or in another folder"
+    )
+
+
+def _plain(content: Any) -> Any:
+    return json.loads(json.dumps(content))
+
+
+def _short(content: Any) -> str:
+    return json.dumps(content, ensure_ascii=False)

@@ -1,0 +1,868 @@
+"""A wrong result is told for what it is: another convention, or a mistake of a known kind; and nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from attncheck.backends import numpy_backend as reference
+from attncheck.judging import case_diagnosis, judge_implementation
+from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_diagnose
+from attncheck.judging.truth import find_truth
+from attncheck.reading.canonical import canonical_form
+from attncheck.verdicts import Verdict
+
+Array = NDArray[Any]
+Inputs = dict[str, Array]
+Stages = dict[str, Array]
+Compute = Callable[[Inputs], Stages]
+
+DRAWN = np.random.default_rng(20)
+QUERY, KEY, VALUE = (DRAWN.standard_normal(shape) for shape in ((2, 4, 5, 8), (2, 4, 7, 8), (2, 4, 7, 3)))
+MASK = DRAWN.random((2, 1, 5, 7)) < 0.6
+MASK[..., 0] = True
+BIAS = DRAWN.standard_normal((1, 4, 5, 7))
+LENGTHS = np.array([3, 6])
+PLAIN = {"query": QUERY, "key": KEY, "value": VALUE}
+GROUPED = PLAIN | {"key": KEY[:, :2], "value": VALUE[:, :2]}
+FEW_KEYS = PLAIN | {"key": KEY[:, :, :3], "value": VALUE[:, :, :3]}
+
+
+def attend(**options: Any) -> Compute:
+    """Return what computes attention with these options, whatever the case says."""
+
+    def compute(inputs: Inputs) -> Stages:
+        posed = canonical_form("attention", options, inputs)
+        given = {name: value for name, value in posed.options.items() if value is not None}
+        with np.errstate(all="ignore"):
+            return dict(reference.attention(**posed.inputs, **given))
+
+    return compute
+
+
+def changed(compute: Compute, **change: Callable[[Array], Array]) -> Compute:
+    """Return what computes from inputs that it takes for others."""
+    return lambda inputs: compute({**inputs, **{name: take(inputs[name]) for name, take in change.items()}})
+
+
+def without(compute: Compute, name: str) -> Compute:
+    return lambda inputs: compute({other: array for other, array in inputs.items() if other != name})
+
+
+def capped_last(*, after_mask: bool) -> Compute:
+    """Return attention whose softcap of 2 comes after the bias, or after bias and mask."""
+
+    def compute(inputs: Inputs) -> Stages:
+        scores = reference.dot_scores(inputs["query"], inputs["key"])["scores"]
+        logits = scores + inputs["bias"] if "bias" in inputs else scores
+        if after_mask:
+            logits = np.where(inputs["mask"], logits, -np.inf)
+        logits = (2 * np.tanh(logits / 2)).astype(scores.dtype)
+        weights = reference.softmax(logits)["weights"]
+        return {"weights": weights, "output": weights @ inputs["value"]}
+
+    return compute
+
+
+def recognised(
+    options: Mapping[str, Any],
+    inputs: Mapping[str, Array],
+    compute: Compute,
+    dtype: str = "float64",
+    stages: tuple[str, ...] = (),
+    own: OwnEmptyRows | None = None,
+) -> JudgedStages:
+    """Judge what an implementation makes of a problem, of which it returns only some stages."""
+    stored = {
+        name: array.astype(dtype) if np.issubdtype(array.dtype, np.floating) else array
+        for name, array in inputs.items()
+    }
+    with np.errstate(all="ignore"):
+        returned = compute(dict(stored))
+    returned = {name: array for name, array in returned.items() if not stages or name in stages}
+    assert {str(array.dtype) for array in returned.values()} == {dtype}
+    truth = find_truth("attention", options, stored, dtype, generic=True)
+    shapes = {name: array.shape for name, array in returned.items()}
+    return judge_and_diagnose(truth, returned, shapes, "native", own)
+
+
+def failing(judged: JudgedStages) -> dict[str, Verdict]:
+    return {found.stage: found.verdict for found in judged.judgements if found.verdict.exit_code}
+
+
+CAUSAL, LOWER = {"is_causal": True}, {"is_causal": True, "alignment": "bottom_right"}
+CONVENTIONS: Mapping[str, tuple[Mapping[str, Any], Inputs, Compute, str, str]] = {
+    "bottom-right": (
+        CAUSAL,
+        PLAIN,
+        attend(**LOWER),
+        "masked",
+        "causality is aligned bottom-right (key j for query i iff j <= i + Lk - Lq); the case means top-left",
+    ),
+    "top-left": (
+        LOWER,
+        PLAIN,
+        attend(**CAUSAL),
+        "masked",
+        "causality is aligned top-left (key j for query i iff j <= i); the case means bottom-right",
+    ),
+    "window from the left": (
+        {"window": (2, 1), "alignment": "bottom_right"},
+        PLAIN,
+        attend(window=(2, 1)),
+        "masked",
+        "the window is aligned top-left (query i stands at key i); the case means bottom-right",
+    ),
+    "left end": (
+        {"window": (2, 1)},
+        PLAIN,
+        attend(window=(1, 1)),
+        "masked",
+        "the window is one key too narrow on the left: [1, 1]; the case means [2, 1], ends included",
+    ),
+    "right end": (
+        {"window": (2, 1)},
+        PLAIN,
+        attend(window=(2, 2)),
+        "masked",
+        "the window is one key too wide on the right: [2, 2]; the case means [2, 1], ends included",
+    ),
+    "both ends": (
+        {"window": (2, 1)},
+        PLAIN,
+        attend(window=(1, 0)),
+        "masked",
+        "the window is one key too narrow on the left and the right: [1, 0]; the case means [2, 1], ends included",
+    ),
+    "polarity": (
+        {},
+        PLAIN | {"mask": MASK},
+        changed(attend(), mask=np.logical_not),
+        "masked",
+        "the mask is read as True = may not attend; the case means True = may attend",
+    ),
+    "lengths": (
+        {},
+        PLAIN | {"key_lengths": LENGTHS},
+        changed(attend(), key_lengths=lambda lengths: lengths + 1),
+        "masked",
+        "a key length is taken for the last key's index; the case means the number of keys",
+    ),
+    "tiled": (
+        {},
+        GROUPED,
+        changed(attend(), key=lambda key: key[:, [0, 1, 0, 1]], value=lambda value: value[:, [0, 1, 0, 1]]),
+        "raw_scores",
+        "query head h takes key and value head h % Hkv (tiled); the case means head h // (H / Hkv) (repeated)",
+    ),
+    "cap after bias": (
+        {"softcap": 2.0},
+        PLAIN | {"bias": BIAS},
+        capped_last(after_mask=False),
+        "capped",
+        "the softcap is applied after the bias; the case means before it",
+    ),
+    "cap after mask": (
+        {"softcap": 2.0},
+        PLAIN | {"bias": BIAS, "mask": MASK},
+        capped_last(after_mask=True),
+        "capped",
+        "the softcap is applied after the mask; the case means before it",
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("only_output", [False, True])
+@pytest.mark.parametrize("name", CONVENTIONS)
+def test_another_convention_is_semantic_and_named_with_its_stage(name: str, only_output: bool, dtype: str) -> None:
+    options, inputs, compute, stage, says = CONVENTIONS[name]
+    judged = recognised(options, inputs, compute, dtype, ("output",) if only_output else ())
+    assert set(failing(judged).values()) == {Verdict.SEMANTIC}
+    assert "output" in failing(judged)
+    assert {found.message for found in judged.judgements if found.verdict.exit_code} == {says}
+    assert (judged.begins_at, judged.excused) == (stage, frozenset())
+
+
+MISTAKES: Mapping[str, tuple[Mapping[str, Any], Inputs, Compute, str, str]] = {
+    "causality": (CAUSAL, PLAIN, attend(), "masked", "causality is ignored; "),
+    "mask": ({}, PLAIN | {"mask": MASK}, without(attend(), "mask"), "masked", "the mask is ignored; "),
+    "mask as numbers": (
+        {},
+        PLAIN | {"mask": MASK},
+        lambda inputs: attend()(
+            {
+                **{name: inputs[name] for name in PLAIN},
+                "bias": np.broadcast_to(inputs["mask"], (2, 4, 5, 7)).astype(inputs["query"].dtype),
+            }
+        ),
+        "masked",
+        "the mask is added to the scores as the numbers 0 and 1; ",
+    ),
+    "window": ({"window": (2, 1)}, PLAIN, attend(), "masked", "the window is ignored; "),
+    "lengths": (
+        {},
+        PLAIN | {"key_lengths": LENGTHS},
+        without(attend(), "key_lengths"),
+        "masked",
+        "the key lengths are ignored; ",
+    ),
+    "bias": ({}, PLAIN | {"bias": BIAS}, without(attend(), "bias"), "biased", "the bias is ignored; "),
+    "bias before the scale": (
+        {},
+        PLAIN | {"bias": BIAS},
+        changed(attend(), bias=lambda bias: bias * bias.dtype.type(8**-0.5)),
+        "biased",
+        "the bias is added before the scores are scaled; ",
+    ),
+    "softcap": ({"softcap": 2.0}, PLAIN, attend(), "capped", "the softcap is ignored; "),
+    "no scale": ({}, PLAIN, attend(scale=1.0), "scores", "the output is exactly that of scale 1 instead of 0.3536; "),
+    "scale twice": (
+        {},
+        PLAIN,
+        attend(scale=0.125),
+        "scores",
+        "the output is exactly that of scale 0.125, twice the same factor or 1/D, instead of 0.3536; ",
+    ),
+    "value width": (
+        {},
+        PLAIN,
+        attend(scale=3**-0.5),
+        "scores",
+        "the output is exactly that of scale 0.5774, 1/sqrt(Dv), instead of 0.3536; ",
+    ),
+    "model width": (
+        {},
+        PLAIN,
+        attend(scale=32**-0.5),
+        "scores",
+        "the output is exactly that of scale 0.1768, 1/sqrt(H D) or half as large, instead of 0.3536; ",
+    ),
+    "the default": (
+        {"scale": 0.7},
+        PLAIN,
+        attend(),
+        "scores",
+        "the output is exactly that of scale 0.3536, the default 1/sqrt(D), instead of 0.7; ",
+    ),
+    "some scale": ({}, PLAIN, attend(scale=0.31), "scores", "the output is that of scale 0.31 (given 0.3536); "),
+    "no scores": ({}, PLAIN, attend(scale=0.0), "scores", "the output is that of scale 0 (given 0.3536); "),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_stays_numeric_and_is_told_with_the_stage_where_it_lies(name: str, dtype: str) -> None:
+    options, inputs, compute, stage, says = MISTAKES[name]
+    judged = recognised(options, inputs, compute, dtype, ("output",))
+    (found,) = judged.judgements
+    assert (found.verdict, judged.begins_at) == (Verdict.NUMERIC, stage)
+    assert found.message.startswith(f"{says}")
+    assert "times the largest error that is possible" in found.message
+
+
+def with_rows(value: float, dtype: str = "float64", of: Compute | None = None) -> Compute:
+    """Return attention (``of``, or the right one) whose weights in rows without a key are all this number."""
+
+    def compute(inputs: Inputs) -> Stages:
+        stages = dict((of or attend())(inputs))
+        empty = stages["log_sum_exp"][..., np.newaxis] == -np.inf
+        stages["weights"] = np.where(empty, np.array(value, dtype), stages["weights"])
+        return stages | {"output": stages["weights"] @ inputs["value"]}
+
+    return compute
+
+
+EMPTY = MASK.copy()
+EMPTY[0, 0, 2] = EMPTY[1, 0, 0] = False
+SAYS = {
+    "nan": "a query without a key gives NaN; the case expects",
+    "uniform": "a query without a key gives the mean of all values (uniform); the case expects",
+    "zero": "a query without a key gives zero; the case expects",
+}
+FILLED = {"nan": np.nan, "uniform": 1 / 7, "zero": 0.0}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("expected", SAYS)
+@pytest.mark.parametrize("given", SAYS)
+@pytest.mark.parametrize("stages", [("output",), ("weights", "output"), ()])
+def test_rows_without_a_key_follow_the_convention_of_the_case(
+    given: str, expected: str, dtype: str, stages: tuple[str, ...]
+) -> None:
+    options, inputs = {"empty_rows": expected}, PLAIN | {"mask": EMPTY}
+    judged = recognised(options, inputs, with_rows(FILLED[given], dtype), dtype, stages)
+    if given == expected:
+        assert (failing(judged), judged.begins_at) == ({}, "")
+        return
+    assert failing(judged) == dict.fromkeys(stages or ("weights", "output"), Verdict.SEMANTIC)
+    assert {found.message for found in judged.judgements if found.verdict.exit_code} == {f"{SAYS[given]} {expected}"}
+    assert (judged.begins_at, judged.excused) == ("weights", frozenset())
+
+
+@pytest.mark.parametrize(("given", "declared"), [("uniform", "uniform"), ("nan", "nan"), ("nan", "uniform")])
+def test_a_convention_that_is_declared_is_known(given: str, declared: str) -> None:
+    inputs = PLAIN | {"mask": EMPTY}
+    judged = recognised({}, inputs, with_rows(FILLED[given]), own=OwnEmptyRows(declared))
+    known = given == declared
+    assert judged.excused == ({"weights", "output"} if known else set())
+    assert set(failing(judged).values()) == {Verdict.SEMANTIC}
+    assert judged.judgements[-1].message.endswith("the case expects zero" + " (declared)" * known)
+
+
+def test_a_row_that_ignores_its_mask_is_told_from_a_mean() -> None:
+    def unmasked(inputs: Inputs) -> Stages:
+        mask = inputs["mask"] | ~inputs["mask"].any(axis=-1, keepdims=True)
+        return attend()({**inputs, "mask": mask})
+
+    judged = recognised({}, PLAIN | {"mask": EMPTY}, unmasked, stages=("output",))
+    assert failing(judged) == {"output": Verdict.SEMANTIC}
+    assert judged.judgements[0].message.startswith("a query without a key attends to all keys, as if nothing")
+
+
+def test_rows_that_are_empty_only_under_the_other_convention_are_told_too() -> None:
+    def nan_rows(inputs: Inputs) -> Stages:
+        stages = attend(**LOWER)(inputs)
+        empty = stages["log_sum_exp"][..., np.newaxis] == -np.inf
+        return {"output": np.where(empty, np.nan, stages["output"])}
+
+    judged = recognised(CAUSAL, FEW_KEYS, nan_rows)
+    assert failing(judged) == {"output": Verdict.SEMANTIC}
+    assert judged.judgements[0].message == (
+        "causality is aligned bottom-right (key j for query i iff j <= i + Lk - Lq); the case means top-left; "
+        "a query without a key gives NaN; the case expects zero"
+    )
+
+
+SCALED = attend(scale=1.0)
+SAYS_SCALED = "the output is exactly that of scale 1 instead of 0.3536"
+
+
+@pytest.mark.parametrize("given", ["nan", "uniform"])
+def test_a_mistake_beside_a_declared_convention_is_still_told_and_has_the_size_of_the_mistake_alone(given: str) -> None:
+    def both(inputs: Inputs) -> Stages:
+        return {"output": with_rows(FILLED[given], of=SCALED)(inputs)["output"]}
+
+    judged = recognised({}, PLAIN | {"mask": EMPTY}, both, own=OwnEmptyRows(given))
+    (found,) = judged.judgements
+    assert found.verdict is Verdict.NUMERIC
+    assert found.message.startswith(f"{SAYS_SCALED}; {SAYS[given]} zero; ")
+    assert found.accumulated is not None
+    assert 1 < found.accumulated.ratio < np.inf
+    assert (judged.begins_at, judged.excused) == ("scores", frozenset())
+
+
+def test_a_mistake_beside_a_convention_that_is_not_declared_has_the_size_of_both() -> None:
+    def both(inputs: Inputs) -> Stages:
+        return {"output": with_rows(FILLED["uniform"], of=SCALED)(inputs)["output"]}
+
+    (found,) = recognised({}, PLAIN | {"mask": EMPTY}, both, own=OwnEmptyRows("nan")).judgements
+    assert found.message.startswith(f"{SAYS_SCALED}; {SAYS['uniform']} zero; ")
+    assert found.accumulated is not None
+    assert found.accumulated.ratio == np.inf  # a row of zeros has no rounding
+
+
+def test_what_a_declared_convention_does_not_explain_fails_on_its_own() -> None:
+    def both(inputs: Inputs) -> Stages:
+        stages = with_rows(1 / 7)(inputs)
+        return stages | {"log_sum_exp": stages["log_sum_exp"] * (1 + 1e-6)}
+
+    judged = recognised({}, PLAIN | {"mask": EMPTY}, both, own=OwnEmptyRows("uniform"))
+    assert failing(judged) == {
+        "weights": Verdict.SEMANTIC,
+        "log_sum_exp": Verdict.NUMERIC,
+        "output": Verdict.SEMANTIC,
+    }
+    assert (judged.begins_at, judged.excused) == ("log_sum_exp", {"weights", "output"})
+
+
+def test_what_nothing_explains_is_judged_by_what_is_declared() -> None:
+    noise = 1 + 1e-6 * np.random.default_rng(6).standard_normal((2, 4, 5, 3))
+
+    def both(inputs: Inputs) -> Stages:
+        return {"output": with_rows(1 / 7)(inputs)["output"] * noise}
+
+    for own in (OwnEmptyRows(), OwnEmptyRows("uniform"), OwnEmptyRows(recorded=("nan", "uniform"))):
+        judged = recognised({}, PLAIN | {"mask": EMPTY}, both, own=own)
+        (found,) = judged.judgements
+        assert (found.verdict, judged.recognised, judged.excused) == (Verdict.NUMERIC, None, frozenset())
+        assert found.accumulated is not None
+        assert (found.accumulated.ratio == np.inf) is (own == OwnEmptyRows())
+
+
+# What an implementation was not asked for.
+
+
+NOT_ASKED = OwnEmptyRows(is_asked=False)
+
+
+@pytest.mark.parametrize("expected", ["uniform", "nan"])
+@pytest.mark.parametrize("given", SAYS)
+@pytest.mark.parametrize("stages", [("output",), ()])
+def test_what_was_not_asked_for_a_convention_may_follow_another(
+    given: str, expected: str, stages: tuple[str, ...]
+) -> None:
+    options, inputs = {"empty_rows": expected}, PLAIN | {"mask": EMPTY}
+    judged = recognised(options, inputs, with_rows(FILLED[given]), stages=stages, own=NOT_ASKED)
+    if given == expected:
+        assert (failing(judged), judged.excused) == ({}, frozenset())
+        return
+    assert failing(judged) == dict.fromkeys(stages or ("weights", "output"), Verdict.SEMANTIC)
+    assert judged.excused == failing(judged).keys()
+    assert judged.reason == f"{SAYS[given]} {expected}, for which it has no keyword empty_rows"
+    assert {found.empty_rows for found in judged.judgements if found.verdict.exit_code} == {given}
+
+
+@pytest.mark.parametrize("given", ["uniform", "nan"])
+def test_zeros_are_asked_for_by_saying_nothing(given: str) -> None:
+    for options in ({}, {"empty_rows": "zero"}):
+        judged = recognised(options, PLAIN | {"mask": EMPTY}, with_rows(FILLED[given]), own=NOT_ASKED)
+        assert set(failing(judged).values()) == {Verdict.SEMANTIC}
+        assert judged.excused == frozenset()
+
+
+@pytest.mark.parametrize("is_declared", [False, True])
+@pytest.mark.parametrize("given", ["zero", "nan"])
+def test_what_was_asked_for_a_convention_and_gives_another_fails_whatever_it_declares(
+    given: str, is_declared: bool
+) -> None:
+    own = OwnEmptyRows(given if is_declared else None)
+    judged = recognised({"empty_rows": "uniform"}, PLAIN | {"mask": EMPTY}, with_rows(FILLED[given]), own=own)
+    assert set(failing(judged).values()) == {Verdict.SEMANTIC}
+    assert judged.excused == frozenset()
+
+
+@pytest.mark.parametrize("given", ["zero", "nan"])
+def test_a_mistake_beside_a_convention_that_was_not_asked_for_still_fails(given: str) -> None:
+    def both(inputs: Inputs) -> Stages:
+        return {"output": with_rows(FILLED[given], of=SCALED)(inputs)["output"]}
+
+    judged = recognised({"empty_rows": "uniform"}, PLAIN | {"mask": EMPTY}, both, own=NOT_ASKED)
+    (found,) = judged.judgements
+    assert (found.verdict, judged.excused) == (Verdict.NUMERIC, frozenset())
+    assert found.message.startswith(f"{SAYS_SCALED}; {SAYS[given]} uniform; ")
+
+
+@pytest.mark.parametrize("given", [0.3, np.inf])
+def test_what_is_no_convention_fails_though_none_was_asked_for(given: float) -> None:
+    judged = recognised({"empty_rows": "uniform"}, PLAIN | {"mask": EMPTY}, with_rows(given), own=NOT_ASKED)
+    assert failing(judged)["weights"] in (Verdict.NUMERIC, Verdict.NONFINITE)
+    assert "weights" not in judged.excused  # an output of infinite weights may well be NaN
+
+
+def test_another_meaning_beside_a_convention_is_no_matter_of_the_convention_alone() -> None:
+    def nan_rows(inputs: Inputs) -> Stages:
+        stages = attend(**LOWER)(inputs)
+        empty = stages["log_sum_exp"][..., np.newaxis] == -np.inf
+        return {"output": np.where(empty, np.nan, stages["output"])}
+
+    (found,) = recognised(CAUSAL, FEW_KEYS, nan_rows).judgements
+    assert (found.verdict, found.empty_rows) == (Verdict.SEMANTIC, None)
+
+
+# What is known of an implementation, and not declared.
+
+
+def test_a_convention_that_is_recorded_is_told_and_left_to_the_record() -> None:
+    own = OwnEmptyRows(recorded=("uniform", "nan"))
+    judged = recognised({}, PLAIN | {"mask": EMPTY}, with_rows(np.nan), own=own)
+    assert failing(judged) == dict.fromkeys(("weights", "output"), Verdict.SEMANTIC)
+    assert {found.empty_rows for found in judged.judgements if found.verdict.exit_code} == {"nan"}
+    assert judged.excused == frozenset()
+
+
+def test_what_is_declared_comes_with_its_reason_and_source() -> None:
+    own = OwnEmptyRows("nan", reason="so that it shows", source="example/attention#3")
+    judged = recognised({}, PLAIN | {"mask": EMPTY}, with_rows(np.nan), own=own)
+    assert judged.excused == {"weights", "output"}
+    assert (judged.reason, judged.source) == ("so that it shows", "example/attention#3")
+
+
+# What is not recognised.
+
+
+@pytest.mark.parametrize("wrong", [0.5, 1e-9])
+def test_an_error_in_one_place_is_no_convention(wrong: float) -> None:
+    def one_wrong(inputs: Inputs) -> Stages:
+        stages = attend(**CAUSAL)(inputs)
+        stages["output"][1, 2, 3, 1] += wrong
+        return stages
+
+    judged = recognised(CAUSAL, PLAIN | {"mask": MASK, "bias": BIAS}, one_wrong)
+    assert (failing(judged), judged.recognised) == ({"output": Verdict.NUMERIC}, None)
+    assert judged.begins_at == "output"
+
+
+def test_noise_is_no_convention() -> None:
+    noise = 1 + 1e-1 * np.random.default_rng(5).standard_normal((2, 4, 5, 3))
+    judged = recognised(
+        {"softcap": 2.0, "window": (2, 1)},
+        PLAIN | {"bias": BIAS},
+        lambda inputs: {"output": attend(softcap=2.0, window=(2, 1))(inputs)["output"] * noise},
+    )
+    assert (failing(judged), judged.recognised) == ({"output": Verdict.NUMERIC}, None)
+
+
+def test_a_reading_that_gives_the_same_answer_is_none() -> None:
+    # On square scores both alignments are one; what is wrong here is something else.
+    inputs = PLAIN | {"key": KEY[:, :, :5], "value": VALUE[:, :, :5]}
+    judged = recognised(CAUSAL, inputs, lambda given: {"output": 1.001 * attend(**CAUSAL)(given)["output"]})
+    assert judged.recognised is None
+
+
+def test_one_number_is_the_answer_of_some_scale_and_of_none() -> None:
+    inputs = {"query": QUERY[:1, :1, :1], "key": KEY[:1, :1, :2], "value": VALUE[:1, :1, :2, :1]}
+    judged = recognised({}, inputs, attend(scale=0.31), stages=("output",))
+    assert (failing(judged), judged.recognised) == ({"output": Verdict.NUMERIC}, None)
+
+
+def test_a_stage_that_no_reading_explains_leaves_all_unexplained() -> None:
+    def two_wrongs(inputs: Inputs) -> Stages:
+        stages = attend(**LOWER)(inputs)
+        return stages | {"output": stages["output"] * 1.5}
+
+    judged = recognised(CAUSAL, PLAIN, two_wrongs)
+    assert judged.recognised is None
+    assert Verdict.SEMANTIC not in failing(judged).values()
+
+
+def test_a_stage_before_the_option_is_not_its_fault() -> None:
+    judged = recognised(
+        CAUSAL, PLAIN, lambda inputs: attend(**LOWER)(inputs) | {"raw_scores": 2 * attend()(inputs)["raw_scores"]}
+    )
+    assert (judged.recognised, judged.begins_at) == (None, "raw_scores")
+
+
+def test_large_problems_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(case_diagnosis, "MAX_ELEMENTS", QUERY[..., 0].size * 7 - 1)
+    options, inputs, compute, *_ = CONVENTIONS["bottom-right"]
+    assert recognised(options, inputs, compute).recognised is None
+    monkeypatch.setattr(case_diagnosis, "MAX_ELEMENTS", QUERY[..., 0].size * 7)
+    assert recognised(options, inputs, compute).recognised is not None
+
+
+def test_what_is_right_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge_implementation, "diagnose_case", lambda *arguments: pytest.fail("tried"))
+    assert failing(recognised(CAUSAL, PLAIN, attend(**CAUSAL))) == {}
+
+
+# A query that holds NaN.
+
+POISONED = QUERY.copy()
+POISONED[0, 1, 2, 3] = np.nan
+
+
+def test_a_query_row_with_nan_is_nan_in_every_stage_and_in_no_other_row() -> None:
+    options, inputs = {"is_causal": True, "softcap": 2.0}, PLAIN | {"query": POISONED, "bias": BIAS}
+    assert failing(recognised(options, inputs, attend(**options))) == {}
+
+
+def test_a_nan_score_may_leave_the_weights_of_forbidden_keys_at_zero_and_no_others() -> None:
+    def confined(inputs: Inputs) -> Stages:
+        stages = attend(**CAUSAL)(inputs)
+        return stages | {"weights": np.where(np.isneginf(stages["masked"]), 0.0, stages["weights"])}
+
+    def swallowed(inputs: Inputs) -> Stages:
+        stages = confined(inputs)
+        return stages | {"weights": np.nan_to_num(stages["weights"])}
+
+    inputs = PLAIN | {"query": POISONED}
+    assert failing(recognised(CAUSAL, inputs, confined)) == {}
+    assert failing(recognised(CAUSAL, inputs, swallowed)) == {"weights": Verdict.NONFINITE}
+
+
+@pytest.mark.parametrize("stages", [(), ("output",)])
+def test_nan_that_is_swallowed_is_nonfinite(stages: tuple[str, ...]) -> None:
+    judged = recognised(
+        CAUSAL, PLAIN | {"query": POISONED}, changed(attend(**CAUSAL), query=np.nan_to_num), stages=stages
+    )
+    assert set(failing(judged).values()) == {Verdict.NONFINITE}
+    assert judged.begins_at == ("output" if stages else "raw_scores")
+    assert all(found.message.startswith("NaN swallowed: ") for found in judged.judgements)
+
+
+def test_nan_that_reaches_other_rows_is_nonfinite() -> None:
+    def spread(inputs: Inputs) -> Stages:
+        output = attend()(inputs)["output"]
+        return {"output": np.where(np.isnan(output).any(axis=-2, keepdims=True), np.nan, output)}
+
+    judged = recognised({}, PLAIN | {"query": POISONED}, spread)
+    assert failing(judged) == {"output": Verdict.NONFINITE}
+    assert judged.judgements[0].message.startswith("nan where the exact value is ")
+
+
+# Mistakes that are no option's, and steps that were computed as other steps.
+
+
+def with_weights(change: Callable[[Array, Stages, Inputs], Array], **options: Any) -> Compute:
+    """Return attention whose weights are changed before they meet the values."""
+
+    def compute(inputs: Inputs) -> Stages:
+        stages = attend(**options)(inputs)
+        weights = change(stages["weights"], stages, inputs).astype(inputs["query"].dtype)
+        return {"weights": weights, "output": weights @ inputs["value"]}
+
+    return compute
+
+
+def along(axis: int) -> Callable[[Array, Stages, Inputs], Array]:
+    def softmax(_: Array, stages: Stages, inputs: Inputs) -> Array:
+        logits = list(stages.values())[list(stages).index("weights") - 1]
+        powers = np.exp(logits - logits.max(axis=axis, keepdims=True))
+        return np.asarray(powers / powers.sum(axis=axis, keepdims=True))
+
+    return softmax
+
+
+def zeroed_behind(_: Array, stages: Stages, inputs: Inputs) -> Array:
+    return np.where(inputs["mask"], attend()({name: inputs[name] for name in PLAIN})["weights"], 0)
+
+
+def squared(inputs: Inputs) -> Stages:
+    scores = reference.dot_scores(inputs["query"], inputs["key"])["scores"] ** 2
+    stages = reference.softmax(scores)
+    return {"scores": scores, **stages, "output": stages["weights"] @ inputs["value"]}
+
+
+def causal_by(steps: int) -> Compute:
+    return lambda inputs: attend()({**inputs, "mask": np.tri(5, 7, steps, dtype=bool)[np.newaxis, np.newaxis]})
+
+
+def last_row_open(inputs: Inputs) -> Stages:
+    mask = inputs["mask"].copy()
+    mask[..., -1, :] = True
+    return attend()({**inputs, "mask": mask})
+
+
+def times(factor: float) -> Compute:
+    return changed(attend(), bias=lambda bias: bias * bias.dtype.type(factor))
+
+
+SQUARE = PLAIN | {"value": np.roll(KEY, 2, -2) / 2}
+OTHERS: Mapping[str, tuple[Mapping[str, Any], Inputs, Compute, tuple[str, ...]]] = {
+    "causal-next-key": (CAUSAL, PLAIN, causal_by(1), ("output",)),
+    "causal-without-own-key": (CAUSAL, PLAIN, causal_by(-1), ("output",)),
+    "causal-mirrored": (
+        CAUSAL,
+        PLAIN,
+        lambda inputs: attend()({**inputs, "mask": ~np.tri(5, 7, -1, dtype=bool)[np.newaxis, np.newaxis]}),
+        ("output",),
+    ),
+    "last-row-unmasked": ({}, PLAIN | {"mask": MASK}, last_row_open, ("output",)),
+    "mask-of-first-batch-entry": (
+        {},
+        PLAIN | {"mask": MASK},
+        changed(attend(), mask=lambda mask: mask[:1]),
+        ("output",),
+    ),
+    "bias-of-first-head": ({}, PLAIN | {"bias": BIAS}, changed(attend(), bias=lambda bias: bias[:, :1]), ("output",)),
+    "bias-negated": ({}, PLAIN | {"bias": BIAS}, times(-1), ("output",)),
+    "bias-twice": ({}, PLAIN | {"bias": BIAS}, times(2), ("output",)),
+    "bias-unscaled": ({}, PLAIN | {"bias": BIAS}, times(8**0.5), ("output",)),
+    "bias-times-ln2": ({}, PLAIN | {"bias": BIAS}, times(np.log(2)), ("output",)),
+    "bias-fitted": ({}, PLAIN | {"bias": BIAS}, times(0.3), ("output",)),
+    "value-read-as-key": (
+        {},
+        SQUARE,
+        lambda inputs: attend()({**inputs, "value": inputs["key"]}),
+        ("output",),
+    ),
+    "key-read-as-value": ({}, SQUARE, lambda inputs: attend()({**inputs, "key": inputs["value"]}), ("output",)),
+    "key-of-next-head": ({}, PLAIN, changed(attend(), key=lambda key: np.roll(key, -1, 1)), ("output",)),
+    "window-sides-swapped": ({"window": (2, 1)}, PLAIN, attend(window=(1, 2)), ("output",)),
+    "softmax-over-queries": ({}, PLAIN, with_weights(along(-2)), ("output",)),
+    "softmax-over-heads": ({}, PLAIN, with_weights(along(1)), ("weights", "output")),
+    "softmax-over-batch": ({}, PLAIN, with_weights(along(0)), ("output",)),
+    "weights-not-renormalised": ({}, PLAIN | {"mask": MASK}, with_weights(zeroed_behind), ("output",)),
+    "scores-squared": ({}, PLAIN, squared, ()),
+    "log-sum-exp-base-2": (
+        {},
+        PLAIN,
+        lambda inputs: {"log_sum_exp": attend()(inputs)["log_sum_exp"] / inputs["query"].dtype.type(np.log(2))},
+        (),
+    ),
+    "log-sum-exp-without-maximum": (
+        {},
+        PLAIN,
+        lambda inputs: {"log_sum_exp": (found := attend()(inputs))["log_sum_exp"] - found["scores"].max(-1)},
+        (),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_step_or_operand_is_named(name: str, dtype: str) -> None:
+    options, inputs, compute, stages = OTHERS[name]
+    judged = recognised(options, inputs, compute, dtype, stages)
+    assert judged.recognised is not None
+    assert judged.recognised.name == name
+    assert set(failing(judged).values()) == {Verdict.NUMERIC}
+
+
+def judged_as(operation: str, options: Mapping[str, Any], inputs: Inputs, stages: Stages) -> JudgedStages:
+    truth = find_truth(operation, options, inputs, "float64", generic=True)
+    return judge_and_diagnose(truth, stages, {name: array.shape for name, array in stages.items()}, "native")
+
+
+HEADS = {name: DRAWN.standard_normal((2, 5, 6)) for name in ("query", "key", "value")}
+HEADS |= {f"{name}_weight": DRAWN.standard_normal((6, 6)) for name in ("query", "key", "value", "output")}
+HEADS |= {f"{name}_bias": DRAWN.standard_normal(6) for name in ("query", "key", "value", "output")}
+
+
+def by_view(array: Array) -> Array:
+    return array.reshape(array.shape[0], array.shape[2], -1)
+
+
+def split_by_view(inputs: Inputs) -> Stages:
+    heads = {}
+    for name in ("query", "key", "value"):
+        projected = inputs[name] @ inputs[f"{name}_weight"] + inputs[f"{name}_bias"]
+        heads[name] = projected.reshape(2, 2, 5, 3)
+    context = reference.attention(**heads)["output"]
+    merged = context.swapaxes(1, 2).reshape(2, 5, 6)
+    return {"output": merged @ inputs["output_weight"] + inputs["output_bias"]}
+
+
+def merged_by_view(inputs: Inputs) -> Stages:
+    context = reference.multi_head_attention(**inputs, heads=2)["context"]
+    return {"output": by_view(context) @ inputs["output_weight"] + inputs["output_bias"]}
+
+
+def dropped(name: str) -> Callable[[Inputs], Stages]:
+    def compute(inputs: Inputs) -> Stages:
+        left = {other: array for other, array in inputs.items() if other != name}
+        return {"output": reference.multi_head_attention(**left, heads=2)["output"]}
+
+    return compute
+
+
+@pytest.mark.parametrize(
+    ("name", "compute"),
+    [
+        ("heads-split-by-view", split_by_view),
+        ("heads-merged-by-view", merged_by_view),
+        ("output-bias-missing", dropped("output_bias")),
+        ("value-bias-missing", dropped("value_bias")),
+        (
+            "query-weight-transposed",
+            lambda inputs: {
+                "output": reference.multi_head_attention(
+                    **{**inputs, "query_weight": inputs["query_weight"].T}, heads=2
+                )["output"]
+            },
+        ),
+    ],
+)
+def test_what_goes_wrong_with_heads_is_named(name: str, compute: Callable[[Inputs], Stages]) -> None:
+    judged = judged_as("multi_head_attention", {"heads": 2}, HEADS, compute(HEADS))
+    assert judged.recognised is not None
+    assert judged.recognised.name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "factor", "stages"),
+    [
+        ("gradients-unscaled", 8**0.5, ("grad_query",)),
+        ("gradients-unscaled", 8**0.5, ("grad_query", "grad_key")),
+        ("gradients-scaled-twice", 8**-0.5, ("grad_key",)),
+        ("gradients-times-width", 8.0, ("grad_key",)),
+    ],
+)
+def test_gradients_off_by_a_power_of_the_scale_are_named(name: str, factor: float, stages: tuple[str, ...]) -> None:
+    inputs = PLAIN | {"grad_output": DRAWN.standard_normal((2, 4, 5, 3))}
+    right = dict(reference.attention_gradients(**inputs))
+    judged = judged_as("attention_gradients", {}, inputs, right | {stage: right[stage] * factor for stage in stages})
+    assert judged.recognised is not None
+    assert judged.recognised.name == name
+    assert set(failing(judged)) == set(stages)
+
+
+def test_another_factor_of_the_gradients_is_not_named() -> None:
+    inputs = PLAIN | {"grad_output": DRAWN.standard_normal((2, 4, 5, 3))}
+    right = dict(reference.attention_gradients(**inputs))
+    judged = judged_as("attention_gradients", {}, inputs, right | {"grad_key": right["grad_key"] * 1.5})
+    assert judged.recognised is None
+
+
+# How accurate a wrong result is.
+
+
+def in_precision(dtype: Any) -> Compute:
+    def compute(inputs: Inputs) -> Stages:
+        return {"output": attend()({name: inputs[name].astype(dtype) for name in PLAIN})["output"].astype(wide(inputs))}
+
+    def wide(inputs: Inputs) -> Any:
+        return inputs["query"].dtype
+
+    return compute
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(np.float32, "accuracy-of-float32"), (np.float16, "accuracy-of-16-bits")])
+def test_the_accuracy_of_a_lower_precision_is_told(dtype: Any, name: str) -> None:
+    judged = recognised({}, PLAIN, in_precision(dtype))
+    assert judged.recognised is not None
+    assert judged.recognised.name == name
+    (found,) = judged.judgements
+    assert found.verdict is Verdict.NUMERIC
+    assert found.message.startswith(
+        f"the output is as accurate as {name.removeprefix('accuracy-of-').replace('-', ' ')}"
+    )
+
+
+def test_an_error_of_that_size_in_proportion_to_the_answer_is_no_accuracy() -> None:
+    judged = recognised({}, PLAIN, lambda inputs: {"output": attend()(inputs)["output"] * (1 + 1e-7)})
+    assert judged.recognised is None
+    assert "accuracy-of-float32" in judged.findings.refuted
+
+
+def test_a_failure_in_float32_refutes_its_accuracy() -> None:
+    judged = recognised({}, PLAIN, in_precision(np.float16), "float32", ())
+    assert "accuracy-of-float32" in judged.findings.refuted
+
+
+# What one case cannot tell.
+
+
+def test_of_several_mistakes_that_fit_none_is_named_and_all_are_findings() -> None:
+    # Two keys of which a causal query sees the first: the other one alone is left out, or mirrored.
+    inputs = {"query": QUERY[..., :1, :], "key": KEY[..., :2, :], "value": VALUE[..., :2, :]}
+    judged = recognised({"is_causal": True, "window": (0, 0)}, inputs, attend(), stages=("output",))
+    names = {each.name for each in judged.findings.fits}
+    assert len(names) > 1
+    assert judged.recognised is None or judged.recognised.verdict is Verdict.SEMANTIC
+
+
+def test_a_convention_beside_others_says_that_the_case_does_not_tell() -> None:
+    inputs = {"query": QUERY[..., :1, :], "key": KEY, "value": VALUE}
+    judged = recognised(CAUSAL, inputs, attend(), stages=("output",))
+    (found,) = judged.judgements
+    assert found.verdict is Verdict.SEMANTIC
+    assert "causality is aligned bottom-right" in found.message
+    assert "causality is ignored" in found.message
+    assert found.message.endswith("this case does not tell them apart)")
+
+
+def test_a_reading_that_would_change_a_stage_that_is_right_does_not_fit() -> None:
+    def only_output(inputs: Inputs) -> Stages:
+        return attend(**CAUSAL)(inputs) | {"output": attend()(inputs)["output"]}
+
+    judged = recognised(CAUSAL, PLAIN, only_output)
+    assert judged.recognised is None
+    assert "causality-ignored" not in {each.name for each in judged.findings.fits}
+
+
+def test_masked_keys_with_weight_are_told_as_that() -> None:
+    def leaking(inputs: Inputs) -> Stages:
+        stages = attend()(inputs)
+        return {"weights": np.where(stages["weights"] == 0, 1e-10, stages["weights"])}
+
+    judged = recognised({}, PLAIN | {"mask": MASK}, leaking)
+    (found,) = judged.judgements
+    count = 4 * int((~MASK).sum())
+    says = f"{count} masked keys have weight, up to 1e-10: a key that may not be attended to must have exactly 0"
+    assert found.message.startswith(says)

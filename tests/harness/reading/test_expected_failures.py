@@ -1,0 +1,264 @@
+"""Lists of expected failures: read as plain data, with every fault at its place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from attncheck.backends import BACKENDS
+from attncheck.errors import CaseError
+from attncheck.reading.expected_failures import (
+    ExpectedFailure,
+    bundled_expected_failures,
+    load_expected_failures,
+    recorded_empty_rows,
+)
+from attncheck.reading.selection import select_cases
+
+ENTRY = """\
+- implementation: torch.sdpa
+  cases: [masking/*, "attention/a-*"]
+  dtypes: [float32, bfloat16]
+  stages: [output]
+  verdict: semantic
+  reason: aligned to the lower right corner
+  decided: semantic
+  thread: pytorch/pytorch#108108
+"""
+LEAST = """\
+- implementation: "torch.*"
+  cases: ["*"]
+  verdict: crash
+  reason: dies without a key
+  decided: crash
+"""
+
+Load = Callable[[str], tuple[ExpectedFailure, ...]]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    def read(text: str) -> tuple[ExpectedFailure, ...]:
+        path = tmp_path / "mine.yaml"
+        path.write_text(text, encoding="utf-8")
+        return load_expected_failures([path])
+
+    return read
+
+
+def test_an_entry_is_read_with_its_line(load: Load, tmp_path: Path) -> None:
+    first, second = load(f"# A comment.\n{ENTRY}{LEAST}")
+    assert first.location == f"{tmp_path / 'mine.yaml'}:2"
+    assert second.line == 10
+    assert (first.entry.verdict, first.entry.decided, first.entry.thread) == (
+        "semantic",
+        "semantic",
+        "pytorch/pytorch#108108",
+    )
+    assert (second.entry.dtypes, second.entry.stages, second.entry.thread) == (None, None, None)
+
+
+def test_no_entry_is_an_empty_list(load: Load) -> None:
+    assert load("# Nothing is known.\n[]\n") == ()
+
+
+@pytest.mark.parametrize(
+    ("implementation", "case", "dtype", "concerned"),
+    [
+        ("torch.sdpa", "masking/one", "float32", True),
+        ("torch.sdpa", "attention/a-case", "bfloat16", True),
+        ("torch.sdpa_math", "masking/one", "float32", False),
+        ("torch.sdpa", "attention/case", "float32", False),
+        ("torch.sdpa", "masking/one", "float64", False),
+    ],
+)
+def test_an_entry_concerns_what_its_globs_match(
+    load: Load, implementation: str, case: str, dtype: str, concerned: bool
+) -> None:
+    (entry,) = load(ENTRY)
+    assert entry.concerns(implementation, case, dtype) is concerned
+
+
+def test_an_entry_excuses_its_own_verdict_at_its_stages(load: Load) -> None:
+    stages, whole = load(ENTRY + LEAST)
+    assert stages.excuses("output", "semantic")
+    assert not stages.excuses("weights", "semantic")
+    assert not stages.excuses("output", "numeric")
+    assert whole.excuses("", "crash")
+    assert whole.excuses("weights", "crash")
+    assert whole.concerns("torch.eager", "any/case", "float16")
+
+
+LIMITED = """\
+- implementation: torch.sdpa
+  cases: ["*"]
+  verdict: numeric
+  max_ratio: 5.4e+8
+  reason: rounds its scale to float32
+  decided: numeric
+"""
+
+
+@pytest.mark.parametrize(
+    ("ratio", "excused"),
+    [(1e-3, True), (1.0, True), (5.4e8, True), (5.5e8, False), (math.inf, False), (math.nan, False)],
+)
+def test_an_entry_with_a_limit_excuses_errors_up_to_it(load: Load, ratio: float, excused: bool) -> None:
+    (limited,) = load(LIMITED)
+    assert limited.entry.max_ratio == 5.4e8
+    assert limited.excuses("output", "numeric", ratio) is excused
+    assert limited.explains("output", "numeric")  # at whatever size
+
+
+def test_an_error_that_statistics_alone_find_is_excused_however_low_the_limit(load: Load) -> None:
+    (low,) = load(LIMITED.replace("5.4e+8", "0.5"))
+    assert [low.excuses("output", "numeric", ratio) for ratio in (0.4, 0.9, 1.0)] == [True, True, False]
+
+
+def test_an_error_of_unknown_size_is_excused_by_no_limit(load: Load) -> None:
+    (limited,) = load(LIMITED)
+    assert not limited.excuses("output", "numeric")
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1e300, math.inf])
+def test_an_entry_without_a_limit_excuses_errors_of_every_size(load: Load, ratio: float) -> None:
+    (unlimited,) = load(LIMITED.replace("  max_ratio: 5.4e+8\n", ""))
+    assert unlimited.entry.max_ratio is None
+    assert unlimited.excuses("output", "numeric", ratio)
+
+
+@pytest.mark.parametrize("verdict", ["semantic", "nonfinite", "crash", "shape"])
+def test_a_limit_is_for_numbers_alone(load: Load, verdict: str) -> None:
+    with pytest.raises(CaseError) as raised:
+        load(ENTRY + LIMITED.replace("verdict: numeric", f"verdict: {verdict}"))
+    (fault,) = raised.value.faults
+    assert fault.line == 12
+    assert str(fault).endswith(
+        f"[1].max_ratio: only a numeric failure has a size to limit, and this one is {verdict}; "
+        "leave the field out, or say verdict: numeric"
+    )
+
+
+FIELDS = "implementation, cases, dtypes, stages, verdict, max_ratio, empty_rows, reason, decided, thread"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("", 1, "the file is empty; expected a list of expected failures, [] for none"),
+        ("known: []\n", 1, "expected a list of expected failures, [] for none"),
+        (ENTRY.replace("verdict: semantic", "verdict: wrong"), 5, "[0].verdict: expected 'semantic', 'numeric', "),
+        (ENTRY.replace("verdict: semantic", "verdict: agree"), 5, "[0].verdict: expected 'semantic', 'numeric', "),
+        (ENTRY.replace("verdict: semantic", "verdict: stale"), 5, "[0].verdict: expected 'semantic', 'numeric', "),
+        (ENTRY.replace("[output]", "[outputs]"), 4, "[0].stages[0]: expected "),
+        (ENTRY.replace("[float32, bfloat16]", "[float8]"), 3, "[0].dtypes[0]: expected "),
+        (ENTRY.replace("[float32, bfloat16]", "[]"), 3, "[0].dtypes: expected at least 1 item"),
+        (LEAST.replace('["*"]', '"*"'), 2, "[0].cases: expected a list, got '*'"),
+        (LEAST.replace("dies without a key", "dies"), 4, "[0].reason: expected at least 10 characters, got 'dies'"),
+        (LEAST + "  why: because\n", 6, f"[0].why: unknown field; expected one of {FIELDS}"),
+        (LEAST.replace("  verdict: crash\n", ""), 1, "[0].verdict: this field is missing"),
+        (
+            ENTRY.replace("pytorch/pytorch#108108", "somewhere"),
+            8,
+            "[0].thread: expected owner/name#number or an address",
+        ),
+        (ENTRY + ENTRY.replace("pytorch/pytorch#108108", "http://x"), 16, "[1].thread: expected owner/name#number"),
+        (
+            ENTRY.replace("reason: aligned", "empty_rows: none\n  reason: aligned"),
+            6,
+            "[0].empty_rows: expected 'zero', 'uniform' or 'nan', got 'none'",
+        ),
+        (
+            LEAST + "  empty_rows: nan\n",
+            6,
+            "[0].empty_rows: only a semantic failure has a convention, and this one is crash; leave the field out",
+        ),
+        (LIMITED.replace("5.4e+8", "0"), 4, "[0].max_ratio: expected a value greater than 0, got 0"),
+        (LIMITED.replace("5.4e+8", "-1.5"), 4, "[0].max_ratio: expected a value greater than 0, got -1.5"),
+        (LIMITED.replace("5.4e+8", ".inf"), 4, "[0].max_ratio: expected a finite number, got inf"),
+        (LIMITED.replace("5.4e+8", ".nan"), 4, "[0].max_ratio: expected a finite number, got nan"),
+        (LIMITED.replace("5.4e+8", "much"), 4, "[0].max_ratio: expected a number, got 'much'"),
+        (ENTRY.replace("reason: aligned", "reason: !!python/name:os.system aligned"), 6, "the tag !!python/name"),
+    ],
+)
+def test_a_fault_names_file_line_and_field(load: Load, text: str, line: int, message: str) -> None:
+    with pytest.raises(CaseError) as raised:
+        load(text)
+    (fault,) = raised.value.faults
+    assert (Path(fault.file).name, fault.line) == ("mine.yaml", line)
+    assert message in str(fault)
+
+
+def test_the_faults_of_all_files_are_told_together(tmp_path: Path) -> None:
+    paths = [tmp_path / "one.yaml", tmp_path / "two.yaml", tmp_path / "none.yaml"]
+    paths[0].write_text("{}\n", encoding="utf-8")
+    paths[1].write_text("- 1\n", encoding="utf-8")
+    with pytest.raises(CaseError) as raised:
+        load_expected_failures(paths)
+    assert [Path(fault.file).name for fault in raised.value.faults] == ["one.yaml", "two.yaml", "none.yaml"]
+
+
+def test_every_backend_has_a_list_that_can_be_read_and_names_it() -> None:
+    for name, entry in BACKENDS.items():
+        names = {f"{name}.{mode}" for mode in entry.all_modes}
+        for expected in bundled_expected_failures([name]):
+            assert expected.file == f"backends/expected_failures/{name}.yaml"
+            assert any(
+                expected.concerns(each, _named(expected.entry.cases[0]), dtype)
+                for each in names
+                for dtype in expected.entry.dtypes or ["float64"]
+            )
+
+
+def test_every_entry_names_bundled_cases_that_there_are() -> None:
+    cases = {case.id: case for case in select_cases([]).cases}
+    for expected in bundled_expected_failures(list(BACKENDS)):
+        for glob in expected.entry.cases:
+            named = [case for identity, case in cases.items() if fnmatchcase(identity, glob)]
+            dtypes = {dtype for case in named for dtype in case.dtypes}
+            assert dtypes & set(expected.entry.dtypes or dtypes), f"{expected.location}: {glob}"
+
+
+def test_what_is_known_of_a_number_in_every_case_has_a_limit() -> None:
+    """Or it would hide every other error of that implementation."""
+    everywhere = [each for each in bundled_expected_failures(list(BACKENDS)) if "*" in each.entry.cases]
+    assert everywhere
+    assert [
+        each.location for each in everywhere if each.entry.verdict == "numeric" and each.entry.max_ratio is None
+    ] == []
+
+
+def test_another_meaning_that_is_known_in_every_case_is_that_of_one_convention() -> None:
+    """Or it would hide every other difference of meaning: a mask that is read the other way round, say."""
+    everywhere = [each for each in bundled_expected_failures(list(BACKENDS)) if "*" in each.entry.cases]
+    assert [
+        each.location for each in everywhere if each.entry.verdict == "semantic" and not each.entry.empty_rows
+    ] == []
+
+
+def test_an_entry_with_a_convention_excuses_that_one_alone(load: Load) -> None:
+    (found,) = load(ENTRY.replace("reason: aligned", "empty_rows: nan\n  reason: aligned"))
+    given = {value: found.excuses("output", "semantic", empty_rows=value) for value in ("nan", "uniform", None)}
+    assert given == {"nan": True, "uniform": False, None: False}
+    assert recorded_empty_rows([found], "torch.sdpa", "masking/x", "float32") == ("nan",)
+    assert recorded_empty_rows([found], "torch.eager", "masking/x", "float32") == ()
+    assert recorded_empty_rows(load(ENTRY), "torch.sdpa", "masking/x", "float32") == ()
+
+
+def _named(glob: str) -> str:
+    return glob.replace("*", "x").replace("?", "x")
+
+
+def test_a_backend_without_a_list_has_no_expected_failure() -> None:
+    assert bundled_expected_failures(["mine", "mine"]) == ()
+
+
+def test_the_lists_are_installed_with_the_backends() -> None:
+    from importlib.resources import files
+
+    folder = Path(str(files("attncheck.backends"))) / "expected_failures"
+    assert {path.stem for path in folder.glob("*.yaml")} == set(BACKENDS)

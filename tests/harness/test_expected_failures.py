@@ -1,0 +1,441 @@
+"""Conventions and expected failures in a real run: what fails it, what does not, and what the reports say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from attncheck.backends import BackendEntry, DeclaredConvention, Mode
+from attncheck.errors import ExitCode
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.limits import Limits
+from attncheck.explain import explain_case
+from attncheck.merge import merge_runs
+from attncheck.reading.expected_failures import load_expected_failures
+from attncheck.reading.selection import select_cases
+from attncheck.reports.answer import make_summary, verdict_table
+from attncheck.reports.explanation import explanation_text
+from attncheck.reports.frames import Frames
+from attncheck.reports.making import make_frames
+from attncheck.reports.markdown.report import render_markdown
+from attncheck.results.reader import Run
+from attncheck.run import RunSummary
+
+CASES = """\
+title: Causality and empty rows
+source: {kind: derivation, title: Made for the tests}
+operation: attention
+arrays:
+  keys: {draw: randn, shape: [5, 4]}
+defaults:
+  random: {generator: numpy-legacy, seed: 3}
+cases:
+  - name: Causal
+    inputs: {query: {draw: randn, shape: [3, 4]}, key: keys, value: keys}
+    options: {is_causal: true}
+  - name: Empty
+    inputs:
+      query: {draw: randn, shape: [2, 4]}
+      key: keys
+      value: keys
+      mask: {values: [[true, true, false, true, true], [false, false, false, false, false]]}
+  - name: Plain
+    inputs: {query: {draw: randn, shape: [3, 4]}, key: keys, value: keys}
+"""
+
+LOWER_RIGHT = """
+import numpy as np
+def attention(query, key, value, *, mask=None, is_causal=False):
+    if is_causal:
+        mask = np.tri(query.shape[-2], key.shape[-2], key.shape[-2] - query.shape[-2], dtype=bool)[None, None]
+    return {"output": numpy_backend.attention(query, key, value, mask=mask)["output"]}
+"""
+UNIFORM = """
+import numpy as np
+def attention(query, key, value, *, mask=None, is_causal=False):
+    stages = numpy_backend.attention(query, key, value, mask=mask, is_causal=is_causal)
+    empty = stages["log_sum_exp"][..., None] == -np.inf
+    weights = np.where(empty, 1 / key.shape[-2], stages["weights"]).astype(query.dtype)
+    return {"weights": weights, "output": weights @ value}
+"""
+ENTRY = """\
+- implementation: lower.*
+  cases: [small/small/causal]
+  verdict: semantic
+  reason: causality is counted from the last key, by design
+  decided: semantic
+  thread: example/attention#7
+"""
+
+RunBelow = Callable[..., tuple[RunSummary, Run]]
+
+
+@pytest.fixture
+def cases(tmp_path: Path) -> Path:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (folder / "small.yaml").write_text(CASES, encoding="utf-8")
+    return folder
+
+
+def known(tmp_path: Path, text: str) -> Any:
+    path = tmp_path / "known.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load_expected_failures([path])
+
+
+def frames_of(run: Run) -> Frames:
+    return make_frames(merge_runs([run]))
+
+
+def bad(frame: pd.DataFrame) -> list[tuple[str, str, str, bool]]:
+    rows = frame[~frame["verdict"].isin(["agree", "unverified", "unsupported"])]
+    return [(row["case"], row["stage"], row["verdict"], bool(row["xfail"])) for row in rows.to_dict("records")]
+
+
+@pytest.fixture
+def lower(make_backend: Callable[..., BackendEntry]) -> BackendEntry:
+    return make_backend("lower", LOWER_RIGHT)
+
+
+@pytest.fixture
+def right(honest: tuple[BackendEntry, BackendEntry]) -> BackendEntry:
+    return honest[0]
+
+
+@pytest.mark.usefixtures("cases")
+def test_another_convention_fails_a_run_and_is_named(
+    tmp_path: Path, run_below: RunBelow, lower: BackendEntry, right: BackendEntry
+) -> None:
+    summary, run = run_below(tmp_path, [right, lower], expected_failures=())
+    frames = frames_of(run)
+    assert summary.exit_code is ExitCode.DISAGREE
+    assert bad(frames.results) == [("small/small/causal", "output", "semantic", False)]
+    report = render_markdown(frames)
+    assert "causality is aligned bottom-right" in report.partition("## What is wrong")[2].partition("## Verdicts")[0]
+    assert "## Expected failures" not in report
+    (cell,) = [cells for case, cells in verdict_table(frames).items() if case.endswith("causal")]
+    assert list(cell.values()) == ["agree", "**semantic** at masked"]
+
+
+@pytest.mark.usefixtures("cases")
+def test_a_recorded_one_fails_no_run_and_is_told_with_its_reason(
+    tmp_path: Path, run_below: RunBelow, lower: BackendEntry, right: BackendEntry
+) -> None:
+    summary, run = run_below(tmp_path, [right, lower], expected_failures=known(tmp_path, ENTRY))
+    frames = frames_of(run)
+    assert (summary.exit_code, summary.failures) == (ExitCode.AGREE, ())
+    assert bad(frames.results) == [("small/small/causal", "output", "semantic", True)]
+    assert bad(frames.pairs) == [("small/small/causal", "output", "numeric", True)]
+    answer = make_summary(frames)
+    assert answer.word == "first and lower agree, but for expected failures in 1 case"
+    assert answer.sentences[1].endswith("every one is within its error bound, but for 1 expected failure.")
+    assert answer.sentences[2].endswith("none disagrees, but for 1 expected failure.")
+    assert answer.sentences[-1] == ("1 evaluation of 1 implementation fails as expected (xfail), which fails no run.")
+    section = render_markdown(frames).partition("## Expected failures")[2].partition("## Verdicts")[0]
+    assert "causality is counted from the last key, by design" in section
+    assert "[example/attention\\#7](https://github.com/example/attention/issues/7)" in section
+    assert "| lower.eager | semantic | `small/small/causal` | float64 | `masked` |" in section
+    assert "In 1 comparison with other implementations or numbers" in section
+    cells = {case: list(cells.values()) for case, cells in verdict_table(frames).items()}
+    assert cells["small/small/causal"] == ["agree", "xfail semantic"]
+    assert cells["small/small/plain"] == ["agree", "agree"]
+
+
+@pytest.mark.usefixtures("cases")
+def test_one_that_no_longer_happens_is_stale_and_fails(
+    tmp_path: Path, run_below: RunBelow, right: BackendEntry
+) -> None:
+    entry = ENTRY.replace("lower.*", "first.eager")
+    summary, run = run_below(tmp_path, [right], expected_failures=known(tmp_path, entry), complete=True)
+    assert summary.exit_code is ExitCode.DISAGREE
+    assert summary.verdicts["xpass"] == 1
+    (failure,) = summary.failures
+    assert f"{tmp_path / 'known.yaml'}:1: this expected failure no longer happens" in failure.message
+    assert bad(frames_of(run).results) == [("small/small/causal", "", "xpass", False)]
+
+
+@pytest.mark.usefixtures("cases")
+def test_one_that_does_not_show_in_some_of_the_cases_alone_is_not_stale(
+    tmp_path: Path, run_below: RunBelow, right: BackendEntry
+) -> None:
+    entry = ENTRY.replace("lower.*", "first.eager")
+    summary, _ = run_below(tmp_path, [right], expected_failures=known(tmp_path, entry))
+    assert summary.exit_code is ExitCode.AGREE
+
+
+@pytest.mark.usefixtures("cases")
+@pytest.mark.parametrize("declares", [True, False])
+def test_a_declared_convention_fails_no_run(
+    tmp_path: Path,
+    run_below: RunBelow,
+    make_backend: Callable[..., BackendEntry],
+    right: BackendEntry,
+    monkeypatch: pytest.MonkeyPatch,
+    declares: bool,
+) -> None:
+    entry = make_backend("uniform", UNIFORM)
+    conventions = {"empty_rows": DeclaredConvention("uniform", "for tests", "")} if declares else {}
+    mode = Mode("eager", entry.module, "for tests", conventions=conventions)
+    monkeypatch.setattr(
+        Implementation, "declared", property(lambda self: mode if self.entry is entry else _eager(self))
+    )
+    summary, run = run_below(tmp_path, [right, entry], expected_failures=())
+    assert summary.exit_code is (ExitCode.AGREE if declares else ExitCode.DISAGREE)
+    frames = frames_of(run)
+    assert bad(frames.results) == [
+        ("small/small/empty", stage, "semantic", declares) for stage in ("weights", "output")
+    ]
+    assert {row[3] for row in bad(frames.pairs)} == {declares}
+    messages = set(frames.results[frames.results["verdict"] == "semantic"]["message"])
+    says = "a query without a key gives the mean of all values (uniform); the case expects zero"
+    assert messages == {f"{says} (declared)" if declares else says}
+
+
+NUMBERS = """\
+title: Empty rows with numbers
+source: {kind: derivation, title: Made for the tests}
+operation: attention
+cases:
+  - name: Empty
+    inputs:
+      query: {values: [[1, 2], [3, 4]]}
+      key: {values: [[1, 0], [0, 1]]}
+      value: {values: [[1, 8], [3, 4]]}
+      mask: {values: [[true, false], [false, false]]}
+    expect:
+      - {stage: output, exact: true, because: one key and no key, known: "1 8\\n0 0"}
+"""
+
+
+PRINTED = """\
+title: A tutorial that fills masked scores with -1e9
+source: {kind: document, title: Made for the tests}
+operation: attention
+cases:
+  - name: Empty
+    options: {empty_rows: CONVENTION}
+    allow_nonfinite: true
+    inputs:
+      query: {values: [[1, 2], [3, 4]]}
+      key: {values: [[1, 0], [0, 1], [1, 1]]}
+      value: {values: [[1, 8], [3, 4], [4, 1]]}
+      mask: {values: [[true, false, false], [false, false, false]]}
+    expect:
+      - {stage: weights, printed: WEIGHTS}
+      - {stage: output, printed: OUTPUT}
+"""
+DOCUMENTS = {
+    "uniform": ('"1. 0. 0.\\n0.3333 0.3333 0.3333"', '"1. 8.\\n2.6667 4.3333"'),
+    "nan": ('"1. 0. 0.\\nnan nan nan"', '"1. 8.\\nnan nan"'),
+    "zero": ('"1. 0. 0.\\n0. 0. 0."', '"1. 8.\\n0. 0."'),
+}
+
+
+def printed(folder: Path, convention: str) -> None:
+    weights, output = DOCUMENTS[convention]
+    text = PRINTED.replace("CONVENTION", convention).replace("WEIGHTS", weights).replace("OUTPUT", output)
+    (folder / "small.yaml").write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize("convention", DOCUMENTS)
+def test_a_document_may_print_any_convention_and_who_takes_it_agrees(
+    tmp_path: Path, run_below: RunBelow, right: BackendEntry, cases: Path, convention: str
+) -> None:
+    printed(cases, convention)
+    summary, run = run_below(tmp_path, [right], expected_failures=())
+    frames = frames_of(run)
+    assert summary.exit_code is ExitCode.AGREE
+    assert bad(frames.results) == []
+    assert frames.numbers["verdict"].value_counts().to_dict() == {"agree": 10}
+    assert not frames.numbers["xfail"].any()
+
+
+@pytest.mark.parametrize(
+    ("convention", "code"), [("uniform", ExitCode.AGREE), ("nan", ExitCode.AGREE), ("zero", ExitCode.DISAGREE)]
+)
+def test_who_has_no_such_keyword_means_something_else_and_fails_where_zeros_are_meant_alone(
+    tmp_path: Path,
+    run_below: RunBelow,
+    make_backend: Callable[..., BackendEntry],
+    right: BackendEntry,
+    cases: Path,
+    convention: str,
+    code: ExitCode,
+) -> None:
+    printed(cases, convention)
+    summary, run = run_below(tmp_path, [right, make_backend("uniform", UNIFORM)], expected_failures=())
+    frames = frames_of(run)
+    assert summary.exit_code is code
+    if convention == "uniform":
+        assert bad(frames.results) + bad(frames.pairs) + bad(frames.numbers) == []
+        return
+    is_known = code is ExitCode.AGREE
+    assert bad(frames.results) == [("small/small/empty", each, "semantic", is_known) for each in ("weights", "output")]
+    told = frames.results[frames.results["verdict"] == "semantic"]
+    assert set(told["empty_rows"]) == {"uniform"}
+    says = f"a query without a key gives the mean of all values (uniform); the case expects {convention}"
+    assert {message.startswith(says) for message in told["message"]} == {True}
+    assert {row[2:] for row in bad(frames.numbers)} == {("semantic", is_known)}
+    assert {row[3] for row in bad(frames.pairs)} == {is_known}
+
+
+WRONG = UNIFORM.replace("weights @ value}", "weights @ value * (1 + 1e-6)}")
+
+
+def test_explaining_a_convention_of_its_own_says_that_it_means_something_else(
+    tmp_path: Path, make_backend: Callable[..., BackendEntry], cases: Path
+) -> None:
+    printed(cases, "nan")
+    (case,) = select_cases([str(cases)], base=tmp_path).cases
+    for code, says in ((UNIFORM, "It means something else at weights"), (WRONG, "It goes wrong at")):
+        found = explain_case(case, Implementation(make_backend("uniform", code)), "float64", Limits())
+        text = explanation_text(found, {})
+        assert says in text
+        assert "the case expects nan, for which it has no keyword empty_rows" in text
+
+
+def test_any_other_error_in_such_a_case_still_fails(
+    tmp_path: Path, run_below: RunBelow, make_backend: Callable[..., BackendEntry], cases: Path
+) -> None:
+    printed(cases, "nan")
+    summary, run = run_below(tmp_path, [make_backend("wrong", WRONG)], expected_failures=())
+    assert summary.exit_code is ExitCode.DISAGREE
+    failing = [row for row in bad(frames_of(run).results) if not row[3]]
+    assert failing == [("small/small/empty", "output", "numeric", False)]
+
+
+def test_a_recorded_convention_is_one_convention_and_no_other(
+    tmp_path: Path, run_below: RunBelow, make_backend: Callable[..., BackendEntry], cases: Path
+) -> None:
+    printed(cases, "zero")
+    entry = ENTRY.replace("lower.*", "uniform.*").replace("[small/small/causal]", '["*"]')
+    for recorded, code in (("uniform", ExitCode.AGREE), ("nan", ExitCode.DISAGREE)):
+        expected_failures = known(tmp_path, entry.replace("  reason", f"  empty_rows: {recorded}\n  reason"))
+        summary, run = run_below(
+            tmp_path, [make_backend("uniform", UNIFORM)], expected_failures=expected_failures, complete=True
+        )
+        assert summary.exit_code is code
+        told = frames_of(run).results
+        semantic = told[told["verdict"] == "semantic"]
+        assert set(semantic["xfail"]) == {recorded == "uniform"}
+        assert ("xpass" in set(told["verdict"])) is (recorded == "nan")
+
+
+def test_the_report_says_what_each_gives_for_a_query_without_a_key(
+    tmp_path: Path,
+    run_below: RunBelow,
+    make_backend: Callable[..., BackendEntry],
+    right: BackendEntry,
+    cases: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (cases / "numbers.yaml").write_text(NUMBERS, encoding="utf-8")
+    entry = make_backend("uniform", UNIFORM)
+    mode = Mode("eager", entry.module, "for tests", conventions={"empty_rows": DeclaredConvention("uniform", "", "")})
+    monkeypatch.setattr(
+        Implementation, "declared", property(lambda self: mode if self.entry is entry else _eager(self))
+    )
+    summary, run = run_below(tmp_path, [right, entry], expected_failures=())
+    assert summary.exit_code is ExitCode.AGREE
+    frames = frames_of(run)
+    section = render_markdown(frames).partition("## Queries without a key")[2].partition("## Verdicts")[0]
+    assert "| implementation | zero | the mean of all values (uniform) |" in section
+    counts = {line.split()[1]: line.split("|")[2:4] for line in section.splitlines() if "eager" in line}
+    assert counts == {"first.eager": [" 2 ", " - "], "uniform.eager": [" - ", " 2 "]}
+    # The numbers of the document do not hold either, but that follows from the convention.
+    cells = {case: list(cells.values()) for case, cells in verdict_table(frames).items()}
+    assert cells["small/numbers/empty"] == ["agree", "xfail semantic"]
+
+
+@pytest.mark.usefixtures("cases")
+def test_where_all_give_the_same_the_report_has_no_such_section(
+    tmp_path: Path, run_below: RunBelow, right: BackendEntry
+) -> None:
+    _, run = run_below(tmp_path, [right], expected_failures=())
+    assert "## Queries without a key" not in render_markdown(frames_of(run))
+
+
+def _eager(implementation: Implementation) -> Mode:
+    return implementation.entry.all_modes[implementation.mode]
+
+
+@pytest.mark.usefixtures("cases")
+def test_a_difference_to_another_environment_inherits_it_too(
+    tmp_path: Path, run_below: RunBelow, lower: BackendEntry, right: BackendEntry
+) -> None:
+    expected_failures = known(tmp_path, ENTRY)
+    _, here = run_below(tmp_path, [lower], expected_failures=expected_failures, label="here", keep_all_arrays=True)
+    (tmp_path / "out").rename(tmp_path / "kept")
+    _, there = run_below(tmp_path, [right], expected_failures=expected_failures, label="there", keep_all_arrays=True)
+    runs = [
+        run.__class__(**{**vars(run), "directory": place})
+        for run, place in ((here, tmp_path / "kept"), (there, tmp_path / "out"))
+    ]
+    frames = make_frames(merge_runs(runs))
+    assert bad(frames.pairs) == [("small/small/causal", "output", "numeric", True)]
+    assert make_summary(frames).word == "lower and first agree, but for expected failures in 1 case"
+
+
+ROUNDED = """
+import numpy as np
+def attention(query, key, value):
+    return {"output": numpy_backend.attention(query, key, value)["output"].astype(np.float32).astype(np.float64)}
+"""
+ROUNDS = """\
+- implementation: rounded.*
+  cases: ["*"]
+  verdict: numeric
+  max_ratio: {max_ratio}
+  reason: the output is rounded to float32
+  decided: numeric
+"""
+
+
+@pytest.mark.parametrize(("max_ratio", "is_known"), [("5.4e+8", True), ("10", False)])
+def test_a_larger_error_than_a_list_excuses_fails_a_run_and_explaining_says_so(
+    cases: Path,
+    tmp_path: Path,
+    run_below: RunBelow,
+    make_backend: Callable[..., BackendEntry],
+    monkeypatch: pytest.MonkeyPatch,
+    max_ratio: str,
+    is_known: bool,
+) -> None:
+    from attncheck import explain
+
+    entry, expected_failures = make_backend("rounded", ROUNDED), known(tmp_path, ROUNDS.format(max_ratio=max_ratio))
+    summary, _ = run_below(tmp_path, [entry], expected_failures=expected_failures)
+    assert summary.exit_code is (ExitCode.AGREE if is_known else ExitCode.DISAGREE)
+    where = expected_failures[0].location
+    says = f"an expected failure ({where}) allows errors up to {float(max_ratio):g} times their bound"
+    assert [says in row.message for row in summary.failures] == ([] if is_known else [True])
+    monkeypatch.setattr(explain, "expected_failures_of", lambda backends: expected_failures)
+    (case,) = [case for case in select_cases([str(cases)], base=tmp_path).cases if case.name == "Plain"]
+    found = explain_case(case, Implementation(entry), "float64", Limits())
+    assert found.begins_at == "output"
+    assert dict(found.expected_failures) == ({"output": "the output is rounded to float32"} if is_known else {})
+    assert (says in explanation_text(found, {})) is not is_known
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_explaining_says_what_is_known(
+    cases: Path, tmp_path: Path, lower: BackendEntry, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    from attncheck import explain
+
+    expected_failures = known(tmp_path, ENTRY) if is_known else ()
+    monkeypatch.setattr(explain, "expected_failures_of", lambda backends: expected_failures)
+    (case,) = [case for case in select_cases([str(cases)], base=tmp_path).cases if case.name == "Causal"]
+    found = explain_case(case, Implementation(lower), "float64", Limits())
+    assert found.begins_at == "masked"
+    assert dict(found.expected_failures) == (
+        {"output": "causality is counted from the last key, by design"} if is_known else {}
+    )
+    text = explanation_text(found, {})
+    assert "It goes wrong at masked: causality is aligned bottom-right" in text
+    assert ("Expected failure: causality is counted from the last key, by design" in text) is is_known
