@@ -19,6 +19,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.parser import Parser
 from ruamel.yaml.reader import ReaderError
 
+from attncheck.reading.yaml_nodes import compose_fast
 from attncheck.reading.yaml_scalars import FieldPath, YamlFault, build_key, build_scalar
 
 MAX_BYTES = 2**19
@@ -61,18 +62,7 @@ def read_yaml(path: Path, expected: str = "a title, a source, an operation and a
     Raises ``YamlFault``; never runs code and never reads anything else.
     """
     text = _read_text(path)
-    try:
-        reader = YAML(typ="safe", pure=True)
-        reader.Parser = _CheckedParser
-        reader.composer.warn_double_anchors = False  # YAML allows them; a warning would only puzzle
-        root = reader.compose(text)
-    except MarkedYAMLError as error:
-        raise _parse_fault(error) from None
-    except ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise YamlFault(f"not valid YAML: the character U+{error.character:04X} is not allowed", line) from None
-    except (YAMLError, ValueError, OverflowError) as error:  # the last of a character that no machine counts to
-        raise YamlFault(f"not valid YAML: {' '.join(str(error).split())}") from None
+    root = compose_fast(text, MAX_NODES, MAX_DEPTH) or _compose(text)
     if root is None or (isinstance(root, ScalarNode) and not root.value and root.style is None):
         raise YamlFault(f"the file is empty; expected {expected}", 1)
     _check_size(root)
@@ -83,6 +73,23 @@ def read_yaml(path: Path, expected: str = "a title, a source, an operation and a
         first.data, first.others = data, tuple(others)
         raise first
     return YamlDocument(data, builder.lines)
+
+
+def _compose(text: str) -> Node | None:
+    """Return the root of a text, None without one. Raises ``YamlFault`` for what is no YAML or not allowed."""
+    try:
+        reader = YAML(typ="safe", pure=True)
+        reader.Parser = _CheckedParser
+        reader.composer.warn_double_anchors = False  # YAML allows them; a warning would only puzzle
+        root: Node | None = reader.compose(text)
+    except MarkedYAMLError as error:
+        raise _parse_fault(error) from None
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise YamlFault(f"not valid YAML: the character U+{error.character:04X} is not allowed", line) from None
+    except (YAMLError, ValueError, OverflowError) as error:  # the last of a character that no machine counts to
+        raise YamlFault(f"not valid YAML: {' '.join(str(error).split())}") from None
+    return root
 
 
 def _read_text(path: Path) -> str:
