@@ -23,11 +23,11 @@ import numpy as np
 from measuring import on_one_thread, table
 from numpy.typing import NDArray
 
+from attncheck.attention.bounds import accumulated_bounds, introduced_bound
+from attncheck.attention.problem import OutsideDomain
+from attncheck.attention.rounding import rounding_model_named
 from attncheck.backends import EAGER, numpy_backend
-from attncheck.judging.bounds import accumulated_bounds, introduced_bound
-from attncheck.judging.oracle import exact_from, exact_stages
-from attncheck.judging.oracle_problem import OutsideDomain
-from attncheck.judging.rounding_models import rounding_model_named
+from attncheck.oracle.evaluate import exact_from, exact_stages
 from attncheck.reading.canonical import canonical_form
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases

@@ -51,7 +51,7 @@ ROUNDING_MODELS: Mapping[str, tuple[str, ...]] = {
     "eager_pre": _SIXTEEN_BITS,
     "eager_lse": _SIXTEEN_BITS,
 }
-"""Which roundings an implementation may declare, and in which dtypes; see ``judging.rounding_models``."""
+"""Which roundings an implementation may declare, and in which dtypes; see ``attention.rounding``."""
 
 DEFAULT_EMPTY_ROWS: EmptyRows = "zero"
 """What a case means that does not say."""

@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from attncheck.attention.errors import Bound, Real
+from attncheck.attention.formats import FORMATS
 from attncheck.judging.alternatives import Alternative
-from attncheck.judging.bounds_terms import Bound, Real
-from attncheck.judging.formats import FORMATS
 from attncheck.judging.truth import Array, Stages, Truth
 from attncheck.reading.canonical import AttentionProblem
 from attncheck.spec import stage_position

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.attention.formats import FORMATS
 from attncheck.judging.accuracy import judge_accuracy
 from attncheck.judging.alternatives import Alternative
 from attncheck.judging.conventions import empty_row_conventions
 from attncheck.judging.findings import NO_FINDINGS, Findings
 from attncheck.judging.fitted import fitted_numbers
-from attncheck.judging.formats import FORMATS
 from attncheck.judging.judge_stages import agrees, failing_elements
 from attncheck.judging.readings import Readings, relative_bound, truth_of
 from attncheck.judging.residuals import approximate, residual

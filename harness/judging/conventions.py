@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from attncheck.attention.problem import Problem
 from attncheck.judging.alternatives import (
     Alternative,
     mistake,
@@ -22,7 +23,6 @@ from attncheck.judging.alternatives import (
     with_options,
     without_input,
 )
-from attncheck.judging.oracle_problem import Problem
 from attncheck.judging.scales import has_scale, other_scales, scale_of, scales_in_words
 from attncheck.judging.special_rows import MAX_AT_A_TIME, empty_rows, scores_shape
 from attncheck.reading.canonical import AttentionProblem, canonical_form, query_offset

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from attncheck.attention.bounds import Bound
+from attncheck.attention.errors import Real
+from attncheck.attention.rounding import rounding_model_named
 from attncheck.judging.alternatives import Alternative, Departs
-from attncheck.judging.bounds import Bound
-from attncheck.judging.bounds_terms import Real
-from attncheck.judging.enclosure import Enclosure
 from attncheck.judging.other_steps import (
     Follow,
     in_base_two,
@@ -31,9 +31,9 @@ from attncheck.judging.other_steps import (
     squared,
     without_maximum,
 )
-from attncheck.judging.rounding_models import rounding_model_named
 from attncheck.judging.scales import has_scale, scale_of
 from attncheck.judging.truth import Stages, Truth
+from attncheck.oracle.enclosure import Enclosure
 from attncheck.reading.canonical import AttentionProblem
 from attncheck.spec import DEFAULT_EMPTY_ROWS
 from attncheck.verdicts import Verdict

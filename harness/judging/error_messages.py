@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.judging.enclosure import Enclosure
 from attncheck.judging.tiers import Measured, Tier
+from attncheck.oracle.enclosure import Enclosure
 
 Array = NDArray[Any]
 

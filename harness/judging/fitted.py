@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from attncheck.attention.formats import FORMATS
 from attncheck.judging.alternatives import Alternative
-from attncheck.judging.formats import FORMATS
 from attncheck.judging.mistakes import with_bias_times
 from attncheck.judging.residuals import best_number
 from attncheck.judging.scales import has_scale, scale_of, scales_in_words, shortest

@@ -27,9 +27,9 @@ from attncheck.judging.judge_implementation import (
 )
 from attncheck.judging.judge_numbers import judge_numbers
 from attncheck.judging.judge_stages import StageJudgement, in_order
-from attncheck.judging.sampling import Rows, has_rows, index_in_all, rows_of_stage, spread
 from attncheck.judging.tiers import Measured
 from attncheck.judging.truth import Truth, is_open, truth_of_case
+from attncheck.oracle.sampling import Rows, has_rows, index_in_all, rows_of_stage, spread
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.shapes import show

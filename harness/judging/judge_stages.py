@@ -15,14 +15,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.judging.bounds import Bound
+from attncheck.attention.bounds import Bound
 from attncheck.judging.compare import Index, first_index
-from attncheck.judging.enclosure import Enclosure
 from attncheck.judging.error_messages import explain_errors, explain_without_bound
 from attncheck.judging.locations import where_wrong
-from attncheck.judging.sampling import axis_of_queries, index_in_all, rows_of_stage
 from attncheck.judging.tiers import Measured, Tier, measure
 from attncheck.judging.truth import Truth, is_measured, is_open, is_prescribed
+from attncheck.oracle.enclosure import Enclosure
+from attncheck.oracle.sampling import axis_of_queries, index_in_all, rows_of_stage
 from attncheck.reading.shapes import show
 from attncheck.spec import Shape, stage_position
 from attncheck.verdicts import Verdict

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from attncheck.attention.problem import Problem
 from attncheck.judging.alternatives import (
     Alternative,
     mistake,
@@ -22,7 +23,6 @@ from attncheck.judging.alternatives import (
     with_options,
     without_input,
 )
-from attncheck.judging.oracle_problem import Problem
 from attncheck.judging.scales import has_scale, scale_of
 from attncheck.judging.special_rows import scores_shape
 from attncheck.reading.canonical import AttentionProblem, canonical_form, query_offset

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.attention.radii import Ball, propagate
 from attncheck.judging.compare import first_index
-from attncheck.judging.propagation import Ball, propagate
 from attncheck.judging.truth import Truth, is_open, truth_of_case
 from attncheck.quantities import QUANTITIES
 from attncheck.reading.canonical import canonical_form

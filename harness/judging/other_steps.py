@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.judging import bounds_rows, bounds_softmax
-from attncheck.judging.bounds import Bound
-from attncheck.judging.bounds_accumulated import attention_bounds, merge_heads, output_of_heads
-from attncheck.judging.bounds_logits import LOGITS, logit_errors, logits_of, next_logits, softmax
-from attncheck.judging.bounds_output import mean_bound
-from attncheck.judging.bounds_terms import LogitError, Operand, Real, as_float64
-from attncheck.judging.oracle_problem import Problem
-from attncheck.judging.rounding_models import RoundingModel
+from attncheck.attention import bounds_rows, bounds_softmax
+from attncheck.attention.bounds import Bound
+from attncheck.attention.bounds_accumulated import attention_bounds, merge_heads, output_of_heads
+from attncheck.attention.bounds_logits import LOGITS, logit_errors, logits_of, next_logits, softmax
+from attncheck.attention.bounds_output import mean_bound
+from attncheck.attention.errors import LogitError, Operand, Real, as_float64
+from attncheck.attention.problem import Problem
+from attncheck.attention.rounding import RoundingModel
 from attncheck.judging.scales import scale_of
 from attncheck.judging.truth import Truth
 from attncheck.reading.canonical import AttentionProblem, call_form, canonical_form

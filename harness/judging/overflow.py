@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.judging.bounds_terms import Bound
-from attncheck.judging.formats import FORMATS
-from attncheck.judging.rounding_models import RoundingModel
+from attncheck.attention.errors import Bound
+from attncheck.attention.formats import FORMATS
+from attncheck.attention.rounding import RoundingModel
 from attncheck.judging.undefined import follow_scores
 
 Array = NDArray[Any]

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.judging.enclosure import Enclosure
-from attncheck.judging.oracle_problem import Problem
-from attncheck.judging.sampling import queries_of
+from attncheck.attention.problem import Problem
+from attncheck.oracle.enclosure import Enclosure
+from attncheck.oracle.sampling import queries_of
 from attncheck.reading.canonical import AttentionProblem, canonical_form
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import DEFAULT_EMPTY_ROWS, Shape

@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.judging.bounds import Bound, accumulated_bounds, introduced_bound
-from attncheck.judging.bounds_by_rows import bounds_by_rows
-from attncheck.judging.bounds_logits import LOGITS
-from attncheck.judging.enclosure import Enclosure
-from attncheck.judging.formats import FORMATS
-from attncheck.judging.oracle import ADDS_QUERIES_UP, PrecisionExhausted, exact_from, exact_stages, predecessors
-from attncheck.judging.oracle_blocks import are_blocked, exact_results
-from attncheck.judging.oracle_problem import OutsideDomain
+from attncheck.attention.bounds import Bound, accumulated_bounds, introduced_bound
+from attncheck.attention.bounds_logits import LOGITS
+from attncheck.attention.formats import FORMATS
+from attncheck.attention.problem import OutsideDomain
+from attncheck.attention.rounding import RoundingModel, rounding_model_named
 from attncheck.judging.overflow import without_overflown
-from attncheck.judging.rounding_models import RoundingModel, rounding_model_named
-from attncheck.judging.sampling import Rows, every_row_counts, queries_of, sampled_rows
 from attncheck.judging.special_rows import SpecialRows, special_rows, without_nan
 from attncheck.judging.undefined import BEHIND_A_MASK, Undefined, find_undefined, is_odd
+from attncheck.oracle.blocks import are_blocked, exact_results
+from attncheck.oracle.bounds_by_rows import bounds_by_rows
+from attncheck.oracle.enclosure import Enclosure
+from attncheck.oracle.evaluate import ADDS_QUERIES_UP, PrecisionExhausted, exact_from, exact_stages, predecessors
+from attncheck.oracle.sampling import Rows, every_row_counts, queries_of, sampled_rows
 from attncheck.reading.canonical import AttentionProblem, canonical_form
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs

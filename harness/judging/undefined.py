@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.judging.enclosure import Enclosure
-from attncheck.judging.oracle_problem import MAY_BE_MINUS_INFINITY, Problem
+from attncheck.attention.problem import MAY_BE_MINUS_INFINITY, Problem
 from attncheck.judging.special_rows import scores_shape
+from attncheck.oracle.enclosure import Enclosure
 from attncheck.spec import Shape
 
 Array = NDArray[Any]

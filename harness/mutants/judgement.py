@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from attncheck.backends import EAGER
 from attncheck.judging.diagnosis import Evidence, evidence_of
-from attncheck.judging.enclosure import Enclosure
 from attncheck.judging.judge_implementation import DIAGNOSABLE, judge_and_diagnose
 from attncheck.judging.judge_stages import StageJudgement, judge_stages
 from attncheck.judging.truth import find_truth
 from attncheck.mutants.remembering import RememberingTruth
+from attncheck.oracle.enclosure import Enclosure
 from attncheck.reading.case import Case
 from attncheck.reading.dtypes import numpy_dtype
 from attncheck.reading.inputs import Inputs

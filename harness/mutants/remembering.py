@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from attncheck.judging.bounds import Bound
-from attncheck.judging.enclosure import Enclosure
+from attncheck.attention.bounds import Bound
 from attncheck.judging.judge_stages import failing_elements, in_order
 from attncheck.judging.truth import Array, Stages, Truth, digest, is_measured
+from attncheck.oracle.enclosure import Enclosure
 
 Step: TypeAlias = tuple[Enclosure, Bound] | None
 _BESIDE = frozenset({"log_sum_exp"})

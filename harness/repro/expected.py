@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from attncheck.judging.judge_stages import StageJudgement
-from attncheck.judging.sampling import axis_of_queries
 from attncheck.judging.truth import Truth, is_measured, is_prescribed
+from attncheck.oracle.sampling import axis_of_queries
 from attncheck.reading.case import Case
 from attncheck.repro.arrays import written
 from attncheck.repro.parts import Expected

@@ -11,9 +11,9 @@ from typing import get_args
 
 import pytest
 
+from attncheck.attention.rounding import rounding_model_named
 from attncheck.backends import BACKENDS, BackendEntry, Mode
 from attncheck.backends.contract import EmptyRows
-from attncheck.judging.rounding_models import rounding_model_named
 from attncheck.reports.expected_failures import address_of
 from attncheck.spec import DTYPES
 

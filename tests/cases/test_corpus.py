@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from attncheck.attention.problem import Problem
 from attncheck.execution.worker import Computed
 from attncheck.judging.judge import judge
-from attncheck.judging.oracle_problem import Problem
 from attncheck.judging.special_rows import empty_rows, scores_shape, special_rows
 from attncheck.reading.canonical import AttentionProblem, canonical_form
 from attncheck.reading.case import Case

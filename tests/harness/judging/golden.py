@@ -22,9 +22,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.judging.bounds import Bound
-from attncheck.judging.enclosure import Enclosure
+from attncheck.attention.bounds import Bound
 from attncheck.judging.truth import Truth, truth_of_case
+from attncheck.oracle.enclosure import Enclosure
 from attncheck.reading.case import Case
 from attncheck.reading.dtypes import rounded_once
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs

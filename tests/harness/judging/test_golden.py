@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from golden import fingerprints, read_golden
 
-from attncheck.judging import bounds_terms
+from attncheck.attention import errors as bounds_terms
 from attncheck.reading.selection import select_cases
 
 HOW_TO_ACCEPT = "If that is meant: python tests/harness/judging/golden.py, and say in the commit why they are bounds."

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from attncheck.judging import truth as module
-from attncheck.judging.enclosure import Enclosure
-from attncheck.judging.oracle import PrecisionExhausted, exact_from
 from attncheck.judging.truth import Truth, find_truth, within_range
+from attncheck.oracle.enclosure import Enclosure
+from attncheck.oracle.evaluate import PrecisionExhausted, exact_from
 
 QUERY, KEY = [[[[1.5, -2.25]]]], [[[[3.0, 0.1], [0.2, 0.3]]]]
 SCALE = 0.5

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from attncheck.judging.rounding_models import rounding_model_named
+from attncheck.attention.rounding import rounding_model_named
 from attncheck.mutants import reduced, rounding, stored_log_sum_exp
 from attncheck.mutants.mutant import Control, Mutant, Subject
 from attncheck.mutants.reduced import block_product, in_two_parts, rounded_product

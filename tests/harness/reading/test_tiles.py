@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from attncheck.errors import UsageError
-from attncheck.judging.sampling import MAX_ELEMENTS
+from attncheck.oracle.sampling import MAX_ELEMENTS
 from attncheck.reading.addresses import NoSuchCase, read_called, select_one
 from attncheck.reading.case import Case
 from attncheck.reading.selection import bundled_root, select_cases

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.judging.judge_stages import failing_elements
-from attncheck.judging.sampling import rows_of_stage
 from attncheck.judging.truth import Truth, truth_of_case
+from attncheck.oracle.sampling import rows_of_stage
 from attncheck.reading.case import Case
 from attncheck.reading.dtypes import numpy_dtype
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs

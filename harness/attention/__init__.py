@@ -1,0 +1,1 @@
+"""What attention is: its steps, each with all of its rules, the graph that they make, and the walk over it."""

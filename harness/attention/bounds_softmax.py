@@ -1,0 +1,161 @@
+"""Error bounds of the weights and of log_sum_exp.
+
+Let an implementation's unnormalised weight be e^(x_j + theta_j), x_j = s_j - m. Then |theta_j| <= E_j,
+
+    E_j = { D_j + u_c [ c_x (|x_j| + D_j + D_m) + c_m (|m| + D_m) ] + (1 + k) eps_exp + 2 k u_c } (1 + 8u*)
+    D_m = max_l (x_l + D_l), how far the maximum can be off: a key far below it has no part in that
+    n keys attended to, r = ceil(n / block) blocks of an online softmax, k = min(r, n - 1) rescalings
+
+The rescalings telescope: the differences that are rounded on the way from a key's block to the end are of one sign and
+sum to x_j, hence c_x |x_j| whatever the blocks. With W = e^E - 1, R = sum p W, Z = sum p e^-E, and exactly, not to
+first order, for sum p_j e^theta_j is in [Z, 1 + R]:
+
+    weights       G_j = min{ p_j [ (1 - p_j) W_j + sum_(l /= j) p_l W_l ] / Z, max(p_j, 1 - p_j) }
+                  B = [ G + c (p + G) ] (1 + 2c) + 2 eta_p + eta_o,    c = (n + r) u_sum + 3u_c + n eta_p + storage
+    log_sum_exp   G = min{ max(log(1 + R), -log Z), max_j E_j },   L = m + lambda
+                  c_l = (n + r) u_sum + 2u_c + n eta_p
+                  B = G + c_l (1 + 2c_l) + (eps_log + u_c)(lambda + G + c_l + D_m) + 2u_c (|m| + D_m)
+                      + k_o u_o (|L| + G) + eta_o;     relative to |L| it cannot be: L crosses 0
+
+Where a class allows weights e^(s - L) from a stored L, c has tau (``total_error``) more, for they need not add up to 1.
+
+The form of E is that of the shifted softmax in Blanchard, D. Higham and N. Higham, IMA J. Numer. Anal. 41 (2021).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from attncheck.attention.bounds_rows import LARGEST_EXPONENT, Rows, is_linear
+from attncheck.attention.errors import Bound, Real, finite, settle
+from attncheck.attention.rounding import RoundingModel
+
+_HALF_BIT = 2.0**-53
+_LARGEST_GROWN = np.exp(LARGEST_EXPONENT - 1)
+"""A sum of p (e^E - 1) of which a term has been cut off is larger than this."""
+
+
+def weights_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound:
+    """Bound the weights; 0 where a key is not attended to: the weight there must be exactly 0."""
+    p, moved = rows.weights, moved_weights(rows)
+    relative = normalisation_error(rows, rounding) + _storage(rounding)
+    floor = 2 * rounding.weight_underflow + rounding.output_underflow
+    worst = (moved + relative * (p + moved)) * (1 + 2 * relative) + floor
+    bound = settle(exact, worst, np.zeros_like(worst), 0.0)
+    # The weight is a factor of the whole scale: squared it would underflow.
+    scale = p * np.sqrt(_weights_variance(rows, rounding)) + floor
+    known = np.isfinite(exact) & np.isfinite(scale) & is_linear(rows)
+    scale = np.where(known, np.minimum(scale, bound.worst), bound.worst)
+    if rows.all_attended:
+        return Bound(bound.worst, scale)
+    return Bound(np.where(rows.attended, bound.worst, 0.0), np.where(rows.attended, scale, 0.0))
+
+
+def moved_weights(rows: Rows) -> Real:
+    """Return G: how far perturbed exponents alone can move each weight."""
+    p = rows.weights
+    # R - p W cancels where one key has nearly all of the weight.
+    others = np.maximum(rows.grown_sum - rows.grown, 0) + rows.count * _HALF_BIT * rows.grown_sum
+    moved: Real = np.minimum(((1 - p) * rows.grown + p * others) / rows.least_sum, np.maximum(p, 1 - p))
+    return moved
+
+
+def normalisation_error(rows: Rows, rounding: RoundingModel) -> Real:
+    """Return the relative error of the sum of exponentials, and of a division by it."""
+    summed = (rows.count + rows.blocks) * rounding.sum_unit + rows.count * rounding.weight_underflow
+    relative: Real = summed + 3 * rounding.compute_unit
+    return relative + total_error(rows, rounding) if rounding.from_log_sum_exp else relative
+
+
+def total_error(rows: Rows, rounding: RoundingModel) -> Real:
+    """Return how far sum_j e^(s^_j - L^) can be from 1, where L^ is a stored log_sum_exp, of scores made on their own.
+
+    tau = max{ (1 + R) e^F - 1, 1 - Z e^-F },    F = B_L + (c_x + c_m) u_c lambda
+    """
+    shift = stored_log_sum_exp_error(rows, rounding)[..., np.newaxis]
+    above = np.expm1(np.minimum(shift + np.log1p(rows.grown_sum), LARGEST_EXPONENT))
+    below = -np.expm1(np.log(np.minimum(rows.least_sum, 1)) - shift)
+    total: Real = np.maximum(above, below)
+    return total
+
+
+def stored_log_sum_exp_error(rows: Rows, rounding: RoundingModel) -> Real:
+    """Return F, (..., Lq): the error of s - L beyond that of s - m, L being stored in the format of the computation."""
+    unit, exact = rounding.compute_unit, rows.log_sum_exp[..., 0]
+    kept = replace(rounding, output_unit=unit, output_underflow=rounding.score_underflow, output_count=2)
+    excess = np.where(rows.count[..., 0] > 0, exact - rows.maximum[..., 0], 0.0)
+    counts = rounding.difference_count + rounding.maximum_count
+    shift: Real = log_sum_exp_bound(rows, exact, kept).worst + counts * unit * np.maximum(excess, 0)
+    return shift
+
+
+def stored_log_sum_exp_variance(rows: Rows, rounding: RoundingModel) -> Real:
+    """Return the variance of a stored L beyond that of its sum, (..., Lq, 1)."""
+    maximum, unit = rows.maximum, rounding.compute_unit
+    stored = np.where(rows.count > 0, rows.log_sum_exp, 0.0)
+    excess = np.maximum(stored - maximum, 0)
+    variance: Real = (rounding.log_error + unit) ** 2 * excess**2 + 2 * unit**2 * (maximum**2 + stored**2)
+    return variance
+
+
+def log_sum_exp_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound:
+    """Bound log_sum_exp, ``exact`` (..., Lq); 0 for a row without a key."""
+    unit, maximum, storage_error = (
+        rounding.compute_unit,
+        rows.maximum[..., 0],
+        rounding.output_count * rounding.output_unit,
+    )
+    excess = np.maximum(finite(exact) - maximum, 0)  # lambda
+    largest = rows.maximum_error[..., 0]
+    moved = np.maximum(np.log1p(rows.grown_sum), -np.log(np.minimum(rows.least_sum, 1)))[..., 0]
+    furthest = rows.exponent.max(axis=-1, initial=0.0)
+    # A p e^E that would overflow has been cut off; no sum moves further than its largest exponent.
+    cut_off = rows.grown_sum[..., 0] > _LARGEST_GROWN
+    moved = np.where(cut_off, furthest, np.minimum(moved, furthest))
+    summed = (rows.count + rows.blocks) * rounding.sum_unit + 2 * unit + rows.count * rounding.weight_underflow
+    summed = (summed * (1 + 2 * summed))[..., 0]
+    worst = (
+        moved
+        + summed
+        + (rounding.log_error + unit) * (excess + moved + summed + largest)
+        + 2 * unit * (np.abs(maximum) + largest)
+        + storage_error * (np.abs(exact) + moved)
+        + rounding.output_underflow
+    )
+    p, constants = rows.weights, rows.constants(rounding)
+    variance = (
+        (p * p * rows.independent + p * rows.shared).sum(axis=-1)
+        # The rounding of the scale moves every score in proportion, the maximum included.
+        + constants * (rows.mean_shifted[..., 0] + maximum) ** 2
+        + rounding.sum_unit**2 * (rows.count + rows.rescalings)[..., 0]
+        + (rounding.log_error + unit) ** 2 * excess**2
+        + 2 * unit**2 * maximum**2
+        + rounding.output_count * rounding.output_unit**2 * exact**2
+    )
+    return settle(exact, worst, variance, rounding.output_underflow)
+
+
+def _weights_variance(rows: Rows, rounding: RoundingModel) -> Real:
+    """Return the variance of a weight's relative error, that of theta_j - sum p_l theta_l and of the normalisation.
+
+    Errors in common: by Cauchy's inequality at most 2 (1 - p_j) [ (1 - 2p_j) c_j + sum p_l c_l ].
+    """
+    p, own, unit, apart = rows.weights, rows.independent, rounding.compute_unit, rounding.from_log_sum_exp
+    variance: Real = own * (1.0 if apart else 1 - 2 * p) + (p * p * own).sum(axis=-1, keepdims=True)
+    of_row = (p * rows.shared).sum(axis=-1, keepdims=True)
+    variance += 2 * (rows.shared + of_row) if apart else 2 * (1 - p) * ((1 - 2 * p) * rows.shared + of_row)
+    np.maximum(variance, 0, out=variance)
+    if apart:
+        variance += stored_log_sum_exp_variance(rows, rounding)
+    variance += rows.constants(rounding) * (rows.shifted - rows.mean_shifted) ** 2
+    variance += rounding.sum_unit**2 * (rows.count + rows.rescalings) + 2 * unit**2
+    variance += rounding.output_count * rounding.output_unit**2
+    return variance
+
+
+def _storage(rounding: RoundingModel) -> float:
+    """Roundings of the stored weight; in the native class the weight that meets the values is the one returned."""
+    stored = rounding.output_count * rounding.output_unit
+    return stored if rounding.weight_unit == rounding.sum_unit else stored + rounding.weight_unit

@@ -1,0 +1,142 @@
+"""What error bounds are made of: a bound, an operand with its error, and the error of a logit.
+
+Every bound is two numbers per element. ``worst`` (B) holds for any order of summation, blocking and fusing that the
+rounding model allows. ``scale`` (sigma) is the size of the error if roundings behave as bounded, mean-independent
+noise: a sum of c_k delta_k with |delta_k| <= u is then sub-Gaussian with the scale u sqrt(sum c_k^2) (Higham and Mary,
+SIAM J. Sci. Comput. 41, 2019, section 2; Ipsen and Zhou, arXiv 1906.10465). Variances are propagated instead of sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.attention.rounding import RoundingModel
+
+Real = NDArray[np.float64]
+
+_OWN_ROUNDING = 1 + 2.0**-30
+"""The formulas are sums of non-negative terms: float64 evaluates them far better than this."""
+_MIN_VARIANCE = 2.0**-900
+"""Sums of squares below have lost terms to underflow; nothing is known of the statistical scale there."""
+
+ORDER_FACTOR = 2.0
+"""f. For x_1 .. x_n with sum s and sum of squares Q, the partial sums S_m of a random order have the mean
+
+    E sum_m S_m^2 = (n + 1) (s^2 / 3 + Q / 6)
+
+so the roundings of a sum have the variance u^2 times that; twice as much is allowed to one order that is not random.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """Per element, the largest error that the class allows (B) and its statistical scale (sigma, at most B)."""
+
+    worst: Real
+    scale: Real
+
+
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """An array as an implementation holds it: exact values, and their error if they are computed ones."""
+
+    value: Real
+    worst: Real | None = None
+    variance: Real | None = None
+
+    @property
+    def magnitude(self) -> Real:
+        """The largest magnitude that each element can have."""
+        magnitude: Real = np.abs(self.value)
+        return magnitude if self.worst is None else magnitude + self.worst
+
+    def for_query_heads(self, heads: int) -> Operand:
+        """Repeat each head of a key or value for the query heads that share it: (B, Hkv, L, D) -> (B, H, L, D)."""
+        own = self.value.shape[-3] if self.value.ndim > 2 else 1
+        if own in (1, heads):
+            return self
+        group = heads // own
+        parts = (None if part is None else np.repeat(part, group, -3) for part in (self.worst, self.variance))
+        return Operand(np.repeat(self.value, group, -3), *parts)
+
+
+@dataclass(frozen=True, eq=False)
+class LogitError:
+    """The error of one stage between the product of query and key and the softmax, per element.
+
+    ``worst`` is D. ``independent`` (tau^2) is the variance of errors that each key has for itself, ``shared`` of errors
+    that the keys of a row may have in common; ``floor`` is absolute, from underflow, and no part of them; nor is
+    ``proportion``, the variance of a relative error that all scores have in common.
+    """
+
+    worst: Real
+    independent: Real
+    shared: Real
+    floor: Real
+    proportion: float = 0.0
+
+    def bound(self, exact: Real, rounding: RoundingModel) -> Bound:
+        """Return the bound of the stage as it is returned: in the format of results, where that is the coarser one."""
+        worst, variance, floor = self.worst, self.independent + self.shared, self.floor
+        if self.proportion:
+            variance = variance + self.proportion * exact * exact
+        if rounding.output_unit > rounding.score_unit:
+            worst = worst + rounding.output_unit * (np.abs(exact) + worst) + rounding.output_underflow
+            variance = variance + rounding.output_unit**2 * exact * exact
+            floor = floor + rounding.output_underflow
+        return settle(exact, worst, variance, floor)
+
+
+def no_error(shape: tuple[int, ...]) -> LogitError:
+    """Return the error of logits that are given, not computed."""
+    zero = np.zeros(shape)
+    return LogitError(zero, zero, zero, zero)
+
+
+def settle(exact: Real, worst: Real, variance: Real, floor: Real | float) -> Bound:
+    """Make a bound; where the exact value is not finite it is 0, for such values are compared and not measured."""
+    judged = np.isfinite(exact)
+    largest: Real = np.where(judged, np.where(np.isnan(worst), np.inf, worst * _OWN_ROUNDING), 0.0)
+    known = (variance >= _MIN_VARIANCE) & (variance < np.inf)
+    scale = np.where(known, np.minimum(np.sqrt(np.maximum(variance, 0)) + floor, largest), largest)
+    return Bound(largest, np.where(judged, scale, 0.0))
+
+
+def summation_variance(unit: float, length: int | Real, total_square: Real, squares: Real) -> Real:
+    """Return the variance of an inner product of ``length`` terms: of its partial sums, and of its products."""
+    variance: Real = ORDER_FACTOR * unit**2 * (length * (total_square / 3 + squares / 6) + squares)
+    return variance
+
+
+def product_variance(rounding: RoundingModel, length: int | Real, total_square: Real, squares: Real) -> Real:
+    """Return the variance of an inner product in a product of matrices, of which both factors may be rounded.
+
+    Where they are cut off instead, what all have in common of that is a relative error of the result; partial sums that
+    are cut off err in one direction, and n such errors add up to sqrt(n) times those of either sign.
+    """
+    variance = summation_variance(rounding.accumulate_unit, length, total_square, squares)
+    if not rounding.product_unit:
+        return variance
+    variance = variance * np.maximum(length, 1)
+    rounded: Real = 2 * rounding.product_spread**2 * squares + rounding.product_common * total_square
+    return variance + rounded
+
+
+def transposed(matrix: Real) -> Real:
+    """Swap the last two axes."""
+    return np.swapaxes(matrix, -1, -2)
+
+
+def as_float64(array: NDArray[Any]) -> Real:
+    """Widen stored numbers, exactly."""
+    return np.asarray(array).astype(np.float64)
+
+
+def finite(array: Real) -> Real:
+    """Set what is not finite to 0; a matrix product would spread it to rows that never attend to it."""
+    inside = np.isfinite(array)
+    return array if inside.all() else np.where(inside, array, 0.0)

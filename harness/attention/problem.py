@@ -1,0 +1,176 @@
+"""What the oracle is asked: one operation's options, inputs and stages already known, as stored numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from flint import arb
+from numpy.typing import NDArray
+
+from attncheck.attention.balls import BallArray, from_numpy
+from attncheck.spec import OPERATIONS, SCORE_INPUTS, Shape
+
+
+class OutsideDomain(Exception):
+    """The mathematics has no value for these inputs; ``input_name`` says whose fault it is."""
+
+    def __init__(self, input_name: str, reason: str) -> None:
+        super().__init__(input_name, reason)  # both, or the exception could not cross into another process
+        self.input_name = input_name
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.input_name} {self.reason}"
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What is given: an operation's options and inputs, and stages that count as inputs too (``returned``).
+
+    ``rows`` are the indices of the query rows that the arrays hold, ``first_key`` that of the first key: causality asks
+    which they are. In an ``absolute``
+    problem every number stands for its magnitude, so that each stage becomes the sum of the absolute terms that it is
+    made of (tanh being increasing, that of a magnitude bounds the magnitude of tanh): the scale against which its
+    radius is small or not.
+    """
+
+    operation: str
+    options: Mapping[str, Any]
+    inputs: Mapping[str, NDArray[Any]]
+    rows: NDArray[np.intp]
+    returned: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    absolute: bool = False
+    first_key: int = 0
+
+    @classmethod
+    def of(cls, operation: str, options: Mapping[str, Any], inputs: Mapping[str, NDArray[Any]]) -> Problem:
+        """Pose the whole problem: every query row, nothing known yet."""
+        unknown = {name for name, value in options.items() if value is not None} - _OPTIONS
+        if operation not in OPERATIONS or unknown or inputs.keys() - _INPUTS:
+            # Left out of the computation, it would make a wrong truth.
+            strange = sorted(unknown | (inputs.keys() - _INPUTS))
+            raise ValueError(f"the oracle knows no {operation} with {', '.join(strange) or 'anything'}")
+        queries = inputs["query" if "query" in inputs else "scores"].shape[-2]
+        return cls(operation, options, inputs, np.arange(queries))
+
+    @property
+    def score(self) -> str:
+        """The kind of score."""
+        return str(self.options.get("score", "scaled_dot"))
+
+    @property
+    def softcap_follows(self) -> str:
+        """The stage that the softcap is applied to: scores, unless someone's convention puts it elsewhere."""
+        return str(self.options.get("softcap_follows", "scores"))
+
+    @property
+    def has_uniform_rows(self) -> bool:
+        """Whether a row without a key attends to all keys alike."""
+        return self.options.get("empty_rows") == "uniform"
+
+    def array(self, name: str) -> NDArray[Any]:
+        """Return an input as stored. Raises ``ValueError`` where the operation has none of that name."""
+        if name not in self.inputs:
+            raise ValueError(f"{self.operation} has no {name}, from which the stage asked for follows")
+        return self.inputs[name]
+
+    def balls(self, array: NDArray[Any], shape: Shape | None = None) -> BallArray:
+        """Take an array as exact, broadcast to a shape."""
+        array = array if shape is None else np.broadcast_to(array, shape)
+        if self.absolute:
+            array = np.where(array == -np.inf, array, np.abs(array))
+        return from_numpy(np.atleast_2d(array))
+
+    def number(self, value: float) -> arb:
+        """Take an option as exact."""
+        return arb(abs(float(value)) if self.absolute else float(value))
+
+    def allowed(self, shape: Shape) -> NDArray[np.bool_] | None:
+        """Return what the mask and causality allow, in the scores' shape; None where there is neither."""
+        mask = self.inputs.get("mask")
+        if self.options.get("is_causal"):
+            causal = np.arange(self.first_key, self.first_key + shape[-1]) <= self.rows[:, np.newaxis]  # (Lq, Lk)
+            mask = causal if mask is None else mask & causal
+        return None if mask is None else np.broadcast_to(mask, shape)
+
+    def unattended(self, shape: Shape) -> NDArray[np.bool_]:
+        """Return, in the scores' shape, which keys take no part: the mask forbids them, or their score is -inf."""
+        allowed = self.allowed(shape)
+        unattended = np.zeros(shape, dtype=np.bool_) if allowed is None else ~allowed
+        for name in MAY_BE_MINUS_INFINITY & self.inputs.keys():
+            unattended = unattended | (self.inputs[name] == -np.inf)
+        return unattended
+
+    def heads_of(self, name: str) -> int:
+        """Return how many heads a projection of multi_head_attention has: query, key or value."""
+        heads, shared = self.options["heads"], self.options.get("kv_heads")
+        return int(heads if name == "query" or shared is None else shared)
+
+    def of_rows(self, rows: NDArray[np.intp]) -> Problem:
+        """Keep only these query rows, which are independent of the others; key and value stay whole."""
+        inputs = {name: _rows_of(name, array, rows) for name, array in self.inputs.items()}
+        returned = {name: _rows_of(name, array, rows) for name, array in self.returned.items()}
+        return replace(self, inputs=inputs, rows=self.rows[rows], returned=returned)
+
+    def of_keys(self, start: int, stop: int) -> Problem:
+        """Keep only the keys and values from ``start`` up to ``stop``: part of what a row's softmax is a sum over."""
+        inputs = {name: _keys_of(name, array, start, stop) for name, array in self.inputs.items()}
+        return replace(self, inputs=inputs, first_key=self.first_key + start)
+
+    def as_predecessor(self, name: str, array: NDArray[Any], stage: str) -> NDArray[Any] | None:
+        """Return an implementation's stage ``name`` as what ``stage`` follows from; None where it has no exact value.
+
+        What the mask forbids is not attended, whatever stands there; -inf is a score where nothing is attended.
+        """
+        if name not in _LOGITS:
+            return array if np.isfinite(array).all() else None
+        allowed = self.allowed(array.shape)
+        if allowed is not None and name != "masked" and stage not in _LOGITS[:-1]:
+            array = np.where(allowed, array.astype(np.float64), -np.inf)
+        unattended = array == -np.inf
+        if name != "masked":
+            unattended &= self.unattended(array.shape)
+        return array if (np.isfinite(array) | unattended).all() else None
+
+
+_LOGITS = ("scores", "capped", "biased", "masked")
+_OPTIONS = {"score", "scale", "softcap", "softcap_follows", "is_causal", "heads", "kv_heads", "empty_rows"}
+# What the caller turns into one mask and joined keys first.
+_LOWERED = {"key_lengths", "query_mask", "past_key", "past_value"}
+_INPUTS = {name for score in SCORE_INPUTS.values() for name in score}.union(
+    *(each.inputs for each in OPERATIONS.values())
+) - _LOWERED
+_BY_QUERY = ("query", *_LOGITS, "weights", "context")
+MAY_BE_MINUS_INFINITY = {"scores", "bias"}
+
+
+def check_domain(operation: str, options: Mapping[str, Any], inputs: Mapping[str, NDArray[Any]]) -> None:
+    """Raise ``OutsideDomain`` for NaN, for infinities other than -inf in scores and bias, and for divisions by zero."""
+    for name, array in inputs.items():
+        if array.dtype == np.bool_:
+            continue
+        finite = np.isfinite(array)
+        if not finite.all() and not (name in MAY_BE_MINUS_INFINITY and (finite | (array == -np.inf)).all()):
+            raise OutsideDomain(name, "holds NaN or an infinity that no mask explains")
+    if options.get("softcap") == 0:
+        raise OutsideDomain("softcap", "is 0, by which the scores would be divided")
+    if operation == "scoring" and options.get("score") == "cosine":
+        for name in ("query", "key"):
+            if not (inputs[name] != 0).any(axis=-1).all():
+                raise OutsideDomain(name, "has a vector of length 0, which has no direction")
+
+
+def _rows_of(name: str, array: NDArray[Any], rows: NDArray[np.intp]) -> NDArray[Any]:
+    """Take rows of axis -2 where it counts queries; the one row of a mask or bias stands for all."""
+    one_per_query = name in ("mask", "bias") and array.ndim > 1 and array.shape[-2] != 1
+    return array[..., rows, :] if name in _BY_QUERY or one_per_query else array
+
+
+def _keys_of(name: str, array: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
+    """Take keys of an input's axis that counts them; the one column of a mask or bias stands for all."""
+    if name in ("key", "value"):
+        return array[..., start:stop, :]
+    return array[..., start:stop] if name in ("mask", "bias") and array.shape[-1] != 1 else array

@@ -1,0 +1,256 @@
+"""Rounding models: which roundings an implementation may make. A bound means nothing until that is declared.
+
+    native      float64, float32: everything in the format itself
+    fused       16 bit; scores, exponentials and sums in float32, weights rounded to 16 bit before they meet the values
+    fused_bwd   as fused; its backward pass stores the weights' gradient and adds up tiles in 16 bit
+    eager       16 bit: every intermediate is stored; products and sums accumulate in float32, functions too, then round
+    eager_pre   as eager; the query or key, already scaled, is stored too
+
+    tf32_products, bf16_products, bf16x3_products    float32 as native; but what meets in a product of matrices has been
+                rounded, or cut off, to TensorFloat-32, to bfloat16, or to a sum of two bfloat16 numbers, and partial
+                sums may be cut off too, as tensor cores do
+    native_lse, fused_lse, eager_lse    as native, fused, eager; weights may be e^(s - L), L a log_sum_exp that was
+                stored before, in the format of the computation: they need not add up to 1
+
+16-bit accumulation belongs to no class, on purpose. The constants are allowances for what libraries do: exponentials
+within 4 u, logarithms within 4 u, hyperbolic tangents within 8 u, blocks of 16 keys or more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from attncheck.attention.formats import FORMATS, Format
+from attncheck.spec import ROUNDING_MODELS
+
+Folding = Literal["none", "scale", "base"]
+"""What may be multiplied into the query or the key before their product: nothing, the scale (or its square root into
+both), or the scale times log2(e), with exponentials in base 2 after it."""
+
+_EXP_UNITS, _TANH_UNITS, _LOG_UNITS = 4, 8, 4
+
+
+@dataclass(frozen=True)
+class RoundingModel:
+    """A rounding model in a dtype; units are unit roundoffs, underflows absolute errors (``Format.underflow``).
+
+    The symbol that the formulas use stands beside each field.
+    """
+
+    rounding_model: str
+    dtype: str
+    accumulate_unit: float  # u_acc: sums of products
+    sum_unit: float  # u_sum: sums of exponentials
+    compute_unit: float  # u_c: subtraction, division, rescaling
+    score_unit: float  # u_s: storage of scores
+    prescale_unit: float  # u_pre: a query or key times the scale, and the constant
+    weight_unit: float  # u_p: storage of the weights that meet the values
+    output_unit: float  # u_o: storage of results, and of projections
+    output_count: int  # k_o: how often a result is rounded to it
+    exp_error: float  # eps_exp
+    tanh_error: float  # eps_tanh
+    log_error: float  # eps_log
+    accumulate_underflow: float  # eta_acc
+    score_underflow: float  # eta_s
+    prescale_underflow: float  # eta_pre
+    weight_underflow: float  # eta_p
+    output_underflow: float  # eta_o
+    weight_gradient_unit: float  # u_dp: storage of the weights' gradient
+    recomputes: bool  # whether a backward pass may take weights from log_sum_exp and the row sums from the output
+    gradient_tile: int | None  # rows per tile whose sums are added up in the output's format; None: never
+    folding: Folding = "scale"
+    prescale_count: int = 4  # n_pre: roundings of the constant and of what it multiplies
+    difference_count: int = 4  # c_x: roundings proportional to |x|, x = score - maximum
+    maximum_count: int = 2  # c_m: roundings proportional to |m|, m = maximum
+    block: int = 16  # keys per block of an online softmax, at least
+    product_precision: int = 0  # bits of what meets in a product of matrices; 0: it is not rounded for that
+    product_unit: float = 0.0  # u_t: the largest relative error of that rounding, were it a cut
+    product_underflow: float = 0.0  # eta_t
+    from_log_sum_exp: bool = False  # whether weights may be e^(s - L) in the forward pass, from a stored L
+
+    @property
+    def coarsest_unit(self) -> float:
+        """u*: the largest unit roundoff of the class."""
+        return max(
+            self.accumulate_unit,
+            self.sum_unit,
+            self.compute_unit,
+            self.score_unit,
+            self.prescale_unit,
+            self.weight_unit,
+            self.output_unit,
+            self.product_unit,
+        )
+
+    @property
+    def product_error(self) -> float:
+        """The relative error of a product both of whose factors have been rounded for it: 2 u_t + u_t^2."""
+        return self.product_unit * (2 + self.product_unit)
+
+    @property
+    def product_spread(self) -> float:
+        """v_t: a cut errs by something in an interval of length u_t, a rounding to nearest by at most u_t / 2."""
+        return self.product_unit / 2
+
+    @property
+    def product_common(self) -> float:
+        """The variance of a relative error that all products have in common: what cuts take away on the average.
+
+        That is at most u_t / 2 of each factor, u_t in all, and mostly 0.7 u_t. It is counted twice, because it is no
+        noise: where there is nothing else, z is the same everywhere.
+        """
+        return 2 * self.product_unit**2
+
+
+def rounding_model_named(rounding_model: str, dtype: str) -> RoundingModel:
+    """Return a rounding model in a dtype. Raises ``ValueError`` where there is none."""
+    if rounding_model not in ROUNDING_MODELS:
+        raise ValueError(f"rounding model: one of {', '.join(ROUNDING_MODELS)}, not {rounding_model}")
+    if dtype not in FORMATS:
+        raise ValueError(f"dtype: one of {', '.join(FORMATS)}, not {dtype}")
+    stored = FORMATS[dtype]
+    if dtype not in ROUNDING_MODELS[rounding_model]:
+        raise ValueError(f"there is no rounding model {rounding_model} in {dtype}")
+    if rounding_model in _REDUCED:
+        return _REDUCED[rounding_model].rounding(rounding_model)
+    if rounding_model.endswith(_FROM_LOG_SUM_EXP):
+        rounding = rounding_model_named(rounding_model.removesuffix(_FROM_LOG_SUM_EXP), dtype)
+        return replace(rounding, rounding_model=rounding_model, from_log_sum_exp=True)
+    return _plain(rounding_model, stored)
+
+
+def _plain(rounding_model: str, stored: Format) -> RoundingModel:
+    match rounding_model:
+        case "native":
+            return _native(stored)
+        case "fused":
+            return _fused("fused", stored, stored_gradient=False)
+        case "fused_bwd":
+            return _fused("fused_bwd", stored, stored_gradient=True)
+        case "eager":
+            return _eager("eager", stored, FORMATS["float32"])
+    return _eager("eager_pre", stored, stored)
+
+
+_FROM_LOG_SUM_EXP = "_lse"
+
+
+@dataclass(frozen=True)
+class _Reduced:
+    """How products of float32 matrices are taken: ``terms`` products for each, of factors with so many bits.
+
+    A unit adds up four products or more and a running sum at once: it aligns them to the largest, cuts off what is
+    below its last bit, and cuts the sum. n terms in blocks of b >= 4 are off by (n + 2 ceil(n/b) - 1) 2u <= 4 n u.
+    """
+
+    precision: int
+    unit: float
+    terms: int = 1
+
+    def rounding(self, name: str) -> RoundingModel:
+        """Return float32's native policy with such products."""
+        single = FORMATS["float32"]
+        return replace(
+            _native(single),
+            rounding_model=name,
+            accumulate_unit=(4 if self.terms == 1 else 8) * single.unit_roundoff,
+            product_precision=self.precision,
+            product_unit=self.unit,
+            product_underflow=single.underflow,
+        )
+
+
+_REDUCED: Mapping[str, _Reduced] = {
+    "tf32_products": _Reduced(11, 2.0**-10),
+    "bf16_products": _Reduced(8, 2.0**-7),
+    # x = high + low + rest: the rests, and the product of both lows, are at most 2^-14 of a product each.
+    "bf16x3_products": _Reduced(8, 1.5 * 2.0**-14, terms=3),
+}
+
+
+def _native(stored: Format) -> RoundingModel:
+    unit, underflow = stored.unit_roundoff, stored.underflow
+    return RoundingModel(
+        rounding_model="native",
+        dtype=stored.name,
+        accumulate_unit=unit,
+        sum_unit=unit,
+        compute_unit=unit,
+        score_unit=unit,
+        prescale_unit=unit,
+        weight_unit=unit,
+        output_unit=unit,
+        output_count=2,
+        exp_error=_EXP_UNITS * unit,
+        tanh_error=_TANH_UNITS * unit,
+        log_error=_LOG_UNITS * unit,
+        accumulate_underflow=underflow,
+        score_underflow=underflow,
+        prescale_underflow=underflow,
+        weight_underflow=underflow,
+        output_underflow=underflow,
+        weight_gradient_unit=unit,
+        recomputes=True,
+        gradient_tile=None,
+    )
+
+
+def _fused(name: Literal["fused", "fused_bwd"], stored: Format, *, stored_gradient: bool) -> RoundingModel:
+    single = FORMATS["float32"]
+    unit, underflow = single.unit_roundoff, single.underflow
+    return RoundingModel(
+        rounding_model=name,
+        dtype=stored.name,
+        accumulate_unit=unit,
+        sum_unit=unit,
+        compute_unit=unit,
+        score_unit=unit,
+        prescale_unit=unit,
+        weight_unit=stored.unit_roundoff,
+        output_unit=stored.unit_roundoff,
+        output_count=1,
+        exp_error=_EXP_UNITS * unit,
+        tanh_error=_TANH_UNITS * unit,
+        log_error=_LOG_UNITS * unit,
+        accumulate_underflow=underflow,
+        score_underflow=underflow,
+        prescale_underflow=underflow,
+        weight_underflow=stored.underflow,
+        output_underflow=stored.underflow,
+        weight_gradient_unit=stored.unit_roundoff if stored_gradient else unit,
+        recomputes=True,
+        gradient_tile=32 if stored_gradient else None,
+        # Fused kernels are where exponentials in base 2 are at home.
+        folding="base",
+    )
+
+
+def _eager(name: Literal["eager", "eager_pre"], stored: Format, prescaled: Format) -> RoundingModel:
+    single = FORMATS["float32"]
+    unit, underflow = stored.unit_roundoff, stored.underflow
+    return RoundingModel(
+        rounding_model=name,
+        dtype=stored.name,
+        accumulate_unit=single.unit_roundoff,
+        sum_unit=single.unit_roundoff,
+        compute_unit=unit,
+        score_unit=unit,
+        prescale_unit=prescaled.unit_roundoff,
+        weight_unit=unit,
+        output_unit=unit,
+        output_count=2,
+        # A function is evaluated in float32, and its result is stored.
+        exp_error=unit + _EXP_UNITS * single.unit_roundoff,
+        tanh_error=unit + _TANH_UNITS * single.unit_roundoff,
+        log_error=unit + _LOG_UNITS * single.unit_roundoff,
+        accumulate_underflow=single.underflow,
+        score_underflow=underflow,
+        prescale_underflow=prescaled.underflow,
+        weight_underflow=underflow,
+        output_underflow=underflow,
+        weight_gradient_unit=unit,
+        recomputes=False,
+        gradient_tile=None,
+    )

@@ -1,0 +1,96 @@
+"""Some query rows that stand for all, where the exact answer of every row would cost too much.
+
+Given key and value, the rows of attention do not depend on each other, so each row that is judged is judged as
+strictly as ever. Which ones: the first and the last; those on both sides of the edges of tiles, whose sizes are powers
+of two in the kernels that have them; and the rest at random, from a fixed seed, so that two runs judge the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.oracle.evaluate import ADDS_QUERIES_UP
+from attncheck.reading.shapes import score_elements
+
+MAX_ELEMENTS = 1 << 18
+"""Elements of a score matrix of which all are judged. The exact answer of so many takes about a second."""
+
+JUDGED_ROWS = 64
+"""Rows that stand for all: as many as the oracle takes at a time."""
+
+_SMALLEST_TILE = 16
+_SEED = 0
+
+Array = NDArray[Any]
+Rows = NDArray[np.intp]
+
+
+def sampled_rows(operation: str, options: Mapping[str, Any], inputs: Mapping[str, Array]) -> Rows | None:
+    """Return the query rows to judge, ascending; None for all of them, where there are few or none can be left out."""
+    queries = queries_of(inputs)
+    is_small = queries <= JUDGED_ROWS or score_elements(operation, options, inputs) <= MAX_ELEMENTS
+    if is_small or operation in ADDS_QUERIES_UP:
+        return None
+    tiles = [_SMALLEST_TILE << power for power in range(queries.bit_length()) if _SMALLEST_TILE << power < queries]
+    chosen = {0, queries - 1, *tiles, *(tile - 1 for tile in tiles)}
+    # RandomState: its numbers are the same in every version of NumPy.
+    others = (int(row) for row in np.random.RandomState(_SEED).permutation(queries) if row not in chosen)
+    drawn = [next(others) for _ in range(JUDGED_ROWS - len(chosen))]
+    return np.array(sorted({*chosen, *drawn}), dtype=np.intp)
+
+
+def every_row_counts(operation: str, inputs: Mapping[str, Array], rows: Rows | None) -> bool:
+    """Whether there are many rows and none stands for another: they are added up, or their numbers are known."""
+    return rows is None and (operation in ADDS_QUERIES_UP or queries_of(inputs) > JUDGED_ROWS)
+
+
+def queries_of(inputs: Mapping[str, Array]) -> int:
+    """Return the number of query rows, Lq."""
+    return int(inputs["query" if "query" in inputs else "scores"].shape[-2])
+
+
+def axis_of_queries(stage: str) -> int | None:
+    """Return the axis of a stage that counts query rows; None for the projected key and value, which have none."""
+    if stage in ("key", "value"):
+        return None
+    return -1 if stage == "log_sum_exp" else -2
+
+
+def rows_of_stage(stage: str, array: Array, rows: Rows | None) -> Array:
+    """Keep these query rows of a stage; all of one that has none."""
+    axis = axis_of_queries(stage)
+    return array if rows is None or axis is None else array.take(rows, axis)
+
+
+def has_rows(stage: str, array: Array, rows: Rows) -> bool:
+    """Whether an implementation's array, which may have any shape, is long enough to have these query rows."""
+    axis = axis_of_queries(stage)
+    return axis is None or (array.ndim >= -axis and array.shape[axis] > int(rows.max(initial=-1)))
+
+
+def index_in_all(stage: str, index: tuple[int, ...] | None, rows: Rows | None) -> tuple[int, ...] | None:
+    """Return the index in the whole array of an element of its kept rows."""
+    axis = axis_of_queries(stage)
+    if index is None or rows is None or axis is None:
+        return index
+    moved = list(index)
+    moved[axis] = int(rows[index[axis]])
+    return tuple(moved)
+
+
+def spread(
+    stage: str, kept: NDArray[np.float64], rows: Rows | None, queries: int, elsewhere: float = np.inf
+) -> NDArray[np.float64]:
+    """Lay kept rows out in the whole array's shape; of bounds, every other row may be anything: infinity."""
+    axis = axis_of_queries(stage)
+    if rows is None or axis is None:
+        return kept
+    shape = list(kept.shape)
+    shape[axis] = queries
+    whole = np.full(shape, elsewhere)
+    np.moveaxis(whole, axis, 0)[rows] = np.moveaxis(kept, axis, 0)
+    return whole

@@ -1,0 +1,365 @@
+"""The oracle against the papers' formulas, written once more as plain loops over mpmath numbers of 200 bits.
+
+Nothing here is the oracle's: other numbers, other loops, another library. Every number carries the sum of the absolute
+terms that it is made of, its ``size``; agreement is to 1e-25 of that, and to the oracle's own proven radius.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from mpmath import cosh, exp, log, mp, mpf, sqrt, tanh
+from numpy.typing import NDArray
+
+from attncheck.oracle.evaluate import exact_stages
+from attncheck.spec import OPERATIONS, STAGES, computed_stages
+
+Array = NDArray[Any]
+Problem = tuple[dict[str, Any], dict[str, Array]]
+
+CASES = 500  # of every operation
+DTYPES = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)
+
+
+@dataclass(frozen=True)
+class Number:
+    """A true value, None for minus infinity, and the sum of the absolute terms behind it."""
+
+    value: Any
+    size: Any
+
+    def __add__(self, other: Number) -> Number:
+        if self.value is None or other.value is None:
+            return MINUS_INFINITY
+        return Number(self.value + other.value, self.size + other.size)
+
+    def __mul__(self, other: Number) -> Number:
+        return Number(self.value * other.value, self.size * other.size)
+
+    def __sub__(self, other: Number) -> Number:
+        return self + other.times(-1)
+
+    def times(self, factor: Any) -> Number:
+        return Number(self.value * factor, self.size * abs(factor))
+
+
+ZERO, MINUS_INFINITY = Number(mpf(0), mpf(0)), Number(None, mpf(0))
+
+
+def read(array: Array) -> Array:
+    """Stored numbers as exact ones."""
+    numbers = np.empty(array.shape, dtype=object)
+    for at in np.ndindex(array.shape):
+        stored = float(array[at])
+        numbers[at] = MINUS_INFINITY if stored == -math.inf else Number(mpf(stored), abs(mpf(stored)))
+    return numbers
+
+
+def dot(left: Sequence[Number] | Array, right: Sequence[Number] | Array) -> Number:
+    assert len(left) == len(right)
+    return sum((x * y for x, y in zip(left, right, strict=True)), ZERO)
+
+
+def score(kind: str, scale: Any, query: Array, key: Array, weights: Mapping[str, Array]) -> Number:
+    if kind == "general":
+        return dot([dot(query, column) for column in weights["weight"].T], key)
+    if kind == "additive":
+        left = [dot(query, column) for column in weights["query_weight"].T]
+        right = [dot(key, column) for column in weights["key_weight"].T]
+        bias = weights.get("score_bias", [ZERO] * len(left))
+        hidden = [x + y + z for x, y, z in zip(left, right, bias, strict=True)]
+        return dot([Number(tanh(x.value), min(x.size, 1)) for x in hidden], weights["score_vector"])
+    if kind == "cosine":
+        lengths = sqrt(sum(x.value**2 for x in query)) * sqrt(sum(x.value**2 for x in key))
+        return dot(query, key).times((mpf(1) if scale is None else mpf(scale)) / lengths)
+    if scale is None:
+        scale = 1 / sqrt(len(query)) if kind == "scaled_dot" else 1
+    return dot(query, key).times(mpf(scale))
+
+
+def softmax(row: list[Number]) -> tuple[list[Number], Number]:
+    members = [x.value for x in row if x.value is not None]
+    if not members:
+        return [ZERO for _ in row], MINUS_INFINITY
+    largest = max(members)
+    powers = [mpf(0) if x.value is None else exp(x.value - largest) for x in row]
+    total = sum(powers)
+    log_sum_exp = largest + log(total)
+    return [Number(x / total, x / total) for x in powers], Number(log_sum_exp, max(mpf(1), abs(log_sum_exp)))
+
+
+def score_stages(options: Mapping[str, Any], inputs: Mapping[str, Array], scores: Array) -> dict[str, Array]:
+    """The stages between the scores and the softmax."""
+    stages = {name: np.empty(scores.shape, dtype=object) for name in ("capped", "biased", "masked")}
+    cap = options.get("softcap")
+    bias = read(np.broadcast_to(inputs["bias"], scores.shape)) if "bias" in inputs else None
+    mask = np.broadcast_to(inputs.get("mask", np.True_), scores.shape)
+    for at in np.ndindex(scores.shape):
+        number: Any = scores[at]
+        if cap is not None:
+            number = Number(mpf(cap) * tanh(number.value / mpf(cap)), number.size)
+        stages["capped"][at] = number
+        stages["biased"][at] = number if bias is None else number + bias[at]
+        forbidden = not mask[at] or (options.get("is_causal") and at[3] > at[2])
+        stages["masked"][at] = MINUS_INFINITY if forbidden else stages["biased"][at]
+    return stages
+
+
+def project(name: str, inputs: Mapping[str, Array], heads: int) -> Array:
+    """X W + b; head h has the columns from h D to (h + 1) D."""
+    array, weight = read(inputs[name]), read(inputs[f"{name}_weight"])
+    bias = read(inputs.get(f"{name}_bias", np.zeros(weight.shape[1])))
+    width = weight.shape[1] // heads
+    projected = np.empty((array.shape[0], heads, array.shape[1], width), dtype=object)
+    for b, h, i, d in np.ndindex(projected.shape):
+        column = h * width + d
+        projected[b, h, i, d] = dot(array[b, i], weight[:, column]) + bias[column]
+    return projected
+
+
+def project_back(context: Array, inputs: Mapping[str, Array]) -> Array:
+    batch, heads, queries, width = context.shape
+    merged = np.empty((batch, queries, heads * width), dtype=object)
+    for b, h, i, d in np.ndindex(context.shape):
+        merged[b, i, h * width + d] = context[b, h, i, d]
+    if "output_weight" not in inputs:
+        return merged
+    weight = read(inputs["output_weight"])
+    bias = read(inputs.get("output_bias", np.zeros(weight.shape[1])))
+    output = np.empty((batch, queries, weight.shape[1]), dtype=object)
+    for b, i, e in np.ndindex(output.shape):
+        output[b, i, e] = dot(merged[b, i], weight[:, e]) + bias[e]
+    return output
+
+
+def reference(operation: str, options: Mapping[str, Any], inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Every stage as an array of numbers, from the formulas of the papers."""
+    projected = operation == "multi_head_attention"
+    heads = {"query": options.get("heads")} | dict.fromkeys(
+        ("key", "value"), options.get("kv_heads", options.get("heads"))
+    )
+    stages = {
+        name: project(name, inputs, heads[name]) if projected else read(inputs[name])
+        for name in ("query", "key", "value", "scores")
+        if name in inputs
+    }
+    if "scores" not in stages:
+        query, key = stages["query"], stages["key"]
+        shape = (*query.shape[:3], key.shape[2])
+        weights = {name: read(array) for name, array in inputs.items() if name in SCORE_WEIGHTS}
+        kind = options.get("score", "scaled_dot")
+        group = shape[1] // key.shape[1]  # query heads that share a key and value head
+        stages |= {name: np.empty(shape, dtype=object) for name in ("raw_scores", "scores")}
+        for b, h, i, j in np.ndindex(shape):
+            if kind in ("dot", "scaled_dot"):
+                stages["raw_scores"][b, h, i, j] = dot(query[b, h, i], key[b, h // group, j])
+            stages["scores"][b, h, i, j] = score(
+                kind, options.get("scale"), query[b, h, i], key[b, h // group, j], weights
+            )
+    stages |= score_stages(options, inputs, stages["scores"])
+    shape = stages["masked"].shape
+    stages |= {"weights": np.empty(shape, dtype=object), "log_sum_exp": np.empty(shape[:3], dtype=object)}
+    for b, h, i in np.ndindex(shape[:3]):
+        weights_row, stages["log_sum_exp"][b, h, i] = softmax(list(stages["masked"][b, h, i]))
+        for j, weight in enumerate(weights_row):
+            stages["weights"][b, h, i, j] = weight
+    if "value" in stages:
+        value = stages["value"]
+        context = stages["context"] = np.empty((*shape[:3], value.shape[3]), dtype=object)
+        for b, h, i, c in np.ndindex(context.shape):
+            context[b, h, i, c] = dot(stages["weights"][b, h, i], value[b, h // group, :, c])
+        stages["output"] = project_back(context, inputs) if projected else context
+    if operation == "attention_gradients":
+        stages |= gradients(options, inputs, stages)
+    return stages
+
+
+def gradients(options: Mapping[str, Any], inputs: Mapping[str, Array], stages: Mapping[str, Array]) -> dict[str, Array]:
+    """The chain rule, one product of numbers after the other."""
+    weights, query, key, value = (stages[name] for name in ("weights", "query", "key", "value"))
+    grad_output, group = read(inputs["grad_output"]), query.shape[1] // key.shape[1]
+    width, cap = query.shape[3], options.get("softcap")
+    scale = mpf(options["scale"]) if options.get("scale") is not None else 1 / sqrt(mpf(width))
+    total = {f"grad_{name}": np.full(stages[name].shape, ZERO) for name in ("query", "key", "value")}
+    if "bias" in inputs:
+        total["grad_bias"] = np.full(inputs["bias"].shape, ZERO)
+        places = np.broadcast_to(np.arange(inputs["bias"].size).reshape(inputs["bias"].shape), weights.shape)
+    for b, h, i in np.ndindex(weights.shape[:3]):
+        row, shared = weights[b, h, i], h // group
+        grad_weights = [dot(grad_output[b, h, i], value[b, shared, j]) for j in range(len(row))]
+        mean = dot(row, grad_weights)
+        for j, weight in enumerate(row):
+            gradient = weight * (grad_weights[j] - mean)
+            for c in range(value.shape[3]):
+                total["grad_value"][b, shared, j, c] += weight * grad_output[b, h, i, c]
+            if "bias" in inputs:
+                total["grad_bias"].ravel()[places[b, h, i, j]] += gradient
+            if cap is not None:
+                gradient = gradient.times(1 / cosh(stages["scores"][b, h, i, j].value / mpf(cap)) ** 2)
+            for d in range(width):
+                total["grad_query"][b, h, i, d] += (gradient * key[b, shared, j, d]).times(scale)
+                total["grad_key"][b, shared, j, d] += (gradient * query[b, h, i, d]).times(scale)
+    return total
+
+
+SCORE_WEIGHTS = ("weight", "query_weight", "key_weight", "score_vector", "score_bias")
+
+
+def numbers(random: np.random.Generator, dtype: Any, *shape: int) -> Array:
+    """Numbers of one regime: ordinary, small integers, tiny, large, spread over magnitudes, or nearly equal."""
+    normal = random.standard_normal(shape)
+    regime = random.integers(6)
+    spread = 2.0 if dtype in (np.float16, ml_dtypes.bfloat16) else 6.0
+    drawn = (
+        normal,
+        np.round(2 * normal),
+        normal * 10.0**-spread,
+        normal * 6,
+        normal * 10.0 ** random.uniform(-spread, spread / 4, shape),
+        1 + normal * 2.0**-8,
+    )[regime]
+    return np.asarray(drawn, dtype=np.float64).astype(dtype)
+
+
+def draw_scoring(random: np.random.Generator, dtype: Any) -> Problem:
+    batch, heads, queries, keys, width, key_width, hidden = random.integers(1, [3, 3, 4, 4, 5, 5, 4])
+    kind = str(random.choice(["dot", "scaled_dot", "general", "additive", "cosine"]))
+    if kind not in ("general", "additive"):
+        key_width = width
+    inputs = {
+        "query": numbers(random, dtype, batch, heads, queries, width),
+        "key": numbers(random, dtype, batch, heads, keys, key_width),
+    }
+    options: dict[str, Any] = {"score": kind}
+    if kind == "general":
+        inputs["weight"] = numbers(random, dtype, width, key_width)
+    elif kind == "additive":
+        inputs["query_weight"] = numbers(random, dtype, width, hidden)
+        inputs["key_weight"] = numbers(random, dtype, key_width, hidden)
+        inputs["score_vector"] = numbers(random, dtype, hidden)
+        if random.integers(2):
+            inputs["score_bias"] = numbers(random, dtype, hidden)
+    elif random.integers(2):
+        options["scale"] = float(random.choice([0.0, -0.3, 0.1, 1.0, 7.5]))
+    if kind == "cosine":
+        for name in ("query", "key"):
+            inputs[name][..., 0] += (inputs[name][..., 0] == 0).astype(dtype)
+    return options, inputs
+
+
+def add_masks(random: np.random.Generator, dtype: Any, shape: tuple[int, ...], problem: Problem) -> None:
+    options, inputs = problem
+    # Ranks 1 to 4, and axes of length 1, broadcast to the scores.
+    axes = tuple(length if random.integers(4) else 1 for length in shape)[int(random.integers(4)) :]
+    if random.integers(2):
+        inputs["mask"] = random.random(axes) < 0.7
+    if random.integers(2):
+        bias = numbers(random, dtype, *axes)
+        inputs["bias"] = np.where(random.random(axes) < 0.2, np.asarray(-np.inf, dtype=dtype), bias)
+    if random.integers(2):
+        options["is_causal"] = bool(random.integers(2))
+
+
+def draw_scores(random: np.random.Generator, dtype: Any, *, masks: bool) -> Problem:
+    shape = tuple(int(length) for length in random.integers([1, 1, 1, 0], [3, 3, 4, 6]))
+    scores = numbers(random, dtype, *shape) * np.asarray(random.choice([1, 20]), dtype=dtype)
+    problem: Problem = ({}, {"scores": np.where(random.random(shape) < 0.15, np.asarray(-np.inf, dtype=dtype), scores)})
+    if masks:
+        add_masks(random, dtype, shape, problem)
+    return problem
+
+
+def draw_attention(random: np.random.Generator, dtype: Any, *, gradients: bool = False) -> Problem:
+    batch, shared, group, queries, width, value_width = (int(x) for x in random.integers(1, [3, 3, 3, 4, 5, 4]))
+    keys, heads = int(random.integers(0, 5)), shared * group
+    inputs = {
+        "query": numbers(random, dtype, batch, heads, queries, width),
+        "key": numbers(random, dtype, batch, shared, keys, width),
+        "value": numbers(random, dtype, batch, shared, keys, value_width),
+    }
+    if gradients:
+        inputs["grad_output"] = numbers(random, dtype, batch, heads, queries, value_width)
+    options: dict[str, Any] = {}
+    add_masks(random, dtype, (batch, heads, queries, keys), (options, inputs))
+    add_numbers(random, options)
+    return options, inputs
+
+
+def add_numbers(random: np.random.Generator, options: dict[str, Any]) -> None:
+    if random.integers(2):
+        options["scale"] = float(random.choice([0.0, -0.3, 0.1, 1.0, 7.5]))
+    if random.integers(3) == 0:
+        options["softcap"] = float(random.choice([0.1, 5.0, 50.0]))
+
+
+def draw_multi_head(random: np.random.Generator, dtype: Any) -> Problem:
+    batch, shared, queries, keys, width, value_width = (int(x) for x in random.integers(1, [3, 3, 3, 4, 4, 4]))
+    heads = shared * int(random.integers(1, 3))
+    query_inputs, key_inputs, value_inputs, outputs = (int(x) for x in random.integers(1, 4, 4))
+    shapes = {
+        "query": (batch, queries, query_inputs),
+        "key": (batch, keys, key_inputs),
+        "value": (batch, keys, value_inputs),
+        "query_weight": (query_inputs, heads * width),
+        "key_weight": (key_inputs, shared * width),
+        "value_weight": (value_inputs, shared * value_width),
+    }
+    optional = {"query_bias": (heads * width,), "key_bias": (shared * width,), "value_bias": (shared * value_width,)}
+    shapes |= {name: shape for name, shape in optional.items() if random.integers(2)}
+    if random.integers(2):
+        shapes["output_weight"] = (heads * value_width, outputs)
+        shapes |= {"output_bias": (outputs,)} if random.integers(2) else {}
+    inputs = {name: numbers(random, dtype, *shape) for name, shape in shapes.items()}
+    options: dict[str, Any] = {"heads": heads}
+    if shared != heads or random.integers(2):
+        options["kv_heads"] = shared
+    add_masks(random, dtype, (batch, heads, queries, keys), (options, inputs))
+    add_numbers(random, options)
+    return options, inputs
+
+
+DRAW: dict[str, Any] = {
+    "scoring": draw_scoring,
+    "softmax": lambda random, dtype: draw_scores(random, dtype, masks=False),
+    "masking": lambda random, dtype: draw_scores(random, dtype, masks=True),
+    "attention": draw_attention,
+    "attention_gradients": lambda random, dtype: draw_attention(random, dtype, gradients=True),
+    "multi_head_attention": draw_multi_head,
+}
+
+
+def elements(array: Array) -> Iterator[tuple[tuple[int, ...], Any]]:
+    for at in np.ndindex(array.shape):
+        yield at, array[at]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_stage_agrees_with_mpmath(operation: str) -> None:
+    random = np.random.default_rng(20_240_601)
+    for case in range(CASES):
+        options, inputs = DRAW[operation](random, DTYPES[case % len(DTYPES)])
+        # All nodes of the chain, those included that the backends leave out because nothing asks for them.
+        asked = set(computed_stages(operation, options, inputs)) | ({"masked"} if operation != "scoring" else set())
+        got = exact_stages(operation, options, inputs, [stage for stage in STAGES if stage in asked])
+        with mp.workprec(200):
+            truth = reference(operation, options, inputs)
+            for stage, enclosure in got.items():
+                assert enclosure.shape == truth[stage].shape
+                for at, number in elements(truth[stage]):
+                    high, low, radius = (float(part[at]) for part in (enclosure.high, enclosure.low, enclosure.radius))
+                    where = f"case {case}, {stage}{list(at)}: {options}"
+                    if number.value is None:
+                        assert (high, low, radius) == (-math.inf, 0, 0), where
+                        continue
+                    error = abs(number.value - mpf(high) - mpf(low))
+                    # Below 2^-1072 float64 has no numbers; the radius is then the least that there is.
+                    assert error <= max(mpf(10) ** -25 * number.size, mpf(2) ** -1072), where
+                    assert radius <= max(1e-24 * number.size, mpf(2) ** -1072), where
+                    # mpmath's own rounding, at 200 bits, is not the oracle's.
+                    assert error <= radius + mpf(2) ** -180 * number.size, where
