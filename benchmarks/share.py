@@ -24,8 +24,8 @@ from pathlib import Path
 MOST = 0.2
 """Of all processor time, the harness's own."""
 
-ORACLE = re.compile(r"harness/judging/(oracle\w*|enclosure)\.py")
-BOUNDS = re.compile(r"harness/judging/(bounds\w*|policies|scales|propagation)\.py")
+ORACLE = re.compile(r"harness/(oracle/(evaluate|blocks|enclosure)|attention/balls)\.py")
+BOUNDS = re.compile(r"harness/(attention|oracle)/\w+\.py|harness/judging/scales\.py")
 FRAMEWORK = re.compile(r"\((backends/\w+|torch|tensorflow|keras|jax|jaxlib)[/.]|BackendEntry\.load")
 
 

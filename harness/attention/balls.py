@@ -142,6 +142,16 @@ def merge_heads(balls: BallArray) -> BallArray:
     return from_entries((batch, length, heads * width), list(chain.from_iterable(rows[i] for i in order)))
 
 
+def summed_in_groups(balls: BallArray, heads: int) -> BallArray:
+    """Add the heads of each group up: (B, H, L, D) -> (B, Hkv, L, D)."""
+    group = balls.shape[-3] // heads
+    if group == 1:
+        return balls
+    starts = range(0, len(balls.matrices), group)
+    sums = [sum(balls.matrices[start + 1 : start + group], balls.matrices[start]) for start in starts]
+    return BallArray((*balls.shape[:-3], heads, *balls.shape[-2:]), sums)
+
+
 def exponentials(logits: BallArray, *, uniform: bool = False) -> Exponentials:
     """Take exponentials relative to each row's largest score.
 

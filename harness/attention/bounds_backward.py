@@ -15,22 +15,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attncheck.attention.bounds_logits import (
-    LOGITS,
-    Arrays,
-    Options,
-    allowed_keys,
-    attention_scale,
-    logit_errors,
-    next_logits,
-    operands_of,
-    score_error,
-    softmax,
-)
-from attncheck.attention.bounds_rows import Rows, rows_of
-from attncheck.attention.bounds_scores import slope_of_tanh
-from attncheck.attention.errors import LogitError, Operand, Real, as_float64, transposed
+from attncheck.attention.errors import Logits, Real, for_query_heads, transposed
+from attncheck.attention.exponents import Rows
+from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel, rounding_model_named
+from attncheck.attention.scores import scale_of
+from attncheck.attention.softcap import cap_of, slope_of_tanh
+from attncheck.attention.walk import error_walk, value_walk
 
 _DOUBLE = rounding_model_named("native", "float64")
 
@@ -48,7 +39,7 @@ class Backward:
     value: Real
     grad_output: Real
     scores: Real
-    score_error: LogitError
+    score_error: Logits
     log_sum_exp: Real  # L
     output: Real  # o
     grad_weights: Real  # dp
@@ -69,73 +60,46 @@ class Backward:
         return self.grad_logits * self.slope
 
 
-def backward_of(options: Options, inputs: Arrays, rounding: RoundingModel) -> Backward:
+def backward_of(problem: Problem, rounding: RoundingModel) -> Backward:
     """Evaluate attention and its gradients; what a mask forbids stays out."""
-    given = {name: as_float64(array) for name, array in inputs.items() if array.dtype != bool}
-    operands = operands_of(given)
-    query, key, value = (_of_every_head(operands[name], given["query"].shape[1]) for name in ("query", "key", "value"))
-    stages = _logits(options, inputs, given, query, key)
-    logits = stages["masked"]
-    weights, log_sum_exp = softmax(logits)
-    rows, own = (
-        rows_of(logits, weights, log_sum_exp, _logit_error(operands, given, options, each, stages), each)
-        for each in (rounding, _DOUBLE)
-    )
+    heads, values = problem.inputs["query"].shape[1], value_walk(problem)
+    query, key, value = (_of_every_head(problem.inputs[name], heads) for name in ("query", "key", "value"))
+    weights, log_sum_exp = values.node("exponentials")
+    forwards = error_walk(problem, rounding, values)
+    rows, own = (walk.node("exponentials") for walk in (forwards, error_walk(problem, _DOUBLE, values)))
     attended = rows.attended.astype(np.float64)
-    grad_output = given["grad_output"]
+    grad_output = problem.inputs["grad_output"]
     grad_weights = grad_output @ transposed(value)
     delta = (weights * grad_weights).sum(axis=-1, keepdims=True)
     centred = np.where(rows.attended, grad_weights - delta, 0.0)
     most_weight = _at_most(own)
     uncertain = ((most_weight - weights) * np.abs(grad_weights)).sum(axis=-1, keepdims=True)
-    cap = None if options.get("softcap") is None else float(options["softcap"])
+    scores, cap = values.node("scores"), cap_of(problem)
     return Backward(
         rows=rows,
         attended=attended,
-        scale=attention_scale(options, query.shape[-1]),
+        scale=scale_of(problem),
         softcap=cap,
         query=query,
         key=key,
         value=value,
         grad_output=grad_output,
-        scores=stages["scores"],
-        score_error=score_error(operands, given, options, rounding, stages["scores"]),
+        scores=scores,
+        score_error=forwards.node("scores"),
         log_sum_exp=log_sum_exp,
         output=weights @ value,
         grad_weights=grad_weights,
         delta=delta,
         centred=centred,
-        slope=np.ones((1, 1)) if cap is None else slope_of_tanh(stages["scores"] / cap),
+        slope=np.ones((1, 1)) if cap is None else slope_of_tanh(scores / cap),
         most_weight=most_weight,
         most_centred=np.abs(centred) + attended * uncertain,
     )
 
 
-def _of_every_head(operand: Operand, heads: int) -> Real:
-    value = operand.value
-    return np.broadcast_to(value, (*value.shape[:-3], heads, *value.shape[-2:]))
-
-
-def _logits(options: Options, inputs: Arrays, given: dict[str, Real], query: Real, key: Real) -> dict[str, Real]:
-    stages = {"scores": attention_scale(options, query.shape[-1]) * (query @ transposed(key))}
-    asked = {"capped": options.get("softcap") is not None, "biased": "bias" in given}
-    attended = allowed_keys(options, inputs, (query.shape[-2], key.shape[-2]))
-    before = stages["scores"]
-    for stage in LOGITS[1:]:
-        if asked.get(stage, True):
-            before = stages[stage] = next_logits(stage, before, options, given, attended)
-    return stages
-
-
-def _logit_error(
-    operands: dict[str, Operand],
-    given: dict[str, Real],
-    options: Options,
-    rounding: RoundingModel,
-    stages: dict[str, Real],
-) -> LogitError:
-    error = score_error(operands, given, options, rounding, stages["scores"])
-    return logit_errors("scores", error, given, options, rounding, stages)["masked"]
+def _of_every_head(array: Real, heads: int) -> Real:
+    shared = for_query_heads(array, heads)
+    return np.broadcast_to(shared, (*shared.shape[:-3], heads, *shared.shape[-2:]))
 
 
 def _at_most(own: Rows) -> Real:

@@ -37,13 +37,6 @@ from attncheck.attention.bounds_gradients_scale import (
     weights_variance,
 )
 from attncheck.attention.bounds_gradients_worst import Largest, largest_errors, storage_of
-from attncheck.attention.bounds_logits import Arrays, Options
-from attncheck.attention.bounds_rows import is_linear
-from attncheck.attention.bounds_scores import (
-    constant_roundings,
-    folds_exactly_into_operands,
-    roundings_of_scale,
-)
 from attncheck.attention.errors import (
     ORDER_FACTOR,
     Bound,
@@ -53,7 +46,10 @@ from attncheck.attention.errors import (
     summation_variance,
     transposed,
 )
+from attncheck.attention.exponents import is_linear
+from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
+from attncheck.attention.scores import constant_roundings, folds_exactly_into_operands, roundings_of_scale
 
 _MAX_LINEAR = 1 / 4
 """Variance of a logit's error up to which gradients have a statistical scale, which is looser than that of weights."""
@@ -87,10 +83,10 @@ class _Sums:
 
 
 def gradient_bounds(
-    options: Options, inputs: Arrays, rounding: RoundingModel, exact: Mapping[str, Real], wanted: Set[str]
+    problem: Problem, rounding: RoundingModel, exact: Mapping[str, Real], wanted: Set[str]
 ) -> dict[str, Bound]:
-    """Bound ``attention_gradients``: ``inputs`` as stored, of rank 4, ``exact`` the gradients."""
-    back = backward_of(options, inputs, rounding)
+    """Bound ``attention_gradients``: inputs of rank 4, ``exact`` the gradients."""
+    back, inputs = backward_of(problem, rounding), problem.inputs
     largest, spread = largest_errors(back, rounding), spread_of(back, rounding)
     logits = logits_variance(back, spread, rounding)
     scores = scores_variance(back, spread, logits, rounding)

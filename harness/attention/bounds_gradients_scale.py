@@ -30,10 +30,10 @@ import numpy as np
 
 from attncheck.attention.bounds_backward import Backward
 from attncheck.attention.bounds_gradients_worst import STORAGE_COUNT, storage_of
-from attncheck.attention.bounds_rows import second_order
-from attncheck.attention.bounds_softmax import stored_log_sum_exp_variance
 from attncheck.attention.errors import Real, product_variance, summation_variance, transposed
+from attncheck.attention.exponents import second_order
 from attncheck.attention.rounding import RoundingModel
+from attncheck.attention.softmax import stored_log_sum_exp_variance
 
 
 @dataclass(frozen=True, eq=False)

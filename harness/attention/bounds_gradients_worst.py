@@ -1,6 +1,6 @@
 """How large the errors of a backward pass can be, up to the gradients of logits and scores.
 
-In the notation of ``bounds_backward`` and ``bounds_softmax``. P bounds the error of a weight that is used backwards:
+In the notation of ``bounds_backward`` and ``softmax``. P bounds the error of a weight that is used backwards:
 
     P   stored weights       G + c_p (p + G) + 2 eta_p,      c_p = (n + r) u_sum + 3u_c + u_p + n eta_p
         e^(s - L), L stored  p (e^(E + F) - 1) + (u_p + u_c) p e^(E + F) + 2 eta_p,  F = B_L + (c_x + c_m) u_c lambda
@@ -24,11 +24,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from attncheck.attention.bounds_backward import Backward
-from attncheck.attention.bounds_output import output_bound
-from attncheck.attention.bounds_scores import rise_of_tanh
-from attncheck.attention.bounds_softmax import moved_weights, normalisation_error, stored_log_sum_exp_error
 from attncheck.attention.errors import Operand, Real, transposed
 from attncheck.attention.rounding import RoundingModel
+from attncheck.attention.softcap import rise_of_tanh
+from attncheck.attention.softmax import moved_weights, normalisation_error, stored_log_sum_exp_error
+from attncheck.attention.weighted_mean import output_bound
 
 _SUBTRACTION_COUNT = 3
 STORAGE_COUNT = 4

@@ -1,4 +1,4 @@
-"""What error bounds are made of: a bound, an operand with its error, and the error of a logit.
+"""What error bounds are made of: a bound, an operand with its error, logits with theirs, and a ball in float64.
 
 Every bound is two numbers per element. ``worst`` (B) holds for any order of summation, blocking and fusing that the
 rounding model allows. ``scale`` (sigma) is the size of the error if roundings behave as bounded, mean-independent
@@ -56,32 +56,39 @@ class Operand:
 
     def for_query_heads(self, heads: int) -> Operand:
         """Repeat each head of a key or value for the query heads that share it: (B, Hkv, L, D) -> (B, H, L, D)."""
-        own = self.value.shape[-3] if self.value.ndim > 2 else 1
-        if own in (1, heads):
-            return self
-        group = heads // own
-        parts = (None if part is None else np.repeat(part, group, -3) for part in (self.worst, self.variance))
-        return Operand(np.repeat(self.value, group, -3), *parts)
+        parts = (None if part is None else for_query_heads(part, heads) for part in (self.worst, self.variance))
+        return Operand(for_query_heads(self.value, heads), *parts)
+
+    def bound(self, _: RoundingModel) -> Bound:
+        """Return the bound of a computed operand."""
+        assert self.worst is not None
+        assert self.variance is not None
+        return settle(self.value, self.worst, self.variance, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
-class LogitError:
-    """The error of one stage between the product of query and key and the softmax, per element.
+class Logits:
+    """One stage between the product of query and key and the softmax, and its error per element.
 
     ``worst`` is D. ``independent`` (tau^2) is the variance of errors that each key has for itself, ``shared`` of errors
     that the keys of a row may have in common; ``floor`` is absolute, from underflow, and no part of them; nor is
     ``proportion``, the variance of a relative error that all scores have in common.
     """
 
+    value: Real
     worst: Real
     independent: Real
     shared: Real
     floor: Real
     proportion: float = 0.0
 
-    def bound(self, exact: Real, rounding: RoundingModel) -> Bound:
+    def shared_with_proportion(self, scores: Real) -> Real:
+        """Return what keys share behind another step: it is in proportion to ``scores``, those before, no longer."""
+        return self.shared + self.proportion * scores * scores if self.proportion else self.shared
+
+    def bound(self, rounding: RoundingModel) -> Bound:
         """Return the bound of the stage as it is returned: in the format of results, where that is the coarser one."""
-        worst, variance, floor = self.worst, self.independent + self.shared, self.floor
+        exact, worst, variance, floor = self.value, self.worst, self.independent + self.shared, self.floor
         if self.proportion:
             variance = variance + self.proportion * exact * exact
         if rounding.output_unit > rounding.score_unit:
@@ -91,10 +98,22 @@ class LogitError:
         return settle(exact, worst, variance, floor)
 
 
-def no_error(shape: tuple[int, ...]) -> LogitError:
-    """Return the error of logits that are given, not computed."""
-    zero = np.zeros(shape)
-    return LogitError(zero, zero, zero, zero)
+def exact_logits(value: Real, worst: Real | None = None) -> Logits:
+    """Take logits as given, not computed; or as off by ``worst`` at most, and nothing known beyond that."""
+    zero = np.zeros_like(value)
+    return Logits(value, zero if worst is None else worst, zero, zero, zero)
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """A stage behind the softmax, with the bound that it has as it is returned."""
+
+    value: Real
+    finished: Bound
+
+    def bound(self, _: RoundingModel) -> Bound:
+        """Return the bound."""
+        return self.finished
 
 
 def settle(exact: Real, worst: Real, variance: Real, floor: Real | float) -> Bound:
@@ -124,6 +143,34 @@ def product_variance(rounding: RoundingModel, length: int | Real, total_square: 
     variance = variance * np.maximum(length, 1)
     rounded: Real = 2 * rounding.product_spread**2 * squares + rounding.product_common * total_square
     return variance + rounded
+
+
+@dataclass(frozen=True, eq=False)
+class Ball:
+    """Values in float64 and, per element, the radius around them; an infinite value has radius 0."""
+
+    value: Real
+    radius: Real
+
+    def radius_of_product(self, value: Real, radius: Real) -> Real:
+        """Return how far a product of matrices with another ball moves: |x'y' - xy| <= |x| r_y + r_x (|y| + r_y)."""
+        moved: Real = np.abs(self.value) @ radius + self.radius @ (np.abs(value) + radius)
+        return moved
+
+    def for_query_heads(self, heads: int) -> Ball:
+        """Repeat each head of a key or value for the query heads that share it."""
+        return Ball(for_query_heads(self.value, heads), for_query_heads(self.radius, heads))
+
+
+def for_query_heads(array: Real, heads: int) -> Real:
+    """Repeat each head of keys or values for the query heads that share it: (B, Hkv, L, D) -> (B, H, L, D)."""
+    own = array.shape[-3] if array.ndim > 2 else 1
+    return array if own in (1, heads) else np.repeat(array, heads // own, -3)
+
+
+def heads_of(array: Real) -> int:
+    """Return the number of heads of a query, or of what follows from it."""
+    return array.shape[-3] if array.ndim > 2 else 1
 
 
 def transposed(matrix: Real) -> Real:

@@ -11,7 +11,10 @@ from flint import arb
 from numpy.typing import NDArray
 
 from attncheck.attention.balls import BallArray, from_numpy
-from attncheck.spec import OPERATIONS, SCORE_INPUTS, Shape
+from attncheck.spec import OPERATIONS, SCORE_INPUTS, STAGES, Shape
+
+LOGITS = STAGES[STAGES.index("scores") : STAGES.index("weights")]
+"""The stages that the softmax may follow from, in order."""
 
 
 class OutsideDomain(Exception):
@@ -67,6 +70,18 @@ class Problem:
         return str(self.options.get("softcap_follows", "scores"))
 
     @property
+    def is_masked(self) -> bool:
+        """Whether a mask or causality says who may attend to whom."""
+        return "mask" in self.inputs or bool(self.options.get("is_causal"))
+
+    @property
+    def head_width(self) -> int:
+        """D, the width of a head's queries and keys."""
+        if self.operation == "multi_head_attention":
+            return int(self.inputs["query_weight"].shape[-1]) // self.heads_of("query")
+        return int(self.array("query").shape[-1])
+
+    @property
     def has_uniform_rows(self) -> bool:
         """Whether a row without a key attends to all keys alike."""
         return self.options.get("empty_rows") == "uniform"
@@ -83,6 +98,21 @@ class Problem:
         if self.absolute:
             array = np.where(array == -np.inf, array, np.abs(array))
         return from_numpy(np.atleast_2d(array))
+
+    def in_float64(self) -> Problem:
+        """Widen all numbers, exactly."""
+        return replace(
+            self,
+            inputs={
+                name: array if array.dtype == np.bool_ else array.astype(np.float64)
+                for name, array in self.inputs.items()
+            },
+        )
+
+    def without_mask(self) -> Problem:
+        """Leave out what says who may attend to whom."""
+        inputs = {name: array for name, array in self.inputs.items() if name != "mask"}
+        return replace(self, inputs=inputs, options={**self.options, "is_causal": False})
 
     def number(self, value: float) -> arb:
         """Take an option as exact."""
@@ -125,10 +155,10 @@ class Problem:
 
         What the mask forbids is not attended, whatever stands there; -inf is a score where nothing is attended.
         """
-        if name not in _LOGITS:
+        if name not in LOGITS:
             return array if np.isfinite(array).all() else None
         allowed = self.allowed(array.shape)
-        if allowed is not None and name != "masked" and stage not in _LOGITS[:-1]:
+        if allowed is not None and name != "masked" and stage not in LOGITS[:-1]:
             array = np.where(allowed, array.astype(np.float64), -np.inf)
         unattended = array == -np.inf
         if name != "masked":
@@ -136,14 +166,13 @@ class Problem:
         return array if (np.isfinite(array) | unattended).all() else None
 
 
-_LOGITS = ("scores", "capped", "biased", "masked")
 _OPTIONS = {"score", "scale", "softcap", "softcap_follows", "is_causal", "heads", "kv_heads", "empty_rows"}
 # What the caller turns into one mask and joined keys first.
 _LOWERED = {"key_lengths", "query_mask", "past_key", "past_value"}
 _INPUTS = {name for score in SCORE_INPUTS.values() for name in score}.union(
     *(each.inputs for each in OPERATIONS.values())
 ) - _LOWERED
-_BY_QUERY = ("query", *_LOGITS, "weights", "context")
+_BY_QUERY = ("query", *LOGITS, "weights", "context")
 MAY_BE_MINUS_INFINITY = {"scores", "bias"}
 
 

@@ -1,9 +1,9 @@
 """What numbers are held against: the exact ones, and how far from them a document's own may lie.
 
 A document's number was computed from inputs that it may print rounded, in a precision that it may declare
-(``computed_in``), and then printed. The first is what ``propagation`` allows for, and inputs that were rounded to that
-precision belong to it. The second has a bound like that of any implementation: the bound of the widest rounding model
-in the dtype, from the document's inputs as that dtype stores them.
+(``computed_in``), and then printed. The first is what ``attention.radii`` allows for, and inputs that were rounded to
+that precision belong to it. The second has a bound like that of any implementation: the bound of the widest rounding
+model in the dtype, from the document's inputs as that dtype stores them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.radii import Ball, propagate
+from attncheck.attention.errors import Ball
+from attncheck.attention.radii import propagate
 from attncheck.judging.compare import first_index
 from attncheck.judging.truth import Truth, is_open, truth_of_case
 from attncheck.quantities import QUANTITIES

@@ -8,22 +8,20 @@ they are made of.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention import bounds_rows, bounds_softmax
-from attncheck.attention.bounds import Bound
-from attncheck.attention.bounds_accumulated import attention_bounds, merge_heads, output_of_heads
-from attncheck.attention.bounds_logits import LOGITS, logit_errors, logits_of, next_logits, softmax
-from attncheck.attention.bounds_output import mean_bound
-from attncheck.attention.errors import LogitError, Operand, Real, as_float64
-from attncheck.attention.problem import Problem
+from attncheck.attention.bounds import for_bounds
+from attncheck.attention.errors import Bound, Finished, Operand, Real, as_float64, exact_logits
+from attncheck.attention.problem import LOGITS, Problem
+from attncheck.attention.projection import merge_heads
 from attncheck.attention.rounding import RoundingModel
-from attncheck.judging.scales import scale_of
+from attncheck.attention.walk import Walk, error_walk, value_walk
 from attncheck.judging.truth import Truth
-from attncheck.reading.canonical import AttentionProblem, call_form, canonical_form
+from attncheck.reading.canonical import call_form, canonical_form
 
 Errors = Mapping[str, Real]
 Estimates = dict[str, tuple[Real, Real]]
@@ -31,9 +29,25 @@ Estimates = dict[str, tuple[Real, Real]]
 Follow = Callable[[Truth, RoundingModel, Errors], Estimates]
 
 _LN2 = math.log(2)
-_SLACK = 1 + 2.0**-10
 _HALF_PLACES = 8
 """Roundings of a few operations on a finished result."""
+
+
+def _walk_from(truth: Truth, rounding: RoundingModel, states: Mapping[str, Any]) -> Walk:
+    """Follow values and errors from other states of some nodes, and from the inputs."""
+    problem = for_bounds(_problem(truth))
+    values = value_walk(problem, {name: state.value for name, state in states.items()})
+    return error_walk(problem, rounding, values, states=states)
+
+
+def _problem(truth: Truth) -> Problem:
+    return Problem.of(truth.operation, truth.options, truth.inputs)
+
+
+def _estimates(walk: Walk, stages: Iterable[str], rounding: RoundingModel) -> Estimates:
+    """Return what a walk finds for stages as they are returned."""
+    states = {stage: walk.node(stage) for stage in stages}
+    return {stage: (state.value, state.bound(rounding).worst) for stage, state in states.items()}
 
 
 # What is behind a finished result.
@@ -92,7 +106,7 @@ def _split_log_sum_exp(
 
 def _last_logits(truth: Truth, errors: Errors) -> tuple[Real, Real]:
     """Return what the softmax sees, and its largest errors."""
-    order = [stage for stage in logits_of(truth.options) if stage in truth.exact]
+    order = [stage for stage in LOGITS if stage in truth.exact]
     if not order:
         scores = as_float64(truth.inputs["scores"])
         return scores, np.zeros_like(scores)
@@ -107,21 +121,18 @@ def softmax_over(axis: int) -> Follow:
         if logits.ndim < -axis:
             return {}
         turned, moved = (np.moveaxis(np.broadcast_to(each, logits.shape), axis, -1) for each in (logits, error))
-        weights, worst = (np.moveaxis(each, -1, axis) for each in _softmax_of(turned, moved, rounding)["weights"])
+        weights, worst = (
+            np.moveaxis(each, -1, axis) for each in _softmax_of(truth, turned, moved, rounding)["weights"]
+        )
         return {"weights": (weights, worst)} | _behind_weights(truth, weights, worst, rounding, errors)
 
     return follow
 
 
-def _softmax_of(logits: Real, error: Real, rounding: RoundingModel) -> Estimates:
+def _softmax_of(truth: Truth, logits: Real, error: Real, rounding: RoundingModel) -> Estimates:
     """Return weights and log_sum_exp of logits that are off by ``error`` at most."""
-    weights, total = softmax(logits)
-    zero = np.zeros_like(logits)
-    rows = bounds_rows.rows_of(logits, weights, total, LogitError(error, zero, zero, zero), rounding)
-    return {
-        "weights": (weights, bounds_softmax.weights_bound(rows, weights, rounding).worst),
-        "log_sum_exp": (total, bounds_softmax.log_sum_exp_bound(rows, total, rounding).worst),
-    }
+    walk = _walk_from(truth, rounding, {"masked": exact_logits(logits, error)})
+    return _estimates(walk, ("weights", "log_sum_exp"), rounding)
 
 
 def not_renormalised(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
@@ -145,14 +156,14 @@ def _masked_behind(
     truth: Truth, rounding: RoundingModel, errors: Errors, before: NDArray[np.bool_] | None
 ) -> Estimates:
     logits, _ = _last_logits(truth, errors)
-    allowed = Problem.of(truth.operation, truth.options, truth.inputs).allowed(logits.shape)
+    allowed = _problem(truth).allowed(logits.shape)
     if allowed is None:
         return {}
     last = [stage for stage in LOGITS[:-1] if stage in truth.exact][-1]
     logits, error = truth.exact[last].high, errors[last]
     if before is not None:
         logits, error = np.where(before, logits, -np.inf), np.where(before, error, 0.0)
-    found = _softmax_of(logits, error, rounding)
+    found = _softmax_of(truth, logits, error, rounding)
     weights, worst = (np.where(allowed, each, 0.0) for each in found["weights"])
     found |= {"masked": (logits, error), "weights": (weights, worst)}
     return found | _behind_weights(truth, weights, worst, rounding, errors)
@@ -162,31 +173,15 @@ def _behind_weights(truth: Truth, weights: Real, worst: Real, rounding: Rounding
     """Follow other weights through the average of the values, and through the output projection."""
     if truth.operation == "softmax":
         return {}
-    value = _value(truth, errors, weights.shape[-3])
-    mean = np.asarray(weights @ value.value)
-    bound = mean_bound(Operand(weights), value, mean, rounding).worst + _SLACK * (worst @ value.magnitude)
-    return _behind_mean(truth, mean, bound, rounding)
-
-
-def _value(truth: Truth, errors: Errors, heads: int) -> Operand:
+    states = {"weights": Operand(weights, worst)}
     if "value" in truth.exact:
-        error = errors["value"]
-        return Operand(truth.exact["value"].high, error, error**2).for_query_heads(heads)
-    return Operand(as_float64(truth.inputs["value"])).for_query_heads(heads)
+        states["value"] = _projected(truth, errors, "value")
+    walk = _walk_from(truth, rounding, states)
+    return _estimates(walk, [stage for stage in ("context", "output") if stage in walk.graph], rounding)
 
 
-def _behind_mean(truth: Truth, mean: Real, worst: Real, rounding: RoundingModel) -> Estimates:
-    if truth.operation != "multi_head_attention":
-        return {"output": (mean, worst)}
-    return {"context": (mean, worst), "output": _output_of_heads(truth, mean, worst, rounding)}
-
-
-def _output_of_heads(truth: Truth, context: Real, worst: Real, rounding: RoundingModel) -> tuple[Real, Real]:
-    given = {name: as_float64(array) for name, array in truth.inputs.items() if array.dtype != bool}
-    output = merge_heads(context)
-    if "output_weight" in given:
-        output = output @ given["output_weight"] + given.get("output_bias", 0.0)
-    return output, output_of_heads(context, Bound(worst, worst), given, output, rounding).worst
+def _projected(truth: Truth, errors: Errors, name: str) -> Operand:
+    return Operand(truth.exact[name].high, errors[name], errors[name] ** 2)
 
 
 # Other scores.
@@ -197,23 +192,15 @@ def squared(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
     scores, error = truth.exact["scores"].high, errors["scores"]
     squares = scores * scores
     moved = 2 * np.abs(scores) * error + error * error + _few_roundings(rounding) * squares + rounding.score_underflow
-    zero = np.zeros_like(scores)
-    return _behind_scores(truth, squares, LogitError(moved, zero, zero, zero), rounding, errors)
-
-
-def _behind_scores(truth: Truth, scores: Real, error: LogitError, rounding: RoundingModel, errors: Errors) -> Estimates:
-    given = {name: as_float64(array) for name, array in truth.inputs.items() if array.dtype != bool}
-    allowed = Problem.of(truth.operation, truth.options, truth.inputs).allowed(scores.shape)
-    values = {"scores": scores}
-    for stage in LOGITS[1:]:
+    walk = _walk_from(truth, rounding, {"scores": exact_logits(squares, moved)})
+    found = {}
+    for stage in LOGITS:
         if stage in truth.exact:
-            values[stage] = scores = next_logits(stage, scores, truth.options, given, allowed)
-    worst = logit_errors("scores", error, given, truth.options, rounding, values)
-    found = {stage: (values[stage], each.worst + np.zeros_like(scores)) for stage, each in worst.items()}
+            state = walk.node(stage)
+            found[stage] = state.value, state.worst + np.zeros_like(state.value)
     if truth.operation == "scoring":
         return found
-    last = found[list(found)[-1]]
-    found |= _softmax_of(*last, rounding)
+    found |= _estimates(walk, ("weights", "log_sum_exp"), rounding)
     return found | _behind_weights(truth, *found["weights"], rounding, errors)
 
 
@@ -228,30 +215,18 @@ def merged_by_view(truth: Truth, rounding: RoundingModel, errors: Errors) -> Est
         each.reshape(batch, length, heads, width).swapaxes(1, 2)
         for each in (np.ascontiguousarray(context), np.ascontiguousarray(error))
     )
-    return {"output": _output_of_heads(truth, seen, moved, rounding)}
+    walk = _walk_from(truth, rounding, {"context": Finished(seen, Bound(moved, moved))})
+    return _estimates(walk, ("output",), rounding)
 
 
 def split_by_view(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
     """Split the projected width without bringing heads before positions, and attend with what that gives."""
-    given = {name: as_float64(array) for name, array in truth.inputs.items() if array.dtype != bool}
     operands = {}
     for name in ("query", "key", "value"):
         shape = truth.exact[name].high.shape
         value, error = (merge_heads(each).reshape(shape) for each in (truth.exact[name].high, errors[name]))
         operands[name] = Operand(value, error, error**2)
     found: Estimates = {name: (each.value, np.asarray(each.worst)) for name, each in operands.items()}
-    heads = operands["query"].value.shape[1]
-    shared = {name: each.for_query_heads(heads) for name, each in operands.items()}
-    scale = scale_of(truth.operation, AttentionProblem(dict(truth.options), dict(truth.inputs)))
-    scores = shared["query"].value @ np.swapaxes(shared["key"].value, -1, -2)
-    values = {"raw_scores": scores, "scores": scores * scale}
-    allowed = Problem.of(truth.operation, truth.options, truth.inputs).allowed(scores.shape)
-    scores = values["scores"]
-    for stage in LOGITS[1:]:
-        if stage in truth.exact:
-            values[stage] = scores = next_logits(stage, scores, truth.options, given, allowed)
-    values["weights"], values["log_sum_exp"] = softmax(scores)
-    values["context"] = values["weights"] @ shared["value"].value
-    bounds = attention_bounds(shared, given, truth.options, rounding, values, set(values))
-    found |= {stage: (values[stage], bounds[stage].worst) for stage in values}
-    return found | {"output": _output_of_heads(truth, *found["context"], rounding)}
+    walk = _walk_from(truth, rounding, operands)
+    behind = [stage for stage in truth.exact if stage in walk.graph and stage not in operands]
+    return found | _estimates(walk, behind, rounding)

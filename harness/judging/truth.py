@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.bounds import Bound, accumulated_bounds, introduced_bound
-from attncheck.attention.bounds_logits import LOGITS
 from attncheck.attention.formats import FORMATS
-from attncheck.attention.problem import OutsideDomain
+from attncheck.attention.problem import LOGITS, OutsideDomain
 from attncheck.attention.rounding import RoundingModel, rounding_model_named
 from attncheck.judging.overflow import without_overflown
 from attncheck.judging.special_rows import SpecialRows, special_rows, without_nan

@@ -22,8 +22,8 @@ from flint import arb
 from numpy.typing import NDArray
 
 from attncheck.attention.balls import BallArray, from_entries
-from attncheck.attention.graph import Evaluation
-from attncheck.attention.problem import Problem, check_domain
+from attncheck.attention.problem import LOGITS, Problem, check_domain
+from attncheck.attention.walk import exact_walk
 from attncheck.oracle.enclosure import Enclosure, Real, enclose
 from attncheck.oracle.evaluate import MIN_RADIUS, TOLERANCE, settled
 from attncheck.reading.shapes import score_elements
@@ -42,7 +42,6 @@ _ACCURACY = 84
 """Bits to which every e^s must be known: s then is to within 2^-84."""
 _LARGEST_LOGIT = 2.0**52
 _ZERO, _ONE = arb(0), arb(1)
-_LOGITS = ("scores", "capped", "biased")
 
 Flags = NDArray[np.bool_]
 
@@ -74,7 +73,7 @@ def exact_results(
     problem = Problem.of(operation, options, inputs)
     check_domain(operation, options, inputs)
     found = settled(lambda: _attempt(problem, stages), f"{operation}: {', '.join(stages)}")
-    logits = (found.inner[stage] for stage in (*_LOGITS, "masked") if stage in found.inner)
+    logits = (found.inner[stage] for stage in LOGITS if stage in found.inner)
     return found if all(((np.abs(each) <= _LARGEST_LOGIT) | (each == -np.inf)).all() for each in logits) else None
 
 
@@ -120,7 +119,7 @@ class _Sums:
         even = np.asarray(problem.has_uniform_rows & ~attended.any(axis=-1))
         width, rows = problem.array("value").shape[-1], int(np.prod(shape[:-1]))
         computed = computed_stages(problem.operation, problem.options, problem.inputs)
-        logits = {stage: np.zeros(shape) for stage in _LOGITS if stage in computed}
+        logits = {stage: np.zeros(shape) for stage in LOGITS[:-1] if stage in computed}
         return cls(attended, even, width, [[_ZERO] * width] * rows, [_ZERO] * rows, logits, np.zeros(shape))
 
     def add(self, problem: Problem, keys: slice) -> bool:
@@ -129,18 +128,18 @@ class _Sums:
         rows = np.flatnonzero(counted.any(axis=(*range(counted.ndim - 2), -1)))
         if not len(rows):
             return True
-        evaluation = Evaluation(problem.of_rows(rows).of_keys(keys.start, keys.stop))
-        logits = evaluation.stage(list(self.logits)[-1])
+        walk = exact_walk(problem.of_rows(rows).of_keys(keys.start, keys.stop))
+        logits = walk.node(list(self.logits)[-1])
         terms = self._exponentials(logits, rows, keys)
         if terms is None:
             return False
-        value: BallArray = evaluation.stage("value")
+        value: BallArray = walk.node("value")
         products = terms @ value.for_heads_of(terms)
         for place, powers, product in zip(self._places(rows), terms.rows(), products.rows(), strict=True):
             self.numerators[place] = [total + each for total, each in zip(self.numerators[place], product, strict=True)]
             self.denominators[place] = self.denominators[place] + sum(powers, _ZERO)
         for stage, kept in self.logits.items():
-            entries = evaluation.stage(stage).entries()
+            entries = walk.node(stage).entries()
             kept[..., rows, keys] = np.array([float(ball) for ball in entries]).reshape(logits.shape)
         highs = self.logits[list(self.logits)[-1]][..., rows, keys].ravel().tolist()
         rests = [float(ball - high) for ball, high in zip(logits.entries(), highs, strict=True)]

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.bounds import Bound, accumulated_bounds
-from attncheck.attention.bounds_logits import LOGITS, Arrays, Options
+from attncheck.attention.bounds import Arrays, Bound, Options, bounds_of
 from attncheck.attention.errors import Real
-from attncheck.attention.problem import Problem
+from attncheck.attention.problem import LOGITS, Problem
 from attncheck.attention.rounding import RoundingModel
 from attncheck.oracle.sampling import axis_of_queries, rows_of_stage
 
@@ -42,7 +41,7 @@ def bounds_by_rows(
         first, stop = _span(attended[..., rows, :]) if keys else (0, 0)
         part = problem.of_rows(rows).of_keys(first, stop)
         of_part = {stage: _part_of(stage, array, rows, first, stop) for stage, array in exact.items()}
-        parts.append(accumulated_bounds(operation, options, part.inputs, rounding, of_part, stages))
+        parts.append(bounds_of(part, rounding, of_part, stages))
     return {stage: _joined(stage, [part[stage] for part in parts]) for stage in stages}
 
 

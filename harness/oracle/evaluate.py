@@ -19,8 +19,9 @@ from flint import arb, ctx
 from numpy.typing import NDArray
 
 from attncheck.attention.balls import BallArray
-from attncheck.attention.graph import Evaluation, nearest_returned, tree_of
+from attncheck.attention.graph import graph_of, nearest
 from attncheck.attention.problem import OutsideDomain, Problem, check_domain
+from attncheck.attention.walk import Walk, exact_walk, magnitude
 from attncheck.oracle.enclosure import Enclosure, enclose, join
 from attncheck.spec import STAGES, Shape, computed_stages
 
@@ -117,7 +118,7 @@ def _nearest(problem: Problem, returned: Collection[str], stage: str) -> set[str
     # Only multi_head_attention has stages of the names of inputs that are not those inputs.
     is_own = problem.operation == "multi_head_attention"
     known = {name for name in returned if name in STAGES and (is_own or name not in problem.inputs)}
-    return nearest_returned(tree_of(problem.operation, problem.score, problem.softcap_follows), stage, known)
+    return nearest(graph_of(problem), stage, known)
 
 
 def _enclosures(problem: Problem, stages: Sequence[str], query_rows: Sequence[int] | None) -> dict[str, Enclosure]:
@@ -145,14 +146,14 @@ def _attempt(parts: Sequence[Problem], stages: Sequence[str]) -> dict[str, Enclo
     pieces: dict[str, list[Enclosure]] = {stage: [] for stage in stages}
     shared: dict[str, Any] = {}
     for part in parts:
-        evaluation = Evaluation(part, dict(shared))
+        walk = exact_walk(part, shared)
         for stage in stages:
-            balls = evaluation.stage(stage)
+            balls: BallArray = walk.node(stage)
             enclosure = enclose(balls.entries(), balls.shape, balls.attended)
-            if not _suffices(stage, enclosure, balls, evaluation):
+            if not _suffices(enclosure, balls, part, walk, stage):
                 return None
             pieces[stage].append(enclosure.reshaped(_shape_of(stage, balls, part)))
-        shared = {name: evaluation.nodes[name] for name in ("key", "value") if name in evaluation.nodes}
+        shared = {name: walk.nodes[name] for name in ("key", "value") if name in walk.nodes}
     return {stage: _joined(stage, found) for stage, found in pieces.items()}
 
 
@@ -169,13 +170,13 @@ def _joined(stage: str, pieces: Sequence[Enclosure]) -> Enclosure:
     return join(pieces, axis=-1 if stage == "log_sum_exp" else -2)
 
 
-def _suffices(stage: str, enclosure: Enclosure, balls: BallArray, evaluation: Evaluation) -> bool:
+def _suffices(enclosure: Enclosure, balls: BallArray, part: Problem, walk: Walk, stage: str) -> bool:
     """Whether every radius is small; only where it is large beside the value itself is its scale worked out."""
     # Values beyond float64 have an infinite radius and are looked at below, where balls have no largest number.
     small = np.clip(TOLERANCE * np.abs(enclosure.high), MIN_RADIUS, np.finfo(np.float64).max)
     doubtful = np.flatnonzero(~(enclosure.radius <= small))
     if not len(doubtful):
         return True
-    entries, scales = balls.entries(), evaluation.magnitude(stage).entries()
+    entries, scales = balls.entries(), magnitude(part, walk, stage).entries()
     tolerance = arb(TOLERANCE)
     return all(bool(entries[place].rad() <= scales[place] * tolerance) for place in doubtful)

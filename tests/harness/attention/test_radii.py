@@ -1,4 +1,4 @@
-"""The radii of ``propagation``: never too small, wherever the inputs move to, and not much larger than needed.
+"""The radii of ``propagate``: never too small, wherever the inputs move to, and not much larger than needed.
 
 Every stage is computed again by the NumPy backend, at inputs moved within their radii: at random, and to the corners,
 where the largest changes are. That the radii are no larger than needed is held against the derivatives, taken
@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from attncheck.attention.radii import PROPAGATED, Ball, propagate
+from attncheck.attention.radii import PROPAGATED, propagate
 from attncheck.backends import BACKENDS
 from attncheck.execution.operations import run_operation
 from attncheck.reading.case import Case
@@ -303,20 +303,28 @@ def test_the_values_are_the_stages_that_numpy_computes(
 # The formulas by hand, one at a time.
 
 
+def moved_by(operation: str, inputs: dict[str, list[float]], radii: dict[str, list[float]], **options: Any) -> Any:
+    """Return the balls of the stages of rows of numbers that move by radii."""
+    arrays, around = ({name: np.array([[[row]]]) for name, row in rows.items()} for rows in (inputs, radii))
+    return propagate(operation, options, Inputs(arrays, around))
+
+
 def test_a_product_moves_by_both_factors_and_their_radii() -> None:
-    moved = Ball(np.array([[2.0]]), np.array([[0.5]])) @ Ball(np.array([[-3.0]]), np.array([[0.25]]))
+    moved = moved_by("scoring", {"query": [2.0], "key": [-3.0]}, {"query": [0.5], "key": [0.25]})["raw_scores"]
     # |2.5 * -3.25 + 6| = 2.125 = 2 * 0.25 + 0.5 * 3 + 0.5 * 0.25
     assert (moved.value.item(), moved.radius.item()) == (-6.0, 2.125)
 
 
 def test_a_sum_moves_by_both_radii_and_an_infinite_one_not_at_all() -> None:
-    total = Ball(np.array([1.0, 2.0]), np.array([0.5, 0.5])) + Ball(np.array([4.0, INFINITE]), np.array([0.25, 0.0]))
-    np.testing.assert_array_equal(total.value, [5.0, INFINITE])
-    np.testing.assert_array_equal(total.radius, [0.75, 0.0])
+    inputs, radii = {"scores": [1.0, 2.0], "bias": [4.0, INFINITE]}, {"scores": [0.5, 0.5], "bias": [0.25, 0.0]}
+    total = moved_by("masking", inputs, radii)["biased"]
+    np.testing.assert_array_equal(total.value.ravel(), [5.0, INFINITE])
+    np.testing.assert_array_equal(total.radius.ravel(), [0.75, 0.0])
 
 
 def test_a_negative_factor_gives_no_negative_radius() -> None:
-    assert Ball(np.array([1.0]), np.array([0.5])).scaled(-4.0).radius.item() == 2.0
+    moved = moved_by("scoring", {"query": [1.0], "key": [1.0]}, {"query": [0.5], "key": [0.0]}, scale=-4.0)["scores"]
+    assert (moved.value.item(), moved.radius.item()) == (-4.0, 2.0)
 
 
 def test_two_scores_that_part_move_their_weights_by_the_logistic_function() -> None:

@@ -1,4 +1,6 @@
-"""Error bounds of the weights and of log_sum_exp.
+"""The softmax: weights e^(s_j) / sum_l e^(s_l) and log_sum_exp log sum_l e^(s_l), and the weights' transpose.
+
+In a row without a key weights are 0, or all alike where that is the convention, and log_sum_exp is -inf.
 
 Let an implementation's unnormalised weight be e^(x_j + theta_j), x_j = s_j - m. Then |theta_j| <= E_j,
 
@@ -24,17 +26,121 @@ The form of E is that of the shifted softmax in Blanchard, D. Higham and N. High
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
+from flint import arb
 
-from attncheck.attention.bounds_rows import LARGEST_EXPONENT, Rows, is_linear
-from attncheck.attention.errors import Bound, Real, finite, settle
+from attncheck.attention.balls import BallArray, Exponentials, exponentials, from_entries, log_sum, normalised
+from attncheck.attention.errors import Ball, Bound, Finished, Logits, Operand, Real, finite, settle
+from attncheck.attention.exponents import LARGEST_EXPONENT, Rows, is_linear, rows_of
+from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
+from attncheck.attention.softmax_radius import log_sum_radius, weight_radius
+from attncheck.attention.step import Around, At, Step
 
 _HALF_BIT = 2.0**-53
 _LARGEST_GROWN = np.exp(LARGEST_EXPONENT - 1)
 """A sum of p (e^E - 1) of which a term has been cut off is larger than this."""
+
+
+class Softmax(NamedTuple):
+    """Both results of one softmax."""
+
+    weights: Real
+    log_sum_exp: Real
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """Weights that were computed: what follows from them follows from the exponents of their rows."""
+
+    value: Real
+    rows: Rows
+
+    def bound(self, rounding: RoundingModel) -> Bound:
+        """Return the bound of the weights."""
+        return weights_bound(self.rows, self.value, rounding)
+
+
+def softmax(logits: Real, of_empty: float = 0.0) -> Softmax:
+    """Evaluate weights and log_sum_exp in float64: ``of_empty`` and -inf in a row without a key."""
+    shifted, total, highest = _shifted(logits)
+    weights = np.exp(shifted) / total
+    if of_empty != 0:
+        weights = np.where(highest == -np.inf, of_empty, weights)
+    return Softmax(weights, (highest + np.log(total))[..., 0])
+
+
+def _shifted(logits: Real) -> tuple[Real, Real, Real]:
+    """Return logits less their row's maximum, the sum of the exponentials (1 without any), and the maximum."""
+    highest = logits.max(axis=-1, keepdims=True, initial=-np.inf)
+    empty = highest == -np.inf
+    shifted = logits - np.where(empty, 0.0, highest)
+    return shifted, np.where(empty, 1.0, np.exp(shifted).sum(axis=-1, keepdims=True)), highest
+
+
+def _exact(problem: Problem, logits: BallArray) -> Exponentials:
+    return exponentials(logits, uniform=problem.has_uniform_rows)
+
+
+def _value(problem: Problem, logits: Real) -> Softmax:
+    of_empty = {"uniform": 1 / max(logits.shape[-1], 1), "nan": np.nan}
+    return softmax(logits, of_empty.get(str(problem.options.get("empty_rows")), 0.0))
+
+
+def _error(at: At, logits: Logits) -> Rows:
+    return rows_of(logits, at.value.weights, at.value.log_sum_exp, at.rounding)
+
+
+def _radius(_: Around, value: Softmax, logits: Ball) -> Softmax:
+    attended = logits.value > -np.inf
+    shifted, total, highest = _shifted(logits.value)
+    # The logarithm of a weight is a number where the weight itself is too small for float64.
+    log_weights, radius = shifted - np.log(total), np.where(attended, logits.radius, 0)
+    weights = np.where(highest == -np.inf, 0, value.weights)  # by convention, which no rounding of the scores moves
+    moved = np.where(attended, weight_radius(weights, log_weights, radius), 0)
+    return Softmax(moved, np.where(np.isinf(value.log_sum_exp), 0, log_sum_radius(weights, log_weights, radius)))
+
+
+def _stored_weights(_: At, array: Real) -> Operand:
+    # Roundings of the weights that meet the values are counted with the mean.
+    return Operand(array)
+
+
+EXPONENTIALS = Step(_exact, _value, _error, _radius)
+WEIGHTS = Step(
+    lambda _, powers: normalised(powers),
+    lambda _, both: both.weights,
+    lambda at, rows: Weights(at.value, rows),
+    lambda _, __, both: both.radius.weights,
+    _stored_weights,
+    magnitude=abs,
+)
+LOG_SUM_EXP = Step(
+    lambda _, powers: log_sum(powers),
+    lambda _, both: both.log_sum_exp,
+    lambda at, rows: Finished(at.value, log_sum_exp_bound(rows, at.value, at.rounding)),
+    lambda _, __, both: both.radius.log_sum_exp,
+    magnitude=lambda entry: 1 + abs(entry),
+)
+
+
+def exact_grad_logits(problem: Problem, weights: BallArray, grad_weights: BallArray, masked: BallArray) -> BallArray:
+    """Return p (dp - sum p dp), of magnitudes p (|dp| + sum p |dp|); 0 at masked keys, were a row of them uniform.
+
+    The Jacobian of a softmax is diag(p) - p p^T.
+    """
+    zero, gradients = arb(0), list[arb]()
+    for p, dp in zip(weights.rows(), grad_weights.rows(), strict=True):
+        delta = sum((weight * gradient for weight, gradient in zip(p, dp, strict=True)), zero)
+        delta = -delta if problem.absolute else delta
+        gradients += [weight * (gradient - delta) for weight, gradient in zip(p, dp, strict=True)]
+    if masked.attended is not None:
+        flags = zip(gradients, masked.attended.ravel().tolist(), strict=True)
+        gradients = [gradient if attended else zero for gradient, attended in flags]
+    return from_entries(weights.shape, gradients)
 
 
 def weights_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound:

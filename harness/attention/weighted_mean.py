@@ -1,6 +1,6 @@
-"""Error bounds of the weighted mean of the values: the output of attention, the context of one head.
+"""The weighted mean of the values, and its transposes: the output of attention, the context of one head.
 
-With E, W = e^E - 1, R, Z of ``bounds_softmax``. Because sum_j p_j (v_j - o) = 0,
+With E, W = e^E - 1, R, Z of ``softmax``. Because sum_j p_j (v_j - o) = 0,
 
     o^ - o = sum_j p_j (e^theta_j - 1)(v_j - o) / sum_j p_j e^theta_j
 
@@ -35,13 +35,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attncheck.attention.bounds_rows import Rows, second_order
-from attncheck.attention.bounds_softmax import stored_log_sum_exp_variance, total_error
-from attncheck.attention.errors import Bound, Operand, Real, finite, product_variance, settle, transposed
+from attncheck.attention.balls import BallArray, summed_in_groups
+from attncheck.attention.errors import (
+    Ball,
+    Bound,
+    Finished,
+    Operand,
+    Real,
+    finite,
+    for_query_heads,
+    heads_of,
+    product_variance,
+    settle,
+    transposed,
+)
+from attncheck.attention.exponents import Rows, second_order
+from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
+from attncheck.attention.softmax import Weights, stored_log_sum_exp_variance, total_error
+from attncheck.attention.step import Around, At, NotFiniteError, Step
 
 _MIN_SQUARE = 2.0**-1000
 """Relative to the largest value of a column, what its squares may have lost to underflow."""
+_SLACK = 1 + 2.0**-10
+"""Room for the roundings of weights whose own error is known."""
 _UNCERTAIN = 0.5
 """Rows whose weights may change by half are worth an own maximum of the values that they attend to."""
 
@@ -55,6 +72,48 @@ class _Scaled:
     size: Real  # |v|, errors included
     output: Real  # |o|
     signed_output: Real
+
+
+def _exact(_: Problem, weights: BallArray, value: BallArray) -> BallArray:
+    return weights @ value.for_heads_of(weights)
+
+
+def _value(_: Problem, weights: Real, value: Real) -> Real:
+    mean: Real = weights @ for_query_heads(value, heads_of(weights))
+    return mean
+
+
+def _radius(_: Around, __: Real, weights: Ball, value: Ball) -> Real:
+    shared = value.for_query_heads(heads_of(weights.value))
+    return weights.radius_of_product(shared.value, shared.radius)
+
+
+def _error(at: At, weights: Weights | Operand, value: Operand) -> Finished:
+    exact, shared = at.value, value.for_query_heads(heads_of(weights.value))
+    if isinstance(weights, Weights):
+        return Finished(exact, output_bound(weights.rows, shared, exact, at.rounding))
+    # An empty row may hold NaN by convention; then its exact mean does, too.
+    expected = np.broadcast_to(np.isfinite(exact).any(axis=-1), weights.value.shape[:-1])
+    if weights.worst is None and not np.isfinite(weights.value[expected]).all():
+        raise NotFiniteError
+    bound = mean_bound(weights, shared, exact, at.rounding)
+    if weights.worst is None:
+        return Finished(exact, bound)
+    largest = bound.worst + _SLACK * (weights.worst @ shared.magnitude)
+    return Finished(exact, Bound(largest, largest))
+
+
+WEIGHTED_MEAN = Step(_exact, _value, _error, _radius)
+
+
+def exact_grad_weights(_: Problem, grad_output: BallArray, value: BallArray) -> BallArray:
+    """Return g v^T, (B, H, Lq, Lk)."""
+    return grad_output @ value.for_heads_of(grad_output).transposed()
+
+
+def exact_grad_value(_: Problem, weights: BallArray, grad_output: BallArray, value: BallArray) -> BallArray:
+    """Return p^T g, (B, Hkv, Lk, Dv)."""
+    return summed_in_groups(weights.transposed() @ grad_output, value.shape[-3])
 
 
 def output_bound(rows: Rows, value: Operand, exact: Real, rounding: RoundingModel) -> Bound:

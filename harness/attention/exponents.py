@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.errors import LogitError, Real, finite
+from attncheck.attention.errors import Logits, Real, finite
 from attncheck.attention.rounding import RoundingModel
 
 _MAX_LINEAR = 1 / 64
@@ -61,11 +61,12 @@ class Rows:
         return changes
 
 
-def rows_of(logits: Real, weights: Real, log_sum_exp: Real, error: LogitError, rounding: RoundingModel) -> Rows:
-    """Prepare the bounds of whatever follows from ``logits``, whose exact softmax is given.
+def rows_of(error: Logits, weights: Real, log_sum_exp: Real, rounding: RoundingModel) -> Rows:
+    """Prepare the bounds of whatever follows from logits, whose exact softmax is given.
 
     logits, weights (..., Lq, Lk), log_sum_exp (..., Lq). A row with NaN or +inf in it counts as empty.
     """
+    logits = error.value
     highest = logits.max(axis=-1, keepdims=True, initial=-np.inf)
     attended = (logits > -np.inf) & np.isfinite(highest)
     whole = bool(attended.all())
@@ -169,9 +170,7 @@ def _perturbed(
     return grown, squares, least
 
 
-def _variances(
-    shifted: Real, maximum: Real, blocks: Real, error: LogitError, rounding: RoundingModel
-) -> tuple[Real, Real]:
+def _variances(shifted: Real, maximum: Real, blocks: Real, error: Logits, rounding: RoundingModel) -> tuple[Real, Real]:
     """Return the variances of theta: each key's own, and common to a row's keys."""
     unit, exponential = rounding.compute_unit, rounding.exp_error**2
     rescalings = 1 + np.log1p(blocks)

@@ -1,0 +1,69 @@
+"""A bias on the scores, s + b, and its transpose: the sum over the axes along which it was spread.
+
+D <- D + u_s (|s + b| + D) + eta_s          base 2: + u_c (|s| + |b| + D)
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from flint import arb
+
+from attncheck.attention.balls import BallArray, from_entries
+from attncheck.attention.errors import Ball, Logits, Real
+from attncheck.attention.problem import Problem
+from attncheck.attention.rounding import RoundingModel
+from attncheck.attention.scores import stored_logits
+from attncheck.attention.step import Around, At, Step
+
+
+def _exact(problem: Problem, before: BallArray) -> BallArray:
+    return before + problem.balls(problem.inputs["bias"], before.shape) if "bias" in problem.inputs else before
+
+
+def _value(problem: Problem, before: Real) -> Real:
+    return before + problem.inputs["bias"] if "bias" in problem.inputs else before
+
+
+def _radius(around: Around, value: Real, before: Ball) -> Real:
+    if "bias" not in around.problem.inputs:
+        return before.radius
+    return np.where(np.isinf(value), 0, before.radius + around.ball("bias").radius)
+
+
+def _error(at: At, before: Logits) -> Logits:
+    return _biased(before, at.value, at.rounding) if "bias" in at.problem.inputs else before
+
+
+def _biased(error: Logits, after: Real, rounding: RoundingModel) -> Logits:
+    before, unit = error.value, rounding.score_unit
+    size = np.abs(after)
+    worst = error.worst + unit * (size + error.worst) + rounding.score_underflow
+    independent = error.independent + unit**2 * size * size
+    if rounding.folding == "base":
+        # Both terms are multiplied by log2(e) first, and may cancel afterwards.
+        parts = np.abs(before) + np.abs(after - before)
+        worst = worst + rounding.compute_unit * (parts + error.worst)
+        independent = independent + rounding.compute_unit**2 * parts * parts
+    shared = error.shared_with_proportion(before)
+    return Logits(after, worst, independent, shared, error.floor + rounding.score_underflow)
+
+
+def stored_behind_bias(at: At, value: Real) -> Logits:
+    """Take returned logits that a bias is part of, and s + b may have been one operation with what was before it."""
+    return stored_logits(at, value, bias=at.problem.inputs.get("bias"))
+
+
+def exact_grad_bias(problem: Problem, grad_logits: BallArray) -> BallArray:
+    """Return the gradient in the shape of the bias, of rank 2 at least."""
+    shape = problem.array("bias").shape
+    whole = (1,) * (len(grad_logits.shape) - len(shape)) + shape
+    axes = tuple(axis for axis, length in enumerate(whole) if length == 1)
+    entries = np.empty(math.prod(grad_logits.shape), dtype=object)
+    entries[:] = grad_logits.entries()
+    summed = np.add.reduce(entries.reshape(grad_logits.shape), axis=axes, keepdims=True, initial=arb(0))
+    return from_entries(np.atleast_2d(np.empty(shape)).shape, summed.ravel().tolist())
+
+
+BIAS = Step(_exact, _value, _error, _radius, stored_behind_bias)

@@ -1,0 +1,75 @@
+"""The bilinear score, q W k^T (Luong et al. 2015, section 3.1).
+
+q W k^T  (n1, n2)        D = { c |q||W||k|^T + u_s [ max(|qW||k|^T, |q||Wk^T|) + 2 |s| ] } (1 + c + 8u*) + eta
+                         c = (n1 + n2) u_acc; either association
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attncheck.attention.balls import BallArray
+from attncheck.attention.errors import Ball, Logits, Operand, Real, product_variance, transposed
+from attncheck.attention.problem import Problem
+from attncheck.attention.projection import flushed_factors
+from attncheck.attention.rounding import RoundingModel
+from attncheck.attention.scores import stored_logits
+from attncheck.attention.step import Around, At, Step
+
+
+def _exact(problem: Problem, query: BallArray, key: BallArray) -> BallArray:
+    return query @ problem.balls(problem.array("weight")) @ key.transposed()
+
+
+def _value(problem: Problem, query: Real, key: Real) -> Real:
+    scores: Real = query @ problem.array("weight") @ transposed(key)
+    return scores
+
+
+def _radius(around: Around, _: Real, query: Ball, key: Ball) -> Real:
+    weight = around.ball("weight")
+    turned = Ball(query.value @ weight.value, query.radius_of_product(weight.value, weight.radius))
+    return turned.radius_of_product(transposed(key.value), transposed(key.radius))
+
+
+def _error(at: At, query: Operand, key: Operand) -> Logits:
+    return _general_error(query.value, key.value, at.problem.array("weight"), at.value, at.rounding)
+
+
+GENERAL_SCORES = Step(_exact, _value, _error, _radius, stored_logits)
+
+
+def _general_error(query: Real, key: Real, weight: Real, exact: Real, rounding: RoundingModel) -> Logits:
+    """Bound q W k^T: query (..., Lq, D), key (..., Lk, Dk), weight (D, Dk)."""
+    u_acc, unit = rounding.accumulate_unit, rounding.score_unit
+    first, second = weight.shape
+    left, right = query @ weight, key @ transposed(weight)  # q W, k W^T
+    size_q, size_k = np.abs(query), np.abs(key)
+    magnitude = size_q @ np.abs(weight) @ transposed(size_k)
+    halves = np.maximum(np.abs(left) @ transposed(size_k), size_q @ transposed(np.abs(right)))
+    terms = (first + second) * u_acc + 2 * rounding.product_error
+    worst = (terms * magnitude + unit * (halves + 2 * np.abs(exact))) * (1 + terms + 8 * rounding.coarsest_unit)
+    sums = size_q.sum(-1)[..., :, np.newaxis] + size_k.sum(-1)[..., np.newaxis, :]
+    inner = 2 * (max(first, second) + 2) * rounding.accumulate_underflow
+    floor = (inner + rounding.score_underflow) * sums + inner + 2 * rounding.score_underflow
+    if rounding.product_unit:
+        floor = floor + flushed_factors(size_q, np.abs(weight), rounding) @ transposed(size_k)
+        floor = floor + flushed_factors(size_q @ np.abs(weight), transposed(size_k), rounding)
+    variance = np.maximum(
+        _bilinear_variance(query, weight, left, key, exact, rounding),
+        transposed(_bilinear_variance(key, transposed(weight), right, query, transposed(exact), rounding)),
+    )
+    variance = variance + 2 * unit**2 * exact * exact
+    return Logits(exact, worst + floor, variance, np.zeros((1, 1)), floor)
+
+
+def _bilinear_variance(query: Real, weight: Real, left: Real, key: Real, exact: Real, rounding: RoundingModel) -> Real:
+    """Return the variance of (q W) k^T, storage of the result left out; ``left`` is q W."""
+    first, second = weight.shape
+    inner = product_variance(rounding, first, left * left, (query * query) @ (weight * weight))
+    inner = inner + (rounding.score_unit * left) ** 2
+    square_k = transposed(key * key)
+    outer = product_variance(rounding, second, exact * exact, (left * left) @ square_k)
+    variance: Real = inner @ square_k + outer
+    # What cuts have in common is in one product as in the other.
+    return variance + 2 * rounding.product_common * exact * exact if rounding.product_unit else variance

@@ -1,0 +1,163 @@
+"""Linear layers: the projections of query, key and value, the merge of the heads, and the output projection.
+
+    y = x W + b  (n terms)   D = (n + 1) u_acc ( |x||W| + |b| ) + E_x |W| + storage + 2(n + 2) eta_acc + k eta_o
+                             |x| with its error E_x; storage, where u_o is coarser than u_acc: of x W and of the sum
+
+Vaswani et al. 2017, section 3.2.2. The errors of one context row have common causes, its weights: in the output
+projection their scales add up as if all of one sign, which no correlation exceeds; those of different heads are
+independent.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attncheck.attention import balls
+from attncheck.attention.balls import BallArray
+from attncheck.attention.errors import ORDER_FACTOR, Ball, Bound, Finished, Operand, Real, product_variance
+from attncheck.attention.problem import Problem
+from attncheck.attention.rounding import RoundingModel
+from attncheck.attention.step import Around, At, Step
+
+
+def projection_of(name: str) -> Step:
+    """Return the projection of query, key or value into heads: (B, L, E) -> (B, H, L, D)."""
+
+    def exact(problem: Problem) -> BallArray:
+        inputs, weight = problem.array(name), problem.array(f"{name}_weight")
+        heads = problem.heads_of(name)
+        per_head = weight.reshape(weight.shape[0], heads, -1).swapaxes(0, 1)  # (E, H*D) -> (H, E, D)
+        projected = problem.balls(inputs[:, np.newaxis]) @ problem.balls(per_head)  # (B, H, L, D)
+        if f"{name}_bias" not in problem.inputs:
+            return projected
+        bias = problem.array(f"{name}_bias").reshape(heads, 1, -1)  # (H*D,) -> (H, 1, D)
+        return projected + problem.balls(bias, projected.shape)
+
+    def value(problem: Problem) -> Real:
+        return split_heads(_linear_value(problem, problem.array(name), name), problem.heads_of(name))
+
+    def error(at: At) -> Operand:
+        inputs, bias = at.problem.inputs, at.problem.inputs.get(f"{name}_bias")
+        weight, merged = inputs[f"{name}_weight"], merge_heads(at.value)
+        flat, heads = linear_layer(Operand(inputs[name]), weight, bias, merged, at.rounding), at.value.shape[1]
+        assert flat.worst is not None
+        assert flat.variance is not None
+        return Operand(at.value, split_heads(flat.worst, heads), split_heads(flat.variance, heads))
+
+    def radius(around: Around, _: Real) -> Real:
+        return split_heads(_linear_radius(around, around.ball(name), name), around.problem.heads_of(name))
+
+    return Step(exact, value, error, radius)
+
+
+def _exact_output(problem: Problem, context: BallArray) -> BallArray:
+    merged = balls.merge_heads(context)
+    if "output_weight" not in problem.inputs:
+        return merged
+    output = merged @ problem.balls(problem.array("output_weight"))
+    if "output_bias" not in problem.inputs:
+        return output
+    return output + problem.balls(problem.array("output_bias"), output.shape)
+
+
+def _value_of_output(problem: Problem, context: Real) -> Real:
+    merged = merge_heads(context)
+    return _linear_value(problem, merged, "output") if "output_weight" in problem.inputs else merged
+
+
+def _radius_of_output(around: Around, _: Real, context: Ball) -> Real:
+    merged = Ball(merge_heads(context.value), merge_heads(context.radius))
+    return _linear_radius(around, merged, "output") if "output_weight" in around.problem.inputs else merged.radius
+
+
+def _error_of_output(at: At, context: Finished | Operand) -> Finished | Operand:
+    exact, weight, bias = at.value, at.problem.inputs.get("output_weight"), at.problem.inputs.get("output_bias")
+    if isinstance(context, Operand):
+        assert context.worst is not None
+        assert context.variance is not None
+        merged = Operand(merge_heads(context.value), merge_heads(context.worst), merge_heads(context.variance))
+        if weight is None:
+            return Operand(exact, merged.worst, merged.variance)
+        return linear_layer(merged, weight, bias, exact, at.rounding)
+    bound = context.finished
+    if weight is None:
+        return Finished(exact, Bound(merge_heads(bound.worst), merge_heads(bound.scale)))
+    heads, width = context.value.shape[1], context.value.shape[-1]
+    per_head = bound.scale @ np.abs(weight).reshape(heads, width, -1)  # (B, H, Lq, Eo)
+    inputs = Operand(merge_heads(context.value), merge_heads(bound.worst))
+    return linear_layer(inputs, weight, bias, exact, at.rounding, (per_head**2).sum(axis=1))
+
+
+OUTPUT_PROJECTION = Step(_exact_output, _value_of_output, _error_of_output, _radius_of_output)
+
+
+def _linear_value(problem: Problem, inputs: Real, name: str) -> Real:
+    projected: Real = inputs @ problem.array(f"{name}_weight")
+    return projected + problem.inputs[f"{name}_bias"] if f"{name}_bias" in problem.inputs else projected
+
+
+def _linear_radius(around: Around, inputs: Ball, name: str) -> Real:
+    weight = around.ball(f"{name}_weight")
+    radius = inputs.radius_of_product(weight.value, weight.radius)
+    return radius + around.radii[f"{name}_bias"] if f"{name}_bias" in around.problem.inputs else radius
+
+
+def merge_heads(array: Real) -> Real:
+    """Lay the heads side by side: (B, H, L, D) -> (B, L, H*D)."""
+    batch, heads, length, width = array.shape
+    return array.swapaxes(1, 2).reshape(batch, length, heads * width)
+
+
+def split_heads(array: Real, heads: int) -> Real:
+    """Take the heads apart: (B, L, H*D) -> (B, H, L, D)."""
+    batch, length, width = array.shape
+    return array.reshape(batch, length, heads, width // heads).swapaxes(1, 2)
+
+
+def linear_layer(
+    inputs: Operand, weight: Real, bias: Real | None, exact: Real, rounding: RoundingModel, carried: Real | None = None
+) -> Operand:
+    """Bound inputs (..., L, E) times weight (E, F) plus bias (F,); returns ``exact`` (..., L, F) with its error.
+
+    ``carried`` is what the inputs' own variance adds, where they are not independent of each other.
+    """
+    length, u_acc, size = weight.shape[0], rounding.accumulate_unit, np.abs(weight)
+    offset = np.zeros(weight.shape[-1]) if bias is None else bias
+    product = exact - offset
+    magnitude = inputs.magnitude @ size + np.abs(offset)
+    worst = (length + 1) * u_acc * magnitude * (1 + 8 * rounding.coarsest_unit)
+    if rounding.product_unit:
+        worst = (
+            worst
+            + rounding.product_error * (inputs.magnitude @ size)
+            + flushed_factors(inputs.magnitude, size, rounding)
+        )
+    if inputs.worst is not None:
+        worst = worst + inputs.worst @ size
+    squares = (inputs.value * inputs.value) @ (weight * weight)
+    variance = product_variance(rounding, length, product * product, squares)
+    cut = length if rounding.product_unit else 1
+    # The bias is added last, or the sum starts from it (as in a fused linear layer of few rows).
+    variance = np.maximum(
+        variance + u_acc**2 * exact * exact,
+        variance + ORDER_FACTOR * u_acc**2 * length * np.maximum(offset * offset + offset * product, 0) * cut,
+    )
+    if carried is None and inputs.variance is not None:
+        carried = inputs.variance @ (weight * weight)
+    if carried is not None:
+        variance = variance + carried
+    stored = 1 if bias is None else 2
+    if rounding.output_unit > u_acc:
+        unit = rounding.output_unit
+        worst = worst + unit * ((np.abs(product) + worst) * (stored - 1))
+        worst = worst + unit * (np.abs(exact) + worst)
+        variance = variance + unit**2 * (exact * exact + (stored - 1) * product * product)
+    lost, flushed = 2 * (length + 2) * rounding.accumulate_underflow, stored * rounding.output_underflow
+    # What underflows is rounded like anything else, by at most eta.
+    return Operand(exact, worst + lost + flushed, variance + lost**2 + flushed**2)
+
+
+def flushed_factors(left: Real, right: Real, rounding: RoundingModel) -> Real:
+    """Bound what factors that are flushed to zero take from a product of two matrices of magnitudes."""
+    lost: Real = rounding.product_underflow * (left.sum(axis=-1, keepdims=True) + right.sum(axis=-2, keepdims=True))
+    return lost

@@ -1,0 +1,93 @@
+"""A step of attention with all of its rules, as automatic differentiation gives every primitive its own.
+
+Each rule gets what the steps before gave by the same rule, in the order of the graph:
+
+    exact(problem, *balls)         the proven value, an array of balls
+    value(problem, *arrays)        the value in float64
+    error(at, *states)             the largest error and its statistical scale, from those of the operands
+    stored(at, array)              the same of a returned stage: it may have been stored after it was used
+    radius(around, value, *balls)  how far the value moves when every input moves by its radius
+    transpose                      a step of its own, in the same file, where gradients need it
+
+``magnitude`` says what the radius of a ball is small or large beside, where that is not the sum of absolute terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+from flint import arb
+
+from attncheck.attention.errors import Ball, Operand, Real
+from attncheck.attention.problem import Problem
+from attncheck.attention.rounding import RoundingModel
+
+
+class NotFiniteError(Exception):
+    """A stage that was returned has no value to follow another one from."""
+
+
+@dataclass(frozen=True, eq=False)
+class At:
+    """What an error rule is told beside its operands."""
+
+    problem: Problem
+    rounding: RoundingModel
+    own_value: Callable[[], Any]
+
+    @property
+    def value(self) -> Any:
+        """The value of the step that the rule belongs to, float64."""
+        return self.own_value()
+
+    @property
+    def stored_unit(self) -> float:
+        """The unit roundoff by which a returned stage may differ from the one that was used."""
+        return max(self.rounding.score_unit, self.rounding.output_unit)
+
+
+@dataclass(frozen=True, eq=False)
+class Around:
+    """What a radius rule is told: a problem, and the radii of its inputs."""
+
+    problem: Problem
+    radii: Mapping[str, Real]
+
+    def ball(self, name: str) -> Ball:
+        """Return an input with its radius."""
+        return Ball(self.problem.array(name), self.radii[name])
+
+
+def stored_operand(at: At, array: Real) -> Operand:
+    """Take a returned array, of which all numbers are used, as an operand."""
+    if not np.isfinite(array).all():
+        raise NotFiniteError
+    unit = at.stored_unit
+    return Operand(array, unit * np.abs(array), (unit * array) ** 2)
+
+
+def _not_stated(*_: Any) -> NoReturn:
+    raise NotImplementedError("nothing asks for this rule of this step")
+
+
+@dataclass(frozen=True)
+class Step:
+    """The rules of one step."""
+
+    exact: Callable[..., Any]
+    value: Callable[..., Any] = _not_stated
+    error: Callable[..., Any] = _not_stated
+    radius: Callable[..., Any] = _not_stated
+    stored: Callable[[At, Real], Any] = stored_operand
+    magnitude: Callable[[arb], arb] | None = None
+
+
+@dataclass(frozen=True)
+class Node:
+    """A step in a graph, and the nodes that it follows from."""
+
+    step: Step
+    follows: tuple[str, ...]

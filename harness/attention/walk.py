@@ -1,0 +1,109 @@
+"""The one walk over a graph of steps, which serves every analysis: what is known, where it starts, and a rule.
+
+    exact_walk     in balls: from the inputs, or from the stages that an implementation returned, taken as exact
+    value_walk     in float64
+    error_walk     largest errors and their scales: from the inputs (accumulated), or from returned stages (introduced)
+    radius_walk    how far everything moves when every input moves by its radius
+
+Some query rows, and a block of keys, are walks of a problem of which only these are left (``Problem.of_rows``,
+``Problem.of_keys``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from attncheck.attention.balls import BallArray
+from attncheck.attention.errors import Ball, Operand, Real, exact_logits
+from attncheck.attention.graph import Graph, graph_of
+from attncheck.attention.problem import LOGITS, Problem
+from attncheck.attention.rounding import RoundingModel
+from attncheck.attention.step import Around, At, Node
+
+
+@dataclass(frozen=True, eq=False)
+class Walk:
+    """The nodes of a graph by one rule, each evaluated once and when it is asked for."""
+
+    graph: Graph
+    leaf: Callable[[str], Any]
+    rule: Callable[[str, Node, tuple[Any, ...]], Any]
+    nodes: dict[str, Any]
+
+    def node(self, name: str) -> Any:
+        """Return what the rule makes of a node, or of an input."""
+        if name not in self.nodes:
+            node = self.graph.get(name)
+            operands = () if node is None else tuple(self.node(each) for each in node.follows)
+            self.nodes[name] = self.leaf(name) if node is None else self.rule(name, node, operands)
+        return self.nodes[name]
+
+
+def exact_walk(problem: Problem, known: Mapping[str, Any] | None = None) -> Walk:
+    """Evaluate in balls, at FLINT's current precision, from the inputs and the problem's ``returned`` stages."""
+    nodes = {name: problem.balls(array) for name, array in problem.returned.items()}
+    return Walk(
+        graph_of(problem),
+        lambda name: problem.balls(problem.array(name)),
+        lambda _, node, operands: node.step.exact(problem, *operands),
+        nodes | dict(known or {}),
+    )
+
+
+def magnitude(problem: Problem, walk: Walk, name: str) -> BallArray:
+    """Return the sum of the absolute terms of a stage that a walk evaluated, or what else its step says."""
+    own = {
+        each: walk.nodes[each].mapped(node.step.magnitude)
+        for each, node in walk.graph.items()
+        if node.step.magnitude is not None and each in walk.nodes
+    }
+    sums: BallArray = exact_walk(replace(problem, absolute=True), own).node(name)
+    return sums
+
+
+def value_walk(problem: Problem, known: Mapping[str, Any] | None = None) -> Walk:
+    """Evaluate in float64; ``problem`` is ``in_float64``."""
+    return Walk(
+        graph_of(problem),
+        problem.array,
+        lambda _, node, operands: node.step.value(problem, *operands),
+        dict(known or {}),
+    )
+
+
+def error_walk(
+    problem: Problem,
+    rounding: RoundingModel,
+    values: Walk,
+    returned: Mapping[str, Real] | None = None,
+    states: Mapping[str, Any] | None = None,
+) -> Walk:
+    """Follow errors: from exact inputs, from returned stages, each with its storage error, and from given states.
+
+    ``values`` are those of the stages: exact ones as far as they are known. Raises ``NotFiniteError`` where a returned
+    stage has no value to follow another one from.
+    """
+
+    def at(name: str) -> At:
+        return At(problem, rounding, lambda: values.node(name))
+
+    known = {name: values.graph[name].step.stored(at(name), array) for name, array in (returned or {}).items()}
+    return Walk(
+        values.graph,
+        lambda name: exact_logits(problem.array(name)) if name in LOGITS else Operand(problem.array(name)),
+        lambda name, node, operands: node.step.error(at(name), *operands),
+        {**known, **(states or {})},
+    )
+
+
+def radius_walk(problem: Problem, radii: Mapping[str, Real]) -> Walk:
+    """Follow the radii of the inputs, in balls of float64; ``problem`` is ``in_float64``."""
+    around, values = Around(problem, radii), value_walk(problem)
+
+    def rule(name: str, node: Node, operands: tuple[Any, ...]) -> Ball:
+        value = values.node(name)
+        return Ball(value, node.step.radius(around, value, *operands))
+
+    return Walk(values.graph, around.ball, rule, {})
