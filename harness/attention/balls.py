@@ -197,9 +197,13 @@ def normalised(powers: Exponentials) -> BallArray:
 
 def log_sum(powers: Exponentials) -> BallArray:
     """Return the logarithm of each row's sum of e^x, -inf for a row without a term: (..., Lq, Lk) -> (..., Lq, 1)."""
-    shape = (*powers.terms.shape[:-1], 1)
-    full = [not total.is_zero() for total in powers.total]
-    pairs = zip(powers.shift, powers.total, full, strict=True)
+    return log_of_sums((*powers.terms.shape[:-1], 1), powers.shift, powers.total)
+
+
+def log_of_sums(shape: Shape, shift: list[arb], totals: list[arb]) -> BallArray:
+    """Return the logarithms of sums, each plus its shift; -inf for a sum without a term."""
+    full = [not total.is_zero() for total in totals]
+    pairs = zip(shift, totals, full, strict=True)
     sums = [top + total.log() if some else _ZERO for top, total, some in pairs]
     return from_entries(shape, sums, None if all(full) else np.array(full, dtype=np.bool_).reshape(shape))
 

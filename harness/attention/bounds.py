@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.bounds_gradients import gradient_bounds
 from attncheck.attention.errors import Bound, Real, as_float64
 from attncheck.attention.graph import graph_of, nearest, reached
 from attncheck.attention.problem import Problem
@@ -51,9 +50,6 @@ def bounds_of(
     """Do the same for a problem, which may have some of the query rows and keys alone."""
     problem = for_bounds(problem)
     with np.errstate(all="ignore"):
-        if problem.operation == "attention_gradients":
-            bounds = gradient_bounds(problem, rounding, exact, set(stages))
-            return {name: bounds[name] for name in exact if name in bounds}
         known: dict[str, Any] = dict(exact)
         if {"weights", "log_sum_exp"} <= exact.keys():
             known["exponentials"] = Softmax(exact["weights"], exact["log_sum_exp"])

@@ -168,6 +168,12 @@ def for_query_heads(array: Real, heads: int) -> Real:
     return array if own in (1, heads) else np.repeat(array, heads // own, -3)
 
 
+def every_head(array: Real, heads: int) -> Real:
+    """Return keys or values of every query head, broadcast where one serves all."""
+    shared = for_query_heads(array, heads)
+    return np.broadcast_to(shared, (*shared.shape[:-3], heads, *shared.shape[-2:]))
+
+
 def heads_of(array: Real) -> int:
     """Return the number of heads of a query, or of what follows from it."""
     return array.shape[-3] if array.ndim > 2 else 1

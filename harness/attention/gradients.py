@@ -11,28 +11,34 @@ With p the weights, g = grad_output, c the softcap of the scores s and a their s
 The query heads that share a key and value head add their parts of its gradient up. Where the weight is the exact 0 the
 gradient of the logit is 0 as well: masked keys, and rows without a key. The row sum of g and the output would be the
 same delta (Dao et al. 2022, "FlashAttention", appendix B.4).
+
+``backward_weights`` are the weights once more, as a backward pass uses them. Errors go the same way, but what perturbed
+exponents do to ds k is looked at as a whole, for equal keys leave no gradient: the states behind each other keep what
+they were made of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attncheck.attention.bias import exact_grad_bias
-from attncheck.attention.products import exact_grad_key, exact_grad_query
+from attncheck.attention.backward_mean import GRAD_WEIGHTS
+from attncheck.attention.backward_products import GRAD_BIAS, GRAD_KEY, GRAD_QUERY, GRAD_VALUE
+from attncheck.attention.backward_softcap import GRAD_SCORES, SLOPE
+from attncheck.attention.backward_softmax import GRAD_LOGITS
+from attncheck.attention.backward_weights import BACKWARD_WEIGHTS
 from attncheck.attention.scores import exact_scaled
-from attncheck.attention.softcap import exact_grad_scores, exact_slope
-from attncheck.attention.softmax import exact_grad_logits
 from attncheck.attention.step import Node, Step
-from attncheck.attention.weighted_mean import exact_grad_value, exact_grad_weights
 
 GRADIENTS: Mapping[str, Node] = {
-    "grad_weights": Node(Step(exact_grad_weights), ("grad_output", "value")),
-    "grad_logits": Node(Step(exact_grad_logits), ("weights", "grad_weights", "masked")),
-    "slope": Node(Step(exact_slope, magnitude=abs), ("scores",)),
-    "grad_scores": Node(Step(exact_grad_scores), ("grad_logits", "slope")),
-    "grad_products": Node(Step(exact_scaled), ("grad_scores",)),
-    "grad_query": Node(Step(exact_grad_query), ("grad_products", "key")),
-    "grad_key": Node(Step(exact_grad_key), ("grad_products", "query", "key")),
-    "grad_value": Node(Step(exact_grad_value), ("weights", "grad_output", "value")),
-    "grad_bias": Node(Step(exact_grad_bias), ("grad_logits",)),
+    "grad_weights": Node(GRAD_WEIGHTS, ("grad_output", "value")),
+    "backward_weights": Node(BACKWARD_WEIGHTS, ("weights", "query", "key", "scores")),
+    "grad_logits": Node(GRAD_LOGITS, ("backward_weights", "grad_weights", "masked")),
+    "slope": Node(SLOPE, ("scores",)),
+    "grad_scores": Node(GRAD_SCORES, ("grad_logits", "slope")),
+    # What the scale rounds counts with the sums: it may be in front of them, behind them, or in what is added up.
+    "grad_products": Node(Step(exact_scaled, error=lambda _, scores: scores), ("grad_scores",)),
+    "grad_query": Node(GRAD_QUERY, ("grad_products", "key")),
+    "grad_key": Node(GRAD_KEY, ("grad_products", "query", "key")),
+    "grad_value": Node(GRAD_VALUE, ("backward_weights", "grad_output", "value")),
+    "grad_bias": Node(GRAD_BIAS, ("grad_logits",)),
 }

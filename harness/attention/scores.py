@@ -12,7 +12,9 @@ Higham 2002, Accuracy and Stability of Numerical Algorithms, chapter 3.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from flint import arb
@@ -27,9 +29,14 @@ from attncheck.attention.step import Around, At, NotFiniteError, Step
 
 def scale_of(problem: Problem) -> float:
     """Return the factor of the scores: that given, else 1/sqrt(D), and 1 for the kinds that have none."""
-    if problem.options.get("scale") is not None:
-        return float(problem.options["scale"])
-    return 1 / math.sqrt(problem.head_width) if problem.score == "scaled_dot" else 1.0
+    return scale_from(problem.options, lambda: problem.head_width)
+
+
+def scale_from(options: Mapping[str, Any], head_width: Callable[[], int]) -> float:
+    """Do the same from an operation's options."""
+    if options.get("scale") is not None:
+        return float(options["scale"])
+    return 1 / math.sqrt(head_width()) if options.get("score", "scaled_dot") == "scaled_dot" else 1.0
 
 
 def exact_scaled(problem: Problem, product: BallArray) -> BallArray:

@@ -66,19 +66,20 @@ class Weights:
 
 def softmax(logits: Real, of_empty: float = 0.0) -> Softmax:
     """Evaluate weights and log_sum_exp in float64: ``of_empty`` and -inf in a row without a key."""
-    shifted, total, highest = _shifted(logits)
-    weights = np.exp(shifted) / total
+    _, powers, total, highest = _exponentials(logits)
+    weights = powers / total
     if of_empty != 0:
         weights = np.where(highest == -np.inf, of_empty, weights)
     return Softmax(weights, (highest + np.log(total))[..., 0])
 
 
-def _shifted(logits: Real) -> tuple[Real, Real, Real]:
-    """Return logits less their row's maximum, the sum of the exponentials (1 without any), and the maximum."""
+def _exponentials(logits: Real) -> tuple[Real, Real, Real, Real]:
+    """Return logits less their row's maximum, their exponentials, the sum of these (1 without any), and the maximum."""
     highest = logits.max(axis=-1, keepdims=True, initial=-np.inf)
     empty = highest == -np.inf
     shifted = logits - np.where(empty, 0.0, highest)
-    return shifted, np.where(empty, 1.0, np.exp(shifted).sum(axis=-1, keepdims=True)), highest
+    powers = np.exp(shifted)
+    return shifted, powers, np.where(empty, 1.0, powers.sum(axis=-1, keepdims=True)), highest
 
 
 def _exact(problem: Problem, logits: BallArray) -> Exponentials:
@@ -94,9 +95,9 @@ def _error(at: At, logits: Logits) -> Rows:
     return rows_of(logits, at.value.weights, at.value.log_sum_exp, at.rounding)
 
 
-def _radius(_: Around, value: Softmax, logits: Ball) -> Softmax:
+def _radius(_around: Around, value: Softmax, logits: Ball) -> Softmax:
     attended = logits.value > -np.inf
-    shifted, total, highest = _shifted(logits.value)
+    shifted, _, total, highest = _exponentials(logits.value)
     # The logarithm of a weight is a number where the weight itself is too small for float64.
     log_weights, radius = shifted - np.log(total), np.where(attended, logits.radius, 0)
     weights = np.where(highest == -np.inf, 0, value.weights)  # by convention, which no rounding of the scores moves

@@ -37,6 +37,8 @@ class At:
     problem: Problem
     rounding: RoundingModel
     own_value: Callable[[], Any]
+    walk_in: Callable[[RoundingModel], Any]
+    """The walk with the same values from the inputs, in other roundings."""
 
     @property
     def value(self) -> Any:

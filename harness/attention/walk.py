@@ -87,7 +87,7 @@ def error_walk(
     """
 
     def at(name: str) -> At:
-        return At(problem, rounding, lambda: values.node(name))
+        return At(problem, rounding, lambda: values.node(name), lambda other: error_walk(problem, other, values))
 
     known = {name: values.graph[name].step.stored(at(name), array) for name, array in (returned or {}).items()}
     return Walk(

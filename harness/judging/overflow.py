@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from attncheck.attention.errors import Bound
 from attncheck.attention.formats import FORMATS
+from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
+from attncheck.attention.walk import value_walk
 from attncheck.judging.undefined import follow_scores
 
 Array = NDArray[Any]
@@ -56,10 +58,9 @@ def _raw_scores(operation: str, inputs: Mapping[str, Array]) -> Array | None:
     """Return the products of query and key of ``attention_gradients``, in float64."""
     if operation != "attention_gradients":
         return None
-    query, key = (inputs[name].astype(np.float64) for name in ("query", "key"))
-    shared = np.repeat(key, query.shape[-3] // key.shape[-3], axis=-3)
+    posed = {name: inputs[name] for name in ("query", "key")}
     with np.errstate(all="ignore"):
-        raw: Array = query @ np.swapaxes(shared, -1, -2)
+        raw: Array = value_walk(Problem.of(operation, {}, posed).in_float64()).node("raw_scores")
     return raw
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.attention.scores import scale_from
 from attncheck.reading.canonical import AttentionProblem
 
 Real = NDArray[np.float64]
@@ -25,11 +26,7 @@ def has_scale(operation: str, posed: AttentionProblem) -> bool:
 
 def scale_of(operation: str, posed: AttentionProblem) -> float:
     """Return the factor of the scores that a case means."""
-    given = posed.options.get("scale")
-    if given is not None:
-        return float(given)
-    is_scaled = posed.options.get("score", "scaled_dot") == "scaled_dot"
-    return 1 / math.sqrt(_widths(operation, posed)["D"]) if is_scaled else 1.0
+    return scale_from(posed.options, lambda: _widths(operation, posed)["D"])
 
 
 def other_scales(operation: str, posed: AttentionProblem) -> Iterator[tuple[float, dict[str, str]]]:

@@ -21,7 +21,7 @@ import numpy as np
 from flint import arb
 from numpy.typing import NDArray
 
-from attncheck.attention.balls import BallArray, from_entries
+from attncheck.attention.balls import BallArray, from_entries, log_of_sums
 from attncheck.attention.problem import LOGITS, Problem, check_domain
 from attncheck.attention.walk import exact_walk
 from attncheck.oracle.enclosure import Enclosure, Real, enclose
@@ -176,10 +176,7 @@ class _Sums:
 
     def log_sum_exp(self) -> BallArray:
         """Return the logarithm of each denominator, -inf in a row without a key: (B, H, Lq, 1)."""
-        full = [not total.is_zero() for total in self.denominators]
-        logs = [total.log() if some else _ZERO for total, some in zip(self.denominators, full, strict=True)]
-        shape = (*self.even.shape, 1)
-        return from_entries(shape, logs, np.array(full, dtype=np.bool_).reshape(shape))
+        return log_of_sums((*self.even.shape, 1), [_ZERO] * len(self.denominators), self.denominators)
 
     def inner(self, problem: Problem, log_sum_exp: Enclosure) -> dict[str, Real]:
         """Return logits and weights in float64."""

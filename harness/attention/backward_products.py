@@ -1,0 +1,161 @@
+"""The last steps of a backward pass: what gradients add up, and the errors that they return.
+
+    grad_query  a ds k        worst |a| E_ds |k|        grad_value  p^T g     worst P^T |g|
+    grad_key    a ds^T q      worst |a| E_ds^T |q|      grad_bias   dlogits, summed over the axes of the bias
+
+    grad_bias   B' = [ sum E_dl + (N - 1) u_acc sum (|p y| + E_dl) ] (1 + 8u*)
+
+Rounded keys and values are met by every query, and what cuts have in common is in everything: no sum over queries takes
+such errors for independent, their deviations add up.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attncheck.attention.backward_query import query_variance
+from attncheck.attention.backward_softcap import GradScores
+from attncheck.attention.backward_softmax import GradLogits, constant_moves, storage_of
+from attncheck.attention.backward_sums import (
+    Scaling,
+    Sums,
+    bound_of_stored,
+    bound_of_sums,
+    finished,
+    scaling_of,
+)
+from attncheck.attention.backward_weights import BackwardWeights
+from attncheck.attention.bias import exact_grad_bias
+from attncheck.attention.errors import Bound, Finished, Operand, Real, every_head, summation_variance, transposed
+from attncheck.attention.products import exact_grad_key, exact_grad_query
+from attncheck.attention.rounding import RoundingModel
+from attncheck.attention.scores import scale_of
+from attncheck.attention.step import At, Step
+from attncheck.attention.weighted_mean import exact_grad_value
+
+
+def _error_of_query(at: At, scores: GradScores, key: Operand) -> Finished:
+    keys = every_head(key.value, scores.value.shape[1])
+    sums = _over_keys(scores, keys, scale_of(at.problem), at.rounding)
+    bound = bound_of_sums(sums, at.value, key.value.shape[-2], at.rounding)
+    return finished("grad_query", scores.logits.weights, at.value, bound)
+
+
+def _error_of_key(at: At, scores: GradScores, query: Operand, _: Operand) -> Finished:
+    sums = _over_queries(scores, query.value, scale_of(at.problem), at.rounding)
+    bound = bound_of_sums(sums, at.value, query.value.shape[-2], at.rounding)
+    return finished("grad_key", scores.logits.weights, at.value, bound)
+
+
+def _error_of_value(at: At, weights: BackwardWeights, grad_output: Operand, _: Operand) -> Finished:
+    sums = _of_weights(weights, grad_output.value, at.rounding)
+    bound = bound_of_sums(sums, at.value, grad_output.value.shape[-2], at.rounding)
+    return finished("grad_value", weights, at.value, bound)
+
+
+def _error_of_bias(at: At, logits: GradLogits) -> Finished:
+    return finished("grad_bias", logits.weights, at.value, _of_bias(logits, at.value, at.rounding))
+
+
+def _over_keys(scores: GradScores, key: Real, factor: float, rounding: RoundingModel) -> Sums:
+    """Return a ds k."""
+    weights, scale, size = scores.logits.weights, abs(factor), np.abs(key)
+    of_scores, attended = np.abs(scores.value), weights.attended
+    return Sums(
+        value=factor * (scores.value @ key),
+        magnitude=scale * ((of_scores + scores.worst) @ size),
+        squares=scale**2 * (of_scores**2 @ size**2),
+        worst=scale * (scores.worst @ size),
+        variance=scale**2 * query_variance(scores, key, rounding),
+        moves=np.zeros((1, 1)),
+        deviation=np.zeros((1, 1)),
+        scaling=scaling_of(factor, rounding),
+        floor=_underflow(factor, attended @ size, of_scores.sum(axis=-1, keepdims=True), rounding),
+        lost=_underflow(factor, attended @ size**2, (of_scores**2).sum(axis=-1, keepdims=True), rounding, power=2),
+        count=weights.rows.count,
+        constants=weights.rows.constants(rounding),
+    )
+
+
+def _over_queries(scores: GradScores, query: Real, factor: float, rounding: RoundingModel) -> Sums:
+    """Return a ds^T q."""
+    weights, scale, size = scores.logits.weights, abs(factor), np.abs(query)
+    of_scores, attended = np.abs(scores.value), transposed(weights.attended)
+    squares, deviation = transposed(of_scores**2), np.zeros((1, 1))
+    if rounding.product_unit:
+        deviation = scale * (transposed(scores.deviation(rounding)) @ size)
+    return Sums(
+        value=factor * (transposed(scores.value) @ query),
+        magnitude=scale * (transposed(of_scores + scores.worst) @ size),
+        squares=scale**2 * (squares @ size**2),
+        worst=scale * (transposed(scores.worst) @ size),
+        variance=scale**2 * (transposed(scores.variance(rounding)) @ size**2),
+        moves=factor * (transposed(constant_moves(scores.logits) * scores.slope.value) @ query),
+        deviation=deviation,
+        scaling=scaling_of(factor, rounding),
+        floor=_underflow(factor, attended @ size, transposed(of_scores).sum(axis=-1, keepdims=True), rounding),
+        lost=_underflow(factor, attended @ size**2, squares.sum(axis=-1, keepdims=True), rounding, power=2),
+        count=attended.sum(axis=-1, keepdims=True),
+        constants=weights.rows.constants(rounding),
+    )
+
+
+def _of_weights(weights: BackwardWeights, gradient: Real, rounding: RoundingModel) -> Sums:
+    """Return p^T g."""
+    rows, size = weights.rows, np.abs(gradient)
+    deviation = np.zeros((1, 1))
+    if rounding.product_unit:
+        deviation = transposed(weights.deviation()) @ size
+    return Sums(
+        value=transposed(rows.weights) @ gradient,
+        magnitude=transposed(weights.largest + weights.worst) @ size,
+        squares=transposed(rows.weights**2) @ size**2,
+        worst=transposed(weights.worst) @ size,
+        variance=transposed(weights.variance(rounding)) @ size**2,
+        moves=transposed(rows.weights * (rows.shifted - rows.mean_shifted)) @ gradient,
+        deviation=deviation,
+        scaling=Scaling(1.0),
+        floor=np.zeros((1, 1)),
+        lost=np.zeros((1, 1)),
+        count=transposed(weights.attended).sum(axis=-1, keepdims=True),
+        constants=rows.constants(rounding),
+    )
+
+
+def _underflow(factor: float, entries: Real, gradients: Real, rounding: RoundingModel, *, power: int = 1) -> Real:
+    """Bound what underflow does to a scaled ds and to a scaled operand; their squares with ``power`` 2."""
+    folded = 0.0 if rounding.folding == "none" else rounding.prescale_underflow
+    scale = max(1.0, abs(factor))
+    floor: Real = (scale * 2 * storage_of(rounding)[1]) ** power * entries + (scale * folded) ** power * gradients
+    return floor
+
+
+def _of_bias(logits: GradLogits, exact: Real, rounding: RoundingModel) -> Bound:
+    """Sum the gradients of the logits over the axes along which the bias was spread."""
+    shape = (1,) * (logits.value.ndim - exact.ndim) + exact.shape
+    axes = tuple(axis for axis, length in enumerate(shape) if length == 1)
+
+    def together(array: Real) -> Real:
+        summed: Real = array.sum(axis=axes, keepdims=True).reshape(exact.shape)
+        return summed
+
+    count, error, u_acc = together(logits.weights.attended), logits.worst, rounding.accumulate_unit
+    size = np.abs(logits.value) + error
+    worst = together(error) + np.maximum(count - 1, 0) * u_acc * together(size)
+    worst = worst * (1 + 8 * rounding.coarsest_unit)
+    variance = logits.variance
+    if shape[-1] == 1:
+        # The errors of one row have causes in common.
+        variance = np.sqrt(variance).sum(axis=-1, keepdims=True) ** 2
+    # Rounded keys and values are those of every query.
+    summed = together(np.sqrt(variance)) ** 2 if rounding.product_unit else together(variance)
+    variance = summed + logits.weights.rows.constants(rounding) * together(constant_moves(logits)) ** 2
+    added = summation_variance(u_acc, count, exact * exact, together(logits.value**2))
+    variance = variance + np.where(count > 1, added, 0.0)
+    return bound_of_stored(exact, worst, variance, np.zeros(exact.shape), count > 0, rounding)
+
+
+GRAD_QUERY = Step(exact_grad_query, error=_error_of_query)
+GRAD_KEY = Step(exact_grad_key, error=_error_of_key)
+GRAD_VALUE = Step(exact_grad_value, error=_error_of_value)
+GRAD_BIAS = Step(exact_grad_bias, error=_error_of_bias)

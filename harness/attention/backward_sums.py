@@ -1,0 +1,136 @@
+"""Sums over keys or queries in a backward pass, of a factor with errors times inputs, and what storing them rounds.
+
+With E the largest error of the factor and x what it is, N the terms of a sum, T the tiles that are added up in the
+output's format, n_s = 1 if |a| is a power of two, else 3:
+
+    B' = [ E |y| + c (|x| + E)|y| ] (1 + 8u*) + eta,    c = N u_acc + n_s max(u_s, u_p) + n_pre u_pre + (T - 1) u_o
+    B  = B' + k_o u_o (|d| + B') + eta_o
+
+where a scale may meet the factor before or after the sum, or the input before it. Heads of a group of G add up: N
+counts the terms of all, each head may be stored, and G u_acc is added. Where nothing is attended to, gradients are
+exactly 0, and so is B. Variances likewise: squares, and f u_acc^2 [ N (d^2/3 + Q/6) + Q ] for a sum.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.attention.backward_softmax import storage_of
+from attncheck.attention.backward_weights import BackwardWeights
+from attncheck.attention.errors import ORDER_FACTOR, Bound, Finished, Real, product_variance, settle
+from attncheck.attention.exponents import is_linear
+from attncheck.attention.rounding import RoundingModel
+from attncheck.attention.scores import constant_roundings, folds_exactly_into_operands, roundings_of_scale
+
+_MAX_LINEAR = 1 / 4
+"""Variance of a logit's error up to which gradients have a statistical scale, which is looser than that of weights."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What a scale rounds, relative to what is added up."""
+
+    factor: float  # max(1, |a|), for what underflows before it is scaled
+    worst: float = 0.0  # n_s max(u_s, u_p) + n_pre u_pre
+    variance: float = 0.0
+    constant: float = 0.0  # n_a u_s: the roundings of the constant, one number in every element
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """Sums over keys or queries of an error-prone factor times inputs, per query head: (B, H, L, D) each."""
+
+    value: Real
+    magnitude: Real  # of what is added up, errors included
+    squares: Real
+    worst: Real  # what the factor's errors make
+    variance: Real
+    moves: Real  # what a relative change of all scores makes: one number's error, in every head the same
+    deviation: Real  # of what errors that all terms share make
+    scaling: Scaling
+    floor: Real  # what underflow of the factor makes
+    lost: Real  # its variance
+    count: Real  # N: what is not exactly 0
+    constants: float  # u_s^2 + u_c^2, and of factors that are cut off
+
+
+def scaling_of(scale: float, rounding: RoundingModel) -> Scaling:
+    """Return what scaling ds, a sum of it, or what it meets, rounds."""
+    folds_exactly, counted = folds_exactly_into_operands(scale, rounding), roundings_of_scale(scale)
+    folded, storing = 0.0 if folds_exactly else rounding.prescale_unit, storage_of(rounding)[0]
+    return Scaling(
+        factor=max(1.0, abs(scale)),
+        worst=(1 + counted) * storing + rounding.prescale_count * folded,
+        variance=storing**2 + 2 * folded**2,
+        constant=constant_roundings(counted, folds_exactly) * rounding.score_unit,
+    )
+
+
+def bound_of_sums(sums: Sums, exact: Real, length: int, rounding: RoundingModel) -> Bound:
+    """Add up the heads of each group, and what adding and storing round; ``length`` is that of what is summed over."""
+    heads = exact.shape[-3]
+    group = sums.value.shape[-3] // heads if heads else 1
+    tiles = 1 if rounding.gradient_tile is None else max(math.ceil(length / rounding.gradient_tile), 1)
+
+    def together(array: Real) -> Real:
+        whole = np.broadcast_to(array, sums.value.shape)
+        summed: Real = whole.reshape(*whole.shape[:-3], heads, group, *whole.shape[-2:]).sum(axis=-3)
+        return summed
+
+    count, u_acc, u_o = together(sums.count), rounding.accumulate_unit, rounding.output_unit
+    magnitude, squares = together(sums.magnitude), together(sums.squares)
+    some = count > 0
+    relative = count * u_acc + sums.scaling.worst + (tiles - 1) * u_o + rounding.product_error
+    # A sum before it is scaled, its products and partial sums.
+    lost = 2 * (count + 2) * rounding.accumulate_underflow + (tiles + 1) * rounding.output_underflow
+    floor = some * sums.scaling.factor * lost
+    worst = (together(sums.worst) + relative * magnitude) * (1 + 8 * rounding.coarsest_unit)
+    worst = worst + together(sums.floor) + floor
+    heads_square = together(sums.value**2)
+    square = np.maximum(exact * exact, heads_square)
+    variance = together(sums.variance + sums.lost) + sums.constants * together(sums.moves) ** 2
+    variance += product_variance(rounding, count, square, squares) + sums.scaling.variance * squares
+    if rounding.product_unit:
+        variance += together(sums.deviation) ** 2
+    variance += sums.scaling.constant**2 * exact * exact
+    if tiles > 1:
+        variance += ORDER_FACTOR * u_o**2 * tiles * (heads_square / 3 + squares / 6)
+    if group > 1:
+        worst = worst + (rounding.output_count * u_o + group * u_acc) * (magnitude + worst)
+        worst, floor = worst + some * group * rounding.output_underflow, floor + group * rounding.output_underflow
+        variance += (rounding.output_count * u_o**2 + group * u_acc**2) * heads_square
+    return bound_of_stored(exact, worst, variance, floor, some, rounding)
+
+
+def bound_of_stored(
+    exact: Real, worst: Real, variance: Real, floor: Real, some: NDArray[np.bool_], rounding: RoundingModel
+) -> Bound:
+    """Round what is returned; where nothing was added up it is exactly 0."""
+    worst = worst + rounding.output_count * rounding.output_unit * (np.abs(exact) + worst) + rounding.output_underflow
+    variance = variance + rounding.output_count * (rounding.output_unit * exact) ** 2
+    bound = settle(exact, worst, variance, floor + rounding.output_underflow)
+    return Bound(np.where(some, bound.worst, 0.0), np.where(some, bound.scale, 0.0))
+
+
+def finished(stage: str, weights: BackwardWeights, exact: Real, bound: Bound) -> Finished:
+    """Return a gradient with its bound; no statistical scale where weights that reach it are no longer linear."""
+    bent = weights.rows.attended & (~is_linear(weights.rows, _MAX_LINEAR)).any(axis=-1, keepdims=True)
+    reached = _reached(stage, bent, bound.worst.shape)
+    return Finished(exact, Bound(bound.worst, np.where(reached, bound.worst, bound.scale)))
+
+
+def _reached(stage: str, bent: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Return, in a gradient's shape, what these weights (B, H, Lq, Lk) reach."""
+    if stage == "grad_bias":
+        lifted = (1,) * (bent.ndim - len(shape)) + shape
+        axes = tuple(axis for axis, length in enumerate(lifted) if length == 1)
+        return np.broadcast_to(bent.any(axis=axes, keepdims=True).reshape(shape), shape)
+    reached = np.asarray(bent.any(axis=-1 if stage == "grad_query" else -2))[..., np.newaxis]
+    groups = reached.shape[-3] // shape[-3] if shape[-3] else 1
+    # (B, H, L, 1) -> (B, Hkv, H / Hkv, L, 1): a key head is reached by every query head that shares it.
+    shared = reached.reshape(*reached.shape[:-3], shape[-3], groups, *reached.shape[-2:]).any(axis=-3)
+    return np.broadcast_to(shared, shape)
