@@ -20,6 +20,7 @@ from flint import arb
 
 from attncheck.attention.balls import BallArray, from_entries, outer_sum
 from attncheck.attention.errors import Ball, Logits, Operand, Real, product_variance
+from attncheck.attention.flags import reach_of_scores
 from attncheck.attention.problem import Problem
 from attncheck.attention.projection import flushed_factors
 from attncheck.attention.rounding import RoundingModel
@@ -70,7 +71,8 @@ def _error(at: At, query: Operand, key: Operand) -> Logits:
     return _additive_error({**at.problem.inputs, "query": query.value, "key": key.value}, at.value, at.rounding)
 
 
-ADDITIVE_SCORES = Step(_exact, _value, _error, _radius, stored_logits)
+_OF_ALL = ("query_weight", "key_weight", "score_vector", "score_bias")
+ADDITIVE_SCORES = Step(_exact, _value, _error, _radius, stored_logits, reach_of_scores(*_OF_ALL))
 
 
 def _additive_error(inputs: Mapping[str, Real], exact: Real, rounding: RoundingModel) -> Logits:

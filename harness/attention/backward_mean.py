@@ -16,7 +16,7 @@ from attncheck.attention.errors import Operand, Real, every_head, product_varian
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.step import At, Step
-from attncheck.attention.weighted_mean import exact_grad_weights
+from attncheck.attention.weighted_mean import exact_grad_weights, reach_of_grad_weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,4 +65,4 @@ def _worst(gradient: Real, values: Real, size: Real, rounding: RoundingModel) ->
     return error
 
 
-GRAD_WEIGHTS = Step(exact_grad_weights, _value, _error)
+GRAD_WEIGHTS = Step(exact_grad_weights, _value, _error, reach=reach_of_grad_weights)

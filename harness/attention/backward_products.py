@@ -25,13 +25,14 @@ from attncheck.attention.backward_sums import (
     scaling_of,
 )
 from attncheck.attention.backward_weights import BackwardWeights
-from attncheck.attention.bias import exact_grad_bias
+from attncheck.attention.bias import exact_grad_bias, reach_of_grad_bias
 from attncheck.attention.errors import Bound, Finished, Operand, Real, every_head, summation_variance, transposed
-from attncheck.attention.products import exact_grad_key, exact_grad_query
+from attncheck.attention.flags import handed_on
+from attncheck.attention.products import exact_grad_key, exact_grad_query, reach_of_grad_key
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.scores import scale_of
 from attncheck.attention.step import At, Step
-from attncheck.attention.weighted_mean import exact_grad_value
+from attncheck.attention.weighted_mean import exact_grad_value, reach_of_grad_value
 
 
 def _error_of_query(at: At, scores: GradScores, key: Operand) -> Finished:
@@ -155,7 +156,7 @@ def _of_bias(logits: GradLogits, exact: Real, rounding: RoundingModel) -> Bound:
     return bound_of_stored(exact, worst, variance, np.zeros(exact.shape), count > 0, rounding)
 
 
-GRAD_QUERY = Step(exact_grad_query, error=_error_of_query)
-GRAD_KEY = Step(exact_grad_key, error=_error_of_key)
-GRAD_VALUE = Step(exact_grad_value, error=_error_of_value)
-GRAD_BIAS = Step(exact_grad_bias, error=_error_of_bias)
+GRAD_QUERY = Step(exact_grad_query, error=_error_of_query, reach=handed_on)
+GRAD_KEY = Step(exact_grad_key, error=_error_of_key, reach=reach_of_grad_key)
+GRAD_VALUE = Step(exact_grad_value, error=_error_of_value, reach=reach_of_grad_value)
+GRAD_BIAS = Step(exact_grad_bias, error=_error_of_bias, reach=reach_of_grad_bias)

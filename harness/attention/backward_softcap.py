@@ -22,6 +22,7 @@ from attncheck.attention.backward_softmax import (
 )
 from attncheck.attention.backward_weights import sum_of_row
 from attncheck.attention.errors import Logits, Real
+from attncheck.attention.flags import handed_on
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.softcap import cap_of, exact_grad_scores, exact_slope, rise_of_tanh, slope_of_tanh
 from attncheck.attention.step import At, Step
@@ -127,5 +128,6 @@ def _through_softcap(logits: GradLogits, slope: Slope, rounding: RoundingModel) 
     return scores
 
 
-SLOPE = Step(exact_slope, error=_error_of_slope, magnitude=abs)
-GRAD_SCORES = Step(exact_grad_scores, error=_error_of_grad_scores)
+# A slope is that of a score, which the weights of its row follow from: it reaches nothing more.
+SLOPE = Step(exact_slope, error=_error_of_slope, reach=handed_on, magnitude=abs)
+GRAD_SCORES = Step(exact_grad_scores, error=_error_of_grad_scores, reach=handed_on)

@@ -75,7 +75,7 @@ def _error(at: At, weights: BackwardWeights, gradient: GradWeights, _: Logits) -
     return GradLogits(centred, value, _worst(centred, value, rounding), variance, of_delta, rounded)
 
 
-GRAD_LOGITS = Step(exact_grad_logits, error=_error)
+GRAD_LOGITS = Step(exact_grad_logits, error=_error, reach=lambda _, weights, gradient, __: weights | gradient)
 
 
 def _centred(weights: BackwardWeights, gradient: GradWeights) -> Centred:

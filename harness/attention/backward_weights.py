@@ -22,6 +22,7 @@ import numpy as np
 
 from attncheck.attention.errors import Logits, Operand, Real, every_head, transposed
 from attncheck.attention.exponents import Rows, second_order
+from attncheck.attention.flags import handed_on
 from attncheck.attention.rounding import RoundingModel, rounding_model_named
 from attncheck.attention.scores import scale_of
 from attncheck.attention.softmax import (
@@ -102,7 +103,7 @@ def _error(at: At, weights: Weights, query: Operand, key: Operand, scores: Logit
     )
 
 
-BACKWARD_WEIGHTS = Step(exact=lambda _, weights, *__: weights, error=_error)
+BACKWARD_WEIGHTS = Step(exact=lambda _, weights, *__: weights, error=_error, reach=handed_on)
 
 
 def sum_of_row(array: Real) -> Real:

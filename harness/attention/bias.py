@@ -12,6 +12,7 @@ from flint import arb
 
 from attncheck.attention.balls import BallArray, from_entries
 from attncheck.attention.errors import Ball, Logits, Real
+from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.scores import stored_logits
@@ -66,4 +67,14 @@ def exact_grad_bias(problem: Problem, grad_logits: BallArray) -> BallArray:
     return from_entries(np.atleast_2d(np.empty(shape)).shape, summed.ravel().tolist())
 
 
-BIAS = Step(_exact, _value, _error, _radius, stored_behind_bias)
+def _reach(known: Reach, before: Flags) -> Flags:
+    return before | known.flags["bias"] if "bias" in known.flags else before
+
+
+def reach_of_grad_bias(known: Reach, grad_logits: Flags) -> Flags:
+    """Collect what the bias was spread over; a row is reached as a whole."""
+    shape = known.flags["bias"].shape[:-1]
+    return any_of(grad_logits, tuple(axis for axis, length in enumerate(shape) if length == 1))
+
+
+BIAS = Step(_exact, _value, _error, _radius, stored_behind_bias, _reach)

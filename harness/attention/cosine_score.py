@@ -13,6 +13,7 @@ import numpy as np
 
 from attncheck.attention.balls import BallArray, unit_rows
 from attncheck.attention.errors import Ball, Logits, Operand, Real, product_variance, transposed
+from attncheck.attention.flags import reach_of_scores
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.scores import is_power_of_two, scale_of, stored_logits
@@ -43,7 +44,7 @@ def _error(at: At, query: Operand, key: Operand) -> Logits:
     return _cosine_error(query, key, scale_of(at.problem), at.value, at.rounding)
 
 
-COSINE_SCORES = Step(_exact, _value, _error, _radius, stored_logits)
+COSINE_SCORES = Step(_exact, _value, _error, _radius, stored_logits, reach_of_scores())
 
 
 def _cosine_error(query: Operand, key: Operand, scale: float, exact: Real, rounding: RoundingModel) -> Logits:

@@ -10,6 +10,7 @@ import numpy as np
 
 from attncheck.attention.balls import BallArray
 from attncheck.attention.errors import Ball, Logits, Operand, Real, product_variance, transposed
+from attncheck.attention.flags import reach_of_scores
 from attncheck.attention.problem import Problem
 from attncheck.attention.projection import flushed_factors
 from attncheck.attention.rounding import RoundingModel
@@ -36,7 +37,7 @@ def _error(at: At, query: Operand, key: Operand) -> Logits:
     return _general_error(query.value, key.value, at.problem.array("weight"), at.value, at.rounding)
 
 
-GENERAL_SCORES = Step(_exact, _value, _error, _radius, stored_logits)
+GENERAL_SCORES = Step(_exact, _value, _error, _radius, stored_logits, reach_of_scores("weight"))
 
 
 def _general_error(query: Real, key: Real, weight: Real, exact: Real, rounding: RoundingModel) -> Logits:

@@ -12,6 +12,7 @@ import numpy as np
 from attncheck.attention.balls import BallArray
 from attncheck.attention.bias import stored_behind_bias
 from attncheck.attention.errors import Ball, Logits, Real
+from attncheck.attention.flags import handed_on
 from attncheck.attention.problem import Problem
 from attncheck.attention.step import Around, At, Step
 
@@ -34,4 +35,4 @@ def _error(at: At, before: Logits) -> Logits:
     return replace(before, value=at.value) if at.problem.is_masked else before
 
 
-MASK = Step(_exact, _value, _error, _radius, stored_behind_bias)
+MASK = Step(_exact, _value, _error, _radius, stored_behind_bias, handed_on)

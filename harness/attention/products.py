@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from attncheck.attention.balls import BallArray, summed_in_groups
 from attncheck.attention.errors import Ball, Operand, Real, for_query_heads, heads_of, transposed
+from attncheck.attention.flags import Flags, Reach, any_of, flags_per_group, reach_of_scores
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.step import Around, At, Step
@@ -40,7 +41,7 @@ def _radius(_: Around, __: Real, query: Ball, key: Ball) -> Real:
     return query.radius_of_product(transposed(shared.value), transposed(shared.radius))
 
 
-PRODUCT = Step(_exact, _value, _error, _radius)
+PRODUCT = Step(_exact, _value, _error, _radius, reach=reach_of_scores())
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,3 +142,8 @@ def exact_grad_query(_: Problem, grad_products: BallArray, key: BallArray) -> Ba
 def exact_grad_key(_: Problem, grad_products: BallArray, query: BallArray, key: BallArray) -> BallArray:
     """Return (B, Hkv, Lk, D)."""
     return summed_in_groups(grad_products.transposed() @ query, key.shape[-3])
+
+
+def reach_of_grad_key(_: Reach, grad_products: Flags, __: Flags, key: Flags) -> Flags:
+    """Collect all of a head's rows."""
+    return flags_per_group(any_of(grad_products, -2), key.shape[-3])

@@ -10,14 +10,20 @@ independent.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
+from numpy.typing import NDArray
 
 from attncheck.attention import balls
 from attncheck.attention.balls import BallArray
 from attncheck.attention.errors import ORDER_FACTOR, Ball, Bound, Finished, Operand, Real, product_variance
+from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.step import Around, At, Step
+
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 def projection_of(name: str) -> Step:
@@ -47,7 +53,10 @@ def projection_of(name: str) -> Step:
     def radius(around: Around, _: Real) -> Real:
         return split_heads(_linear_radius(around, around.ball(name), name), around.problem.heads_of(name))
 
-    return Step(exact, value, error, radius)
+    def reach(known: Reach) -> Flags:
+        return split_heads(_linear_reach(known, known.flags[name], name), known.problem.heads_of(name))
+
+    return Step(exact, value, error, radius, reach=reach)
 
 
 def _exact_output(problem: Problem, context: BallArray) -> BallArray:
@@ -88,7 +97,12 @@ def _error_of_output(at: At, context: Finished | Operand) -> Finished | Operand:
     return linear_layer(inputs, weight, bias, exact, at.rounding, (per_head**2).sum(axis=1))
 
 
-OUTPUT_PROJECTION = Step(_exact_output, _value_of_output, _error_of_output, _radius_of_output)
+def _reach_of_output(known: Reach, context: Flags) -> Flags:
+    merged = merge_heads(context)
+    return _linear_reach(known, merged, "output") if "output_weight" in known.flags else merged
+
+
+OUTPUT_PROJECTION = Step(_exact_output, _value_of_output, _error_of_output, _radius_of_output, reach=_reach_of_output)
 
 
 def _linear_value(problem: Problem, inputs: Real, name: str) -> Real:
@@ -102,13 +116,18 @@ def _linear_radius(around: Around, inputs: Ball, name: str) -> Real:
     return radius + around.radii[f"{name}_bias"] if f"{name}_bias" in around.problem.inputs else radius
 
 
-def merge_heads(array: Real) -> Real:
+def _linear_reach(known: Reach, inputs: Flags, name: str) -> Flags:
+    flags: Flags = any_of(inputs, -1) | any_of(known.flags[f"{name}_weight"], -2)
+    return flags | known.flags[f"{name}_bias"] if f"{name}_bias" in known.flags else flags
+
+
+def merge_heads(array: NDArray[Scalar]) -> NDArray[Scalar]:
     """Lay the heads side by side: (B, H, L, D) -> (B, L, H*D)."""
     batch, heads, length, width = array.shape
     return array.swapaxes(1, 2).reshape(batch, length, heads * width)
 
 
-def split_heads(array: Real, heads: int) -> Real:
+def split_heads(array: NDArray[Scalar], heads: int) -> NDArray[Scalar]:
     """Take the heads apart: (B, L, H*D) -> (B, H, L, D)."""
     batch, length, width = array.shape
     return array.reshape(batch, length, heads, width // heads).swapaxes(1, 2)

@@ -21,6 +21,7 @@ from flint import arb
 
 from attncheck.attention.balls import BallArray
 from attncheck.attention.errors import Ball, Logits, Real, exact_logits, summation_variance
+from attncheck.attention.flags import handed_on
 from attncheck.attention.problem import Problem
 from attncheck.attention.products import Products, representable
 from attncheck.attention.rounding import RoundingModel
@@ -156,11 +157,12 @@ def _is_power_of_four(number: float) -> bool:
     return is_power_of_two(number) and math.frexp(abs(number))[1] % 2 == 1
 
 
-RAW_SCORES = Step(_handed_on, _handed_on, _error_of_raw, _radius_of_raw, stored_logits)
+RAW_SCORES = Step(_handed_on, _handed_on, _error_of_raw, _radius_of_raw, stored_logits, handed_on)
 SCORES = Step(
     exact_scaled,
     lambda problem, product: scale_of(problem) * product,
     _error_of_scaled,
     _radius_of_scaled,
     stored_logits,
+    handed_on,
 )

@@ -13,6 +13,7 @@ from flint import arb
 
 from attncheck.attention.balls import BallArray, from_entries
 from attncheck.attention.errors import Ball, Logits, Real
+from attncheck.attention.flags import handed_on
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.scores import stored_logits
@@ -98,4 +99,4 @@ def exact_grad_scores(problem: Problem, grad_logits: BallArray, slope: BallArray
     return from_entries(grad_logits.shape, [gradient * steep for gradient, steep in pairs])
 
 
-SOFTCAP = Step(_exact, _value, _error, _radius, stored_logits)
+SOFTCAP = Step(_exact, _value, _error, _radius, stored_logits, handed_on)

@@ -35,6 +35,7 @@ from flint import arb
 from attncheck.attention.balls import BallArray, Exponentials, exponentials, from_entries, log_sum, normalised
 from attncheck.attention.errors import Ball, Bound, Finished, Logits, Operand, Real, finite, settle
 from attncheck.attention.exponents import LARGEST_EXPONENT, Rows, is_linear, rows_of
+from attncheck.attention.flags import Flags, Reach, any_of, handed_on
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.softmax_radius import log_sum_radius, weight_radius
@@ -110,13 +111,18 @@ def _stored_weights(_: At, array: Real) -> Operand:
     return Operand(array)
 
 
-EXPONENTIALS = Step(_exact, _value, _error, _radius)
+def _reach(known: Reach, logits: Flags) -> Flags:
+    return any_of(logits if known.attended is None else logits & known.attended, -1)
+
+
+EXPONENTIALS = Step(_exact, _value, _error, _radius, reach=_reach)
 WEIGHTS = Step(
     lambda _, powers: normalised(powers),
     lambda _, both: both.weights,
     lambda at, rows: Weights(at.value, rows),
     lambda _, __, both: both.radius.weights,
     _stored_weights,
+    handed_on,
     magnitude=abs,
 )
 LOG_SUM_EXP = Step(
@@ -124,6 +130,7 @@ LOG_SUM_EXP = Step(
     lambda _, both: both.log_sum_exp,
     lambda at, rows: Finished(at.value, log_sum_exp_bound(rows, at.value, at.rounding)),
     lambda _, __, both: both.radius.log_sum_exp,
+    reach=lambda _, row: row[..., 0],
     magnitude=lambda entry: 1 + abs(entry),
 )
 

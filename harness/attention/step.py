@@ -7,6 +7,7 @@ Each rule gets what the steps before gave by the same rule, in the order of the 
     error(at, *states)             the largest error and its statistical scale, from those of the operands
     stored(at, array)              the same of a returned stage: it may have been stored after it was used
     radius(around, value, *balls)  how far the value moves when every input moves by its radius
+    reach(known, *flags)           which elements follow from which: flags, of what has no value
     transpose                      a step of its own, in the same file, where gradients need it
 
 ``magnitude`` says what the radius of a ball is small or large beside, where that is not the sum of absolute terms.
@@ -22,6 +23,7 @@ import numpy as np
 from flint import arb
 
 from attncheck.attention.errors import Ball, Operand, Real
+from attncheck.attention.flags import Flags
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
 
@@ -84,6 +86,7 @@ class Step:
     error: Callable[..., Any] = _not_stated
     radius: Callable[..., Any] = _not_stated
     stored: Callable[[At, Real], Any] = stored_operand
+    reach: Callable[..., Flags] = _not_stated
     magnitude: Callable[[arb], arb] | None = None
 
 

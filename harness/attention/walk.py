@@ -4,6 +4,7 @@
     value_walk     in float64
     error_walk     largest errors and their scales: from the inputs (accumulated), or from returned stages (introduced)
     radius_walk    how far everything moves when every input moves by its radius
+    reach_walk     which elements follow from which, as flags
 
 Some query rows, and a block of keys, are walks of a problem of which only these are left (``Problem.of_rows``,
 ``Problem.of_keys``).
@@ -17,6 +18,7 @@ from typing import Any
 
 from attncheck.attention.balls import BallArray
 from attncheck.attention.errors import Ball, Operand, Real, exact_logits
+from attncheck.attention.flags import Flags, Reach
 from attncheck.attention.graph import Graph, graph_of
 from attncheck.attention.problem import LOGITS, Problem
 from attncheck.attention.rounding import RoundingModel
@@ -107,3 +109,16 @@ def radius_walk(problem: Problem, radii: Mapping[str, Real]) -> Walk:
         return Ball(value, node.step.radius(around, value, *operands))
 
     return Walk(values.graph, around.ball, rule, {})
+
+
+def reach_walk(
+    problem: Problem, flags: Mapping[str, Flags], attended: Flags | None, known: Mapping[str, Flags] | None = None
+) -> Walk:
+    """Follow flags of the inputs; where it is said which keys are ``attended``, (B, H, Lq, T), by these alone."""
+    reach = Reach(problem, flags, attended)
+    return Walk(
+        graph_of(problem),
+        lambda name: flags[name],
+        lambda _, node, operands: node.step.reach(reach, *operands),
+        dict(known or {}),
+    )

@@ -50,6 +50,7 @@ from attncheck.attention.errors import (
     transposed,
 )
 from attncheck.attention.exponents import Rows, second_order
+from attncheck.attention.flags import Flags, Reach, any_of, flags_per_group, flags_per_head, reach_of_mean
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.softmax import Weights, stored_log_sum_exp_variance, total_error
@@ -103,7 +104,11 @@ def _error(at: At, weights: Weights | Operand, value: Operand) -> Finished:
     return Finished(exact, Bound(largest, largest))
 
 
-WEIGHTED_MEAN = Step(_exact, _value, _error, _radius)
+def _reach(known: Reach, weights: Flags, value: Flags) -> Flags:
+    return weights | reach_of_mean(flags_per_head(value, weights), known.attended)
+
+
+WEIGHTED_MEAN = Step(_exact, _value, _error, _radius, reach=_reach)
 
 
 def exact_grad_weights(_: Problem, grad_output: BallArray, value: BallArray) -> BallArray:
@@ -114,6 +119,17 @@ def exact_grad_weights(_: Problem, grad_output: BallArray, value: BallArray) -> 
 def exact_grad_value(_: Problem, weights: BallArray, grad_output: BallArray, value: BallArray) -> BallArray:
     """Return p^T g, (B, Hkv, Lk, Dv)."""
     return summed_in_groups(weights.transposed() @ grad_output, value.shape[-3])
+
+
+def reach_of_grad_weights(known: Reach, grad_output: Flags, value: Flags) -> Flags:
+    """Follow a row of the output's gradient, and the values that the row meets."""
+    values = any_of(flags_per_head(value, grad_output), -1)
+    return any_of(grad_output, -1) | reach_of_mean(values, known.attended)
+
+
+def reach_of_grad_value(_: Reach, weights: Flags, grad_output: Flags, value: Flags) -> Flags:
+    """Collect all of a head's rows."""
+    return flags_per_group(any_of(weights | grad_output, -2), value.shape[-3])
 
 
 def output_bound(rows: Rows, value: Operand, exact: Real, rounding: RoundingModel) -> Bound:

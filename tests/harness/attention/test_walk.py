@@ -14,7 +14,7 @@ from attncheck.attention.graph import graph_of, logits_order, nearest
 from attncheck.attention.problem import LOGITS, Problem
 from attncheck.attention.rounding import rounding_model_named
 from attncheck.attention.step import Step
-from attncheck.attention.walk import value_walk
+from attncheck.attention.walk import reach_walk, value_walk
 from attncheck.oracle.evaluate import exact_from, exact_stages
 from attncheck.spec import OPERATIONS, computed_stages
 
@@ -71,7 +71,8 @@ def test_every_step_of_a_forward_pass_has_all_of_its_rules(
 ) -> None:
     unstated = Step(exact=lambda: None).radius
     for name, node in graph_of(Problem.of(operation, options, inputs)).items():
-        rules = (node.step.exact, node.step.value, node.step.error, node.step.radius, node.step.stored)
+        step = node.step
+        rules = (step.exact, step.value, step.error, step.stored, step.radius, step.reach)
         assert unstated not in rules, name
 
 
@@ -101,6 +102,19 @@ def test_introduced_bounds_that_start_at_the_inputs_are_the_accumulated_ones(
         assert introduced is not None
         np.testing.assert_allclose(introduced.worst, accumulated[stage].worst, rtol=1e-6, atol=1e-30)
         np.testing.assert_allclose(introduced.scale, accumulated[stage].scale, rtol=1e-6, atol=1e-30)
+
+
+def test_flags_reach_a_row_of_every_head_and_nothing_where_there_is_no_key() -> None:
+    operation, options, inputs = PROBLEMS["multi-head attention"]
+    inputs = {name: array[:, :0] if name in ("key", "value") else array for name, array in inputs.items()}
+    inputs |= {name: inputs[name][..., :0] for name in ("mask", "bias")}
+    flags = {name: np.zeros(array.shape, dtype=bool) for name, array in inputs.items()}
+    flags["query"][1, 2, 3] = True
+    walk = reach_walk(Problem.of(operation, options, inputs), flags, None)
+    np.testing.assert_array_equal(np.argwhere(walk.node("query").any(axis=(1, 3))), [[1, 2]])
+    assert walk.node("query")[1, :, 2].all()
+    assert not walk.node("key").any()
+    assert not walk.node("output").any()  # no query meets a key
 
 
 @pytest.mark.parametrize("kind", ["general", "additive"])

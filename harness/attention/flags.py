@@ -1,0 +1,65 @@
+"""Flags of elements, and how they spread: which elements of a stage an input's element reaches.
+
+Flags have shapes that broadcast to the stages' own: a row that is reached as a whole has one flag for all its keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.attention.problem import Problem
+
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Reach:
+    """What a reach rule is told: flags of the inputs; where it is said which keys are attended, no others count."""
+
+    problem: Problem
+    flags: Mapping[str, Flags]
+    attended: Flags | None = None
+
+
+def any_of(flags: Flags, axis: int | tuple[int, ...]) -> Flags:
+    """Reduce axes to whether any is set; they stay, of length 1."""
+    return np.asarray(np.any(flags, axis=axis, keepdims=True))
+
+
+def flags_per_head(flags: Flags, of: Flags) -> Flags:
+    """Give every query head the flags of the key or value head that its group shares."""
+    heads, own = of.shape[-3], flags.shape[-3]
+    return flags if own == heads else np.repeat(flags, heads // own, axis=-3)
+
+
+def flags_per_group(flags: Flags, kv_heads: int) -> Flags:
+    """Collect the query heads that share a key or value head: (B, H, L, D) -> (B, Hkv, L, D)."""
+    batch, _, *rest = flags.shape
+    return any_of(flags.reshape(batch, kv_heads, -1, *rest), 2)[:, :, 0]
+
+
+def reach_of_mean(value: Flags, attended: Flags | None) -> Flags:
+    """Follow values to the means that they are part of: (..., Lq, Dv), or one row for all."""
+    if attended is None:
+        return any_of(value, -2)
+    return np.asarray(attended.astype(np.float32) @ value.astype(np.float32) > 0)
+
+
+def reach_of_scores(*shared: str) -> Callable[[Reach, Flags, Flags], Flags]:
+    """Follow queries, keys and what all scores have in common to the scores: a row and a column each."""
+
+    def reach(known: Reach, query: Flags, key: Flags) -> Flags:
+        row = any_of(query, -1)
+        column = np.swapaxes(any_of(flags_per_head(key, row), -1), -1, -2)
+        return row | column | any(bool(known.flags[name].any()) for name in shared if name in known.flags)
+
+    return reach
+
+
+def handed_on(_: Reach, flags: Flags, *__: Flags) -> Flags:
+    """Follow the first operand element by element."""
+    return flags
