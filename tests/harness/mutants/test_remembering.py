@@ -52,7 +52,7 @@ def _judged(truth: Truth, name: str, case: Case, task: Task) -> dict[str, StageJ
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong_at"),
+    ("name", "first_wrong_stage"),
     [("scale_missing", "scores"), ("mask_ignored", "masked"), ("two_values_swapped", "output"), ("reference", None)],
 )
 def test_verdicts_are_those_of_the_truth_itself_and_a_fault_begins_where_it_begins(
