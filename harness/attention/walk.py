@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from attncheck.attention.balls import BallArray
 from attncheck.attention.errors import Ball, Operand, Real, exact_logits
 from attncheck.attention.flags import Flags, Reach
@@ -122,3 +124,9 @@ def reach_walk(
         lambda _, node, operands: node.step.reach(reach, *operands),
         dict(known or {}),
     )
+
+
+def reach_walk_from(problem: Problem, known: Mapping[str, Flags]) -> Walk:
+    """Follow flags of some nodes alone, whatever the mask."""
+    none = {name: np.zeros(array.shape, np.bool_) for name, array in problem.inputs.items() if array.dtype != np.bool_}
+    return reach_walk(problem, none, None, known)

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.problem import Problem
+from attncheck.attention.walk import reach_walk_from
 from attncheck.oracle.enclosure import Enclosure
 from attncheck.oracle.sampling import queries_of
 from attncheck.reading.canonical import AttentionProblem, canonical_form
@@ -48,8 +49,7 @@ class SpecialRows:
     ``forbidden`` are the elements that a mask forbids, in the scores' shape; None where there is no NaN.
     """
 
-    operation: str
-    inputs: Inputs
+    problem: Problem
     convention: str
     empty: Flags
     nan_rows: Flags
@@ -93,11 +93,11 @@ class SpecialRows:
 
     def with_equal_scores(self, options: Options) -> tuple[dict[str, Any], dict[str, Array]]:
         """Return the problem in which rows without a key have every key and equal scores: uniform weights."""
-        query = self.inputs["query"]
-        shape = scores_shape(self.operation, options, self.inputs)
-        allowed = Problem.of(self.operation, options, self.inputs).allowed(shape)
+        query = self.problem.inputs["query"]
+        shape = scores_shape(self.problem.operation, options, self.problem.inputs)
+        allowed = Problem.of(self.problem.operation, options, self.problem.inputs).allowed(shape)
         empty = self.empty[..., np.newaxis]
-        inputs = dict(self.inputs) | {"query": np.where(empty, np.zeros((), query.dtype), query)}
+        inputs = dict(self.problem.inputs) | {"query": np.where(empty, np.zeros((), query.dtype), query)}
         inputs["mask"] = np.ones(shape, dtype=np.bool_) if allowed is None else allowed | empty
         if "bias" in inputs:
             bias = inputs["bias"]
@@ -111,24 +111,9 @@ class SpecialRows:
 
     def affected_elements(self, stage: str, shape: Shape, rows: Flags) -> Flags:
         """Return, in a stage's shape, what these rows (..., H, Lq) reach."""
-        of_heads = self.operation == "multi_head_attention" and stage == "output"
-        if stage == "log_sum_exp":
-            reached = rows
-        elif stage in _SUMS_OF_ROWS:
-            grouped = rows.reshape(*rows.shape[:-2], shape[-3], -1)  # (B, H, Lq) -> (B, Hkv, H / Hkv * Lq)
-            reached = _any(grouped, -1)[..., np.newaxis]
-        elif of_heads and "output_weight" in self.inputs:
-            reached = _any(rows, -2)[..., 0, :, np.newaxis]
-        elif of_heads:
-            reached = np.repeat(np.swapaxes(rows, -1, -2), shape[-1] // rows.shape[-2], axis=-1)  # (B, Lq, H*Dv)
-        elif stage in ("key", "value"):
-            reached = np.zeros((1,), dtype=np.bool_)
-        elif stage == "grad_bias":
-            axes = tuple(axis for axis, length in enumerate(shape[:-1]) if length == 1)
-            reached = _any(rows[..., np.newaxis], axes)
-        else:
-            reached = rows[..., np.newaxis]
-        return np.broadcast_to(reached, shape)
+        flags = rows[..., np.newaxis]
+        known = {"query": flags, "scores": flags, "raw_scores": flags}
+        return np.broadcast_to(reach_walk_from(self.problem, known).node(stage), shape)
 
     def _unusual(self, stage: str, shape: Shape) -> tuple[Flags, Flags]:
         """Return where a stage is exactly NaN, and where nothing is to be said of it."""
@@ -173,7 +158,7 @@ def special_rows(operation: str, options: Options, inputs: Inputs, convention: s
         empty = ~_any(~problem.unattended(shape), -1)[..., 0]
     allowed = problem.allowed(shape) if nan_rows.any() else None
     forbidden = None if allowed is None else ~allowed
-    return SpecialRows(operation, inputs, convention, empty, nan_rows, forbidden)
+    return SpecialRows(problem, convention, empty, nan_rows, forbidden)
 
 
 def empty_rows(operation: str, posed: AttentionProblem) -> Flags:

@@ -20,12 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.flags import Flags, any_of
-from attncheck.attention.graph import graph_of
 from attncheck.attention.problem import MAY_BE_MINUS_INFINITY, Problem
-from attncheck.attention.walk import reach_walk
+from attncheck.attention.walk import Walk, reach_walk, reach_walk_from
 from attncheck.judging.special_rows import scores_shape
 from attncheck.oracle.enclosure import Enclosure
-from attncheck.spec import OPERATIONS, Shape
+from attncheck.spec import Shape, computed_stages
 
 Array = NDArray[Any]
 Inputs = Mapping[str, Array]
@@ -120,11 +119,11 @@ def find_undefined(operation: str, options: Options, inputs: Inputs) -> Undefine
         return None
     found = {name: each for name, each in flags.items() if each.any()}
     problem = Problem.of(operation, options, inputs)
-    stages = _stages(problem, flags, None)
+    stages = _stages(reach_walk(problem, flags, None), problem)
     if "key" not in inputs or operation == "scoring":  # nothing is masked
         return Undefined(found, "; ".join(reasons), stages)
     attended = ~problem.unattended(scores_shape(operation, options, inputs))
-    by_selection = _stages(problem, flags, attended)
+    by_selection = _stages(reach_walk(problem, flags, attended), problem)
     return Undefined(
         found, "; ".join(reasons), stages, {stage: by_selection[stage] for stage in by_selection.keys() - _LOGITS}
     )
@@ -136,22 +135,13 @@ def is_odd(name: str, array: Array) -> Flags:
     return odd & (array != -np.inf) if name in MAY_BE_MINUS_INFINITY else odd
 
 
-def _stages(
-    problem: Problem, inputs: Mapping[str, Flags], attended: Flags | None, known: Mapping[str, Flags] | None = None
-) -> dict[str, Flags]:
-    """Follow flags to every stage, in shapes that broadcast to the stages' own."""
-    walk = reach_walk(problem, inputs, attended, known)
-    return {stage: walk.node(stage) for stage in OPERATIONS[problem.operation].stages if _is_there(problem, stage)}
-
-
-def _is_there(problem: Problem, stage: str) -> bool:
-    return stage in graph_of(problem) and (stage != "grad_bias" or "bias" in problem.inputs)
+def _stages(walk: Walk, problem: Problem) -> dict[str, Flags]:
+    """Return the flags of every stage, in shapes that broadcast to the stages' own."""
+    stages = computed_stages(problem.operation, problem.options, problem.inputs)
+    return {stage: walk.node(stage) for stage in stages}
 
 
 def follow_scores(operation: str, options: Options, inputs: Inputs, scores: Flags) -> dict[str, Flags]:
     """Follow flags of scores, (B, H, Lq, T), to every stage behind them, in shapes that broadcast to the stages'."""
     problem = Problem.of(operation, options, inputs)
-    none: dict[str, Flags] = {
-        name: np.zeros(array.shape, dtype=np.bool_) for name, array in inputs.items() if name != "mask"
-    }
-    return _stages(problem, none, None, {"scores": scores, "raw_scores": scores})
+    return _stages(reach_walk_from(problem, {"scores": scores, "raw_scores": scores}), problem)
