@@ -24,9 +24,8 @@ from attncheck.attention.flags import reach_of_scores
 from attncheck.attention.problem import Problem
 from attncheck.attention.projection import flushed_factors
 from attncheck.attention.rounding import RoundingModel
-from attncheck.attention.scores import stored_logits
 from attncheck.attention.softcap import slope_of_tanh
-from attncheck.attention.step import Around, At, Step
+from attncheck.attention.step import Around, At, Step, stored_logits
 
 
 def _exact(problem: Problem, query: BallArray, key: BallArray) -> BallArray:

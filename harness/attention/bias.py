@@ -15,8 +15,7 @@ from attncheck.attention.errors import Ball, Logits, Real
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
-from attncheck.attention.scores import stored_logits
-from attncheck.attention.step import Around, At, Step
+from attncheck.attention.step import Around, At, Step, stored_behind_bias
 
 
 def _exact(problem: Problem, before: BallArray) -> BallArray:
@@ -49,11 +48,6 @@ def _biased(error: Logits, after: Real, rounding: RoundingModel) -> Logits:
         independent = independent + rounding.compute_unit**2 * parts * parts
     shared = error.shared_with_proportion(before)
     return Logits(after, worst, independent, shared, error.floor + rounding.score_underflow)
-
-
-def stored_behind_bias(at: At, value: Real) -> Logits:
-    """Take returned logits that a bias is part of, and s + b may have been one operation with what was before it."""
-    return stored_logits(at, value, bias=at.problem.inputs.get("bias"))
 
 
 def exact_grad_bias(problem: Problem, grad_logits: BallArray) -> BallArray:

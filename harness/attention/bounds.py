@@ -77,14 +77,13 @@ def introduced_bound(  # noqa: PLR0917, one more than the oracle asks for: the r
         return None
     problem = for_bounds(Problem.of(operation, options, inputs))
     graph = graph_of(problem)
-    before = {name: as_float64(array) for name, array in returned.items() if name != stage and name in graph}
-    on_the_way = set(reached(graph, stage, before))
-    if any(name in graph and not graph[name].follows for name in on_the_way - before.keys()):
+    before = {name for name in returned if name != stage and name in graph}
+    if any(name in graph and not graph[name].follows for name in set(reached(graph, stage, before)) - before):
         return None
     if "masked" in before:
         # What the implementation itself masked says who is attended to, rightly or not.
         problem = problem.without_mask()
-    starts = {name: before[name] for name in nearest(graph, stage, before)}
+    starts = {name: as_float64(returned[name]) for name in nearest(graph, stage, before)}
     with np.errstate(all="ignore"):
         try:
             values = value_walk(problem, {**starts, stage: as_float64(exact)})

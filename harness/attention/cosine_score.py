@@ -16,8 +16,8 @@ from attncheck.attention.errors import Ball, Logits, Operand, Real, product_vari
 from attncheck.attention.flags import reach_of_scores
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
-from attncheck.attention.scores import is_power_of_two, scale_of, stored_logits
-from attncheck.attention.step import Around, At, Step
+from attncheck.attention.scores import is_power_of_two, scale_of
+from attncheck.attention.step import Around, At, Step, stored_logits
 
 
 def _exact(problem: Problem, query: BallArray, key: BallArray) -> BallArray:

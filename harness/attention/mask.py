@@ -10,11 +10,10 @@ from dataclasses import replace
 import numpy as np
 
 from attncheck.attention.balls import BallArray
-from attncheck.attention.bias import stored_behind_bias
 from attncheck.attention.errors import Ball, Logits, Real
 from attncheck.attention.flags import handed_on
 from attncheck.attention.problem import Problem
-from attncheck.attention.step import Around, At, Step
+from attncheck.attention.step import Around, At, Step, stored_behind_bias
 
 
 def _exact(problem: Problem, before: BallArray) -> BallArray:

@@ -20,12 +20,12 @@ import numpy as np
 from flint import arb
 
 from attncheck.attention.balls import BallArray
-from attncheck.attention.errors import Ball, Logits, Real, exact_logits, summation_variance
+from attncheck.attention.errors import Ball, Logits, Real, summation_variance
 from attncheck.attention.flags import handed_on
 from attncheck.attention.problem import Problem
 from attncheck.attention.products import Products, representable
 from attncheck.attention.rounding import RoundingModel
-from attncheck.attention.step import Around, At, NotFiniteError, Step
+from attncheck.attention.step import Around, At, Step, stored_logits
 
 
 def scale_of(problem: Problem) -> float:
@@ -67,22 +67,6 @@ def _error_of_raw(at: At, products: Products) -> Logits:
 
 def _error_of_scaled(at: At, products: Products) -> Logits:
     return scaled_products(products, scale_of(at.problem), at.value, at.rounding)
-
-
-def stored_logits(at: At, value: Real, *, bias: Real | None = None) -> Logits:
-    """Take returned logits: a compiler may have handed them on unrounded, or contracted a t + b into one operation."""
-    attended = value > -np.inf
-    allowed = at.problem.allowed(value.shape)
-    judged = attended if allowed is None else attended & allowed
-    if not np.isfinite(value[judged]).all() or np.isnan(value).any():
-        raise NotFiniteError
-    size = np.where(judged, np.abs(value), 0.0)
-    size = size * (2 if at.stored_unit > at.rounding.accumulate_unit else 1)
-    if bias is not None:
-        size = size + np.where(judged, np.abs(np.where(judged, value, 0.0) - bias), 0.0)
-    # What was -inf when it was returned may have been a large number where it was used.
-    size = np.where(attended, at.stored_unit * size, np.inf)
-    return replace(exact_logits(value, size), independent=size**2)
 
 
 def scaled_products(products: Products, scale: float, exact: Real, rounding: RoundingModel) -> Logits:

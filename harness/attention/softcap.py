@@ -16,8 +16,7 @@ from attncheck.attention.errors import Ball, Logits, Real
 from attncheck.attention.flags import handed_on
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
-from attncheck.attention.scores import stored_logits
-from attncheck.attention.step import Around, At, Step
+from attncheck.attention.step import Around, At, Step, stored_logits
 
 
 def cap_of(problem: Problem) -> float | None:

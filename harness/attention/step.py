@@ -16,13 +16,13 @@ Each rule gets what the steps before gave by the same rule, in the order of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
 from flint import arb
 
-from attncheck.attention.errors import Ball, Operand, Real
+from attncheck.attention.errors import Ball, Logits, Operand, Real, exact_logits
 from attncheck.attention.flags import Flags
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
@@ -71,6 +71,27 @@ def stored_operand(at: At, array: Real) -> Operand:
         raise NotFiniteError
     unit = at.stored_unit
     return Operand(array, unit * np.abs(array), (unit * array) ** 2)
+
+
+def stored_logits(at: At, value: Real, *, bias: Real | None = None) -> Logits:
+    """Take returned logits: a compiler may have handed them on unrounded, or contracted a t + b into one operation."""
+    attended = value > -np.inf
+    allowed = at.problem.allowed(value.shape)
+    judged = attended if allowed is None else attended & allowed
+    if not np.isfinite(value[judged]).all() or np.isnan(value).any():
+        raise NotFiniteError
+    size = np.where(judged, np.abs(value), 0.0)
+    size = size * (2 if at.stored_unit > at.rounding.accumulate_unit else 1)
+    if bias is not None:
+        size = size + np.where(judged, np.abs(np.where(judged, value, 0.0) - bias), 0.0)
+    # What was -inf when it was returned may have been a large number where it was used.
+    size = np.where(attended, at.stored_unit * size, np.inf)
+    return replace(exact_logits(value, size), independent=size**2)
+
+
+def stored_behind_bias(at: At, value: Real) -> Logits:
+    """Take returned logits that a bias is part of, and s + b may have been one operation with what was before it."""
+    return stored_logits(at, value, bias=at.problem.inputs.get("bias"))
 
 
 def _not_stated(*_: Any) -> NoReturn:
