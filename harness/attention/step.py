@@ -8,7 +8,7 @@ Each rule gets what the steps before gave by the same rule, in the order of the 
     stored(at, array)              the same of a returned stage: it may have been stored after it was used
     radius(around, value, *balls)  how far the value moves when every input moves by its radius
     reach(known, *flags)           which elements follow from which: flags, of what has no value
-    transpose                      a step of its own, in the same file, where gradients need it
+    transpose                      a step of its own: ``exact`` in the same file, ``error`` in ``backward_*``
 
 ``magnitude`` says what the radius of a ball is small or large beside, where that is not the sum of absolute terms.
 """
