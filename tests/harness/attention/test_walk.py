@@ -187,3 +187,12 @@ def test_a_row_that_a_returned_stage_has_no_number_for_has_no_bound() -> None:
         assert introduced_bound(operation, options, inputs, SINGLE, returned, returned[stage], stage) is not None
         assert introduced_bound(operation, options, inputs, SINGLE, broken, returned[stage], stage) is None
     assert introduced_bound(operation, options, inputs, SINGLE, broken, returned["output"], "output") is not None
+
+
+def test_a_returned_score_of_minus_infinity_may_have_been_any_number_where_it_was_used() -> None:
+    inputs = {"query": QUERY, "key": draw(2, 2, 6, 3)}
+    scores = np.where(np.arange(6) == 2, -np.inf, draw(2, 2, 5, 6))
+    capped = 2 * np.tanh(scores / 2)
+    bound = introduced_bound("scoring", {"softcap": 2.0}, inputs, SINGLE, {"scores": scores}, capped, "capped")
+    assert bound is not None
+    np.testing.assert_array_equal(np.isinf(bound.worst), np.isinf(scores))
