@@ -99,8 +99,8 @@ def _radius(
     """
     used, radius = exact.array, exact.radius
     if computed_in is not None and spec.is_number:
-        stored = _stored(exact.array, spec, computed_in, storage).astype(np.float64)
-        used = np.where(exact.radius > 0, exact.array, stored)
+        of_source = _stored(exact.array, spec, computed_in, storage).astype(np.float64)
+        used = np.where(exact.radius > 0, exact.array, of_source)
         in_storage = rounding_error(np.abs(exact.array) + exact.radius, computed_in)
         radius = radius + np.where(exact.radius > 0, in_storage, 0.0)
     moved = np.zeros(used.shape)
