@@ -1,10 +1,6 @@
 """The frameworks that attncheck knows: one module each, listed in one table.
 
-Axis letters, used in every docstring of the project:
-
-    B batch    H heads    Hkv heads of key and value    Lq query length    Lk key length    P length of the past
-    T = P + Lk    D query and key width per head    Dv value width per head    E model width
-    A width of the additive score's hidden layer
+The axis letters of docstrings stand in ``contract.py``.
 
 To add a framework, write its module (copy ``numpy_backend.py``, keep the names and their order) and add its line here.
 A native kernel or a compiled mode of a framework is a module of its own with those of the functions that it has, and a

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     # A worker reads the table of backends before it limits NumPy's threads, so nothing here may import NumPy.
     from numpy.typing import NDArray
+
+AXES: Mapping[str, str] = {
+    "B": "batch",
+    "H": "heads",
+    "Hkv": "heads of key and value",
+    "Lq": "query length",
+    "Lk": "key length",
+    "P": "length of the past",
+    "T": "P + Lk",
+    "D": "query and key width per head",
+    "Dk": "key width of the bilinear and the additive score",
+    "Dv": "value width per head",
+    "E": "model width of the query",
+    "Ek": "model width of the key",
+    "Ev": "model width of the value",
+    "Eo": "model width of the output",
+    "A": "width of the additive score's hidden layer",
+}
+"""Axis letters, used in every docstring of the project."""
 
 Tensor: TypeAlias = Any
 """A framework's own array. Opaque outside its module."""

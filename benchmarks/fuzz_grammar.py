@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, get_args
 
 import fuzz_mutations
 
+from attncheck.backends.contract import AXES, Window
 from attncheck.reading.array_kinds import ARRAY_KINDS, COMBINED_KINDS
-from attncheck.spec import DTYPES, OPERATIONS, inputs_of
+from attncheck.spec import (
+    CONVENTIONS,
+    DTYPES,
+    HEADS,
+    OPERATIONS,
+    OPTIONS,
+    SCORE_SPECS,
+    OptionSpec,
+    computed_stages,
+    inputs_of,
+)
 
 Random = random.Random
 
 _LENGTHS = (1, 1, 2, 2, 2, 2, 3, 3, 4, 0, 16, 17)
-_LETTERS = ("B", "H", "Hkv", "Lq", "Lk", "P", "D", "Dv", "E", "Ek", "Ev", "Eo", "A", "Dk")
+_LETTERS = tuple(letter for letter in AXES if letter != "T")
 _HUGE_LENGTHS = (2**13, 2**16, 2**26, 2**27, 2**31, 2**63, 10**30)
 _DRAWS = {"numpy-legacy": ("randn", "randn", "rand", "runif", "randint"), "r": ("runif",), "torch": ("rand", "randn")}
 _NUMBERS = (
@@ -101,7 +112,7 @@ def _repeat(file: dict[str, Any], draw: Random) -> None:
 
 
 def _case(draw: Random, operation: str, sizes: dict[str, int], number: int, generator: str) -> dict[str, Any]:
-    score = draw.choice(("scaled_dot", "dot", "cosine", "additive", "general")) if operation == "scoring" else None
+    score = draw.choice(tuple(SCORE_SPECS)) if operation == "scoring" else None
     specs = inputs_of(operation, score)
     inputs: dict[str, Any] = {}
     for name, spec in specs.items():
@@ -147,21 +158,32 @@ def _case(draw: Random, operation: str, sizes: dict[str, int], number: int, gene
 
 
 def _options(draw: Random, operation: str, sizes: dict[str, int]) -> dict[str, Any]:
-    possible: dict[str, Any] = {
-        "scale": draw.choice(_NUMBERS),
-        "softcap": draw.choice((1, 0.5, 30) * 3 + (1e308, 10**300, 0, float("inf"))),
-        "is_causal": draw.random() < 0.8,
-        "window": [draw.choice((None, 0, 1, 2) * 3 + (2**31, 10**30)), draw.choice((0, 1, 3, 2**31, None))],
-        "alignment": draw.choice(("top_left", "bottom_right")),
-        "heads": sizes["H"],
-        "kv_heads": sizes["Hkv"],
-        "empty_rows": draw.choice(("zero", "uniform", "nan")),
-    }
-    needed = {"heads"} if operation == "multi_head_attention" else {"is_causal"} if operation == "masking" else set()
-    allowed = OPERATIONS[operation].options
-    chance = {name: 0.15 if name in allowed else 0.004 for name in possible}
-    chance |= dict.fromkeys(({"heads", "kv_heads", "empty_rows", "alignment"} & allowed), 0.04)
+    own = OPERATIONS[operation]
+    possible = {name: _option(draw, spec, sizes) for name, spec in OPTIONS.items() if name != "score"}
+    needed = {"heads"} if own.has_projections else set()
+    if not computed_stages(operation, {}, [name for name, spec in own.inputs.items() if spec.required]):
+        needed |= {"is_causal"}
+    chance = {name: 0.15 if name in own.options else 0.004 for name in possible}
+    seldom = {*HEADS, *CONVENTIONS, *(name for name, spec in OPTIONS.items() if spec.for_reading)}
+    chance |= dict.fromkeys(seldom & own.options & possible.keys(), 0.04)
     return {name: value for name, value in possible.items() if name in needed or draw.random() < chance[name]}
+
+
+def _option(draw: Random, spec: OptionSpec, sizes: dict[str, int]) -> Any:
+    """Return a value of an option's type."""
+    if spec.type is bool:
+        return draw.random() < 0.8
+    if spec.type is int:
+        return sizes["Hkv" if spec.name.startswith("kv") else "H"]
+    if spec.type is float:
+        return (
+            draw.choice((1, 0.5, 30) * 3 + (1e308, 10**300, 0, float("inf")))
+            if spec.positive
+            else draw.choice(_NUMBERS)
+        )
+    if spec.type == Window:
+        return [draw.choice((None, 0, 1, 2) * 3 + (2**31, 10**30)), draw.choice((0, 1, 3, 2**31, None))]
+    return draw.choice(get_args(spec.type))
 
 
 def _shape(draw: Random, sizes: dict[str, int], axes: tuple[str, ...]) -> list[int]:

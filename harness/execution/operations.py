@@ -10,16 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from attncheck.backends.contract import Backend, Stages
-from attncheck.spec import CONVENTIONS
-
-_FUNCTIONS = {
-    "masking": "mask_scores",
-    "softmax": "softmax",
-    "attention": "attention",
-    "attention_gradients": "attention_gradients",
-    "multi_head_attention": "multi_head_attention",
-}
-_SCORES = {"general": "general_scores", "additive": "additive_scores", "cosine": "cosine_scores"}
+from attncheck.spec import CONVENTIONS, OPERATIONS, score_of
 
 
 class LackingError(NotImplementedError):
@@ -38,7 +29,7 @@ def run_operation(
     Conventions that the function does not take are left out (``not_asked``). Raises ``LackingError`` where the
     backend has no such function, or the function has not every other parameter that the case needs.
     """
-    name, keywords = call_of(operation, dict(options))
+    name, keywords = call_of(operation, options)
     function = getattr(backend, name, None)
     if function is None:
         raise LackingError(f"has no {name}", (f"{name}()",))
@@ -54,7 +45,7 @@ def not_asked(backend: Backend, operation: str, options: Mapping[str, Any]) -> t
     conventions = sorted(CONVENTIONS & options.keys())
     if not conventions:
         return ()
-    name, _ = call_of(operation, dict(options))
+    name, _ = call_of(operation, options)
     function = getattr(backend, name, None)
     if function is None:
         return ()
@@ -87,12 +78,11 @@ def _kinds_of(function: Callable[..., Any]) -> Mapping[str, Any]:
     return {name: each.kind for name, each in inspect.signature(function).parameters.items()}
 
 
-def call_of(operation: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the function's name and its options."""
+def call_of(operation: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the contract's function of an operation, and the keywords that it is called with besides inputs."""
+    keywords = {name: value for name, value in options.items() if name != "score"}
+    assert operation in OPERATIONS, f"an operation that no backend has: {operation}"
     if operation != "scoring":
-        assert operation in _FUNCTIONS, f"an operation that no backend has: {operation}"
-        return _FUNCTIONS[operation], options
-    score = options.pop("score", "scaled_dot")
-    if score == "dot":
-        options.setdefault("scale", 1.0)
-    return _SCORES.get(score, "dot_scores"), options
+        return OPERATIONS[operation].function, keywords
+    score = score_of(options)
+    return score.function, keywords if score.scale is None else {"scale": score.scale, **keywords}

@@ -21,21 +21,18 @@ from attncheck.execution.operations import call_of
 from attncheck.execution.padding_exact import InexactError, require_exact, sees_added_keys
 from attncheck.execution.requirements import Requirements
 from attncheck.execution.worker import Failure, Outcome, Task
-from attncheck.reading.shapes import bind_axes, stage_axes, stage_shapes
-from attncheck.spec import Shape, inputs_of
+from attncheck.reading.shapes import bind_axes, broadcast_gradients, stage_axes, stage_shapes
+from attncheck.spec import DEFAULT_SCORE, GRADIENTS, LOGITS, PROJECTIONS, STAGE_SPECS, Shape, inputs_of
 
 Array = NDArray[Any]
 Lengths = Mapping[str, int]
 """Axis letter -> length."""
 
 _WIDTHS = ("D", "Dv", "Dk")
-_ZERO_WHERE_ADDED = {
-    "weights": ("T",),
-    "context": ("Dv",),
-    "output": ("Dv",),
-    "grad_query": ("D",),
-    "grad_key": ("D", "Lk"),
-    "grad_value": ("Dv", "Lk"),
+_ZERO_WHERE_ADDED: Mapping[str, frozenset[str]] = {
+    name: frozenset(spec.axes) & {*_WIDTHS, "Lk", "T"}
+    for name, spec in STAGE_SPECS.items()
+    if name not in (*PROJECTIONS, *LOGITS) and not (name in GRADIENTS and "T" in spec.axes)
 }
 """Along which axes a stage is 0 in what was added: a column of zeros, or a key that is masked."""
 
@@ -63,7 +60,7 @@ def padded_call(implementation: Implementation, task: Task) -> Padding | Failure
 
     None where it meets the requirements as it is, ``Failure`` where no padding makes it meet them exactly.
     """
-    name, _ = call_of(task.operation, dict(task.options))
+    name, _ = call_of(task.operation, task.options)
     declared, accepted = implementation.requires(name)
     if not declared or "query" not in task.inputs:  # scores that are given have neither a width nor a scale
         return None
@@ -113,15 +110,16 @@ def _padding(task: Task, lengths: Lengths, longer: Lengths, accepted: frozenset[
     require_exact(task, longer, asked)
     padded = {**lengths, **longer}
     axes, shapes = stage_axes(task.operation, lengths), stage_shapes(task.operation, padded)
-    if "bias" in inputs and task.operation == "attention_gradients":
-        axes["grad_bias"], shapes["grad_bias"] = specs["bias"].axes, inputs["bias"].shape
+    for stage, name in broadcast_gradients(task.operation).items():
+        if name in inputs:
+            axes[stage], shapes[stage] = specs[name].axes, inputs[name].shape
     kept = {stage: _kept(stage, axes[stage], shape, lengths, longer) for stage, shape in shapes.items()}
     return Padding(asked, {stage: each for stage, each in kept.items() if each.positions}, _in_words(lengths, longer))
 
 
 def _scale(task: Task, lengths: Lengths, longer: Lengths, accepted: frozenset[str]) -> dict[str, float]:
     """Return the scale that has to be given because the function would take it from the padded width."""
-    is_from_width = task.operation != "scoring" or task.options.get("score", "scaled_dot") == "scaled_dot"
+    is_from_width = task.operation != "scoring" or task.options.get("score", DEFAULT_SCORE) == DEFAULT_SCORE
     if "D" not in longer or task.options.get("scale") is not None or not is_from_width:
         return {}
     if "scale" not in accepted:

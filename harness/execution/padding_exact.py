@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from attncheck.execution.worker import Task
 from attncheck.reading.canonical import canonical_form
+from attncheck.spec import OPERATIONS, PROJECTIONS
 
 Array = NDArray[Any]
 _MAX_AT_A_TIME = 1 << 24
@@ -42,7 +43,7 @@ def require_exact(task: Task, longer: Mapping[str, int], padded: Task | None = N
         _require_finite(task, longer)
         if "T" in longer:
             _require_keys_in_every_row(task)
-    elif "Lq" in longer and task.operation == "attention_gradients":
+    elif "Lq" in longer and OPERATIONS[task.operation].has_gradients:
         _require_keys_in_added_rows(padded, task.inputs["query"].shape[-2])
 
 
@@ -56,17 +57,17 @@ def sees_added_keys(padded: Task, lengths: Mapping[str, int]) -> bool:
 def _require_finite(task: Task, longer: Mapping[str, int]) -> None:
     """Refuse 0 * inf: where what was added is multiplied by numbers of the case, and not by zeros that were added."""
     names: set[str] = set()
-    if task.operation == "multi_head_attention":  # a column of zeros of a projection meets its inputs
-        names |= {"query", "key", "value"}
+    if OPERATIONS[task.operation].has_projections:  # a column of zeros of a projection meets its inputs
+        names |= {*PROJECTIONS}
     if "T" in longer:
         names |= {"query", "grad_output"}
-    if "Lq" in longer and task.operation == "attention_gradients":
+    if "Lq" in longer and OPERATIONS[task.operation].has_gradients:
         names |= {"key", "value"}
     for name in sorted(names & task.inputs.keys()):
         if not np.isfinite(task.inputs[name].astype(np.float64)).all():
             raise InexactError(f"cannot be padded: {name} holds NaN or infinity, which zeros that are added would meet")
     bias = task.inputs.get("bias")
-    if bias is not None and "Lq" in longer and task.operation == "attention_gradients":
+    if bias is not None and "Lq" in longer and OPERATIONS[task.operation].has_gradients:
         numbers = bias.astype(np.float64)
         if bool((np.isnan(numbers) | np.isposinf(numbers)).any()):
             raise InexactError("cannot be padded: bias holds NaN or infinity, which queries that are added would meet")
@@ -119,7 +120,7 @@ def _largest_score(task: Task) -> float:
 
 def _projected(task: Task, name: str) -> Array:
     found = task.inputs[name].astype(np.float64)
-    if task.operation == "multi_head_attention":
+    if OPERATIONS[task.operation].has_projections:
         found = found @ task.inputs[f"{name}_weight"].astype(np.float64)
         found = found + task.inputs.get(f"{name}_bias", np.zeros(1)).astype(np.float64)
     return found

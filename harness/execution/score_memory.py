@@ -5,9 +5,8 @@ from __future__ import annotations
 from attncheck.backends import Mode
 from attncheck.execution.worker import Failure, Task
 from attncheck.reading.shapes import score_elements
-from attncheck.spec import computed_stages
+from attncheck.spec import ON_SCORES, computed_stages
 
-_OF_SCORES_SHAPE = frozenset({"raw_scores", "scores", "capped", "biased", "masked", "weights"})
 _MIN_HELD = 2
 """Scores, and the weights that are made of them."""
 
@@ -21,7 +20,7 @@ def scores_too_large(mode: Mode, task: Task, most: int) -> Failure | None:
     if not mode.holds_scores or "query" not in task.inputs:
         return None
     elements = score_elements(task.operation, task.options, task.inputs)
-    computed = _OF_SCORES_SHAPE.intersection(computed_stages(task.operation, task.options, task.inputs))
+    computed = set(ON_SCORES).intersection(computed_stages(task.operation, task.options, task.inputs))
     stages = max(len(computed), _MIN_HELD)
     size = elements * task.inputs["query"].dtype.itemsize * stages
     if size <= most:

@@ -14,36 +14,27 @@ from functools import cache
 from typing import Any
 
 from attncheck.backends.contract import Backend
+from attncheck.spec import OPERATIONS, OPTIONS, SCORE_SPECS, InputSpec, Operation, OptionSpec, ScoreSpec
 
+_SPECS: tuple[ScoreSpec | Operation, ...] = (*SCORE_SPECS.values(), *OPERATIONS.values())
+FUNCTIONS = tuple(dict.fromkeys(each.function for each in _SPECS))
+"""Every function of the contract that computes something."""
+_CONTRACT: Mapping[str, inspect.Signature] = {name: inspect.signature(getattr(Backend, name)) for name in FUNCTIONS}
 INPUTS: Mapping[str, tuple[str, ...]] = {
-    "dot_scores": ("query", "key"),
-    "cosine_scores": ("query", "key"),
-    "general_scores": ("query", "key", "weight"),
-    "additive_scores": ("query", "key", "query_weight", "key_weight", "score_vector"),
-    "mask_scores": ("scores",),
-    "softmax": ("scores",),
-    "attention": ("query", "key", "value"),
-    "attention_gradients": ("query", "key", "value", "grad_output"),
-    "multi_head_attention": ("query", "key", "value"),
+    name: tuple(
+        each.name
+        for each in list(signature.parameters.values())[1:]  # self
+        if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    )
+    for name, signature in _CONTRACT.items()
 }
 """Every function of the contract, and what it is given by position: its own names for these do not matter."""
 
-_SYNONYMS: Mapping[str, tuple[str, ...]] = {
-    "query": ("q", "queries", "xq", "query_states"),
-    "key": ("k", "keys", "xk", "key_states"),
-    "value": ("v", "values", "xv", "value_states"),
-    "mask": ("attn_mask", "attention_mask", "att_mask"),
-    "bias": ("attn_bias", "attention_bias", "attn_biases"),
-    "is_causal": ("causal", "use_causal_mask", "use_causal"),
-    "scale": ("sm_scale", "softmax_scale", "attn_scale", "attention_scale", "scaling", "scale_factor", "qk_scale"),
-    "softcap": ("soft_cap", "logit_cap", "logits_soft_cap", "attn_logit_softcapping", "attn_logits_soft_cap"),
-    "window": ("window_size", "sliding_window", "local_window_size"),
-    "key_lengths": ("kv_lengths", "seqlens_k", "key_value_seq_lengths", "cache_seqlens", "kv_lens"),
-    "past_key": ("key_cache", "k_cache", "past_k"),
-    "past_value": ("value_cache", "v_cache", "past_v"),
+_SPEAKING: Mapping[str, InputSpec | OptionSpec] = {**OPERATIONS["attention"].inputs, **OPTIONS}
+_MEANS: Mapping[str, str] = {
+    synonym: name for name, spec in _SPEAKING.items() if spec.synonyms for synonym in (name, *spec.synonyms)
 }
-"""What public kernels call what the contract has."""
-_MEANS: Mapping[str, str] = {name: meant for meant, names in _SYNONYMS.items() for name in (meant, *names)}
+"""What public kernels call what the contract has, and what that is there."""
 _PASSED_ON = ("mask", "bias", "is_causal", "scale", "softcap")
 """What an adapter can hand over as it is; of windows, lengths and caches every kernel has its own idea."""
 _NEUTRAL: Mapping[str, str] = {
@@ -74,8 +65,15 @@ class FunctionName:
 @cache
 def contract(name: str) -> Mapping[str, Any]:
     """Return the keywords of one of the contract's functions, and what each is when a case does not ask for it."""
-    given = inspect.signature(getattr(Backend, name)).parameters
+    given = _CONTRACT[name].parameters
     return {each: given[each].default for each in given if each not in ("self", *INPUTS[name])}
+
+
+def expected_signature(name: str) -> str:
+    """Return the text of one of the contract's signatures, as a message shows it."""
+    parameters = list(_CONTRACT[name].parameters.values())[1:]
+    plain = [each.replace(annotation=inspect.Parameter.empty) for each in parameters]
+    return f"{name}{inspect.Signature(plain)}"
 
 
 def required_keywords(name: str, function: Callable[..., Any]) -> dict[str, Any]:

@@ -19,14 +19,12 @@ from attncheck.execution.imports import imports_of
 from attncheck.execution.left_behind import Misbehaved, nothing_left_behind
 from attncheck.execution.operations import LackingError, accepted_of, check_parameters
 from attncheck.execution.requirements import Requirements
-from attncheck.execution.signatures import INPUTS, hints, misfits, required_keywords
-from attncheck.execution.user_code import EXPECTED, LoadError, UnfitError, advice_on_framework
+from attncheck.execution.signatures import INPUTS, expected_signature, hints, misfits, required_keywords
+from attncheck.execution.user_code import LoadError, UnfitError, advice_on_framework
 from attncheck.execution.worker import AdvisedError
-from attncheck.spec import DTYPES, ROUNDING_MODELS, result_stages
+from attncheck.spec import DTYPES, OPERATIONS, ROUNDING_MODELS, result_stages
 
-_OPERATIONS = {"mask_scores": "masking"} | {
-    name: name for name in ("softmax", "attention", "attention_gradients", "multi_head_attention")
-}
+_OPERATIONS = {own.function: name for name, own in OPERATIONS.items() if name != "scoring"}
 """What is no scoring function."""
 _ABOUT_SHAPES = re.compile(
     r"multiple of|divisible|power of (?:2|two)|head.?(?:dim|size)|shape\[.*% ?[0-9]", re.IGNORECASE
@@ -152,7 +150,7 @@ def functions_of(target: Any, name: str) -> dict[str, Callable[..., Any]]:
     if not is_namespace:
         found.setdefault(name if name in INPUTS else "attention", target)
     if not found:
-        raise LoadError(f"nothing to call: expected a function, or a module with {EXPECTED}")
+        raise LoadError(f"nothing to call: expected a function, or a module with {expected_signature('attention')}")
     for each, function in found.items():
         _check_signature(each, function)
     return found
@@ -247,7 +245,7 @@ def _resources(declared: Any) -> dict[str, float]:
 def _check_signature(name: str, function: Callable[..., Any]) -> None:
     if found := misfits(name, function):
         got = f"{getattr(function, '__name__', 'it')}{inspect.signature(function)}"
-        expected = EXPECTED if name == "attention" else f"{name}({', '.join(INPUTS[name])}, *, ...)"
+        expected = expected_signature(name) if name == "attention" else f"{name}({', '.join(INPUTS[name])}, *, ...)"
         raise UnfitError(
             f"cannot be called: it is {got}; expected {expected}, keyword options optional", name, function, found
         )

@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from attncheck.execution.user_call import UserBackend
 
 ENTRY_POINTS = "attncheck.implementations"
-EXPECTED = (
-    "attention(query, key, value, *, mask=None, bias=None, is_causal=False, scale=None, softcap=None, window=None, "
-    'key_lengths=None, past_key=None, past_value=None, empty_rows="zero")'
-)
 
 
 class LoadError(Exception):

@@ -27,7 +27,17 @@ from attncheck.judging.scales import has_scale, other_scales, scale_of, scales_i
 from attncheck.judging.special_rows import MAX_AT_A_TIME, empty_rows, scores_shape
 from attncheck.reading.canonical import AttentionProblem, canonical_form, query_offset
 from attncheck.reading.shapes import score_elements
-from attncheck.spec import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, without_a_key
+from attncheck.spec import (
+    ASKED_BY,
+    DEFAULT_EMPTY_ROWS,
+    EMPTY_ROWS,
+    IGNORABLE,
+    LOGITS,
+    OPERATIONS,
+    InputSpec,
+    OptionSpec,
+    without_a_key,
+)
 from attncheck.verdicts import Verdict
 
 
@@ -38,6 +48,7 @@ def conventions_of(operation: str, posed: AttentionProblem) -> Iterator[Alternat
     """
     yield from _alignments(posed)
     yield from _masks(posed)
+    yield from _ignored(posed)
     yield from _windows(posed)
     yield from _key_lengths(posed)
     yield from _grouped_heads(operation, posed)
@@ -120,15 +131,31 @@ def _masks(posed: AttentionProblem) -> Iterator[Alternative]:
     if mask is not None:
         description = "the mask is read as True = may not attend; the case means True = may attend"
         yield Alternative("mask-inverted", description, "masked", with_inputs(posed, mask=~mask))
-    if posed.options.get("is_causal"):
-        yield mistake("causality-ignored", "causality is ignored", with_mask(with_options(posed, is_causal=False)))
-    if mask is not None:
-        yield mistake("mask-ignored", "the mask is ignored", with_inputs(posed, mask=np.ones_like(mask)))
         bias = posed.inputs["bias"] + mask if "bias" in posed.inputs else mask.astype(np.float64)
         description = "the mask is added to the scores as the numbers 0 and 1"
         yield mistake("mask-added", description, with_inputs(posed, mask=np.ones_like(mask), bias=bias))
-    if "query_mask" in posed.inputs:
-        yield mistake("query-mask-ignored", "the query mask is ignored", without_input(with_mask(posed), "query_mask"))
+
+
+def _ignored(posed: AttentionProblem) -> Iterator[Alternative]:
+    """Yield the readings in which one input or option has no effect, for those that the specification lists."""
+    for name, spec in IGNORABLE.items():
+        if name not in posed.inputs and not posed.options.get(name):
+            continue
+        stage, aliases = spec.asks_for or "", {}
+        if isinstance(spec, OptionSpec):
+            other = with_options(posed, **{name: False if spec.type is bool else None})
+            if stage == "masked":
+                other = with_mask(other)
+            else:
+                aliases = {stage: LOGITS[LOGITS.index(stage) - 1]}
+        elif spec.folds_into == "mask":
+            other = without_input(with_mask(posed), name)
+        else:
+            other = with_inputs(posed, **{name: np.full_like(posed.inputs[name], spec.neutral)})
+        called = spec.called or name
+        verb = "are" if isinstance(spec, InputSpec) and spec.whole else "is"
+        slug = called.removeprefix("the ").replace(" ", "-")
+        yield mistake(f"{slug}-ignored", f"{called} {verb} ignored", other, stage, aliases)
 
 
 def _windows(posed: AttentionProblem) -> Iterator[Alternative]:
@@ -147,7 +174,6 @@ def _windows(posed: AttentionProblem) -> Iterator[Alternative]:
         description = f"the window is one key {how} on the {' and the '.join(ends)}: {meant}"
         name = f"window-{how.replace(' ', '-')}-{'-and-'.join(ends)}"
         yield Alternative(name, description, "masked", with_options(posed, window=other))
-    yield mistake("window-ignored", "the window is ignored", with_mask(with_options(posed, window=None)))
 
 
 def _key_lengths(posed: AttentionProblem) -> Iterator[Alternative]:
@@ -158,7 +184,6 @@ def _key_lengths(posed: AttentionProblem) -> Iterator[Alternative]:
         description = f"a key length is taken for {how}; the case means the number of keys"
         other = with_inputs(posed, key_lengths=lengths + moved)
         yield Alternative(f"key-lengths-one-too-{name}", description, "masked", other)
-    yield mistake("key-lengths-ignored", "the key lengths are ignored", without_input(with_mask(posed), "key_lengths"))
 
 
 def _grouped_heads(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
@@ -211,9 +236,7 @@ def _scales(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
 def _softcaps(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     if posed.options.get("softcap") is None:
         return
-    ignored, description = with_options(posed, softcap=None), "the softcap is ignored"
-    yield mistake("softcap-ignored", description, ignored, "capped", {"capped": "scores"})
-    if operation == "attention_gradients":
+    if OPERATIONS[operation].has_gradients:
         return
     for stage, what, is_there in (
         ("biased", "the bias", "bias" in posed.inputs),
@@ -228,8 +251,8 @@ def _softcaps(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
 
 def is_masked(posed: AttentionProblem) -> bool:
     """Whether anything says who may attend to whom."""
-    inputs = {"mask", "key_lengths", "query_mask"}
-    return bool(posed.options.get("is_causal") or posed.options.get("window") or inputs & posed.inputs.keys())
+    asking = ASKED_BY["masked"]
+    return bool(asking & posed.inputs.keys() or any(posed.options.get(name) for name in asking))
 
 
 def _shown(window: Any) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.spec import STAGE_SPECS
+
 Flags = NDArray[np.bool_]
 
 _LEAST = 2
 """Of a single element its index says more."""
-_WITH_KEYS = frozenset({"raw_scores", "scores", "capped", "biased", "masked", "weights", "grad_bias"})
-_BY_KEY = frozenset({"key", "value", "grad_key", "grad_value"})
+_NAMES = {"Lq": ("query row", "query rows"), "Lk": ("key", "keys"), "T": ("key", "keys")}
+_COLUMN = ("column", "columns")
 
 
 def where_wrong(stage: str, wrong: Flags) -> str:
@@ -34,11 +36,8 @@ def where_wrong(stage: str, wrong: Flags) -> str:
 def _axes(stage: str, rank: int) -> list[tuple[str, str]]:
     """Return the names of a stage's axes, for one index and for several."""
     batch, head = ("batch entry", "batch entries"), ("head", "heads")
-    query, key, column = ("query row", "query rows"), ("key", "keys"), ("column", "columns")
-    if stage == "log_sum_exp":
-        axes = [batch, head, query]
-    elif rank == 3:  # the merged heads of multi_head_attention
-        axes = [batch, query, column]
-    else:
-        axes = [batch, head, key if stage in _BY_KEY else query, key if stage in _WITH_KEYS else column]
+    letters = STAGE_SPECS[stage].axes[2:] if stage in STAGE_SPECS else ("Lq", "")
+    rest = [_NAMES.get(letter, _COLUMN) for letter in letters]
+    is_merged = rank == 3 and len(rest) == 2  # the merged heads of multi_head_attention
+    axes = [batch, _NAMES["Lq"], _COLUMN] if is_merged else [batch, head, *rest]
     return axes[-rank:] if rank <= len(axes) else []

@@ -26,10 +26,13 @@ from attncheck.judging.alternatives import (
 from attncheck.judging.scales import has_scale, scale_of
 from attncheck.judging.special_rows import scores_shape
 from attncheck.reading.canonical import AttentionProblem, canonical_form, query_offset
+from attncheck.spec import LOGITS, MEANS, OPERATIONS, PER_HEAD, PROJECTIONS
 from attncheck.verdicts import Verdict
 
 _SHARED_AXES = ((0, "batch-entry", "batch entry"), (1, "head", "head"))
-_PROJECTIONS = ("query", "key", "value", "output")
+_PROJECTIONS = (*PROJECTIONS, "output")
+_READ_AT = {"key": LOGITS[0], "value": MEANS[0]}
+"""Where a key or value that is not the one that is meant shows first."""
 
 
 def mistakes_of(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
@@ -41,7 +44,7 @@ def mistakes_of(operation: str, posed: AttentionProblem) -> Iterator[Alternative
     yield from _shared(posed)
     yield from _transposed_mask(posed)
     yield from _operands(operation, posed)
-    if operation == "multi_head_attention":
+    if OPERATIONS[operation].has_projections:
         yield from _projections(posed)
         yield from _interleaved(posed)
 
@@ -50,7 +53,6 @@ def _biases(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     bias = posed.inputs.get("bias")
     if bias is None:
         return
-    yield mistake("bias-ignored", "the bias is ignored", with_inputs(posed, bias=np.zeros_like(bias)), "biased")
     for name, factor, description in _factors_of_bias(operation, posed):
         if factor != 1 and (factor > 0 or np.isfinite(bias).all()):
             other = _with_bias_times(posed, factor)
@@ -157,14 +159,14 @@ def _transposed_mask(posed: AttentionProblem) -> Iterator[Alternative]:
 
 def _operands(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     """Yield one of key and value read for the other, and heads of which one is read for all."""
-    if operation not in ("attention", "attention_gradients"):
+    if operation not in PER_HEAD:
         return
     inputs = posed.inputs
     if inputs["key"].shape == inputs["value"].shape:
-        for read, wrong, stage in (("value", "key", "context"), ("key", "value", "raw_scores")):
+        for read, wrong in (("value", "key"), ("key", "value")):
             others = {f"{past}{read}": inputs[f"{past}{wrong}"] for past in _pasts(posed)}
-            yield mistake(f"{read}-read-as-{wrong}", _reads(read, wrong), with_inputs(posed, **others), stage)
-    for read, stage in (("key", "raw_scores"), ("value", "context")):
+            yield mistake(f"{read}-read-as-{wrong}", _reads(read, wrong), with_inputs(posed, **others), _READ_AT[read])
+    for read, stage in _READ_AT.items():
         if inputs[read].shape[-3] > 1:
             others = {f"{past}{read}": np.roll(inputs[f"{past}{read}"], -1, -3) for past in _pasts(posed)}
             description = f"the {read} of the next head is read"

@@ -26,7 +26,15 @@ from attncheck.oracle.enclosure import Enclosure
 from attncheck.oracle.sampling import queries_of
 from attncheck.reading.canonical import AttentionProblem, canonical_form
 from attncheck.reading.shapes import score_elements
-from attncheck.spec import DEFAULT_EMPTY_ROWS, Shape
+from attncheck.spec import (
+    DEFAULT_EMPTY_ROWS,
+    LOGITS,
+    MEANS,
+    OPERATIONS,
+    SUMS_OF_QUERIES,
+    THROUGH_SCORES,
+    Shape,
+)
 
 Array = NDArray[Any]
 Flags = NDArray[np.bool_]
@@ -35,11 +43,6 @@ Options = Mapping[str, Any]
 
 MAX_AT_A_TIME = 1 << 24
 """Elements of a score matrix of which flags are made at a time, a byte each."""
-
-_BEFORE_SOFTMAX = frozenset({"raw_scores", "scores", "capped", "biased", "masked"})
-_SUMS_OF_ROWS = frozenset({"grad_key", "grad_value"})
-_THROUGH_SCORES = frozenset({"grad_query", "grad_key", "grad_bias"})
-"""Gradients that come through a row's scores, and so depend on how they are masked."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +74,8 @@ class SpecialRows:
     def apply_to_step(self, stage: str, exact: Enclosure, returned: Collection[str]) -> Enclosure:
         """Do the same for the step from an implementation's own stages, where a uniform row follows from no logits."""
         exact = self.apply(stage, exact)
-        follows_from_weights = stage in ("context", "output") and not {"weights", "context"}.isdisjoint(returned)
-        if self.convention != "uniform" or stage in _BEFORE_SOFTMAX or follows_from_weights:
+        follows_from_weights = stage in MEANS and not {"weights", MEANS[0]}.isdisjoint(returned)
+        if self.convention != "uniform" or stage in LOGITS or follows_from_weights:
             return exact
         open_ = self.affected_elements(stage, exact.shape, self.empty)
         return Enclosure(exact.high, exact.low, np.where(open_, np.inf, exact.radius))
@@ -82,7 +85,7 @@ class SpecialRows:
 
         ``exact`` leaves these elements open, ``selected`` is the answer where a mask selects.
         """
-        if self.convention != "nan" or stage not in _THROUGH_SCORES:
+        if self.convention != "nan" or stage not in THROUGH_SCORES:
             return exact
         empty, nan_rows = (self.affected_elements(stage, exact.shape, rows) for rows in (self.empty, self.nan_rows))
         numbers = empty & ~nan_rows & ~np.isnan(returned.astype(np.float64))
@@ -119,15 +122,15 @@ class SpecialRows:
         """Return where a stage is exactly NaN, and where nothing is to be said of it."""
         empty, nan_rows = (self.affected_elements(stage, shape, rows) for rows in (self.empty, self.nan_rows))
         nowhere = np.zeros(shape, dtype=np.bool_)
-        if stage in _BEFORE_SOFTMAX or stage == "query":
+        if stage in LOGITS or stage == "query":
             # Where a mask forbids the key it depends on how it does: by selection -inf, by addition NaN.
             forbidden = nowhere if stage != "masked" or self.forbidden is None else self.forbidden
             return nan_rows, nan_rows & forbidden
         if stage == "log_sum_exp":
             return nan_rows, empty & (nan_rows | (self.convention != DEFAULT_EMPTY_ROWS))
-        if stage in _SUMS_OF_ROWS or stage in _THROUGH_SCORES:
-            by_convention = empty if self.convention == "nan" and stage not in _THROUGH_SCORES else nowhere
-            depends = stage in _THROUGH_SCORES and self.convention != DEFAULT_EMPTY_ROWS
+        if stage in SUMS_OF_QUERIES or stage in THROUGH_SCORES:
+            by_convention = empty if self.convention == "nan" and stage not in THROUGH_SCORES else nowhere
+            depends = stage in THROUGH_SCORES and self.convention != DEFAULT_EMPTY_ROWS
             # A kernel that skips what is masked keeps NaN from keys that the row with NaN may not attend to.
             open_ = nowhere if stage == "grad_query" else nan_rows
             return by_convention | nan_rows, open_ | (empty if depends else empty & nan_rows)
@@ -151,7 +154,7 @@ def special_rows(operation: str, options: Options, inputs: Inputs, convention: s
     shape = scores_shape(operation, options, inputs)
     problem = Problem.of(operation, options, inputs)
     nan_rows = _rows_with_nan(inputs)
-    nan_rows = nan_rows[:, np.newaxis] if operation == "multi_head_attention" else nan_rows
+    nan_rows = nan_rows[:, np.newaxis] if OPERATIONS[operation].has_projections else nan_rows
     nan_rows = np.broadcast_to(nan_rows, shape[:-1])
     empty = np.zeros(shape[:-1], dtype=np.bool_)
     if shape[-1]:  # the mean of no values is 0 in every convention
@@ -177,7 +180,7 @@ def scores_shape(operation: str, options: Options, inputs: Inputs) -> Shape:
     if "scores" in inputs:
         return inputs["scores"].shape
     batch, queries, keys = inputs["query"].shape[:-2], inputs["query"].shape[-2], inputs["key"].shape[-2]
-    heads = (int(options["heads"]),) if operation == "multi_head_attention" else ()
+    heads = (int(options["heads"]),) if OPERATIONS[operation].has_projections else ()
     return (*batch, *heads, queries, keys)
 
 

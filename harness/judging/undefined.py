@@ -24,18 +24,19 @@ from attncheck.attention.problem import MAY_BE_MINUS_INFINITY, Problem
 from attncheck.attention.walk import Walk, reach_walk, reach_walk_from
 from attncheck.judging.special_rows import scores_shape
 from attncheck.oracle.enclosure import Enclosure
-from attncheck.spec import Shape, computed_stages
+from attncheck.reading.shapes import broadcast_gradients
+from attncheck.spec import LOGITS, PROJECTIONS, SUMS_OF_QUERIES, Shape, computed_stages
 
 Array = NDArray[Any]
 Inputs = Mapping[str, Array]
 Options = Mapping[str, Any]
 
-_LOGITS = frozenset({"query", "key", "value", "raw_scores", "scores", "capped", "biased", "masked"})
+_LOGITS = frozenset({*PROJECTIONS, *LOGITS})
 """Stages of which every key has its own elements: what reaches these is no matter of masks."""
 
 _SPOILT_TOGETHER: Mapping[str, tuple[int, ...]] = {
     "log_sum_exp": (),
-    **dict.fromkeys(("grad_key", "grad_value", "grad_bias"), (-2, -1)),
+    **dict.fromkeys({*SUMS_OF_QUERIES, *broadcast_gradients("attention_gradients")}, (-2, -1)),
 }
 """Axes along which one NaN tells what became of the others: the last one, but for these stages. A softmax may give 0
 beside a NaN, as TensorFlow's does, so that a sum over queries is NaN for some keys alone."""

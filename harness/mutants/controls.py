@@ -26,6 +26,7 @@ from attncheck.mutants.products import (
 from attncheck.mutants.rounding import Array, sequential_matmul, sequential_sum
 from attncheck.mutants.steps import AdditiveScore, DotScore, Softmax, dot
 from attncheck.mutants.variant import Variant
+from attncheck.spec import LOGITS
 
 
 def _matmul(product: Callable[[Array, Array], Array], total: Callable[[Array], Array] | None = None) -> Variant:
@@ -86,7 +87,7 @@ def _key_bias_dropped(given: dict[str, Any]) -> dict[str, Any]:
 
 
 _REFERENCE = Variant()
-_BEFORE_SHIFT_INVARIANCE = frozenset({"key", "raw_scores", "scores", "biased", "masked", "log_sum_exp"})
+_BEFORE_SHIFT_INVARIANCE = frozenset({"key", *LOGITS, "log_sum_exp"}) - {"capped"}
 
 CONTROLS = (
     Control("reference", "the reference itself", _REFERENCE),

@@ -14,10 +14,11 @@ import numpy as np
 from attncheck.backends.contract import Stages
 from attncheck.mutants.rounding import Store, exactly
 from attncheck.mutants.variant import Variant
+from attncheck.spec import ON_SCORES
 
 NARROW = ("bfloat16", "float16")
 ALL = ("float64", "float32", *NARROW)
-NEVER_RETURNED = frozenset({"raw_scores", "scores", "capped", "biased", "masked", "weights"})
+NEVER_RETURNED = frozenset(ON_SCORES)
 """What a fused kernel holds in tiles and never as a whole."""
 Inside = Callable[[Store], Variant]
 """Makes what runs between the ends; it is handed how a number is stored in the format of the ends."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from attncheck.oracle.evaluate import ADDS_QUERIES_UP
 from attncheck.reading.shapes import score_elements
+from attncheck.spec import query_axis
 
 MAX_ELEMENTS = 1 << 18
 """Elements of a score matrix of which all are judged. The exact answer of so many takes about a second."""
@@ -55,9 +56,7 @@ def queries_of(inputs: Mapping[str, Array]) -> int:
 
 def axis_of_queries(stage: str) -> int | None:
     """Return the axis of a stage that counts query rows; None for the projected key and value, which have none."""
-    if stage in ("key", "value"):
-        return None
-    return -1 if stage == "log_sum_exp" else -2
+    return query_axis(stage)
 
 
 def rows_of_stage(stage: str, array: Array, rows: Rows | None) -> Array:

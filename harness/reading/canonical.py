@@ -15,14 +15,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.spec import CONVENTIONS, HEADS, OPERATIONS, OPTIONS, InputSpec
+
 Array = NDArray[Any]
 Rows = NDArray[np.intp]
 Inputs = Mapping[str, Array]
 Options = Mapping[str, Any]
 
-_READING_ONLY = frozenset({"alignment"})
-_OF_LAYOUT = frozenset({"heads", "kv_heads"})
-_BY_QUERY = frozenset({"query", "scores", "grad_output"})
+_READING_ONLY = frozenset(name for name, spec in OPTIONS.items() if spec.for_reading and name != "score")
+_SPECS: Mapping[str, InputSpec] = {
+    name: spec for own in OPERATIONS.values() if not own.has_projections for name, spec in own.inputs.items()
+}
+_MASKS = frozenset(name for name, spec in _SPECS.items() if spec.folds_into == "mask")
+_PASTS = tuple((name, spec.folds_into) for name, spec in _SPECS.items() if spec.folds_into not in (None, "mask"))
+"""Inputs that come before another one, and the name of that."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,14 +56,15 @@ def canonical_form(operation: str, options: Options, inputs: Inputs, rows: Rows 
     Where ``rows`` are given, with these query rows alone: nothing of the shape (Lq, Lk) is made. Causality is then part
     of the mask, for a row that has moved up would otherwise be taken for an earlier one.
     """
-    folded = {"window", "key_lengths", "query_mask"}
+    folded = {"window", *_MASKS}
     if rows is not None or query_offset(options, inputs) or not folded.isdisjoint({*options, *inputs}):
         folded.add("is_causal")
     posed = _folded(operation, options, inputs, folded, rows)
-    posed.options.pop("empty_rows", None)  # what a row without a key gives is not computed from anything
-    for name in ("key", "value"):
-        if f"past_{name}" in posed.inputs:
-            posed.inputs[name] = np.concatenate([posed.inputs.pop(f"past_{name}"), posed.inputs[name]], axis=-2)
+    for name in CONVENTIONS:  # what a row without a key gives is not computed from anything
+        posed.options.pop(name, None)
+    for past, name in _PASTS:
+        if past in posed.inputs and name is not None:
+            posed.inputs[name] = np.concatenate([posed.inputs.pop(past), posed.inputs[name]], axis=-2)
     return posed
 
 
@@ -78,8 +85,8 @@ def _folded(
     """Turn these options and inputs into one mask, together with the mask that is given; with ``rows``, of these."""
     # What is not causal is not asked for causality: a function without that keyword can do it.
     kept_options = {name: value for name, value in options.items() if name not in _READING_ONLY and value is not False}
-    if operation != "multi_head_attention":
-        kept_options = {name: value for name, value in kept_options.items() if name not in _OF_LAYOUT}
+    if not OPERATIONS[operation].has_projections:
+        kept_options = {name: value for name, value in kept_options.items() if name not in HEADS}
     kept_inputs = {name: array if rows is None else _rows_of(name, array, rows) for name, array in inputs.items()}
     allowed: list[Array] = []
     if names:
@@ -100,11 +107,12 @@ def _folded(
 
 def _rows_of(name: str, array: Array, rows: Rows) -> Array:
     """Keep these query rows of an input that has any; one row of a mask or bias stands for all."""
-    axis = -1 if name == "query_mask" else -2
-    has_rows = name in _BY_QUERY or (
-        name in ("mask", "bias", "query_mask") and array.ndim >= -axis and array.shape[axis] != 1
-    )
-    return array.take(rows, axis) if has_rows else array
+    spec = _SPECS.get(name)
+    if spec is None or "Lq" not in spec.axes:
+        return array
+    axis = spec.axes.index("Lq") - len(spec.axes)
+    one_for_all = spec.broadcast and (array.ndim < -axis or array.shape[axis] == 1)
+    return array if one_for_all else array.take(rows, axis)
 
 
 def _within(window: tuple[int | None, int | None], positions: Array, keys: Array) -> list[Array]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from attncheck.reading.array_kinds import Array
 from attncheck.reading.model import Random, Source
 from attncheck.reading.printed import PrintedArray
-from attncheck.spec import InputSpec, Shape, inputs_of
+from attncheck.spec import InputSpec, Options, Shape, inputs_of
 
-Options = Mapping[str, Any]
-"""Option -> text, number, truth value or, of a window, the pair (left, right)."""
 Basis = Literal["printed", "known", "unprinted"]
 
 
@@ -81,7 +79,7 @@ class Case:
     @property
     def input_specs(self) -> Mapping[str, InputSpec]:
         """What the operation expects of each input."""
-        return inputs_of(self.operation, str(self.options["score"]) if "score" in self.options else None)
+        return inputs_of(self.operation, self.options.score)
 
     @property
     def is_document(self) -> bool:

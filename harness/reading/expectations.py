@@ -14,7 +14,7 @@ from attncheck.reading.diagnostics import CaseFileError
 from attncheck.reading.printed import PrintedArray
 from attncheck.reading.shapes import show, stage_axes
 from attncheck.reading.yaml_scalars import FieldPath
-from attncheck.spec import Shape, computed_stages
+from attncheck.spec import OPERATIONS, Shape, computed_stages
 
 DTYPES_OF_NUMBERS = ("float64", "float32")
 """In these, numbers that are known in decimal can be held against what is computed."""
@@ -33,7 +33,7 @@ def read_expectations(entry: model.CaseEntry, case: Case, where: FieldPath) -> t
             f"numbers are held against what is computed in {' and '.join(DTYPES_OF_NUMBERS)} alone; without "
             f"{', '.join(narrow)} among `dtypes` this case may have them",
         )
-    if sources and case.operation == "attention_gradients":
+    if sources and OPERATIONS[case.operation].has_gradients:
         raise CaseFileError(
             (*where, "expect"), "gradients are held against the exact answer alone, not against numbers"
         )

@@ -12,11 +12,16 @@ from attncheck.reading.dtypes import numpy_dtype
 from attncheck.reading.inputs import make_exact_inputs
 from attncheck.reading.shapes import repeated_axes, show
 from attncheck.reading.yaml_scalars import FieldPath
-from attncheck.spec import OPERATIONS, InputSpec, Shape
+from attncheck.spec import OPERATIONS, PER_HEAD, InputSpec, Shape
 
-_OF_KEYS = frozenset({"key", "value", "past_key", "past_value"})
-MERGED_INPUTS = frozenset({"query", "grad_output", *_OF_KEYS})
-WITH_MERGED_LAYOUT = ("attention", "attention_gradients")
+_MERGED_AXES: Mapping[str, str] = {
+    name: spec.axes[1]
+    for operation in PER_HEAD
+    for name, spec in OPERATIONS[operation].inputs.items()
+    if spec.is_number and not spec.broadcast and len(spec.axes) == 4
+}
+"""Inputs whose heads may lie side by side, and the letter that counts them."""
+MERGED_INPUTS = frozenset(_MERGED_AXES)
 
 
 def merged_heads(
@@ -25,15 +30,12 @@ def merged_heads(
     """Return how many heads lie side by side in each input that comes in the merged layout."""
     if entry.layout == "split":
         return {}
-    if operation not in WITH_MERGED_LAYOUT:
-        raise CaseFileError(
-            (*where, "layout"), f"{operation} has no merged layout; {' and '.join(WITH_MERGED_LAYOUT)} do"
-        )
+    if operation not in PER_HEAD:
+        raise CaseFileError((*where, "layout"), f"{operation} has no merged layout; {' and '.join(PER_HEAD)} do")
     if "heads" not in options:
         raise CaseFileError((*where, "layout"), "the merged layout needs options.heads")
-    heads = int(options["heads"])
-    of_keys = int(options.get("kv_heads", heads))
-    return {name: of_keys if name in _OF_KEYS else heads for name in entry.inputs if name in MERGED_INPUTS}
+    heads = {"H": int(options["heads"]), "Hkv": int(options.get("kv_heads", options["heads"]))}
+    return {name: heads[_MERGED_AXES[name]] for name in entry.inputs if name in _MERGED_AXES}
 
 
 def projected_heads(specs: Mapping[str, InputSpec], options: Mapping[str, Any]) -> dict[str, int]:

@@ -28,12 +28,12 @@ from attncheck.reading.forms import check_form, heads_note, memory_layout_of, me
 from attncheck.reading.number_checks import check_at_most, check_lowest, check_range
 from attncheck.reading.options import check_empty_rows, read_options
 from attncheck.reading.repetition import FOR_EACH, write_out
-from attncheck.reading.shapes import ShapeFault, bind_axes, show, stage_shapes
+from attncheck.reading.shapes import ShapeFault, bind_axes, broadcast_gradients, show, stage_shapes
 from attncheck.reading.statistics_support import support_statistics
 from attncheck.reading.uneven_digits import uneven_digits
 from attncheck.reading.yaml_reader import YamlDocument, read_yaml
 from attncheck.reading.yaml_scalars import FieldPath, YamlFault
-from attncheck.spec import InputSpec, Shape, computed_stages, inputs_of
+from attncheck.spec import InputSpec, Options, Shape, computed_stages, inputs_of
 
 TAG_FILE = "tags.yaml"
 MAX_LOOKED_AT = 2**17
@@ -220,7 +220,7 @@ def _make_case(
         inputs=inputs.sources,
         input_shapes=inputs.shapes,
         stage_shapes=_stage_shapes(operation, lengths, inputs, entry.stages, where),
-        options=options,
+        options=Options(**options),
         dtypes=dtypes,
         tags=tuple(dict.fromkeys([*file.defaults.tags, *entry.tags])),
         notes=tuple(entry.notes),
@@ -275,8 +275,9 @@ def _stage_shapes(
 ) -> dict[str, Shape]:
     """Return every stage's shape; one that is judged is refused where it is too large, others nobody has to hold."""
     shapes = stage_shapes(operation, lengths)
-    if operation == "attention_gradients" and "bias" in inputs.shapes:
-        shapes["grad_bias"] = inputs.shapes["bias"]
+    shapes |= {
+        stage: inputs.shapes[name] for stage, name in broadcast_gradients(operation).items() if name in inputs.shapes
+    }
     for stage, shape in shapes.items():
         if is_too_large(shape) and (judged is None or stage in judged):
             message = f"{stage} would be {show(shape)}; expected at most {MAX_ELEMENTS} elements"

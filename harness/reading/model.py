@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, create_model
 
-from attncheck.backends.contract import EmptyRows
+from attncheck import spec
+from attncheck.backends.contract import EmptyRows, Window
 from attncheck.reading.array_kinds import Array, Digits, Input, Name, PrintedRows, RoundingFields, Strict
-from attncheck.spec import DEFAULT_DTYPES, DTYPES, OPERATIONS, STAGES, ScoreKind
+from attncheck.spec import DEFAULT_DTYPES, DTYPES, OPERATIONS, STAGES, OptionSpec
 
 if TYPE_CHECKING:
     # A type checker cannot follow a Literal that is made from a table.
@@ -66,43 +67,30 @@ class Random(Strict):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(description="What the generator is seeded with.")
 
 
-class Options(Strict):
-    """Everything that changes what an operation computes; which options apply depends on the operation."""
+def _option_type(spec: OptionSpec) -> Any:
+    """Return what a file may give for an option."""
+    if spec.type is float:
+        return PositiveFloat | PositiveInt if spec.positive else float | int
+    if spec.type is int:
+        return PositiveInt
+    return Annotated[list[Bound | None], Field(min_length=2, max_length=2)] if spec.type == Window else spec.type
 
-    score: ScoreKind | None = Field(
-        default=None, description="Kind of score (operation scoring); scaled_dot if absent."
-    )
-    scale: float | int | None = Field(
-        default=None, description="Factor on the raw scores; if absent 1 for dot and cosine, otherwise 1/sqrt(D)."
-    )
-    softcap: PositiveFloat | PositiveInt | None = Field(
-        default=None,
-        description="c: a scaled score s becomes c tanh(s / c), before the bias and the mask (dot and scaled_dot).",
-    )
-    is_causal: bool | None = Field(
-        default=None, description="A query at position p attends to key j only if j <= p; `alignment` says what p is."
-    )
-    window: Annotated[list[Bound | None], Field(min_length=2, max_length=2)] | None = Field(
-        default=None,
-        description="[left, right]: a query at position p attends to key j only if p - left <= j <= p + right; "
-        "null is unbounded, on one side at most.",
-    )
-    alignment: Literal["top_left", "bottom_right"] | None = Field(
-        default=None,
-        description="The position p of query i, for is_causal and window: top_left is i; bottom_right is such that the "
-        "last query stands at the last key, and may be negative. If absent i + P, behind a past of P keys.",
-    )
-    heads: PositiveInt | None = Field(
-        default=None, description="Number of heads: needed by multi_head_attention and by `layout: merged`."
-    )
-    kv_heads: PositiveInt | None = Field(
-        default=None,
-        description="Number of heads of key and value, which the query heads share evenly; as `heads` if absent.",
-    )
-    empty_rows: EmptyRows | None = Field(
-        default=None,
-        description="What a query that may attend to no key gives: zero (if absent), uniform (the mean of all values) "
-        "or nan. Asked of every implementation that has the keyword. Only where something can forbid a key.",
+
+if TYPE_CHECKING:
+
+    class Options(Strict):
+        """The options of the specification, as a file gives them."""
+
+        empty_rows: EmptyRows | None = None
+else:
+    Options = create_model(
+        "Options",
+        __base__=Strict,
+        __doc__=(spec.Options.__doc__ or "").partition("\n")[0],
+        **{
+            name: (_option_type(own) | None, Field(default=None, description=own.description))
+            for name, own in spec.OPTIONS.items()
+        },
     )
 
 

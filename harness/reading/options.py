@@ -12,12 +12,18 @@ from attncheck.reading.array_kinds import Array
 from attncheck.reading.diagnostics import CaseFileError
 from attncheck.reading.number_checks import spelled_out
 from attncheck.reading.yaml_scalars import FieldPath
-from attncheck.spec import OPERATIONS
+from attncheck.spec import ASKED_BY, DEFAULT_SCORE, HEADS, OPERATIONS, OPTIONS, SCORE_SPECS
 
-_MASKS = frozenset({"mask", "key_lengths", "query_mask"})
-_ADDED = frozenset({"scores", "bias"})
+_ADDED = frozenset(
+    name for operation in OPERATIONS.values() for name, spec in operation.inputs.items() if spec.may_be_infinite
+)
 """Inputs that forbid a key where they are -inf."""
-ONLY_WITH_SOME_SCORES = {"scale": ("dot", "scaled_dot", "cosine"), "softcap": ("dot", "scaled_dot")}
+ONLY_WITH_SOME_SCORES: Mapping[str, tuple[str, ...]] = {
+    option: tuple(name for name, score in SCORE_SPECS.items() if option in score.options)
+    for option in OPTIONS
+    if any(option in score.options for score in SCORE_SPECS.values())
+}
+"""Options of scoring that some kinds of score alone have."""
 
 
 def read_options(defaults: model.Options, entry: model.CaseEntry, operation: str, where: FieldPath) -> dict[str, Any]:
@@ -56,7 +62,8 @@ def check_empty_rows(
     if entry.options.empty_rows is None:
         return
     infinite = any(map(math.isinf, chain(*(spelled_out(inputs[name], named) for name in _ADDED & inputs.keys()))))
-    forbidden = _MASKS & inputs.keys() or options.get("is_causal") or "window" in options
+    masks = ASKED_BY["masked"]
+    forbidden = masks & inputs.keys() or any(options.get(name) for name in masks)
     if keys and not forbidden and not infinite:
         message = "says what a query gives that may attend to no key; nothing forbids a key here"
         raise CaseFileError((*where, "options", "empty_rows"), message)
@@ -67,20 +74,20 @@ def _idle(options: Mapping[str, Any], operation: str, layout: str) -> dict[str, 
     idle: dict[str, str] = {}
     if "alignment" in options and not options.get("is_causal") and "window" not in options:
         idle["alignment"] = "says where queries stand for is_causal or a window, and this case has neither"
-    if operation != "multi_head_attention" and layout == "split":
-        for name in ("heads", "kv_heads"):
+    if not OPERATIONS[operation].has_projections and layout == "split":
+        for name in HEADS:
             idle[name] = "says how inputs in `layout: merged` are split; these inputs have an axis of heads"
     return idle
 
 
 def _check(options: Mapping[str, Any], operation: str, where: FieldPath, paths: Mapping[str, FieldPath]) -> None:
-    if operation == "multi_head_attention" and "heads" not in options:
-        raise CaseFileError((*where, "options"), "multi_head_attention needs options.heads")
+    if OPERATIONS[operation].has_projections and "heads" not in options:
+        raise CaseFileError((*where, "options"), f"{operation} needs options.heads")
     for name, scores in ONLY_WITH_SOME_SCORES.items():
-        if name in options and options.get("score", scores[0]) not in scores:
+        if name in options and options.get("score", DEFAULT_SCORE) not in scores:
             raise CaseFileError(paths[name], f"the {options['score']} score has no {name}")
-    for name in ("scale", "softcap"):
-        if name in options and not math.isfinite(options[name]):
+    for name, spec in OPTIONS.items():
+        if name in options and spec.type is float and not math.isfinite(options[name]):
             raise CaseFileError(paths[name], f"expected a finite number, got {options[name]}")
     if options.get("window") == [None, None]:
         raise CaseFileError(paths["window"], "bounds nothing on either side; expected a number of keys on one at least")

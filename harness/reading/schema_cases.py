@@ -10,22 +10,24 @@ from collections.abc import Mapping, Sequence
 
 from attncheck.reading.dtypes import numpy_dtype
 from attncheck.reading.expectations import DTYPES_OF_NUMBERS
-from attncheck.reading.forms import MERGED_INPUTS, WITH_MERGED_LAYOUT
+from attncheck.reading.forms import MERGED_INPUTS
 from attncheck.reading.generators import GENERATORS, distributions
 from attncheck.reading.options import ONLY_WITH_SOME_SCORES
 from attncheck.reading.schema_conditions import FINITE, Schema, absent, given, has, refer, under
 from attncheck.spec import (
+    ASKED_BY,
     DEFAULT_DTYPES,
+    DEFAULT_SCORE,
     DTYPES,
-    NEEDED,
     OPERATIONS,
+    OPTIONS,
+    PER_HEAD,
     SCORE_INPUTS,
     InputSpec,
     inputs_of,
 )
 
-_SCORING, _HEADS = "scoring", "multi_head_attention"
-_DEFAULT_SCORE = "scaled_dot"
+_SCORING = "scoring"
 _EITHER_WAY = ("is_causal", "window")
 """Options of which ``alignment`` needs one."""
 
@@ -39,7 +41,7 @@ def file_rules() -> list[Schema]:
 def case_rules() -> list[Schema]:
     """Return what a case asks of itself, whatever its operation."""
     unbounded = {"type": "array", "items": {"type": "null"}}
-    options = {"window": {"not": unbounded}, **dict.fromkeys(("scale", "softcap"), FINITE)}
+    options = {"window": {"not": unbounded}, **{name: FINITE for name, spec in OPTIONS.items() if spec.type is float}}
     prints = under("expect", {"contains": {"anyOf": [given("printed"), given("each")]}}, required=True)
     return [
         under("options", {"properties": options}),
@@ -95,7 +97,7 @@ def _case_of(operation: str) -> Schema:
         "stages": {"items": {"enum": list(entry.stages)}},
         "expect": {"items": {"properties": {"stage": stage, "of": stage}}},
     }
-    if operation == "attention_gradients":
+    if entry.has_gradients:
         fields["expect"] = {"maxItems": 0}
     if operation != _SCORING:  # whose inputs follow from the score
         fields["inputs"] = _inputs(specs)
@@ -111,7 +113,7 @@ def _may_be_transposed(name: str, specs: Mapping[str, InputSpec]) -> bool:
 
 
 def _layout_rules(operation: str) -> list[Schema]:
-    if operation not in WITH_MERGED_LAYOUT:
+    if operation not in PER_HEAD:
         return [under("layout", {"const": "split"})]
     return [
         {"if": _options({"anyOf": [given("heads"), given("kv_heads")]}), "then": has("layout", "merged")},
@@ -136,7 +138,7 @@ def _scoring_rules() -> list[Schema]:
         rule = refer(f"{score}_case")
         rules += _of_cases(_SCORING, {"if": _options(has("score", score)), "then": rule})
         default = _default_options(has("score", score))
-        if score == _DEFAULT_SCORE:
+        if score == DEFAULT_SCORE:
             default = {"anyOf": [default, {"not": _default_options(given("score"))}]}
         as_file = {"if": {"not": _options(given("score"))}, "then": rule}
         rules += [{"if": default, "then": each} for each in _of_cases(_SCORING, as_file)]
@@ -149,12 +151,17 @@ def _needed_options() -> list[Schema]:
     positioned = _options({"anyOf": [given("window"), has("is_causal", True)]})
     merged = {"if": has("layout", "merged"), "then": heads}
     aligned = {"if": _options(given("alignment")), "then": positioned}
-    inputs = [name for name in OPERATIONS["masking"].inputs if name in NEEDED["masked"] | NEEDED["biased"]]
+    inputs = [name for name in OPERATIONS["masking"].inputs if name in ASKED_BY["masked"] | ASKED_BY["biased"]]
     masked = {"anyOf": [positioned, under("inputs", {"anyOf": [given(name) for name in inputs]})]}
     positions = _default_options({"anyOf": [given(option) for option in _EITHER_WAY]})
     return [
-        *_of_cases(_HEADS, heads, unless=["heads"]),
-        *(rule for operation in WITH_MERGED_LAYOUT for rule in _of_cases(operation, merged, unless=["heads"])),
+        *(
+            rule
+            for name, own in OPERATIONS.items()
+            if own.has_projections
+            for rule in _of_cases(name, heads, unless=["heads"])
+        ),
+        *(rule for operation in PER_HEAD for rule in _of_cases(operation, merged, unless=["heads"])),
         *_of_cases("masking", masked, unless=_EITHER_WAY),
         {"if": {"not": positions}, "then": _cases(aligned)},
     ]

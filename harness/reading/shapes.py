@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.spec import InputSpec, Shape
+from attncheck.spec import OPERATIONS, STAGE_SPECS, Axes, InputSpec, Shape
 
 _MAY_BE_EMPTY = frozenset({"B", "Lq", "Lk", "P", "T"})
 """Axes of which there may be none; without a head or a width there is nothing to compute."""
@@ -155,27 +155,27 @@ def spread_shape(shapes: Sequence[Shape]) -> Shape:
         raise ValueError(f"expected shapes that broadcast to each other, got {listed}") from None
 
 
-def stage_axes(operation: str, lengths: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
-    """Return the axes of every stage that the operation can return, but for a bias's gradient, which has the bias's."""
-    if operation == "attention_gradients":
-        return {
-            "grad_query": ("B", "H", "Lq", "D"),
-            "grad_key": ("B", "Hkv", "Lk", "D"),
-            "grad_value": ("B", "Hkv", "Lk", "Dv"),
-        }
-    axes: dict[str, tuple[str, ...]] = dict.fromkeys(
-        ("raw_scores", "scores", "capped", "biased", "masked", "weights"), ("B", "H", "Lq", "T")
-    )
-    axes["log_sum_exp"] = ("B", "H", "Lq")
-    axes["output"] = ("B", "H", "Lq", "Dv")
-    if operation == "multi_head_attention":
-        axes |= {"query": ("B", "H", "Lq", "D"), "key": ("B", "Hkv", "Lk", "D"), "value": ("B", "Hkv", "Lk", "Dv")}
-        axes |= {"context": ("B", "H", "Lq", "Dv"), "output": ("B", "Lq", "Eo" if "Eo" in lengths else "H*Dv")}
+def stage_axes(operation: str, letters: Collection[str]) -> dict[str, Axes]:
+    """Return the axes of every stage that an operation can return, where these letters have a length.
+
+    The gradient of an input that may be broadcast has that input's own shape, and is left out.
+    """
+    own = OPERATIONS[operation]
+    axes = {stage: STAGE_SPECS[stage].axes for stage in own.stages if stage not in broadcast_gradients(operation)}
+    for stage, choices in own.stage_axes.items():
+        axes[stage] = next((each for each in choices if set(each) <= set(letters)), choices[-1])
     return axes
 
 
+def broadcast_gradients(operation: str) -> dict[str, str]:
+    """Return the gradients that have the shape of their input, which may be broadcast, each with that input."""
+    own = OPERATIONS[operation]
+    broadcast = {f"grad_{name}": name for name, spec in own.inputs.items() if spec.broadcast}
+    return {stage: name for stage, name in broadcast.items() if stage in own.stages}
+
+
 def stage_shapes(operation: str, lengths: Mapping[str, int]) -> dict[str, Shape]:
-    """Return the shape of every stage that the operation can return; a bias's gradient has the shape of that bias."""
+    """Return the shape of every stage that the operation can return, but for gradients of what may be broadcast."""
     axes, lengths = stage_axes(operation, lengths), {**lengths}
     if "Dv" in lengths and "H" in lengths:
         lengths.setdefault("H*Dv", lengths["H"] * lengths["Dv"])
@@ -201,6 +201,6 @@ def score_elements(operation: str, options: Mapping[str, Any], inputs: Mapping[s
     """Return how many scores an operation has: B * H * Lq * T."""
     if "scores" in inputs:
         return int(inputs["scores"].size)
-    heads = int(options.get("heads", 1)) if operation == "multi_head_attention" else 1
+    heads = int(options["heads"]) if OPERATIONS[operation].has_projections else 1
     keys = sum(int(inputs[name].shape[-2]) for name in ("key", "past_key") if name in inputs)
     return math.prod(inputs["query"].shape[:-1]) * heads * keys

@@ -15,6 +15,7 @@ from typing import Any
 from attncheck.errors import UsageError
 from attncheck.reading.case import Case
 from attncheck.reading.loader import load_case_file
+from attncheck.spec import OPERATIONS
 
 TEMPLATE = "kernel_shapes/tiles"
 """The file below the bundled corpus, and what its cases' ids begin with."""
@@ -78,6 +79,6 @@ def left_out(tiles: Iterable[int]) -> str:
 
 
 def _is_large_gradient(case: Case) -> bool:
-    if case.operation != "attention_gradients":
+    if not OPERATIONS[case.operation].has_gradients:
         return False
     return math.prod(case.input_shapes["query"][:-1]) * case.input_shapes["key"][-2] > MAX_SCORES

@@ -29,7 +29,7 @@ def call_lines(implementation: Implementation, task: Task, before: Sequence[Task
         yield from _own(implementation.entry)
     else:
         yield from _framework(implementation, {_name(each) for each in tasks.values()})
-    if any(CONVENTIONS & dict(call_of(each.operation, dict(each.options))[1]).keys() for each in tasks.values()):
+    if any(CONVENTIONS & dict(call_of(each.operation, each.options)[1]).keys() for each in tasks.values()):
         yield "\n\n" + copied(PARTS, {"taken"})
     for name, each in tasks.items():
         says = "Make the call that is reported." if each is task else "Make a call that has to come before it."
@@ -39,11 +39,11 @@ def call_lines(implementation: Implementation, task: Task, before: Sequence[Task
 
 
 def _name(task: Task) -> str:
-    return call_of(task.operation, dict(task.options))[0]
+    return call_of(task.operation, task.options)[0]
 
 
 def _call(entry: BackendEntry, task: Task) -> str:
-    name, options = call_of(task.operation, dict(task.options))
+    name, options = call_of(task.operation, task.options)
     conventions = {each: options.pop(each) for each in sorted(CONVENTIONS & options.keys())}
     function = f"backend.{name}"
     if isinstance(entry, UserImplementation):

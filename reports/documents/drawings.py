@@ -13,19 +13,20 @@ from attncheck.quantities import QUANTITIES
 from attncheck.reports.arrays import KeptArrays
 from attncheck.reports.figures.panels import BLUE, GREY, ORANGE, PURPLE, Panel, panels_of
 from attncheck.results.format import EXACT, INPUTS
-from attncheck.spec import STAGES
+from attncheck.spec import LOGITS, MEANS, ON_SCORES, PROJECTIONS, STAGES
 
 Array = NDArray[Any]
 
 MAX_WRITTEN = 64
 """Inputs with more numbers are not spelt out, unless the document prints them."""
 
-_COLOURS = {"query": PURPLE, "mask": GREY, "bias": GREY, "masked": PURPLE, "biased": PURPLE, "capped": PURPLE}
-_COLOURS |= {"raw_scores": PURPLE, "scores": PURPLE, "context": BLUE, "output": BLUE}
+_COLOURS = (
+    dict.fromkeys(("query", *LOGITS), PURPLE) | dict.fromkeys(MEANS, BLUE) | dict.fromkeys(("mask", "bias"), GREY)
+)
 _NOT_DRAWN = frozenset({"log_sum_exp"})
-_OF_A_TOKEN = frozenset({"query", "key", "value", "context", "output", "applied_values"})
+_OF_A_TOKEN = frozenset({*PROJECTIONS, *MEANS, "applied_values"})
 """What has a row per token, and a column where a document writes its vectors in columns."""
-_KEYS_ACROSS = frozenset({"raw_scores", "scores", "capped", "biased", "masked", "weights", "mask", "bias"})
+_KEYS_ACROSS = frozenset({*ON_SCORES, "mask", "bias"})
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 from attncheck.backends import numpy_backend
+from attncheck.backends.contract import AXES
 from attncheck.execution.tasks import task_of
 from attncheck.execution.worker import Computed, evaluate_on
 from attncheck.judging.compare import absolute_difference, differing_nonfinite
@@ -101,6 +102,11 @@ def inputs_table(name: str) -> str:
     return _table(("input", "axes", "is"), rows)
 
 
+def axes_table(_: str) -> str:
+    """Every axis letter."""
+    return _table(("axis", "is"), [_row(letter, meaning) for letter, meaning in AXES.items()])
+
+
 def quantities_table(_: str) -> str:
     """Every derived quantity."""
     rows = [_row(f"`{each.name}`", each.meaning) for each in QUANTITIES.values()]
@@ -113,6 +119,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "operations": operations_table,
     "inputs": inputs_table,
     "quantities": quantities_table,
+    "axes": axes_table,
 }
 
 
@@ -197,7 +204,13 @@ def test_every_table_that_can_be_made_is_there() -> None:
     told_by_kind = {each.__name__ for each in array_kinds.KINDS.values()}
     wanted = {("fields", name) for name in models - told_by_kind - {"Strict", "TagFile"}}
     wanted |= {("inputs", name) for name in (*OPERATIONS, "general", "additive") if name != "scoring"}
-    assert found == wanted | {("kinds", "all"), ("operations", "all"), ("quantities", "all"), ("inputs", "scaled_dot")}
+    assert found == wanted | {
+        ("kinds", "all"),
+        ("operations", "all"),
+        ("quantities", "all"),
+        ("axes", "all"),
+        ("inputs", "scaled_dot"),
+    }
 
 
 def test_every_field_says_what_it_means() -> None:

@@ -1,0 +1,36 @@
+"""Dtypes, the rounding models that may be declared in them, and what a query without a key may give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attncheck.backends.contract import EmptyRows
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+DEFAULT_DTYPES = ("float64", "float32")
+"""What a case runs in when neither it nor its file says."""
+_WIDE, _SIXTEEN_BITS = ("float64", "float32"), ("bfloat16", "float16")
+ROUNDING_MODELS: Mapping[str, tuple[str, ...]] = {
+    "native": _WIDE,
+    "native_lse": _WIDE,
+    "tf32_products": ("float32",),
+    "bf16x3_products": ("float32",),
+    "bf16_products": ("float32",),
+    "fused": _SIXTEEN_BITS,
+    "fused_bwd": _SIXTEEN_BITS,
+    "fused_lse": _SIXTEEN_BITS,
+    "eager": _SIXTEEN_BITS,
+    "eager_pre": _SIXTEEN_BITS,
+    "eager_lse": _SIXTEEN_BITS,
+}
+"""Which roundings an implementation may declare, and in which dtypes; see ``attention.rounding``."""
+
+DEFAULT_EMPTY_ROWS: EmptyRows = "zero"
+"""What a case means that does not say."""
+EMPTY_ROWS: Mapping[str, str] = {"nan": "NaN", "uniform": "the mean of all values (uniform)", "zero": "zero"}
+"""What a query that may attend to no key gives by each convention, for people."""
+
+
+def without_a_key(given: str, expected: str) -> str:
+    """Say what an implementation gives for a query that may attend to no key, and what the case means instead."""
+    return f"a query without a key gives {EMPTY_ROWS[given]}; the case expects {expected}"

@@ -1,0 +1,121 @@
+"""The inputs of attention: their axes, what they ask for, and what is folded away of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Shape = tuple[int, ...]
+Axes = tuple[str, ...]
+
+SCORES_AXES: Axes = ("B", "H", "Lq", "T")
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What an operation expects of one input.
+
+    ``axes`` are letters of ``AXES``; a case may leave leading axes out, they are then of length 1. ``broadcast`` inputs
+    (masks and biases on the scores) may also have length 1 where the letter says more. One that ``needs`` another is
+    refused without it. ``whole`` numbers are counts: they keep their integers in every dtype.
+
+    ``asks_for`` is the stage that is computed only where this input or another that asks for it is given; ``neutral``
+    is the number that changes nothing, of an input that may be left out. ``folds_into`` names the input that takes its
+    meaning over before anything is computed; with ``for_reading`` that happens before any implementation is called.
+    Gradients are taken by ``differentiable`` inputs. ``called`` is what people call one that may be ignored, and
+    ``synonyms`` are what public kernels call it.
+    """
+
+    axes: Axes
+    required: bool = True
+    boolean: bool = False
+    broadcast: bool = False
+    may_be_infinite: bool = False
+    needs: str | None = None
+    whole: bool = False
+    asks_for: str | None = None
+    neutral: float | None = None
+    folds_into: str | None = None
+    for_reading: bool = False
+    differentiable: bool = False
+    called: str | None = None
+    synonyms: tuple[str, ...] = ()
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the input is rounded to the working dtype, as masks and counts are not."""
+        return not (self.boolean or self.whole)
+
+
+def optional(*axes: str, neutral: float | None = 0, **more: Any) -> InputSpec:
+    """Return an input that may be left out: ``neutral`` is what changes nothing, None where no number does that."""
+    return InputSpec(axes, required=False, neutral=neutral, **more)
+
+
+QUERY = InputSpec(("B", "H", "Lq", "D"), differentiable=True, synonyms=("q", "queries", "xq", "query_states"))
+KEY = InputSpec(("B", "H", "Lk", "D"))
+WIDE_KEY = InputSpec(("B", "H", "Lk", "Dk"))
+"""The key of the bilinear and the additive score has a width of its own."""
+SCORE_INPUT = InputSpec(SCORES_AXES, may_be_infinite=True)
+INPUTS_ON_SCORES: Mapping[str, InputSpec] = {
+    "mask": optional(
+        *SCORES_AXES,
+        neutral=1,
+        boolean=True,
+        broadcast=True,
+        asks_for="masked",
+        called="the mask",
+        synonyms=("attn_mask", "attention_mask", "att_mask"),
+    ),
+    "bias": optional(
+        *SCORES_AXES,
+        broadcast=True,
+        may_be_infinite=True,
+        asks_for="biased",
+        called="the bias",
+        differentiable=True,
+        synonyms=("attn_bias", "attention_bias", "attn_biases"),
+    ),
+    "key_lengths": optional(
+        "B",
+        neutral=None,
+        whole=True,
+        asks_for="masked",
+        folds_into="mask",
+        called="the key lengths",
+        synonyms=("kv_lengths", "seqlens_k", "key_value_seq_lengths", "cache_seqlens", "kv_lens"),
+    ),
+    "query_mask": optional(
+        *("B", "Lq"),
+        neutral=1,
+        boolean=True,
+        broadcast=True,
+        asks_for="masked",
+        folds_into="mask",
+        for_reading=True,
+        called="the query mask",
+    ),
+}
+ATTENTION_INPUTS: Mapping[str, InputSpec] = {
+    "query": QUERY,
+    "key": InputSpec(("B", "Hkv", "Lk", "D"), differentiable=True, synonyms=("k", "keys", "xk", "key_states")),
+    "value": InputSpec(("B", "Hkv", "Lk", "Dv"), differentiable=True, synonyms=("v", "values", "xv", "value_states")),
+    **INPUTS_ON_SCORES,
+}
+PAST_INPUTS: Mapping[str, InputSpec] = {
+    "past_key": optional(
+        *("B", "Hkv", "P", "D"),
+        neutral=None,
+        needs="past_value",
+        folds_into="key",
+        synonyms=("key_cache", "k_cache", "past_k"),
+    ),
+    "past_value": optional(
+        *("B", "Hkv", "P", "Dv"),
+        neutral=None,
+        needs="past_key",
+        folds_into="value",
+        synonyms=("value_cache", "v_cache", "past_v"),
+    ),
+}

@@ -1,0 +1,189 @@
+"""The operations: their inputs, options and stages, and the contract's function that computes each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from attncheck.spec.inputs import (
+    ATTENTION_INPUTS,
+    INPUTS_ON_SCORES,
+    KEY,
+    PAST_INPUTS,
+    QUERY,
+    SCORE_INPUT,
+    WIDE_KEY,
+    Axes,
+    InputSpec,
+    optional,
+)
+from attncheck.spec.options import DEFAULT_SCORE, OPTIONS, OptionSpec
+from attncheck.spec.stages import GRADIENTS, LOGITS, MEANS, PROJECTIONS, stages_of
+
+
+@dataclass(frozen=True)
+class ScoreSpec:
+    """One kind of score: its inputs, its options, the contract's function, and the ``scale`` that it stands for."""
+
+    function: str
+    inputs: Mapping[str, InputSpec]
+    options: frozenset[str] = frozenset()
+    has_raw_scores: bool = False
+    scale: float | None = None
+
+
+_DOT_INPUTS = {"query": QUERY, "key": KEY}
+_DOT_OPTIONS = frozenset({"scale", "softcap"})
+SCORE_SPECS: Mapping[str, ScoreSpec] = {
+    "dot": ScoreSpec("dot_scores", _DOT_INPUTS, _DOT_OPTIONS, has_raw_scores=True, scale=1.0),
+    "scaled_dot": ScoreSpec("dot_scores", _DOT_INPUTS, _DOT_OPTIONS, has_raw_scores=True),
+    "general": ScoreSpec("general_scores", {"query": QUERY, "key": WIDE_KEY, "weight": InputSpec(("D", "Dk"))}),
+    "additive": ScoreSpec(
+        "additive_scores",
+        {
+            "query": QUERY,
+            "key": WIDE_KEY,
+            "query_weight": InputSpec(("D", "A")),
+            "key_weight": InputSpec(("Dk", "A")),
+            "score_vector": InputSpec(("A",)),
+            "score_bias": optional("A"),
+        },
+    ),
+    "cosine": ScoreSpec("cosine_scores", _DOT_INPUTS, frozenset({"scale"})),
+}
+SCORE_INPUTS: Mapping[str, Mapping[str, InputSpec]] = {name: spec.inputs for name, spec in SCORE_SPECS.items()}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation: the contract's function, its inputs by name, the options that it takes, and its stages.
+
+    ``results`` are the stages without which there is no result: all that are computed, the last one, or one by name.
+    ``stage_axes`` are stages with other axes than a computation per head has: the first that can be had.
+    """
+
+    name: str
+    function: str
+    inputs: Mapping[str, InputSpec]
+    options: frozenset[str]
+    stages: tuple[str, ...]
+    results: str = "last"
+    stage_axes: Mapping[str, tuple[Axes, ...]] = field(default_factory=dict)
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether its stages are gradients: sums over query rows, of which none stands for another."""
+        return self.stages == GRADIENTS
+
+    @property
+    def has_projections(self) -> bool:
+        """Whether it projects its inputs: they have no axis of heads, and an option says how many there are."""
+        return not set(PROJECTIONS).isdisjoint(self.stages)
+
+
+_SOFTMAX = stages_of("softmax")
+_ATTENDANCE = frozenset({"is_causal", "window", "alignment"})
+"""Options that say which keys a query may attend to."""
+HEADS = ("heads", "kv_heads")
+"""Options that say how many heads there are, where no axis does."""
+_ATTENTION_OPTIONS = frozenset({"scale", "softcap", "empty_rows", *HEADS, *_ATTENDANCE})
+_BEFORE_MASKING = tuple(name for name in LOGITS if name not in ("biased", "masked"))
+_WITHOUT_CAP = tuple(name for name in LOGITS if name != "capped")
+
+OPERATIONS: Mapping[str, Operation] = {
+    operation.name: operation
+    for operation in (
+        Operation(
+            "scoring",
+            SCORE_SPECS[DEFAULT_SCORE].function,
+            SCORE_INPUTS[DEFAULT_SCORE],
+            frozenset({"score", "scale", "softcap"}),
+            _BEFORE_MASKING,
+        ),
+        Operation(
+            "softmax", "softmax", {"scores": SCORE_INPUT}, frozenset({"empty_rows"}), _SOFTMAX, results="weights"
+        ),
+        Operation(
+            "masking", "mask_scores", {"scores": SCORE_INPUT, **INPUTS_ON_SCORES}, _ATTENDANCE, ("biased", "masked")
+        ),
+        Operation(
+            "attention",
+            "attention",
+            {**ATTENTION_INPUTS, **PAST_INPUTS},
+            _ATTENTION_OPTIONS,
+            (*LOGITS, *_SOFTMAX, "output"),
+        ),
+        Operation(
+            "attention_gradients",
+            "attention_gradients",
+            {**ATTENTION_INPUTS, "grad_output": InputSpec(("B", "H", "Lq", "Dv"))},
+            _ATTENTION_OPTIONS,
+            GRADIENTS,
+            results="all",
+        ),
+        Operation(
+            "multi_head_attention",
+            "multi_head_attention",
+            {
+                "query": InputSpec(("B", "Lq", "E")),
+                "key": InputSpec(("B", "Lk", "Ek")),
+                "value": InputSpec(("B", "Lk", "Ev")),
+                "query_weight": InputSpec(("E", "H*D")),
+                "key_weight": InputSpec(("Ek", "Hkv*D")),
+                "value_weight": InputSpec(("Ev", "Hkv*Dv")),
+                "output_weight": optional("H*Dv", "Eo", neutral=None),
+                "query_bias": optional("H*D"),
+                "key_bias": optional("Hkv*D"),
+                "value_bias": optional("Hkv*Dv"),
+                "output_bias": optional("Eo", needs="output_weight"),
+                **INPUTS_ON_SCORES,
+            },
+            _ATTENTION_OPTIONS - {"softcap"},
+            (*PROJECTIONS, *_WITHOUT_CAP, *_SOFTMAX, *MEANS),
+            stage_axes={"output": (("B", "Lq", "Eo"), ("B", "Lq", "H*Dv"))},
+        ),
+    )
+}
+PER_HEAD = tuple(name for name, own in OPERATIONS.items() if "heads" in own.options and not own.has_projections)
+"""Operations on queries, keys and values that have an axis of heads, or come with their heads side by side."""
+
+_ASKING: Mapping[str, InputSpec | OptionSpec] = {**INPUTS_ON_SCORES, **OPTIONS}
+ASKED_BY: Mapping[str, frozenset[str]] = {
+    **{
+        stage: frozenset(name for name, spec in _ASKING.items() if spec.asks_for == stage)
+        for stage in dict.fromkeys(spec.asks_for for spec in _ASKING.values())
+        if stage is not None
+    },
+    **{f"grad_{name}": frozenset({name}) for name, spec in INPUTS_ON_SCORES.items() if spec.differentiable},
+}
+"""Stages that are computed only where one of these inputs and options is given."""
+IGNORABLE: Mapping[str, InputSpec | OptionSpec] = {name: spec for name, spec in _ASKING.items() if spec.called}
+"""Inputs and options that an implementation may take and leave without effect."""
+
+
+def score_of(options: Mapping[str, Any]) -> ScoreSpec:
+    """Return the kind of score that a case of ``scoring`` asks for."""
+    return SCORE_SPECS[options.get("score") or DEFAULT_SCORE]
+
+
+def inputs_of(operation: str, score: str | None) -> Mapping[str, InputSpec]:
+    """Return the inputs of an operation; those of ``scoring`` depend on the kind of score."""
+    return SCORE_INPUTS[score or DEFAULT_SCORE] if operation == "scoring" else OPERATIONS[operation].inputs
+
+
+def computed_stages(operation: str, options: Mapping[str, Any], inputs: Collection[str]) -> tuple[str, ...]:
+    """Return the stages that an operation computes with these options and inputs."""
+    given = {*inputs, *(name for name, value in options.items() if value and value != (None, None))}
+    absent = set() if score_of(options).has_raw_scores else {LOGITS[0]}
+    return tuple(
+        stage
+        for stage in OPERATIONS[operation].stages
+        if stage not in absent and (stage not in ASKED_BY or ASKED_BY[stage] & given)
+    )
+
+
+def result_stages(operation: str, options: Mapping[str, Any], inputs: Collection[str]) -> tuple[str, ...]:
+    """Return the stages without which there is no result: of gradients all, of a softmax the weights, else the last."""
+    computed, results = computed_stages(operation, options, inputs), OPERATIONS[operation].results
+    return computed if results == "all" else computed[-1:] if results == "last" else (results,)

@@ -1,0 +1,134 @@
+"""The options of attention, declared once: as the fields of ``Options``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+from attncheck.backends.contract import EmptyRows, Window
+
+ScoreKind = Literal["dot", "scaled_dot", "general", "additive", "cosine"]
+DEFAULT_SCORE: ScoreKind = "scaled_dot"
+
+
+@dataclass(frozen=True)
+class OptionSpec:
+    """What there is to know of an option besides its value.
+
+    ``asks_for`` is the stage that is computed only where the option or another that asks for it is given. ``called`` is
+    what people call it, where an implementation may ignore it. No implementation is given an option that is
+    ``for_reading``. A ``convention`` says what a result means where the mathematics leaves it open: an implementation
+    that has no such keyword gets the case all the same, without it, and what it gives is judged as a convention of its
+    own. ``positive`` numbers are larger than 0. ``synonyms`` are what public kernels call it.
+    """
+
+    description: str
+    asks_for: str | None = None
+    called: str | None = None
+    for_reading: bool = False
+    convention: bool = False
+    positive: bool = False
+    synonyms: tuple[str, ...] = ()
+    name: str = ""
+    type: Any = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Options(Mapping[str, Any]):
+    """Everything that changes what an operation computes; which options apply depends on the operation.
+
+    None is what is not given. As a mapping it holds what is given alone, by name.
+    """
+
+    score: Annotated[
+        ScoreKind | None, OptionSpec("Kind of score (operation scoring); scaled_dot if absent.", for_reading=True)
+    ] = None
+    scale: Annotated[
+        float | None,
+        OptionSpec(
+            "Factor on the raw scores; if absent 1 for dot and cosine, otherwise 1/sqrt(D).",
+            synonyms=(
+                *("sm_scale", "softmax_scale", "attn_scale", "attention_scale"),
+                *("scaling", "scale_factor", "qk_scale"),
+            ),
+        ),
+    ] = None
+    softcap: Annotated[
+        float | None,
+        OptionSpec(
+            "c: a scaled score s becomes c tanh(s / c), before the bias and the mask (dot and scaled_dot).",
+            asks_for="capped",
+            called="the softcap",
+            positive=True,
+            synonyms=("soft_cap", "logit_cap", "logits_soft_cap", "attn_logit_softcapping", "attn_logits_soft_cap"),
+        ),
+    ] = None
+    is_causal: Annotated[
+        bool | None,
+        OptionSpec(
+            "A query at position p attends to key j only if j <= p; `alignment` says what p is.",
+            asks_for="masked",
+            called="causality",
+            synonyms=("causal", "use_causal_mask", "use_causal"),
+        ),
+    ] = None
+    window: Annotated[
+        Window | None,
+        OptionSpec(
+            "[left, right]: a query at position p attends to key j only if p - left <= j <= p + right; "
+            "null is unbounded, on one side at most.",
+            asks_for="masked",
+            called="the window",
+            synonyms=("window_size", "sliding_window", "local_window_size"),
+        ),
+    ] = None
+    alignment: Annotated[
+        Literal["top_left", "bottom_right"] | None,
+        OptionSpec(
+            "The position p of query i, for is_causal and window: top_left is i; bottom_right is such that the "
+            "last query stands at the last key, and may be negative. If absent i + P, behind a past of P keys.",
+            for_reading=True,
+        ),
+    ] = None
+    heads: Annotated[
+        int | None,
+        OptionSpec("Number of heads: needed by multi_head_attention and by `layout: merged`.", positive=True),
+    ] = None
+    kv_heads: Annotated[
+        int | None,
+        OptionSpec(
+            "Number of heads of key and value, which the query heads share evenly; as `heads` if absent.",
+            positive=True,
+        ),
+    ] = None
+    empty_rows: Annotated[
+        EmptyRows | None,
+        OptionSpec(
+            "What a query that may attend to no key gives: zero (if absent), uniform (the mean of all values) "
+            "or nan. Asked of every implementation that has the keyword. Only where something can forbid a key.",
+            convention=True,
+        ),
+    ] = None
+
+    def __getitem__(self, name: str) -> Any:
+        value = getattr(self, name) if name in OPTIONS else None
+        if value is None:
+            raise KeyError(name)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in OPTIONS if getattr(self, name) is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _option_specs() -> Iterator[OptionSpec]:
+    for name, hint in get_type_hints(Options, include_extras=True).items():
+        given, spec = get_args(hint)
+        yield replace(spec, name=name, type=get_args(given)[0])  # what it is besides None
+
+
+OPTIONS: Mapping[str, OptionSpec] = {spec.name: spec for spec in _option_specs()}
+CONVENTIONS = frozenset(name for name, spec in OPTIONS.items() if spec.convention)
