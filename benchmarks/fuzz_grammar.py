@@ -128,6 +128,7 @@ def _case(draw: Random, operation: str, sizes: dict[str, int], number: int, gene
         options["score"] = score
     case: dict[str, Any] = {"name": f"Case {number}", "inputs": inputs, "options": options}
     for field, values in (
+        ("id", ("an-id", "an-id", "Not an id", "", 3)),
         ("dtypes", [draw.sample(DTYPES, draw.randrange(1, 4))]),
         ("storage", ("float16", "bfloat16", "float64")),
         ("layout", ("split", "split", "merged")),

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from attncheck.errors import CaseError, UsageError
 from attncheck.reading.case import Case
-from attncheck.reading.loader import slug
+from attncheck.reading.for_each import slug
 from attncheck.reading.selection import BUNDLED, Selection, bundled_root, exists, select_cases, shown_text
 from attncheck.reading.tiles import TEMPLATE, tiles_named
 
@@ -115,7 +115,7 @@ def _with_part(selection: Selection, part: str, file: str) -> Selection:
     wanted = slug(part)
     fits: list[Callable[[str], bool]] = [lambda name: name == wanted, lambda name: bool(wanted) and wanted in name]
     for fit in fits:
-        if found := [case for case in selection.cases if fit(_name(case))]:
+        if found := [case for case in selection.cases if fit(_name(case)) or fit(slug(case.name))]:
             return replace(selection, cases=found)
     raise UsageError(f"no case of {file} has {part!r} in its name; its cases are\n{_listed(selection.cases)}")
 

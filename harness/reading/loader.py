@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from attncheck.reading.arrays import (
 from attncheck.reading.case import Case
 from attncheck.reading.diagnostics import CaseFileError, diagnostic_at, diagnostics_of, told_once, yaml_diagnostics
 from attncheck.reading.expectations import read_expectations
+from attncheck.reading.for_each import slug
 from attncheck.reading.forms import check_form, heads_note, memory_layout_of, merged_heads, projected_heads
 from attncheck.reading.number_checks import check_at_most, check_lowest, check_range
 from attncheck.reading.options import check_empty_rows, read_options
@@ -55,7 +55,8 @@ def load_case_file(
 ) -> list[Case]:
     """Read one file. Raises ``CaseError`` with every fault that can be told apart.
 
-    ``display_name`` stands for the file in messages and reports; a case's id is ``id_prefix``/its name in lower case.
+    ``display_name`` stands for the file in messages and reports; a case's id is ``id_prefix``/its own, or its
+    name in lower case.
     ``for_each`` are rows to be used in the place of the file's own.
     """
     document = _read(path, display_name)
@@ -77,11 +78,11 @@ def load_case_file(
     for number, entry in enumerate(file.cases):
         where: FieldPath = ("cases", number)
         try:
-            own_name = slug(entry.name)
+            own_name, field = (slug(entry.name), "name") if entry.id is None else (entry.id, "id")
             if not own_name:
                 raise CaseFileError((*where, "name"), f"expected a name with letters or digits, got {entry.name!r}")
             if own_name in seen:
-                raise CaseFileError((*where, "name"), f"duplicate name: {seen[own_name]!r} is already there")
+                raise CaseFileError((*where, field), f"duplicate {field}: {seen[own_name]!r} is already there")
             seen[own_name] = entry.name
             _check_tags(file.defaults.tags, tags, ("defaults",))
             _check_tags(entry.tags, tags, where)
@@ -116,11 +117,6 @@ def _read(path: Path, display_name: str) -> YamlDocument:
         return read_yaml(path)
     except YamlFault as fault:
         raise CaseError(yaml_diagnostics(fault, display_name)) from None
-
-
-def slug(name: str) -> str:
-    """Return a case's name as it stands in its id."""
-    return re.sub(r"[\W_]+", "-", name.lower()).strip("-")
 
 
 def _check_tags(tags: list[str], known_tags: frozenset[str], where: FieldPath) -> None:

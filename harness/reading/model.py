@@ -29,6 +29,7 @@ _MAX_LENGTH = 200
 """Of lists that every case of a file carries; none that people write comes near it."""
 _MAX_WINDOW = 2**31
 Sentence = Annotated[str, Field(min_length=3, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+CaseId = Annotated[str, Field(max_length=120, pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
 Text = Annotated[str, Field(min_length=1, max_length=4000)]
 Bound = Annotated[int, Field(ge=0, le=_MAX_WINDOW)]
 
@@ -115,7 +116,12 @@ class Expectation(RoundingFields):
 class CaseEntry(Strict):
     """One case of a file."""
 
-    name: Sentence = Field(description="A sentence that says what holds; the case's id is made of it.")
+    name: Sentence = Field(description="A sentence that says what holds; the case's id is made of it without an `id`.")
+    id: CaseId | None = Field(
+        default=None,
+        description="What the case is called in lists, results and diffs, behind the file's name and a slash: words of "
+        "small letters and digits with hyphens between them. It stays when the name is reworded.",
+    )
     for_each: ForEach | None = Field(
         default=None, description="Names and their values; the case is repeated for each of them."
     )

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 from attncheck.reading.diagnostics import CaseFileError, short
-from attncheck.reading.for_each import Axis, Value, read_axes, references
+from attncheck.reading.for_each import Axis, Value, read_axes, references, slug
 from attncheck.reading.written_out import EACH, Origin, WrittenOut, as_written, referred
 from attncheck.reading.yaml_reader import MAX_DEPTH, MAX_NODES, YamlDocument
 from attncheck.reading.yaml_scalars import FieldPath
@@ -23,7 +23,7 @@ MAX_CASES = 1000
 """The most cases that a file makes of those that it repeats."""
 MAX_MADE = 5 * MAX_NODES
 """The most values that all of these cases have together."""
-_AS_THEY_ARE = (FOR_EACH, "name")
+_AS_THEY_ARE = (FOR_EACH, "name", "id")
 
 
 def write_out(document: YamlDocument) -> tuple[YamlDocument, list[CaseFileError]]:
@@ -141,6 +141,8 @@ class _Writing:
             self.is_full = True
             raise CaseFileError(where, f"the cases of this file have more than {MAX_MADE} values, written out")
         case: dict[str, Any] = filled.data
+        if "id" in entry:
+            case = {"id": _identified(entry["id"], labels), **case}
         if "name" in entry:
             case = {"name": _called(entry["name"], labels), **case}
         return case
@@ -153,6 +155,10 @@ def _body(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def _called(name: Any, labels: Sequence[str]) -> Any:
     return f"{name} ({', '.join(labels)})" if labels and isinstance(name, str) else name
+
+
+def _identified(own: Any, labels: Sequence[str]) -> Any:
+    return "-".join((own, *filter(None, map(slug, labels)))) if isinstance(own, str) else own
 
 
 def _positions(axes: Sequence[Axis], first: int = 0) -> dict[str, int]:

@@ -12,7 +12,7 @@ from attncheck.reading.schema_conditions import Schema, refer
 from attncheck.reading.written_out import EACH
 
 REFERENCE = "Each"
-_AS_IT_IS = ("name", FOR_EACH)
+_AS_IT_IS = ("name", "id", FOR_EACH)
 """Fields of a case that no value can be put in place of."""
 _CONDITIONS = ("if", "not", "contains", "propertyNames")
 """What only decides whether a rule applies: a name that stands for a value meets none of them."""

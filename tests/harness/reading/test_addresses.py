@@ -64,6 +64,13 @@ def test_a_part_of_a_name_is_enough_where_only_one_has_it(found: Callable[..., s
     assert found("my cases/a.yaml/KEYS-AND") == "my cases/a/two-equal-keys-and-a-mask"
 
 
+def test_a_case_with_an_id_of_its_own_is_found_by_that_and_by_its_name(here: Path, found: Callable[..., str]) -> None:
+    case = "  - {name: A sentence, id: my-id, inputs: {scores: {values: [[1, 2]]}}}\n"
+    (here / "c.yaml").write_text(FILE + case + case.replace("my-id", "other").replace("A s", "Another s"), "utf-8")
+    for wanted in ("c/my-id", "c.yaml::my-id", "c.yaml::A sentence"):
+        assert found(wanted) == "c/my-id"
+
+
 def test_a_file_with_one_case_is_that_case(found: Callable[..., str]) -> None:
     assert found("my cases/b.yml") == found("my cases/b/the-only-one") == "my cases/b/the-only-one"
 

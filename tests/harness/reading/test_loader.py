@@ -146,6 +146,22 @@ THE_CASE: list[Row] = [
         "name",
         "duplicate name",
     ),
+    (
+        _case(INPUTS + "id: the-first") + _case(INPUTS + "id: the-first", "  - name: Another\n"),
+        16,
+        "Another",
+        "id",
+        "duplicate id: 'The case at hand' is already there",
+    ),
+    (
+        _case(INPUTS) + _case(INPUTS + "id: the-case-at-hand", "  - name: Another\n"),
+        15,
+        "Another",
+        "id",
+        "duplicate id: 'The case at hand' is already there",
+    ),
+    (_case(INPUTS + "id: Not one"), 10, NAME, "id", "got 'Not one'"),
+    (_case(INPUTS + "id: ''"), 10, NAME, "id", "got ''"),
     (_case(INPUTS + "inputs: 3\n"), 10, NAME, "inputs", "this field is given twice"),
     (_case("input: 3\n" + INPUTS), 6, NAME, "input", "unknown field; did you mean inputs?"),
     (_case("zzzz: 3\n" + INPUTS), 6, NAME, "zzzz", "unknown field; see `attncheck schema`"),
@@ -676,6 +692,12 @@ def test_a_mask_may_be_anything_of_ones_and_zeros(load_text: Load, mask: str) ->
     more = f"  mask: {mask}\nrandom: {{generator: numpy-legacy, seed: 1}}\narrays: {{m: {{values: [true, false]}}}}"
     [case] = load_text(_case(INPUTS + more))
     assert set(np.unique(make_exact_inputs(case)["mask"].array)) <= {0.0, 1.0}
+
+
+def test_an_id_of_a_cases_own_stays_when_its_name_is_reworded(load_text: Load) -> None:
+    for name in (NAME, "Another sentence"):
+        (case,) = load_text(_case(INPUTS + "id: stable-2").replace(NAME, name))
+        assert (case.id, case.name) == ("prefix/stable-2", name)
 
 
 def test_a_case_holds_what_the_file_says(load_text: Load) -> None:

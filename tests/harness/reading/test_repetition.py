@@ -57,6 +57,12 @@ def _only_fault(load_text: Load, text: str) -> Diagnostic:
     return fault
 
 
+def test_an_id_of_a_cases_own_is_continued_by_the_values(load_text: Load) -> None:
+    cases = load_text(HEAD + SIZES.replace("- name: Of one head\n", "- name: Of one head\n    id: single\n"))
+    assert [case.id for case in cases[4:6]] == ["prefix/single-width-16", "prefix/single-width-64"]
+    assert [case.name for case in cases[4:6]] == ["Of one head (width 16)", "Of one head (width 64)"]
+
+
 def test_a_mapping_makes_every_combination_of_the_names_that_a_case_has(load_text: Load) -> None:
     cases = load_text(HEAD + SIZES)
     assert [(case.name, case.id) for case in cases] == [

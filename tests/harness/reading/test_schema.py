@@ -247,7 +247,7 @@ def test_what_the_loader_refuses_by_form_the_schema_refuses(load_text: Load, wha
 
 BEYOND_A_SCHEMA = [
     "undefined tag",  # another file
-    "duplicate name|already defined|no array is named|with letters or digits",  # names
+    "duplicate (?:name|id)|already defined|no array is named|with letters or digits",  # names
     "ragged|shape|axis|axes|rows:|no rows|columns cannot|expected .* columns|broadcast|enough|single query",  # shapes
     "elements|too long",  # sizes
     "NaN|infinity|nan$|inf$|inf and -inf",  # numbers that JSON does not have
