@@ -18,12 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from attncheck.backends import BACKENDS
 from attncheck.results.format import Row
 from attncheck.results.writer import ResultsWriter
 from attncheck.spec import DTYPES
 
 _STAGES = ("scores", "masked_scores", "weights", "log_sum_exp", "output")
-_BACKENDS = ("numpy", "torch", "tensorflow", "jax")
+_BACKENDS = tuple(BACKENDS)
 _CASES_PER_FILE = 40
 
 

@@ -111,7 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=Path, default=Path("results/speed"), help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
-    parser.add_argument("--backend", default="numpy,torch,tensorflow,jax", help="default: %(default)s")
+    parser.add_argument("--backend", default=",".join(BACKENDS), help="default: %(default)s")
     parser.add_argument("patterns", nargs="*", help="which cases (default: the bundled corpus)")
     options = parser.parse_args()
     backends = options.backend.split(",")

@@ -36,6 +36,12 @@ settings.register_profile("attncheck", deadline=None, suppress_health_check=[Hea
 settings.load_profile("attncheck")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Give every framework of the table a marker, for the tests that need it."""
+    for name, entry in BACKENDS.items():
+        config.addinivalue_line("markers", f"{name}: needs {entry.packages[0]}")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what is marked with a framework that is not installed, and say so."""
     for name, entry in BACKENDS.items():

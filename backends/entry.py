@@ -1,0 +1,116 @@
+"""What the table of frameworks says of each: its modules, its modes, and what they need and declare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from typing import cast
+
+from attncheck.backends.contract import Backend
+
+NATIVE: Mapping[str, str] = {"float64": "native", "float32": "native"}
+EAGER: Mapping[str, str] = {**NATIVE, "bfloat16": "eager", "float16": "eager"}
+"""Every intermediate is stored; in 16 bit, products and sums accumulate in float32."""
+
+PYTHONS = ("3.11", "3.12", "3.13")
+"""Releases of Python on which everything is tested."""
+PADDED_BY = frozenset({"key_lengths", "mask", "scale"})
+"""Keywords by which a call can be padded. A mode that ``requires`` anything takes them all."""
+
+
+@dataclass(frozen=True)
+class DeclaredConvention:
+    """What a mode gives on purpose where the mathematics leaves it open.
+
+    ``reason`` says why, ``source`` where its authors document it: owner/name#number, or a URL. What nobody documents as
+    intended is an expected failure (``expected_failures/``), however regularly it happens.
+    """
+
+    value: str
+    reason: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way to compute attention in a framework: what is judged, under the name framework.mode.
+
+    ``module`` has functions of ``contract.py``, in itself or, with ``attribute``, in an object of that name.
+    ``classes`` declares the rounding model per dtype (``docs/numerics.md``, section 3); a dtype that is not there is
+    unsupported. ``conventions`` declares what a mode without the keyword means on purpose: what a row without a key
+    gives (``empty_rows``: zero, uniform or nan). ``description`` is one line for people. ``package`` is the
+    distribution whose version is the mode's, where that is not the framework's first. ``holds_scores`` tells whether
+    the score matrix is ever in memory whole, or its kernel takes it in tiles: then it is asked for sequences of any
+    length. ``requires`` declares the shapes that it takes alone; calls are padded to them (``docs/kernels.md``).
+    """
+
+    name: str
+    module: str
+    description: str
+    classes: Mapping[str, str] = field(default_factory=lambda: EAGER)
+    conventions: Mapping[str, DeclaredConvention] = field(default_factory=dict)
+    attribute: str | None = None
+    package: str | None = None
+    holds_scores: bool = True
+    requires: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BackendEntry:
+    """One framework's line in the table.
+
+    ``module`` is the eager mode's, which runs by default; ``modes`` are all others. ``packages`` are the distributions
+    whose versions a report names, the first one the importable framework itself. ``own_process_for`` names the dtypes
+    that need a process of their own, because the framework has to be configured for them as a whole. ``environment`` is
+    set in the worker before the framework is imported. ``classes`` are the eager mode's. ``cache`` are the variables by
+    which the framework keeps what it compiles in a ``{folder}``, ``without_cache`` those by which it keeps nothing.
+    ``resources`` is what a worker of a cluster must offer besides the framework, and how much of it: ``{"GPU": 1}``.
+    Of what others wrote, ``hints`` are for its author, and ``distributions`` are the versions of what it imports.
+    ``requirement`` is the oldest release that is supported, and ``pythons`` those releases of Python for which the
+    framework has a build that is tested.
+    """
+
+    name: str
+    module: str
+    packages: tuple[str, ...]
+    modes: tuple[Mode, ...] = ()
+    own_process_for: frozenset[str] = frozenset()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    classes: Mapping[str, str] = field(default_factory=lambda: EAGER)
+    cache: Mapping[str, str] = field(default_factory=dict)
+    without_cache: Mapping[str, str] = field(default_factory=dict)
+    resources: Mapping[str, float] = field(default_factory=dict)
+    hints: tuple[str, ...] = ()
+    distributions: Mapping[str, str] = field(default_factory=dict)
+    requirement: str = ""
+    pythons: tuple[str, ...] = PYTHONS
+
+    @property
+    def framework(self) -> str:
+        """The framework that a worker must have."""
+        return self.name
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the framework can be imported; it is not imported to find out."""
+        spec = find_spec(self.packages[0])
+        # Any folder of that name, in the working directory or left behind by an uninstall, is a namespace: no origin.
+        return spec is not None and spec.origin is not None
+
+    @property
+    def all_modes(self) -> Mapping[str, Mode]:
+        """Every mode by name, eager first."""
+        eager = Mode("eager", self.module, "modular code, one operation after the other", self.classes)
+        return {mode.name: mode for mode in (eager, *self.modes)}
+
+    def requires_of(self, mode: str, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
+        """Return what a mode requires of shapes, and the keywords that its ``function`` can be given for padding."""
+        return self.all_modes[mode].requires, PADDED_BY
+
+    def load(self, mode: str = "eager") -> Backend:
+        """Import a mode's module, and with it the framework."""
+        found = self.all_modes[mode]
+        module = import_module(found.module)
+        return cast(Backend, module if found.attribute is None else getattr(module, found.attribute))
