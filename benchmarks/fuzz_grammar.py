@@ -95,7 +95,7 @@ def case_file(draw: Random) -> bytes:
 def _repeat(file: dict[str, Any], draw: Random) -> None:
     """Put names in the places of some values, and give each name that value and others, in the file or in a case."""
     case = draw.choice(file["cases"])
-    fields = [place for place in fuzz_mutations.places(case) if place != (case, "name")]
+    fields = [slot for slot in fuzz_mutations.slots(case) if slot != (case, "name")]
     names = draw.sample(("width", "heads", "a", "b", "each", "x_1"), draw.choice((1, 1, 2, 3)))
     values: dict[str, list[Any]] = {}
     for name, (container, key) in zip(names, draw.sample(fields, min(len(names), len(fields))), strict=False):

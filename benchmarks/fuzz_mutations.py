@@ -85,7 +85,7 @@ VALUES: tuple[Any, ...] = (
 )
 """What stands in a field of another type."""
 _TOKEN = re.compile(rb"(?<=[ \[{:,])[-\w.]+(?=[ \]},:\n])")
-_MOST, _MAX_OF_FEW, _FEW = 1 << 13, 1 << 20, 0.005
+_MAX_LENGTH, _MAX_OF_FEW, _FEW = 1 << 13, 1 << 20, 0.005
 """Bytes of a file, and of the few that test the limits of size."""
 
 Random = random.Random
@@ -122,7 +122,7 @@ def as_data(texts: Iterable[bytes]) -> list[Any]:
 
 def mutate(texts: Sequence[bytes], data: Sequence[Any], draw: Random) -> bytes:
     """Return one of the texts, or the text of some of the data, with one to four things changed."""
-    most = _MAX_OF_FEW if draw.random() < _FEW else _MOST
+    most = _MAX_OF_FEW if draw.random() < _FEW else _MAX_LENGTH
     if draw.random() < 0.4:
         changed = copy.deepcopy(draw.choice(data))
         for _ in range(draw.choice((1, 1, 2, 3))):
@@ -219,7 +219,7 @@ _CHANGES: tuple[Callable[[bytes, Sequence[bytes], Random], bytes], ...] = (
 
 def change_data(data: Any, draw: Random) -> Any:
     """Replace, remove, add, double, move or deepen something anywhere in plain data."""
-    found = places(data)
+    found = slots(data)
     if not found:
         return draw.choice(VALUES)
     container, key = draw.choice(found)
@@ -244,7 +244,7 @@ def change_data(data: Any, draw: Random) -> Any:
     return data
 
 
-def places(data: Any) -> list[tuple[Any, Any]]:
+def slots(data: Any) -> list[tuple[Any, Any]]:
     """Return every place inside of some data: what holds it, and its key there."""
     found: list[tuple[Any, Any]] = []
     left = [data]

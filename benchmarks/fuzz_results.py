@@ -192,9 +192,9 @@ def _json(path: Path, _: Path, draw: Random) -> None:
 
 def _with_text(content: Any, draw: Random) -> Any:
     """Replace one text anywhere in JSON by another, half a surrogate pair among them."""
-    places = [(holder, key) for holder, key in fuzz_mutations.places(content) if isinstance(holder[key], str)]
-    if places:
-        holder, key = draw.choice(places)
+    slots = [(holder, key) for holder, key in fuzz_mutations.slots(content) if isinstance(holder[key], str)]
+    if slots:
+        holder, key = draw.choice(slots)
         holder[key] = draw.choice((*_TEXTS, "\ud800", "javascript:alert(1)"))
     return content
 

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-MOST = 0.2
+MAX_SHARE = 0.2
 """Of all processor time, the harness's own."""
 
 ORACLE = re.compile(r"harness/(oracle/(evaluate|blocks|enclosure)|attention/balls)\.py")
@@ -72,7 +72,7 @@ def report(samples: Counter[str], rate: int) -> list[str]:
     own = shares["harness"] / total
     lines += [
         "",
-        f"The harness's own share is {own:.1%}, of at most {MOST:.0%}: {'kept' if own <= MOST else 'missed'}.",
+        f"The harness's own share is {own:.1%} (at most {MAX_SHARE:.0%}: {'kept' if own <= MAX_SHARE else 'missed'}).",
     ]
     lines += ["", "| the harness's own, by function | seconds |", "| --- | ---: |"]
     return lines + [f"| `{name}` | {count / rate:.1f} |" for name, count in functions.most_common(15)]

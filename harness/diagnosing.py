@@ -56,7 +56,7 @@ def reworded_frame(rows: pd.DataFrame) -> pd.DataFrame:
         own = _records(part)
         before, after = [*before, *own], [*after, *reworded_rows(own)]
     order = carrying.groupby("environment", sort=False).indices
-    index = carrying.index[[place for places in order.values() for place in places]]
+    index = carrying.index[[index_of_row for indices in order.values() for index_of_row in indices]]
     changed = [(where, new) for where, old, new in zip(index, before, after, strict=True) if new is not old]
     for column in ("verdict", "message", "begins_at", "diagnosis") if changed else ():
         whole = rows[column].astype(object)

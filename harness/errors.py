@@ -30,8 +30,8 @@ class Diagnostic:
     field: str | None = None
 
     def __str__(self) -> str:
-        place = self.file if self.line is None else f"{self.file}:{self.line}"
-        parts = [place, f'case "{self.case}"' if self.case else None, self.field or None, self.message]
+        where = self.file if self.line is None else f"{self.file}:{self.line}"
+        parts = [where, f'case "{self.case}"' if self.case else None, self.field or None, self.message]
         return ": ".join(part for part in parts if part)
 
 

@@ -114,12 +114,12 @@ def met_in(checked: Checked, case: Case, implementation: Implementation, dtype: 
     if not (found := asked.get((case.id, dtype), "")):
         return None
     dtypes = group_of(implementation, [each for _, each in asked], dtype).dtypes
-    places = calls_before(asked, (case.id, dtype), dtypes)
+    evaluations = calls_before(asked, (case.id, dtype), dtypes)
 
     def before() -> list[Call]:
-        called = {identity: checked.address(identity) or identity for identity, _ in places}
-        cases = read_called(called) if places else {}
-        return [(cases[identity], each) for identity, each in places if identity in cases]
+        called = {identity: checked.address(identity) or identity for identity, _ in evaluations}
+        cases = read_called(called) if evaluations else {}
+        return [(cases[identity], each) for identity, each in evaluations if identity in cases]
 
     return Met(found, before, remark=_changed_since(implementation, checked))
 
@@ -138,10 +138,10 @@ def _changed_since(implementation: Implementation, checked: Checked) -> str:
     return f"{path.name} has changed since" if is_younger else ""
 
 
-def calls_before(asked: Mapping[CaseInDtype, str], place: CaseInDtype, dtypes: Sequence[str]) -> list[CaseInDtype]:
+def calls_before(asked: Mapping[CaseInDtype, str], evaluation: CaseInDtype, dtypes: Sequence[str]) -> list[CaseInDtype]:
     """Return what a worker that serves these dtypes was asked before a place of a plan, since it was started."""
-    places = [each for each in asked if each[1] in dtypes]
-    earlier = places[: places.index(place)] if place in places else []
+    evaluations = [each for each in asked if each[1] in dtypes]
+    earlier = evaluations[: evaluations.index(evaluation)] if evaluation in evaluations else []
     deaths = [number for number, each in enumerate(earlier) if killed_the_worker(asked[each])]
     return earlier[deaths[-1] + 1 :] if deaths else earlier
 
@@ -218,17 +218,17 @@ def _left_out(calls: Sequence[Each], fails_after: Callable[[Sequence[Each]], boo
     """Leave out what can be, larger parts first (Zeller's ddmin), until every single call is needed."""
     size = len(calls) // 2
     while True:
-        place = 0
+        position = 0
         shorter = False
-        while place < len(calls):
-            rest = [*calls[:place], *calls[place + size :]]
+        while position < len(calls):
+            rest = [*calls[:position], *calls[position + size :]]
             failed = fails_after(rest) if rest else False
             if failed is None:
                 return False
             if failed:
                 calls, shorter = rest, True
             else:
-                place += size
+                position += size
         if size == 1 and not shorter:
             return True
         size = max(1, size // 2)

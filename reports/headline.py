@@ -70,8 +70,8 @@ def _of_implementations(frames: Frames, found: Sequence[Coverage]) -> str:
     clauses = _wrong(frames, judged, wrong)
     if right:
         clauses.append(_right(frames, right, alone=not wrong))
-    if apart := _apart(frames, wrong):
-        clauses.append(apart)
+    if clause := _disagreeing(frames, wrong):
+        clauses.append(clause)
     if not_judged := [each for each in found if not each.judged]:
         names = _names(frames, not_judged)
         clauses.append(f"{names} {'was' if len(not_judged) == 1 else 'were'} judged in no case")
@@ -126,7 +126,7 @@ def _blamed(frames: Frames) -> pd.DataFrame:
     return pd.concat([stages, numbers[~numbers["verdict"].isin(OF_DOCUMENTS)]])
 
 
-def _apart(frames: Frames, wrong: dict[tuple[str, str], set[str]]) -> str:
+def _disagreeing(frames: Frames, wrong: dict[tuple[str, str], set[str]]) -> str:
     """Say which two differ although neither is to blame; empty where none do."""
     pairs = failing(frames.pairs)
     others = zip(pairs["environment"], pairs["implementation"], strict=True)

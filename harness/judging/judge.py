@@ -199,9 +199,9 @@ def _compare(
 ) -> Comparison:
     if rows is None or allowed is None:
         return compare_arrays(first, second, allowed)
-    apart = compare_forms(first, second, None if is_finite else np.ones(first.shape, dtype=np.bool_))
-    if apart is not None:
-        return apart
+    differing = compare_forms(first, second, None if is_finite else np.ones(first.shape, dtype=np.bool_))
+    if differing is not None:
+        return differing
     if not has_rows(stage, first, rows):
         return compare_arrays(first, second, None)
     found = compare_arrays(rows_of_stage(stage, first, rows), rows_of_stage(stage, second, rows), allowed)

@@ -9,7 +9,7 @@ from attncheck.spec import STAGE_SPECS
 
 Flags = NDArray[np.bool_]
 
-_LEAST = 2
+_MIN_WRONG = 2
 """Of a single element its index says more."""
 _NAMES = {"Lq": ("query row", "query rows"), "Lk": ("key", "keys"), "T": ("key", "keys")}
 _COLUMN = ("column", "columns")
@@ -21,7 +21,7 @@ def where_wrong(stage: str, wrong: Flags) -> str:
     Ranges are those of indices, ends included. An axis whose wrong indices are no range is left out.
     """
     count = int(wrong.sum())
-    if count < _LEAST:
+    if count < _MIN_WRONG:
         return ""
     parts = []
     for axis, (one, many) in enumerate(_axes(stage, wrong.ndim)):

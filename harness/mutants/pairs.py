@@ -105,8 +105,8 @@ def _head_with_batch_stride(request: MaskRequest) -> Array:
     mask, (batch, heads) = request.mask, request.scores.shape[:2]
     if mask is None or mask.shape[:2] != (1, heads):
         return ALLOWED(request)
-    place = (np.arange(heads) + np.arange(batch)[:, np.newaxis]) % heads
-    return ALLOWED(replace(request, mask=mask[0][place]))
+    head = (np.arange(heads) + np.arange(batch)[:, np.newaxis]) % heads
+    return ALLOWED(replace(request, mask=mask[0][head]))
 
 
 def _own_corner(request: MaskRequest) -> Array:

@@ -113,7 +113,7 @@ class Row:
     was computed in, where that is declared; ``allowed`` is their sum and the implementation's own bound.
     ``hint`` says of a misprint what would explain it, and how a case declares that.
 
-    ``lacks`` names what an unsupported case would need, apart by commas. ``padded`` says what a call was padded with,
+    ``lacks`` names what an unsupported case would need, comma-separated. ``padded`` says what a call was padded with,
     as the implementation requires; None where it was made as the case has it. ``exact`` is the exact answer where
     ``reference`` is a number of the case. ``seconds`` is how long the evaluation took, in its first row alone: it is
     measured, so no report but JUnit shows it.

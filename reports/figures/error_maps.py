@@ -26,7 +26,7 @@ MAX_CELLS = 64
 MAX_PANELS = 8
 """Of more matrices than these the largest error of all is drawn, place by place."""
 
-_LEAST, _MOST = 1e-3, 1e3
+_MIN_RATIO, _MAX_RATIO = 1e-3, 1e3
 """Where the colours end: the same in every picture, so that two can be compared."""
 _NOT_JUDGED = (212, 212, 217)
 _CELL = 7
@@ -120,7 +120,7 @@ def _largest(errors: Real, axis: int) -> Real:
 def _draw(maps: list[ErrorMatrix], words: str) -> Figure:
     sizes = [_inches(each.errors.shape) for each in maps]
     figure, axes_of = grid(sizes, [each.title for each in maps], _MAX_INCHES, with_bars=False)
-    norm, colours = LogNorm(_LEAST, _MOST, clip=True), colormaps["cividis"]
+    norm, colours = LogNorm(_MIN_RATIO, _MAX_RATIO, clip=True), colormaps["cividis"]
     for each, axes in zip(maps, axes_of, strict=True):
         rows, columns = each.errors.shape
         # Pixels stay pixels, however large they are drawn: a cell is a few of them, for the crosses.
@@ -140,7 +140,7 @@ def _draw(maps: list[ErrorMatrix], words: str) -> Figure:
     bar = colour_bar(figure, axes_of[-1], norm, colours)
     bar.axhline(1, color=INK, linewidth=2.5)
     bar.axhline(1, color=PAPER, linewidth=1)
-    bar.set_yticks([_LEAST, 1, _MOST], ["≤ 0.001", "limit 1", "≥ 1000"])
+    bar.set_yticks([_MIN_RATIO, 1, _MAX_RATIO], ["≤ 0.001", "limit 1", "≥ 1000"])
     bar.minorticks_off()
     lines = textwrap.wrap(words, max(40, int(figure.get_figwidth() * 14)))
     figure.text(0, 1, "\n".join(lines), ha="left", va="bottom", parse_math=False)
@@ -148,7 +148,7 @@ def _draw(maps: list[ErrorMatrix], words: str) -> Figure:
 
 
 def _filled(errors: Real) -> Real:
-    return np.nan_to_num(errors, nan=_LEAST, posinf=_MOST)
+    return np.nan_to_num(errors, nan=_MIN_RATIO, posinf=_MAX_RATIO)
 
 
 def _crossed(errors: Real, colours: Real) -> NDArray[np.uint8]:
@@ -171,8 +171,8 @@ def _ring(axes: Axes, worst: tuple[int, int]) -> None:
 
 def _number_axes(axes: Axes, each: ErrorMatrix) -> None:
     for axis, length, block in zip((axes.yaxis, axes.xaxis), each.errors.shape, each.block, strict=True):
-        apart = 1 if length <= 10 else 2 if length <= 20 else 8
-        ticks = range(0, length, apart)
+        spacing = 1 if length <= 10 else 2 if length <= 20 else 8
+        ticks = range(0, length, spacing)
         axis.set_ticks(list(ticks), [str(tick * block) for tick in ticks])
 
 

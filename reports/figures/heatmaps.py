@@ -145,8 +145,8 @@ def _label(axes: Axes, panel: Panel, shape: tuple[int, ...], step: tuple[int, in
     """Number the rows and columns from 0, or name them; of many only some."""
     named = (panel.row_labels, panel.column_labels)
     for which, (axis, labels) in enumerate(zip((axes.yaxis, axes.xaxis), named, strict=True)):
-        apart = 1 if shape[which] <= MAX_ANNOTATED else 8
-        ticks = range(0, shape[which], apart)
+        spacing = 1 if shape[which] <= MAX_ANNOTATED else 8
+        ticks = range(0, shape[which], spacing)
         texts = [safe_text(labels[tick], 24) if tick < len(labels) else str(tick * step[which]) for tick in ticks]
         axis.set_ticks(list(ticks), texts, parse_math=False)
     axes.set_ylabel(safe_text(panel.row_axis, 40), parse_math=False)

@@ -21,7 +21,7 @@ BEYOND = ("e3", "more than ten times it, or not finite")
 NOT_JUDGED = ("en", "not judged")
 _MAX_CELLS = 32
 """The page shows where an error lies; `attncheck show` draws larger matrices finer."""
-_WIDTH, _LEAST, _MOST = 220, 7, 20
+_WIDTH, _MIN_PIXELS, _MAX_PIXELS = 220, 7, 20
 """Pixels: of a picture, if its cells are neither smaller nor larger than these."""
 
 
@@ -48,7 +48,7 @@ def _picture(matrix: ErrorMatrix, title: str) -> Markup:
         row, column = matrix.worst
         paths.append(f'<circle class="ew" cx="{column + 0.5}" cy="{row + 0.5}" r=".7"/>')
     label = escape(f"{title} {matrix.title}".strip())
-    pixels = max(_LEAST, min(_MOST, _WIDTH // max(rows, columns)))
+    pixels = max(_MIN_PIXELS, min(_MAX_PIXELS, _WIDTH // max(rows, columns)))
     size = f'width="{(columns + 1) * pixels}" height="{(rows + 1) * pixels}"'
     box = f"-.5 -.5 {columns + 1} {rows + 1}"
     return Markup(f'<svg class="map" role="img" aria-label="{label}" viewBox="{box}" {size}>{"".join(paths)}</svg>')

@@ -18,16 +18,11 @@ MAY_NAME_STAGES = (
     "harness/mutants/variant.py",  # an implementation like a backend, whose steps can be replaced
     "harness/mutants/backward.py",
 )
-# Rules of the oracle and the bounds: they state attention once per analysis, until there is one walk over a graph of
-# steps. These numbers may only become smaller.
+# What states the graph of attention's steps, and what each step reads. These numbers may only become smaller.
 LEFT = {
-    "harness/judging/bounds_accumulated.py": 2,
-    "harness/judging/bounds_backward.py": 1,
-    "harness/judging/bounds_introduced.py": 1,
-    "harness/judging/bounds_logits.py": 4,
-    "harness/judging/oracle_blocks.py": 1,
-    "harness/judging/oracle_problem.py": 2,
-    "harness/judging/oracle_tree.py": 5,
+    "harness/attention/gradients.py": 2,
+    "harness/attention/graph.py": 2,
+    "harness/attention/problem.py": 1,
     "harness/judging/other_steps.py": 1,
 }
 
