@@ -271,23 +271,19 @@ def findings(frames: Frames) -> pd.DataFrame:
 
     What is printed or recorded wrongly has neither implementation nor dtype: every one of them shows it.
     """
-    sentences = what_is_wrong(frames, with_records=False)
+    wrong = what_is_wrong(frames, with_records=False)
     found = [
-        dict.fromkeys(sentences.columns, "")
+        dict.fromkeys(wrong.columns, "")
         | {"case": each.case, "stage": each.stage, "verdict": each.verdict, "message": each.message, "rows": each.rows}
         for each in misprints(frames)
     ]
     xpassed = failing(frames.results)
     xpassed = xpassed[xpassed["verdict"].eq(Verdict.XPASS)].drop_duplicates("message")
     found += [
-        {name: row.get(name, "") for name in sentences.columns} | {"implementation": row["implementation"], "rows": 1}
+        {name: row.get(name, "") for name in wrong.columns} | {"implementation": row["implementation"], "rows": 1}
         for row in records(xpassed)
     ]
-    return (
-        pd.concat([sentences, pd.DataFrame(found, columns=sentences.columns)], ignore_index=True)
-        if found
-        else sentences
-    )
+    return pd.concat([wrong, pd.DataFrame(found, columns=wrong.columns)], ignore_index=True) if found else wrong
 
 
 def _pair_messages(pairs: pd.DataFrame) -> list[str]:

@@ -116,8 +116,8 @@ def empty_rows(frames: Frames) -> EmptyRows | None:
 
 def _meant_by(cases: Mapping[str, Mapping[str, Any]], case: str) -> str:
     """Return what a case means a query without a key to give."""
-    counts = cases[case]["options"].get("empty_rows") if case in cases else None
-    return str(counts) if counts in EMPTY_ROWS else DEFAULT_EMPTY_ROWS
+    meant = cases[case]["options"].get("empty_rows") if case in cases else None
+    return str(meant) if meant in EMPTY_ROWS else DEFAULT_EMPTY_ROWS
 
 
 def _given(part: pd.DataFrame, expected: str) -> str:

@@ -47,19 +47,19 @@ def extent(frames: Frames) -> str:
     part = [each for each in found if not each.is_whole]
     whole = [each for each in found if each.is_whole]
     if len(part) <= MAX_SPELT_OUT:
-        clauses_of = [f"{_name(frames, each.column)}: {each.words}" for each in part]
+        sentences = [f"{_name(frames, each.column)}: {each.words}" for each in part]
     else:
         short = [f"{_name(frames, each.column)} {each.judged:,} of {each.asked:,}" for each in part[:MAX_NAMED]]
         more = f" and {len(part) - MAX_NAMED} more" if len(part) > MAX_NAMED else ""
-        clauses_of = [f"Not judged in all cases: {', '.join(short)}{more}"]
+        sentences = [f"Not judged in all cases: {', '.join(short)}{more}"]
     if whole:
         asked = {each.asked for each in whole}
         cases = (
             f"{next(iter(asked)):,} of {counted(next(iter(asked)), 'case')}" if len(asked) == 1 else "all of its cases"
         )
         others = "The other" if len(whole) == 1 else "The others"
-        clauses_of.append(f"{others}: judged {cases}" if part else f"Judged {cases} on each")
-    return ". ".join(clauses_of)
+        sentences.append(f"{others}: judged {cases}" if part else f"Judged {cases} on each")
+    return ". ".join(sentences)
 
 
 def _of_implementations(frames: Frames, found: Sequence[Coverage]) -> str:
@@ -114,8 +114,8 @@ def _right(frames: Frames, right: Sequence[Coverage], *, alone: bool) -> str:
     compared = frames.pairs[frames.pairs["verdict"].ne(Verdict.UNVERIFIED)]
     if len(right) == 1 or compared.empty:
         where = "" if all(each.is_whole for each in right) or not alone else " where judged"
-        clauses_of = f"{names} {verb} with the exact answer{where}{but}"
-        return clauses_of if len(right) == 1 else f"{clauses_of}, and no two of them could be compared"
+        sentences = f"{names} {verb} with the exact answer{where}{but}"
+        return sentences if len(right) == 1 else f"{sentences}, and no two of them could be compared"
     return f"{names} {verb}{but}"
 
 
@@ -149,17 +149,17 @@ def _disagreeing(frames: Frames, wrong: dict[tuple[str, str], set[str]]) -> str:
 def _of_documents(frames: Frames) -> list[str]:
     """Say of the printed numbers what does not hold and what was not compared, a sentence each."""
     numbers = number_counts(frames)
-    clauses_of = []
+    sentences = []
     if numbers.misprints:
         verb = "does" if numbers.misprints == 1 else "do"
-        clauses_of.append(f"{numbers.misprints:,} of {_printed(numbers.printed)} {verb} not hold")
+        sentences.append(f"{numbers.misprints:,} of {_printed(numbers.printed)} {verb} not hold")
     if numbers.unverified:
         verb = "is" if numbers.unverified == 1 else "are"
-        clauses_of.append(f"{numbers.unverified:,} of {_printed(numbers.printed)} {verb} unverified")
+        sentences.append(f"{numbers.unverified:,} of {_printed(numbers.printed)} {verb} unverified")
     bad = failing(frames.results)
     if outdated := bad.loc[bad["verdict"].eq(Verdict.XPASS), "message"].nunique() + numbers.outdated:
-        clauses_of.append("1 record no longer holds" if outdated == 1 else f"{outdated:,} records no longer hold")
-    return clauses_of
+        sentences.append("1 record no longer holds" if outdated == 1 else f"{outdated:,} records no longer hold")
+    return sentences
 
 
 def _printed(number: int) -> str:

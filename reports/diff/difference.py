@@ -112,8 +112,8 @@ def make_difference(before: Frames, after: Frames, titles: tuple[str, str]) -> D
 
 def outcomes(frames: Frames) -> dict[Key, Outcome]:
     """Return what came of every evaluation."""
-    messages_of = frames.results[frames.results["verdict"].ne(Verdict.AGREE)].drop_duplicates(_KEYS)
-    messages = {_key(row): row["message"] for row in records(messages_of[[*_KEYS, "message"]])}
+    wrong = frames.results[frames.results["verdict"].ne(Verdict.AGREE)].drop_duplicates(_KEYS)
+    messages = {_key(row): row["message"] for row in records(wrong[[*_KEYS, "message"]])}
     found = {
         (key := (column.environment, column.implementation, case, dtype)): _outcome(cell, messages.get(key, ""))
         for case, row in cell_table(frames).items()
@@ -200,8 +200,8 @@ def _verdict_changes(
 
 def _unexplained(errors: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
     """Leave out the errors of evaluations whose verdict changed: that says it."""
-    outcome = pd.MultiIndex.from_frame(verdicts[_KEYS])
-    return errors[~pd.MultiIndex.from_frame(errors[_KEYS]).isin(outcome)].reset_index(drop=True)
+    changed = pd.MultiIndex.from_frame(verdicts[_KEYS])
+    return errors[~pd.MultiIndex.from_frame(errors[_KEYS]).isin(changed)].reset_index(drop=True)
 
 
 def _change(before: Outcome, after: Outcome) -> str:
