@@ -9,11 +9,24 @@ import typer
 
 from attncheck.errors import AttncheckError
 
+
+def examples(*commands: str) -> str:
+    """Return commands as the end of a help text: a line each, at any width. The tests run all of them."""
+    return "\n".join(["\b", "Examples:", *(f"  {command}" for command in commands)])
+
+
 app = typer.Typer(
     name="attncheck",
-    help="The conformance harness for attention: the same cases through every framework, number by number.",
-    epilog="Exit codes: 0 agree, 1 disagree, 2 bad usage or bad case, 3 something could not be run, or too little was "
-    "judged.",
+    help="Check implementations of attention against the exact answer, number by number.",
+    epilog="Exit codes: 0 everything agrees; 1 something disagrees; 2 a case file or the command line is wrong; 3 "
+    "something could not be run, or too little was judged.\n\n"
+    + examples(
+        "attncheck check",
+        "attncheck check --implementation my_kernel.py:attention",
+        "attncheck check --help",
+    ),
+    # Plain text is readable at 80 columns and in pipes, and leaves [brackets] as they are.
+    rich_markup_mode=None,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

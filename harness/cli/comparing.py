@@ -8,23 +8,31 @@ from typing import Annotated
 
 import typer
 
-from attncheck.cli.app import app
+from attncheck.cli.app import app, examples
 from attncheck.cli.options import AsJson, Quiet
 
-_A_SIDE = "A results directory, or a folder of results directories, matched by label."
+_A_SIDE = "a results directory, or a folder of results directories, which are matched by label."
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "attncheck diff results/before results/after",
+        "attncheck diff results/before results/after --output results/difference",
+    )
+)
 def diff(
-    before: Annotated[Path, typer.Argument(metavar="A", help=f"Before. {_A_SIDE}")],
+    before: Annotated[Path, typer.Argument(metavar="A", help=f"Before: {_A_SIDE}")],
     after: Annotated[Path, typer.Argument(metavar="B", help="After: the same.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for diff.md and its frames as CSV and Parquet.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FOLDER", help="Write diff.md and its frames (CSV and Parquet) to this folder."
+        ),
     ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say what changed between two results; ends with 1 where something got worse, with 0 where nothing did."""
+    """Compare two results. The exit code is 1 if something got worse, and 0 if nothing did."""
     from attncheck.merge import merge_runs
     from attncheck.reports.diff.difference import make_difference
     from attncheck.reports.diff.text import as_record, print_difference

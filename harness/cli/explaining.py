@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attncheck.cli.app import app
+from attncheck.cli.app import app, examples
 from attncheck.cli.options import (
     CaseName,
     DtypeName,
@@ -38,7 +38,12 @@ _MAX_NAME = 60
 """Of a case, in the name of its script."""
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "attncheck explain 'attention/a-causal-row-sees-*' my_kernel.py:attention",
+        "attncheck explain my_cases/first.yaml::share numpy --dtype float64",
+    )
+)
 def explain(
     case: CaseName,
     implementation: ImplementationName,
@@ -49,10 +54,10 @@ def explain(
     memory_limit: MemoryLimit = None,
     threads: Threads = 1,
 ) -> None:
-    """Compute one case again and tell, stage by stage, where an implementation goes wrong.
+    """Show where an implementation goes wrong in one case.
 
-    It is computed in a fresh process. Where a check found it wrong and that process does not, it is repeated as the
-    check met it: after the calls that its process had been asked before.
+    The case is computed again, in a fresh process, and judged stage by stage. If a check found it wrong and the fresh
+    process does not, the case is repeated after the calls that came before it in the check.
     """
     from attncheck.reports.explanation import print_repeated_explanation
 
@@ -66,7 +71,12 @@ def explain(
     raise typer.Exit(ExitCode.DISAGREE if explained.explanation.begins_at else ExitCode.AGREE)
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "attncheck repro 'attention/a-causal-row-sees-*' my_kernel.py:attention",
+        "attncheck repro 'attention/a-causal-row-sees-*' numpy --output repro.py",
+    )
+)
 def repro(
     case: CaseName,
     implementation: ImplementationName,
@@ -77,12 +87,20 @@ def repro(
     memory_limit: MemoryLimit = None,
     threads: Threads = 1,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File of the script; named after the case if absent.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="File for the script. Default: named after the case.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
-    """Write a script that shows one case on one implementation, with NumPy and that framework alone.
+    """Write a script that reproduces one case.
 
-    Where a check found it wrong and a fresh process does not, the script makes the calls first that it takes.
+    The script needs nothing but NumPy and the implementation's framework. If a check found the case wrong and a fresh
+    process does not, the script first makes the calls that it takes.
     """
     from attncheck.commands import joined
     from attncheck.reports.explanation import repeated_explanation_text

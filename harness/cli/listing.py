@@ -8,25 +8,36 @@ from typing import Annotated
 
 import typer
 
-from attncheck.cli.app import app
+from attncheck.cli.app import app, examples
 from attncheck.cli.options import AsJson, Listed, Patterns, TagNames, Tiles
 from attncheck.cli.shared import print_faults, select, split
 from attncheck.errors import ExitCode
 
 
-@app.command()
+@app.command(epilog=examples("attncheck mutants my_cases/ --topic softmax"))
 def mutants(
     cases: Patterns = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds: each case's own, then fresh ones.")] = 1,
-    topic: Annotated[list[str] | None, typer.Option(help="Only faults of these topics.")] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of seeds: the case's own, then fresh ones.")
+    ] = 1,
+    topic: Annotated[
+        list[str] | None, typer.Option(metavar="TOPICS", help="Select the faults of these topics.")
+    ] = None,
     processes: Annotated[
-        int | None, typer.Option(min=1, help="How many processes share the cases.", show_default="one for each core")
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Number of processes that share the cases. Default: one per core.",
+            show_default=False,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the catalogue of mutants and controls: which cases catch which fault, what survives, what is named.
+    """Run mutants of attention, and report what catches them.
 
-    Ends with 1 where a fault survives, a control is flagged, or more than 1 % of the faults are named wrongly.
+    The exit code is 1 if a fault survives, if a control is flagged, or if more than 1 % of the faults get a
+    wrong name.
     """
     from attncheck.mutants.score import run_mutants, subjects_of
     from attncheck.mutants.workers import in_processes
@@ -47,9 +58,16 @@ def mutants(
     raise typer.Exit(ExitCode.AGREE if is_good else ExitCode.DISAGREE)
 
 
-@app.command("list")
+@app.command(
+    "list",
+    epilog=examples(
+        "attncheck list cases",
+        "attncheck list cases 'documents/*'",
+        "attncheck list implementations",
+    ),
+)
 def list_(
-    what: Annotated[Listed, typer.Argument(help="What to list.")],
+    what: Annotated[Listed, typer.Argument(metavar="WHAT", help="cases, backends, implementations or tags.")],
     cases: Patterns = None,
     tag: TagNames = None,
     tile: Tiles = None,
@@ -74,9 +92,9 @@ def list_(
         raise typer.Exit(ExitCode.BAD_INPUT)
 
 
-@app.command()
+@app.command(epilog=examples("attncheck schema > my_cases/schema.json", "attncheck schema --tags"))
 def schema(
-    tags: Annotated[bool, typer.Option("--tags", help="Of tags.yaml instead of a case file.")] = False,
+    tags: Annotated[bool, typer.Option("--tags", help="Print the schema of tags.yaml instead.")] = False,
 ) -> None:
     """Print the JSON Schema of case files, for editors and checkers."""
     from attncheck.reading.schema import case_schema, tag_schema

@@ -29,33 +29,52 @@ Patterns = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="CASES",
-        help="Files or folders of cases, or globs over the bundled ones ('cases/documents/*'); all if none is given.",
+        help="Files or folders of cases, or globs over the bundled cases such as 'documents/*'. Default: all bundled "
+        "cases, and those of [tool.attncheck].",
         show_default=False,
     ),
 ]
 CaseName = Annotated[
     str,
     typer.Argument(
-        help="Id of a case, a glob that only one bundled case matches, a file with one case, or FILE.yaml::PART of a "
-        "name."
+        metavar="CASE",
+        help="The id of a case, a glob that matches one bundled case, a file with one case, or FILE.yaml::PART of a "
+        "case's name.",
     ),
 ]
 ImplementationName = Annotated[
-    str, typer.Argument(help="Implementation or backend, such as torch.sdpa or torch; or file.py:function.")
+    str,
+    typer.Argument(
+        metavar="IMPLEMENTATION",
+        help="A backend or implementation, such as torch or torch.sdpa, or your own as file.py:function.",
+    ),
 ]
 DtypeName = Annotated[
     str | None,
-    typer.Option("--dtype", "-d", help="One dtype of the case; if absent float32, or its first.", show_default=False),
+    typer.Option(
+        "--dtype",
+        "-d",
+        metavar="DTYPE",
+        help="One dtype of the case. Default: float32, or the case's first.",
+        show_default=False,
+    ),
 ]
 Results = Annotated[
     Path | None,
     typer.Option(
-        help="Results of the check in which it failed; results/latest if absent, where that is.", show_default=False
+        metavar="FOLDER",
+        help="The results of the check in which the case failed. Default: results/latest, if it exists.",
+        show_default=False,
     ),
 ]
 BackendNames = Annotated[
     list[str] | None,
-    typer.Option("--backend", "-b", help="Backends, by name, apart by commas; every installed one if absent."),
+    typer.Option(
+        "--backend",
+        "-b",
+        metavar="NAMES",
+        help="Backends to run, comma-separated. Default: every installed one.",
+    ),
 ]
 ImplementationNames = Annotated[
     list[str] | None,
@@ -63,99 +82,132 @@ ImplementationNames = Annotated[
         "--implementation",
         "--implementations",
         "-i",
-        help="Implementations, apart by commas: names, globs ('torch.*') or all, or one of your own as "
-        "file.py:function or package.module:function; the eager mode of every backend if absent.",
+        metavar="NAMES",
+        help="Implementations to run, comma-separated: names, globs such as 'torch.*', all, or your own as "
+        "file.py:function or package.module:function. Default: the eager mode of every backend.",
     ),
 ]
 Framework = Annotated[
     str | None,
-    typer.Option(help="Whose arrays an implementation of your own takes and returns; NumPy's if absent."),
+    typer.Option(
+        metavar="NAME",
+        help="The framework whose arrays your own implementation takes and returns. Default: numpy.",
+        show_default=False,
+    ),
 ]
 ExpectedFailures = Annotated[
     list[Path] | None,
-    typer.Option(help="A list of expected failures of your own (YAML), besides the bundled ones."),
+    typer.Option(
+        metavar="FILE", help="A list of expected failures of your own (YAML), in addition to the bundled lists."
+    ),
 ]
 DtypeNames = Annotated[
     list[str] | None,
-    typer.Option("--dtype", "-d", help="float64, float32, bfloat16, float16; all that a case has if absent."),
+    typer.Option(
+        "--dtype",
+        "-d",
+        metavar="DTYPES",
+        help="float64, float32, bfloat16 or float16, comma-separated. Default: all that a case declares.",
+    ),
 ]
-TagNames = Annotated[list[str] | None, typer.Option("--tag", "-t", help="Only cases with one of these tags.")]
+TagNames = Annotated[
+    list[str] | None,
+    typer.Option("--tag", "-t", metavar="TAGS", help="Select the cases that have one of these tags."),
+]
 Tiles = Annotated[
     list[str] | None,
     typer.Option(
         "--tile",
         metavar="N",
-        help="The tile of your kernel, such as 48, or several (64,128): besides the cases named, or all, those with "
-        "lengths of n - 1, n, n + 1 and 2n + 1. From 2 to 4096.",
+        help="The tile size of your kernel (2 to 4096), or several as 64,128. Adds cases with lengths of n - 1, n, "
+        "n + 1 and 2n + 1 to the selected ones.",
     ),
 ]
 Output = Annotated[
-    Path, typer.Option("--output", "-o", help="Folder for the results; an earlier run in it is replaced.")
+    Path,
+    typer.Option("--output", "-o", metavar="FOLDER", help="Folder for the results. An earlier run in it is replaced."),
 ]
-Label = Annotated[str, typer.Option(help="What reports call this environment.")]
+Label = Annotated[str, typer.Option(metavar="TEXT", help="The name of this environment in reports.")]
 Resume = Annotated[
     bool,
-    typer.Option("--resume", help="Go on with the interrupted run in the same folder; start it if there is none."),
+    typer.Option(
+        "--resume",
+        help="Continue the interrupted run in the output folder. Starts a new run if there is none.",
+    ),
 ]
 KeepGoing = Annotated[
     bool,
     typer.Option(
         "--keep-going",
-        help="Try all of an implementation whose process ends, or runs out of time, in the same way in every call; the "
-        "rest is not tried after ten in a row otherwise. With --resume, try what an earlier run left untried.",
+        help="Try every case, even after ten equal crashes or timeouts in a row. With --resume, try what an earlier "
+        "run left untried.",
     ),
 ]
 Cluster = Annotated[
     str | None,
     typer.Option(
         metavar="ADDRESS",
-        help="Compute on the Dask cluster whose scheduler is at this address, such as tcp://host:8786 (extra dask).",
+        help="Compute on the Dask cluster with this scheduler, such as tcp://host:8786. Needs the extra dask.",
     ),
 ]
 KeepArrays = Annotated[
-    Keep, typer.Option(help="Keep the arrays of what disagrees, or all, for comparison across runs.")
+    Keep,
+    typer.Option(
+        metavar="disagreeing|all",
+        help="Which arrays to store. Comparisons across runs need all.",
+    ),
 ]
-TimeLimit = Annotated[float, typer.Option(min=0.1, help="Seconds that one evaluation may take.")]
+TimeLimit = Annotated[
+    float, typer.Option(min=0.1, metavar="SECONDS", help="Time limit of one evaluation, at least 0.1.")
+]
 MemoryLimit = Annotated[
     float | None,
-    typer.Option(min=0.1, help="GiB of memory that one worker may hold; three quarters of the machine's if absent."),
+    typer.Option(
+        min=0.1,
+        metavar="GIB",
+        help="Memory limit of one worker. Default: three quarters of the machine's memory.",
+    ),
 ]
 CompilationCache = Annotated[
     bool,
-    typer.Option(help="Keep what frameworks compile, in the user's cache folder, for the next run."),
+    typer.Option(
+        "--compilation-cache/--no-compilation-cache",
+        help="Keep what frameworks compile in your cache folder, for later runs.",
+        show_default="on",
+    ),
 ]
-Threads = Annotated[int, typer.Option(min=1, help="Threads of each worker.")]
+Threads = Annotated[int, typer.Option(min=1, metavar="N", help="Threads of each worker.")]
 MinJudged = Annotated[
     str | None,
     typer.Option(
         "--min-judged",
         metavar="N|N%",
-        help="End with 3 where an implementation was judged in fewer cases, or in a smaller share of those asked for. "
-        "If absent: of a run in which nothing is picked, min_judged in [tool.attncheck]; of a report, what its runs "
-        "were asked.",
+        help="Exit with 3 if an implementation was judged in fewer cases, or in a smaller share of them. Default: "
+        "min_judged of [tool.attncheck] for a run without a selection; for a report, what its runs were given.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")]
 JunitXml = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE", help="Write the JUnit XML here too; the report's folder has it as junit.xml in any case."
-    ),
+    typer.Option(metavar="FILE", help="Write the JUnit XML to this file, in addition to the report's own junit.xml."),
 ]
 CiSummary = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Append a short Markdown summary to this file; if absent, to the one that GITHUB_STEP_SUMMARY names.",
+        help="Append a short Markdown summary to this file. Default: the file that GITHUB_STEP_SUMMARY names.",
     ),
 ]
 Annotations = Annotated[
     bool,
     typer.Option(
         "--annotations",
-        help="Print GitHub annotations too, at the def of an own implementation or at the lines of the cases: "
-        "errors for what fails, warnings for noise, at "
-        "most ten of each. With --json they go to standard error.",
+        help="Print GitHub annotations: errors for failures and warnings for noise, at most ten of each, at the def of "
+        "your implementation or at the line of the case. With --json they go to standard error.",
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but what is wrong.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only what is wrong.")]
+RunFolders = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN", help="Results directories, or folders of results directories."),
+]

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from attncheck.cli.app import app
-from attncheck.cli.options import Quiet
+from attncheck.cli.app import app, examples
+from attncheck.cli.options import Quiet, RunFolders
 from attncheck.cli.shared import frames_of
 from attncheck.errors import ExitCode
 
@@ -16,21 +16,25 @@ DEFAULT_FOLDER = Path("reports/published")
 _MAX_LISTED = 20
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "attncheck publish results/latest --published published",
+        "attncheck publish --check results/latest --published published",
+    )
+)
 def publish(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Results directories, or folders of results directories.")
-    ],
+    runs: RunFolders,
     published: Annotated[
-        Path, typer.Option("--published", "--output", "-o", help="Folder of the published comparison.")
+        Path,
+        typer.Option("--published", "--output", "-o", metavar="FOLDER", help="Folder of the published comparison."),
     ] = DEFAULT_FOLDER,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Write nothing; end with 1 where the runs' verdicts are not those published."),
+        typer.Option("--check", help="Write nothing, and exit with 1 if the verdicts differ from the published ones."),
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a comparison to keep in a repository, or hold a run against the one that is kept there."""
+    """Write a comparison to keep in a repository, or check a run by it."""
     from attncheck.results.reader import find_runs
 
     frames = frames_of(find_runs(runs))

@@ -7,20 +7,25 @@ from typing import Annotated
 
 import typer
 
-from attncheck.cli.app import app
-from attncheck.cli.options import Annotations, AsJson, CiSummary, JunitXml, MinJudged, Quiet
+from attncheck.cli.app import app, examples
+from attncheck.cli.options import Annotations, AsJson, CiSummary, JunitXml, MinJudged, Quiet, RunFolders
 from attncheck.cli.shared import Outlets, frames_of, show_answer, write_ci_outputs, write_frames
 from attncheck.errors import UsageError
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "attncheck report results/latest",
+        "attncheck report results/before results/after --output results/compared",
+    )
+)
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Results directories, or folders of results directories.")
-    ],
+    runs: RunFolders,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Folder for the report; RUN/report for a single run if absent."),
+        typer.Option(
+            "--output", "-o", metavar="FOLDER", help="Folder for the report. Default, for a single run: RUN/report."
+        ),
     ] = None,
     min_judged: MinJudged = None,
     junit_xml: JunitXml = None,
@@ -29,7 +34,7 @@ def report(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare one or several runs without running anything again, and write the report."""
+    """Write the report of one or several runs. Nothing is computed again."""
     from attncheck.results.format import REPORT_FOLDER
     from attncheck.results.reader import find_runs
 

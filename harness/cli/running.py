@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from attncheck.cli.app import app
+from attncheck.cli.app import app, examples
 from attncheck.cli.options import (
     Annotations,
     AsJson,
@@ -46,7 +46,16 @@ from attncheck.cli.shared import (
 from attncheck.results import DEFAULT_RESULTS
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "attncheck check",
+        "attncheck check 'documents/*' --backend numpy --dtype float32",
+        "attncheck check --implementation my_kernel.py:attention",
+        "attncheck check --implementation my_kernel.py:attention --tile 48",
+        "attncheck check my_cases/ --tag uniform",
+        "attncheck check my_cases/ --output results/mine --resume",
+    )
+)
 def check(
     cases: Patterns = None,
     backend: BackendNames = None,
@@ -73,7 +82,7 @@ def check(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run cases, judge them, write a report, and say whether the frameworks agree."""
+    """Run cases, judge them and write a report."""
     summary = run_selected(
         cases,
         choose_from(backend, implementation, framework),
@@ -100,7 +109,12 @@ def check(
     raise typer.Exit(summary.exit_code)
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "attncheck run --backend numpy --label before --output results/before",
+        "attncheck run --backend numpy --label after --output results/after",
+    )
+)
 def run(
     cases: Patterns = None,
     backend: BackendNames = None,
@@ -124,7 +138,7 @@ def run(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run and judge cases and write the results, for `attncheck report` to compare with other runs."""
+    """Run cases, judge them and store the results without a report."""
     summary = run_selected(
         cases,
         choose_from(backend, implementation, framework),

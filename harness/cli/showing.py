@@ -7,25 +7,40 @@ from typing import Annotated
 
 import typer
 
-from attncheck.cli.app import app
+from attncheck.cli.app import app, examples
 from attncheck.cli.options import CaseName
 from attncheck.cli.shared import checked_in, dtype_of, select_one, split
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "attncheck show 'documents/base_r_vignette/four-words-*'",
+        "attncheck show 'attention/a-causal-row-sees-*' -s weights --save case.png",
+    )
+)
 def show(
     case: CaseName,
     dtype: Annotated[
-        str | None, typer.Option("--dtype", "-d", help="One dtype of the case; its first if absent.")
+        str | None,
+        typer.Option(
+            "--dtype", "-d", metavar="DTYPE", help="One dtype of the case. Default: its first.", show_default=False
+        ),
     ] = None,
     stage: Annotated[
-        list[str] | None, typer.Option("--stage", "-s", help="Only these stages and inputs, apart by commas.")
+        list[str] | None,
+        typer.Option("--stage", "-s", metavar="NAMES", help="Show only these stages and inputs, comma-separated."),
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(help="Draw it into this file instead: .png, .svg or .pdf.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Draw the case into this file instead: .png, .svg or .pdf.", show_default=False
+        ),
     ] = None,
 ) -> None:
-    """Show a case: what it asks, its inputs, and the exact value of every stage, a document's numbers beside them."""
+    """Show a case with its inputs and its exact stages.
+
+    Numbers that a document prints stand beside the exact ones.
+    """
     from attncheck.reports.show import image_format, print_case, save_case, work_out
 
     if save is not None:

@@ -347,7 +347,7 @@ def test_help_imports_nothing_that_takes_long() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "0 []"
-    assert "Exit codes: 0 agree, 1 disagree, 2 bad usage or bad case" in done.stdout
+    assert "Exit codes: 0 everything agrees; 1 something disagrees; 2 a case file" in done.stdout
 
 
 def test_the_version_is_that_of_the_package(invoke: Invoke) -> None:
