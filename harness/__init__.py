@@ -1,5 +1,7 @@
 """The conformance harness for attention.
 
+Example::
+
     import attncheck
 
     result = attncheck.check(my_attention)

@@ -38,11 +38,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What a check came to.
+    """The outcome of a check.
 
-    ``frames`` are those of the report: ``results`` a row per case, dtype and stage, ``pairs``, ``numbers``,
-    ``environments``. ``failures`` are the rows that made ``exit_code`` what it is; ``judged`` of ``asked`` cases were
-    judged. As text, it says what the command line does: who agrees, and what was judged of what was asked.
+    As text, it is what the command line prints: who agrees, and how much was judged of what was asked.
+
+    Attributes:
+        exit_code: What ``attncheck check`` would have exited with.
+        failures: The rows that made the exit code what it is.
+        frames: The data frames of the report: ``results`` with a row per case, dtype and stage, ``pairs``, ``numbers``
+            and ``environments``.
+        judged: In how many cases the function was judged.
+        asked: How many cases ran.
     """
 
     exit_code: ExitCode
@@ -57,12 +63,12 @@ class CheckResult:
 
     @property
     def agrees(self) -> bool:
-        """Whether nothing disagreed, everything ran, and as much was judged as has to be: a case at least."""
+        """Tell whether nothing disagreed, everything ran, and as much was judged as has to be, at least one case."""
         return self.exit_code is ExitCode.AGREE
 
     @property
     def headline(self) -> str:
-        """Who agrees or is wrong, what was judged of what was asked, and what the rest lacks, in a line."""
+        """The first line of the report, which says who agrees or is wrong, and how much was judged."""
         from attncheck.reports.answer import make_summary
 
         return make_summary(self.frames).first_line
@@ -74,9 +80,12 @@ class CheckResult:
         return "\n".join([self.headline, *make_summary(self.frames).sentences])
 
     def explain(self, most: int = 3) -> str:
-        """Tell the headline, then where the first failing cases go wrong, as ``attncheck explain`` does.
+        """Return the headline, and where the first failing cases go wrong, as ``attncheck explain`` tells it.
 
-        What does not fail in a fresh process is repeated after the calls that the check made before it.
+        What does not fail in a fresh process is repeated after the calls that came before it in the check.
+
+        Args:
+            most: How many failing cases are explained.
         """
         from attncheck.reports.explanation import repeated_explanation_text
 
@@ -133,21 +142,38 @@ def check(
 ) -> CheckResult:
     """Run cases on one implementation and judge every stage that it returns against the exact answer.
 
-    ``function`` is a callable (a lambda too) with the signature
+    The function runs in a process of its own. Its signature is
+
+    .. code-block:: python
 
         attention(query, key, value, *, mask=None, bias=None, is_causal=False, scale=None, softcap=None, window=None,
                   key_lengths=None, past_key=None, past_value=None, empty_rows="zero")
 
-    of which the keywords that it does not have are what it cannot do, or a text: ``file.py:function``,
-    ``package.module:function``, or the name of a bundled or published implementation. It runs in a process of its own,
-    on NumPy's arrays or those of ``framework`` (torch, tensorflow, jax). ``cases`` are paths of files or folders, or
-    globs over the bundled cases; if empty, all of these and the project's own (``pyproject.toml``). ``tiles`` are sizes
-    of the kernel's tiles, whose cases come besides, as with ``--tile``. In reports a
-    callable is called as on the command line, after its module and itself, or by ``name`` behind its module. ``output``
-    keeps the results in a folder, for ``attncheck report``. With ``keep_going``, one whose process ends in the same way
-    in every call is tried in all cases. ``min_judged`` is in how many cases it has to be judged, or in what share of
-    them (``"80%"``), to agree; what ``[tool.attncheck]`` says if nothing is picked. Raises ``UsageError`` for what
-    cannot be called or found.
+    Every keyword is optional: a case that needs one that the function does not have is unsupported.
+
+    Args:
+        function: A callable (a lambda, too), or a text: ``file.py:function``, ``package.module:function``, or the name
+            of a bundled or published implementation.
+        cases: Paths of files or folders, or globs over the bundled cases. Default: all bundled cases, and those of the
+            project's ``pyproject.toml``.
+        tags: Select the cases that have one of these tags.
+        dtypes: Select these dtypes: float64, float32, bfloat16, float16.
+        tiles: Sizes of the kernel's tiles; cases with lengths around their edges are added, as with ``--tile``.
+        framework: The framework whose arrays the function takes and returns: numpy (the default), torch, tensorflow or
+            jax.
+        name: What reports call a callable, behind the name of its module. Default: its own name.
+        output: Keep the results in this folder, for ``attncheck report``.
+        time_limit: Seconds that one evaluation may take.
+        keep_going: Try every case, even after ten equal crashes or timeouts in a row.
+        min_judged: In how many cases the function has to be judged to agree, or in what share of them (``"80%"``).
+            Default: ``min_judged`` of ``[tool.attncheck]``, if no cases, tags or dtypes are selected.
+
+    Returns:
+        The outcome, with ``agrees``, ``headline``, ``explain()`` and ``frames``.
+
+    Raises:
+        UsageError: If the function, the cases, or a tag or dtype cannot be found, or the function cannot be called.
+        CaseError: If a list of expected failures cannot be used.
     """
     limits = Limits(case_seconds=time_limit, keep_going=keep_going)
     picked = {"cases": list(cases), "tags": list(tags), "dtypes": list(dtypes)}

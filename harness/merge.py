@@ -52,7 +52,12 @@ class Merged:
 
 
 def merge_runs(runs: Sequence[Run], *, across: bool = True) -> Merged:
-    """Put runs side by side; with two or more, compare ``across`` them."""
+    """Put runs side by side, for one report.
+
+    Args:
+        runs: The runs, as ``read_runs`` returns them.
+        across: Whether implementations of different runs are compared.
+    """
     frames = [run.rows.assign(environment=run.label) for run in runs]
     rows = pd.concat(frames, ignore_index=True)
     rows["other_environment"] = rows["environment"].where(rows["other"].notna())

@@ -248,7 +248,19 @@ def conformance(
 ) -> Callable[..., None]:
     """Return a test function with a test per case and dtype, for one line in a test file.
 
-    The arguments are those of ``attncheck.check``.
+    Args:
+        function: As in ``attncheck.check``, and so are the others.
+        cases: Paths of files or folders, or globs over the bundled cases.
+        tags: Select the cases that have one of these tags.
+        dtypes: Select these dtypes.
+        tiles: Sizes of the kernel's tiles, whose cases are added.
+        framework: The framework whose arrays the function takes and returns.
+
+    Returns:
+        A function that pytest parametrises by case and dtype.
+
+    Raises:
+        Collector.CollectError: If the function or the cases cannot be used; pytest shows it without a traceback.
     """
     from attncheck.errors import AttncheckError
     from attncheck.execution.implementation_selection import select_callable, select_implementations

@@ -38,14 +38,24 @@ from attncheck.verdicts import Verdict
 
 @dataclass(frozen=True)
 class Settings:
-    """How to run: where to write, what to call this environment, what to keep, how long to wait.
+    """How cases are run.
 
-    ``expected_failures`` do not fail the run; None is what is bundled for the backends that run. ``complete`` says that
-    the cases are all there are: an expected failure that shows in none of them no longer happens. ``tags`` says what
-    tags mean. With ``resume``, an interrupted run in the same folder goes on where it ended. ``cluster`` is the address
-    of a Dask scheduler whose workers compute everything; None is this machine. ``picked`` says what the cases were
-    narrowed by (``cases``, ``tags``, ``dtypes``), ``tiles`` whose cases came besides, ``minimum`` in how many of them
-    every implementation has to be judged. ``keeps_results`` says that ``output`` stays, so that commands may name it.
+    Attributes:
+        output: The folder of the results.
+        label: What reports call this environment.
+        dtypes: Select these dtypes; all that the cases declare if empty.
+        keep_all_arrays: Whether the arrays of everything are stored, and not of what disagrees alone.
+        limits: Limits of the worker processes.
+        command: The command line, for the report.
+        expected_failures: Failures that do not fail the run; None means those bundled for the backends that run.
+        complete: Whether the cases are all that there are: an expected failure that shows in none of them is outdated.
+        tags: What tags mean.
+        resume: Whether an interrupted run in the same folder is continued.
+        cluster: The address of a Dask scheduler whose workers compute everything; None means this machine.
+        picked: What the cases were narrowed by (``cases``, ``tags``, ``dtypes``), for the report.
+        tiles: The tiles whose cases were added, for the report.
+        minimum: In how many cases every implementation has to be judged.
+        keeps_results: Whether ``output`` stays, so that commands in reports may name it.
     """
 
     output: Path
@@ -67,9 +77,16 @@ class Settings:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a run came to.
+    """The outcome of a run.
 
-    ``judged`` counts the cases in which each implementation was judged; ``shortfalls`` say where that is too few.
+    Attributes:
+        exit_code: The exit code of the command line.
+        cases: How many cases ran.
+        evaluations: How many evaluations were made.
+        verdicts: How many comparisons had each verdict.
+        failures: The rows that fail the run.
+        judged: In how many cases each implementation was judged.
+        shortfalls: Where too little was judged, a line each.
     """
 
     exit_code: ExitCode
@@ -90,8 +107,21 @@ def run_cases(
 ) -> RunSummary:
     """Run every case in every dtype on every implementation and write the results directory.
 
-    What is judged is on disk even if the run is interrupted. ``on_progress`` hears evaluations done and planned.
-    Raises ``OutputError`` where the directory cannot be written, ``ClusterError`` where a cluster is lost.
+    What is judged is on disk even if the run is interrupted.
+
+    Args:
+        cases: The cases, as ``select_cases`` returns them.
+        chosen: The implementations.
+        settings: How to run.
+        faults: What is wrong with case files; it makes the exit code 2.
+        on_progress: Is called with the numbers of evaluations done and planned.
+
+    Returns:
+        Counts, failures and the exit code.
+
+    Raises:
+        OutputError: If the directory cannot be written.
+        ClusterError: If a cluster is lost.
     """
     plan = Plan.of(cases, settings.dtypes)
     groups = _groups(chosen, plan.dtypes)

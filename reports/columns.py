@@ -23,7 +23,7 @@ COLUMNS: Mapping[str, str] = {
     "operation": ", ".join(OPERATIONS),
     "dtype": "working dtype of inputs and results",
     "stage": "named intermediate, or derived quantity; empty where the whole case failed",
-    "verdict": "one word, see the README",
+    "verdict": "one word: docs/reference/verdicts.md",
     "xfail": "an expected failure, does not fail a run",
     "shape": "lengths of the stage's axes",
     "index": "element where the two differ most, or the number's place",

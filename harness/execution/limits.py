@@ -13,14 +13,19 @@ _MIN_MEMORY = 3 * 2**29
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds that a framework may take to start, and that one evaluation may take; threads per worker.
+    """Limits of worker processes.
 
-    ``workers`` is how many evaluate at the same time; others keep their frameworks loaded and wait for their turn. A
-    worker that holds more than ``soft_memory_limit`` bytes after an evaluation is replaced, for compilers keep all that
-    they ever compiled. One that holds more than ``hard_memory_limit`` bytes during an evaluation is stopped, and so is
-    one that has printed more than ``max_output`` bytes.
-    With ``compilation_cache``, frameworks keep what they compile for the next run (``caching.py``); with
-    ``keep_going``, what ends its worker is tried again however often it does so (``ends.py``).
+    Attributes:
+        start_seconds: How long a framework may take to start.
+        case_seconds: How long one evaluation may take.
+        threads: Threads of each worker.
+        workers: How many workers evaluate at the same time. Others keep their frameworks loaded and wait.
+        soft_memory_limit: Bytes. A worker that holds more after an evaluation is replaced, because compilers keep all
+            that they ever compiled.
+        hard_memory_limit: Bytes. A worker that holds more during an evaluation is stopped.
+        max_output: Bytes. A worker that has printed more is stopped.
+        compilation_cache: Whether frameworks keep what they compile for later runs.
+        keep_going: Whether every case is tried, even after ten equal crashes or timeouts in a row.
     """
 
     start_seconds: float = 300.0

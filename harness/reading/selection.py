@@ -58,12 +58,21 @@ def select_cases(
 ) -> Selection:
     """Read the cases that match.
 
-    A pattern is the path of a file or folder of cases, or else a glob over the bundled cases, with or without
-    ``cases/`` in front: ``cases/documents/*``, ``masking/*causal*``. Without patterns, the whole bundled corpus.
-    ``expected_failures`` are lists of expected failures, which may lie among the cases and are none. The cases of
-    ``tiles`` come besides, whatever the patterns are; a glob that names a tile (``*tile-48*``) matches the cases of
-    that one. Raises ``UsageError`` where a pattern, tag or dtype matches nothing. Files with faults are left out and
-    reported.
+    Args:
+        patterns: Paths of files or folders of cases, or else globs over the bundled cases, with or without ``cases/``
+            in front: ``cases/documents/*``, ``masking/*causal*``. Default: the whole bundled corpus. A glob that names
+            a tile (``*tile-48*``) matches the cases of that tile.
+        tags: Select the cases that have one of these tags.
+        dtypes: Select the cases that declare one of these dtypes.
+        base: The folder that paths are relative to. Default: the working directory.
+        expected_failures: Lists of expected failures, which may lie among the cases and are none.
+        tiles: Sizes of tiles whose cases are added, whatever the patterns are.
+
+    Returns:
+        The cases, sorted by id, what is wrong with files that are left out, and the tags that are defined.
+
+    Raises:
+        UsageError: If a pattern, tag or dtype matches nothing.
     """
     base = base or Path.cwd()
     faults: list[Diagnostic] = []

@@ -126,7 +126,14 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def read_runs(directories: Sequence[Path]) -> list[Run]:
-    """Read several results directories, sorted by label; those that share a label are told apart by their folders."""
+    """Read results directories, sorted by label; those that share a label are told apart by their folders.
+
+    Args:
+        directories: The folders that ``attncheck check`` or ``attncheck run`` wrote.
+
+    Raises:
+        ResultsError: If a folder holds no results.
+    """
     runs = [read_run(directory) for directory in directories]
     labels = distinct_labels({run.directory: run.label for run in runs})
     renamed = [replace(run, label=labels[run.directory]) for run in runs]

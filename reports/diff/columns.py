@@ -26,7 +26,7 @@ DIFF_COLUMNS: Mapping[str, str] = {
     "after_ratio": "the same in the second",
     "before_tier": "within, warning (noisy), statistical or proven (wrong), in the first results",
     "after_tier": "the same in the second",
-    "verdict": "one word, see the README",
+    "verdict": "one word: docs/reference/verdicts.md",
     "before_cases": "in how many cases the expected failure happened in the first results",
     "after_cases": "the same in the second",
     "reason": "why the failure is expected",
