@@ -1,6 +1,6 @@
 # The two commands of the README: `make report` runs the main job, `make test` runs the tests. Both set up all they need.
 PYTHON ?= $(firstword $(foreach name,python3.11 python3 python,$(shell command -v $(name) 2>/dev/null)))
-TEST_ENVIRONMENTS ?= lint,type,py311-all,py311-numpy
+TEST_ENVIRONMENTS ?= lint,type,docs,py311-all,py311-numpy
 # tox looks for interpreters on PATH; pyenv keeps its own out of it.
 space := $(subst ,, )
 export PATH := $(PATH):$(subst $(space),:,$(wildcard $(HOME)/.pyenv/versions/*/bin))

@@ -1,4 +1,4 @@
-"""The README's kernel, as a newcomer copies it: it agrees, and with a usual mistake it is told which."""
+"""The README: its kernel as a newcomer copies it, and the outcome that it shows."""
 
 from __future__ import annotations
 
@@ -17,6 +17,26 @@ CASES = ["attention", "grouped_heads", "coincidences"]
 def kernel() -> str:
     (text,) = re.findall(r"```python\n# my_kernel\.py\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     return str(text)
+
+
+def test_it_is_short() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 130
+
+
+def test_the_outcome_that_it_shows_is_the_published_one() -> None:
+    (shown,) = re.findall(r"ends like this:\n\n```\w*\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    published = (README.parent / "reports" / "published" / "README.md").read_text(encoding="utf-8")
+    (headline,) = re.findall(r"^\*\*(.*)\*\*$", published, re.MULTILINE)
+    facts = re.findall(r"^- (.*)$", published.partition("\n## ")[0], re.MULTILINE)
+    assert shown.splitlines()[: 1 + len(facts)] == [headline, *facts]
+    versions = re.findall(r"^\| (\w+\.eager) \| (\S+) \|$", published, re.MULTILINE)
+    assert len(versions) == 4
+    assert all(f"{name} {version}" in shown for name, version in versions)
+
+
+def test_it_is_the_kernel_of_the_examples(kernel: str) -> None:
+    example = (README.parent / "examples" / "numpy_kernel.py").read_text(encoding="utf-8")
+    assert example.endswith(f"\n\n{kernel}")
 
 
 def test_the_kernel_agrees(kernel: str, tmp_path: Path) -> None:

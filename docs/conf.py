@@ -1,0 +1,26 @@
+"""How Sphinx makes a site of the documentation: ``sphinx-build -W -n docs build/site``."""
+
+from importlib.metadata import version as installed
+
+project = "attncheck"
+author = "the attncheck developers"
+version = release = installed("attncheck")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+source_suffix = {".md": "markdown"}
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 4
+# A page may leave out a level where a table of the specification comes between.
+suppress_warnings = ["myst.header"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_default_options = {"members": True, "undoc-members": False}
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+
+# The theme brings all that it needs: neither the build nor a reader's browser fetches anything from elsewhere.
+html_theme = "furo"
+html_title = "attncheck"

@@ -1,0 +1,106 @@
+"""Help: it fits into 80 columns, its examples run, and the reference of the command line is made of it.
+
+``python tests/docs/test_command_line.py`` writes the reference anew.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+sys.path.insert(0, str(Path(__file__).parent))
+from pages import DOCS, Block, Reader, attncheck, commands_of, small_corpus
+
+from attncheck.cli import app
+
+PAGE = DOCS / "reference" / "command-line.md"
+GROUP: Any = typer.main.get_command(app)
+MARKED = re.compile(r"<!-- commands -->\n.*<!-- end -->\n", re.DOTALL)
+KERNEL = (DOCS.parent / "examples" / "numpy_kernel.py").read_text(encoding="utf-8")
+
+
+def examples_of(text: str) -> list[str]:
+    """Return the commands at the end of a help text."""
+    return [line.strip() for line in text.partition("Examples:\n")[2].splitlines()]
+
+
+def reference() -> str:
+    """Return the commands with their arguments, options and examples as Markdown."""
+    return "\n".join(_section(name, command) for name, command in GROUP.commands.items())
+
+
+def _section(name: str, command: Any) -> str:
+    text = "\n\n".join(" ".join(each.split()) for each in command.help.split("\n\n"))
+    shown = [each for each in command.params if each.name != "help" and not getattr(each, "hidden", False)]
+    rows = [f"| {_names(each)} | {_help(each)} |" for each in shown]
+    examples = "\n".join(examples_of(command.epilog))
+    table = "\n".join(["| argument | meaning |", "| --- | --- |", *rows])
+    return f"## attncheck {name}\n\n{text}\n\n{table}\n\n```sh\n{examples}\n```\n"
+
+
+def _names(parameter: Any) -> str:
+    value = parameter.metavar if parameter.metavar and not getattr(parameter, "is_flag", False) else ""
+    if parameter.param_type_name == "argument":
+        return f"`{parameter.metavar}`"
+    names = [*parameter.opts, *parameter.secondary_opts]
+    return ", ".join(f"`{name} {value}`".replace(" `", "`") for name in names).replace("|", "\\|")
+
+
+def _help(parameter: Any) -> str:
+    text = " ".join(parameter.help.split()).replace("|", "\\|")
+    default = parameter.default
+    is_shown = isinstance(default, str | int | float | os.PathLike) and not isinstance(default, bool)
+    return f"{text} Default: `{default}`." if is_shown and "Default:" not in text else text
+
+
+def test_the_reference_is_made_of_the_help_texts() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert MARKED.search(text)
+    assert with_reference(text) == text, "python tests/docs/test_command_line.py writes it anew"
+
+
+def with_reference(text: str) -> str:
+    """Return the page with its commands made anew."""
+    return MARKED.sub(lambda _: f"<!-- commands -->\n{reference()}<!-- end -->\n", text)
+
+
+@pytest.mark.parametrize("name", ["", *GROUP.commands])
+def test_help_fits_into_eighty_columns_and_ends_with_examples(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, text = attncheck(f"attncheck {name} --help", tmp_path)
+    assert code == 0
+    assert max(map(len, text.splitlines())) <= 80
+    assert not re.search(r"\.\.\.$|\u2026", text.partition("\n\n")[2], re.MULTILINE), "a text is cut off"
+    examples = examples_of(text)
+    assert examples
+    assert all(each.startswith(f"attncheck {name}".strip()) for each in examples)
+    assert examples == examples_of((GROUP.commands[name] if name else GROUP).epilog)
+
+
+def test_every_example_of_the_help_runs(tmp_path: Path) -> None:
+    """One after the other, in one folder: what a check leaves, other commands read."""
+    (tmp_path / "my_kernel.py").write_text(KERNEL, encoding="utf-8")
+    folder = DOCS.parent / "examples" / "my_cases"
+    (tmp_path / "my_cases").mkdir()
+    for path in folder.iterdir():
+        (tmp_path / "my_cases" / path.name).write_bytes(path.read_bytes())
+    texts = [GROUP.epilog, *(command.epilog for command in GROUP.commands.values())]
+    lines = dict.fromkeys(line for text in texts for line in examples_of(text))
+    reader = Reader(tmp_path, lambda command: {})
+    with small_corpus():
+        for line in lines:
+            [(command, _)] = commands_of(Block("sh", line, 0, (0, 0)))
+            # Two cases do not catch every fault.
+            reader.run(command, int(command.startswith("attncheck mutants")), "an example of the help")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_reference(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
