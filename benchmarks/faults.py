@@ -33,7 +33,7 @@ import psutil
 
 from attncheck.backends import BACKENDS
 from attncheck.errors import ResultsError
-from attncheck.execution.tasks import task_of
+from attncheck.execution.runner import task_of
 from attncheck.execution.user_call import own_backend
 from attncheck.execution.worker import evaluate_on
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.execution.tasks import task_of
+from attncheck.execution.runner import task_of
 from attncheck.judging.diagnosis import Evidence, decide, evidence_of
 from attncheck.judging.judge_implementation import DIAGNOSABLE, judge_and_diagnose
 from attncheck.judging.truth import truth_of_case

@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 
 from attncheck.backends import BACKENDS
-from attncheck.execution.caching import VARIABLE, with_cache
+from attncheck.execution.environment import VARIABLE, with_cache
 from attncheck.plan import Plan
 from attncheck.reading.selection import select_cases
 

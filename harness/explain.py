@@ -13,8 +13,7 @@ from attncheck.errors import UsageError
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import DEFAULT_MODE, Implementation, ImplementationSelection
 from attncheck.execution.limits import Limits
-from attncheck.execution.runner import Group, GroupRunner
-from attncheck.execution.tasks import task_of
+from attncheck.execution.runner import Group, GroupRunner, task_of
 from attncheck.execution.worker import Computed, Outcome, Task
 from attncheck.judging.judge_implementation import JudgedStages, judge_and_diagnose, with_padding_faults
 from attncheck.judging.judge_stages import StageJudgement

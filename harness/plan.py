@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from attncheck.errors import UsageError
-from attncheck.execution.tasks import task_of
+from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Task
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Exact, Inputs, convert_inputs, make_exact_inputs

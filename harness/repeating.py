@@ -16,8 +16,7 @@ from typing import TypeVar
 
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.limits import Limits
-from attncheck.execution.runner import Group, GroupRunner, group_by_process
-from attncheck.execution.tasks import task_of
+from attncheck.execution.runner import Group, GroupRunner, group_by_process, task_of
 from attncheck.explain import Explanation, explain_case
 from attncheck.reading.addresses import read_called
 from attncheck.reading.case import Case

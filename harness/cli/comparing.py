@@ -35,8 +35,7 @@ def diff(
     """Compare two results. The exit code is 1 if something got worse, and 0 if nothing did."""
     from attncheck.merge import merge_runs
     from attncheck.reports.diff.difference import make_difference
-    from attncheck.reports.diff.text import as_record, print_difference
-    from attncheck.reports.diff.write import write_difference
+    from attncheck.reports.diff.text import as_record, print_difference, write_difference
     from attncheck.reports.making import make_frames
     from attncheck.results.reader import find_runs, matched_runs, read_runs
 

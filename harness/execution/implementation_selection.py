@@ -13,8 +13,16 @@ from attncheck.errors import UsageError
 from attncheck.execution.call import CallTimeout, RemoteError, WorkerDied, WorkerProcess
 from attncheck.execution.implementations import Implementation, ImplementationSelection, bundled_implementations
 from attncheck.execution.limits import Limits
-from attncheck.execution.origin import Origin, origin_of
-from attncheck.execution.user_code import LoadError, Target, UnfitError, UserImplementation, entry_of, published
+from attncheck.execution.user_code import (
+    LoadError,
+    Origin,
+    Target,
+    UnfitError,
+    UserImplementation,
+    entry_of,
+    origin_of,
+    published,
+)
 from attncheck.execution.worker import clean, redirect_output
 
 
@@ -113,7 +121,7 @@ def user_implementation(
 def _declared(target: Target, log: str) -> dict[str, Any] | str:
     """Run in the process: what the target declares, or why it cannot be used."""
     redirect_output(log)
-    from attncheck.execution.unfit import unfit_text
+    from attncheck.execution.signatures import unfit_text
     from attncheck.execution.user_call import declarations
 
     try:

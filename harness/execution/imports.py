@@ -18,7 +18,7 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 from attncheck.backends import BACKENDS
-from attncheck.execution.origin import innermost
+from attncheck.execution.user_code import innermost
 
 _FRAMEWORK_OF: Mapping[str, str] = {
     package: entry.name for entry in BACKENDS.values() if entry.name != "numpy" for package in entry.packages

@@ -1,7 +1,7 @@
 """Calls padded to what a restricted function requires, and what was added dropped again from what it returns.
 
 Widths get columns of zeros, lengths get queries of zeros and keys that are masked. Each is exact where it is done
-(``padding_exact.py`` says where it is not); docs/kernels.md derives both.
+(``requirements.py`` says where it is not); docs/kernels.md derives both.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from attncheck.errors import UsageError
 from attncheck.execution.cutting import KeptElements, cut
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.operations import call_of
-from attncheck.execution.padding_exact import InexactError, require_exact, sees_added_keys
-from attncheck.execution.requirements import Requirements
+from attncheck.execution.requirements import InexactError, Requirements, require_exact, sees_added_keys
 from attncheck.execution.worker import Failure, Outcome, Task
 from attncheck.reading.shapes import bind_axes, broadcast_gradients, stage_axes, stage_shapes
 from attncheck.spec import DEFAULT_SCORE, GRADIENTS, LOGITS, PROJECTIONS, STAGE_SPECS, Shape, inputs_of

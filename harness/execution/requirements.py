@@ -8,10 +8,17 @@ The harness pads what does not meet a requirement (``padding.py``).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.execution.worker import Task
+from attncheck.reading.canonical import canonical_form
+from attncheck.spec import OPERATIONS, PROJECTIONS
 
 
 @dataclass(frozen=True)
@@ -99,3 +106,119 @@ def _is_count(value: Any) -> bool:
 
 def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
+
+
+Array = NDArray[Any]
+_MAX_AT_A_TIME = 1 << 24
+"""Elements of the mask that are looked at together."""
+_MIN_LOGIT = -1000.0
+"""Where every score of a query is below this, what some kernels put in the place of masked scores is no further away:
+-1e4 in 16 bits, -1e9, the most negative number of a dtype."""
+
+
+class InexactError(Exception):
+    """A call cannot be padded so that it means the same; says why. ``lacks`` are parameters that would allow it."""
+
+    def __init__(self, message: str, lacks: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.lacks = lacks
+
+
+def require_exact(task: Task, longer: Mapping[str, int], padded: Task | None = None) -> None:
+    """Raise ``InexactError`` where a call is not the same with these axes padded.
+
+    Without ``padded`` what the inputs hold is looked at, and with it whom the padded call lets attend to whom.
+    """
+    if task.operation == "scoring":  # scores of what was added are dropped, and no other depends on them
+        return
+    if padded is None:
+        _require_finite(task, longer)
+        if "T" in longer:
+            _require_keys_in_every_row(task)
+    elif "Lq" in longer and OPERATIONS[task.operation].has_gradients:
+        _require_keys_in_added_rows(padded, task.inputs["query"].shape[-2])
+
+
+def sees_added_keys(padded: Task, lengths: Mapping[str, int]) -> bool:
+    """Whether any query of the case may attend to a key that was added."""
+    return any(
+        bool(allowed[..., rows < lengths["Lq"], lengths["T"] :].any()) for rows, allowed, _ in _attendance(padded)
+    )
+
+
+def _require_finite(task: Task, longer: Mapping[str, int]) -> None:
+    """Refuse 0 * inf: where what was added is multiplied by numbers of the case, and not by zeros that were added."""
+    names: set[str] = set()
+    if OPERATIONS[task.operation].has_projections:  # a column of zeros of a projection meets its inputs
+        names |= {*PROJECTIONS}
+    if "T" in longer:
+        names |= {"query", "grad_output"}
+    if "Lq" in longer and OPERATIONS[task.operation].has_gradients:
+        names |= {"key", "value"}
+    for name in sorted(names & task.inputs.keys()):
+        if not np.isfinite(task.inputs[name].astype(np.float64)).all():
+            raise InexactError(f"cannot be padded: {name} holds NaN or infinity, which zeros that are added would meet")
+    bias = task.inputs.get("bias")
+    if bias is not None and "Lq" in longer and OPERATIONS[task.operation].has_gradients:
+        numbers = bias.astype(np.float64)
+        if bool((np.isnan(numbers) | np.isposinf(numbers)).any()):
+            raise InexactError("cannot be padded: bias holds NaN or infinity, which queries that are added would meet")
+
+
+def _require_keys_in_every_row(task: Task) -> None:
+    """Refuse queries whose keys are all masked, or as good as: some kernels give the mean over all keys there."""
+    least = -_largest_score(task)
+    for _, allowed, bias in _attendance(task):
+        best = np.where(allowed, 0.0 if bias is None else bias, -np.inf).max(axis=-1, initial=-np.inf)
+        if bool(np.isneginf(best).any()):
+            raise InexactError("cannot be padded with masked keys: a query may attend to no key")
+        if bool((best + least < _MIN_LOGIT).any()):
+            raise InexactError("cannot be padded with masked keys: scores of a query may be as low as a mask's")
+
+
+def _require_keys_in_added_rows(padded: Task, queries: int) -> None:
+    """Refuse added queries without a key: where a kernel makes them NaN, that would reach every gradient."""
+    for rows, allowed, _ in _attendance(padded):
+        if not bool(allowed[..., rows >= queries, :].any(axis=-1).all()):
+            raise InexactError("cannot be padded with queries: one that is added would have no key to attend to")
+
+
+def _attendance(task: Task) -> Iterator[tuple[NDArray[np.intp], NDArray[np.bool_], Array | None]]:
+    """Yield some query rows at a time, who of them may attend to whom, (B, H, rows, T), and the bias."""
+    queries = task.inputs["query"].shape[-2]
+    keys = sum(task.inputs[name].shape[-2] for name in ("key", "past_key") if name in task.inputs)
+    heads = max((task.inputs[name].shape[1] for name in ("mask", "bias") if name in task.inputs), default=1)
+    batch = task.inputs["query"].shape[0]  # key_lengths differ between its entries
+    size = max(1, _MAX_AT_A_TIME // max(keys * heads * batch, 1))
+    for start in range(0, queries, size):
+        rows = np.arange(start, min(start + size, queries))
+        posed = canonical_form(task.operation, task.options, task.inputs, rows)
+        mask = posed.inputs.get("mask", np.ones((1, 1, 1, 1), dtype=np.bool_))
+        bias = posed.inputs["bias"].astype(np.float64) if "bias" in posed.inputs else None
+        yield rows, np.broadcast_to(mask, (*mask.shape[:2], len(rows), keys)), bias
+
+
+def _largest_score(task: Task) -> float:
+    """Return a bound on the size of every scaled score, by the lengths of queries and keys."""
+    query, key = _projected(task, "query"), _projected(task, "key")
+    keys = [key, *([task.inputs["past_key"].astype(np.float64)] if "past_key" in task.inputs else [])]
+    longest = max(_longest(each) for each in keys)
+    width = query.shape[-1] // int(task.options["heads"]) if "heads" in task.options else query.shape[-1]
+    scale = task.options.get("scale")
+    largest = abs(1 / math.sqrt(width) if scale is None else float(scale)) * _longest(query) * longest
+    softcap = task.options.get("softcap")
+    return largest if softcap is None else min(largest, abs(float(softcap)))
+
+
+def _projected(task: Task, name: str) -> Array:
+    found = task.inputs[name].astype(np.float64)
+    if OPERATIONS[task.operation].has_projections:
+        found = found @ task.inputs[f"{name}_weight"].astype(np.float64)
+        found = found + task.inputs.get(f"{name}_bias", np.zeros(1)).astype(np.float64)
+    return found
+
+
+def _longest(vectors: Array) -> float:
+    """Return the length of the longest vector; a key that holds NaN has no score to be compared."""
+    lengths = np.linalg.norm(np.nan_to_num(vectors, nan=0.0, posinf=np.inf, neginf=-np.inf), axis=-1)
+    return float(lengths.max(initial=0.0))

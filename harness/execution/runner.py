@@ -7,24 +7,61 @@ gets another; none is evaluated twice.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Condition
 from time import perf_counter
 from typing import Generic, TypeVar
 
-from attncheck.execution.caching import with_cache
 from attncheck.execution.call import CallCancelled, CallTimeout, RemoteError, WorkerDied, WorkerProcess
 from attncheck.execution.ends import EqualEnds
+from attncheck.execution.environment import with_cache
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.limits import Limits
+from attncheck.execution.limits import Limits, scores_too_large
 from attncheck.execution.logs import Log
 from attncheck.execution.padding import padded_call
-from attncheck.execution.priority_semaphore import PrioritySemaphore
 from attncheck.execution.process_tree import memory_of
-from attncheck.execution.score_memory import scores_too_large
 from attncheck.execution.worker import Failure, Outcome, Task, evaluate_and_measure, start
+from attncheck.reading.canonical import call_form
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import Inputs
+
+
+def task_of(case: Case, inputs: Inputs) -> Task:
+    """Return the call that a case is, on inputs in the working dtype."""
+    posed = call_form(case.operation, case.options, inputs.arrays)
+    return Task(case.operation, posed.options, posed.inputs, case.memory_layout, case.judged_stages)
+
+
+class PrioritySemaphore:
+    """At most ``limit`` at the same time."""
+
+    def __init__(self, limit: int) -> None:
+        self._free = limit
+        self._waiting: list[tuple[int, int]] = []
+        self._tickets = 0
+        self._changed = Condition()
+
+    @contextmanager
+    def acquire(self, step: int) -> Iterator[None]:
+        """Wait for a place; of those that wait, the one whose ``step`` in the plan comes first is next."""
+        with self._changed:
+            self._tickets += 1
+            ticket = (step, self._tickets)
+            self._waiting.append(ticket)
+            self._changed.wait_for(lambda: self._free and min(self._waiting) == ticket)
+            self._waiting.remove(ticket)
+            self._free -= 1
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += 1
+                self._changed.notify_all()
+
 
 Key = TypeVar("Key")
 Answer = TypeVar("Answer")

@@ -8,8 +8,7 @@ from queue import SimpleQueue
 from types import MappingProxyType
 from typing import Any
 
-from attncheck.execution.priority_semaphore import PrioritySemaphore
-from attncheck.execution.runner import Group, GroupRunner
+from attncheck.execution.runner import Group, GroupRunner, PrioritySemaphore
 from attncheck.execution.worker import Outcome
 from attncheck.plan import Plan, Unit
 from attncheck.recorder import Judge, ResultRecorder

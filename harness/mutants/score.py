@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from attncheck.errors import UsageError
-from attncheck.execution.tasks import task_of
+from attncheck.execution.runner import task_of
 from attncheck.execution.worker import NOT_RETURNED, Failure, Outcome, Task, evaluate_on
 from attncheck.judging.diagnosis import Evidence
 from attncheck.mutants.catalogue import CONTROLS, EQUIVALENT, MUTANTS, SUBJECTS

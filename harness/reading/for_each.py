@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from attncheck.reading.compressed_cases import referred
 from attncheck.reading.diagnostics import CaseFileError, short
-from attncheck.reading.written_out import referred
 from attncheck.reading.yaml_scalars import FieldPath
 
 ROW_NAME = "name"

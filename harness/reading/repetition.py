@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
+from attncheck.reading.compressed_cases import EACH, Origin, WrittenOut, as_written, referred
 from attncheck.reading.diagnostics import CaseFileError, short
 from attncheck.reading.for_each import Axis, Value, read_axes, references, slug
-from attncheck.reading.written_out import EACH, Origin, WrittenOut, as_written, referred
 from attncheck.reading.yaml_reader import MAX_DEPTH, MAX_NODES, YamlDocument
 from attncheck.reading.yaml_scalars import FieldPath
 

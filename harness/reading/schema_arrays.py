@@ -7,7 +7,7 @@ from attncheck.reading.array_kinds import COMBINED_KINDS
 from attncheck.reading.arrays import INT_RANGE
 from attncheck.reading.generators import GENERATORS, distributions
 from attncheck.reading.printed_text import LEFT_OUT, MAX_AXES
-from attncheck.reading.schema_conditions import (
+from attncheck.reading.schema_cases import (
     Schema,
     absent,
     at_most_one,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from attncheck.errors import CaseError, Diagnostic, UsageError
 from attncheck.reading.case import Case
+from attncheck.reading.compressed_cases import PackedCases
 from attncheck.reading.loader import TAG_FILE, load_case_file, load_tags
 from attncheck.reading.model import TagEntry
-from attncheck.reading.packed import PackedCases
 from attncheck.reading.tiles import TEMPLATE, load_tile, tiles_named
 
 BUNDLED = "cases"

@@ -12,17 +12,16 @@ from attncheck.errors import UsageError
 from attncheck.execution.environment import package_version
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.padding import Padding, call_as_required
-from attncheck.execution.tasks import task_of
+from attncheck.execution.runner import task_of
 from attncheck.execution.user_code import UserImplementation
 from attncheck.execution.worker import THREAD_VARIABLES, Task
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.truth import truth_of_case
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.repro.arrays import written
 from attncheck.repro.call import PARTS, call_lines
 from attncheck.repro.code import copied, inlined, quoted, short
-from attncheck.repro.expected import expected_lines, expected_stages
+from attncheck.repro.expected import expected_lines, expected_stages, written
 from attncheck.spec import result_stages
 
 _MEMORY = "attncheck.execution.layout"

@@ -19,9 +19,14 @@ import pandas as pd
 from attncheck.errors import ExitCode, UsageError
 from attncheck.reports.answer import what_is_wrong
 from attncheck.reports.cells import FAILS_A_RUN, Cell, cell_table
-from attncheck.reports.diff.columns import CASE_CHANGES, VERDICT_CHANGES, typed
-from attncheck.reports.diff.environments import environment_changes, expected_failure_changes
 from attncheck.reports.diff.errors import error_changes
+from attncheck.reports.diff.frames import (
+    CASE_CHANGES,
+    VERDICT_CHANGES,
+    environment_changes,
+    expected_failure_changes,
+    typed,
+)
 from attncheck.reports.frames import Frames, failing, records
 from attncheck.results.same_cases import changed
 from attncheck.verdicts import Verdict

@@ -27,7 +27,7 @@ from math import prod
 import pandas as pd
 
 from attncheck.judging.tiers import Tier, noise_limit
-from attncheck.reports.diff.columns import ERROR_CHANGES, typed
+from attncheck.reports.diff.frames import ERROR_CHANGES, typed
 
 _KEYS = ["environment", "implementation", "case", "dtype", "stage"]
 _GROWTH = 2.0

@@ -1,18 +1,21 @@
-"""A difference for people and programs: what it says in words, in a terminal, in Markdown and as plain data."""
+"""A difference as text, and its files: diff.md, and every frame as CSV and Parquet."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from attncheck.errors import OutputError
 from attncheck.reports.diff.difference import BETTER, OTHER, WORSE, Difference
 from attncheck.reports.frames import records
 from attncheck.reports.markdown.text import code, escape, number, table
 from attncheck.reports.terminal import plain_console
+from attncheck.reports.write import write_csv
 
 _MAX_LISTED = 20
 _MAX_IN_MARKDOWN = 200
@@ -157,3 +160,23 @@ def _plain(value: Any) -> Any:
 
 def _count(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+DIFF_NAME = "diff.md"
+
+
+def write_difference(difference: Difference, directory: Path) -> Path:
+    """Write diff.md and diff_verdicts.csv, diff_verdicts.parquet and so on; return the path of diff.md.
+
+    The same results give the same bytes. Raises ``OutputError`` where the folder cannot be written.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, frame in difference.tables().items():
+            write_csv(frame, directory / f"diff_{name}.csv")
+            frame.to_parquet(directory / f"diff_{name}.parquet", index=False)
+        path = directory / DIFF_NAME
+        path.write_text(render_diff_markdown(difference), encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise OutputError.of(directory, error) from None
+    return path

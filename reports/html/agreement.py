@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from attncheck.reports.frames import Frames, expected_failures, failing, records
-from attncheck.reports.html.anchors import Anchors
+from attncheck.reports.html.text import Anchors
 from attncheck.verdicts import Verdict
 
 _NEAR = 0.1

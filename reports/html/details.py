@@ -10,9 +10,8 @@ import pandas as pd
 
 from attncheck.reports.cells import Cell, CellRow
 from attncheck.reports.frames import Column, Frames, expected_failures, failing, records, stage_order
-from attncheck.reports.html.anchors import Anchors
 from attncheck.reports.html.evidence import Evidence
-from attncheck.reports.html.words import SYMBOLS, options_text, shape_text, short
+from attncheck.reports.html.text import SYMBOLS, Anchors, options_text, shape_text, short
 from attncheck.reports.printed_numbers import Misprint, misprints
 from attncheck.verdicts import Verdict
 

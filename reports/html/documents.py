@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from attncheck.reports.documents.pages import DocumentCase, DocumentPage, document_pages
 from attncheck.reports.frames import Frames
-from attncheck.reports.html.anchors import Anchors, unique_slugs
-from attncheck.reports.html.heat import Heat, heat_of
+from attncheck.reports.html.pictures import Heat, heat_of
+from attncheck.reports.html.text import Anchors, unique_slugs
 from attncheck.reports.printed_numbers import NumberCounts, number_counts_of
 
 

@@ -16,10 +16,9 @@ from attncheck.reports.commands import commands_again
 from attncheck.reports.expected_failures import address_of
 from attncheck.reports.figures.error_maps import describe_errors
 from attncheck.reports.frames import Column, Frames, expected_failures, failing, groups, records
-from attncheck.reports.html.budget import Budget
-from attncheck.reports.html.error_svg import error_pictures
-from attncheck.reports.html.scripts import Script, Scripts
-from attncheck.reports.html.words import SYMBOLS, long, short
+from attncheck.reports.html.contents import Budget, Script, Scripts
+from attncheck.reports.html.pictures import error_pictures
+from attncheck.reports.html.text import SYMBOLS, long, short
 from attncheck.reports.printed_numbers import OF_DOCUMENTS
 from attncheck.results.format import EXACT, bound_name
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from attncheck.reports.cells import Cell, CellRow, State, worst_cell
 from attncheck.reports.frames import Frames, rows_judged
-from attncheck.reports.html.anchors import Anchors
-from attncheck.reports.html.budget import LETTERS_PER_CELL, LETTERS_PER_ROW, Budget, urgent_first, within
-from attncheck.reports.html.words import SHORT_DTYPES, SYMBOLS
+from attncheck.reports.html.contents import LETTERS_PER_CELL, LETTERS_PER_ROW, Budget, urgent_first, within
+from attncheck.reports.html.text import SHORT_DTYPES, SYMBOLS, Anchors
 from attncheck.spec import DTYPES
 
 NOT_RUN = "not run"

@@ -12,7 +12,6 @@ from attncheck.reports.alike import AlikeRows, count_evaluations, group_alike
 from attncheck.reports.answer import Summary, exit_code_of, findings, make_summary
 from attncheck.reports.cells import CellRow, State, cell_table
 from attncheck.reports.coverage import coverage
-from attncheck.reports.environments import environment_facts
 from attncheck.reports.expected_failures import (
     EXPECTED_FAILURES_NOTE,
     EmptyRows,
@@ -22,15 +21,14 @@ from attncheck.reports.expected_failures import (
     empty_rows,
     expected_failure_groups,
 )
-from attncheck.reports.frames import Column, Frames, failing
+from attncheck.reports.frames import Column, Frames, environment_facts, failing
 from attncheck.reports.html.agreement import PairTable, pair_table
-from attncheck.reports.html.anchors import Anchors, make_anchors
-from attncheck.reports.html.budget import LETTERS_PER_CASE, LETTERS_PER_STAGE, Budget, urgent_first, within
+from attncheck.reports.html.contents import LETTERS_PER_CASE, LETTERS_PER_STAGE, Budget, urgent_first, within
 from attncheck.reports.html.details import CaseDetails, case_details
 from attncheck.reports.html.documents import DrawnDocument, drawn_documents
 from attncheck.reports.html.evidence import make_evidence
 from attncheck.reports.html.matrix import FileRows, verdict_matrix
-from attncheck.reports.html.words import SYMBOLS
+from attncheck.reports.html.text import SYMBOLS, Anchors, make_anchors
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
 

@@ -12,9 +12,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from attncheck.reports.frames import Frames
-from attncheck.reports.html.budget import Budget
-from attncheck.reports.html.error_svg import BEYOND, LEVELS, NOT_JUDGED
+from attncheck.reports.html.contents import Budget
 from attncheck.reports.html.page import make_page
+from attncheck.reports.html.pictures import BEYOND, LEVELS, NOT_JUDGED
 
 _TEMPLATES = Path(__file__).parent / "templates"
 # HTML allows none of these, not even as references.

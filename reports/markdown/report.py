@@ -6,19 +6,141 @@ versions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import pandas as pd
 
 from attncheck.reports.alike import count_evaluations, group_alike
 from attncheck.reports.answer import findings, make_summary
 from attncheck.reports.commands import first_commands
-from attncheck.reports.environments import environment_facts
-from attncheck.reports.frames import Frames, records
+from attncheck.reports.expected_failures import (
+    EMPTY_ROWS_NOTE,
+    EXPECTED_FAILURES_NOTE,
+    address_of,
+    count_following,
+    empty_rows,
+    expected_failure_groups,
+)
+from attncheck.reports.frames import (
+    Column,
+    Frames,
+    count_numbers,
+    documents_of,
+    environment_facts,
+    records,
+    under_erratum,
+)
 from attncheck.reports.markdown.documents import document_sections
-from attncheck.reports.markdown.expected_failures import empty_rows_section, expected_failures_section
-from attncheck.reports.markdown.overview import document_overview
 from attncheck.reports.markdown.text import code, commands, escape, number, table
 from attncheck.reports.markdown.verdicts import verdict_section
+from attncheck.reports.printed_numbers import number_counts_of
+from attncheck.verdicts import Verdict
+
+_EXPLAINED = (
+    "Printed numbers, each counted once: those that hold wherever they were compared, that do not hold, and that are "
+    "unverified because there is no exact answer to compare with. Errata are numbers that a document prints for "
+    "another call than the one it shows: recorded, run as written, and not holding there. Below an implementation "
+    "stand the comparisons that hold, of all, in all dtypes together."
+)
+
+
+def document_overview(frames: Frames) -> list[str]:
+    """Return a table with a line per document, or nothing where no document was run."""
+    with_environment = len({column.environment for column in frames.columns}) > 1
+    rows = []
+    for cases in documents_of(frames).values():
+        own = frames.numbers[frames.numbers["case"].isin([case["id"] for case in cases])]
+        wrong_call = under_erratum(frames, own)
+        found = number_counts_of(frames, [case["id"] for case in cases])
+        printed = own[own["printed"].notna() & own["basis"].eq("printed") & ~wrong_call]
+        cells = [_cell(printed, column) for column in frames.columns]
+        counts = [found.printed, found.hold, found.misprints + found.missed, found.unverified, found.errata]
+        unprinted = own[own["basis"].eq("exact")]
+        rows.append([escape(cases[0]["title"]), *map(_count, counts), *cells, _count(count_numbers(unprinted))])
+    if not rows:
+        return []
+    titles = [escape(column.title(with_environment=with_environment)) for column in frames.columns]
+    counted = ["printed", "hold", "do not hold", "unverified", "errata"]
+    headings = ["document", *counted, *titles, "computed, not printed"]
+    return ["## Documents at a glance", "", _EXPLAINED, "", *table(headings, rows, "l" + "r" * len(headings))]
+
+
+def _cell(printed: pd.DataFrame, column: Column) -> str:
+    own = printed[printed["environment"].eq(column.environment) & printed["implementation"].eq(column.implementation)]
+    return f"{int(own['verdict'].eq(Verdict.AGREE).sum())} of {len(own)}" if len(own) else "-"
+
+
+def _count(number: int) -> str:
+    return str(number or "-")
+
+
+_MAX_CASES = 3
+
+
+def expected_failures_section(frames: Frames) -> list[str]:
+    """Return a line per implementation and reason; nothing where no failure was expected."""
+    expected = expected_failure_groups(frames)
+    if not expected:
+        return []
+    many = len(frames.environments) > 1
+    rows = [
+        [
+            escape(f"{group.implementation} ({group.environment})" if many else group.implementation),
+            group.verdict,
+            _cases(group.cases),
+            " ".join(group.dtypes),
+            code(group.begins_at),
+            escape(group.reason),
+            link(group.thread),
+        ]
+        for group in expected
+    ]
+    headings = ["implementation", "verdict", "cases", "dtypes", "begins at", "reason", "thread"]
+    lines = [
+        "## Expected failures",
+        "",
+        EXPECTED_FAILURES_NOTE,
+        "",
+        *table(headings, rows),
+    ]
+    if following := count_following(frames):
+        what = "1 comparison" if following == 1 else f"{following:,} comparisons"
+        lines += ["", f"In {what} with other implementations or numbers, these are the reason for the difference."]
+    return lines
+
+
+def empty_rows_section(frames: Frames) -> list[str]:
+    """Return what each implementation gives for a query without a key, where not all give the same."""
+    found = empty_rows(frames)
+    if found is None:
+        return []
+    with_environment = len(frames.environments) > 1
+    rows = [
+        [escape(column.title(with_environment=with_environment)), *(str(counts[word] or "-") for word in found.words)]
+        for column, counts in found.given.items()
+    ]
+    return [
+        "## Queries without a key",
+        "",
+        EMPTY_ROWS_NOTE,
+        "",
+        *table(["implementation", *found.words], rows, "l" + "r" * len(found.words)),
+    ]
+
+
+def _cases(cases: Sequence[str]) -> str:
+    shown = "<br>".join(code(case) for case in cases[:_MAX_CASES])
+    return shown if len(cases) <= _MAX_CASES else f"{shown}<br>and {len(cases) - _MAX_CASES} more"
+
+
+def link(thread: str) -> str:
+    """Make a link of owner/name#number, or of an address."""
+    address = address_of(thread)
+    if address and address != thread:
+        return f"[{escape(thread)}]({address})"
+    return f"<{thread}>" if address else escape(thread)
+
 
 _MAX_LISTED = 50
 _LARGEST = 15

@@ -24,9 +24,9 @@ import pandas as pd
 from attncheck.errors import OutputError, ResultsError, UsageError
 from attncheck.reports.cells import Cell, State, cell_table
 from attncheck.reports.frames import Frames, expected_failures, records, stage_order
-from attncheck.reports.publish.pictures import FOLDER as PICTURES
+from attncheck.reports.publish.readme import FOLDER as PICTURES
 from attncheck.reports.publish.readme import render_readme
-from attncheck.reports.spreadsheet import harmless
+from attncheck.reports.write import harmless
 from attncheck.verdicts import Verdict
 
 README, VERDICTS, VERSIONS = "README.md", "verdicts.csv", "versions.csv"

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from attncheck.backends import numpy_backend
 from attncheck.backends.contract import AXES
-from attncheck.execution.tasks import task_of
+from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Computed, evaluate_on
 from attncheck.judging.compare import absolute_difference, differing_nonfinite
 from attncheck.quantities import QUANTITIES

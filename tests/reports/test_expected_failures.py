@@ -15,7 +15,7 @@ from attncheck.reports.expected_failures import (
     expected_failure_groups,
 )
 from attncheck.reports.frames import Frames
-from attncheck.reports.markdown.expected_failures import link
+from attncheck.reports.markdown.report import link
 from attncheck.results.format import Row
 
 

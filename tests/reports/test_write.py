@@ -17,8 +17,7 @@ from attncheck.reports.frames import Frames
 from attncheck.reports.junit import render_junit
 from attncheck.reports.making import make_frames
 from attncheck.reports.markdown.report import render_markdown
-from attncheck.reports.spreadsheet import harmless
-from attncheck.reports.write import write_junit, write_report
+from attncheck.reports.write import harmless, write_junit, write_report
 from attncheck.results.case_records import CaseRecords
 from attncheck.results.format import Row
 from attncheck.results.reader import read_run

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attncheck.backends import BACKENDS
-from attncheck.execution.caching import VARIABLE, cache_folder, with_cache
+from attncheck.execution.environment import VARIABLE, cache_folder, with_cache
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.limits import Limits
 from attncheck.execution.runner import Group, GroupRunner

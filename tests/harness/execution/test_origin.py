@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from attncheck.execution.implementation_selection import select_callable, select_implementations
-from attncheck.execution.origin import origin_of
-from attncheck.execution.user_code import name_of
+from attncheck.execution.user_code import name_of, origin_of
 
 KERNELS = """
 import functools

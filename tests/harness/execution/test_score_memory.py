@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attncheck.backends import Mode
-from attncheck.execution.score_memory import scores_too_large
+from attncheck.execution.limits import scores_too_large
 from attncheck.execution.worker import Task
 
 LENGTH = 32_768

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attncheck.backends import numpy_backend
-from attncheck.execution.tasks import task_of
+from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Computed, Task, evaluate_on
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attncheck.execution.tasks import task_of
+from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Computed, Task, evaluate_on
 from attncheck.judging.judge_stages import StageJudgement, judge_stages
 from attncheck.judging.truth import Truth, truth_of_case

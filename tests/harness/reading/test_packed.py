@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from attncheck.plan import Plan
-from attncheck.reading.packed import TOGETHER, PackedCases
+from attncheck.reading.compressed_cases import TOGETHER, PackedCases
 from attncheck.reading.selection import select_cases
 
 CASES = list(select_cases(["attention", "masking*", "probes"]).cases)

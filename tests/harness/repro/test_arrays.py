@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from attncheck.repro.arrays import written
+from attncheck.repro.expected import written
 from attncheck.repro.parts import unpack
 
 RANDOM = np.random.default_rng(3)

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from attncheck.backends import BACKENDS
-from attncheck.repro.code import copied, inlined
-from attncheck.repro.modules import NotSeparable, read_module
+from attncheck.repro.code import NotSeparable, copied, inlined, read_module
 
 
 @pytest.fixture

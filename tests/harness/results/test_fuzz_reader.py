@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from attncheck.errors import AttncheckError, OutputError, ResultsError
 from attncheck.merge import merge_runs
 from attncheck.reports.frames import Frames
-from attncheck.reports.html.anchors import unique_slugs
 from attncheck.reports.html.render import render_html
+from attncheck.reports.html.text import unique_slugs
 from attncheck.reports.making import make_frames
 from attncheck.reports.write import write_report
 from attncheck.results import parts

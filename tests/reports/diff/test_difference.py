@@ -13,10 +13,9 @@ import pytest
 from attncheck.cli import main
 from attncheck.errors import UsageError
 from attncheck.merge import merge_runs
-from attncheck.reports.diff import columns
+from attncheck.reports.diff import frames
 from attncheck.reports.diff.difference import Difference, make_difference
-from attncheck.reports.diff.text import as_record, render_diff_markdown, sentences
-from attncheck.reports.diff.write import write_difference
+from attncheck.reports.diff.text import as_record, render_diff_markdown, sentences, write_difference
 from attncheck.reports.making import make_frames
 from attncheck.results.format import Row
 from attncheck.results.reader import matched_runs, read_runs
@@ -261,9 +260,9 @@ def test_every_frame_has_documented_columns_of_their_types(everything: Differenc
     wanted = ("VERDICT_CHANGES", "ERROR_CHANGES", "KNOWN_CHANGES", "CASE_CHANGES", "ENVIRONMENT_CHANGES")
     for frame, name in zip(tables.values(), wanted, strict=True):
         assert len(frame)
-        assert tuple(frame.columns) == getattr(columns, name)
-        assert set(frame.columns) <= columns.DIFF_COLUMNS.keys()
-        empty = columns.typed(frame.head(0), getattr(columns, name))
+        assert tuple(frame.columns) == getattr(frames, name)
+        assert set(frame.columns) <= frames.DIFF_COLUMNS.keys()
+        empty = frames.typed(frame.head(0), getattr(frames, name))
         assert list(empty.dtypes) == list(frame.dtypes)
 
 

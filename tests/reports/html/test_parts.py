@@ -11,11 +11,9 @@ import pytest
 from attncheck.reports.cells import Cell, State
 from attncheck.reports.figures.panels import Panel
 from attncheck.reports.frames import Column
-from attncheck.reports.html.anchors import make_anchors, slug, unique_slugs
-from attncheck.reports.html.budget import urgent_first, within
-from attncheck.reports.html.error_svg import error_pictures
-from attncheck.reports.html.heat import heat_of
-from attncheck.reports.html.words import shape_text, short
+from attncheck.reports.html.contents import urgent_first, within
+from attncheck.reports.html.pictures import error_pictures, heat_of
+from attncheck.reports.html.text import make_anchors, shape_text, short, slug, unique_slugs
 
 ONE = Column("here", "torch.sdpa", "2.0")
 

@@ -14,7 +14,7 @@ import pytest
 from attncheck.reports.answer import make_summary
 from attncheck.reports.cells import cell_table
 from attncheck.reports.frames import Frames
-from attncheck.reports.html.budget import Budget
+from attncheck.reports.html.contents import Budget
 from attncheck.reports.html.render import render_html
 from attncheck.results.format import Row
 
