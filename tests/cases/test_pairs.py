@@ -25,8 +25,8 @@ from attncheck.reading.model import Options
 from attncheck.reading.options import ONLY_WITH_SOME_SCORES
 from attncheck.reading.selection import select_cases
 from attncheck.spec import (
+    ASKED_BY,
     DEFAULT_EMPTY_ROWS,
-    NEEDED,
     OPERATIONS,
     SCORE_INPUTS,
     InputSpec,
@@ -138,7 +138,7 @@ class Given:
 
     @cached_property
     def _has_empty_rows(self) -> bool:
-        if not {*self.case.inputs, *self.case.options} & (NEEDED["masked"] | NEEDED["biased"]):
+        if not {*self.case.inputs, *self.case.options} & (ASKED_BY["masked"] | ASKED_BY["biased"]):
             return False
         inputs = convert_inputs(self.case, make_exact_inputs(self.case), "float32").arrays
         return bool(empty_rows(self.case.operation, AttentionProblem(self.case.options, inputs)).any())

@@ -481,7 +481,7 @@ def test_a_worker_that_holds_too_much_memory_is_replaced_after_its_evaluation(
     started = tmp_path / "started"
     entry = make_backend("some", f"import os; open({str(started)!r}, 'a').write(f'{{os.getpid()}} ')")
     (group,) = group_by_process(Implementation(entry), ["float64"])
-    runner: GroupRunner[str] = GroupRunner(group, Limits(memory=memory), tmp_path)
+    runner: GroupRunner[str] = GroupRunner(group, Limits(soft_memory_limit=memory), tmp_path)
     answers: dict[str, Outcome] = {}
     task = Task("softmax", {}, {"scores": np.zeros((1, 1, 1, 2))})
     runner.run(["one", "two", "three"], lambda key: task, answers.__setitem__)

@@ -14,7 +14,7 @@ from attncheck.errors import UsageError
 from attncheck.execution.implementation_selection import select_callable, select_implementations
 from attncheck.execution.limits import Limits
 from attncheck.execution.runner import Group, GroupRunner
-from attncheck.execution.signatures import Place, adapter, hints, misfits, required_keywords
+from attncheck.execution.signatures import FunctionName, adapter, hints, misfits, required_keywords
 from attncheck.execution.worker import Computed, Failure, Outcome, Task
 
 SOURCE = """
@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_refused_and_its_adapter_computes_attention(paramet
     kernel = function(parameters)
     assert misfits("attention", kernel)
     names: dict[str, Any] = {"my_attn": kernel}
-    exec("\n".join(adapter(kernel, Place("my_attn"), None)), names)
+    exec("\n".join(adapter(kernel, FunctionName("my_attn"), None)), names)
     assert not misfits("attention", names["attention"])
     assert not hints("attention", names["attention"])
     given = inputs()
@@ -97,7 +97,7 @@ def test_what_does_not_fit_is_named(parameters: str, told: list[str]) -> None:
 
 
 def test_what_cannot_be_guessed_is_marked() -> None:
-    lines = adapter(function("qkv, block_size, causal"), Place("my_attn"), "torch")
+    lines = adapter(function("qkv, block_size, causal"), FunctionName("my_attn"), "torch")
     assert "    # FILL IN what stands as ...: qkv, block_size" in lines
     assert "    return my_attn(qkv=..., block_size=..., causal=is_causal)" in lines
     assert lines[-1] == 'attention.framework = "torch"'
