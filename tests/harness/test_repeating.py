@@ -14,7 +14,7 @@ from attncheck.execution.limits import Limits
 from attncheck.explain import find_implementation
 from attncheck.reading.selection import select_cases
 from attncheck.repeating import Call, Met, calls_before, explain_as_met, fewest
-from attncheck.reports.explanation import explanation_text
+from attncheck.reports.explanation import repeated_explanation_text
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_failure_that_takes_other_calls_is_repeated_after_those_alone(
     assert queries(told.before) == sorted(needed)
     assert told.repeated is not None
     assert told.repeated.are_fewest
-    text = explanation_text(told, {})
+    text = repeated_explanation_text(told, {})
     assert text.startswith(
         "In a fresh process nothing is wrong with this case.\nThe check found numeric at output: twice"
     )
@@ -128,7 +128,7 @@ def test_a_failure_that_does_not_happen_again_is_said_first_and_what_is_seen_fol
     told = explain_as_met(case, kernel("{99}"), "float32", Limits(), met(calls[:-1]))
     assert told.before == ()
     assert not told.explanation.fails
-    text = explanation_text(told, {})
+    text = repeated_explanation_text(told, {})
     assert "That does not happen again, neither in a fresh process nor after the 8 calls" in text
     assert "Every stage is within its error bound" in text
 
@@ -137,7 +137,7 @@ def test_the_first_call_of_a_process_has_none_before_it(
     calls: list[Call], kernel: Callable[[str], Implementation]
 ) -> None:
     told = explain_as_met(calls[-1][0], kernel("{99}"), "float32", Limits(), met([]))
-    assert "It was the first call there, too" in explanation_text(told, {})
+    assert "It was the first call there, too" in repeated_explanation_text(told, {})
 
 
 def test_without_a_check_that_found_anything_a_fresh_process_says_it_all(
