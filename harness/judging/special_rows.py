@@ -115,7 +115,7 @@ class SpecialRows:
     def affected_elements(self, stage: str, shape: Shape, rows: Flags) -> Flags:
         """Return, in a stage's shape, what these rows (..., H, Lq) reach."""
         flags = rows[..., np.newaxis]
-        known = {"query": flags, "scores": flags, "raw_scores": flags}
+        known = dict.fromkeys(("query", *LOGITS[:2]), flags)
         return np.broadcast_to(reach_walk_from(self.problem, known).node(stage), shape)
 
     def _unusual(self, stage: str, shape: Shape) -> tuple[Flags, Flags]:

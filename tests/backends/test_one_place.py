@@ -50,7 +50,7 @@ def on(python: str) -> list[str]:
 
 def test_tox_has_an_environment_for_every_framework_on_every_python_that_it_has_and_one_for_all() -> None:
     wanted = [f"{prefix}-{name}" for prefix, python in TOX.items() for name in (*on(python), "all")]
-    assert list(environments()) == ["lint", "type", *wanted]
+    assert list(environments()) == ["lint", "type", "docs", *wanted]
 
 
 def test_tox_installs_the_extra_of_each_framework() -> None:
@@ -132,7 +132,7 @@ def test_ci_counts_the_environments_that_make_runs() -> None:
         r"^TEST_ENVIRONMENTS \?= (\S+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
     )
     counted = json.loads((ROOT / ".ci" / "expected.json").read_text(encoding="utf-8"))
-    assert set(listed.split(",")) - {"lint", "type"} == set(counted)
+    assert set(listed.split(",")) - {"lint", "type", "docs"} == set(counted)
     assert set(listed.split(",")) <= set(environments())
 
 
