@@ -57,7 +57,9 @@ class Draw:
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """One random problem; ``inputs`` in float64, masks boolean, lengths whole. ``generic``: statistics apply to it.
+    """One random problem; ``inputs`` in float64, masks boolean, lengths whole.
+
+    ``supports_statistics`` says whether rounding errors of it add up as statistics have it.
 
     ``asked`` names the mask and the options, ``scores`` is the shape of the scores.
     """
@@ -72,7 +74,7 @@ class Drawn:
     scores: Shape
 
     @property
-    def generic(self) -> bool:
+    def supports_statistics(self) -> bool:
         """Whether the numbers are continuous and unstructured."""
         return self.regime in GENERIC
 

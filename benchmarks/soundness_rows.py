@@ -45,7 +45,7 @@ class Row:
     operation: str
     regime: str
     asked: str
-    generic: bool
+    supports_statistics: bool
     scores: str
     stage: str
     verdict: str
@@ -81,7 +81,13 @@ class Judge:
 
     def rows_of(self, unit: Unit, drawn: Drawn, outcomes: Mapping[str, Outcome]) -> list[Row]:
         """Judge every implementation's stages in one unit; the truth is worked out once."""
-        truth = find_truth(drawn.operation, drawn.options, drawn.stored(unit.dtype), unit.dtype, generic=drawn.generic)
+        truth = find_truth(
+            drawn.operation,
+            drawn.options,
+            drawn.stored(unit.dtype),
+            unit.dtype,
+            supports_statistics=drawn.supports_statistics,
+        )
         found = [
             row
             for name, outcome in sorted(outcomes.items())
@@ -117,7 +123,7 @@ def _rows(
         "operation": drawn.kind,
         "regime": drawn.regime,
         "asked": drawn.asked,
-        "generic": drawn.generic,
+        "supports_statistics": drawn.supports_statistics,
         "scores": "x".join(map(str, drawn.scores)),
     }
     if isinstance(outcome, Failure):

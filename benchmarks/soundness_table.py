@@ -27,7 +27,7 @@ LEGEND = f"""\
 - err/B: the largest error of a tensor over the largest that its class allows; median, 99th percentile and maximum are
   over tensors. Above 1 is impossible for the class: proven.
 - z, rms: the largest, and the root mean square, of error over statistical scale in a tensor; rms over tensors of at
-  least {MIN_FOR_MEAN} elements and {MIN_CAUSES} rows and columns. They count where the inputs are generic;
+  least {MIN_FOR_MEAN} elements and {MIN_CAUSES} rows and columns. They count where the inputs support statistics;
   *structured* is the largest z elsewhere, where no test rests on it.
 - proven, statistical: failures, NaN, shape, dtype and undeclared conventions among the proven; warning:
   warnings. Counted in tensors.
@@ -80,11 +80,11 @@ def _figures(group: pd.DataFrame, prefix: str) -> dict[str, Any]:
     fresh = group[~group["xfail"]]
     judged = fresh[fresh[f"{prefix}elements"] > 0]
     ratio, z = judged[f"{prefix}ratio"], judged[f"{prefix}z"]
-    generic = judged["generic"]
+    supports_statistics = judged["supports_statistics"]
     if prefix:
-        generic = generic & ~judged["stage"].isin(_STRUCTURED_STEPS)
+        supports_statistics = supports_statistics & ~judged["stage"].isin(_STRUCTURED_STEPS)
     enough = (judged[f"{prefix}elements"] >= MIN_FOR_MEAN) & (judged[f"{prefix}causes"] >= MIN_CAUSES)
-    mean = judged.loc[generic & enough, f"{prefix}rms"]
+    mean = judged.loc[supports_statistics & enough, f"{prefix}rms"]
     counts = {tier: int((fresh[f"{prefix}tier"] == tier).sum()) for tier in _TIERS}
     if not prefix:
         counts["proven"] += int((fresh["verdict"].isin(_FORM) & (fresh["tier"] != "proven")).sum())
@@ -95,8 +95,8 @@ def _figures(group: pd.DataFrame, prefix: str) -> dict[str, Any]:
         "err/B median": ratio.median(),
         "err/B p99": ratio[np.isfinite(ratio)].quantile(0.99),
         "err/B max": ratio.max(),
-        "z max": z[generic].max(),
-        "z max structured": z[~generic].max(),
+        "z max": z[supports_statistics].max(),
+        "z max structured": z[~supports_statistics].max(),
         "rms median": mean.median(),
         "rms max": mean.max(),
         **counts,

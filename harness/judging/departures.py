@@ -145,7 +145,7 @@ def _other(truth: Truth, exact: Mapping[str, Enclosure], rounding_model: str, bo
         exact=exact,
         solved={},
         special=None,
-        generic=False,
+        supports_statistics=False,
         _bounds={rounding_model: dict(bounds)},
         _readings={},
     )

@@ -131,11 +131,11 @@ def _judge_values(truth: Truth, stage: str, sound: Mapping[str, Array], rounding
     open_ = is_open(exact, bound, truth.dtype)
     if odd.any():
         return replace(_nonfinite(stage, exact, array, odd), unjudged=int(open_.sum()))
-    accumulated = _measure(exact, bound, array, generic=_has_statistics(truth, stage, introduced=False))
+    accumulated = _measure(exact, bound, array, supports_statistics=_has_statistics(truth, stage, introduced=False))
     step = truth.introduced(stage, sound, rounding_model)
     introduced = None
     if step is not None:
-        introduced = _measure(*step, array, generic=_has_statistics(truth, stage, introduced=True))
+        introduced = _measure(*step, array, supports_statistics=_has_statistics(truth, stage, introduced=True))
     is_whole = truth.query_rows is None
     judgement = _numeric(stage, array, (exact, bound, accumulated), step, introduced, is_whole=is_whole)
     return _with_unjudged(truth, judgement, open_)
@@ -174,13 +174,15 @@ def agrees(truth: Truth, stage: str, array: Array, rounding_model: str) -> bool:
     exact, bound = truth.exact_for(stage, array), truth.bounds(rounding_model)[stage]
     if _odd_elements(exact, bound, array).any():
         return False
-    return not _measure(exact, bound, array, generic=_has_statistics(truth, stage, introduced=False)).tier.fails
+    return not _measure(
+        exact, bound, array, supports_statistics=_has_statistics(truth, stage, introduced=False)
+    ).tier.fails
 
 
 def _has_statistics(truth: Truth, stage: str, *, introduced: bool) -> bool:
     """Whether an error is a sum of many roundings. That of masking is no more than the one of adding the bias."""
     is_one_rounding = truth.operation == "masking" or (introduced and stage in _ONE_ROUNDING)
-    return truth.generic and not is_one_rounding
+    return truth.supports_statistics and not is_one_rounding
 
 
 def _of_whole(truth: Truth, judgement: StageJudgement) -> StageJudgement:
@@ -221,9 +223,11 @@ def _nonfinite(stage: str, exact: Enclosure, array: Array, odd: NDArray[np.bool_
     )
 
 
-def _measure(exact: Enclosure, bound: Bound, array: Array, *, generic: bool) -> Measured:
+def _measure(exact: Enclosure, bound: Bound, array: Array, *, supports_statistics: bool) -> Measured:
     judged = is_measured(exact, bound, str(array.dtype))
-    return measure(exact.error_of(array), exact.radius, bound.worst, bound.scale, judged, generic=generic)
+    return measure(
+        exact.error_of(array), exact.radius, bound.worst, bound.scale, judged, supports_statistics=supports_statistics
+    )
 
 
 def _numeric(

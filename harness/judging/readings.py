@@ -108,7 +108,13 @@ def truth_of(own: Truth, convention: Alternative) -> Truth:
     posed = convention.posed
     whole, returned = own.query_rows is None, own.exact if own.inner else None
     return find_truth(
-        own.operation, posed.options, posed.inputs, own.dtype, generic=own.generic, whole=whole, returned=returned
+        own.operation,
+        posed.options,
+        posed.inputs,
+        own.dtype,
+        supports_statistics=own.supports_statistics,
+        whole=whole,
+        returned=returned,
     )
 
 

@@ -82,14 +82,14 @@ def noise_limit(elements: int) -> float:
 
 
 def measure(
-    error: Real, radius: Real, worst: Real, scale: Real, judged: NDArray[np.bool_], *, generic: bool
+    error: Real, radius: Real, worst: Real, scale: Real, judged: NDArray[np.bool_], *, supports_statistics: bool
 ) -> Measured:
     """Judge one tensor.
 
     ``error`` is the distance to the exact value, infinite where the computed value is not finite and the exact one is;
     ``radius`` what the exact value itself is uncertain by; ``worst`` is B and ``scale`` sigma. ``judged`` leaves out
-    what is outside the domain. ``generic`` inputs are continuous and unstructured: the tiers ``statistical`` and
-    ``warning`` apply.
+    what is outside the domain. Where inputs are continuous and unstructured (``supports_statistics``), the tiers
+    ``statistical`` and ``warning`` apply.
     """
     count = int(judged.sum())
     if not count:
@@ -105,7 +105,7 @@ def measure(
     tier, causes = Tier.WITHIN, _causes(judged)
     if bool((least > worst).any()):
         tier = Tier.PROVEN
-    elif generic:
+    elif supports_statistics:
         tier = _statistical(largest_z, mean_z if causes >= MIN_CAUSES else 0.0, count)
     return Measured(tier, float(ratio[index]), index, largest_z, mean_z, count, causes)
 

@@ -44,10 +44,10 @@ The exact answer of so many takes half a minute and gigabytes."""
 class Truth:
     """The exact stages of one computation, from its inputs as stored.
 
-    ``generic`` inputs are continuous and unstructured, so that statistics of rounding errors apply. ``outside`` says
-    why there is no exact answer, where there is none; ``exact`` is then empty. Where ``query_rows`` are given, of so
-    many ``queries``, inputs, exact values and bounds are those of these rows alone, and of whole stages that have no
-    query rows.
+    Where ``supports_statistics``, inputs are continuous and unstructured, so that statistics of rounding errors apply.
+    ``outside`` says why there is no exact answer, where there is none; ``exact`` is then empty. Where ``query_rows``
+    are given, of so many ``queries``, inputs, exact values and bounds are those of these rows alone, and of whole
+    stages that have no query rows.
 
     ``posed`` is the computation as it was asked for; ``options`` and ``inputs`` are its essential form, with one mask
     and without NaN. ``solved`` are the oracle's own stages, ``exact`` the same with what ``special`` rows give and
@@ -59,7 +59,7 @@ class Truth:
     options: Mapping[str, Any]
     inputs: Stages
     dtype: str
-    generic: bool
+    supports_statistics: bool
     exact: Mapping[str, Enclosure]
     outside: str = ""
     query_rows: Rows | None = None
@@ -208,7 +208,7 @@ def find_truth(
     inputs: Stages,
     dtype: str,
     *,
-    generic: bool,
+    supports_statistics: bool,
     whole: bool = False,
     returned: Collection[str] | None = None,
 ) -> Truth:
@@ -229,7 +229,7 @@ def find_truth(
         lowered.options,
         given if undefined is None else undefined.filled(given),
         dtype,
-        generic,
+        supports_statistics,
         {},
         query_rows=rows,
         queries=queries_of(inputs),
@@ -282,7 +282,7 @@ def truth_of_case(case: Case, dtype: str, inputs: Inputs, returned: Collection[s
         case.options,
         inputs.arrays,
         dtype,
-        generic=case.supports_statistics,
+        supports_statistics=case.supports_statistics,
         whole=whole,
         returned=stages,
     )

@@ -90,7 +90,7 @@ class ExactJudge:
                 case.options,
                 inputs.arrays,
                 dtype,
-                generic=case.supports_statistics,
+                supports_statistics=case.supports_statistics,
                 whole=True,  # rules are tried on whole arrays
             )
             self._truth = RememberingTruth.of(truth)

@@ -146,5 +146,5 @@ def test_every_two_options_meet_with_fewer_queries_than_keys(pair: tuple[str, st
 
 
 def test_about_half_of_the_probes_are_generic() -> None:
-    generic = sum(case.supports_statistics for case in PROBES)
-    assert len(PROBES) / 3 < generic < 2 * len(PROBES) / 3
+    supports_statistics = sum(case.supports_statistics for case in PROBES)
+    assert len(PROBES) / 3 < supports_statistics < 2 * len(PROBES) / 3

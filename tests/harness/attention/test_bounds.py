@@ -42,7 +42,9 @@ def bounds_of(
 def tier_of(stage: str, computed: Array, inputs: dict[str, Array], operation: str = "attention") -> Tier:
     exact, bound = exact_stages(operation, {}, inputs)[stage], bounds_of(inputs, operation=operation)[stage]
     judged = np.isfinite(exact.high)
-    return measure(exact.error_of(computed), exact.radius, bound.worst, bound.scale, judged, generic=True).tier
+    return measure(
+        exact.error_of(computed), exact.radius, bound.worst, bound.scale, judged, supports_statistics=True
+    ).tier
 
 
 def softmax_bounds(*rows: list[float]) -> dict[str, Bound]:

@@ -42,7 +42,7 @@ def draw(seed: int, *, gradients: bool) -> Task:
 
 
 def truth_of(task: Task) -> Truth:
-    return find_truth(task.operation, task.options, task.inputs, "float32", generic=True)
+    return find_truth(task.operation, task.options, task.inputs, "float32", supports_statistics=True)
 
 
 @pytest.mark.parametrize("gradients", [False, True])
@@ -83,7 +83,7 @@ def test_a_stored_log_sum_exp_costs_weights_and_output_more_and_nothing_else() -
 def test_what_a_stored_log_sum_exp_costs_grows_with_its_size() -> None:
     def relative(offset: float) -> float:
         scores = np.random.default_rng(0).standard_normal((1, 1, 3, 5)) + offset
-        truth = find_truth("softmax", {}, {"scores": scores.astype("f")}, "float32", generic=True)
+        truth = find_truth("softmax", {}, {"scores": scores.astype("f")}, "float32", supports_statistics=True)
         exact, worst = truth.exact["weights"].high, truth.bounds("native_lse")["weights"].worst
         return float((worst / exact).max())
 
@@ -93,10 +93,10 @@ def test_what_a_stored_log_sum_exp_costs_grows_with_its_size() -> None:
 def test_what_a_factor_can_hold_is_not_rounded() -> None:
     rng = np.random.default_rng(0)
     inputs = {name: rng.integers(-100, 101, (1, 1, 6, 16)).astype("f") for name in ("query", "key")}
-    truth = find_truth("scoring", {"score": "dot"}, inputs, "float32", generic=False)
+    truth = find_truth("scoring", {"score": "dot"}, inputs, "float32", supports_statistics=False)
     assert (truth.bounds("tf32_products")["raw_scores"].worst < 1e-30).all()  # what underflows alone
     inputs["query"][0, 0, 0, 0] = 2049  # 12 bits
-    truth = find_truth("scoring", {"score": "dot"}, inputs, "float32", generic=False)
+    truth = find_truth("scoring", {"score": "dot"}, inputs, "float32", supports_statistics=False)
     assert (truth.bounds("tf32_products")["raw_scores"].worst > 2.0**-11 * 2049).any()
 
 

@@ -35,7 +35,7 @@ class Problem:
 
     inputs: Stages
     options: dict[str, Any]
-    generic: bool
+    supports_statistics: bool
 
 
 @dataclass(frozen=True)
@@ -266,13 +266,15 @@ def bounds_of(problem: Problem, rounding: Any, exact: dict[str, Enclosure]) -> d
     return accumulated_bounds("attention_gradients", problem.options, problem.inputs, rounding, values)
 
 
-def tier_of(computed: Array, exact: Enclosure, bound: Bound, *, generic: bool) -> Tier:
+def tier_of(computed: Array, exact: Enclosure, bound: Bound, *, supports_statistics: bool) -> Tier:
     """Judge a gradient."""
     assert not np.isnan(bound.worst).any()
     assert (bound.scale <= bound.worst).all()
     everywhere = np.ones(exact.shape, dtype=np.bool_)
     error = exact.error_of(computed)
-    return measure(error, exact.radius, bound.worst, bound.scale, everywhere, generic=generic).tier
+    return measure(
+        error, exact.radius, bound.worst, bound.scale, everywhere, supports_statistics=supports_statistics
+    ).tier
 
 
 def failures(problem: Problem, dtype: str) -> Iterator[tuple[str, str, Tier]]:
@@ -285,7 +287,9 @@ def failures(problem: Problem, dtype: str) -> Iterator[tuple[str, str, Tier]]:
     for name, rounding_model, stages in evaluations(problem, dtype):
         assert set(stages) == set(exact)
         for stage, array in stages.items():
-            tier = tier_of(array, exact[stage], bounds[rounding_model][stage], generic=problem.generic)
+            tier = tier_of(
+                array, exact[stage], bounds[rounding_model][stage], supports_statistics=problem.supports_statistics
+            )
             if tier.fails:
                 yield name, stage, tier
 
@@ -304,14 +308,14 @@ def test_tiles_that_are_added_up_in_16_bits_are_a_class_of_their_own(dtype: str)
     shapes = {"query": (1, 1500, 2), "key": (1, 30, 2), "value": (1, 30, 30), "grad_output": (1, 1500, 30)}
     rng = np.random.default_rng(3)
     inputs = {name: rng.standard_normal((1, *shape)).astype(DTYPES[dtype]) for name, shape in shapes.items()}
-    problem = Problem(inputs, {}, generic=True)
+    problem = Problem(inputs, {}, supports_statistics=True)
     exact = exact_stages("attention_gradients", {}, inputs)
     computed = evaluate(problem, Variant("fused_bwd", recomputed=True, tile=32), dtype)
     fails = {
         rounding_model: [
             stage
             for stage, bound in bounds_of(problem, rounding_model_named(rounding_model, dtype), exact).items()
-            if tier_of(computed[stage], exact[stage], bound, generic=True).fails
+            if tier_of(computed[stage], exact[stage], bound, supports_statistics=True).fails
         ]
         for rounding_model in ("fused", "fused_bwd")
     }
@@ -325,7 +329,9 @@ def test_tiles_that_are_added_up_in_16_bits_are_a_class_of_their_own(dtype: str)
 def two_equal_keys() -> Problem:
     inputs = {"query": np.zeros((1, 1, 1, 1)), "key": np.zeros((1, 1, 2, 1)), "value": np.ones((1, 1, 2, 1))}
     inputs |= {"grad_output": np.full((1, 1, 1, 1), 3.0)}
-    return Problem({name: array.astype(np.float32) for name, array in inputs.items()}, {"scale": 1.0}, generic=False)
+    return Problem(
+        {name: array.astype(np.float32) for name, array in inputs.items()}, {"scale": 1.0}, supports_statistics=False
+    )
 
 
 def test_the_gradient_of_a_value_is_as_uncertain_as_its_weight() -> None:
@@ -359,7 +365,7 @@ def test_what_is_masked_has_no_bound() -> None:
     inputs["bias"] = np.zeros((1, 2, 4, 5), np.float32)
     mask = np.ones((1, 1, 4, 5), bool)
     mask[..., 1, :], mask[..., :, 3] = False, False
-    problem = Problem(inputs | {"mask": mask}, {}, generic=True)
+    problem = Problem(inputs | {"mask": mask}, {}, supports_statistics=True)
     exact = exact_stages("attention_gradients", {}, problem.inputs)
     bounds = bounds_of(problem, rounding_model_named("native", "float32"), exact)
     assert (bounds["grad_query"].worst[:, :, 1] == 0).all()
@@ -476,9 +482,11 @@ def test_a_fault_in_a_small_generic_problem_is_noticed(fault: str) -> None:
         shapes = {"query": (4, queries, width), "key": (2, keys, width), "value": (2, keys, columns)}
         shapes |= {"grad_output": (4, queries, columns), "bias": (4, 1, keys)}
         inputs = {name: rng.standard_normal((1, *shape)).astype(np.float32) for name, shape in shapes.items()}
-        problem = Problem(inputs, {"softcap": 5.0}, generic=True)
+        problem = Problem(inputs, {"softcap": 5.0}, supports_statistics=True)
         exact = exact_stages("attention_gradients", problem.options, inputs)
         bounds = bounds_of(problem, rounding_model_named("native", "float32"), exact)
         stages = faulty(problem, fault)
-        found += any(tier_of(stages[name], exact[name], bounds[name], generic=True).fails for name in stages)
+        found += any(
+            tier_of(stages[name], exact[name], bounds[name], supports_statistics=True).fails for name in stages
+        )
     assert found == (5 if fault else 0)

@@ -40,7 +40,7 @@ class Problem:
 
     inputs: dict[str, Array]
     options: dict[str, Any]
-    generic: bool
+    supports_statistics: bool
 
 
 @dataclass(frozen=True)

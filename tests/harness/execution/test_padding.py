@@ -148,7 +148,7 @@ def verdicts_of(outcome: Outcome, task: Task) -> dict[str, str]:
     """Judge what came back by the exact answer of the task as the case has it."""
     assert isinstance(outcome, Computed), outcome
     dtype = task.inputs["query"].dtype.name
-    truth = find_truth(task.operation, task.options, task.inputs, dtype, generic=True)
+    truth = find_truth(task.operation, task.options, task.inputs, dtype, supports_statistics=True)
     shapes = {stage: array.high.shape for stage, array in truth.exact.items()}
     judged = judge_and_diagnose(truth, outcome.stages, shapes, "native" if dtype.endswith(("64", "32")) else "fused")
     judged = with_padding_faults(judged, outcome.padding_faults)

@@ -13,7 +13,7 @@ RNG = np.random.default_rng(8)
 
 def test_errors_of_a_stage_whose_exact_values_are_all_zero_are_looked_at() -> None:
     inputs = {"query": np.zeros((1, 1, 9, 4)), "key": RNG.normal(size=(1, 1, 9, 4))}
-    truth = find_truth("scoring", {"scale": 1.0}, inputs, "float64", generic=True)
+    truth = find_truth("scoring", {"scale": 1.0}, inputs, "float64", supports_statistics=True)
     returned = RNG.normal(size=(1, 1, 9, 9))
     assert _is_noise(truth, np.full((1, 1, 9, 9), 1e-16), "scores", returned)
 

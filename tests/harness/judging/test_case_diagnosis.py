@@ -85,7 +85,7 @@ def recognised(
         returned = compute(dict(stored))
     returned = {name: array for name, array in returned.items() if not stages or name in stages}
     assert {str(array.dtype) for array in returned.values()} == {dtype}
-    truth = find_truth("attention", options, stored, dtype, generic=True)
+    truth = find_truth("attention", options, stored, dtype, supports_statistics=True)
     shapes = {name: array.shape for name, array in returned.items()}
     return judge_and_diagnose(truth, returned, shapes, "native", own)
 
@@ -705,7 +705,7 @@ def test_another_step_or_operand_is_named(name: str, dtype: str) -> None:
 
 
 def judged_as(operation: str, options: Mapping[str, Any], inputs: Inputs, stages: Stages) -> JudgedStages:
-    truth = find_truth(operation, options, inputs, "float64", generic=True)
+    truth = find_truth(operation, options, inputs, "float64", supports_statistics=True)
     return judge_and_diagnose(truth, stages, {name: array.shape for name, array in stages.items()}, "native")
 
 

@@ -45,7 +45,7 @@ def native(outcomes: dict[str, Computed]) -> dict[str, str]:
 def bound_on_weights(scores: list[list[float]], dtype: str) -> Array:
     """What the class allows the weights' errors to be; the bounds have tests of their own."""
     inputs = {"scores": np.array([[scores]], dtype)}
-    return find_truth("softmax", {}, inputs, dtype, generic=False).bounds("native")["weights"].worst
+    return find_truth("softmax", {}, inputs, dtype, supports_statistics=False).bounds("native")["weights"].worst
 
 
 COSINES = """

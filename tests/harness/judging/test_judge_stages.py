@@ -57,7 +57,7 @@ def truths(case: Case, compute: Compute) -> dict[str, Truth]:
 
 def truth_of(case: Case, dtype: str, compute: Compute) -> Truth:
     inputs, _ = compute(case, dtype)
-    return find_truth(case.operation, case.options, inputs.arrays, dtype, generic=case.supports_statistics)
+    return find_truth(case.operation, case.options, inputs.arrays, dtype, supports_statistics=case.supports_statistics)
 
 
 Judge = Callable[..., list[StageJudgement]]
@@ -178,7 +178,7 @@ def test_a_small_number_added_to_the_denominator_is_named(judge: Judge, dtype: s
 def test_a_millionth_added_to_the_denominator_is_named_in_float32_where_one_weight_is_nearly_all() -> None:
     # Spread over a row that sums to 4 it would be 4 units of roundoff; beside a sum of 1 it is 17.
     scores = np.array([[[[0.0, -30.0, -31.0]]]], np.float32)
-    truth = find_truth("softmax", {}, {"scores": scores}, FLOAT32, generic=False)
+    truth = find_truth("softmax", {}, {"scores": scores}, FLOAT32, supports_statistics=False)
     powers = np.exp(scores)
     for extra, verdict in ((0.0, Verdict.AGREE), (1e-6, Verdict.NUMERIC)):
         weights = powers / (powers.sum(axis=-1, keepdims=True) + np.float32(extra))
@@ -232,14 +232,14 @@ def test_an_implementation_that_returns_its_output_alone_is_judged_by_that(judge
 
 def test_errors_that_are_too_large_to_be_rounding_fail_on_generic_inputs_alone(case: Case, compute: Compute) -> None:
     # Half the bound at every element: possible, but roundings do not conspire so.
-    for generic, verdict in ((True, Verdict.NUMERIC), (False, Verdict.AGREE)):
-        truth = replace(truth_of(case, FLOAT64, compute), generic=generic)
+    for supports_statistics, verdict in ((True, Verdict.NUMERIC), (False, Verdict.AGREE)):
+        truth = replace(truth_of(case, FLOAT64, compute), supports_statistics=supports_statistics)
         stages = {"output": truth.exact["output"].high + truth.bounds("native")["output"].worst / 2}
         (found,) = judge_stages(truth, stages, case.stage_shapes, "native")
         assert found.verdict is verdict
         assert found.accumulated is not None
         assert found.accumulated.ratio == pytest.approx(0.5, rel=0.05)
-    truth = replace(truth, generic=True)
+    truth = replace(truth, supports_statistics=True)
     (found,) = judge_stages(truth, stages, case.stage_shapes, "native")
     assert found.message.startswith("errors too large to be rounding")
 
@@ -248,7 +248,7 @@ def test_errors_that_are_too_large_to_be_rounding_fail_on_generic_inputs_alone(c
 def test_noise_agrees_and_is_told(z: float, noisy: bool) -> None:
     # 30 rows and columns: enough for a warning where the root mean square is above 0.6.
     scores = np.random.default_rng(5).standard_normal((1, 1, 30, 30))
-    truth = find_truth("softmax", {}, {"scores": scores}, FLOAT64, generic=True)
+    truth = find_truth("softmax", {}, {"scores": scores}, FLOAT64, supports_statistics=True)
     weights = truth.exact["weights"].high + z * truth.bounds("native")["weights"].scale
     (found,) = judge_stages(truth, {"weights": weights}, {"weights": scores.shape}, "native")
     assert (found.verdict, found.is_noisy) == (Verdict.AGREE, noisy)
@@ -265,7 +265,7 @@ def test_a_bias_is_added_in_one_rounding_of_which_nothing_is_said_by_statistics(
         "bias": np.linspace(0.9, 0.99, 900).reshape(1, 1, 30, 30) * unit,
         "mask": np.ones((1, 1, 30, 30), np.bool_),
     }
-    truth = find_truth("masking", {}, inputs, FLOAT64, generic=True)
+    truth = find_truth("masking", {}, inputs, FLOAT64, supports_statistics=True)
     stages = {stage: inputs["scores"] + inputs["bias"]}
     (found,) = judge_stages(truth, stages, {stage: (1, 1, 30, 30)}, "native")
     assert found.accumulated is not None

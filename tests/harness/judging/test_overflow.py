@@ -20,7 +20,7 @@ def truth_of(operation: str, dtype: str = "float16", row: int = 1, head: int = 0
     query[0, head, row] *= 100
     inputs = {"query": query, "key": key * 100, "value": RNG.normal(size=(1, 2, 4, 5)), **more}
     stored = {name: array.astype(dtype) for name, array in inputs.items()}
-    return find_truth(operation, {"scale": SCALE}, stored, dtype, generic=True)
+    return find_truth(operation, {"scale": SCALE}, stored, dtype, supports_statistics=True)
 
 
 def has_bound(truth: Truth, stage: str, model: str) -> NDArray[np.bool_]:
@@ -67,7 +67,7 @@ def test_an_output_projection_has_every_head_in_it() -> None:
     options = {"heads": 2, "scale": SCALE}
     for without in (set(), {"output_weight"}):
         given = {name: array for name, array in stored.items() if name not in without}
-        truth = find_truth("multi_head_attention", options, given, "float16", generic=True)
+        truth = find_truth("multi_head_attention", options, given, "float16", supports_statistics=True)
         found = has_bound(truth, "output", "eager")
         assert found[0, :2].all()
         assert found[0, 2].tolist() == ([False] * 4 + [True] * 4 if without else [False] * 8)

@@ -30,7 +30,7 @@ def judged(
     stages: Stages,
     own: OwnEmptyRows | None = None,
 ) -> JudgedStages:
-    truth = find_truth(operation, options, inputs, "float64", generic=True)
+    truth = find_truth(operation, options, inputs, "float64", supports_statistics=True)
     shapes = {name: array.shape for name, array in stages.items()}
     return judge_and_diagnose(truth, stages, shapes, "native", own)
 
@@ -52,7 +52,7 @@ SCORES = np.array([[[[1.0, 2.0, 0.5], [-np.inf] * 3]]])
 
 @pytest.mark.parametrize(("convention", "weight"), [("zero", 0.0), ("uniform", 1 / 3), ("nan", np.nan)])
 def test_a_softmax_of_minus_infinities_follows_the_convention(convention: str, weight: float) -> None:
-    truth = find_truth("softmax", {"empty_rows": convention}, {"scores": SCORES}, "float64", generic=False)
+    truth = find_truth("softmax", {"empty_rows": convention}, {"scores": SCORES}, "float64", supports_statistics=False)
     np.testing.assert_array_equal(truth.exact["weights"].high[0, 0, 1], [weight] * 3)
     assert truth.exact["weights"].high[0, 0, 0].sum() == pytest.approx(1, rel=1e-15)
     log_sum = truth.exact["log_sum_exp"]
@@ -99,7 +99,7 @@ def of_heads(convention: str, inputs: Mapping[str, Array]) -> Stages:
 def test_an_empty_row_of_one_head_reaches_the_output_of_its_query(convention: str, is_projected: bool) -> None:
     inputs = HEADS | {"mask": ONE_HEAD} | (OUTPUT_WEIGHT if is_projected else {})
     stages, options = of_heads(convention, inputs), {"heads": 2, "empty_rows": convention}
-    truth = find_truth("multi_head_attention", options, inputs, "float64", generic=True)
+    truth = find_truth("multi_head_attention", options, inputs, "float64", supports_statistics=True)
     for stage in ("weights", "context", "output"):
         assert_near(truth, stage, stages[stage])
     found = judge_and_diagnose(truth, stages, {name: array.shape for name, array in stages.items()}, "native")
@@ -213,7 +213,7 @@ def test_where_no_query_has_a_key_a_values_gradient_is_a_mean_of_what_came_out(
     if bias is not None:
         inputs["bias"] = DRAWN.standard_normal(bias)
     inputs = {name: array if array.dtype == bool else array.astype(dtype) for name, array in inputs.items()}
-    truth = find_truth("attention_gradients", {"empty_rows": "uniform"}, inputs, dtype, generic=False)
+    truth = find_truth("attention_gradients", {"empty_rows": "uniform"}, inputs, dtype, supports_statistics=False)
     summed = inputs["grad_output"].astype(np.float64).reshape(1, 2, 6, 2).sum(axis=2, keepdims=True) / 5
     expected = np.broadcast_to(summed, (1, 2, 5, 2))
     np.testing.assert_allclose(truth.exact["grad_value"].high, expected, rtol=1e-14)
@@ -234,7 +234,7 @@ def test_gradients_of_a_wrong_scale_are_told() -> None:
 def test_nan_in_a_query_reaches_the_gradients_of_what_it_attends_to() -> None:
     inputs = attention_problem()
     inputs["query"][0, 0, 0, 0] = np.nan
-    truth = find_truth("attention_gradients", {}, inputs, "float64", generic=True)
+    truth = find_truth("attention_gradients", {}, inputs, "float64", supports_statistics=True)
     assert np.isnan(truth.exact["grad_query"].high[0, 0, 0]).all()
     assert np.isfinite(truth.exact["grad_query"].high).sum() == truth.exact["grad_query"].high.size - 6
     with np.errstate(all="ignore"):
@@ -261,7 +261,7 @@ def test_conventions_hold_where_some_rows_stand_for_all() -> None:
 def test_without_any_key_nothing_is_a_convention() -> None:
     inputs = {"query": np.ones((1, 1, 2, 2)), "key": np.ones((1, 1, 0, 2)), "value": np.ones((1, 1, 0, 3))}
     for convention in ("zero", "uniform", "nan"):
-        truth = find_truth("attention", {"empty_rows": convention}, inputs, "float64", generic=False)
+        truth = find_truth("attention", {"empty_rows": convention}, inputs, "float64", supports_statistics=False)
         np.testing.assert_array_equal(truth.exact["output"].high, np.zeros((1, 1, 2, 3)))
 
 

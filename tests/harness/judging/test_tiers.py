@@ -20,12 +20,18 @@ TOO_FEW = [(300,), (1, 300), (300, 1), (24, 300), (300, 24), (1, 24, 300)]
 
 
 def measured(
-    error: Any, *, radius: Any = 0.0, worst: Any = 1.0, scale: Any = 0.125, judged: Any = True, generic: bool = True
+    error: Any,
+    *,
+    radius: Any = 0.0,
+    worst: Any = 1.0,
+    scale: Any = 0.125,
+    judged: Any = True,
+    supports_statistics: bool = True,
 ) -> Measured:
     """Judge errors, given with everything else as one number for all or as one for each."""
     shape = np.shape(error)
     numbers = [np.broadcast_to(np.asarray(part, np.float64), shape) for part in (error, radius, worst, scale)]
-    return measure(*numbers, np.broadcast_to(np.asarray(judged), shape), generic=generic)
+    return measure(*numbers, np.broadcast_to(np.asarray(judged), shape), supports_statistics=supports_statistics)
 
 
 def one_of(count: int, error: float, rest: float = 0.0) -> np.ndarray[Any, Any]:
@@ -48,28 +54,28 @@ def test_the_threshold_is_the_one_that_the_design_states() -> None:
 # Proven.
 
 
-@pytest.mark.parametrize("generic", [True, False])
-def test_an_error_beyond_its_bound_is_proved_wrong_whatever_the_inputs(generic: bool) -> None:
-    found = measured([[0.0, 1.25], [0.5, 0.0]], generic=generic)
+@pytest.mark.parametrize("supports_statistics", [True, False])
+def test_an_error_beyond_its_bound_is_proved_wrong_whatever_the_inputs(supports_statistics: bool) -> None:
+    found = measured([[0.0, 1.25], [0.5, 0.0]], supports_statistics=supports_statistics)
     assert (found.tier, found.ratio, found.index, found.elements) == (Tier.PROVEN, 1.25, (0, 1), 4)
     assert found.largest_z == 1.25 / 0.125
     assert found.tier.fails
 
 
 def test_an_error_of_exactly_the_bound_is_possible_and_the_next_number_is_not() -> None:
-    assert measured([1.0], generic=False).tier is Tier.WITHIN
-    assert measured([np.nextafter(1.0, 2)], generic=False).tier is Tier.PROVEN
+    assert measured([1.0], supports_statistics=False).tier is Tier.WITHIN
+    assert measured([np.nextafter(1.0, 2)], supports_statistics=False).tier is Tier.PROVEN
 
 
 def test_the_benefit_of_what_the_exact_value_is_uncertain_by_is_given() -> None:
-    assert measured([1.25], radius=0.25, generic=False).tier is Tier.WITHIN
-    assert measured([1.25], radius=0.125, generic=False).tier is Tier.PROVEN
+    assert measured([1.25], radius=0.25, supports_statistics=False).tier is Tier.WITHIN
+    assert measured([1.25], radius=0.125, supports_statistics=False).tier is Tier.PROVEN
     assert measured([0.25], radius=0.5).ratio == 0
 
 
-@pytest.mark.parametrize("generic", [True, False])
-def test_a_value_that_is_not_finite_where_the_exact_one_is_has_an_infinite_error(generic: bool) -> None:
-    found = measured([0.0, np.inf], generic=generic)
+@pytest.mark.parametrize("supports_statistics", [True, False])
+def test_a_value_that_is_not_finite_where_the_exact_one_is_has_an_infinite_error(supports_statistics: bool) -> None:
+    found = measured([0.0, np.inf], supports_statistics=supports_statistics)
     assert (found.tier, found.ratio, found.index, found.largest_z) == (Tier.PROVEN, np.inf, (1,), np.inf)
 
 
@@ -88,7 +94,7 @@ def test_one_error_beyond_the_threshold_is_statistically_wrong_on_generic_inputs
     # sigma is 1/8: an error of z / 8 lies at z.
     above, below = (one_of(elements, (limit + by) / 8) for by in (0.001, -0.001))
     assert measured(above).tier is Tier.STATISTICAL
-    assert measured(above, generic=False).tier is Tier.WITHIN
+    assert measured(above, supports_statistics=False).tier is Tier.WITHIN
     assert not measured(below).tier.fails
     assert measured(above).largest_z == pytest.approx(limit, abs=2e-3)
 
@@ -101,7 +107,7 @@ def test_errors_that_are_all_a_little_too_large_fail(shape: tuple[int, ...]) -> 
     assert measured(np.full(shape, 0.625 / 8)).tier is Tier.WARNING
     for harmless in (0.5625, 1 / np.sqrt(3)):  # the second is that of roundings just above a power of two
         assert measured(np.full(shape, harmless / 8)).tier is Tier.WITHIN
-    assert measured(np.full(shape, 1.0625 / 8), generic=False).tier is Tier.WITHIN
+    assert measured(np.full(shape, 1.0625 / 8), supports_statistics=False).tier is Tier.WITHIN
 
 
 @pytest.mark.parametrize("shape", TOO_FEW)
@@ -147,10 +153,10 @@ def test_the_error_of_one_projected_number_is_no_evidence_however_many_scores_it
         for name in ("query", "key")
     )
     scores = query * np.swapaxes(key, -1, -2)
-    truth = find_truth("multi_head_attention", {"heads": 1}, inputs, "float32", generic=True)
+    truth = find_truth("multi_head_attention", {"heads": 1}, inputs, "float32", supports_statistics=True)
     exact, bound = truth.exact["scores"], truth.bounds("native")["scores"]
     judged = np.full(scores.shape, True)
-    found = measure(exact.error_of(scores), exact.radius, bound.worst, bound.scale, judged, generic=True)
+    found = measure(exact.error_of(scores), exact.radius, bound.worst, bound.scale, judged, supports_statistics=True)
     assert found.mean_z > 1
     assert found.elements == 300
     assert found.tier is Tier.WITHIN
@@ -161,7 +167,7 @@ def test_a_large_error_is_a_warning_from_256_elements(elements: int, tier: Tier)
     # A single z of 3.25 where half the threshold is 3.17.
     errors = one_of(elements, 3.25 / 8)
     assert measured(errors).tier is tier
-    assert measured(errors, generic=False).tier is Tier.WITHIN
+    assert measured(errors, supports_statistics=False).tier is Tier.WITHIN
     assert not tier.fails
 
 

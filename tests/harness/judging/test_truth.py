@@ -23,7 +23,7 @@ DTYPES = ("float32", "float64")
 def scoring(request: pytest.FixtureRequest) -> Truth:
     dtype = str(request.param)
     inputs = {"query": np.array(QUERY, dtype), "key": np.array(KEY, dtype)}
-    return find_truth("scoring", {"scale": SCALE}, inputs, dtype, generic=True)
+    return find_truth("scoring", {"scale": SCALE}, inputs, dtype, supports_statistics=True)
 
 
 def products(query: np.ndarray, key: np.ndarray) -> list[Fraction]:  # type: ignore[type-arg]
@@ -47,7 +47,7 @@ def test_the_exact_stages_are_those_of_the_numbers_as_stored(scoring: Truth) -> 
     assert list(scoring.exact) == ["raw_scores", "scores"]
     assert_encloses(scoring.exact["raw_scores"], exact)
     assert_encloses(scoring.exact["scores"], [number * Fraction(SCALE) for number in exact])
-    assert (scoring.outside, scoring.generic) == ("", True)
+    assert (scoring.outside, scoring.supports_statistics) == ("", True)
 
 
 def test_the_bounds_of_a_class_have_the_shape_of_every_stage_and_are_worked_out_once(
@@ -68,7 +68,7 @@ def test_a_class_that_the_dtype_does_not_have_is_refused(scoring: Truth) -> None
 @pytest.fixture
 def attention(scoring: Truth) -> Truth:
     inputs = {**scoring.inputs, "value": np.array([[[[2.0, 1.0, 0.5], [-1.0, 4.0, 0.25]]]], scoring.dtype)}
-    return find_truth("attention", {}, inputs, scoring.dtype, generic=True)
+    return find_truth("attention", {}, inputs, scoring.dtype, supports_statistics=True)
 
 
 def test_a_step_is_exact_from_the_implementations_own_stage_before_it(attention: Truth) -> None:
@@ -102,7 +102,7 @@ def test_nothing_is_said_of_a_step_from_what_is_not_finite(attention: Truth, bad
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_follows_from_infinity_is_open_and_says_why(dtype: str) -> None:
     inputs = {"query": np.array([[[[np.inf, 1], [1, 2]]]], dtype), "key": np.array(KEY, dtype)}
-    truth = find_truth("scoring", {}, inputs, dtype, generic=False)
+    truth = find_truth("scoring", {}, inputs, dtype, supports_statistics=False)
     assert truth.outside == ""
     assert np.isinf(truth.exact["raw_scores"].radius[0, 0, 0]).all()
     assert np.isfinite(truth.exact["raw_scores"].radius[0, 0, 1]).all()
@@ -117,16 +117,16 @@ def test_what_no_precision_settles_says_so(monkeypatch: pytest.MonkeyPatch) -> N
         raise PrecisionExhausted("softmax: weights not settled")
 
     monkeypatch.setattr(module, "exact_stages", exhausted)
-    truth = find_truth("softmax", {}, {"scores": np.ones((1, 1, 1, 2))}, "float64", generic=True)
+    truth = find_truth("softmax", {}, {"scores": np.ones((1, 1, 1, 2))}, "float64", supports_statistics=True)
     assert (truth.exact, truth.outside) == ({}, "softmax: weights not settled")
 
 
 def test_gradients_of_too_many_scores_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = {name: np.ones((1, 1, 3, 2)) for name in ("query", "key", "value", "grad_output")}
     monkeypatch.setattr(module, "MAX_WHOLE", 9)
-    assert find_truth("attention_gradients", {}, inputs, "float64", generic=True).exact
+    assert find_truth("attention_gradients", {}, inputs, "float64", supports_statistics=True).exact
     monkeypatch.setattr(module, "MAX_WHOLE", 8)
-    truth = find_truth("attention_gradients", {}, inputs, "float64", generic=True)
+    truth = find_truth("attention_gradients", {}, inputs, "float64", supports_statistics=True)
     assert truth.outside == "attention_gradients has 9 scores; at most 8 are judged where every row counts"
     assert not truth.exact
 
@@ -171,7 +171,7 @@ def make_scores() -> Callable[[str], Truth]:
             "query": np.array([[[[largest, 1]]]], dtype),
             "key": np.array([[[[-largest, 0], [0, 1]]]], dtype),
         }
-        return find_truth("scoring", {"scale": 1.0}, inputs, dtype, generic=False)
+        return find_truth("scoring", {"scale": 1.0}, inputs, dtype, supports_statistics=False)
 
     return make
 
@@ -179,7 +179,7 @@ def make_scores() -> Callable[[str], Truth]:
 def test_a_step_that_another_implementation_made_bit_by_bit_is_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.RandomState(3)
     inputs = {name: random.randn(1, 1, 4, 3) for name in ("query", "key", "value")}
-    truth = find_truth("attention", {}, inputs, "float64", generic=True)
+    truth = find_truth("attention", {}, inputs, "float64", supports_statistics=True)
     asked = []
 
     def counted(*arguments: Any) -> Any:
@@ -199,5 +199,5 @@ def test_a_step_that_another_implementation_made_bit_by_bit_is_evaluated_once(mo
 def test_nothing_is_evaluated_where_nobody_returned_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "exact_stages", pytest.fail)
     inputs = {"query": np.array(QUERY), "key": np.array(KEY)}
-    found = find_truth("scoring", {"scale": SCALE}, inputs, "float64", generic=True, returned=())
+    found = find_truth("scoring", {"scale": SCALE}, inputs, "float64", supports_statistics=True, returned=())
     assert (found.exact, found.bounds("native")) == ({}, {})

@@ -124,7 +124,7 @@ def infinite() -> Truth:
     _, _, inputs = PROBLEMS["attention"]
     query, value = inputs["query"].copy(), inputs["value"].copy()
     query[0, 3, 2, 1], value[1, 0, 4, 2] = np.inf, -np.inf
-    return find_truth("attention", {}, {**inputs, "query": query, "value": value}, "float64", generic=False)
+    return find_truth("attention", {}, {**inputs, "query": query, "value": value}, "float64", supports_statistics=False)
 
 
 def stages_of(truth: Truth) -> dict[str, Array]:
@@ -138,7 +138,7 @@ def judged_of(truth: Truth, stages: Mapping[str, Array]) -> dict[str, Any]:
 
 
 def test_elements_beside_keep_the_exact_answer_that_they_have_without(infinite: Truth) -> None:
-    finite = find_truth("attention", {}, PROBLEMS["attention"][2], "float64", generic=False)
+    finite = find_truth("attention", {}, PROBLEMS["attention"][2], "float64", supports_statistics=False)
     for stage, enclosure in infinite.exact.items():
         known = np.isfinite(enclosure.radius)
         assert known.any()
@@ -176,7 +176,7 @@ def test_beside_what_is_undefined_a_wrong_number_is_found_and_there_nothing_is(i
 
 def test_a_stage_of_which_nothing_was_judged_is_unverified() -> None:
     inputs = {"query": np.full((1, 1, 1, 2), np.inf), "key": np.ones((1, 1, 3, 2))}
-    truth = find_truth("scoring", {}, inputs, "float32", generic=False)
+    truth = find_truth("scoring", {}, inputs, "float32", supports_statistics=False)
     scores = np.zeros((1, 1, 1, 3), np.float32)
     (judged,) = judge_stages(truth, {"scores": scores}, {"scores": scores.shape}, "native")
     assert (judged.verdict, judged.unjudged, judged.accumulated) == (Verdict.UNVERIFIED, 3, None)
@@ -188,7 +188,7 @@ def test_what_lies_beyond_the_range_of_a_dtype_is_not_judged_and_says_so() -> No
         "query": np.full((1, 1, 2, 1), [[1e30], [1.0]], np.float32),
         "key": np.full((1, 1, 1, 1), 1e30, np.float32),
     }
-    truth = find_truth("scoring", {"score": "dot"}, inputs, "float32", generic=False)
+    truth = find_truth("scoring", {"score": "dot"}, inputs, "float32", supports_statistics=False)
     scores = np.array([[[[7.0], [1e30]]]], np.float32)
     (judged,) = judge_stages(truth, {"scores": scores}, {"scores": scores.shape}, "native")
     assert (judged.verdict, judged.unjudged) == (Verdict.AGREE, 1)
@@ -251,8 +251,8 @@ def spoilt_behind(problem: str, name: str, number: float) -> tuple[Truth, dict[s
     operation, options, inputs = MASKED[problem]
     spoilt = inputs[name].copy()
     spoilt[0, ..., -1, 1] = number
-    truth = find_truth(operation, options, {**inputs, name: spoilt}, "float64", generic=False)
-    plain = truth.posed and find_truth(operation, options, inputs, "float64", generic=False)
+    truth = find_truth(operation, options, {**inputs, name: spoilt}, "float64", supports_statistics=False)
+    plain = truth.posed and find_truth(operation, options, inputs, "float64", supports_statistics=False)
     assert plain
     return truth, {stage: each.high.copy() for stage, each in plain.exact.items() if stage in ROW_STAGES}
 
@@ -299,7 +299,7 @@ def test_a_key_that_some_queries_may_attend_to_is_undefined_for_these_alone() ->
     operation, _, inputs = MASKED["causal"]
     value = inputs["value"].copy()
     value[0, 1, 1, 2] = np.nan  # from the second query on
-    truth = find_truth(operation, {"is_causal": True}, {**inputs, "value": value}, "float64", generic=False)
+    truth = find_truth(operation, {"is_causal": True}, {**inputs, "value": value}, "float64", supports_statistics=False)
     assert truth.undefined is not None
     reached = np.zeros((2, 4, 3, 4), dtype=np.bool_)
     reached[0, 2:, :, 2] = True

@@ -154,7 +154,7 @@ def test_bounds_by_rows_are_those_of_the_whole_or_tighter(problem: tuple[dict[st
 
 
 def truth_of(options: dict[str, Any], inputs: dict[str, Array], dtype: str, **more: Any) -> Truth:
-    return find_truth("attention", options, inputs, dtype, generic=True, **more)
+    return find_truth("attention", options, inputs, dtype, supports_statistics=True, **more)
 
 
 def test_a_step_that_follows_from_nothing_returned_is_the_accumulated_one() -> None:

@@ -158,10 +158,10 @@ def pose(operation: str) -> AttentionProblem:
         case _:
             options, inputs = {"scale": 0.3}, {"query": drawn(1, 2, QUERIES, 6), "key": drawn(1, 2, KEYS, 6)}
             stages = numpy_backend.dot_scores(**inputs, **options)
-    whole = find_truth(operation, options, inputs, DTYPE, generic=True)
+    whole = find_truth(operation, options, inputs, DTYPE, supports_statistics=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling, "MAX_ELEMENTS", 1000)
-        part = find_truth(operation, options, inputs, DTYPE, generic=True)
+        part = find_truth(operation, options, inputs, DTYPE, supports_statistics=True)
     assert whole.query_rows is None
     return AttentionProblem(options, inputs, dict(stages), whole, part)
 

@@ -179,7 +179,7 @@ GRADIENTS = INPUTS.replace("    inputs:", "    operation: attention_gradients\n 
 
 
 @pytest.mark.parametrize(
-    ("grad_output", "generic"),
+    ("grad_output", "supports_statistics"),
     [
         ("{draw: randn, shape: [2, 4, 3, 7]}", True),
         ("{draw: rand, times: 2, shape: [2, 4, 3, 7]}", True),
@@ -187,9 +187,11 @@ GRADIENTS = INPUTS.replace("    inputs:", "    operation: attention_gradients\n 
         ("{draw: randint, low: 0, high: 9, shape: [2, 4, 3, 7]}", False),
     ],
 )
-def test_gradients_are_generic_if_what_comes_from_behind_is(load_text: Load, grad_output: str, generic: bool) -> None:
+def test_gradients_are_generic_if_what_comes_from_behind_is(
+    load_text: Load, grad_output: str, supports_statistics: bool
+) -> None:
     case = _loaded(load_text, f"grad_output: {grad_output}", GRADIENTS)
-    assert case.supports_statistics is generic
+    assert case.supports_statistics is supports_statistics
     assert case.stage_shapes == {"grad_query": (2, 4, 3, 6), "grad_key": (2, 2, 5, 6), "grad_value": (2, 2, 5, 7)}
 
 

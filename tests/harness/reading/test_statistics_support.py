@@ -71,7 +71,7 @@ def test_what_is_whole_repeated_built_or_typed_is_not_generic(load_text: Load, q
 
 
 @pytest.mark.parametrize(
-    ("mask_or_bias", "generic"),
+    ("mask_or_bias", "supports_statistics"),
     [
         ("mask: {values: [true, false, true, true]}", True),
         ("mask: {draw: randint, low: 0, high: 2, shape: [4, 4]}", True),
@@ -86,8 +86,10 @@ def test_what_is_whole_repeated_built_or_typed_is_not_generic(load_text: Load, q
         ("bias: {concat: [{identity: 4}], axis: 0}", False),
     ],
 )
-def test_masks_do_not_count_nor_do_biases_that_only_forbid(load_text: Load, mask_or_bias: str, generic: bool) -> None:
-    assert _supports_statistics(load_text, "drawn", f", {mask_or_bias}") is generic
+def test_masks_do_not_count_nor_do_biases_that_only_forbid(
+    load_text: Load, mask_or_bias: str, supports_statistics: bool
+) -> None:
+    assert _supports_statistics(load_text, "drawn", f", {mask_or_bias}") is supports_statistics
 
 
 def test_every_real_input_must_be_drawn(load_text: Load) -> None:
