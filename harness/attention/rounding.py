@@ -150,7 +150,7 @@ class _Reduced:
     terms: int = 1
 
     def rounding(self, name: str) -> RoundingModel:
-        """Return float32's native policy with such products."""
+        """Return float32's native model with such products."""
         single = FORMATS["float32"]
         return replace(
             _native(single),
@@ -198,29 +198,18 @@ def _native(stored: Format) -> RoundingModel:
 
 
 def _fused(name: Literal["fused", "fused_bwd"], stored: Format, *, stored_gradient: bool) -> RoundingModel:
-    single = FORMATS["float32"]
-    unit, underflow = single.unit_roundoff, single.underflow
-    return RoundingModel(
+    """Keep float32 between 16-bit ends: weights and output, and in one of them the gradient of the weights."""
+    single = _native(FORMATS["float32"])
+    return replace(
+        single,
         rounding_model=name,
         dtype=stored.name,
-        accumulate_unit=unit,
-        sum_unit=unit,
-        compute_unit=unit,
-        score_unit=unit,
-        prescale_unit=unit,
         weight_unit=stored.unit_roundoff,
         output_unit=stored.unit_roundoff,
         output_count=1,
-        exp_error=_EXP_UNITS * unit,
-        tanh_error=_TANH_UNITS * unit,
-        log_error=_LOG_UNITS * unit,
-        accumulate_underflow=underflow,
-        score_underflow=underflow,
-        prescale_underflow=underflow,
         weight_underflow=stored.underflow,
         output_underflow=stored.underflow,
-        weight_gradient_unit=stored.unit_roundoff if stored_gradient else unit,
-        recomputes=True,
+        weight_gradient_unit=stored.unit_roundoff if stored_gradient else single.weight_gradient_unit,
         gradient_tile=32 if stored_gradient else None,
         # Fused kernels are where exponentials in base 2 are at home.
         folding="base",
