@@ -129,7 +129,7 @@ def _lacks(unsupported: pd.DataFrame) -> tuple[tuple[str, int], ...]:
 
 
 def counted_lacks(reasons: Collection[tuple[str, str]]) -> tuple[tuple[str, int], ...]:
-    """Count reasons, each what is lacking, apart by commas, and a message for where that is not known."""
+    """Count reasons, each a comma-separated list of what is lacking, and a message where that is not known."""
     named = Counter(f"need {_listed(lacks.split(', '))}" for lacks, _ in reasons if lacks)
     unnamed = _alike(message for lacks, message in reasons if not lacks)
     return tuple(sorted({**named, **unnamed}.items(), key=lambda item: (-item[1], item[0])))

@@ -34,7 +34,7 @@ linux_only = pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="p
 
 
 @dataclass(frozen=True)
-class Diagnostic:
+class WrongSoftmax:
     """What a softmax does, and what must be said of it."""
 
     body: str
@@ -45,90 +45,90 @@ class Diagnostic:
 
 
 WRONG = {
-    "swaps a sign": Diagnostic(
+    "swaps a sign": WrongSoftmax(
         "stages = numpy_backend.softmax(scores); stages['weights'] *= -1; return stages",
         "numeric", "weights", "times the largest error that is possible in this step; at [0,0,", ExitCode.DISAGREE,
     ),
-    "returns NaN": Diagnostic(
+    "returns NaN": WrongSoftmax(
         "stages = numpy_backend.softmax(scores); stages['weights'][..., 1] = float('nan'); return stages",
         "nonfinite", "weights", "nan where the exact value is 0.", ExitCode.DISAGREE,
     ),
-    "returns a wrong shape": Diagnostic(
+    "returns a wrong shape": WrongSoftmax(
         "stages = numpy_backend.softmax(scores); stages['weights'] = stages['weights'][..., :-1]; return stages",
         "shape", "weights", "expected shape 1x1x", ExitCode.DISAGREE,
     ),
-    "returns an array without axes": Diagnostic(
+    "returns an array without axes": WrongSoftmax(
         "return numpy_backend.softmax(scores) | {'weights': 0.5}",
         "shape", "weights", "got scalar", ExitCode.DISAGREE,
     ),
-    "returns a narrower dtype": Diagnostic(
+    "returns a narrower dtype": WrongSoftmax(
         "stages = numpy_backend.softmax(scores); return stages | {'weights': stages['weights'].astype('float16')}",
         "dtype", "weights", "expected float64, got float16", ExitCode.DISAGREE,
     ),
-    "returns integers": Diagnostic(
+    "returns integers": WrongSoftmax(
         "stages = numpy_backend.softmax(scores); return stages | {'weights': stages['weights'].astype(int)}",
         "dtype", "weights", "expected float64, got int64", ExitCode.DISAGREE,
     ),
 }  # fmt: skip
 
 FAILING = {
-    "raises": Diagnostic(
+    "raises": WrongSoftmax(
         "raise ValueError('no softmax\\ntoday')",
         "error", "", "ValueError: no softmax today",
     ),
-    "raises a message of a thousand characters": Diagnostic(
+    "raises a message of a thousand characters": WrongSoftmax(
         "raise ValueError('x' * 1000)",
         "error", "", "xxx...",
     ),
-    "raises a message that is no text": Diagnostic(
+    "raises a message that is no text": WrongSoftmax(
         "raise ValueError('\\x1b[31mred\\x1b[0m \\x1b \\udc80\\x00')",
         "error", "", "ValueError: red \N{REPLACEMENT CHARACTER} ",
     ),
-    "ends its process in good order": Diagnostic(
+    "ends its process in good order": WrongSoftmax(
         "raise SystemExit(0)",
         "error", "", "SystemExit: 0",
     ),
-    "raises KeyboardInterrupt": Diagnostic(
+    "raises KeyboardInterrupt": WrongSoftmax(
         "raise KeyboardInterrupt",
         "error", "", "KeyboardInterrupt",
     ),
-    "returns nothing": Diagnostic(
+    "returns nothing": WrongSoftmax(
         "return None",
         "error", "", "no stages",
     ),
-    "returns no stage": Diagnostic(
+    "returns no stage": WrongSoftmax(
         "return {}",
         "error", "", "no stages",
     ),
-    "returns only what is beside the result": Diagnostic(
+    "returns only what is beside the result": WrongSoftmax(
         "return {'mine': scores, 'log_sum_exp': scores[..., 0]}",
         "error", "", "returned mine, log_sum_exp; expected a stage named weights",
     ),
-    "returns a list": Diagnostic(
+    "returns a list": WrongSoftmax(
         "return numpy_backend.softmax(scores) | {'weights': [1.0]}",
         "error", "", "stage weights is a list, expected an array",
     ),
-    "returns objects that cannot be sent": Diagnostic(
+    "returns objects that cannot be sent": WrongSoftmax(
         "import numpy; return {'weights': numpy.array([lambda: 0], dtype=object)}",
         "error", "", "stage weights is an array of object",
     ),
-    "returns a stage whose name is no name": Diagnostic(
+    "returns a stage whose name is no name": WrongSoftmax(
         "return numpy_backend.softmax(scores) | {'a | b': scores}",
         "error", "", "'a | b'",
     ),
-    "has no such thing": Diagnostic(
+    "has no such thing": WrongSoftmax(
         "raise NotImplementedError('softmax over four axes')",
         "unsupported", "", "NotImplementedError: softmax over four axes",
     ),
-    "dies": Diagnostic(
+    "dies": WrongSoftmax(
         "import os; os.write(2, b'last words\\n'); os._exit(9)",
         "crash", "", "died with exit code 9; its last line: last words",
     ),
-    "dies in good order": Diagnostic(
+    "dies in good order": WrongSoftmax(
         "import os; os._exit(0)",
         "crash", "", "died with exit code 0",
     ),
-    "breaks a segment": Diagnostic(
+    "breaks a segment": WrongSoftmax(
         "import os, signal; os.kill(os.getpid(), signal.SIGSEGV); import time; time.sleep(60)",
         "crash", "", "died with exit code -11",
     ),
@@ -137,7 +137,7 @@ FAILING = {
 
 @pytest.mark.parametrize("fault", WRONG.values(), ids=WRONG)
 def test_a_backend_whose_softmax_is_wrong_is_named_and_harms_nothing_else(
-    fault: Diagnostic, make_backend: Callable[..., BackendEntry], honest: Entries, run_small: RunSmall
+    fault: WrongSoftmax, make_backend: Callable[..., BackendEntry], honest: Entries, run_small: RunSmall
 ) -> None:
     faulty = make_backend("faulty", f"def softmax(scores):\n    {fault.body}")
     summary, run = run_small([honest[0], faulty, honest[1]])
@@ -219,7 +219,7 @@ def test_what_nobody_supports_is_no_failure(
     assert summary.verdicts["unsupported"] == 2
 
 
-def assert_named(fault: Diagnostic, stages: pd.DataFrame, implementation: str) -> pd.DataFrame:
+def assert_named(fault: WrongSoftmax, stages: pd.DataFrame, implementation: str) -> pd.DataFrame:
     """Both cases that use the softmax say what is wrong; return these rows."""
     own = stages[(stages["implementation"] == implementation) & (stages["stage"] == fault.stage)]
     assert sorted(own["case"]) == WEIGHTS
