@@ -142,12 +142,8 @@ def check(
 ) -> CheckResult:
     """Run cases on one implementation and judge every stage that it returns against the exact answer.
 
-    The function runs in a process of its own. Its signature is
-
-    .. code-block:: python
-
-        attention(query, key, value, *, mask=None, bias=None, is_causal=False, scale=None, softcap=None, window=None,
-                  key_lengths=None, past_key=None, past_value=None, empty_rows="zero")
+    The function runs in a process of its own. It is called as ``attention(query, key, value, *, mask=None, bias=None,
+    ...)``, with the keywords of ``Backend.attention`` in ``attncheck.backends.contract``, which says what each means.
 
     Every keyword is optional: a case that needs one that the function does not have is unsupported.
 

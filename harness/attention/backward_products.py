@@ -22,6 +22,7 @@ from attncheck.attention.backward_sums import (
     bound_of_stored,
     bound_of_sums,
     finished,
+    of_bent_weights,
     scaling_of,
 )
 from attncheck.attention.backward_weights import BackwardWeights
@@ -33,6 +34,7 @@ from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.scores import scale_of
 from attncheck.attention.step import At, Step
 from attncheck.attention.weighted_mean import exact_grad_value, reach_of_grad_value
+from attncheck.spec import Shape
 
 
 def _error_of_query(at: At, scores: GradScores, key: Operand) -> Finished:
@@ -55,7 +57,22 @@ def _error_of_value(at: At, weights: BackwardWeights, grad_output: Operand, _: O
 
 
 def _error_of_bias(at: At, logits: GradLogits) -> Finished:
-    return finished("grad_bias", logits.weights, at.value, _of_bias(logits, at.value, at.rounding))
+    own = slice(None, logits.value.shape[-1] - at.problem.added_keys)
+    return bound_of_summed_logits(at, logits, at.value.shape, own)
+
+
+def bound_of_summed_logits(at: At, logits: GradLogits, shape: Shape, columns: slice) -> Finished:
+    """Bound some columns of the logits' gradient, added up over the axes that a shape has not, or has of length 1.
+
+    The value that the step returns has as many elements as the shape.
+    """
+    lifted = (1,) * (logits.value.ndim - len(shape)) + shape
+    bound = _of_bias(logits, at.value.reshape(lifted), columns, at.rounding)
+    bent = of_bent_weights(logits.weights)[..., columns]
+    axes = tuple(axis for axis, length in enumerate(lifted) if length == 1)
+    scale = np.where(bent.any(axis=axes, keepdims=True), bound.worst, bound.scale)
+    worst, scale = (each.reshape(at.value.shape) for each in (bound.worst, scale))
+    return Finished(at.value, Bound(worst, scale))
 
 
 def _over_keys(scores: GradScores, key: Real, factor: float, rounding: RoundingModel) -> Sums:
@@ -131,26 +148,29 @@ def _underflow(factor: float, entries: Real, gradients: Real, rounding: Rounding
     return floor
 
 
-def _of_bias(logits: GradLogits, exact: Real, rounding: RoundingModel) -> Bound:
-    """Sum the gradients of the logits over the axes along which the bias was spread."""
-    shape = (1,) * (logits.value.ndim - exact.ndim) + exact.shape
+def _of_bias(logits: GradLogits, exact: Real, columns: slice, rounding: RoundingModel) -> Bound:
+    """Sum columns of the logits' gradient over the axes of length 1 that the result has, (B, H, Lq, T)."""
+    shape = exact.shape
     axes = tuple(axis for axis, length in enumerate(shape) if length == 1)
 
+    def summed(array: Real) -> Real:
+        total: Real = array.sum(axis=axes, keepdims=True)
+        return total
+
     def together(array: Real) -> Real:
-        summed: Real = array.sum(axis=axes, keepdims=True).reshape(exact.shape)
-        return summed
+        return summed(array[..., columns])
 
     count, error, u_acc = together(logits.weights.attended), logits.worst, rounding.accumulate_unit
     size = np.abs(logits.value) + error
     worst = together(error) + np.maximum(count - 1, 0) * u_acc * together(size)
     worst = worst * (1 + 8 * rounding.coarsest_unit)
-    variance = logits.variance
+    variance = logits.variance[..., columns]
     if shape[-1] == 1:
         # The errors of one row have causes in common.
         variance = np.sqrt(variance).sum(axis=-1, keepdims=True) ** 2
     # Rounded keys and values are those of every query.
-    summed = together(np.sqrt(variance)) ** 2 if rounding.product_unit else together(variance)
-    variance = summed + logits.weights.rows.constants(rounding) * together(constant_moves(logits)) ** 2
+    variance = summed(np.sqrt(variance)) ** 2 if rounding.product_unit else summed(variance)
+    variance = variance + logits.weights.rows.constants(rounding) * together(constant_moves(logits)) ** 2
     added = summation_variance(u_acc, count, exact * exact, together(logits.value**2))
     variance = variance + np.where(count > 1, added, 0.0)
     return bound_of_stored(exact, worst, variance, np.zeros(exact.shape), count > 0, rounding)

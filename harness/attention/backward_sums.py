@@ -118,17 +118,18 @@ def bound_of_stored(
 
 def finished(stage: str, weights: BackwardWeights, exact: Real, bound: Bound) -> Finished:
     """Return a gradient with its bound; no statistical scale where weights that reach it are no longer linear."""
-    bent = weights.rows.attended & (~is_linear(weights.rows, _MAX_LINEAR)).any(axis=-1, keepdims=True)
-    reached = _reached(stage, bent, bound.worst.shape)
+    reached = _reached(stage, of_bent_weights(weights), bound.worst.shape)
     return Finished(exact, Bound(bound.worst, np.where(reached, bound.worst, bound.scale)))
+
+
+def of_bent_weights(weights: BackwardWeights) -> NDArray[np.bool_]:
+    """Return, (B, H, Lq, Lk), where a row's weights are no longer linear in the errors of its exponents."""
+    bent: NDArray[np.bool_] = ~is_linear(weights.rows, _MAX_LINEAR)
+    return weights.rows.attended & bent.any(axis=-1, keepdims=True)
 
 
 def _reached(stage: str, bent: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_]:
     """Return, in a gradient's shape, what these weights (B, H, Lq, Lk) reach."""
-    if stage == "grad_bias":
-        lifted = (1,) * (bent.ndim - len(shape)) + shape
-        axes = tuple(axis for axis, length in enumerate(lifted) if length == 1)
-        return np.broadcast_to(bent.any(axis=axes, keepdims=True).reshape(shape), shape)
     reached = np.asarray(bent.any(axis=-1 if stage == "grad_query" else -2))[..., np.newaxis]
     groups = reached.shape[-3] // shape[-3] if shape[-3] else 1
     # (B, H, L, 1) -> (B, Hkv, H / Hkv, L, 1): a key head is reached by every query head that shares it.

@@ -82,6 +82,23 @@ class BallArray:
         matrices = [matrix for matrix in self.matrices for _ in range(heads // own)]
         return BallArray((*self.shape[:-3], heads, *self.shape[-2:]), matrices)
 
+    def with_zero_rows(self, count: int) -> BallArray:
+        """Put rows of zeros behind every matrix."""
+        *leading, rows, columns = self.shape
+        zeros = [_ZERO] * (count * columns)
+        matrices = [arb_mat(rows + count, columns, matrix.entries() + zeros) for matrix in self.matrices]
+        return BallArray((*leading, rows + count, columns), matrices)
+
+    def with_last_column(self, column: BallArray) -> BallArray:
+        """Put other balls, (..., 1), in the place of the last column."""
+        pairs = zip(self.rows(), column.entries(), strict=True)
+        entries = list(chain.from_iterable([*row[:-1], last] for row, last in pairs))
+        if self.attended is None and column.attended is None:
+            return from_entries(self.shape, entries)
+        attended = np.ones(self.shape, np.bool_) if self.attended is None else self.attended.copy()
+        attended[..., -1:] = True if column.attended is None else column.attended
+        return from_entries(self.shape, entries, attended)
+
     def restricted_to(self, allowed: NDArray[np.bool_] | None) -> BallArray:
         """Set to -inf what is not allowed."""
         return self if allowed is None else replace(self, attended=_both(self.attended, allowed))
@@ -152,12 +169,12 @@ def summed_in_groups(balls: BallArray, heads: int) -> BallArray:
     return BallArray((*balls.shape[:-3], heads, *balls.shape[-2:]), sums)
 
 
-def exponentials(logits: BallArray, *, uniform: bool = False) -> Exponentials:
+def exponentials(logits: BallArray, *, uniform: int = 0) -> Exponentials:
     """Take exponentials relative to each row's largest score.
 
     Softmax does not depend on the shift, so any number will do, exactly; the midpoint of the largest keeps every
     exponential near or below 1. Balls themselves have no order: a < b is false when they overlap. In a row without a
-    key there is none; if it shall be ``uniform``, all its keys count alike.
+    key there is none, or the first ``uniform`` ones count alike.
     """
     *leading, length = logits.shape
     attended = logits.attended
@@ -166,10 +183,10 @@ def exponentials(logits: BallArray, *, uniform: bool = False) -> Exponentials:
     shift, total = [], []
     for index, row in enumerate(logits.rows()):
         members = row if flags is None else list(compress(row, flags[index]))
-        if uniform and row and not members:
-            terms += [_ONE] * length
+        if uniform and not members:
+            terms += [_ONE] * uniform + [_ZERO] * (length - uniform)
             shift.append(_ZERO)
-            total.append(arb(length))
+            total.append(arb(uniform))
             continue
         top = max(map(arb.mid, members), default=_ZERO)
         taken = [(member - top).exp() for member in members]

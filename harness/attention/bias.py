@@ -16,20 +16,24 @@ from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.step import Around, At, Step, stored_behind_bias
+from attncheck.spec import Shape
 
 
 def _exact(problem: Problem, before: BallArray) -> BallArray:
-    return before + problem.balls(problem.inputs["bias"], before.shape) if "bias" in problem.inputs else before
+    if "bias" not in problem.inputs:
+        return before
+    return before + problem.balls(problem.on_scores(problem.inputs["bias"], before.shape))
 
 
 def _value(problem: Problem, before: Real) -> Real:
-    return before + problem.inputs["bias"] if "bias" in problem.inputs else before
+    return before + problem.on_scores(problem.inputs["bias"], before.shape) if "bias" in problem.inputs else before
 
 
 def _radius(around: Around, value: Real, before: Ball) -> Real:
     if "bias" not in around.problem.inputs:
         return before.radius
-    return np.where(np.isinf(value), 0, before.radius + around.ball("bias").radius)
+    radius = around.problem.on_scores(around.radii["bias"], value.shape)
+    return np.where(np.isinf(value), 0, before.radius + radius)
 
 
 def _error(at: At, before: Logits) -> Logits:
@@ -52,23 +56,36 @@ def _biased(error: Logits, after: Real, rounding: RoundingModel) -> Logits:
 
 def exact_grad_bias(problem: Problem, grad_logits: BallArray) -> BallArray:
     """Return the gradient in the shape of the bias, of rank 2 at least."""
-    shape = problem.array("bias").shape
+    own = slice(None, grad_logits.shape[-1] - problem.added_keys)
+    return exact_sum_of_logits(grad_logits, problem.array("bias").shape, own)
+
+
+def exact_sum_of_logits(grad_logits: BallArray, shape: Shape, columns: slice) -> BallArray:
+    """Add up some columns of the logits' gradient over the axes that a shape has not, or has of length 1."""
     whole = (1,) * (len(grad_logits.shape) - len(shape)) + shape
     axes = tuple(axis for axis, length in enumerate(whole) if length == 1)
     entries = np.empty(math.prod(grad_logits.shape), dtype=object)
     entries[:] = grad_logits.entries()
-    summed = np.add.reduce(entries.reshape(grad_logits.shape), axis=axes, keepdims=True, initial=arb(0))
+    chosen = entries.reshape(grad_logits.shape)[..., columns]
+    summed = np.add.reduce(chosen, axis=axes, keepdims=True, initial=arb(0))
     return from_entries(np.atleast_2d(np.empty(shape)).shape, summed.ravel().tolist())
 
 
 def _reach(known: Reach, before: Flags) -> Flags:
-    return before | known.flags["bias"] if "bias" in known.flags else before
+    if "bias" not in known.flags:
+        return before
+    flags = known.flags["bias"]
+    if known.problem.added_keys and flags.shape[-1] > 1:
+        flags = known.problem.on_scores(flags, (*flags.shape[:-1], flags.shape[-1] + known.problem.added_keys))
+    return before | flags
 
 
 def reach_of_grad_bias(known: Reach, grad_logits: Flags) -> Flags:
     """Collect what the bias was spread over; a row is reached as a whole."""
     shape = known.flags["bias"].shape[:-1]
-    return any_of(grad_logits, tuple(axis for axis, length in enumerate(shape) if length == 1))
+    reached = any_of(grad_logits, tuple(axis for axis, length in enumerate(shape) if length == 1))
+    own = known.problem.array("key").shape[-2] - known.problem.added_keys
+    return reached if reached.shape[-1] == 1 else reached[..., :own]
 
 
 BIAS = Step(_exact, _value, _error, _radius, stored_behind_bias, _reach)

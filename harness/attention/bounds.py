@@ -50,11 +50,12 @@ def bounds_of(
     """Do the same for a problem, which may have some of the query rows and keys alone."""
     problem = for_bounds(problem)
     with np.errstate(all="ignore"):
-        known: dict[str, Any] = dict(exact)
-        if {"weights", "log_sum_exp"} <= exact.keys():
+        known: dict[str, Any] = {name: problem.with_added(name, array) for name, array in exact.items()}
+        if {"weights", "log_sum_exp"} <= exact.keys() and not problem.added_keys:
             known["exponentials"] = Softmax(exact["weights"], exact["log_sum_exp"])
         walk = error_walk(problem, rounding, value_walk(problem, known))
-        return {name: walk.node(name).bound(rounding) for name in exact if name in stages and name in walk.graph}
+        asked = (name for name in exact if name in stages and name in walk.graph)
+        return {name: _without_added(problem, name, walk.node(name).bound(rounding)) for name in asked}
 
 
 def introduced_bound(  # noqa: PLR0917, one more than the oracle asks for: the rounding model
@@ -83,14 +84,18 @@ def introduced_bound(  # noqa: PLR0917, one more than the oracle asks for: the r
     if "masked" in before:
         # What the implementation itself masked says who is attended to, rightly or not.
         problem = problem.without_mask()
-    starts = {name: as_float64(returned[name]) for name in nearest(graph, stage, before)}
+    starts = {name: problem.with_added(name, as_float64(returned[name])) for name in nearest(graph, stage, before)}
     with np.errstate(all="ignore"):
         try:
-            values = value_walk(problem, {**starts, stage: as_float64(exact)})
+            values = value_walk(problem, {**starts, stage: problem.with_added(stage, as_float64(exact))})
             bound: Bound = error_walk(problem, rounding, values, starts).node(stage).bound(rounding)
         except NotFiniteError:
             return None
-    return bound
+    return _without_added(problem, stage, bound)
+
+
+def _without_added(problem: Problem, stage: str, bound: Bound) -> Bound:
+    return Bound(problem.without_added(stage, bound.worst), problem.without_added(stage, bound.scale))
 
 
 def for_bounds(problem: Problem) -> Problem:

@@ -11,10 +11,14 @@ from flint import arb
 from numpy.typing import NDArray
 
 from attncheck.attention.balls import BallArray, from_numpy
-from attncheck.spec import OPERATIONS, SCORE_INPUTS, STAGES, Shape
+from attncheck.spec import OPERATIONS, SCORE_INPUTS, STAGES, InputSpec, Shape, key_axis
 
 LOGITS = STAGES[STAGES.index("scores") : STAGES.index("weights")]
 """The stages that the softmax may follow from, in order."""
+_SPECS: Mapping[str, InputSpec] = {name: spec for own in OPERATIONS.values() for name, spec in own.inputs.items()}
+_ADDS_KEY = tuple(name for name, spec in _SPECS.items() if spec.adds_key)
+_KEY_AXES: Mapping[str, int] = {"key": -2, "value": -2, "mask": -1}
+"""Inputs that have a key more where one is added, and the axis that counts keys."""
 
 
 class OutsideDomain(Exception):
@@ -38,6 +42,9 @@ class Problem:
     problem every number stands for its magnitude, so that each stage becomes the sum of the absolute terms that it is
     made of (tanh being increasing, that of a magnitude bounds the magnitude of tanh): the scale against which its
     radius is small or not.
+
+    Of the keys the last ``added_keys`` (one, or none) are not the case's own: a key of zeros with a value of zeros
+    stands for an input that ``adds_key``. Outside the oracle and the bounds no stage has it (``without_added``).
     """
 
     operation: str
@@ -47,10 +54,20 @@ class Problem:
     returned: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     absolute: bool = False
     first_key: int = 0
+    added_keys: int = 0
 
     @classmethod
     def of(cls, operation: str, options: Mapping[str, Any], inputs: Mapping[str, NDArray[Any]]) -> Problem:
-        """Pose the whole problem: every query row, nothing known yet."""
+        """Pose the whole problem as it is computed: every query row, nothing known yet, and the key that is added."""
+        given = cls.as_given(operation, options, inputs)
+        if inputs.keys().isdisjoint(_ADDS_KEY):
+            return given
+        lowered = replace(given, added_keys=1)
+        return replace(lowered, inputs={name: lowered.input_with_added(name, array) for name, array in inputs.items()})
+
+    @classmethod
+    def as_given(cls, operation: str, options: Mapping[str, Any], inputs: Mapping[str, NDArray[Any]]) -> Problem:
+        """Pose the whole problem with its own keys alone: for what masks say of them."""
         unknown = {name for name, value in options.items() if value is not None} - _OPTIONS
         if operation not in OPERATIONS or unknown or inputs.keys() - _INPUTS:
             # Left out of the computation, it would make a wrong truth.
@@ -123,6 +140,7 @@ class Problem:
         mask = self.inputs.get("mask")
         if self.options.get("is_causal"):
             causal = np.arange(self.first_key, self.first_key + shape[-1]) <= self.rows[:, np.newaxis]  # (Lq, Lk)
+            causal[:, shape[-1] - self.added_keys :] = True
             mask = causal if mask is None else mask & causal
         return None if mask is None else np.broadcast_to(mask, shape)
 
@@ -131,8 +149,42 @@ class Problem:
         allowed = self.allowed(shape)
         unattended = np.zeros(shape, dtype=np.bool_) if allowed is None else ~allowed
         for name in MAY_BE_MINUS_INFINITY & self.inputs.keys():
-            unattended = unattended | (self.inputs[name] == -np.inf)
+            forbidden = self.inputs[name] == -np.inf
+            if name in _ADDS_KEY:
+                unattended[..., -1:] |= per_head(forbidden)
+            else:
+                unattended |= self.on_scores(forbidden, shape)
         return unattended
+
+    def on_scores(self, array: NDArray[Any], shape: Shape) -> NDArray[Any]:
+        """Broadcast a mask or bias of the own keys to the scores' shape, with 0 for the key that is added."""
+        own = np.broadcast_to(array, (*shape[:-1], shape[-1] - self.added_keys))
+        return _padded(own, -1, self.added_keys, 0) if self.added_keys else own
+
+    def with_added(self, stage: str, array: NDArray[Any]) -> NDArray[Any]:
+        """Return a stage with the key that is added, of which 0 is what no step behind it uses."""
+        axis = key_axis(stage)
+        return array if axis is None or not self.added_keys else _padded(array, axis, self.added_keys, 0)
+
+    def without_added(self, stage: str, array: NDArray[Any]) -> NDArray[Any]:
+        """Return a stage without the key that is added; flags of one for all keys stay."""
+        axis = key_axis(stage)
+        if axis is None or not self.added_keys or array.shape[axis] == 1:
+            return array
+        return np.delete(array, -1, axis)
+
+    def input_with_added(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+        """Return an input, or something of its shape, with the key that is added: it may always be attended.
+
+        What is projected has that key behind the projection.
+        """
+        has_none = name != "mask" and OPERATIONS[self.operation].has_projections
+        if not self.added_keys or name not in _KEY_AXES or has_none:
+            return array
+        axis = _KEY_AXES[name]
+        if name == "mask" and array.shape[axis] == 1:
+            array = np.broadcast_to(array, (*array.shape[:-1], self.inputs["key"].shape[-2]))
+        return _padded(array, axis, self.added_keys, name == "mask")
 
     def heads_of(self, name: str) -> int:
         """Return how many heads a projection of multi_head_attention has: query, key or value."""
@@ -146,7 +198,10 @@ class Problem:
         return replace(self, inputs=inputs, rows=self.rows[rows], returned=returned)
 
     def of_keys(self, start: int, stop: int) -> Problem:
-        """Keep only the keys and values from ``start`` up to ``stop``: part of what a row's softmax is a sum over."""
+        """Keep only the keys and values from ``start`` up to ``stop``: part of what a row's softmax is a sum over.
+
+        None of them may have been added.
+        """
         inputs = {name: _keys_of(name, array, start, stop) for name, array in self.inputs.items()}
         return replace(self, inputs=inputs, first_key=self.first_key + start)
 
@@ -173,11 +228,23 @@ _INPUTS = {name for score in SCORE_INPUTS.values() for name in score}.union(
     *(each.inputs for each in OPERATIONS.values())
 ) - _LOWERED
 _BY_QUERY = ("query", *LOGITS, "weights", "context")
-MAY_BE_MINUS_INFINITY = {"scores", "bias"}
+MAY_BE_MINUS_INFINITY = {name for name, spec in _SPECS.items() if spec.may_be_infinite}
+
+
+def per_head(array: NDArray[Any]) -> NDArray[Any]:
+    """Lift what every head has one of, (H,), to the rank of scores: (H, 1, 1)."""
+    return array[:, np.newaxis, np.newaxis]
+
+
+def _padded(array: NDArray[Any], axis: int, count: int, value: int) -> NDArray[Any]:
+    """Put ``count`` slices of one number behind an axis."""
+    shape = list(array.shape)
+    shape[axis] = count
+    return np.concatenate([array, np.full(shape, value, array.dtype)], axis)
 
 
 def check_domain(operation: str, options: Mapping[str, Any], inputs: Mapping[str, NDArray[Any]]) -> None:
-    """Raise ``OutsideDomain`` for NaN, for infinities other than -inf in scores and bias, and for divisions by zero."""
+    """Raise ``OutsideDomain`` for NaN, for infinities but for a -inf that forbids a key, and for divisions by zero."""
     for name, array in inputs.items():
         if array.dtype == np.bool_:
             continue

@@ -27,9 +27,13 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 def projection_of(name: str) -> Step:
-    """Return the projection of query, key or value into heads: (B, L, E) -> (B, H, L, D)."""
+    """Return the projection of query, key or value into heads: (B, L, E) -> (B, H, L, D), and the key that is added."""
 
     def exact(problem: Problem) -> BallArray:
+        balls = own_exact(problem)
+        return balls if name == "query" else balls.with_zero_rows(problem.added_keys)
+
+    def own_exact(problem: Problem) -> BallArray:
         inputs, weight = problem.array(name), problem.array(f"{name}_weight")
         heads = problem.heads_of(name)
         per_head = weight.reshape(weight.shape[0], heads, -1).swapaxes(0, 1)  # (E, H*D) -> (H, E, D)
@@ -40,21 +44,28 @@ def projection_of(name: str) -> Step:
         return projected + problem.balls(bias, projected.shape)
 
     def value(problem: Problem) -> Real:
-        return split_heads(_linear_value(problem, problem.array(name), name), problem.heads_of(name))
+        return problem.with_added(
+            name, split_heads(_linear_value(problem, problem.array(name), name), problem.heads_of(name))
+        )
 
     def error(at: At) -> Operand:
         inputs, bias = at.problem.inputs, at.problem.inputs.get(f"{name}_bias")
-        weight, merged = inputs[f"{name}_weight"], merge_heads(at.value)
+        weight, merged = inputs[f"{name}_weight"], merge_heads(at.problem.without_added(name, at.value))
         flat, heads = linear_layer(Operand(inputs[name]), weight, bias, merged, at.rounding), at.value.shape[1]
         assert flat.worst is not None
         assert flat.variance is not None
-        return Operand(at.value, split_heads(flat.worst, heads), split_heads(flat.variance, heads))
+        worst, variance = (
+            at.problem.with_added(name, split_heads(each, heads)) for each in (flat.worst, flat.variance)
+        )
+        return Operand(at.value, worst, variance)
 
     def radius(around: Around, _: Real) -> Real:
-        return split_heads(_linear_radius(around, around.ball(name), name), around.problem.heads_of(name))
+        own = split_heads(_linear_radius(around, around.ball(name), name), around.problem.heads_of(name))
+        return around.problem.with_added(name, own)
 
     def reach(known: Reach) -> Flags:
-        return split_heads(_linear_reach(known, known.flags[name], name), known.problem.heads_of(name))
+        flags = split_heads(_linear_reach(known, known.flags[name], name), known.problem.heads_of(name))
+        return known.problem.with_added(name, flags)
 
     return Step(exact, value, error, radius, reach=reach)
 

@@ -38,10 +38,19 @@ def propagate(operation: str, options: Mapping[str, Any], inputs: Inputs) -> dic
     # What a query without a key gives is no part of a problem in essential form.
     options = {**posed.options, "empty_rows": options.get("empty_rows")}
     problem = Problem.of(operation, options, posed.inputs).in_float64()
-    radii = {name: _radius(inputs, name) for name, array in problem.inputs.items() if array.dtype != np.bool_}
+    radii = {
+        name: problem.input_with_added(name, _radius(inputs, name))
+        for name, array in problem.inputs.items()
+        if array.dtype != np.bool_
+    }
     with np.errstate(all="ignore"):
         walk = radius_walk(problem, radii)
-        return {stage: walk.node(stage) for stage in computed_stages(operation, options, problem.inputs)}
+        computed = computed_stages(operation, options, problem.inputs)
+        return {stage: _without_added(problem, stage, walk.node(stage)) for stage in computed}
+
+
+def _without_added(problem: Problem, stage: str, ball: Ball) -> Ball:
+    return Ball(problem.without_added(stage, ball.value), problem.without_added(stage, ball.radius))
 
 
 def _radius(inputs: Inputs, name: str) -> Real:

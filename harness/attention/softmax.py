@@ -40,6 +40,7 @@ from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.softmax_radius import log_sum_radius, weight_radius
 from attncheck.attention.step import Around, At, Step
+from attncheck.spec import Shape
 
 _HALF_BIT = 2.0**-53
 _LARGEST_GROWN = np.exp(LARGEST_EXPONENT - 1)
@@ -84,12 +85,16 @@ def _exponentials(logits: Real) -> tuple[Real, Real, Real, Real]:
 
 
 def _exact(problem: Problem, logits: BallArray) -> Exponentials:
-    return exponentials(logits, uniform=problem.has_uniform_rows)
+    return exponentials(logits, uniform=_own_keys(problem, logits.shape) if problem.has_uniform_rows else 0)
 
 
 def _value(problem: Problem, logits: Real) -> Softmax:
-    of_empty = {"uniform": 1 / max(logits.shape[-1], 1), "nan": np.nan}
+    of_empty = {"uniform": 1 / max(_own_keys(problem, logits.shape), 1), "nan": np.nan}
     return softmax(logits, of_empty.get(str(problem.options.get("empty_rows")), 0.0))
+
+
+def _own_keys(problem: Problem, shape: Shape) -> int:
+    return shape[-1] - problem.added_keys
 
 
 def _error(at: At, logits: Logits) -> Rows:

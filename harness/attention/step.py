@@ -91,7 +91,8 @@ def stored_logits(at: At, value: Real, *, bias: Real | None = None) -> Logits:
 
 def stored_behind_bias(at: At, value: Real) -> Logits:
     """Take returned logits that a bias is part of, and s + b may have been one operation with what was before it."""
-    return stored_logits(at, value, bias=at.problem.inputs.get("bias"))
+    bias = at.problem.inputs.get("bias")
+    return stored_logits(at, value, bias=None if bias is None else at.problem.on_scores(bias, value.shape))
 
 
 def _not_stated(*_: Any) -> NoReturn:

@@ -1,7 +1,4 @@
-"""Somebody's own implementation: a callable or a module of theirs, called as the contract says, in a worker of its own.
-
-    attention(query, key, value, *, mask=None, bias=None, is_causal=False, scale=None, softcap=None, window=None,
-              key_lengths=None, past_key=None, past_value=None, empty_rows="zero")
+"""Somebody's own implementation: a callable or a module of theirs, called as ``Backend.attention`` says, in a worker.
 
 Its file is loaded in the worker and nowhere else: whatever it does when it is imported, it does there.
 """

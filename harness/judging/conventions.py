@@ -72,7 +72,7 @@ def empty_row_conventions(operation: str, posed: AttentionProblem) -> Iterator[A
         return  # as a mask, the next one would be of the size of the score matrix
     plain = canonical_form(operation, posed.options, posed.inputs)
     shape = scores_shape(operation, plain.options, plain.inputs)
-    allowed = Problem.of(operation, plain.options, plain.inputs).allowed(shape)
+    allowed = Problem.as_given(operation, plain.options, plain.inputs).allowed(shape)
     if allowed is not None:
         description = f"a query without a key attends to all keys, as if nothing were masked; the case expects {own}"
         unmasked = {**plain.inputs, "mask": allowed | rows[..., np.newaxis]}
@@ -141,7 +141,7 @@ def _ignored(posed: AttentionProblem) -> Iterator[Alternative]:
     for name, spec in IGNORABLE.items():
         if name not in posed.inputs and not posed.options.get(name):
             continue
-        stage, aliases = spec.asks_for or "", {}
+        stage, aliases = spec.asks_for or "weights", {}  # what asks for no stage of its own is part of the softmax
         if isinstance(spec, OptionSpec):
             other = with_options(posed, **{name: False if spec.type is bool else None})
             if stage == "masked":
@@ -153,7 +153,7 @@ def _ignored(posed: AttentionProblem) -> Iterator[Alternative]:
         else:
             other = with_inputs(posed, **{name: np.full_like(posed.inputs[name], spec.neutral)})
         called = spec.called or name
-        verb = "are" if isinstance(spec, InputSpec) and spec.whole else "is"
+        verb = "are" if isinstance(spec, InputSpec) and (spec.whole or spec.adds_key) else "is"
         slug = called.removeprefix("the ").replace(" ", "-")
         yield mistake(f"{slug}-ignored", f"{called} {verb} ignored", other, stage, aliases)
 

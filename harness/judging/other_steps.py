@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.bounds import for_bounds
-from attncheck.attention.errors import Bound, Finished, Operand, Real, as_float64, exact_logits
+from attncheck.attention.errors import Bound, Finished, Logits, Operand, Real, as_float64, exact_logits
 from attncheck.attention.problem import LOGITS, Problem
 from attncheck.attention.projection import merge_heads
 from attncheck.attention.rounding import RoundingModel
@@ -36,6 +37,7 @@ _HALF_PLACES = 8
 def _walk_from(truth: Truth, rounding: RoundingModel, states: Mapping[str, Any]) -> Walk:
     """Follow values and errors from other states of some nodes, and from the inputs."""
     problem = for_bounds(_problem(truth))
+    states = {name: _with_added(problem, name, state) for name, state in states.items()}
     values = value_walk(problem, {name: state.value for name, state in states.items()})
     return error_walk(problem, rounding, values, states=states)
 
@@ -44,10 +46,21 @@ def _problem(truth: Truth) -> Problem:
     return Problem.of(truth.operation, truth.options, truth.inputs)
 
 
-def _estimates(walk: Walk, stages: Iterable[str], rounding: RoundingModel) -> Estimates:
+def _with_added(problem: Problem, name: str, state: Any) -> Any:
+    if not problem.added_keys or not isinstance(state, Logits | Operand):
+        return state
+    parts = {each.name: getattr(state, each.name) for each in fields(state)}
+    arrays = {part: array for part, array in parts.items() if isinstance(array, np.ndarray)}
+    return type(state)(**{**parts, **{part: problem.with_added(name, array) for part, array in arrays.items()}})
+
+
+def _estimates(truth: Truth, walk: Walk, stages: Iterable[str], rounding: RoundingModel) -> Estimates:
     """Return what a walk finds for stages as they are returned."""
-    states = {stage: walk.node(stage) for stage in stages}
-    return {stage: (state.value, state.bound(rounding).worst) for stage, state in states.items()}
+    without_added, states = _problem(truth).without_added, {stage: walk.node(stage) for stage in stages}
+    return {
+        stage: (without_added(stage, state.value), without_added(stage, state.bound(rounding).worst))
+        for stage, state in states.items()
+    }
 
 
 # What is behind a finished result.
@@ -132,7 +145,7 @@ def softmax_over(axis: int) -> Follow:
 def _softmax_of(truth: Truth, logits: Real, error: Real, rounding: RoundingModel) -> Estimates:
     """Return weights and log_sum_exp of logits that are off by ``error`` at most."""
     walk = _walk_from(truth, rounding, {"masked": exact_logits(logits, error)})
-    return _estimates(walk, ("weights", "log_sum_exp"), rounding)
+    return _estimates(truth, walk, ("weights", "log_sum_exp"), rounding)
 
 
 def not_renormalised(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
@@ -148,7 +161,7 @@ def mask_not_renormalised(truth: Truth, rounding: RoundingModel, errors: Errors)
     del asked.inputs["mask"]
     plain = canonical_form(truth.operation, asked.options, asked.inputs)
     logits, _ = _last_logits(truth, errors)
-    before = Problem.of(truth.operation, plain.options, plain.inputs).allowed(logits.shape)
+    before = Problem.as_given(truth.operation, plain.options, plain.inputs).allowed(logits.shape)
     return _masked_behind(truth, rounding, errors, before)
 
 
@@ -156,7 +169,7 @@ def _masked_behind(
     truth: Truth, rounding: RoundingModel, errors: Errors, before: NDArray[np.bool_] | None
 ) -> Estimates:
     logits, _ = _last_logits(truth, errors)
-    allowed = _problem(truth).allowed(logits.shape)
+    allowed = Problem.as_given(truth.operation, truth.options, truth.inputs).allowed(logits.shape)
     if allowed is None:
         return {}
     last = [stage for stage in LOGITS[:-1] if stage in truth.exact][-1]
@@ -177,7 +190,7 @@ def _behind_weights(truth: Truth, weights: Real, worst: Real, rounding: Rounding
     if "value" in truth.exact:
         states["value"] = _projected(truth, errors, "value")
     walk = _walk_from(truth, rounding, states)
-    return _estimates(walk, [stage for stage in ("context", "output") if stage in walk.graph], rounding)
+    return _estimates(truth, walk, [stage for stage in ("context", "output") if stage in walk.graph], rounding)
 
 
 def _projected(truth: Truth, errors: Errors, name: str) -> Operand:
@@ -189,7 +202,7 @@ def _projected(truth: Truth, errors: Errors, name: str) -> Operand:
 
 def squared(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
     """Square the scores."""
-    scores, error = truth.exact["scores"].high, errors["scores"]
+    problem, scores, error = _problem(truth), truth.exact["scores"].high, errors["scores"]
     squares = scores * scores
     moved = 2 * np.abs(scores) * error + error * error + _few_roundings(rounding) * squares + rounding.score_underflow
     walk = _walk_from(truth, rounding, {"scores": exact_logits(squares, moved)})
@@ -197,10 +210,11 @@ def squared(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
     for stage in LOGITS:
         if stage in truth.exact:
             state = walk.node(stage)
-            found[stage] = state.value, state.worst + np.zeros_like(state.value)
+            value, error = state.value, state.worst + np.zeros_like(state.value)
+            found[stage] = problem.without_added(stage, value), problem.without_added(stage, error)
     if truth.operation == "scoring":
         return found
-    found |= _estimates(walk, ("weights", "log_sum_exp"), rounding)
+    found |= _estimates(truth, walk, ("weights", "log_sum_exp"), rounding)
     return found | _behind_weights(truth, *found["weights"], rounding, errors)
 
 
@@ -216,7 +230,7 @@ def merged_by_view(truth: Truth, rounding: RoundingModel, errors: Errors) -> Est
         for each in (np.ascontiguousarray(context), np.ascontiguousarray(error))
     )
     walk = _walk_from(truth, rounding, {"context": Finished(seen, Bound(moved, moved))})
-    return _estimates(walk, ("output",), rounding)
+    return _estimates(truth, walk, ("output",), rounding)
 
 
 def split_by_view(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
@@ -229,4 +243,4 @@ def split_by_view(truth: Truth, rounding: RoundingModel, errors: Errors) -> Esti
     found: Estimates = {name: (each.value, np.asarray(each.worst)) for name, each in operands.items()}
     walk = _walk_from(truth, rounding, operands)
     behind = [stage for stage in truth.exact if stage in walk.graph and stage not in operands]
-    return found | _estimates(walk, behind, rounding)
+    return found | _estimates(truth, walk, behind, rounding)

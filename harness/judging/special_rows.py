@@ -98,7 +98,7 @@ class SpecialRows:
         """Return the problem in which rows without a key have every key and equal scores: uniform weights."""
         query = self.problem.inputs["query"]
         shape = scores_shape(self.problem.operation, options, self.problem.inputs)
-        allowed = Problem.of(self.problem.operation, options, self.problem.inputs).allowed(shape)
+        allowed = Problem.as_given(self.problem.operation, options, self.problem.inputs).allowed(shape)
         empty = self.empty[..., np.newaxis]
         inputs = dict(self.problem.inputs) | {"query": np.where(empty, np.zeros((), query.dtype), query)}
         inputs["mask"] = np.ones(shape, dtype=np.bool_) if allowed is None else allowed | empty
@@ -116,7 +116,9 @@ class SpecialRows:
         """Return, in a stage's shape, what these rows (..., H, Lq) reach."""
         flags = rows[..., np.newaxis]
         known = dict.fromkeys(("query", *LOGITS[:2]), flags)
-        return np.broadcast_to(reach_walk_from(self.problem, known).node(stage), shape)
+        problem = Problem.of(self.problem.operation, self.problem.options, self.problem.inputs)
+        reached = reach_walk_from(problem, known).node(stage)
+        return np.broadcast_to(problem.without_added(stage, reached), shape)
 
     def _unusual(self, stage: str, shape: Shape) -> tuple[Flags, Flags]:
         """Return where a stage is exactly NaN, and where nothing is to be said of it."""
@@ -152,16 +154,17 @@ def without_nan(inputs: Inputs) -> dict[str, Array]:
 def special_rows(operation: str, options: Options, inputs: Inputs, convention: str) -> SpecialRows:
     """Find the special rows of a problem in essential form, NaN and all."""
     shape = scores_shape(operation, options, inputs)
-    problem = Problem.of(operation, options, inputs)
+    given, problem = (make(operation, options, inputs) for make in (Problem.as_given, Problem.of))
     nan_rows = _rows_with_nan(inputs)
     nan_rows = nan_rows[:, np.newaxis] if OPERATIONS[operation].has_projections else nan_rows
     nan_rows = np.broadcast_to(nan_rows, shape[:-1])
     empty = np.zeros(shape[:-1], dtype=np.bool_)
     if shape[-1]:  # the mean of no values is 0 in every convention
-        empty = ~_any(~problem.unattended(shape), -1)[..., 0]
-    allowed = problem.allowed(shape) if nan_rows.any() else None
+        *leading, keys = shape
+        empty = ~_any(~problem.unattended((*leading, keys + problem.added_keys)), -1)[..., 0]
+    allowed = given.allowed(shape) if nan_rows.any() else None
     forbidden = None if allowed is None else ~allowed
-    return SpecialRows(problem, convention, empty, nan_rows, forbidden)
+    return SpecialRows(given, convention, empty, nan_rows, forbidden)
 
 
 def empty_rows(operation: str, posed: AttentionProblem) -> Flags:

@@ -25,7 +25,7 @@ from attncheck.attention.walk import Walk, reach_walk, reach_walk_from
 from attncheck.judging.special_rows import scores_shape
 from attncheck.oracle.enclosure import Enclosure
 from attncheck.reading.shapes import broadcast_gradients
-from attncheck.spec import LOGITS, PROJECTIONS, SUMS_OF_QUERIES, Shape, computed_stages
+from attncheck.spec import LOGITS, PROJECTIONS, STAGE_SPECS, SUMS_OF_QUERIES, Shape, computed_stages
 
 Array = NDArray[Any]
 Inputs = Mapping[str, Array]
@@ -35,7 +35,7 @@ _LOGITS = frozenset({*PROJECTIONS, *LOGITS})
 """Stages of which every key has its own elements: what reaches these is no matter of masks."""
 
 _SPOILT_TOGETHER: Mapping[str, tuple[int, ...]] = {
-    "log_sum_exp": (),
+    **{name: () for name, spec in STAGE_SPECS.items() if spec.axes[-1] in {"Lq", "H"}},
     **dict.fromkeys({*SUMS_OF_QUERIES, *broadcast_gradients("attention_gradients")}, (-2, -1)),
 }
 """Axes along which one NaN tells what became of the others: the last one, but for these stages. A softmax may give 0
@@ -120,10 +120,12 @@ def find_undefined(operation: str, options: Options, inputs: Inputs) -> Undefine
         return None
     found = {name: each for name, each in flags.items() if each.any()}
     problem = Problem.of(operation, options, inputs)
+    flags = {name: problem.input_with_added(name, each) for name, each in flags.items()}
     stages = _stages(reach_walk(problem, flags, None), problem)
     if "key" not in inputs or operation == "scoring":  # nothing is masked
         return Undefined(found, "; ".join(reasons), stages)
-    attended = ~problem.unattended(scores_shape(operation, options, inputs))
+    *leading, keys = scores_shape(operation, options, inputs)
+    attended = ~problem.unattended((*leading, keys + problem.added_keys))
     by_selection = _stages(reach_walk(problem, flags, attended), problem)
     return Undefined(
         found, "; ".join(reasons), stages, {stage: by_selection[stage] for stage in by_selection.keys() - _LOGITS}
@@ -139,10 +141,11 @@ def is_odd(name: str, array: Array) -> Flags:
 def _stages(walk: Walk, problem: Problem) -> dict[str, Flags]:
     """Return the flags of every stage, in shapes that broadcast to the stages' own."""
     stages = computed_stages(problem.operation, problem.options, problem.inputs)
-    return {stage: walk.node(stage) for stage in stages}
+    return {stage: problem.without_added(stage, walk.node(stage)) for stage in stages}
 
 
 def follow_scores(operation: str, options: Options, inputs: Inputs, scores: Flags) -> dict[str, Flags]:
     """Follow flags of scores, (B, H, Lq, T), to every stage behind them, in shapes that broadcast to the stages'."""
     problem = Problem.of(operation, options, inputs)
-    return _stages(reach_walk_from(problem, {"scores": scores, "raw_scores": scores}), problem)
+    known = {stage: problem.with_added(stage, scores) for stage in ("scores", "raw_scores")}
+    return _stages(reach_walk_from(problem, known), problem)

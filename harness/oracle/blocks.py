@@ -27,7 +27,7 @@ from attncheck.attention.walk import exact_walk
 from attncheck.oracle.enclosure import Enclosure, Real, enclose
 from attncheck.oracle.evaluate import MIN_RADIUS, TOLERANCE, settled
 from attncheck.reading.shapes import score_elements
-from attncheck.spec import computed_stages
+from attncheck.spec import OPERATIONS, computed_stages
 
 RESULTS = frozenset({"log_sum_exp", "output"})
 """Stages of attention that have no axis of keys."""
@@ -59,6 +59,7 @@ def are_blocked(
 ) -> bool:
     """Whether these stages of a computation need no score matrix, and it would be large."""
     needs_none = operation == "attention" and RESULTS.issuperset(stages) and not options.get("softcap_follows")
+    needs_none = needs_none and not any(OPERATIONS[operation].inputs[name].adds_key for name in inputs)
     return needs_none and score_elements(operation, options, inputs) > MIN_ELEMENTS
 
 

@@ -10,7 +10,7 @@ do not fit in 106, and everything below 2^-1074.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any
@@ -48,7 +48,11 @@ class Enclosure:
 
     def reshaped(self, shape: Shape) -> Enclosure:
         """Return the same elements in another shape."""
-        return Enclosure(self.high.reshape(shape), self.low.reshape(shape), self.radius.reshape(shape))
+        return self.mapped(lambda array: array.reshape(shape))
+
+    def mapped(self, function: Callable[[Real], Real]) -> Enclosure:
+        """Rearrange the elements, or leave some out."""
+        return Enclosure(function(self.high), function(self.low), function(self.radius))
 
     def error_of(self, candidate: NDArray[Any]) -> Real:
         """Return |candidate - (high + low)|, float64, its own rounding below 2^-51 of it.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -96,7 +97,8 @@ def exact_from(
     problem = Problem.of(operation, options, inputs)
     check_domain(operation, options, inputs)
     needed = _nearest(problem, returned, stage)
-    taken = {name: problem.as_predecessor(name, returned[name], stage) for name in needed}
+    whole = {name: problem.with_added(name, returned[name]) for name in needed}
+    taken = {name: problem.as_predecessor(name, array, stage) for name, array in whole.items()}
     usable = {name: array for name, array in taken.items() if array is not None}
     if len(usable) < len(needed):
         return None
@@ -152,15 +154,17 @@ def _attempt(parts: Sequence[Problem], stages: Sequence[str]) -> dict[str, Enclo
             enclosure = enclose(balls.entries(), balls.shape, balls.attended)
             if not _suffices(enclosure, balls, part, walk, stage):
                 return None
-            pieces[stage].append(enclosure.reshaped(_shape_of(stage, balls, part)))
+            own = enclosure.reshaped(_shape_of(stage, balls, part))
+            pieces[stage].append(own.mapped(partial(part.without_added, stage)))
         shared = {name: walk.nodes[name] for name in ("key", "value") if name in walk.nodes}
     return {stage: _joined(stage, found) for stage, found in pieces.items()}
 
 
 def _shape_of(stage: str, balls: BallArray, part: Problem) -> Shape:
-    """Return a stage's own shape; balls have at least two axes."""
-    if stage == "grad_bias":
-        return part.array("bias").shape
+    """Return a stage's own shape, that of the input of a gradient; balls have at least two axes."""
+    of_input = stage.removeprefix("grad_")
+    if of_input != stage:
+        return part.array(of_input).shape
     return balls.shape[:-1] if stage == "log_sum_exp" else balls.shape
 
 

@@ -23,8 +23,9 @@ class InputSpec:
     ``asks_for`` is the stage that is computed only where this input or another that asks for it is given; ``neutral``
     is the number that changes nothing, of an input that may be left out. ``folds_into`` names the input that takes its
     meaning over before anything is computed; with ``for_reading`` that happens before any implementation is called.
-    Gradients are taken by ``differentiable`` inputs. ``called`` is what people call one that may be ignored, and
-    ``synonyms`` are what public kernels call it.
+    One that ``adds_key`` is the logit of one more key per head, of zeros and with a value of zeros, for which no stage
+    has a column: it is lowered to that before anything is computed. Gradients are taken by ``differentiable`` inputs.
+    ``called`` is what people call one that may be ignored, and ``synonyms`` are what public kernels call it.
     """
 
     axes: Axes
@@ -38,6 +39,7 @@ class InputSpec:
     neutral: float | None = None
     folds_into: str | None = None
     for_reading: bool = False
+    adds_key: bool = False
     differentiable: bool = False
     called: str | None = None
     synonyms: tuple[str, ...] = ()
@@ -97,11 +99,13 @@ INPUTS_ON_SCORES: Mapping[str, InputSpec] = {
         called="the query mask",
     ),
 }
+INPUTS_ON_ROWS: Mapping[str, InputSpec] = {**INPUTS_ON_SCORES}
+"""What a row's softmax depends on beside query, key and value."""
 ATTENTION_INPUTS: Mapping[str, InputSpec] = {
     "query": QUERY,
     "key": InputSpec(("B", "Hkv", "Lk", "D"), differentiable=True, synonyms=("k", "keys", "xk", "key_states")),
     "value": InputSpec(("B", "Hkv", "Lk", "Dv"), differentiable=True, synonyms=("v", "values", "xv", "value_states")),
-    **INPUTS_ON_SCORES,
+    **INPUTS_ON_ROWS,
 }
 PAST_INPUTS: Mapping[str, InputSpec] = {
     "past_key": optional(

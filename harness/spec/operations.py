@@ -8,6 +8,7 @@ from typing import Any
 
 from attncheck.spec.inputs import (
     ATTENTION_INPUTS,
+    INPUTS_ON_ROWS,
     INPUTS_ON_SCORES,
     KEY,
     PAST_INPUTS,
@@ -137,7 +138,7 @@ OPERATIONS: Mapping[str, Operation] = {
                 "key_bias": optional("Hkv*D"),
                 "value_bias": optional("Hkv*Dv"),
                 "output_bias": optional("Eo", needs="output_weight"),
-                **INPUTS_ON_SCORES,
+                **INPUTS_ON_ROWS,
             },
             _ATTENTION_OPTIONS - {"softcap"},
             (*PROJECTIONS, *_WITHOUT_CAP, *_SOFTMAX, *MEANS),
@@ -148,14 +149,14 @@ OPERATIONS: Mapping[str, Operation] = {
 PER_HEAD = tuple(name for name, own in OPERATIONS.items() if "heads" in own.options and not own.has_projections)
 """Operations on queries, keys and values that have an axis of heads, or come with their heads side by side."""
 
-_ASKING: Mapping[str, InputSpec | OptionSpec] = {**INPUTS_ON_SCORES, **OPTIONS}
+_ASKING: Mapping[str, InputSpec | OptionSpec] = {**INPUTS_ON_ROWS, **OPTIONS}
 ASKED_BY: Mapping[str, frozenset[str]] = {
     **{
         stage: frozenset(name for name, spec in _ASKING.items() if spec.asks_for == stage)
         for stage in dict.fromkeys(spec.asks_for for spec in _ASKING.values())
         if stage is not None
     },
-    **{f"grad_{name}": frozenset({name}) for name, spec in INPUTS_ON_SCORES.items() if spec.differentiable},
+    **{f"grad_{name}": frozenset({name}) for name, spec in INPUTS_ON_ROWS.items() if spec.differentiable},
 }
 """Stages that are computed only where one of these inputs and options is given."""
 IGNORABLE: Mapping[str, InputSpec | OptionSpec] = {name: spec for name, spec in _ASKING.items() if spec.called}

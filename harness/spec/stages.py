@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from attncheck.spec.inputs import ATTENTION_INPUTS, INPUTS_ON_SCORES, SCORES_AXES, Axes
+from attncheck.spec.inputs import ATTENTION_INPUTS, INPUTS_ON_ROWS, SCORES_AXES, Axes
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ ON_SCORES = tuple(name for name, spec in STAGE_SPECS.items() if spec.axes == SCO
 """Stages of the scores' shape."""
 SUMS_OF_QUERIES = tuple(name for name in GRADIENTS if "Lk" in STAGE_SPECS[name].axes)
 """Gradients that every query row of a head has a part in."""
-THROUGH_SCORES = tuple(name for name in GRADIENTS if name.removeprefix("grad_") in {"query", "key", *INPUTS_ON_SCORES})
+THROUGH_SCORES = tuple(name for name in GRADIENTS if name.removeprefix("grad_") in {"query", "key", *INPUTS_ON_ROWS})
 """Gradients that come through a row's scores; that of the values follows from its weights alone."""
 
 
@@ -65,6 +65,15 @@ def query_axis(stage: str) -> int | None:
     """Return the axis of a stage that counts query rows, from the end; None for those of keys and values."""
     axes = STAGE_SPECS[stage].axes if stage in STAGE_SPECS else SCORES_AXES
     return axes.index("Lq") - len(axes) if "Lq" in axes else None
+
+
+def key_axis(stage: str) -> int | None:
+    """Return the axis of a stage that counts keys, from the end; None without one, or where its length may be 1."""
+    name = stage.removeprefix("grad_")
+    if stage not in STAGE_SPECS or (name != stage and ATTENTION_INPUTS[name].broadcast):
+        return None
+    axes = STAGE_SPECS[stage].axes
+    return next((axes.index(letter) - len(axes) for letter in ("T", "Lk") if letter in axes), None)
 
 
 def stage_position(stage: str) -> int:
