@@ -143,6 +143,7 @@ class Backend(Protocol):
         *,
         mask: Tensor | None = None,
         bias: Tensor | None = None,
+        sinks: Tensor | None = None,
         is_causal: bool = False,
         scale: float | None = None,
         softcap: float | None = None,
@@ -155,10 +156,15 @@ class Backend(Protocol):
         """Score, mask, normalise and average the values.
 
         query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv), past_key (B, Hkv, P, D), past_value
-        (B, Hkv, P, Dv), mask and bias of rank 4, broadcasting to (B, H, Lq, T), key_lengths (B,), counted over T
+        (B, Hkv, P, Dv), mask and bias of rank 4, broadcasting to (B, H, Lq, T), key_lengths (B,), counted over T,
+        sinks (H,)
         -> the stages of ``dot_scores``, ``mask_scores`` and ``softmax``, then output (B, H, Lq, Dv).
         The past comes before the keys. A window counts from a query's position P + i. ``is_causal`` is never given
-        together with a past: such a case comes with a mask.
+        together with a past: such a case comes with a mask. A sink is one more logit of every query of its head, behind
+        softcap, bias and mask, of a key that has a value of 0: it is part of the denominator of the weights and of
+        log_sum_exp, and has no column in any stage. A row that may attend to no key but has a sink is not empty: its
+        weights and output are 0. A sink of -inf is none. OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card",
+        section 2.3.
         """
 
     def attention_gradients(
@@ -170,6 +176,7 @@ class Backend(Protocol):
         *,
         mask: Tensor | None = None,
         bias: Tensor | None = None,
+        sinks: Tensor | None = None,
         is_causal: bool = False,
         scale: float | None = None,
         softcap: float | None = None,
@@ -181,8 +188,8 @@ class Backend(Protocol):
 
         As ``attention``, grad_output (B, H, Lq, Dv)
         -> grad_query (B, H, Lq, D), grad_key (B, Hkv, Lk, D), grad_value (B, Hkv, Lk, Dv), and grad_bias in the shape
-        of the bias that was given. A row in which no key may be attended has no part in the gradients of query, key and
-        bias.
+        of the bias that was given, and grad_sinks (H,). A row in which no key may be attended has no part in the
+        gradients of query, key, bias and sinks.
         """
 
     def multi_head_attention(
@@ -203,6 +210,7 @@ class Backend(Protocol):
         output_bias: Tensor | None = None,
         mask: Tensor | None = None,
         bias: Tensor | None = None,
+        sinks: Tensor | None = None,
         is_causal: bool = False,
         scale: float | None = None,
         window: Window | None = None,

@@ -133,6 +133,18 @@ def softmax(scores: Tensor, *, empty_rows: EmptyRows = "zero") -> Stages:
     return {"weights": weights, "log_sum_exp": jax.nn.logsumexp(scores, axis=-1)}
 
 
+def _softmax_with_sinks(logits: Tensor, sinks: Tensor, empty_rows: EmptyRows) -> Stages:
+    """Normalise each row over the keys and the sink of its head, whose own weight is not returned."""
+    column = jnp.broadcast_to(sinks[:, None, None], (*logits.shape[:-1], 1))  # (B, H, Lq, 1)
+    joined = jnp.concatenate([logits, column], axis=-1)
+    stages = softmax(joined)
+    weights = stages["weights"][..., :-1]
+    if empty_rows != "zero":
+        empty = jnp.isneginf(joined).all(axis=-1, keepdims=True)
+        weights = jnp.where(empty, 1 / max(logits.shape[-1], 1) if empty_rows == "uniform" else jnp.nan, weights)
+    return stages | {"weights": weights}
+
+
 def attention(
     query: Tensor,
     key: Tensor,
@@ -140,6 +152,7 @@ def attention(
     *,
     mask: Tensor | None = None,
     bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
@@ -159,7 +172,10 @@ def attention(
     *_, scores = stages.values()  # the last stage that was asked for
     stages |= mask_scores(scores, mask=mask, bias=bias, is_causal=is_causal, window=window, key_lengths=key_lengths)
     *_, logits = stages.values()
-    stages |= softmax(logits, empty_rows=empty_rows)
+    if sinks is None:
+        stages |= softmax(logits, empty_rows=empty_rows)
+    else:
+        stages |= _softmax_with_sinks(logits, sinks, empty_rows)
     stages["output"] = stages["weights"] @ value
     return stages
 
@@ -172,6 +188,7 @@ def attention_gradients(
     *,
     mask: Tensor | None = None,
     bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
@@ -183,11 +200,11 @@ def attention_gradients(
     options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "scale": scale, "softcap": softcap}
     options |= {"window": window, "key_lengths": key_lengths, "empty_rows": empty_rows}
 
-    def output_of(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
-        return attention(query, key, value, bias=bias, **options)["output"]
+    def output_of(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, sinks: Tensor | None) -> Tensor:
+        return attention(query, key, value, bias=bias, sinks=sinks, **options)["output"]
 
-    _, pull_back = jax.vjp(output_of, query, key, value, bias)
-    names = ("grad_query", "grad_key", "grad_value", "grad_bias")
+    _, pull_back = jax.vjp(output_of, query, key, value, bias, sinks)
+    names = ("grad_query", "grad_key", "grad_value", "grad_bias", "grad_sinks")
     gradients = zip(names, pull_back(grad_output), strict=True)
     return {name: gradient for name, gradient in gradients if gradient is not None}
 
@@ -209,6 +226,7 @@ def multi_head_attention(
     output_bias: Tensor | None = None,
     mask: Tensor | None = None,
     bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
     window: Window | None = None,
@@ -224,7 +242,7 @@ def multi_head_attention(
         "key": _split_heads(_project(key, key_weight, key_bias), kv_heads),
         "value": _split_heads(_project(value, value_weight, value_bias), kv_heads),
     }
-    masks: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal}
+    masks: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal}
     masks |= {"window": window, "key_lengths": key_lengths, "empty_rows": empty_rows}
     stages |= attention(**stages, **masks, scale=scale)
     stages["context"] = stages.pop("output")

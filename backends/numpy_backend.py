@@ -112,13 +112,23 @@ def mask_scores(
 
 def softmax(scores: Array, *, empty_rows: EmptyRows = "zero") -> Stages:
     """Normalise each row over the keys."""
+    return _softmax_with_sinks(scores, None, empty_rows)
+
+
+def _softmax_with_sinks(scores: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
+    """Normalise each row over the keys and the sink of its head, whose own weight is not returned."""
+    sink = -np.inf if sinks is None else sinks[:, np.newaxis, np.newaxis]  # (H, 1, 1)
     if empty_rows != "zero":  # equal scores have equal weights, and NaN spreads to all of them
-        empty = (scores == -np.inf).all(axis=-1, keepdims=True)
+        empty = (scores == -np.inf).all(axis=-1, keepdims=True) & (sink == -np.inf)
         scores = np.where(empty, 0.0 if empty_rows == "uniform" else np.nan, scores)
-    maximum = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+    maximum = np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), sink)
     empty = maximum == -np.inf
-    exponentials = np.exp(scores - np.where(empty, 0, maximum))
-    total = np.where(empty, 1, exponentials.sum(axis=-1, keepdims=True))
+    shift = np.where(empty, 0, maximum)
+    exponentials = np.exp(scores - shift)
+    total = exponentials.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + np.exp(sink - shift)
+    total = np.where(empty, 1, total)
     return {
         "weights": np.where(empty, 0, exponentials / total),
         # An infinite maximum, of either sign, is the answer itself: inf + log(inf - inf) would be NaN.
@@ -133,6 +143,7 @@ def attention(
     *,
     mask: Array | None = None,
     bias: Array | None = None,
+    sinks: Array | None = None,
     is_causal: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
@@ -151,7 +162,7 @@ def attention(
     *_, scores = stages.values()  # the last stage that was asked for
     stages |= mask_scores(scores, mask=mask, bias=bias, is_causal=is_causal, window=window, key_lengths=key_lengths)
     *_, logits = stages.values()
-    stages |= softmax(logits, empty_rows=empty_rows)
+    stages |= _softmax_with_sinks(logits, sinks, empty_rows)
     stages["output"] = stages["weights"] @ value
     return stages
 
@@ -164,6 +175,7 @@ def attention_gradients(
     *,
     mask: Array | None = None,
     bias: Array | None = None,
+    sinks: Array | None = None,
     is_causal: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
@@ -172,15 +184,16 @@ def attention_gradients(
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Differentiate by hand, from the last stage to the first: the chain rule as vector-Jacobian products."""
-    masks: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal}
+    masks: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal}
     masks |= {"window": window, "key_lengths": key_lengths}
     stages = attention(query, key, value, scale=scale, softcap=softcap, empty_rows=empty_rows, **masks)
     heads, kv_heads = query.shape[1], key.shape[1]
-    *_, logits, weights, _, _ = stages.values()
+    *_, logits, weights, log_sum_exp, _ = stages.values()
     key, value = _repeat_heads(key, heads), _repeat_heads(value, heads)
     grad_weights = grad_output @ np.swapaxes(value, -1, -2)
     # The Jacobian of a softmax is diag(p) - p p^T. Where the weight is 0, as behind a mask, so is this.
-    grad_logits = weights * (grad_weights - (weights * grad_weights).sum(axis=-1, keepdims=True))
+    mean = (weights * grad_weights).sum(axis=-1, keepdims=True)
+    grad_logits = weights * (grad_weights - mean)
     if empty_rows != "zero":  # the weights of a row without a key follow from none of its scores
         grad_logits = np.where(logits == -np.inf, 0.0, grad_logits)
     # The derivative of c tanh(s / c) is 1 - tanh(s / c)^2.
@@ -195,6 +208,10 @@ def attention_gradients(
         # One number of the bias was added in every place along an axis of length 1.
         axes = tuple(axis for axis, length in enumerate(bias.shape) if length == 1)
         gradients["grad_bias"] = grad_logits.sum(axis=axes, keepdims=True)
+    if sinks is not None:
+        sink = sinks[:, np.newaxis]  # (H, 1)
+        sink_weight = np.where(sink == -np.inf, 0, np.exp(sink - log_sum_exp))
+        gradients["grad_sinks"] = -(sink_weight * mean[..., 0]).sum(axis=(0, 2))  # its value is 0
     return gradients
 
 
@@ -215,6 +232,7 @@ def multi_head_attention(
     output_bias: Array | None = None,
     mask: Array | None = None,
     bias: Array | None = None,
+    sinks: Array | None = None,
     is_causal: bool = False,
     scale: float | None = None,
     window: Window | None = None,
@@ -230,7 +248,7 @@ def multi_head_attention(
         "key": _split_heads(_project(key, key_weight, key_bias), kv_heads),
         "value": _split_heads(_project(value, value_weight, value_bias), kv_heads),
     }
-    masks: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal}
+    masks: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal}
     masks |= {"window": window, "key_lengths": key_lengths}
     stages |= attention(**stages, **masks, scale=scale, empty_rows=empty_rows)
     stages["context"] = stages.pop("output")

@@ -128,6 +128,19 @@ def softmax(scores: Tensor, *, empty_rows: EmptyRows = "zero") -> Stages:
     return {"weights": weights, "log_sum_exp": tf.reduce_logsumexp(scores, axis=-1)}
 
 
+def _softmax_with_sinks(logits: Tensor, sinks: Tensor, empty_rows: EmptyRows) -> Stages:
+    """Normalise each row over the keys and the sink of its head, whose own weight is not returned."""
+    column = tf.broadcast_to(sinks[:, tf.newaxis, tf.newaxis], (*logits.shape[:-1], 1))  # (B, H, Lq, 1)
+    joined = tf.concat([logits, column], axis=-1)
+    stages = softmax(joined)
+    weights = stages["weights"][..., :-1]
+    if empty_rows != "zero":
+        empty = tf.reduce_all(joined == -math.inf, axis=-1, keepdims=True)
+        fill = 1 / max(logits.shape[-1], 1) if empty_rows == "uniform" else math.nan
+        weights = tf.where(empty, tf.constant(fill, logits.dtype), weights)
+    return stages | {"weights": weights}
+
+
 def attention(
     query: Tensor,
     key: Tensor,
@@ -135,6 +148,7 @@ def attention(
     *,
     mask: Tensor | None = None,
     bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
@@ -155,7 +169,10 @@ def attention(
     *_, scores = stages.values()  # the last stage that was asked for
     stages |= mask_scores(scores, mask=mask, bias=bias, is_causal=is_causal, window=window, key_lengths=key_lengths)
     *_, logits = stages.values()
-    stages |= softmax(logits, empty_rows=empty_rows)
+    if sinks is None:
+        stages |= softmax(logits, empty_rows=empty_rows)
+    else:
+        stages |= _softmax_with_sinks(logits, sinks, empty_rows)
     stages["output"] = tf.matmul(stages["weights"], value)
     return stages
 
@@ -168,6 +185,7 @@ def attention_gradients(
     *,
     mask: Tensor | None = None,
     bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
@@ -179,7 +197,9 @@ def attention_gradients(
     sources = {"grad_query": query, "grad_key": key, "grad_value": value}
     if bias is not None:
         sources["grad_bias"] = bias
-    masks: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal}
+    if sinks is not None:
+        sources["grad_sinks"] = sinks
+    masks: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal}
     masks |= {"window": window, "key_lengths": key_lengths, "empty_rows": empty_rows}
     with tf.GradientTape() as tape:
         tape.watch(sources)
@@ -205,6 +225,7 @@ def multi_head_attention(
     output_bias: Tensor | None = None,
     mask: Tensor | None = None,
     bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
     window: Window | None = None,
@@ -220,7 +241,7 @@ def multi_head_attention(
         "key": _split_heads(_project(key, key_weight, key_bias), kv_heads),
         "value": _split_heads(_project(value, value_weight, value_bias), kv_heads),
     }
-    masks: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal}
+    masks: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal}
     masks |= {"window": window, "key_lengths": key_lengths, "empty_rows": empty_rows}
     stages |= attention(**stages, **masks, scale=scale)
     stages["context"] = stages.pop("output")

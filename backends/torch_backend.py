@@ -131,6 +131,18 @@ def softmax(scores: Tensor, *, empty_rows: EmptyRows = "zero") -> Stages:
     return {"weights": weights, "log_sum_exp": torch.logsumexp(scores, dim=-1)}
 
 
+def _softmax_with_sinks(logits: Tensor, sinks: Tensor, empty_rows: EmptyRows) -> Stages:
+    """Normalise each row over the keys and the sink of its head, whose own weight is not returned."""
+    column = sinks[:, None, None].expand(*logits.shape[:-1], 1)  # (B, H, Lq, 1)
+    joined = torch.cat((logits, column), dim=-1)
+    stages = softmax(joined)
+    weights = stages["weights"][..., :-1]
+    if empty_rows != "zero":
+        empty = joined.isneginf().all(dim=-1, keepdim=True)
+        weights = weights.masked_fill(empty, 1 / max(logits.size(-1), 1) if empty_rows == "uniform" else math.nan)
+    return stages | {"weights": weights}
+
+
 def attention(
     query: Tensor,
     key: Tensor,
@@ -138,6 +150,7 @@ def attention(
     *,
     mask: Tensor | None = None,
     bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
@@ -162,7 +175,10 @@ def attention(
     )
     stages |= mask_scores(scores, mask=allowed, bias=bias)
     *_, logits = stages.values()  # the last stage that was asked for
-    stages |= softmax(logits, empty_rows=empty_rows)
+    if sinks is None:
+        stages |= softmax(logits, empty_rows=empty_rows)
+    else:
+        stages |= _softmax_with_sinks(logits, sinks, empty_rows)
     stages["output"] = stages["weights"] @ value
     return stages
 
@@ -175,6 +191,7 @@ def attention_gradients(
     *,
     mask: Tensor | None = None,
     bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
@@ -183,7 +200,7 @@ def attention_gradients(
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Differentiate the output by autograd."""
-    inputs = {"query": query, "key": key, "value": value, "bias": bias}
+    inputs = {"query": query, "key": key, "value": value, "bias": bias, "sinks": sinks}
     options = {
         "mask": mask,
         "is_causal": is_causal,
@@ -213,6 +230,7 @@ def multi_head_attention(
     output_bias: Tensor | None = None,
     mask: Tensor | None = None,
     bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
     window: Window | None = None,
@@ -228,7 +246,7 @@ def multi_head_attention(
         "key": _split_heads(_project(key, key_weight, key_bias), kv_heads),
         "value": _split_heads(_project(value, value_weight, value_bias), kv_heads),
     }
-    masks: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal}
+    masks: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal}
     masks |= {"window": window, "key_lengths": key_lengths, "empty_rows": empty_rows}
     stages |= attention(**stages, **masks, scale=scale)
     stages["context"] = stages.pop("output")

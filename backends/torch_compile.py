@@ -68,6 +68,7 @@ def attention_gradients(
     *,
     mask: Tensor | None = None,
     bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
@@ -76,7 +77,7 @@ def attention_gradients(
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Differentiate the compiled function, whose backward pass is compiled too."""
-    inputs = {"query": query, "key": key, "value": value, "bias": bias}
+    inputs = {"query": query, "key": key, "value": value, "bias": bias, "sinks": sinks}
     options = {
         "mask": mask,
         "is_causal": is_causal,

@@ -43,6 +43,10 @@ def draw_asked(kind: str, random: Random, dims: Dimensions) -> Asked:
     if kind in _CAPPABLE and random.rand() < _SELDOM:
         asked.options["softcap"] = float(np.float32(10 ** random.uniform(-1, 2)))
         asked.names.append("softcap")
+    if kind in _SCALABLE and random.rand() < _SCALED:
+        sinks = random.randn(dims.H) * 10 ** random.uniform(-1, 1.3)
+        asked.inputs["sinks"] = np.where(random.rand(dims.H) < _SELDOM, -np.inf, sinks)
+        asked.names.append("sinks")
     return asked
 
 

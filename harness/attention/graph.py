@@ -6,6 +6,7 @@
     capped               ``softcap``, behind the scores, unless a convention puts it behind the bias, or behind the
                          mask, which then forbids nothing altogether
     biased, masked       ``bias``, ``mask``
+    logits               ``sinks``, behind all of them: what the softmax is of, itself no stage
     exponentials         shared by weights and log_sum_exp, itself no stage: ``softmax``
     context, output      ``weighted_mean``; of multi_head_attention the heads side by side, times Wo plus bo
     grad_query .. bias   of attention_gradients, the transposes of the same steps: ``gradients``
@@ -32,6 +33,7 @@ from attncheck.attention.problem import LOGITS, Problem
 from attncheck.attention.products import PRODUCT
 from attncheck.attention.projection import OUTPUT_PROJECTION, projection_of
 from attncheck.attention.scores import RAW_SCORES, SCORES
+from attncheck.attention.sinks import GRAD_SINKS, SINKS
 from attncheck.attention.softcap import SOFTCAP
 from attncheck.attention.softmax import EXPONENTIALS, LOG_SUM_EXP, WEIGHTS
 from attncheck.attention.step import Node
@@ -57,7 +59,7 @@ _SCORES: Mapping[str, Graph] = {
 
 def graph_of(problem: Problem) -> Graph:
     """Return the steps of a problem's operation by node, and what each follows from."""
-    return _graph(problem.operation, problem.score, problem.softcap_follows)
+    return _graph(problem.operation, problem.score, problem.softcap_follows, "sinks" in problem.inputs)
 
 
 def logits_order(problem: Problem) -> tuple[str, ...]:
@@ -72,12 +74,14 @@ def _order(softcap_follows: str) -> tuple[str, ...]:
 
 
 @cache
-def _graph(operation: str, score: str, softcap_follows: str) -> Graph:
+def _graph(operation: str, score: str, softcap_follows: str, has_sinks: bool) -> Graph:
     graph = {} if operation in ("softmax", "masking") else dict(_SCORES[score])
     order = _order(softcap_follows)
     graph |= {stage: Node(_LOGIT_STEPS[stage], (before,)) for before, stage in pairwise(order)}
+    if has_sinks:
+        graph["logits"] = Node(SINKS, order[-1:])
     graph |= {
-        "exponentials": Node(EXPONENTIALS, order[-1:]),
+        "exponentials": Node(EXPONENTIALS, ("logits",) if has_sinks else order[-1:]),
         "weights": Node(WEIGHTS, ("exponentials",)),
         "log_sum_exp": Node(LOG_SUM_EXP, ("exponentials",)),
     }
@@ -87,7 +91,9 @@ def _graph(operation: str, score: str, softcap_follows: str) -> Graph:
         graph |= {name: Node(projection_of(name), ()) for name in ("query", "key", "value")}
         graph["context"] = Node(WEIGHTED_MEAN, ("weights", "value"))
         graph["output"] = Node(OUTPUT_PROJECTION, ("context",))
-    return {**graph, **GRADIENTS} if operation == "attention_gradients" else graph
+    if operation == "attention_gradients":
+        graph |= {**GRADIENTS, "grad_sinks": Node(GRAD_SINKS, ("grad_logits",))}
+    return graph
 
 
 def reached(graph: Graph, stage: str, known: Collection[str]) -> Iterator[str]:

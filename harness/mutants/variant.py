@@ -87,6 +87,7 @@ class Variant(Forward):
         *,
         mask: Array | None = None,
         bias: Array | None = None,
+        sinks: Array | None = None,
         is_causal: bool = False,
         scale: float | None = None,
         softcap: float | None = None,
@@ -97,6 +98,7 @@ class Variant(Forward):
         empty_rows: EmptyRows = "zero",
     ) -> Stages:
         """Score, mask, normalise and average the values."""
+        _refuse(sinks)
         past = 0
         if past_key is not None and past_value is not None:
             past = past_key.shape[-2]
@@ -116,6 +118,7 @@ class Variant(Forward):
         *,
         mask: Array | None = None,
         bias: Array | None = None,
+        sinks: Array | None = None,
         is_causal: bool = False,
         scale: float | None = None,
         softcap: float | None = None,
@@ -124,6 +127,7 @@ class Variant(Forward):
         empty_rows: EmptyRows = "zero",
     ) -> Stages:
         """Differentiate by hand, from the last stage to the first."""
+        _refuse(sinks)
         masks = Masks(mask=mask, bias=bias, is_causal=is_causal, window=window, key_lengths=key_lengths)
         _, saved = self._attend(query, key, value, masks, scale=scale, softcap=softcap, empty_rows=empty_rows)
         return self._visible(self.backward(saved, grad_output))
@@ -146,6 +150,7 @@ class Variant(Forward):
         output_bias: Array | None = None,
         mask: Array | None = None,
         bias: Array | None = None,
+        sinks: Array | None = None,
         is_causal: bool = False,
         scale: float | None = None,
         window: Window | None = None,
@@ -153,6 +158,7 @@ class Variant(Forward):
         empty_rows: EmptyRows = "zero",
     ) -> Stages:
         """Project, attend in every head, merge the heads and project once more."""
+        _refuse(sinks)
         if output_weight is None and output_bias is not None:
             raise ValueError("output_bias needs output_weight")
         given = self.arguments(
@@ -172,6 +178,11 @@ class Variant(Forward):
         merged, (weight, last_bias) = self.merge(context), given["output"]
         output = merged if weight is None else self.project_output(context, merged, weight, last_bias)
         return self._visible(stages | attended | {"context": context, "output": output})
+
+
+def _refuse(sinks: Array | None) -> None:
+    if sinks is not None:
+        raise NotImplementedError("the variants have no step for sinks")
 
 
 def with_backward(**steps: Any) -> Variant:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -99,7 +100,18 @@ INPUTS_ON_SCORES: Mapping[str, InputSpec] = {
         called="the query mask",
     ),
 }
-INPUTS_ON_ROWS: Mapping[str, InputSpec] = {**INPUTS_ON_SCORES}
+INPUTS_ON_ROWS: Mapping[str, InputSpec] = {
+    **INPUTS_ON_SCORES,
+    "sinks": optional(
+        "H",
+        neutral=-math.inf,
+        may_be_infinite=True,
+        adds_key=True,
+        called="the sinks",
+        differentiable=True,
+        synonyms=("sink", "s_aux", "attention_sinks", "attn_sink", "sink_logits", "learnable_sink", "softmax_sink"),
+    ),
+}
 """What a row's softmax depends on beside query, key and value."""
 ATTENTION_INPUTS: Mapping[str, InputSpec] = {
     "query": QUERY,

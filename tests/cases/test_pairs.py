@@ -252,7 +252,7 @@ def _options(pair: Pair) -> set[str]:
     ("changes", "texts"),
     [
         ({"options": frozenset({"temperature"})}, {"temperature"}),
-        ({"inputs": {"sinks": InputSpec(("H",), required=False)}}, {"sinks"}),
+        ({"inputs": {"slopes": InputSpec(("H",), required=False)}}, {"slopes"}),
         (
             {"inputs": {"gate": InputSpec(("B", "Lq"), required=False, broadcast=True)}},
             {"gate along B", "gate spread over B", "gate along Lq", "gate spread over Lq"},

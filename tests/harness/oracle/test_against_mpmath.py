@@ -165,8 +165,13 @@ def reference(operation: str, options: Mapping[str, Any], inputs: Mapping[str, A
     stages |= score_stages(options, inputs, stages["scores"])
     shape = stages["masked"].shape
     stages |= {"weights": np.empty(shape, dtype=object), "log_sum_exp": np.empty(shape[:3], dtype=object)}
+    sinks = read(inputs["sinks"]) if "sinks" in inputs else None
+    stages["sink weights"] = np.full(shape[:3], ZERO)
     for b, h, i in np.ndindex(shape[:3]):
-        weights_row, stages["log_sum_exp"][b, h, i] = softmax(list(stages["masked"][b, h, i]))
+        row = list(stages["masked"][b, h, i]) + ([] if sinks is None else [sinks[h]])
+        weights_row, stages["log_sum_exp"][b, h, i] = softmax(row)
+        if sinks is not None:
+            stages["sink weights"][b, h, i] = weights_row.pop()
         for j, weight in enumerate(weights_row):
             stages["weights"][b, h, i, j] = weight
     if "value" in stages:
@@ -190,10 +195,14 @@ def gradients(options: Mapping[str, Any], inputs: Mapping[str, Array], stages: M
     if "bias" in inputs:
         total["grad_bias"] = np.full(inputs["bias"].shape, ZERO)
         places = np.broadcast_to(np.arange(inputs["bias"].size).reshape(inputs["bias"].shape), weights.shape)
+    if "sinks" in inputs:
+        total["grad_sinks"] = np.full(inputs["sinks"].shape, ZERO)
     for b, h, i in np.ndindex(weights.shape[:3]):
         row, shared = weights[b, h, i], h // group
         grad_weights = [dot(grad_output[b, h, i], value[b, shared, j]) for j in range(len(row))]
         mean = dot(row, grad_weights)
+        if "sinks" in inputs:
+            total["grad_sinks"][h] += (stages["sink weights"][b, h, i] * mean).times(-1)
         for j, weight in enumerate(row):
             gradient = weight * (grad_weights[j] - mean)
             for c in range(value.shape[3]):
@@ -266,6 +275,12 @@ def add_masks(random: np.random.Generator, dtype: Any, shape: tuple[int, ...], p
         options["is_causal"] = bool(random.integers(2))
 
 
+def add_sinks(random: np.random.Generator, dtype: Any, heads: int, inputs: dict[str, Array]) -> None:
+    if random.integers(3) == 0:
+        sinks = numbers(random, dtype, heads)
+        inputs["sinks"] = np.where(random.random(heads) < 0.2, np.asarray(-np.inf, dtype=dtype), sinks)
+
+
 def draw_scores(random: np.random.Generator, dtype: Any, *, masks: bool) -> Problem:
     shape = tuple(int(length) for length in random.integers([1, 1, 1, 0], [3, 3, 4, 6]))
     scores = numbers(random, dtype, *shape) * np.asarray(random.choice([1, 20]), dtype=dtype)
@@ -287,6 +302,7 @@ def draw_attention(random: np.random.Generator, dtype: Any, *, gradients: bool =
         inputs["grad_output"] = numbers(random, dtype, batch, heads, queries, value_width)
     options: dict[str, Any] = {}
     add_masks(random, dtype, (batch, heads, queries, keys), (options, inputs))
+    add_sinks(random, dtype, heads, inputs)
     add_numbers(random, options)
     return options, inputs
 
@@ -320,6 +336,7 @@ def draw_multi_head(random: np.random.Generator, dtype: Any) -> Problem:
     if shared != heads or random.integers(2):
         options["kv_heads"] = shared
     add_masks(random, dtype, (batch, heads, queries, keys), (options, inputs))
+    add_sinks(random, dtype, heads, inputs)
     add_numbers(random, options)
     return options, inputs
 

@@ -1,0 +1,88 @@
+"""Attention sinks: one more logit per head in the denominator of the softmax, and its gradient.
+
+    p_j = e^(s_j) / ( e^(sink) + sum_l e^(s_l) ),    grad_sink = - sum over batch and queries of p_sink sum_j p_j dp_j
+
+The key that is added (``Problem.added_keys``) is of zeros and has a value of zeros, so that its weight adds nothing to
+the output. Its logit is the sink itself, behind scale, softcap, bias and mask:
+
+    D_sink = 0          base 2: u_c |sink|, for it is multiplied by log2(e)
+
+OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card", arXiv 2508.10925.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.attention.backward_products import bound_of_summed_logits
+from attncheck.attention.backward_softmax import GradLogits
+from attncheck.attention.balls import BallArray
+from attncheck.attention.bias import exact_sum_of_logits
+from attncheck.attention.errors import Ball, Finished, Logits, Real, finite
+from attncheck.attention.flags import Flags, Reach, any_of
+from attncheck.attention.problem import Problem, per_head
+from attncheck.attention.step import Around, At, Step
+from attncheck.spec import Shape
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+_ADDED = slice(-1, None)
+
+
+def _exact(problem: Problem, before: BallArray) -> BallArray:
+    column = per_head(problem.array("sinks"))
+    return before.with_last_column(problem.balls(column, (*before.shape[:-1], 1)))
+
+
+def _value(problem: Problem, before: Real) -> Real:
+    return _with_column(before, per_head(problem.array("sinks")))
+
+
+def _radius(around: Around, value: Real, before: Ball) -> Real:
+    column = np.where(np.isinf(value[..., _ADDED]), 0, per_head(around.radii["sinks"]))
+    return _with_column(before.radius + np.zeros_like(value), column)
+
+
+def _error(at: At, before: Logits) -> Logits:
+    value, sinks = at.value, np.abs(finite(per_head(at.problem.array("sinks"))))
+    unit = at.rounding.compute_unit if at.rounding.folding == "base" else 0.0
+    whole, nothing = np.zeros_like(value), np.zeros((1, 1))
+    return Logits(
+        value,
+        _with_column(before.worst + whole, unit * sinks),
+        _with_column(before.independent + whole, (unit * sinks) ** 2),
+        _with_column(before.shared_with_proportion(finite(before.value)) + whole, nothing),
+        _with_column(before.floor + whole, nothing),
+    )
+
+
+def _reach(known: Reach, before: Flags) -> Flags:
+    problem = known.problem
+    shape: Shape = (*before.shape[:-1], problem.array("key").shape[-2] if before.shape[-1] == 1 else before.shape[-1])
+    whole = np.broadcast_to(before, shape)
+    return _with_column(whole, per_head(known.flags["sinks"]) if "sinks" in known.flags else np.zeros((1, 1), np.bool_))
+
+
+SINKS = Step(_exact, _value, _error, _radius, reach=_reach)
+
+
+def _exact_gradient(problem: Problem, grad_logits: BallArray) -> BallArray:
+    return exact_sum_of_logits(grad_logits, (*problem.array("sinks").shape, 1, 1), _ADDED)
+
+
+def _error_of_gradient(at: At, logits: GradLogits) -> Finished:
+    return bound_of_summed_logits(at, logits, (*at.value.shape, 1, 1), _ADDED)
+
+
+def _reach_of_gradient(_: Reach, grad_logits: Flags) -> Flags:
+    return any_of(grad_logits[..., _ADDED], (0, 2))[0, :, 0, 0]
+
+
+GRAD_SINKS = Step(_exact_gradient, error=_error_of_gradient, reach=_reach_of_gradient)
+
+
+def _with_column(array: NDArray[Scalar], column: NDArray[Scalar]) -> NDArray[Scalar]:
+    """Put other numbers in the place of the key that is added."""
+    return np.concatenate([array[..., :-1], np.broadcast_to(column, (*array.shape[:-1], 1))], axis=-1)
