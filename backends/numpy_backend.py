@@ -41,11 +41,11 @@ def to_numpy(tensor: Array) -> Array:
 
 def dot_scores(query: Array, key: Array, *, scale: float | None = None, softcap: float | None = None) -> Stages:
     """Score by scaled dot product."""
-    raw_scores = query @ np.swapaxes(key, -1, -2)
+    raw_scores = _dot(query, key)
     scores = raw_scores * _scale_of(query, scale)
     stages = {"raw_scores": raw_scores, "scores": scores}
     if softcap is not None:
-        stages["capped"] = softcap * np.tanh(scores / softcap)
+        stages["capped"] = _cap(scores, softcap)
     return stages
 
 
@@ -53,13 +53,13 @@ def cosine_scores(query: Array, key: Array, *, scale: float | None = None) -> St
     """Score by the cosine of the angle between query and key."""
     query = query / np.linalg.norm(query, axis=-1, keepdims=True)
     key = key / np.linalg.norm(key, axis=-1, keepdims=True)
-    cosine = query @ np.swapaxes(key, -1, -2)
+    cosine = _dot(query, key)
     return {"scores": cosine if scale is None else cosine * scale}
 
 
 def general_scores(query: Array, key: Array, weight: Array) -> Stages:
     """Score by a bilinear form."""
-    return {"scores": query @ weight @ np.swapaxes(key, -1, -2)}
+    return {"scores": _dot(query @ weight, key)}
 
 
 def additive_scores(
@@ -118,14 +118,12 @@ def softmax(scores: Array, *, empty_rows: EmptyRows = "zero") -> Stages:
 def _softmax_with_sinks(scores: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
     """Normalise each row over the keys and the sink of its head, whose own weight is not returned."""
     sink = -np.inf if sinks is None else sinks[:, np.newaxis, np.newaxis]  # (H, 1, 1)
-    if empty_rows != "zero":  # equal scores have equal weights, and NaN spreads to all of them
-        empty = (scores == -np.inf).all(axis=-1, keepdims=True) & (sink == -np.inf)
-        scores = np.where(empty, 0.0 if empty_rows == "uniform" else np.nan, scores)
-    maximum = np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), sink)
+    scores = _fill_empty_rows(scores, sinks, empty_rows)
+    maximum = np.maximum(_row_maximum(scores), sink)
     empty = maximum == -np.inf
     shift = np.where(empty, 0, maximum)
     exponentials = np.exp(scores - shift)
-    total = exponentials.sum(axis=-1, keepdims=True)
+    total = _row_sum(exponentials)
     if sinks is not None:
         total = total + np.exp(sink - shift)
     total = np.where(empty, 1, total)
@@ -157,13 +155,13 @@ def attention(
     if past_key is not None and past_value is not None:
         key, value = (np.concatenate(each, axis=-2) for each in ((past_key, key), (past_value, value)))
         window = _seen_from_the_first_key(window, past_key.shape[-2])
-    key, value = (_repeat_heads(each, query.shape[1]) for each in (key, value))
+    key, value = _repeat_heads(key, value, query.shape[1])
     stages = dot_scores(query, key, scale=scale, softcap=softcap)
     *_, scores = stages.values()  # the last stage that was asked for
     stages |= mask_scores(scores, mask=mask, bias=bias, is_causal=is_causal, window=window, key_lengths=key_lengths)
     *_, logits = stages.values()
     stages |= _softmax_with_sinks(logits, sinks, empty_rows)
-    stages["output"] = stages["weights"] @ value
+    stages["output"] = _weighted_sum(stages["weights"], value)
     return stages
 
 
@@ -189,25 +187,21 @@ def attention_gradients(
     stages = attention(query, key, value, scale=scale, softcap=softcap, empty_rows=empty_rows, **masks)
     heads, kv_heads = query.shape[1], key.shape[1]
     *_, logits, weights, log_sum_exp, _ = stages.values()
-    key, value = _repeat_heads(key, heads), _repeat_heads(value, heads)
-    grad_weights = grad_output @ np.swapaxes(value, -1, -2)
-    # The Jacobian of a softmax is diag(p) - p p^T. Where the weight is 0, as behind a mask, so is this.
-    mean = (weights * grad_weights).sum(axis=-1, keepdims=True)
-    grad_logits = weights * (grad_weights - mean)
+    key, value = _repeat_heads(key, value, heads)
+    grad_weights = _dot(grad_output, value)
+    mean = _row_sum(weights * grad_weights)
+    grad_logits = _softmax_gradient(weights, grad_weights, mean)
     if empty_rows != "zero":  # the weights of a row without a key follow from none of its scores
         grad_logits = np.where(logits == -np.inf, 0.0, grad_logits)
-    # The derivative of c tanh(s / c) is 1 - tanh(s / c)^2.
-    grad_scores = grad_logits if softcap is None else grad_logits * (1 - (stages["capped"] / softcap) ** 2)
+    grad_scores = grad_logits if softcap is None else grad_logits * _cap_slope(stages["capped"], softcap)
     grad_raw_scores = grad_scores * _scale_of(query, scale)
     gradients = {
-        "grad_query": grad_raw_scores @ key,
-        "grad_key": _sum_heads(np.swapaxes(grad_raw_scores, -1, -2) @ query, kv_heads),
-        "grad_value": _sum_heads(np.swapaxes(weights, -1, -2) @ grad_output, kv_heads),
+        "grad_query": _weighted_sum(grad_raw_scores, key),
+        "grad_key": _sum_heads(_sum_over_queries(grad_raw_scores, query), kv_heads),
+        "grad_value": _sum_heads(_sum_over_queries(weights, grad_output), kv_heads),
     }
     if bias is not None:
-        # One number of the bias was added in every place along an axis of length 1.
-        axes = tuple(axis for axis, length in enumerate(bias.shape) if length == 1)
-        gradients["grad_bias"] = grad_logits.sum(axis=axes, keepdims=True)
+        gradients["grad_bias"] = _sum_broadcast(grad_logits, bias)
     if sinks is not None:
         sink = sinks[:, np.newaxis]  # (H, 1)
         sink_weight = np.where(sink == -np.inf, 0, np.exp(sink - log_sum_exp))
@@ -257,9 +251,62 @@ def multi_head_attention(
     return stages
 
 
+def _dot(query: Array, key: Array) -> Array:
+    """Multiply every query with every key: (B, H, Lq, D), (B, H, T, D) -> (B, H, Lq, T)."""
+    products: Array = query @ np.swapaxes(key, -1, -2)
+    return products
+
+
+def _weighted_sum(weights: Array, rows: Array) -> Array:
+    """Add up the rows of every key: (B, H, Lq, T), (B, H, T, W) -> (B, H, Lq, W)."""
+    total: Array = weights @ rows
+    return total
+
+
+def _sum_over_queries(weights: Array, rows: Array) -> Array:
+    """Add up the rows of every query: (B, H, Lq, T), (B, H, Lq, W) -> (B, H, T, W)."""
+    total: Array = np.swapaxes(weights, -1, -2) @ rows
+    return total
+
+
 def _scale_of(query: Array, scale: float | None) -> float:
     # math.sqrt gives a Python float; 1 / np.sqrt(D) would be a float64 scalar and turn float32 scores into float64.
     return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+
+def _cap(scores: Array, softcap: float) -> Array:
+    capped: Array = softcap * np.tanh(scores / softcap)
+    return capped
+
+
+def _cap_slope(capped: Array, softcap: float) -> Array:
+    slope: Array = 1 - (capped / softcap) ** 2  # the derivative of c tanh(s / c) is 1 - tanh(s / c)^2
+    return slope
+
+
+def _fill_empty_rows(scores: Array, sinks: Array | None, empty_rows: EmptyRows) -> Array:
+    """Give a row without a key what leads to the weights that are asked for."""
+    if empty_rows == "zero":
+        return scores
+    empty = (scores == -np.inf).all(axis=-1, keepdims=True)
+    if sinks is not None:
+        empty = empty & (sinks == -np.inf)[:, np.newaxis, np.newaxis]
+    # Equal scores have equal weights, and NaN spreads to all of them.
+    return np.where(empty, 0.0 if empty_rows == "uniform" else np.nan, scores)
+
+
+def _row_maximum(scores: Array) -> Array:
+    return np.asarray(scores.max(axis=-1, keepdims=True, initial=-np.inf))
+
+
+def _row_sum(terms: Array) -> Array:
+    return np.asarray(terms.sum(axis=-1, keepdims=True))
+
+
+def _softmax_gradient(weights: Array, grad_weights: Array, mean: Array) -> Array:
+    """Multiply with the Jacobian of a softmax, diag(p) - p p^T. Where the weight is 0, as behind a mask, so is this."""
+    gradient: Array = weights * (grad_weights - mean)
+    return gradient
 
 
 def _seen_from_the_first_key(window: Window | None, past: int) -> Window | None:
@@ -270,10 +317,12 @@ def _seen_from_the_first_key(window: Window | None, past: int) -> Window | None:
     return (None if left is None else left - past, None if right is None else right + past)
 
 
-def _repeat_heads(inputs: Array, heads: int) -> Array:
-    """Give every query head its key or value head: head h gets h // (H / Hkv)."""
-    kv_heads = inputs.shape[1]
-    return inputs if kv_heads == heads else np.repeat(inputs, heads // kv_heads, axis=1)
+def _repeat_heads(key: Array, value: Array, heads: int) -> tuple[Array, Array]:
+    """Give every query head its key and value head: head h gets h // (H / Hkv)."""
+    kv_heads = key.shape[1]
+    if kv_heads == heads:
+        return key, value
+    return np.repeat(key, heads // kv_heads, axis=1), np.repeat(value, heads // kv_heads, axis=1)
 
 
 def _sum_heads(gradient: Array, kv_heads: int) -> Array:
@@ -281,6 +330,13 @@ def _sum_heads(gradient: Array, kv_heads: int) -> Array:
     batch, heads, length, width = gradient.shape
     grouped = gradient.reshape(batch, kv_heads, heads // kv_heads, length, width)
     summed: Array = grouped.sum(axis=2)
+    return summed
+
+
+def _sum_broadcast(gradient: Array, bias: Array) -> Array:
+    """Add up along the axes of length 1: one number of the bias was added in every place along them."""
+    axes = tuple(axis for axis, length in enumerate(bias.shape) if length == 1)
+    summed: Array = gradient.sum(axis=axes, keepdims=True)
     return summed
 
 
