@@ -131,7 +131,7 @@ def softmax_over(axis: int) -> Follow:
 
     def follow(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
         logits, error = _last_logits(truth, errors)
-        if logits.ndim < -axis:
+        if logits.ndim < -axis or _problem(truth).added_keys:  # what is added belongs to the axis of the keys
             return {}
         turned, moved = (np.moveaxis(np.broadcast_to(each, logits.shape), axis, -1) for each in (logits, error))
         weights, worst = (

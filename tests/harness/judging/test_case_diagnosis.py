@@ -866,3 +866,16 @@ def test_masked_keys_with_weight_are_told_as_that() -> None:
     count = 4 * int((~MASK).sum())
     says = f"{count} masked keys have weight, up to 1e-10: a key that may not be attended to must have exactly 0"
     assert found.message.startswith(says)
+
+
+@pytest.mark.parametrize("axis", [-2, -3, -4])
+def test_a_softmax_over_another_axis_beside_sinks_is_wrong_and_has_no_name(axis: int) -> None:
+    def over_axis(inputs: Inputs) -> Stages:
+        stages = attend()(inputs)
+        turned = np.moveaxis(stages["scores"], axis, -1)
+        weights = np.moveaxis(reference.softmax(turned)["weights"], -1, axis)
+        return stages | {"weights": weights, "output": weights @ inputs["value"]}
+
+    judged = recognised({}, PLAIN | {"sinks": DRAWN.standard_normal(4)}, over_axis)
+    assert failing(judged)["weights"] is Verdict.NUMERIC
+    assert not {each.name for each in judged.findings.fits if each.name.startswith("softmax-over")}
