@@ -2,7 +2,7 @@
 
     python benchmarks/naming.py [PATTERNS]
 
-One plain kernel with a switch for each fault, written apart from ``harness/mutants``. Each is judged on small cases in
+One plain kernel with a switch for each fault, written apart from ``harness/mutation``. Each is judged on small cases in
 float64 and float32, and named from all that it fails. Prints a line for each, and how many are named rightly, wrongly
 and not at all; exits 1 where one is named wrongly, or the right kernel fails.
 """
@@ -21,7 +21,7 @@ from attncheck.execution.runner import task_of
 from attncheck.judging.diagnosis import Evidence, decide, evidence_of
 from attncheck.judging.judge_implementation import DIAGNOSABLE, judge_and_diagnose
 from attncheck.judging.truth import truth_of_case
-from attncheck.mutants.naming import names_of
+from attncheck.mutation.naming import names_of
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.reading.shapes import score_elements

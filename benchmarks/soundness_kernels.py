@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attncheck.backends import EAGER
-from attncheck.mutants.catalogue import CONTROLS
-from attncheck.mutants.mutant import Control
-from attncheck.mutants.reduced import variant_by
-from attncheck.mutants.rounding import Array
+from attncheck.mutation.arithmetic import Array
+from attncheck.mutation.catalogue import CONTROLS
+from attncheck.mutation.mutant import Control
+from attncheck.mutation.reduced import variant_by
 
 _HONEST = {subject.name: subject for subject in CONTROLS}
 

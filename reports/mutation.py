@@ -7,7 +7,7 @@ from typing import Any, cast
 import pandas as pd
 from rich.table import Table
 
-from attncheck.mutants.summary import MutationFrames
+from attncheck.mutation.summary import MutationFrames
 from attncheck.reports.frames import records
 from attncheck.reports.terminal import plain_console
 

@@ -39,8 +39,8 @@ def mutants(
     The exit code is 1 if a fault survives, if a control is flagged, or if more than 1 % of the faults get a
     wrong name.
     """
-    from attncheck.mutants.score import run_mutants, subjects_of
-    from attncheck.mutants.workers import in_processes
+    from attncheck.mutation.score import run_mutants, subjects_of
+    from attncheck.mutation.workers import in_processes
     from attncheck.reports.mutation import as_record, print_mutation
 
     selection = select(cases, None, None)

@@ -15,8 +15,6 @@ ROOT = Path(__file__).parents[2]
 MAY_NAME_STAGES = (
     "backends/",  # implementations return their stages by name, each in its framework's own idiom
     "harness/spec/",
-    "harness/mutants/variant.py",  # an implementation like a backend, whose steps can be replaced
-    "harness/mutants/backward.py",
 )
 # What states the graph of attention's steps, and what each step reads. These numbers may only become smaller.
 LEFT = {

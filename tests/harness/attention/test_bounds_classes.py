@@ -16,14 +16,14 @@ from attncheck.attention.rounding import rounding_model_named
 from attncheck.execution.worker import Computed, Task, evaluate_on
 from attncheck.judging.judge_stages import judge_stages
 from attncheck.judging.truth import Truth, find_truth
-from attncheck.mutants import reduced, stored_log_sum_exp
-from attncheck.mutants.mutant import Control
+from attncheck.mutation import reduced
+from attncheck.mutation.mutant import Control, subjects_of_module
 
 Array = NDArray[Any]
 
 REDUCED = ("tf32_products", "bf16_products", "bf16x3_products")
 FINE_TO_COARSE = ("native", "bf16x3_products", "tf32_products", "bf16_products")
-CONTROLS = (*reduced.CONTROLS, *stored_log_sum_exp.CONTROLS)
+CONTROLS = [each for each in subjects_of_module(reduced.__name__) if isinstance(each, Control)]
 
 
 def draw(seed: int, *, gradients: bool) -> Task:

@@ -1,0 +1,54 @@
+"""Every mutant, control and equivalent variant, by name.
+
+The faults stand for defects met in public code, each named with its thread (owner/name#number) where there is one. They
+were chosen before the cases were tuned to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import ModuleType
+
+from attncheck.backends.contract import Backend
+from attncheck.mutation.mutant import Control, Equivalent, Mutant, Subject, subjects_of_module
+
+TOPICS: tuple[ModuleType, ...] = tuple(
+    import_module(f"attncheck.mutation.{name}")
+    for name in (
+        "controls",
+        "control_kernels",
+        "scores",
+        "other_scores",
+        "logits",
+        "softmax",
+        "masks",
+        "windows",
+        "caches",
+        "blocks",
+        "heads",
+        "layouts",
+        "gradients",
+        "recomputation",
+        "reduced",
+        "sizes",
+        "decoding",
+        "pairs",
+        "pair_gradients",
+        "narrow",
+        "special",
+    )
+)
+"""The modules that register subjects: in their order, and in that of their lines, subjects are told."""
+
+_ALL: tuple[Subject, ...] = tuple(subject for topic in TOPICS for subject in subjects_of_module(topic.__name__))
+MUTANTS: tuple[Mutant, ...] = tuple(each for each in _ALL if isinstance(each, Mutant))
+CONTROLS: tuple[Control, ...] = tuple(each for each in _ALL if isinstance(each, Control))
+EQUIVALENT: tuple[Equivalent, ...] = tuple(each for each in _ALL if isinstance(each, Equivalent))
+_IN_ORDER: tuple[Subject, ...] = (*MUTANTS, *CONTROLS, *EQUIVALENT)
+SUBJECTS: Mapping[str, Subject] = {subject.name: subject for subject in _IN_ORDER}
+
+
+def variant_named(name: str) -> Backend:
+    """Return the implementation of a subject. Raises ``KeyError``."""
+    return SUBJECTS[name].backend

@@ -1,0 +1,71 @@
+"""What is named of faults whose cause is known: how many rightly, how many wrongly, how many not at all.
+
+Each fault of the catalogue says what it is (``Mutant.diagnosis``). What is told of it is decided as in any run, from
+the cases that it fails: the first of them that are small, so that naming costs no more than finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from attncheck.judging.diagnosis import OR, Decision, Evidence, decide
+from attncheck.mutation.mutant import Mutant, Subject
+
+MAX_CASES = 12
+"""Failing cases of a fault by which it is named."""
+MAX_SCORES = 1 << 11
+"""Elements of the score matrix of such a case."""
+MAX_WRONGLY = 0.01
+"""The share of faults that may be named wrongly: a wrong name is worse than none."""
+RIGHTLY, WRONGLY, NOT_NAMED = "rightly", "wrongly", "not"
+
+Unit = tuple[str, str, int]
+"""case, dtype, seed"""
+
+
+@dataclass
+class Naming:
+    """The evidence about every subject so far."""
+
+    evidence: dict[str, dict[Unit, Evidence]] = field(default_factory=dict)
+
+    def wants(self, subject: Subject) -> bool:
+        """Whether a further failing case of a subject would count."""
+        return len(self.evidence.get(subject.name, {})) < MAX_CASES
+
+    def add(self, subject: Subject, unit: Unit, evidence: Evidence) -> None:
+        """Take note of what a failing case says."""
+        self.evidence.setdefault(subject.name, {})[unit] = evidence
+
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """Return what is told of every subject that fails anywhere."""
+        return {name: names_of(decide(cases).values()) for name, cases in self.evidence.items()}
+
+
+def joined(parts: Iterable[Naming], order: Mapping[tuple[str, int], int]) -> Naming:
+    """Join evidence of several parts: of each subject the first cases, by the ``order`` of a case and its seed."""
+    whole: dict[str, dict[Unit, Evidence]] = {}
+    for part in parts:
+        for name, cases in part.evidence.items():
+            whole.setdefault(name, {}).update(cases)
+
+    def in_order(unit: Unit) -> int:
+        return order[unit[0], unit[2]]
+
+    return Naming(
+        {name: {unit: cases[unit] for unit in sorted(cases, key=in_order)[:MAX_CASES]} for name, cases in whole.items()}
+    )
+
+
+def names_of(decisions: Iterable[Decision]) -> tuple[str, ...]:
+    """Return the names that are told, each once."""
+    return tuple(dict.fromkeys(each.fit.name for each in decisions if each.fit is not None))
+
+
+def how_named(subject: Subject, names: Sequence[str]) -> str:
+    """Say whether what is told of a subject is what it is; of a control nothing is."""
+    if not names:
+        return NOT_NAMED
+    right = set(subject.diagnosis) if isinstance(subject, Mutant) else set()
+    return RIGHTLY if all(right & set(name.split(OR)) for name in names) else WRONGLY

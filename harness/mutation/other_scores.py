@@ -1,0 +1,251 @@
+"""Faults of the bilinear, the additive and the cosine score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from attncheck.backends.contract import Stages
+from attncheck.backends.numpy_backend import _dot, additive_scores, cosine_scores, general_scores
+from attncheck.mutation import arithmetic
+from attncheck.mutation.arithmetic import Array
+from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, WIDE, mutant
+from attncheck.mutation.variant import Steps, numpy_with, within
+
+
+def _weight(change: Callable[[Array], Array]) -> Steps:
+    """Change the bilinear weight; where the change does not fit its shape, a real implementation would refuse."""
+
+    def score(query: Array, key: Array, weight: Array) -> Stages:
+        changed = change(weight)
+        return general_scores(query, key, changed if changed.shape == weight.shape else weight)
+
+    return {"general_scores": score}
+
+
+@mutant("other scores", _weight, at="scores", defect="W^T for W, silent where W is square (Luong, general)")
+def bilinear_weight_transposed(weight: Array) -> Array:
+    return weight.T
+
+
+@mutant("other scores", "general_scores", at="scores", defect="the dot score for the general one where W is square")
+def bilinear_weight_ignored(query: Array, key: Array, weight: Array) -> Stages:
+    is_square = weight.shape[0] == weight.shape[1]
+    return {"scores": _dot(query, key)} if is_square else general_scores(query, key, weight)
+
+
+@mutant(
+    "other scores",
+    _weight,
+    at="scores",
+    defect="the weight is stored in bfloat16",
+    dtypes=WIDE,
+    diagnosis=ACCURACY_OF_16_BITS,
+)
+def bilinear_weight_in_bfloat16(weight: Array) -> Array:
+    return arithmetic.bfloat16(weight)
+
+
+@mutant(
+    "other scores",
+    "general_scores._dot",
+    at="scores",
+    defect="the first of two products in TF32: pytorch#161022",
+    dtypes=WIDE,
+    diagnosis=ACCURACY_OF_16_BITS,
+)
+def bilinear_product_in_tf32(projected: Array, key: Array) -> Array:
+    return _dot(arithmetic.tf32(projected), key)
+
+
+def _of_parts(hidden: Callable[[Array, Array, Array | float], Array]) -> Steps:
+    """Make the hidden layer in another way, by ``hidden(query_part, key_part, bias)``."""
+
+    def score(
+        query: Array,
+        key: Array,
+        query_weight: Array,
+        key_weight: Array,
+        score_vector: Array,
+        *,
+        score_bias: Array | None = None,
+    ) -> Stages:
+        query_part = (query @ query_weight)[..., :, np.newaxis, :]  # (B, H, Lq, 1, A)
+        key_part = (key @ key_weight)[..., np.newaxis, :, :]  # (B, H, 1, Lk, A)
+        bias = np.zeros((), query_part.dtype) if score_bias is None else score_bias
+        return {"scores": hidden(query_part, key_part, bias) @ score_vector}
+
+    return {"additive_scores": score}
+
+
+@mutant("other scores", _of_parts, at="scores", defect="tanh(q Wq) + tanh(k Wk) for tanh(q Wq + k Wk)")
+def additive_tanh_of_each_part(query_part: Array, key_part: Array, bias: Array) -> Array:
+    hidden: Array = np.tanh(query_part + bias) + np.tanh(key_part + bias)
+    return hidden
+
+
+@mutant("other scores", _of_parts, at="scores", defect="tanh(q Wq * k Wk): the parts are mixed by product")
+def additive_parts_multiplied(query_part: Array, key_part: Array, bias: Array) -> Array:
+    return np.asarray(np.tanh(query_part * key_part + bias))
+
+
+def _activation(tanh: Callable[[Array], Array]) -> Steps:
+    """Use another hyperbolic tangent."""
+    return {"additive_scores.np": numpy_with(tanh=tanh)}
+
+
+@mutant("other scores", _activation, at="scores", defect="the hidden layer is linear")
+def additive_tanh_missing(hidden: Array) -> Array:
+    return hidden
+
+
+@mutant("other scores", _activation, at="scores", defect="x(27 + x^2)/(27 + 9x^2) for tanh")
+def additive_tanh_by_pade(hidden: Array) -> Array:
+    square = hidden * hidden
+    return np.asarray(np.clip(hidden * (27 + square) / (27 + 9 * square), -1, 1))
+
+
+@mutant(
+    "other scores",
+    _activation,
+    at="scores",
+    defect="tanh looked up in float16",
+    dtypes=WIDE,
+    diagnosis=ACCURACY_OF_16_BITS,
+)
+def additive_tanh_in_float16(hidden: Array) -> Array:
+    return arithmetic.float16(np.tanh(hidden))
+
+
+@mutant("other scores", _activation, at="scores", defect="a polynomial tanh of five digits", dtypes=WIDE)
+def additive_tanh_off_by_1e_5(hidden: Array) -> Array:
+    return np.asarray(np.tanh(hidden) * (1 + 1e-5 * np.sin(97 * hidden)))
+
+
+@mutant("other scores", _activation, at="scores", defect="(e^2x - 1)/(e^2x + 1) overflows: vllm#56578")
+def additive_tanh_by_ratio(hidden: Array) -> Array:
+    power = np.exp(2 * hidden)
+    return np.asarray((power - 1) / (power + 1))
+
+
+@mutant("other scores", "additive_scores", at="scores", defect="the hidden layer's bias has no effect")
+def additive_bias_ignored(*arrays: Array, score_bias: Array | None = None, **named: Array) -> Stages:
+    return additive_scores(*arrays, **named)
+
+
+@mutant("other scores", "additive_scores", at="scores", defect="v (tanh(q + k) + b) for v tanh(q + k + b)")
+def additive_bias_after_tanh(
+    query: Array,
+    key: Array,
+    query_weight: Array,
+    key_weight: Array,
+    score_vector: Array,
+    *,
+    score_bias: Array | None = None,
+) -> Stages:
+    stages = additive_scores(query, key, query_weight, key_weight, score_vector)
+    return stages if score_bias is None else {"scores": stages["scores"] + score_bias @ score_vector}
+
+
+def _lengths(norm: Callable[..., Array]) -> Steps:
+    """Divide by other lengths than those of the vectors."""
+    return {"cosine_scores.np": numpy_with(linalg=SimpleNamespace(norm=norm))}
+
+
+def _lengths_read_as(change: Callable[[Array], Array]) -> Steps:
+    """Change the length that vectors are divided by."""
+    return _lengths(lambda vectors, **axes: change(np.asarray(np.linalg.norm(vectors, **axes))))
+
+
+def _divided(is_divided: Callable[[Array, Array], bool]) -> Steps:
+    """Divide only one of the two by their lengths, by ``is_divided(vectors, query)``."""
+
+    def score(query: Array, key: Array, *, scale: float | None = None) -> Stages:
+        def norm(vectors: Array, **axes: Any) -> Array:
+            lengths = np.asarray(np.linalg.norm(vectors, **axes))
+            return lengths if is_divided(vectors, query) else np.ones_like(lengths)
+
+        library = numpy_with(linalg=SimpleNamespace(norm=norm))
+        stages: Stages = within(cosine_scores, np=library)(query, key, scale=scale)
+        return stages
+
+    return {"cosine_scores": score}
+
+
+@mutant("other scores", _divided, at="scores", defect="only the keys are normalised")
+def cosine_of_an_undivided_query(vectors: Array, query: Array) -> bool:
+    return vectors is not query
+
+
+@mutant("other scores", _divided, at="scores", defect="only the queries are normalised")
+def cosine_of_an_undivided_key(vectors: Array, query: Array) -> bool:
+    return vectors is query
+
+
+@mutant("other scores", _lengths_read_as, at="scores", defect="the root of the squared length is missing")
+def cosine_divided_by_squared_lengths(lengths: Array) -> Array:
+    squares: Array = lengths * lengths
+    return squares
+
+
+@mutant("other scores", _lengths, at="scores", defect="lengths over the vectors, not over their features")
+def cosine_of_lengths_over_the_first_axis(vectors: Array, **axes: Any) -> Array:
+    return np.asarray(np.linalg.norm(vectors, axis=-2, keepdims=True))
+
+
+@mutant("other scores", _lengths_read_as, at="scores", defect="an epsilon against division by zero", dtypes=WIDE)
+def cosine_with_1e_6_added_to_lengths(lengths: Array) -> Array:
+    return np.asarray(lengths + np.asarray(1e-6, lengths.dtype))
+
+
+@mutant("other scores", _lengths_read_as, at="scores", defect="an epsilon of 1 as the least length")
+def cosine_of_lengths_of_at_least_one(lengths: Array) -> Array:
+    return np.maximum(lengths, 1)
+
+
+@mutant(
+    "other scores",
+    _lengths_read_as,
+    at="scores",
+    defect="lengths kept in 16 bits, in which large vectors overflow",
+    dtypes=WIDE,
+    diagnosis=ACCURACY_OF_16_BITS,
+)
+def cosine_of_lengths_in_float16(lengths: Array) -> Array:
+    return arithmetic.float16(lengths)
+
+
+@mutant(
+    "other scores",
+    "cosine_scores",
+    at="scores",
+    defect="the temperature has no effect: tt-metal#33304's kind",
+    diagnosis="scale-one",
+)
+def cosine_scale_ignored(query: Array, key: Array, *, scale: float | None = None) -> Stages:
+    return cosine_scores(query, key)
+
+
+@mutant(
+    "other scores",
+    "cosine_scores",
+    at="scores",
+    defect="a temperature is taken for its inverse",
+    diagnosis="scale-fitted",
+)
+def cosine_divided_by_the_scale(query: Array, key: Array, *, scale: float | None = None) -> Stages:
+    return cosine_scores(query, key, scale=1 / scale if scale else scale)
+
+
+@mutant(
+    "other scores",
+    "cosine_scores",
+    at="scores",
+    defect="1/sqrt(d) once more: cntkx#10's kind",
+    diagnosis=("scale-default", "scale-times-default"),
+)
+def cosine_scaled_by_the_width(query: Array, key: Array, *, scale: float | None = None) -> Stages:
+    return cosine_scores(query, key, scale=(scale or 1) / query.shape[-1] ** 0.5)

@@ -1,0 +1,282 @@
+"""Faults of two options together: one is dropped, or read in another way, where the other is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from attncheck.backends.contract import EmptyRows, Stages
+from attncheck.backends.numpy_backend import (
+    _cap,
+    _scale_of,
+    _softmax_with_sinks,
+    dot_scores,
+)
+from attncheck.mutation.arithmetic import Array
+from attncheck.mutation.forward_forms import (
+    in_attention,
+    where,
+    with_groups,
+    with_lengths,
+    with_past,
+    with_softcap,
+    with_window,
+)
+from attncheck.mutation.mask_forms import (
+    Masks,
+    bias_added,
+    bias_read_as,
+    both,
+    distance,
+    dropped,
+    lengths_read_as,
+    mask_read_as,
+    masks_read_as,
+)
+from attncheck.mutation.mutant import KERNELS, mutant
+from attncheck.mutation.variant import Call, Steps
+
+_pair = partial(mutant, "pairs", dtypes=KERNELS)
+
+
+def _given(option: str) -> Callable[[Masks], bool]:
+    return lambda masks: masks[option] is not None
+
+
+_IGNORED = {
+    "is_causal": ("causality-ignored",),
+    "window": ("window-ignored",),
+    "mask": ("mask-ignored", "query-mask-ignored"),
+    "key_lengths": ("key-lengths-ignored",),
+}
+for _option, _other, _steps, _defect in (
+    (
+        "is_causal",
+        "a_softcap",
+        where(with_softcap, dropped("is_causal")),
+        "the path with a cap forgets causality: onnxruntime#28379's kind",
+    ),
+    (
+        "is_causal",
+        "groups",
+        where(with_groups, dropped("is_causal")),
+        "a kernel for groups knows no causality: pytorch#193893's kind",
+    ),
+    (
+        "is_causal",
+        "key_lengths",
+        dropped("is_causal", _given("key_lengths")),
+        "lengths end causality: onnxruntime#14363's kind",
+    ),
+    (
+        "window",
+        "groups",
+        where(with_groups, dropped("window")),
+        "a kernel for groups knows no window: sglang#30050's kind",
+    ),
+    (
+        "window",
+        "a_bias",
+        dropped("window", _given("bias")),
+        "a bias takes a path without windows: jax#32300's kind",
+    ),
+    (
+        "window",
+        "a_softcap",
+        where(with_softcap, dropped("window")),
+        "a cap takes a path without windows: sglang#30050's kind",
+    ),
+    (
+        "mask",
+        "groups",
+        where(with_groups, dropped("mask")),
+        "a kernel for groups reads no mask: pytorch#193893's kind",
+    ),
+    (
+        "mask",
+        "a_softcap",
+        where(with_softcap, dropped("mask")),
+        "the mask is lost behind the cap: onnxruntime#28379's kind",
+    ),
+    (
+        "mask",
+        "a_window",
+        dropped("mask", _given("window")),
+        "the window takes the mask's place: transformers#39408's kind",
+    ),
+    (
+        "key_lengths",
+        "a_softcap",
+        where(with_softcap, dropped("key_lengths")),
+        "lengths are lost behind the cap: onnxruntime#28379",
+    ),
+    (
+        "key_lengths",
+        "groups",
+        where(with_groups, dropped("key_lengths")),
+        "a kernel for groups reads no lengths: jax#23349's kind",
+    ),
+    (
+        "key_lengths",
+        "a_bias",
+        dropped("key_lengths", _given("bias")),
+        "a bias takes a path without lengths: jax#23349's kind",
+    ),
+    (
+        "key_lengths",
+        "a_window",
+        dropped("key_lengths", _given("window")),
+        "the window ends behind the padding: jax#23349's kind",
+    ),
+):
+    _pair(
+        at="masked",
+        defect=_defect,
+        diagnosis=_IGNORED[_option],
+        name=f"{_option.removeprefix('is_')}_dropped_with_{_other}",
+    )(_steps)
+
+
+def _bias_dropped(is_asked: Callable[[Masks], bool]) -> Steps:
+    return bias_added(lambda scores, bias, masks: scores if is_asked(masks) else np.asarray(scores + bias))
+
+
+_NO_BIAS = _bias_dropped(lambda masks: True)
+for _other, _steps, _defect in (
+    ("groups", where(with_groups, _NO_BIAS), "a kernel for groups adds no bias: pytorch#193893's kind"),
+    ("a_window", _bias_dropped(_given("window")), "a window takes a path without a bias: jax#32300's kind"),
+    ("key_lengths", _bias_dropped(_given("key_lengths")), "lengths take the place of the bias: jax#23349's kind"),
+    ("a_softcap", where(with_softcap, _NO_BIAS), "a cap takes a path without a bias: vllm#7425's kind"),
+    ("a_past", where(with_past, _NO_BIAS), "a cache takes a path without a bias: transformers#30437's kind"),
+):
+    _pair(at="biased", defect=_defect, diagnosis="bias-ignored", name=f"bias_dropped_with_{_other}")(_steps)
+
+
+def _softcap_dropped(is_asked: Callable[[Call], bool]) -> Steps:
+    """Take the scores before the cap: a path that has what the other option asks for, and no cap."""
+
+    def steps(call: Call) -> Steps:
+        def uncapped(logits: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
+            return _softmax_with_sinks(logits - call.scores + call.stages["scores"], sinks, empty_rows)
+
+        return {"_softmax_with_sinks": uncapped} if call.softcap is not None and is_asked(call) else {}
+
+    return in_attention(steps)
+
+
+for _other, _is_asked, _defect in (
+    ("groups", with_groups, "a kernel for groups knows no cap: sgl-kernel-xpu#491's kind"),
+    ("a_window", with_window, "a window takes a path without a cap: vllm-metal#666's kind"),
+    ("key_lengths", with_lengths, "lengths take a path without a cap: onnxruntime#28379's kind"),
+    ("a_past", with_past, "decoding from a cache knows no cap: vllm#7425's kind"),
+):
+    _pair(
+        _softcap_dropped,
+        at="weights",
+        defect=_defect,
+        diagnosis="softcap-ignored",
+        name=f"softcap_dropped_with_{_other}",
+    )(_is_asked)
+
+
+@_pair(
+    "dot_scores",
+    at="capped",
+    defect="structure: the scale is part of the cap's argument, and applied once more",
+    diagnosis="scale-twice",
+)
+def scale_applied_twice_with_a_softcap(
+    query: Array, key: Array, *, scale: float | None = None, softcap: float | None = None
+) -> Stages:
+    stages = dot_scores(query, key, scale=scale)
+    if softcap is None:
+        return stages
+    return stages | {"capped": _cap(stages["scores"] * _scale_of(query, scale), softcap)}
+
+
+@_pair(in_attention, at="biased", defect="structure: one pointer for all that belongs to a head of keys")
+def bias_of_query_heads_read_by_key_heads(call: Call) -> Steps:
+    """Read the bias of query head h at the place of its head of keys."""
+    heads, kv_heads = call.query.shape[1], call.key.shape[1]
+    if call.bias is None or not call.has_groups or call.bias.shape[1] != heads:
+        return {}
+    return bias_read_as(lambda bias, scores: bias[:, np.arange(heads) // (heads // kv_heads)])
+
+
+@_pair(mask_read_as, at="masked", defect="(B, H) read as (H, B): lighthouse#77, FuxiCTR#130")
+def mask_of_each_batch_and_head_read_across(mask: Array, scores: Array) -> Array:
+    """Read the mask of batch entry b and head h at h B + b, where it differs between both."""
+    batch, heads = scores.shape[:2]
+    if mask.shape[:2] != (batch, heads):
+        return mask
+    return mask.reshape(heads, batch, *mask.shape[2:]).swapaxes(0, 1)
+
+
+@_pair(mask_read_as, at="masked", defect="a shared mask moves on with the batch: graph-transformer-pytorch#2's kind")
+def mask_per_head_read_with_a_batch_stride(mask: Array, scores: Array) -> Array:
+    """Read the mask of head h, which all batch entries share, one head further in each of them."""
+    batch, heads = scores.shape[:2]
+    if mask.shape[:2] != (1, heads):
+        return mask
+    head = (np.arange(heads) + np.arange(batch)[:, np.newaxis]) % heads
+    return np.asarray(mask[0][head])
+
+
+def _own_corner(scores: Array, lengths: Array) -> Array:
+    """Return j - i as it is where the last query stands at each entry's last key: (B, 1, Lq, T)."""
+    offset = (lengths - scores.shape[-2])[:, np.newaxis, np.newaxis, np.newaxis]
+    return np.asarray(distance(scores) - offset)
+
+
+@_pair(
+    masks_read_as,
+    at="masked",
+    defect="causality counts from each entry's last key: flash-attention#1778's kind",
+    diagnosis="aligned-bottom-right",
+)
+def causal_at_the_last_key_of_each_length(scores: Array, masks: Masks) -> Masks:
+    if not masks["is_causal"] or masks["key_lengths"] is None:
+        return {}
+    return {"is_causal": False, "mask": both(masks["mask"], _own_corner(scores, masks["key_lengths"]) <= 0)}
+
+
+@_pair(
+    masks_read_as,
+    at="masked",
+    defect="the window counts from each entry's last key: flash-attention#1778's kind",
+    diagnosis="aligned-bottom-right",
+)
+def window_at_the_last_key_of_each_length(scores: Array, masks: Masks) -> Masks:
+    if masks["window"] is None or masks["key_lengths"] is None:
+        return {}
+    behind, (left, right) = _own_corner(scores, masks["key_lengths"]), masks["window"]
+    within = np.ones_like(behind, dtype=bool)
+    within &= True if left is None else behind >= -left
+    within &= True if right is None else behind <= right
+    return {"window": None, "mask": both(masks["mask"], within)}
+
+
+@_pair(in_attention, at="masked", defect="lengths of the new keys for those of all: vllm#30887's kind")
+def key_lengths_counted_from_behind_the_past(call: Call) -> Steps:
+    return lengths_read_as(lambda lengths, keys: np.asarray(lengths + call.past))
+
+
+@_pair(
+    in_attention,
+    at="biased",
+    defect="the scale is applied to the sum on the causal path: TransformerEngine#236's kind",
+    diagnosis="bias-scaled",
+)
+def bias_scaled_when_causal(call: Call) -> Steps:
+    if not call.is_causal:
+        return {}
+    return bias_read_as(lambda bias, scores: (bias * call.factor).astype(bias.dtype))
+
+
+@_pair(bias_added, at="biased", defect="structure: the offset of a window's first key is added to the bias, too")
+def bias_one_key_late_in_a_window(scores: Array, bias: Array, masks: Masks) -> Array:
+    """Read a bias for each distance from the other corner where the window is given."""
+    is_moved = masks["window"] is not None and bias.shape[-1] != 1
+    return np.asarray(scores + (np.roll(bias, 1, axis=-1) if is_moved else bias))

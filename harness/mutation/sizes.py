@@ -1,0 +1,420 @@
+"""Faults of sizes: widths that have a path of their own, many heads, many batch entries, and tiles of keys and queries.
+
+Tiles of 16, 64 and 128 have edges and tails, and are skipped by causality and windows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from attncheck.backends.contract import Stages
+from attncheck.backends.numpy_backend import _dot, _repeat_heads, softmax
+from attncheck.mutation.arithmetic import Array
+from attncheck.mutation.forward_forms import inputs_changed, logits_read_as, normalised, outputs_read_as
+from attncheck.mutation.mask_forms import Masks, causal_keys, causal_pattern, keys_within, window_pattern
+from attncheck.mutation.mutant import KERNELS, mutant
+from attncheck.mutation.variant import Steps
+
+Three = tuple[Array, Array, Array]
+WIDTHS = (32, 64, 80, 96, 128, 192, 256)
+
+_sized = partial(mutant, "sizes", dtypes=KERNELS)
+
+
+def _zero_at(width: int) -> Steps:
+    """Return zeros for one width."""
+
+    def changed(query: Array, key: Array, value: Array) -> Three:
+        return query, key, np.zeros_like(value) if query.shape[-1] == width else value
+
+    return inputs_changed(changed)
+
+
+for _width in WIDTHS:
+    _sized(
+        _zero_at,
+        at="context",
+        defect=f"a kernel that returns zeros is called for width {_width}: KernelBench#165's kind",
+        name=f"output_zero_at_width_{_width}",
+    )(_width)
+
+
+def _scored(change: Callable[[Array], Array]) -> Steps:
+    """Score by queries and keys that are changed in the same way."""
+    return {"dot_scores._dot": lambda query, key: _dot(change(query), change(key))}
+
+
+@_sized(
+    _scored,
+    at="raw_scores",
+    defect="a line of 16 numbers is read where the width is no multiple: SageAttention#376's kind",
+)
+def width_padded_with_the_next_row(array: Array) -> Array:
+    """Read whole lines of 16 numbers: what is behind the last feature is the next row's."""
+    missing = -array.shape[-1] % 16
+    return np.concatenate([array, np.roll(array, -1, axis=-2)[..., :missing]], axis=-1)
+
+
+@_sized(
+    _scored,
+    at="raw_scores",
+    defect="80 and 96 are computed as 64: a loop over chunks of the width without its tail",
+)
+def features_behind_whole_chunks_of_64_dropped(array: Array) -> Array:
+    width = array.shape[-1]
+    return array[..., : width - width % 64] if width > 64 else array
+
+
+@_sized(_scored, at="raw_scores", defect="the loop over chunks of the width runs once: pytorch#139462's kind")
+def features_beyond_128_dropped(array: Array) -> Array:
+    return array[..., :128]
+
+
+@_sized(
+    "dot_scores._dot",
+    at="raw_scores",
+    defect="structure: two tiles of 128 columns are loaded in the wrong order",
+)
+def halves_of_the_keys_width_256_swapped(query: Array, key: Array) -> Array:
+    half = key.shape[-1] // 2
+    return _dot(query, np.roll(key, half, axis=-1) if key.shape[-1] == 256 else key)
+
+
+@_sized(
+    "_scale_of",
+    at="scores",
+    defect="structure: 80, 96 and 192 are padded to a power of two, which then gives the scale",
+    diagnosis="scale-fitted",
+)
+def scale_of_the_padded_width(query: Array, scale: float | None) -> float:
+    width = query.shape[-1]
+    padded = 1 << (width - 1).bit_length() if width > 64 else width
+    return float(padded**-0.5) if scale is None else scale
+
+
+@_sized(
+    outputs_read_as,
+    at="context",
+    defect="structure: the last block of columns is stored with the first one's data",
+)
+def columns_behind_whole_blocks_of_64_repeated(output: Array) -> Array:
+    """Write what is left behind whole blocks of 64 columns from the first block again."""
+    rest = output.shape[-1] % 64
+    if output.shape[-1] > 64 and rest:
+        output[..., -rest:] = output[..., :rest]
+    return output
+
+
+@_sized(
+    outputs_read_as,
+    at="context",
+    defect="structure: one block of 128 columns is written, pytorch#176767's kind",
+)
+def value_columns_beyond_128_zero(output: Array) -> Array:
+    output[..., 128:] = 0
+    return output
+
+
+@_sized(
+    inputs_changed,
+    at="context",
+    defect="a kernel for D = Dv is handed D = 192 and Dv = 128: pytorch#176767's kind",
+)
+def value_columns_lost_where_widths_of_blocks_differ(query: Array, key: Array, value: Array) -> Three:
+    """Where both widths are whole blocks and differ, stop at the smaller one."""
+    width, value_width = query.shape[-1], value.shape[-1]
+    if width == value_width or width % 64 or value_width % 64:
+        return query, key, value
+    smaller = min(width, value_width)
+    return query, key, np.where(np.arange(value_width) < smaller - 32, value, 0)
+
+
+@_sized("_repeat_heads", at="raw_scores", defect="structure: five bits for the head, head h reads keys of h % 32")
+def keys_of_heads_beyond_32_wrap(key: Array, value: Array, heads: int) -> tuple[Array, Array]:
+    key, value = _repeat_heads(key, value, heads)
+    wrapped = np.arange(heads) % 32
+    return key[:, wrapped], value[:, wrapped]
+
+
+@_sized(
+    inputs_changed,
+    at="raw_scores",
+    defect="structure: the number of batch entry and head is taken modulo 64",
+)
+def queries_beyond_64_batch_heads_wrap(query: Array, key: Array, value: Array) -> Three:
+    """Number batch entries and heads together, modulo 64."""
+    batch, heads = query.shape[:2]
+    number = np.arange(batch * heads) % 64
+    return query.reshape(-1, *query.shape[2:])[number].reshape(query.shape), key, value
+
+
+def _in_groups_of(size: int, index: Callable[[Array, int, int], Array]) -> Steps:
+    """Use another head of keys and values, ``index(head, kv_heads, group)``, in groups of this size alone."""
+
+    def repeat(key: Array, value: Array, heads: int) -> tuple[Array, Array]:
+        kv_heads, group = key.shape[1], heads // key.shape[1]
+        if group != size or kv_heads == 1:
+            return _repeat_heads(key, value, heads)
+        chosen = index(np.arange(heads), kv_heads, group)
+        return key[:, chosen], value[:, chosen]
+
+    return {"_repeat_heads": repeat}
+
+
+@_sized(
+    partial(_in_groups_of, 8),
+    at="raw_scores",
+    defect="head h // 4 where groups have eight: HipKittens#22's kind",
+)
+def groups_of_eight_taken_for_four(head: Array, kv_heads: int, group: int) -> Array:
+    return np.asarray(head // 4 % kv_heads)
+
+
+@_sized(
+    partial(_in_groups_of, 8),
+    at="raw_scores",
+    defect="h % Hkv on the path for eight heads alone: onnx#7274's kind",
+)
+def groups_of_eight_tiled(head: Array, kv_heads: int, group: int) -> Array:
+    return np.asarray(head % kv_heads)
+
+
+@_sized(
+    partial(_in_groups_of, 4),
+    at="raw_scores",
+    defect="the last head of each group of four belongs to the next one: FreeToken#177's kind",
+)
+def groups_of_four_shifted(head: Array, kv_heads: int, group: int) -> Array:
+    return np.asarray((head + 1) // group % kv_heads)
+
+
+@_sized(
+    inputs_changed,
+    at="raw_scores",
+    defect="structure: the batch stride is right for 16 entries, then it starts again",
+)
+def keys_of_batch_entries_beyond_16_wrap(query: Array, key: Array, value: Array) -> Three:
+    entry = np.arange(query.shape[0]) % 16
+    return query, key[entry], value[entry]
+
+
+@_sized(
+    outputs_read_as,
+    at="context",
+    defect="structure: two batch entries for each block, the last without a partner is not written",
+)
+def last_entry_of_a_large_odd_batch_zero(output: Array) -> Array:
+    if output.shape[0] > 8 and output.shape[0] % 2:
+        output[-1] = 0
+    return output
+
+
+_tiled = partial(mutant, "tiles", dtypes=KERNELS)
+_TWO, _THREE = (64, 128), (16, 64, 128)
+
+
+def _at_each(tiles: tuple[int, ...], form: Callable[[int], Steps], *, at: str, defect: str, name: str) -> None:
+    """Register a fault at each size of tiles."""
+    for tile in tiles:
+        _tiled(form, at=at, defect=defect, name=name.format(tile))(tile)
+
+
+def _kept(keeps: Callable[[Array, int], Array]) -> Steps:
+    """Look only at the keys for which ``keeps(key, keys)``."""
+
+    def change(logits: Array) -> Array:
+        keys = logits.shape[-1]
+        return np.where(keeps(np.arange(keys), keys), logits, -np.inf)
+
+    return logits_read_as(change)
+
+
+_at_each(
+    _TWO,
+    lambda tile: _kept(lambda key, keys: (key < keys - keys % tile) | (keys < tile)),
+    at="weights",
+    defect="only whole tiles of keys are read: FlagGems#898",
+    name="keys_behind_tiles_of_{}_dropped",
+)
+_at_each(
+    _THREE,
+    lambda tile: _kept(lambda key, keys: (key < keys - 1) | (keys % tile != 0)),
+    at="weights",
+    defect="structure: j < n - 1 where the last tile needs no mask",
+    name="last_key_of_a_full_tile_of_{}_dropped",
+)
+
+
+def _padding_counted(tile: int) -> Steps:
+    """Let the keys with which the last tile is filled up take part, with scores and values of 0."""
+
+    def normalise(logits: Array) -> Stages:
+        keys = logits.shape[-1]
+        missing = -keys % tile if keys > tile else 0
+        padding = np.zeros((*logits.shape[:-1], missing), logits.dtype)
+        stages = softmax(np.concatenate([logits, padding], axis=-1))
+        return stages | {"weights": stages["weights"][..., :keys]}
+
+    return normalised(normalise)
+
+
+_at_each(
+    _THREE,
+    _padding_counted,
+    at="weights",
+    defect="keys that fill up the last tile are not masked: tt-metal#41215, SageAttention#376",
+    name="padding_of_the_last_tile_of_{}_counted",
+)
+
+
+def _overlapping(tile: int) -> Steps:
+    """Move the last tile back until it is full: its first keys are read a second time."""
+
+    def change(logits: Array) -> Array:
+        keys = logits.shape[-1]
+        key, rest = np.arange(keys), keys % tile
+        twice = (key >= keys - tile) & (key < keys - rest) & (rest > 0) & (keys > tile)
+        return np.asarray(logits + np.where(twice, math.log(2), 0).astype(logits.dtype))
+
+    return logits_read_as(change)
+
+
+_at_each(
+    _TWO,
+    _overlapping,
+    at="weights",
+    defect="structure: the last tile is moved back until it is full",
+    name="last_tile_of_{}_read_twice",
+)
+
+
+def _last_tile_zero(tile: int) -> Steps:
+    def change(output: Array) -> Array:
+        queries = output.shape[-2]
+        if queries > tile and queries % tile:
+            output[..., queries - queries % tile :, :] = 0
+        return output
+
+    return outputs_read_as(change)
+
+
+_at_each(
+    _TWO,
+    _last_tile_zero,
+    at="context",
+    defect="the last tile of queries is not written: fla#892's kind",
+    name="last_tile_of_{}_queries_zero",
+)
+
+
+def _last_row_repeats(tile: int) -> Steps:
+    def change(output: Array) -> Array:
+        last = np.arange(tile - 1, output.shape[-2], tile)
+        output[..., last, :] = output[..., last - 1, :]
+        return output
+
+    return outputs_read_as(change)
+
+
+_at_each(
+    _THREE,
+    _last_row_repeats,
+    at="context",
+    defect="structure: a store at the edge of a tile is off by one row",
+    name="last_row_of_each_tile_of_{}_repeated",
+)
+
+
+@_tiled(
+    outputs_read_as,
+    at="context",
+    defect="structure: the offset of the next tile is added after its first row",
+)
+def first_row_behind_a_tile_of_128_reads_the_first_query(output: Array) -> Array:
+    output[..., np.arange(128, output.shape[-2], 128), :] = output[..., :1, :]
+    return output
+
+
+@_tiled("attention._weighted_sum", at="context", defect="the grid is sized by keys: pytorch#139462's kind")
+def queries_beyond_the_number_of_keys_zero(weights: Array, value: Array) -> Array:
+    output = weights @ value
+    output[..., value.shape[-2] :, :] = 0
+    return np.asarray(output)
+
+
+def _causal(change: Callable[[Array, Array, Array], Array]) -> Steps:
+    """Change what causality allows, by the positions of query and key."""
+    return causal_pattern(
+        lambda queries, keys: change(causal_keys(queries, keys), np.arange(queries)[:, np.newaxis], np.arange(keys))
+    )
+
+
+_at_each(
+    _THREE,
+    lambda tile: _causal(lambda allowed, query, key: allowed & ~((query // tile == key // tile) & (query >= tile))),
+    at="masked",
+    defect="structure: the loop over tiles of keys ends one early",
+    name="causal_loop_ends_before_the_diagonal_tile_of_{}",
+)
+_at_each(
+    _TWO,
+    lambda tile: _causal(lambda allowed, query, key: allowed | ((query // tile == key // tile) & (query >= tile))),
+    at="masked",
+    defect="the diagonal tile is taken for a full one beyond the first: gcnasm#21's kind",
+    name="causal_diagonal_tile_of_{}_open",
+)
+
+
+@_tiled(
+    _causal,
+    at="masked",
+    defect="structure: tiles of 128 queries and 64 keys, of which the second on the diagonal is skipped",
+)
+def causal_loop_by_one_tile_of_64_for_128_queries(allowed: Array, query: Array, key: Array) -> Array:
+    return np.asarray(allowed & (key < query // 128 * 128 + 64))
+
+
+@_tiled(
+    causal_pattern,
+    at="masked",
+    defect="masked from the top left, bounded from the bottom right: cutlass#2336's kind",
+)
+def causal_loop_bounded_from_the_other_corner(queries: int, keys: int) -> Array:
+    """Mask from the top left, but end the loop over tiles of 16 keys as if the last query stood at the last key."""
+    row = np.arange(queries)[:, np.newaxis]
+    end = np.ceil(((row // 16 + 1) * 16 + keys - queries) / 16) * 16
+    return np.asarray(causal_keys(queries, keys) & (np.arange(keys) < end))
+
+
+@_tiled(
+    window_pattern,
+    at="masked",
+    defect="structure: the first tile of a window is rounded up instead of down",
+)
+def first_partial_tile_of_a_window_skipped(scores: Array, masks: Masks) -> Array:
+    """Begin at the first tile of 16 keys that lies wholly inside of the window of a tile's first query."""
+    within, left = keys_within(scores, masks["window"]), masks["window"][0]
+    if left is None:
+        return within
+    queries, keys = scores.shape[-2:]
+    begin = np.maximum(np.arange(queries) // 16 * 16 - left, 0)
+    return np.asarray(within & (np.arange(keys) >= (np.ceil(begin / 16) * 16)[:, np.newaxis]))
+
+
+@_tiled(
+    window_pattern,
+    at="masked",
+    defect="structure: the right side of a window does not lengthen the loop over tiles of 64",
+)
+def window_ends_with_the_tile_of_its_query(scores: Array, masks: Masks) -> Array:
+    """End at the tile of 64 keys in which a tile of queries begins, whatever the right side is."""
+    within, right = keys_within(scores, masks["window"]), masks["window"][1]
+    if right is None:
+        return within
+    queries, keys = scores.shape[-2:]
+    end = (np.arange(queries) // 64 + 1) * 64
+    return np.asarray(within & (np.arange(keys) < end[:, np.newaxis]))

@@ -1,0 +1,282 @@
+"""Small problems made by hand: each variant can be told from the reference by at least one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from attncheck.backends import numpy_backend
+from attncheck.backends.contract import Backend
+from attncheck.execution.layout import apply_layout
+from attncheck.execution.operations import run_operation
+from attncheck.execution.worker import Task
+from attncheck.reading.dtypes import numpy_dtype
+
+Arrays = dict[str, NDArray[Any]]
+Stages = dict[str, NDArray[Any]]
+
+
+def _attention_inputs(rng: np.random.Generator, batch: int, heads: int, queries: int, keys: int) -> Arrays:
+    return {
+        "query": rng.normal(size=(batch, heads, queries, 9)),
+        "key": rng.normal(size=(batch, heads, keys, 9)),
+        "value": rng.normal(size=(batch, heads, keys, 11)),
+    }
+
+
+def _multi_head_inputs(rng: np.random.Generator) -> Arrays:
+    """Two heads of width 3; every weight is square, so that transposing one is silent."""
+    weights = {f"{name}_weight": rng.normal(size=(6, 6)) for name in ("query", "key", "value", "output")}
+    biases = {f"{name}_bias": rng.normal(size=6) for name in ("query", "key", "value", "output")}
+    models = {
+        "query": rng.normal(size=(3, 4, 6)),
+        "key": rng.normal(size=(3, 5, 6)),
+        "value": rng.normal(size=(3, 5, 6)),
+    }
+    return models | weights | biases
+
+
+def _problems() -> dict[str, Task]:
+    rng = np.random.default_rng(20170612)
+    square = _attention_inputs(rng, 3, 3, 6, 6)
+    steep = _attention_inputs(rng, 1, 1, 70, 97)
+    steep["query"], steep["key"] = np.ones((1, 1, 70, 9)), np.zeros((1, 1, 97, 9))
+    steep["key"][..., 0] = 45 * np.arange(97)  # logits grow by 15 a key: no block may forget to rescale
+    own_mask = rng.random((3, 1, 6, 6)) < 0.6
+    own_mask[..., 0] = True
+    padding = np.arange(6) < np.array([6, 3, 2])[:, np.newaxis, np.newaxis, np.newaxis]
+    bias = rng.normal(size=(1, 3, 6, 6))
+    rows = np.array([[3e4, 0, -1, 2], [0, 0, -30, 1], [-6e4, -6e4, -6e4, -6e4 - 4], [1000, 900, 1000, 0]])
+    logits = rows[np.newaxis, np.newaxis]
+    allowed = np.array([[False, True, True, True], [True] * 4, [True] * 4, [False] * 4])
+    return {
+        "plain": Task("attention", {}, _attention_inputs(rng, 2, 3, 4, 6)),
+        "explicit scale": Task("attention", {"scale": 0.77}, _attention_inputs(rng, 2, 3, 4, 6)),
+        "scale zero": Task("attention", {"scale": 0.0, "is_causal": True}, _attention_inputs(rng, 2, 3, 4, 6)),
+        "negative scale": Task("attention", {"scale": -0.3, "is_causal": True}, _attention_inputs(rng, 2, 3, 4, 6)),
+        "mask and bias": Task("attention", {}, square | {"mask": own_mask, "bias": bias}),
+        "mask and causal": Task("attention", {"is_causal": True}, square | {"mask": own_mask}),
+        "bias and causal": Task("attention", {"is_causal": True}, square | {"bias": bias}),
+        "padding": Task("attention", {}, square | {"mask": padding}),
+        "mask per head": Task(
+            "masking", {}, {"scores": np.zeros((1, 3, 6, 6)), "mask": rng.random((1, 3, 6, 6)) < 0.5}
+        ),
+        "decoding": Task("masking", {"is_causal": True}, {"scores": rng.normal(size=(1, 1, 1, 5))}),
+        "lifted by the bias": Task(
+            "masking", {}, {"scores": logits, "mask": allowed, "bias": np.full((1, 1, 1, 4), 1e4)}
+        ),
+        "steep and long": Task("attention", {"is_causal": True}, steep),
+        "steep and open": Task("attention", {}, steep),
+        "long": Task("attention", {}, _attention_inputs(rng, 2, 1, 35, 37)),
+        "large scores": Task("softmax", {}, {"scores": logits}),
+        "large masked scores": Task(
+            "attention",
+            {"scale": 1.0},
+            {"query": rows[np.newaxis, np.newaxis], "key": np.eye(4)[np.newaxis, np.newaxis]}
+            | {"value": rng.normal(size=(1, 1, 4, 5)), "mask": allowed},
+        ),
+        "general": Task(
+            "scoring",
+            {"score": "general"},
+            {**_pick(rng, 5, 6), "weight": rng.normal(size=(5, 5))},
+        ),
+        "additive": Task("scoring", {"score": "additive"}, _additive(rng, 1.0)),
+        "additive, saturated": Task("scoring", {"score": "additive"}, _additive(rng, 400.0)),
+        "multi-head": Task("multi_head_attention", {"heads": 2}, _multi_head_inputs(rng)),
+    }
+
+
+def _pick(rng: np.random.Generator, width: int, keys: int) -> Arrays:
+    return {"query": rng.normal(size=(2, 3, 4, width)), "key": rng.normal(size=(2, 3, keys, width))}
+
+
+def _additive(rng: np.random.Generator, spread: float) -> Arrays:
+    return {
+        **_pick(rng, 5, 6),
+        "query_weight": spread * rng.normal(size=(5, 7)),
+        "key_weight": spread * rng.normal(size=(5, 7)),
+        "score_vector": rng.normal(size=7),
+        "score_bias": rng.normal(size=7),
+    }
+
+
+def _with_options() -> dict[str, Task]:
+    rng = np.random.default_rng(2024)
+    square = _attention_inputs(rng, 3, 3, 6, 6)
+    wide = _attention_inputs(rng, 2, 2, 4, 9)
+    mask = rng.random((3, 1, 6, 6)) < 0.7
+    bias = rng.normal(size=(3, 1, 6, 6))
+    lengths = np.array([6, 0, 3])
+    steep = square | {"query": 300 * square["query"]}
+    long = _attention_inputs(rng, 1, 1, 70, 72)
+    unit = _pick(rng, 5, 6)
+    unit["query"] *= 0.1
+    return {
+        "capped": Task("attention", {"softcap": 1.3, "scale": 0.8}, square),
+        "capped, biased, masked": Task("attention", {"softcap": 1.3}, square | {"bias": bias, "mask": mask}),
+        "capped, masked": Task("attention", {"softcap": 1.3}, square | {"mask": mask}),
+        "capped far below the scores": Task("attention", {"softcap": 0.5}, steep),
+        "window before": Task("masking", {"window": (2, None)}, {"scores": np.zeros((1, 1, 5, 7))}),
+        "window after": Task("masking", {"window": (None, 2)}, {"scores": np.zeros((1, 1, 5, 7))}),
+        "window on both sides": Task("attention", {"window": (3, 1)}, wide),
+        "window of one": Task("attention", {"window": (0, 0)}, wide),
+        "window and causal": Task("attention", {"window": (1, 2), "is_causal": True}, square),
+        "window and mask": Task("attention", {"window": (1, 2)}, square | {"mask": mask}),
+        "window and lengths": Task("attention", {"window": (1, 2)}, square | {"key_lengths": lengths}),
+        "long window": Task("attention", {"window": (5, 0)}, long),
+        "lengths": Task("attention", {}, square | {"key_lengths": lengths}),
+        "lengths and mask": Task("attention", {}, square | {"key_lengths": lengths, "mask": mask}),
+        "lengths and causal": Task("attention", {"is_causal": True}, square | {"key_lengths": lengths}),
+        "cosine": Task("scoring", {"score": "cosine", "scale": 3.0}, unit),
+        "laid out": Task("attention", {}, wide, {"query": "strided", "key": "strided", "value": "strided"}),
+        "transposed": Task("attention", {}, wide, {"query": "transposed", "key": "transposed"}),
+        "broadcast": _broadcast(rng),
+        **_with_past(rng),
+        **_grouped(rng),
+        **_gradients(rng),
+        **_without_keys(rng),
+        **_with_sinks(),
+    }
+
+
+def _broadcast(rng: np.random.Generator) -> Task:
+    arrays = _attention_inputs(rng, 2, 3, 4, 33)
+    arrays["key"] = np.broadcast_to(arrays["key"][:, :1], arrays["key"].shape)
+    return Task("attention", {}, arrays, {"key": "broadcast"})
+
+
+def _with_past(rng: np.random.Generator) -> dict[str, Task]:
+    def behind(past: int, queries: int) -> Arrays:
+        arrays = _attention_inputs(rng, 2, 2, queries, queries)
+        arrays["value"] = arrays["value"][..., :9]
+        return arrays | {f"past_{name}": rng.normal(size=(2, 2, past, 9)) for name in ("key", "value")}
+
+    causal = np.tri(3, 7, 4, dtype=bool)[np.newaxis, np.newaxis]
+    last = np.array([7, 2])
+    return {
+        "past": Task("attention", {}, behind(21, 2)),
+        "past and causal mask": Task("attention", {}, behind(4, 3) | {"mask": causal}),
+        "past and padding": Task("attention", {}, behind(4, 3) | {"mask": np.arange(7)[np.newaxis] != [[[[1]]]]}),
+        "past and window": Task("attention", {"window": (3, 1)}, behind(4, 3)),
+        "past and lengths": Task("attention", {}, behind(4, 3) | {"key_lengths": last}),
+        "past and bias": Task("attention", {}, behind(4, 3) | {"bias": rng.normal(size=(1, 2, 3, 7))}),
+    }
+
+
+def _grouped(rng: np.random.Generator, heads: int = 6) -> dict[str, Task]:
+    def groups(kv_heads: int) -> Arrays:
+        arrays = _attention_inputs(rng, 2, kv_heads, 4, 5)
+        return arrays | {"query": rng.normal(size=(2, heads, 4, 9))}
+
+    own = {"mask": rng.random((2, 1, 4, 5)) < 0.6, "bias": rng.normal(size=(2, 1, 4, 5))}
+    projected = {"query": (6, 12), "key": (6, 4), "value": (6, 4), "output": (12, 5)}
+    weights = {f"{name}_weight": rng.normal(size=shape) for name, shape in projected.items()}
+    models = {name: rng.normal(size=(2, 4, 6)) for name in ("query", "key", "value")}
+    return {
+        "three groups": Task("attention", {}, groups(3)),
+        "two groups": Task("attention", {}, groups(2) | own),
+        "projected groups": Task("multi_head_attention", {"heads": 6, "kv_heads": 2}, models | weights),
+    }
+
+
+def _gradients(rng: np.random.Generator) -> dict[str, Task]:
+    def inputs(batch: int, heads: int, kv_heads: int, queries: int, keys: int) -> Arrays:
+        return {
+            "query": rng.normal(size=(batch, heads, queries, 9)),
+            "key": rng.normal(size=(batch, kv_heads, keys, 9)),
+            "value": rng.normal(size=(batch, kv_heads, keys, 7)),
+            "grad_output": rng.normal(size=(batch, heads, queries, 7)),
+        }
+
+    def task(arrays: Arrays, **options: Any) -> Task:
+        return Task("attention_gradients", options, arrays)
+
+    square = inputs(3, 3, 3, 6, 6)
+    mask = rng.random((3, 1, 6, 6)) < 0.6
+    mask[0, 0, 0] = False
+    return {
+        "gradients": task(inputs(2, 3, 3, 4, 5)),
+        "gradients, scaled": task(square, scale=0.77),
+        "gradients, masked": task(square | {"mask": mask}),
+        "gradients, causal": task(square, is_causal=True),
+        "gradients, window": task(square, window=(1, 1)),
+        "gradients, lengths": task(square | {"key_lengths": np.array([6, 2, 3])}),
+        "gradients, bias per head": task(square | {"bias": rng.normal(size=(1, 3, 6, 6))}),
+        "gradients, bias per key": task(square | {"bias": rng.normal(size=(1, 1, 1, 6))}, scale=0.3),
+        "gradients, capped": task(square | {"bias": rng.normal(size=(1, 3, 1, 6))}, softcap=1.1),
+        "gradients, grouped": task(inputs(2, 6, 2, 4, 5)),
+        "gradients, as many keys as heads": task(inputs(2, 3, 3, 4, 3)),
+        "gradients, long": task(inputs(1, 1, 1, 70, 20)),
+        "gradients, one tile": task(inputs(1, 1, 1, 32, 20)),
+    }
+
+
+def _without_keys(rng: np.random.Generator) -> dict[str, Task]:
+    """Queries that may attend to no key, by the conventions that have to be asked for."""
+    square = _attention_inputs(rng, 3, 3, 6, 6)
+    lengths = square | {"key_lengths": np.array([6, 0, 3]), "mask": np.arange(6)[:, np.newaxis] != [[[[4]]]]}
+    learned = {"grad_output": rng.normal(size=(3, 3, 6, 9)), "value": square["value"][..., :9]}
+    scores = np.where(np.arange(4)[:, np.newaxis] == 2, -np.inf, rng.normal(size=(2, 1, 4, 5)))
+    projected = _multi_head_inputs(rng) | {"mask": np.arange(4)[:, np.newaxis] != [[[[1]]]]}
+    return {
+        f"{convention}, {name}": Task(operation, {**options, "empty_rows": convention}, inputs)
+        for convention in ("uniform", "nan")
+        for name, operation, options, inputs in (
+            ("softmax", "softmax", {}, {"scores": scores}),
+            ("lengths and a mask", "attention", {}, lengths),
+            ("gradients", "attention_gradients", {"scale": 0.5}, lengths | learned),
+            ("heads", "multi_head_attention", {"heads": 2}, projected),
+        )
+    }
+
+
+def _with_sinks() -> dict[str, Task]:
+    rng = np.random.default_rng(20250805)
+    grouped = _attention_inputs(rng, 2, 2, 4, 6) | {"query": rng.normal(size=(2, 4, 4, 9)), "sinks": rng.normal(size=4)}
+    mask = rng.random((2, 1, 4, 6)) < 0.6
+    mask[0, 0, 1] = False
+    some = grouped | {"sinks": np.array([0.5, -np.inf, 3, -np.inf]), "mask": mask}
+    learned = {"grad_output": rng.normal(size=(2, 4, 4, 7)), "value": grouped["value"][..., :7]}
+    long = _attention_inputs(rng, 1, 1, 3, 40) | {"sinks": np.array([2.0])}
+    capped = {"softcap": 1.2, "scale": 0.7}
+    return {
+        "sinks": Task("attention", {"scale": 0.7}, grouped),
+        "sinks, long": Task("attention", {}, long),
+        "sinks, masked": Task("attention", {}, some),
+        "sinks, uniform": Task("attention", {"empty_rows": "uniform"}, some),
+        "sinks, capped and biased": Task("attention", capped, grouped | {"bias": rng.normal(size=(1, 4, 1, 6))}),
+        "sinks, gradients": Task("attention_gradients", capped, grouped | learned),
+        "sinks, gradients, masked": Task("attention_gradients", {}, some | learned),
+    }
+
+
+@pytest.fixture(scope="session")
+def problems() -> dict[str, Task]:
+    return _problems() | _with_options()
+
+
+@pytest.fixture(scope="session")
+def solve() -> Callable[[Backend, Task, str], Stages]:
+    """Run a problem in a dtype; the reference's answers are remembered."""
+    known: dict[tuple[int, str], Stages] = {}
+
+    def run(backend: Backend, task: Task, dtype: str) -> Stages:
+        if backend is not numpy_backend:
+            return _run(backend, task, dtype)
+        if (id(task), dtype) not in known:
+            known[id(task), dtype] = _run(backend, task, dtype)
+        return known[id(task), dtype]
+
+    return run
+
+
+def _run(backend: Backend, task: Task, dtype: str) -> Stages:
+    stored = numpy_dtype(dtype)
+    with np.errstate(all="ignore"):
+        inputs = task.inputs.items()
+        arrays = {name: array.astype(stored) if array.dtype.kind == "f" else array for name, array in inputs}
+        return dict(run_operation(backend, task.operation, apply_layout(arrays, task.memory_layout), task.options))

@@ -1,0 +1,147 @@
+"""Emulated tensor cores and stored log_sum_exps: what they compute, and that the classes that they claim hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from attncheck.attention.rounding import rounding_model_named
+from attncheck.mutation import arithmetic, reduced
+from attncheck.mutation.arithmetic import Array
+from attncheck.mutation.mutant import Control, Mutant, Subject, subjects_of_module
+from attncheck.mutation.reduced import block_product, in_two_parts, rounded_product
+from attncheck.mutation.score import run_mutants
+from attncheck.mutation.summary import MutationFrames
+from attncheck.reading.case import Case
+from attncheck.reading.selection import select_cases
+
+Product = Callable[[Array, Array], Array]
+
+
+def name_of(subject: Subject) -> str:
+    return subject.name
+
+
+PRODUCTS: dict[str, tuple[Product, ...]] = {
+    "tf32_products": (
+        rounded_product(arithmetic.tf32),
+        rounded_product(arithmetic.truncated_tf32, block_product(4)),
+        rounded_product(arithmetic.truncated_tf32, block_product(8)),
+    ),
+    "bf16_products": (
+        rounded_product(arithmetic.bfloat16),
+        rounded_product(arithmetic.truncated_bfloat16, block_product(4)),
+    ),
+    "bf16x3_products": (
+        in_two_parts(arithmetic.bfloat16),
+        in_two_parts(arithmetic.truncated_bfloat16, block_product(4)),
+    ),
+}
+
+
+SUBJECTS = subjects_of_module(reduced.__name__)
+CONTROLS = {each.name: each for each in SUBJECTS if isinstance(each, Control)}
+each_honest = pytest.mark.parametrize("honest", [each for each in SUBJECTS if isinstance(each, Control)], ids=name_of)
+each_mutant = pytest.mark.parametrize("mutant", [each for each in SUBJECTS if isinstance(each, Mutant)], ids=name_of)
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[Case]:
+    """Return some cases of every operation that has products, and some with large numbers and long sums."""
+    patterns = ("attention/*", "gradients/*", "scoring/*", "multi_head_attention/*", "grouped_heads/*")
+    found = [case for case in select_cases(patterns).cases if "float32" in case.dtypes][::9]
+    found += select_cases(("attention/*1e30*", "lengths/*poisoned", "probes/rounding/four-thousand*")).cases
+    return [replace(case, dtypes=("float32",)) for case in found]
+
+
+@pytest.fixture(scope="module")
+def frames(cases: list[Case]) -> MutationFrames:
+    with np.errstate(all="ignore"):
+        return run_mutants(cases, subjects=SUBJECTS)
+
+
+def matrices(rng: np.random.Generator, inner: int) -> tuple[Array, Array]:
+    left, right = rng.standard_normal((2, 5, inner)), rng.standard_normal((2, inner, 7))
+    return left.astype(np.float32), right.astype(np.float32)
+
+
+@pytest.mark.parametrize("inner", [1, 2, 3, 4, 5, 9, 64, 300])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_of_rounded_factors_is_within_its_class(name: str, inner: int) -> None:
+    rounding = rounding_model_named(name, "float32")
+    for seed in range(20):
+        left, right = matrices(np.random.default_rng(seed), inner)
+        exact = left.astype(np.longdouble) @ right.astype(np.longdouble)
+        size = np.abs(left).astype(np.longdouble) @ np.abs(right).astype(np.longdouble)
+        allowed = (inner * rounding.accumulate_unit + rounding.product_error) * (1 + 8 * rounding.coarsest_unit)
+        for product in PRODUCTS[name]:
+            assert (np.abs(product(left, right) - exact) <= allowed * size).all()
+
+
+def test_the_next_coarser_product_is_outside_of_it() -> None:
+    left, right = matrices(np.random.default_rng(0), 4)
+    exact, size = left.astype(np.float64) @ right.astype(np.float64), np.abs(left) @ np.abs(right)
+    order = ("bf16_products", "tf32_products", "bf16x3_products")
+    for coarse, fine in pairwise(order):
+        rounding = rounding_model_named(fine, "float32")
+        allowed = 4 * rounding.accumulate_unit + rounding.product_error
+        assert (np.abs(PRODUCTS[coarse][0](left, right) - exact) > allowed * size).any(), (coarse, fine)
+
+
+@pytest.mark.parametrize("terms", [4, 8])
+def test_a_tensor_core_cuts_sums_off_towards_zero(terms: int) -> None:
+    rng = np.random.default_rng(terms)
+    left, right = (arithmetic.tf32(np.abs(array)) for array in matrices(rng, 64))
+    exact = left.astype(np.float64) @ right.astype(np.float64)
+    product = block_product(terms)(left, right)
+    assert product.dtype == np.float32
+    assert (product <= exact).all()
+    assert (product < exact).mean() > 0.9
+
+
+def test_a_tensor_core_aligns_what_it_adds_to_the_largest() -> None:
+    """2^24 and 1 do not meet in 24 bits: each 1 is lost beside 2^24, though four of them would not be."""
+    left, right = np.array([[2.0**24, 1, 1, 1]], np.float32), np.ones((4, 1), np.float32)
+    assert block_product(4)(left, right).item() == 2.0**24
+    assert block_product(4)(left[:, ::-1], right).item() == 2.0**24
+    assert (left[:, 1:] @ right[1:]).item() == 3
+
+
+def test_small_integers_are_exact_in_a_tensor_core() -> None:
+    rng = np.random.default_rng(3)
+    left, right = rng.integers(-8, 9, (6, 33)).astype(np.float32), rng.integers(-8, 9, (33, 5)).astype(np.float32)
+    for products in PRODUCTS.values():
+        for product in products:
+            np.testing.assert_array_equal(product(left, right), left @ right)
+
+
+@each_honest
+def test_no_case_flags_a_variant_in_the_class_that_it_claims(honest: Control, frames: MutationFrames) -> None:
+    assert set(honest.dtypes) <= set(honest.classes)
+    assert honest.name in set(frames.evaluations["subject"])
+    assert honest.name not in set(frames.flagged["subject"])
+
+
+@each_mutant
+def test_at_least_two_cases_catch_what_is_coarser_than_its_class(mutant: Mutant, frames: MutationFrames) -> None:
+    caught = frames.catches[frames.catches["subject"] == mutant.name]
+    assert caught["case"].nunique() >= 2
+
+
+def test_the_references_class_does_not_hold_reduced_products(cases: list[Case]) -> None:
+    unclaimed = [replace(each, classes={}) for name, each in CONTROLS.items() if "products" in name]
+    with np.errstate(all="ignore"):
+        flagged = run_mutants(cases[:6], subjects=unclaimed).flagged
+    assert set(flagged["subject"]) == {honest.name for honest in unclaimed}
+
+
+def test_a_claimed_class_is_that_of_every_step_too(cases: list[Case]) -> None:
+    """What was judged by one class must not be remembered as the judgement by another."""
+    coarse, fine = CONTROLS["bfloat16_products_cut_off"], CONTROLS["bfloat16_products_in_three_passes"]
+    with np.errstate(all="ignore"):
+        frames = run_mutants(cases[:3], subjects=[fine, coarse])
+    assert frames.flagged.empty

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attncheck.execution.runner import task_of
+from attncheck.execution.worker import Computed, Task, evaluate_on
+from attncheck.judging.judge_stages import StageJudgement, judge_stages
+from attncheck.judging.truth import Truth, truth_of_case
+from attncheck.mutation.catalogue import SUBJECTS
+from attncheck.mutation.remembering import RememberingTruth
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+
+CASE = """\
+title: One case
+source: {kind: derivation, title: Made for the tests}
+operation: attention
+cases:
+  - name: Drawn and masked
+    random: {generator: numpy-legacy, seed: 3}
+    inputs:
+      query: {draw: randn, shape: [3, 5]}
+      key: {draw: randn, shape: [4, 5]}
+      value: {draw: randn, shape: [4, 2]}
+      mask: {values: [[true, false, true, true], [true, true, true, true], [true, true, false, false]]}
+"""
+
+
+@pytest.fixture
+def case(load_text: Callable[[str], list[Case]]) -> Case:
+    return load_text(CASE)[0]
+
+
+@pytest.fixture
+def task(case: Case) -> Task:
+    return task_of(case, convert_inputs(case, make_exact_inputs(case), "float64"))
+
+
+@pytest.fixture
+def truth(case: Case) -> Truth:
+    return truth_of_case(case, "float64", convert_inputs(case, make_exact_inputs(case), "float64"))
+
+
+def _judged(truth: Truth, name: str, case: Case, task: Task) -> dict[str, StageJudgement]:
+    outcome = evaluate_on(SUBJECTS[name].backend, task)
+    assert isinstance(outcome, Computed)
+    return {item.stage: item for item in judge_stages(truth, outcome.stages, case.stage_shapes, "native")}
+
+
+@pytest.mark.parametrize(
+    ("name", "first_wrong_stage"),
+    [("scale_missing", "scores"), ("mask_ignored", "masked"), ("two_values_swapped", "output"), ("reference", None)],
+)
+def test_verdicts_are_those_of_the_truth_itself_and_a_fault_begins_where_it_begins(
+    name: str, first_wrong_stage: str | None, truth: Truth, case: Case, task: Task
+) -> None:
+    plain, remembered = (_judged(each, name, case, task) for each in (truth, RememberingTruth.of(truth)))
+    assert {stage: item.verdict for stage, item in plain.items()} == {
+        stage: item.verdict for stage, item in remembered.items()
+    }
+    for judgements in (plain, remembered):
+        own = [stage for stage, item in judgements.items() if item.goes_wrong_here]
+        assert (own[:1] or [None]) == [first_wrong_stage]
+
+
+def test_a_step_from_the_same_numbers_is_worked_out_once_and_none_behind_a_wrong_one(
+    monkeypatch: pytest.MonkeyPatch, truth: Truth, case: Case, task: Task
+) -> None:
+    asked: list[str] = []
+    work_out = Truth.introduced
+
+    def counted(self: Truth, stage: str, *rest: Any) -> Any:
+        asked.append(stage)
+        return work_out(self, stage, *rest)
+
+    monkeypatch.setattr(Truth, "introduced", counted)
+    remembering = RememberingTruth.of(truth)
+    _judged(remembering, "reference", case, task)
+    stages = ["raw_scores", "scores", "masked", "weights", "log_sum_exp", "output"]
+    assert asked == stages
+    _judged(remembering, "reference", case, task)
+    _judged(remembering, "two_values_swapped", case, task)  # its output follows from the reference's weights
+    assert asked == stages
+    _judged(remembering, "scale_missing", case, task)
+    assert asked == stages, (
+        "the scores follow from the reference's raw scores, and what is behind them is not asked for"
+    )
+
+
+def test_a_remembered_step_is_the_truths_own(truth: Truth, case: Case, task: Task) -> None:
+    remembering = RememberingTruth.of(truth)
+    outcome = evaluate_on(SUBJECTS["reference"].backend, task)
+    assert isinstance(outcome, Computed)
+    for _ in range(2):
+        got = remembering.introduced("weights", outcome.stages, "native")
+        wanted = truth.introduced("weights", outcome.stages, "native")
+        assert got is not None
+        assert wanted is not None
+        np.testing.assert_array_equal(got[0].high, wanted[0].high)
+        np.testing.assert_array_equal(got[1].worst, wanted[1].worst)

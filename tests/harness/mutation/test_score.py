@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from attncheck.execution.worker import Failure, Task, evaluate_on
+from attncheck.mutation.catalogue import EQUIVALENT, SUBJECTS
+from attncheck.mutation.entry import entry_of
+from attncheck.mutation.judgement import StageFinding
+from attncheck.mutation.mutant import EVERY, Mutant, Subject
+from attncheck.mutation.rules import RULES, rejected_by_rules
+from attncheck.mutation.score import ENOUGH_CASES, MAX_SCORES_FOR_ALL, redrawn, run_mutants
+from attncheck.mutation.variant import Variant
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import Inputs, make_exact_inputs
+
+CASES = """\
+title: Two cases
+source: {kind: derivation, title: Made for the tests}
+operation: attention
+cases:
+  - name: Drawn
+    random: {generator: numpy-legacy, seed: 3}
+    inputs:
+      query: {draw: randn, shape: [3, 5]}
+      key: {draw: randn, shape: [4, 5]}
+      value: {draw: randn, shape: [4, 2]}
+  - name: Typed
+    inputs: {query: {values: [[1, 2]]}, key: {values: [[3, 4], [5, -6]]}, value: {values: [[1], [2]]}}
+    dtypes: [float64]
+    options: {scale: 0.5}
+"""
+
+
+@pytest.fixture(scope="session")
+def cases(load_text: Callable[[str], list[Case]]) -> list[Case]:
+    return load_text(CASES)
+
+
+def subjects(*names: str) -> list[Subject]:
+    return [SUBJECTS[name] for name in names]
+
+
+def test_a_fault_is_caught_where_a_case_reaches_it_and_survives_where_none_does(cases: list[Case]) -> None:
+    frames = run_mutants(cases, subjects=subjects("scale_missing", "explicit_scale_ignored", "mask_ignored"))
+    rows = {(row["subject"], row["dtype"]): row for row in frames.subjects.to_dict("records")}
+    missing, ignored = rows["scale_missing", "float64"], rows["explicit_scale_ignored", "float64"]
+    assert (missing["caught_in"], missing["caught_by"], missing["first_case"]) == (1, 1, "prefix/drawn")
+    assert (missing["stages"], ignored["first_case"]) == ("scores", "prefix/typed")
+    assert (rows["mask_ignored", "float64"]["reached_by"], rows["mask_ignored", "float64"]["caught_in"]) == (0, 0)
+    # The explicit scale is in a case of float64 alone.
+    survivors = set(map(tuple, frames.survivors[["subject", "dtype"]].to_numpy()))
+    assert survivors == {
+        ("mask_ignored", "float64"),
+        ("mask_ignored", "float32"),
+        ("explicit_scale_ignored", "float32"),
+    }
+    assert frames.score == pytest.approx(1 / 3)
+
+
+def test_a_fault_that_one_case_alone_catches_is_told(cases: list[Case]) -> None:
+    frames = run_mutants(cases, subjects=subjects("scale_missing", "explicit_scale_ignored", "mask_ignored"))
+    assert frames.caught_once.to_dict("records") == [
+        {"subject": "explicit_scale_ignored", "case": "prefix/typed"},
+        {"subject": "scale_missing", "case": "prefix/drawn"},
+    ]
+    both = run_mutants([cases[0], replace(cases[0], id="prefix/again")], subjects=subjects("scale_missing"))
+    assert both.caught_once.empty
+
+
+def test_a_large_case_is_put_to_faults_alone_that_smaller_ones_did_not_settle(
+    cases: list[Case], load_text: Callable[[str], list[Case]]
+) -> None:
+    long = load_text(CASES.replace("shape: [4,", "shape: [700,").replace("Drawn", "Long"))[0]
+    again = [replace(cases[0], id=f"prefix/{number}") for number in range(ENOUGH_CASES)]
+    chosen = subjects("scale_missing", "tail_dropped_after_blocks_of_32", "keys_reversed")
+    rows = run_mutants([long, *again], subjects=chosen).evaluations
+    asked = rows[rows["case"].eq("prefix/long")]
+    assert MAX_SCORES_FOR_ALL < 3 * 700
+    assert set(asked["subject"]) == {"tail_dropped_after_blocks_of_32", "keys_reversed"}
+    assert set(asked["complete"]) == {False}
+    fewer = run_mutants([long, *again[1:]], subjects=chosen).evaluations
+    assert "scale_missing" in set(fewer[fewer["case"].eq("prefix/long")]["subject"])
+
+
+def test_other_rules_count_faults_on_the_cases_that_all_of_them_are_put_to(
+    load_text: Callable[[str], list[Case]],
+) -> None:
+    long = load_text(CASES.replace("shape: [4,", "shape: [700,"))[:1]
+    frames = run_mutants(long, subjects=subjects("tail_dropped_after_blocks_of_32"))
+    assert frames.survivors.empty
+    assert frames.rules["mutants_caught"].max() == 0
+
+
+def test_a_kernel_is_held_against_the_same_kernel_without_its_fault(load_text: Callable[[str], list[Case]]) -> None:
+    drawn = load_text(
+        CASES.replace("    inputs:\n      query: {draw", "    dtypes: [float16]\n    inputs:\n      query: {draw")
+    )
+    frames = run_mutants(drawn[:1], subjects=subjects("row_sum_of_the_gradient_in_16_bits", "scores_summed_in_16_bits"))
+    assert set(frames.evaluations["subject"]) == {"scores_summed_in_16_bits"}, "no gradients: the other is not reached"
+
+
+def test_the_first_flagged_stage_is_the_one_that_a_catch_names(cases: list[Case]) -> None:
+    catches = run_mutants(cases, subjects=subjects("scale_missing")).catches
+    assert set(catches["stage"]) == {"scores"}
+    assert set(catches["tiers"]) == {"proven"}
+
+
+def test_with_the_output_alone_visible_a_fault_is_caught_there(cases: list[Case]) -> None:
+    frames = run_mutants(cases, subjects=subjects("scale_missing"), visible={"output"})
+    assert set(frames.evaluations["stage"]) == {"output"}
+    assert set(frames.catches["stage"]) == {"output"}
+
+
+def test_honest_and_equivalent_variants_are_not_flagged_and_not_counted(cases: list[Case]) -> None:
+    frames = run_mutants(cases, subjects=[*subjects("keys_reversed", "reference"), *EQUIVALENT])
+    assert frames.flagged.empty
+    assert np.isnan(frames.score)
+    assert frames.rules["mutants"].max() == 0
+    assert frames.rules[frames.rules["rule"] == "attncheck"]["controls_rejected"].max() == 0
+
+
+def test_a_fresh_seed_redraws_what_is_drawn_and_every_seed_has_to_catch(cases: list[Case]) -> None:
+    seen: list[tuple[str, float]] = []
+
+    def judge(
+        case: Case, dtype: str, inputs: Inputs, stages: Mapping[str, NDArray[Any]], claimed: str | None
+    ) -> dict[str, StageFinding]:
+        seen.append((case.id, float(inputs.arrays["query"].flat[0])))
+        caught = case.random is not None and case.random.seed == 3
+        return {"scores": StageFinding("proven" if caught else None)}
+
+    frames = run_mutants(cases, (0, 1, 2), judge_stages=judge, subjects=subjects("scale_missing"))
+    assert len({first for case, first in seen if case == "prefix/drawn"}) == 6, "three seeds in two dtypes"
+    row = frames.subjects.iloc[0]
+    assert (row["seeds"], row["caught_in"], row["tiers"]) == (3, 1, "proven")
+    assert frames.score == 0
+
+
+def test_a_case_that_draws_nothing_counts_in_every_seed(cases: list[Case]) -> None:
+    frames = run_mutants(cases[1:], (0, 1, 2), subjects=subjects("explicit_scale_ignored"))
+    assert frames.subjects["caught_in"].tolist() == [3]
+    assert set(frames.evaluations["seed"]) == {0}
+
+
+def test_the_same_seed_draws_the_same_and_another_one_something_else(cases: list[Case]) -> None:
+    first, again, other = (make_exact_inputs(redrawn(cases[0], seed))["query"].array for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert redrawn(cases[0], 0) is cases[0]
+    assert redrawn(cases[1], 5) is cases[1]
+
+
+def test_results_that_are_the_same_bit_for_bit_are_judged_once(cases: list[Case]) -> None:
+    calls = []
+
+    def judge(*arguments: Any) -> dict[str, StageFinding]:
+        calls.append(arguments)
+        return {}
+
+    twin = replace(SUBJECTS["scale_missing"], name="twin")
+    run_mutants(cases[1:], judge_stages=judge, subjects=[*subjects("explicit_scale_ignored", "scale_missing"), twin])
+    assert len(calls) == 1, "the default scale is not reached, and the reference itself is not asked for"
+
+
+def test_a_variant_that_raises_is_caught_and_one_that_cannot_is_not(cases: list[Case]) -> None:
+    def raise_(error: Exception) -> Variant:
+        def normalise(scores: Any, *given: Any) -> Any:
+            raise error
+
+        return Variant({"_softmax_with_sinks": normalise})
+
+    faulty = Mutant("raises", "", "", raise_(ValueError("no")), "weights", EVERY)
+    unable = Mutant("unable", "", "", raise_(NotImplementedError("no")), "weights", EVERY)
+    frames = run_mutants(cases, subjects=[faulty, unable])
+    assert frames.subjects.groupby("subject")["caught_in"].max().to_dict() == {"raises": 1, "unable": 0}
+    outcome = evaluate_on(unable.backend, Task("softmax", {}, {"scores": np.zeros((1, 1, 1, 2))}))
+    assert outcome == Failure("unsupported", "NotImplementedError: no")
+
+
+def test_a_variant_that_hides_the_result_is_passed_over_and_one_that_loses_another_is_caught(
+    load_text: Callable[[str], list[Case]],
+) -> None:
+    text = CASES.replace("operation: attention", "operation: softmax")
+    head = text[: text.index("cases:")]
+    softmax = load_text(head + "cases:\n  - name: Typed\n    inputs: {scores: {values: [[1, 2]]}}\n")
+
+    def normalise(scores: Any, *given: Any) -> Any:
+        return {"log_sum_exp": scores[..., 0], "masked": scores}
+
+    hides = Mutant(
+        "hides", "", "", Variant({"_softmax_with_sinks": normalise}, hidden=frozenset({"weights"})), "weights", EVERY
+    )
+    loses = Mutant(
+        "loses", "", "", Variant({"_softmax_with_sinks": normalise}, hidden=frozenset({"masked"})), "weights", EVERY
+    )
+    frames = run_mutants(softmax, subjects=[hides, loses])
+    assert set(frames.evaluations["subject"]) == {"loses"}
+    assert set(frames.evaluations["tier"]) == {"error"}
+
+
+def test_sixteen_bits_are_judged_in_the_references_class_and_count_only_faults_that_are_reached(
+    load_text: Callable[[str], list[Case]],
+) -> None:
+    cases = load_text(CASES.replace("dtypes: [float64]", "dtypes: [float64, float16, bfloat16]"))
+    names = ("reference", "exp2_for_exp", "explicit_scale_ignored", "mask_ignored")
+    frames = run_mutants(cases, subjects=subjects(*names))
+    assert set(frames.evaluations["dtype"]) == {"float64", "float32", "float16"}
+    half = frames.subjects[frames.subjects["dtype"] == "float16"].set_index("subject")
+    assert set(half.index) == {"reference", "exp2_for_exp", "explicit_scale_ignored"}
+    assert half["caught_in"].to_dict() == {"reference": 0, "exp2_for_exp": 0, "explicit_scale_ignored": 1}
+    assert set(frames.rules[frames.rules["dtype"] == "float16"]["mutants"]) == {1}
+
+
+def test_a_variant_that_hides_the_projected_keys_of_a_batch_without_entries_is_judged(
+    load_text: Callable[[str], list[Case]],
+) -> None:
+    shapes = {"query": "[0, 3, 6]", "key": "[0, 4, 6]", "value": "[0, 4, 6]"}
+    shapes |= {f"{name}_weight": "[6, 6]" for name in ("query", "key", "value")}
+    inputs = "\n".join(f"      {name}: {{constant: 1, shape: {shape}}}" for name, shape in shapes.items())
+    head = CASES[: CASES.index("cases:")].replace("operation: attention", "operation: multi_head_attention")
+    cases = load_text(f"{head}cases:\n  - name: Empty\n    options: {{heads: 2}}\n    inputs:\n{inputs}\n")
+    frames = run_mutants(cases, subjects=subjects("key_bias_dropped"))
+    assert "key" not in set(frames.evaluations["stage"])
+    assert not frames.evaluations["caught"].any()
+
+
+@pytest.mark.parametrize(
+    ("got", "exact", "dtype", "rejecting"),
+    [
+        (1 + 1e-6, 1.0, "float32", set()),
+        (1 + 5e-5, 1.0, "float32", {"assert_close", "allclose"}),
+        (1 + 3e-7, 1.0, "float64", {"assert_close"}),
+        (2e-6, 1e-6, "float32", {"allclose", "rtol_1e_3"}),
+        (np.nan, np.nan, "float32", set(RULES)),
+        (-np.inf, -np.inf, "float32", set()),
+        (np.inf, -np.inf, "float32", set(RULES)),
+        (-1e4, -np.inf, "float32", set(RULES)),
+    ],
+)
+def test_common_tolerances_reject_what_their_formula_rejects(
+    got: float, exact: float, dtype: str, rejecting: set[str]
+) -> None:
+    arrays = np.array([got], dtype), np.array([exact], dtype)
+    assert {name for name, rejects in rejected_by_rules(*arrays, dtype).items() if rejects} == rejecting
+    assert ("allclose" in rejecting) == (not np.allclose(*arrays))
+
+
+def test_an_entry_reaches_a_worker_without_importing_numpy() -> None:
+    code = (
+        "import sys; from attncheck.mutation.entry import entry_of; entry_of('scale_missing')\n"
+        "assert 'numpy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_harness_runs_a_mutant_in_a_worker_like_any_implementation(run_small: Callable[..., Any]) -> None:
+    _, run = run_small([entry_of("sums_sequential"), entry_of("reference"), entry_of("one_added_to_the_sum")])
+    flagged = run.rows[(run.rows["comparison"] == "stage") & (run.rows["verdict"] == "numeric")]
+    assert set(flagged["implementation"]) == {"one_added_to_the_sum.eager"}
