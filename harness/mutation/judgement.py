@@ -1,20 +1,23 @@
-"""How the mutation score asks for verdicts, and the harness's own: the exact answer and the derived bounds."""
+"""How the mutation score asks for verdicts, and the harness's own: the exact answer and the derived bounds.
+
+Many implementations are held against one truth, one after the other. Most faults change a single step: all stages
+before it are the reference's, and so are the steps between them. No exact step is worked out twice.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from attncheck.attention.bounds import Bound
 from attncheck.backends import EAGER
 from attncheck.judging.diagnosis import Evidence, evidence_of
 from attncheck.judging.judge_implementation import DIAGNOSABLE, judge_and_diagnose
-from attncheck.judging.judge_stages import StageJudgement, judge_stages
-from attncheck.judging.truth import find_truth
-from attncheck.mutation.remembering import RememberingTruth
+from attncheck.judging.judge_stages import StageJudgement, failing_elements, in_order, judge_stages
+from attncheck.judging.truth import Array, Stages, Truth, digest, find_truth, is_measured
 from attncheck.oracle.enclosure import Enclosure
 from attncheck.reading.case import Case
 from attncheck.reading.dtypes import numpy_dtype
@@ -27,7 +30,6 @@ REFERENCE_CLASSES: Mapping[str, str] = EAGER
 NumPy adds products of float16 up in float32, and so the numbers of a row. Of bfloat16 it knows nothing: what is judged
 there are kernels that compute in float32 between their ends.
 """
-Stages: TypeAlias = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class StageFinding:
     tier: str | None
     own: bool = True
     ratio: float | None = None
-    exact: NDArray[Any] | None = None
+    exact: Array | None = None
 
 
 JudgeStages: TypeAlias = Callable[[Case, str, Inputs, Stages, str | None], Mapping[str, StageFinding]]
@@ -114,9 +116,62 @@ def _ratio(judgement: StageJudgement) -> float | None:
     return max((item.ratio for item in measured if item is not None), default=None)
 
 
-def _rounded(exact: Enclosure | None, dtype: str) -> NDArray[Any] | None:
+def _rounded(exact: Enclosure | None, dtype: str) -> Array | None:
     # To nearest in float64 and then once more: off by one unit in the last place where the first hits a midpoint.
     if exact is None:
         return None
     with np.errstate(over="ignore"):
         return exact.high.astype(numpy_dtype(dtype))
+
+
+Step: TypeAlias = tuple[Enclosure, Bound] | None
+_BESIDE = frozenset({"log_sum_exp"})
+"""Stages that no other follows from."""
+
+
+@dataclass(frozen=True, eq=False)
+class RememberingTruth(Truth):
+    """The same truth, its exact steps kept by what they start from.
+
+    Behind a step that is itself proved wrong nothing more is to be learnt: its followers have no exact step.
+    """
+
+    _steps: dict[Any, Step] = field(default_factory=dict)
+    _wrong: dict[Any, bool] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, truth: Truth) -> RememberingTruth:
+        """Return a truth that remembers."""
+        return cls(**{item.name: getattr(truth, item.name) for item in fields(Truth)})
+
+    def introduced(self, stage: str, returned: Stages, rounding_model: str) -> Step:
+        """Return a stage's exact value from the stages before it, and its bound; None behind a step that is wrong."""
+        order = in_order(returned)
+        before = [name for name in order[: order.index(stage)] if name not in _BESIDE]
+        keys = {name: (name, rounding_model, digest(returned[name])) for name in before}
+        past: tuple[Any, ...] = (rounding_model,)  # the first stage follows from no other, but its bound is of a class
+        for name in before:
+            if self._is_wrong(name, returned[name], past, keys[name]):
+                return None
+            past = (*past, keys[name])
+        if (stage, past) not in self._steps:
+            self._steps[stage, past] = super().introduced(stage, returned, rounding_model)
+        return self._steps[stage, past]
+
+    def _is_wrong(self, stage: str, array: Array, past: tuple[Any, ...], key: Any) -> bool:
+        """Whether a stage is proved wrong by its own step, or by the places where it is not finite."""
+        if (past, key) not in self._wrong:
+            self._wrong[past, key] = self._finds_wrong(stage, array, past, key[1])
+        return self._wrong[past, key]
+
+    def _finds_wrong(self, stage: str, array: Array, past: tuple[Any, ...], rounding_model: str) -> bool:
+        if stage not in self.exact:
+            return False
+        finite = np.isfinite(array.astype(np.float64)) & np.isfinite(self.exact[stage].high)
+        step = self._steps.get((stage, past))
+        if step is None:
+            return bool((failing_elements(self, stage, array, rounding_model) & ~finite).any())
+        exact, bound = step
+        with np.errstate(invalid="ignore"):  # infinity against infinity is out of range
+            beyond = is_measured(exact, bound, self.dtype) & (exact.error_of(array) - exact.radius > bound.worst)
+        return bool(beyond.any())

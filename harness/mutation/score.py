@@ -14,8 +14,9 @@ from attncheck.errors import UsageError
 from attncheck.execution.runner import task_of
 from attncheck.execution.worker import NOT_RETURNED, Failure, Outcome, Task, evaluate_on
 from attncheck.judging.diagnosis import Evidence
+from attncheck.judging.truth import Stages
 from attncheck.mutation.catalogue import CONTROLS, EQUIVALENT, MUTANTS, SUBJECTS
-from attncheck.mutation.judgement import REFERENCE_CLASSES, ExactJudge, JudgeStages, StageFinding, Stages
+from attncheck.mutation.judgement import REFERENCE_CLASSES, ExactJudge, JudgeStages, StageFinding
 from attncheck.mutation.mutant import Mutant, Subject
 from attncheck.mutation.naming import MAX_SCORES, Naming
 from attncheck.mutation.rules import rejected_by_rules

@@ -11,7 +11,7 @@ from attncheck.execution.worker import Computed, Task, evaluate_on
 from attncheck.judging.judge_stages import StageJudgement, judge_stages
 from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.mutation.catalogue import SUBJECTS
-from attncheck.mutation.remembering import RememberingTruth
+from attncheck.mutation.judgement import RememberingTruth
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 
