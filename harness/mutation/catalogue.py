@@ -37,6 +37,7 @@ TOPICS: tuple[ModuleType, ...] = tuple(
         "pair_gradients",
         "narrow",
         "special",
+        "sinks",
     )
 )
 """The modules that register subjects: in their order, and in that of their lines, subjects are told."""

@@ -134,6 +134,15 @@ def normalised(normalise: Callable[[Array], Stages]) -> Steps:
     return {"_softmax_with_sinks": softmax}
 
 
+def sinks_read_as(change: Callable[[Array], Array]) -> Steps:
+    """Take the sinks for others."""
+
+    def softmax(scores: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
+        return numpy_backend._softmax_with_sinks(scores, None if sinks is None else change(sinks), empty_rows)
+
+    return {"_softmax_with_sinks": softmax}
+
+
 def with_sink(logits: Array, sinks: Array) -> Array:
     """Return the logits with a column for the sink of each head: (B, H, Lq, T + 1)."""
     column = np.broadcast_to(sinks[:, np.newaxis, np.newaxis], (*logits.shape[:-1], 1))

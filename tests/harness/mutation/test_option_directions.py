@@ -164,6 +164,24 @@ def test_a_wrong_cache_holds_the_values_that_its_name_says(name: str, values: li
     np.testing.assert_array_equal(output["output"][0, 0, :, 0], values)
 
 
+@pytest.mark.parametrize(
+    ("name", "total"),
+    [("reference", 4), ("sinks_ignored", 2), ("sinks_counted_twice", 6), ("sinks_scaled_with_scores", 10)],
+)
+def test_a_wrong_sink_has_the_part_of_the_sum_that_its_name_says(name: str, total: float) -> None:
+    """Two keys have a score of 0, and the sink is log 2: the sum is 4."""
+    query, keys = np.zeros((1, 1, 1, 2)), np.ones((1, 1, 2, 2))
+    stages = variant_named(name).attention(query, keys, keys, sinks=np.array([np.log(2)]), scale=3.0)
+    np.testing.assert_allclose(stages["weights"], np.full((1, 1, 1, 2), 1 / total), rtol=1e-15)
+    np.testing.assert_allclose(stages["log_sum_exp"].item(), np.log(total), rtol=1e-15)
+
+
+def test_sinks_that_are_read_by_key_heads_are_those_of_the_first_heads() -> None:
+    query, keys, sinks = np.zeros((1, 4, 1, 2)), np.ones((1, 2, 1, 2)), np.log([1.0, 2.0, 3.0, 4.0])
+    weights = variant_named("sinks_read_by_key_heads").attention(query, keys, keys, sinks=sinks)["weights"]
+    np.testing.assert_allclose(weights[0, :, 0, 0], 1 / (1 + np.array([1, 1, 2, 2])), rtol=1e-15)
+
+
 def test_a_strided_view_is_read_with_what_lies_between() -> None:
     view = apply_layout({"key": np.arange(4.0).reshape(2, 2)}, {"key": "strided"})["key"]
     got = variant_named("strided_view_read_as_contiguous").from_numpy(view)
