@@ -25,6 +25,8 @@ AXES: Mapping[str, str] = {
     "Ev": "model width of the value",
     "Eo": "model width of the output",
     "A": "width of the additive score's hidden layer",
+    "Lr": "positions in the tables of the rotary embedding",
+    "R": "pairs of elements that the rotary embedding rotates",
 }
 """Axis letters, used in every docstring of the project."""
 
@@ -144,6 +146,9 @@ class Backend(Protocol):
         mask: Tensor | None = None,
         bias: Tensor | None = None,
         sinks: Tensor | None = None,
+        rotary_cos: Tensor | None = None,
+        rotary_sin: Tensor | None = None,
+        rotary_interleaved: bool = False,
         is_causal: bool = False,
         scale: float | None = None,
         softcap: float | None = None,
@@ -153,18 +158,24 @@ class Backend(Protocol):
         past_value: Tensor | None = None,
         empty_rows: EmptyRows = "zero",
     ) -> Stages:
-        """Score, mask, normalise and average the values.
+        """Rotate, score, mask, normalise and average the values.
 
         query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv), past_key (B, Hkv, P, D), past_value
         (B, Hkv, P, Dv), mask and bias of rank 4, broadcasting to (B, H, Lq, T), key_lengths (B,), counted over T,
-        sinks (H,)
-        -> the stages of ``dot_scores``, ``mask_scores`` and ``softmax``, then output (B, H, Lq, Dv).
+        sinks (H,), rotary_cos and rotary_sin (Lr, R), either both or none
+        -> rotated_query (B, H, Lq, D) and rotated_key (B, Hkv, T, D) with a rotary embedding, the stages of
+        ``dot_scores``, ``mask_scores`` and ``softmax``, then output (B, H, Lq, Dv).
         The past comes before the keys. A window counts from a query's position P + i. ``is_causal`` is never given
         together with a past: such a case comes with a mask. A sink is one more logit of every query of its head, behind
         softcap, bias and mask, of a key that has a value of 0: it is part of the denominator of the weights and of
         log_sum_exp, and has no column in any stage. A row that may attend to no key but has a sink is not empty: its
         weights and output are 0. A sink of -inf is none. OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card",
-        section 2.3.
+        architecture.
+
+        A rotary embedding rotates query i and key j by row P + i and P + j of its tables; a past comes rotated. The
+        first 2R elements of a vector are rotated in pairs, (x_c, x_(c + R)), or (x_2c, x_(2c + 1)) where
+        ``rotary_interleaved``: (x, y) becomes (x cos - y sin, y cos + x sin). The others stay. Su et al. 2021,
+        "RoFormer", section 3.4.2; pairs that are R apart as in Black et al. 2022, "GPT-NeoX-20B", section 2.1.1.
         """
 
     def attention_gradients(
@@ -177,6 +188,9 @@ class Backend(Protocol):
         mask: Tensor | None = None,
         bias: Tensor | None = None,
         sinks: Tensor | None = None,
+        rotary_cos: Tensor | None = None,
+        rotary_sin: Tensor | None = None,
+        rotary_interleaved: bool = False,
         is_causal: bool = False,
         scale: float | None = None,
         softcap: float | None = None,
@@ -211,6 +225,9 @@ class Backend(Protocol):
         mask: Tensor | None = None,
         bias: Tensor | None = None,
         sinks: Tensor | None = None,
+        rotary_cos: Tensor | None = None,
+        rotary_sin: Tensor | None = None,
+        rotary_interleaved: bool = False,
         is_causal: bool = False,
         scale: float | None = None,
         window: Window | None = None,

@@ -153,6 +153,9 @@ def attention(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    rotary_interleaved: bool = False,
     is_causal: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
@@ -162,13 +165,21 @@ def attention(
     past_value: Tensor | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
-    """Score, mask, normalise and average the values."""
+    """Rotate, score, mask, normalise and average the values."""
+    stages: Stages = {}
+    past = 0 if past_key is None else past_key.shape[-2]
+    if rotary_cos is not None and rotary_sin is not None:
+        cos, sin = rotary_cos[past:], rotary_sin[past:]
+        query, key = (_rotate(each, cos, sin, rotary_interleaved) for each in (query, key))
+        stages["rotated_query"] = query
     if past_key is not None and past_value is not None:
         key, value = (jnp.concatenate(each, axis=-2) for each in ((past_key, key), (past_value, value)))
-        window = _seen_from_the_first_key(window, past_key.shape[-2])
+        window = _seen_from_the_first_key(window, past)
+    if rotary_cos is not None:
+        stages["rotated_key"] = key  # the past comes rotated
     group = query.shape[1] // key.shape[1]
     key, value = (jnp.repeat(each, group, axis=1) for each in (key, value))  # (B, Hkv, T, D) -> (B, H, T, D)
-    stages = dot_scores(query, key, scale=scale, softcap=softcap)
+    stages |= dot_scores(query, key, scale=scale, softcap=softcap)
     *_, scores = stages.values()  # the last stage that was asked for
     stages |= mask_scores(scores, mask=mask, bias=bias, is_causal=is_causal, window=window, key_lengths=key_lengths)
     *_, logits = stages.values()
@@ -189,6 +200,9 @@ def attention_gradients(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    rotary_interleaved: bool = False,
     is_causal: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
@@ -199,6 +213,7 @@ def attention_gradients(
     """Differentiate by reverse mode: the vector-Jacobian product of the output."""
     options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "scale": scale, "softcap": softcap}
     options |= {"window": window, "key_lengths": key_lengths, "empty_rows": empty_rows}
+    options |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
 
     def output_of(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, sinks: Tensor | None) -> Tensor:
         return attention(query, key, value, bias=bias, sinks=sinks, **options)["output"]
@@ -227,6 +242,9 @@ def multi_head_attention(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    rotary_interleaved: bool = False,
     is_causal: bool = False,
     scale: float | None = None,
     window: Window | None = None,
@@ -244,6 +262,7 @@ def multi_head_attention(
     }
     masks: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal}
     masks |= {"window": window, "key_lengths": key_lengths, "empty_rows": empty_rows}
+    masks |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
     stages |= attention(**stages, **masks, scale=scale)
     stages["context"] = stages.pop("output")
     merged = _merge_heads(stages["context"])
@@ -257,6 +276,20 @@ def _seen_from_the_first_key(window: Window | None, past: int) -> Window | None:
         return None
     left, right = window
     return (None if left is None else left - past, None if right is None else right + past)
+
+
+def _rotate(inputs: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Rotate pairs of elements of (B, H, L, D) by the first L rows of cos and sin, (L, R)."""
+    length, pairs = inputs.shape[-2], cos.shape[-1]
+    cos, sin = cos[:length], sin[:length]
+    rotated, rest = inputs[..., : 2 * pairs], inputs[..., 2 * pairs :]
+    if interleaved:
+        first, second = rotated[..., 0::2], rotated[..., 1::2]
+        turned = jnp.stack([first * cos - second * sin, second * cos + first * sin], axis=-1).reshape(rotated.shape)
+    else:
+        first, second = rotated[..., :pairs], rotated[..., pairs:]
+        turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return jnp.concatenate([turned, rest], axis=-1)
 
 
 def _project(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -32,7 +32,9 @@ __all__ = [
 ]
 
 # What a program is compiled for, rather than given: it decides on shapes, and on which operations there are.
-_STATIC = frozenset({"empty_rows", "heads", "is_causal", "kv_heads", "scale", "softcap", "window"})
+_STATIC = frozenset(
+    {"empty_rows", "heads", "is_causal", "kv_heads", "rotary_interleaved", "scale", "softcap", "window"}
+)
 
 
 def compiled(function: Callable[..., Stages]) -> Callable[..., Stages]:

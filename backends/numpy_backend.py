@@ -142,6 +142,9 @@ def attention(
     mask: Array | None = None,
     bias: Array | None = None,
     sinks: Array | None = None,
+    rotary_cos: Array | None = None,
+    rotary_sin: Array | None = None,
+    rotary_interleaved: bool = False,
     is_causal: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
@@ -151,12 +154,20 @@ def attention(
     past_value: Array | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
-    """Score, mask, normalise and average the values."""
+    """Rotate, score, mask, normalise and average the values."""
+    stages: Stages = {}
+    past = 0 if past_key is None else past_key.shape[-2]
+    if rotary_cos is not None and rotary_sin is not None:
+        cos, sin = rotary_cos[past:], rotary_sin[past:]
+        query, key = (_rotate(each, cos, sin, rotary_interleaved) for each in (query, key))
+        stages["rotated_query"] = query
     if past_key is not None and past_value is not None:
         key, value = (np.concatenate(each, axis=-2) for each in ((past_key, key), (past_value, value)))
-        window = _seen_from_the_first_key(window, past_key.shape[-2])
+        window = _seen_from_the_first_key(window, past)
+    if rotary_cos is not None:
+        stages["rotated_key"] = key  # the past comes rotated
     key, value = _repeat_heads(key, value, query.shape[1])
-    stages = dot_scores(query, key, scale=scale, softcap=softcap)
+    stages |= dot_scores(query, key, scale=scale, softcap=softcap)
     *_, scores = stages.values()  # the last stage that was asked for
     stages |= mask_scores(scores, mask=mask, bias=bias, is_causal=is_causal, window=window, key_lengths=key_lengths)
     *_, logits = stages.values()
@@ -174,6 +185,9 @@ def attention_gradients(
     mask: Array | None = None,
     bias: Array | None = None,
     sinks: Array | None = None,
+    rotary_cos: Array | None = None,
+    rotary_sin: Array | None = None,
+    rotary_interleaved: bool = False,
     is_causal: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
@@ -184,8 +198,10 @@ def attention_gradients(
     """Differentiate by hand, from the last stage to the first: the chain rule as vector-Jacobian products."""
     masks: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal}
     masks |= {"window": window, "key_lengths": key_lengths}
+    masks |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
     stages = attention(query, key, value, scale=scale, softcap=softcap, empty_rows=empty_rows, **masks)
     heads, kv_heads = query.shape[1], key.shape[1]
+    query, key = stages.get("rotated_query", query), stages.get("rotated_key", key)
     *_, logits, weights, log_sum_exp, _ = stages.values()
     key, value = _repeat_heads(key, value, heads)
     grad_weights = _dot(grad_output, value)
@@ -200,6 +216,9 @@ def attention_gradients(
         "grad_key": _sum_heads(_sum_over_queries(grad_raw_scores, query), kv_heads),
         "grad_value": _sum_heads(_sum_over_queries(weights, grad_output), kv_heads),
     }
+    if rotary_cos is not None and rotary_sin is not None:
+        for name in ("grad_query", "grad_key"):  # a rotation's transpose turns backwards
+            gradients[name] = _rotate(gradients[name], rotary_cos, -rotary_sin, rotary_interleaved)
     if bias is not None:
         gradients["grad_bias"] = _sum_broadcast(grad_logits, bias)
     if sinks is not None:
@@ -227,6 +246,9 @@ def multi_head_attention(
     mask: Array | None = None,
     bias: Array | None = None,
     sinks: Array | None = None,
+    rotary_cos: Array | None = None,
+    rotary_sin: Array | None = None,
+    rotary_interleaved: bool = False,
     is_causal: bool = False,
     scale: float | None = None,
     window: Window | None = None,
@@ -244,11 +266,26 @@ def multi_head_attention(
     }
     masks: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal}
     masks |= {"window": window, "key_lengths": key_lengths}
+    masks |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
     stages |= attention(**stages, **masks, scale=scale, empty_rows=empty_rows)
     stages["context"] = stages.pop("output")
     merged = _merge_heads(stages["context"])
     stages["output"] = merged if output_weight is None else _project(merged, output_weight, output_bias)
     return stages
+
+
+def _rotate(inputs: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
+    """Rotate pairs of elements of (B, H, L, D) by the first L rows of cos and sin, (L, R)."""
+    length, pairs = inputs.shape[-2], cos.shape[-1]
+    cos, sin = cos[:length], sin[:length]
+    rotated, rest = inputs[..., : 2 * pairs], inputs[..., 2 * pairs :]
+    if interleaved:
+        first, second = rotated[..., 0::2], rotated[..., 1::2]
+        turned = np.stack([first * cos - second * sin, second * cos + first * sin], axis=-1).reshape(rotated.shape)
+    else:
+        first, second = rotated[..., :pairs], rotated[..., pairs:]
+        turned = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return np.concatenate([turned, rest], axis=-1)
 
 
 def _dot(query: Array, key: Array) -> Array:

@@ -149,6 +149,9 @@ def attention(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    rotary_interleaved: bool = False,
     is_causal: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
@@ -158,14 +161,22 @@ def attention(
     past_value: Tensor | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
-    """Score, mask, normalise and average the values."""
+    """Rotate, score, mask, normalise and average the values."""
+    stages: Stages = {}
+    past = 0 if past_key is None else past_key.shape[2]
+    if rotary_cos is not None and rotary_sin is not None:
+        cos, sin = rotary_cos[past:], rotary_sin[past:]
+        query, key = (_rotate(each, cos, sin, rotary_interleaved) for each in (query, key))
+        stages["rotated_query"] = query
     if past_key is not None and past_value is not None:
         key, value = tf.concat([past_key, key], axis=2), tf.concat([past_value, value], axis=2)
-        window = _seen_from_the_first_key(window, past_key.shape[2])
+        window = _seen_from_the_first_key(window, past)
+    if rotary_cos is not None:
+        stages["rotated_key"] = key  # the past comes rotated
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = tf.repeat(key, groups, axis=1), tf.repeat(value, groups, axis=1)
-    stages = dot_scores(query, key, scale=scale, softcap=softcap)
+    stages |= dot_scores(query, key, scale=scale, softcap=softcap)
     *_, scores = stages.values()  # the last stage that was asked for
     stages |= mask_scores(scores, mask=mask, bias=bias, is_causal=is_causal, window=window, key_lengths=key_lengths)
     *_, logits = stages.values()
@@ -186,6 +197,9 @@ def attention_gradients(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    rotary_interleaved: bool = False,
     is_causal: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
@@ -201,6 +215,7 @@ def attention_gradients(
         sources["grad_sinks"] = sinks
     masks: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal}
     masks |= {"window": window, "key_lengths": key_lengths, "empty_rows": empty_rows}
+    masks |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
     with tf.GradientTape() as tape:
         tape.watch(sources)
         output = attention(query, key, value, scale=scale, softcap=softcap, **masks)["output"]
@@ -226,6 +241,9 @@ def multi_head_attention(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    rotary_interleaved: bool = False,
     is_causal: bool = False,
     scale: float | None = None,
     window: Window | None = None,
@@ -243,6 +261,7 @@ def multi_head_attention(
     }
     masks: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal}
     masks |= {"window": window, "key_lengths": key_lengths, "empty_rows": empty_rows}
+    masks |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
     stages |= attention(**stages, **masks, scale=scale)
     stages["context"] = stages.pop("output")
     merged = _merge_heads(stages["context"])
@@ -268,6 +287,21 @@ def _seen_from_the_first_key(window: Window | None, past: int) -> Window | None:
         return None
     left, right = window
     return (None if left is None else left - past, None if right is None else right + past)
+
+
+def _rotate(inputs: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Rotate pairs of elements of (B, H, L, D) by the first L rows of cos and sin, (L, R)."""
+    length, pairs = inputs.shape[-2], cos.shape[-1]
+    cos, sin = cos[:length], sin[:length]
+    rotated, rest = inputs[..., : 2 * pairs], inputs[..., 2 * pairs :]
+    if interleaved:
+        first, second = rotated[..., 0::2], rotated[..., 1::2]
+        turned = tf.stack([first * cos - second * sin, second * cos + first * sin], axis=-1)
+        turned = tf.reshape(turned, rotated.shape)
+    else:
+        first, second = rotated[..., :pairs], rotated[..., pairs:]
+        turned = tf.concat([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return tf.concat([turned, rest], axis=-1)
 
 
 def _project(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -151,6 +151,9 @@ def attention(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    rotary_interleaved: bool = False,
     is_causal: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
@@ -160,15 +163,21 @@ def attention(
     past_value: Tensor | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
-    """Score, mask, normalise and average the values."""
-    past = 0
+    """Rotate, score, mask, normalise and average the values."""
+    stages: Stages = {}
+    past = 0 if past_key is None else past_key.size(-2)
+    if rotary_cos is not None and rotary_sin is not None:
+        cos, sin = rotary_cos[past:], rotary_sin[past:]
+        query, key = (_rotate(each, cos, sin, rotary_interleaved) for each in (query, key))
+        stages["rotated_query"] = query
     if past_key is not None and past_value is not None:
-        past = past_key.size(-2)
         key, value = torch.cat((past_key, key), dim=-2), torch.cat((past_value, value), dim=-2)
+    if rotary_cos is not None:
+        stages["rotated_key"] = key  # the past comes rotated
     group = query.size(1) // key.size(1)  # query heads that share a key and value head
     if group > 1:
         key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
-    stages = dot_scores(query, key, scale=scale, softcap=softcap)
+    stages |= dot_scores(query, key, scale=scale, softcap=softcap)
     *_, scores = stages.values()  # capped or not
     allowed = may_attend(
         scores.shape, mask=mask, is_causal=is_causal, window=window, key_lengths=key_lengths, past=past
@@ -192,6 +201,9 @@ def attention_gradients(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    rotary_interleaved: bool = False,
     is_causal: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
@@ -209,6 +221,9 @@ def attention_gradients(
         "window": window,
         "key_lengths": key_lengths,
         "empty_rows": empty_rows,
+        "rotary_cos": rotary_cos,
+        "rotary_sin": rotary_sin,
+        "rotary_interleaved": rotary_interleaved,
     }
     return differentiate(attention, inputs, grad_output, options)
 
@@ -231,6 +246,9 @@ def multi_head_attention(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    rotary_interleaved: bool = False,
     is_causal: bool = False,
     scale: float | None = None,
     window: Window | None = None,
@@ -248,11 +266,26 @@ def multi_head_attention(
     }
     masks: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal}
     masks |= {"window": window, "key_lengths": key_lengths, "empty_rows": empty_rows}
+    masks |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
     stages |= attention(**stages, **masks, scale=scale)
     stages["context"] = stages.pop("output")
     merged = _merge_heads(stages["context"])
     stages["output"] = merged if output_weight is None else _project(merged, output_weight, output_bias)
     return stages
+
+
+def _rotate(inputs: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Rotate pairs of elements of (B, H, L, D) by the first L rows of cos and sin, (L, R)."""
+    length, pairs = inputs.size(-2), cos.size(-1)
+    cos, sin = cos[:length], sin[:length]
+    rotated, rest = inputs[..., : 2 * pairs], inputs[..., 2 * pairs :]
+    if interleaved:
+        first, second = rotated[..., 0::2], rotated[..., 1::2]
+        turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
+    else:
+        first, second = rotated[..., :pairs], rotated[..., pairs:]
+        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return torch.cat((turned, rest), dim=-1)
 
 
 def _project(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

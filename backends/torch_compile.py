@@ -69,6 +69,9 @@ def attention_gradients(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    rotary_interleaved: bool = False,
     is_causal: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
@@ -86,5 +89,8 @@ def attention_gradients(
         "window": window,
         "key_lengths": key_lengths,
         "empty_rows": empty_rows,
+        "rotary_cos": rotary_cos,
+        "rotary_sin": rotary_sin,
+        "rotary_interleaved": rotary_interleaved,
     }
     return differentiate(_differentiable, inputs, grad_output, options)

@@ -47,7 +47,21 @@ def draw_asked(kind: str, random: Random, dims: Dimensions) -> Asked:
         sinks = random.randn(dims.H) * 10 ** random.uniform(-1, 1.3)
         asked.inputs["sinks"] = np.where(random.rand(dims.H) < _SELDOM, -np.inf, sinks)
         asked.names.append("sinks")
+    if kind in _SCALABLE and random.rand() < _SCALED:
+        _add_rotation(asked, random, dims)
     return asked
+
+
+def _add_rotation(asked: Asked, random: Random, dims: Dimensions) -> None:
+    """Add the cosines and sines of angles, for some of the pairs or all; none where there is no pair."""
+    if dims.D < 2:
+        return
+    pairs = int(random.randint(1, dims.D // 2 + 1))
+    angles = random.uniform(-np.pi, np.pi, (dims.Lq + dims.Lk, pairs))
+    asked.inputs |= {"rotary_cos": np.cos(angles), "rotary_sin": np.sin(angles)}
+    asked.names.append("rotary")
+    if random.rand() < 1 / 2:
+        asked.options["rotary_interleaved"] = True
 
 
 def _add_mask(asked: Asked, mask: str, random: Random, dims: Dimensions) -> None:

@@ -11,7 +11,7 @@ from soundness_regimes import raw_scores
 
 from attncheck.backends import numpy_backend
 from attncheck.execution.operations import run_operation
-from attncheck.reading.canonical import canonical_form
+from attncheck.reading.canonical import call_form
 from attncheck.reading.dtypes import largest_number
 
 Array = NDArray[Any]
@@ -42,7 +42,7 @@ def fits(largest: float, dtype: str) -> bool:
 
 def _steps(operation: str, options: Mapping[str, Any], inputs: Inputs) -> Iterator[Array]:
     yield from inputs.values()
-    plain = canonical_form(operation, options, inputs)
+    plain = call_form(operation, options, inputs)
     yield from run_operation(numpy_backend, operation, plain.inputs, plain.options).values()
     if operation == "attention_gradients":
         forward = {name: array for name, array in plain.inputs.items() if name != "grad_output"}

@@ -11,6 +11,8 @@ such errors for independent, their deviations add up.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from attncheck.attention.backward_query import query_variance
@@ -29,6 +31,7 @@ from attncheck.attention.backward_weights import BackwardWeights
 from attncheck.attention.bias import exact_grad_bias, reach_of_grad_bias
 from attncheck.attention.errors import Bound, Finished, Operand, Real, every_head, summation_variance, transposed
 from attncheck.attention.flags import handed_on
+from attncheck.attention.problem import Problem
 from attncheck.attention.products import exact_grad_key, exact_grad_query, reach_of_grad_key
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.scores import scale_of
@@ -39,13 +42,16 @@ from attncheck.spec import Shape
 
 def _error_of_query(at: At, scores: GradScores, key: Operand) -> Finished:
     keys = every_head(key.value, scores.value.shape[1])
-    sums = _over_keys(scores, keys, scale_of(at.problem), at.rounding)
+    factor = scale_of(at.problem)
+    sums = _with_errors(_over_keys(scores, keys, factor, at.rounding), scores, key, factor)
     bound = bound_of_sums(sums, at.value, key.value.shape[-2], at.rounding)
     return finished("grad_query", scores.logits.weights, at.value, bound)
 
 
 def _error_of_key(at: At, scores: GradScores, query: Operand, _: Operand) -> Finished:
-    sums = _over_queries(scores, query.value, scale_of(at.problem), at.rounding)
+    factor = scale_of(at.problem)
+    sums = _over_queries(scores, query.value, factor, at.rounding)
+    sums = _with_errors(sums, scores, query, factor, by_key=True)
     bound = bound_of_sums(sums, at.value, query.value.shape[-2], at.rounding)
     return finished("grad_key", scores.logits.weights, at.value, bound)
 
@@ -75,6 +81,23 @@ def bound_of_summed_logits(at: At, logits: GradLogits, shape: Shape, columns: sl
     return Finished(at.value, Bound(worst, scale))
 
 
+def _with_errors(sums: Sums, scores: GradScores, operand: Operand, factor: float, *, by_key: bool = False) -> Sums:
+    """Add what the errors of keys or queries do that ds meets, where they are computed."""
+    if operand.worst is None or operand.variance is None:
+        return sums
+    heads, size = scores.value.shape[1], np.abs(scores.value)
+    met, squares = size + scores.worst, size**2
+    if by_key:
+        met, squares = transposed(met), transposed(squares)
+    moved = abs(factor) * (met @ every_head(operand.worst, heads))
+    return replace(
+        sums,
+        magnitude=sums.magnitude + moved,
+        worst=sums.worst + moved,
+        variance=sums.variance + factor**2 * (squares @ every_head(operand.variance, heads)),
+    )
+
+
 def _over_keys(scores: GradScores, key: Real, factor: float, rounding: RoundingModel) -> Sums:
     """Return a ds k."""
     weights, scale, size = scores.logits.weights, abs(factor), np.abs(key)
@@ -100,7 +123,7 @@ def _over_queries(scores: GradScores, query: Real, factor: float, rounding: Roun
     weights, scale, size = scores.logits.weights, abs(factor), np.abs(query)
     of_scores, attended = np.abs(scores.value), transposed(weights.attended)
     squares, deviation = transposed(of_scores**2), np.zeros((1, 1))
-    if rounding.product_unit:
+    if weights.shares_errors:
         deviation = scale * (transposed(scores.deviation(rounding)) @ size)
     return Sums(
         value=factor * (transposed(scores.value) @ query),
@@ -122,7 +145,7 @@ def _of_weights(weights: BackwardWeights, gradient: Real, rounding: RoundingMode
     """Return p^T g."""
     rows, size = weights.rows, np.abs(gradient)
     deviation = np.zeros((1, 1))
-    if rounding.product_unit:
+    if weights.shares_errors:
         deviation = transposed(weights.deviation()) @ size
     return Sums(
         value=transposed(rows.weights) @ gradient,
@@ -169,14 +192,46 @@ def _of_bias(logits: GradLogits, exact: Real, columns: slice, rounding: Rounding
         # The errors of one row have causes in common.
         variance = np.sqrt(variance).sum(axis=-1, keepdims=True) ** 2
     # Rounded keys and values are those of every query.
-    variance = summed(np.sqrt(variance)) ** 2 if rounding.product_unit else summed(variance)
+    variance = summed(np.sqrt(variance)) ** 2 if logits.weights.shares_errors else summed(variance)
     variance = variance + logits.weights.rows.constants(rounding) * together(constant_moves(logits)) ** 2
     added = summation_variance(u_acc, count, exact * exact, together(logits.value**2))
     variance = variance + np.where(count > 1, added, 0.0)
     return bound_of_stored(exact, worst, variance, np.zeros(exact.shape), count > 0, rounding)
 
 
-GRAD_QUERY = Step(exact_grad_query, error=_error_of_query, reach=handed_on)
-GRAD_KEY = Step(exact_grad_key, error=_error_of_key, reach=reach_of_grad_key)
-GRAD_VALUE = Step(exact_grad_value, error=_error_of_value, reach=reach_of_grad_value)
-GRAD_BIAS = Step(exact_grad_bias, error=_error_of_bias, reach=reach_of_grad_bias)
+def _value_of_query(_: Problem, products: Real, key: Real) -> Real:
+    gradient: Real = products @ every_head(key, products.shape[1])
+    return gradient
+
+
+def _value_of_key(_: Problem, products: Real, query: Real, key: Real) -> Real:
+    return _sum_of_group(transposed(products) @ query, key.shape[1])
+
+
+def _value_of_value(_: Problem, weights: Real, grad_output: Real, value: Real) -> Real:
+    return _sum_of_group(transposed(weights) @ grad_output, value.shape[1])
+
+
+def _value_of_bias(problem: Problem, logits: Real) -> Real:
+    own = slice(None, logits.shape[-1] - problem.added_keys)
+    return value_of_summed_logits(logits, problem.array("bias").shape, own)
+
+
+def value_of_summed_logits(logits: Real, shape: Shape, columns: slice) -> Real:
+    """Add up some columns of the logits' gradient over the axes that a shape has not, or has of length 1."""
+    lifted = (1,) * (logits.ndim - len(shape)) + shape
+    axes = tuple(axis for axis, length in enumerate(lifted) if length == 1)
+    summed: Real = logits[..., columns].sum(axis=axes, keepdims=True)
+    return summed.reshape(shape)
+
+
+def _sum_of_group(per_head: Real, kv_heads: int) -> Real:
+    batch, heads, *rest = per_head.shape
+    summed: Real = per_head.reshape(batch, kv_heads, heads // kv_heads, *rest).sum(axis=2)
+    return summed
+
+
+GRAD_QUERY = Step(exact_grad_query, _value_of_query, _error_of_query, reach=handed_on)
+GRAD_KEY = Step(exact_grad_key, _value_of_key, _error_of_key, reach=reach_of_grad_key)
+GRAD_VALUE = Step(exact_grad_value, _value_of_value, _error_of_value, reach=reach_of_grad_value)
+GRAD_BIAS = Step(exact_grad_bias, _value_of_bias, _error_of_bias, reach=reach_of_grad_bias)

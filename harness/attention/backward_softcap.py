@@ -23,6 +23,7 @@ from attncheck.attention.backward_softmax import (
 from attncheck.attention.backward_weights import sum_of_row
 from attncheck.attention.errors import Logits, Real
 from attncheck.attention.flags import handed_on
+from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.softcap import cap_of, exact_grad_scores, exact_slope, rise_of_tanh, slope_of_tanh
 from attncheck.attention.step import At, Step
@@ -78,6 +79,11 @@ class GradScores:
         return variance
 
 
+def _value_of_slope(problem: Problem, scores: Real) -> Real:
+    cap = cap_of(problem)
+    return np.ones((1, 1)) if cap is None else slope_of_tanh(scores / cap)
+
+
 def _error_of_slope(at: At, scores: Logits) -> Slope:
     cap, rounding = cap_of(at.problem), at.rounding
     if cap is None:
@@ -129,5 +135,5 @@ def _through_softcap(logits: GradLogits, slope: Slope, rounding: RoundingModel) 
 
 
 # A slope is that of a score, which the weights of its row follow from: it reaches nothing more.
-SLOPE = Step(exact_slope, error=_error_of_slope, reach=handed_on, magnitude=abs)
-GRAD_SCORES = Step(exact_grad_scores, error=_error_of_grad_scores, reach=handed_on)
+SLOPE = Step(exact_slope, _value_of_slope, _error_of_slope, reach=handed_on, magnitude=abs)
+GRAD_SCORES = Step(exact_grad_scores, lambda _, logits, slope: logits * slope, _error_of_grad_scores, reach=handed_on)

@@ -28,6 +28,7 @@ import numpy as np
 from attncheck.attention.backward_mean import GradWeights
 from attncheck.attention.backward_weights import BackwardWeights, sum_of_row
 from attncheck.attention.errors import Logits, Operand, Real, product_variance, summation_variance
+from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.softmax import exact_grad_logits
 from attncheck.attention.step import At, Step
@@ -75,7 +76,12 @@ def _error(at: At, weights: BackwardWeights, gradient: GradWeights, _: Logits) -
     return GradLogits(centred, value, _worst(centred, value, rounding), variance, of_delta, rounded)
 
 
-GRAD_LOGITS = Step(exact_grad_logits, error=_error, reach=lambda _, weights, gradient, __: weights | gradient)
+def _value(_: Problem, weights: Real, gradient: Real, __: Real) -> Real:
+    value: Real = weights * (gradient - sum_of_row(weights * gradient))
+    return value
+
+
+GRAD_LOGITS = Step(exact_grad_logits, _value, _error, reach=lambda _, weights, gradient, __: weights | gradient)
 
 
 def _centred(weights: BackwardWeights, gradient: GradWeights) -> Centred:

@@ -94,7 +94,7 @@ def bound_of_sums(sums: Sums, exact: Real, length: int, rounding: RoundingModel)
     square = np.maximum(exact * exact, heads_square)
     variance = together(sums.variance + sums.lost) + sums.constants * together(sums.moves) ** 2
     variance += product_variance(rounding, count, square, squares) + sums.scaling.variance * squares
-    if rounding.product_unit:
+    if sums.deviation.any():
         variance += together(sums.deviation) ** 2
     variance += sums.scaling.constant**2 * exact * exact
     if tiles > 1:

@@ -23,6 +23,7 @@ import numpy as np
 from attncheck.attention.errors import Logits, Operand, Real, every_head, transposed
 from attncheck.attention.exponents import Rows, second_order
 from attncheck.attention.flags import handed_on
+from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel, rounding_model_named
 from attncheck.attention.scores import scale_of
 from attncheck.attention.softmax import (
@@ -52,6 +53,7 @@ class BackwardWeights:
     of_sum: Real  # V_nu
     of_weight: float  # V_eps
     of_columns: Real  # of what rounded keys do to exponents, for all queries at once
+    shares_errors: bool  # whether queries share errors of keys
 
     def variance(self, rounding: RoundingModel) -> Real:
         """Return the variance of each weight as it meets grad_output; constants in common to all are left out."""
@@ -86,8 +88,9 @@ def _error(at: At, weights: Weights, query: Operand, key: Operand, scores: Logit
         of_sum = of_sum + stored_log_sum_exp_variance(rows, rounding)
     of_columns = np.zeros((1, 1))
     if rounding.product_unit:
-        keys = every_head(key.value, query.value.shape[1])
-        of_columns = scale_of(at.problem) ** 2 * (query.value**2 @ transposed(keys**2))
+        of_columns = _of_keys(at.problem, query, key.value**2) * rounding.product_spread**2
+    if key.variance is not None:
+        of_columns = of_columns + _of_keys(at.problem, query, key.variance)
     return BackwardWeights(
         value=weights.value,
         rows=rows,
@@ -99,11 +102,20 @@ def _error(at: At, weights: Weights, query: Operand, key: Operand, scores: Logit
         shared=rows.shared + second_order(rows.variance),
         of_sum=of_sum,
         of_weight=rounding.weight_unit**2 + 2 * unit**2,
-        of_columns=of_columns * rounding.product_spread**2 + rounding.product_common * scores.value**2,
+        of_columns=of_columns + rounding.product_common * scores.value**2,
+        shares_errors=bool(rounding.product_unit) or key.variance is not None,
     )
 
 
-BACKWARD_WEIGHTS = Step(exact=lambda _, weights, *__: weights, error=_error, reach=handed_on)
+def _of_keys(problem: Problem, query: Operand, square: Real) -> Real:
+    """Return the variance of exponents from a relative or absolute variance of the keys, (B, H, Lq, T)."""
+    variance: Real = scale_of(problem) ** 2 * (query.value**2 @ transposed(every_head(square, query.value.shape[1])))
+    return variance
+
+
+BACKWARD_WEIGHTS = Step(
+    exact=lambda _, weights, *__: weights, value=lambda _, weights, *__: weights, error=_error, reach=handed_on
+)
 
 
 def sum_of_row(array: Real) -> Real:

@@ -27,7 +27,7 @@ from attncheck.attention.backward_softcap import GRAD_SCORES, SLOPE
 from attncheck.attention.backward_softmax import GRAD_LOGITS
 from attncheck.attention.backward_weights import BACKWARD_WEIGHTS
 from attncheck.attention.flags import handed_on
-from attncheck.attention.scores import exact_scaled
+from attncheck.attention.scores import exact_scaled, scaled_value
 from attncheck.attention.step import Node, Step
 
 GRADIENTS: Mapping[str, Node] = {
@@ -37,7 +37,9 @@ GRADIENTS: Mapping[str, Node] = {
     "slope": Node(SLOPE, ("scores",)),
     "grad_scores": Node(GRAD_SCORES, ("grad_logits", "slope")),
     # What the scale rounds counts with the sums: it may be in front of them, behind them, or in what is added up.
-    "grad_products": Node(Step(exact_scaled, error=lambda _, scores: scores, reach=handed_on), ("grad_scores",)),
+    "grad_products": Node(
+        Step(exact_scaled, scaled_value, lambda _, scores: scores, reach=handed_on), ("grad_scores",)
+    ),
     "grad_query": Node(GRAD_QUERY, ("grad_products", "key")),
     "grad_key": Node(GRAD_KEY, ("grad_products", "query", "key")),
     "grad_value": Node(GRAD_VALUE, ("backward_weights", "grad_output", "value")),

@@ -1,6 +1,7 @@
 """Which step of attention follows from which: the order of composition, as data.
 
     query, key, value    of multi_head_attention: ``projection``
+    rotated_query, .. key   ``rotary``, where there is a rotary embedding: everything behind them follows from these
     product              q k^T, shared by raw_scores and scores, itself no stage
     raw_scores, scores   the product, times the scale: ``scores``; of ``scoring`` also ``general_score`` and others
     capped               ``softcap``, behind the scores, unless a convention puts it behind the bias, or behind the
@@ -32,12 +33,14 @@ from attncheck.attention.mask import MASK
 from attncheck.attention.problem import LOGITS, Problem
 from attncheck.attention.products import PRODUCT
 from attncheck.attention.projection import OUTPUT_PROJECTION, projection_of
+from attncheck.attention.rotary import rotation_of
 from attncheck.attention.scores import RAW_SCORES, SCORES
 from attncheck.attention.sinks import GRAD_SINKS, SINKS
 from attncheck.attention.softcap import SOFTCAP
 from attncheck.attention.softmax import EXPONENTIALS, LOG_SUM_EXP, WEIGHTS
 from attncheck.attention.step import Node
 from attncheck.attention.weighted_mean import WEIGHTED_MEAN
+from attncheck.spec import ROTATIONS
 
 Graph = Mapping[str, Node]
 
@@ -59,7 +62,12 @@ _SCORES: Mapping[str, Graph] = {
 
 def graph_of(problem: Problem) -> Graph:
     """Return the steps of a problem's operation by node, and what each follows from."""
-    return _graph(problem.operation, problem.score, problem.softcap_follows, "sinks" in problem.inputs)
+    return _graph(problem.operation, problem.score, problem.softcap_follows, _given(problem))
+
+
+def _given(problem: Problem) -> frozenset[str]:
+    """Return the inputs that a step of its own belongs to."""
+    return frozenset({"sinks", "query_cos"} & problem.inputs.keys())
 
 
 def logits_order(problem: Problem) -> tuple[str, ...]:
@@ -74,14 +82,14 @@ def _order(softcap_follows: str) -> tuple[str, ...]:
 
 
 @cache
-def _graph(operation: str, score: str, softcap_follows: str, has_sinks: bool) -> Graph:
+def _graph(operation: str, score: str, softcap_follows: str, given: frozenset[str]) -> Graph:
     graph = {} if operation in ("softmax", "masking") else dict(_SCORES[score])
     order = _order(softcap_follows)
     graph |= {stage: Node(_LOGIT_STEPS[stage], (before,)) for before, stage in pairwise(order)}
-    if has_sinks:
+    if "sinks" in given:
         graph["logits"] = Node(SINKS, order[-1:])
     graph |= {
-        "exponentials": Node(EXPONENTIALS, ("logits",) if has_sinks else order[-1:]),
+        "exponentials": Node(EXPONENTIALS, ("logits",) if "sinks" in given else order[-1:]),
         "weights": Node(WEIGHTS, ("exponentials",)),
         "log_sum_exp": Node(LOG_SUM_EXP, ("exponentials",)),
     }
@@ -93,7 +101,22 @@ def _graph(operation: str, score: str, softcap_follows: str, has_sinks: bool) ->
         graph["output"] = Node(OUTPUT_PROJECTION, ("context",))
     if operation == "attention_gradients":
         graph |= {**GRADIENTS, "grad_sinks": Node(GRAD_SINKS, ("grad_logits",))}
-    return graph
+    return _behind_rotation(graph) if "query_cos" in given else graph
+
+
+def _behind_rotation(graph: Graph) -> Graph:
+    """Let everything that follows from query and key follow from these rotated, and their gradients turn back."""
+    rotated = {name.removeprefix("rotated_"): name for name in ROTATIONS}
+    gradients = {f"grad_{name}": f"grad_{turned}" for name, turned in rotated.items() if f"grad_{name}" in graph}
+    moved = {
+        gradients.get(name, name): Node(node.step, tuple(rotated.get(each, each) for each in node.follows))
+        for name, node in graph.items()
+    }
+    for name, turned in rotated.items():
+        moved[turned] = Node(rotation_of(name), (name,))
+        if f"grad_{name}" in gradients:
+            moved[f"grad_{name}"] = Node(rotation_of(name, -1), (f"grad_{turned}",))
+    return moved
 
 
 def reached(graph: Graph, stage: str, known: Collection[str]) -> Iterator[str]:

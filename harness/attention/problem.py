@@ -11,13 +11,26 @@ from flint import arb
 from numpy.typing import NDArray
 
 from attncheck.attention.balls import BallArray, from_numpy
-from attncheck.spec import OPERATIONS, SCORE_INPUTS, STAGES, InputSpec, Shape, key_axis
+from attncheck.spec import (
+    FOLDED_INPUTS,
+    OPERATIONS,
+    OPTIONS,
+    SCORE_INPUTS,
+    STAGE_SPECS,
+    STAGES,
+    InputSpec,
+    Shape,
+    key_axis,
+)
 
 LOGITS = STAGES[STAGES.index("scores") : STAGES.index("weights")]
 """The stages that the softmax may follow from, in order."""
 _SPECS: Mapping[str, InputSpec] = {name: spec for own in OPERATIONS.values() for name, spec in own.inputs.items()}
 _ADDS_KEY = tuple(name for name, spec in _SPECS.items() if spec.adds_key)
-_KEY_AXES: Mapping[str, int] = {"key": -2, "value": -2, "mask": -1}
+_KEY_AXES: Mapping[str, int] = {
+    **{"key": -2, "value": -2, "mask": -1},
+    **{name: spec.axes.index("T") - len(spec.axes) for name, spec in FOLDED_INPUTS.items() if "T" in spec.axes},
+}
 """Inputs that have a key more where one is added, and the axis that counts keys."""
 
 
@@ -166,10 +179,15 @@ class Problem:
         axis = key_axis(stage)
         return array if axis is None or not self.added_keys else _padded(array, axis, self.added_keys, 0)
 
+    @property
+    def _own_keys(self) -> int:
+        of_input = 0 if OPERATIONS[self.operation].has_projections else self.added_keys
+        return int(self.inputs["key"].shape[-2]) - of_input
+
     def without_added(self, stage: str, array: NDArray[Any]) -> NDArray[Any]:
         """Return a stage without the key that is added; flags of one for all keys stay."""
         axis = key_axis(stage)
-        if axis is None or not self.added_keys or array.shape[axis] == 1:
+        if axis is None or not self.added_keys or (array.shape[axis] == 1 and self._own_keys):
             return array
         return np.delete(array, -1, axis)
 
@@ -178,7 +196,7 @@ class Problem:
 
         What is projected has that key behind the projection.
         """
-        has_none = name != "mask" and OPERATIONS[self.operation].has_projections
+        has_none = name in ("key", "value") and OPERATIONS[self.operation].has_projections
         if not self.added_keys or name not in _KEY_AXES or has_none:
             return array
         axis = _KEY_AXES[name]
@@ -221,13 +239,17 @@ class Problem:
         return array if (np.isfinite(array) | unattended).all() else None
 
 
-_OPTIONS = {"score", "scale", "softcap", "softcap_follows", "is_causal", "heads", "kv_heads", "empty_rows"}
-# What the caller turns into one mask and joined keys first.
-_LOWERED = {"key_lengths", "query_mask", "past_key", "past_value"}
+_OPTIONS = {name for name, spec in OPTIONS.items() if not spec.for_reading} - {"window"} | {"score", "softcap_follows"}
+# What the caller folds first: into one mask, joined keys, and rows for each query and key.
+_LOWERED = {name for name, spec in _SPECS.items() if spec.folds_into}
 _INPUTS = {name for score in SCORE_INPUTS.values() for name in score}.union(
-    *(each.inputs for each in OPERATIONS.values())
+    *(each.inputs for each in OPERATIONS.values()), FOLDED_INPUTS
 ) - _LOWERED
-_BY_QUERY = ("query", *LOGITS, "weights", "context")
+_BY_QUERY = {
+    name
+    for name, axes in [(name, spec.axes) for specs in (STAGE_SPECS, FOLDED_INPUTS) for name, spec in specs.items()]
+    if len(axes) > 1 and axes[-2] == "Lq"
+}
 MAY_BE_MINUS_INFINITY = {name for name, spec in _SPECS.items() if spec.may_be_infinite}
 
 
@@ -267,6 +289,6 @@ def _rows_of(name: str, array: NDArray[Any], rows: NDArray[np.intp]) -> NDArray[
 
 def _keys_of(name: str, array: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
     """Take keys of an input's axis that counts them; the one column of a mask or bias stands for all."""
-    if name in ("key", "value"):
+    if _KEY_AXES.get(name) == -2:
         return array[..., start:stop, :]
     return array[..., start:stop] if name in ("mask", "bias") and array.shape[-1] != 1 else array

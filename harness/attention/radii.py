@@ -22,7 +22,7 @@ import numpy as np
 from attncheck.attention.errors import Ball, Real
 from attncheck.attention.problem import Problem
 from attncheck.attention.walk import radius_walk
-from attncheck.reading.canonical import canonical_form
+from attncheck.reading.canonical import canonical_form, rows_of_tables
 from attncheck.reading.inputs import Inputs
 from attncheck.spec import computed_stages
 
@@ -38,8 +38,9 @@ def propagate(operation: str, options: Mapping[str, Any], inputs: Inputs) -> dic
     # What a query without a key gives is no part of a problem in essential form.
     options = {**posed.options, "empty_rows": options.get("empty_rows")}
     problem = Problem.of(operation, options, posed.inputs).in_float64()
+    tables = rows_of_tables({**inputs.arrays, **inputs.radius}, of_past=(0, 0))
     radii = {
-        name: problem.input_with_added(name, _radius(inputs, name))
+        name: problem.input_with_added(name, tables[name] if name in tables else _radius(inputs, name))
         for name, array in problem.inputs.items()
         if array.dtype != np.bool_
     }

@@ -48,6 +48,12 @@ def exact_scaled(problem: Problem, product: BallArray) -> BallArray:
     return product if problem.score == "dot" else product.scaled(1 / arb(problem.head_width).sqrt())
 
 
+def scaled_value(problem: Problem, product: Real) -> Real:
+    """Multiply by the scale in float64."""
+    scaled: Real = scale_of(problem) * product
+    return scaled
+
+
 def _handed_on(_: object, node: BallArray) -> BallArray:
     return node
 

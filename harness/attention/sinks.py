@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.backward_products import bound_of_summed_logits
+from attncheck.attention.backward_products import bound_of_summed_logits, value_of_summed_logits
 from attncheck.attention.backward_softmax import GradLogits
 from attncheck.attention.balls import BallArray
 from attncheck.attention.bias import exact_sum_of_logits
@@ -72,6 +72,11 @@ def _exact_gradient(problem: Problem, grad_logits: BallArray) -> BallArray:
     return exact_sum_of_logits(grad_logits, (*problem.array("sinks").shape, 1, 1), _ADDED)
 
 
+def _value_of_gradient(problem: Problem, logits: Real) -> Real:
+    shape = problem.array("sinks").shape
+    return value_of_summed_logits(logits, (*shape, 1, 1), _ADDED).reshape(shape)
+
+
 def _error_of_gradient(at: At, logits: GradLogits) -> Finished:
     return bound_of_summed_logits(at, logits, (*at.value.shape, 1, 1), _ADDED)
 
@@ -80,7 +85,7 @@ def _reach_of_gradient(_: Reach, grad_logits: Flags) -> Flags:
     return any_of(grad_logits[..., _ADDED], (0, 2))[0, :, 0, 0]
 
 
-GRAD_SINKS = Step(_exact_gradient, error=_error_of_gradient, reach=_reach_of_gradient)
+GRAD_SINKS = Step(_exact_gradient, _value_of_gradient, _error_of_gradient, reach=_reach_of_gradient)
 
 
 def _with_column(array: NDArray[Scalar], column: NDArray[Scalar]) -> NDArray[Scalar]:

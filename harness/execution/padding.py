@@ -94,6 +94,8 @@ def _required(requirements: Requirements, lengths: Lengths) -> dict[str, int]:
     queries, keys = requirements.query_and_key_length(lengths["Lq"], lengths["T"])
     longer = {letter: width for letter, width in wanted.items() if width is not None}
     longer |= {"Lq": queries, "Lk": keys - lengths.get("P", 0), "T": keys}
+    if "Lr" in lengths:  # what is added has a position, too
+        longer["Lr"] = max(lengths["Lr"], keys, queries + lengths.get("P", 0))
     return {letter: length for letter, length in longer.items() if length != lengths[letter]}
 
 

@@ -54,6 +54,7 @@ def conventions_of(operation: str, posed: AttentionProblem) -> Iterator[Alternat
     yield from _grouped_heads(operation, posed)
     yield from _scales(operation, posed)
     yield from _softcaps(operation, posed)
+    yield from _rotary(operation, posed)
 
 
 def empty_row_conventions(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
@@ -156,6 +157,42 @@ def _ignored(posed: AttentionProblem) -> Iterator[Alternative]:
         verb = "are" if isinstance(spec, InputSpec) and (spec.whole or spec.adds_key) else "is"
         slug = called.removeprefix("the ").replace(" ", "-")
         yield mistake(f"{slug}-ignored", f"{called} {verb} ignored", other, stage, aliases)
+
+
+def _rotary(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
+    """Yield other pairs, directions and positions of a rotary embedding, and what may be left unrotated."""
+    if "rotary_cos" not in posed.inputs:
+        return
+    cos, sin = posed.inputs["rotary_cos"], posed.inputs["rotary_sin"]
+    stage, neighbours, halves = "rotated_query", "neighbours", "elements that are R apart"
+    taken, meant = (halves, neighbours) if posed.options.get("rotary_interleaved") else (neighbours, halves)
+    other = with_options(posed, rotary_interleaved=taken == neighbours)
+    yield Alternative("rotary-pairs", f"the rotary embedding rotates {taken}; the case means {meant}", stage, other)
+    nothing = with_inputs(posed, rotary_cos=np.ones_like(cos), rotary_sin=np.zeros_like(sin))
+    yield mistake("rotary-ignored", "the rotary embedding is ignored", nothing, stage)
+    yield mistake(
+        "rotary-backwards", "the rotary embedding turns backwards", with_inputs(posed, rotary_sin=-sin), stage
+    )
+    past = query_offset({}, posed.inputs)
+    if past:
+        late = {
+            name: np.concatenate([table[:past], table])[: len(table)] for name, table in (("cos", cos), ("sin", sin))
+        }
+        described = "positions of the rotary embedding do not count the past"
+        yield mistake(
+            "rotary-without-past", described, with_inputs(posed, **{f"rotary_{n}": t for n, t in late.items()}), stage
+        )
+    plain = canonical_form(operation, posed.options, posed.inputs)
+    kept = {name: posed.options[name] for name in ("empty_rows",) if name in posed.options}
+    for name, left in (("query", "key"), ("key", "query")):
+        alone = {
+            f"{left}_cos": np.ones_like(plain.inputs[f"{left}_cos"]),
+            f"{left}_sin": np.zeros_like(plain.inputs[f"{left}_sin"]),
+        }
+        found = AttentionProblem({**plain.options, **kept}, {**plain.inputs, **alone})
+        yield mistake(
+            f"rotary-of-{name}-alone", f"the rotary embedding rotates the {name} alone", found, f"rotated_{left}"
+        )
 
 
 def _windows(posed: AttentionProblem) -> Iterator[Alternative]:

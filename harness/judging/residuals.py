@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.attention.problem import Problem
+from attncheck.attention.walk import value_walk
 from attncheck.backends import numpy_backend
 from attncheck.execution.operations import run_operation
 from attncheck.judging.scales import fit_scale
 from attncheck.judging.special_rows import SpecialRows, special_rows
 from attncheck.reading.canonical import AttentionProblem, canonical_form
-from attncheck.spec import DEFAULT_EMPTY_ROWS
+from attncheck.spec import DEFAULT_EMPTY_ROWS, FOLDED_INPUTS, computed_stages
 
 Array = NDArray[Any]
 Stages = Mapping[str, Array]
@@ -82,11 +84,21 @@ def _mean_difference(array: Array, other: Array) -> float:
 
 
 def _approximately(operation: str, plain: AttentionProblem) -> dict[str, Array]:
-    """Return the stages of a problem in essential form, from the NumPy backend; nothing where it cannot do it."""
+    """Return the stages of a problem in essential form, from the NumPy backend; nothing where it cannot do it.
+
+    A backend takes no inputs that this form alone has; these problems are walked in float64.
+    """
     inputs = {name: array if array.dtype == bool else array.astype(np.float64) for name, array in plain.inputs.items()}
     options = {name: value for name, value in plain.options.items() if value is not None}
     try:
         with np.errstate(all="ignore"):
+            if not inputs.keys().isdisjoint(FOLDED_INPUTS):
+                return _walked(Problem.of(operation, options, inputs))
             return dict(run_operation(numpy_backend, operation, inputs, options))
     except NotImplementedError:
         return {}
+
+
+def _walked(problem: Problem) -> dict[str, Array]:
+    walk, stages = value_walk(problem), computed_stages(problem.operation, problem.options, problem.inputs)
+    return {stage: problem.without_added(stage, walk.node(stage)) for stage in stages}

@@ -31,9 +31,12 @@ from attncheck.spec import (
     LOGITS,
     MEANS,
     OPERATIONS,
+    PROJECTIONS,
+    ROTATIONS,
     SUMS_OF_QUERIES,
     THROUGH_SCORES,
     Shape,
+    query_axis,
 )
 
 Array = NDArray[Any]
@@ -41,6 +44,7 @@ Flags = NDArray[np.bool_]
 Inputs = Mapping[str, Array]
 Options = Mapping[str, Any]
 
+_QUERIES = frozenset(name for name in (*PROJECTIONS, *ROTATIONS) if query_axis(name) is not None)
 MAX_AT_A_TIME = 1 << 24
 """Elements of a score matrix of which flags are made at a time, a byte each."""
 
@@ -124,7 +128,7 @@ class SpecialRows:
         """Return where a stage is exactly NaN, and where nothing is to be said of it."""
         empty, nan_rows = (self.affected_elements(stage, shape, rows) for rows in (self.empty, self.nan_rows))
         nowhere = np.zeros(shape, dtype=np.bool_)
-        if stage in LOGITS or stage == "query":
+        if stage in LOGITS or stage in _QUERIES:
             # Where a mask forbids the key it depends on how it does: by selection -inf, by addition NaN.
             forbidden = nowhere if stage != "masked" or self.forbidden is None else self.forbidden
             return nan_rows, nan_rows & forbidden

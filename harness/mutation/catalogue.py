@@ -37,6 +37,7 @@ TOPICS: tuple[ModuleType, ...] = tuple(
         "pair_gradients",
         "narrow",
         "special",
+        "rotary",
         "sinks",
     )
 )

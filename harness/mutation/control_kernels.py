@@ -307,7 +307,7 @@ def kernel_that_scales_the_gradient_last(store: Store) -> Steps:
             "_scale_of": lambda query, scale: 1.0,
             "_weighted_sum": lambda gradient, key: _weighted_sum(gradient, key) * call.factor,
             "_sum_over_queries": lambda weights, rows: over_queries(
-                weights * call.factor if rows is call.query else weights, rows
+                weights if rows is call.grad_output else weights * call.factor, rows
             ),
         }
 

@@ -162,6 +162,8 @@ def bilinear_by_einsum(query: Array, key: Array, weight: Array) -> Stages:
 def key_bias_dropped(*arrays: Array, sinks: Array | None = None, **given: Any) -> Stages:
     if sinks is not None:
         raise NotImplementedError("a sink is no key: what all keys of a row have in common counts beside it")
+    if given.get("rotary_cos") is not None:
+        raise NotImplementedError("a rotated bias is another one for every key")
     return multi_head_attention(*arrays, **{**given, "key_bias": None})
 
 
@@ -241,7 +243,7 @@ def query_gradient_scaled_last(call: Call) -> Steps:
         "_scale_of": lambda query, scale: 1.0,
         "_weighted_sum": lambda gradient, key: _weighted_sum(gradient, key) * call.factor,
         "_sum_over_queries": lambda weights, rows: _sum_over_queries(
-            weights * call.factor if rows is call.query else weights, rows
+            weights if rows is call.grad_output else weights * call.factor, rows
         ),
         "attention": lambda *arrays, **given: call.stages,
     }

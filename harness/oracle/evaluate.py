@@ -24,7 +24,7 @@ from attncheck.attention.graph import graph_of, nearest
 from attncheck.attention.problem import OutsideDomain, Problem, check_domain
 from attncheck.attention.walk import Walk, exact_walk, magnitude
 from attncheck.oracle.enclosure import Enclosure, enclose, join
-from attncheck.spec import STAGES, Shape, computed_stages
+from attncheck.spec import STAGES, Shape, computed_stages, query_axis, stages_of
 
 __all__ = [
     "ADDS_QUERIES_UP",
@@ -46,6 +46,8 @@ than 8,192."""
 ADDS_QUERIES_UP = frozenset({"attention_gradients"})
 """The gradients of key and value are sums over the query rows: none can stand for another."""
 _ROWS_AT_A_TIME = 64  # FLINT's fast matrix product starts when every dimension is large
+_OF_KEYS = tuple(name for part in ("projections", "rotations") for name in stages_of(part) if query_axis(name) is None)
+"""Stages that are the same for every part of the queries."""
 TOLERANCE = 2.0**-80
 MIN_RADIUS = 2.0**-1072  # a radius is rounded up to a float64, of which the least is 2^-1074
 
@@ -156,7 +158,7 @@ def _attempt(parts: Sequence[Problem], stages: Sequence[str]) -> dict[str, Enclo
                 return None
             own = enclosure.reshaped(_shape_of(stage, balls, part))
             pieces[stage].append(own.mapped(partial(part.without_added, stage)))
-        shared = {name: walk.nodes[name] for name in ("key", "value") if name in walk.nodes}
+        shared = {name: walk.nodes[name] for name in _OF_KEYS if name in walk.nodes}
     return {stage: _joined(stage, found) for stage, found in pieces.items()}
 
 
@@ -169,7 +171,7 @@ def _shape_of(stage: str, balls: BallArray, part: Problem) -> Shape:
 
 
 def _joined(stage: str, pieces: Sequence[Enclosure]) -> Enclosure:
-    if stage in ("key", "value"):
+    if stage in _OF_KEYS:
         return pieces[0]
     return join(pieces, axis=-1 if stage == "log_sum_exp" else -2)
 

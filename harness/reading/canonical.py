@@ -2,7 +2,8 @@
 
 ``call_form`` is what an implementation is asked: the call as its signature says it, with what no signature has (a mask
 of queries, a position that no argument tells) folded into the mask. ``canonical_form`` is what is true: one mask says
-who may attend to whom, the past is part of the keys, and nothing else is left.
+who may attend to whom, the past is part of the keys, a rotary embedding has a row for each query and key, and nothing
+else is left.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _SPECS: Mapping[str, InputSpec] = {
     name: spec for own in OPERATIONS.values() if not own.has_projections for name, spec in own.inputs.items()
 }
 _MASKS = frozenset(name for name, spec in _SPECS.items() if spec.folds_into == "mask")
-_PASTS = tuple((name, spec.folds_into) for name, spec in _SPECS.items() if spec.folds_into not in (None, "mask"))
+_ROTARY = frozenset({"rotary_cos", "rotary_sin"})
+_PASTS = tuple((name, spec.folds_into) for name, spec in _SPECS.items() if spec.folds_into in ("key", "value"))
 """Inputs that come before another one, and the name of that."""
 
 
@@ -65,7 +67,26 @@ def canonical_form(operation: str, options: Options, inputs: Inputs, rows: Rows 
     for past, name in _PASTS:
         if past in posed.inputs and name is not None:
             posed.inputs[name] = np.concatenate([posed.inputs.pop(past), posed.inputs[name]], axis=-2)
-    return posed
+    tables = rows_of_tables(inputs, rows)
+    kept = {name: array for name, array in posed.inputs.items() if name not in _ROTARY}
+    return AttentionProblem(posed.options, kept | tables)
+
+
+def rows_of_tables(inputs: Inputs, rows: Rows | None = None, of_past: tuple[float, float] = (1, 0)) -> dict[str, Array]:
+    """Return the rows of the rotary tables for each query and each key, which count the past.
+
+    A past comes rotated: its keys have ``of_past``, the cosine and sine of no rotation. Empty without tables.
+    """
+    if inputs.keys().isdisjoint(_ROTARY):
+        return {}
+    (queries, keys), past = _lengths(inputs), _past_length(inputs)
+    positions = (np.arange(queries) if rows is None else rows) + past
+    found: dict[str, Array] = {}
+    for name, table, alone in zip(("cos", "sin"), (inputs["rotary_cos"], inputs["rotary_sin"]), of_past, strict=True):
+        found[f"query_{name}"] = table[positions]
+        before = np.full((past, table.shape[-1]), alone, table.dtype)
+        found[f"key_{name}"] = np.concatenate([before, table[past:keys]])
+    return found
 
 
 def query_offset(options: Options, inputs: Inputs) -> int:

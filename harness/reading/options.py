@@ -38,7 +38,7 @@ def read_options(defaults: model.Options, entry: model.CaseEntry, operation: str
             listed = ", ".join(sorted(allowed)) or "no options"
             raise CaseFileError((*where, "options", name), f"does not apply to {operation}, which takes {listed}")
     shared = {name: value for name, value in defaults.model_dump(exclude_none=True).items() if name in allowed}
-    idle = _idle(shared | own, operation, entry.layout)
+    idle = _idle(shared | own, operation, entry)
     for name, reason in idle.items():
         if name in own:
             raise CaseFileError((*where, "options", name), reason)
@@ -69,12 +69,16 @@ def check_empty_rows(
         raise CaseFileError((*where, "options", "empty_rows"), message)
 
 
-def _idle(options: Mapping[str, Any], operation: str, layout: str) -> dict[str, str]:
+def _idle(options: Mapping[str, Any], operation: str, entry: model.CaseEntry) -> dict[str, str]:
     """Return the options that say nothing of such a case, each with the reason."""
     idle: dict[str, str] = {}
     if "alignment" in options and not options.get("is_causal") and "window" not in options:
         idle["alignment"] = "says where queries stand for is_causal or a window, and this case has neither"
-    if not OPERATIONS[operation].has_projections and layout == "split":
+    for name in options:
+        needed = OPTIONS[name].needs
+        if needed is not None and needed not in entry.inputs:
+            idle[name] = f"says something of {needed}, which this case has not"
+    if not OPERATIONS[operation].has_projections and entry.layout == "split":
         for name in HEADS:
             idle[name] = "says how inputs in `layout: merged` are split; these inputs have an axis of heads"
     return idle

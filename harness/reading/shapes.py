@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.spec import OPERATIONS, STAGE_SPECS, Axes, InputSpec, Shape
+from attncheck.spec import AT_LEAST, OPERATIONS, STAGE_SPECS, Axes, InputSpec, Shape
 
 _MAY_BE_EMPTY = frozenset({"B", "Lq", "Lk", "P", "T"})
 """Axes of which there may be none; without a head or a width there is nothing to compute."""
@@ -103,8 +103,20 @@ def bind_axes(
         )
     if "Lk" in lengths:
         lengths["T"] = lengths["Lk"] + lengths.get("P", 0)
+    _check_at_least(lengths, found_in)
     _check_broadcast(specs, shapes, lengths)
     return lengths
+
+
+def _check_at_least(lengths: Mapping[str, int], found_in: Mapping[str, str]) -> None:
+    """Hold axes against those that they have to be as long as, together."""
+    for letter, parts in AT_LEAST:
+        own, least = lengths.get(letter), sum(lengths.get(part, 0) for part in parts)
+        at_fault = next((found_in[each] for each in (letter, *parts) if each in found_in and each in {"Lr", "R"}), None)
+        if own is not None and at_fault is not None and own < least:
+            raise ShapeFault(
+                at_fault, f"expected axis {letter} to be at least {' + '.join(parts)} = {least}, got {own}"
+            )
 
 
 def _bind_head_widths(lengths: dict[str, int], found_in: Mapping[str, str]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from attncheck.backends.contract import AXES
 from attncheck.spec.dtypes import DEFAULT_DTYPES, DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS, ROUNDING_MODELS, without_a_key
-from attncheck.spec.inputs import Axes, InputSpec, Shape
+from attncheck.spec.inputs import AT_LEAST, FOLDED_INPUTS, Axes, InputSpec, Shape
 from attncheck.spec.operations import (
     ASKED_BY,
     HEADS,
@@ -33,6 +33,7 @@ from attncheck.spec.stages import (
     MEANS,
     ON_SCORES,
     PROJECTIONS,
+    ROTATIONS,
     STAGE_SPECS,
     STAGES,
     SUMS_OF_QUERIES,
@@ -46,6 +47,7 @@ from attncheck.spec.stages import (
 
 __all__ = [
     "ASKED_BY",
+    "AT_LEAST",
     "AXES",
     "CONVENTIONS",
     "DEFAULT_DTYPES",
@@ -53,6 +55,7 @@ __all__ = [
     "DEFAULT_SCORE",
     "DTYPES",
     "EMPTY_ROWS",
+    "FOLDED_INPUTS",
     "GRADIENTS",
     "HEADS",
     "IGNORABLE",
@@ -63,6 +66,7 @@ __all__ = [
     "OPTIONS",
     "PER_HEAD",
     "PROJECTIONS",
+    "ROTATIONS",
     "ROUNDING_MODELS",
     "SCORE_INPUTS",
     "SCORE_SPECS",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,11 +113,38 @@ INPUTS_ON_ROWS: Mapping[str, InputSpec] = {
     ),
 }
 """What a row's softmax depends on beside query, key and value."""
+ROTARY_INPUTS: Mapping[str, InputSpec] = {
+    "rotary_cos": optional(
+        *("Lr", "R"),
+        neutral=None,
+        needs="rotary_sin",
+        asks_for="rotated_query",
+        folds_into="query_cos",
+        synonyms=("cos", "cos_cache", "rope_cos"),
+    ),
+    "rotary_sin": optional(
+        *("Lr", "R"),
+        neutral=None,
+        needs="rotary_cos",
+        asks_for="rotated_key",
+        folds_into="query_sin",
+        synonyms=("sin", "sin_cache", "rope_sin"),
+    ),
+}
+"""Cosines and sines by position; they come together."""
+FOLDED_INPUTS: Mapping[str, InputSpec] = {
+    **dict.fromkeys(("query_cos", "query_sin"), InputSpec(("Lq", "R"), asks_for="rotated_query")),
+    **dict.fromkeys(("key_cos", "key_sin"), InputSpec(("T", "R"), asks_for="rotated_key")),
+}
+"""What the canonical form of a case has in place of other inputs: a row for each query and each key."""
+AT_LEAST: Sequence[tuple[str, tuple[str, ...]]] = (("Lr", ("P", "Lq")), ("Lr", ("P", "Lk")), ("D", ("R", "R")))
+"""Axes that are as long as others together, or longer."""
 ATTENTION_INPUTS: Mapping[str, InputSpec] = {
     "query": QUERY,
     "key": InputSpec(("B", "Hkv", "Lk", "D"), differentiable=True, synonyms=("k", "keys", "xk", "key_states")),
     "value": InputSpec(("B", "Hkv", "Lk", "Dv"), differentiable=True, synonyms=("v", "values", "xv", "value_states")),
     **INPUTS_ON_ROWS,
+    **ROTARY_INPUTS,
 }
 PAST_INPUTS: Mapping[str, InputSpec] = {
     "past_key": optional(

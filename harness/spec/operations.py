@@ -8,11 +8,13 @@ from typing import Any
 
 from attncheck.spec.inputs import (
     ATTENTION_INPUTS,
+    FOLDED_INPUTS,
     INPUTS_ON_ROWS,
     INPUTS_ON_SCORES,
     KEY,
     PAST_INPUTS,
     QUERY,
+    ROTARY_INPUTS,
     SCORE_INPUT,
     WIDE_KEY,
     Axes,
@@ -20,7 +22,7 @@ from attncheck.spec.inputs import (
     optional,
 )
 from attncheck.spec.options import DEFAULT_SCORE, OPTIONS, OptionSpec
-from attncheck.spec.stages import GRADIENTS, LOGITS, MEANS, PROJECTIONS, stages_of
+from attncheck.spec.stages import GRADIENTS, LOGITS, MEANS, PROJECTIONS, ROTATIONS, stages_of
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ _ATTENDANCE = frozenset({"is_causal", "window", "alignment"})
 """Options that say which keys a query may attend to."""
 HEADS = ("heads", "kv_heads")
 """Options that say how many heads there are, where no axis does."""
-_ATTENTION_OPTIONS = frozenset({"scale", "softcap", "empty_rows", *HEADS, *_ATTENDANCE})
+_ATTENTION_OPTIONS = frozenset({"scale", "softcap", "rotary_interleaved", "empty_rows", *HEADS, *_ATTENDANCE})
 _BEFORE_MASKING = tuple(name for name in LOGITS if name not in ("biased", "masked"))
 _WITHOUT_CAP = tuple(name for name in LOGITS if name != "capped")
 
@@ -113,7 +115,7 @@ OPERATIONS: Mapping[str, Operation] = {
             "attention",
             {**ATTENTION_INPUTS, **PAST_INPUTS},
             _ATTENTION_OPTIONS,
-            (*LOGITS, *_SOFTMAX, "output"),
+            (*ROTATIONS, *LOGITS, *_SOFTMAX, "output"),
         ),
         Operation(
             "attention_gradients",
@@ -139,9 +141,10 @@ OPERATIONS: Mapping[str, Operation] = {
                 "value_bias": optional("Hkv*Dv"),
                 "output_bias": optional("Eo", needs="output_weight"),
                 **INPUTS_ON_ROWS,
+                **ROTARY_INPUTS,
             },
             _ATTENTION_OPTIONS - {"softcap"},
-            (*PROJECTIONS, *_WITHOUT_CAP, *_SOFTMAX, *MEANS),
+            (*PROJECTIONS, *ROTATIONS, *_WITHOUT_CAP, *_SOFTMAX, *MEANS),
             stage_axes={"output": (("B", "Lq", "Eo"), ("B", "Lq", "H*Dv"))},
         ),
     )
@@ -149,7 +152,7 @@ OPERATIONS: Mapping[str, Operation] = {
 PER_HEAD = tuple(name for name, own in OPERATIONS.items() if "heads" in own.options and not own.has_projections)
 """Operations on queries, keys and values that have an axis of heads, or come with their heads side by side."""
 
-_ASKING: Mapping[str, InputSpec | OptionSpec] = {**INPUTS_ON_ROWS, **OPTIONS}
+_ASKING: Mapping[str, InputSpec | OptionSpec] = {**INPUTS_ON_ROWS, **ROTARY_INPUTS, **FOLDED_INPUTS, **OPTIONS}
 ASKED_BY: Mapping[str, frozenset[str]] = {
     **{
         stage: frozenset(name for name, spec in _ASKING.items() if spec.asks_for == stage)

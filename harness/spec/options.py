@@ -20,7 +20,8 @@ class OptionSpec:
     what people call it, where an implementation may ignore it. No implementation is given an option that is
     ``for_reading``. A ``convention`` says what a result means where the mathematics leaves it open: an implementation
     that has no such keyword gets the case all the same, without it, and what it gives is judged as a convention of its
-    own. ``positive`` numbers are larger than 0. ``synonyms`` are what public kernels call it.
+    own. ``positive`` numbers are larger than 0. One that ``needs`` an input says something of it alone. ``synonyms``
+    are what public kernels call it.
     """
 
     description: str
@@ -29,6 +30,7 @@ class OptionSpec:
     for_reading: bool = False
     convention: bool = False
     positive: bool = False
+    needs: str | None = None
     synonyms: tuple[str, ...] = ()
     name: str = ""
     type: Any = None
@@ -62,6 +64,15 @@ class Options(Mapping[str, Any]):
             called="the softcap",
             positive=True,
             synonyms=("soft_cap", "logit_cap", "logits_soft_cap", "attn_logit_softcapping", "attn_logits_soft_cap"),
+        ),
+    ] = None
+    rotary_interleaved: Annotated[
+        bool | None,
+        OptionSpec(
+            "The rotary embedding rotates neighbouring elements, (x_2c, x_(2c + 1)); if absent those that are R apart, "
+            "(x_c, x_(c + R)).",
+            needs="rotary_cos",
+            synonyms=("interleaved", "is_neox_style"),
         ),
     ] = None
     is_causal: Annotated[

@@ -33,6 +33,7 @@ MASK = RNG.random((5, 6)) < 0.7
 BIAS = draw(5, 6)
 LAYER = {f"{name}_weight": draw(8, width) for name, width in (("query", 12), ("key", 6), ("value", 6))}
 LAYER |= {"output_weight": draw(12, 7), "output_bias": draw(7), "key_bias": draw(6)}
+PARTS = ("cos", "sin")
 QUERY, KEY = draw(2, 2, 5, 3), draw(2, 2, 6, 4)
 PROBLEMS: Mapping[str, tuple[str, dict[str, Any], dict[str, Array]]] = {
     "attention": ("attention", {"softcap": 1.5, "is_causal": True}, {**QKV, "mask": MASK, "bias": BIAS}),
@@ -51,6 +52,25 @@ PROBLEMS: Mapping[str, tuple[str, dict[str, Any], dict[str, Array]]] = {
         "multi_head_attention",
         {"heads": 4, "kv_heads": 2},
         {"query": draw(2, 5, 8), "key": draw(2, 6, 8), "value": draw(2, 6, 8), **LAYER, "sinks": draw(4)},
+    ),
+    "rotated attention": (
+        "attention",
+        {"rotary_interleaved": True},
+        {
+            **QKV,
+            "bias": BIAS,
+            **{f"query_{part}": draw(5, 1) for part in PARTS},
+            **{f"key_{part}": draw(6, 1) for part in PARTS},
+        },
+    ),
+    "rotated multi-head attention with sinks": (
+        "multi_head_attention",
+        {"heads": 4, "kv_heads": 2},
+        {
+            **{"query": draw(2, 5, 8), "key": draw(2, 6, 8), "value": draw(2, 6, 8), **LAYER, "sinks": draw(4)},
+            **{f"query_{part}": draw(5, 1) for part in PARTS},
+            **{f"key_{part}": draw(6, 1) for part in PARTS},
+        },
     ),
     "softmax": ("softmax", {}, {"scores": draw(2, 5, 6)}),
     "masking": ("masking", {"is_causal": True}, {"scores": draw(2, 2, 5, 6), "bias": BIAS}),
@@ -71,7 +91,8 @@ every_problem = pytest.mark.parametrize(("operation", "options", "inputs"), PROB
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_every_stage_is_a_node(operation: str) -> None:
-    problem = Problem.of(operation, {"heads": 1}, {"query": QUERY, "scores": BIAS})
+    tables = {f"{name}_{part}": draw(5, 1) for name in ("query", "key") for part in PARTS}
+    problem = Problem.of(operation, {"heads": 1}, {"query": QUERY, "scores": BIAS, **tables})
     assert set(OPERATIONS[operation].stages) <= graph_of(problem).keys()
 
 

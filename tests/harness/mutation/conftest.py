@@ -140,6 +140,7 @@ def _with_options() -> dict[str, Task]:
         **_gradients(rng),
         **_without_keys(rng),
         **_with_sinks(),
+        **_rotated(),
     }
 
 
@@ -231,6 +232,24 @@ def _without_keys(rng: np.random.Generator) -> dict[str, Task]:
             ("gradients", "attention_gradients", {"scale": 0.5}, lengths | learned),
             ("heads", "multi_head_attention", {"heads": 2}, projected),
         )
+    }
+
+
+def _rotated() -> dict[str, Task]:
+    rng = np.random.default_rng(20210420)
+    inputs = _attention_inputs(rng, 2, 2, 4, 6) | {"query": rng.normal(size=(2, 4, 4, 9))}
+    inputs |= {name: rng.normal(size=(12, 3)) for name in ("rotary_cos", "rotary_sin")}
+    learned = {"grad_output": rng.normal(size=(2, 4, 4, 7)), "value": inputs["value"][..., :7]}
+    past = {
+        "past_key": rng.normal(size=(2, 2, 3, 9)),
+        "past_value": rng.normal(size=(2, 2, 3, inputs["value"].shape[-1])),
+    }
+    neighbours = {"rotary_interleaved": True}
+    return {
+        "rotary": Task("attention", {"is_causal": True}, inputs),
+        "rotary, neighbours": Task("attention", neighbours, inputs),
+        "rotary, past": Task("attention", {}, inputs | past),
+        "rotary, gradients": Task("attention_gradients", neighbours, inputs | learned),
     }
 
 

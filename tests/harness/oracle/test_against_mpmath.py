@@ -149,8 +149,11 @@ def reference(operation: str, options: Mapping[str, Any], inputs: Mapping[str, A
         for name in ("query", "key", "value", "scores")
         if name in inputs
     }
+    for name in ("query", "key"):
+        if f"{name}_cos" in inputs:
+            stages[f"rotated_{name}"] = rotated(stages[name], name, options, inputs)
     if "scores" not in stages:
-        query, key = stages["query"], stages["key"]
+        query, key = (stages.get(f"rotated_{name}", stages[name]) for name in ("query", "key"))
         shape = (*query.shape[:3], key.shape[2])
         weights = {name: read(array) for name, array in inputs.items() if name in SCORE_WEIGHTS}
         kind = options.get("score", "scaled_dot")
@@ -185,9 +188,23 @@ def reference(operation: str, options: Mapping[str, Any], inputs: Mapping[str, A
     return stages
 
 
+def rotated(array: Array, name: str, options: Mapping[str, Any], inputs: Mapping[str, Array], sign: int = 1) -> Array:
+    """Every pair of elements by the angle of its row; backwards with a sign of -1."""
+    cos, sin = read(inputs[f"{name}_cos"]), read(inputs[f"{name}_sin"])
+    turned, count = array.copy(), cos.shape[1]
+    for b, h, row in np.ndindex(array.shape[:3]):
+        for c in range(count):
+            one, other = (2 * c, 2 * c + 1) if options.get("rotary_interleaved") else (c, c + count)
+            x, y = array[b, h, row, one], array[b, h, row, other]
+            turned[b, h, row, one] = x * cos[row, c] - (y * sin[row, c]).times(sign)
+            turned[b, h, row, other] = y * cos[row, c] + (x * sin[row, c]).times(sign)
+    return turned
+
+
 def gradients(options: Mapping[str, Any], inputs: Mapping[str, Array], stages: Mapping[str, Array]) -> dict[str, Array]:
     """The chain rule, one product of numbers after the other."""
-    weights, query, key, value = (stages[name] for name in ("weights", "query", "key", "value"))
+    weights, value = stages["weights"], stages["value"]
+    query, key = (stages.get(f"rotated_{name}", stages[name]) for name in ("query", "key"))
     grad_output, group = read(inputs["grad_output"]), query.shape[1] // key.shape[1]
     width, cap = query.shape[3], options.get("softcap")
     scale = mpf(options["scale"]) if options.get("scale") is not None else 1 / sqrt(mpf(width))
@@ -214,6 +231,9 @@ def gradients(options: Mapping[str, Any], inputs: Mapping[str, Array], stages: M
             for d in range(width):
                 total["grad_query"][b, h, i, d] += (gradient * key[b, shared, j, d]).times(scale)
                 total["grad_key"][b, shared, j, d] += (gradient * query[b, h, i, d]).times(scale)
+    for name in ("query", "key"):
+        if f"{name}_cos" in inputs:
+            total[f"grad_{name}"] = rotated(total[f"grad_{name}"], name, options, inputs, -1)
     return total
 
 
@@ -281,6 +301,19 @@ def add_sinks(random: np.random.Generator, dtype: Any, heads: int, inputs: dict[
         inputs["sinks"] = np.where(random.random(heads) < 0.2, np.asarray(-np.inf, dtype=dtype), sinks)
 
 
+def add_rotation(
+    random: np.random.Generator, dtype: Any, lengths: Mapping[str, int], width: int, problem: Problem
+) -> None:
+    options, inputs = problem
+    if width > 1 and random.integers(3) == 0:
+        pairs = int(random.integers(1, width // 2 + 1))
+        for name, length in lengths.items():
+            for part in ("cos", "sin"):
+                inputs[f"{name}_{part}"] = numbers(random, dtype, length, pairs)
+        if random.integers(2):
+            options["rotary_interleaved"] = True
+
+
 def draw_scores(random: np.random.Generator, dtype: Any, *, masks: bool) -> Problem:
     shape = tuple(int(length) for length in random.integers([1, 1, 1, 0], [3, 3, 4, 6]))
     scores = numbers(random, dtype, *shape) * np.asarray(random.choice([1, 20]), dtype=dtype)
@@ -303,6 +336,7 @@ def draw_attention(random: np.random.Generator, dtype: Any, *, gradients: bool =
     options: dict[str, Any] = {}
     add_masks(random, dtype, (batch, heads, queries, keys), (options, inputs))
     add_sinks(random, dtype, heads, inputs)
+    add_rotation(random, dtype, {"query": queries, "key": keys}, width, (options, inputs))
     add_numbers(random, options)
     return options, inputs
 
@@ -337,6 +371,7 @@ def draw_multi_head(random: np.random.Generator, dtype: Any) -> Problem:
         options["kv_heads"] = shared
     add_masks(random, dtype, (batch, heads, queries, keys), (options, inputs))
     add_sinks(random, dtype, heads, inputs)
+    add_rotation(random, dtype, {"query": queries, "key": keys}, width, (options, inputs))
     add_numbers(random, options)
     return options, inputs
 

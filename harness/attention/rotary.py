@@ -1,0 +1,167 @@
+"""The rotary embedding: pairs of elements of queries and keys rotated by their position, and its transpose.
+
+    x' = x c - y s,   y' = y c + x s      D' = |c| D_x + |s| D_y + u (|x c| + |y s| + |x'|), errors of x and y included
+
+Each product, and their difference, may be stored: u is the unit of stored intermediates. Where c is 0, 1 or -1 and s
+is 0, or the other way round, nothing is rounded; so it is at position 0, in a past, which comes rotated, and in the key
+that an input adds. The transpose is the rotation by -s.
+
+Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding", section 3.4.2; ``contract.py`` says
+which elements are pairs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from flint import arb
+from numpy.typing import NDArray
+
+from attncheck.attention.balls import BallArray, from_entries
+from attncheck.attention.errors import Ball, Bound, Finished, Operand, Real
+from attncheck.attention.flags import Flags, Reach, any_of
+from attncheck.attention.problem import Problem
+from attncheck.attention.step import Around, At, Step
+
+Pairs = tuple[NDArray[np.intp], NDArray[np.intp]]
+
+
+def rotation_of(name: str, sign: int = 1) -> Step:
+    """Return the rotation of query or key; backwards with a sign of -1."""
+
+    def exact(problem: Problem, balls: BallArray) -> BallArray:
+        cos, sin = (problem.balls(problem.array(f"{name}_{part}")) for part in ("cos", "sin"))
+        # In an absolute problem a difference is a sum.
+        signs = (1, 1) if problem.absolute else (-sign, sign)
+        return _exact(balls, cos, sin, pairs_of(problem, name), signs)
+
+    def value(problem: Problem, array: Real) -> Real:
+        cos, sin = tables_of(problem, name)
+        return rotated(array, cos, sign * sin, pairs_of(problem, name))
+
+    def error(at: At, operand: Operand) -> Operand:
+        problem = at.problem
+        worst = np.zeros_like(operand.value) if operand.worst is None else operand.worst
+        variance = np.zeros_like(operand.value) if operand.variance is None else operand.variance
+        moved = _moved(at, name, operand.value, worst)
+        cos, sin = (np.abs(each) for each in tables_of(problem, name))
+        pairs = pairs_of(problem, name)
+        carried = _sum(variance, cos**2, sin**2, pairs)
+        return Operand(at.value, moved, carried + _roundings(at, name, operand.value).variance)
+
+    def error_of_gradient(at: At, finished: Finished) -> Finished:
+        cos, sin = (np.abs(each) for each in tables_of(at.problem, name))
+        # The errors of a pair may have causes in common.
+        sigma = _sum(finished.finished.scale, cos, sin, pairs_of(at.problem, name))
+        own = np.sqrt(_roundings(at, name, finished.value).variance)
+        worst = _moved(at, name, finished.value, finished.finished.worst)
+        return Finished(at.value, Bound(worst, np.minimum(sigma + own, worst)))
+
+    def radius(around: Around, _: Real, ball: Ball) -> Real:
+        pairs = pairs_of(around.problem, name)
+        cos, sin = (around.ball(f"{name}_{part}") for part in ("cos", "sin"))
+        moved = _sum(ball.radius, np.abs(cos.value), np.abs(sin.value), pairs)
+        rest = np.abs(ball.value) + ball.radius
+        turned = _sum(rest, cos.radius, sin.radius, pairs)
+        turned[..., _others(ball.value.shape[-1], pairs)] = 0
+        return moved + turned
+
+    def reach(known: Reach, flags: Flags) -> Flags:
+        pairs = pairs_of(known.problem, name)
+        tables = [known.flags[f"{name}_{part}"] for part in ("cos", "sin") if f"{name}_{part}" in known.flags]
+        if flags.shape[-1] == 1:
+            return flags | any_of(tables[0] | tables[1], -1) if tables else flags
+        return _reach(flags, tables, pairs)
+
+    return Step(exact, value, error if sign > 0 else error_of_gradient, radius, reach=reach)
+
+
+def pairs_of(problem: Problem, name: str) -> Pairs:
+    """Return the indices of the first and of the second elements of all pairs."""
+    count = problem.array(f"{name}_cos").shape[-1]
+    if problem.options.get("rotary_interleaved"):
+        return 2 * np.arange(count), 2 * np.arange(count) + 1
+    return np.arange(count), np.arange(count) + count
+
+
+def tables_of(problem: Problem, name: str) -> tuple[Real, Real]:
+    """Return cos and sin of each row, (L, R), as they are stored."""
+    return problem.array(f"{name}_cos"), problem.array(f"{name}_sin")
+
+
+def rotated(array: Real, cos: Real, sin: Real, pairs: Pairs) -> Real:
+    """Rotate in float64: (..., L, D)."""
+    first, second = (array[..., each] for each in pairs)
+    turned = array.copy()
+    turned[..., pairs[0]], turned[..., pairs[1]] = first * cos - second * sin, second * cos + first * sin
+    return turned
+
+
+def _exact(balls: BallArray, cos: BallArray, sin: BallArray, pairs: Pairs, signs: tuple[int, int]) -> BallArray:
+    tables, length = list(zip(cos.rows(), sin.rows(), strict=True)), balls.shape[-2]
+    indices = list(zip(*(each.tolist() for each in pairs), strict=True))
+    entries: list[arb] = []
+    for number, row in enumerate(balls.rows()):
+        turned = list(row)
+        for (first, second), c, s in zip(indices, *tables[number % length], strict=True):
+            x, y = row[first], row[second]
+            turned[first] = x * c + signs[0] * (y * s)
+            turned[second] = y * c + signs[1] * (x * s)
+        entries += turned
+    return from_entries(balls.shape, entries)
+
+
+def _sum(array: Real, of_own: Real, of_other: Real, pairs: Pairs) -> Real:
+    """Return a x + b y and a y + b x for every pair; what is not rotated stays."""
+    first, second = (array[..., each] for each in pairs)
+    turned = array.copy()
+    turned[..., pairs[0]] = first * of_own + second * of_other
+    turned[..., pairs[1]] = second * of_own + first * of_other
+    return turned
+
+
+def _others(width: int, pairs: Pairs) -> NDArray[np.bool_]:
+    kept = np.ones(width, dtype=np.bool_)
+    kept[np.concatenate(pairs)] = False
+    return kept
+
+
+class _Rounded(NamedTuple):
+    largest: Real
+    variance: Real
+
+
+def _roundings(at: At, name: str, value: Real) -> _Rounded:
+    """Return u (|x c| + |y s| + |x'|) and what underflows, and its variance; 0 where nothing is rounded."""
+    problem, pairs = at.problem, pairs_of(at.problem, name)
+    cos, sin = (np.abs(each) for each in tables_of(problem, name))
+    size = np.abs(value)
+    terms, result = _sum(size, cos, sin, pairs), np.abs(at.value)
+    underflow = 3 * max(at.rounding.score_underflow, at.rounding.output_underflow)
+    rounds = np.zeros(np.broadcast_shapes(value.shape, at.value.shape), dtype=np.bool_)
+    some = ~(np.isin(cos, (0, 1)) & np.isin(sin, (0, 1)) & (cos + sin <= 1))
+    for each in pairs:
+        rounds[..., each] = some
+    rounds &= terms > 0
+    rounded = at.stored_unit * (terms + result) + underflow
+    variance = at.stored_unit**2 * (_sum(size**2, cos**2, sin**2, pairs) + result**2) + underflow**2
+    return _Rounded(np.where(rounds, rounded, 0.0), np.where(rounds, variance, 0.0))
+
+
+def _moved(at: At, name: str, value: Real, worst: Real) -> Real:
+    cos, sin = (np.abs(each) for each in tables_of(at.problem, name))
+    carried, own = _sum(worst, cos, sin, pairs_of(at.problem, name)), _roundings(at, name, value).largest
+    # Roundings of what has an error already: of products and of their difference.
+    moved: Real = own + carried * np.where(own > 0, 1 + 2 * at.stored_unit, 1.0)
+    return moved * (1 + 8 * at.rounding.coarsest_unit)
+
+
+def _reach(flags: Flags, tables: list[Flags], pairs: Pairs) -> Flags:
+    reached = flags.copy()
+    both: Flags = flags[..., pairs[0]] | flags[..., pairs[1]]
+    for table in tables:
+        both = both | table
+    for each in pairs:
+        reached[..., each] = both
+    return reached
