@@ -87,24 +87,24 @@ def _additive_error(inputs: Mapping[str, Real], exact: Real, rounding: RoundingM
     moved = moved + relative * (height + moved)
     spread = spread + (rounding.tanh_error**2 + unit**2) * height**2
     summed = width * rounding.accumulate_unit + rounding.product_error
-    worst = moved @ size + summed * ((height + moved) @ size) + 2 * unit * np.abs(exact)
+    max_error = moved @ size + summed * ((height + moved) @ size) + 2 * unit * np.abs(exact)
     floor = 2 * (width + 2) * rounding.accumulate_underflow + rounding.score_underflow * (2 + size.sum())
     floor += rounding.product_underflow * (width + size.sum())
     variance = product_variance(rounding, width, exact * exact, height**2 @ vector**2)
     variance = variance + spread @ vector**2 + 2 * unit**2 * exact * exact
-    worst = worst * (1 + 8 * rounding.coarsest_unit + summed) + floor
-    return Logits(exact, worst, variance, np.zeros((1, 1)), np.asarray(floor))
+    max_error = max_error * (1 + 8 * rounding.coarsest_unit + summed) + floor
+    return Logits(exact, max_error, variance, np.zeros((1, 1)), np.asarray(floor))
 
 
 def _part(inputs: Real, weight: Real, terms: int, rounding: RoundingModel) -> Operand:
     """Return inputs times weight with its error, (..., L, A)."""
     part, u_acc, unit = inputs @ weight, rounding.accumulate_unit, rounding.score_unit
     relative = terms * u_acc + rounding.product_error
-    worst = relative * (np.abs(inputs) @ np.abs(weight)) + unit * np.abs(part)
+    max_error = relative * (np.abs(inputs) @ np.abs(weight)) + unit * np.abs(part)
     if rounding.product_unit:
-        worst = worst + flushed_factors(np.abs(inputs), np.abs(weight), rounding)
+        max_error = max_error + flushed_factors(np.abs(inputs), np.abs(weight), rounding)
     squares = (inputs * inputs) @ (weight * weight)
-    return Operand(part, worst, product_variance(rounding, terms, part * part, squares) + (unit * part) ** 2)
+    return Operand(part, max_error, product_variance(rounding, terms, part * part, squares) + (unit * part) ** 2)
 
 
 def _hidden(
@@ -115,7 +115,7 @@ def _hidden(
     unit = max(rounding.score_unit, rounding.compute_unit)
     hidden = _outer(part_q.value, part_k.value) + bias
     size = _outer(np.abs(part_q.value), np.abs(part_k.value)) + np.abs(bias)
-    moved = _outer(part_q.worst, part_k.worst) + 3 * unit * size
+    moved = _outer(part_q.max_error, part_k.max_error) + 3 * unit * size
     moved = moved * (1 + 8 * rounding.coarsest_unit + terms * rounding.accumulate_unit)
     moved = moved + 2 * (terms + 4) * rounding.accumulate_underflow + 4 * rounding.score_underflow
     slope = slope_of_tanh(hidden)

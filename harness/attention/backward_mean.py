@@ -26,7 +26,7 @@ class GradWeights:
     value: Real  # dp
     grad_output: Real  # g
     values: Real  # v
-    worst: Real  # E_dp
+    max_error: Real  # E_dp
     variance: Real  # V_dp
     of_factors: Real  # of what rounding g, or v, does to dp: for all keys, or for all queries, at once
 
@@ -45,7 +45,7 @@ def _error(at: At, grad_output: Operand, value: Operand) -> GradWeights:
         value=dp,
         grad_output=gradient,
         values=values,
-        worst=_worst(gradient, values, np.abs(dp), rounding),
+        max_error=_worst(gradient, values, np.abs(dp), rounding),
         variance=variance + rounding.weight_gradient_unit**2 * square,
         of_factors=rounding.product_spread**2 * squares,
     )

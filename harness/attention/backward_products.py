@@ -1,7 +1,7 @@
 """The last steps of a backward pass: what gradients add up, and the errors that they return.
 
-    grad_query  a ds k        worst |a| E_ds |k|        grad_value  p^T g     worst P^T |g|
-    grad_key    a ds^T q      worst |a| E_ds^T |q|      grad_bias   dlogits, summed over the axes of the bias
+    grad_query  a ds k        largest |a| E_ds |k|      grad_value  p^T g     largest P^T |g|
+    grad_key    a ds^T q      largest |a| E_ds^T |q|    grad_bias   dlogits, summed over the axes of the bias
 
     grad_bias   B' = [ sum E_dl + (N - 1) u_acc sum (|p y| + E_dl) ] (1 + 8u*)
 
@@ -76,24 +76,24 @@ def bound_of_summed_logits(at: At, logits: GradLogits, shape: Shape, columns: sl
     bound = _of_bias(logits, at.value.reshape(lifted), columns, at.rounding)
     bent = of_bent_weights(logits.weights)[..., columns]
     axes = tuple(axis for axis, length in enumerate(lifted) if length == 1)
-    scale = np.where(bent.any(axis=axes, keepdims=True), bound.worst, bound.scale)
-    worst, scale = (each.reshape(at.value.shape) for each in (bound.worst, scale))
-    return Finished(at.value, Bound(worst, scale))
+    scale = np.where(bent.any(axis=axes, keepdims=True), bound.max_error, bound.sigma)
+    max_error, scale = (each.reshape(at.value.shape) for each in (bound.max_error, scale))
+    return Finished(at.value, Bound(max_error, scale))
 
 
 def _with_errors(sums: Sums, scores: GradScores, operand: Operand, factor: float, *, by_key: bool = False) -> Sums:
     """Add what the errors of keys or queries do that ds meets, where they are computed."""
-    if operand.worst is None or operand.variance is None:
+    if operand.max_error is None or operand.variance is None:
         return sums
     heads, size = scores.value.shape[1], np.abs(scores.value)
-    met, squares = size + scores.worst, size**2
+    met, squares = size + scores.max_error, size**2
     if by_key:
         met, squares = transposed(met), transposed(squares)
-    moved = abs(factor) * (met @ every_head(operand.worst, heads))
+    moved = abs(factor) * (met @ every_head(operand.max_error, heads))
     return replace(
         sums,
         magnitude=sums.magnitude + moved,
-        worst=sums.worst + moved,
+        max_error=sums.max_error + moved,
         variance=sums.variance + factor**2 * (squares @ every_head(operand.variance, heads)),
     )
 
@@ -104,9 +104,9 @@ def _over_keys(scores: GradScores, key: Real, factor: float, rounding: RoundingM
     of_scores, attended = np.abs(scores.value), weights.attended
     return Sums(
         value=factor * (scores.value @ key),
-        magnitude=scale * ((of_scores + scores.worst) @ size),
+        magnitude=scale * ((of_scores + scores.max_error) @ size),
         squares=scale**2 * (of_scores**2 @ size**2),
-        worst=scale * (scores.worst @ size),
+        max_error=scale * (scores.max_error @ size),
         variance=scale**2 * query_variance(scores, key, rounding),
         moves=np.zeros((1, 1)),
         deviation=np.zeros((1, 1)),
@@ -127,9 +127,9 @@ def _over_queries(scores: GradScores, query: Real, factor: float, rounding: Roun
         deviation = scale * (transposed(scores.deviation(rounding)) @ size)
     return Sums(
         value=factor * (transposed(scores.value) @ query),
-        magnitude=scale * (transposed(of_scores + scores.worst) @ size),
+        magnitude=scale * (transposed(of_scores + scores.max_error) @ size),
         squares=scale**2 * (squares @ size**2),
-        worst=scale * (transposed(scores.worst) @ size),
+        max_error=scale * (transposed(scores.max_error) @ size),
         variance=scale**2 * (transposed(scores.variance(rounding)) @ size**2),
         moves=factor * (transposed(constant_moves(scores.logits) * scores.slope.value) @ query),
         deviation=deviation,
@@ -149,9 +149,9 @@ def _of_weights(weights: BackwardWeights, gradient: Real, rounding: RoundingMode
         deviation = transposed(weights.deviation()) @ size
     return Sums(
         value=transposed(rows.weights) @ gradient,
-        magnitude=transposed(weights.largest + weights.worst) @ size,
+        magnitude=transposed(weights.largest + weights.max_error) @ size,
         squares=transposed(rows.weights**2) @ size**2,
-        worst=transposed(weights.worst) @ size,
+        max_error=transposed(weights.max_error) @ size,
         variance=transposed(weights.variance(rounding)) @ size**2,
         moves=transposed(rows.weights * (rows.shifted - rows.mean_shifted)) @ gradient,
         deviation=deviation,
@@ -183,10 +183,10 @@ def _of_bias(logits: GradLogits, exact: Real, columns: slice, rounding: Rounding
     def together(array: Real) -> Real:
         return summed(array[..., columns])
 
-    count, error, u_acc = together(logits.weights.attended), logits.worst, rounding.accumulate_unit
+    count, error, u_acc = together(logits.weights.attended), logits.max_error, rounding.accumulate_unit
     size = np.abs(logits.value) + error
-    worst = together(error) + np.maximum(count - 1, 0) * u_acc * together(size)
-    worst = worst * (1 + 8 * rounding.coarsest_unit)
+    max_error = together(error) + np.maximum(count - 1, 0) * u_acc * together(size)
+    max_error = max_error * (1 + 8 * rounding.coarsest_unit)
     variance = logits.variance[..., columns]
     if shape[-1] == 1:
         # The errors of one row have causes in common.
@@ -196,7 +196,7 @@ def _of_bias(logits: GradLogits, exact: Real, columns: slice, rounding: Rounding
     variance = variance + logits.weights.rows.constants(rounding) * together(constant_moves(logits)) ** 2
     added = summation_variance(u_acc, count, exact * exact, together(logits.value**2))
     variance = variance + np.where(count > 1, added, 0.0)
-    return bound_of_stored(exact, worst, variance, np.zeros(exact.shape), count > 0, rounding)
+    return bound_of_stored(exact, max_error, variance, np.zeros(exact.shape), count > 0, rounding)
 
 
 def _value_of_query(_: Problem, products: Real, key: Real) -> Real:

@@ -35,7 +35,7 @@ class Slope:
 
     value: Real  # kappa
     softcap: float | None
-    worst: Real  # E_kappa
+    max_error: Real  # E_kappa
     variance: Real  # V_kappa
 
 
@@ -46,7 +46,7 @@ class GradScores:
     logits: GradLogits
     slope: Slope
     value: Real  # p y kappa
-    worst: Real  # E_ds
+    max_error: Real  # E_ds
 
     def variance(self, rounding: RoundingModel) -> Real:
         """Return the variance of each score's gradient from that of the logits'."""
@@ -98,7 +98,7 @@ def _error_of_slope(at: At, scores: Logits) -> Slope:
 def _worst(scores: Logits, argument: Real, slope: Real, cap: float, rounding: RoundingModel) -> Real:
     """Return E_kappa."""
     height = np.abs(np.tanh(argument))
-    rise = rise_of_tanh(argument, scores.worst / abs(cap), rounding)
+    rise = rise_of_tanh(argument, scores.max_error / abs(cap), rounding)
     risen = rise + (rounding.tanh_error + 3 * rounding.score_unit) * (height + rise)
     error: Real = risen * (2 * height + risen) + rounding.compute_unit * (2 * height + 4 * slope)
     return error
@@ -122,7 +122,7 @@ def _error_of_grad_scores(at: At, logits: GradLogits, slope: Slope) -> GradScore
 
 def _through_softcap(logits: GradLogits, slope: Slope, rounding: RoundingModel) -> Real:
     """Return E_ds from E_dl."""
-    error, steep = logits.worst, slope.worst
+    error, steep = logits.max_error, slope.max_error
     if slope.softcap is None:
         return error
     storing, underflow = storage_of(rounding)

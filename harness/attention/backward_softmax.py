@@ -57,7 +57,7 @@ class GradLogits:
 
     centred: Centred
     value: Real  # p y
-    worst: Real  # E_dl
+    max_error: Real  # E_dl
     variance: Real  # V_dl; constants that all have in common are left out
     of_delta: Real  # V_D
     rounded: Real  # p^2 (dp^2 + Delta^2), y
@@ -100,7 +100,7 @@ def storage_of(rounding: RoundingModel) -> tuple[float, float]:
 
 def _worst(centred: Centred, value: Real, rounding: RoundingModel) -> Real:
     """Return E_dl."""
-    weights, gradient = centred.weights, centred.gradient.worst
+    weights, gradient = centred.weights, centred.gradient.max_error
     delta = _of_delta(centred, rounding)
     if rounding.recomputes:
         delta = np.maximum(delta, _of_delta_from_output(centred, rounding))
@@ -108,7 +108,7 @@ def _worst(centred: Centred, value: Real, rounding: RoundingModel) -> Real:
     delta = delta + rounding.score_unit * of_delta + rounding.score_underflow
     size = np.abs(centred.gradient.value)
     rounded = _SUBTRACTION_COUNT * rounding.compute_unit * (size + gradient + of_delta)
-    error = weights.worst * centred.largest + (weights.largest + weights.worst) * (gradient + delta + rounded)
+    error = weights.max_error * centred.largest + (weights.largest + weights.max_error) * (gradient + delta + rounded)
     storing, underflow = storage_of(rounding)
     error = error + storing * (np.abs(value) + error) + STORAGE_COUNT * underflow
     return weights.attended * error * (1 + 8 * rounding.coarsest_unit)
@@ -116,7 +116,7 @@ def _worst(centred: Centred, value: Real, rounding: RoundingModel) -> Real:
 
 def _of_delta(centred: Centred, rounding: RoundingModel) -> Real:
     """Return the error of sum_j p dp, (..., Lq, 1)."""
-    weights, gradient, size = centred.weights, centred.gradient.worst, np.abs(centred.gradient.value)
+    weights, gradient, size = centred.weights, centred.gradient.max_error, np.abs(centred.gradient.value)
     count = weights.rows.count
     summed = count * rounding.sum_unit + 2 * rounding.compute_unit
     if rounding.product_unit:  # by einsum, say
@@ -129,7 +129,7 @@ def _of_delta(centred: Centred, rounding: RoundingModel) -> Real:
 def _of_delta_from_output(centred: Centred, rounding: RoundingModel) -> Real:
     """Return the error of sum_c g o, (..., Lq, 1)."""
     width, size = centred.gradient.values.shape[-1], np.abs(centred.gradient.grad_output)
-    bound = output_bound(centred.weights.rows, Operand(centred.gradient.values), centred.output, rounding).worst
+    bound = output_bound(centred.weights.rows, Operand(centred.gradient.values), centred.output, rounding).max_error
     relative = width * rounding.accumulate_unit + rounding.product_error
     total = sum_of_row(size * (bound + relative * (np.abs(centred.output) + bound)))
     total += 2 * (width + 2) * rounding.accumulate_underflow

@@ -35,7 +35,7 @@ class Scaling:
     """What a scale rounds, relative to what is added up."""
 
     factor: float  # max(1, |a|), for what underflows before it is scaled
-    worst: float = 0.0  # n_s max(u_s, u_p) + n_pre u_pre
+    max_error: float = 0.0  # n_s max(u_s, u_p) + n_pre u_pre
     variance: float = 0.0
     constant: float = 0.0  # n_a u_s: the roundings of the constant, one number in every element
 
@@ -47,7 +47,7 @@ class Sums:
     value: Real
     magnitude: Real  # of what is added up, errors included
     squares: Real
-    worst: Real  # what the factor's errors make
+    max_error: Real  # what the factor's errors make
     variance: Real
     moves: Real  # what a relative change of all scores makes: one number's error, in every head the same
     deviation: Real  # of what errors that all terms share make
@@ -64,7 +64,7 @@ def scaling_of(scale: float, rounding: RoundingModel) -> Scaling:
     folded, storing = 0.0 if folds_exactly else rounding.prescale_unit, storage_of(rounding)[0]
     return Scaling(
         factor=max(1.0, abs(scale)),
-        worst=(1 + counted) * storing + rounding.prescale_count * folded,
+        max_error=(1 + counted) * storing + rounding.prescale_count * folded,
         variance=storing**2 + 2 * folded**2,
         constant=constant_roundings(counted, folds_exactly) * rounding.score_unit,
     )
@@ -84,12 +84,12 @@ def bound_of_sums(sums: Sums, exact: Real, length: int, rounding: RoundingModel)
     count, u_acc, u_o = together(sums.count), rounding.accumulate_unit, rounding.output_unit
     magnitude, squares = together(sums.magnitude), together(sums.squares)
     some = count > 0
-    relative = count * u_acc + sums.scaling.worst + (tiles - 1) * u_o + rounding.product_error
+    relative = count * u_acc + sums.scaling.max_error + (tiles - 1) * u_o + rounding.product_error
     # A sum before it is scaled, its products and partial sums.
     lost = 2 * (count + 2) * rounding.accumulate_underflow + (tiles + 1) * rounding.output_underflow
     floor = some * sums.scaling.factor * lost
-    worst = (together(sums.worst) + relative * magnitude) * (1 + 8 * rounding.coarsest_unit)
-    worst = worst + together(sums.floor) + floor
+    max_error = (together(sums.max_error) + relative * magnitude) * (1 + 8 * rounding.coarsest_unit)
+    max_error = max_error + together(sums.floor) + floor
     heads_square = together(sums.value**2)
     square = np.maximum(exact * exact, heads_square)
     variance = together(sums.variance + sums.lost) + sums.constants * together(sums.moves) ** 2
@@ -100,26 +100,33 @@ def bound_of_sums(sums: Sums, exact: Real, length: int, rounding: RoundingModel)
     if tiles > 1:
         variance += ORDER_FACTOR * u_o**2 * tiles * (heads_square / 3 + squares / 6)
     if group > 1:
-        worst = worst + (rounding.output_count * u_o + group * u_acc) * (magnitude + worst)
-        worst, floor = worst + some * group * rounding.output_underflow, floor + group * rounding.output_underflow
+        max_error = max_error + (rounding.output_count * u_o + group * u_acc) * (magnitude + max_error)
+        max_error, floor = (
+            max_error + some * group * rounding.output_underflow,
+            floor + group * rounding.output_underflow,
+        )
         variance += (rounding.output_count * u_o**2 + group * u_acc**2) * heads_square
-    return bound_of_stored(exact, worst, variance, floor, some, rounding)
+    return bound_of_stored(exact, max_error, variance, floor, some, rounding)
 
 
 def bound_of_stored(
-    exact: Real, worst: Real, variance: Real, floor: Real, some: NDArray[np.bool_], rounding: RoundingModel
+    exact: Real, max_error: Real, variance: Real, floor: Real, some: NDArray[np.bool_], rounding: RoundingModel
 ) -> Bound:
     """Round what is returned; where nothing was added up it is exactly 0."""
-    worst = worst + rounding.output_count * rounding.output_unit * (np.abs(exact) + worst) + rounding.output_underflow
+    max_error = (
+        max_error
+        + rounding.output_count * rounding.output_unit * (np.abs(exact) + max_error)
+        + rounding.output_underflow
+    )
     variance = variance + rounding.output_count * (rounding.output_unit * exact) ** 2
-    bound = settle(exact, worst, variance, floor + rounding.output_underflow)
-    return Bound(np.where(some, bound.worst, 0.0), np.where(some, bound.scale, 0.0))
+    bound = settle(exact, max_error, variance, floor + rounding.output_underflow)
+    return Bound(np.where(some, bound.max_error, 0.0), np.where(some, bound.sigma, 0.0))
 
 
 def finished(stage: str, weights: BackwardWeights, exact: Real, bound: Bound) -> Finished:
     """Return a gradient with its bound; no statistical scale where weights that reach it are no longer linear."""
-    reached = _reached(stage, of_bent_weights(weights), bound.worst.shape)
-    return Finished(exact, Bound(bound.worst, np.where(reached, bound.worst, bound.scale)))
+    reached = _reached(stage, of_bent_weights(weights), bound.max_error.shape)
+    return Finished(exact, Bound(bound.max_error, np.where(reached, bound.max_error, bound.sigma)))
 
 
 def of_bent_weights(weights: BackwardWeights) -> NDArray[np.bool_]:

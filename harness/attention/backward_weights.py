@@ -48,7 +48,7 @@ class BackwardWeights:
     largest: Real  # p, at most
     moved: Real  # G
     stored: Real  # P of stored weights
-    worst: Real  # P
+    max_error: Real  # P
     shared: Real  # c^2, and what is beyond the first order
     of_sum: Real  # V_nu
     of_weight: float  # V_eps
@@ -79,9 +79,9 @@ def _error(at: At, weights: Weights, query: Operand, key: Operand, scores: Logit
     more = np.divide(largest, rows.weights, out=np.ones_like(rows.weights), where=rows.weights > 0)
     moved = attended * more * moved_weights(rows)
     stored = moved + attended * (_stored(rows, largest, moved, rounding) + 2 * rounding.weight_underflow)
-    worst = stored
+    max_error = stored
     if rounding.recomputes:
-        worst = np.maximum(stored, attended * (more * _recomputed(rows, rounding) + 2 * rounding.weight_underflow))
+        max_error = np.maximum(stored, attended * (more * _recomputed(rows, rounding) + 2 * rounding.weight_underflow))
     unit = rounding.compute_unit
     of_sum = rounding.sum_unit**2 * (rows.count + rows.rescalings) + 2 * unit**2
     if rounding.recomputes or rounding.from_log_sum_exp:
@@ -98,7 +98,7 @@ def _error(at: At, weights: Weights, query: Operand, key: Operand, scores: Logit
         largest=largest,
         moved=moved,
         stored=stored,
-        worst=worst,
+        max_error=max_error,
         shared=rows.shared + second_order(rows.variance),
         of_sum=of_sum,
         of_weight=rounding.weight_unit**2 + 2 * unit**2,

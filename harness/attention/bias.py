@@ -43,15 +43,15 @@ def _error(at: At, before: Logits) -> Logits:
 def _biased(error: Logits, after: Real, rounding: RoundingModel) -> Logits:
     before, unit = error.value, rounding.score_unit
     size = np.abs(after)
-    worst = error.worst + unit * (size + error.worst) + rounding.score_underflow
+    max_error = error.max_error + unit * (size + error.max_error) + rounding.score_underflow
     independent = error.independent + unit**2 * size * size
     if rounding.folding == "base":
         # Both terms are multiplied by log2(e) first, and may cancel afterwards.
         parts = np.abs(before) + np.abs(after - before)
-        worst = worst + rounding.compute_unit * (parts + error.worst)
+        max_error = max_error + rounding.compute_unit * (parts + error.max_error)
         independent = independent + rounding.compute_unit**2 * parts * parts
     shared = error.shared_with_proportion(before)
-    return Logits(after, worst, independent, shared, error.floor + rounding.score_underflow)
+    return Logits(after, max_error, independent, shared, error.floor + rounding.score_underflow)
 
 
 def exact_grad_bias(problem: Problem, grad_logits: BallArray) -> BallArray:

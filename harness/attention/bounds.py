@@ -95,7 +95,7 @@ def introduced_bound(  # noqa: PLR0917, one more than the oracle asks for: the r
 
 
 def _without_added(problem: Problem, stage: str, bound: Bound) -> Bound:
-    return Bound(problem.without_added(stage, bound.worst), problem.without_added(stage, bound.scale))
+    return Bound(problem.without_added(stage, bound.max_error), problem.without_added(stage, bound.sigma))
 
 
 def for_bounds(problem: Problem) -> Problem:

@@ -61,7 +61,7 @@ def _cosine_error(query: Operand, key: Operand, scale: float, exact: Real, round
     lengths = np.abs(exact) * ((width + 2) * u_acc + 3 * u_c + storing + reduced)
     floor = np.asarray((1 + size) * 2 * (width + 4) * (rounding.accumulate_underflow + rounding.score_underflow))
     floor = floor + (1 + size) * 2 * width * rounding.product_underflow
-    worst = (elements + lengths) * (1 + 8 * rounding.coarsest_unit + 2 * width * u_acc) + floor
+    max_error = (elements + lengths) * (1 + 8 * rounding.coarsest_unit + 2 * width * u_acc) + floor
     square, squares = exact * exact, size**2 * (unit_q * unit_q) @ transposed(unit_k * unit_k)
     independent = (
         product_variance(rounding, width, square, squares)
@@ -69,7 +69,7 @@ def _cosine_error(query: Operand, key: Operand, scale: float, exact: Real, round
         + square * ((width / 2 + 1) * u_acc**2 + 3 * u_c**2 + rounding.score_unit * storing)
         + square * rounding.product_common
     )
-    return Logits(exact, worst, independent, np.zeros((1, 1)), floor)
+    return Logits(exact, max_error, independent, np.zeros((1, 1)), floor)
 
 
 def _unit_rows(matrix: Real) -> Real:

@@ -1,7 +1,7 @@
 """What error bounds are made of: a bound, an operand with its error, logits with theirs, and a ball in float64.
 
-Every bound is two numbers per element. ``worst`` (B) holds for any order of summation, blocking and fusing that the
-rounding model allows. ``scale`` (sigma) is the size of the error if roundings behave as bounded, mean-independent
+Every bound is two numbers per element. ``max_error`` (B) holds for any order of summation, blocking and fusing that the
+rounding model allows. ``sigma`` is the size of the error if roundings behave as bounded, mean-independent
 noise: a sum of c_k delta_k with |delta_k| <= u is then sub-Gaussian with the scale u sqrt(sum c_k^2) (Higham and Mary,
 SIAM J. Sci. Comput. 41, 2019, section 2; Ipsen and Zhou, arXiv 1906.10465). Variances are propagated instead of sums.
 """
@@ -34,10 +34,10 @@ so the roundings of a sum have the variance u^2 times that; twice as much is all
 
 @dataclass(frozen=True, eq=False)
 class Bound:
-    """Per element, the largest error that the class allows (B) and its statistical scale (sigma, at most B)."""
+    """Per element, the largest error that the class allows (B) and its statistical scale (at most B)."""
 
-    worst: Real
-    scale: Real
+    max_error: Real
+    sigma: Real
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,38 +45,38 @@ class Operand:
     """An array as an implementation holds it: exact values, and their error if they are computed ones."""
 
     value: Real
-    worst: Real | None = None
+    max_error: Real | None = None
     variance: Real | None = None
 
     @property
     def magnitude(self) -> Real:
         """The largest magnitude that each element can have."""
         magnitude: Real = np.abs(self.value)
-        return magnitude if self.worst is None else magnitude + self.worst
+        return magnitude if self.max_error is None else magnitude + self.max_error
 
     def for_query_heads(self, heads: int) -> Operand:
         """Repeat each head of a key or value for the query heads that share it: (B, Hkv, L, D) -> (B, H, L, D)."""
-        parts = (None if part is None else for_query_heads(part, heads) for part in (self.worst, self.variance))
+        parts = (None if part is None else for_query_heads(part, heads) for part in (self.max_error, self.variance))
         return Operand(for_query_heads(self.value, heads), *parts)
 
     def bound(self, _: RoundingModel) -> Bound:
         """Return the bound of a computed operand."""
-        assert self.worst is not None
+        assert self.max_error is not None
         assert self.variance is not None
-        return settle(self.value, self.worst, self.variance, 0.0)
+        return settle(self.value, self.max_error, self.variance, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
 class Logits:
     """One stage between the product of query and key and the softmax, and its error per element.
 
-    ``worst`` is D. ``independent`` (tau^2) is the variance of errors that each key has for itself, ``shared`` of errors
-    that the keys of a row may have in common; ``floor`` is absolute, from underflow, and no part of them; nor is
+    ``max_error`` is D. ``independent`` (tau^2) is the variance of errors that each key has for itself, ``shared`` of
+    errors that the keys of a row may have in common; ``floor`` is absolute, from underflow, and no part of them; nor is
     ``proportion``, the variance of a relative error that all scores have in common.
     """
 
     value: Real
-    worst: Real
+    max_error: Real
     independent: Real
     shared: Real
     floor: Real
@@ -88,20 +88,20 @@ class Logits:
 
     def bound(self, rounding: RoundingModel) -> Bound:
         """Return the bound of the stage as it is returned: in the format of results, where that is the coarser one."""
-        exact, worst, variance, floor = self.value, self.worst, self.independent + self.shared, self.floor
+        exact, max_error, variance, floor = self.value, self.max_error, self.independent + self.shared, self.floor
         if self.proportion:
             variance = variance + self.proportion * exact * exact
         if rounding.output_unit > rounding.score_unit:
-            worst = worst + rounding.output_unit * (np.abs(exact) + worst) + rounding.output_underflow
+            max_error = max_error + rounding.output_unit * (np.abs(exact) + max_error) + rounding.output_underflow
             variance = variance + rounding.output_unit**2 * exact * exact
             floor = floor + rounding.output_underflow
-        return settle(exact, worst, variance, floor)
+        return settle(exact, max_error, variance, floor)
 
 
-def exact_logits(value: Real, worst: Real | None = None) -> Logits:
-    """Take logits as given, not computed; or as off by ``worst`` at most, and nothing known beyond that."""
+def exact_logits(value: Real, max_error: Real | None = None) -> Logits:
+    """Take logits as given, not computed; or as off by ``max_error`` at most, and nothing known beyond that."""
     zero = np.zeros_like(value)
-    return Logits(value, zero if worst is None else worst, zero, zero, zero)
+    return Logits(value, zero if max_error is None else max_error, zero, zero, zero)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,10 +116,10 @@ class Finished:
         return self.finished
 
 
-def settle(exact: Real, worst: Real, variance: Real, floor: Real | float) -> Bound:
+def settle(exact: Real, max_error: Real, variance: Real, floor: Real | float) -> Bound:
     """Make a bound; where the exact value is not finite it is 0, for such values are compared and not measured."""
     judged = np.isfinite(exact)
-    largest: Real = np.where(judged, np.where(np.isnan(worst), np.inf, worst * _OWN_ROUNDING), 0.0)
+    largest: Real = np.where(judged, np.where(np.isnan(max_error), np.inf, max_error * _OWN_ROUNDING), 0.0)
     known = (variance >= _MIN_VARIANCE) & (variance < np.inf)
     scale = np.where(known, np.minimum(np.sqrt(np.maximum(variance, 0)) + floor, largest), largest)
     return Bound(largest, np.where(judged, scale, 0.0))

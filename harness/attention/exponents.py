@@ -71,7 +71,7 @@ def rows_of(error: Logits, weights: Real, log_sum_exp: Real, rounding: RoundingM
     attended = (logits > -np.inf) & np.isfinite(highest)
     whole = bool(attended.all())
     maximum = np.where(np.isfinite(highest), highest, 0.0)
-    distance = error.worst + np.zeros_like(logits)
+    distance = error.max_error + np.zeros_like(logits)
     shifted = logits - maximum
     if not whole:
         distance, shifted, weights = (np.where(attended, each, 0.0) for each in (distance, shifted, weights))

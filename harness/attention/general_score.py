@@ -48,7 +48,7 @@ def _general_error(query: Real, key: Real, weight: Real, exact: Real, rounding: 
     magnitude = size_q @ np.abs(weight) @ transposed(size_k)
     halves = np.maximum(np.abs(left) @ transposed(size_k), size_q @ transposed(np.abs(right)))
     terms = (first + second) * u_acc + 2 * rounding.product_error
-    worst = (terms * magnitude + unit * (halves + 2 * np.abs(exact))) * (1 + terms + 8 * rounding.coarsest_unit)
+    max_error = (terms * magnitude + unit * (halves + 2 * np.abs(exact))) * (1 + terms + 8 * rounding.coarsest_unit)
     sums = size_q.sum(-1)[..., :, np.newaxis] + size_k.sum(-1)[..., np.newaxis, :]
     inner = 2 * (max(first, second) + 2) * rounding.accumulate_underflow
     floor = (inner + rounding.score_underflow) * sums + inner + 2 * rounding.score_underflow
@@ -60,7 +60,7 @@ def _general_error(query: Real, key: Real, weight: Real, exact: Real, rounding: 
         transposed(_bilinear_variance(key, transposed(weight), right, query, transposed(exact), rounding)),
     )
     variance = variance + 2 * unit**2 * exact * exact
-    return Logits(exact, worst + floor, variance, np.zeros((1, 1)), floor)
+    return Logits(exact, max_error + floor, variance, np.zeros((1, 1)), floor)
 
 
 def _bilinear_variance(query: Real, weight: Real, left: Real, key: Real, exact: Real, rounding: RoundingModel) -> Real:

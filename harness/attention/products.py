@@ -66,10 +66,10 @@ def products_of(query: Operand, key: Operand, rounding: RoundingModel) -> Produc
     magnitude = size_q @ transposed(size_k)
     square_k = transposed(key.value * key.value)
     carried = shared = independent = np.zeros((1, 1))
-    if query.worst is not None:
-        carried = query.worst @ transposed(np.abs(key.value))
-    if key.worst is not None:
-        carried = carried + size_q @ transposed(key.worst)
+    if query.max_error is not None:
+        carried = query.max_error @ transposed(np.abs(key.value))
+    if key.max_error is not None:
+        carried = carried + size_q @ transposed(key.max_error)
     if query.variance is not None:
         shared = query.variance @ square_k
     if key.variance is not None:
@@ -84,7 +84,7 @@ def products_of(query: Operand, key: Operand, rounding: RoundingModel) -> Produc
         entries=size_q.sum(-1)[..., :, np.newaxis] + size_k.sum(-1)[..., np.newaxis, :],
         grid=_grid(query, key),
         reduced=_is_rounded(query, rounding) + _is_rounded(key, rounding),
-        computed=(query.worst is not None) + (key.worst is not None),
+        computed=(query.max_error is not None) + (key.max_error is not None),
     )
 
 
@@ -104,7 +104,7 @@ def representable(
 
 
 def _grid(query: Operand, key: Operand) -> Real:
-    if query.worst is not None or key.worst is not None:
+    if query.max_error is not None or key.max_error is not None:
         return np.zeros((1, 1))
     exponent = _lowest_bit(query.value) + _lowest_bit(key.value)
     grid: Real = np.ldexp(1.0, np.clip(exponent, -2000, 1000))
@@ -115,7 +115,7 @@ def _is_rounded(operand: Operand, rounding: RoundingModel) -> Real:
     """Return, per matrix, 1 where a product may change some element by rounding it, else 0: (..., 1, 1)."""
     if not rounding.product_unit:
         return np.zeros((1, 1))
-    if operand.worst is not None:
+    if operand.max_error is not None:
         return np.ones((1, 1))
     fraction, _ = np.frexp(operand.value)
     short = np.ldexp(fraction, rounding.product_precision)

@@ -52,12 +52,12 @@ def projection_of(name: str) -> Step:
         inputs, bias = at.problem.inputs, at.problem.inputs.get(f"{name}_bias")
         weight, merged = inputs[f"{name}_weight"], merge_heads(at.problem.without_added(name, at.value))
         flat, heads = linear_layer(Operand(inputs[name]), weight, bias, merged, at.rounding), at.value.shape[1]
-        assert flat.worst is not None
+        assert flat.max_error is not None
         assert flat.variance is not None
-        worst, variance = (
-            at.problem.with_added(name, split_heads(each, heads)) for each in (flat.worst, flat.variance)
+        max_error, variance = (
+            at.problem.with_added(name, split_heads(each, heads)) for each in (flat.max_error, flat.variance)
         )
-        return Operand(at.value, worst, variance)
+        return Operand(at.value, max_error, variance)
 
     def radius(around: Around, _: Real) -> Real:
         own = split_heads(_linear_radius(around, around.ball(name), name), around.problem.heads_of(name))
@@ -93,18 +93,18 @@ def _radius_of_output(around: Around, _: Real, context: Ball) -> Real:
 def _error_of_output(at: At, context: Finished | Operand) -> Finished | Operand:
     exact, weight, bias = at.value, at.problem.inputs.get("output_weight"), at.problem.inputs.get("output_bias")
     if isinstance(context, Operand):
-        assert context.worst is not None
+        assert context.max_error is not None
         assert context.variance is not None
-        merged = Operand(merge_heads(context.value), merge_heads(context.worst), merge_heads(context.variance))
+        merged = Operand(merge_heads(context.value), merge_heads(context.max_error), merge_heads(context.variance))
         if weight is None:
-            return Operand(exact, merged.worst, merged.variance)
+            return Operand(exact, merged.max_error, merged.variance)
         return linear_layer(merged, weight, bias, exact, at.rounding)
     bound = context.finished
     if weight is None:
-        return Finished(exact, Bound(merge_heads(bound.worst), merge_heads(bound.scale)))
+        return Finished(exact, Bound(merge_heads(bound.max_error), merge_heads(bound.sigma)))
     heads, width = context.value.shape[1], context.value.shape[-1]
-    per_head = bound.scale @ np.abs(weight).reshape(heads, width, -1)  # (B, H, Lq, Eo)
-    inputs = Operand(merge_heads(context.value), merge_heads(bound.worst))
+    per_head = bound.sigma @ np.abs(weight).reshape(heads, width, -1)  # (B, H, Lq, Eo)
+    inputs = Operand(merge_heads(context.value), merge_heads(bound.max_error))
     return linear_layer(inputs, weight, bias, exact, at.rounding, (per_head**2).sum(axis=1))
 
 
@@ -155,15 +155,15 @@ def linear_layer(
     offset = np.zeros(weight.shape[-1]) if bias is None else bias
     product = exact - offset
     magnitude = inputs.magnitude @ size + np.abs(offset)
-    worst = (length + 1) * u_acc * magnitude * (1 + 8 * rounding.coarsest_unit)
+    max_error = (length + 1) * u_acc * magnitude * (1 + 8 * rounding.coarsest_unit)
     if rounding.product_unit:
-        worst = (
-            worst
+        max_error = (
+            max_error
             + rounding.product_error * (inputs.magnitude @ size)
             + flushed_factors(inputs.magnitude, size, rounding)
         )
-    if inputs.worst is not None:
-        worst = worst + inputs.worst @ size
+    if inputs.max_error is not None:
+        max_error = max_error + inputs.max_error @ size
     squares = (inputs.value * inputs.value) @ (weight * weight)
     variance = product_variance(rounding, length, product * product, squares)
     cut = length if rounding.product_unit else 1
@@ -179,12 +179,12 @@ def linear_layer(
     stored = 1 if bias is None else 2
     if rounding.output_unit > u_acc:
         unit = rounding.output_unit
-        worst = worst + unit * ((np.abs(product) + worst) * (stored - 1))
-        worst = worst + unit * (np.abs(exact) + worst)
+        max_error = max_error + unit * ((np.abs(product) + max_error) * (stored - 1))
+        max_error = max_error + unit * (np.abs(exact) + max_error)
         variance = variance + unit**2 * (exact * exact + (stored - 1) * product * product)
     lost, flushed = 2 * (length + 2) * rounding.accumulate_underflow, stored * rounding.output_underflow
     # What underflows is rounded like anything else, by at most eta.
-    return Operand(exact, worst + lost + flushed, variance + lost**2 + flushed**2)
+    return Operand(exact, max_error + lost + flushed, variance + lost**2 + flushed**2)
 
 
 def flushed_factors(left: Real, right: Real, rounding: RoundingModel) -> Real:

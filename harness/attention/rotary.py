@@ -42,9 +42,9 @@ def rotation_of(name: str, sign: int = 1) -> Step:
 
     def error(at: At, operand: Operand) -> Operand:
         problem = at.problem
-        worst = np.zeros_like(operand.value) if operand.worst is None else operand.worst
+        max_error = np.zeros_like(operand.value) if operand.max_error is None else operand.max_error
         variance = np.zeros_like(operand.value) if operand.variance is None else operand.variance
-        moved = _moved(at, name, operand.value, worst)
+        moved = _moved(at, name, operand.value, max_error)
         cos, sin = (np.abs(each) for each in tables_of(problem, name))
         pairs = pairs_of(problem, name)
         carried = _sum(variance, cos**2, sin**2, pairs)
@@ -53,10 +53,10 @@ def rotation_of(name: str, sign: int = 1) -> Step:
     def error_of_gradient(at: At, finished: Finished) -> Finished:
         cos, sin = (np.abs(each) for each in tables_of(at.problem, name))
         # The errors of a pair may have causes in common.
-        sigma = _sum(finished.finished.scale, cos, sin, pairs_of(at.problem, name))
+        sigma = _sum(finished.finished.sigma, cos, sin, pairs_of(at.problem, name))
         own = np.sqrt(_roundings(at, name, finished.value).variance)
-        worst = _moved(at, name, finished.value, finished.finished.worst)
-        return Finished(at.value, Bound(worst, np.minimum(sigma + own, worst)))
+        max_error = _moved(at, name, finished.value, finished.finished.max_error)
+        return Finished(at.value, Bound(max_error, np.minimum(sigma + own, max_error)))
 
     def radius(around: Around, _: Real, ball: Ball) -> Real:
         pairs = pairs_of(around.problem, name)
@@ -149,9 +149,9 @@ def _roundings(at: At, name: str, value: Real) -> _Rounded:
     return _Rounded(np.where(rounds, rounded, 0.0), np.where(rounds, variance, 0.0))
 
 
-def _moved(at: At, name: str, value: Real, worst: Real) -> Real:
+def _moved(at: At, name: str, value: Real, max_error: Real) -> Real:
     cos, sin = (np.abs(each) for each in tables_of(at.problem, name))
-    carried, own = _sum(worst, cos, sin, pairs_of(at.problem, name)), _roundings(at, name, value).largest
+    carried, own = _sum(max_error, cos, sin, pairs_of(at.problem, name)), _roundings(at, name, value).largest
     # Roundings of what has an error already: of products and of their difference.
     moved: Real = own + carried * np.where(own > 0, 1 + 2 * at.stored_unit, 1.0)
     return moved * (1 + 8 * at.rounding.coarsest_unit)

@@ -95,7 +95,7 @@ def scaled_products(products: Products, scale: float, exact: Real, rounding: Rou
     if rounding.product_unit:
         relative = relative + size * products.magnitude * rounded * (rounding.product_error / 2)
     floor = _dot_underflow(products, size, rounding)
-    worst = (relative + stored * (np.abs(exact) + carried)) * (1 + 8 * rounding.coarsest_unit) + carried + floor
+    max_error = (relative + stored * (np.abs(exact) + carried)) * (1 + 8 * rounding.coarsest_unit) + carried + floor
     square, squares = exact * exact, size**2 * products.squares
     independent = (
         summation_variance(rounding.accumulate_unit, products.width, square, squares) * ~fits
@@ -104,12 +104,12 @@ def scaled_products(products: Products, scale: float, exact: Real, rounding: Rou
     )
     shared = 2 * prescaled**2 * squares + size**2 * products.shared
     if not rounding.product_unit:
-        return Logits(exact, worst, independent, shared, floor)
+        return Logits(exact, max_error, independent, shared, floor)
     # A query is rounded for all keys of its row at once; partial sums that are cut off err in one direction.
     cut = summation_variance(rounding.accumulate_unit, products.width, square, squares) * (products.width - 1) * ~fits
     of_each = (rounded > 0) * rounding.product_spread**2 * squares
     common = (1 + products.computed) ** 2 * rounding.product_common if bool((rounded > 0).any()) else 0.0
-    return Logits(exact, worst, independent + cut + of_each, shared + of_each, floor, common)
+    return Logits(exact, max_error, independent + cut + of_each, shared + of_each, floor, common)
 
 
 def roundings_of_scale(scale: float) -> int:

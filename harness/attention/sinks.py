@@ -51,7 +51,7 @@ def _error(at: At, before: Logits) -> Logits:
     whole, nothing = np.zeros_like(value), np.zeros((1, 1))
     return Logits(
         value,
-        _with_column(before.worst + whole, unit * sinks),
+        _with_column(before.max_error + whole, unit * sinks),
         _with_column(before.independent + whole, (unit * sinks) ** 2),
         _with_column(before.shared_with_proportion(finite(before.value)) + whole, nothing),
         _with_column(before.floor + whole, nothing),

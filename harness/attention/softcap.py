@@ -57,15 +57,15 @@ def _capped(error: Logits, cap: float, value: Real, rounding: RoundingModel) -> 
     size, unit = abs(cap), rounding.score_unit
     ratio = before / cap
     height, slope = np.abs(np.tanh(ratio)), slope_of_tanh(ratio)
-    rise = rise_of_tanh(ratio, error.worst / size, rounding)
+    rise = rise_of_tanh(ratio, error.max_error / size, rounding)
     relative = rounding.tanh_error + rounding.compute_unit + 2 * unit
     floor = np.asarray(2 * rounding.score_underflow * (1 + size))
-    worst = size * (rise + relative * (height + rise)) * (1 + 8 * rounding.coarsest_unit) + floor
+    max_error = size * (rise + relative * (height + rise)) * (1 + 8 * rounding.coarsest_unit) + floor
     spread = error.independent + (2 * rounding.compute_unit**2 + unit**2) * before * before
     functional = (rounding.tanh_error**2 + 2 * unit**2) * (size * height) ** 2
     shared = error.shared_with_proportion(before)
     steep = np.minimum(1, slope + 0.77 * np.sqrt(spread + shared) / size) ** 2
-    return Logits(value, worst, steep * spread + functional, steep * shared, floor + np.sqrt(steep) * error.floor)
+    return Logits(value, max_error, steep * spread + functional, steep * shared, floor + np.sqrt(steep) * error.floor)
 
 
 def rise_of_tanh(argument: Real, moved: Real, rounding: RoundingModel) -> Real:

@@ -161,15 +161,15 @@ def weights_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound:
     p, moved = rows.weights, moved_weights(rows)
     relative = normalisation_error(rows, rounding) + _storage(rounding)
     floor = 2 * rounding.weight_underflow + rounding.output_underflow
-    worst = (moved + relative * (p + moved)) * (1 + 2 * relative) + floor
-    bound = settle(exact, worst, np.zeros_like(worst), 0.0)
+    max_error = (moved + relative * (p + moved)) * (1 + 2 * relative) + floor
+    bound = settle(exact, max_error, np.zeros_like(max_error), 0.0)
     # The weight is a factor of the whole scale: squared it would underflow.
     scale = p * np.sqrt(_weights_variance(rows, rounding)) + floor
     known = np.isfinite(exact) & np.isfinite(scale) & is_linear(rows)
-    scale = np.where(known, np.minimum(scale, bound.worst), bound.worst)
+    scale = np.where(known, np.minimum(scale, bound.max_error), bound.max_error)
     if rows.all_attended:
-        return Bound(bound.worst, scale)
-    return Bound(np.where(rows.attended, bound.worst, 0.0), np.where(rows.attended, scale, 0.0))
+        return Bound(bound.max_error, scale)
+    return Bound(np.where(rows.attended, bound.max_error, 0.0), np.where(rows.attended, scale, 0.0))
 
 
 def moved_weights(rows: Rows) -> Real:
@@ -206,7 +206,7 @@ def stored_log_sum_exp_error(rows: Rows, rounding: RoundingModel) -> Real:
     kept = replace(rounding, output_unit=unit, output_underflow=rounding.score_underflow, output_count=2)
     excess = np.where(rows.count[..., 0] > 0, exact - rows.maximum[..., 0], 0.0)
     counts = rounding.difference_count + rounding.maximum_count
-    shift: Real = log_sum_exp_bound(rows, exact, kept).worst + counts * unit * np.maximum(excess, 0)
+    shift: Real = log_sum_exp_bound(rows, exact, kept).max_error + counts * unit * np.maximum(excess, 0)
     return shift
 
 
@@ -235,7 +235,7 @@ def log_sum_exp_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound
     moved = np.where(cut_off, furthest, np.minimum(moved, furthest))
     summed = (rows.count + rows.blocks) * rounding.sum_unit + 2 * unit + rows.count * rounding.weight_underflow
     summed = (summed * (1 + 2 * summed))[..., 0]
-    worst = (
+    max_error = (
         moved
         + summed
         + (rounding.log_error + unit) * (excess + moved + summed + largest)
@@ -253,7 +253,7 @@ def log_sum_exp_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound
         + 2 * unit**2 * maximum**2
         + rounding.output_count * rounding.output_unit**2 * exact**2
     )
-    return settle(exact, worst, variance, rounding.output_underflow)
+    return settle(exact, max_error, variance, rounding.output_underflow)
 
 
 def _weights_variance(rows: Rows, rounding: RoundingModel) -> Real:

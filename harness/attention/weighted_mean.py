@@ -95,12 +95,12 @@ def _error(at: At, weights: Weights | Operand, value: Operand) -> Finished:
         return Finished(exact, output_bound(weights.rows, shared, exact, at.rounding))
     # An empty row may hold NaN by convention; then its exact mean does, too.
     expected = np.broadcast_to(np.isfinite(exact).any(axis=-1), weights.value.shape[:-1])
-    if weights.worst is None and not np.isfinite(weights.value[expected]).all():
+    if weights.max_error is None and not np.isfinite(weights.value[expected]).all():
         raise NotFiniteError
     bound = mean_bound(weights, shared, exact, at.rounding)
-    if weights.worst is None:
+    if weights.max_error is None:
         return Finished(exact, bound)
-    largest = bound.worst + _SLACK * (weights.worst @ shared.magnitude)
+    largest = bound.max_error + _SLACK * (weights.max_error @ shared.magnitude)
     return Finished(exact, Bound(largest, largest))
 
 
@@ -140,11 +140,11 @@ def output_bound(rows: Rows, value: Operand, exact: Real, rounding: RoundingMode
     variance = np.maximum(mean_square - scaled.output**2, 0)
     # The difference cancels; clamped at 0 alone it would claim that there is no error.
     variance += 8 * (rows.count + 4) * 2.0**-53 * mean_square + _MIN_SQUARE
-    worst = _worst(rows, scaled, mean_size, variance, rounding)
+    max_error = _worst(rows, scaled, mean_size, variance, rounding)
     spread = scaled.unit**2 * _spread(rows, scaled, variance, rounding)
     floor = scaled.unit * 2 * rounding.weight_underflow * _attended_sum(rows, scaled.size)
     floor = floor + 2 * (rows.count + rows.blocks) * rounding.accumulate_underflow + rounding.output_underflow
-    return settle(np.where(rows.count > 0, exact, np.nan), worst, spread, floor)
+    return settle(np.where(rows.count > 0, exact, np.nan), max_error, spread, floor)
 
 
 def mean_bound(weights: Operand, value: Operand, exact: Real, rounding: RoundingModel) -> Bound:
@@ -167,18 +167,18 @@ def mean_bound(weights: Operand, value: Operand, exact: Real, rounding: Rounding
     underflow = 2 * terms * rounding.accumulate_underflow + 2 * rounding.weight_underflow * size.sum(
         axis=-2, keepdims=True
     )
-    worst = relative * (w @ size)
+    max_error = relative * (w @ size)
     squares = (w * w) @ (size * size)
     variance = product_variance(rounding, count, exact * exact, squares)
     variance += (rounding.weight_unit**2 + 2 * unit**2) * squares
     variance += rounding.output_count * (rounding.output_unit * exact) ** 2
-    if value.worst is not None:
-        worst = worst + w @ finite(value.worst)
+    if value.max_error is not None:
+        max_error = max_error + w @ finite(value.max_error)
     if value.variance is not None:
         variance = variance + (w * w) @ finite(value.variance)
-    worst = worst * (1 + relative) + underflow
-    worst = worst + storage_error * (np.abs(exact) + worst) + rounding.output_underflow
-    return settle(exact, worst, variance, underflow + rounding.output_underflow)
+    max_error = max_error * (1 + relative) + underflow
+    max_error = max_error + storage_error * (np.abs(exact) + max_error) + rounding.output_underflow
+    return settle(exact, max_error, variance, underflow + rounding.output_underflow)
 
 
 def _worst(rows: Rows, scaled: _Scaled, mean_size: Real, variance: Real, rounding: RoundingModel) -> Real:
@@ -191,8 +191,8 @@ def _worst(rows: Rows, scaled: _Scaled, mean_size: Real, variance: Real, roundin
     amount = mean_size + np.minimum(grown_size + mean_size * rows.grown_sum, by_variance) / total
     amount = np.minimum(amount, scaled.size.max(axis=-2, keepdims=True, initial=0))
     carried = np.zeros((1, 1))
-    if scaled.value.worst is not None:
-        error = scaled.value.worst
+    if scaled.value.max_error is not None:
+        error = scaled.value.max_error
         carried = (rows.weights @ error + rows.grown @ error) / total
         carried = np.minimum(carried, error.max(axis=-2, keepdims=True, initial=0))
     terms = rows.count + rows.blocks
@@ -200,11 +200,11 @@ def _worst(rows: Rows, scaled: _Scaled, mean_size: Real, variance: Real, roundin
     c_row = terms * rounding.sum_unit + 2 * unit + rows.count * rounding.weight_underflow
     if rounding.from_log_sum_exp:
         c_row = c_row + total_error(rows, rounding)
-    worst = moved + carried + c_pv * (amount + carried) + c_row * (scaled.output + moved + carried)
-    worst = scaled.unit * (worst + 2 * rounding.weight_underflow * _attended_sum(rows, scaled.size))
-    worst = (worst + 2 * terms * rounding.accumulate_underflow) * (1 + c_pv + c_row + 2 * rounding.output_unit)
+    max_error = moved + carried + c_pv * (amount + carried) + c_row * (scaled.output + moved + carried)
+    max_error = scaled.unit * (max_error + 2 * rounding.weight_underflow * _attended_sum(rows, scaled.size))
+    max_error = (max_error + 2 * terms * rounding.accumulate_underflow) * (1 + c_pv + c_row + 2 * rounding.output_unit)
     stored = rounding.output_count * rounding.output_unit
-    rounded: Real = worst + stored * (scaled.unit * scaled.output + worst) + rounding.output_underflow
+    rounded: Real = max_error + stored * (scaled.unit * scaled.output + max_error) + rounding.output_underflow
     return rounded
 
 
@@ -239,13 +239,13 @@ def _scaled(rows: Rows, value: Operand, exact: Real) -> _Scaled:
     # A key that no query attends to may hold anything, infinity included.
     used = transposed(rows.attended.astype(np.float64).max(axis=-2, keepdims=True, initial=0)) > 0
     values = np.where(used, finite(value.value), 0.0)
-    worst = None if value.worst is None else np.where(used, finite(value.worst), 0.0)
-    size = np.abs(values) if worst is None else np.abs(values) + worst
+    max_error = None if value.max_error is None else np.where(used, finite(value.max_error), 0.0)
+    size = np.abs(values) if max_error is None else np.abs(values) + max_error
     exponent = np.frexp(size.max(axis=-2, keepdims=True, initial=0))[1]
     unit = np.ldexp(1.0, np.minimum(exponent, 1023))
     variance = None if value.variance is None else np.where(used, finite(value.variance), 0.0) / unit / unit
     output = finite(exact) / unit
-    operand = Operand(values / unit, None if worst is None else worst / unit, variance)
+    operand = Operand(values / unit, None if max_error is None else max_error / unit, variance)
     return _Scaled(unit, operand, size / unit, np.abs(output), output)
 
 

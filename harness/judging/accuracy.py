@@ -52,7 +52,7 @@ def judge_accuracy(
             refuted.add(_called(name))
             continue
         first = min(failing, key=stage_position)
-        is_noise = _is_noise(truth, bounds[first].scale, first, failing[first])
+        is_noise = _is_noise(truth, bounds[first].sigma, first, failing[first])
         if is_noise is None:
             return None, refuted
         if is_noise:
@@ -69,7 +69,7 @@ def _with_rounded_operands(truth: Truth, bounds: Mapping[str, Bound], unit: floa
     group = query.shape[-3] // key.shape[-3] if query.ndim > 2 else 1
     size = np.abs(query) @ np.swapaxes(np.repeat(np.abs(key), group, -3) if group > 1 else np.abs(key), -1, -2)
     own, moved = bounds["raw_scores"], (2 * unit + unit * unit) * size
-    return {**bounds, "raw_scores": Bound(own.worst + moved, own.scale + moved)}
+    return {**bounds, "raw_scores": Bound(own.max_error + moved, own.sigma + moved)}
 
 
 def _is_noise(truth: Truth, scale: Real, stage: str, array: Array) -> bool | None:

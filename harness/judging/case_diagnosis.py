@@ -237,7 +237,7 @@ def _all_but_fits(wrong: _Wrong, convention: Alternative, other: Truth) -> bool:
         name = convention.stage_aliases.get(stage, stage)
         if name not in other.exact or other.exact[name].shape != array.shape:
             return False
-        error, allowed = other.exact[name].error_of(array), bounds[name].worst
+        error, allowed = other.exact[name].error_of(array), bounds[name].max_error
         judged = np.isfinite(other.exact[name].high) & np.isfinite(other.exact[name].radius)
         with np.errstate(over="ignore"):
             if not error[judged].sum() <= _NEARLY * allowed[judged].sum():
@@ -252,7 +252,7 @@ def _differ(wrong: _Wrong, other: Truth, stage: str, other_stage: str) -> bool:
         return True
     one = wrong.truth.bounds(wrong.rounding_model)[stage]
     another = other.bounds(wrong.rounding_model)[other_stage]
-    allowed = one.worst + another.worst
+    allowed = one.max_error + another.max_error
     judged = ~(is_open(first, one, wrong.truth.dtype) | is_open(second, another, other.dtype))
     finite = np.isfinite(first.high) & np.isfinite(second.high)
     with np.errstate(invalid="ignore", over="ignore"):

@@ -124,7 +124,7 @@ def _departs(follow: Follow, *, only_failing: bool = False) -> Departs:
     def departs(truth: Truth, rounding_model: str, failing: Stages) -> Truth | None:
         if not _is_plain(truth):
             return None
-        own = {stage: bound.worst for stage, bound in truth.bounds(rounding_model).items()}
+        own = {stage: bound.max_error for stage, bound in truth.bounds(rounding_model).items()}
         known = {stage: np.abs(each.low) + each.radius for stage, each in truth.exact.items()}
         with np.errstate(all="ignore"):
             found = follow(truth, rounding_model_named(rounding_model, truth.dtype), own)

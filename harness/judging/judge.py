@@ -125,9 +125,9 @@ def worst_bounds(truth: Truth, rounding_model: str) -> Bounds:
     judged = _bounds_of_judged(truth, rounding_model)
     elsewhere = np.nan if truth.holds_nonfinite else np.inf
     return {
-        stage: spread(stage, worst, truth.query_rows, truth.queries, elsewhere)
-        for stage, worst in judged.items()
-        if _size_of_whole(truth, worst) <= MAX_KEPT
+        stage: spread(stage, max_error, truth.query_rows, truth.queries, elsewhere)
+        for stage, max_error in judged.items()
+        if _size_of_whole(truth, max_error) <= MAX_KEPT
     }
 
 
@@ -156,7 +156,7 @@ def _bounds_of_judged(truth: Truth, rounding_model: str) -> Bounds:
     if not truth.exact:
         return {}
     return {
-        stage: np.where(is_open(truth.exact[stage], bound, truth.dtype), np.nan, bound.worst)
+        stage: np.where(is_open(truth.exact[stage], bound, truth.dtype), np.nan, bound.max_error)
         for stage, bound in truth.bounds(rounding_model).items()
     }
 

@@ -165,7 +165,7 @@ def _beyond(exact: Enclosure, bound: Bound, array: Array) -> NDArray[np.bool_]:
     """Return where an error is larger than its bound."""
     with np.errstate(invalid="ignore"):  # what is not judged may have an infinite error and an infinite radius
         measured = is_measured(exact, bound, str(array.dtype))
-        beyond: NDArray[np.bool_] = measured & (exact.error_of(array) - exact.radius > bound.worst)
+        beyond: NDArray[np.bool_] = measured & (exact.error_of(array) - exact.radius > bound.max_error)
     return beyond
 
 
@@ -226,7 +226,12 @@ def _nonfinite(stage: str, exact: Enclosure, array: Array, odd: NDArray[np.bool_
 def _measure(exact: Enclosure, bound: Bound, array: Array, *, supports_statistics: bool) -> Measured:
     judged = is_measured(exact, bound, str(array.dtype))
     return measure(
-        exact.error_of(array), exact.radius, bound.worst, bound.scale, judged, supports_statistics=supports_statistics
+        exact.error_of(array),
+        exact.radius,
+        bound.max_error,
+        bound.sigma,
+        judged,
+        supports_statistics=supports_statistics,
     )
 
 
@@ -254,14 +259,14 @@ def _numeric(
             "value": float(array[index]),
             "exact": float(exact.high[index]),
             "error": float(exact.error_of(array)[index]),
-            "bound": float(bound.worst[index]),
+            "bound": float(bound.max_error[index]),
         }
     verdict = Verdict.NUMERIC if fails else Verdict.AGREE
     message = explain_errors(accumulated, introduced) if fails else ""
     if fails and named.tier is Tier.PROVEN:
         wrong = _beyond(exact, bound, array)
         if named.ratio == np.inf:
-            message = explain_without_bound(stage, array, exact, wrong & (bound.worst == 0), against)
+            message = explain_without_bound(stage, array, exact, wrong & (bound.max_error == 0), against)
         is_own = introduced is None or introduced.tier.fails
         message = "; ".join(filter(None, (message, where_wrong(stage, wrong) if is_whole and is_own else "")))
     return StageJudgement(stage, verdict, accumulated, introduced, index, message=message, **details)

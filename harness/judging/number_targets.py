@@ -136,12 +136,12 @@ def largest_error(expected: Expected, truth: Truth, rounding_model: str, inputs:
     if expected.of not in truth.exact:
         return np.full(expected.shape, np.nan)
     exact, bound = truth.exact[expected.of], truth.bounds(rounding_model)[expected.of]
-    worst = np.where(is_open(exact, bound, truth.dtype), np.nan, bound.worst)
+    max_error = np.where(is_open(exact, bound, truth.dtype), np.nan, bound.max_error)
     if expected.name == expected.of:
-        return worst
+        return max_error
     exact_inputs = {name: np.zeros(array.shape) for name, array in inputs.arrays.items()}
     with np.errstate(all="ignore"):
-        moved = QUANTITIES[expected.name].radius(worst, exact.high, _as_float64(inputs), exact_inputs)
+        moved = QUANTITIES[expected.name].radius(max_error, exact.high, _as_float64(inputs), exact_inputs)
         return moved + np.where(np.isfinite(value), np.spacing(np.abs(value)).astype(np.float64), 0.0)
 
 

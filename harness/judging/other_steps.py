@@ -58,7 +58,7 @@ def _estimates(truth: Truth, walk: Walk, stages: Iterable[str], rounding: Roundi
     """Return what a walk finds for stages as they are returned."""
     without_added, states = _problem(truth).without_added, {stage: walk.node(stage) for stage in stages}
     return {
-        stage: (without_added(stage, state.value), without_added(stage, state.bound(rounding).worst))
+        stage: (without_added(stage, state.value), without_added(stage, state.bound(rounding).max_error))
         for stage, state in states.items()
     }
 
@@ -110,8 +110,10 @@ def _split_log_sum_exp(
     value = np.where(np.isfinite(total), of_maximum * maximum + of_rest * rest, total)
     moved = np.where(np.isfinite(logits), error, 0.0).max(axis=-1, initial=0.0)
     rounding_error = _few_roundings(rounding) * (np.abs(maximum) + np.abs(rest))
-    worst = (of_maximum + of_rest) * (errors["log_sum_exp"] + 2 * moved) + rounding_error + rounding.output_underflow
-    return {"log_sum_exp": (value, np.where(np.isfinite(total), worst, 0.0))}
+    max_error = (
+        (of_maximum + of_rest) * (errors["log_sum_exp"] + 2 * moved) + rounding_error + rounding.output_underflow
+    )
+    return {"log_sum_exp": (value, np.where(np.isfinite(total), max_error, 0.0))}
 
 
 # Another softmax.
@@ -134,10 +136,10 @@ def softmax_over(axis: int) -> Follow:
         if logits.ndim < -axis or _problem(truth).added_keys:  # what is added belongs to the axis of the keys
             return {}
         turned, moved = (np.moveaxis(np.broadcast_to(each, logits.shape), axis, -1) for each in (logits, error))
-        weights, worst = (
+        weights, max_error = (
             np.moveaxis(each, -1, axis) for each in _softmax_of(truth, turned, moved, rounding)["weights"]
         )
-        return {"weights": (weights, worst)} | _behind_weights(truth, weights, worst, rounding, errors)
+        return {"weights": (weights, max_error)} | _behind_weights(truth, weights, max_error, rounding, errors)
 
     return follow
 
@@ -177,16 +179,16 @@ def _masked_behind(
     if before is not None:
         logits, error = np.where(before, logits, -np.inf), np.where(before, error, 0.0)
     found = _softmax_of(truth, logits, error, rounding)
-    weights, worst = (np.where(allowed, each, 0.0) for each in found["weights"])
-    found |= {"masked": (logits, error), "weights": (weights, worst)}
-    return found | _behind_weights(truth, weights, worst, rounding, errors)
+    weights, max_error = (np.where(allowed, each, 0.0) for each in found["weights"])
+    found |= {"masked": (logits, error), "weights": (weights, max_error)}
+    return found | _behind_weights(truth, weights, max_error, rounding, errors)
 
 
-def _behind_weights(truth: Truth, weights: Real, worst: Real, rounding: RoundingModel, errors: Errors) -> Estimates:
+def _behind_weights(truth: Truth, weights: Real, max_error: Real, rounding: RoundingModel, errors: Errors) -> Estimates:
     """Follow other weights through the average of the values, and through the output projection."""
     if truth.operation == "softmax":
         return {}
-    states = {"weights": Operand(weights, worst)}
+    states = {"weights": Operand(weights, max_error)}
     if "value" in truth.exact:
         states["value"] = _projected(truth, errors, "value")
     walk = _walk_from(truth, rounding, states)
@@ -210,7 +212,7 @@ def squared(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
     for stage in LOGITS:
         if stage in truth.exact:
             state = walk.node(stage)
-            value, error = state.value, state.worst + np.zeros_like(state.value)
+            value, error = state.value, state.max_error + np.zeros_like(state.value)
             found[stage] = problem.without_added(stage, value), problem.without_added(stage, error)
     if truth.operation == "scoring":
         return found
@@ -240,7 +242,7 @@ def split_by_view(truth: Truth, rounding: RoundingModel, errors: Errors) -> Esti
         shape = truth.exact[name].high.shape
         value, error = (merge_heads(each).reshape(shape) for each in (truth.exact[name].high, errors[name]))
         operands[name] = Operand(value, error, error**2)
-    found: Estimates = {name: (each.value, np.asarray(each.worst)) for name, each in operands.items()}
+    found: Estimates = {name: (each.value, np.asarray(each.max_error)) for name, each in operands.items()}
     walk = _walk_from(truth, rounding, operands)
     behind = [stage for stage in truth.exact if stage in walk.graph and stage not in operands]
     return found | _estimates(truth, walk, behind, rounding)

@@ -65,5 +65,7 @@ def _raw_scores(operation: str, inputs: Mapping[str, Array]) -> Array | None:
 
 
 def _infinite(bound: Bound, flags: NDArray[np.bool_]) -> Bound:
-    where = np.broadcast_to(flags, bound.worst.shape)
-    return replace(bound, worst=np.where(where, np.inf, bound.worst), scale=np.where(where, np.inf, bound.scale))
+    where = np.broadcast_to(flags, bound.max_error.shape)
+    return replace(
+        bound, max_error=np.where(where, np.inf, bound.max_error), sigma=np.where(where, np.inf, bound.sigma)
+    )

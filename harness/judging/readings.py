@@ -122,10 +122,10 @@ def relative_bound(truth: Truth, stages: Collection[str], rounding_model: str) -
     """Return the mean bound of stages over their mean size, the largest of them."""
     largest, bounds = 0.0, truth.bounds(rounding_model)
     for stage in stages:
-        exact, worst = truth.exact[stage].high, bounds[stage].worst
-        judged = np.isfinite(exact) & np.isfinite(worst)
+        exact, max_error = truth.exact[stage].high, bounds[stage].max_error
+        judged = np.isfinite(exact) & np.isfinite(max_error)
         with np.errstate(over="ignore", invalid="ignore"):  # beyond float64's range nothing is near
-            size, allowed = np.abs(exact[judged]).sum(), worst[judged].sum()
+            size, allowed = np.abs(exact[judged]).sum(), max_error[judged].sum()
             if size > 0:
                 largest = max(largest, float(np.nan_to_num(allowed / size, posinf=0.0)))
     return largest

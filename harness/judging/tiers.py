@@ -82,14 +82,13 @@ def noise_limit(elements: int) -> float:
 
 
 def measure(
-    error: Real, radius: Real, worst: Real, scale: Real, judged: NDArray[np.bool_], *, supports_statistics: bool
+    error: Real, radius: Real, max_error: Real, sigma: Real, judged: NDArray[np.bool_], *, supports_statistics: bool
 ) -> Measured:
     """Judge one tensor.
 
     ``error`` is the distance to the exact value, infinite where the computed value is not finite and the exact one is;
-    ``radius`` what the exact value itself is uncertain by; ``worst`` is B and ``scale`` sigma. ``judged`` leaves out
-    what is outside the domain. Where inputs are continuous and unstructured (``supports_statistics``), the tiers
-    ``statistical`` and ``warning`` apply.
+    ``radius`` what the exact value itself is uncertain by. ``judged`` leaves out what is outside the domain. Where
+    inputs are continuous and unstructured (``supports_statistics``), the tiers ``statistical`` and ``warning`` apply.
     """
     count = int(judged.sum())
     if not count:
@@ -97,13 +96,13 @@ def measure(
     # The exact value may lie anywhere in its enclosure: the implementation is given the benefit of it.
     with np.errstate(invalid="ignore"):  # what is not judged may have an infinite error and an infinite radius
         least = np.where(judged, np.maximum(error - radius, 0.0), 0.0)
-    ratio, z = quotient(least, worst), quotient(least, scale)
+    ratio, z = quotient(least, max_error), quotient(least, sigma)
     index = tuple(int(axis) for axis in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
     largest_z = float(z.max())
     with np.errstate(over="ignore"):
         mean_z = float(np.sqrt(np.sum(np.square(z)) / count))
     tier, causes = Tier.WITHIN, _causes(judged)
-    if bool((least > worst).any()):
+    if bool((least > max_error).any()):
         tier = Tier.PROVEN
     elif supports_statistics:
         tier = _statistical(largest_z, mean_z if causes >= MIN_CAUSES else 0.0, count)

@@ -295,7 +295,7 @@ def within_range(exact: Enclosure, array: Array) -> NDArray[np.bool_]:
 
 def is_measured(exact: Enclosure, bound: Bound, dtype: str) -> NDArray[np.bool_]:
     """Return where an error can be measured: the exact value is a number of the dtype, and its bound is finite."""
-    measured: NDArray[np.bool_] = _is_within(exact, dtype) & np.isfinite(bound.worst)
+    measured: NDArray[np.bool_] = _is_within(exact, dtype) & np.isfinite(bound.max_error)
     return measured
 
 
@@ -318,4 +318,4 @@ def _is_within(exact: Enclosure, dtype: str) -> NDArray[np.bool_]:
 def _where_finite(bound: Bound, exact: Array) -> Bound:
     """Return a bound of 0 where the exact value is not finite: such values are compared, not measured."""
     finite = np.isfinite(exact)
-    return bound if finite.all() else Bound(np.where(finite, bound.worst, 0.0), np.where(finite, bound.scale, 0.0))
+    return bound if finite.all() else Bound(np.where(finite, bound.max_error, 0.0), np.where(finite, bound.sigma, 0.0))

@@ -173,5 +173,5 @@ class RememberingTruth(Truth):
             return bool((failing_elements(self, stage, array, rounding_model) & ~finite).any())
         exact, bound = step
         with np.errstate(invalid="ignore"):  # infinity against infinity is out of range
-            beyond = is_measured(exact, bound, self.dtype) & (exact.error_of(array) - exact.radius > bound.worst)
+            beyond = is_measured(exact, bound, self.dtype) & (exact.error_of(array) - exact.radius > bound.max_error)
         return bool(beyond.any())

@@ -60,5 +60,5 @@ def _joined(stage: str, parts: Sequence[Bound]) -> Bound:
     axis = axis_of_queries(stage)
     assert axis is not None
     return Bound(
-        np.concatenate([part.worst for part in parts], axis), np.concatenate([part.scale for part in parts], axis)
+        np.concatenate([part.max_error for part in parts], axis), np.concatenate([part.sigma for part in parts], axis)
     )

@@ -84,7 +84,7 @@ def expected_of(truth: Truth, stage: str, shape: tuple[int, ...], rounding_model
     if stage not in truth.exact:
         return Expected(shape)
     exact, bound = truth.exact[stage], truth.bounds(rounding_model)[stage]
-    allowed = np.where(is_measured(exact, bound, truth.dtype), bound.worst + exact.radius, np.nan)
+    allowed = np.where(is_measured(exact, bound, truth.dtype), bound.max_error + exact.radius, np.nan)
     allowed[is_prescribed(exact)] = 0.0
     # Only in float64 are numbers so close to the exact answer that its own rounding to float64 counts.
     rest = exact.low if truth.dtype == "float64" and exact.low.any() else 0.0

@@ -43,7 +43,7 @@ def tier_of(stage: str, computed: Array, inputs: dict[str, Array], operation: st
     exact, bound = exact_stages(operation, {}, inputs)[stage], bounds_of(inputs, operation=operation)[stage]
     judged = np.isfinite(exact.high)
     return measure(
-        exact.error_of(computed), exact.radius, bound.worst, bound.scale, judged, supports_statistics=True
+        exact.error_of(computed), exact.radius, bound.max_error, bound.sigma, judged, supports_statistics=True
     ).tier
 
 
@@ -56,25 +56,25 @@ def softmax_bounds(*rows: list[float]) -> dict[str, Bound]:
 
 def test_one_product_may_err_by_its_own_rounding_and_its_storage() -> None:
     one = np.full((1, 1, 1, 1), np.float32(1.1))
-    worst = bounds_of({"query": one, "key": one}, {"score": "dot"}, "scoring")["raw_scores"].worst
-    np.testing.assert_allclose(worst, 2 * U32 * float(one[0, 0, 0, 0]) ** 2, rtol=1e-6)
+    max_error = bounds_of({"query": one, "key": one}, {"score": "dot"}, "scoring")["raw_scores"].max_error
+    np.testing.assert_allclose(max_error, 2 * U32 * float(one[0, 0, 0, 0]) ** 2, rtol=1e-6)
 
 
 def test_small_integers_have_exact_scores_where_the_scale_is_a_power_of_four() -> None:
     rng = np.random.default_rng(1)
     inputs = {name: rng.integers(-4, 5, (1, 2, 6, 16)).astype(np.float32) for name in ("query", "key")}
     bounds = bounds_of(inputs, operation="scoring")
-    assert bounds["raw_scores"].worst.max() < 1e-35
-    assert bounds["scores"].worst.max() < 1e-35
+    assert bounds["raw_scores"].max_error.max() < 1e-35
+    assert bounds["scores"].max_error.max() < 1e-35
 
 
 def test_small_integers_folded_into_an_inexact_scale_are_not_exact() -> None:
     rng = np.random.default_rng(1)
     query, key = (rng.integers(-4, 5, (1, 1, 6, 8)).astype(np.float32) for _ in range(2))
     inputs = {"query": query, "key": key}
-    folded = bounds_of(inputs, operation="scoring")["scores"].worst
+    folded = bounds_of(inputs, operation="scoring")["scores"].max_error
     exact = {stage: each.high for stage, each in exact_stages("scoring", {}, inputs).items()}
-    apart = accumulated_bounds("scoring", {}, inputs, replace(SINGLE, folding="none"), exact)["scores"].worst
+    apart = accumulated_bounds("scoring", {}, inputs, replace(SINGLE, folding="none"), exact)["scores"].max_error
     np.testing.assert_allclose(apart, 2 * U32 * np.abs(exact["scores"]), rtol=1e-6, atol=1e-35)
     assert (folded > apart + U32 * np.abs(exact["scores"])).all()
 
@@ -83,12 +83,12 @@ def test_integers_too_large_to_add_up_exactly_are_rounded() -> None:
     large = np.array([[[[4096.0, 1.0]]]], np.float32)
     fits = bounds_of({"query": large - 1, "key": large}, {"score": "dot"}, "scoring")["raw_scores"]
     rounds = bounds_of({"query": large + 1, "key": large}, {"score": "dot"}, "scoring")["raw_scores"]
-    assert fits.worst.max() < 1e-35
-    assert rounds.worst.min() > 2 * U32 * 4096**2
+    assert fits.max_error.max() < 1e-35
+    assert rounds.max_error.min() > 2 * U32 * 4096**2
 
 
 def test_two_equal_scores_have_the_bound_that_the_formulas_give() -> None:
-    bound = softmax_bounds([0.0, 0.0])["weights"].worst
+    bound = softmax_bounds([0.0, 0.0])["weights"].max_error
     exponent = (2 * 4 * U32 + 2 * U32) * (1 + 8 * U32)  # one rescaling: two exponentials, two products
     moved = 0.5 * np.expm1(exponent) / np.exp(-exponent)
     relative = 3 * U32 + 3 * U32 + 2 * U32  # n + r, division, storage
@@ -96,14 +96,14 @@ def test_two_equal_scores_have_the_bound_that_the_formulas_give() -> None:
 
 
 def test_a_single_key_has_a_weight_that_no_score_can_move() -> None:
-    near, far = softmax_bounds([1.0])["weights"].worst, softmax_bounds([1e6])["weights"].worst
+    near, far = softmax_bounds([1.0])["weights"].max_error, softmax_bounds([1e6])["weights"].max_error
     np.testing.assert_allclose(near, far, rtol=1e-6)
     assert near.max() < 10 * U32
 
 
 def test_the_log_of_a_sum_keeps_a_bound_where_it_crosses_zero() -> None:
     bound = softmax_bounds([-np.log(2), -np.log(2)])["log_sum_exp"]
-    assert 10 * U32 < bound.worst.item() < 60 * U32
+    assert 10 * U32 < bound.max_error.item() < 60 * U32
 
 
 def test_a_single_keys_log_of_a_sum_may_err_by_as_much_as_its_score() -> None:
@@ -112,7 +112,7 @@ def test_a_single_keys_log_of_a_sum_may_err_by_as_much_as_its_score() -> None:
     for size in (1.0, 1e3, 1e5, 1e8):  # at 1e5 a score may err by thousands, and e^1000 is beyond float64
         larger = {name: array * np.float32(size) for name, array in inputs.items()}
         bounds = bounds_of(larger)
-        assert (bounds["log_sum_exp"].worst >= bounds["scores"].worst[..., 0]).all()
+        assert (bounds["log_sum_exp"].max_error >= bounds["scores"].max_error[..., 0]).all()
 
 
 def test_equal_values_leave_no_room_for_errors_of_the_weights() -> None:
@@ -120,8 +120,8 @@ def test_equal_values_leave_no_room_for_errors_of_the_weights() -> None:
     inputs["query"] *= 30
     equal = inputs | {"value": np.full_like(inputs["value"], 3)}
     different = inputs | {"value": np.where(np.arange(5)[:, None] % 2, 3, -3).astype(np.float32) + 0 * inputs["value"]}
-    assert bounds_of(equal)["output"].worst.max() < 3 * 40 * U32
-    assert bounds_of(different)["output"].worst.max() > 3 * 80 * U32
+    assert bounds_of(equal)["output"].max_error.max() < 3 * 40 * U32
+    assert bounds_of(different)["output"].max_error.max() > 3 * 80 * U32
 
 
 def test_a_masked_key_has_no_bound_and_an_empty_row_none_at_all() -> None:
@@ -129,10 +129,10 @@ def test_a_masked_key_has_no_bound_and_an_empty_row_none_at_all() -> None:
     mask = np.ones((1, 1, 4, 5), bool)
     mask[..., 1, :], mask[..., 0, 3] = False, False
     bounds = bounds_of(inputs | {"mask": mask})
-    assert (bounds["weights"].worst[..., 0, 3] == 0).all()
-    assert (bounds["weights"].worst[..., 0, :3] > 0).all()
+    assert (bounds["weights"].max_error[..., 0, 3] == 0).all()
+    assert (bounds["weights"].max_error[..., 0, :3] > 0).all()
     for stage in ("weights", "log_sum_exp", "output"):
-        assert (bounds[stage].worst[:, :, 1] == 0).all()
+        assert (bounds[stage].max_error[:, :, 1] == 0).all()
 
 
 @pytest.mark.parametrize("poison", [np.inf, np.nan, 3e38])
@@ -144,7 +144,7 @@ def test_what_a_masked_key_holds_changes_no_bound(poison: float) -> None:
     poisoned = inputs | {"value": inputs["value"].copy()}
     poisoned["value"][..., 4, :] = poison
     np.testing.assert_array_equal(
-        accumulated_bounds("attention", {}, poisoned, SINGLE, exact)["output"].worst, clean.worst
+        accumulated_bounds("attention", {}, poisoned, SINGLE, exact)["output"].max_error, clean.max_error
     )
 
 
@@ -154,24 +154,24 @@ def test_a_large_finite_bias_loosens_only_its_own_key(fill: float) -> None:
     bias = np.zeros((1, 1, 4, 5), np.float32)
     bias[..., 4] = fill
     finite, infinite = (bounds_of(inputs | {"bias": each})["output"] for each in (bias, np.where(bias, -np.inf, bias)))
-    np.testing.assert_allclose(finite.worst, infinite.worst, rtol=0.3)
-    np.testing.assert_allclose(finite.scale, infinite.scale, rtol=0.3)
+    np.testing.assert_allclose(finite.max_error, infinite.max_error, rtol=0.3)
+    np.testing.assert_allclose(finite.sigma, infinite.sigma, rtol=0.3)
 
 
 def test_nothing_says_nothing_about_more_than_the_range_of_the_values() -> None:
     inputs = attention_inputs(np.random.default_rng(6))
     inputs["query"] *= np.float32(1e9)
-    worst = bounds_of(inputs)["output"].worst
+    max_error = bounds_of(inputs)["output"].max_error
     spread = np.ptp(inputs["value"].astype(np.float64), axis=-2, keepdims=True)
-    assert (worst <= spread * (1 + 1e-4)).all()
+    assert (max_error <= spread * (1 + 1e-4)).all()
 
 
 def test_rows_that_may_change_by_half_are_bounded_by_the_values_that_they_attend_to() -> None:
     inputs = attention_inputs(np.random.default_rng(6), queries=5)
     inputs["query"] *= np.float32(1e9)
     inputs["value"][..., 4, :] = 1e6
-    worst = bounds_of(inputs, {"is_causal": True})["output"].worst
-    assert worst[..., :4, :].max() < 10
+    max_error = bounds_of(inputs, {"is_causal": True})["output"].max_error
+    assert max_error[..., :4, :].max() < 10
 
 
 def test_tiny_weights_of_float64_keep_a_scale_above_their_errors() -> None:
@@ -179,17 +179,17 @@ def test_tiny_weights_of_float64_keep_a_scale_above_their_errors() -> None:
     exact = exact_stages("softmax", {}, {"scores": scores})
     bound = accumulated_bounds("softmax", {}, {"scores": scores}, DOUBLE, {k: v.high for k, v in exact.items()})
     computed = numpy_backend.softmax(scores)["weights"]
-    z = exact["weights"].error_of(computed) / bound["weights"].scale
+    z = exact["weights"].error_of(computed) / bound["weights"].sigma
     assert z.max() < 2
-    assert bound["weights"].scale[0, 0, 0, 1] < 1e-180
+    assert bound["weights"].sigma[0, 0, 0, 1] < 1e-180
 
 
 def test_bounds_scale_with_the_inputs() -> None:
     inputs = attention_inputs(np.random.default_rng(7))
     doubled = inputs | {"value": 4 * inputs["value"]}
     one, four = bounds_of(inputs)["output"], bounds_of(doubled)["output"]
-    np.testing.assert_allclose(four.worst, 4 * one.worst, rtol=1e-6)
-    np.testing.assert_allclose(four.scale, 4 * one.scale, rtol=1e-6)
+    np.testing.assert_allclose(four.max_error, 4 * one.max_error, rtol=1e-6)
+    np.testing.assert_allclose(four.sigma, 4 * one.sigma, rtol=1e-6)
 
 
 def test_a_cap_that_is_saturated_hides_the_errors_of_scores() -> None:
@@ -198,8 +198,8 @@ def test_a_cap_that_is_saturated_hides_the_errors_of_scores() -> None:
     bounds = bounds_of(inputs, {"softcap": 2.0})
     saturated = np.abs(exact_stages("attention", {}, inputs)["scores"].high) > 40
     assert saturated.any()
-    assert (bounds["capped"].worst[saturated] < 2 * 16 * U32).all()
-    assert (bounds["scores"].worst[saturated] > 40 * 4 * U32).all()
+    assert (bounds["capped"].max_error[saturated] < 2 * 16 * U32).all()
+    assert (bounds["scores"].max_error[saturated] > 40 * 4 * U32).all()
 
 
 def test_query_heads_that_share_keys_have_the_bounds_of_repeated_ones() -> None:
@@ -209,7 +209,7 @@ def test_query_heads_that_share_keys_have_the_bounds_of_repeated_ones() -> None:
     repeated = shared | {name: np.repeat(shared[name], 2, axis=1) for name in ("key", "value")}
     exact = {stage: each.high for stage, each in exact_stages("attention", {}, repeated).items()}
     of_shared, of_repeated = (accumulated_bounds("attention", {}, each, SINGLE, exact) for each in (shared, repeated))
-    np.testing.assert_array_equal(of_shared["output"].worst, of_repeated["output"].worst)
+    np.testing.assert_array_equal(of_shared["output"].max_error, of_repeated["output"].max_error)
 
 
 def test_only_the_stages_asked_for_are_bounded() -> None:
@@ -236,7 +236,7 @@ def test_a_stage_that_was_not_returned_hands_its_own_errors_on() -> None:
     assert exact is not None
     bound = introduced_bound("attention", {}, inputs, SINGLE, without, exact.high, "output")
     assert bound is not None
-    np.testing.assert_allclose(bound.worst, bounds_of(inputs)["output"].worst, rtol=1e-6)
+    np.testing.assert_allclose(bound.max_error, bounds_of(inputs)["output"].max_error, rtol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 3, 0, 4, 2), (1, 1, 0, 3, 4, 2), (0, 1, 2, 3, 4, 2), (1, 1, 2, 3, 0, 2)])
@@ -246,11 +246,11 @@ def test_axes_of_length_zero_have_bounds_of_their_shape(shape: tuple[int, ...]) 
     inputs = {name: np.ones((batch, heads, *each), np.float32) for name, each in shapes.items()}
     exact = {name: array.astype(np.float64) for name, array in attend(inputs, scale=0.5).items()}
     bounds = accumulated_bounds("attention", {"scale": 0.5}, inputs, SINGLE, exact)
-    assert {name: bound.worst.shape for name, bound in bounds.items()} == {
+    assert {name: bound.max_error.shape for name, bound in bounds.items()} == {
         name: each.shape for name, each in exact.items()
     }
     if not keys:
-        assert (bounds["output"].worst == 0).all()
+        assert (bounds["output"].max_error == 0).all()
 
 
 # Sensitivity

@@ -65,27 +65,27 @@ def test_a_coarser_product_is_allowed_more(gradients: bool) -> None:
         truth = truth_of(draw(seed, gradients=gradients))
         for fine, coarse in itertools.pairwise(FINE_TO_COARSE):
             for stage, bound in truth.bounds(coarse).items():
-                assert (bound.worst >= truth.bounds(fine)[stage].worst).all(), (stage, fine, coarse)
-                assert (bound.scale <= bound.worst).all()
+                assert (bound.max_error >= truth.bounds(fine)[stage].max_error).all(), (stage, fine, coarse)
+                assert (bound.sigma <= bound.max_error).all()
 
 
 def test_a_stored_log_sum_exp_costs_weights_and_output_more_and_nothing_else() -> None:
     truth = truth_of(draw(1, gradients=False))
     for stage, bound in truth.bounds("native_lse").items():
-        own = truth.bounds("native")[stage].worst
+        own = truth.bounds("native")[stage].max_error
         if stage in ("weights", "output"):
-            assert (bound.worst >= own).all()
-            assert (bound.worst > own).any()
+            assert (bound.max_error >= own).all()
+            assert (bound.max_error > own).any()
         else:
-            np.testing.assert_array_equal(bound.worst, own)
+            np.testing.assert_array_equal(bound.max_error, own)
 
 
 def test_what_a_stored_log_sum_exp_costs_grows_with_its_size() -> None:
     def relative(offset: float) -> float:
         scores = np.random.default_rng(0).standard_normal((1, 1, 3, 5)) + offset
         truth = find_truth("softmax", {}, {"scores": scores.astype("f")}, "float32", supports_statistics=True)
-        exact, worst = truth.exact["weights"].high, truth.bounds("native_lse")["weights"].worst
-        return float((worst / exact).max())
+        exact, max_error = truth.exact["weights"].high, truth.bounds("native_lse")["weights"].max_error
+        return float((max_error / exact).max())
 
     assert relative(1000.0) > relative(0.0) + 1000 * 2.0**-24
 
@@ -94,10 +94,10 @@ def test_what_a_factor_can_hold_is_not_rounded() -> None:
     rng = np.random.default_rng(0)
     inputs = {name: rng.integers(-100, 101, (1, 1, 6, 16)).astype("f") for name in ("query", "key")}
     truth = find_truth("scoring", {"score": "dot"}, inputs, "float32", supports_statistics=False)
-    assert (truth.bounds("tf32_products")["raw_scores"].worst < 1e-30).all()  # what underflows alone
+    assert (truth.bounds("tf32_products")["raw_scores"].max_error < 1e-30).all()  # what underflows alone
     inputs["query"][0, 0, 0, 0] = 2049  # 12 bits
     truth = find_truth("scoring", {"score": "dot"}, inputs, "float32", supports_statistics=False)
-    assert (truth.bounds("tf32_products")["raw_scores"].worst > 2.0**-11 * 2049).any()
+    assert (truth.bounds("tf32_products")["raw_scores"].max_error > 2.0**-11 * 2049).any()
 
 
 @pytest.mark.parametrize("name", REDUCED)

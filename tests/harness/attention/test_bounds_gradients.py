@@ -268,12 +268,12 @@ def bounds_of(problem: Problem, rounding: Any, exact: dict[str, Enclosure]) -> d
 
 def tier_of(computed: Array, exact: Enclosure, bound: Bound, *, supports_statistics: bool) -> Tier:
     """Judge a gradient."""
-    assert not np.isnan(bound.worst).any()
-    assert (bound.scale <= bound.worst).all()
+    assert not np.isnan(bound.max_error).any()
+    assert (bound.sigma <= bound.max_error).all()
     everywhere = np.ones(exact.shape, dtype=np.bool_)
     error = exact.error_of(computed)
     return measure(
-        error, exact.radius, bound.worst, bound.scale, everywhere, supports_statistics=supports_statistics
+        error, exact.radius, bound.max_error, bound.sigma, everywhere, supports_statistics=supports_statistics
     ).tier
 
 
@@ -342,8 +342,8 @@ def test_the_gradient_of_a_value_is_as_uncertain_as_its_weight() -> None:
     moved = 0.5 * np.expm1(exponent) / np.exp(-exponent)
     weight = moved + ((2 + 1) * U32 + 3 * U32 + U32) * (0.5 + moved)  # sum, division, storage
     expected = 3 * weight + U32 * 3 * (0.5 + weight) + 2 * U32 * 3 * 0.5  # the product, storage of the result
-    np.testing.assert_allclose(bounds_of(problem, stored, exact)["grad_value"].worst, expected, rtol=1e-5)
-    recomputed = bounds_of(problem, rounding_model_named("native", "float32"), exact)["grad_value"].worst
+    np.testing.assert_allclose(bounds_of(problem, stored, exact)["grad_value"].max_error, expected, rtol=1e-5)
+    recomputed = bounds_of(problem, rounding_model_named("native", "float32"), exact)["grad_value"].max_error
     assert (recomputed > expected).all()
 
 
@@ -355,7 +355,7 @@ def test_a_query_of_one_key_has_no_gradient_but_its_roundings() -> None:
     exact = exact_stages("attention_gradients", one.options, one.inputs)
     bound = bounds_of(one, rounding_model_named("native", "float32"), exact)
     assert abs(exact["grad_query"].high.item()) < 1e-30
-    assert 3 * U32 < bound["grad_query"].worst.item() < 300 * 6 * U32  # dp and Delta are 6
+    assert 3 * U32 < bound["grad_query"].max_error.item() < 300 * 6 * U32  # dp and Delta are 6
 
 
 def test_what_is_masked_has_no_bound() -> None:
@@ -368,14 +368,14 @@ def test_what_is_masked_has_no_bound() -> None:
     problem = Problem(inputs | {"mask": mask}, {}, supports_statistics=True)
     exact = exact_stages("attention_gradients", {}, problem.inputs)
     bounds = bounds_of(problem, rounding_model_named("native", "float32"), exact)
-    assert (bounds["grad_query"].worst[:, :, 1] == 0).all()
-    assert (bounds["grad_key"].worst[:, :, 3] == 0).all()
-    assert (bounds["grad_value"].worst[:, :, 3] == 0).all()
-    assert ((bounds["grad_bias"].worst == 0) == ~np.broadcast_to(mask, (1, 2, 4, 5))).all()
+    assert (bounds["grad_query"].max_error[:, :, 1] == 0).all()
+    assert (bounds["grad_key"].max_error[:, :, 3] == 0).all()
+    assert (bounds["grad_value"].max_error[:, :, 3] == 0).all()
+    assert ((bounds["grad_bias"].max_error == 0) == ~np.broadcast_to(mask, (1, 2, 4, 5))).all()
     for stage, bound in bounds.items():
-        reached = np.ones(bound.worst.shape, bool)
+        reached = np.ones(bound.max_error.shape, bool)
         reached[..., 1 if stage in ("grad_query", "grad_bias") else 3, :] = False
-        assert (bound.worst[reached & (exact[stage].high != 0)] > 0).all()
+        assert (bound.max_error[reached & (exact[stage].high != 0)] > 0).all()
 
 
 def test_heads_of_a_group_add_their_bounds_up() -> None:
@@ -392,11 +392,11 @@ def test_heads_of_a_group_add_their_bounds_up() -> None:
         part = replace(whole, inputs=inputs)
         alone.append(bounds_of(part, rounding, exact_stages("attention_gradients", {}, inputs)))
     for stage in ("grad_key", "grad_value"):
-        total = alone[0][stage].worst + alone[1][stage].worst
-        assert (both[stage].worst > 0.9 * total).all()
-        assert (both[stage].worst < 1.5 * total).all()
-        likely = np.hypot(alone[0][stage].scale, alone[1][stage].scale)
-        np.testing.assert_allclose(both[stage].scale, likely, rtol=0.25)
+        total = alone[0][stage].max_error + alone[1][stage].max_error
+        assert (both[stage].max_error > 0.9 * total).all()
+        assert (both[stage].max_error < 1.5 * total).all()
+        likely = np.hypot(alone[0][stage].sigma, alone[1][stage].sigma)
+        np.testing.assert_allclose(both[stage].sigma, likely, rtol=0.25)
 
 
 def test_scores_that_float64_cannot_tell_have_no_small_bounds() -> None:
@@ -405,7 +405,7 @@ def test_scores_that_float64_cannot_tell_have_no_small_bounds() -> None:
     large = replace(problem, inputs=problem.inputs | {"query": problem.inputs["query"] + np.float32(1e8), "key": key})
     exact = exact_stages("attention_gradients", large.options, large.inputs)
     bound = bounds_of(large, rounding_model_named("native", "float32"), exact)
-    assert (bound["grad_value"].worst >= 1).all()
+    assert (bound["grad_value"].max_error >= 1).all()
 
 
 def test_no_gradient_has_a_step_of_its_own() -> None:

@@ -97,13 +97,13 @@ def honest(name: str, inputs: Stages, options: dict[str, Any]) -> Stages:
 def tier_of(computed: Array, exact: Any, bound: Bound, *, supports_statistics: bool) -> Tier:
     """Judge a stage."""
     judged = np.isfinite(exact.high)
-    assert not np.isnan(bound.worst).any()
-    assert not np.isnan(bound.scale).any()
+    assert not np.isnan(bound.max_error).any()
+    assert not np.isnan(bound.sigma).any()
     return measure(
         exact.error_of(computed),
         exact.radius,
-        bound.worst,
-        bound.scale,
+        bound.max_error,
+        bound.sigma,
         judged,
         supports_statistics=supports_statistics,
     ).tier

@@ -323,16 +323,16 @@ class Comparison:
 def compare(name: str, stage: str, computed: Array, exact: Array, bound: Bound) -> Comparison:
     """Divide the errors by the bounds; where the exact value is not finite, the computed one must equal it."""
     judged = np.isfinite(exact)
-    assert not np.isnan(bound.worst).any()
-    assert not np.isnan(bound.scale).any()
-    assert (bound.scale <= bound.worst).all()
-    assert (bound.worst[~judged] == 0).all()
+    assert not np.isnan(bound.max_error).any()
+    assert not np.isnan(bound.sigma).any()
+    assert (bound.sigma <= bound.max_error).all()
+    assert (bound.max_error[~judged] == 0).all()
     wide = computed.astype(Long)
     assert (wide[~judged] == exact[~judged]).all()
     error = np.abs(wide[judged] - exact[judged]).astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(error == 0, 0, error / bound.worst[judged])
-        z = np.where(error == 0, 0, error / bound.scale[judged])
+        ratio = np.where(error == 0, 0, error / bound.max_error[judged])
+        z = np.where(error == 0, 0, error / bound.sigma[judged])
     return Comparison(name, stage, ratio, z)
 
 

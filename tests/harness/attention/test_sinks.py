@@ -117,9 +117,9 @@ def test_a_right_implementation_is_within_the_bounds(
         returned = getattr(numpy_backend, operation)(**inputs, softcap=1.5)
     assert bounds.keys() == exact.keys() == returned.keys()
     for stage, bound in bounds.items():
-        assert bound.worst.shape == exact[stage].shape
-        assert (exact[stage].error_of(returned[stage]) <= bound.worst + exact[stage].radius).all(), stage
-        assert (bound.scale <= bound.worst).all()
+        assert bound.max_error.shape == exact[stage].shape
+        assert (exact[stage].error_of(returned[stage]) <= bound.max_error + exact[stage].radius).all(), stage
+        assert (bound.sigma <= bound.max_error).all()
 
 
 @pytest.mark.parametrize(("model", "charged"), [("eager", False), ("fused", True)])
@@ -130,7 +130,9 @@ def test_adding_a_sink_is_charged_no_rounding_but_that_of_its_base(model: str, c
     state = error_walk(problem, rounding, value_walk(problem)).node("logits")
     unit = rounding.compute_unit if charged else 0.0
     finite = np.where(np.isfinite(SINKS_OF_HEADS), np.abs(SINKS_OF_HEADS), 0.0)
-    np.testing.assert_array_equal(state.worst[..., -1], np.broadcast_to(unit * finite[:, None], (2, HEADS, QUERIES)))
+    np.testing.assert_array_equal(
+        state.max_error[..., -1], np.broadcast_to(unit * finite[:, None], (2, HEADS, QUERIES))
+    )
     assert not state.floor[..., -1].any()
     assert not state.shared[..., -1].any()
 
@@ -147,7 +149,7 @@ def test_what_follows_from_returned_stages_counts_the_sink() -> None:
         np.testing.assert_allclose(step.high, exact[stage], rtol=1e-13, atol=1e-300)
         bound = introduced_bound("attention", {}, inputs, rounding, before, step.high, stage)
         assert bound is not None
-        assert bound.worst.shape == exact[stage].shape
+        assert bound.max_error.shape == exact[stage].shape
 
 
 def test_the_radius_of_a_sink_moves_weights_and_log_sum_exp() -> None:

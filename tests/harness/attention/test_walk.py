@@ -118,7 +118,7 @@ def test_float64_values_are_the_exact_ones_within_their_error_bounds(
     values = value_walk(problem.in_float64())
     for stage in computed_stages(operation, options, inputs):
         value = problem.without_added(stage, values.node(stage))
-        assert (exact[stage].error_of(value) <= bounds[stage].worst + exact[stage].radius).all(), stage
+        assert (exact[stage].error_of(value) <= bounds[stage].max_error + exact[stage].radius).all(), stage
 
 
 @every_problem
@@ -133,8 +133,8 @@ def test_introduced_bounds_that_start_at_the_inputs_are_the_accumulated_ones(
             assert introduced is None, stage  # without the projections that were returned
             continue
         assert introduced is not None
-        np.testing.assert_allclose(introduced.worst, accumulated[stage].worst, rtol=1e-6, atol=1e-30)
-        np.testing.assert_allclose(introduced.scale, accumulated[stage].scale, rtol=1e-6, atol=1e-30)
+        np.testing.assert_allclose(introduced.max_error, accumulated[stage].max_error, rtol=1e-6, atol=1e-30)
+        np.testing.assert_allclose(introduced.sigma, accumulated[stage].sigma, rtol=1e-6, atol=1e-30)
 
 
 def test_flags_reach_a_row_of_every_head_and_nothing_where_there_is_no_key() -> None:
@@ -159,7 +159,7 @@ def test_a_softcap_behind_scores_that_were_not_returned_has_the_error_of_these(k
     accumulated = accumulated_bounds(operation, options, inputs, SINGLE, highs)["capped"]
     introduced = introduced_bound(operation, options, inputs, SINGLE, {}, highs["capped"], "capped")
     assert introduced is not None
-    np.testing.assert_allclose(introduced.worst, accumulated.worst, rtol=1e-6)
+    np.testing.assert_allclose(introduced.max_error, accumulated.max_error, rtol=1e-6)
 
 
 def test_a_returned_stage_has_its_storage_error_and_what_is_behind_it_follows() -> None:
@@ -171,7 +171,7 @@ def test_a_returned_stage_has_its_storage_error_and_what_is_behind_it_follows() 
     from_inputs = introduced_bound(operation, options, inputs, SINGLE, {}, step.high, "output")
     assert from_weights is not None
     assert from_inputs is not None
-    assert (from_weights.worst < from_inputs.worst).all()
+    assert (from_weights.max_error < from_inputs.max_error).all()
 
 
 @pytest.mark.parametrize(
@@ -228,4 +228,4 @@ def test_a_returned_score_of_minus_infinity_may_have_been_any_number_where_it_wa
     capped = 2 * np.tanh(scores / 2)
     bound = introduced_bound("scoring", {"softcap": 2.0}, inputs, SINGLE, {"scores": scores}, capped, "capped")
     assert bound is not None
-    np.testing.assert_array_equal(np.isinf(bound.worst), np.isinf(scores))
+    np.testing.assert_array_equal(np.isinf(bound.max_error), np.isinf(scores))

@@ -84,7 +84,7 @@ def _bytes_of_exact(stages: Mapping[str, Enclosure]) -> Iterator[bytes]:
 def _bytes_of_bounds(bounds: Mapping[str, Bound], bits: int | None) -> Iterator[bytes]:
     for stage in sorted(bounds):
         yield stage.encode()
-        for array in (bounds[stage].worst, bounds[stage].scale):
+        for array in (bounds[stage].max_error, bounds[stage].sigma):
             yield _bytes_of(array if bits is None else _rounded(array, bits))
 
 

@@ -208,14 +208,14 @@ def test_two_disagree_where_they_differ_by_more_than_both_bounds_together(
 ) -> None:
     # Moved by nearly a bound to either side, each might be right; a little more, and one of them is wrong.
     truth = judge_all(a=right).truth
-    exact, worst = truth.exact[stage].high, truth.bounds("native")[stage].worst
+    exact, max_error = truth.exact[stage].high, truth.bounds("native")[stage].max_error
     for factor, verdict in ((0.875, Verdict.AGREE), (1.125, Verdict.NUMERIC)):
-        sides = {"a": {stage: exact + factor * worst}, "b": {stage: exact - factor * worst}}
+        sides = {"a": {stage: exact + factor * max_error}, "b": {stage: exact - factor * max_error}}
         (comparison,) = judge_pairs(sides, dict.fromkeys("ab", worst_bounds(truth, "native"))).values()
         assert comparison.verdict is verdict
         assert comparison.ratio == pytest.approx(factor, rel=0.1)
         assert comparison.index is not None
-        assert comparison.allowed == 2 * worst[comparison.index]
+        assert comparison.allowed == 2 * max_error[comparison.index]
 
 
 def test_stages_that_only_one_of_two_returns_are_no_pair(judge_all: Callable[..., Judged], right: Stages) -> None:

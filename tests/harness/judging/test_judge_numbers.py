@@ -45,7 +45,7 @@ def native(outcomes: dict[str, Computed]) -> dict[str, str]:
 def bound_on_weights(scores: list[list[float]], dtype: str) -> Array:
     """What the class allows the weights' errors to be; the bounds have tests of their own."""
     inputs = {"scores": np.array([[scores]], dtype)}
-    return find_truth("softmax", {}, inputs, dtype, supports_statistics=False).bounds("native")["weights"].worst
+    return find_truth("softmax", {}, inputs, dtype, supports_statistics=False).bounds("native")["weights"].max_error
 
 
 COSINES = """
@@ -206,8 +206,8 @@ def test_a_quantity_that_is_not_printed_is_held_with_the_bound_of_its_stage(
     assert (right.verdict, wrong.verdict) == (Verdict.AGREE, Verdict.NUMERIC)
     assert right.reference == pytest.approx(0.9525741268224334, rel=1e-14)
     # The maximum inherits the largest error of its row, and may round once more.
-    worst = bound_on_weights([[0, 1], [2, -1]], dtype)[0, 0, 1].max()
-    assert right.allowed == pytest.approx(worst + np.spacing(np.array(0.9525741268224334, dtype)), rel=1e-6)
+    max_error = bound_on_weights([[0, 1], [2, -1]], dtype)[0, 0, 1].max()
+    assert right.allowed == pytest.approx(max_error + np.spacing(np.array(0.9525741268224334, dtype)), rel=1e-6)
 
 
 @pytest.mark.parametrize("wrong", [np.zeros((1, 2)), np.zeros((1, 1, 2, 2), np.int64)])

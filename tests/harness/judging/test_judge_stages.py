@@ -234,7 +234,7 @@ def test_errors_that_are_too_large_to_be_rounding_fail_on_generic_inputs_alone(c
     # Half the bound at every element: possible, but roundings do not conspire so.
     for supports_statistics, verdict in ((True, Verdict.NUMERIC), (False, Verdict.AGREE)):
         truth = replace(truth_of(case, FLOAT64, compute), supports_statistics=supports_statistics)
-        stages = {"output": truth.exact["output"].high + truth.bounds("native")["output"].worst / 2}
+        stages = {"output": truth.exact["output"].high + truth.bounds("native")["output"].max_error / 2}
         (found,) = judge_stages(truth, stages, case.stage_shapes, "native")
         assert found.verdict is verdict
         assert found.accumulated is not None
@@ -249,7 +249,7 @@ def test_noise_agrees_and_is_told(z: float, noisy: bool) -> None:
     # 30 rows and columns: enough for a warning where the root mean square is above 0.6.
     scores = np.random.default_rng(5).standard_normal((1, 1, 30, 30))
     truth = find_truth("softmax", {}, {"scores": scores}, FLOAT64, supports_statistics=True)
-    weights = truth.exact["weights"].high + z * truth.bounds("native")["weights"].scale
+    weights = truth.exact["weights"].high + z * truth.bounds("native")["weights"].sigma
     (found,) = judge_stages(truth, {"weights": weights}, {"weights": scores.shape}, "native")
     assert (found.verdict, found.is_noisy) == (Verdict.AGREE, noisy)
     assert found.accumulated is not None

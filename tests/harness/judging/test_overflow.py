@@ -24,7 +24,7 @@ def truth_of(operation: str, dtype: str = "float16", row: int = 1, head: int = 0
 
 
 def has_bound(truth: Truth, stage: str, model: str) -> NDArray[np.bool_]:
-    return np.isfinite(truth.bounds(model)[stage].worst)
+    return np.isfinite(truth.bounds(model)[stage].max_error)
 
 
 @pytest.mark.parametrize("model", ["eager", "eager_pre", "eager_lse"])
@@ -79,5 +79,5 @@ def test_what_overflowed_is_nobodys_fault_against_its_own_steps_either() -> None
     output[0, 0, 1] = np.nan
     step = truth.introduced("output", {"output": output}, "eager")
     assert step is not None
-    assert np.isinf(step[1].worst[0, 0, 1]).all()
-    assert np.isfinite(step[1].worst[0, 0, 0]).all()
+    assert np.isinf(step[1].max_error[0, 0, 1]).all()
+    assert np.isfinite(step[1].max_error[0, 0, 0]).all()

@@ -23,14 +23,14 @@ def measured(
     error: Any,
     *,
     radius: Any = 0.0,
-    worst: Any = 1.0,
+    max_error: Any = 1.0,
     scale: Any = 0.125,
     judged: Any = True,
     supports_statistics: bool = True,
 ) -> Measured:
     """Judge errors, given with everything else as one number for all or as one for each."""
     shape = np.shape(error)
-    numbers = [np.broadcast_to(np.asarray(part, np.float64), shape) for part in (error, radius, worst, scale)]
+    numbers = [np.broadcast_to(np.asarray(part, np.float64), shape) for part in (error, radius, max_error, scale)]
     return measure(*numbers, np.broadcast_to(np.asarray(judged), shape), supports_statistics=supports_statistics)
 
 
@@ -80,7 +80,7 @@ def test_a_value_that_is_not_finite_where_the_exact_one_is_has_an_infinite_error
 
 
 def test_the_element_that_is_named_is_the_worst_beside_its_own_bound() -> None:
-    found = measured([8.0, 2.0, 0.5], worst=[10.0, 1.0, 1.0])
+    found = measured([8.0, 2.0, 0.5], max_error=[10.0, 1.0, 1.0])
     assert (found.index, found.ratio) == ((1,), 2.0)
 
 
@@ -156,7 +156,9 @@ def test_the_error_of_one_projected_number_is_no_evidence_however_many_scores_it
     truth = find_truth("multi_head_attention", {"heads": 1}, inputs, "float32", supports_statistics=True)
     exact, bound = truth.exact["scores"], truth.bounds("native")["scores"]
     judged = np.full(scores.shape, True)
-    found = measure(exact.error_of(scores), exact.radius, bound.worst, bound.scale, judged, supports_statistics=True)
+    found = measure(
+        exact.error_of(scores), exact.radius, bound.max_error, bound.sigma, judged, supports_statistics=True
+    )
     assert found.mean_z > 1
     assert found.elements == 300
     assert found.tier is Tier.WITHIN
@@ -187,7 +189,7 @@ def test_proof_comes_before_statistics() -> None:
 
 
 def test_where_nothing_may_be_wrong_nothing_is_and_anything_else_is_infinitely_so() -> None:
-    zero: dict[str, Any] = {"worst": 0.0, "scale": 0.0}
+    zero: dict[str, Any] = {"max_error": 0.0, "scale": 0.0}
     found = measured([0.0, 0.0], **zero)
     assert (found.tier, found.ratio, found.largest_z, found.mean_z) == (Tier.WITHIN, 0.0, 0.0, 0.0)
     found = measured([0.0, 5e-324], **zero)

@@ -54,8 +54,10 @@ def test_the_bounds_of_a_class_have_the_shape_of_every_stage_and_are_worked_out_
     scoring: Truth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bounds = scoring.bounds("native")
-    assert {stage: bound.worst.shape for stage, bound in bounds.items()} == dict.fromkeys(scoring.exact, (1, 1, 1, 2))
-    assert all((bound.worst > 0).all() and (bound.scale <= bound.worst).all() for bound in bounds.values())
+    assert {stage: bound.max_error.shape for stage, bound in bounds.items()} == dict.fromkeys(
+        scoring.exact, (1, 1, 1, 2)
+    )
+    assert all((bound.max_error > 0).all() and (bound.sigma <= bound.max_error).all() for bound in bounds.values())
     monkeypatch.setattr(module, "accumulated_bounds", lambda *arguments: pytest.fail("asked for again"))
     assert scoring.bounds("native") is bounds
 
@@ -80,8 +82,8 @@ def test_a_step_is_exact_from_the_implementations_own_stage_before_it(attention:
     assert_encloses(exact, [Fraction(3, 4), Fraction(3, 2), Fraction(5, 16)])
     # Two products, their sum and its storage in the class's own format: no more than that, and no less than storage.
     unit = {"float32": 2.0**-24, "float64": 2.0**-53}[attention.dtype]
-    assert (bound.worst >= 0.99 * unit * np.abs(exact.high)).all()
-    assert (bound.worst < 50 * unit).all()
+    assert (bound.max_error >= 0.99 * unit * np.abs(exact.high)).all()
+    assert (bound.max_error < 50 * unit).all()
 
 
 def test_a_step_without_a_stage_before_it_begins_at_the_inputs(scoring: Truth) -> None:

@@ -205,7 +205,7 @@ def test_two_implementations_that_differ_only_where_nothing_is_known_are_told_so
     assert (weights.verdict, weights.unjudged) == (Verdict.AGREE, 6)
     assert weights.message == "6 elements differ and were not compared: there is no exact answer there"
     alone = {"output": first["output"][:1, 3:, 2:]}, {"output": second["output"][:1, 3:, 2:]}
-    some = {name: {"output": worst["output"][:1, 3:, 2:]} for name, worst in bounds.items()}
+    some = {name: {"output": max_error["output"][:1, 3:, 2:]} for name, max_error in bounds.items()}
     only = judge_pairs(dict(zip(("first", "second"), alone, strict=True)), some)["first", "second", "output"]
     assert (only.verdict, only.unjudged) == (Verdict.UNVERIFIED, 4)
 

@@ -101,4 +101,4 @@ def test_a_remembered_step_is_the_truths_own(truth: Truth, case: Case, task: Tas
         assert got is not None
         assert wanted is not None
         np.testing.assert_array_equal(got[0].high, wanted[0].high)
-        np.testing.assert_array_equal(got[1].worst, wanted[1].worst)
+        np.testing.assert_array_equal(got[1].max_error, wanted[1].max_error)

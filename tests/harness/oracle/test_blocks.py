@@ -146,11 +146,11 @@ def test_bounds_by_rows_are_those_of_the_whole_or_tighter(problem: tuple[dict[st
         other = whole.bounds(name)[stage]
         # The logarithm of a sum of weights just below 1 comes in steps of 2^-53.
         step = 2.0**-51 if stage == "log_sum_exp" else 0.0
-        assert (bound.worst <= other.worst * (1 + 1e-9) + step).all()
+        assert (bound.max_error <= other.max_error * (1 + 1e-9) + step).all()
         # Tighter, but never by more than the extremes of the values and the lowest bits of the keys explain.
-        assert (bound.worst >= 0.2 * other.worst).all()
-        assert (bound.scale <= bound.worst).all()
-        np.testing.assert_allclose(bound.scale, np.minimum(other.scale, bound.worst), rtol=1e-6)
+        assert (bound.max_error >= 0.2 * other.max_error).all()
+        assert (bound.sigma <= bound.max_error).all()
+        np.testing.assert_allclose(bound.sigma, np.minimum(other.sigma, bound.max_error), rtol=1e-6)
 
 
 def truth_of(options: dict[str, Any], inputs: dict[str, Array], dtype: str, **more: Any) -> Truth:

@@ -178,7 +178,7 @@ def assert_same_truth(stage: str, part: Enclosure, whole: Enclosure, rows: NDArr
 
 
 def assert_same_bound(stage: str, part: Bound, whole: Bound, rows: NDArray[np.intp]) -> None:
-    for own, other in ((part.worst, whole.worst), (part.scale, whole.scale)):
+    for own, other in ((part.max_error, whole.max_error), (part.sigma, whole.sigma)):
         np.testing.assert_allclose(own, rows_of_stage(stage, other, rows), rtol=1e-10)
 
 
@@ -302,7 +302,7 @@ def test_shape_and_dtype_are_those_of_whole_arrays(attention: AttentionProblem) 
 
 
 def pair(posed: AttentionProblem, changed: Array) -> Any:
-    bounds = {stage: bound.worst for stage, bound in posed.part.bounds("native").items()}
+    bounds = {stage: bound.max_error for stage, bound in posed.part.bounds("native").items()}
     computed = {"a": {"output": posed.stages["output"]}, "b": {"output": changed}}
     (found,) = judge_pairs(computed, dict.fromkeys("ab", bounds), posed.rows).values()
     return found
@@ -327,12 +327,12 @@ def test_of_a_pair_the_places_of_nan_are_compared_everywhere_and_values_in_judge
 def test_bounds_that_are_kept_are_those_of_whole_stages_and_infinite_where_nothing_was_judged(
     posed: AttentionProblem,
 ) -> None:
-    for stage, worst in worst_bounds(posed.part, "native").items():
-        assert worst.shape == posed.stages[stage].shape
-        assert (rows_of_stage(stage, worst, posed.rows) == posed.part.bounds("native")[stage].worst).all()
+    for stage, max_error in worst_bounds(posed.part, "native").items():
+        assert max_error.shape == posed.stages[stage].shape
+        assert (rows_of_stage(stage, max_error, posed.rows) == posed.part.bounds("native")[stage].max_error).all()
         if stage not in ("key", "value"):
             rest = np.setdiff1d(np.arange(QUERIES), posed.rows)
-            assert np.isinf(rows_of_stage(stage, worst, rest)).all()
+            assert np.isinf(rows_of_stage(stage, max_error, rest)).all()
     # Two runs that are compared later compare the rows that were judged.
     bounds = dict.fromkeys("ab", worst_bounds(posed.part, "native"))
     stage = next(iter(posed.stages))
