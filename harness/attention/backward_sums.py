@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from attncheck.attention.backward_softmax import storage_of
 from attncheck.attention.backward_weights import BackwardWeights
-from attncheck.attention.errors import ORDER_FACTOR, Bound, Finished, Real, product_variance, settle
+from attncheck.attention.errors import ORDER_FACTOR, Bound, Finished, Real, bound_of, product_variance
 from attncheck.attention.exponents import is_linear
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.scores import constant_roundings, folds_exactly_into_operands, roundings_of_scale
@@ -119,7 +119,7 @@ def bound_of_stored(
         + rounding.output_underflow
     )
     variance = variance + rounding.output_count * (rounding.output_unit * exact) ** 2
-    bound = settle(exact, max_error, variance, floor + rounding.output_underflow)
+    bound = bound_of(exact, max_error, variance, floor + rounding.output_underflow)
     return Bound(np.where(some, bound.max_error, 0.0), np.where(some, bound.sigma, 0.0))
 
 

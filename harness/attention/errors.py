@@ -63,7 +63,7 @@ class Operand:
         """Return the bound of a computed operand."""
         assert self.max_error is not None
         assert self.variance is not None
-        return settle(self.value, self.max_error, self.variance, 0.0)
+        return bound_of(self.value, self.max_error, self.variance, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ class Logits:
             max_error = max_error + rounding.output_unit * (np.abs(exact) + max_error) + rounding.output_underflow
             variance = variance + rounding.output_unit**2 * exact * exact
             floor = floor + rounding.output_underflow
-        return settle(exact, max_error, variance, floor)
+        return bound_of(exact, max_error, variance, floor)
 
 
 def exact_logits(value: Real, max_error: Real | None = None) -> Logits:
@@ -116,7 +116,7 @@ class Finished:
         return self.finished
 
 
-def settle(exact: Real, max_error: Real, variance: Real, floor: Real | float) -> Bound:
+def bound_of(exact: Real, max_error: Real, variance: Real, floor: Real | float) -> Bound:
     """Make a bound; where the exact value is not finite it is 0, for such values are compared and not measured."""
     judged = np.isfinite(exact)
     largest: Real = np.where(judged, np.where(np.isnan(max_error), np.inf, max_error * _OWN_ROUNDING), 0.0)

@@ -33,7 +33,7 @@ import numpy as np
 from flint import arb
 
 from attncheck.attention.balls import BallArray, Exponentials, exponentials, from_entries, log_sum, normalised
-from attncheck.attention.errors import Ball, Bound, Finished, Logits, Operand, Real, finite, settle
+from attncheck.attention.errors import Ball, Bound, Finished, Logits, Operand, Real, bound_of, finite
 from attncheck.attention.exponents import LARGEST_EXPONENT, Rows, is_linear, rows_of
 from attncheck.attention.flags import Flags, Reach, any_of, handed_on
 from attncheck.attention.problem import Problem
@@ -162,7 +162,7 @@ def weights_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound:
     relative = normalisation_error(rows, rounding) + _storage(rounding)
     floor = 2 * rounding.weight_underflow + rounding.output_underflow
     max_error = (moved + relative * (p + moved)) * (1 + 2 * relative) + floor
-    bound = settle(exact, max_error, np.zeros_like(max_error), 0.0)
+    bound = bound_of(exact, max_error, np.zeros_like(max_error), 0.0)
     # The weight is a factor of the whole scale: squared it would underflow.
     scale = p * np.sqrt(_weights_variance(rows, rounding)) + floor
     known = np.isfinite(exact) & np.isfinite(scale) & is_linear(rows)
@@ -253,7 +253,7 @@ def log_sum_exp_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound
         + 2 * unit**2 * maximum**2
         + rounding.output_count * rounding.output_unit**2 * exact**2
     )
-    return settle(exact, max_error, variance, rounding.output_underflow)
+    return bound_of(exact, max_error, variance, rounding.output_underflow)
 
 
 def _weights_variance(rows: Rows, rounding: RoundingModel) -> Real:

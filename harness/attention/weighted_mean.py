@@ -42,11 +42,11 @@ from attncheck.attention.errors import (
     Finished,
     Operand,
     Real,
+    bound_of,
     finite,
     for_query_heads,
     heads_of,
     product_variance,
-    settle,
     transposed,
 )
 from attncheck.attention.exponents import Rows, second_order
@@ -144,7 +144,7 @@ def output_bound(rows: Rows, value: Operand, exact: Real, rounding: RoundingMode
     spread = scaled.unit**2 * _spread(rows, scaled, variance, rounding)
     floor = scaled.unit * 2 * rounding.weight_underflow * _attended_sum(rows, scaled.size)
     floor = floor + 2 * (rows.count + rows.blocks) * rounding.accumulate_underflow + rounding.output_underflow
-    return settle(np.where(rows.count > 0, exact, np.nan), max_error, spread, floor)
+    return bound_of(np.where(rows.count > 0, exact, np.nan), max_error, spread, floor)
 
 
 def mean_bound(weights: Operand, value: Operand, exact: Real, rounding: RoundingModel) -> Bound:
@@ -178,7 +178,7 @@ def mean_bound(weights: Operand, value: Operand, exact: Real, rounding: Rounding
         variance = variance + (w * w) @ finite(value.variance)
     max_error = max_error * (1 + relative) + underflow
     max_error = max_error + storage_error * (np.abs(exact) + max_error) + rounding.output_underflow
-    return settle(exact, max_error, variance, underflow + rounding.output_underflow)
+    return bound_of(exact, max_error, variance, underflow + rounding.output_underflow)
 
 
 def _worst(rows: Rows, scaled: _Scaled, mean_size: Real, variance: Real, rounding: RoundingModel) -> Real:
@@ -268,9 +268,9 @@ def _largest_move(rows: Rows, scaled: _Scaled) -> Real:
         highest, lowest = highest.copy(), lowest.copy()
         values = np.broadcast_to(value, (*output.shape[:-2], *value.shape[-2:]))
         attended = np.broadcast_to(rows.attended, (*output.shape[:-1], value.shape[-2]))
-        for place in zip(*np.nonzero(np.broadcast_to(uncertain, output.shape[:-1])), strict=True):
-            members = values[place[:-1]][attended[place]]
+        for index in zip(*np.nonzero(np.broadcast_to(uncertain, output.shape[:-1])), strict=True):
+            members = values[index[:-1]][attended[index]]
             if members.size:
-                highest[place], lowest[place] = members.max(axis=0), members.min(axis=0)
+                highest[index], lowest[index] = members.max(axis=0), members.min(axis=0)
     move: Real = np.maximum(np.maximum(highest - output, output - lowest), 0)
     return move

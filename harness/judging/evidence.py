@@ -27,5 +27,5 @@ def with_evidence(rows: Sequence[Row], judged: JudgedStages, explain: Callable[[
         judgement = plain[row.stage]
         return pack(evidence, Plain(judgement.verdict, explain(judgement), begins_at, row.message))
 
-    named = judged.recognised.name if judged.recognised is not None else None
+    named = judged.diagnosis.name if judged.diagnosis is not None else None
     return [replace(row, diagnosis=named, evidence=packed(row)) if row in failing else row for row in rows]

@@ -66,7 +66,7 @@ class JudgedStages:
 
     judgements: tuple[StageJudgement, ...]
     begins_at: str
-    recognised: Alternative | None = None
+    diagnosis: Alternative | None = None
     excused: frozenset[str] = frozenset()
     reason: str = ""
     source: str | None = None

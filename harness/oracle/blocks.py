@@ -25,7 +25,7 @@ from attncheck.attention.balls import BallArray, from_entries, log_of_sums
 from attncheck.attention.problem import LOGITS, Problem, check_domain
 from attncheck.attention.walk import exact_walk
 from attncheck.oracle.enclosure import Enclosure, Real, enclose
-from attncheck.oracle.evaluate import MIN_RADIUS, TOLERANCE, settled
+from attncheck.oracle.evaluate import MIN_RADIUS, TOLERANCE, with_enough_precision
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import OPERATIONS, computed_stages
 
@@ -75,7 +75,7 @@ def exact_results(
     """
     problem = Problem.of(operation, options, inputs)
     check_domain(operation, options, inputs)
-    found = settled(lambda: _attempt(problem, stages), f"{operation}: {', '.join(stages)}")
+    found = with_enough_precision(lambda: _attempt(problem, stages), f"{operation}: {', '.join(stages)}")
     logits = (found.inner[stage] for stage in LOGITS if stage in found.inner)
     return found if all(((np.abs(each) <= _LARGEST_LOGIT) | (each == -np.inf)).all() for each in logits) else None
 
@@ -138,9 +138,9 @@ class _Sums:
             return False
         value: BallArray = walk.node("value")
         products = terms @ value.for_heads_of(terms)
-        for place, powers, product in zip(self._places(rows), terms.rows(), products.rows(), strict=True):
-            self.numerators[place] = [total + each for total, each in zip(self.numerators[place], product, strict=True)]
-            self.denominators[place] = self.denominators[place] + sum(powers, _ZERO)
+        for index, powers, product in zip(self._indices(rows), terms.rows(), products.rows(), strict=True):
+            self.numerators[index] = [total + each for total, each in zip(self.numerators[index], product, strict=True)]
+            self.denominators[index] = self.denominators[index] + sum(powers, _ZERO)
         for stage, kept in self.logits.items():
             entries = walk.node(stage).entries()
             kept[..., rows, keys] = np.array([float(ball) for ball in entries]).reshape(logits.shape)
@@ -166,10 +166,10 @@ class _Sums:
             terms += taken if len(taken) == width else [next(following) if flag else _ZERO for flag in attended]
         return from_entries(logits.shape, terms)
 
-    def _places(self, rows: NDArray[np.intp]) -> list[int]:
+    def _indices(self, rows: NDArray[np.intp]) -> list[int]:
         """Return where the sums of these rows of every head are."""
-        places = np.arange(len(self.denominators)).reshape(self.even.shape)
-        return [int(place) for place in places[..., rows].ravel()]
+        indices = np.arange(len(self.denominators)).reshape(self.even.shape)
+        return [int(index) for index in indices[..., rows].ravel()]
 
     def output(self) -> BallArray:
         """Divide: the mean of the values; 0 in a row without a key."""

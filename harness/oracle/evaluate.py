@@ -33,7 +33,7 @@ __all__ = [
     "exact_from",
     "exact_stages",
     "predecessors",
-    "settled",
+    "with_enough_precision",
 ]
 
 Found = TypeVar("Found")
@@ -130,10 +130,10 @@ def _enclosures(problem: Problem, stages: Sequence[str], query_rows: Sequence[in
     starts = range(0, max(len(rows), 1), _ROWS_AT_A_TIME)
     whole = query_rows is None and (len(starts) == 1 or problem.operation in ADDS_QUERIES_UP)
     parts = [problem] if whole else [problem.of_rows(rows[start : start + _ROWS_AT_A_TIME]) for start in starts]
-    return settled(lambda: _attempt(parts, stages), f"{problem.operation}: {', '.join(stages)}")
+    return with_enough_precision(lambda: _attempt(parts, stages), f"{problem.operation}: {', '.join(stages)}")
 
 
-def settled(attempt: Callable[[], Found | None], what: str) -> Found:
+def with_enough_precision(attempt: Callable[[], Found | None], what: str) -> Found:
     """Return what an attempt finds at the lowest precision that suffices; it returns None where that does not."""
     precision = MIN_PRECISION
     while precision <= MAX_PRECISION:
@@ -185,4 +185,4 @@ def _suffices(enclosure: Enclosure, balls: BallArray, part: Problem, walk: Walk,
         return True
     entries, scales = balls.entries(), magnitude(part, walk, stage).entries()
     tolerance = arb(TOLERANCE)
-    return all(bool(entries[place].rad() <= scales[place] * tolerance) for place in doubtful)
+    return all(bool(entries[index].rad() <= scales[index] * tolerance) for index in doubtful)

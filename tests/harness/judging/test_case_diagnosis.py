@@ -68,7 +68,7 @@ def capped_last(*, after_mask: bool) -> Compute:
     return compute
 
 
-def recognised(
+def diagnosed(
     options: Mapping[str, Any],
     inputs: Mapping[str, Array],
     compute: Compute,
@@ -181,7 +181,7 @@ CONVENTIONS: Mapping[str, tuple[Mapping[str, Any], Inputs, Compute, str, str]] =
 @pytest.mark.parametrize("name", CONVENTIONS)
 def test_another_convention_is_semantic_and_named_with_its_stage(name: str, only_output: bool, dtype: str) -> None:
     options, inputs, compute, stage, says = CONVENTIONS[name]
-    judged = recognised(options, inputs, compute, dtype, ("output",) if only_output else ())
+    judged = diagnosed(options, inputs, compute, dtype, ("output",) if only_output else ())
     assert set(failing(judged).values()) == {Verdict.SEMANTIC}
     assert "output" in failing(judged)
     assert {found.message for found in judged.judgements if found.verdict.exit_code} == {says}
@@ -258,7 +258,7 @@ MISTAKES: Mapping[str, tuple[Mapping[str, Any], Inputs, Compute, str, str]] = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_stays_numeric_and_is_told_with_the_stage_where_it_lies(name: str, dtype: str) -> None:
     options, inputs, compute, stage, says = MISTAKES[name]
-    judged = recognised(options, inputs, compute, dtype, ("output",))
+    judged = diagnosed(options, inputs, compute, dtype, ("output",))
     (found,) = judged.judgements
     assert (found.verdict, judged.begins_at) == (Verdict.NUMERIC, stage)
     assert found.message.startswith(f"{says}")
@@ -295,7 +295,7 @@ def test_rows_without_a_key_follow_the_convention_of_the_case(
     given: str, expected: str, dtype: str, stages: tuple[str, ...]
 ) -> None:
     options, inputs = {"empty_rows": expected}, PLAIN | {"mask": EMPTY}
-    judged = recognised(options, inputs, with_rows(FILLED[given], dtype), dtype, stages)
+    judged = diagnosed(options, inputs, with_rows(FILLED[given], dtype), dtype, stages)
     if given == expected:
         assert (failing(judged), judged.begins_at) == ({}, "")
         return
@@ -307,7 +307,7 @@ def test_rows_without_a_key_follow_the_convention_of_the_case(
 @pytest.mark.parametrize(("given", "declared"), [("uniform", "uniform"), ("nan", "nan"), ("nan", "uniform")])
 def test_a_convention_that_is_declared_is_known(given: str, declared: str) -> None:
     inputs = PLAIN | {"mask": EMPTY}
-    judged = recognised({}, inputs, with_rows(FILLED[given]), own=OwnEmptyRows(declared))
+    judged = diagnosed({}, inputs, with_rows(FILLED[given]), own=OwnEmptyRows(declared))
     known = given == declared
     assert judged.excused == ({"weights", "output"} if known else set())
     assert set(failing(judged).values()) == {Verdict.SEMANTIC}
@@ -319,7 +319,7 @@ def test_a_row_that_ignores_its_mask_is_told_from_a_mean() -> None:
         mask = inputs["mask"] | ~inputs["mask"].any(axis=-1, keepdims=True)
         return attend()({**inputs, "mask": mask})
 
-    judged = recognised({}, PLAIN | {"mask": EMPTY}, unmasked, stages=("output",))
+    judged = diagnosed({}, PLAIN | {"mask": EMPTY}, unmasked, stages=("output",))
     assert failing(judged) == {"output": Verdict.SEMANTIC}
     assert judged.judgements[0].message.startswith("a query without a key attends to all keys, as if nothing")
 
@@ -330,7 +330,7 @@ def test_rows_that_are_empty_only_under_the_other_convention_are_told_too() -> N
         empty = stages["log_sum_exp"][..., np.newaxis] == -np.inf
         return {"output": np.where(empty, np.nan, stages["output"])}
 
-    judged = recognised(CAUSAL, FEW_KEYS, nan_rows)
+    judged = diagnosed(CAUSAL, FEW_KEYS, nan_rows)
     assert failing(judged) == {"output": Verdict.SEMANTIC}
     assert judged.judgements[0].message == (
         "causality is aligned bottom-right (key j for query i iff j <= i + Lk - Lq); the case means top-left; "
@@ -347,7 +347,7 @@ def test_a_mistake_beside_a_declared_convention_is_still_told_and_has_the_size_o
     def both(inputs: Inputs) -> Stages:
         return {"output": with_rows(FILLED[given], of=SCALED)(inputs)["output"]}
 
-    judged = recognised({}, PLAIN | {"mask": EMPTY}, both, own=OwnEmptyRows(given))
+    judged = diagnosed({}, PLAIN | {"mask": EMPTY}, both, own=OwnEmptyRows(given))
     (found,) = judged.judgements
     assert found.verdict is Verdict.NUMERIC
     assert found.message.startswith(f"{SAYS_SCALED}; {SAYS[given]} zero; ")
@@ -360,7 +360,7 @@ def test_a_mistake_beside_a_convention_that_is_not_declared_has_the_size_of_both
     def both(inputs: Inputs) -> Stages:
         return {"output": with_rows(FILLED["uniform"], of=SCALED)(inputs)["output"]}
 
-    (found,) = recognised({}, PLAIN | {"mask": EMPTY}, both, own=OwnEmptyRows("nan")).judgements
+    (found,) = diagnosed({}, PLAIN | {"mask": EMPTY}, both, own=OwnEmptyRows("nan")).judgements
     assert found.message.startswith(f"{SAYS_SCALED}; {SAYS['uniform']} zero; ")
     assert found.accumulated is not None
     assert found.accumulated.ratio == np.inf  # a row of zeros has no rounding
@@ -371,7 +371,7 @@ def test_what_a_declared_convention_does_not_explain_fails_on_its_own() -> None:
         stages = with_rows(1 / 7)(inputs)
         return stages | {"log_sum_exp": stages["log_sum_exp"] * (1 + 1e-6)}
 
-    judged = recognised({}, PLAIN | {"mask": EMPTY}, both, own=OwnEmptyRows("uniform"))
+    judged = diagnosed({}, PLAIN | {"mask": EMPTY}, both, own=OwnEmptyRows("uniform"))
     assert failing(judged) == {
         "weights": Verdict.SEMANTIC,
         "log_sum_exp": Verdict.NUMERIC,
@@ -387,9 +387,9 @@ def test_what_nothing_explains_is_judged_by_what_is_declared() -> None:
         return {"output": with_rows(1 / 7)(inputs)["output"] * noise}
 
     for own in (OwnEmptyRows(), OwnEmptyRows("uniform"), OwnEmptyRows(recorded=("nan", "uniform"))):
-        judged = recognised({}, PLAIN | {"mask": EMPTY}, both, own=own)
+        judged = diagnosed({}, PLAIN | {"mask": EMPTY}, both, own=own)
         (found,) = judged.judgements
-        assert (found.verdict, judged.recognised, judged.excused) == (Verdict.NUMERIC, None, frozenset())
+        assert (found.verdict, judged.diagnosis, judged.excused) == (Verdict.NUMERIC, None, frozenset())
         assert found.accumulated is not None
         assert (found.accumulated.ratio == np.inf) is (own == OwnEmptyRows())
 
@@ -407,7 +407,7 @@ def test_what_was_not_asked_for_a_convention_may_follow_another(
     given: str, expected: str, stages: tuple[str, ...]
 ) -> None:
     options, inputs = {"empty_rows": expected}, PLAIN | {"mask": EMPTY}
-    judged = recognised(options, inputs, with_rows(FILLED[given]), stages=stages, own=NOT_ASKED)
+    judged = diagnosed(options, inputs, with_rows(FILLED[given]), stages=stages, own=NOT_ASKED)
     if given == expected:
         assert (failing(judged), judged.excused) == ({}, frozenset())
         return
@@ -420,7 +420,7 @@ def test_what_was_not_asked_for_a_convention_may_follow_another(
 @pytest.mark.parametrize("given", ["uniform", "nan"])
 def test_zeros_are_asked_for_by_saying_nothing(given: str) -> None:
     for options in ({}, {"empty_rows": "zero"}):
-        judged = recognised(options, PLAIN | {"mask": EMPTY}, with_rows(FILLED[given]), own=NOT_ASKED)
+        judged = diagnosed(options, PLAIN | {"mask": EMPTY}, with_rows(FILLED[given]), own=NOT_ASKED)
         assert set(failing(judged).values()) == {Verdict.SEMANTIC}
         assert judged.excused == frozenset()
 
@@ -431,7 +431,7 @@ def test_what_was_asked_for_a_convention_and_gives_another_fails_whatever_it_dec
     given: str, is_declared: bool
 ) -> None:
     own = OwnEmptyRows(given if is_declared else None)
-    judged = recognised({"empty_rows": "uniform"}, PLAIN | {"mask": EMPTY}, with_rows(FILLED[given]), own=own)
+    judged = diagnosed({"empty_rows": "uniform"}, PLAIN | {"mask": EMPTY}, with_rows(FILLED[given]), own=own)
     assert set(failing(judged).values()) == {Verdict.SEMANTIC}
     assert judged.excused == frozenset()
 
@@ -441,7 +441,7 @@ def test_a_mistake_beside_a_convention_that_was_not_asked_for_still_fails(given:
     def both(inputs: Inputs) -> Stages:
         return {"output": with_rows(FILLED[given], of=SCALED)(inputs)["output"]}
 
-    judged = recognised({"empty_rows": "uniform"}, PLAIN | {"mask": EMPTY}, both, own=NOT_ASKED)
+    judged = diagnosed({"empty_rows": "uniform"}, PLAIN | {"mask": EMPTY}, both, own=NOT_ASKED)
     (found,) = judged.judgements
     assert (found.verdict, judged.excused) == (Verdict.NUMERIC, frozenset())
     assert found.message.startswith(f"{SAYS_SCALED}; {SAYS[given]} uniform; ")
@@ -449,7 +449,7 @@ def test_a_mistake_beside_a_convention_that_was_not_asked_for_still_fails(given:
 
 @pytest.mark.parametrize("given", [0.3, np.inf])
 def test_what_is_no_convention_fails_though_none_was_asked_for(given: float) -> None:
-    judged = recognised({"empty_rows": "uniform"}, PLAIN | {"mask": EMPTY}, with_rows(given), own=NOT_ASKED)
+    judged = diagnosed({"empty_rows": "uniform"}, PLAIN | {"mask": EMPTY}, with_rows(given), own=NOT_ASKED)
     assert failing(judged)["weights"] in (Verdict.NUMERIC, Verdict.NONFINITE)
     assert "weights" not in judged.excused  # an output of infinite weights may well be NaN
 
@@ -460,7 +460,7 @@ def test_another_meaning_beside_a_convention_is_no_matter_of_the_convention_alon
         empty = stages["log_sum_exp"][..., np.newaxis] == -np.inf
         return {"output": np.where(empty, np.nan, stages["output"])}
 
-    (found,) = recognised(CAUSAL, FEW_KEYS, nan_rows).judgements
+    (found,) = diagnosed(CAUSAL, FEW_KEYS, nan_rows).judgements
     assert (found.verdict, found.empty_rows) == (Verdict.SEMANTIC, None)
 
 
@@ -469,7 +469,7 @@ def test_another_meaning_beside_a_convention_is_no_matter_of_the_convention_alon
 
 def test_a_convention_that_is_recorded_is_told_and_left_to_the_record() -> None:
     own = OwnEmptyRows(recorded=("uniform", "nan"))
-    judged = recognised({}, PLAIN | {"mask": EMPTY}, with_rows(np.nan), own=own)
+    judged = diagnosed({}, PLAIN | {"mask": EMPTY}, with_rows(np.nan), own=own)
     assert failing(judged) == dict.fromkeys(("weights", "output"), Verdict.SEMANTIC)
     assert {found.empty_rows for found in judged.judgements if found.verdict.exit_code} == {"nan"}
     assert judged.excused == frozenset()
@@ -477,7 +477,7 @@ def test_a_convention_that_is_recorded_is_told_and_left_to_the_record() -> None:
 
 def test_what_is_declared_comes_with_its_reason_and_source() -> None:
     own = OwnEmptyRows("nan", reason="so that it shows", source="example/attention#3")
-    judged = recognised({}, PLAIN | {"mask": EMPTY}, with_rows(np.nan), own=own)
+    judged = diagnosed({}, PLAIN | {"mask": EMPTY}, with_rows(np.nan), own=own)
     assert judged.excused == {"weights", "output"}
     assert (judged.reason, judged.source) == ("so that it shows", "example/attention#3")
 
@@ -492,32 +492,32 @@ def test_an_error_in_one_place_is_no_convention(wrong: float) -> None:
         stages["output"][1, 2, 3, 1] += wrong
         return stages
 
-    judged = recognised(CAUSAL, PLAIN | {"mask": MASK, "bias": BIAS}, one_wrong)
-    assert (failing(judged), judged.recognised) == ({"output": Verdict.NUMERIC}, None)
+    judged = diagnosed(CAUSAL, PLAIN | {"mask": MASK, "bias": BIAS}, one_wrong)
+    assert (failing(judged), judged.diagnosis) == ({"output": Verdict.NUMERIC}, None)
     assert judged.begins_at == "output"
 
 
 def test_noise_is_no_convention() -> None:
     noise = 1 + 1e-1 * np.random.default_rng(5).standard_normal((2, 4, 5, 3))
-    judged = recognised(
+    judged = diagnosed(
         {"softcap": 2.0, "window": (2, 1)},
         PLAIN | {"bias": BIAS},
         lambda inputs: {"output": attend(softcap=2.0, window=(2, 1))(inputs)["output"] * noise},
     )
-    assert (failing(judged), judged.recognised) == ({"output": Verdict.NUMERIC}, None)
+    assert (failing(judged), judged.diagnosis) == ({"output": Verdict.NUMERIC}, None)
 
 
 def test_a_reading_that_gives_the_same_answer_is_none() -> None:
     # On square scores both alignments are one; what is wrong here is something else.
     inputs = PLAIN | {"key": KEY[:, :, :5], "value": VALUE[:, :, :5]}
-    judged = recognised(CAUSAL, inputs, lambda given: {"output": 1.001 * attend(**CAUSAL)(given)["output"]})
-    assert judged.recognised is None
+    judged = diagnosed(CAUSAL, inputs, lambda given: {"output": 1.001 * attend(**CAUSAL)(given)["output"]})
+    assert judged.diagnosis is None
 
 
 def test_one_number_is_the_answer_of_some_scale_and_of_none() -> None:
     inputs = {"query": QUERY[:1, :1, :1], "key": KEY[:1, :1, :2], "value": VALUE[:1, :1, :2, :1]}
-    judged = recognised({}, inputs, attend(scale=0.31), stages=("output",))
-    assert (failing(judged), judged.recognised) == ({"output": Verdict.NUMERIC}, None)
+    judged = diagnosed({}, inputs, attend(scale=0.31), stages=("output",))
+    assert (failing(judged), judged.diagnosis) == ({"output": Verdict.NUMERIC}, None)
 
 
 def test_a_stage_that_no_reading_explains_leaves_all_unexplained() -> None:
@@ -525,29 +525,29 @@ def test_a_stage_that_no_reading_explains_leaves_all_unexplained() -> None:
         stages = attend(**LOWER)(inputs)
         return stages | {"output": stages["output"] * 1.5}
 
-    judged = recognised(CAUSAL, PLAIN, two_wrongs)
-    assert judged.recognised is None
+    judged = diagnosed(CAUSAL, PLAIN, two_wrongs)
+    assert judged.diagnosis is None
     assert Verdict.SEMANTIC not in failing(judged).values()
 
 
 def test_a_stage_before_the_option_is_not_its_fault() -> None:
-    judged = recognised(
+    judged = diagnosed(
         CAUSAL, PLAIN, lambda inputs: attend(**LOWER)(inputs) | {"raw_scores": 2 * attend()(inputs)["raw_scores"]}
     )
-    assert (judged.recognised, judged.begins_at) == (None, "raw_scores")
+    assert (judged.diagnosis, judged.begins_at) == (None, "raw_scores")
 
 
 def test_large_problems_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(case_diagnosis, "MAX_ELEMENTS", QUERY[..., 0].size * 7 - 1)
     options, inputs, compute, *_ = CONVENTIONS["bottom-right"]
-    assert recognised(options, inputs, compute).recognised is None
+    assert diagnosed(options, inputs, compute).diagnosis is None
     monkeypatch.setattr(case_diagnosis, "MAX_ELEMENTS", QUERY[..., 0].size * 7)
-    assert recognised(options, inputs, compute).recognised is not None
+    assert diagnosed(options, inputs, compute).diagnosis is not None
 
 
 def test_what_is_right_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge_implementation, "diagnose_case", lambda *arguments: pytest.fail("tried"))
-    assert failing(recognised(CAUSAL, PLAIN, attend(**CAUSAL))) == {}
+    assert failing(diagnosed(CAUSAL, PLAIN, attend(**CAUSAL))) == {}
 
 
 # A query that holds NaN.
@@ -558,7 +558,7 @@ POISONED[0, 1, 2, 3] = np.nan
 
 def test_a_query_row_with_nan_is_nan_in_every_stage_and_in_no_other_row() -> None:
     options, inputs = {"is_causal": True, "softcap": 2.0}, PLAIN | {"query": POISONED, "bias": BIAS}
-    assert failing(recognised(options, inputs, attend(**options))) == {}
+    assert failing(diagnosed(options, inputs, attend(**options))) == {}
 
 
 def test_a_nan_score_may_leave_the_weights_of_forbidden_keys_at_zero_and_no_others() -> None:
@@ -571,13 +571,13 @@ def test_a_nan_score_may_leave_the_weights_of_forbidden_keys_at_zero_and_no_othe
         return stages | {"weights": np.nan_to_num(stages["weights"])}
 
     inputs = PLAIN | {"query": POISONED}
-    assert failing(recognised(CAUSAL, inputs, confined)) == {}
-    assert failing(recognised(CAUSAL, inputs, swallowed)) == {"weights": Verdict.NONFINITE}
+    assert failing(diagnosed(CAUSAL, inputs, confined)) == {}
+    assert failing(diagnosed(CAUSAL, inputs, swallowed)) == {"weights": Verdict.NONFINITE}
 
 
 @pytest.mark.parametrize("stages", [(), ("output",)])
 def test_nan_that_is_swallowed_is_nonfinite(stages: tuple[str, ...]) -> None:
-    judged = recognised(
+    judged = diagnosed(
         CAUSAL, PLAIN | {"query": POISONED}, changed(attend(**CAUSAL), query=np.nan_to_num), stages=stages
     )
     assert set(failing(judged).values()) == {Verdict.NONFINITE}
@@ -590,7 +590,7 @@ def test_nan_that_reaches_other_rows_is_nonfinite() -> None:
         output = attend()(inputs)["output"]
         return {"output": np.where(np.isnan(output).any(axis=-2, keepdims=True), np.nan, output)}
 
-    judged = recognised({}, PLAIN | {"query": POISONED}, spread)
+    judged = diagnosed({}, PLAIN | {"query": POISONED}, spread)
     assert failing(judged) == {"output": Verdict.NONFINITE}
     assert judged.judgements[0].message.startswith("nan where the exact value is ")
 
@@ -698,9 +698,9 @@ OTHERS: Mapping[str, tuple[Mapping[str, Any], Inputs, Compute, tuple[str, ...]]]
 @pytest.mark.parametrize("name", OTHERS)
 def test_another_step_or_operand_is_named(name: str, dtype: str) -> None:
     options, inputs, compute, stages = OTHERS[name]
-    judged = recognised(options, inputs, compute, dtype, stages)
-    assert judged.recognised is not None
-    assert judged.recognised.name == name
+    judged = diagnosed(options, inputs, compute, dtype, stages)
+    assert judged.diagnosis is not None
+    assert judged.diagnosis.name == name
     assert set(failing(judged).values()) == {Verdict.NUMERIC}
 
 
@@ -760,8 +760,8 @@ def dropped(name: str) -> Callable[[Inputs], Stages]:
 )
 def test_what_goes_wrong_with_heads_is_named(name: str, compute: Callable[[Inputs], Stages]) -> None:
     judged = judged_as("multi_head_attention", {"heads": 2}, HEADS, compute(HEADS))
-    assert judged.recognised is not None
-    assert judged.recognised.name == name
+    assert judged.diagnosis is not None
+    assert judged.diagnosis.name == name
 
 
 @pytest.mark.parametrize(
@@ -777,8 +777,8 @@ def test_gradients_off_by_a_power_of_the_scale_are_named(name: str, factor: floa
     inputs = PLAIN | {"grad_output": DRAWN.standard_normal((2, 4, 5, 3))}
     right = dict(reference.attention_gradients(**inputs))
     judged = judged_as("attention_gradients", {}, inputs, right | {stage: right[stage] * factor for stage in stages})
-    assert judged.recognised is not None
-    assert judged.recognised.name == name
+    assert judged.diagnosis is not None
+    assert judged.diagnosis.name == name
     assert set(failing(judged)) == set(stages)
 
 
@@ -786,7 +786,7 @@ def test_another_factor_of_the_gradients_is_not_named() -> None:
     inputs = PLAIN | {"grad_output": DRAWN.standard_normal((2, 4, 5, 3))}
     right = dict(reference.attention_gradients(**inputs))
     judged = judged_as("attention_gradients", {}, inputs, right | {"grad_key": right["grad_key"] * 1.5})
-    assert judged.recognised is None
+    assert judged.diagnosis is None
 
 
 # How accurate a wrong result is.
@@ -804,9 +804,9 @@ def in_precision(dtype: Any) -> Compute:
 
 @pytest.mark.parametrize(("dtype", "name"), [(np.float32, "accuracy-of-float32"), (np.float16, "accuracy-of-16-bits")])
 def test_the_accuracy_of_a_lower_precision_is_told(dtype: Any, name: str) -> None:
-    judged = recognised({}, PLAIN, in_precision(dtype))
-    assert judged.recognised is not None
-    assert judged.recognised.name == name
+    judged = diagnosed({}, PLAIN, in_precision(dtype))
+    assert judged.diagnosis is not None
+    assert judged.diagnosis.name == name
     (found,) = judged.judgements
     assert found.verdict is Verdict.NUMERIC
     assert found.message.startswith(
@@ -815,13 +815,13 @@ def test_the_accuracy_of_a_lower_precision_is_told(dtype: Any, name: str) -> Non
 
 
 def test_an_error_of_that_size_in_proportion_to_the_answer_is_no_accuracy() -> None:
-    judged = recognised({}, PLAIN, lambda inputs: {"output": attend()(inputs)["output"] * (1 + 1e-7)})
-    assert judged.recognised is None
+    judged = diagnosed({}, PLAIN, lambda inputs: {"output": attend()(inputs)["output"] * (1 + 1e-7)})
+    assert judged.diagnosis is None
     assert "accuracy-of-float32" in judged.findings.refuted
 
 
 def test_a_failure_in_float32_refutes_its_accuracy() -> None:
-    judged = recognised({}, PLAIN, in_precision(np.float16), "float32", ())
+    judged = diagnosed({}, PLAIN, in_precision(np.float16), "float32", ())
     assert "accuracy-of-float32" in judged.findings.refuted
 
 
@@ -831,15 +831,15 @@ def test_a_failure_in_float32_refutes_its_accuracy() -> None:
 def test_of_several_mistakes_that_fit_none_is_named_and_all_are_findings() -> None:
     # Two keys of which a causal query sees the first: the other one alone is left out, or mirrored.
     inputs = {"query": QUERY[..., :1, :], "key": KEY[..., :2, :], "value": VALUE[..., :2, :]}
-    judged = recognised({"is_causal": True, "window": (0, 0)}, inputs, attend(), stages=("output",))
+    judged = diagnosed({"is_causal": True, "window": (0, 0)}, inputs, attend(), stages=("output",))
     names = {each.name for each in judged.findings.fits}
     assert len(names) > 1
-    assert judged.recognised is None or judged.recognised.verdict is Verdict.SEMANTIC
+    assert judged.diagnosis is None or judged.diagnosis.verdict is Verdict.SEMANTIC
 
 
 def test_a_convention_beside_others_says_that_the_case_does_not_tell() -> None:
     inputs = {"query": QUERY[..., :1, :], "key": KEY, "value": VALUE}
-    judged = recognised(CAUSAL, inputs, attend(), stages=("output",))
+    judged = diagnosed(CAUSAL, inputs, attend(), stages=("output",))
     (found,) = judged.judgements
     assert found.verdict is Verdict.SEMANTIC
     assert "causality is aligned bottom-right" in found.message
@@ -851,8 +851,8 @@ def test_a_reading_that_would_change_a_stage_that_is_right_does_not_fit() -> Non
     def only_output(inputs: Inputs) -> Stages:
         return attend(**CAUSAL)(inputs) | {"output": attend()(inputs)["output"]}
 
-    judged = recognised(CAUSAL, PLAIN, only_output)
-    assert judged.recognised is None
+    judged = diagnosed(CAUSAL, PLAIN, only_output)
+    assert judged.diagnosis is None
     assert "causality-ignored" not in {each.name for each in judged.findings.fits}
 
 
@@ -861,7 +861,7 @@ def test_masked_keys_with_weight_are_told_as_that() -> None:
         stages = attend()(inputs)
         return {"weights": np.where(stages["weights"] == 0, 1e-10, stages["weights"])}
 
-    judged = recognised({}, PLAIN | {"mask": MASK}, leaking)
+    judged = diagnosed({}, PLAIN | {"mask": MASK}, leaking)
     (found,) = judged.judgements
     count = 4 * int((~MASK).sum())
     says = f"{count} masked keys have weight, up to 1e-10: a key that may not be attended to must have exactly 0"
@@ -876,6 +876,6 @@ def test_a_softmax_over_another_axis_beside_sinks_is_wrong_and_has_no_name(axis:
         weights = np.moveaxis(reference.softmax(turned)["weights"], -1, axis)
         return stages | {"weights": weights, "output": weights @ inputs["value"]}
 
-    judged = recognised({}, PLAIN | {"sinks": DRAWN.standard_normal(4)}, over_axis)
+    judged = diagnosed({}, PLAIN | {"sinks": DRAWN.standard_normal(4)}, over_axis)
     assert failing(judged)["weights"] is Verdict.NUMERIC
     assert not {each.name for each in judged.findings.fits if each.name.startswith("softmax-over")}
