@@ -14,6 +14,7 @@ from attncheck.attention.radii import propagate
 from attncheck.attention.rounding import rounding_model_named
 from attncheck.attention.walk import error_walk, reach_walk, value_walk
 from attncheck.backends import numpy_backend
+from attncheck.oracle.blocks import are_blocked, exact_results
 from attncheck.oracle.evaluate import exact_from, exact_stages
 from attncheck.reading.canonical import canonical_form, rows_of_tables
 from attncheck.reading.inputs import Inputs
@@ -182,3 +183,20 @@ def test_flags_reach_the_other_element_of_their_pair(options: dict[str, Any]) ->
     assert {tuple(each[2:]) for each in np.argwhere(walk.node("rotated_query")).tolist()} == {
         (3, each) for each in of_pair
     }
+
+
+@LAYOUTS
+def test_keys_in_blocks_are_rotated_by_their_own_positions(options: dict[str, Any]) -> None:
+    rng = np.random.default_rng(5)
+    inputs = {
+        name: rng.standard_normal((1, 2, length, WIDTH))
+        for name, length in (("query", 150), ("key", 180), ("value", 180))
+    }
+    inputs |= {name: rng.standard_normal((180, PAIRS)) for name in ("rotary_cos", "rotary_sin")}
+    posed = canonical("attention", options | {"is_causal": True}, inputs)
+    assert are_blocked("attention", *posed, ["output"])
+    blocked = exact_results("attention", *posed, ["output"])
+    assert blocked is not None
+    np.testing.assert_array_equal(
+        blocked.exact["output"].high, exact_stages("attention", *posed, ["output"])["output"].high
+    )
