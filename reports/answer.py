@@ -267,7 +267,7 @@ def what_is_wrong(frames: Frames, *, with_records: bool = True) -> pd.DataFrame:
 
 @once_for_frames
 def findings(frames: Frames) -> pd.DataFrame:
-    """Return what people are told is wrong: of implementations as above, of documents and records each thing once.
+    """Return what is reported as wrong: of implementations as above, of documents and records each thing once.
 
     What is printed or recorded wrongly has neither implementation nor dtype: every one of them shows it.
     """

@@ -181,7 +181,7 @@ def _test(frames: Frames, identity: str, column: Column, dtype: str, cell: Cell,
     elif cell.state is State.UNVERIFIED:
         _add(test, "skipped", "unverified: there is no exact answer to hold it against")
     elif cell.state in (State.MISPRINT, State.XPASS):
-        SubElement(test, "system-out").text = f"{cell.verdict}: the document's, told among the printed numbers"
+        SubElement(test, "system-out").text = f"{cell.verdict}: the document's, reported among the printed numbers"
     elif cell.state is State.XFAIL:
         row = notes.expected_failures[key]
         lines = [f"xfail {cell.verdict}", _text(row["reason"]) or _text(row["message"]), _text(row["thread"])]

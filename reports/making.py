@@ -157,7 +157,7 @@ def _problems(run: Run, merged: Merged) -> list[str]:
 
 
 def _announced(run: Run, merged: Merged) -> list[str]:
-    """Say which of them a run told when it began."""
+    """Say which of them a run printed when it began."""
     where, environment = _where(run, merged), run.environment
     missing = [each for each in environment["missing"].items() if not _instead(each[0], run, merged)]
     problems = [f"{where}{name} could not run: {reason}" for name, reason in missing]

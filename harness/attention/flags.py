@@ -18,7 +18,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Reach:
-    """What a reach rule is told: flags of the inputs; where it is said which keys are attended, no others count."""
+    """What a reach rule gets: flags of the inputs; where it is said which keys are attended, no others count."""
 
     problem: Problem
     flags: Mapping[str, Flags]

@@ -34,7 +34,7 @@ class NotFiniteError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class At:
-    """What an error rule is told beside its operands."""
+    """What an error rule gets beside its operands."""
 
     problem: Problem
     rounding: RoundingModel
@@ -55,7 +55,7 @@ class At:
 
 @dataclass(frozen=True, eq=False)
 class Around:
-    """What a radius rule is told: a problem, and the radii of its inputs."""
+    """What a radius rule gets: a problem, and the radii of its inputs."""
 
     problem: Problem
     radii: Mapping[str, Real]

@@ -1,4 +1,4 @@
-"""The command line's frame: what every command shares, and how a failure is told."""
+"""The command line's frame: what every command shares, and how a failure is reported."""
 
 from __future__ import annotations
 

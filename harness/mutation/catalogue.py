@@ -41,7 +41,7 @@ TOPICS: tuple[ModuleType, ...] = tuple(
         "sinks",
     )
 )
-"""The modules that register subjects: in their order, and in that of their lines, subjects are told."""
+"""The modules that register subjects: subjects are listed in their order, and in that of their lines."""
 
 _ALL: tuple[Subject, ...] = tuple(subject for topic in TOPICS for subject in subjects_of_module(topic.__name__))
 MUTANTS: tuple[Mutant, ...] = tuple(each for each in _ALL if isinstance(each, Mutant))

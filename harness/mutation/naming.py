@@ -1,6 +1,6 @@
 """What is named of faults whose cause is known: how many rightly, how many wrongly, how many not at all.
 
-Each fault of the catalogue says what it is (``Mutant.diagnosis``). What is told of it is decided as in any run, from
+Each fault of the catalogue says what it is (``Mutant.diagnosis``). What is diagnosed is decided as in any run, from
 the cases that it fails: the first of them that are small, so that naming costs no more than finding.
 """
 
@@ -39,7 +39,7 @@ class Naming:
         self.evidence.setdefault(subject.name, {})[unit] = evidence
 
     def names(self) -> dict[str, tuple[str, ...]]:
-        """Return what is told of every subject that fails anywhere."""
+        """Return the diagnosis of every subject that fails anywhere."""
         return {name: names_of(decide(cases).values()) for name, cases in self.evidence.items()}
 
 
@@ -59,12 +59,12 @@ def joined(parts: Iterable[Naming], order: Mapping[tuple[str, int], int]) -> Nam
 
 
 def names_of(decisions: Iterable[Decision]) -> tuple[str, ...]:
-    """Return the names that are told, each once."""
+    """Return the names that were diagnosed, each once."""
     return tuple(dict.fromkeys(each.fit.name for each in decisions if each.fit is not None))
 
 
 def how_named(subject: Subject, names: Sequence[str]) -> str:
-    """Say whether what is told of a subject is what it is; of a control nothing is."""
+    """Say whether the diagnosis of a subject is what it is; a control has none."""
     if not names:
         return NOT_NAMED
     right = set(subject.diagnosis) if isinstance(subject, Mutant) else set()

@@ -68,7 +68,7 @@ class MutationFrames:
 
     @property
     def wrongly_named(self) -> pd.DataFrame:
-        """The faults of which something else is told than what they are, a row each."""
+        """The faults that were diagnosed as something else than they are, a row each."""
         found = self._named_subjects()
         return found[found["how_named"].eq(WRONGLY)]
 
@@ -96,7 +96,7 @@ class MutationFrames:
 def summarise(
     evaluations: pd.DataFrame, subjects: Sequence[Subject], seeds: Sequence[int], names: Mapping[str, Sequence[str]]
 ) -> MutationFrames:
-    """Sum the evaluations up; ``names`` is what is told of a subject's fault."""
+    """Sum the evaluations up; ``names`` are the diagnoses of a subject's fault."""
     evaluations = evaluations.astype({"caught": bool, **dict.fromkeys(RULES, "boolean")})
     first = _first_flagged(evaluations)
     dtypes = sorted(set(evaluations["dtype"]))

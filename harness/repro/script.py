@@ -187,7 +187,7 @@ def _packages(implementation: Implementation, dtypes: Collection[str]) -> Iterat
 
 
 def _beginning(implementation: Implementation, dtypes: Collection[str]) -> Iterator[str]:
-    """Yield the imports, and what has to be set before them: threads, and what the framework is told."""
+    """Yield the imports, and what has to be set before them: threads, and how the framework is configured."""
     entry = implementation.entry
     yield "from __future__ import annotations\n"
     if _hides_a_module(entry):

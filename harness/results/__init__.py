@@ -3,4 +3,4 @@
 from pathlib import Path
 
 DEFAULT_RESULTS = Path("results/latest")
-"""Where a run writes unless it is told to write elsewhere."""
+"""Where a run writes by default."""

@@ -3,8 +3,8 @@
 Evaluations are held against each other by environment, implementation, case and dtype. A verdict got *worse* where it
 fails now and did not before, expected failures and what is unsupported being no failures, and where something ran and
 now raises, crashes or takes too long; it got *better* where the opposite is so; everything else is another change. That
-alone decides the exit code: errors that grew within their bounds are told (``diff_errors.py`` says when), and so are
-cases, implementations and versions that differ. An evaluation that only one of the results has got neither.
+alone decides the exit code: errors that grew within their bounds are reported (``diff_errors.py`` says when), and so
+are cases, implementations and versions that differ. An evaluation that only one of the results has got neither.
 """
 
 from __future__ import annotations

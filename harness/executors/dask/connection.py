@@ -206,7 +206,7 @@ def _within(seconds: float, function: Callable[[], object]) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Dask's log and warnings from the terminal: what matters of them is told in our words."""
+    """Keep Dask's log and warnings from the terminal: what matters of them is reported in our words."""
     loggers = [
         logging.getLogger(name)
         for name in (*_LOGGERS, *logging.root.manager.loggerDict)

@@ -58,7 +58,7 @@ class DaskExecutor:
         try:
             driver.drive()
         except (CancelledError, CommClosedError):
-            raise lost(self._cluster.address, "the scheduler is gone, or has been told to forget this run") from None
+            raise lost(self._cluster.address, "the scheduler is gone, or was asked to forget this run") from None
         finally:
             driver.cancel()
 
