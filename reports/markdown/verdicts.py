@@ -9,7 +9,7 @@ from attncheck.reports.frames import Column, Frames, records, rows_judged
 from attncheck.reports.markdown.text import code, escape, table
 from attncheck.reports.terminal import verdict_counts
 
-_MAX_CASES, _MAX_CELLS = 1_000, 40_000
+_MAX_CASES, _MAX_CELLS = 2_000, 40_000
 """A forge shows no file of many megabytes, and nobody reads one."""
 
 Verdicts = Mapping[str, Mapping[Column, str]]
