@@ -159,8 +159,8 @@ def attention(
     past = 0 if past_key is None else past_key.shape[-2]
     if rotary_cos is not None and rotary_sin is not None:
         cos, sin = rotary_cos[past:], rotary_sin[past:]
-        query, key = (_rotate(each, cos, sin, rotary_interleaved) for each in (query, key))
-        stages["rotated_query"] = query
+        query = stages["rotated_query"] = _rotate(query, cos, sin, rotary_interleaved)
+        key = _rotate(key, cos, sin, rotary_interleaved)
     if past_key is not None and past_value is not None:
         key, value = (np.concatenate(each, axis=-2) for each in ((past_key, key), (past_value, value)))
         window = _seen_from_the_first_key(window, past)

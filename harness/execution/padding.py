@@ -20,7 +20,7 @@ from attncheck.execution.implementations import Implementation
 from attncheck.execution.operations import call_of
 from attncheck.execution.requirements import InexactError, Requirements, require_exact, sees_added_keys
 from attncheck.execution.worker import Failure, Outcome, Task
-from attncheck.reading.shapes import bind_axes, broadcast_gradients, stage_axes, stage_shapes
+from attncheck.reading.shapes import bind_axes, optional_gradients, stage_axes, stage_shapes
 from attncheck.spec import DEFAULT_SCORE, GRADIENTS, LOGITS, PROJECTIONS, STAGE_SPECS, Shape, inputs_of
 
 Array = NDArray[Any]
@@ -111,7 +111,7 @@ def _padding(task: Task, lengths: Lengths, longer: Lengths, accepted: frozenset[
     require_exact(task, longer, asked)
     padded = {**lengths, **longer}
     axes, shapes = stage_axes(task.operation, lengths), stage_shapes(task.operation, padded)
-    for stage, name in broadcast_gradients(task.operation).items():
+    for stage, name in optional_gradients(task.operation).items():
         if name in inputs:
             axes[stage], shapes[stage] = specs[name].axes, inputs[name].shape
     kept = {stage: _kept(stage, axes[stage], shape, lengths, longer) for stage, shape in shapes.items()}

@@ -24,7 +24,7 @@ from attncheck.attention.problem import MAY_BE_MINUS_INFINITY, Problem
 from attncheck.attention.walk import Walk, reach_walk, reach_walk_from
 from attncheck.judging.special_rows import scores_shape
 from attncheck.oracle.enclosure import Enclosure
-from attncheck.reading.shapes import broadcast_gradients
+from attncheck.reading.shapes import optional_gradients
 from attncheck.spec import LOGITS, PROJECTIONS, ROTATIONS, STAGE_SPECS, SUMS_OF_QUERIES, Shape, computed_stages
 
 Array = NDArray[Any]
@@ -35,8 +35,8 @@ _LOGITS = frozenset({*PROJECTIONS, *ROTATIONS, *LOGITS})
 """Stages of which every key has its own elements: what reaches these is no matter of masks."""
 
 _SPOILT_TOGETHER: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys({*SUMS_OF_QUERIES, *optional_gradients("attention_gradients")}, (-2, -1)),
     **{name: () for name, spec in STAGE_SPECS.items() if spec.axes[-1] in {"Lq", "H"}},
-    **dict.fromkeys({*SUMS_OF_QUERIES, *broadcast_gradients("attention_gradients")}, (-2, -1)),
 }
 """Axes along which one NaN tells what became of the others: the last one, but for these stages. A softmax may give 0
 beside a NaN, as TensorFlow's does, so that a sum over queries is NaN for some keys alone."""

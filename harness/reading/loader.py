@@ -28,7 +28,7 @@ from attncheck.reading.forms import check_form, heads_note, memory_layout_of, me
 from attncheck.reading.number_checks import check_at_most, check_lowest, check_range
 from attncheck.reading.options import check_empty_rows, read_options
 from attncheck.reading.repetition import FOR_EACH, write_out
-from attncheck.reading.shapes import ShapeFault, bind_axes, broadcast_gradients, show, stage_shapes
+from attncheck.reading.shapes import ShapeFault, bind_axes, optional_gradients, show, stage_shapes
 from attncheck.reading.statistics_support import support_statistics
 from attncheck.reading.uneven_digits import uneven_digits
 from attncheck.reading.yaml_reader import YamlDocument, read_yaml
@@ -272,7 +272,7 @@ def _stage_shapes(
     """Return every stage's shape; one that is judged is refused where it is too large, others nobody has to hold."""
     shapes = stage_shapes(operation, lengths)
     shapes |= {
-        stage: inputs.shapes[name] for stage, name in broadcast_gradients(operation).items() if name in inputs.shapes
+        stage: inputs.shapes[name] for stage, name in optional_gradients(operation).items() if name in inputs.shapes
     }
     for stage, shape in shapes.items():
         if is_too_large(shape) and (judged is None or stage in judged):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from attncheck.spec import AT_LEAST, OPERATIONS, STAGE_SPECS, Axes, InputSpec, Shape
 
-_MAY_BE_EMPTY = frozenset({"B", "Lq", "Lk", "P", "T"})
+_MAY_BE_EMPTY = frozenset({"B", "Lq", "Lk", "P", "T", "Lr"})
 """Axes of which there may be none; without a head or a width there is nothing to compute."""
 
 
@@ -170,24 +170,24 @@ def spread_shape(shapes: Sequence[Shape]) -> Shape:
 def stage_axes(operation: str, letters: Collection[str]) -> dict[str, Axes]:
     """Return the axes of every stage that an operation can return, where these letters have a length.
 
-    The gradient of an input that may be broadcast has that input's own shape, and is left out.
+    The gradient of an input that may be left out has that input's own shape, and is left out.
     """
     own = OPERATIONS[operation]
-    axes = {stage: STAGE_SPECS[stage].axes for stage in own.stages if stage not in broadcast_gradients(operation)}
+    axes = {stage: STAGE_SPECS[stage].axes for stage in own.stages if stage not in optional_gradients(operation)}
     for stage, choices in own.stage_axes.items():
         axes[stage] = next((each for each in choices if set(each) <= set(letters)), choices[-1])
     return axes
 
 
-def broadcast_gradients(operation: str) -> dict[str, str]:
-    """Return the gradients that have the shape of their input, which may be broadcast, each with that input."""
+def optional_gradients(operation: str) -> dict[str, str]:
+    """Return the gradients of inputs that a case need not have, each with that input, whose shape it has."""
     own = OPERATIONS[operation]
-    broadcast = {f"grad_{name}": name for name, spec in own.inputs.items() if spec.broadcast}
-    return {stage: name for stage, name in broadcast.items() if stage in own.stages}
+    optional = {f"grad_{name}": name for name, spec in own.inputs.items() if not spec.required}
+    return {stage: name for stage, name in optional.items() if stage in own.stages}
 
 
 def stage_shapes(operation: str, lengths: Mapping[str, int]) -> dict[str, Shape]:
-    """Return the shape of every stage that the operation can return, but for gradients of what may be broadcast."""
+    """Return the shape of every stage that the operation can return, but for gradients of what may be left out."""
     axes, lengths = stage_axes(operation, lengths), {**lengths}
     if "Dv" in lengths and "H" in lengths:
         lengths.setdefault("H*Dv", lengths["H"] * lengths["Dv"])

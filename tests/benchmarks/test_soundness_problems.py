@@ -39,7 +39,16 @@ def test_everything_that_can_be_asked_is_drawn(problems: ModuleType) -> None:
     drawn = drawn_from(problems, 600)
     asked = Counter(name for problem in drawn for name in problem.asked.split(" + "))
     every = ["causal", "padding", "random", "bias", "bias with -inf", "window", "key lengths", "query mask", "past"]
-    assert set(asked) == {*every, "bottom right", "scale", "negative scale", "softcap", "grouped", "nothing", "none"}
+    assert set(asked) == {
+        *every,
+        "bottom right",
+        "scale",
+        "negative scale",
+        "softcap",
+        "grouped",
+        "nothing",
+        "none",
+    } | {"sinks", "rotary"}
     assert {problem.operation for problem in drawn} == set(problems.OPERATIONS)
 
 

@@ -116,7 +116,9 @@ def test_every_module_that_registers_subjects_is_a_topic_of_the_catalogue() -> N
 @each_small_mutant
 def test_every_mutant_goes_wrong_first_where_it_says(mutant: Mutant, problems: Problems, solve: Solve) -> None:
     for dtype in (dtype for dtype in mutant.dtypes if dtype in WIDE):
-        wrong = {first_wrong(mutant.backend, solve, task, dtype) for task in problems.values()} - {None}
+        # A rotation stands before the scores, and shows faults of what it rotates: they show at the scores without one.
+        tasks = [task for name, task in problems.items() if mutant.topic == "rotary" or not name.startswith("rotary")]
+        wrong = {first_wrong(mutant.backend, solve, task, dtype) for task in tasks} - {None}
         assert wrong, f"no problem shows it in {dtype}"
         assert min(wrong, key=lambda stage: STAGES.index(str(stage))) == mutant.first_wrong_stage, dtype
 

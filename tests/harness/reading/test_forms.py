@@ -290,7 +290,7 @@ def test_only_the_stages_that_are_named_are_judged(load_text: Load) -> None:
         (
             "stages: [output, context]",
             "stages[1]",
-            "attention has raw_scores, scores, capped, biased, masked, weights,",
+            "attention has rotated_query, rotated_key, raw_scores, scores, capped, biased, masked, weights,",
         ),
         ("stages: [grad_query]", "stages[0]", "log_sum_exp, output here, no grad_query"),
     ],

@@ -14,6 +14,7 @@ from attncheck.reading.shapes import (
     fitted_shape,
     lift,
     merge_head_weights,
+    optional_gradients,
     repeated_axes,
     show,
     stage_shapes,
@@ -21,13 +22,15 @@ from attncheck.reading.shapes import (
 from attncheck.spec import OPERATIONS, SCORE_INPUTS, InputSpec, inputs_of
 
 KINDS = [("scoring", kind) for kind in SCORE_INPUTS] + [(name, None) for name in OPERATIONS if name != "scoring"]
-LETTERS = ("B", "Hkv", "Lq", "Lk", "P", "D", "Dk", "Dv", "A", "E", "Ek", "Ev", "Eo")
-MAY_BE_EMPTY = ("B", "Lq", "Lk", "P")
+LETTERS = ("B", "Hkv", "Lq", "Lk", "P", "D", "Dk", "Dv", "A", "E", "Ek", "Ev", "Eo", "Lr", "R")
+MAY_BE_EMPTY = ("B", "Lq", "Lk", "P", "Lr")
 
 
 def _consistent(lengths: dict[str, int], group: int) -> dict[str, int]:
     """Add the lengths that follow from others: ``group`` query heads share a head of keys."""
     lengths = lengths | {"H": group * lengths["Hkv"], "T": lengths["P"] + lengths["Lk"]}
+    lengths["D"] += 2 * lengths["R"]  # there are as many positions and elements as are rotated, or more
+    lengths["Lr"] += lengths["P"] + max(lengths["Lq"], lengths["Lk"])
     merged = [(heads, width) for heads in ("H", "Hkv") for width in ("D", "Dv")]
     return lengths | {f"{heads}*{width}": lengths[heads] * lengths[width] for heads, width in merged}
 
@@ -226,8 +229,10 @@ def test_every_stage_that_an_operation_may_return_has_a_shape(
 ) -> None:
     shapes = _full_shapes(operation, kind, lengths)
     bound = bind_axes(inputs_of(operation, kind), shapes, *_heads(operation, lengths))
-    # The gradient of a bias has the shape of that bias, which may be anything that broadcasts.
-    assert set(OPERATIONS[operation].stages) - {"grad_bias"} <= set(stage_shapes(operation, bound))
+    # The gradient of what may be left out has the shape of that, where it is given.
+    assert set(OPERATIONS[operation].stages) - optional_gradients(operation).keys() <= set(
+        stage_shapes(operation, bound)
+    )
 
 
 @given(lengths=lengths_of_letters)
