@@ -117,15 +117,16 @@ def softmax(scores: Array, *, empty_rows: EmptyRows = "zero") -> Stages:
 
 def _softmax_with_sinks(scores: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
     """Normalise each row over the keys and the sink of its head, whose own weight is not returned."""
-    sink = -np.inf if sinks is None else sinks[:, np.newaxis, np.newaxis]  # (H, 1, 1)
     scores = _fill_empty_rows(scores, sinks, empty_rows)
-    maximum = np.maximum(_row_maximum(scores), sink)
+    maximum = _row_maximum(scores)
+    if sinks is not None:
+        maximum = np.maximum(maximum, sinks[:, np.newaxis, np.newaxis])  # (H, 1, 1)
     empty = maximum == -np.inf
     shift = np.where(empty, 0, maximum)
     exponentials = np.exp(scores - shift)
     total = _row_sum(exponentials)
     if sinks is not None:
-        total = total + np.exp(sink - shift)
+        total = total + np.exp(sinks[:, np.newaxis, np.newaxis] - shift)
     total = np.where(empty, 1, total)
     return {
         "weights": np.where(empty, 0, exponentials / total),
