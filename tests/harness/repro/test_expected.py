@@ -65,9 +65,9 @@ def truth_of(case: Case, dtype: str) -> Truth:
 
 def spoiled(truth: Truth, stage: str, shape: tuple[int, ...], random: np.random.Generator) -> NDArray[Any]:
     """Return a stage whose errors are about as large as the bounds, some of them NaN and infinite."""
-    exact, worst = truth.exact[stage].high, truth.bounds(class_of(truth.dtype))[stage].worst
+    exact, max_error = truth.exact[stage].high, truth.bounds(class_of(truth.dtype))[stage].max_error
     with np.errstate(all="ignore"):
-        near = exact + worst * random.uniform(-1.5, 1.5, exact.shape)
+        near = exact + max_error * random.uniform(-1.5, 1.5, exact.shape)
         near[random.uniform(size=exact.shape) < 0.3] = 0
         near = np.where(random.uniform(size=exact.shape) < 0.3, exact, near)
         odd = random.choice([np.nan, np.inf, -np.inf], exact.shape)
