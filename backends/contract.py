@@ -170,7 +170,7 @@ class Backend(Protocol):
         softcap, bias and mask, of a key that has a value of 0: it is part of the denominator of the weights and of
         log_sum_exp, and has no column in any stage. A row that may attend to no key but has a sink is not empty: its
         weights and output are 0. A sink of -inf is none. OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card",
-        architecture.
+        arXiv 2508.10925.
 
         A rotary embedding rotates query i and key j by row P + i and P + j of its tables; a past comes rotated. The
         first 2R elements of a vector are rotated in pairs, (x_c, x_(c + R)), or (x_2c, x_(2c + 1)) where

@@ -108,7 +108,7 @@ def _error(at: At, weights: Weights, query: Operand, key: Operand, scores: Logit
 
 
 def _of_keys(problem: Problem, query: Operand, square: Real) -> Real:
-    """Return the variance of exponents from a relative or absolute variance of the keys, (B, H, Lq, T)."""
+    """Return the variance of exponents, (B, H, Lq, T), from that of the keys' elements, (B, Hkv, T, D)."""
     variance: Real = scale_of(problem) ** 2 * (query.value**2 @ transposed(every_head(square, query.value.shape[1])))
     return variance
 

@@ -84,8 +84,7 @@ def reach_of_grad_bias(known: Reach, grad_logits: Flags) -> Flags:
     """Collect what the bias was spread over; a row is reached as a whole."""
     shape = known.flags["bias"].shape[:-1]
     reached = any_of(grad_logits, tuple(axis for axis, length in enumerate(shape) if length == 1))
-    own = known.problem.array("key").shape[-2] - known.problem.added_keys
-    return reached if reached.shape[-1] == 1 else reached[..., :own]
+    return reached if reached.shape[-1] == 1 else reached[..., : known.problem.own_keys]
 
 
 BIAS = Step(_exact, _value, _error, _radius, stored_behind_bias, _reach)

@@ -180,14 +180,15 @@ class Problem:
         return array if axis is None or not self.added_keys else _padded(array, axis, self.added_keys, 0)
 
     @property
-    def _own_keys(self) -> int:
+    def own_keys(self) -> int:
+        """How many keys there are without the one that is added; what is projected has that behind the projection."""
         of_input = 0 if OPERATIONS[self.operation].has_projections else self.added_keys
         return int(self.inputs["key"].shape[-2]) - of_input
 
     def without_added(self, stage: str, array: NDArray[Any]) -> NDArray[Any]:
         """Return a stage without the key that is added; flags of one for all keys stay."""
         axis = key_axis(stage)
-        if axis is None or not self.added_keys or (array.shape[axis] == 1 and self._own_keys):
+        if axis is None or not self.added_keys or (array.shape[axis] == 1 and self.own_keys):
             return array
         return np.delete(array, -1, axis)
 

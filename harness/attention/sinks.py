@@ -25,7 +25,6 @@ from attncheck.attention.errors import Ball, Finished, Logits, Real, finite
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Problem, per_head
 from attncheck.attention.step import Around, At, Step
-from attncheck.spec import Shape
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 _ADDED = slice(-1, None)
@@ -59,9 +58,8 @@ def _error(at: At, before: Logits) -> Logits:
 
 
 def _reach(known: Reach, before: Flags) -> Flags:
-    problem = known.problem
-    shape: Shape = (*before.shape[:-1], problem.array("key").shape[-2] if before.shape[-1] == 1 else before.shape[-1])
-    whole = np.broadcast_to(before, shape)
+    keys = known.problem.own_keys + known.problem.added_keys  # a row that is reached as a whole has one flag for all
+    whole = np.broadcast_to(before, (*before.shape[:-1], keys))
     return _with_column(whole, per_head(known.flags["sinks"]) if "sinks" in known.flags else np.zeros((1, 1), np.bool_))
 
 

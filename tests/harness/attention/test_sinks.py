@@ -12,7 +12,7 @@ from attncheck.attention.bounds import accumulated_bounds, introduced_bound
 from attncheck.attention.problem import Problem
 from attncheck.attention.radii import propagate
 from attncheck.attention.rounding import rounding_model_named
-from attncheck.attention.walk import error_walk, value_walk
+from attncheck.attention.walk import error_walk, reach_walk, value_walk
 from attncheck.backends import numpy_backend
 from attncheck.oracle.evaluate import exact_from, exact_stages
 from attncheck.reading.inputs import Inputs
@@ -163,3 +163,19 @@ def test_the_radius_of_a_sink_moves_weights_and_log_sum_exp() -> None:
         distance = np.abs(other[stage].high - balls[stage].value)
         assert (distance <= balls[stage].radius * (1 + 1e-9)).all(), stage
         assert distance.max() > 1e-6
+
+
+def test_a_query_that_is_reached_as_a_whole_reaches_every_key_behind_projections() -> None:
+    rng = np.random.default_rng(4)
+    inputs = {"query": rng.standard_normal((2, 5, 8)), "sinks": rng.standard_normal(4)}
+    inputs |= {name: rng.standard_normal((2, 6, 8)) for name in ("key", "value")}
+    inputs |= {f"{name}_weight": rng.standard_normal((8, 12)) for name in ("query", "key", "value")}
+    problem = Problem.of("multi_head_attention", {"heads": 4}, inputs)
+    flags = {name: np.zeros(array.shape, dtype=np.bool_) for name, array in inputs.items()}
+    flags["query"][1, 2] = True
+    walk = reach_walk(problem, flags, None)
+    logits = np.broadcast_to(walk.node("logits"), (2, 4, 5, 7))
+    assert logits[1, :, 2, :6].all()
+    assert logits[..., :6].sum() == 4 * 6
+    assert not logits[..., 6].any()
+    assert np.broadcast_to(walk.node("weights"), (2, 4, 5, 7))[1, :, 2].all()
