@@ -28,7 +28,7 @@ from attncheck.attention.backward_sums import (
     scaling_of,
 )
 from attncheck.attention.backward_weights import BackwardWeights
-from attncheck.attention.bias import exact_grad_bias, reach_of_grad_bias
+from attncheck.attention.bias import exact_grad_bias, reach_of_grad_bias, spread_over
 from attncheck.attention.errors import Bound, Finished, Operand, Real, every_head, summation_variance, transposed
 from attncheck.attention.flags import handed_on
 from attncheck.attention.problem import Problem
@@ -72,10 +72,9 @@ def bound_of_summed_logits(at: At, logits: GradLogits, shape: Shape, columns: sl
 
     The value that the step returns has as many elements as the shape.
     """
-    lifted = (1,) * (logits.value.ndim - len(shape)) + shape
+    lifted, axes = spread_over(shape, logits.value.ndim)
     bound = _of_bias(logits, at.value.reshape(lifted), columns, at.rounding)
     bent = of_bent_weights(logits.weights)[..., columns]
-    axes = tuple(axis for axis, length in enumerate(lifted) if length == 1)
     scale = np.where(bent.any(axis=axes, keepdims=True), bound.max_error, bound.sigma)
     max_error, scale = (each.reshape(at.value.shape) for each in (bound.max_error, scale))
     return Finished(at.value, Bound(max_error, scale))
@@ -173,8 +172,7 @@ def _underflow(factor: float, entries: Real, gradients: Real, rounding: Rounding
 
 def _of_bias(logits: GradLogits, exact: Real, columns: slice, rounding: RoundingModel) -> Bound:
     """Sum columns of the logits' gradient over the axes of length 1 that the result has, (B, H, Lq, T)."""
-    shape = exact.shape
-    axes = tuple(axis for axis, length in enumerate(shape) if length == 1)
+    shape, axes = spread_over(exact.shape, exact.ndim)
 
     def summed(array: Real) -> Real:
         total: Real = array.sum(axis=axes, keepdims=True)
@@ -219,8 +217,7 @@ def _value_of_bias(problem: Problem, logits: Real) -> Real:
 
 def value_of_summed_logits(logits: Real, shape: Shape, columns: slice) -> Real:
     """Add up some columns of the logits' gradient over the axes that a shape has not, or has of length 1."""
-    lifted = (1,) * (logits.ndim - len(shape)) + shape
-    axes = tuple(axis for axis, length in enumerate(lifted) if length == 1)
+    _, axes = spread_over(shape, logits.ndim)
     summed: Real = logits[..., columns].sum(axis=axes, keepdims=True)
     return summed.reshape(shape)
 

@@ -60,10 +60,15 @@ def exact_grad_bias(problem: Problem, grad_logits: BallArray) -> BallArray:
     return exact_sum_of_logits(grad_logits, problem.array("bias").shape, own)
 
 
+def spread_over(shape: Shape, rank: int) -> tuple[Shape, tuple[int, ...]]:
+    """Lift a shape to a rank; return it, and the axes of length 1, along which one number was added everywhere."""
+    lifted = (1,) * (rank - len(shape)) + shape
+    return lifted, tuple(axis for axis, length in enumerate(lifted) if length == 1)
+
+
 def exact_sum_of_logits(grad_logits: BallArray, shape: Shape, columns: slice) -> BallArray:
     """Add up some columns of the logits' gradient over the axes that a shape has not, or has of length 1."""
-    whole = (1,) * (len(grad_logits.shape) - len(shape)) + shape
-    axes = tuple(axis for axis, length in enumerate(whole) if length == 1)
+    _, axes = spread_over(shape, len(grad_logits.shape))
     entries = np.empty(math.prod(grad_logits.shape), dtype=object)
     entries[:] = grad_logits.entries()
     chosen = entries.reshape(grad_logits.shape)[..., columns]
