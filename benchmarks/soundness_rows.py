@@ -15,9 +15,9 @@ from attncheck.judging.judge_implementation import judge_and_diagnose
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.tiers import Measured
 from attncheck.judging.truth import Truth, find_truth
+from attncheck.judging.units import own_empty_rows
 from attncheck.judging.xfail import reason_for
 from attncheck.reading.expected_failures import ExpectedFailure
-from attncheck.recorder import own_empty_rows
 from attncheck.verdicts import Verdict
 
 

@@ -25,9 +25,10 @@ from pathlib import Path
 from statistics import median
 
 from attncheck.backends import BACKENDS
-from attncheck.execution.environment import VARIABLE, with_cache
+from attncheck.execution.environment import with_cache
 from attncheck.plan import Plan
 from attncheck.reading.selection import select_cases
+from attncheck.store import VARIABLE
 
 PEER = Path(__file__).parent / "peer" / "test_peer.py"
 

@@ -31,6 +31,7 @@ from attncheck.results.checked import CaseInDtype, what_became
 from attncheck.results.format import Row
 from attncheck.results.reader import read_runs
 from attncheck.run import Settings, run_cases
+from attncheck.store import user_store
 
 if TYPE_CHECKING:
     from attncheck.reports.frames import Frames
@@ -191,6 +192,7 @@ def check(
             tiles=sizes,
             minimum=minimum,
             keeps_results=output is not None,
+            store=user_store(),
         )
         summary = run_cases(selection.cases, chosen, settings, selection.faults)
         from attncheck.reports.making import make_frames

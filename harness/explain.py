@@ -18,11 +18,11 @@ from attncheck.execution.worker import Computed, Outcome, Task
 from attncheck.judging.judge_implementation import JudgedStages, judge_and_diagnose, with_padding_faults
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.truth import truth_of_case
+from attncheck.judging.units import own_empty_rows
 from attncheck.judging.xfail import beyond_expected, largest_ratio, reason_for
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.recorder import own_empty_rows
 from attncheck.verdicts import Verdict
 
 _Evaluation = tuple[str, str, str]

@@ -21,18 +21,20 @@ from attncheck.execution.runner import Group, GroupRunner, group_by_process
 from attncheck.execution.user_code import source_of
 from attncheck.executors.base import Executor
 from attncheck.executors.local import LocalExecutor
+from attncheck.judging.units import Judge
 from attncheck.judging.xfail import ExpectedFailureRecord, unit_order
 from attncheck.plan import Plan, Unit
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
 from attncheck.reading.model import TagEntry
 from attncheck.reading.record import case_record
-from attncheck.recorder import Judge, ResultRecorder
+from attncheck.recorder import ResultRecorder
 from attncheck.results.coverage import Asked, Minimum, shortfalls
 from attncheck.results.format import Row
 from attncheck.results.resume import ResumeState, read_resume_state
 from attncheck.results.writer import ResultsWriter
 from attncheck.spec import DTYPES
+from attncheck.store import NO_STORE, Store
 from attncheck.verdicts import Verdict
 
 
@@ -56,6 +58,7 @@ class Settings:
         tiles: The tiles whose cases were added, for the report.
         minimum: In how many cases every implementation has to be judged.
         keeps_results: Whether ``output`` stays, so that commands in reports may name it.
+        store: Where exact answers, bounds and rows of earlier runs are.
     """
 
     output: Path
@@ -73,6 +76,7 @@ class Settings:
     tiles: tuple[int, ...] = ()
     minimum: Minimum | None = None
     keeps_results: bool = True
+    store: Store = NO_STORE
 
 
 @dataclass(frozen=True)
@@ -125,9 +129,13 @@ def run_cases(
     """
     plan = Plan.of(cases, settings.dtypes)
     groups = _groups(chosen, plan.dtypes)
-    judge = Judge(chosen.implementations, settings.keep_all_arrays, _expected_failures(chosen, settings))
+    judge = Judge(
+        chosen.implementations, settings.keep_all_arrays, _expected_failures(chosen, settings), settings.store
+    )
     with _means(groups, judge, settings) as means:
-        return _run(plan, groups, chosen, settings, faults, judge=judge, means=means, on_progress=on_progress)
+        summary = _run(plan, groups, chosen, settings, faults, judge=judge, means=means, on_progress=on_progress)
+    settings.store.trim()
+    return summary
 
 
 def _run(

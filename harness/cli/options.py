@@ -176,6 +176,27 @@ CompilationCache = Annotated[
         show_default="on",
     ),
 ]
+DEFAULT_CACHE_SIZE = 2.0
+"""GiB."""
+UseCache = Annotated[
+    bool,
+    typer.Option(
+        "--cache/--no-cache",
+        help="Take exact answers, error bounds and verdicts on the same numbers from earlier runs, which keep them in "
+        "your cache folder. They are the same without, only later.",
+        show_default="on",
+    ),
+]
+CacheSize = Annotated[
+    float,
+    typer.Option(
+        "--cache-size",
+        min=0,
+        metavar="GIB",
+        help="What they may take in your cache folder; what was not used for the longest time goes first.",
+    ),
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also print what was taken from earlier runs.")]
 Threads = Annotated[int, typer.Option(min=1, metavar="N", help="Threads of each worker.")]
 MinJudged = Annotated[
     str | None,

@@ -6,9 +6,11 @@ import typer
 
 from attncheck.cli.app import app, examples
 from attncheck.cli.options import (
+    DEFAULT_CACHE_SIZE,
     Annotations,
     AsJson,
     BackendNames,
+    CacheSize,
     CiSummary,
     Cluster,
     CompilationCache,
@@ -31,6 +33,8 @@ from attncheck.cli.options import (
     Threads,
     Tiles,
     TimeLimit,
+    UseCache,
+    Verbose,
 )
 from attncheck.cli.shared import (
     Outlets,
@@ -40,6 +44,7 @@ from attncheck.cli.shared import (
     run_selected,
     show_answer,
     show_results,
+    store_of,
     write_ci_outputs,
     write_frames,
 )
@@ -72,6 +77,8 @@ def check(
     memory_limit: MemoryLimit = None,
     threads: Threads = 1,
     compilation_cache: CompilationCache = True,
+    cache: UseCache = True,
+    cache_size: CacheSize = DEFAULT_CACHE_SIZE,
     keep_going: KeepGoing = False,
     resume: Resume = False,
     cluster: Cluster = None,
@@ -81,6 +88,7 @@ def check(
     annotations: Annotations = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Run cases, judge them and write a report."""
     summary = run_selected(
@@ -99,6 +107,8 @@ def check(
         min_judged,
         as_json,
         quiet,
+        store_of(cache, cache_size),
+        verbose,
     )
     from attncheck.results.format import REPORT_FOLDER
 
@@ -131,12 +141,15 @@ def run(
     memory_limit: MemoryLimit = None,
     threads: Threads = 1,
     compilation_cache: CompilationCache = True,
+    cache: UseCache = True,
+    cache_size: CacheSize = DEFAULT_CACHE_SIZE,
     keep_going: KeepGoing = False,
     resume: Resume = False,
     cluster: Cluster = None,
     min_judged: MinJudged = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Run cases, judge them and store the results without a report."""
     summary = run_selected(
@@ -155,6 +168,8 @@ def run(
         min_judged,
         as_json,
         quiet,
+        store_of(cache, cache_size),
+        verbose,
     )
     if as_json:
         typer.echo((output / "summary.json").read_text(encoding="utf-8"), nl=False)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from attncheck.reports.frames import Frames
     from attncheck.results.checked import Checked
     from attncheck.run import RunSummary
+    from attncheck.store import Store
 
 
 def run_selected(
@@ -45,6 +46,8 @@ def run_selected(
     min_judged: str | None,
     as_json: bool,
     quiet: bool,
+    store: Store,
+    verbose: bool,
 ) -> RunSummary:
     """Select, run and judge; print what is wrong with case files; end the program where nothing can be run."""
     from attncheck.commands import joined
@@ -81,11 +84,14 @@ def run_selected(
         picked={"cases": patterns or [], "tags": split(tag), "dtypes": split(dtype)},
         tiles=tiles,
         minimum=minimum,
+        store=store,
     )
     try:
         with progress_bar(visible=not (quiet or as_json)) as on_progress:
             summary = run_cases(selection.cases, chosen, settings, selection.faults, on_progress)
         write_scripts(selection.cases, chosen.implementations, summary.failures, output, limits)
+        if verbose:
+            typer.echo(f"attncheck: cache: {store.summary}", err=True)
         return summary
     except KeyboardInterrupt:
         typer.echo(
@@ -113,6 +119,13 @@ def limits_of(
         case_seconds=time_limit, threads=threads, compilation_cache=compilation_cache, keep_going=keep_going
     )
     return limits if memory_limit is None else replace(limits, hard_memory_limit=int(memory_limit * 2**30))
+
+
+def store_of(cache: bool, size: float) -> Store:
+    """Return the store in the user's cache folder, of so many GiB, or one that keeps nothing."""
+    from attncheck.store import NO_STORE, user_store
+
+    return user_store(int(size * 2**30)) if cache else NO_STORE
 
 
 def choose_from(

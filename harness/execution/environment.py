@@ -11,24 +11,14 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from attncheck.backends import BACKENDS, BackendEntry
+from attncheck.store import cache_folder
 
 Entry = TypeVar("Entry", bound=BackendEntry)
-
-VARIABLE = "ATTNCHECK_CACHE"
-"""Names another folder than the user's cache folder."""
-
-
-def cache_folder() -> Path:
-    """Return the folder below which frameworks keep what they compiled; it may be deleted at any time."""
-    import platformdirs
-
-    return Path(os.environ.get(VARIABLE) or platformdirs.user_cache_path("attncheck"))
 
 
 def with_cache(entry: Entry, *, keep: bool) -> Entry:

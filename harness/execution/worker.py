@@ -107,7 +107,7 @@ def start(entry: BackendEntry, mode: str, dtype: str, threads: int, log: str) ->
     redirect_output(log)
     faulthandler.enable(all_threads=False)  # says in the log where a signal that ends the process came
     _write_no_core_file()
-    os.environ.update({name: str(threads) for name in THREAD_VARIABLES})
+    limit_threads(threads)
     os.environ.update(entry.environment)
     try:
         _backend = entry.load(mode)
@@ -115,6 +115,11 @@ def start(entry: BackendEntry, mode: str, dtype: str, threads: int, log: str) ->
         return Started({name: clean(text) for name, text in _backend.describe().items()})
     except BaseException as error:  # whatever a framework raises while it starts, also SystemExit, is why it cannot run
         return Failure("error", f"{entry.name}.{mode} cannot be started: {_describe(error)}")
+
+
+def limit_threads(threads: int) -> None:
+    """Give what NumPy and frameworks compute with so many threads; called before any of them is imported."""
+    os.environ.update({name: str(threads) for name in THREAD_VARIABLES})
 
 
 def evaluate(task: Task) -> Outcome:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from queue import SimpleQueue
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 from attncheck.execution.runner import Group, GroupRunner, PrioritySemaphore
 from attncheck.execution.worker import Outcome
+from attncheck.executors.judges import MIN_UNITS, JudgingProcesses
+from attncheck.judging.units import Judge, UnitResult
 from attncheck.plan import Plan, Unit
-from attncheck.recorder import Judge, ResultRecorder
+from attncheck.recorder import ResultRecorder
 
 
 class LocalExecutor:
@@ -43,11 +47,8 @@ def compute_and_judge(
     """Let every runner work through its units; judge each unit when its last implementation has answered."""
     serving = {dtype: sum(dtype in runner.group.dtypes for runner in runners) for dtype in plan.dtypes}
     total = sum(serving[unit.dtype] for unit in plan)
-    answers: SimpleQueue[tuple[Unit, Group, Outcome] | BaseException] = SimpleQueue()
+    answers: SimpleQueue[_Answer | BaseException] = SimpleQueue()
     turns = PrioritySemaphore(workers)
-
-    def finish(unit: Unit, outcomes: Mapping[str, Outcome]) -> None:
-        recorder.add(judge.judge(plan.case(unit), unit.dtype, plan.inputs(unit), outcomes))
 
     def drive(runner: GroupRunner[Unit]) -> None:
         own = (unit for unit in plan if unit.dtype in runner.group.dtypes)
@@ -59,13 +60,13 @@ def compute_and_judge(
             answers.put(error)
 
     outcomes: dict[int, dict[str, Outcome]] = {}
-    with ThreadPoolExecutor(max_workers=max(1, len(runners))) as threads:
+    with closing(_Judgements(plan, judge, recorder)) as judgements, ThreadPoolExecutor(max(1, len(runners))) as threads:
         try:
             for runner in runners:
                 threads.submit(drive, runner)
             for unit in plan:
                 if not serving[unit.dtype] and judge.implementations:
-                    finish(unit, {})
+                    judgements.add(unit, {})
             on_progress(0, total)
             while recorder.evaluations < total:
                 answer = answers.get()
@@ -76,11 +77,63 @@ def compute_and_judge(
                 found = outcomes.setdefault(unit.position, {})
                 found[group.implementation.name] = outcome
                 if len(found) == serving[unit.dtype]:
-                    finish(unit, outcomes.pop(unit.position))
+                    judgements.add(unit, outcomes.pop(unit.position))
+                judgements.record()
                 on_progress(recorder.evaluations, total)
+            judgements.record_all()
         finally:
             for runner in runners:
                 runner.stop()
+
+
+_Answer: TypeAlias = tuple[Unit, Group, Outcome]
+
+
+class _Judgements:
+    """Units that are judged, at once or in processes, and recorded in the order in which that is done."""
+
+    def __init__(self, plan: Plan, judge: Judge, recorder: ResultRecorder) -> None:
+        self._plan, self._judge, self._recorder = plan, judge, recorder
+        self._processes: JudgingProcesses | None = None
+        self._waiting: set[Future[tuple[UnitResult, Counter[str]]]] = set()
+        self._done: SimpleQueue[Future[tuple[UnitResult, Counter[str]]]] = SimpleQueue()
+
+    def add(self, unit: Unit, outcomes: Mapping[str, Outcome]) -> None:
+        """Judge a unit, or have it judged."""
+        question = self._plan.case(unit), unit.dtype, self._plan.inputs(unit), outcomes
+        found = self._judge.remembered(*question)
+        if found is None and len(self._plan.units) < MIN_UNITS:
+            found = self._judge.judge(*question)
+        if found is not None:
+            self._recorder.add(found)
+            return
+        if self._processes is None:
+            self._processes = JudgingProcesses(self._judge)
+        future = self._processes.submit(*question)
+        self._waiting.add(future)
+        future.add_done_callback(self._done.put)
+
+    def record(self) -> None:
+        """Record what has been judged meanwhile."""
+        while not self._done.empty():
+            self._record_next()
+
+    def record_all(self) -> None:
+        """Wait for the rest, and record it."""
+        while self._waiting:
+            self._record_next()
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._processes is not None:
+            self._processes.close()
+
+    def _record_next(self) -> None:
+        future = self._done.get()
+        self._waiting.discard(future)
+        found, counts = future.result()
+        self._judge.store.counts.update(counts)
+        self._recorder.add(found)
 
 
 def _position(unit: Unit) -> int:

@@ -6,7 +6,7 @@ all, shape, dtype and the places of NaN and infinity are still compared everywhe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -34,6 +34,7 @@ from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.shapes import show
 from attncheck.results.format import Row
+from attncheck.store import NO_STORE, Store
 from attncheck.verdicts import Verdict
 
 Stages = Mapping[str, NDArray[Any]]
@@ -47,11 +48,20 @@ larger, and are nothing that a report draws."""
 
 @dataclass(frozen=True)
 class Judged:
-    """All rows of one case in one dtype, the truth behind them, and whether any of them disagrees."""
+    """All rows of one case in one dtype, and the truth behind them."""
 
     rows: tuple[Row, ...]
     truth: Truth
-    disagrees: bool
+
+    @property
+    def disagrees(self) -> bool:
+        """Whether any of the rows disagrees."""
+        return disagrees(self.rows)
+
+
+def disagrees(rows: Sequence[Row]) -> bool:
+    """Whether any of the rows is one that does not agree."""
+    return any(Verdict(row.verdict).exit_code is not ExitCode.AGREE for row in rows)
 
 
 def judge(
@@ -61,18 +71,19 @@ def judge(
     outcomes: Mapping[str, Outcome],
     classes: Mapping[str, str],
     own_empty_rows: Mapping[str, OwnEmptyRows] | None = None,
+    *,
+    store: Store = NO_STORE,
 ) -> Judged:
     """Judge what the implementations returned for one case in one dtype.
 
     ``classes`` are their rounding models, ``own_empty_rows`` what they are known to give for a query without a key.
     """
-    returned = {stage for outcome in outcomes.values() if isinstance(outcome, Computed) for stage in outcome.stages}
-    truth = truth_of_case(case, dtype, inputs, returned)
+    truth = truth_of_case(case, dtype, inputs, returned_stages(outcomes), store)
     blank = Row(case.id, case.operation, dtype, "", "stage", "", Verdict.AGREE)
     rows: list[Row] = []
     computed: dict[str, Stages] = {}
     for name, outcome in outcomes.items():
-        own, first = replace(blank, implementation=name), len(rows)
+        own = replace(blank, implementation=name)
         if isinstance(outcome, Failure):
             lacks = ", ".join(outcome.lacks) or None
             padded = outcome.padded or None
@@ -85,13 +96,16 @@ def judge(
             judged = judge_and_diagnose(truth, outcome.stages, case.stage_shapes, classes[name], known)
             judged = with_padding_faults(judged, outcome.padding_faults)
             rows += _stage_rows(replace(own, padded=outcome.padded or None), judged, outcome.stages)
-        rows[first:] = [replace(row, seconds=outcome.seconds) for row in rows[first : first + 1]] + rows[first + 1 :]
     bounds = {name: _bounds_of_judged(truth, classes[name]) for name in computed}
     pairs = judge_pairs(computed, bounds, truth.query_rows, is_finite=not truth.holds_nonfinite)
     rows += [pair_row(blank, first, second, stage, pair) for (first, second, stage), pair in pairs.items()]
     rows += _following(rows, judge_numbers(case, inputs, truth, computed, classes, blank))
-    failing = any(Verdict(row.verdict).exit_code is not ExitCode.AGREE for row in rows)
-    return Judged(tuple(rows), truth, failing)
+    return Judged(tuple(rows), truth)
+
+
+def returned_stages(outcomes: Mapping[str, Outcome]) -> set[str]:
+    """Return the stages that any implementation returned."""
+    return {stage for outcome in outcomes.values() if isinstance(outcome, Computed) for stage in outcome.stages}
 
 
 def _following(stages: list[Row], numbers: list[Row]) -> list[Row]:

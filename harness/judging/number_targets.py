@@ -110,7 +110,7 @@ class Reference:
             truth, inputs = self.truth, self.inputs
             if computed_in != truth.dtype:
                 inputs = convert_inputs(self.case, make_exact_inputs(self.case), computed_in)
-                truth = truth_of_case(self.case, computed_in, inputs)
+                truth = truth_of_case(self.case, computed_in, inputs, store=truth.store)
             self._documents[computed_in] = truth, inputs
         truth, inputs = self._documents[computed_in]
         value = np.full(expected.shape, np.nan)

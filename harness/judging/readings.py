@@ -115,6 +115,7 @@ def truth_of(own: Truth, convention: Alternative) -> Truth:
         supports_statistics=own.supports_statistics,
         whole=whole,
         returned=returned,
+        store=own.store,
     )
 
 

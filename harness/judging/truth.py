@@ -6,7 +6,7 @@ and where nobody returned a stage with an axis of keys, keys are taken in blocks
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
@@ -19,6 +19,13 @@ from attncheck.attention.formats import FORMATS
 from attncheck.attention.problem import LOGITS, OutsideDomain
 from attncheck.attention.rounding import RoundingModel, rounding_model_named
 from attncheck.judging.overflow import without_overflown
+from attncheck.judging.remembered import (
+    bounds_from_bytes,
+    bounds_to_bytes,
+    enclosures_from_bytes,
+    enclosures_to_bytes,
+    key_of,
+)
 from attncheck.judging.special_rows import SpecialRows, special_rows, without_nan
 from attncheck.judging.undefined import BEHIND_A_MASK, Undefined, find_undefined, is_odd
 from attncheck.oracle.blocks import are_blocked, exact_results
@@ -31,6 +38,7 @@ from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import DEFAULT_EMPTY_ROWS, computed_stages
+from attncheck.store import NO_STORE, Store
 
 Array = NDArray[Any]
 Stages = Mapping[str, Array]
@@ -52,7 +60,7 @@ class Truth:
     ``posed`` is the computation as it was asked for; ``options`` and ``inputs`` are its essential form, with one mask
     and without NaN. ``solved`` are the oracle's own stages, ``exact`` the same with what ``special`` rows give and
     without what is ``undefined``. ``inner`` are stages between, in float64, where the score matrix is too large for
-    more.
+    more. Exact stages and bounds that were found before come out of the ``store``.
     """
 
     operation: str
@@ -69,6 +77,7 @@ class Truth:
     special: SpecialRows | None = None
     undefined: Undefined | None = None
     inner: Stages = field(default_factory=dict)
+    store: Store = NO_STORE
     _bounds: dict[str, dict[str, Bound]] = field(default_factory=dict)
     _known_steps: dict[tuple[Any, ...], Enclosure | None] = field(default_factory=dict)
     _readings: dict[str, Any] = field(default_factory=dict)
@@ -82,19 +91,26 @@ class Truth:
     def bounds(self, rounding_model: str) -> Mapping[str, Bound]:
         """Return the bounds of every stage for a rounding model."""
         if rounding_model not in self._bounds:
-            rounding = rounding_model_named(rounding_model, self.dtype)
             values = {stage: enclosure.high for stage, enclosure in (self.solved or self.exact).items()}
-            flat, given = self._with_uniform_rows({**self.inner, **values}), self._with_uniform_rows(self.inputs)
-            if self.inner:
-                bounds = bounds_by_rows(self.operation, self.options, given, rounding, flat, tuple(values))
-            else:
-                bounds = dict(accumulated_bounds(self.operation, self.options, given, rounding, flat))
-                bounds |= self._bounds_of_uniform_sums(rounding, flat)
-                bounds = self._without_overflown(rounding, bounds)
-            self._bounds[rounding_model] = {
-                stage: _where_finite(bound, values[stage]) for stage, bound in bounds.items()
-            }
+            posed = self.operation, self.options, self.inputs, self.special
+            self._bounds[rounding_model] = self.store.remembered(
+                lambda: key_of("bounds", *posed, self.dtype, rounding_model, values, self.inner),
+                lambda: self._found_bounds(rounding_model, values),
+                bounds_to_bytes,
+                bounds_from_bytes,
+            )
         return self._bounds[rounding_model]
+
+    def _found_bounds(self, rounding_model: str, values: Stages) -> dict[str, Bound]:
+        rounding = rounding_model_named(rounding_model, self.dtype)
+        flat, given = self._with_uniform_rows({**self.inner, **values}), self._with_uniform_rows(self.inputs)
+        if self.inner:
+            bounds = bounds_by_rows(self.operation, self.options, given, rounding, flat, tuple(values))
+        else:
+            bounds = dict(accumulated_bounds(self.operation, self.options, given, rounding, flat))
+            bounds |= self._bounds_of_uniform_sums(rounding, flat)
+            bounds = self._without_overflown(rounding, bounds)
+        return {stage: _where_finite(bound, values[stage]) for stage, bound in bounds.items()}
 
     def _without_overflown(self, rounding: RoundingModel, bounds: Mapping[str, Bound]) -> dict[str, Bound]:
         """Leave without a bound what follows from scores that the format in which they are stored cannot hold."""
@@ -211,6 +227,7 @@ def find_truth(
     supports_statistics: bool,
     whole: bool = False,
     returned: Collection[str] | None = None,
+    store: Store = NO_STORE,
 ) -> Truth:
     """Evaluate the oracle for one computation; on large shapes for some query rows, unless it has to be ``whole``.
 
@@ -235,6 +252,7 @@ def find_truth(
         queries=queries_of(inputs),
         posed=posed,
         undefined=undefined,
+        store=store,
     )
     try:
         base = _solved(base, returned)
@@ -262,13 +280,27 @@ def _solved(base: Truth, returned: Collection[str] | None) -> Truth:
             operation, f"has {scores:,} scores; at most {MAX_WHOLE:,} are judged where every row counts"
         )
     asked = [stage for stage in computed_stages(operation, options, inputs) if stage in (returned or ())]
-    blocked = asked and are_blocked(operation, options, inputs, asked)
-    if blocked and (found := exact_results(operation, options, inputs, asked)):
-        return replace(base, exact=found.exact, inner=found.inner)
-    return replace(base, exact=exact_stages(operation, options, inputs))
+    blocked = bool(asked) and are_blocked(operation, options, inputs, asked)
+    exact, inner = base.store.remembered(
+        lambda: key_of("exact", operation, options, inputs, asked if blocked else None),
+        lambda: _evaluated(base, asked if blocked else ()),
+        lambda found: enclosures_to_bytes(*found),
+        enclosures_from_bytes,
+    )
+    return replace(base, exact=exact, inner=inner)
 
 
-def truth_of_case(case: Case, dtype: str, inputs: Inputs, returned: Collection[str] | None = None) -> Truth:
+def _evaluated(base: Truth, blocked: Sequence[str]) -> tuple[Mapping[str, Enclosure], Stages]:
+    """Evaluate stages with keys in blocks, if that can be done, else all of them."""
+    posed = base.operation, base.options, base.inputs
+    if blocked and (found := exact_results(*posed, blocked)):
+        return found.exact, found.inner
+    return exact_stages(*posed), {}
+
+
+def truth_of_case(
+    case: Case, dtype: str, inputs: Inputs, returned: Collection[str] | None = None, store: Store = NO_STORE
+) -> Truth:
     """Evaluate the oracle for a case in a dtype: whole where numbers are expected, each of which is judged.
 
     ``returned`` are the stages that anybody returned; by default those that the case asks for.
@@ -285,6 +317,7 @@ def truth_of_case(case: Case, dtype: str, inputs: Inputs, returned: Collection[s
         supports_statistics=case.supports_statistics,
         whole=whole,
         returned=stages,
+        store=store,
     )
 
 

@@ -339,7 +339,7 @@ def test_another_version_on_a_worker_is_refused(
 def test_a_worker_that_joins_late_with_another_file_computes_nothing(tmp_path: Path) -> None:
     from attncheck.executors.dask.tasks import JobContext, check_versions
     from attncheck.executors.dask.versions import asked_of, found_here
-    from attncheck.recorder import Judge
+    from attncheck.judging.units import Judge
 
     kernel = tmp_path / "kernel.py"
     kernel.write_text("def attention(query, key, value): return value")

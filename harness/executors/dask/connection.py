@@ -20,7 +20,7 @@ from attncheck.execution.limits import Limits
 from attncheck.execution.runner import Group
 from attncheck.executors.dask.tasks import JobContext, end_run
 from attncheck.executors.dask.versions import asked_of, differences, found_here
-from attncheck.recorder import Judge
+from attncheck.judging.units import Judge
 
 CONNECT_SECONDS = 10.0
 _END_SECONDS = 5.0

@@ -24,8 +24,9 @@ from attncheck.executors.dask.batches import fetched, serving, submit
 from attncheck.executors.dask.connection import Cluster, connected, describe, lacking, lost, threads_of, worker_command
 from attncheck.executors.dask.quarantine import QuarantinedUnit, judge_alone
 from attncheck.executors.dask.tasks import Judged
+from attncheck.judging.units import Judge
 from attncheck.plan import Plan, Unit
-from attncheck.recorder import Judge, ResultRecorder
+from attncheck.recorder import ResultRecorder
 
 PATIENCE_SECONDS = 60.0
 """A cluster without a worker for something is given up after so long: nodes take a while to come back."""

@@ -19,9 +19,9 @@ from attncheck.execution.limits import Limits, with_memory_per_worker
 from attncheck.execution.runner import Group, GroupRunner
 from attncheck.execution.worker import Outcome
 from attncheck.executors.dask.versions import asked_of, differences, found_here
+from attncheck.judging.units import Judge, UnitResult
 from attncheck.plan import Plan, Unit
 from attncheck.reading.case import Case
-from attncheck.recorder import Judge, UnitResult
 
 _PLANS_KEPT = 4
 _RUNS_KEPT = 64

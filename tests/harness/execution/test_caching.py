@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attncheck.backends import BACKENDS
-from attncheck.execution.environment import VARIABLE, cache_folder, with_cache
+from attncheck.execution.environment import with_cache
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.limits import Limits
 from attncheck.execution.runner import Group, GroupRunner
@@ -18,6 +18,7 @@ from attncheck.execution.user_code import Target, entry_of
 from attncheck.execution.worker import Computed
 from attncheck.plan import Plan
 from attncheck.reading.selection import select_cases
+from attncheck.store import VARIABLE, cache_folder
 
 
 @pytest.fixture

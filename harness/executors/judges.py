@@ -1,0 +1,96 @@
+"""Processes that judge side by side: what one unit comes to depends on no other.
+
+A process takes most of a second to start, so that a few units are judged without. What cannot be judged in one of them,
+because it dies for want of memory or because judging itself fails, is judged in the harness's own process: whatever is
+wrong shows there as it would without any.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock, local
+
+from attncheck.execution.call import RemoteError, WorkerDied, WorkerProcess
+from attncheck.execution.worker import Outcome, limit_threads
+from attncheck.judging.units import Judge, UnitResult
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import Inputs
+
+MIN_UNITS = 32
+"""As many units as are judged in the time that the processes take to start."""
+
+
+class JudgingProcesses:
+    """Judges units in processes of its own, as many as there are processors; ``close`` ends them."""
+
+    def __init__(self, judge: Judge, processes: int | None = None) -> None:
+        self._judge = judge
+        self._threads = ThreadPoolExecutor(processes or os.cpu_count() or 1, thread_name_prefix="attncheck judges")
+        self._own = local()
+        self._living: list[WorkerProcess] = []
+        self._here = Lock()
+        self._closed = False
+
+    def submit(
+        self, case: Case, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome]
+    ) -> Future[tuple[UnitResult, Counter[str]]]:
+        """Have a unit judged; what comes is its result, and what the store did for it."""
+        return self._threads.submit(self._judged, case, dtype, inputs, outcomes)
+
+    def close(self) -> None:
+        """End the processes; what has not been judged is dropped."""
+        self._closed = True
+        for worker in self._living:
+            worker.end()
+        self._threads.shutdown(cancel_futures=True)
+
+    def _judged(
+        self, case: Case, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome]
+    ) -> tuple[UnitResult, Counter[str]]:
+        try:
+            return self._worker().call(_judge_here, case, dtype, inputs, outcomes, seconds=math.inf)
+        except (WorkerDied, RemoteError):
+            self._end_worker()
+            if self._closed:
+                raise
+        with self._here:  # one at a time: memory may be what was missing
+            return self._judge.judge(case, dtype, inputs, outcomes), Counter()
+
+    def _worker(self) -> WorkerProcess:
+        """Return this thread's own process."""
+        if getattr(self._own, "worker", None) is None:
+            worker = WorkerProcess()
+            self._living.append(worker)
+            worker.call(limit_threads, 1, seconds=math.inf)
+            worker.call(_prepare, self._judge, seconds=math.inf)
+            self._own.worker = worker
+        found: WorkerProcess = self._own.worker
+        return found
+
+    def _end_worker(self) -> None:
+        worker, self._own.worker = getattr(self._own, "worker", None), None
+        if worker is not None:
+            worker.end()
+
+
+_judge: Judge | None = None
+
+
+def _prepare(judge: Judge) -> None:
+    """Called once in a judging process."""
+    global _judge
+    _judge = judge
+
+
+def _judge_here(
+    case: Case, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome]
+) -> tuple[UnitResult, Counter[str]]:
+    """Called in a judging process for each unit."""
+    assert _judge is not None
+    counts = _judge.store.counts
+    counts.clear()
+    return _judge.judge(case, dtype, inputs, outcomes), Counter(counts)

@@ -1,0 +1,151 @@
+"""Judges one case in one dtype on every implementation of a run; what was judged before comes out of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.worker import Computed, Failure, Outcome
+from attncheck.judging.judge import (
+    disagrees,
+    exact_values,
+    judge,
+    kept_stages,
+    returned_stages,
+    worst_bounds,
+)
+from attncheck.judging.judge_implementation import OwnEmptyRows
+from attncheck.judging.remembered import key_of_rows, rows_from_bytes, rows_to_bytes
+from attncheck.judging.truth import Truth, truth_of_case
+from attncheck.reading.case import Case
+from attncheck.reading.expected_failures import ExpectedFailure, recorded_empty_rows
+from attncheck.reading.inputs import Inputs
+from attncheck.results.format import EXACT, INPUTS, Row, StoredArray, bound_name
+from attncheck.store import NO_STORE, Key, Store, UnreadableEntry
+
+
+@dataclass(frozen=True)
+class UnitResult:
+    """What is to be written of one case in one dtype."""
+
+    rows: tuple[Row, ...]
+    arrays: tuple[StoredArray, ...]
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Judges one case in one dtype on every implementation; anywhere, in any order.
+
+    Of the ``expected_failures`` only conventions are judged by; what else they excuse is marked later. Rows and exact
+    answers that are in the ``store`` are not made again.
+    """
+
+    implementations: Sequence[Implementation]
+    keep_all_arrays: bool = False
+    expected_failures: Sequence[ExpectedFailure] = ()
+    store: Store = NO_STORE
+
+    def judge(self, case: Case, dtype: str, inputs: Inputs, collected: Mapping[str, Outcome]) -> UnitResult:
+        """Return the rows, and the arrays where something disagrees, or all are asked for."""
+        question = self._question(case, dtype, inputs, collected)
+        rows, truth = question.remembered_rows(self.store), None
+        if rows is None:
+            judged = judge(case, dtype, inputs, question.outcomes, question.classes, question.known, store=self.store)
+            rows, truth = judged.rows, judged.truth
+            question.remember(self.store, rows)
+        arrays = question.arrays(truth, self.store) if self._keeps_arrays(case, rows) else ()
+        return UnitResult(question.timed(rows), tuple(arrays))
+
+    def remembered(self, case: Case, dtype: str, inputs: Inputs, collected: Mapping[str, Outcome]) -> UnitResult | None:
+        """Return what ``judge`` would, if that is in the store and nothing has to be worked out for it."""
+        if self.store.folder is None or self._keeps_arrays(case, ()):
+            return None
+        question = self._question(case, dtype, inputs, collected)
+        rows = question.remembered_rows(self.store)
+        return None if rows is None or disagrees(rows) else UnitResult(question.timed(rows), ())
+
+    def _keeps_arrays(self, case: Case, rows: Sequence[Row]) -> bool:
+        return self.keep_all_arrays or case.is_document or disagrees(rows)
+
+    def _question(self, case: Case, dtype: str, inputs: Inputs, collected: Mapping[str, Outcome]) -> _Question:
+        outcomes = self._in_order(dtype, collected)
+        asked = {item.name: item for item in self.implementations if item.name in outcomes}
+        classes = {name: found for name, item in asked.items() if (found := item.rounding_model(dtype))}
+        known = {name: own_empty_rows(item, self.expected_failures, case.id, dtype) for name, item in asked.items()}
+        return _Question(case, dtype, inputs, outcomes, classes, known)
+
+    def _in_order(self, dtype: str, collected: Mapping[str, Outcome]) -> dict[str, Outcome]:
+        """Put the outcomes in order; what declares no such dtype was never asked, and says so."""
+        absent = Failure("unsupported", f"declares no {dtype}", (dtype,))
+        return {
+            item.name: collected.get(item.name, absent)
+            for item in self.implementations
+            if item.name in collected or not item.rounding_model(dtype)
+        }
+
+
+@dataclass(frozen=True)
+class _Question:
+    """All that the rows of one case in one dtype follow from."""
+
+    case: Case
+    dtype: str
+    inputs: Inputs
+    outcomes: Mapping[str, Outcome]
+    classes: Mapping[str, str]
+    known: Mapping[str, OwnEmptyRows]
+
+    @cached_property
+    def _key(self) -> Key:
+        return key_of_rows(self.case, self.dtype, self.inputs, self.outcomes, [self.classes, self.known])
+
+    def remembered_rows(self, store: Store) -> tuple[Row, ...] | None:
+        """Return the rows that the store has, which do not say how long anything took."""
+        data = None if store.folder is None else store.get(self._key)
+        try:
+            return None if data is None else rows_from_bytes(data)
+        except UnreadableEntry:
+            store.note_damaged()
+            return None
+
+    def remember(self, store: Store, rows: Sequence[Row]) -> None:
+        """Keep the rows."""
+        if store.folder is not None:
+            store.put(self._key, rows_to_bytes(rows))
+
+    def timed(self, rows: Sequence[Row]) -> tuple[Row, ...]:
+        """Say in the first row of each implementation how long its evaluation took."""
+        untimed = {name: outcome.seconds for name, outcome in self.outcomes.items() if outcome.seconds is not None}
+        return tuple(
+            replace(row, seconds=untimed.pop(row.implementation))
+            if row.comparison == "stage" and row.implementation in untimed
+            else row
+            for row in rows
+        )
+
+    def arrays(self, truth: Truth | None, store: Store) -> Iterator[StoredArray]:
+        """Give what the implementations returned, and what it is held against: reports draw and compare it."""
+        if truth is None:
+            truth = truth_of_case(self.case, self.dtype, self.inputs, returned_stages(self.outcomes), store)
+        computed = {name: found for name, found in self.outcomes.items() if isinstance(found, Computed)}
+        kept = {name: kept_stages(found.stages) for name, found in computed.items()}
+        kept |= {INPUTS: self.inputs.arrays, EXACT: exact_values(truth)}
+        kept |= {bound_name(name): worst_bounds(truth, name) for name in sorted(set(self.classes.values()))}
+        return (
+            StoredArray(self.case.id, self.dtype, name, stage, array)
+            for name, stages in kept.items()
+            for stage, array in stages.items()
+        )
+
+
+def own_empty_rows(
+    implementation: Implementation, expected_failures: Sequence[ExpectedFailure], case: str, dtype: str
+) -> OwnEmptyRows:
+    """Return what an implementation is known to give for a query without a key in a case."""
+    declared = implementation.declared.conventions.get("empty_rows")
+    recorded = recorded_empty_rows(expected_failures, implementation.name, case, dtype)
+    if declared is None:
+        return OwnEmptyRows(recorded=recorded)
+    return OwnEmptyRows(declared.value, recorded, reason=declared.reason, source=declared.source or None)

@@ -1,0 +1,212 @@
+"""What never changes, kept for later runs: entries in the user's cache folder, found by what they follow from.
+
+A store remembers what is true of a problem, never what an implementation answers. Every entry carries a checksum and
+the key that it was written under, so that a damaged or foreign one is no entry. Entries are written beside their place
+and renamed into it, so that several processes can share a store. Where nothing can be written, nothing is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from time import time
+from typing import TypeVar
+
+VARIABLE = "ATTNCHECK_CACHE"
+"""Names another folder than the user's cache folder."""
+FOLDER = "store"
+DEFAULT_SIZE = 2 * 2**30
+"""Bytes that a store may take."""
+
+_MAGIC = b"attncheck store 1\n"
+_CHECKSUM = 16
+_LARGEST_SHARE = 8
+"""No entry may be larger than this part of the store."""
+_TOUCH_SECONDS = 3600
+"""An entry that is read says so at most once in so long."""
+
+_COUNTED = ("found", "missing", "damaged", "kept", "not kept")
+
+Found = TypeVar("Found")
+
+
+def cache_folder() -> Path:
+    """Return the folder below which everything is kept that can be made again; it may be deleted at any time."""
+    import platformdirs
+
+    return Path(os.environ.get(VARIABLE) or platformdirs.user_cache_path("attncheck"))
+
+
+@dataclass(frozen=True)
+class Key:
+    """What an entry is found by: its kind, and a digest of all that it follows from."""
+
+    kind: str
+    digest: str
+
+
+class UnreadableEntry(Exception):
+    """The content of an entry is not what its kind has."""
+
+
+@dataclass(eq=False)
+class Store:
+    """Entries below a folder; without a folder, a store that keeps nothing.
+
+    Attributes:
+        folder: Where the entries are.
+        size: Bytes that they may take together, after ``trim``.
+        counts: What happened so far: ``found``, ``missing``, ``damaged``, ``kept``, ``not kept``.
+    """
+
+    folder: Path | None
+    size: int = DEFAULT_SIZE
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def summary(self) -> str:
+        """What happened so far, in words."""
+        if self.folder is None:
+            return "not used"
+        counted = ", ".join(f"{self.counts[what]} {what}" for what in _COUNTED if self.counts[what] or what == "found")
+        return f"{counted} in {self.folder}"
+
+    def remembered(
+        self,
+        key: Callable[[], Key],
+        compute: Callable[[], Found],
+        encode: Callable[[Found], bytes],
+        decode: Callable[[bytes], Found],
+    ) -> Found:
+        """Return what is kept under a key, which is made only where anything is kept, or compute it and keep it.
+
+        ``decode`` raises ``UnreadableEntry`` for what it cannot read.
+        """
+        if self.folder is None:
+            return compute()
+        made = key()
+        data = self.get(made)
+        if data is not None:
+            try:
+                return decode(data)
+            except UnreadableEntry:
+                self.note_damaged()
+        found = compute()
+        self.put(made, encode(found))
+        return found
+
+    def get(self, key: Key) -> bytes | None:
+        """Return what was kept under a key; None where there is nothing, or nothing whole."""
+        if self.folder is None:
+            return None
+        path = self._path(key)
+        try:
+            with path.open("rb") as file:
+                entry, last_used = file.read(), os.fstat(file.fileno()).st_mtime
+        except OSError:
+            self.counts["missing"] += 1
+            return None
+        data = entry[len(_MAGIC) + _CHECKSUM :]
+        if entry[: len(_MAGIC) + _CHECKSUM] != _heading(key, data):
+            self.counts["damaged"] += 1
+            return None
+        if abs(time() - last_used) > _TOUCH_SECONDS:
+            with suppress(OSError):
+                os.utime(path)
+        self.counts["found"] += 1
+        return data
+
+    def note_damaged(self) -> None:
+        """Count an entry that was whole and could not be read: it was none after all."""
+        self.counts["found"] -= 1
+        self.counts["damaged"] += 1
+
+    def put(self, key: Key, data: bytes) -> None:
+        """Keep something under a key, unless it is too large, or cannot be written."""
+        if self.folder is None or len(data) > self.size // _LARGEST_SHARE:
+            return
+        path = self._path(key)
+        try:
+            _write(path, _heading(key, data) + data)
+        except OSError:
+            self.counts["not kept"] += 1
+        else:
+            self.counts["kept"] += 1
+
+    def trim(self) -> None:
+        """Remove the entries that were not used for the longest time until the rest fits; if any was added at all."""
+        if self.folder is None or not self.counts["kept"]:
+            return
+        entries = sorted(_entries(self.folder), reverse=True)
+        taken = 0
+        for _, size, path in entries:
+            taken += size
+            if taken > self.size:
+                with suppress(OSError):
+                    path.unlink()
+
+    def _path(self, key: Key) -> Path:
+        assert self.folder is not None
+        return self.folder / key.kind / key.digest[:2] / key.digest[2:]
+
+
+NO_STORE = Store(None)
+"""Keeps nothing."""
+
+
+def user_store(size: int = DEFAULT_SIZE) -> Store:
+    """Return the store in the user's cache folder; one that keeps nothing where others may write there."""
+    folder = cache_folder() / FOLDER
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return NO_STORE
+    return Store(folder, size) if _is_own(folder) else NO_STORE
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether nobody else can put entries there."""
+    if not hasattr(os, "getuid"):
+        return True
+    status = folder.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
+def _heading(key: Key, data: bytes) -> bytes:
+    checksum = blake2b(f"{key.kind}/{key.digest}\n".encode(), digest_size=_CHECKSUM)
+    checksum.update(data)
+    return _MAGIC + checksum.digest()
+
+
+def _write(path: Path, entry: bytes) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(entry)
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def _entries(folder: Path) -> Iterator[tuple[float, int, Path]]:
+    """Yield when each entry was last used, its bytes on disk and its path, among them what was never finished."""
+    waiting = [os.fspath(folder)]
+    while waiting:
+        with suppress(OSError), os.scandir(waiting.pop()) as found:
+            for entry in found:
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                    continue
+                with suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    yield status.st_mtime, getattr(status, "st_blocks", 0) * 512 or status.st_size, Path(entry.path)

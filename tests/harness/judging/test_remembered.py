@@ -1,0 +1,239 @@
+"""What judging keeps in a store: the same as without one, under keys that hold all that it follows from."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from attncheck.attention.errors import Bound
+from attncheck.backends import numpy_backend
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.runner import task_of
+from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
+from attncheck.judging.remembered import (
+    JUDGING_CODE,
+    bounds_from_bytes,
+    bounds_to_bytes,
+    enclosures_from_bytes,
+    enclosures_to_bytes,
+    key_of_rows,
+    rows_from_bytes,
+    rows_to_bytes,
+)
+from attncheck.judging.units import Judge, UnitResult
+from attncheck.oracle.enclosure import Enclosure
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.selection import select_cases
+from attncheck.results.format import Row
+from attncheck.store import NO_STORE, Store, UnreadableEntry
+from attncheck.verdicts import Verdict
+
+PATTERNS = ["documents/*", "masking/*", "softmax/*", "sinks/*", "gradients/*"]
+ODD = np.array([[0.0, -0.0, np.inf], [-np.inf, np.nan, 5e-324]])
+
+
+def test_rows_come_back_as_they_were() -> None:
+    row = Row("a/b", "attention", "float32", "one", "stage", "output", Verdict.NUMERIC)
+    rows = (row, replace(row, value=float("inf"), ratio=-0.0, elements=3, xfail=True, message="é\n", lacks=""))
+    found = rows_from_bytes(rows_to_bytes(rows))
+    assert found == rows
+    assert repr(found) == repr(rows)
+    assert found[0].verdict is Verdict.NUMERIC
+
+
+def test_enclosures_and_bounds_come_back_bit_by_bit_and_in_order() -> None:
+    exact = {"weights": Enclosure(ODD, ODD.copy(), abs(ODD)), "output": Enclosure(*np.zeros((3, 0, 2)))}
+    found, inner = enclosures_from_bytes(enclosures_to_bytes(exact, {"scores": ODD[:1]}))
+    assert list(found) == list(exact)
+    for stage, each in exact.items():
+        for part in fields(Enclosure):
+            array = getattr(each, part.name)
+            assert getattr(found[stage], part.name).tobytes() == array.tobytes()
+            assert getattr(found[stage], part.name).shape == array.shape
+    assert_array_equal(inner["scores"], ODD[:1])
+    bounds = bounds_from_bytes(bounds_to_bytes({"weights": Bound(abs(ODD), ODD)}))
+    assert bounds["weights"].sigma.tobytes() == ODD.tobytes()
+    bounds["weights"].sigma[0, 0] = 1  # as what was worked out can be written into
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"7\n", b'[["high a", "<f8", [2]]]\n12345678', b'[["middle a", "<f8", []]]\n12345678', b"\xff"]
+)
+def test_what_is_no_entry_is_said_to_be_none(data: bytes) -> None:
+    for read in (rows_from_bytes, bounds_from_bytes, enclosures_from_bytes):
+        with pytest.raises(UnreadableEntry):
+            read(data)
+
+
+def test_the_digest_of_the_code_counts_everything_that_a_verdict_follows_from() -> None:
+    code = (
+        "import sys, json, attncheck.judging.units; print(json.dumps([n for n in sys.modules if n[:9] == 'attncheck']))"
+    )
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    # Which frameworks there are, what a worker is told, and where results lie decide no verdict.
+    idle = {"attncheck", "attncheck.backends", "attncheck.execution", "attncheck.results"}
+    counted = [each for each in json.loads(output) if each not in idle]
+    assert counted
+    left_out = [each for each in counted if not any(f"{each}.".startswith(f"{part}.") for part in JUDGING_CODE)]
+    assert left_out == []
+
+
+class Unit:
+    """A case in a dtype, and what the NumPy backend returned for it."""
+
+    def __init__(self, case: Case, dtype: str) -> None:
+        self.case, self.dtype = case, dtype
+        self.inputs: Inputs = convert_inputs(case, make_exact_inputs(case), dtype)
+        self.outcome: Outcome = evaluate_on(numpy_backend, task_of(case, self.inputs))
+
+    def judged(self, judge: Judge, how: str = "judge") -> UnitResult | None:
+        found: UnitResult | None = getattr(judge, how)(
+            self.case, self.dtype, self.inputs, {"numpy.eager": replace(self.outcome, seconds=1.5)}
+        )
+        return found
+
+
+@pytest.fixture(scope="module")
+def units() -> list[Unit]:
+    chosen = list(select_cases(PATTERNS).cases)
+    return [
+        Unit(case, next(each for each in case.dtypes if each in ("float32", "float64")))
+        for case in chosen[:: max(1, len(chosen) // 60)]
+    ]
+
+
+@pytest.fixture
+def judge(numpy_eager: Implementation) -> Callable[[Store], Judge]:
+    return lambda store: Judge((numpy_eager,), keep_all_arrays=True, store=store)
+
+
+@pytest.fixture(scope="session")
+def numpy_eager() -> Implementation:
+    from attncheck.backends import BACKENDS
+
+    return Implementation(BACKENDS["numpy"])
+
+
+def as_written(found: UnitResult | None) -> Iterator[Any]:
+    assert found is not None
+    yield from ([str(value) for value in vars(row).values()] for row in found.rows)
+    yield from ((each.case, each.implementation, each.stage, each.array.tobytes()) for each in found.arrays)
+
+
+def test_with_a_store_everything_is_as_without(
+    units: list[Unit], judge: Callable[[Store], Judge], tmp_path: Path
+) -> None:
+    store = Store(tmp_path)
+    for _ in range(2):
+        for unit in units:
+            assert list(as_written(unit.judged(judge(store)))) == list(as_written(unit.judged(judge(NO_STORE))))
+    assert store.counts["missing"] == store.counts["kept"] > len(units)
+    assert store.counts["found"] > len(units)
+
+
+def test_damaged_entries_change_nothing(units: list[Unit], judge: Callable[[Store], Judge], tmp_path: Path) -> None:
+    store, chance = Store(tmp_path), random.Random(0)
+    expected = [list(as_written(unit.judged(judge(store)))) for unit in units]
+    paths = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    for path in paths:
+        entry = bytearray(path.read_bytes())
+        for _ in range(chance.randrange(1, 5)):
+            entry[chance.randrange(len(entry))] ^= chance.randrange(1, 256)
+        path.write_bytes(entry[: chance.randrange(1, len(entry) + 1)])
+    store.counts.clear()
+    assert [list(as_written(unit.judged(judge(store)))) for unit in units] == expected
+    assert store.counts["damaged"] == len(paths)
+
+
+def test_what_needs_no_work_is_remembered_without_any(
+    units: list[Unit], numpy_eager: Implementation, tmp_path: Path
+) -> None:
+    judge = Judge((numpy_eager,), store=Store(tmp_path))
+    for unit in units:
+        assert unit.judged(judge, "remembered") is None
+        found = unit.judged(judge)
+        assert found is not None
+        remembered = unit.judged(judge, "remembered")
+        if found.arrays:
+            assert remembered is None, "arrays are to be kept, which follow from the exact answer"
+        else:
+            assert list(as_written(remembered)) == list(as_written(found))
+    assert not any(unit.judged(Judge((numpy_eager,)), "remembered") for unit in units)
+
+
+def test_a_key_has_all_that_a_verdict_follows_from(units: list[Unit]) -> None:
+    unit = next(unit for unit in units if unit.case.expected)
+    assert isinstance(unit.outcome, Computed)
+    asked: dict[str, Any] = {
+        "case": unit.case,
+        "dtype": unit.dtype,
+        "inputs": unit.inputs,
+        "outcomes": {"one": unit.outcome},
+        "judged_by": [{"one": "native"}],
+    }
+    key = key_of_rows(**asked)
+    assert key == key_of_rows(**{**asked, "outcomes": {"one": replace(unit.outcome, seconds=7.0)}})
+    stage, array = next(iter(unit.outcome.stages.items()))
+    moved = {**unit.outcome.stages, stage: np.nextafter(array, 2, dtype=array.dtype)}
+    name, given = next(iter(unit.inputs.arrays.items()))
+    others = [
+        {"dtype": "float16"},
+        {"inputs": Inputs({**unit.inputs.arrays, name: given.astype(np.float16)}, unit.inputs.radius)},
+        {"outcomes": {"other": unit.outcome}},
+        {"outcomes": {"one": replace(unit.outcome, stages=moved)}},
+        {"outcomes": {"one": replace(unit.outcome, padded="by 3")}},
+        {"outcomes": {"one": Failure("error", "no")}},
+        {"judged_by": [{"one": "float32_accumulation"}]},
+    ]
+    assert len({key, *(key_of_rows(**{**asked, **other}) for other in others)}) == len(others) + 1
+
+
+def test_of_a_case_counts_everything_but_where_it_stands_and_what_it_is_called(units: list[Unit]) -> None:
+    unit = next(unit for unit in units if unit.case.expected)
+
+    def key(case: Case) -> str:
+        return key_of_rows(case, unit.dtype, unit.inputs, {"one": unit.outcome}, []).digest
+
+    def other(name: str) -> Case:
+        value = getattr(unit.case, name)
+        changed: Any = ("other",) if isinstance(value, tuple) else {} if name != "merged" else frozenset({"query"})
+        changed = changed if isinstance(value, tuple | dict | frozenset) else "another"
+        return replace(unit.case, **{name: changed})
+
+    same = {each.name for each in fields(Case) if key(other(each.name)) == key(unit.case)}
+    unchanged = {
+        each.name for each in fields(Case) if getattr(other(each.name), each.name) == getattr(unit.case, each.name)
+    }
+    assert same - unchanged == {
+        *("name", "file", "line", "title", "source", "dtypes", "tags", "notes", "warnings", "path"),
+    }
+
+
+def test_judging_reads_nothing_of_a_case_that_no_key_has() -> None:
+    read: set[str] = set()
+
+    class Watched(Case):
+        def __getattribute__(self, name: str) -> Any:
+            read.add(name)
+            return super().__getattribute__(name)
+
+    from attncheck.judging.judge import judge
+
+    for case in select_cases(["documents/*", "masking/*"]).cases:
+        watched = Watched(**{each.name: getattr(case, each.name) for each in fields(Case)})
+        inputs = convert_inputs(case, make_exact_inputs(case), case.dtypes[0])
+        outcome = evaluate_on(numpy_backend, task_of(case, inputs))
+        judge(watched, case.dtypes[0], inputs, {"one": outcome}, {"one": "native"})
+    assert {"id", "operation", "expected"} <= read
+    assert not read & {"name", "file", "line", "title", "source", "dtypes", "tags", "notes", "warnings", "path"}
