@@ -155,21 +155,33 @@ def is_document(case: Mapping[str, Any]) -> bool:
 def documents_of(frames: Frames) -> dict[str, list[Mapping[str, Any]]]:
     """Return the documents' cases, by file and in the order of the file."""
     documents: dict[str, list[Mapping[str, Any]]] = {}
-    for case in sorted(filter(is_document, frames.cases.values()), key=case_order):
+    for case in sorted(document_cases(frames).values(), key=case_order):
         documents.setdefault(case["file"], []).append(case)
     return documents
 
 
+@once_for_frames
+def document_cases(frames: Frames) -> Mapping[str, Mapping[str, Any]]:
+    """Return the cases that are transcribed from documents, by id."""
+    return {identity: case for identity, case in frames.cases.items() if is_document(case)}
+
+
 def under_erratum(frames: Frames, numbers: pd.DataFrame) -> pd.Series[bool]:
     """Say of each number whether it is printed under a recorded erratum."""
-    kept = {
+    kept = _errata(frames)
+    flags = [key in kept for key in zip(numbers["case"], numbers["stage"], strict=True)]
+    return pd.Series(flags, index=numbers.index, dtype=bool)
+
+
+@once_for_frames
+def _errata(frames: Frames) -> frozenset[tuple[str, str]]:
+    """Return the cases and stages of all recorded errata."""
+    return frozenset(
         (identity, expected["name"])
         for identity, case in frames.cases.items()
         for expected in case["expected"]
         if "erratum" in expected
-    }
-    flags = [key in kept for key in zip(numbers["case"], numbers["stage"], strict=True)]
-    return pd.Series(flags, index=numbers.index, dtype=bool)
+    )
 
 
 def rows_judged(judged: int, queries: int) -> str:

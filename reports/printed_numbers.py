@@ -17,9 +17,9 @@ import pandas as pd
 from attncheck.reports.frames import (
     Column,
     Frames,
+    document_cases,
     failing,
     groups,
-    is_document,
     once_for_frames,
     records,
     stage_order,
@@ -92,9 +92,10 @@ def number_counts_of(frames: Frames, cases: Collection[str]) -> NumberCounts:
     )
 
 
+@once_for_frames
 def printed_numbers(frames: Frames) -> pd.DataFrame:
     """Return the comparisons with printed numbers: of documents, and of other sources where they do not hold."""
-    documents = {key for key, case in frames.cases.items() if is_document(case)}
+    documents = document_cases(frames).keys()
     numbers = frames.numbers[frames.numbers["basis"].eq("printed")]
     doubtful = numbers["verdict"].isin([Verdict.MISPRINT, Verdict.UNVERIFIED])
     return numbers[numbers["case"].isin(documents) | doubtful]
@@ -121,15 +122,21 @@ def _states(numbers: pd.DataFrame) -> pd.Series[int]:
 
 
 def _not_returned(frames: Frames, cases: Collection[str]) -> int:
+    return sum(case in cases for case, _ in _printed_and_not_returned(frames))
+
+
+@once_for_frames
+def _printed_and_not_returned(frames: Frames) -> tuple[tuple[str, str], ...]:
+    """Return the cases and names of what is printed, and was returned by nothing that ran."""
     numbers = frames.numbers[frames.numbers["basis"].eq("printed")]
     returned = set(zip(numbers["case"], numbers["stage"], strict=True))
     ran = set(frames.results["case"])
-    return sum(
-        (identity, expected["name"]) not in returned
-        for identity in cases
+    return tuple(
+        (identity, expected["name"])
+        for identity, case in frames.cases.items()
         if identity in ran
-        for expected in frames.cases[identity]["expected"]
-        if expected["basis"] == "printed"
+        for expected in case["expected"]
+        if expected["basis"] == "printed" and (identity, expected["name"]) not in returned
     )
 
 

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
-from attncheck.reports.frames import Column, records
+from attncheck.reports.frames import Column
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]
+Rows = Sequence[Mapping[str, Any]]
+"""Comparisons, as plain records."""
 ExactOf = Mapping[str, Array]
 """dtype -> exact value of what is expected, in the stage's own shape"""
 
@@ -72,24 +73,26 @@ class NumberTable:
 
 
 def number_tables(
-    rows: pd.DataFrame, columns: Sequence[Column], expected: Mapping[str, Any], exact: ExactOf
+    rows: Rows, columns: Sequence[Column], expected: Mapping[str, Any], exact: ExactOf
 ) -> tuple[NumberTable, ...]:
     """Return a table per dtype; ``rows`` are those of one expectation."""
     return tuple(
-        _table(own, dtype, columns, expected, exact.get(dtype))
-        for dtype in DTYPES
-        if not (own := rows[rows["dtype"] == dtype]).empty
+        _table(own, dtype, columns, expected, exact.get(dtype)) for dtype in DTYPES if (own := _in_dtype(rows, dtype))
     )
 
 
+def _in_dtype(rows: Rows, dtype: str) -> Rows:
+    return [row for row in rows if row["dtype"] == dtype]
+
+
 def _table(
-    rows: pd.DataFrame, dtype: str, columns: Sequence[Column], expected: Mapping[str, Any], exact: Array | None
+    rows: Rows, dtype: str, columns: Sequence[Column], expected: Mapping[str, Any], exact: Array | None
 ) -> NumberTable:
-    present = {(row["environment"], row["implementation"]) for row in records(rows)}
+    present = {(row["environment"], row["implementation"]) for row in rows}
     shown = tuple(column for column in columns if (column.environment, column.implementation) in present)
     values: dict[str, dict[tuple[str, str], Value]] = {}
     first: dict[str, Mapping[str, Any]] = {}
-    for row in records(rows):
+    for row in rows:
         index = row["index"] or ""
         first.setdefault(index, row)
         is_erratum = row["verdict"] == Verdict.MISPRINT and bool(row["xfail"])
@@ -153,40 +156,41 @@ def count(numbers: int) -> str:
     return "1 number" if numbers == 1 else f"{numbers} numbers"
 
 
-def hold_sentence(rows: pd.DataFrame, basis: str) -> str:
+def hold_sentence(rows: Rows, basis: str) -> str:
     """Say how many comparisons with what is printed, known or exact hold."""
-    if rows.empty:
+    if not rows:
         return "No implementation returned it."
     if basis == "unprinted":
-        good, unverified = (int(rows["verdict"].eq(verdict).sum()) for verdict in (Verdict.AGREE, Verdict.UNVERIFIED))
+        good, unverified = (_count(rows, verdict) for verdict in (Verdict.AGREE, Verdict.UNVERIFIED))
         if good == len(rows):
             return "On every implementation it is within its error bound of the exact answer, in every dtype."
         bad = f"{len(rows) - good - unverified} of {len(rows)} comparisons with the exact answer fail"
         return f"{bad}, {unverified} are unverified." if unverified else f"{bad}."
     word = "printed" if basis == "printed" else "known"
-    parts = []
-    for dtype in DTYPES:
-        own = rows[rows["dtype"] == dtype]
-        if own.empty:
-            continue
-        total, good = len(own), int(own["verdict"].eq(Verdict.AGREE).sum())
-        errata = int((own["verdict"].eq(Verdict.MISPRINT) & own["xfail"].astype(bool)).sum())
-        text = f"{good} of {total} comparisons with {word} numbers hold in {dtype}"
-        text += f", {errata} are the recorded erratum" if errata else ""
-        unverified = int(own["verdict"].eq(Verdict.UNVERIFIED).sum())
-        parts.append(f"{text}, {unverified} are unverified" if unverified else text)
+    parts = [_held_in(own, dtype, word) for dtype in DTYPES if (own := _in_dtype(rows, dtype))]
     return f"{'; '.join(parts)}."
 
 
-def spread_sentence(pairs: pd.DataFrame, stage: str) -> str:
+def _held_in(rows: Rows, dtype: str, word: str) -> str:
+    errata = sum(row["verdict"] == Verdict.MISPRINT and bool(row["xfail"]) for row in rows)
+    good, unverified = (_count(rows, verdict) for verdict in (Verdict.AGREE, Verdict.UNVERIFIED))
+    text = f"{good} of {len(rows)} comparisons with {word} numbers hold in {dtype}"
+    text += f", {errata} are the recorded erratum" if errata else ""
+    return f"{text}, {unverified} are unverified" if unverified else text
+
+
+def _count(rows: Rows, verdict: Verdict) -> int:
+    return sum(row["verdict"] == verdict for row in rows)
+
+
+def spread_sentence(pairs: Rows, stage: str) -> str:
     """Say by how much the implementations differ at a stage; ``pairs`` are those of one case."""
     parts = []
-    pairs = pairs[(pairs["stage"] == stage) & pairs["ratio"].notna()]
+    pairs = [row for row in pairs if row["stage"] == stage and not math.isnan(row["ratio"])]
     for dtype in DTYPES:
-        own = pairs[pairs["dtype"] == dtype]
-        if own.empty:
+        if not (own := _in_dtype(pairs, dtype)):
             continue
-        most = records(own.nlargest(1, "ratio"))[0]
+        most = max(own, key=lambda row: float(row["ratio"]))
         if most["difference"] == 0:
             parts.append(f"in {dtype} they are identical")
         else:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
 from attncheck.reports.documents.drawings import Drawing, Kept, drawings_of, exact_value, input_text, kept_of
-from attncheck.reports.documents.numbers import NumberTable, hold_sentence, number_tables, spread_sentence
-from attncheck.reports.frames import Column, Frames, documents_of, groups
+from attncheck.reports.documents.numbers import NumberTable, Rows, hold_sentence, number_tables, spread_sentence
+from attncheck.reports.frames import Column, Frames, documents_of, once_for_frames, records
 from attncheck.verdicts import Verdict
+
+_HARMLESS = (Verdict.AGREE, Verdict.UNVERIFIED)
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,12 @@ class DocumentPage:
     cases: tuple[DocumentCase, ...]
 
 
+@once_for_frames
 def document_pages(frames: Frames) -> tuple[DocumentPage, ...]:
     """Return a page per document that was run, in the order of their files."""
     documents = documents_of(frames)
     wanted = {case["id"] for cases in documents.values() for case in cases}
-    numbers = groups(frames.numbers[frames.numbers["case"].isin(wanted)], "case")
-    pairs = groups(frames.pairs[frames.pairs["case"].isin(wanted)], "case")
+    numbers, pairs = _by_case(frames.numbers, wanted), _by_case(frames.pairs, wanted)
     pages = []
     for file, cases in documents.items():
         source = cases[0]["source"]
@@ -94,7 +96,7 @@ def document_pages(frames: Frames) -> tuple[DocumentPage, ...]:
                 section=source.get("section", ""),
                 notes=tuple(source.get("notes", ())),
                 cases=tuple(
-                    _case(case, numbers.get(case["id"]), pairs.get(case["id"], frames.pairs[:0]), frames, in_columns)
+                    _case(case, numbers.get(case["id"]), pairs.get(case["id"], ()), frames, in_columns)
                     for case in cases
                 ),
             )
@@ -102,9 +104,15 @@ def document_pages(frames: Frames) -> tuple[DocumentPage, ...]:
     return tuple(pages)
 
 
-def _case(
-    case: Mapping[str, Any], numbers: pd.DataFrame | None, pairs: pd.DataFrame, frames: Frames, in_columns: bool
-) -> DocumentCase:
+def _by_case(frame: pd.DataFrame, wanted: Collection[str]) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of some cases as plain records: there are many small parts, and a frame is slow for those."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in records(frame[frame["case"].isin(wanted)]):
+        found.setdefault(row["case"], []).append(row)
+    return found
+
+
+def _case(case: Mapping[str, Any], numbers: Rows | None, pairs: Rows, frames: Frames, in_columns: bool) -> DocumentCase:
     kept = {dtype: found for dtype in case["dtypes"] if (found := kept_of(frames.arrays, case["id"], dtype))}
     first = next(iter(kept.values()), None)
     return DocumentCase(
@@ -143,15 +151,15 @@ def _given(case: Mapping[str, Any], kept: Kept) -> tuple[Given, ...]:
 
 def _expectation(
     expected: Mapping[str, Any],
-    numbers: pd.DataFrame | None,
-    pairs: pd.DataFrame,
+    numbers: Rows | None,
+    pairs: Rows,
     columns: Sequence[Column],
     kept: Mapping[str, Kept],
 ) -> Expectation:
     basis = "exact" if expected["basis"] == "unprinted" else expected["basis"]
-    rows = pairs[:0] if numbers is None else _rows_of(expected, numbers, basis)
+    rows = () if numbers is None else _rows_of(expected, numbers, basis)
     exact = {dtype: exact_value(expected, found) for dtype, found in kept.items()}
-    harmless = rows["verdict"].isin(["agree", "unverified"]) | (rows["xfail"].astype(bool))
+    unverified = {row["index"] for row in rows if row["verdict"] == Verdict.UNVERIFIED}
     return Expectation(
         name=expected["name"],
         of=expected["of"],
@@ -160,20 +168,19 @@ def _expectation(
         notes=tuple(expected[key] for key in ("because", "note", "digits") if key in expected),
         erratum=expected.get("erratum", ""),
         holds="Not run." if numbers is None else hold_sentence(rows, expected["basis"]),
-        spread=spread_sentence(pairs, expected["of"]) if expected["basis"] == "unprinted" and len(rows) else "",
-        fails=bool((~harmless).any()),
-        unverified=int(rows.loc[rows["verdict"].eq(Verdict.UNVERIFIED), "index"].nunique()),
+        spread=spread_sentence(pairs, expected["of"]) if expected["basis"] == "unprinted" and rows else "",
+        fails=any(row["verdict"] not in _HARMLESS and not row["xfail"] for row in rows),
+        unverified=len(unverified),
         tables=()
-        if rows.empty
+        if not rows
         else number_tables(
             rows, columns, expected, {dtype: array for dtype, array in exact.items() if array is not None}
         ),
     )
 
 
-def _rows_of(expected: Mapping[str, Any], numbers: pd.DataFrame, basis: str) -> pd.DataFrame:
-    chosen = (numbers["stage"] == expected["name"]) & (numbers["basis"] == basis)
-    if "called" in expected and numbers["called"][chosen].notna().any():
-        chosen &= numbers["called"] == expected["called"]
-    rows: pd.DataFrame = numbers[chosen]
-    return rows
+def _rows_of(expected: Mapping[str, Any], numbers: Rows, basis: str) -> Rows:
+    chosen = [row for row in numbers if row["stage"] == expected["name"] and row["basis"] == basis]
+    if "called" in expected and any(isinstance(row["called"], str) for row in chosen):
+        return [row for row in chosen if row["called"] == expected["called"]]
+    return chosen
