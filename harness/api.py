@@ -177,7 +177,8 @@ def check(
     minimum = minimum_of(min_judged, complete=not any(picked.values()))
     chosen = _chosen(function, framework, name, limits)
     sizes = tiles_of(read_tiles(tiles, "tiles"), complete=not cases)
-    selection = selected(list(cases), list(tags), list(dtypes), tiles=sizes)
+    store = user_store()
+    selection = selected(list(cases), list(tags), list(dtypes), tiles=sizes, store=store)
     with tempfile.TemporaryDirectory() as folder:
         evaluation = Path(output) if output is not None else Path(folder) / "results"
         known = expected_failures_of([item.entry.name for item in chosen.implementations])
@@ -192,7 +193,7 @@ def check(
             tiles=sizes,
             minimum=minimum,
             keeps_results=output is not None,
-            store=user_store(),
+            store=store,
         )
         summary = run_cases(selection.cases, chosen, settings, selection.faults)
         from attncheck.reports.making import make_frames

@@ -23,6 +23,7 @@ from attncheck.reading.expected_failures import ExpectedFailure, bundled_expecte
 from attncheck.reading.selection import Selection, exists, select_cases
 from attncheck.reading.tiles import read_tiles
 from attncheck.results.coverage import Minimum
+from attncheck.store import NO_STORE, Store
 
 _FILE = "pyproject.toml"
 
@@ -59,15 +60,19 @@ def selected(
     dtypes: Sequence[str] = (),
     expected_failures: Sequence[Path] = (),
     tiles: Sequence[int] = (),
+    *,
+    store: Store = NO_STORE,
 ) -> Selection:
     """Read the cases that are named: where none is, the bundled ones and the project's.
 
-    The cases of ``tiles`` come besides. Raises ``UsageError`` as ``select_cases`` does.
+    The cases of ``tiles`` come besides; files that were read before come out of the ``store``. Raises ``UsageError`` as
+    ``select_cases`` does.
     """
     config = read_config()
     lists = (*config.expected_failures, *expected_failures)
     named = patterns or config.own_and_bundled
-    return select_cases(named, tags, dtypes, expected_failures=lists, tiles=tiles_of(tiles, complete=not patterns))
+    sizes = tiles_of(tiles, complete=not patterns)
+    return select_cases(named, tags, dtypes, expected_failures=lists, tiles=sizes, store=store)
 
 
 def tiles_of(given: Sequence[int], *, complete: bool) -> tuple[int, ...]:

@@ -15,6 +15,9 @@ from attncheck.reading.inputs import Exact, Inputs, convert_inputs, make_exact_i
 _INPUTS_KEPT = 64
 """Cases whose inputs are kept: the workers come through the plan side by side, and a case's dtypes share them."""
 
+_CONVERTED_KEPT = 16
+"""Of these, what was delivered lately: it is judged soon after."""
+
 
 @dataclass(frozen=True, slots=True)
 class Unit:
@@ -31,8 +34,12 @@ class Plan:
     def __init__(self, cases: Sequence[Case], units: Sequence[Unit]) -> None:
         self.cases = cases
         self.units = units
-        self._exact: Callable[[int], dict[str, Exact]]
-        self._exact = lru_cache(maxsize=_INPUTS_KEPT)(lambda case: make_exact_inputs(cases[case]))
+        exact: Callable[[int], dict[str, Exact]]
+        exact = lru_cache(maxsize=_INPUTS_KEPT)(lambda case: make_exact_inputs(cases[case]))
+        self._converted: Callable[[int, str], Inputs]
+        self._converted = lru_cache(maxsize=_CONVERTED_KEPT)(
+            lambda case, dtype: convert_inputs(cases[case], exact(case), dtype)
+        )
 
     @classmethod
     def of(cls, cases: Sequence[Case], dtypes: Sequence[str]) -> Plan:
@@ -50,7 +57,7 @@ class Plan:
 
     def inputs(self, unit: Unit) -> Inputs:
         """Return the inputs of a unit in its dtype."""
-        return convert_inputs(self.case(unit), self._exact(unit.case), unit.dtype)
+        return self._converted(unit.case, unit.dtype)
 
     def task(self, unit: Unit) -> Task:
         """Return what a worker has to evaluate for a unit."""

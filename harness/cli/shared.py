@@ -59,7 +59,7 @@ def run_selected(
 
     complete = not (patterns or tag or dtype)
     minimum = minimum_of(min_judged, complete=complete)
-    selection = select(patterns, tag, dtype, expected_failures, tile)
+    selection = select(patterns, tag, dtype, expected_failures, tile, store)
     tiles = tiles_of(read_tiles(split(tile), "--tile"), complete=not patterns)
     print_faults(selection)
     for name in chosen.missing:
@@ -143,17 +143,19 @@ def select(
     dtype: list[str] | None,
     expected_failures: list[Path] | None = None,
     tile: list[str] | None = None,
+    store: Store | None = None,
 ) -> Selection:
     """Return the cases that the options name, the configured and bundled ones where they name none."""
     from attncheck.config import selected
     from attncheck.reading.tiles import read_tiles
     from attncheck.spec import DTYPES
+    from attncheck.store import NO_STORE
 
     for name in split(dtype):
         if name not in DTYPES:
             raise UsageError(f"unknown dtype {name!r}; expected {', '.join(DTYPES)}")
     tiles = read_tiles(split(tile), "--tile")
-    return selected(patterns or (), split(tag), split(dtype), expected_failures or (), tiles)
+    return selected(patterns or (), split(tag), split(dtype), expected_failures or (), tiles, store=store or NO_STORE)
 
 
 def select_one(case: str, checked: Checked | None = None) -> tuple[Case, Selection]:

@@ -12,9 +12,11 @@ from pathlib import Path
 from attncheck.errors import CaseError, Diagnostic, UsageError
 from attncheck.reading.case import Case
 from attncheck.reading.compressed_cases import PackedCases
-from attncheck.reading.loader import TAG_FILE, load_case_file, load_tags
+from attncheck.reading.kept_cases import load_kept_case_file
+from attncheck.reading.loader import TAG_FILE, load_tags
 from attncheck.reading.model import TagEntry
 from attncheck.reading.tiles import TEMPLATE, load_tile, tiles_named
+from attncheck.store import NO_STORE, Store
 
 BUNDLED = "cases"
 """The bundled corpus is called cases/..., as in the repository; the name in front is not part of a case's id."""
@@ -42,6 +44,15 @@ class _File:
         return self.name.removesuffix(".yaml").removesuffix(".yml").removeprefix(f"{BUNDLED}/")
 
 
+@dataclass(frozen=True)
+class _Reading:
+    """What all files share: tags that are defined so far, what is wrong so far, and what was read before."""
+
+    tags: dict[str, TagEntry]
+    faults: list[Diagnostic]
+    store: Store
+
+
 _Found = tuple[Path, Case]
 """A case and the file that it is really in."""
 _Lists = frozenset[Path]
@@ -55,6 +66,8 @@ def select_cases(
     base: Path | None = None,
     expected_failures: Sequence[Path] = (),
     tiles: Sequence[int] = (),
+    *,
+    store: Store = NO_STORE,
 ) -> Selection:
     """Read the cases that match.
 
@@ -67,6 +80,7 @@ def select_cases(
         base: The folder that paths are relative to. Default: the working directory.
         expected_failures: Lists of expected failures, which may lie among the cases and are none.
         tiles: Sizes of tiles whose cases are added, whatever the patterns are.
+        store: Where the cases of files are that were read before.
 
     Returns:
         The cases, sorted by id, what is wrong with files that are left out, and the tags that are defined.
@@ -78,11 +92,10 @@ def select_cases(
     faults: list[Diagnostic] = []
     lists = frozenset(path.resolve() for path in expected_failures)
     known_tags = _tags_of(bundled_root(), f"{BUNDLED}/{TAG_FILE}", faults)
+    reading = _Reading(known_tags, faults, store)
     origins: dict[str, tuple[Path, int]] = {}
     chosen, ids = PackedCases(), []
-    named = [
-        _matching(pattern, base, known_tags, faults, lists, several=len(patterns) > 1) for pattern in patterns or ("*",)
-    ]
+    named = [_matching(pattern, base, reading, lists, several=len(patterns) > 1) for pattern in patterns or ("*",)]
     for found in (*named, *(_of_tile(tile, known_tags) for tile in tiles)):
         for path, case in found:
             first = origins.get(case.id)
@@ -109,10 +122,8 @@ def bundled_root() -> Path:
     return Path(str(files("attncheck.cases")))
 
 
-def _matching(
-    pattern: str, base: Path, tags: dict[str, TagEntry], faults: list[Diagnostic], lists: _Lists, *, several: bool
-) -> Iterator[_Found]:
-    path = base / pattern
+def _matching(pattern: str, base: Path, reading: _Reading, lists: _Lists, *, several: bool) -> Iterator[_Found]:
+    path, tags, faults = base / pattern, reading.tags, reading.faults
     if several and exists(path) and (path.name == "__pycache__" or (path.is_file() and not _is_case_file(path, lists))):
         # The shell spreads cases/* over everything that is there.
         return
@@ -120,7 +131,7 @@ def _matching(
         own = _own_files(path, base, lists)
         for folder in sorted({file.path.parent for file in own} | {path if path.is_dir() else path.parent}):
             tags |= _tags_of(folder, _shown(folder / TAG_FILE, base), faults)
-        yield from _read(own, tags, faults)
+        yield from _read(own, reading)
         return
     glob = pattern.removeprefix(f"{BUNDLED}/").removesuffix(".yaml")
     root = bundled_root()
@@ -128,11 +139,11 @@ def _matching(
     # A whole file, a folder or single cases can be meant; only files that may match are read.
     whole = [file for file in bundled if _matches(file.id_prefix, glob)]
     rest = [file for file in bundled if file not in whole]
-    single = (found for found in _read(rest, tags, faults) if _matches(found[1].id, glob)) if not whole else ()
+    single = (found for found in _read(rest, reading) if _matches(found[1].id, glob)) if not whole else ()
     of_tiles = chain.from_iterable(_of_tile(tile, tags) for tile in tiles_named([glob]))
     made = (found for found in of_tiles if _matches(found[1].id, glob))
     matches = False
-    for found in chain(_read(whole, tags, faults), single, made):
+    for found in chain(_read(whole, reading), single, made):
         matches = True
         yield found
     if not matches and not faults:
@@ -210,14 +221,14 @@ def _tags_of(folder: Path, name: str, faults: list[Diagnostic]) -> dict[str, Tag
         return {}
 
 
-def _read(case_files: Iterable[_File], tags: dict[str, TagEntry], faults: list[Diagnostic]) -> Iterator[_Found]:
+def _read(case_files: Iterable[_File], reading: _Reading) -> Iterator[_Found]:
     """Read one file after the other: of many, only what is kept of each is in memory."""
     for file in case_files:
         path = file.path.resolve()
         try:
-            cases = load_case_file(file.path, file.name, file.id_prefix, tags)
+            cases = load_kept_case_file(file.path, file.name, file.id_prefix, reading.tags, reading.store)
         except CaseError as error:
-            faults.extend(error.faults)
+            reading.faults.extend(error.faults)
         else:
             yield from ((path, replace(case, path=file.beside_id) if file.beside_id else case) for case in cases)
 

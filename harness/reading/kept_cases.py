@@ -1,0 +1,92 @@
+"""Case files that were read before: the cases that came of them, kept in the store under every byte of the file.
+
+What is kept is unpickled, but only into the classes of a case: an entry that names anything else is none.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zlib
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from attncheck.digests import digest_of, digest_of_code
+from attncheck.reading import array_kinds
+from attncheck.reading.case import Case
+from attncheck.reading.loader import load_case_file
+from attncheck.store import Key, Store, UnreadableEntry
+
+_CODE = ("attncheck.reading", "attncheck.spec", "attncheck.backends.contract", "attncheck.digests", "attncheck.errors")
+_READS_WITH = ("numpy", "pydantic", "PyYAML", "ruamel.yaml")
+_LARGEST_FILE = 1 << 24
+_OF_CASES = frozenset(
+    {
+        *((array_kinds.__name__, name) for name in vars(array_kinds)),
+        *(("attncheck.reading.case", name) for name in ("Case", "Expected")),
+        *(("attncheck.reading.model", name) for name in ("Random", "Source")),
+        ("attncheck.reading.printed", "PrintedArray"),
+        ("attncheck.spec.options", "Options"),
+    }
+)
+_OF_ARRAYS = frozenset(
+    {
+        *(("numpy", name) for name in ("dtype", "ndarray")),
+        *(("numpy._core.multiarray", name) for name in ("_reconstruct", "scalar")),
+        ("numpy._core.numeric", "_frombuffer"),
+    }
+)
+
+
+def load_kept_case_file(
+    path: Path, display_name: str, id_prefix: str, known_tags: Iterable[str], store: Store
+) -> list[Case]:
+    """Do as ``load_case_file`` does, unless the same file was read before. Raises ``CaseError``."""
+    tags = sorted(known_tags)
+
+    def load() -> list[Case]:
+        return load_case_file(path, display_name, id_prefix, tags)
+
+    content = None if store.folder is None else _content_of(path)
+    if content is None:
+        return load()
+    digest = digest_of(_reading_version(), content, display_name, id_prefix, tags)
+    return store.remembered(lambda: Key("cases", digest), load, cases_to_bytes, cases_from_bytes)
+
+
+@lru_cache
+def _reading_version() -> str:
+    return digest_of_code(_CODE, _READS_WITH)
+
+
+def _content_of(path: Path) -> bytes | None:
+    """Return the bytes of a file; None where reading it the usual way has to say what is wrong with it."""
+    try:
+        return path.read_bytes() if path.stat().st_size <= _LARGEST_FILE else None
+    except OSError:
+        return None
+
+
+def cases_to_bytes(cases: list[Case]) -> bytes:
+    """Write cases down."""
+    return zlib.compress(pickle.dumps(cases, pickle.HIGHEST_PROTOCOL), 1)
+
+
+def cases_from_bytes(data: bytes) -> list[Case]:
+    """Read cases that ``cases_to_bytes`` wrote. Raises ``UnreadableEntry``."""
+    try:
+        found = _CasesAlone(io.BytesIO(zlib.decompress(data))).load()
+    except Exception as error:  # whatever bytes make of pickle's machine
+        raise UnreadableEntry from error
+    if not (isinstance(found, list) and all(isinstance(each, Case) for each in found)):
+        raise UnreadableEntry
+    return found
+
+
+class _CasesAlone(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _OF_CASES and (module, name) not in _OF_ARRAYS:
+            raise pickle.UnpicklingError(f"{module}.{name} is no part of a case")
+        return super().find_class(module, name)

@@ -1,0 +1,93 @@
+"""Case files that were read before: the same cases, and nothing but cases."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zlib
+from pathlib import Path
+
+import pytest
+
+from attncheck.digests import digest_of
+from attncheck.reading.case import Case
+from attncheck.reading.kept_cases import cases_from_bytes, cases_to_bytes
+from attncheck.reading.selection import select_cases
+from attncheck.store import Store, UnreadableEntry
+
+FILE = """
+title: One case of my own
+source: {kind: derivation, title: By hand}
+operation: softmax
+cases:
+- name: a row
+  inputs: {scores: {values: [[0, 1]]}}
+"""
+
+
+def test_every_bundled_case_comes_back_as_it_was(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    first = select_cases(store=store)
+    assert store.counts.keys() == {"missing", "kept"}
+    second = select_cases(store=store)
+    assert store.counts["found"] == store.counts["kept"]
+    assert (
+        list(map(digest_of, second.cases))
+        == list(map(digest_of, first.cases))
+        == list(map(digest_of, select_cases().cases))
+    )
+    assert second.tags == first.tags
+
+
+def read(folder: Path, store: Store) -> list[Case]:
+    return list(select_cases(["mine.yaml"], base=folder, store=store).cases)
+
+
+def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
+    store, path = Store(tmp_path / "store"), tmp_path / "mine.yaml"
+    path.write_text(FILE)
+    assert read(tmp_path, store)[0].name == "a row"
+    before = path.stat()
+    path.write_text(FILE.replace("a row", "b row"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert read(tmp_path, store)[0].name == "b row"
+    assert store.counts["found"] == 0
+
+
+def test_a_tag_that_is_defined_no_more_is_a_fault_again(tmp_path: Path) -> None:
+    store, path = Store(tmp_path / "store"), tmp_path / "mine.yaml"
+    path.write_text(FILE + "  tags: [mine]\n")
+    (tmp_path / "tags.yaml").write_text("tags: {mine: {probes: Something., defect: None yet.}}\n")
+    assert read(tmp_path, store)[0].tags == ("mine",)
+    (tmp_path / "tags.yaml").unlink()
+    selection = select_cases(["mine.yaml"], base=tmp_path, store=store)
+    assert ["undefined tag 'mine'" in fault.message for fault in selection.faults] == [True]
+
+
+def test_what_is_wrong_with_a_file_is_said_every_time(tmp_path: Path) -> None:
+    store, path = Store(tmp_path / "store"), tmp_path / "mine.yaml"
+    path.write_text(FILE.replace("softmax", "softmin"))
+    found = [select_cases(["mine.yaml"], base=tmp_path, store=store).faults for _ in range(2)]
+    assert found[0] == found[1] != ()
+
+
+class _Foreign:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("exit 1",)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pickle.dumps([_Foreign()]),
+        pickle.dumps([eval]),
+        pickle.dumps([1]),
+        pickle.dumps(None),
+        cases_to_bytes([])[:5],
+        b"",
+    ],
+)
+def test_what_is_no_list_of_cases_is_no_entry(content: bytes) -> None:
+    for data in (content, zlib.compress(content)):
+        with pytest.raises(UnreadableEntry):
+            cases_from_bytes(data)
