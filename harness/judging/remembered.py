@@ -39,8 +39,6 @@ _PARTS = (
 JUDGING_CODE = tuple(f"attncheck.{part}" for part in _PARTS)
 """All code of this package that a verdict follows from."""
 _COMPUTES_WITH = ("numpy", "python-flint", "ml_dtypes", "attncheck")
-_NOT_JUDGED = frozenset({"name", "file", "line", "title", "source", "dtypes", "tags", "notes", "warnings", "path"})
-"""What of a case says where it stands and what it is called: no verdict follows from it."""
 
 
 @lru_cache
@@ -62,9 +60,8 @@ def key_of_rows(
     ``judged_by`` are mappings by implementation: what else its verdicts follow from. How long an evaluation took counts
     for nothing.
     """
-    about = {each.name: getattr(case, each.name) for each in fields(case) if each.name not in _NOT_JUDGED}
     untimed = {name: replace(outcome, seconds=None) for name, outcome in outcomes.items()}
-    return key_of("rows", about, dtype, inputs, list(outcomes), untimed, judged_by)
+    return key_of("rows", case.digest, dtype, inputs, list(outcomes), untimed, judged_by)
 
 
 def rows_to_bytes(rows: Sequence[Row]) -> bytes:

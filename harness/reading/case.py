@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Literal
 
+from attncheck.digests import digest_of
 from attncheck.reading.array_kinds import Array
 from attncheck.reading.model import Random, Source
 from attncheck.reading.printed import PrintedArray
 from attncheck.spec import InputSpec, Options, Shape, inputs_of
 
 Basis = Literal["printed", "known", "unprinted"]
+NOT_JUDGED = frozenset({"name", "file", "line", "title", "source", "dtypes", "tags", "notes", "warnings", "path"})
+"""What of a case says where it stands and what it is called: no verdict follows from it."""
 
 
 @dataclass(frozen=True)
@@ -85,3 +89,8 @@ class Case:
     def is_document(self) -> bool:
         """Whether the case is transcribed from a published document."""
         return self.source.kind == "document"
+
+    @cached_property
+    def digest(self) -> str:
+        """What stands for all of the case that a verdict follows from; kept with it wherever it is kept."""
+        return digest_of({each.name: getattr(self, each.name) for each in fields(self) if each.name not in NOT_JUDGED})

@@ -70,7 +70,9 @@ def _content_of(path: Path) -> bytes | None:
 
 
 def cases_to_bytes(cases: list[Case]) -> bytes:
-    """Write cases down."""
+    """Write cases down, each with its digest."""
+    for case in cases:
+        assert case.digest
     return zlib.compress(pickle.dumps(cases, pickle.HIGHEST_PROTOCOL), 1)
 
 

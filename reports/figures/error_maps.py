@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,17 +12,12 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from attncheck.reports.figures.error_matrices import ErrorMatrix, describe_errors, error_matrices
 from attncheck.reports.figures.layout import colour_bar, grid, only_text
-from attncheck.reports.figures.panels import safe_text
 from attncheck.reports.figures.picture import INK, PAPER, Format, Picture, drawing, picture_of
 
 Array = NDArray[Any]
 Real = NDArray[np.float64]
-
-MAX_CELLS = 64
-"""Larger matrices are thinned out to at most this many rows and columns, each cell the largest error of its block."""
-MAX_PANELS = 8
-"""Of more matrices than these the largest error of all is drawn, place by place."""
 
 _MIN_RATIO, _MAX_RATIO = 1e-3, 1e3
 """Where the colours end: the same in every picture, so that two can be compared."""
@@ -33,17 +26,6 @@ _CELL = 7
 """Pixels of a cell."""
 _FROM_EDGE = np.minimum(np.arange(_CELL), np.arange(_CELL)[::-1])
 _INCHES, _LARGEST_INCHES, _MAX_INCHES = 0.16, 3.4, 9.5
-
-
-@dataclass(frozen=True)
-class ErrorMatrix:
-    """One matrix of errors, thinned out, and the place of the worst of all errors in it, if it is there."""
-
-    title: str
-    errors: Real
-    worst: tuple[int, int] | None
-    block: tuple[int, int] = (1, 1)
-    """Of how many rows and columns a cell is the largest error."""
 
 
 def error_map(ratio: Array, title: str = "error over bound", *, format: Format = "svg") -> Picture:  # noqa: A002
@@ -59,62 +41,6 @@ def error_map(ratio: Array, title: str = "error over bound", *, format: Format =
         if not errors.size or np.isnan(errors).all():
             return picture_of(only_text(words), words, format)
         return picture_of(_draw(error_matrices(errors), words), words, format)
-
-
-def describe_errors(ratio: Real, title: str) -> str:
-    """Say in words what an error map shows: the worst element, how many exceed the limit, how many were not judged."""
-    start = f"{safe_text(title)}, shape {' x '.join(map(str, ratio.shape)) or '()'}"
-    if not ratio.size:
-        return f"{start}: there is no element."
-    unjudged = int(np.isnan(ratio).sum())
-    if unjudged == ratio.size:
-        return f"{start}: no element was judged."
-    flat = int(np.nanargmax(ratio))
-    index = ",".join(str(axis) for axis in np.unravel_index(flat, ratio.shape))
-    where = f" at [{index}]" if index else ""
-    beyond = int((ratio > 1).sum())
-    many = (
-        f"{beyond:,} of {ratio.size - unjudged:,} elements exceed the limit 1" if beyond else "none exceeds the limit 1"
-    )
-    left = f"; {unjudged:,} not judged" if unjudged else ""
-    return f"{start}: largest {ratio.flat[flat]:.3g}{where}; {many}{left}."
-
-
-def error_matrices(errors: Real, most_cells: int = MAX_CELLS) -> list[ErrorMatrix]:
-    """Split an array into its matrices, or fold them into one where they are many; large ones are thinned out."""
-    matrices = np.atleast_2d(errors)
-    leading, worst = matrices.shape[:-2], np.unravel_index(int(np.nanargmax(matrices)), matrices.shape)
-    row, column = int(worst[-2]), int(worst[-1])
-    if math.prod(leading) > MAX_PANELS:
-        folded = _largest(matrices.reshape(-1, *matrices.shape[-2:]), 0)
-        return [_map(f"largest of {math.prod(leading):,} matrices", folded, (row, column), most_cells)]
-    return [
-        _map(
-            "".join(f"[{i}]" for i, length in zip(index, leading, strict=True) if length > 1),
-            matrices[index],
-            (row, column) if index == tuple(worst[:-2]) else None,
-            most_cells,
-        )
-        for index in np.ndindex(leading)
-    ]
-
-
-def _map(title: str, errors: Real, worst: tuple[int, int] | None, most_cells: int) -> ErrorMatrix:
-    rows, columns = (math.ceil(length / most_cells) for length in errors.shape)
-    if (rows, columns) == (1, 1):
-        return ErrorMatrix(title, errors, worst)
-    starts = [np.arange(0, length, step) for length, step in zip(errors.shape, (rows, columns), strict=True)]
-    filled = np.where(np.isnan(errors), -1.0, errors)  # errors are never negative
-    thinned = np.maximum.reduceat(np.maximum.reduceat(filled, starts[0], axis=0), starts[1], axis=1)
-    title = f"{title}; a cell: the largest of {rows} x {columns}".removeprefix("; ")
-    index = None if worst is None else (worst[0] // rows, worst[1] // columns)
-    return ErrorMatrix(title, np.where(thinned < 0, np.nan, thinned), index, (rows, columns))
-
-
-def _largest(errors: Real, axis: int) -> Real:
-    """Return the largest along an axis, NaN where nothing was judged."""
-    largest = np.where(np.isnan(errors), -1.0, errors).max(axis=axis)
-    return np.where(largest < 0, np.nan, largest)
 
 
 def _draw(maps: list[ErrorMatrix], words: str) -> Figure:

@@ -14,7 +14,7 @@ from attncheck.reports.arrays import error_ratio
 from attncheck.reports.cells import CellRow, State
 from attncheck.reports.commands import commands_again
 from attncheck.reports.expected_failures import address_of
-from attncheck.reports.figures.error_maps import describe_errors
+from attncheck.reports.figures.error_matrices import describe_errors
 from attncheck.reports.frames import Column, Frames, expected_failures, failing, groups, records
 from attncheck.reports.html.contents import Budget, Script, Scripts
 from attncheck.reports.html.pictures import error_pictures

@@ -9,8 +9,7 @@ import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
-from attncheck.reports.figures.error_maps import ErrorMatrix, error_matrices
-from attncheck.reports.figures.heatmaps import heatmaps
+from attncheck.reports.figures.error_matrices import ErrorMatrix, error_matrices
 from attncheck.reports.figures.panels import MAX_ANNOTATED, Panel, ink_on, shades, short_number
 
 _BLACK = "#000000"
@@ -38,6 +37,8 @@ class Heat:
 def heat_of(panel: Panel, number: int) -> Heat:
     """Return a matrix to show; ``number`` keeps the parts of one picture apart from those of another."""
     if not panel.matrix.size or max(panel.matrix.shape) > MAX_ANNOTATED:
+        from attncheck.reports.figures.heatmaps import heatmaps  # Matplotlib takes long to load, and few pages need it
+
         # Own markup: made by matplotlib, with every text escaped.
         markup = heatmaps([panel]).markup
         for reference in ('id="', "url(#", 'href="#'):

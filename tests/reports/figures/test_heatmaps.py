@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attncheck.reports.figures.error_maps import MAX_CELLS, _crossed, describe_errors, error_map, error_matrices
+from attncheck.reports.figures.error_maps import _crossed, error_map
+from attncheck.reports.figures.error_matrices import MAX_CELLS, describe_errors, error_matrices
 from attncheck.reports.figures.heatmaps import annotated_heatmap, heatmaps
 from attncheck.reports.figures.panels import Panel, describe, ink_on, panels_of, safe_text, shades, short_number
 from attncheck.reports.figures.picture import Picture
