@@ -1,0 +1,128 @@
+"""How long somebody waits who edits a kernel, beside the imports of TensorFlow and torch.
+
+    python benchmarks/loop.py --output results/loop
+
+In every round each command runs once, in turn, so that what slows the machine for a while slows all: a NumPy kernel on
+the whole corpus, a torch kernel likewise, one case by its id, all with a store that knows the exact answers; the first
+without one, too; and the imports. Wall and processor times of whole commands, medians with the least and the largest; a
+ratio is that of the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from attncheck.store import VARIABLE
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+ONE_CASE = "attention/a-causal-row-sees-its-own-key-and-earlier-ones"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a command may take, of a round's other times or in seconds, and how that is written."""
+
+    text: str
+    share: Callable[[Mapping[str, float]], float]
+    most: float
+
+
+LIMITS = {
+    "NumPy kernel, again": Limit(
+        "import tensorflow", lambda of: of["NumPy kernel, again"] / of["import tensorflow"], 1.5
+    ),
+    "torch kernel, again": Limit(
+        "1.5 import tensorflow + import torch",
+        lambda of: of["torch kernel, again"] / (1.5 * of["import tensorflow"] + of["import torch"]),
+        1.0,
+    ),
+    "one case": Limit("seconds", lambda of: of["one case"], 1.2),
+}
+
+
+def commands(folder: Path) -> dict[str, list[str]]:
+    """Return what is timed, by name."""
+    check = [sys.executable, "-m", "attncheck", "check", "--output", str(folder / "results"), "--implementation"]
+    numpy_kernel, torch_kernel = (f"{EXAMPLES / name}_kernel.py:attention" for name in ("numpy", "torch"))
+    return {
+        "NumPy kernel, no cache": [*check, numpy_kernel, "--no-cache"],
+        "NumPy kernel, again": [*check, numpy_kernel],
+        "torch kernel, again": [*check, torch_kernel, "--framework", "torch"],
+        "one case": [*check, numpy_kernel, ONE_CASE],
+        "import tensorflow": [sys.executable, "-c", "import tensorflow"],
+        "import torch": [sys.executable, "-c", "import torch"],
+    }
+
+
+def timed(command: Sequence[str], environment: Mapping[str, str]) -> tuple[float, float]:
+    """Run a command to its end; return seconds by the clock, and of processors, its children's among them."""
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    wall, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-500:]}")
+    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def table(walls: Sequence[Mapping[str, float]], processors: Sequence[Mapping[str, float]]) -> list[str]:
+    """Write what was measured, and whether each limit was kept."""
+    lines = [
+        "| command | wall | processor | beside | ratio | at most | |",
+        "| --- | ---: | ---: | --- | ---: | ---: | --- |",
+    ]
+    for name in walls[0]:
+        cells = [shown([each[name] for each in walls], " s"), shown([each[name] for each in processors], " s")]
+        if limit := LIMITS.get(name):
+            shares = [limit.share(each) for each in walls]
+            kept = "kept" if median(shares) <= limit.most else "missed"
+            cells += [limit.text, shown(shares, ""), f"{limit.most:g}", kept]
+        else:
+            cells += [""] * 4
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def shown(numbers: Sequence[float], unit: str) -> str:
+    """Write the median, with the least and the largest."""
+    return f"{median(numbers):.3g}{unit} ({min(numbers):.3g} to {max(numbers):.3g})"
+
+
+def main() -> None:
+    """Measure, print and write the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--output", type=Path, default=Path("results/loop"), help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        environment = {VARIABLE: str(folder / "cache"), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        asked = commands(folder)
+        for command in asked.values():  # the first time everything is worked out, and files come into memory
+            timed(command, environment)
+        walls, processors = [], []
+        for number in range(options.rounds):
+            found = {each: timed(command, environment) for each, command in asked.items()}
+            walls.append({each: wall for each, (wall, _) in found.items()})
+            processors.append({each: processor for each, (_, processor) in found.items()})
+            print(
+                f"round {number + 1}: {', '.join(f'{each} {wall:.1f} s' for each, wall in walls[-1].items())}",
+                flush=True,
+            )
+    lines = ["# The loop", "", "Written by `benchmarks/loop.py`; do not edit.", "", *table(walls, processors)]
+    print("\n".join(lines[4:]))
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / "loop.md").write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
