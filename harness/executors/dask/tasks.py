@@ -22,6 +22,7 @@ from attncheck.executors.dask.versions import asked_of, differences, found_here
 from attncheck.judging.units import Judge, UnitResult
 from attncheck.plan import Plan, Unit
 from attncheck.reading.case import Case
+from attncheck.store import user_store
 
 _PLANS_KEPT = 4
 _RUNS_KEPT = 64
@@ -84,6 +85,9 @@ class _Run:
         self._folder = tempfile.TemporaryDirectory(prefix="attncheck-")
         limits = job.limits if job.limits_memory else replace(job.limits, hard_memory_limit=Limits().hard_memory_limit)
         self._limits = with_memory_per_worker(limits, job.runners)
+        # What is kept for later runs lies in the cache folder of each machine.
+        keeps = job.judge.store.folder is not None
+        self.judge = replace(job.judge, store=user_store(job.judge.store.size)) if keeps else job.judge
         self._lock = Lock()
         self._runners: dict[int, tuple[Lock, GroupRunner[Unit]]] = {}
 
@@ -106,6 +110,7 @@ class _Run:
         for lock, runner in runners:
             with lock:
                 runner.close()
+        self.judge.store.trim()
         self._folder.cleanup()
 
 
@@ -143,7 +148,7 @@ def judge_batch(
         if run.ended:
             raise RunEnded
         outcomes = {group.implementation.name: next(each) for group, each in served if unit.dtype in group.dtypes}
-        found.append(job.judge.judge(plan.case(unit), unit.dtype, plan.inputs(unit), outcomes))
+        found.append(run.judge.judge(plan.case(unit), unit.dtype, plan.inputs(unit), outcomes))
     descriptions = {job.groups[group].name: each.description for group, each in zip(groups, answers, strict=True)}
     seconds = perf_counter() - begun + sum(each.seconds for each in answers)
     return pickle.dumps(Judged(tuple(found), descriptions, seconds), pickle.HIGHEST_PROTOCOL)
