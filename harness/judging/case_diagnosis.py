@@ -86,7 +86,7 @@ def diagnose_case(truth: Truth, failed: Stages, rounding_model: str, right: Stag
     if _only_in_empty_rows(wrong):
         of_rows = empty_row_conventions(truth.operation, wrong.posed)
         found = next((each for each in of_rows if _fits(wrong, each, truth_of(truth, each))), None)
-        return NO_FINDINGS if found is None else Findings((found, *_giving_rows_a_key(wrong)))
+        return Findings((*([] if found is None else [found]), *_giving_rows_a_key(wrong)))
     if not _is_small(truth) or not failed.keys() <= truth.exact.keys():
         return NO_FINDINGS
     return _regular(wrong)
@@ -125,19 +125,30 @@ def _only_in_empty_rows(wrong: _Wrong) -> bool:
 
 
 def _giving_rows_a_key(wrong: _Wrong) -> list[Alternative]:
-    """Return what else may be behind rows without a key that are wrong: what lets them attend, and changes no other."""
+    """Return what else may be behind rows without a key that are wrong: what lets them attend, and changes no other.
+
+    A reading whose distance is not known is tried, too: what may be the cause of such a row is not left out for that.
+    """
     if not _is_small(wrong.truth):
         return []
     first = min(map(stage_position, wrong.stages))
-    possible = (each for each in wrong.readings.alternatives if stage_position(each.stage) <= first)
+    possible = [each for each in wrong.readings.alternatives if stage_position(each.stage) <= first]
     near = [
         each
         for each in possible
         if not wrong.readings.is_open(each)
         and wrong.readings.residual(each, wrong.stages) <= _MARGIN * wrong.allowed
-        and wrong.readings.approximation(each).special.empty.sum() < wrong.readings.own.special.empty.sum()
+        and _gives_rows_a_key(wrong, each)
     ]
-    return [found for each in near[:MAX_TRIALS] if (found := _tried(wrong, each))]
+    tried = [*near[:MAX_TRIALS], *filter(wrong.readings.is_open, possible)]
+    return [found for each in tried if (found := _tried(wrong, each))]
+
+
+def _gives_rows_a_key(wrong: _Wrong, reading: Alternative) -> bool:
+    """Whether fewer rows have no key under a reading, or those that have none give something else."""
+    if reading.posed.options.get("empty_rows") != wrong.posed.options.get("empty_rows"):
+        return True
+    return bool(wrong.readings.approximation(reading).special.empty.sum() < wrong.readings.own.special.empty.sum())
 
 
 def _is_small(truth: Truth) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attncheck.attention.problem import Problem
 from attncheck.judging.alternatives import (
@@ -71,10 +72,9 @@ def empty_row_conventions(operation: str, posed: AttentionProblem) -> Iterator[A
             )
     if score_elements(operation, posed.options, posed.inputs) > MAX_AT_A_TIME:
         return  # as a mask, the next one would be of the size of the score matrix
-    plain = canonical_form(operation, posed.options, posed.inputs)
-    shape = scores_shape(operation, plain.options, plain.inputs)
-    allowed = Problem.as_given(operation, plain.options, plain.inputs).allowed(shape)
+    allowed = _allowed(operation, posed)
     if allowed is not None:
+        plain = canonical_form(operation, posed.options, posed.inputs)
         description = f"a query without a key attends to all keys, as if nothing were masked; the case expects {own}"
         unmasked = {**plain.inputs, "mask": allowed | rows[..., np.newaxis]}
         yield Alternative(
@@ -83,6 +83,13 @@ def empty_row_conventions(operation: str, posed: AttentionProblem) -> Iterator[A
             "weights",
             AttentionProblem({**plain.options, "is_causal": False}, unmasked),
         )
+
+
+def _allowed(operation: str, posed: AttentionProblem) -> NDArray[np.bool_] | None:
+    """Return who may attend to whom, of the scores' shape; None where nothing is forbidden."""
+    plain = canonical_form(operation, posed.options, posed.inputs)
+    shape = scores_shape(operation, plain.options, plain.inputs)
+    return Problem.as_given(operation, plain.options, plain.inputs).allowed(shape)
 
 
 _ALIGNMENTS: Mapping[str, tuple[str, str]] = {
@@ -270,20 +277,33 @@ def _scales(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
             )
 
 
+_LATE_SOFTCAP = "the softcap is applied after {}; the case means before it"
+
+
 def _softcaps(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     if posed.options.get("softcap") is None:
         return
     if OPERATIONS[operation].has_gradients:
+        yield from _softcap_of_whole_rows(operation, posed)
         return
     for stage, what, is_there in (
         ("biased", "the bias", "bias" in posed.inputs),
         ("masked", "the mask", is_masked(posed)),
     ):
         if is_there:
-            description = f"the softcap is applied after {what}; the case means before it"
-            yield Alternative(
-                f"softcap-after-{stage}", description, "capped", with_options(posed, softcap_follows=stage)
-            )
+            description, other = _LATE_SOFTCAP.format(what), with_options(posed, softcap_follows=stage)
+            yield Alternative(f"softcap-after-{stage}", description, "capped", other)
+
+
+def _softcap_of_whole_rows(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
+    """Yield a softcap behind a mask that forbids all keys of a query or none: such rows have equal logits, -softcap.
+
+    Behind any other mask a gradient is that of no problem.
+    """
+    allowed = _allowed(operation, posed)
+    if allowed is not None and (allowed.any(axis=-1) == allowed.all(axis=-1)).all():
+        other, description = with_options(posed, empty_rows="uniform"), _LATE_SOFTCAP.format("the mask")
+        yield Alternative("softcap-after-masked", description, "weights", other)
 
 
 def is_masked(posed: AttentionProblem) -> bool:

@@ -197,7 +197,9 @@ def _decision(evidence: Evidence, explained: Mapping[_Reading, set[Unit]], stage
 def _with_all_names(fits: Sequence[Fit]) -> Fit:
     """Bring readings of one answer together, such as scales that are the same number in every case."""
     first = fits[0]
-    return replace(first, name=OR.join(fit.name for fit in fits), description=first.unsure or first.description)
+    return replace(
+        first, name=OR.join(dict.fromkeys(fit.name for fit in fits)), description=first.unsure or first.description
+    )
 
 
 @dataclass(frozen=True)
