@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pandas as pd
 
-from attncheck.reports.coverage import counted, judged_rows
+from attncheck.reports.coverage import judged_rows
 from attncheck.reports.frames import Frames, count_numbers, expected_failures, failing, is_document
 from attncheck.reports.printed_numbers import NumberCounts, number_counts
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
+from attncheck.wording import counted, listed
 
 
 def facts(frames: Frames) -> tuple[str, ...]:
@@ -31,14 +30,9 @@ def _evaluations_sentence(frames: Frames) -> str:
     where = f" in {environments} environments" if environments > 1 else ""
     return (
         f"{counted(results['case'].nunique(), 'case')} on {counted(len(columns), 'implementation')}{where} "
-        f"in {_listed(dtypes) or 'no dtype'}: {counted(evaluations, 'evaluation')}, "
+        f"in {listed(dtypes) or 'no dtype'}: {counted(evaluations, 'evaluation')}, "
         f"{'all' if judged == evaluations else f'{judged:,}' if judged else 'none'} of them judged."
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Write one, two, or one, two and three."""
-    return " and ".join([", ".join(names[:-1]), *names[-1:]]) if len(names) > 1 else "".join(names)
 
 
 def _stages_sentence(frames: Frames) -> str:
@@ -132,7 +126,7 @@ def _printed_sentence(found: NumberCounts) -> str:
     )
     parts = [f"{number:,} {one if number == 1 else many}" for number, one, many in one_or_many if number]
     why = ": there is no exact answer to compare with" if found.unverified else ""
-    return f"Of {counted(found.printed, 'printed number')} {_listed(parts)}{why}."
+    return f"Of {counted(found.printed, 'printed number')} {listed(parts)}{why}."
 
 
 def _unprinted_sentence(frames: Frames) -> list[str]:
