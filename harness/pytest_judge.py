@@ -81,7 +81,7 @@ class ImplementationJudge:
         explained, lines = RepeatedExplanation(seen), []
         if before and _REPEATED[self.implementation.name] >= _MAX_REPEATED:
             lines.append(
-                f"Other tests called it before. Of the first {_MAX_REPEATED} failures alone is told if they matter."
+                f"Other tests called it before. Only the first {_MAX_REPEATED} failures are tried without that."
             )
         elif before:
             _REPEATED[self.implementation.name] += 1

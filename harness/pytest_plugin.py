@@ -57,6 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Announce the marker that every test of attncheck carries; take its tests' ids from the arguments.
 
     pytest would look for a file of that name. Where nothing else is named, nothing else is collected.
+
+    Raises ``UsageError`` for such an id without ``--attncheck``.
     """
     config.addinivalue_line("markers", "attncheck(implementation): one case of attncheck on an implementation")
     pasted = tuple(each for each in config.args if each.startswith(f"{NODE}::"))

@@ -156,7 +156,7 @@ def without_nan(inputs: Inputs) -> dict[str, Array]:
 
 
 def special_rows(operation: str, options: Options, inputs: Inputs, convention: str) -> SpecialRows:
-    """Find the special rows of a problem in essential form, NaN and all."""
+    """Find the special rows of a problem in canonical form, NaN and all."""
     shape = scores_shape(operation, options, inputs)
     given, problem = (make(operation, options, inputs) for make in (Problem.as_given, Problem.of))
     nan_rows = _rows_with_nan(inputs)
@@ -183,7 +183,7 @@ def empty_rows(operation: str, posed: AttentionProblem) -> Flags:
 
 
 def scores_shape(operation: str, options: Options, inputs: Inputs) -> Shape:
-    """Return the shape of the scores of a problem in essential form: (B, H, Lq, T)."""
+    """Return the shape of the scores of a problem in canonical form: (B, H, Lq, T)."""
     if "scores" in inputs:
         return inputs["scores"].shape
     batch, queries, keys = inputs["query"].shape[:-2], inputs["query"].shape[-2], inputs["key"].shape[-2]
