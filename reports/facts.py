@@ -28,10 +28,11 @@ def _evaluations_sentence(frames: Frames) -> str:
     judged = len(judged_rows(frames).drop_duplicates())
     environments = results["environment"].nunique()
     where = f" in {environments} environments" if environments > 1 else ""
+    part = "all" if judged == evaluations else f"{judged:,}" if judged else "none"
+    share = f", {part} of them judged" if evaluations else ""
     return (
         f"{counted(results['case'].nunique(), 'case')} on {counted(len(columns), 'implementation')}{where} "
-        f"in {listed(dtypes) or 'no dtype'}: {counted(evaluations, 'evaluation')}, "
-        f"{'all' if judged == evaluations else f'{judged:,}' if judged else 'none'} of them judged."
+        f"in {listed(dtypes) or 'no dtype'}: {counted(evaluations, 'evaluation')}{share}."
     )
 
 
