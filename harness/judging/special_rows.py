@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.attention.flags import any_of
 from attncheck.attention.problem import Problem
 from attncheck.attention.walk import reach_walk_from
 from attncheck.oracle.enclosure import Enclosure
@@ -165,7 +166,7 @@ def special_rows(operation: str, options: Options, inputs: Inputs, convention: s
     empty = np.zeros(shape[:-1], dtype=np.bool_)
     if shape[-1]:  # the mean of no values is 0 in every convention
         *leading, keys = shape
-        empty = ~_any(~problem.unattended((*leading, keys + problem.added_keys)), -1)[..., 0]
+        empty = ~any_of(~problem.unattended((*leading, keys + problem.added_keys)), -1)[..., 0]
     allowed = given.allowed(shape) if nan_rows.any() else None
     forbidden = None if allowed is None else ~allowed
     return SpecialRows(given, convention, empty, nan_rows, forbidden)
@@ -195,9 +196,4 @@ def _rows_with_nan(inputs: Inputs) -> Flags:
     name = "query" if "query" in inputs else "scores"
     if name == "scores":
         return np.zeros(inputs[name].shape[:-1], dtype=np.bool_)
-    return _any(np.isnan(inputs[name].astype(np.float64)), -1)[..., 0]
-
-
-def _any(flags: Flags, axis: int | tuple[int, ...]) -> Flags:
-    """Reduce an axis to whether any is set; the axis stays, of length 1."""
-    return np.asarray(np.any(flags, axis=axis, keepdims=True))
+    return any_of(np.isnan(inputs[name].astype(np.float64)), -1)[..., 0]

@@ -341,7 +341,9 @@ def causal_mask_behind_a_past_aligned_top_left(mask: Array, scores: Array, past:
 
 
 @_faulty_caches(
-    in_attention, at="masked", defect="lengths of the new keys read where those of all keys are given: jax#23349's kind"
+    in_attention,
+    at="masked",
+    defect="lengths of the new keys read where those of all keys are given: jax#23349's kind, vllm#30887's kind",
 )
 def key_lengths_counted_from_the_first_new_key(call: Call) -> Steps:
     return lengths_read_as(lambda lengths, keys: np.asarray(lengths + call.past))

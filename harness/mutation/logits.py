@@ -14,7 +14,7 @@ from attncheck.mutation import arithmetic
 from attncheck.mutation.arithmetic import Array
 from attncheck.mutation.backward_forms import gradients_read_as
 from attncheck.mutation.forward_forms import in_attention, sinks_read_as
-from attncheck.mutation.mask_forms import Masks, bias_added, bias_read_as, filled
+from attncheck.mutation.mask_forms import Masks, bias_added, bias_dropped, bias_read_as, filled
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, WIDE, mutant
 from attncheck.mutation.variant import Call, Steps, numpy_with
 
@@ -99,16 +99,15 @@ def _tanh(tanh: Callable[[Array], Array]) -> Steps:
     return {"_cap.np": numpy_with(tanh=tanh)}
 
 
-@_faulty_softcap(_tanh, at="capped", defect="(e^2x - 1) / (e^2x + 1) overflows: vllm#56578")
-def softcap_by_a_ratio_of_exponentials(argument: Array) -> Array:
-    power = np.exp(2 * argument)
-    return np.asarray((power - 1) / (power + 1))
-
-
-@_faulty_softcap(_tanh, at="capped", defect="a rational approximation of tanh", dtypes=WIDE)
-def softcap_by_pade(argument: Array) -> Array:
-    square = argument * argument
-    return np.asarray(np.clip(argument * (27 + square) / (27 + 9 * square), -1, 1))
+_faulty_softcap(
+    _tanh,
+    at="capped",
+    defect="(e^2x - 1) / (e^2x + 1) overflows: vllm#56578",
+    name="softcap_by_a_ratio_of_exponentials",
+)(arithmetic.tanh_by_ratio)
+_faulty_softcap(_tanh, at="capped", defect="a rational approximation of tanh", dtypes=WIDE, name="softcap_by_pade")(
+    arithmetic.tanh_by_pade
+)
 
 
 @_faulty_softcap(_tanh, at="capped", defect="tanh evaluated in bfloat16", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
@@ -138,12 +137,8 @@ def softcap_dropped_when_something_is_masked(call: Call) -> Steps:
     return {} if call.bias is not None else filled(uncapped)
 
 
-def _bias_ignored_if(unwanted: Callable[[Masks], bool]) -> Steps:
-    return bias_added(lambda scores, bias, masks: scores if unwanted(masks) else np.asarray(scores + bias))
-
-
 @_faulty_bias(
-    _bias_ignored_if, at="biased", defect="the argument has no effect: jax#32242's forward", diagnosis="bias-ignored"
+    bias_dropped, at="biased", defect="the argument has no effect: jax#32242's forward", diagnosis="bias-ignored"
 )
 def bias_ignored(masks: Masks) -> bool:
     return True
@@ -213,7 +208,7 @@ def bias_of_heads_taken_for_batch(bias: Array, scores: Array) -> Array:
 
 
 @_faulty_bias(
-    _bias_ignored_if,
+    bias_dropped,
     at="biased",
     defect="only one of mask and bias is used: onnxruntime#14363's kind",
     diagnosis="bias-ignored",

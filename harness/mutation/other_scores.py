@@ -96,10 +96,9 @@ def additive_tanh_missing(hidden: Array) -> Array:
     return hidden
 
 
-@_faulty_other_scores(_activation, defect="x(27 + x^2)/(27 + 9x^2) for tanh")
-def additive_tanh_by_pade(hidden: Array) -> Array:
-    square = hidden * hidden
-    return np.asarray(np.clip(hidden * (27 + square) / (27 + 9 * square), -1, 1))
+_faulty_other_scores(_activation, defect="x(27 + x^2)/(27 + 9x^2) for tanh", name="additive_tanh_by_pade")(
+    arithmetic.tanh_by_pade
+)
 
 
 @_faulty_other_scores(_activation, defect="tanh looked up in float16", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
@@ -112,10 +111,9 @@ def additive_tanh_off_by_1e_5(hidden: Array) -> Array:
     return np.asarray(np.tanh(hidden) * (1 + 1e-5 * np.sin(97 * hidden)))
 
 
-@_faulty_other_scores(_activation, defect="(e^2x - 1)/(e^2x + 1) overflows: vllm#56578")
-def additive_tanh_by_ratio(hidden: Array) -> Array:
-    power = np.exp(2 * hidden)
-    return np.asarray((power - 1) / (power + 1))
+_faulty_other_scores(_activation, defect="(e^2x - 1)/(e^2x + 1) overflows: vllm#56578", name="additive_tanh_by_ratio")(
+    arithmetic.tanh_by_ratio
+)
 
 
 @_faulty_other_scores("additive_scores", defect="the hidden layer's bias has no effect")

@@ -22,11 +22,11 @@ from attncheck.mutation.forward_forms import (
 from attncheck.mutation.mask_forms import (
     Masks,
     bias_added,
+    bias_dropped,
     bias_read_as,
     both,
     distance,
     dropped,
-    lengths_read_as,
     mask_read_as,
     masks_read_as,
 )
@@ -77,10 +77,6 @@ for _option, _other, _defect in (
     _pair(at="masked", defect=_defect, diagnosis=_IGNORED[_option], name=_name)(_steps)
 
 
-def _bias_dropped(is_asked: Callable[[Masks], bool]) -> Steps:
-    return bias_added(lambda scores, bias, masks: scores if is_asked(masks) else np.asarray(scores + bias))
-
-
 for _other, _defect in (
     ("groups", "a kernel for groups adds no bias: pytorch#193893's kind"),
     ("a_window", "a window takes a path without a bias: jax#32300's kind"),
@@ -88,7 +84,7 @@ for _other, _defect in (
     ("a_softcap", "a cap takes a path without a bias: vllm#7425's kind"),
     ("a_past", "a cache takes a path without a bias: transformers#30437's kind"),
 ):
-    _name, _steps = f"bias_dropped_with_{_other}", _on_path(_other, _bias_dropped)
+    _name, _steps = f"bias_dropped_with_{_other}", _on_path(_other, bias_dropped)
     _pair(at="biased", defect=_defect, diagnosis="bias-ignored", name=_name)(_steps)
 
 
@@ -194,11 +190,6 @@ def window_at_the_last_key_of_each_length(scores: Array, masks: Masks) -> Masks:
     within &= True if left is None else behind >= -left
     within &= True if right is None else behind <= right
     return {"window": None, "mask": both(masks["mask"], within)}
-
-
-@_pair(in_attention, at="masked", defect="lengths of the new keys for those of all: vllm#30887's kind")
-def key_lengths_counted_from_behind_the_past(call: Call) -> Steps:
-    return lengths_read_as(lambda lengths, keys: np.asarray(lengths + call.past))
 
 
 @_pair(
