@@ -12,7 +12,7 @@ none on large problems.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -99,13 +99,20 @@ def _regular(wrong: _Wrong) -> Findings:
         if found := _tried(wrong, convention):
             fits.append(found)
         elif _would_show(wrong, convention):
-            refuted.add(convention.name)
+            refuted.add(convention)
     open_ = frozenset(each.name for each in near[MAX_TRIALS:])
+    names = _refuted_in_every_form(wrong, refuted)
     if not fits:
         fits, fitted_refuted = _fitted(wrong)
-        refuted |= fitted_refuted
-    # Some readings have several forms under one name: causality aligned alone, or together with a window.
-    return Findings(tuple(fits), frozenset(refuted - {each.name for each in fits}), open_)
+        names |= fitted_refuted
+    return Findings(tuple(fits), frozenset(names - {each.name for each in fits}), open_)
+
+
+def _refuted_in_every_form(wrong: _Wrong, refuted: Set[Alternative]) -> set[str]:
+    """Return the names that are refuted: some have several forms, as causality aligned alone or with a window."""
+    first = min(map(stage_position, wrong.stages))
+    possible = (each for each in wrong.readings.alternatives if stage_position(each.stage) <= first)
+    return {each.name for each in refuted} - {each.name for each in possible if each not in refuted}
 
 
 def _only_in_empty_rows(wrong: _Wrong) -> bool:
@@ -156,12 +163,12 @@ def _is_small(truth: Truth) -> bool:
     return truth.query_rows is None and size <= MAX_ELEMENTS
 
 
-def _near(wrong: _Wrong) -> tuple[list[Alternative], set[str]]:
-    """Return the readings that are worth a trial, nearest first, and the names of those that are refuted by distance.
+def _near(wrong: _Wrong) -> tuple[list[Alternative], set[Alternative]]:
+    """Return the readings that are worth a trial, nearest first, and those that are refuted by distance.
 
     A reading that begins after the first stage that fails says nothing of this case: something else is wrong before.
     """
-    readings, refuted = wrong.readings, set[str]()
+    readings, refuted = wrong.readings, set[Alternative]()
     first = min(map(stage_position, wrong.stages))
     own = residual(readings.own, wrong.stages)
     unit, allowed = FORMATS[wrong.truth.dtype].unit_roundoff, wrong.allowed
@@ -176,7 +183,7 @@ def _near(wrong: _Wrong) -> tuple[list[Alternative], set[str]]:
         if far < own and far <= _MARGIN * allowed:
             ranked.append((max(far, 64 * unit), order, convention))  # nearer than that, rounding decides
         elif readings.separation(convention, _behind(convention, wrong.judged)) > _MARGIN * allowed:
-            refuted.add(convention.name)
+            refuted.add(convention)
     return [
         *(each for *_, each in sorted(ranked, key=lambda entry: entry[:2])),
         *_steps(wrong, open_, refuted),
@@ -188,14 +195,14 @@ def _behind(convention: Alternative, stages: frozenset[str]) -> frozenset[str]:
     return frozenset(stage for stage in stages if stage_position(stage) >= stage_position(convention.stage))
 
 
-def _steps(wrong: _Wrong, steps: list[Alternative], refuted: set[str]) -> list[Alternative]:
+def _steps(wrong: _Wrong, steps: list[Alternative], refuted: set[Alternative]) -> list[Alternative]:
     """Return the steps that fit: no trial of theirs needs the oracle, so that none is left out for its number."""
     left = []
     for convention in steps:
         if convention.departs is None or _tried(wrong, convention):
             left.append(convention)
         elif _would_show(wrong, convention):
-            refuted.add(convention.name)
+            refuted.add(convention)
     return left
 
 

@@ -293,6 +293,8 @@ def _softcaps(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
         if is_there:
             description, other = _LATE_SOFTCAP.format(what), with_options(posed, softcap_follows=stage)
             yield Alternative(f"softcap-after-{stage}", description, "capped", other)
+            # Who has capped the scores for nothing before returns the late softcap under the later stage's name.
+            yield Alternative(f"softcap-after-{stage}", description, stage, other, stage_aliases={stage: "capped"})
 
 
 def _softcap_of_whole_rows(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
