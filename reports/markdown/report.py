@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from attncheck.reports.alike import AlikeRows, count_evaluations, group_alike
+from attncheck.reports.alike import count_evaluations, group_alike
 from attncheck.reports.answer import findings, make_summary
 from attncheck.reports.commands import first_commands
 from attncheck.reports.expected_failures import (
@@ -178,7 +178,23 @@ def wrong_section(frames: Frames) -> list[str]:
         return []
     many = len(frames.environments) > 1
     alike = group_alike(wrong)[:_MAX_LISTED]
-    rows = [_wrong_row(each, with_environment=many) for each in alike]
+    rows = [
+        [
+            code(row["case"]) + (f" and {each.others:,} more" if each.others else ""),
+            escape(
+                f"{row['implementation']} ({row['environment']})"
+                if many and row["environment"]
+                else row["implementation"]
+            ),
+            ", ".join(each.dtypes),
+            f"**{row['verdict']}**",
+            code(row["stage"]),
+            escape(row["message"]),
+            str(each.rows),
+        ]
+        for each in alike
+        for row in [each.row]
+    ]
     more = len(wrong) - count_evaluations(alike)
     lines = [
         "## What is wrong",
@@ -193,20 +209,6 @@ def wrong_section(frames: Frames) -> list[str]:
         lines += ["", f"And {more} more, in `results.csv` and `numbers.csv`."]
     again = commands(first_commands(frames, wrong))
     return [*lines, "", *again[:-1]] if again else lines
-
-
-def _wrong_row(alike: AlikeRows, *, with_environment: bool) -> list[str]:
-    row, more = alike.row, f" and {alike.others:,} more" if alike.others else ""
-    where = f" ({row['environment']})" if with_environment and row["environment"] else ""
-    return [
-        f"{code(row['case'])}{more}",
-        escape(f"{row['implementation']}{where}"),
-        ", ".join(alike.dtypes),
-        f"**{row['verdict']}**",
-        code(row["stage"]),
-        escape(row["message"]),
-        str(alike.rows),
-    ]
 
 
 def _largest(frames: Frames) -> list[str]:
