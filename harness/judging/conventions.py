@@ -11,9 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from attncheck.attention.problem import Problem
 from attncheck.judging.alternatives import (
     Alternative,
     mistake,
@@ -24,20 +22,16 @@ from attncheck.judging.alternatives import (
     with_options,
     without_input,
 )
+from attncheck.judging.empty_row_conventions import allowed_keys
 from attncheck.judging.scales import has_scale, other_scales, scale_of, scales_in_words
-from attncheck.judging.special_rows import MAX_AT_A_TIME, empty_rows, scores_shape
 from attncheck.reading.canonical import AttentionProblem, canonical_form, query_offset
-from attncheck.reading.shapes import score_elements
 from attncheck.spec import (
     ASKED_BY,
-    DEFAULT_EMPTY_ROWS,
-    EMPTY_ROWS,
     IGNORABLE,
     LOGITS,
     OPERATIONS,
     InputSpec,
     OptionSpec,
-    without_a_key,
 )
 from attncheck.verdicts import Verdict
 
@@ -56,40 +50,6 @@ def conventions_of(operation: str, posed: AttentionProblem) -> Iterator[Alternat
     yield from _scales(operation, posed)
     yield from _softcaps(operation, posed)
     yield from _rotary(operation, posed)
-
-
-def empty_row_conventions(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
-    """Yield the other conventions for rows that may attend to no key; nothing where there is no such row."""
-    own = str(posed.options.get("empty_rows") or DEFAULT_EMPTY_ROWS)
-    rows = empty_rows(operation, posed)
-    if not rows.any():
-        return
-    for value in EMPTY_ROWS:
-        if value != own:
-            description, option = without_a_key(value, own), ("empty_rows", value)
-            yield Alternative(
-                f"empty-rows-{value}", description, "weights", with_options(posed, empty_rows=value), option=option
-            )
-    if score_elements(operation, posed.options, posed.inputs) > MAX_AT_A_TIME:
-        return  # as a mask, the next one would be of the size of the score matrix
-    allowed = _allowed(operation, posed)
-    if allowed is not None:
-        plain = canonical_form(operation, posed.options, posed.inputs)
-        description = f"a query without a key attends to all keys, as if nothing were masked; the case expects {own}"
-        unmasked = {**plain.inputs, "mask": allowed | rows[..., np.newaxis]}
-        yield Alternative(
-            "empty-rows-unmasked",
-            description,
-            "weights",
-            AttentionProblem({**plain.options, "is_causal": False}, unmasked),
-        )
-
-
-def _allowed(operation: str, posed: AttentionProblem) -> NDArray[np.bool_] | None:
-    """Return who may attend to whom, of the scores' shape; None where nothing is forbidden."""
-    plain = canonical_form(operation, posed.options, posed.inputs)
-    shape = scores_shape(operation, plain.options, plain.inputs)
-    return Problem.as_given(operation, plain.options, plain.inputs).allowed(shape)
 
 
 _ALIGNMENTS: Mapping[str, tuple[str, str]] = {
@@ -302,7 +262,7 @@ def _softcap_of_whole_rows(operation: str, posed: AttentionProblem) -> Iterator[
 
     Behind any other mask a gradient is that of no problem.
     """
-    allowed = _allowed(operation, posed)
+    allowed = allowed_keys(operation, posed)
     if allowed is not None and (allowed.any(axis=-1) == allowed.all(axis=-1)).all():
         other, description = with_options(posed, empty_rows="uniform"), _LATE_SOFTCAP.format("the mask")
         yield Alternative("softcap-after-masked", description, "weights", other)
