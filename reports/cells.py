@@ -130,57 +130,84 @@ def worst_cell(cells: Mapping[str, Cell]) -> Cell:
 
 
 def _cells(frames: Frames) -> pd.DataFrame:
-    """Return one row per cell: its keys, state, verdict and stage."""
+    """Return one row per cell: its keys, state, verdict and stage. What is put later outweighs what was there."""
+    rows = _rows_by_cell(frames)
+    if rows.empty:
+        return pd.DataFrame(columns=[*_KEYS, "state", "verdict", "stage"])
+    keys = rows.drop_duplicates("cell")[[*_KEYS, "cell"]].set_index("cell").sort_index()
+    columns = _Columns.of_unverified(len(keys))
+    columns.put_harmless(rows)
+    columns.put_expected(expected_failures(rows))
+    columns.put_failing(failing(rows))
+    return keys.assign(state=columns.state, verdict=columns.verdict, stage=columns.stage)
+
+
+def _rows_by_cell(frames: Frames) -> pd.DataFrame:
+    """Return the rows of stages and of numbers, each with the number of its cell and how severe it is."""
     wanted = [*_KEYS, "stage", "verdict", "xfail"]
     stages = frames.results[[*wanted, "begins_at"]].assign(is_number=False)
     numbers = frames.numbers[wanted].assign(begins_at=None, is_number=True)
     rows = pd.concat([stages, numbers.astype({"begins_at": object})], ignore_index=True) if len(numbers) else stages
-    rows = rows.assign(cell=rows.groupby(_KEYS, sort=False).ngroup(), severity=_severities(rows["verdict"]))
-    if rows.empty:
-        return pd.DataFrame(columns=[*_KEYS, "state", "verdict", "stage"])
-    keys = rows.drop_duplicates("cell")[[*_KEYS, "cell"]].set_index("cell").sort_index()
-    own = rows["stage"].ne("") & rows["verdict"].ne(Verdict.UNVERIFIED) & ~rows["is_number"]
-    state = np.full(len(keys), State.UNVERIFIED.value, dtype=object)
-    verdict = np.full(len(keys), Verdict.UNVERIFIED.value, dtype=object)
-    # A stage of a name of its own, or a number that cannot be held, does not make a whole case unverified.
-    for chosen, name, word in (
-        (own, State.AGREE, Verdict.AGREE),
-        (rows["verdict"].eq(Verdict.UNSUPPORTED), State.UNSUPPORTED, Verdict.UNSUPPORTED),
-        (rows["verdict"].eq(Verdict.MISPRINT), State.ERRATUM, Verdict.AGREE),
-    ):
-        positions = rows.loc[chosen, "cell"].to_numpy()
-        state[positions], verdict[positions] = name.value, word.value
-    stage = np.full(len(keys), "", dtype=object)
-    expected = expected_failures(rows)
-    # Numbers that do not hold follow from the stages, whose verdicts say more.
-    told_by_stages = expected["cell"].isin(expected.loc[~expected["is_number"], "cell"])
-    _put_worst(expected[~(told_by_stages & expected["is_number"])], state, verdict, State.XFAIL)
-    bad = failing(rows)
-    of_records = bad["verdict"].isin([State.XPASS.value, State.MISPRINT.value])
-    for chosen, name in (
-        (bad["verdict"].eq(State.XPASS.value), State.XPASS),
-        (bad["verdict"].eq(State.MISPRINT.value), State.MISPRINT),
-        (~of_records, State.FAILING),
-    ):
-        if chosen.any():
-            _put_worst(bad[chosen], state, verdict, name)
-            first = _first_stages(bad[chosen])
-            stage[first.index.to_numpy()] = first.to_numpy()
-    return keys.assign(state=state, verdict=verdict, stage=stage)
+    return rows.assign(cell=rows.groupby(_KEYS, sort=False).ngroup(), severity=_severities(rows["verdict"]))
+
+
+@dataclass(frozen=True, eq=False)
+class _Columns:
+    """What is said of every cell, by its number."""
+
+    state: NDArray[np.object_]
+    verdict: NDArray[np.object_]
+    stage: NDArray[np.object_]
+
+    @classmethod
+    def of_unverified(cls, count: int) -> _Columns:
+        """Begin with cells of which nothing is known."""
+        state, verdict, stage = State.UNVERIFIED.value, Verdict.UNVERIFIED.value, ""
+        return cls(*(np.full(count, each, dtype=object) for each in (state, verdict, stage)))
+
+    def put_harmless(self, rows: pd.DataFrame) -> None:
+        """Say which cells agree, are not supported, or miss a number that is a recorded erratum."""
+        # A stage of a name of its own, or a number that cannot be held, does not make a whole case unverified.
+        own = rows["stage"].ne("") & rows["verdict"].ne(Verdict.UNVERIFIED) & ~rows["is_number"]
+        for chosen, name, word in (
+            (own, State.AGREE, Verdict.AGREE),
+            (rows["verdict"].eq(Verdict.UNSUPPORTED), State.UNSUPPORTED, Verdict.UNSUPPORTED),
+            (rows["verdict"].eq(Verdict.MISPRINT), State.ERRATUM, Verdict.AGREE),
+        ):
+            positions = rows.loc[chosen, "cell"].to_numpy()
+            self.state[positions], self.verdict[positions] = name.value, word.value
+
+    def put_expected(self, rows: pd.DataFrame) -> None:
+        """Say which cells fail as expected."""
+        # Numbers that do not hold follow from the stages, whose verdicts say more.
+        has_stages = rows["cell"].isin(rows.loc[~rows["is_number"], "cell"])
+        self._put_worst(rows[~(has_stages & rows["is_number"])], State.XFAIL)
+
+    def put_failing(self, rows: pd.DataFrame) -> None:
+        """Say which cells fail a run, and where they begin."""
+        is_record = rows["verdict"].isin([State.XPASS.value, State.MISPRINT.value])
+        for chosen, name in (
+            (rows["verdict"].eq(State.XPASS.value), State.XPASS),
+            (rows["verdict"].eq(State.MISPRINT.value), State.MISPRINT),
+            (~is_record, State.FAILING),
+        ):
+            if chosen.any():
+                self._put_worst(rows[chosen], name)
+                first = _first_stages(rows[chosen])
+                self.stage[first.index.to_numpy()] = first.to_numpy()
+
+    def _put_worst(self, rows: pd.DataFrame, name: State) -> None:
+        """Give the cells of some rows a state, and the most severe of the rows' verdicts."""
+        if rows.empty:
+            return
+        most = rows.groupby("cell")["severity"].max()
+        words = np.array([item.value for item in Verdict], dtype=object)
+        self.state[most.index.to_numpy()] = name.value
+        self.verdict[most.index.to_numpy()] = words[most.to_numpy()]
 
 
 def _severities(verdicts: pd.Series[str]) -> pd.Series[int]:
     return verdicts.map({verdict.value: verdict.severity for verdict in Verdict})
-
-
-def _put_worst(rows: pd.DataFrame, state: NDArray[np.object_], verdict: NDArray[np.object_], name: State) -> None:
-    """Give the cells of some rows a state, and the most severe of the rows' verdicts."""
-    if rows.empty:
-        return
-    most = rows.groupby("cell")["severity"].max()
-    words = np.array([item.value for item in Verdict], dtype=object)
-    state[most.index.to_numpy()] = name.value
-    verdict[most.index.to_numpy()] = words[most.to_numpy()]
 
 
 def _first_stages(bad: pd.DataFrame) -> pd.Series[str]:

@@ -20,6 +20,7 @@ from attncheck.reports.padded import padded_cases
 from attncheck.results.coverage import shortfalls
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
+from attncheck.wording import counted, listed
 
 MAX_REASONS = 4
 """Reasons that are spelt out in one sentence."""
@@ -130,7 +131,7 @@ def _lacks(unsupported: pd.DataFrame) -> tuple[tuple[str, int], ...]:
 
 def counted_lacks(reasons: Collection[tuple[str, str]]) -> tuple[tuple[str, int], ...]:
     """Count reasons, each a comma-separated list of what is lacking, and a message where that is not known."""
-    named = Counter(f"need {_listed(lacks.split(', '))}" for lacks, _ in reasons if lacks)
+    named = Counter(f"need {listed(lacks.split(', '))}" for lacks, _ in reasons if lacks)
     unnamed = _alike(message for lacks, message in reasons if not lacks)
     return tuple(sorted({**named, **unnamed}.items(), key=lambda item: (-item[1], item[0])))
 
@@ -193,7 +194,7 @@ def _untested(frames: Frames) -> Iterable[str]:
             names.append(column.title(with_environment=len(frames.asked) > 1, with_version=False))
     for (dtypes, is_own), names in together.items():
         whose = f", which {'does' if len(names) == 1 else 'do'} not declare {'it' if len(dtypes) == 1 else 'them'}."
-        yield f"{_listed(dtypes)} not tested on {_listed(names)}{': declare `dtypes`.' if is_own else whose}"
+        yield f"{listed(dtypes)} not tested on {listed(names)}{': declare `dtypes`.' if is_own else whose}"
 
 
 def _picked(frames: Frames) -> Iterable[str]:
@@ -206,19 +207,8 @@ def _picked(frames: Frames) -> Iterable[str]:
 
 
 def _picks(what: str, picks: tuple[str, ...]) -> str:
-    shown = _listed(picks if len(picks) <= MAX_REASONS else [*picks[:MAX_REASONS], f"{len(picks) - MAX_REASONS} more"])
+    shown = listed(picks if len(picks) <= MAX_REASONS else [*picks[:MAX_REASONS], f"{len(picks) - MAX_REASONS} more"])
     return f"{what}{'s' if len(picks) > 1 and not what.endswith('s') else ''} {shown}"
-
-
-def _listed(names: Iterable[str]) -> str:
-    """Write one, two, or one, two and three."""
-    *first, last = list(names)
-    return f"{', '.join(first)} and {last}" if first else last
-
-
-def counted(number: int, noun: str) -> str:
-    """Write 1 case, 2 cases."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def judged_counts(frames: Frames) -> dict[Column, Mapping[str, object]]:

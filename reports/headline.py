@@ -12,10 +12,11 @@ import pandas as pd
 
 from attncheck.errors import ExitCode
 from attncheck.execution.implementations import DEFAULT_MODE
-from attncheck.reports.coverage import Coverage, counted, coverage
+from attncheck.reports.coverage import Coverage, coverage
 from attncheck.reports.frames import Column, Frames, expected_failures, failing, groups, once_for_frames
 from attncheck.reports.printed_numbers import OF_DOCUMENTS, number_counts
 from attncheck.verdicts import Verdict
+from attncheck.wording import counted, listed
 
 MAX_NAMED = 4
 """Implementations that one line names."""
@@ -152,18 +153,14 @@ def _of_documents(frames: Frames) -> list[str]:
     sentences = []
     if numbers.misprints:
         verb = "does" if numbers.misprints == 1 else "do"
-        sentences.append(f"{numbers.misprints:,} of {_printed(numbers.printed)} {verb} not hold")
+        sentences.append(f"{numbers.misprints:,} of {counted(numbers.printed, 'printed number')} {verb} not hold")
     if numbers.unverified:
         verb = "is" if numbers.unverified == 1 else "are"
-        sentences.append(f"{numbers.unverified:,} of {_printed(numbers.printed)} {verb} unverified")
+        sentences.append(f"{numbers.unverified:,} of {counted(numbers.printed, 'printed number')} {verb} unverified")
     bad = failing(frames.results)
     if outdated := bad.loc[bad["verdict"].eq(Verdict.XPASS), "message"].nunique() + numbers.outdated:
         sentences.append("1 record no longer holds" if outdated == 1 else f"{outdated:,} records no longer hold")
     return sentences
-
-
-def _printed(number: int) -> str:
-    return f"{number:,} printed number{'s' if number != 1 else ''}"
 
 
 def _cases_of(rows: pd.DataFrame) -> dict[tuple[str, str], set[str]]:
@@ -182,8 +179,7 @@ def _names(frames: Frames, found: Sequence[Coverage]) -> str:
     """Name a few implementations, count many."""
     if len(found) > MAX_NAMED:
         return f"{'all ' if len(found) == len(frames.columns) else ''}{len(found)} implementations"
-    *first, last = [_name(frames, each.column) for each in found]
-    return f"{', '.join(first)} and {last}" if first else last
+    return listed(_name(frames, each.column) for each in found)
 
 
 def _name(frames: Frames, column: Column) -> str:

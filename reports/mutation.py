@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pandas as pd
@@ -23,38 +24,42 @@ def print_mutation(frames: MutationFrames) -> None:
     """Print every fault with what catches it, the survivors, what is wrongly flagged, the score, and other rules."""
     console = plain_console()
     console.print(_caught(frames.subjects))
-    for row in records(frames.survivors):
-        reached = "no case reaches it" if not row["reached_by"] else f"largest error/bound {row['largest_ratio']:.3g}"
-        console.print(
-            f"survives: {row['subject']} [{row['dtype']}] caught with {row['caught_in']} of {row['seeds']} seeds, "
-            f"{reached}: {row['description']}",
-            style="red",
-            soft_wrap=True,
-        )
-    for row in records(frames.flagged):
-        console.print(
-            f"wrongly flagged: {row['subject']} [{row['dtype']}] at {row['stages']} of {row['first_case']}, "
-            f"{row['tiers']}: {row['description']}",
-            style="red",
-            soft_wrap=True,
-        )
+    for line in _wrong_lines(frames):
+        console.print(line, style="red", soft_wrap=True)
     for row in records(frames.caught_once):
         console.print(f"caught by one case alone: {row['subject']}, by {row['case']}", soft_wrap=True)
     console.print(_rules(frames.rules))
     for row in records(frames.wrongly_named):
         line = f"wrongly named: {row['subject']} is said to be {row['named']}: {row['description']}"
         console.print(line, style="red", soft_wrap=True)
+    console.print(_score(frames), style="bold", soft_wrap=True)
+    console.print(f"{_naming(frames)}.", style="bold", soft_wrap=True)
+
+
+def _wrong_lines(frames: MutationFrames) -> Iterator[str]:
+    """Yield a line for each fault that survives, and for each right variant that is flagged."""
+    for row in records(frames.survivors):
+        reached = "no case reaches it" if not row["reached_by"] else f"largest error/bound {row['largest_ratio']:.3g}"
+        yield (
+            f"survives: {row['subject']} [{row['dtype']}] caught with {row['caught_in']} of {row['seeds']} seeds, "
+            f"{reached}: {row['description']}"
+        )
+    for row in records(frames.flagged):
+        yield (
+            f"wrongly flagged: {row['subject']} [{row['dtype']}] at {row['stages']} of {row['first_case']}, "
+            f"{row['tiers']}: {row['description']}"
+        )
+
+
+def _score(frames: MutationFrames) -> str:
     mutants = frames.subjects[frames.subjects["kind"] == "mutant"]
     others = frames.subjects[frames.subjects["kind"] != "mutant"]
-    console.print(
+    return (
         f"Mutation score {frames.score:.1%}: {mutants['subject'].nunique()} faults, "
         f"{frames.survivors['subject'].nunique()} survive, {len(frames.caught_once)} are caught by one case alone; "
         f"{others['subject'].nunique()} controls and equivalent variants, "
-        f"{frames.flagged['subject'].nunique()} flagged.",
-        style="bold",
-        soft_wrap=True,
+        f"{frames.flagged['subject'].nunique()} flagged."
     )
-    console.print(f"{_naming(frames)}.", style="bold", soft_wrap=True)
 
 
 def _naming(frames: MutationFrames) -> str:

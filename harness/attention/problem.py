@@ -80,7 +80,10 @@ class Problem:
 
     @classmethod
     def as_given(cls, operation: str, options: Mapping[str, Any], inputs: Mapping[str, NDArray[Any]]) -> Problem:
-        """Pose the whole problem with its own keys alone: for what masks say of them."""
+        """Pose the whole problem with its own keys alone: for what masks say of them.
+
+        Raises ``ValueError`` for an operation, option or input that no step knows.
+        """
         unknown = {name for name, value in options.items() if value is not None} - _OPTIONS
         if operation not in OPERATIONS or unknown or inputs.keys() - _INPUTS:
             # Left out of the computation, it would make a wrong truth.

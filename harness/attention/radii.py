@@ -35,7 +35,7 @@ def propagate(operation: str, options: Mapping[str, Any], inputs: Inputs) -> dic
     if operation not in PROPAGATED:
         raise AssertionError(f"no propagation for the operation {operation}")
     posed = canonical_form(operation, options, inputs.arrays)
-    # What a query without a key gives is no part of a problem in essential form.
+    # What a query without a key gives is no part of a problem in canonical form.
     options = {**posed.options, "empty_rows": options.get("empty_rows")}
     problem = Problem.of(operation, options, posed.inputs).in_float64()
     tables = rows_of_tables({**inputs.arrays, **inputs.radius}, of_past=(0, 0))

@@ -66,7 +66,10 @@ class Around:
 
 
 def stored_operand(at: At, array: Real) -> Operand:
-    """Take a returned array, of which all numbers are used, as an operand."""
+    """Take a returned array, of which all numbers are used, as an operand.
+
+    Raises ``NotFiniteError`` where it holds NaN or infinity.
+    """
     if not np.isfinite(array).all():
         raise NotFiniteError
     unit = at.stored_unit
@@ -74,7 +77,10 @@ def stored_operand(at: At, array: Real) -> Operand:
 
 
 def stored_logits(at: At, value: Real, *, bias: Real | None = None) -> Logits:
-    """Take returned logits: a compiler may have handed them on unrounded, or contracted a t + b into one operation."""
+    """Take returned logits: a compiler may have handed them on unrounded, or contracted a t + b into one operation.
+
+    Raises ``NotFiniteError`` where they hold NaN or plus infinity.
+    """
     attended = value > -np.inf
     allowed = at.problem.allowed(value.shape)
     judged = attended if allowed is None else attended & allowed

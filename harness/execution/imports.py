@@ -12,12 +12,13 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 from attncheck.backends import BACKENDS
+from attncheck.execution.environment import package_version
 from attncheck.execution.user_code import innermost
 
 _FRAMEWORK_OF: Mapping[str, str] = {
@@ -57,7 +58,7 @@ def imports_of(target: Any) -> Imports:
         each: number
         for package in {*own, *packages}
         for each in distributions.get(package, ())
-        if not _is_namespace(package) and (number := _version(each)) is not None
+        if not _is_namespace(package) and (number := package_version(each)) is not None
     }
     versions |= {package: number for package in own - {*distributions} if (number := _said_by(package)) is not None}
     return Imports(dict(sorted(versions.items())), frozenset(packages))
@@ -127,13 +128,6 @@ def _is_namespace(package: str) -> bool:
     """Whether many distributions may share a package, of which nobody knows which one is meant."""
     module = sys.modules.get(package)
     return module is not None and not _is_file(module) and hasattr(module, "__path__")
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
 
 
 def _said_by(package: str) -> str | None:

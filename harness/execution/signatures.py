@@ -19,6 +19,7 @@ from attncheck.execution.imports import imports_of
 from attncheck.execution.user_code import Target, UnfitError, innermost
 from attncheck.execution.worker import clean
 from attncheck.spec import OPERATIONS, OPTIONS, SCORE_SPECS, InputSpec, Operation, OptionSpec, ScoreSpec
+from attncheck.wording import listed
 
 
 def unfit_text(error: UnfitError, target: Target, loaded: Any) -> str:
@@ -132,7 +133,7 @@ def misfits(name: str, function: Callable[..., Any]) -> list[str]:
     try:
         signature.bind_partial(*INPUTS[name])
     except TypeError:
-        return [f"it does not take {_listed(INPUTS[name])} by position"]
+        return [f"it does not take {listed(INPUTS[name])} by position"]
     swapped = [
         f"{each.name}, which stands where {wanted} comes"
         for each, wanted in zip(_positional(signature), INPUTS[name], strict=False)
@@ -159,7 +160,7 @@ def hints(name: str, function: Callable[..., Any]) -> list[str]:
         "unsupported"
         for each, meant in alike.items()
     ]
-    return [*unused, *([f"its {_listed(others)} {'is' if len(others) == 1 else 'are'} never given"] if others else [])]
+    return [*unused, *([f"its {listed(others)} {'is' if len(others) == 1 else 'are'} never given"] if others else [])]
 
 
 def adapter(function: Callable[..., Any], name: FunctionName, framework: str | None) -> list[str]:
@@ -247,10 +248,6 @@ def _meaning(name: str) -> str | None:
 def _looks_like(name: str) -> str:
     meant = _meaning(name)
     return f" and which looks like {meant}" if meant is not None and meant != name else ""
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def is_plain(name: str) -> bool:

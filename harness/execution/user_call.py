@@ -144,6 +144,8 @@ def functions_of(target: Any, name: str) -> dict[str, Callable[..., Any]]:
 
     A function that is called like one of the contract's is that one, any other is ``attention``; further ones may be
     its attributes. Of a module, or another object, everything that is called like one of the contract's counts.
+
+    Raises ``LoadError`` where it has none.
     """
     is_namespace = inspect.ismodule(target) or (not callable(target) and not inspect.isroutine(target))
     found = {each: getattr(target, each) for each in INPUTS if callable(getattr(target, each, None))}

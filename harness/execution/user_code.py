@@ -96,7 +96,10 @@ class Target:
 
     @classmethod
     def of(cls, text: str) -> Target:
-        """Read file.py, file.py:function, package.module or package.module:function."""
+        """Read file.py, file.py:function, package.module or package.module:function.
+
+        Raises ``UsageError`` for any other text, and for a file that does not exist.
+        """
         module, _, attribute = text.rpartition(":") if ":" in text else (text, "", "")
         if module.endswith(".py"):
             path = Path(module)
@@ -212,7 +215,10 @@ class UserImplementation(BackendEntry):
 
 
 def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None) -> UserImplementation:
-    """Make the entry of a target from what it declares of itself (``own_call.declarations``)."""
+    """Make the entry of a target from what it declares of itself (``user_call.declarations``).
+
+    Raises ``UsageError`` for an unknown framework.
+    """
     name = framework or declared.get("framework") or "numpy"
     if name not in BACKENDS:
         raise UsageError(f"unknown framework {name!r}; expected {', '.join(BACKENDS)}")

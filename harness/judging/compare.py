@@ -59,7 +59,7 @@ def compare_forms(first: Array, second: Array, anything: NDArray[np.bool_] | Non
     if anything is not None:
         odd &= ~anything
     if odd.any():
-        index = first_index(odd)
+        index = index_of_largest(odd)
         values = float(first[index]), float(second[index])
         return Comparison(Verdict.NONFINITE, "NaN or infinity at different indices", index, *values)
     return None
@@ -77,7 +77,7 @@ def _compare_values(first: Array, second: Array, allowed: NDArray[np.float64] | 
         return replace(_unbounded(first, second, difference, None), unjudged=unjudged)
     difference = np.where(open_, 0.0, difference)
     ratio = quotient(difference, allowed)
-    index = _largest(ratio)
+    index = index_of_largest(ratio)
     found = Comparison(
         Verdict.NUMERIC if bool((difference > allowed).any()) else Verdict.AGREE,
         "",
@@ -101,16 +101,12 @@ def _unbounded(
     odd = differing_nonfinite(first, second)
     if not difference.any() and not odd.any():
         return Comparison(Verdict.AGREE)
-    index = _largest(np.where(odd, np.inf, difference))
+    index = index_of_largest(np.where(odd, np.inf, difference))
     reason = "there is no exact answer, and so no bound"
     if allowed is not None:
         reason = f"shape {show(first.shape)}, where the exact answer has {show(allowed.shape)}"
     values = float(first[index]), float(second[index]), float(difference[index])
     return Comparison(Verdict.UNVERIFIED, f"values not compared: {reason}", index, *values)
-
-
-def _largest(numbers: NDArray[np.float64]) -> Index:
-    return tuple(int(axis) for axis in np.unravel_index(int(np.argmax(numbers)), numbers.shape))
 
 
 def is_floating(array: Array) -> bool:
@@ -144,6 +140,6 @@ def absolute_difference(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np
     return np.abs(difference)
 
 
-def first_index(flags: NDArray[np.bool_]) -> Index:
-    """Return the first place, in row order, at which a flag is set."""
-    return tuple(int(axis) for axis in np.unravel_index(int(np.argmax(flags)), flags.shape))
+def index_of_largest(values: NDArray[np.float64] | NDArray[np.bool_]) -> Index:
+    """Return the index of the largest element, the first in row order: of flags the first that is set."""
+    return tuple(int(axis) for axis in np.unravel_index(int(np.argmax(values)), values.shape))

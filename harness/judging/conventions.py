@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.attention.problem import Problem
 from attncheck.judging.alternatives import (
     Alternative,
     mistake,
@@ -23,20 +22,16 @@ from attncheck.judging.alternatives import (
     with_options,
     without_input,
 )
+from attncheck.judging.empty_row_conventions import allowed_keys
 from attncheck.judging.scales import has_scale, other_scales, scale_of, scales_in_words
-from attncheck.judging.special_rows import MAX_AT_A_TIME, empty_rows, scores_shape
 from attncheck.reading.canonical import AttentionProblem, canonical_form, query_offset
-from attncheck.reading.shapes import score_elements
 from attncheck.spec import (
     ASKED_BY,
-    DEFAULT_EMPTY_ROWS,
-    EMPTY_ROWS,
     IGNORABLE,
     LOGITS,
     OPERATIONS,
     InputSpec,
     OptionSpec,
-    without_a_key,
 )
 from attncheck.verdicts import Verdict
 
@@ -55,34 +50,6 @@ def conventions_of(operation: str, posed: AttentionProblem) -> Iterator[Alternat
     yield from _scales(operation, posed)
     yield from _softcaps(operation, posed)
     yield from _rotary(operation, posed)
-
-
-def empty_row_conventions(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
-    """Yield the other conventions for rows that may attend to no key; nothing where there is no such row."""
-    own = str(posed.options.get("empty_rows") or DEFAULT_EMPTY_ROWS)
-    rows = empty_rows(operation, posed)
-    if not rows.any():
-        return
-    for value in EMPTY_ROWS:
-        if value != own:
-            description, option = without_a_key(value, own), ("empty_rows", value)
-            yield Alternative(
-                f"empty-rows-{value}", description, "weights", with_options(posed, empty_rows=value), option=option
-            )
-    if score_elements(operation, posed.options, posed.inputs) > MAX_AT_A_TIME:
-        return  # as a mask, the next one would be of the size of the score matrix
-    plain = canonical_form(operation, posed.options, posed.inputs)
-    shape = scores_shape(operation, plain.options, plain.inputs)
-    allowed = Problem.as_given(operation, plain.options, plain.inputs).allowed(shape)
-    if allowed is not None:
-        description = f"a query without a key attends to all keys, as if nothing were masked; the case expects {own}"
-        unmasked = {**plain.inputs, "mask": allowed | rows[..., np.newaxis]}
-        yield Alternative(
-            "empty-rows-unmasked",
-            description,
-            "weights",
-            AttentionProblem({**plain.options, "is_causal": False}, unmasked),
-        )
 
 
 _ALIGNMENTS: Mapping[str, tuple[str, str]] = {
@@ -270,20 +237,35 @@ def _scales(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
             )
 
 
+_LATE_SOFTCAP = "the softcap is applied after {}; the case means before it"
+
+
 def _softcaps(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     if posed.options.get("softcap") is None:
         return
     if OPERATIONS[operation].has_gradients:
+        yield from _softcap_of_whole_rows(operation, posed)
         return
     for stage, what, is_there in (
         ("biased", "the bias", "bias" in posed.inputs),
         ("masked", "the mask", is_masked(posed)),
     ):
         if is_there:
-            description = f"the softcap is applied after {what}; the case means before it"
-            yield Alternative(
-                f"softcap-after-{stage}", description, "capped", with_options(posed, softcap_follows=stage)
-            )
+            description, other = _LATE_SOFTCAP.format(what), with_options(posed, softcap_follows=stage)
+            yield Alternative(f"softcap-after-{stage}", description, "capped", other)
+            # Who has capped the scores for nothing before returns the late softcap under the later stage's name.
+            yield Alternative(f"softcap-after-{stage}", description, stage, other, stage_aliases={stage: "capped"})
+
+
+def _softcap_of_whole_rows(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
+    """Yield a softcap behind a mask that forbids all keys of a query or none: such rows have equal logits, -softcap.
+
+    Behind any other mask a gradient is that of no problem.
+    """
+    allowed = allowed_keys(operation, posed)
+    if allowed is not None and (allowed.any(axis=-1) == allowed.all(axis=-1)).all():
+        other, description = with_options(posed, empty_rows="uniform"), _LATE_SOFTCAP.format("the mask")
+        yield Alternative("softcap-after-masked", description, "weights", other)
 
 
 def is_masked(posed: AttentionProblem) -> bool:

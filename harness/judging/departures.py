@@ -22,6 +22,7 @@ from attncheck.judging.other_steps import (
     Follow,
     in_base_two,
     mask_not_renormalised,
+    masked_at_minus_cap,
     merged_by_view,
     mixed,
     multiplied,
@@ -54,6 +55,7 @@ class _Step:
     follow: Follow
     operations: tuple[str, ...]
     answer: str = ""
+    verdict: Verdict = Verdict.NUMERIC
 
 
 _STEPS = (
@@ -73,6 +75,8 @@ _STEPS = (
           "masked", not_renormalised, _ATTENTION, "not renormalised"),
     _Step("mask-not-renormalised", "weights that the mask forbids are set to zero behind the softmax, and the "
           "others not renormalised", "masked", mask_not_renormalised, _ATTENTION, "not renormalised"),
+    _Step("softcap-after-masked", "the softcap is applied after the mask, and masked keys have the logit -softcap; the "
+          "case means before it", "masked", masked_at_minus_cap, _ATTENTION, verdict=Verdict.SEMANTIC),
     _Step("scores-squared", "the scores are squared", "scores", squared, _WITH_SCORES),
     _Step("heads-merged-by-view", "heads are merged by a reshape without a transposition", "output", merged_by_view,
           _HEADS),
@@ -87,7 +91,7 @@ def departures_of(operation: str, posed: AttentionProblem) -> Iterator[Alternati
         is_there = step.follow is not squared or has_scale(operation, posed)
         if operation in step.operations and is_there:
             found = _convention(step.name, step.description, step.stage, posed, _departs(step.follow))
-            yield replace(found, answer=step.answer)
+            yield replace(found, answer=step.answer, verdict=step.verdict)
     if operation == "attention_gradients":
         yield from _gradients(operation, posed)
 

@@ -1,4 +1,4 @@
-"""What an implementation does wrong, told from all of its failing cases: a reading that explains all that it can.
+"""What an implementation does wrong, by all of its failing cases together: the reading that explains all it can.
 
 One case is seldom enough. Weights of zero are those of every large scale, and one query that sees all keys ignores
 causality or aligns it bottom right. So each failing case only says which readings fit it and which it refutes
@@ -197,7 +197,9 @@ def _decision(evidence: Evidence, explained: Mapping[_Reading, set[Unit]], stage
 def _with_all_names(fits: Sequence[Fit]) -> Fit:
     """Bring readings of one answer together, such as scales that are the same number in every case."""
     first = fits[0]
-    return replace(first, name=OR.join(fit.name for fit in fits), description=first.unsure or first.description)
+    return replace(
+        first, name=OR.join(dict.fromkeys(fit.name for fit in fits)), description=first.unsure or first.description
+    )
 
 
 @dataclass(frozen=True)

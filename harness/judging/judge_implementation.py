@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from attncheck.execution.cutting import is_of_shape
 from attncheck.judging.alternatives import Alternative
 from attncheck.judging.case_diagnosis import diagnose_case
-from attncheck.judging.conventions import empty_row_conventions
+from attncheck.judging.empty_row_conventions import empty_row_conventions
 from attncheck.judging.findings import NO_FINDINGS, Findings
 from attncheck.judging.judge_stages import StageJudgement, judge_stages, sound_stages, where_it_begins
 from attncheck.judging.readings import truth_of
@@ -189,7 +189,7 @@ def _by_own_conventions(
         if convention := possible.get(value):
             other = truth_of(truth, convention)
             under = {each.stage: each for each in judge_stages(other, stages, shapes, rounding_model)}
-            yield _settled(_OwnBase(other, own, convention=convention, basis=basis), under)
+            yield _explaining(_OwnBase(other, own, convention=convention, basis=basis), under)
 
 
 def _bases_of(truth: Truth, known: OwnEmptyRows) -> dict[str, _Basis]:
@@ -203,8 +203,8 @@ def _bases_of(truth: Truth, known: OwnEmptyRows) -> dict[str, _Basis]:
     return found
 
 
-def _settled(base: _OwnBase, under: Mapping[str, StageJudgement]) -> _OwnBase:
-    """Settle what is right by a convention of the implementation's own, and judge what else fails by it too."""
+def _explaining(base: _OwnBase, under: Mapping[str, StageJudgement]) -> _OwnBase:
+    """Explain what is right by a convention of the implementation's own, and judge what else fails by it too."""
     explained = frozenset(stage for stage in _failed(base.judgements) if under[stage].verdict is Verdict.AGREE)
     judgements = [
         _with_convention(found, base.convention, base.description)
@@ -218,7 +218,7 @@ def _settled(base: _OwnBase, under: Mapping[str, StageJudgement]) -> _OwnBase:
 
 
 def _nearest(case: _Base, bases: Iterator[_OwnBase]) -> _OwnBase | None:
-    """Return what leaves the smallest errors, and of several what settles most; None where nothing beats the case."""
+    """Return what leaves the smallest errors, and of several what explains most; None where nothing beats the case."""
     better = (base for base in bases if base.explained or base.size < case.size)
     return min(better, key=lambda base: (base.size, -len(base.explained)), default=None)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -120,47 +121,81 @@ def _against_exact(template: Row, held: _Held) -> list[Row]:
 
 def _against_numbers(template: Row, held: _Held, numbers: PrintedArray) -> list[Row]:
     """Hold every number that is given against one implementation."""
-    value, target, open_ = held.value, held.target, held.open
-    difference, odd = absolute_difference(value, numbers.value), differing_nonfinite(value, numbers.value)
-    half_unit = numbers.open_towards(value)
-    allowed = half_unit + target.moved + held.bound
-    missed_by_truth = misses(target, numbers) & (held.expected.basis == "printed")
-    declared = held.reference.case.computed_in if held.expected.basis == "printed" else None
-    rows = []
-    for index in _document_order(value, held.expected):
-        if not numbers.given[index]:
-            continue
+    beside = _BesideNumbers.of(held, numbers)
+    indices = _document_order(held.value, held.expected)
+    return [beside.row(template, index) for index in indices if numbers.given[index]]
+
+
+@dataclass(frozen=True, eq=False)
+class _BesideNumbers:
+    """What is held, beside the numbers that are given: how far apart they are, and how far they may be.
+
+    ``missed_by_truth`` are the printed numbers that the exact answer itself misses. Arrays of the numbers' shape.
+    """
+
+    held: _Held
+    numbers: PrintedArray
+    difference: Array
+    odd: NDArray[np.bool_]
+    half_unit: Array
+    missed_by_truth: NDArray[np.bool_]
+    open: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, held: _Held, numbers: PrintedArray) -> _BesideNumbers:
+        """Compare all numbers at once."""
+        difference = absolute_difference(held.value, numbers.value)
+        odd = differing_nonfinite(held.value, numbers.value)
+        missed_by_truth = misses(held.target, numbers) & (held.expected.basis == "printed")
+        return cls(held, numbers, difference, odd, numbers.open_towards(held.value), missed_by_truth, held.open)
+
+    @cached_property
+    def allowed(self) -> Array:
+        """How far apart they may be: by the digits that are not given, and by rounding."""
+        return self.half_unit + self.held.target.moved + self.held.bound
+
+    @property
+    def declared(self) -> str | None:
+        """The dtype that a document says it was computed in."""
+        return self.held.reference.case.computed_in if self.held.expected.basis == "printed" else None
+
+    def row(self, template: Row, index: tuple[int, ...]) -> Row:
+        """Return the verdict on one number."""
+        numbers, target = self.numbers, self.held.target
         row = replace(
             template,
             index=_index(index),
-            value=float(value[index]),
+            value=float(self.held.value[index]),
             reference=float(numbers.value[index]),
             reference_text=str(numbers.text[index]),
-            difference=float(difference[index]),
-            half_unit=float(half_unit[index]),
+            difference=float(self.difference[index]),
+            half_unit=float(self.half_unit[index]),
         )
-        if open_[index]:
-            rows.append(_not_compared(row, held.why_open(index), is_odd=bool(odd[index])))
-            continue
+        if self.open[index]:
+            return _not_compared(row, self.held.why_open(index), is_odd=bool(self.odd[index]))
         row = replace(
             row,
             propagated=float(target.propagated[index]),
-            document_bound=float(target.document[index]) if declared else None,
-            allowed=float(allowed[index]),
+            document_bound=float(target.document[index]) if self.declared else None,
+            allowed=float(self.allowed[index]),
             exact=float(target.exact[index]),
         )
-        if difference[index] > allowed[index] or odd[index]:
-            verdict = Verdict.NONFINITE if odd[index] else Verdict.NUMERIC
-            row = replace(row, verdict=verdict, message=f"{_explain(row)}{_of_which(row, declared)}")
-            if missed_by_truth[index]:
-                hint = hints_of(held.reference, held.expected, numbers)[index]
-                message = f"{row.message}; the exact answer is {float(target.exact[index]):.17g}"
-                message = f"{message}; {hint}" if hint else message
-                row = replace(row, verdict=Verdict.MISPRINT, message=message, hint=hint or None)
-        elif declared and difference[index] > allowed[index] - target.document[index]:
-            row = replace(row, message=f"{_explain(row)}{_of_which(row, declared)}")
-        rows.append(row)
-    return rows
+        if self.difference[index] > self.allowed[index] or self.odd[index]:
+            return self._missed(row, index)
+        if self.declared and self.difference[index] > self.allowed[index] - target.document[index]:
+            return replace(row, message=f"{_explain(row)}{_of_which(row, self.declared)}")
+        return row
+
+    def _missed(self, row: Row, index: tuple[int, ...]) -> Row:
+        """Say that a number does not hold, and whether the document or the implementation is wrong."""
+        message = f"{_explain(row)}{_of_which(row, self.declared)}"
+        if not self.missed_by_truth[index]:
+            verdict = Verdict.NONFINITE if self.odd[index] else Verdict.NUMERIC
+            return replace(row, verdict=verdict, message=message)
+        hint = hints_of(self.held.reference, self.held.expected, self.numbers)[index]
+        message = f"{message}; the exact answer is {float(self.held.target.exact[index]):.17g}"
+        message = f"{message}; {hint}" if hint else message
+        return replace(row, verdict=Verdict.MISPRINT, message=message, hint=hint or None)
 
 
 def _not_compared(row: Row, why: str, *, is_odd: bool) -> Row:

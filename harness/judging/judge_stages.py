@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.bounds import Bound
-from attncheck.judging.compare import Index, first_index
+from attncheck.judging.compare import Index, index_of_largest
 from attncheck.judging.error_messages import explain_errors, explain_without_bound
 from attncheck.judging.locations import where_wrong
 from attncheck.judging.tiers import Measured, Tier, measure
@@ -146,7 +146,7 @@ def _with_unjudged(truth: Truth, judgement: StageJudgement, open_: NDArray[np.bo
     unjudged = int(open_.sum())
     if not unjudged or judgement.verdict is not Verdict.AGREE:
         return replace(judgement, unjudged=unjudged)
-    why = truth.why_open(judgement.stage, first_index(open_))
+    why = truth.why_open(judgement.stage, index_of_largest(open_))
     if unjudged == open_.size:
         message = f"there is no exact answer: {why}"
         return StageJudgement(judgement.stage, Verdict.UNVERIFIED, unjudged=unjudged, message=message)

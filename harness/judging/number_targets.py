@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from attncheck.attention.errors import Ball
 from attncheck.attention.radii import propagate
-from attncheck.judging.compare import first_index
+from attncheck.judging.compare import index_of_largest
 from attncheck.judging.truth import Truth, is_open, truth_of_case
 from attncheck.quantities import QUANTITIES
 from attncheck.reading.canonical import canonical_form
@@ -81,7 +81,7 @@ class Reference:
                 return f"no finite bound is known for its error in {self.case.computed_in}"
         if expected.of not in truth.exact:
             return f"there is no exact answer: {truth.outside}"
-        at = index if expected.name == expected.of else first_index(~np.isfinite(truth.exact[expected.of].radius))
+        at = index if expected.name == expected.of else index_of_largest(~np.isfinite(truth.exact[expected.of].radius))
         return f"there is no exact answer: {truth.why_open(expected.of, at)}"
 
     def _propagated(self, expected: Expected, computed_in: str | None) -> Real:

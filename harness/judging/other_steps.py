@@ -170,18 +170,35 @@ def mask_not_renormalised(truth: Truth, rounding: RoundingModel, errors: Errors)
 def _masked_behind(
     truth: Truth, rounding: RoundingModel, errors: Errors, before: NDArray[np.bool_] | None
 ) -> Estimates:
-    logits, _ = _last_logits(truth, errors)
-    allowed = Problem.as_given(truth.operation, truth.options, truth.inputs).allowed(logits.shape)
+    (logits, error), allowed = _before_mask(truth, errors)
     if allowed is None:
         return {}
-    last = [stage for stage in LOGITS[:-1] if stage in truth.exact][-1]
-    logits, error = truth.exact[last].high, errors[last]
     if before is not None:
         logits, error = np.where(before, logits, -np.inf), np.where(before, error, 0.0)
     found = _softmax_of(truth, logits, error, rounding)
     weights, max_error = (np.where(allowed, each, 0.0) for each in found["weights"])
     found |= {"masked": (logits, error), "weights": (weights, max_error)}
     return found | _behind_weights(truth, weights, max_error, rounding, errors)
+
+
+def _before_mask(truth: Truth, errors: Errors) -> tuple[tuple[Real, Real], NDArray[np.bool_] | None]:
+    """Return the logits that meet the mask with their largest errors, and where it allows; None where nothing masks."""
+    last = [stage for stage in LOGITS[:-1] if stage in truth.exact][-1]
+    logits = truth.exact[last].high
+    allowed = Problem.as_given(truth.operation, truth.options, truth.inputs).allowed(logits.shape)
+    return (logits, errors[last]), allowed
+
+
+def masked_at_minus_cap(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
+    """Give a masked key the logit -softcap: that is what the softcap makes of -inf."""
+    (logits, error), allowed = _before_mask(truth, errors)
+    softcap = truth.options.get("softcap")
+    if allowed is None or softcap is None:
+        return {}
+    logits = np.where(allowed, logits, -softcap)
+    error = np.where(allowed, error, _few_roundings(rounding) * softcap)
+    found = _softmax_of(truth, logits, error, rounding) | {"masked": (logits, error)}
+    return found | _behind_weights(truth, *found["weights"], rounding, errors)
 
 
 def _behind_weights(truth: Truth, weights: Real, max_error: Real, rounding: RoundingModel, errors: Errors) -> Estimates:

@@ -57,7 +57,7 @@ def best_number(
 ) -> float | None:
     """Return the number with which a problem comes nearest to what was returned; None where none is nearest.
 
-    ``pose`` gives a problem in essential form.
+    ``pose`` gives a problem in canonical form.
     """
     stages = {stage: array.astype(np.float64) for stage, array in returned.items()}
 
@@ -84,7 +84,7 @@ def _mean_difference(array: Array, other: Array) -> float:
 
 
 def _approximately(operation: str, plain: AttentionProblem) -> dict[str, Array]:
-    """Return the stages of a problem in essential form, from the NumPy backend; nothing where it cannot do it.
+    """Return the stages of a problem in canonical form, from the NumPy backend; nothing where it cannot do it.
 
     A backend takes no inputs that this form alone has; these problems are walked in float64.
     """

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.attention.flags import any_of
 from attncheck.attention.problem import Problem
 from attncheck.attention.walk import reach_walk_from
 from attncheck.oracle.enclosure import Enclosure
@@ -156,7 +157,7 @@ def without_nan(inputs: Inputs) -> dict[str, Array]:
 
 
 def special_rows(operation: str, options: Options, inputs: Inputs, convention: str) -> SpecialRows:
-    """Find the special rows of a problem in essential form, NaN and all."""
+    """Find the special rows of a problem in canonical form, NaN and all."""
     shape = scores_shape(operation, options, inputs)
     given, problem = (make(operation, options, inputs) for make in (Problem.as_given, Problem.of))
     nan_rows = _rows_with_nan(inputs)
@@ -165,7 +166,7 @@ def special_rows(operation: str, options: Options, inputs: Inputs, convention: s
     empty = np.zeros(shape[:-1], dtype=np.bool_)
     if shape[-1]:  # the mean of no values is 0 in every convention
         *leading, keys = shape
-        empty = ~_any(~problem.unattended((*leading, keys + problem.added_keys)), -1)[..., 0]
+        empty = ~any_of(~problem.unattended((*leading, keys + problem.added_keys)), -1)[..., 0]
     allowed = given.allowed(shape) if nan_rows.any() else None
     forbidden = None if allowed is None else ~allowed
     return SpecialRows(given, convention, empty, nan_rows, forbidden)
@@ -183,7 +184,7 @@ def empty_rows(operation: str, posed: AttentionProblem) -> Flags:
 
 
 def scores_shape(operation: str, options: Options, inputs: Inputs) -> Shape:
-    """Return the shape of the scores of a problem in essential form: (B, H, Lq, T)."""
+    """Return the shape of the scores of a problem in canonical form: (B, H, Lq, T)."""
     if "scores" in inputs:
         return inputs["scores"].shape
     batch, queries, keys = inputs["query"].shape[:-2], inputs["query"].shape[-2], inputs["key"].shape[-2]
@@ -195,9 +196,4 @@ def _rows_with_nan(inputs: Inputs) -> Flags:
     name = "query" if "query" in inputs else "scores"
     if name == "scores":
         return np.zeros(inputs[name].shape[:-1], dtype=np.bool_)
-    return _any(np.isnan(inputs[name].astype(np.float64)), -1)[..., 0]
-
-
-def _any(flags: Flags, axis: int | tuple[int, ...]) -> Flags:
-    """Reduce an axis to whether any is set; the axis stays, of length 1."""
-    return np.asarray(np.any(flags, axis=axis, keepdims=True))
+    return any_of(np.isnan(inputs[name].astype(np.float64)), -1)[..., 0]

@@ -101,7 +101,7 @@ class Undefined:
 
 
 def find_undefined(operation: str, options: Options, inputs: Inputs) -> Undefined | None:
-    """Find what is undefined in a problem in essential form, without NaN in whole query rows; None if nothing is."""
+    """Find what is undefined in a problem in canonical form, without NaN in whole query rows; None if nothing is."""
     flags: dict[str, Flags] = {}
     reasons = []
     for name, array in inputs.items():

@@ -132,3 +132,15 @@ def by_rows(left: Array, right: Array) -> Array:
     """Multiply matrices one row at a time."""
     rows = [left[..., row : row + 1, :] @ right for row in range(left.shape[-2])]
     return np.concatenate(rows, axis=-2) if rows else np.asarray(left @ right)
+
+
+def tanh_by_ratio(argument: Array) -> Array:
+    """Return tanh as a ratio of exponentials, which overflow."""
+    power = np.exp(2 * argument)
+    return np.asarray((power - 1) / (power + 1))
+
+
+def tanh_by_pade(argument: Array) -> Array:
+    """Return Pade's approximation of tanh, x (27 + x^2) / (27 + 9 x^2), cut off at 1."""
+    square = argument * argument
+    return np.asarray(np.clip(argument * (27 + square) / (27 + 9 * square), -1, 1))

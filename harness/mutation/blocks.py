@@ -1,25 +1,36 @@
-"""Faults of blocks: what is left over, what is counted twice, and what the next block forgets."""
+"""Faults of loops over keys: what a block leaves over or forgets, and how parts of the keys are merged again.
+
+Decoding, one query against many keys, and extending, several queries behind a past, have such loops of their own.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
-from attncheck.backends.numpy_backend import _dot, _row_maximum, _row_sum
+from attncheck.backends.numpy_backend import _dot, _row_maximum, _row_sum, softmax
 from attncheck.mutation import arithmetic
 from attncheck.mutation.arithmetic import Array
 from attncheck.mutation.forward_forms import (
+    averaged,
+    in_attention,
+    inputs_changed,
     logits_read_as,
     maximum_read_as,
     outputs_read_as,
     scores_read_as,
     values_read_as,
 )
-from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, WIDE, mutant
+from attncheck.mutation.mask_forms import NO_RULES, Masks, allowed_keys, bias_added, masks_read_as
+from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, KERNELS, WIDE, mutant
 from attncheck.mutation.online import NEVER_HELD, Online
-from attncheck.mutation.variant import Steps
+from attncheck.mutation.variant import Call, Steps
+
+_faulty_blocks = partial(mutant, "blocks")
 
 
 def _without_keys(first_dropped: Callable[[int], int]) -> Steps:
@@ -32,34 +43,34 @@ def _without_keys(first_dropped: Callable[[int], int]) -> Steps:
     return logits_read_as(visible)
 
 
-@mutant("blocks", _without_keys, at="weights", defect="a vectorised loop without its tail: SageAttention#376's kind")
+@_faulty_blocks(_without_keys, at="weights", defect="a vectorised loop without its tail: SageAttention#376's kind")
 def last_key_dropped_unless_multiple_of_4(keys: int) -> int:
     return keys if keys % 4 == 0 or keys == 1 else keys - 1
 
 
-@mutant("blocks", _without_keys, at="weights", defect="a tile of 16 without its tail")
+@_faulty_blocks(_without_keys, at="weights", defect="a tile of 16 without its tail")
 def last_key_dropped_unless_multiple_of_16(keys: int) -> int:
     return keys if keys % 16 == 0 or keys == 1 else keys - 1
 
 
-@mutant("blocks", _without_keys, at="weights", defect="only whole tiles of 32 keys: FlagGems#898")
+@_faulty_blocks(_without_keys, at="weights", defect="only whole tiles of 32 keys: FlagGems#898")
 def tail_dropped_after_blocks_of_32(keys: int) -> int:
     return keys - keys % 32 if keys > 32 else keys
 
 
-@mutant("blocks", _without_keys, at="weights", defect="the loop over blocks runs once: pytorch#139462's kind")
+@_faulty_blocks(_without_keys, at="weights", defect="the loop over blocks runs once: pytorch#139462's kind")
 def only_the_first_16_keys(keys: int) -> int:
     return 16
 
 
-@mutant("blocks", "_softmax_with_sinks._row_sum", at="weights", defect="the last tile overlaps the one before it")
+@_faulty_blocks("_softmax_with_sinks._row_sum", at="weights", defect="the last tile overlaps the one before it")
 def tail_counted_twice_in_the_sum(exponentials: Array) -> Array:
     keys = exponentials.shape[-1]
     tail = exponentials[..., keys - keys % 16 :] if keys > 16 else exponentials[..., :0]
     return np.asarray(_row_sum(exponentials) + _row_sum(tail))
 
 
-@mutant("blocks", maximum_read_as, at="weights", defect="the maximum is not updated: overflow in later blocks")
+@_faulty_blocks(maximum_read_as, at="weights", defect="the maximum is not updated: overflow in later blocks")
 def maximum_of_the_first_16_keys(logits: Array) -> Array:
     return _row_maximum(logits[..., :16])
 
@@ -68,32 +79,28 @@ def _online(online: Online) -> Steps:
     return online.steps
 
 
-mutant(
-    "blocks",
+_faulty_blocks(
     _online,
     at="log_sum_exp",
     defect="tile maximum and running maximum mixed: gcnasm#21",
     hidden=NEVER_HELD,
     name="sum_not_rescaled_in_the_second_block",
 )(Online(16, rescales_sum=lambda block: block != 1))
-mutant(
-    "blocks",
+_faulty_blocks(
     _online,
     at="context",
     defect="one rescale of the accumulator missed: gcnasm#21",
     hidden=NEVER_HELD,
     name="output_not_rescaled_in_the_second_block",
 )(Online(16, rescales_output=lambda block: block != 1))
-mutant(
-    "blocks",
+_faulty_blocks(
     _online,
     at="context",
     defect="no rescale of the accumulator at all",
     hidden=NEVER_HELD,
     name="output_never_rescaled",
 )(Online(16, rescales_output=lambda block: False))
-mutant(
-    "blocks",
+_faulty_blocks(
     _online,
     at="context",
     defect="the accumulator lives in the output's type: torch's backward",
@@ -104,20 +111,20 @@ mutant(
 )(Online(16, store=arithmetic.bfloat16))
 
 
-@mutant("blocks", scores_read_as, at="scores", defect="qk_scale *= log2e inside the loop over keys: FlagGems#424")
+@_faulty_blocks(scores_read_as, at="scores", defect="qk_scale *= log2e inside the loop over keys: FlagGems#424")
 def scale_compounds_over_blocks(scores: Array) -> Array:
     block = np.arange(scores.shape[-1]) // 16
     return np.asarray(scores * (math.log2(math.e) ** block).astype(scores.dtype))
 
 
-@mutant("blocks", "dot_scores._dot", at="raw_scores", defect="features in chunks of 8 without their tail")
+@_faulty_blocks("dot_scores._dot", at="raw_scores", defect="features in chunks of 8 without their tail")
 def width_beyond_a_multiple_of_8_dropped(query: Array, key: Array) -> Array:
     width = query.shape[-1]
     whole = width - width % 8 if width > 8 else width
     return _dot(query[..., :whole], key[..., :whole])
 
 
-@mutant("blocks", outputs_read_as, at="context", defect="the last tile of queries is not written: fla#892")
+@_faulty_blocks(outputs_read_as, at="context", defect="the last tile of queries is not written: fla#892")
 def query_rows_beyond_a_multiple_of_16_zero(output: Array) -> Array:
     queries = output.shape[-2]
     if queries > 16:
@@ -125,9 +132,182 @@ def query_rows_beyond_a_multiple_of_16_zero(output: Array) -> Array:
     return output
 
 
-@mutant("blocks", values_read_as, at="context", defect="reads the row before: pytorch#191937")
+@_faulty_blocks(values_read_as, at="context", defect="reads the row before: pytorch#191937")
 def last_value_stale_where_lk_mod_32_is_1(value: Array) -> Array:
     keys = value.shape[-2]
     if keys > 1 and keys % 32 == 1:
         return np.concatenate([value[..., :-1, :], value[..., -2:-1, :]], axis=-2)
     return value
+
+
+_decoding = partial(mutant, "decoding", dtypes=KERNELS)
+
+
+def _is_decoding(scores: Array) -> bool:
+    queries, keys = scores.shape[-2:]
+    return bool(queries == 1 < keys)
+
+
+def _dropped_in_decoding(option: str) -> Steps:
+    """Do as if a rule had not been given where there is one query."""
+    return masks_read_as(lambda scores, masks: {option: None} if _is_decoding(scores) else {})
+
+
+_decoding(
+    _dropped_in_decoding,
+    at="masked",
+    defect="a path for one query that knows no mask: onnxruntime#29020's kind",
+    diagnosis=("mask-ignored", "query-mask-ignored"),
+    name="mask_ignored_in_decoding",
+)("mask")
+_decoding(
+    _dropped_in_decoding,
+    at="masked",
+    defect="positions behind the current one are read: tt-metal#41215",
+    diagnosis="key-lengths-ignored",
+    name="key_lengths_ignored_in_decoding",
+)("key_lengths")
+
+
+@_decoding(
+    bias_added,
+    at="biased",
+    defect="a path for one query that knows no bias: onnxruntime#29020's kind",
+    diagnosis="bias-ignored",
+)
+def bias_ignored_in_decoding(scores: Array, bias: Array, masks: Masks) -> Array:
+    return scores if _is_decoding(scores) else np.asarray(scores + bias)
+
+
+@_decoding(
+    inputs_changed,
+    at="raw_scores",
+    defect="structure: the batch stride of the cache is left out where there is one query",
+)
+def first_batch_entry_for_all_in_decoding(query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
+    if query.shape[-2] > 1:
+        return query, key, value
+    return query, np.broadcast_to(key[:1], key.shape), np.broadcast_to(value[:1], value.shape)
+
+
+@_decoding(
+    inputs_changed,
+    at="raw_scores",
+    defect="the heads of a group become rows of one tile, in the wrong order: pytorch#174861's kind",
+    diagnosis="heads-tiled",
+)
+def heads_of_groups_stacked_across_in_decoding(query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
+    """Stack the heads of a group as rows of one query, in the order of the other axis."""
+    heads, kv_heads = query.shape[1], key.shape[1]
+    if query.shape[-2] > 1 or heads == kv_heads:
+        return query, key, value
+    order = np.arange(heads).reshape(-1, kv_heads).T.reshape(-1)
+    return query[:, order], key, value
+
+
+@_decoding(logits_read_as, at="weights", defect="structure: the number of splits is that of the first tile")
+def keys_beyond_128_lost_in_decoding(logits: Array) -> Array:
+    seen = (np.arange(logits.shape[-1]) < 128) | (logits.shape[-2] > 1)
+    return np.where(seen, logits, -np.inf)
+
+
+def _is_extending(call: Call) -> bool:
+    return bool(call.past and call.query.shape[-2] > 1)
+
+
+@_decoding(
+    in_attention,
+    at="masked",
+    defect="extending reads all of the cache: transformers#30437's kind",
+    diagnosis=("mask-ignored", "query-mask-ignored"),
+)
+def mask_does_not_reach_the_past_of_several_queries(call: Call) -> Steps:
+    """Let several queries attend to all of the past."""
+
+    def widened(scores: Array, masks: Masks) -> Masks:
+        is_past = np.arange(scores.shape[-1]) < call.past
+        return {**NO_RULES, "mask": allowed_keys(scores, masks) | is_past}
+
+    return masks_read_as(widened) if _is_extending(call) and call.mask is not None else {}
+
+
+@_decoding(in_attention, at="biased", defect="extending adds the bias to the new keys alone: transformers#30437's kind")
+def bias_does_not_reach_the_past_of_several_queries(call: Call) -> Steps:
+    """Add the bias behind the past alone."""
+
+    def add(scores: Array, bias: Array, masks: Masks) -> Array:
+        return np.where(np.arange(scores.shape[-1]) < call.past, scores, scores + bias)
+
+    return bias_added(add) if _is_extending(call) else {}
+
+
+Merge = Callable[[Array, Array, Array], Array]
+"""What each part counts: from its maximum, its sum and its log_sum_exp, the parts along the last axis."""
+
+
+def _split(merge: Merge, *, parts: int = 4, is_asked: Callable[[Array], bool] = lambda logits: True) -> Steps:
+    """Attend to parts of the keys and merge the averages as ``merge`` has it."""
+
+    def average(logits: Array, weights: Array, value: Array) -> Array:
+        keys = logits.shape[-1]
+        if keys < 32 or not is_asked(logits):
+            return np.asarray(weights @ value)
+        edges = [keys * part // parts for part in range(parts + 1)]
+        spans = [slice(*edge) for edge in pairwise(edges)]
+        stages = [softmax(logits[..., span]) for span in spans]
+        averages = np.stack(
+            [part["weights"] @ value[..., span, :] for part, span in zip(stages, spans, strict=True)], -1
+        )
+        statistics = np.stack([part["log_sum_exp"] for part in stages], -1)
+        maxima = np.concatenate([_row_maximum(logits[..., span]) for span in spans], -1)
+        shares = merge(maxima, np.exp(statistics - maxima), statistics)
+        return np.asarray((averages * shares[..., np.newaxis, :]).sum(-1)).astype(logits.dtype)
+
+    return averaged(average)
+
+
+def _shares(statistics: Array) -> Array:
+    weights: Array = softmax(statistics)["weights"]
+    return weights
+
+
+_merged = partial(_decoding, at="context", hidden=NEVER_HELD)
+
+
+@_merged(_split, defect="parts count by their maximum alone: sglang#40903's kind")
+def splits_merged_by_their_maxima(maxima: Array, sums: Array, statistics: Array) -> Array:
+    return _shares(maxima)
+
+
+@_merged(_split, defect="parts count by sums that belong to different maxima: gcnasm#21's kind")
+def splits_merged_by_their_sums(maxima: Array, sums: Array, statistics: Array) -> Array:
+    return np.asarray(sums / sums.sum(-1, keepdims=True))
+
+
+@_merged(_split, defect="structure: the merge forgets how much each part weighs")
+def splits_averaged(maxima: Array, sums: Array, statistics: Array) -> Array:
+    return np.full_like(statistics, 1 / statistics.shape[-1])
+
+
+@_merged(_split, defect="log_sum_exp in base 2 is merged as one in base e: flashinfer#2113, sglang#35045")
+def splits_merged_in_the_wrong_base(maxima: Array, sums: Array, statistics: Array) -> Array:
+    return _shares(statistics / np.log(2).astype(statistics.dtype))
+
+
+@_merged(_split, defect="structure: one split fewer is merged than there are")
+def last_split_lost(maxima: Array, sums: Array, statistics: Array) -> Array:
+    return _shares(np.where(np.arange(statistics.shape[-1]) < statistics.shape[-1] - 1, statistics, -np.inf))
+
+
+@_merged(_split, defect="a part of which every key is masked: flashinfer#4051, #1178")
+def empty_split_gives_nan(maxima: Array, sums: Array, statistics: Array) -> Array:
+    """Multiply 0 with minus infinity where a part has no key, but some other one has."""
+    is_lost = np.isneginf(statistics) & ~np.isneginf(_row_maximum(statistics))
+    return np.where(is_lost, np.nan, _shares(statistics))
+
+
+_merged(
+    partial(_split, parts=7, is_asked=lambda logits: logits.shape[-2] == 1),
+    defect="the same in decoding alone: vllm#28840's kind",
+    name="splits_of_one_query_merged_by_their_maxima",
+)(splits_merged_by_their_maxima)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from attncheck.backends.contract import Stages, Window
 from attncheck.backends.numpy_backend import _seen_from_the_first_key, attention
 from attncheck.mutation import arithmetic
-from attncheck.mutation.arithmetic import Array
+from attncheck.mutation.arithmetic import Array, Store
 from attncheck.mutation.forward_forms import in_attention
 from attncheck.mutation.mask_forms import (
     Masks,
@@ -25,24 +26,17 @@ from attncheck.mutation.mask_forms import (
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, WIDE, equivalent, mutant
 from attncheck.mutation.variant import Call, Steps
 
+_faulty_lengths = partial(mutant, "lengths", at="masked")
+_faulty_caches = partial(mutant, "caches")
 
-@mutant(
-    "lengths",
-    lengths_read_as,
-    at="masked",
-    defect="j <= length: tt-metal#41215",
-    diagnosis="key-lengths-one-too-long",
-)
+
+@_faulty_lengths(lengths_read_as, defect="j <= length: tt-metal#41215", diagnosis="key-lengths-one-too-long")
 def key_lengths_one_too_long(lengths: Array, keys: int) -> Array:
     return np.asarray(lengths + 1)
 
 
-@mutant(
-    "lengths",
-    lengths_read_as,
-    at="masked",
-    defect="j < length - 1: onnxruntime#25927's kind",
-    diagnosis="key-lengths-one-too-short",
+@_faulty_lengths(
+    lengths_read_as, defect="j < length - 1: onnxruntime#25927's kind", diagnosis="key-lengths-one-too-short"
 )
 def key_lengths_one_too_short(lengths: Array, keys: int) -> Array:
     return np.asarray(lengths - 1)
@@ -52,21 +46,13 @@ def _dropped_if(unwanted: Callable[[Masks], bool]) -> Steps:
     return dropped("key_lengths", unwanted)
 
 
-@mutant(
-    "lengths",
-    _dropped_if,
-    at="masked",
-    defect="the argument has no effect: jax#23349",
-    diagnosis="key-lengths-ignored",
-)
+@_faulty_lengths(_dropped_if, defect="the argument has no effect: jax#23349", diagnosis="key-lengths-ignored")
 def key_lengths_ignored(masks: Masks) -> bool:
     return True
 
 
-@mutant(
-    "lengths",
+@_faulty_lengths(
     lengths_read_as,
-    at="masked",
     defect="one length for the whole batch: graph-transformer-pytorch#2's kind",
     diagnosis="key-lengths-of-first-batch-entry",
 )
@@ -74,12 +60,12 @@ def key_lengths_of_the_first_batch_entry(lengths: Array, keys: int) -> Array:
     return np.broadcast_to(lengths[:1], lengths.shape)
 
 
-@mutant("lengths", lengths_read_as, at="masked", defect="padding up to the longest entry is attended")
+@_faulty_lengths(lengths_read_as, defect="padding up to the longest entry is attended")
 def key_lengths_of_the_longest_batch_entry(lengths: Array, keys: int) -> Array:
     return np.full_like(lengths, lengths.max(initial=0))
 
 
-@mutant("lengths", lengths_read_as, at="masked", defect="batch index off by one")
+@_faulty_lengths(lengths_read_as, defect="batch index off by one")
 def key_lengths_of_the_next_batch_entry(lengths: Array, keys: int) -> Array:
     return np.roll(lengths, -1)
 
@@ -95,41 +81,36 @@ def _queries(scores: Array, masks: Masks) -> Array:
     return np.asarray(positions < masks["key_lengths"][:, np.newaxis, np.newaxis, np.newaxis])
 
 
-@mutant("lengths", lengths_pattern, at="masked", defect="padding expected on the left")
+@_faulty_lengths(lengths_pattern, defect="padding expected on the left")
 def key_lengths_counted_from_the_end(scores: Array, masks: Masks) -> Array:
     return _keys(scores, masks)[..., ::-1]
 
 
-@mutant("lengths", lengths_pattern, at="masked", defect="padding on the wrong axis: transformer#40")
+@_faulty_lengths(lengths_pattern, defect="padding on the wrong axis: transformer#40")
 def key_lengths_applied_to_queries(scores: Array, masks: Masks) -> Array:
     return _queries(scores, masks)
 
 
-@mutant(
-    "lengths",
-    lengths_pattern,
-    at="masked",
-    defect="queries beyond the length of the keys get nothing: unpadding of self-attention",
+@_faulty_lengths(
+    lengths_pattern, defect="queries beyond the length of the keys get nothing: unpadding of self-attention"
 )
 def key_lengths_applied_to_queries_too(scores: Array, masks: Masks) -> Array:
     return np.asarray(_keys(scores, masks) & _queries(scores, masks))
 
 
-@mutant("lengths", lengths_pattern, at="masked", defect="one length per head where B == H: lighthouse#77's kind")
+@_faulty_lengths(lengths_pattern, defect="one length per head where B == H: lighthouse#77's kind")
 def key_lengths_of_heads(scores: Array, masks: Masks) -> Array:
     within = _keys(scores, masks)
     return np.swapaxes(within, 0, 1) if scores.shape[0] == scores.shape[1] else within
 
 
-@mutant("lengths", lengths_read_as, at="masked", defect="whole groups of four keys are attended: tt-metal#41215's kind")
+@_faulty_lengths(lengths_read_as, defect="whole groups of four keys are attended: tt-metal#41215's kind")
 def key_lengths_rounded_up_to_four(lengths: Array, keys: int) -> Array:
     return np.asarray(-(-lengths // 4) * 4)
 
 
-@mutant(
-    "lengths",
+@_faulty_lengths(
     lengths_read_as,
-    at="masked",
     defect="0 is false, so an empty entry counts as one without a length: pytorch#81077's kind",
     diagnosis="empty-rows-unmasked",
 )
@@ -137,28 +118,20 @@ def key_length_of_zero_taken_for_all(lengths: Array, keys: int) -> Array:
     return np.where(lengths == 0, keys, lengths)
 
 
-@mutant("lengths", lengths_read_as, at="masked", defect="an empty entry attends to its first key")
+@_faulty_lengths(lengths_read_as, defect="an empty entry attends to its first key")
 def key_lengths_at_least_one(lengths: Array, keys: int) -> Array:
     return np.maximum(lengths, 1)
 
 
-@mutant(
-    "lengths",
-    _dropped_if,
-    at="masked",
-    defect="only one of lengths and causality is used: onnxruntime#14363",
-    diagnosis="key-lengths-ignored",
+@_faulty_lengths(
+    _dropped_if, defect="only one of lengths and causality is used: onnxruntime#14363", diagnosis="key-lengths-ignored"
 )
 def key_lengths_dropped_when_causal(masks: Masks) -> bool:
     return bool(masks["is_causal"])
 
 
-@mutant(
-    "lengths",
-    _dropped_if,
-    at="masked",
-    defect="only one of lengths and mask is used: jax#23349's kind",
-    diagnosis="key-lengths-ignored",
+@_faulty_lengths(
+    _dropped_if, defect="only one of lengths and mask is used: jax#23349's kind", diagnosis="key-lengths-ignored"
 )
 def key_lengths_dropped_when_a_mask_is_given(masks: Masks) -> bool:
     return masks["mask"] is not None
@@ -168,23 +141,15 @@ def _mask_dropped_if(unwanted: Callable[[Masks], bool]) -> Steps:
     return dropped("mask", unwanted)
 
 
-@mutant(
-    "lengths",
-    _mask_dropped_if,
-    at="masked",
-    defect="only one of lengths and mask is used: onnxruntime#28379's kind",
-    diagnosis="mask-ignored",
+@_faulty_lengths(
+    _mask_dropped_if, defect="only one of lengths and mask is used: onnxruntime#28379's kind", diagnosis="mask-ignored"
 )
 def mask_dropped_when_key_lengths_are_given(masks: Masks) -> bool:
     return masks["key_lengths"] is not None
 
 
-@mutant(
-    "lengths",
-    filled,
-    at="masked",
-    defect="a finite fill for padding: onnxruntime#14363, transformers#12109",
-    diagnosis="empty-rows-uniform",
+@_faulty_lengths(
+    filled, defect="a finite fill for padding: onnxruntime#14363, transformers#12109", diagnosis="empty-rows-uniform"
 )
 def key_lengths_filled_with_minus_1e4(biased: Array, allowed: Array, masks: Masks) -> Array:
     return np.where(allowed, biased, -np.inf if masks["key_lengths"] is None else np.asarray(-1e4, biased.dtype))
@@ -235,32 +200,25 @@ def _both_joined(join: Joined) -> Steps:
     return _caches_joined(lambda past_key, past_value, key, value: (join(past_key, key), join(past_value, value)))
 
 
+_faulty_join = partial(_faulty_caches, _both_joined, at="raw_scores")
+
+
 def _values_joined(join: Joined) -> Steps:
     """Join values in another way than keys."""
     return _caches_joined(lambda past_key, past_value, key, value: (_join(past_key, key), join(past_value, value)))
 
 
-@mutant(
-    "caches",
-    _both_joined,
-    at="raw_scores",
-    defect="only the new keys count; those of the past are read as zeros: transformers#30437's kind",
-)
+@_faulty_join(defect="only the new keys count; those of the past are read as zeros: transformers#30437's kind")
 def past_dropped(past: Array, new: Array) -> Array:
     return _join(np.zeros_like(past), new)
 
 
-@mutant("caches", _both_joined, at="raw_scores", defect="the cache joined at the wrong end")
+@_faulty_join(defect="the cache joined at the wrong end")
 def past_appended_after_the_keys(past: Array, new: Array) -> Array:
     return _join(new, past)
 
 
-@mutant(
-    "caches",
-    _caches_joined,
-    at="raw_scores",
-    defect="the pair unpacked in the other order, silent where Dv == D",
-)
+@_faulty_caches(_caches_joined, at="raw_scores", defect="the pair unpacked in the other order, silent where Dv == D")
 def past_key_and_past_value_swapped(
     past_key: Array, past_value: Array, key: Array, value: Array
 ) -> tuple[Array, Array]:
@@ -270,97 +228,66 @@ def past_key_and_past_value_swapped(
     return _join(past_key, key), _join(past_value, value)
 
 
-mutant(
-    "caches",
-    _values_joined,
-    at="context",
-    defect="the values of the cache are not read",
-    name="past_values_dropped",
-)(past_dropped)
+_faulty_caches(_values_joined, at="context", defect="the values of the cache are not read", name="past_values_dropped")(
+    past_dropped
+)
 
 
-@mutant("caches", _values_joined, at="context", defect="a ring buffer unrolled backwards")
+@_faulty_caches(_values_joined, at="context", defect="a ring buffer unrolled backwards")
 def past_values_reversed(past: Array, new: Array) -> Array:
     return _join(past[..., ::-1, :], new)
 
 
-@mutant("caches", _values_joined, at="context", defect="two write positions that have come apart")
+@_faulty_caches(_values_joined, at="context", defect="two write positions that have come apart")
 def values_one_step_behind_their_keys(past: Array, new: Array) -> Array:
     return np.roll(_join(past, new), 1, axis=-2)
 
 
-@mutant("caches", _both_joined, at="raw_scores", defect="attention over the cache as it was before this step")
+@_faulty_join(defect="attention over the cache as it was before this step")
 def new_keys_not_written_to_the_cache(past: Array, new: Array) -> Array:
     return _join(past, np.zeros_like(new))
 
 
-@mutant(
-    "caches",
-    _both_joined,
-    at="raw_scores",
-    defect="written one slot early, over the newest key of the past: tt-metal#41215's position",
-)
+@_faulty_join(defect="written one slot early, over the newest key of the past: tt-metal#41215's position")
 def last_key_of_the_past_lost(past: Array, new: Array) -> Array:
     """Write over the last slot of the past, and leave the last slot as it was."""
     return np.concatenate((past[..., :-1, :], new, np.zeros_like(new[..., :1, :])), axis=-2)
 
 
-@mutant("caches", _both_joined, at="raw_scores", defect="one slot between past and new keys that nobody wrote")
+@_faulty_join(defect="one slot between past and new keys that nobody wrote")
 def new_keys_written_one_slot_late(past: Array, new: Array) -> Array:
     return np.concatenate((past, np.zeros_like(new[..., :1, :]), new[..., :-1, :]), axis=-2)
 
 
-@mutant("caches", _both_joined, at="raw_scores", defect="one cache for the whole batch: pytorch#191937's stride 0")
+@_faulty_join(defect="one cache for the whole batch: pytorch#191937's stride 0")
 def past_of_the_first_batch_entry(past: Array, new: Array) -> Array:
     return _join(np.broadcast_to(past[:1], past.shape), new)
 
 
-@mutant(
-    "caches",
-    _both_joined,
-    at="raw_scores",
-    defect="head index off by one in the cache alone: pytorch#193893's kind",
-)
+@_faulty_join(defect="head index off by one in the cache alone: pytorch#193893's kind")
 def past_of_the_next_head(past: Array, new: Array) -> Array:
     return _join(np.roll(past, -1, axis=1), new)
 
 
-@mutant(
-    "caches",
-    _both_joined,
-    at="raw_scores",
-    defect="every page of 16 keys read from the first one: tt-metal#41215's kind",
-)
+@_faulty_join(defect="every page of 16 keys read from the first one: tt-metal#41215's kind")
 def past_beyond_its_first_page_repeated(past: Array, new: Array) -> Array:
     return _join(past[..., np.arange(past.shape[-2]) % 16, :], new)
 
 
-@mutant(
-    "caches",
-    _both_joined,
-    at="raw_scores",
-    defect="a cache in 16 bits behind wider keys",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
-)
-def past_in_bfloat16(past: Array, new: Array) -> Array:
-    return _join(arithmetic.bfloat16(past), new)
+def _past_stored(store: Store) -> Joined:
+    return lambda past, new: _join(store(past), new)
 
 
-@mutant(
-    "caches",
-    _both_joined,
-    at="raw_scores",
-    defect="a cache in 16 bits behind wider keys",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
-)
-def past_in_float16(past: Array, new: Array) -> Array:
-    return _join(arithmetic.float16(past), new)
+for _format, _store in (("bfloat16", arithmetic.bfloat16), ("float16", arithmetic.float16)):
+    _faulty_join(
+        defect="a cache in 16 bits behind wider keys",
+        dtypes=WIDE,
+        diagnosis=ACCURACY_OF_16_BITS,
+        name=f"past_in_{_format}",
+    )(_past_stored(_store))
 
 
-@mutant(
-    "caches",
+@_faulty_caches(
     "_seen_from_the_first_key",
     at="masked",
     defect="positions start at 0 in every step: transformers#39408's kind",
@@ -370,7 +297,7 @@ def window_counted_from_the_first_key_behind_a_past(window: Window | None, past:
     return window
 
 
-@mutant("caches", "_seen_from_the_first_key", at="masked", defect="positions start at P + 1: mlx-lm#390")
+@_faulty_caches("_seen_from_the_first_key", at="masked", defect="positions start at P + 1: mlx-lm#390")
 def window_moved_one_too_far_behind_a_past(window: Window | None, past: int) -> Window | None:
     return _seen_from_the_first_key(window, past + 1)
 
@@ -386,8 +313,7 @@ def _mask_behind_a_past(change: Callable[[Array, Array, int], Array]) -> Steps:
     return in_attention(steps)
 
 
-@mutant(
-    "caches",
+@_faulty_caches(
     _mask_behind_a_past,
     at="masked",
     defect="only new keys are masked, the past is always attended: onnxruntime#28379's kind",
@@ -396,13 +322,12 @@ def mask_does_not_reach_the_past(mask: Array, scores: Array, past: int) -> Array
     return np.asarray(mask | (np.arange(mask.shape[-1]) < past))
 
 
-@mutant("caches", _mask_behind_a_past, at="masked", defect="the mask's first column meets the first new key")
+@_faulty_caches(_mask_behind_a_past, at="masked", defect="the mask's first column meets the first new key")
 def mask_shifted_by_the_past(mask: Array, scores: Array, past: int) -> Array:
     return np.roll(mask, past, axis=-1)
 
 
-@mutant(
-    "caches",
+@_faulty_caches(
     _mask_behind_a_past,
     at="masked",
     defect="a mask recognised as causal becomes is_causal, which knows no past: transformers#30437, pytorch#108108",
@@ -415,17 +340,16 @@ def causal_mask_behind_a_past_aligned_top_left(mask: Array, scores: Array, past:
     return causal_keys(queries, keys) if is_causal else mask
 
 
-@mutant(
-    "caches",
+@_faulty_caches(
     in_attention,
     at="masked",
-    defect="lengths of the new keys read where those of all keys are given: jax#23349's kind",
+    defect="lengths of the new keys read where those of all keys are given: jax#23349's kind, vllm#30887's kind",
 )
 def key_lengths_counted_from_the_first_new_key(call: Call) -> Steps:
     return lengths_read_as(lambda lengths, keys: np.asarray(lengths + call.past))
 
 
-@mutant("caches", in_attention, at="biased", defect="ALiBi's distances start at the first new key: vllm#945's kind")
+@_faulty_caches(in_attention, at="biased", defect="ALiBi's distances start at the first new key: vllm#945's kind")
 def bias_shifted_by_the_past(call: Call) -> Steps:
     if not call.past or call.bias is None or call.bias.shape[-1] == 1:
         return {}

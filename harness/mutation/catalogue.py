@@ -32,13 +32,10 @@ TOPICS: tuple[ModuleType, ...] = tuple(
         "recomputation",
         "reduced",
         "sizes",
-        "decoding",
         "pairs",
         "pair_gradients",
         "narrow",
         "special",
-        "rotary",
-        "sinks",
     )
 )
 """The modules that register subjects: subjects are listed in their order, and in that of their lines."""

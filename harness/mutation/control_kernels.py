@@ -216,10 +216,7 @@ def widths_padded_to_32(store: Store) -> Steps:
     def average(weights: Array, value: Array) -> Array:
         return np.asarray((store(weights) @ padded(value))[..., : value.shape[-1]])
 
-    return {
-        "dot_scores._dot": lambda query, key: _dot(padded(query), padded(key)),
-        "attention._weighted_sum": average,
-    }
+    return {"dot_scores._dot": lambda query, key: _dot(padded(query), padded(key)), "attention._weighted_sum": average}
 
 
 @_right(why="keys that are masked have a weight of exactly 0")

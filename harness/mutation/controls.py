@@ -137,10 +137,7 @@ control(
     }
 )
 control(
-    products_by,
-    why="one rounding per multiplication and addition",
-    dtypes=("float32",),
-    name="fused_multiply_add",
+    products_by, why="one rounding per multiplication and addition", dtypes=("float32",), name="fused_multiply_add"
 )(fused_multiply_add)
 
 
@@ -198,9 +195,7 @@ def gradient_row_sum_from_the_output(call: Call, terms: Array) -> Array:
 
 
 @control(
-    in_gradients,
-    why="p = exp(s - L), made again in the backward pass, and the row sum from the output",
-    dtypes=WIDE,
+    in_gradients, why="p = exp(s - L), made again in the backward pass, and the row sum from the output", dtypes=WIDE
 )
 def backward_weights_from_log_sum_exp(call: Call) -> Steps:
     return {

@@ -6,6 +6,7 @@ The sums are over queries, over the heads of a group, and over the axes along wh
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -32,42 +33,38 @@ from attncheck.mutation.backward_forms import (
 from attncheck.mutation.mutant import WIDE, equivalent, mutant
 from attncheck.mutation.variant import Call, Steps
 
+_faulty_gradients = partial(mutant, "gradients")
+
 _DELTA = "attention_gradients._row_sum"
 """What sums p dp over the keys."""
 
 
-@mutant("gradients", _DELTA, at="grad_query", defect="the softmax's Jacobian taken for diag(p): Odyssey#2134")
+@_faulty_gradients(_DELTA, at="grad_query", defect="the softmax's Jacobian taken for diag(p): Odyssey#2134")
 def row_sum_missing_in_the_gradient(terms: Array) -> Array:
     return np.zeros_like(terms[..., :1])
 
 
-@mutant("gradients", _DELTA, at="grad_query", defect="the mean over the keys for their sum")
+@_faulty_gradients(_DELTA, at="grad_query", defect="the mean over the keys for their sum")
 def row_sum_of_the_gradient_averaged(terms: Array) -> Array:
     return np.asarray(_row_sum(terms) / max(1, terms.shape[-1]))
 
 
-@mutant(
-    "gradients",
-    _DELTA,
-    at="grad_query",
-    defect="delta over the wrong axis: annotated_deep_learning#146's kind",
-)
+@_faulty_gradients(_DELTA, at="grad_query", defect="delta over the wrong axis: annotated_deep_learning#146's kind")
 def row_sum_of_the_gradient_over_queries(terms: Array) -> Array:
     return np.asarray(terms.sum(axis=-2, keepdims=True))
 
 
-@mutant("gradients", _DELTA, at="grad_query", defect="delta of the first block alone: FlagGems#898's kind")
+@_faulty_gradients(_DELTA, at="grad_query", defect="delta of the first block alone: FlagGems#898's kind")
 def row_sum_of_the_gradient_in_the_first_16_keys(terms: Array) -> Array:
     return _row_sum(terms[..., :16])
 
 
-@mutant("gradients", "_softmax_gradient", at="grad_query", defect="sum dp for sum p dp")
+@_faulty_gradients("_softmax_gradient", at="grad_query", defect="sum dp for sum p dp")
 def row_sum_of_the_gradient_unweighted(weights: Array, grad_weights: Array, mean: Array) -> Array:
     return np.asarray(weights * (grad_weights - row_sum_of_the_gradient_averaged(grad_weights)))
 
 
-@mutant(
-    "gradients",
+@_faulty_gradients(
     "_softmax_gradient",
     at="grad_query",
     defect="a softmax without a backward pass, gradients silently absent: candle#3724",
@@ -76,7 +73,7 @@ def gradient_stops_at_the_softmax(weights: Array, grad_weights: Array, mean: Arr
     return np.zeros_like(weights)
 
 
-@mutant("gradients", "_softmax_gradient", at="grad_query", defect="dp - delta, not multiplied with p")
+@_faulty_gradients("_softmax_gradient", at="grad_query", defect="dp - delta, not multiplied with p")
 def gradient_of_the_logits_without_weights(weights: Array, grad_weights: Array, mean: Array) -> Array:
     return np.where(weights == 0, 0, grad_weights - mean)
 
@@ -86,16 +83,14 @@ def _unscaled(name: str) -> Steps:
     return only(name, {"attention_gradients._scale_of": lambda query, scale: 1.0})
 
 
-mutant(
-    "gradients",
+_faulty_gradients(
     _unscaled,
     at="grad_query",
     defect="the chain rule without its factor, for dq: cntkx#10's kind",
     diagnosis="gradients-unscaled",
     name="query_gradient_without_scale",
 )("grad_query")
-mutant(
-    "gradients",
+_faulty_gradients(
     _unscaled,
     at="grad_key",
     defect="the chain rule without its factor, for dk: GenerativeModels#146's kind",
@@ -108,8 +103,7 @@ def _in_key_gradient(steps_of: Callable[[Call], Steps]) -> Steps:
     return only("grad_key", in_gradients(steps_of))
 
 
-@mutant(
-    "gradients",
+@_faulty_gradients(
     _in_key_gradient,
     at="grad_key",
     defect="an already scaled query enters dk, and the scale once more",
@@ -119,8 +113,7 @@ def key_gradient_scaled_twice(call: Call) -> Steps:
     return {"_sum_over_queries": lambda weights, rows: _sum_over_queries(weights * call.factor, rows)}
 
 
-@mutant(
-    "gradients",
+@_faulty_gradients(
     "attention_gradients._scale_of",
     at="grad_query",
     defect="a constant printed with five digits in the backward pass",
@@ -130,17 +123,14 @@ def gradient_scale_off_by_1e_5(query: Array, scale: float | None) -> float:
     return _scale_of(query, scale) * (1 + 1e-5)
 
 
-@mutant("gradients", value_weights_read_as, at="grad_value", defect="exp(s - m) for the weights in dv")
+@_faulty_gradients(value_weights_read_as, at="grad_value", defect="exp(s - m) for the weights in dv")
 def value_gradient_from_unnormalised_weights(call: Call, weights: Array) -> Array:
     maximum = _row_maximum(call.logits)
     return np.asarray(np.exp(call.logits - np.where(np.isinf(maximum), 0, maximum)))
 
 
-@mutant(
-    "gradients",
-    value_weights_read_as,
-    at="grad_value",
-    defect="dropout is active in the backward pass alone: pytorch#124464's kind",
+@_faulty_gradients(
+    value_weights_read_as, at="grad_value", defect="dropout is active in the backward pass alone: pytorch#124464's kind"
 )
 def value_gradient_from_dropped_out_weights(call: Call, weights: Array) -> Array:
     """Drop one weight of ten, and enlarge the others."""
@@ -148,13 +138,13 @@ def value_gradient_from_dropped_out_weights(call: Call, weights: Array) -> Array
     return np.asarray(weights * kept * np.asarray(1 / 0.9, weights.dtype))
 
 
-@mutant("gradients", gradients_read_as, at="grad_key", defect="transposed twice, silent where L == H: diffusers#14341")
+@_faulty_gradients(gradients_read_as, at="grad_key", defect="transposed twice, silent where L == H: diffusers#14341")
 def key_and_value_gradients_with_heads_and_length_swapped(gradients: Stages) -> Stages:
     turned = [name for name in ("grad_key", "grad_value") if gradients[name].shape[1] == gradients[name].shape[2]]
     return gradients | {name: np.swapaxes(gradients[name], 1, 2) for name in turned}
 
 
-@mutant("gradients", gradients_read_as, at="grad_query", defect="zeros for batch > 0: pytorch#139462's kind")
+@_faulty_gradients(gradients_read_as, at="grad_query", defect="zeros for batch > 0: pytorch#139462's kind")
 def gradients_zero_beyond_the_first_batch_entry(gradients: Stages) -> Stages:
     kept = {name: gradient.copy() for name, gradient in gradients.items()}
     for gradient in kept.values():
@@ -162,22 +152,17 @@ def gradients_zero_beyond_the_first_batch_entry(gradients: Stages) -> Stages:
     return kept
 
 
-@mutant("gradients", "_cap_slope", at="grad_query", defect="the backward pass forgets the softcap: vllm#7425's kind")
+@_faulty_gradients("_cap_slope", at="grad_query", defect="the backward pass forgets the softcap: vllm#7425's kind")
 def softcap_slope_missing(capped: Array, softcap: float) -> Array:
     return np.ones_like(capped)
 
 
-@mutant("gradients", "_cap_slope", at="grad_query", defect="1 - tanh for 1 - tanh^2")
+@_faulty_gradients("_cap_slope", at="grad_query", defect="1 - tanh for 1 - tanh^2")
 def softcap_slope_not_squared(capped: Array, softcap: float) -> Array:
     return np.asarray(1 - capped / softcap)
 
 
-@mutant(
-    "gradients",
-    in_gradients,
-    at="grad_query",
-    defect="1 - x^2 from the saved input where the saved output is due",
-)
+@_faulty_gradients(in_gradients, at="grad_query", defect="1 - x^2 from the saved input where the saved output is due")
 def softcap_slope_of_uncapped_scores(call: Call) -> Steps:
     def slope(capped: Array, softcap: float) -> Array:
         argument = call.stages["scores"] / softcap
@@ -196,23 +181,20 @@ def softcap_slope_clipped_at_zero(capped: Array, softcap: float) -> Array:
     return np.maximum(_cap_slope(capped, softcap), 0)
 
 
-@mutant("gradients", of_values, at="grad_value", defect="the last tile of queries is dropped: FlagGems#898")
+@_faulty_gradients(of_values, at="grad_value", defect="the last tile of queries is dropped: FlagGems#898")
 def value_gradient_without_queries_beyond_a_multiple_of_64(weights: Array, rows: Array) -> Array:
     queries = weights.shape[-2]
     whole = queries - queries % 64 if queries > 64 else queries
     return _sum_over_queries(weights[..., :whole, :], rows[..., :whole, :])
 
 
-@mutant("gradients", of_keys, at="grad_key", defect="the loop over tiles of queries runs once: pytorch#158212's kind")
+@_faulty_gradients(of_keys, at="grad_key", defect="the loop over tiles of queries runs once: pytorch#158212's kind")
 def key_gradient_of_the_first_64_queries(weights: Array, rows: Array) -> Array:
     return _sum_over_queries(weights[..., :64, :], rows[..., :64, :])
 
 
-@mutant(
-    "gradients",
-    of_keys,
-    at="grad_key",
-    defect="statistics of padding rows are not initialised: tilelang#2461, fla#892",
+@_faulty_gradients(
+    of_keys, at="grad_key", defect="statistics of padding rows are not initialised: tilelang#2461, fla#892"
 )
 def key_gradient_nan_from_padded_queries(weights: Array, rows: Array) -> Array:
     gradient = _sum_over_queries(weights, rows)
@@ -224,42 +206,35 @@ def _over_groups(total: Callable[[Array], Array]) -> Steps:
     return {"_sum_heads": lambda gradient, kv_heads: total(in_groups(gradient, kv_heads))}
 
 
-@mutant(
-    "gradients",
-    _over_groups,
-    at="grad_key",
-    defect="one query head of a group contributes, the others are lost: FlagGems#898",
+@_faulty_gradients(
+    _over_groups, at="grad_key", defect="one query head of a group contributes, the others are lost: FlagGems#898"
 )
 def group_gradient_of_its_first_head(grouped: Array) -> Array:
     return grouped[:, :, 0]
 
 
-@mutant("gradients", _over_groups, at="grad_key", defect="the loop over a group's query heads ends one early")
+@_faulty_gradients(_over_groups, at="grad_key", defect="the loop over a group's query heads ends one early")
 def group_gradient_without_its_last_head(grouped: Array) -> Array:
     return np.asarray((grouped[:, :, :-1] if grouped.shape[2] > 1 else grouped).sum(axis=2))
 
 
-@mutant("gradients", _over_groups, at="grad_key", defect="the mean over a group's query heads for their sum")
+@_faulty_gradients(_over_groups, at="grad_key", defect="the mean over a group's query heads for their sum")
 def group_gradient_averaged(grouped: Array) -> Array:
     return np.asarray(grouped.mean(axis=2))
 
 
-@mutant("gradients", "_sum_heads", at="grad_key", defect="repeat forwards, tile backwards: onnx#7274's kind")
+@_faulty_gradients("_sum_heads", at="grad_key", defect="repeat forwards, tile backwards: onnx#7274's kind")
 def group_gradient_summed_as_if_tiled(gradient: Array, kv_heads: int) -> Array:
     batch, heads, *rest = gradient.shape
     return np.asarray(gradient.reshape(batch, heads // kv_heads, kv_heads, *rest).sum(axis=1))
 
 
-mutant(
-    "gradients",
-    at="grad_value",
-    defect="dk right, dv by another head map",
-    name="value_gradient_of_groups_summed_as_if_tiled",
+_faulty_gradients(
+    at="grad_value", defect="dk right, dv by another head map", name="value_gradient_of_groups_summed_as_if_tiled"
 )(only("grad_value", {"_sum_heads": group_gradient_summed_as_if_tiled}))
 
 
-@mutant(
-    "gradients",
+@_faulty_gradients(
     "_sum_broadcast",
     at="grad_bias",
     defect="a broadcast bias gets a gradient of the scores' shape: jax#30593, TransformerEngine#2537",
@@ -268,18 +243,14 @@ def bias_gradient_not_summed(gradient: Array, bias: Array) -> Array:
     return gradient
 
 
-@mutant(
-    "gradients",
-    "_sum_broadcast",
-    at="grad_bias",
-    defect="the gradient of a broadcast bias is not added up: jax#30593",
+@_faulty_gradients(
+    "_sum_broadcast", at="grad_bias", defect="the gradient of a broadcast bias is not added up: jax#30593"
 )
 def bias_gradient_of_the_first_of_a_broadcast_axis(gradient: Array, bias: Array) -> Array:
     return gradient[tuple(slice(1) if length == 1 else slice(None) for length in bias.shape)]
 
 
-@mutant(
-    "gradients",
+@_faulty_gradients(
     "_sum_broadcast",
     at="grad_bias",
     defect="the wrong axis is added up, silent where B == H: TransformerEngine#2537's kind",
@@ -289,18 +260,17 @@ def bias_gradient_summed_over_heads_for_batch(gradient: Array, bias: Array) -> A
     return _sum_broadcast(np.swapaxes(gradient, 0, 1) if batch == heads else gradient, bias)
 
 
-@mutant("gradients", "_sum_broadcast", at="grad_bias", defect="the mean along broadcast axes for the sum")
+@_faulty_gradients("_sum_broadcast", at="grad_bias", defect="the mean along broadcast axes for the sum")
 def bias_gradient_averaged(gradient: Array, bias: Array) -> Array:
     return np.asarray(_sum_broadcast(gradient, bias) * (bias.size / gradient.size)).astype(gradient.dtype)
 
 
-@mutant("gradients", "_sum_broadcast", at="grad_bias", defect="no gradient for the bias: jax#27184, pytorch#148476")
+@_faulty_gradients("_sum_broadcast", at="grad_bias", defect="no gradient for the bias: jax#27184, pytorch#148476")
 def bias_gradient_zero(gradient: Array, bias: Array) -> Array:
     return np.zeros_like(bias)
 
 
-@mutant(
-    "gradients",
+@_faulty_gradients(
     bias_logits_read_as,
     at="grad_bias",
     defect="the bias treated as if it were scaled with the scores: TransformerEngine#236's kind",
@@ -310,8 +280,7 @@ def bias_gradient_scaled(call: Call, gradient: Array) -> Array:
     return np.asarray(gradient * call.factor)
 
 
-@mutant(
-    "gradients",
+@_faulty_gradients(
     bias_logits_read_as,
     at="grad_bias",
     defect="the bias treated as if it were capped with the scores: onnx#7865's kind",

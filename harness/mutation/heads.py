@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -19,11 +20,14 @@ from attncheck.mutation.mask_forms import bias_read_as, mask_read_as
 from attncheck.mutation.mutant import mutant
 from attncheck.mutation.variant import Call, Steps
 
+_faulty_heads = partial(mutant, "heads")
+_faulty_value = partial(mutant, "value")
+_faulty_grouped = partial(mutant, "grouped")
+
 Three = tuple[Array, Array, Array]
 
 
-@mutant(
-    "heads",
+@_faulty_heads(
     "_split_heads",
     at="query",
     defect="reshape without transpose: FuxiCTR#30, Chinese-Text-Classification#10",
@@ -34,8 +38,7 @@ def heads_split_by_view(inputs: Array, heads: int) -> Array:
     return inputs.reshape(batch, heads, length, width // heads)
 
 
-@mutant(
-    "heads",
+@_faulty_heads(
     "_split_heads",
     at="query",
     defect="head index fastest, not slowest: slapo#46, tensor_parallel#103",
@@ -46,8 +49,7 @@ def heads_split_interleaved(inputs: Array, heads: int) -> Array:
     return inputs.reshape(batch, length, width // heads, heads).transpose(0, 3, 1, 2)
 
 
-@mutant(
-    "heads",
+@_faulty_heads(
     "_merge_heads",
     at="output",
     defect="reshape without transpose: jsbaan#6, ajhalthor#4, jadore801120#7",
@@ -58,8 +60,7 @@ def heads_merged_by_view(context: Array) -> Array:
     return context.reshape(batch, length, heads * width)
 
 
-@mutant(
-    "heads",
+@_faulty_heads(
     "_merge_heads",
     at="output",
     defect="the output projection meets the wrong heads: nntile#347",
@@ -69,13 +70,12 @@ def heads_merged_in_reverse(context: Array) -> Array:
     return _merge_heads(context[:, ::-1])
 
 
-@mutant("heads", "_merge_heads", at="output", defect="(H, B) read as (B, H): gazelle93#1")
+@_faulty_heads("_merge_heads", at="output", defect="(H, B) read as (B, H): gazelle93#1")
 def heads_and_batch_confused_on_merge(context: Array) -> Array:
     return _merge_heads(context.swapaxes(0, 1).reshape(context.shape))
 
 
-@mutant(
-    "heads",
+@_faulty_heads(
     values_read_as,
     at="context",
     defect="head index off by one: HipKittens#22, pytorch#193893",
@@ -85,34 +85,31 @@ def value_of_the_next_head(value: Array) -> Array:
     return np.roll(value, -1, axis=1)
 
 
-@mutant(
-    "heads",
-    values_read_as,
-    at="context",
-    defect="one head's value for all, as with one key-value head: onnx#7274's kind",
+@_faulty_heads(
+    values_read_as, at="context", defect="one head's value for all, as with one key-value head: onnx#7274's kind"
 )
 def value_of_the_first_head(value: Array) -> Array:
     return value[:, :1]
 
 
-@mutant("heads", outputs_read_as, at="context", defect="zeros for batch > 0: pytorch#139462")
+@_faulty_heads(outputs_read_as, at="context", defect="zeros for batch > 0: pytorch#139462")
 def output_zero_beyond_the_first_batch_entry(output: Array) -> Array:
     output[1:] = 0
     return output
 
 
-@mutant("value", values_read_as, at="context", defect="two rows of the value change places")
+@_faulty_value(values_read_as, at="context", defect="two rows of the value change places")
 def two_values_swapped(value: Array) -> Array:
     return value[..., [1, 0, *range(2, value.shape[-2])], :] if value.shape[-2] > 1 else value
 
 
-@mutant("value", outputs_read_as, at="context", defect="the loop over the value's width ends one early")
+@_faulty_value(outputs_read_as, at="context", defect="the loop over the value's width ends one early")
 def last_value_column_zero(output: Array) -> Array:
     output[..., -1] = 0
     return output
 
 
-@mutant("value", weights_read_as, at="weights", defect="a single slot of P is lost")
+@_faulty_value(weights_read_as, at="weights", defect="a single slot of P is lost")
 def one_weight_zeroed(weights: Array) -> Array:
     """Zero the weight of the first key of the last row."""
     changed = weights.copy()
@@ -120,7 +117,7 @@ def one_weight_zeroed(weights: Array) -> Array:
     return changed
 
 
-@mutant("value", inputs_changed, at="context", defect="the output has width D for Dv: pytorch#176767")
+@_faulty_value(inputs_changed, at="context", defect="the output has width D for Dv: pytorch#176767")
 def value_cut_to_the_key_width(query: Array, key: Array, value: Array) -> Three:
     width = min(key.shape[-1], value.shape[-1])
     return query, key, value[..., :width]
@@ -168,68 +165,52 @@ def _values(heads_of: HeadMap) -> Steps:
     }
 
 
-@mutant(
-    "grouped",
-    _both,
-    at="raw_scores",
-    defect="head h attends with head h % Hkv: onnx#7274, axlearn#842",
-    diagnosis="heads-tiled",
+@_faulty_grouped(
+    _both, at="raw_scores", defect="head h attends with head h % Hkv: onnx#7274, axlearn#842", diagnosis="heads-tiled"
 )
 def groups_tiled(head: Array, kv_heads: int, group: int) -> Array:
     return np.asarray(head % kv_heads)
 
 
 _TILED = "keys and values by different head maps: onnx#7274's kind"
-mutant("grouped", _keys, at="raw_scores", defect=_TILED, name="keys_of_groups_tiled")(groups_tiled)
-mutant("grouped", _values, at="context", defect=_TILED, name="values_of_groups_tiled")(groups_tiled)
+_faulty_grouped(_keys, at="raw_scores", defect=_TILED, name="keys_of_groups_tiled")(groups_tiled)
+_faulty_grouped(_values, at="context", defect=_TILED, name="values_of_groups_tiled")(groups_tiled)
 
 
-@mutant(
-    "grouped",
-    _both,
-    at="raw_scores",
-    defect="h // Hkv, right where Hkv is the size of a group: HipKittens#22, FreeToken#177",
+@_faulty_grouped(
+    _both, at="raw_scores", defect="h // Hkv, right where Hkv is the size of a group: HipKittens#22, FreeToken#177"
 )
 def groups_as_large_as_their_number(head: Array, kv_heads: int, group: int) -> Array:
     return np.asarray(head // kv_heads % kv_heads)
 
 
-@mutant(
-    "grouped",
-    _both,
-    at="raw_scores",
-    defect="the first head of keys and values for every query head: pytorch#193893's kind",
+@_faulty_grouped(
+    _both, at="raw_scores", defect="the first head of keys and values for every query head: pytorch#193893's kind"
 )
 def one_group_for_all_heads(head: Array, kv_heads: int, group: int) -> Array:
     return np.zeros_like(head)
 
 
-@mutant("grouped", _both, at="raw_scores", defect="the heads of keys and values from the last to the first")
+@_faulty_grouped(_both, at="raw_scores", defect="the heads of keys and values from the last to the first")
 def groups_reversed(head: Array, kv_heads: int, group: int) -> Array:
     return np.asarray(kv_heads - 1 - head // group)
 
 
-@mutant(
-    "grouped",
-    _both,
-    at="raw_scores",
-    defect="the last query head of a group belongs to the next one: FreeToken#177's kind",
+@_faulty_grouped(
+    _both, at="raw_scores", defect="the last query head of a group belongs to the next one: FreeToken#177's kind"
 )
 def groups_shifted_by_one_head(head: Array, kv_heads: int, group: int) -> Array:
     return np.asarray((head + 1) // group % kv_heads)
 
 
-@mutant(
-    "grouped",
-    _both,
-    at="raw_scores",
-    defect="two query heads per group, whatever their number: HipKittens#22's kind",
+@_faulty_grouped(
+    _both, at="raw_scores", defect="two query heads per group, whatever their number: HipKittens#22's kind"
 )
 def groups_of_two_heads(head: Array, kv_heads: int, group: int) -> Array:
     return np.asarray(np.minimum(head // 2, kv_heads - 1))
 
 
-@mutant("grouped", "_repeat_heads", at="raw_scores", defect="all heads of keys and values pooled into one")
+@_faulty_grouped("_repeat_heads", at="raw_scores", defect="all heads of keys and values pooled into one")
 def groups_averaged(key: Array, value: Array, heads: int) -> tuple[Array, Array]:
     if key.shape[1] == heads:
         return key, value
@@ -237,9 +218,7 @@ def groups_averaged(key: Array, value: Array, heads: int) -> tuple[Array, Array]
     return np.repeat(key, heads, axis=1), np.repeat(value, heads, axis=1)
 
 
-@mutant(
-    "grouped", "_repeat_heads", at="raw_scores", defect="the last group reads zeros: pytorch#174861, pytorch#193893"
-)
+@_faulty_grouped("_repeat_heads", at="raw_scores", defect="the last group reads zeros: pytorch#174861, pytorch#193893")
 def last_group_lost(key: Array, value: Array, heads: int) -> tuple[Array, Array]:
     group = heads // key.shape[1]
     key, value = _repeat_heads(key, value, heads)
@@ -249,8 +228,7 @@ def last_group_lost(key: Array, value: Array, heads: int) -> tuple[Array, Array]
     return np.where(kept, key, 0), np.where(kept, value, 0)
 
 
-@mutant(
-    "grouped",
+@_faulty_grouped(
     "_repeat_heads",
     at="context",
     defect="a head of values is read once and not again for its group: pytorch#174861's kind",
@@ -271,21 +249,15 @@ def _batch_read_as_group(array: Array, call: Call) -> Array:
     return np.repeat(array.swapaxes(0, 1), heads // batch, axis=1)
 
 
-@mutant(
-    "grouped",
-    in_attention,
-    at="masked",
-    defect="(B, 1, ..) spread over groups of heads where there are B: mlx-lm#1903, onnx#8108",
+@_faulty_grouped(
+    in_attention, at="masked", defect="(B, 1, ..) spread over groups of heads where there are B: mlx-lm#1903, onnx#8108"
 )
 def mask_of_batch_entries_taken_for_groups(call: Call) -> Steps:
     return mask_read_as(lambda mask, scores: _batch_read_as_group(mask, call))
 
 
-@mutant(
-    "grouped",
-    in_attention,
-    at="biased",
-    defect="(B, 1, ..) spread over groups of heads where there are B: mlx-lm#1903's kind",
+@_faulty_grouped(
+    in_attention, at="biased", defect="(B, 1, ..) spread over groups of heads where there are B: mlx-lm#1903's kind"
 )
 def bias_of_batch_entries_taken_for_groups(call: Call) -> Steps:
     return bias_read_as(lambda bias, scores: _batch_read_as_group(bias, call))

@@ -58,7 +58,7 @@ class ExactJudge:
     """
 
     def __init__(self, rounding_model: str | None = None) -> None:
-        self._numerical_class = rounding_model
+        self._rounding_model = rounding_model
         self._inputs: Inputs | None = None
         self._truth: RememberingTruth | None = None
 
@@ -66,7 +66,7 @@ class ExactJudge:
         self, case: Case, dtype: str, inputs: Inputs, stages: Stages, claimed: str | None = None
     ) -> Evidence | None:
         """Return what a case says of the fault of an implementation; None where it does not fail it by its numbers."""
-        truth, rounding_model = self._truth_of(case, dtype, inputs), self._class_of(dtype, claimed)
+        truth, rounding_model = self._truth_of(case, dtype, inputs), self._model_of(dtype, claimed)
         judged = judge_and_diagnose(truth, stages, case.stage_shapes, rounding_model)
         failing = [each.stage for each in judged.judgements if each.verdict in DIAGNOSABLE]
         return evidence_of(judged.findings, failing[0], case.operation) if failing else None
@@ -76,7 +76,7 @@ class ExactJudge:
     ) -> dict[str, StageFinding]:
         """Judge every stage."""
         truth = self._truth_of(case, dtype, inputs)
-        judgements = judge_stages(truth, stages, case.stage_shapes, self._class_of(dtype, claimed))
+        judgements = judge_stages(truth, stages, case.stage_shapes, self._model_of(dtype, claimed))
         return {
             item.stage: StageFinding(
                 _tier(item), item.goes_wrong_here, _ratio(item), _rounded(truth.exact.get(item.stage), dtype)
@@ -98,8 +98,8 @@ class ExactJudge:
             self._truth = RememberingTruth.of(truth)
         return self._truth
 
-    def _class_of(self, dtype: str, claimed: str | None) -> str:
-        return claimed or self._numerical_class or REFERENCE_CLASSES[dtype]
+    def _model_of(self, dtype: str, claimed: str | None) -> str:
+        return claimed or self._rounding_model or REFERENCE_CLASSES[dtype]
 
 
 def _tier(judgement: StageJudgement) -> str | None:

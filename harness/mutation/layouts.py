@@ -22,6 +22,9 @@ from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, WIDE, mutant
 from attncheck.mutation.variant import Steps
 from attncheck.spec import PROJECTIONS
 
+_faulty_layouts = partial(mutant, "layouts", at="raw_scores")
+_faulty_projections = partial(mutant, "projections")
+
 
 def memory_of(view: Array) -> Array:
     """Return the whole memory that a view lies in, number after number."""
@@ -59,35 +62,26 @@ def _as_contiguous(view: Array) -> Array:
     return np.resize(memory_of(view), view.shape)
 
 
-mutant(
-    "layouts",
+_faulty_layouts(
     _strided,
-    at="raw_scores",
     defect="every second number belongs to something else: pytorch#181133, pytorch#112577",
     name="strided_view_read_as_contiguous",
 )(_as_contiguous)
 
 
-@mutant("layouts", _strided, at="raw_scores", defect="all strides are heeded but the last: pytorch#187506")
+@_faulty_layouts(_strided, defect="all strides are heeded but the last: pytorch#187506")
 def last_stride_taken_for_one(view: Array) -> Array:
     return as_strided(view, strides=(*view.strides[:-1], view.itemsize)).copy()
 
 
-mutant(
-    "layouts",
+_faulty_layouts(
     _transposed,
-    at="raw_scores",
     defect="(B, L, H, D) in memory read as (B, H, L, D): jax#35916, torch-spyre#4331",
     name="transposed_view_read_as_contiguous",
 )(_as_contiguous)
 
 
-@mutant(
-    "layouts",
-    _transposed,
-    at="raw_scores",
-    defect="columns of merged heads dealt out in turn: tensor_parallel#103, slapo#46",
-)
+@_faulty_layouts(_transposed, defect="columns of merged heads dealt out in turn: tensor_parallel#103, slapo#46")
 def merged_heads_read_as_interleaved(view: Array) -> Array:
     """Read merged heads (B, L, H*D) as if they were interleaved, (B, L, D*H)."""
     if view.ndim != 4 or not view.swapaxes(1, 2).flags.c_contiguous:
@@ -96,21 +90,17 @@ def merged_heads_read_as_interleaved(view: Array) -> Array:
     return view.swapaxes(1, 2).reshape(batch, length, width, heads).transpose(0, 3, 1, 2)
 
 
-@mutant("layouts", _transposed, at="raw_scores", defect="an offset for another layout: pytorch#195320's kind")
+@_faulty_layouts(_transposed, defect="an offset for another layout: pytorch#195320's kind")
 def transposed_view_read_one_row_ahead(view: Array) -> Array:
     return np.roll(view, -1, axis=-2) if view.ndim > 1 else view
 
 
-mutant(
-    "layouts",
-    _broadcast,
-    at="raw_scores",
-    defect="stride 0 taken for a full one: pytorch#191937",
-    name="broadcast_view_read_as_contiguous",
+_faulty_layouts(
+    _broadcast, defect="stride 0 taken for a full one: pytorch#191937", name="broadcast_view_read_as_contiguous"
 )(_as_contiguous)
 
 
-@mutant("layouts", _broadcast, at="raw_scores", defect="only the first of equal slices is there: pytorch#191937's kind")
+@_faulty_layouts(_broadcast, defect="only the first of equal slices is there: pytorch#191937's kind")
 def broadcast_view_read_once(view: Array) -> Array:
     """Read each axis of stride 0 once, and zeros beyond."""
     kept = np.zeros_like(view, subok=False)
@@ -122,7 +112,7 @@ def broadcast_view_read_once(view: Array) -> Array:
     return kept
 
 
-@mutant("layouts", _broadcast, at="raw_scores", defect="the tail of a tile of 32 with stride 0: pytorch#191937")
+@_faulty_layouts(_broadcast, defect="the tail of a tile of 32 with stride 0: pytorch#191937")
 def last_row_of_a_broadcast_view_stale_where_lk_mod_32_is_1(view: Array) -> Array:
     """Read the last row before its turn where a tile of 32 is left with one."""
     rows = view.shape[-2]
@@ -159,8 +149,7 @@ def _bias_dropped(role: str) -> Steps:
 _SILENT = "W^T for W, silent where it is square"
 _ROLES = (("query", _SILENT), ("value", _SILENT), ("output", f"{_SILENT}: nntile#347's kind"))
 for _role, _defect in _ROLES:
-    mutant(
-        "projections",
+    _faulty_projections(
         _weight_transposed,
         at=_role,
         defect=_defect,
@@ -168,8 +157,7 @@ for _role, _defect in _ROLES:
         name=f"{_role}_weight_transposed",
     )(_role)
 for _role, _ in _ROLES:
-    mutant(
-        "projections",
+    _faulty_projections(
         _bias_dropped,
         at=_role,
         defect="the bias is not loaded",
@@ -188,17 +176,17 @@ def _output_bias(change: Callable[[Array, int], Array]) -> Steps:
     return _arguments(changed)
 
 
-@mutant("projections", _output_bias, at="output", defect="by the kernel and by its caller")
+@_faulty_projections(_output_bias, at="output", defect="by the kernel and by its caller")
 def output_bias_added_twice(bias: Array, heads: int) -> Array:
     return np.asarray(bias + bias)
 
 
-@mutant("projections", _output_bias, at="output", defect="each head's part of a split product brings the bias")
+@_faulty_projections(_output_bias, at="output", defect="each head's part of a split product brings the bias")
 def output_bias_added_per_head(bias: Array, heads: int) -> Array:
     return np.asarray(heads * bias)
 
 
-@mutant("projections", _arguments, at="query", defect="(x + b) W for x W + b, silent where the widths are equal")
+@_faulty_projections(_arguments, at="query", defect="(x + b) W for x W + b, silent where the widths are equal")
 def projection_bias_before_the_product(given: Arguments) -> Arguments:
     changed: Arguments = {}
     for role in PROJECTIONS:
@@ -208,11 +196,8 @@ def projection_bias_before_the_product(given: Arguments) -> Arguments:
     return changed
 
 
-@mutant(
-    "projections",
-    "multi_head_attention",
-    at="output",
-    defect="every head meets the first head's rows of the weight: nntile#347",
+@_faulty_projections(
+    "multi_head_attention", at="output", defect="every head meets the first head's rows of the weight: nntile#347"
 )
 def projected_before_the_merge(*arrays: Array, **given: Any) -> Stages:
     """Project each head before the merge, all of them with the first head's rows of the weight."""
@@ -223,13 +208,13 @@ def projected_before_the_merge(*arrays: Array, **given: Any) -> Stages:
     return stages
 
 
-@mutant("projections", _arguments, at="key", defect="Keras takes query, value, key, in that order")
+@_faulty_projections(_arguments, at="key", defect="Keras takes query, value, key, in that order")
 def key_and_value_inputs_swapped(given: Arguments) -> Arguments:
     key, value = given["key"], given["value"]
     return {"key": value, "value": key} if key.shape == value.shape else {}
 
 
-@mutant("projections", _arguments, at="key", defect="packed weights read in another order: slapo#46, tt-metal#57366")
+@_faulty_projections(_arguments, at="key", defect="packed weights read in another order: slapo#46, tt-metal#57366")
 def key_and_value_weights_swapped(given: Arguments) -> Arguments:
     key, value = given["key_weight"], given["value_weight"]
     return {"key_weight": value, "value_weight": key} if key.shape == value.shape else {}
@@ -242,20 +227,14 @@ def _rounded(store: arithmetic.Store, given: Arguments, *names: str) -> Argument
 _WEIGHTS = tuple(f"{role}_weight" for role in PROJECTIONS)
 
 
-@mutant(
-    "projections",
-    _arguments,
-    at="query",
-    defect="weights stored in 16 bits",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
+@_faulty_projections(
+    _arguments, at="query", defect="weights stored in 16 bits", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS
 )
 def projection_weights_in_bfloat16(given: Arguments) -> Arguments:
     return _rounded(arithmetic.bfloat16, given, *_WEIGHTS)
 
 
-@mutant(
-    "projections",
+@_faulty_projections(
     _arguments,
     at="query",
     defect="float32 matmul silently in TF32: pytorch#161022",

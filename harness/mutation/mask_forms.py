@@ -153,6 +153,11 @@ def bias_added(add: Callable[[Array, Array, Masks], Array]) -> Steps:
     return {"mask_scores": mask_scores}
 
 
+def bias_dropped(where: Callable[[Masks], bool]) -> Steps:
+    """Do as if a bias had not been given, where something else is."""
+    return bias_added(lambda scores, bias, masks: scores if where(masks) else np.asarray(scores + bias))
+
+
 def bias_read_as(change: Callable[[Array, Array], Array]) -> Steps:
     """Take the bias for another one: ``change(bias, scores)``."""
     return bias_added(lambda scores, bias, masks: np.asarray(scores + change(bias, scores)))

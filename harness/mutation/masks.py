@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -15,29 +16,27 @@ from attncheck.mutation.mask_forms import NO_RULES, Masks, allowed_keys, dropped
 from attncheck.mutation.mutant import WIDE, mutant
 from attncheck.mutation.variant import Call, Steps
 
+_faulty_masks = partial(mutant, "masks")
+_faulty_empty_rows = partial(mutant, "empty rows")
+
 
 def _dropped_if(unwanted: Callable[[Masks], bool]) -> Steps:
     return dropped("mask", unwanted)
 
 
-@mutant(
-    "masks",
-    mask_read_as,
-    at="masked",
-    defect="true read as drop: tensorflow text#894, unturtle#56",
-    diagnosis="mask-inverted",
+@_faulty_masks(
+    mask_read_as, at="masked", defect="true read as drop: tensorflow text#894, unturtle#56", diagnosis="mask-inverted"
 )
 def mask_inverted(mask: Array, scores: Array) -> Array:
     return ~mask
 
 
-@mutant("masks", _dropped_if, at="masked", defect="the argument has no effect", diagnosis="mask-ignored")
+@_faulty_masks(_dropped_if, at="masked", defect="the argument has no effect", diagnosis="mask-ignored")
 def mask_ignored(masks: Masks) -> bool:
     return True
 
 
-@mutant(
-    "masks",
+@_faulty_masks(
     _dropped_if,
     at="masked",
     defect="only one of mask and bias is used: pytorch#136816's kind",
@@ -47,18 +46,14 @@ def mask_dropped_when_a_bias_is_given(masks: Masks) -> bool:
     return masks["bias"] is not None
 
 
-@mutant(
-    "masks",
-    _dropped_if,
-    at="masked",
-    defect="causality replaces padding: onnxruntime#14363",
-    diagnosis="mask-ignored",
+@_faulty_masks(
+    _dropped_if, at="masked", defect="causality replaces padding: onnxruntime#14363", diagnosis="mask-ignored"
 )
 def mask_dropped_when_causal(masks: Masks) -> bool:
     return bool(masks["is_causal"])
 
 
-@mutant("masks", masks_read_as, at="masked", defect="either may allow, where both must")
+@_faulty_masks(masks_read_as, at="masked", defect="either may allow, where both must")
 def mask_or_causal(scores: Array, masks: Masks) -> Masks:
     if masks["mask"] is None or not masks["is_causal"]:
         return {}
@@ -66,8 +61,7 @@ def mask_or_causal(scores: Array, masks: Masks) -> Masks:
     return {**NO_RULES, "mask": masks["mask"] | rules}
 
 
-@mutant(
-    "masks",
+@_faulty_masks(
     mask_read_as,
     at="masked",
     defect="queries and keys swapped, silent where Lq == Lk: keras#21483",
@@ -78,8 +72,7 @@ def mask_transposed_where_square(mask: Array, scores: Array) -> Array:
     return np.swapaxes(mask, -1, -2) if mask.ndim >= 2 and queries == keys else mask
 
 
-@mutant(
-    "masks",
+@_faulty_masks(
     mask_read_as,
     at="masked",
     defect="padding masks rows, silent where Lq == Lk: hyunwoongko transformer#40",
@@ -99,18 +92,18 @@ for _axis, _name, _defect, _diagnosis in (
     def _first_along(mask: Array, scores: Array, axis: int = _axis) -> Array:
         return mask.take([0], axis=axis) if mask.ndim == 4 else mask
 
-    mutant("masks", mask_read_as, at="masked", defect=_defect, diagnosis=_diagnosis, name=f"mask_of_the_first_{_name}")(
+    _faulty_masks(mask_read_as, at="masked", defect=_defect, diagnosis=_diagnosis, name=f"mask_of_the_first_{_name}")(
         _first_along
     )
 
 
-@mutant("masks", mask_read_as, at="masked", defect="(B, 1, ..) read as (1, H, ..) where B == H: mlx-lm#1903, onnx#8108")
+@_faulty_masks(mask_read_as, at="masked", defect="(B, 1, ..) read as (1, H, ..) where B == H: mlx-lm#1903, onnx#8108")
 def mask_of_batch_taken_for_heads(mask: Array, scores: Array) -> Array:
     batch, heads = scores.shape[:2]
     return mask.swapaxes(0, 1) if mask.ndim == 4 and batch == heads else mask
 
 
-@mutant("masks", mask_read_as, at="masked", defect="a tile is masked as a whole or not at all: tt-metal#41215")
+@_faulty_masks(mask_read_as, at="masked", defect="a tile is masked as a whole or not at all: tt-metal#41215")
 def mask_rounded_up_to_four_keys(mask: Array, scores: Array) -> Array:
     """Let a group of four keys be attended as soon as one of them may be."""
     keys = mask.shape[-1]
@@ -123,8 +116,7 @@ def _filled_with(number: Callable[[Array], float]) -> Steps:
     return filled(lambda biased, allowed, masks: np.where(allowed, biased, np.asarray(number(biased), biased.dtype)))
 
 
-@mutant(
-    "masks",
+@_faulty_masks(
     _filled_with,
     at="masked",
     defect="leaks where a masked logit is 1e4 above a kept one: transformers#12109",
@@ -134,8 +126,7 @@ def mask_filled_with_minus_1e4(biased: Array) -> float:
     return -1e4
 
 
-@mutant(
-    "masks",
+@_faulty_masks(
     _filled_with,
     at="masked",
     defect="an empty row becomes uniform: tensorflow#55682's mask",
@@ -146,8 +137,7 @@ def mask_filled_with_minus_1e9(biased: Array) -> float:
     return -1e9
 
 
-@mutant(
-    "masks",
+@_faulty_masks(
     _filled_with,
     at="masked",
     defect="an empty row becomes uniform: pytorch#109517, transformers#31303",
@@ -158,18 +148,17 @@ def mask_filled_with_least_finite(biased: Array) -> float:
     return float(np.finfo(biased.dtype).min) if biased.dtype.kind == "f" else -3.38953139e38
 
 
-@mutant("masks", _filled_with, at="masked", defect="a typo for -1e9: RibonanzaNet#5")
+@_faulty_masks(_filled_with, at="masked", defect="a typo for -1e9: RibonanzaNet#5")
 def mask_filled_with_minus_1e_minus_9(biased: Array) -> float:
     return -1e-9
 
 
-@mutant("masks", _filled_with, at="masked", defect="scores * mask leaves masked keys at 0")
+@_faulty_masks(_filled_with, at="masked", defect="scores * mask leaves masked keys at 0")
 def mask_multiplied_to_scores(biased: Array) -> float:
     return 0.0
 
 
-@mutant(
-    "masks",
+@_faulty_masks(
     filled,
     at="masked",
     defect="a boolean mask converted to numbers and added: torch's float masks",
@@ -179,22 +168,20 @@ def mask_added_as_zero_and_one(biased: Array, allowed: Array, masks: Masks) -> A
     return np.asarray(biased + allowed.astype(biased.dtype))
 
 
-@mutant("masks", filled, at="masked", defect="(1 - mask) * -inf = NaN at kept slots: onnx 1.19.1's reference")
+@_faulty_masks(filled, at="masked", defect="(1 - mask) * -inf = NaN at kept slots: onnx 1.19.1's reference")
 def mask_times_minus_infinity(biased: Array, allowed: Array, masks: Masks) -> Array:
     # Only where a mask and causality come together: alone, either is a plain -inf in the reference this is taken from.
     kept = np.nan if masks["mask"] is not None and masks["is_causal"] else 1
     return np.where(allowed, biased * kept, -np.inf).astype(biased.dtype)
 
 
-mutant(
-    "masks",
+_faulty_masks(
     at="masked",
     defect="weights * mask, not renormalised: vigg_ribonanza#1",
     diagnosis="weights-not-renormalised",
     name="mask_after_softmax",
 )(filled(lambda biased, allowed, masks: biased) | weights_where_allowed(0.0))
-mutant(
-    "masks",
+_faulty_masks(
     weights_where_allowed,
     at="weights",
     defect="a masked weight is tiny, not zero",
@@ -212,16 +199,14 @@ def _only(convention: EmptyRows) -> Steps:
     return {"_softmax_with_sinks": normalise}
 
 
-mutant(
-    "empty rows",
+_faulty_empty_rows(
     _only,
     at="weights",
     defect="the convention that is asked for is not looked at",
     diagnosis="empty-rows-zero",
     name="uniform_rows_are_zero",
 )("nan")
-mutant(
-    "empty rows",
+_faulty_empty_rows(
     _only,
     at="weights",
     defect="NaN replaced by zeros where NaN is asked for: pytorch#141128",
@@ -235,8 +220,7 @@ def _is_filled(logits: Array, seen: Array) -> Array:
     return np.asarray((np.isneginf(logits) & ~np.isneginf(seen)).any(axis=-1, keepdims=True))
 
 
-@mutant(
-    "empty rows",
+@_faulty_empty_rows(
     in_attention,
     at="weights",
     defect="the mean of the keys that are no padding, not of all keys",
@@ -255,8 +239,7 @@ def _uniform_rows(change: Callable[[Array, Array], Array]) -> Steps:
     return rows_read_as(change, lambda empty_rows: empty_rows == "uniform")
 
 
-@mutant(
-    "empty rows",
+@_faulty_empty_rows(
     _uniform_rows,
     at="weights",
     defect="the mean of the keys up to the query's own position, as if causality still held",
@@ -270,8 +253,7 @@ def _unmasked_rows(steps_of: Callable[[Call], Steps]) -> Steps:
     return _only("nan") | in_attention(steps_of)
 
 
-@mutant(
-    "empty rows",
+@_faulty_empty_rows(
     _unmasked_rows,
     at="weights",
     defect="a number subtracted from masked scores, not put in their place: keras.layers.Attention in float64",
@@ -281,29 +263,22 @@ def uniform_rows_weigh_what_was_masked(call: Call) -> Steps:
     return _uniform_rows(lambda logits, seen: np.where(_is_filled(logits, seen), call.scores, seen))
 
 
-@mutant(
-    "empty rows",
-    _uniform_rows,
-    at="weights",
-    defect="a row's maximum that starts at the first score: the whole weight on one key",
+@_faulty_empty_rows(
+    _uniform_rows, at="weights", defect="a row's maximum that starts at the first score: the whole weight on one key"
 )
 def uniform_rows_take_the_first_key(logits: Array, seen: Array) -> Array:
     first = np.arange(logits.shape[-1]) == 0
     return np.where(_is_filled(logits, seen) & ~first, -np.inf, seen)
 
 
-@mutant(
-    "empty rows",
-    rows_read_as,
-    at="weights",
-    defect="NaN in every query of a head in which one has no key: pytorch#160064",
+@_faulty_empty_rows(
+    rows_read_as, at="weights", defect="NaN in every query of a head in which one has no key: pytorch#160064"
 )
 def nan_rows_spread_through_the_head(logits: Array, seen: Array) -> Array:
     return np.where(np.isnan(seen).any(axis=(-2, -1), keepdims=True), np.nan, seen)
 
 
-@mutant(
-    "empty rows",
+@_faulty_empty_rows(
     value_weights_read_as,
     at="grad_value",
     defect="the backward pass skips a row whose keys are all masked, though the forward pass averaged its values",

@@ -64,10 +64,7 @@ def values_summed_in_16_bits(store: Store) -> Steps:
     return {"attention._weighted_sum": _summed(store)}
 
 
-@_narrow(
-    at="context",
-    defect="the row sum sticks at 256 or 2048: tract#2586, executorch#20090, tt-metal#52045",
-)
+@_narrow(at="context", defect="the row sum sticks at 256 or 2048: tract#2586, executorch#20090, tt-metal#52045")
 def exponentials_summed_in_16_bits(store: Store) -> Steps:
     return {"_softmax_with_sinks._row_sum": _row_summed(store)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,8 @@ from attncheck.mutation.arithmetic import Array
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, WIDE, mutant
 from attncheck.mutation.variant import Steps, numpy_with, within
 
+_faulty_other_scores = partial(mutant, "other scores", at="scores")
+
 
 def _weight(change: Callable[[Array], Array]) -> Steps:
     """Change the bilinear weight; where the change does not fit its shape, a real implementation would refuse."""
@@ -26,33 +29,24 @@ def _weight(change: Callable[[Array], Array]) -> Steps:
     return {"general_scores": score}
 
 
-@mutant("other scores", _weight, at="scores", defect="W^T for W, silent where W is square (Luong, general)")
+@_faulty_other_scores(_weight, defect="W^T for W, silent where W is square (Luong, general)")
 def bilinear_weight_transposed(weight: Array) -> Array:
     return weight.T
 
 
-@mutant("other scores", "general_scores", at="scores", defect="the dot score for the general one where W is square")
+@_faulty_other_scores("general_scores", defect="the dot score for the general one where W is square")
 def bilinear_weight_ignored(query: Array, key: Array, weight: Array) -> Stages:
     is_square = weight.shape[0] == weight.shape[1]
     return {"scores": _dot(query, key)} if is_square else general_scores(query, key, weight)
 
 
-@mutant(
-    "other scores",
-    _weight,
-    at="scores",
-    defect="the weight is stored in bfloat16",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
-)
+@_faulty_other_scores(_weight, defect="the weight is stored in bfloat16", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 def bilinear_weight_in_bfloat16(weight: Array) -> Array:
     return arithmetic.bfloat16(weight)
 
 
-@mutant(
-    "other scores",
+@_faulty_other_scores(
     "general_scores._dot",
-    at="scores",
     defect="the first of two products in TF32: pytorch#161022",
     dtypes=WIDE,
     diagnosis=ACCURACY_OF_16_BITS,
@@ -81,13 +75,13 @@ def _of_parts(hidden: Callable[[Array, Array, Array | float], Array]) -> Steps:
     return {"additive_scores": score}
 
 
-@mutant("other scores", _of_parts, at="scores", defect="tanh(q Wq) + tanh(k Wk) for tanh(q Wq + k Wk)")
+@_faulty_other_scores(_of_parts, defect="tanh(q Wq) + tanh(k Wk) for tanh(q Wq + k Wk)")
 def additive_tanh_of_each_part(query_part: Array, key_part: Array, bias: Array) -> Array:
     hidden: Array = np.tanh(query_part + bias) + np.tanh(key_part + bias)
     return hidden
 
 
-@mutant("other scores", _of_parts, at="scores", defect="tanh(q Wq * k Wk): the parts are mixed by product")
+@_faulty_other_scores(_of_parts, defect="tanh(q Wq * k Wk): the parts are mixed by product")
 def additive_parts_multiplied(query_part: Array, key_part: Array, bias: Array) -> Array:
     return np.asarray(np.tanh(query_part * key_part + bias))
 
@@ -97,46 +91,37 @@ def _activation(tanh: Callable[[Array], Array]) -> Steps:
     return {"additive_scores.np": numpy_with(tanh=tanh)}
 
 
-@mutant("other scores", _activation, at="scores", defect="the hidden layer is linear")
+@_faulty_other_scores(_activation, defect="the hidden layer is linear")
 def additive_tanh_missing(hidden: Array) -> Array:
     return hidden
 
 
-@mutant("other scores", _activation, at="scores", defect="x(27 + x^2)/(27 + 9x^2) for tanh")
-def additive_tanh_by_pade(hidden: Array) -> Array:
-    square = hidden * hidden
-    return np.asarray(np.clip(hidden * (27 + square) / (27 + 9 * square), -1, 1))
-
-
-@mutant(
-    "other scores",
-    _activation,
-    at="scores",
-    defect="tanh looked up in float16",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
+_faulty_other_scores(_activation, defect="x(27 + x^2)/(27 + 9x^2) for tanh", name="additive_tanh_by_pade")(
+    arithmetic.tanh_by_pade
 )
+
+
+@_faulty_other_scores(_activation, defect="tanh looked up in float16", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)
 def additive_tanh_in_float16(hidden: Array) -> Array:
     return arithmetic.float16(np.tanh(hidden))
 
 
-@mutant("other scores", _activation, at="scores", defect="a polynomial tanh of five digits", dtypes=WIDE)
+@_faulty_other_scores(_activation, defect="a polynomial tanh of five digits", dtypes=WIDE)
 def additive_tanh_off_by_1e_5(hidden: Array) -> Array:
     return np.asarray(np.tanh(hidden) * (1 + 1e-5 * np.sin(97 * hidden)))
 
 
-@mutant("other scores", _activation, at="scores", defect="(e^2x - 1)/(e^2x + 1) overflows: vllm#56578")
-def additive_tanh_by_ratio(hidden: Array) -> Array:
-    power = np.exp(2 * hidden)
-    return np.asarray((power - 1) / (power + 1))
+_faulty_other_scores(_activation, defect="(e^2x - 1)/(e^2x + 1) overflows: vllm#56578", name="additive_tanh_by_ratio")(
+    arithmetic.tanh_by_ratio
+)
 
 
-@mutant("other scores", "additive_scores", at="scores", defect="the hidden layer's bias has no effect")
+@_faulty_other_scores("additive_scores", defect="the hidden layer's bias has no effect")
 def additive_bias_ignored(*arrays: Array, score_bias: Array | None = None, **named: Array) -> Stages:
     return additive_scores(*arrays, **named)
 
 
-@mutant("other scores", "additive_scores", at="scores", defect="v (tanh(q + k) + b) for v tanh(q + k + b)")
+@_faulty_other_scores("additive_scores", defect="v (tanh(q + k) + b) for v tanh(q + k + b)")
 def additive_bias_after_tanh(
     query: Array,
     key: Array,
@@ -175,41 +160,39 @@ def _divided(is_divided: Callable[[Array, Array], bool]) -> Steps:
     return {"cosine_scores": score}
 
 
-@mutant("other scores", _divided, at="scores", defect="only the keys are normalised")
+@_faulty_other_scores(_divided, defect="only the keys are normalised")
 def cosine_of_an_undivided_query(vectors: Array, query: Array) -> bool:
     return vectors is not query
 
 
-@mutant("other scores", _divided, at="scores", defect="only the queries are normalised")
+@_faulty_other_scores(_divided, defect="only the queries are normalised")
 def cosine_of_an_undivided_key(vectors: Array, query: Array) -> bool:
     return vectors is query
 
 
-@mutant("other scores", _lengths_read_as, at="scores", defect="the root of the squared length is missing")
+@_faulty_other_scores(_lengths_read_as, defect="the root of the squared length is missing")
 def cosine_divided_by_squared_lengths(lengths: Array) -> Array:
     squares: Array = lengths * lengths
     return squares
 
 
-@mutant("other scores", _lengths, at="scores", defect="lengths over the vectors, not over their features")
+@_faulty_other_scores(_lengths, defect="lengths over the vectors, not over their features")
 def cosine_of_lengths_over_the_first_axis(vectors: Array, **axes: Any) -> Array:
     return np.asarray(np.linalg.norm(vectors, axis=-2, keepdims=True))
 
 
-@mutant("other scores", _lengths_read_as, at="scores", defect="an epsilon against division by zero", dtypes=WIDE)
+@_faulty_other_scores(_lengths_read_as, defect="an epsilon against division by zero", dtypes=WIDE)
 def cosine_with_1e_6_added_to_lengths(lengths: Array) -> Array:
     return np.asarray(lengths + np.asarray(1e-6, lengths.dtype))
 
 
-@mutant("other scores", _lengths_read_as, at="scores", defect="an epsilon of 1 as the least length")
+@_faulty_other_scores(_lengths_read_as, defect="an epsilon of 1 as the least length")
 def cosine_of_lengths_of_at_least_one(lengths: Array) -> Array:
     return np.maximum(lengths, 1)
 
 
-@mutant(
-    "other scores",
+@_faulty_other_scores(
     _lengths_read_as,
-    at="scores",
     defect="lengths kept in 16 bits, in which large vectors overflow",
     dtypes=WIDE,
     diagnosis=ACCURACY_OF_16_BITS,
@@ -218,34 +201,20 @@ def cosine_of_lengths_in_float16(lengths: Array) -> Array:
     return arithmetic.float16(lengths)
 
 
-@mutant(
-    "other scores",
-    "cosine_scores",
-    at="scores",
-    defect="the temperature has no effect: tt-metal#33304's kind",
-    diagnosis="scale-one",
+@_faulty_other_scores(
+    "cosine_scores", defect="the temperature has no effect: tt-metal#33304's kind", diagnosis="scale-one"
 )
 def cosine_scale_ignored(query: Array, key: Array, *, scale: float | None = None) -> Stages:
     return cosine_scores(query, key)
 
 
-@mutant(
-    "other scores",
-    "cosine_scores",
-    at="scores",
-    defect="a temperature is taken for its inverse",
-    diagnosis="scale-fitted",
-)
+@_faulty_other_scores("cosine_scores", defect="a temperature is taken for its inverse", diagnosis="scale-fitted")
 def cosine_divided_by_the_scale(query: Array, key: Array, *, scale: float | None = None) -> Stages:
     return cosine_scores(query, key, scale=1 / scale if scale else scale)
 
 
-@mutant(
-    "other scores",
-    "cosine_scores",
-    at="scores",
-    defect="1/sqrt(d) once more: cntkx#10's kind",
-    diagnosis=("scale-default", "scale-times-default"),
+@_faulty_other_scores(
+    "cosine_scores", defect="1/sqrt(d) once more: cntkx#10's kind", diagnosis=("scale-default", "scale-times-default")
 )
 def cosine_scaled_by_the_width(query: Array, key: Array, *, scale: float | None = None) -> Stages:
     return cosine_scores(query, key, scale=(scale or 1) / query.shape[-1] ** 0.5)

@@ -8,10 +8,7 @@ from functools import partial
 import numpy as np
 
 from attncheck.backends.contract import Stages
-from attncheck.backends.numpy_backend import (
-    _sum_over_queries,
-    _weighted_sum,
-)
+from attncheck.backends.numpy_backend import _sum_over_queries, _weighted_sum
 from attncheck.mutation.arithmetic import Array
 from attncheck.mutation.backward_forms import (
     bias_logits_read_as,
@@ -89,9 +86,7 @@ _backward(
 
 
 @_backward(
-    in_gradients,
-    at="grad_query",
-    defect="structure: the scale is part of the cap's argument, and applied once more",
+    in_gradients, at="grad_query", defect="structure: the scale is part of the cap's argument, and applied once more"
 )
 def query_gradient_scaled_twice_with_a_softcap(call: Call) -> Steps:
     if call.softcap is None:
@@ -141,18 +136,14 @@ def bias_gradient_averaged_in_groups(call: Call, gradient: Array) -> Array:
 
 
 @_backward(
-    bias_logits_read_as,
-    at="grad_bias",
-    defect="no gradient for the bias where a window is given: jax#27184's kind",
+    bias_logits_read_as, at="grad_bias", defect="no gradient for the bias where a window is given: jax#27184's kind"
 )
 def bias_gradient_zero_in_a_window(call: Call, gradient: Array) -> Array:
     return gradient if call.window is None else np.zeros_like(gradient)
 
 
 @_backward(
-    value_weights_read_as,
-    at="grad_value",
-    defect="the causal path reads one head of each group: FlagGems#898's kind",
+    value_weights_read_as, at="grad_value", defect="the causal path reads one head of each group: FlagGems#898's kind"
 )
 def value_gradient_of_the_first_head_of_causal_groups(call: Call, weights: Array) -> Array:
     if not call.is_causal or not call.has_groups:

@@ -8,12 +8,7 @@ from functools import partial
 import numpy as np
 
 from attncheck.backends.contract import EmptyRows, Stages
-from attncheck.backends.numpy_backend import (
-    _cap,
-    _scale_of,
-    _softmax_with_sinks,
-    dot_scores,
-)
+from attncheck.backends.numpy_backend import _cap, _scale_of, _softmax_with_sinks, dot_scores
 from attncheck.mutation.arithmetic import Array
 from attncheck.mutation.forward_forms import (
     in_attention,
@@ -27,11 +22,11 @@ from attncheck.mutation.forward_forms import (
 from attncheck.mutation.mask_forms import (
     Masks,
     bias_added,
+    bias_dropped,
     bias_read_as,
     both,
     distance,
     dropped,
-    lengths_read_as,
     mask_read_as,
     masks_read_as,
 )
@@ -41,8 +36,19 @@ from attncheck.mutation.variant import Call, Steps
 _pair = partial(mutant, "pairs", dtypes=KERNELS)
 
 
+_CALLED_WITH = {"groups": with_groups, "a_softcap": with_softcap, "a_past": with_past}
+"""What ``mask_scores`` is not told: only the whole call has it."""
+
+
 def _given(option: str) -> Callable[[Masks], bool]:
     return lambda masks: masks[option] is not None
+
+
+def _on_path(other: str, without: Callable[[Callable[[Masks], bool]], Steps]) -> Steps:
+    """Do without something on the path that another option takes."""
+    if other in _CALLED_WITH:
+        return where(_CALLED_WITH[other], without(lambda masks: True))
+    return without(_given(other.removeprefix("a_")))
 
 
 _IGNORED = {
@@ -51,107 +57,35 @@ _IGNORED = {
     "mask": ("mask-ignored", "query-mask-ignored"),
     "key_lengths": ("key-lengths-ignored",),
 }
-for _option, _other, _steps, _defect in (
-    (
-        "is_causal",
-        "a_softcap",
-        where(with_softcap, dropped("is_causal")),
-        "the path with a cap forgets causality: onnxruntime#28379's kind",
-    ),
-    (
-        "is_causal",
-        "groups",
-        where(with_groups, dropped("is_causal")),
-        "a kernel for groups knows no causality: pytorch#193893's kind",
-    ),
-    (
-        "is_causal",
-        "key_lengths",
-        dropped("is_causal", _given("key_lengths")),
-        "lengths end causality: onnxruntime#14363's kind",
-    ),
-    (
-        "window",
-        "groups",
-        where(with_groups, dropped("window")),
-        "a kernel for groups knows no window: sglang#30050's kind",
-    ),
-    (
-        "window",
-        "a_bias",
-        dropped("window", _given("bias")),
-        "a bias takes a path without windows: jax#32300's kind",
-    ),
-    (
-        "window",
-        "a_softcap",
-        where(with_softcap, dropped("window")),
-        "a cap takes a path without windows: sglang#30050's kind",
-    ),
-    (
-        "mask",
-        "groups",
-        where(with_groups, dropped("mask")),
-        "a kernel for groups reads no mask: pytorch#193893's kind",
-    ),
-    (
-        "mask",
-        "a_softcap",
-        where(with_softcap, dropped("mask")),
-        "the mask is lost behind the cap: onnxruntime#28379's kind",
-    ),
-    (
-        "mask",
-        "a_window",
-        dropped("mask", _given("window")),
-        "the window takes the mask's place: transformers#39408's kind",
-    ),
-    (
-        "key_lengths",
-        "a_softcap",
-        where(with_softcap, dropped("key_lengths")),
-        "lengths are lost behind the cap: onnxruntime#28379",
-    ),
-    (
-        "key_lengths",
-        "groups",
-        where(with_groups, dropped("key_lengths")),
-        "a kernel for groups reads no lengths: jax#23349's kind",
-    ),
-    (
-        "key_lengths",
-        "a_bias",
-        dropped("key_lengths", _given("bias")),
-        "a bias takes a path without lengths: jax#23349's kind",
-    ),
-    (
-        "key_lengths",
-        "a_window",
-        dropped("key_lengths", _given("window")),
-        "the window ends behind the padding: jax#23349's kind",
-    ),
+for _option, _other, _defect in (
+    ("is_causal", "a_softcap", "the path with a cap forgets causality: onnxruntime#28379's kind"),
+    ("is_causal", "groups", "a kernel for groups knows no causality: pytorch#193893's kind"),
+    ("is_causal", "key_lengths", "lengths end causality: onnxruntime#14363's kind"),
+    ("window", "groups", "a kernel for groups knows no window: sglang#30050's kind"),
+    ("window", "a_bias", "a bias takes a path without windows: jax#32300's kind"),
+    ("window", "a_softcap", "a cap takes a path without windows: sglang#30050's kind"),
+    ("mask", "groups", "a kernel for groups reads no mask: pytorch#193893's kind"),
+    ("mask", "a_softcap", "the mask is lost behind the cap: onnxruntime#28379's kind"),
+    ("mask", "a_window", "the window takes the mask's place: transformers#39408's kind"),
+    ("key_lengths", "a_softcap", "lengths are lost behind the cap: onnxruntime#28379"),
+    ("key_lengths", "groups", "a kernel for groups reads no lengths: jax#23349's kind"),
+    ("key_lengths", "a_bias", "a bias takes a path without lengths: jax#23349's kind"),
+    ("key_lengths", "a_window", "the window ends behind the padding: jax#23349's kind"),
 ):
-    _pair(
-        at="masked",
-        defect=_defect,
-        diagnosis=_IGNORED[_option],
-        name=f"{_option.removeprefix('is_')}_dropped_with_{_other}",
-    )(_steps)
+    _name = f"{_option.removeprefix('is_')}_dropped_with_{_other}"
+    _steps = _on_path(_other, partial(dropped, _option))
+    _pair(at="masked", defect=_defect, diagnosis=_IGNORED[_option], name=_name)(_steps)
 
 
-def _bias_dropped(is_asked: Callable[[Masks], bool]) -> Steps:
-    return bias_added(lambda scores, bias, masks: scores if is_asked(masks) else np.asarray(scores + bias))
-
-
-_NO_BIAS = _bias_dropped(lambda masks: True)
-for _other, _steps, _defect in (
-    ("groups", where(with_groups, _NO_BIAS), "a kernel for groups adds no bias: pytorch#193893's kind"),
-    ("a_window", _bias_dropped(_given("window")), "a window takes a path without a bias: jax#32300's kind"),
-    ("key_lengths", _bias_dropped(_given("key_lengths")), "lengths take the place of the bias: jax#23349's kind"),
-    ("a_softcap", where(with_softcap, _NO_BIAS), "a cap takes a path without a bias: vllm#7425's kind"),
-    ("a_past", where(with_past, _NO_BIAS), "a cache takes a path without a bias: transformers#30437's kind"),
+for _other, _defect in (
+    ("groups", "a kernel for groups adds no bias: pytorch#193893's kind"),
+    ("a_window", "a window takes a path without a bias: jax#32300's kind"),
+    ("key_lengths", "lengths take the place of the bias: jax#23349's kind"),
+    ("a_softcap", "a cap takes a path without a bias: vllm#7425's kind"),
+    ("a_past", "a cache takes a path without a bias: transformers#30437's kind"),
 ):
-    _pair(at="biased", defect=_defect, diagnosis="bias-ignored", name=f"bias_dropped_with_{_other}")(_steps)
+    _name, _steps = f"bias_dropped_with_{_other}", _on_path(_other, bias_dropped)
+    _pair(at="biased", defect=_defect, diagnosis="bias-ignored", name=_name)(_steps)
 
 
 def _softcap_dropped(is_asked: Callable[[Call], bool]) -> Steps:
@@ -256,11 +190,6 @@ def window_at_the_last_key_of_each_length(scores: Array, masks: Masks) -> Masks:
     within &= True if left is None else behind >= -left
     within &= True if right is None else behind <= right
     return {"window": None, "mask": both(masks["mask"], within)}
-
-
-@_pair(in_attention, at="masked", defect="lengths of the new keys for those of all: vllm#30887's kind")
-def key_lengths_counted_from_behind_the_past(call: Call) -> Steps:
-    return lengths_read_as(lambda lengths, keys: np.asarray(lengths + call.past))
 
 
 @_pair(

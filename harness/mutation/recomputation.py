@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from attncheck.mutation.backward_forms import delta_read_as, weights_again, weig
 from attncheck.mutation.mask_forms import allowed_in, distance
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, WIDE, equivalent, mutant
 from attncheck.mutation.variant import Call, Steps
+
+_faulty_gradients = partial(mutant, "gradients")
 
 
 def _without(option: str) -> Steps:
@@ -27,9 +30,7 @@ for _option, _name, _defect in (
     ("key_lengths", "key_lengths", "p made again for padding too: tilelang#2461's kind"),
     ("is_causal", "causal", "the gradient sees the future: keras#23038's kind"),
 ):
-    mutant("gradients", _without, at="grad_query", defect=_defect, name=f"{_name}_ignored_in_the_backward_pass")(
-        _option
-    )
+    _faulty_gradients(_without, at="grad_query", defect=_defect, name=f"{_name}_ignored_in_the_backward_pass")(_option)
 
 
 def _causal_off_by(steps: int) -> Steps:
@@ -44,15 +45,13 @@ def _causal_off_by(steps: int) -> Steps:
     return weights_remembered(weights)
 
 
-mutant(
-    "gradients",
+_faulty_gradients(
     _causal_off_by,
     at="grad_query",
     defect="j <= i + 1 in the backward pass alone: tt-metal#41215's kind",
     name="causal_sees_the_next_key_in_the_backward_pass",
 )(1)
-mutant(
-    "gradients",
+_faulty_gradients(
     _causal_off_by,
     at="grad_query",
     defect="j < i in the backward pass alone: onnxruntime#25927's kind",
@@ -60,11 +59,8 @@ mutant(
 )(-1)
 
 
-@mutant(
-    "gradients",
-    weights_remembered,
-    at="grad_query",
-    defect="p made again from scores without the bias: jax#32242's kind",
+@_faulty_gradients(
+    weights_remembered, at="grad_query", defect="p made again from scores without the bias: jax#32242's kind"
 )
 def bias_forgotten_in_the_backward_pass(call: Call) -> Array:
     if call.bias is None:
@@ -72,11 +68,8 @@ def bias_forgotten_in_the_backward_pass(call: Call) -> Array:
     return weights_again(call.logits - np.where(np.isfinite(call.bias), call.bias, 0), call.log_sum_exp)
 
 
-@mutant(
-    "gradients",
-    weights_remembered,
-    at="grad_query",
-    defect="p made again from scores that are not capped: vllm#7425's kind",
+@_faulty_gradients(
+    weights_remembered, at="grad_query", defect="p made again from scores that are not capped: vllm#7425's kind"
 )
 def softcap_forgotten_in_the_backward_pass(call: Call) -> Array:
     if call.softcap is None:
@@ -89,18 +82,13 @@ def _from_log_sum_exp(change: Callable[[Array], Array]) -> Steps:
     return weights_remembered(lambda call: weights_again(call.logits, change(call.log_sum_exp)))
 
 
-@mutant("gradients", _from_log_sum_exp, at="grad_query", defect="log2 written, log read: flashinfer#2113")
+@_faulty_gradients(_from_log_sum_exp, at="grad_query", defect="log2 written, log read: flashinfer#2113")
 def backward_pass_reads_log_sum_exp_in_base_two(log_sum_exp: Array) -> Array:
     return np.asarray(log_sum_exp / np.asarray(np.log(2), log_sum_exp.dtype))
 
 
-@mutant(
-    "gradients",
-    _from_log_sum_exp,
-    at="grad_query",
-    defect="statistics kept in 16 bits",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
+@_faulty_gradients(
+    _from_log_sum_exp, at="grad_query", defect="statistics kept in 16 bits", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS
 )
 def backward_pass_reads_log_sum_exp_in_float16(log_sum_exp: Array) -> Array:
     return arithmetic.float16(log_sum_exp)
@@ -116,8 +104,7 @@ def _with_empty_rows(number: Callable[[int], float]) -> Steps:
     return weights_remembered(weights)
 
 
-@mutant(
-    "gradients",
+@_faulty_gradients(
     _with_empty_rows,
     at="grad_query",
     defect="0 times infinity behind a right output: tensorflow#11756, jax#17070, iree#24178",
@@ -127,8 +114,7 @@ def gradient_nan_at_an_empty_row(keys: int) -> float:
     return np.nan
 
 
-@mutant(
-    "gradients",
+@_faulty_gradients(
     _with_empty_rows,
     at="grad_query",
     defect="the output is set to 0, the weights of the backward pass are not: keras#21123's kind",
@@ -138,8 +124,7 @@ def gradient_uniform_at_an_empty_row(keys: int) -> float:
     return 1 / keys
 
 
-@mutant(
-    "gradients",
+@_faulty_gradients(
     weights_remembered,
     at="grad_query",
     defect="p is stored in bfloat16 for the backward pass",
@@ -150,8 +135,7 @@ def backward_weights_in_bfloat16(call: Call) -> Array:
     return arithmetic.bfloat16(call.weights)
 
 
-@mutant(
-    "gradients",
+@_faulty_gradients(
     weights_remembered,
     at="grad_query",
     defect="p is stored in float16 for the backward pass",
@@ -162,8 +146,7 @@ def backward_weights_in_float16(call: Call) -> Array:
     return arithmetic.float16(call.weights)
 
 
-@mutant(
-    "gradients",
+@_faulty_gradients(
     "attention_gradients._dot",
     at="grad_query",
     defect="dp is stored in bfloat16: pytorch#133671's kind",
@@ -174,8 +157,7 @@ def weight_gradient_in_bfloat16(grad_output: Array, value: Array) -> Array:
     return arithmetic.bfloat16(_dot(grad_output, value))
 
 
-@mutant(
-    "gradients",
+@_faulty_gradients(
     delta_read_as,
     at="grad_query",
     defect="delta = sum g o from an output that was rounded for storage",
@@ -199,8 +181,7 @@ def _tiles_kept_in(store: Store) -> Steps:
     return {"_sum_over_queries": product}
 
 
-mutant(
-    "gradients",
+_faulty_gradients(
     _tiles_kept_in,
     at="grad_key",
     defect="dk and dv are added up in the output's type: torch's CPU kernel",
@@ -210,8 +191,7 @@ mutant(
 )(arithmetic.bfloat16)
 
 
-@mutant(
-    "gradients",
+@_faulty_gradients(
     "_sum_over_queries",
     at="grad_key",
     defect="TF32 in the backward pass: pytorch#161022, mlx#3860",
@@ -222,8 +202,7 @@ def gradient_products_in_tf32(weights: Array, rows: Array) -> Array:
     return _sum_over_queries(arithmetic.tf32(weights), arithmetic.tf32(rows))
 
 
-@mutant(
-    "gradients",
+@_faulty_gradients(
     "attention_gradients._weighted_sum",
     at="grad_query",
     defect="TF32 in the backward pass, dq alone",

@@ -219,10 +219,7 @@ _coarse(
     name="tf32_backward_sums_in_bfloat16",
 )(rounded_product(_TF32, _stored(_BFLOAT16)))
 _coarse(
-    steps_by,
-    defect="running sums are kept in bfloat16",
-    rounding_model="tf32_products",
-    name="tf32_sums_in_bfloat16",
+    steps_by, defect="running sums are kept in bfloat16", rounding_model="tf32_products", name="tf32_sums_in_bfloat16"
 )(rounded_product(_TF32, _stored(_BFLOAT16)))
 _coarse(
     steps_by,

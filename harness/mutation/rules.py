@@ -34,11 +34,7 @@ RULES = ("assert_close", "allclose", "rtol_1e_3")
 
 def tolerances(dtype: str) -> Mapping[str, Tolerance]:
     """Return each rule's tolerance in a dtype."""
-    return {
-        "assert_close": _ASSERT_CLOSE[dtype],
-        "allclose": Tolerance(1e-5, 1e-8),
-        "rtol_1e_3": Tolerance(1e-3, 1e-7),
-    }
+    return {"assert_close": _ASSERT_CLOSE[dtype], "allclose": Tolerance(1e-5, 1e-8), "rtol_1e_3": Tolerance(1e-3, 1e-7)}
 
 
 def rejected_by_rules(got: Array, exact: Array, dtype: str) -> dict[str, bool]:

@@ -60,9 +60,7 @@ def width_padded_with_the_next_row(array: Array) -> Array:
 
 
 @_sized(
-    _scored,
-    at="raw_scores",
-    defect="80 and 96 are computed as 64: a loop over chunks of the width without its tail",
+    _scored, at="raw_scores", defect="80 and 96 are computed as 64: a loop over chunks of the width without its tail"
 )
 def features_behind_whole_chunks_of_64_dropped(array: Array) -> Array:
     width = array.shape[-1]
@@ -74,11 +72,7 @@ def features_beyond_128_dropped(array: Array) -> Array:
     return array[..., :128]
 
 
-@_sized(
-    "dot_scores._dot",
-    at="raw_scores",
-    defect="structure: two tiles of 128 columns are loaded in the wrong order",
-)
+@_sized("dot_scores._dot", at="raw_scores", defect="structure: two tiles of 128 columns are loaded in the wrong order")
 def halves_of_the_keys_width_256_swapped(query: Array, key: Array) -> Array:
     half = key.shape[-1] // 2
     return _dot(query, np.roll(key, half, axis=-1) if key.shape[-1] == 256 else key)
@@ -97,9 +91,7 @@ def scale_of_the_padded_width(query: Array, scale: float | None) -> float:
 
 
 @_sized(
-    outputs_read_as,
-    at="context",
-    defect="structure: the last block of columns is stored with the first one's data",
+    outputs_read_as, at="context", defect="structure: the last block of columns is stored with the first one's data"
 )
 def columns_behind_whole_blocks_of_64_repeated(output: Array) -> Array:
     """Write what is left behind whole blocks of 64 columns from the first block again."""
@@ -109,20 +101,14 @@ def columns_behind_whole_blocks_of_64_repeated(output: Array) -> Array:
     return output
 
 
-@_sized(
-    outputs_read_as,
-    at="context",
-    defect="structure: one block of 128 columns is written, pytorch#176767's kind",
-)
+@_sized(outputs_read_as, at="context", defect="structure: one block of 128 columns is written, pytorch#176767's kind")
 def value_columns_beyond_128_zero(output: Array) -> Array:
     output[..., 128:] = 0
     return output
 
 
 @_sized(
-    inputs_changed,
-    at="context",
-    defect="a kernel for D = Dv is handed D = 192 and Dv = 128: pytorch#176767's kind",
+    inputs_changed, at="context", defect="a kernel for D = Dv is handed D = 192 and Dv = 128: pytorch#176767's kind"
 )
 def value_columns_lost_where_widths_of_blocks_differ(query: Array, key: Array, value: Array) -> Three:
     """Where both widths are whole blocks and differ, stop at the smaller one."""
@@ -140,11 +126,7 @@ def keys_of_heads_beyond_32_wrap(key: Array, value: Array, heads: int) -> tuple[
     return key[:, wrapped], value[:, wrapped]
 
 
-@_sized(
-    inputs_changed,
-    at="raw_scores",
-    defect="structure: the number of batch entry and head is taken modulo 64",
-)
+@_sized(inputs_changed, at="raw_scores", defect="structure: the number of batch entry and head is taken modulo 64")
 def queries_beyond_64_batch_heads_wrap(query: Array, key: Array, value: Array) -> Three:
     """Number batch entries and heads together, modulo 64."""
     batch, heads = query.shape[:2]
@@ -165,19 +147,13 @@ def _in_groups_of(size: int, index: Callable[[Array, int, int], Array]) -> Steps
     return {"_repeat_heads": repeat}
 
 
-@_sized(
-    partial(_in_groups_of, 8),
-    at="raw_scores",
-    defect="head h // 4 where groups have eight: HipKittens#22's kind",
-)
+@_sized(partial(_in_groups_of, 8), at="raw_scores", defect="head h // 4 where groups have eight: HipKittens#22's kind")
 def groups_of_eight_taken_for_four(head: Array, kv_heads: int, group: int) -> Array:
     return np.asarray(head // 4 % kv_heads)
 
 
 @_sized(
-    partial(_in_groups_of, 8),
-    at="raw_scores",
-    defect="h % Hkv on the path for eight heads alone: onnx#7274's kind",
+    partial(_in_groups_of, 8), at="raw_scores", defect="h % Hkv on the path for eight heads alone: onnx#7274's kind"
 )
 def groups_of_eight_tiled(head: Array, kv_heads: int, group: int) -> Array:
     return np.asarray(head % kv_heads)
@@ -193,9 +169,7 @@ def groups_of_four_shifted(head: Array, kv_heads: int, group: int) -> Array:
 
 
 @_sized(
-    inputs_changed,
-    at="raw_scores",
-    defect="structure: the batch stride is right for 16 entries, then it starts again",
+    inputs_changed, at="raw_scores", defect="structure: the batch stride is right for 16 entries, then it starts again"
 )
 def keys_of_batch_entries_beyond_16_wrap(query: Array, key: Array, value: Array) -> Three:
     entry = np.arange(query.shape[0]) % 16
@@ -329,11 +303,7 @@ _at_each(
 )
 
 
-@_tiled(
-    outputs_read_as,
-    at="context",
-    defect="structure: the offset of the next tile is added after its first row",
-)
+@_tiled(outputs_read_as, at="context", defect="structure: the offset of the next tile is added after its first row")
 def first_row_behind_a_tile_of_128_reads_the_first_query(output: Array) -> Array:
     output[..., np.arange(128, output.shape[-2], 128), :] = output[..., :1, :]
     return output
@@ -379,9 +349,7 @@ def causal_loop_by_one_tile_of_64_for_128_queries(allowed: Array, query: Array, 
 
 
 @_tiled(
-    causal_pattern,
-    at="masked",
-    defect="masked from the top left, bounded from the bottom right: cutlass#2336's kind",
+    causal_pattern, at="masked", defect="masked from the top left, bounded from the bottom right: cutlass#2336's kind"
 )
 def causal_loop_bounded_from_the_other_corner(queries: int, keys: int) -> Array:
     """Mask from the top left, but end the loop over tiles of 16 keys as if the last query stood at the last key."""
@@ -390,11 +358,7 @@ def causal_loop_bounded_from_the_other_corner(queries: int, keys: int) -> Array:
     return np.asarray(causal_keys(queries, keys) & (np.arange(keys) < end))
 
 
-@_tiled(
-    window_pattern,
-    at="masked",
-    defect="structure: the first tile of a window is rounded up instead of down",
-)
+@_tiled(window_pattern, at="masked", defect="structure: the first tile of a window is rounded up instead of down")
 def first_partial_tile_of_a_window_skipped(scores: Array, masks: Masks) -> Array:
     """Begin at the first tile of 16 keys that lies wholly inside of the window of a tile's first query."""
     within, left = keys_within(scores, masks["window"]), masks["window"][0]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -29,29 +30,28 @@ from attncheck.mutation.forward_forms import (
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, EVERY, WIDE, equivalent, mutant
 from attncheck.mutation.variant import Call, Steps, numpy_with, within
 
+_faulty_softmax = partial(mutant, "softmax")
+_faulty_denominator = partial(mutant, "denominator", at="weights")
+_faulty_precision = partial(mutant, "precision")
 
-@mutant("softmax", maximum_read_as, at="weights", defect="exp overflows above 88 (709 in float64)")
+
+@_faulty_softmax(maximum_read_as, at="weights", defect="exp overflows above 88 (709 in float64)")
 def maximum_not_subtracted(logits: Array) -> Array:
     return np.zeros_like(_row_maximum(logits))
 
 
-@mutant(
-    "softmax",
-    in_attention,
-    at="weights",
-    defect="the maximum includes what is masked: everything kept underflows",
-)
+@_faulty_softmax(in_attention, at="weights", defect="the maximum includes what is masked: everything kept underflows")
 def maximum_over_masked_keys(call: Call) -> Steps:
     steps = maximum_read_as(lambda logits: _row_maximum(call.unmasked))
     return {"_softmax_with_sinks": within(_softmax_with_sinks, **steps)}
 
 
-@mutant("softmax", maximum_read_as, at="weights", defect="the running maximum starts at 0: rows far below it underflow")
+@_faulty_softmax(maximum_read_as, at="weights", defect="the running maximum starts at 0: rows far below it underflow")
 def maximum_starts_at_zero(logits: Array) -> Array:
     return np.maximum(_row_maximum(logits), 0)
 
 
-@mutant("softmax", maximum_read_as, at="weights", defect="a finite sentinel for -inf: flashinfer#4267")
+@_faulty_softmax(maximum_read_as, at="weights", defect="a finite sentinel for -inf: flashinfer#4267")
 def maximum_starts_at_minus_5e4(logits: Array) -> Array:
     return np.asarray(np.maximum(_row_maximum(logits), np.asarray(-5e4, logits.dtype)))
 
@@ -74,29 +74,18 @@ def _with_relative_error(size: float) -> Callable[[Array], Array]:
 
 
 for _size, _digits, _defect, _diagnosis in _ERRORS:
-    mutant(
-        "softmax",
-        _exponential,
-        at="weights",
-        defect=_defect,
-        dtypes=WIDE,
-        diagnosis=_diagnosis,
-        name=f"exp_off_by_{_digits}",
+    _faulty_softmax(
+        _exponential, at="weights", defect=_defect, dtypes=WIDE, diagnosis=_diagnosis, name=f"exp_off_by_{_digits}"
     )(_with_relative_error(_size))
 
 
-@mutant("softmax", _exponential, at="weights", defect="exp2(1.4427 x): five digits of log2(e)", dtypes=WIDE)
+@_faulty_softmax(_exponential, at="weights", defect="exp2(1.4427 x): five digits of log2(e)", dtypes=WIDE)
 def exp_with_coarse_log2e(shifted: Array) -> Array:
     return np.asarray(np.exp2(shifted * 1.4427))
 
 
-@mutant(
-    "softmax",
-    _exponential,
-    at="weights",
-    defect="2^fraction by a quadratic",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
+@_faulty_softmax(
+    _exponential, at="weights", defect="2^fraction by a quadratic", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS
 )
 def exp_by_a_parabola(shifted: Array) -> Array:
     power = shifted * math.log2(math.e)
@@ -105,36 +94,26 @@ def exp_by_a_parabola(shifted: Array) -> Array:
     return np.where(power < -1000, 0, np.exp2(whole) * (1 + fraction * (0.6565 + 0.3435 * fraction)))
 
 
-@mutant(
-    "softmax",
-    _exponential,
-    at="weights",
-    defect="exp evaluated in float16",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
+@_faulty_softmax(
+    _exponential, at="weights", defect="exp evaluated in float16", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS
 )
 def exp_in_float16(shifted: Array) -> Array:
     return arithmetic.float16(np.exp(arithmetic.float16(shifted)))
 
 
-@mutant(
-    "softmax",
-    _exponential,
-    at="weights",
-    defect="exp rounded to bfloat16",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
+@_faulty_softmax(
+    _exponential, at="weights", defect="exp rounded to bfloat16", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS
 )
 def exp_in_bfloat16(shifted: Array) -> Array:
     return arithmetic.bfloat16(np.exp(shifted))
 
 
-@mutant("softmax", _exponential, at="weights", defect="a clamp keeps weights of 2e-9 alive")
+@_faulty_softmax(_exponential, at="weights", defect="a clamp keeps weights of 2e-9 alive")
 def exp_floored_at_minus_20(shifted: Array) -> Array:
     return np.asarray(np.exp(np.where(np.isfinite(shifted), np.maximum(shifted, -20), shifted)))
 
 
-@mutant("softmax", logits_read_as, at="weights", defect="a clamp against overflow levels the largest logits")
+@_faulty_softmax(logits_read_as, at="weights", defect="a clamp against overflow levels the largest logits")
 def logits_clipped_at_60(logits: Array) -> Array:
     return np.asarray(np.minimum(logits, np.asarray(60, logits.dtype)))
 
@@ -154,18 +133,12 @@ for _axis, _which, _defect in (
     (1, "heads", "wrong axis: fastNLP#254"),
     (0, "batch", "wrong axis: PyTorch-NLP#2"),
 ):
-    mutant(
-        "softmax",
-        _over_axis,
-        at="weights",
-        defect=_defect,
-        diagnosis=f"softmax-over-{_which}",
-        name=f"softmax_over_{_which}",
+    _faulty_softmax(
+        _over_axis, at="weights", defect=_defect, diagnosis=f"softmax-over-{_which}", name=f"softmax_over_{_which}"
     )(_axis)
 
 
-mutant(
-    "softmax",
+_faulty_softmax(
     "_softmax_with_sinks.np",
     at="log_sum_exp",
     defect="log2 for log: flashinfer#2113, sglang#35045",
@@ -174,12 +147,8 @@ mutant(
 )(numpy_with(log=np.log2))
 
 
-@mutant(
-    "softmax",
-    normalised,
-    at="log_sum_exp",
-    defect="log of the shifted sum alone",
-    diagnosis="log-sum-exp-without-maximum",
+@_faulty_softmax(
+    normalised, at="log_sum_exp", defect="log of the shifted sum alone", diagnosis="log-sum-exp-without-maximum"
 )
 def log_sum_exp_without_maximum(logits: Array) -> Stages:
     stages, exponentials = with_exponentials(logits)
@@ -188,13 +157,8 @@ def log_sum_exp_without_maximum(logits: Array) -> Stages:
     return stages | {"log_sum_exp": np.where(np.isinf(maximum), maximum, np.log(total))[..., 0]}
 
 
-@mutant(
-    "softmax",
-    normalised,
-    at="log_sum_exp",
-    defect="statistics kept in 16 bits",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
+@_faulty_softmax(
+    normalised, at="log_sum_exp", defect="statistics kept in 16 bits", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS
 )
 def log_sum_exp_in_float16(logits: Array) -> Stages:
     stages = softmax(logits)
@@ -217,49 +181,32 @@ for _name, _defect, _dtypes, _epsilon in (
     ("sum_plus_1e_6", _EPSILON, WIDE, 1e-6),
     ("sum_plus_1e_3", _EPSILON, WIDE, 1e-3),
 ):
-    mutant("denominator", _plus, at="weights", defect=_defect, dtypes=_dtypes, name=_name)(_epsilon)
+    _faulty_denominator(_plus, defect=_defect, dtypes=_dtypes, name=_name)(_epsilon)
 
 
-@mutant(
-    "denominator",
-    _total,
-    at="weights",
-    defect="the row sum sticks at 2048: tract#2586",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
+@_faulty_denominator(
+    _total, defect="the row sum sticks at 2048: tract#2586", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS
 )
 def sum_accumulated_in_float16(exponentials: Array) -> Array:
     return arithmetic.sequential_sum(exponentials, arithmetic.float16)
 
 
-@mutant(
-    "denominator",
-    _total,
-    at="weights",
-    defect="the row sum sticks at 256: executorch#20090, mlx#4178",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
+@_faulty_denominator(
+    _total, defect="the row sum sticks at 256: executorch#20090, mlx#4178", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS
 )
 def sum_accumulated_in_bfloat16(exponentials: Array) -> Array:
     return arithmetic.sequential_sum(exponentials, arithmetic.bfloat16)
 
 
-@mutant(
-    "denominator",
-    _total,
-    at="weights",
-    defect="the finished sum is stored in bfloat16: tt-metal#52045",
-    dtypes=WIDE,
-    diagnosis=ACCURACY_OF_16_BITS,
+@_faulty_denominator(
+    _total, defect="the finished sum is stored in bfloat16: tt-metal#52045", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS
 )
 def sum_stored_in_bfloat16(exponentials: Array) -> Array:
     return arithmetic.bfloat16(_row_sum(exponentials))
 
 
-@mutant(
-    "denominator",
+@_faulty_denominator(
     _total,
-    at="weights",
     defect="float64 in, float32 statistics: jax#37422, jax#34114",
     dtypes=("float64",),
     diagnosis="accuracy-of-float32",
@@ -268,10 +215,8 @@ def sum_in_float32(exponentials: Array) -> Array:
     return arithmetic.float32(_row_sum(arithmetic.float32(exponentials)))
 
 
-@mutant(
-    "denominator",
+@_faulty_denominator(
     reciprocal_read_as,
-    at="weights",
     defect="an approximate reciprocal without a Newton step",
     dtypes=WIDE,
     diagnosis=ACCURACY_OF_16_BITS,
@@ -280,7 +225,7 @@ def reciprocal_in_tf32(total: Array) -> Array:
     return arithmetic.tf32(1 / total)
 
 
-@mutant("denominator", _total, at="weights", defect="terms below 1e-4 are skipped as negligible", dtypes=WIDE)
+@_faulty_denominator(_total, defect="terms below 1e-4 are skipped as negligible", dtypes=WIDE)
 def sum_without_its_smallest_terms(exponentials: Array) -> Array:
     return _row_sum(np.where(exponentials < 1e-4, 0, exponentials))
 
@@ -344,30 +289,23 @@ _VALUES_AND_OUTPUT: tuple[tuple[*_Stored, Callable[[Store], Steps]], ...] = (
 )
 
 for _name, _defect, _store in _WEIGHTS:
-    mutant(
-        "precision",
-        weights_read_as,
-        at="weights",
-        defect=_defect,
-        dtypes=WIDE,
-        diagnosis=ACCURACY_OF_16_BITS,
-        name=_name,
+    _faulty_precision(
+        weights_read_as, at="weights", defect=_defect, dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS, name=_name
     )(_store)
 
 
-@mutant("precision", weights_read_as, at="weights", defect="weights below 1e-5 are skipped as negligible", dtypes=WIDE)
+@_faulty_precision(weights_read_as, at="weights", defect="weights below 1e-5 are skipped as negligible", dtypes=WIDE)
 def small_weights_dropped(weights: Array) -> Array:
     return np.where(weights < 1e-5, 0, weights)
 
 
 for _name, _defect, _store, _form in _VALUES_AND_OUTPUT:
-    mutant("precision", _form, at="context", defect=_defect, dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS, name=_name)(
+    _faulty_precision(_form, at="context", defect=_defect, dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS, name=_name)(
         _store
     )
 
 
-@mutant(
-    "precision",
+@_faulty_precision(
     inputs_changed,
     at="raw_scores",
     defect="float64 attention computed from float32 inputs: jax#37422's kind",

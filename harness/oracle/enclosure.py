@@ -60,6 +60,8 @@ class Enclosure:
         candidate: of this shape, of any dtype that float64 holds. Equal infinities have the error 0; an infinity or NaN
         where the truth is finite has the error inf, and so has anything finite or NaN where the truth is infinite.
         The truth lies within ``radius`` of high + low, so the error is at least ``error_of(candidate) - radius``.
+
+        Raises ``ValueError`` for another shape.
         """
         stored = np.asarray(candidate).astype(np.float64)
         if stored.shape != self.shape:

@@ -134,7 +134,10 @@ def _enclosures(problem: Problem, stages: Sequence[str], query_rows: Sequence[in
 
 
 def with_enough_precision(attempt: Callable[[], Found | None], what: str) -> Found:
-    """Return what an attempt finds at the lowest precision that suffices; it returns None where that does not."""
+    """Return what an attempt finds at the lowest precision that suffices; it returns None where that does not.
+
+    Raises ``PrecisionExhausted`` where none does.
+    """
     precision = MIN_PRECISION
     while precision <= MAX_PRECISION:
         with ctx.workprec(precision):

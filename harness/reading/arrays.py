@@ -68,7 +68,10 @@ NO_ARRAYS = Arrays({}, {})
 def named_arrays(
     group: Mapping[str, kinds.Array], before: Arrays, random: model.Random | None, where: FieldPath
 ) -> Arrays:
-    """Check the arrays that inputs may refer to: the file's, and then, with these ``before`` them, a case's own."""
+    """Check the arrays that inputs may refer to: the file's, and then, with these ``before`` them, a case's own.
+
+    Raises ``CaseFileError`` for a name that is taken, and for an array that cannot be made.
+    """
     sources, shapes, spelled = dict(before.sources), dict(before.shapes), dict(before.spelled)
     making = _Making(shapes, random, before.numbers)
     for name, source in group.items():
@@ -120,6 +123,8 @@ def resolve_inputs(
     """Check a case's inputs, of which NaN, infinity and masks are asked here: an array by itself may be anything.
 
     ``heads`` are those of projections, and of inputs that come with their heads side by side.
+
+    Raises ``CaseFileError`` for an input that the operation lacks, does not have, or cannot take.
     """
     sources: dict[str, kinds.Array] = {}
     shapes: dict[str, Shape] = {}
@@ -258,7 +263,7 @@ def _nested_shape(values: Any, path: FieldPath) -> Shape:
 
 
 def parse_rows(rows: kinds.PrintedRows, fields: kinds.RoundingFields, path: FieldPath) -> PrintedArray:
-    """Read printed numbers as they were rounded."""
+    """Read printed numbers as they were rounded. Raises ``CaseFileError`` for a word that is no number."""
     if sum([fields.exact, fields.decimals is not None, fields.significant_digits is not None]) > 1:
         raise CaseFileError(path[:-1], "expected at most one of exact, decimals, significant_digits")
     if fields.exact and fields.digits is not None:

@@ -27,7 +27,10 @@ MERGED_INPUTS = frozenset(_MERGED_AXES)
 def merged_heads(
     entry: model.CaseEntry, operation: str, options: Mapping[str, Any], where: FieldPath
 ) -> dict[str, int]:
-    """Return how many heads lie side by side in each input that comes in the merged layout."""
+    """Return how many heads lie side by side in each input that comes in the merged layout.
+
+    Raises ``CaseFileError`` for an operation that has no such layout, and where ``options.heads`` is missing.
+    """
     if entry.layout == "split":
         return {}
     if operation not in PER_HEAD:
@@ -55,7 +58,10 @@ def heads_note(given: Shape, fitted: Shape) -> str:
 
 
 def memory_layout_of(entry: model.CaseEntry, merged: Mapping[str, int], where: FieldPath) -> dict[str, str]:
-    """Return how inputs lie in memory: as the case says, and in the merged layout with their heads inside of length."""
+    """Return how inputs lie in memory: as the case says, and in the merged layout with their heads inside of length.
+
+    Raises ``CaseFileError`` where a case says both of one input.
+    """
     for name in entry.memory_layout:
         if name in merged:
             raise CaseFileError(

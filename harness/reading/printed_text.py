@@ -146,7 +146,10 @@ class _Brackets:
         self._between: str | None = None
 
     def read(self) -> Cells:
-        """Read the whole text; several arrays one after another are the entries of one."""
+        """Read the whole text; several arrays one after another are the entries of one.
+
+        Raises ``PrintedError`` where that is no array.
+        """
         arrays = [self._array()]
         while self._skip(_SEPARATOR) and self._at < len(self._text):
             arrays.append(self._array())

@@ -126,7 +126,7 @@ class _CheckedParser(Parser):
     depth = nodes = 0
 
     def get_event(self) -> Any:
-        """Return the next event of the file, if a case may have it."""
+        """Return the next event of the file, if a case may have it. Raises ``YamlFault`` for one that it may not."""
         event = super().get_event()
         line = event.start_mark.line + 1
         tag, version = getattr(event, "tag", None), getattr(event, "version", None)
@@ -156,7 +156,7 @@ def _check_size(root: Node) -> None:
     open_nodes: set[int] = set()
 
     def measure(node: Node, depth: int) -> tuple[int, int, int]:
-        """Return how many nodes, levels and characters a node expands to."""
+        """Return how many nodes, levels and characters a node expands to. Raises ``YamlFault`` for too many."""
         identity, line = id(node), node.start_mark.line + 1
         if identity in open_nodes:
             raise YamlFault("an alias refers to a node that contains it", line)

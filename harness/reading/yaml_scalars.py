@@ -34,7 +34,7 @@ class YamlFault(Exception):
 
 
 def build_key(node: Node, path: FieldPath) -> str:
-    """Build the name of a field."""
+    """Build the name of a field. Raises ``YamlFault`` for any other key."""
     key = build_scalar(node, path) if isinstance(node, ScalarNode) else "a collection"
     if not isinstance(node, ScalarNode) or not isinstance(key, str):
         shown = key if isinstance(key, str) else node.value[:40] or "nothing"
@@ -43,7 +43,7 @@ def build_key(node: Node, path: FieldPath) -> str:
 
 
 def build_scalar(node: ScalarNode, path: FieldPath) -> Any:
-    """Build a number, text, boolean or nothing."""
+    """Build a number, text, boolean or nothing. Raises ``YamlFault`` for one that none of these can hold."""
     name = str(node.tag).rsplit(":", 1)[-1]
     if name in ("int", "float"):
         return _build_number(node, name, path)

@@ -23,6 +23,7 @@ from attncheck.repro.call import PARTS, call_lines
 from attncheck.repro.code import copied, inlined, quoted, short
 from attncheck.repro.expected import expected_lines, expected_stages, written
 from attncheck.spec import result_stages
+from attncheck.wording import listed
 
 _MEMORY = "attncheck.execution.layout"
 _CUTTING = "attncheck.execution.cutting"
@@ -155,7 +156,7 @@ def _docstring(
         name=implementation.name,
         dtype=dtype,
         case=case.name,
-        packages=f"{', '.join(packages[:-1])} and {packages[-1]}" if packages[1:] else "NumPy alone",
+        packages=listed(packages) if packages[1:] else "NumPy alone",
         command=command,
         calls=calls,
         own="" if own is None else f", and loads {own.module}{_OTHER_FILE if is_file else ''}",

@@ -247,7 +247,10 @@ def _keys_of(path: Path) -> Iterator[tuple[tuple[str, str], _ArrayLocation]]:
 
 
 def decode_array(row: Mapping[str, Any], key: ArrayKey, path: Path) -> NDArray[Any]:
-    """Return the array that a row of ``ARRAY_SCHEMA`` holds; ``path`` says where it stands."""
+    """Return the array that a row of ``ARRAY_SCHEMA`` holds; ``path`` says where it stands.
+
+    Raises ``ResultsError`` for a row that is damaged.
+    """
     try:
         return np.frombuffer(row["data"], dtype=numpy_dtype(row["array_dtype"])).reshape(row["shape"])
     except (TypeError, ValueError, AttributeError) as error:

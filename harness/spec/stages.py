@@ -13,7 +13,7 @@ from attncheck.spec.inputs import ATTENTION_INPUTS, INPUTS_ON_ROWS, SCORES_AXES,
 class StageSpec:
     """A named intermediate. ``part`` is the part of the computation that it belongs to.
 
-    ``axes`` are those of a computation per head; ``OperationSpec.stage_axes`` has others.
+    ``axes`` are those of a computation per head; ``Operation.stage_axes`` has others.
     """
 
     name: str

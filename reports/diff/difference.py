@@ -3,7 +3,7 @@
 Evaluations are held against each other by environment, implementation, case and dtype. A verdict got *worse* where it
 fails now and did not before, expected failures and what is unsupported being no failures, and where something ran and
 now raises, crashes or takes too long; it got *better* where the opposite is so; everything else is another change. That
-alone decides the exit code: errors that grew within their bounds are reported (``diff_errors.py`` says when), and so
+alone decides the exit code: errors that grew within their bounds are reported (``errors.py`` says when), and so
 are cases, implementations and versions that differ. An evaluation that only one of the results has got neither.
 """
 
@@ -39,7 +39,7 @@ Key = tuple[str, str, str, str]
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """Two results, and every change between them as tidy frames; columns are documented in ``diff_columns.py``."""
+    """Two results, and every change between them as tidy frames; columns are documented in ``frames.py``."""
 
     before: str
     after: str

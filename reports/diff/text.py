@@ -16,6 +16,7 @@ from attncheck.reports.frames import records
 from attncheck.reports.markdown.text import code, escape, number, table
 from attncheck.reports.terminal import plain_console
 from attncheck.reports.write import write_csv
+from attncheck.wording import counted
 
 _MAX_LISTED = 20
 _MAX_IN_MARKDOWN = 200
@@ -43,16 +44,16 @@ def sentences(difference: Difference) -> list[str]:
     changes = difference.verdicts["change"].value_counts()
     worse, better, other = (int(changes.get(name, 0)) for name in (WORSE, BETTER, OTHER))
     lines = [
-        f"{_count(worse, 'verdict')} got worse, {better:,} got better, {other:,} changed otherwise; "
-        f"{_count(difference.compared, 'evaluation')} compared."
+        f"{counted(worse, 'verdict')} got worse, {better:,} got better, {other:,} changed otherwise; "
+        f"{counted(difference.compared, 'evaluation')} compared."
     ]
     if any(difference.only):
         one, other = difference.only
-        lines.append(f"{_count(one, 'evaluation')} only in {difference.before}, {other:,} only in {difference.after}.")
+        lines.append(f"{counted(one, 'evaluation')} only in {difference.before}, {other:,} only in {difference.after}.")
     if len(difference.errors):
         grew = int(difference.errors["change"].eq("grew").sum())
         lines.append(
-            f"{_count(grew, 'error')} grew beyond rounding noise, {len(difference.errors) - grew:,} shrank below it."
+            f"{counted(grew, 'error')} grew beyond rounding noise, {len(difference.errors) - grew:,} shrank below it."
         )
     for name, what in (("expected_failures", "expected failure"), ("cases", "case")):
         frame = difference.tables()[name]
@@ -156,10 +157,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not float("-inf") < value < float("inf"):
         return None if value != value else str(value)  # noqa: PLR0124 - NaN is what differs from itself
     return value
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 DIFF_NAME = "diff.md"

@@ -11,6 +11,7 @@ from attncheck.reports.frames import Frames, rows_judged
 from attncheck.reports.html.contents import LETTERS_PER_CELL, LETTERS_PER_ROW, Budget, urgent_first, within
 from attncheck.reports.html.text import SHORT_DTYPES, SYMBOLS, Anchors
 from attncheck.spec import DTYPES
+from attncheck.wording import counted
 
 NOT_RUN = "not run"
 
@@ -134,7 +135,7 @@ def _notes(frames: Frames) -> dict[str, str]:
 
 def _format_counts(rows: list[CellRow]) -> str:
     states = Counter(max(_states(row), key=list(State).index, default=State.UNSUPPORTED) for row in rows)
-    words = [f"{len(rows):,} case{'s' if len(rows) != 1 else ''}"]
+    words = [counted(len(rows), "case")]
     words += [f"{states[state]:,} {word}" for state, word in _COUNTED.items() if states[state]]
     return ", ".join(words)
 

@@ -36,6 +36,7 @@ from attncheck.reports.markdown.text import code, commands, escape, number, tabl
 from attncheck.reports.markdown.verdicts import verdict_section
 from attncheck.reports.printed_numbers import number_counts_of
 from attncheck.verdicts import Verdict
+from attncheck.wording import counted
 
 _EXPLAINED = (
     "Printed numbers, each counted once: those that hold wherever they were compared, that do not hold, and that are "
@@ -61,8 +62,8 @@ def document_overview(frames: Frames) -> list[str]:
     if not rows:
         return []
     titles = [escape(column.title(with_environment=with_environment)) for column in frames.columns]
-    counted = ["printed", "hold", "do not hold", "unverified", "errata"]
-    headings = ["document", *counted, *titles, "computed, not printed"]
+    kinds = ["printed", "hold", "do not hold", "unverified", "errata"]
+    headings = ["document", *kinds, *titles, "computed, not printed"]
     return ["## Documents at a glance", "", _EXPLAINED, "", *table(headings, rows, "l" + "r" * len(headings))]
 
 
@@ -105,7 +106,7 @@ def expected_failures_section(frames: Frames) -> list[str]:
         *table(headings, rows),
     ]
     if following := count_following(frames):
-        what = "1 comparison" if following == 1 else f"{following:,} comparisons"
+        what = counted(following, "comparison")
         lines += ["", f"In {what} with other implementations or numbers, these are the reason for the difference."]
     return lines
 

@@ -19,7 +19,7 @@ from attncheck.judging.compare import (
     compare_arrays,
     compare_forms,
     differing_nonfinite,
-    first_index,
+    index_of_largest,
     is_floating,
     quotient,
 )
@@ -218,7 +218,7 @@ def test_flags_say_where_the_nonfinite_numbers_differ() -> None:
     first, second = np.array([NAN, NAN, INF, INF, 1.0, 1.0]), np.array([NAN, 1.0, INF, -INF, INF, 2.0])
     flags = differing_nonfinite(first, second)
     np.testing.assert_array_equal(flags, [False, True, False, True, True, False])
-    assert first_index(flags.reshape(2, 3)) == (0, 1)
+    assert index_of_largest(flags.reshape(2, 3)) == (0, 1)
 
 
 def test_where_anything_is_right_nan_is_too_and_nowhere_else() -> None:

@@ -58,10 +58,10 @@ def problems_of_tests() -> Iterator[tuple[str, str, Task]]:
 
 def problems_of_cases(patterns: list[str]) -> Iterator[tuple[str, str, Task]]:
     """Yield dtype, id and task of small cases."""
-    from attncheck.mutation.score import _units_of
+    from attncheck.mutation.unit import units_of
 
     for case in select_cases(patterns).cases:
-        for unit in _units_of(case, 0):
+        for unit in units_of(case, 0):
             if unit.is_for_all:
                 yield unit.dtype, case.id, unit.task
 

@@ -16,7 +16,8 @@ from attncheck.mutation.entry import entry_of
 from attncheck.mutation.judgement import StageFinding
 from attncheck.mutation.mutant import EVERY, Mutant, Subject
 from attncheck.mutation.rules import RULES, rejected_by_rules
-from attncheck.mutation.score import ENOUGH_CASES, MAX_SCORES_FOR_ALL, redrawn, run_mutants
+from attncheck.mutation.score import ENOUGH_CASES, redrawn, run_mutants
+from attncheck.mutation.unit import MAX_SCORES_FOR_ALL
 from attncheck.mutation.variant import Variant
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, make_exact_inputs

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from attncheck.errors import CaseError, Diagnostic
 from attncheck.reading.case import Case
-from attncheck.reading.loader import MAX_LOOKED_AT
+from attncheck.reading.case_maker import MAX_LOOKED_AT
 from attncheck.reading.printed import MAX_NUMBERS, Rounding, parse_printed
 from attncheck.reading.printed_text import PrintedError
 from attncheck.reading.selection import exists

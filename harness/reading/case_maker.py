@@ -1,0 +1,170 @@
+"""One entry of a case file made into a case, with everything that is checked before anybody computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from attncheck.reading import model
+from attncheck.reading.arrays import MAX_ELEMENTS, Arrays, is_too_large, looked_at, resolve_inputs
+from attncheck.reading.case import Case
+from attncheck.reading.diagnostics import CaseFileError
+from attncheck.reading.expectations import read_expectations
+from attncheck.reading.forms import check_form, heads_note, memory_layout_of, merged_heads, projected_heads
+from attncheck.reading.number_checks import check_at_most, check_lowest, check_range
+from attncheck.reading.options import check_empty_rows, read_options
+from attncheck.reading.shapes import ShapeFault, bind_axes, optional_gradients, show, stage_shapes
+from attncheck.reading.statistics_support import support_statistics
+from attncheck.reading.yaml_scalars import FieldPath
+from attncheck.spec import InputSpec, Options, Shape, computed_stages, inputs_of
+
+MAX_LOOKED_AT = 2**17
+"""Numbers that are looked at one by one for all cases of a file, counted again wherever a case refers to them."""
+
+
+@dataclass
+class Budget:
+    """What reading a file may cost, whatever its cases refer to."""
+
+    left: int = MAX_LOOKED_AT
+
+    def spend(self, numbers: int, path: FieldPath) -> None:
+        """Raises ``CaseFileError`` where the cases read so far have used it up."""
+        self.left -= numbers
+        if self.left < 0:
+            raise CaseFileError(
+                path,
+                f"the file's cases spell out or refer to more than {MAX_LOOKED_AT} numbers; draw large arrays instead "
+                "of typing them, or write several files",
+            )
+
+
+@dataclass(frozen=True)
+class CaseLocation:
+    """What a case is called, and where it stands."""
+
+    id: str
+    file: str
+    line: int
+    path: FieldPath
+
+
+def random_of(file: model.CaseFile, entry: model.CaseEntry) -> model.Random | None:
+    """Return how a case draws its arrays: as it says itself, or as the file says of all."""
+    return entry.random or file.defaults.random
+
+
+def make_case(
+    file: model.CaseFile, entry: model.CaseEntry, arrays: Arrays, budget: Budget, location: CaseLocation
+) -> Case:
+    """Return the case that an entry describes, with ``arrays`` it may refer to.
+
+    Raises ``CaseFileError`` for its first fault, and where the file's cases have used up the ``budget``.
+    """
+    where = location.path
+    operation = entry.operation or file.operation
+    options = read_options(file.defaults.options, entry, operation, where)
+    specs = inputs_of(operation, str(options["score"]) if "score" in options else None)
+    merged = merged_heads(entry, operation, options, where)
+    budget.spend(looked_at(entry, arrays), (*where, "inputs"))
+    heads = merged | projected_heads(specs, options)
+    inputs = resolve_inputs(entry, specs, arrays, random_of(file, entry), operation, where, heads=heads)
+    if not computed_stages(operation, options, inputs.sources):
+        raise CaseFileError(
+            (*where, "inputs"),
+            f"{operation} needs a mask, a bias, key_lengths, a query_mask, options.is_causal or a window",
+        )
+    lengths = _lengths(specs, inputs, options, where)
+    dtypes = tuple(dict.fromkeys(entry.dtypes or file.defaults.dtypes))
+    computed_in = entry.computed_in or file.source.computed_in
+    stored_in = tuple(filter(None, [entry.storage, computed_in]))
+    _check_numbers(specs, inputs, arrays, (dtypes, stored_in), lengths["T"], where)
+    check_empty_rows(entry, options, inputs.sources, arrays.sources, lengths["T"], where)
+    case = Case(
+        id=location.id,
+        name=entry.name,
+        file=location.file,
+        line=location.line,
+        title=file.title,
+        source=file.source,
+        operation=operation,
+        random=random_of(file, entry),
+        arrays=arrays.sources,
+        inputs=inputs.sources,
+        input_shapes=inputs.shapes,
+        stage_shapes=_stage_shapes(operation, lengths, inputs, entry.stages, where),
+        options=Options(**options),
+        dtypes=dtypes,
+        tags=tuple(dict.fromkeys([*file.defaults.tags, *entry.tags])),
+        notes=tuple(entry.notes),
+        allow_nonfinite=entry.allow_nonfinite,
+        supports_statistics=_supports_statistics(entry, specs, inputs, arrays, options),
+        storage=entry.storage,
+        merged=frozenset(merged),
+        memory_layout=memory_layout_of(entry, merged, where),
+        judged_stages=tuple(entry.stages) if entry.stages else None,
+        computed_in=computed_in,
+    )
+    if "broadcast" in case.memory_layout.values():  # whose arrays are made here, and looked at
+        budget.spend(inputs.numbers, (*where, "memory_layout"))
+    check_form(case, where)
+    return replace(case, expected=read_expectations(entry, case, where))
+
+
+def _supports_statistics(
+    entry: model.CaseEntry, specs: Mapping[str, InputSpec], inputs: Arrays, arrays: Arrays, options: Mapping[str, Any]
+) -> bool:
+    """Return what a case says of itself, or else whether what it draws has rounding errors as statistics expect."""
+    if entry.supports_statistics is not None:
+        return entry.supports_statistics
+    return entry.storage is None and support_statistics(specs, inputs.sources, arrays.sources, options)
+
+
+def _lengths(
+    specs: Mapping[str, InputSpec], inputs: Arrays, options: Mapping[str, Any], where: FieldPath
+) -> dict[str, int]:
+    try:
+        return bind_axes(specs, inputs.shapes, options.get("heads"), options.get("kv_heads"))
+    except ShapeFault as fault:
+        message = f"{fault}{heads_note(inputs.given[fault.field], inputs.shapes[fault.field])}"
+        raise CaseFileError((*where, "inputs", fault.field), message) from None
+
+
+def _check_numbers(
+    specs: Mapping[str, InputSpec],
+    inputs: Arrays,
+    arrays: Arrays,
+    dtypes: tuple[tuple[str, ...], tuple[str, ...]],
+    keys: int,
+    where: FieldPath,
+) -> None:
+    """Refuse what the narrowest dtype cannot hold, and counts of more keys than there are.
+
+    ``dtypes`` are those that the case is computed in, and those that its inputs are rounded to before.
+    """
+    computed_in, stored_in = dtypes
+    for name, source in inputs.sources.items():
+        path = (*where, "inputs", name)
+        if specs[name].is_number:
+            check_range(source, arrays.sources, path, (*computed_in, *stored_in))
+            check_lowest(source, arrays.sources, path, stored_in)
+        if specs[name].whole:
+            check_at_most(source, arrays.sources, path, keys, "keys")
+
+
+def _stage_shapes(
+    operation: str, lengths: Mapping[str, int], inputs: Arrays, judged: Collection[str] | None, where: FieldPath
+) -> dict[str, Shape]:
+    """Return every stage's shape; one that is judged is refused where it is too large, others nobody has to hold."""
+    shapes = stage_shapes(operation, lengths)
+    shapes |= {
+        stage: inputs.shapes[name] for stage, name in optional_gradients(operation).items() if name in inputs.shapes
+    }
+    for stage, shape in shapes.items():
+        if is_too_large(shape) and (judged is None or stage in judged):
+            message = f"{stage} would be {show(shape)}; expected at most {MAX_ELEMENTS} elements"
+            if judged is None and not is_too_large(shapes[list(shapes)[-1]]):
+                message += f", or `stages: [{list(shapes)[-1]}]` to judge that alone"
+            raise CaseFileError((*where, "inputs"), message)
+    return shapes

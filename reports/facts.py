@@ -1,0 +1,145 @@
+"""What a comparison rests on, in sentences: what was evaluated, judged and compared, and how much of it failed."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from attncheck.reports.coverage import judged_rows
+from attncheck.reports.frames import Frames, count_numbers, expected_failures, failing, is_document
+from attncheck.reports.printed_numbers import NumberCounts, number_counts
+from attncheck.spec import DTYPES
+from attncheck.verdicts import Verdict
+from attncheck.wording import counted, listed
+
+
+def facts(frames: Frames) -> tuple[str, ...]:
+    """Return what there is to say of evaluations, stages, pairs, printed numbers and expected failures."""
+    sentences = (_evaluations_sentence, _stages_sentence, _pairs_sentence, _numbers_sentence, _known_sentence)
+    return tuple(text for sentence in sentences if (text := sentence(frames)))
+
+
+def _evaluations_sentence(frames: Frames) -> str:
+    results = frames.results
+    ran = set(results.loc[results["verdict"].ne(Verdict.UNSUPPORTED), "dtype"])
+    dtypes = [dtype for dtype in DTYPES if dtype in ran]
+    columns = frames.columns
+    keys = ["environment", "implementation", "case", "dtype"]
+    evaluations = len(results[keys].drop_duplicates())
+    judged = len(judged_rows(frames).drop_duplicates())
+    environments = results["environment"].nunique()
+    where = f" in {environments} environments" if environments > 1 else ""
+    part = "all" if judged == evaluations else f"{judged:,}" if judged else "none"
+    share = f", {part} of them judged" if evaluations else ""
+    return (
+        f"{counted(results['case'].nunique(), 'case')} on {counted(len(columns), 'implementation')}{where} "
+        f"in {listed(dtypes) or 'no dtype'}: {counted(evaluations, 'evaluation')}{share}."
+    )
+
+
+def _stages_sentence(frames: Frames) -> str:
+    stages = frames.results[frames.results["stage"] != ""]
+    judged = stages[stages["verdict"].ne(Verdict.UNVERIFIED)]
+    if judged.empty:
+        return "No stage was held against the exact answer."
+    bad = len(failing(judged))
+    warned = judged["tier"].eq("warning") | judged["introduced_tier"].eq("warning")
+    noisy = int((judged["verdict"].eq(Verdict.AGREE) & warned).sum())
+    text = (
+        f"Of {counted(len(judged), 'stage')} held against the exact answer, "
+        f"{'every one is within its error bound' if bad == 0 else f'{bad} fail' if bad > 1 else '1 fails'}"
+        f"{_but_for(judged)}."
+    )
+    if noisy:
+        text += f" {noisy} {'are' if noisy > 1 else 'is'} noisier than known good implementations, a warning."
+    if (open_ := int(judged["unjudged"].sum())) > 0:
+        stages_of = counted(int(judged["unjudged"].gt(0).sum()), "stage")
+        text += f" {counted(open_, 'element')} of {stages_of} have no exact answer and were not judged."
+    sampled = judged.loc[judged["query_rows"].notna(), "case"].nunique()
+    if sampled:
+        text += f" In {counted(sampled, 'large case')} some query rows stand for all."
+    return text
+
+
+def _but_for(rows: pd.DataFrame) -> str:
+    expected = len(expected_failures(rows))
+    return f", but for {counted(expected, 'expected failure')}" if expected else ""
+
+
+def _known_sentence(frames: Frames) -> str:
+    """Count the evaluations that fail as expected; empty where none does."""
+    expected = expected_failures(frames.results)
+    if expected.empty:
+        return ""
+    evaluations = len(expected[["environment", "implementation", "case", "dtype"]].drop_duplicates())
+    implementations = len(expected[["environment", "implementation"]].drop_duplicates())
+    return (
+        f"{counted(evaluations, 'evaluation')} of {counted(implementations, 'implementation')} "
+        f"{'fails' if evaluations == 1 else 'fail'} as expected (xfail), which fails no run."
+    )
+
+
+def _compared(frames: Frames) -> pd.DataFrame:
+    """Return the pairs of which something is known: without a bound, values that differ say nothing."""
+    return frames.pairs[frames.pairs["verdict"].ne(Verdict.UNVERIFIED)]
+
+
+def _pairs_sentence(frames: Frames) -> str:
+    compared, bad = len(_compared(frames)), len(failing(frames.pairs))
+    if frames.pairs.empty and len(frames.columns) == 1:
+        return ""
+    text = (
+        f"Of {counted(compared, 'comparison')} of two implementations at one stage, "
+        f"{'none disagrees' if bad == 0 else f'{bad} disagree' if bad > 1 else '1 disagrees'}"
+        f"{_but_for(frames.pairs)}."
+    )
+    others = len(frames.pairs) - compared
+    if others:
+        text += f" In {others:,} more the values differ and were not compared: no exact answer bounds them."
+    return text
+
+
+def _numbers_sentence(frames: Frames) -> str:
+    """Say which of the printed numbers hold; those under a recorded erratum are counted apart."""
+    found = number_counts(frames)
+    sentences = [_printed_sentence(found)] if found.printed else []
+    if found.errata:
+        sentences.append(
+            f"{counted(found.errata, 'number')} printed for another call than the one shown "
+            f"{'is' if found.errata == 1 else 'are'} recorded as errata."
+        )
+    if not sentences:
+        sentences.append("No printed number of a document was compared.")
+    if found.not_returned:
+        stages, them = ("a stage", "it") if found.not_returned == 1 else (f"{found.not_returned} stages", "them")
+        sentences.append(f"The printed numbers of {stages} were not compared: no implementation returned {them}.")
+    return " ".join([*sentences, *_unprinted_sentence(frames)])
+
+
+def _printed_sentence(found: NumberCounts) -> str:
+    """Count every printed number once."""
+    if found.hold == found.printed:
+        return f"The documents print {counted(found.printed, 'number')}: every one holds."
+    one_or_many = (
+        (found.hold, "holds", "hold"),
+        (found.misprints, "does not hold", "do not hold"),
+        (found.missed, "is missed by an implementation", "are missed by an implementation"),
+        (found.unverified, "is unverified", "are unverified"),
+    )
+    parts = [f"{number:,} {one if number == 1 else many}" for number, one, many in one_or_many if number]
+    why = ": there is no exact answer to compare with" if found.unverified else ""
+    return f"Of {counted(found.printed, 'printed number')} {listed(parts)}{why}."
+
+
+def _unprinted_sentence(frames: Frames) -> list[str]:
+    documents = [key for key, case in frames.cases.items() if is_document(case)]
+    unprinted = frames.numbers[frames.numbers["case"].isin(documents) & frames.numbers["basis"].eq("exact")]
+    if unprinted.empty:
+        return []
+    bad, open_ = len(failing(unprinted)), int(unprinted["verdict"].eq(Verdict.UNVERIFIED).sum())
+    text = f"{bad} of {len(unprinted)} comparisons of them fail" if bad else "every one is within its error bound"
+    if open_:
+        text = f"{bad} of {len(unprinted)} comparisons of them fail and {open_} are unverified"
+    return [
+        f"{count_numbers(unprinted)} further numbers are computed by the documents and not printed; held against "
+        f"the exact answer, {text}."
+    ]
