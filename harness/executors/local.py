@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
@@ -45,9 +47,15 @@ def compute_and_judge(
     total = sum(serving[unit.dtype] for unit in plan)
     answers: SimpleQueue[tuple[Unit, Group, Outcome] | BaseException] = SimpleQueue()
     turns = PrioritySemaphore(workers)
+    unserved = deque(unit for unit in plan if not serving[unit.dtype] and judge.implementations)
 
     def finish(unit: Unit, outcomes: Mapping[str, Outcome]) -> None:
         recorder.add(judge.judge(plan.case(unit), unit.dtype, plan.inputs(unit), outcomes))
+
+    def finish_unserved(before: float) -> None:
+        """Judge, in its turn, what no implementation is asked for."""
+        while unserved and unserved[0].position < before and not recorder.is_stopped:
+            finish(unserved.popleft(), {})
 
     def drive(runner: GroupRunner[Unit]) -> None:
         own = (unit for unit in plan if unit.dtype in runner.group.dtypes)
@@ -63,11 +71,8 @@ def compute_and_judge(
         try:
             for runner in runners:
                 threads.submit(drive, runner)
-            for unit in plan:
-                if not serving[unit.dtype] and judge.implementations:
-                    finish(unit, {})
             on_progress(0, total)
-            while recorder.evaluations < total:
+            while recorder.evaluations < total and not recorder.is_stopped:
                 answer = answers.get()
                 if isinstance(answer, BaseException):
                     raise answer
@@ -76,8 +81,10 @@ def compute_and_judge(
                 found = outcomes.setdefault(unit.position, {})
                 found[group.implementation.name] = outcome
                 if len(found) == serving[unit.dtype]:
+                    finish_unserved(unit.position)
                     finish(unit, outcomes.pop(unit.position))
                 on_progress(recorder.evaluations, total)
+            finish_unserved(math.inf)
         finally:
             for runner in runners:
                 runner.stop()

@@ -110,6 +110,8 @@ class Page:
     expected_failures_note: str
     environments: tuple[str, ...]
     incomplete: tuple[str, ...]
+    stopped: frozenset[str]
+    """Those of the incomplete that were asked to stop."""
     facts: list[tuple[str, list[str]]]
     linked: frozenset[str]
     """Cases that have an anchor on the page."""
@@ -160,6 +162,7 @@ def make_page(frames: Frames, budget: Budget) -> Page:
         expected_failures_note=EXPECTED_FAILURES_NOTE,
         environments=tuple(frames.environments["environment"]),
         incomplete=tuple(frames.environments.loc[~frames.environments["complete"].astype(bool), "environment"]),
+        stopped=frozenset(label for label, asked in frames.asked.items() if asked.stopped),
         facts=environment_facts(frames),
         linked=linked,
         case_anchor=anchors.case,
