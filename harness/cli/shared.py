@@ -26,7 +26,28 @@ if TYPE_CHECKING:
     from attncheck.reading.selection import Selection
     from attncheck.reports.frames import Frames
     from attncheck.results.checked import Checked
+    from attncheck.results.narrowing import Narrowed
     from attncheck.run import RunSummary
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """How a run is narrowed, ordered and ended for somebody who changes a kernel and looks again."""
+
+    match: str | None = None
+    failed: bool = False
+    failed_first: bool = False
+    exitfirst: bool = False
+    maxfail: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.failed and self.failed_first:
+            raise UsageError("--failed runs what failed last time alone, --failed-first before the rest: give one")
+
+    @property
+    def max_failures(self) -> int | None:
+        """After how many failing cases a run is stopped."""
+        return 1 if self.exitfirst else self.maxfail
 
 
 def run_selected(
@@ -36,6 +57,7 @@ def run_selected(
     dtype: list[str] | None,
     tag: list[str] | None,
     tile: list[str] | None,
+    iteration: Iteration,
     output: Path,
     label: str,
     keep_arrays: Keep,
@@ -43,20 +65,18 @@ def run_selected(
     resume: bool,
     cluster: str | None,
     min_judged: str | None,
-    as_json: bool,
     quiet: bool,
 ) -> RunSummary:
     """Select, run and judge; print what is wrong with case files; end the program where nothing can be run."""
     from attncheck.commands import joined
     from attncheck.config import expected_failures_of, minimum_of, tiles_of
-    from attncheck.progress import progress_bar
+    from attncheck.progress import show_progress
     from attncheck.reading.tiles import left_out, read_tiles
     from attncheck.repro import write_scripts
     from attncheck.run import Settings, run_cases
 
-    complete = not (patterns or tag or dtype)
-    minimum = minimum_of(min_judged, complete=complete)
-    selection = select(patterns, tag, dtype, expected_failures, tile)
+    complete = not (patterns or tag or dtype or iteration.match)
+    selection = select(patterns, tag, dtype, expected_failures, tile, iteration.match)
     tiles = tiles_of(read_tiles(split(tile), "--tile"), complete=not patterns)
     print_faults(selection)
     for name in chosen.missing:
@@ -64,6 +84,11 @@ def run_selected(
     if not quiet:
         for hint in filter(None, (*chosen.hints, left_out(tiles))):
             typer.echo(f"attncheck: {hint}", err=True)
+    names = [item.name for item in chosen.implementations]
+    narrowed = _narrowed(selection, iteration, split(dtype), names, output, resume=resume)
+    if narrowed.note and not quiet:
+        typer.echo(f"attncheck: {narrowed.note}", err=True)
+    complete = complete and narrowed.only is None
     settings = Settings(
         output=output,
         label=label,
@@ -78,14 +103,29 @@ def run_selected(
         tags=selection.tags,
         resume=resume,
         cluster=cluster,
-        picked={"cases": patterns or [], "tags": split(tag), "dtypes": split(dtype)},
+        picked={
+            "cases": patterns or [],
+            "tags": split(tag),
+            "dtypes": split(dtype),
+            "match": [iteration.match] if iteration.match else [],
+            "failed": [str(output)] if narrowed.only is not None else [],
+        },
         tiles=tiles,
-        minimum=minimum,
+        minimum=minimum_of(min_judged, complete=complete),
+        only=narrowed.only,
+        max_failures=iteration.max_failures,
     )
     try:
-        with progress_bar(visible=not (quiet or as_json)) as on_progress:
-            summary = run_cases(selection.cases, chosen, settings, selection.faults, on_progress)
-        write_scripts(selection.cases, chosen.implementations, summary.failures, output, limits)
+        with show_progress(visible=not quiet) as progress:
+            summary = run_cases(
+                narrowed.cases,
+                chosen,
+                settings,
+                selection.faults,
+                progress.update,
+                lambda failure: progress.fail(str(failure)),
+            )
+        write_scripts(narrowed.cases, chosen.implementations, summary.failures, output, limits)
         return summary
     except KeyboardInterrupt:
         typer.echo(
@@ -94,6 +134,19 @@ def run_selected(
             err=True,
         )
         raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+def _narrowed(
+    selection: Selection, iteration: Iteration, dtypes: list[str], names: list[str], output: Path, *, resume: bool
+) -> Narrowed:
+    """Return the cases that run: all that are selected, or what failed last time alone or before the rest."""
+    from attncheck.results.narrowing import Narrowed, failed_alone, failed_first
+
+    if iteration.failed:
+        return failed_alone(selection.cases, dtypes, names, output, resume=resume)
+    if iteration.failed_first:
+        return failed_first(selection.cases, dtypes, names, output)
+    return Narrowed(selection.cases, None, "")
 
 
 def _without_cluster(arguments: list[str]) -> list[str]:
@@ -130,9 +183,11 @@ def select(
     dtype: list[str] | None,
     expected_failures: list[Path] | None = None,
     tile: list[str] | None = None,
+    match: str | None = None,
 ) -> Selection:
     """Return the cases that the options name, the configured and bundled ones where they name none."""
     from attncheck.config import selected
+    from attncheck.reading.expression import read_expression
     from attncheck.reading.tiles import read_tiles
     from attncheck.spec import DTYPES
 
@@ -140,7 +195,8 @@ def select(
         if name not in DTYPES:
             raise UsageError(f"unknown dtype {name!r}; expected {', '.join(DTYPES)}")
     tiles = read_tiles(split(tile), "--tile")
-    return selected(patterns or (), split(tag), split(dtype), expected_failures or (), tiles)
+    expression = None if match is None else read_expression(match, "-k")
+    return selected(patterns or (), split(tag), split(dtype), expected_failures or (), tiles, expression=expression)
 
 
 def select_one(case: str, checked: Checked | None = None) -> tuple[Case, Selection]:
