@@ -83,14 +83,17 @@ class CheckResult:
         return "\n".join([self.headline, *make_summary(self.frames).sentences])
 
     def explain(self, most: int = 3) -> str:
-        """Return the headline, and where the first failing cases go wrong, as ``attncheck explain`` tells it.
+        """Return the headline, and where the simplest failing cases go wrong, as ``attncheck explain`` tells it.
 
-        What does not fail in a fresh process is repeated after the calls that came before it in the check.
+        Between the two stands what the failing cases have in common, where that is known. What does not fail in a fresh
+        process is repeated after the calls that came before it in the check.
 
         Args:
             most: How many failing cases are explained.
         """
         from attncheck.reports.explanation import repeated_explanation_text
+        from attncheck.reports.in_common import in_common_lines
+        from attncheck.reports.simplest import simplicity
 
         if not self.failures:
             return str(self)
@@ -98,6 +101,7 @@ class CheckResult:
         named = {item.name: item for item in self._implementations}
         evaluations = dict.fromkeys((row.case, row.dtype, row.implementation) for row in self.failures)
         known = [evaluation for evaluation in evaluations if evaluation[0] in cases and evaluation[2] in named]
+        known.sort(key=lambda evaluation: simplicity(self.frames.cases[evaluation[0]]))
         explanations = [
             repeated_explanation_text(
                 explain_as_met(
@@ -108,7 +112,10 @@ class CheckResult:
             for case, dtype, name in known[:most]
         ]
         left = len(known) - len(explanations)
-        return "\n\n".join([self.headline, *explanations, *([f"... and {left} more that fail."] if left > 0 else [])])
+        said = [f"{line}." for line in in_common_lines(self.frames)]
+        return "\n\n".join(
+            [self.headline, *said, *explanations, *([f"... and {left} more that fail."] if left > 0 else [])]
+        )
 
     def _met(self, cases: Mapping[str, Case], case: str, implementation: Implementation, dtype: str) -> Met | None:
         """Return how this check met a case that failed in it."""

@@ -226,7 +226,7 @@ def axis_lengths(operation: str, options: Mapping[str, Any], shapes: Mapping[str
     try:
         specs = inputs_of(operation, options.get("score"))
         lengths = bind_axes(specs, shapes, options.get("heads"), options.get("kv_heads"))
-    except (ValueError, KeyError, TypeError):  # a record that somebody else wrote
+    except (ValueError, KeyError, TypeError, ArithmeticError):  # a record that somebody else wrote
         return {}
     if "T" in lengths:
         lengths.setdefault("Lk", lengths["T"])
