@@ -12,7 +12,7 @@ from typing import Any
 
 from attncheck.commands import words_again
 from attncheck.diagnosing import counted_again, reworded_rows
-from attncheck.errors import Diagnostic, ExitCode, ResultsError
+from attncheck.errors import Diagnostic, ExitCode
 from attncheck.execution.environment import describe_environment
 from attncheck.execution.implementations import ImplementationSelection
 from attncheck.execution.limits import Limits, with_memory_per_worker
@@ -35,7 +35,6 @@ from attncheck.results.failed import (
     FailedEvaluation,
     FailedRecord,
     RunWatch,
-    read_failed,
 )
 from attncheck.results.format import Row
 from attncheck.results.resume import ResumeState, read_resume_state
@@ -141,7 +140,7 @@ def run_cases(
     """
     plan = Plan.of(cases, settings.dtypes)
     plan = plan if settings.only is None else plan.only(settings.only)
-    watch = RunWatch(_record_of_failures(settings), settings.max_failures, on_failure)
+    watch = RunWatch(FailedRecord.begun(settings.output, settings.only), settings.max_failures, on_failure)
     groups = _groups(chosen, plan.dtypes)
     judge = Judge(chosen.implementations, settings.keep_all_arrays, _expected_failures(chosen, settings))
     with _means(groups, judge, settings) as means:
@@ -205,15 +204,6 @@ def _run(
     summary = _summarise(chosen, faults, recorder, Asked.of(environment, len(cases), stopped))
     writer.write_json("summary.json", _summary_record(summary, chosen, faults))
     return summary
-
-
-def _record_of_failures(settings: Settings) -> FailedRecord:
-    """Return what failed in the folder before this run; a file of it that is damaged is written anew."""
-    try:
-        before = read_failed(settings.output)
-    except ResultsError:
-        before = None
-    return FailedRecord(set(before.evaluations) if before else set(), selected=settings.only)
 
 
 def _groups(chosen: ImplementationSelection, dtypes: Sequence[str]) -> list[Group]:

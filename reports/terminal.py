@@ -56,12 +56,12 @@ def print_summary(
             console.print(line, soft_wrap=True)
         console.print(_counts(frames))
     for line in in_common_lines(frames):
-        console.print(f"{line}.", style="bold", soft_wrap=True)
+        console.print(f"{_LINE_BREAK.sub(' ', line)}.", style="bold", soft_wrap=True)
     listed = group_alike(wrong)[:_MAX_LISTED]
     for each in listed:
         console.print(_line(each, many=len(frames.environments) > 1), style="red", soft_wrap=True)
         if each.row["implementation"] and (text := described(frames.cases[each.row["case"]])):
-            console.print(f"  {text}", style="dim", soft_wrap=True)
+            console.print(f"  {_LINE_BREAK.sub(' ', text)}", style="dim", soft_wrap=True)
     if unsaid := len(wrong) - count_evaluations(listed):
         console.print(f"and {unsaid} more", soft_wrap=True)
     if not quiet:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from attncheck.cli.app import app, examples
+from attncheck.cli.iterating import Iteration
 from attncheck.cli.options import (
     Annotations,
     AsJson,
@@ -38,7 +39,6 @@ from attncheck.cli.options import (
     TimeLimit,
 )
 from attncheck.cli.shared import (
-    Iteration,
     Outlets,
     choose_from,
     frames_of,

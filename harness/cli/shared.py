@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from attncheck.cli.iterating import Iteration, narrow
 from attncheck.cli.options import Keep
 from attncheck.errors import ExitCode, OutputError, UsageError
 from attncheck.results import DEFAULT_RESULTS
@@ -26,28 +27,7 @@ if TYPE_CHECKING:
     from attncheck.reading.selection import Selection
     from attncheck.reports.frames import Frames
     from attncheck.results.checked import Checked
-    from attncheck.results.narrowing import Narrowed
     from attncheck.run import RunSummary
-
-
-@dataclass(frozen=True)
-class Iteration:
-    """How a run is narrowed, ordered and ended for somebody who changes a kernel and looks again."""
-
-    match: str | None = None
-    failed: bool = False
-    failed_first: bool = False
-    exitfirst: bool = False
-    maxfail: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.failed and self.failed_first:
-            raise UsageError("--failed runs what failed last time alone, --failed-first before the rest: give one")
-
-    @property
-    def max_failures(self) -> int | None:
-        """After how many failing cases a run is stopped."""
-        return 1 if self.exitfirst else self.maxfail
 
 
 def run_selected(
@@ -85,7 +65,7 @@ def run_selected(
         for hint in filter(None, (*chosen.hints, left_out(tiles))):
             typer.echo(f"attncheck: {hint}", err=True)
     names = [item.name for item in chosen.implementations]
-    narrowed = _narrowed(selection, iteration, split(dtype), names, output, resume=resume)
+    narrowed = narrow(selection, iteration, split(dtype), names, output, resume=resume)
     if narrowed.note and not quiet:
         typer.echo(f"attncheck: {narrowed.note}", err=True)
     complete = complete and narrowed.only is None
@@ -134,19 +114,6 @@ def run_selected(
             err=True,
         )
         raise typer.Exit(ExitCode.INTERRUPTED) from None
-
-
-def _narrowed(
-    selection: Selection, iteration: Iteration, dtypes: list[str], names: list[str], output: Path, *, resume: bool
-) -> Narrowed:
-    """Return the cases that run: all that are selected, or what failed last time alone or before the rest."""
-    from attncheck.results.narrowing import Narrowed, failed_alone, failed_first
-
-    if iteration.failed:
-        return failed_alone(selection.cases, dtypes, names, output, resume=resume)
-    if iteration.failed_first:
-        return failed_first(selection.cases, dtypes, names, output)
-    return Narrowed(selection.cases, None, "")
 
 
 def _without_cluster(arguments: list[str]) -> list[str]:

@@ -104,6 +104,15 @@ class FailedRecord:
     now: set[Evaluation] = field(default_factory=set)
     selected: Collection[CaseInDtype] | None = None
 
+    @classmethod
+    def begun(cls, directory: Path, selected: Collection[CaseInDtype] | None) -> FailedRecord:
+        """Begin with what failed in a folder before; a file that is damaged is forgotten, and written anew."""
+        try:
+            before = read_failed(directory)
+        except ResultsError:
+            before = None
+        return cls(set(before.evaluations) if before else set(), selected=selected)
+
     def note(self, rows: Sequence[Row]) -> None:
         """Put what became of some evaluations in the place of what they were."""
         if self.earlier:

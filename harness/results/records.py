@@ -68,10 +68,13 @@ class EnvironmentRecord(_Record):
     again: dict[str, list[str]] = {}
 
 
+_Count = Annotated[int, Field(ge=0, lt=2**31)]
+
+
 class _Stopped(_Record):
-    failing: NonNegativeInt
-    not_run: NonNegativeInt
-    in_part: NonNegativeInt = 0
+    failing: _Count
+    not_run: _Count
+    in_part: _Count = 0
 
 
 class SummaryRecord(_Record):
