@@ -35,7 +35,7 @@ from attncheck.execution.environment import describe_environment
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.limits import Limits
-from attncheck.progress import progress_bar
+from attncheck.progress import show_progress
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures, load_expected_failures
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     campaign = _campaign(options, draw, implementations, parts.missing, output / "logs")
     campaign.logs.mkdir(exist_ok=True)
     last = time.monotonic() + 60 * options.minutes
-    with progress_bar(visible=True) as advance, closing(run_campaign(campaign, advance)) as units:
+    with show_progress(visible=True) as progress, closing(run_campaign(campaign, progress.update)) as units:
         for unit, rows in units:
             parts.add(unit, rows)
             if time.monotonic() > last:

@@ -13,22 +13,25 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attncheck.config import expected_failures_of, minimum_of, selected, tiles_of
-from attncheck.errors import ExitCode
+from attncheck.errors import ExitCode, UsageError
 from attncheck.execution.implementation_selection import select_callable, select_implementations
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.execution.limits import Limits
 from attncheck.merge import merge_runs
 from attncheck.reading.case import Case
+from attncheck.reading.expression import read_expression
 from attncheck.reading.selection import Selection
 from attncheck.reading.tiles import read_tiles
 from attncheck.repeating import Met, calls_before, explain_as_met, group_of
-from attncheck.results.checked import CaseInDtype, what_became
+from attncheck.results.checked import what_became
+from attncheck.results.failed import CaseInDtype
 from attncheck.results.format import Row
+from attncheck.results.narrowing import failed_alone
 from attncheck.results.reader import read_runs
 from attncheck.run import Settings, run_cases
 from attncheck.store import user_store
@@ -81,14 +84,17 @@ class CheckResult:
         return "\n".join([self.headline, *make_summary(self.frames).sentences])
 
     def explain(self, most: int = 3) -> str:
-        """Return the headline, and where the first failing cases go wrong, as ``attncheck explain`` tells it.
+        """Return the headline, and where the simplest failing cases go wrong, as ``attncheck explain`` tells it.
 
-        What does not fail in a fresh process is repeated after the calls that came before it in the check.
+        Between the two stands what the failing cases have in common, where that is known. What does not fail in a fresh
+        process is repeated after the calls that came before it in the check.
 
         Args:
             most: How many failing cases are explained.
         """
         from attncheck.reports.explanation import repeated_explanation_text
+        from attncheck.reports.in_common import in_common_lines
+        from attncheck.reports.simplest import simplicity
 
         if not self.failures:
             return str(self)
@@ -96,6 +102,7 @@ class CheckResult:
         named = {item.name: item for item in self._implementations}
         evaluations = dict.fromkeys((row.case, row.dtype, row.implementation) for row in self.failures)
         known = [evaluation for evaluation in evaluations if evaluation[0] in cases and evaluation[2] in named]
+        known.sort(key=lambda evaluation: simplicity(self.frames.cases[evaluation[0]]))
         explanations = [
             repeated_explanation_text(
                 explain_as_met(
@@ -106,7 +113,10 @@ class CheckResult:
             for case, dtype, name in known[:most]
         ]
         left = len(known) - len(explanations)
-        return "\n\n".join([self.headline, *explanations, *([f"... and {left} more that fail."] if left > 0 else [])])
+        said = [f"{line}." for line in in_common_lines(self.frames)]
+        return "\n\n".join(
+            [self.headline, *said, *explanations, *([f"... and {left} more that fail."] if left > 0 else [])]
+        )
 
     def _met(self, cases: Mapping[str, Case], case: str, implementation: Implementation, dtype: str) -> Met | None:
         """Return how this check met a case that failed in it."""
@@ -140,6 +150,9 @@ def check(
     time_limit: float = 60.0,
     keep_going: bool = False,
     min_judged: int | str | None = None,
+    match: str | None = None,
+    failed: bool = False,
+    max_failures: int | None = None,
 ) -> CheckResult:
     """Run cases on one implementation and judge every stage that it returns against the exact answer.
 
@@ -163,22 +176,42 @@ def check(
         time_limit: Seconds that one evaluation may take.
         keep_going: Try every case, even after ten equal crashes or timeouts in a row.
         min_judged: In how many cases the function has to be judged to agree, or in what share of them (``"80%"``).
-            Default: ``min_judged`` of ``[tool.attncheck]``, if no cases, tags or dtypes are selected.
+            Default: ``min_judged`` of ``[tool.attncheck]``, if the cases are not narrowed.
+        match: Select the cases that match an expression, as with ``-k``: ``"Lk>64 and not causal"``.
+        failed: Run only what failed last time in ``output``; everything if nothing did.
+        max_failures: Stop after so many failing cases.
 
     Returns:
         The outcome, with ``agrees``, ``headline``, ``explain()`` and ``frames``.
 
     Raises:
-        UsageError: If the function, the cases, or a tag or dtype cannot be found, or the function cannot be called.
+        UsageError: If the function, the cases, or a tag or dtype cannot be found, the function cannot be called, or an
+            argument is wrong.
         CaseError: If a list of expected failures cannot be used.
     """
     limits = Limits(case_seconds=time_limit, keep_going=keep_going)
-    picked = {"cases": list(cases), "tags": list(tags), "dtypes": list(dtypes)}
-    minimum = minimum_of(min_judged, complete=not any(picked.values()))
+    expression = None if match is None else read_expression(match, "match")
+    if failed and output is None:
+        raise UsageError("failed: expected an output folder, which holds what failed last time")
+    if max_failures is not None and max_failures < 1:
+        raise UsageError(f"max_failures: expected a number of cases, at least 1; got {max_failures!r}")
     chosen = _chosen(function, framework, name, limits)
     sizes = tiles_of(read_tiles(tiles, "tiles"), complete=not cases)
     store = user_store()
-    selection = selected(list(cases), list(tags), list(dtypes), tiles=sizes, store=store)
+    selection = selected(list(cases), list(tags), list(dtypes), tiles=sizes, expression=expression, store=store)
+    only = None
+    if failed and output is not None:
+        names = [item.name for item in chosen.implementations]
+        narrowed = failed_alone(selection.cases, dtypes, names, Path(output))
+        selection, only = replace(selection, cases=narrowed.cases), narrowed.only
+    picked = {
+        "cases": list(cases),
+        "tags": list(tags),
+        "dtypes": list(dtypes),
+        "match": [match] if match else [],
+        "failed": [str(output)] if only is not None else [],
+    }
+    minimum = minimum_of(min_judged, complete=not any(picked.values()))
     with tempfile.TemporaryDirectory() as folder:
         evaluation = Path(output) if output is not None else Path(folder) / "results"
         known = expected_failures_of([item.entry.name for item in chosen.implementations])
@@ -194,6 +227,8 @@ def check(
             minimum=minimum,
             keeps_results=output is not None,
             store=store,
+            only=only,
+            max_failures=max_failures,
         )
         summary = run_cases(selection.cases, chosen, settings, selection.faults)
         from attncheck.reports.making import make_frames

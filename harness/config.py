@@ -20,6 +20,7 @@ from typing import Any
 
 from attncheck.errors import UsageError
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures, load_expected_failures
+from attncheck.reading.expression import Expression
 from attncheck.reading.selection import Selection, exists, select_cases
 from attncheck.reading.tiles import read_tiles
 from attncheck.results.coverage import Minimum
@@ -61,6 +62,7 @@ def selected(
     expected_failures: Sequence[Path] = (),
     tiles: Sequence[int] = (),
     *,
+    expression: Expression | None = None,
     store: Store = NO_STORE,
 ) -> Selection:
     """Read the cases that are named: where none is, the bundled ones and the project's.
@@ -72,7 +74,7 @@ def selected(
     lists = (*config.expected_failures, *expected_failures)
     named = patterns or config.own_and_bundled
     sizes = tiles_of(tiles, complete=not patterns)
-    return select_cases(named, tags, dtypes, expected_failures=lists, tiles=sizes, store=store)
+    return select_cases(named, tags, dtypes, expected_failures=lists, tiles=sizes, expression=expression, store=store)
 
 
 def tiles_of(given: Sequence[int], *, complete: bool) -> tuple[int, ...]:

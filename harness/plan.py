@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -62,6 +62,11 @@ class Plan:
     def task(self, unit: Unit) -> Task:
         """Return what a worker has to evaluate for a unit."""
         return task_of(self.case(unit), self.inputs(unit))
+
+    def only(self, units: Collection[tuple[str, str]]) -> Plan:
+        """Keep these units, by case and dtype."""
+        kept = [unit for unit in self.units if (self.case(unit).id, unit.dtype) in units]
+        return Plan(self.cases, kept)
 
     def without(self, finished: frozenset[tuple[str, str]]) -> Plan:
         """Leave out the units, by case and dtype, that are done."""

@@ -1,22 +1,173 @@
-"""Progress on a terminal; nothing in a pipe."""
+"""Progress on standard error: a bar and failures as they happen on a terminal, else a line every few seconds."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from threading import Event, Thread
+from time import monotonic
+from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+SECONDS_PER_LINE = 5.0
+"""Between two lines where there is no terminal; a shorter run prints none."""
+MAX_FAILURES_SHOWN = 20
+"""Failures that are shown one by one, as many as the summary lists; the others are counted."""
+
+
+class Watcher(Protocol):
+    """Is told how far a run is."""
+
+    def update(self, done: int, total: int) -> None:
+        """Take note of how many evaluations are done, of how many."""
+
+    def fail(self, line: str) -> None:
+        """Take note of a failing evaluation."""
+
+
+@dataclass
+class Silence:
+    """Shows nothing."""
+
+    def update(self, done: int, total: int) -> None:
+        """Show nothing."""
+
+    def fail(self, line: str) -> None:
+        """Show nothing."""
+
+
+@dataclass
+class Pace:
+    """How fast evaluations are made: measured from the first that is done, so that starting workers does not count."""
+
+    clock: Callable[[], float] = monotonic
+    done: int = 0
+    total: int = 0
+    failures: int = 0
+    _begun: tuple[int, float] | None = None
+
+    def update(self, done: int, total: int) -> None:
+        """Take note of how far the run is."""
+        self.done, self.total = done, total
+        if done and self._begun is None:
+            self._begun = (done, self.clock())
+
+    @property
+    def is_running(self) -> bool:
+        """Whether evaluations are done, and others left."""
+        return self._begun is not None and self.done < self.total
+
+    def __str__(self) -> str:
+        """Return it as a line: done and total, failures, rate, time left."""
+        parts = [f"{self.done:,} of {self.total:,} evaluations", f"{self.failures:,} failing"]
+        if self._begun is not None:
+            first, begun = self._begun
+            seconds, made = self.clock() - begun, self.done - first
+            if made and seconds > 0:
+                rate = made / seconds
+                parts += [f"{rate:,.0f} a second" if rate >= 10 else f"{rate:.2g} a second"]
+                parts += [f"{duration((self.total - self.done) / rate)} left"]
+        return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Write a time as people do: 42 s, 3:07 min, 1:02 h."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    small, unit = (whole, "min") if whole < 3600 else (round(whole / 60), "h")
+    return f"{small // 60}:{small % 60:02} {unit}"
+
+
+@dataclass
+class ProgressLines:
+    """Writes a line of progress where there is no terminal; ``write`` gets it."""
+
+    write: Callable[[str], None]
+    pace: Pace = field(default_factory=Pace)
+
+    def update(self, done: int, total: int) -> None:
+        """Take note of how far the run is."""
+        self.pace.update(done, total)
+
+    def fail(self, line: str) -> None:
+        """Count a failure."""
+        self.pace.failures += 1
+
+    def tick(self) -> None:
+        """Write how far the run is, once something is done and as long as something is left."""
+        if self.pace.is_running:
+            self.write(f"attncheck: {self.pace}")
+
+
+class ProgressBar:
+    """Shows a bar on a terminal, and the first failures above it."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("evaluations", total=None, failures=0)
+        self._failures = 0
+
+    def update(self, done: int, total: int) -> None:
+        """Move the bar."""
+        self._progress.update(self._task, completed=done, total=total)
+
+    def fail(self, line: str) -> None:
+        """Show a failure above the bar, or say once that the others are counted."""
+        self._failures += 1
+        self._progress.update(self._task, failures=self._failures)
+        if self._failures <= MAX_FAILURES_SHOWN:
+            self._progress.console.print(line, style="red", soft_wrap=True)
+        elif self._failures == MAX_FAILURES_SHOWN + 1:
+            self._progress.console.print("further failures are counted below", soft_wrap=True)
 
 
 @contextmanager
-def progress_bar(*, visible: bool) -> Iterator[Callable[[int, int], None]]:
-    """Give a function that shows evaluations done and planned, on standard error if that is a terminal."""
-    console = Console(stderr=True)
-    if not (visible and console.is_terminal):
-        yield lambda _done, _total: None
+def show_progress(*, visible: bool) -> Iterator[Watcher]:
+    """Give what a run tells its progress; nothing is shown unless it is ``visible``."""
+    if not visible:
+        yield Silence()
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("evaluations", total=None)
-        yield lambda done, total: progress.update(bar, completed=done, total=total)
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    if console.is_terminal and sys.stderr.isatty():  # FORCE_COLOR makes no terminal of a file
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[failures]} failing"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=console, transient=True) as progress:
+            yield ProgressBar(progress)
+        return
+    lines = ProgressLines(_to_standard_error)
+    with _every(SECONDS_PER_LINE, lines.tick):
+        yield lines
+
+
+def _to_standard_error(line: str) -> None:
+    with suppress(OSError, ValueError):  # nobody reads it any more
+        print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _every(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
+    """Call something again and again in a thread: an evaluation that hangs is seen, too."""
+    is_over = Event()
+
+    def repeat() -> None:
+        while not is_over.wait(seconds):
+            tick()
+
+    thread = Thread(target=repeat, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from attncheck.errors import ExitCode
@@ -26,6 +26,10 @@ class ResultRecorder:
     evaluations: int = 0
     judged: dict[str, set[str]] = field(default_factory=dict)
     """The cases in which each implementation was judged."""
+    on_judged: Callable[[Sequence[Row]], bool] = lambda rows: False
+    """Is given the rows of every case in a dtype that is judged now; says whether that is enough."""
+    is_stopped: bool = False
+    """Whether an executor is to leave the rest of its plan."""
 
     def add(self, found: UnitResult) -> None:
         """Write what was found of one case in one dtype.
@@ -33,7 +37,9 @@ class ResultRecorder:
         Its arrays go first: once its rows are on disk it is done, and a run that goes on does not come back to it.
         """
         self.writer.add_arrays(found.arrays)
-        self.add_rows(self.expected_failures.mark(found.rows))
+        rows = self.expected_failures.mark(found.rows)
+        self.add_rows(rows)
+        self.is_stopped = self.on_judged(rows) or self.is_stopped
 
     def restore(self, rows: Sequence[Row]) -> None:
         """Go on from rows that an earlier part of the run has written."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,14 @@ from attncheck.reading.expected_failures import ExpectedFailure, bundled_expecte
 from attncheck.reading.model import TagEntry
 from attncheck.reading.record import case_record
 from attncheck.recorder import ResultRecorder
-from attncheck.results.coverage import Asked, Minimum, shortfalls
+from attncheck.results.coverage import Asked, Minimum, Stop, shortfalls
+from attncheck.results.failed import (
+    FAILED_FILE,
+    CaseInDtype,
+    FailedEvaluation,
+    FailedRecord,
+    RunWatch,
+)
 from attncheck.results.format import Row
 from attncheck.results.resume import ResumeState, read_resume_state
 from attncheck.results.writer import ResultsWriter
@@ -54,10 +61,12 @@ class Settings:
         tags: What tags mean.
         resume: Whether an interrupted run in the same folder is continued.
         cluster: The address of a Dask scheduler whose workers compute everything; None means this machine.
-        picked: What the cases were narrowed by (``cases``, ``tags``, ``dtypes``), for the report.
+        picked: What the cases were narrowed by (of ``results.coverage.PICKED``), for the report.
         tiles: The tiles whose cases were added, for the report.
         minimum: In how many cases every implementation has to be judged.
         keeps_results: Whether ``output`` stays, so that commands in reports may name it.
+        only: The cases, each with a dtype, that failed last time, where they alone run; None runs all.
+        max_failures: After so many failing cases the run is stopped; None never stops it.
         store: Where exact answers, bounds and rows of earlier runs are.
     """
 
@@ -76,6 +85,8 @@ class Settings:
     tiles: tuple[int, ...] = ()
     minimum: Minimum | None = None
     keeps_results: bool = True
+    only: Collection[CaseInDtype] | None = None
+    max_failures: int | None = None
     store: Store = NO_STORE
 
 
@@ -91,6 +102,7 @@ class RunSummary:
         failures: The rows that fail the run.
         judged: In how many cases each implementation was judged.
         shortfalls: Where too little was judged, a line each.
+        stopped: How the run was stopped before everything was judged; None where it was not.
     """
 
     exit_code: ExitCode
@@ -100,6 +112,7 @@ class RunSummary:
     failures: tuple[Row, ...]
     judged: Mapping[str, int] = field(default_factory=dict)
     shortfalls: tuple[str, ...] = ()
+    stopped: Stop | None = None
 
 
 def run_cases(
@@ -108,6 +121,7 @@ def run_cases(
     settings: Settings,
     faults: Sequence[Diagnostic] = (),
     on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_failure: Callable[[FailedEvaluation], None] = lambda failed: None,
 ) -> RunSummary:
     """Run every case in every dtype on every implementation and write the results directory.
 
@@ -119,6 +133,7 @@ def run_cases(
         settings: How to run.
         faults: What is wrong with case files; it makes the exit code 2.
         on_progress: Is called with the numbers of evaluations done and planned.
+        on_failure: Is called with every failing evaluation as it is judged.
 
     Returns:
         Counts, failures and the exit code.
@@ -128,12 +143,16 @@ def run_cases(
         ClusterError: If a cluster is lost.
     """
     plan = Plan.of(cases, settings.dtypes)
+    plan = plan if settings.only is None else plan.only(settings.only)
+    watch = RunWatch(FailedRecord.begun(settings.output, settings.only), settings.max_failures, on_failure)
     groups = _groups(chosen, plan.dtypes)
     judge = Judge(
         chosen.implementations, settings.keep_all_arrays, _expected_failures(chosen, settings), settings.store
     )
     with _means(groups, judge, settings) as means:
-        summary = _run(plan, groups, chosen, settings, faults, judge=judge, means=means, on_progress=on_progress)
+        summary = _run(
+            plan, groups, chosen, settings, faults, judge=judge, means=means, on_progress=on_progress, watch=watch
+        )
     settings.store.trim()
     return summary
 
@@ -148,6 +167,7 @@ def _run(
     judge: Judge,
     means: Executor,
     on_progress: Callable[[int, int], None],
+    watch: RunWatch,
 ) -> RunSummary:
     cases = plan.cases
     environment = {**_environment(chosen, settings, faults), **means.record}
@@ -162,9 +182,11 @@ def _run(
     environment |= {**resumed.names, "backends": resumed.backends}
     writer.write_json("environment.json", environment)
     writer.write_cases(records())
-    recorder = ResultRecorder(writer, ExpectedFailureRecord(judge.expected_failures))
+    writer.write_json(FAILED_FILE, watch.record.as_record())
+    recorder = ResultRecorder(writer, ExpectedFailureRecord(judge.expected_failures), on_judged=watch.see)
     for rows in resumed.rows():
         recorder.restore(rows)
+        watch.record.note(rows)
 
     def describe_backends() -> None:
         if (backends := _descriptions(means.descriptions, resumed.backends)) != environment["backends"]:
@@ -179,13 +201,15 @@ def _run(
         finished = resumed.finished
         means.compute_and_judge(plan.without(finished), recorder, report_progress)
         recorder.evaluations += sum(dtype in group.dtypes for _, dtype in finished for group in groups)
-        if settings.complete:
+        stopped = watch.stop(((plan.case(unit).id, unit.dtype) for unit in plan), finished)
+        if settings.complete and stopped is None:
             messages = {row.message for row in recorder.failures}
             recorder.add_rows(row for row in recorder.expected_failures.xpass_rows() if row.message not in messages)
     finally:
         writer.flush()
+        writer.write_json(FAILED_FILE, watch.record.as_record())
         describe_backends()
-    summary = _summarise(chosen, faults, recorder, Asked.of(environment, len(cases)))
+    summary = _summarise(chosen, faults, recorder, Asked.of(environment, len(cases), stopped))
     writer.write_json("summary.json", _summary_record(summary, chosen, faults))
     return summary
 
@@ -278,7 +302,9 @@ def _summarise(
     counts = {verdict.value: seen[verdict] for verdict in Verdict if seen[verdict]}
     # Workers side by side answer in any order; who reads the failures, finds the same ones first.
     failures = sorted(failing, key=unit_order)
-    return RunSummary(code, asked.cases, recorder.evaluations, counts, tuple(failures), judged, tuple(short))
+    return RunSummary(
+        code, asked.cases, recorder.evaluations, counts, tuple(failures), judged, tuple(short), stopped=asked.stopped
+    )
 
 
 def _summary_record(
@@ -291,6 +317,7 @@ def _summary_record(
         "evaluations": summary.evaluations,
         "judged": dict(summary.judged),
         "shortfalls": list(summary.shortfalls),
+        **({} if summary.stopped is None else {"stopped": asdict(summary.stopped)}),
         "verdicts": dict(summary.verdicts),
         "failures": len(summary.failures),
         "faults": len(faults),

@@ -22,6 +22,7 @@ from attncheck.reports.frames import (
 from attncheck.reports.headline import MAX_SPELT_OUT, extent, headline
 from attncheck.reports.padded import padded_sentences
 from attncheck.reports.printed_numbers import OF_DOCUMENTS, misprints
+from attncheck.reports.simplest import simplest_first
 from attncheck.verdicts import Verdict
 
 _MAX_IN_PART = 12
@@ -133,6 +134,7 @@ def what_is_wrong(frames: Frames, *, with_records: bool = True) -> pd.DataFrame:
 def findings(frames: Frames) -> pd.DataFrame:
     """Return what is reported as wrong: of implementations as above, of documents and records each thing once.
 
+    The simplest cases come first.
     What is printed or recorded wrongly has neither implementation nor dtype: every one of them shows it.
     """
     wrong = what_is_wrong(frames, with_records=False)
@@ -147,6 +149,7 @@ def findings(frames: Frames) -> pd.DataFrame:
         {name: row.get(name, "") for name in wrong.columns} | {"implementation": row["implementation"], "rows": 1}
         for row in records(xpassed)
     ]
+    wrong = simplest_first(frames, wrong)
     return pd.concat([wrong, pd.DataFrame(found, columns=wrong.columns)], ignore_index=True) if found else wrong
 
 

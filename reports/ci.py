@@ -18,6 +18,7 @@ from attncheck.reports.alike import count_evaluations, group_alike
 from attncheck.reports.answer import findings, make_summary
 from attncheck.reports.commands import first_commands
 from attncheck.reports.frames import Frames, records
+from attncheck.reports.in_common import in_common_lines
 from attncheck.reports.markdown.text import code, commands, escape, table
 from attncheck.reports.terminal import verdict_counts
 from attncheck.verdicts import Verdict
@@ -72,6 +73,7 @@ def _wrong(frames: Frames) -> list[str]:
     ]
     more = len(wrong) - count_evaluations(alike)
     return [
+        *(line for said in in_common_lines(frames) for line in (f"**{escape(_short(said))}.**", "")),
         *table(["case", "dtype", "implementation", "verdict", "stage", "what happened"], rows),
         "",
         *([f"And {more} more.", ""] if more else []),

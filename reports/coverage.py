@@ -198,10 +198,17 @@ def _untested(frames: Frames) -> Iterable[str]:
 
 
 def _picked(frames: Frames) -> Iterable[str]:
-    words = {"cases": "the cases", "tags": "the tag", "dtypes": "the dtype"}
+    words = {
+        "cases": "the cases",
+        "tags": "the tag",
+        "dtypes": "the dtype",
+        "match": "the cases that match",
+        "failed": "what failed last time in",
+    }
     for environment, asked in frames.asked.items():
         where = f"{environment}: only" if len(frames.asked) > 1 else "Only"
-        parts = [_picks(words[name], picks) for name, picks in asked.picked.items()]
+        quoted = {**asked.picked, "match": tuple(f'"{each}"' for each in asked.picked.get("match", ()))}
+        parts = [_picks(words[name], picks) for name, picks in quoted.items() if picks]
         if parts:
             yield f"{where} what was picked ran: {'; '.join(parts)}."
 

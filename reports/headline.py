@@ -76,6 +76,9 @@ def _of_implementations(frames: Frames, found: Sequence[Coverage]) -> str:
     if not_judged := [each for each in found if not each.judged]:
         names = _names(frames, not_judged)
         clauses.append(f"{names} {'was' if len(not_judged) == 1 else 'were'} judged in no case")
+    if ended := [asked.stopped for asked in frames.asked.values() if asked.stopped]:
+        failing_cases = counted(sum(each.failing for each in ended), "failing case")
+        clauses.append(f"{'the run was' if len(frames.asked) == 1 else 'a run was'} stopped after {failing_cases}")
     if stopped:
         cases = counted(len(set().union(*stopped.values())), "case")
         clauses.append(f"in {cases}, {_names(frames, _with(found, stopped))} could not be run")

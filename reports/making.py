@@ -50,7 +50,7 @@ def make_frames(merged: Merged) -> Frames:
         is_incomplete=any(_problems(run, merged) for run in merged.runs),
         problems=tuple(line for run in merged.runs for line in _problems(run, merged)),
         announced=tuple(line for run in merged.runs for line in _announced(run, merged)),
-        asked={run.label: Asked.of(run.environment, len(run.cases)) for run in merged.runs},
+        asked={run.label: Asked.of(run.environment, len(run.cases), run.stopped) for run in merged.runs},
         sources={
             (run.label, name): source
             for run in merged.runs

@@ -18,8 +18,10 @@ from attncheck.reports.answer import findings, make_summary, verdict_table
 from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table, worst_cell
 from attncheck.reports.commands import first_commands
 from attncheck.reports.coverage import judged_counts, unjudged
-from attncheck.reports.frames import Frames
+from attncheck.reports.frames import Frames, records
+from attncheck.reports.in_common import InCommon, in_common, in_common_lines
 from attncheck.reports.printed_numbers import number_counts, unverified_on
+from attncheck.reports.simplest import described, shape_text
 from attncheck.verdicts import Verdict
 
 _MAX_LISTED = 20
@@ -53,9 +55,13 @@ def print_summary(
         for line in (*answer.sentences, *(f"{note}." for note in frames.notes if note not in announced)):
             console.print(line, soft_wrap=True)
         console.print(_counts(frames))
+    for line in in_common_lines(frames):
+        console.print(f"{_LINE_BREAK.sub(' ', line)}.", style="bold", soft_wrap=True)
     listed = group_alike(wrong)[:_MAX_LISTED]
     for each in listed:
         console.print(_line(each, many=len(frames.environments) > 1), style="red", soft_wrap=True)
+        if each.row["implementation"] and (text := described(frames.cases[each.row["case"]])):
+            console.print(f"  {_LINE_BREAK.sub(' ', text)}", style="dim", soft_wrap=True)
     if unsaid := len(wrong) - count_evaluations(listed):
         console.print(f"and {unsaid} more", soft_wrap=True)
     if not quiet:
@@ -90,13 +96,31 @@ def as_record(frames: Frames, path: Path, code: ExitCode) -> dict[str, Any]:
         "sentences": list(answer.sentences),
         "notes": list(frames.notes),
         "exit_code": int(code),
-        "failures": wrong.to_dict("records"),
+        "stopped": {label: asdict(asked.stopped) for label, asked in frames.asked.items() if asked.stopped},
+        "in_common": [_in_common_record(each) for each in in_common(frames)],
+        "failures": [
+            {**row, "shape": shape_text(frames.cases[row["case"]]), "tags": list(frames.cases[row["case"]]["tags"])}
+            for row in records(wrong)
+        ],
         "verdicts": {
             case: {column.title(with_environment=True): cell for column, cell in cells.items()}
             for case, cells in verdict_table(frames).items()
         },
         "report": str(path),
         "html": str(path.with_suffix(".html")),
+    }
+
+
+def _in_common_record(found: InCommon) -> dict[str, Any]:
+    return {
+        "environment": found.column.environment,
+        "implementation": found.column.implementation,
+        "text": found.text(with_environment=False),
+        "where": found.where,
+        "failing": found.failing,
+        "of": found.holding,
+        "passing_elsewhere": found.others,
+        "counted": f"{found.noun}s",
     }
 
 

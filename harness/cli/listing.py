@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from attncheck.cli.app import app, examples
-from attncheck.cli.options import AsJson, Listed, Patterns, TagNames, Tiles
+from attncheck.cli.options import AsJson, Listed, Match, Patterns, TagNames, Tiles
 from attncheck.cli.shared import print_faults, select, split
 from attncheck.errors import ExitCode
 
@@ -63,6 +63,7 @@ def mutants(
     epilog=examples(
         "attncheck list cases",
         "attncheck list cases 'documents/*'",
+        "attncheck list cases -k 'Lq!=Lk and causal'",
         "attncheck list implementations",
     ),
 )
@@ -70,6 +71,7 @@ def list_(
     what: Annotated[Listed, typer.Argument(metavar="WHAT", help="cases, backends, implementations or tags.")],
     cases: Patterns = None,
     tag: TagNames = None,
+    match: Match = None,
     tile: Tiles = None,
     as_json: AsJson = False,
 ) -> None:
@@ -80,7 +82,7 @@ def list_(
     if what in of_code:
         records = of_code[what]()
     else:
-        selection = select(cases, tag, None, tile=tile)
+        selection = select(cases, tag, None, tile=tile, match=match)
         records = listings.list_cases(selection) if what is Listed.CASES else listings.list_tags(selection)
         print_faults(selection)
     if as_json:

@@ -114,6 +114,40 @@ TagNames = Annotated[
     list[str] | None,
     typer.Option("--tag", "-t", metavar="TAGS", help="Select the cases that have one of these tags."),
 ]
+Match = Annotated[
+    str | None,
+    typer.Option(
+        "-k",
+        "--match",
+        metavar="EXPRESSION",
+        help="Select the cases that match: words in ids, names and tags, comparisons of axes, and, or, not, "
+        "parentheses, as in 'Lk>64 and not causal' or 'Lk%8!=0'.",
+        show_default=False,
+    ),
+]
+Failed = Annotated[
+    bool,
+    typer.Option(
+        "--failed",
+        help="Run only what failed last time in the output folder; everything if nothing did.",
+    ),
+]
+FailedFirst = Annotated[
+    bool, typer.Option("--failed-first", help="Run what failed last time in the output folder first, then the rest.")
+]
+ExitFirst = Annotated[
+    bool, typer.Option("-x", "--exitfirst", help="Stop at the first failing case, as --maxfail 1 does.")
+]
+MaxFail = Annotated[
+    int | None,
+    typer.Option(
+        "--maxfail",
+        min=1,
+        metavar="N",
+        help="Stop after N failing cases. The report says how many were not run; --resume goes on.",
+        show_default=False,
+    ),
+]
 Tiles = Annotated[
     list[str] | None,
     typer.Option(

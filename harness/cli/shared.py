@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from attncheck.cli.iterating import Iteration, narrow
 from attncheck.cli.options import Keep
 from attncheck.errors import ExitCode, OutputError, UsageError
 from attncheck.results import DEFAULT_RESULTS
@@ -37,6 +38,7 @@ def run_selected(
     dtype: list[str] | None,
     tag: list[str] | None,
     tile: list[str] | None,
+    iteration: Iteration,
     output: Path,
     label: str,
     keep_arrays: Keep,
@@ -44,7 +46,6 @@ def run_selected(
     resume: bool,
     cluster: str | None,
     min_judged: str | None,
-    as_json: bool,
     quiet: bool,
     store: Store,
     verbose: bool,
@@ -52,14 +53,13 @@ def run_selected(
     """Select, run and judge; print what is wrong with case files; end the program where nothing can be run."""
     from attncheck.commands import joined
     from attncheck.config import expected_failures_of, minimum_of, tiles_of
-    from attncheck.progress import progress_bar
+    from attncheck.progress import show_progress
     from attncheck.reading.tiles import left_out, read_tiles
     from attncheck.repro import write_scripts
     from attncheck.run import Settings, run_cases
 
-    complete = not (patterns or tag or dtype)
-    minimum = minimum_of(min_judged, complete=complete)
-    selection = select(patterns, tag, dtype, expected_failures, tile, store)
+    complete = not (patterns or tag or dtype or iteration.match)
+    selection = select(patterns, tag, dtype, expected_failures, tile, iteration.match, store)
     tiles = tiles_of(read_tiles(split(tile), "--tile"), complete=not patterns)
     print_faults(selection)
     for name in chosen.missing:
@@ -67,6 +67,11 @@ def run_selected(
     if not quiet:
         for hint in filter(None, (*chosen.hints, left_out(tiles))):
             typer.echo(f"attncheck: {hint}", err=True)
+    names = [item.name for item in chosen.implementations]
+    narrowed = narrow(selection, iteration, split(dtype), names, output, resume=resume)
+    if narrowed.note and not quiet:
+        typer.echo(f"attncheck: {narrowed.note}", err=True)
+    complete = complete and narrowed.only is None
     settings = Settings(
         output=output,
         label=label,
@@ -81,15 +86,30 @@ def run_selected(
         tags=selection.tags,
         resume=resume,
         cluster=cluster,
-        picked={"cases": patterns or [], "tags": split(tag), "dtypes": split(dtype)},
+        picked={
+            "cases": patterns or [],
+            "tags": split(tag),
+            "dtypes": split(dtype),
+            "match": [iteration.match] if iteration.match else [],
+            "failed": [str(output)] if narrowed.only is not None else [],
+        },
         tiles=tiles,
-        minimum=minimum,
+        minimum=minimum_of(min_judged, complete=complete),
+        only=narrowed.only,
+        max_failures=iteration.max_failures,
         store=store,
     )
     try:
-        with progress_bar(visible=not (quiet or as_json)) as on_progress:
-            summary = run_cases(selection.cases, chosen, settings, selection.faults, on_progress)
-        write_scripts(selection.cases, chosen.implementations, summary.failures, output, limits)
+        with show_progress(visible=not quiet) as progress:
+            summary = run_cases(
+                narrowed.cases,
+                chosen,
+                settings,
+                selection.faults,
+                progress.update,
+                lambda failure: progress.fail(str(failure)),
+            )
+        write_scripts(narrowed.cases, chosen.implementations, summary.failures, output, limits)
         if verbose:
             typer.echo(f"attncheck: cache: {store.summary}", err=True)
         return summary
@@ -143,10 +163,12 @@ def select(
     dtype: list[str] | None,
     expected_failures: list[Path] | None = None,
     tile: list[str] | None = None,
+    match: str | None = None,
     store: Store | None = None,
 ) -> Selection:
     """Return the cases that the options name, the configured and bundled ones where they name none."""
     from attncheck.config import selected
+    from attncheck.reading.expression import read_expression
     from attncheck.reading.tiles import read_tiles
     from attncheck.spec import DTYPES
     from attncheck.store import NO_STORE
@@ -155,7 +177,9 @@ def select(
         if name not in DTYPES:
             raise UsageError(f"unknown dtype {name!r}; expected {', '.join(DTYPES)}")
     tiles = read_tiles(split(tile), "--tile")
-    return selected(patterns or (), split(tag), split(dtype), expected_failures or (), tiles, store=store or NO_STORE)
+    expression = None if match is None else read_expression(match, "-k")
+    lists, store = expected_failures or (), store or NO_STORE
+    return selected(patterns or (), split(tag), split(dtype), lists, tiles, expression=expression, store=store)
 
 
 def select_one(case: str, checked: Checked | None = None) -> tuple[Case, Selection]:

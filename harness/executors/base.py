@@ -19,4 +19,7 @@ class Executor(Protocol):
         """What the frameworks say of themselves, by group."""
 
     def compute_and_judge(self, plan: Plan, recorder: ResultRecorder, on_progress: Callable[[int, int], None]) -> None:
-        """Compute and judge every unit of a plan; ``on_progress`` hears evaluations done and planned."""
+        """Compute and judge every unit of a plan, or until the recorder ``is_stopped``.
+
+        ``on_progress`` hears evaluations done and planned.
+        """

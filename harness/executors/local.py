@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -49,6 +50,12 @@ def compute_and_judge(
     total = sum(serving[unit.dtype] for unit in plan)
     answers: SimpleQueue[_Answer | BaseException] = SimpleQueue()
     turns = PrioritySemaphore(workers)
+    unserved = deque(unit for unit in plan if not serving[unit.dtype] and judge.implementations)
+
+    def judge_unserved(before: float) -> None:
+        """Judge, in its turn, what no implementation is asked for."""
+        while unserved and unserved[0].position < before and not recorder.is_stopped:
+            judgements.add(unserved.popleft(), {})
 
     def drive(runner: GroupRunner[Unit]) -> None:
         own = (unit for unit in plan if unit.dtype in runner.group.dtypes)
@@ -64,11 +71,8 @@ def compute_and_judge(
         try:
             for runner in runners:
                 threads.submit(drive, runner)
-            for unit in plan:
-                if not serving[unit.dtype] and judge.implementations:
-                    judgements.add(unit, {})
             on_progress(0, total)
-            while recorder.evaluations < total:
+            while recorder.evaluations < total and not recorder.is_stopped:
                 answer = answers.get()
                 if isinstance(answer, BaseException):
                     raise answer
@@ -77,9 +81,11 @@ def compute_and_judge(
                 found = outcomes.setdefault(unit.position, {})
                 found[group.implementation.name] = outcome
                 if len(found) == serving[unit.dtype]:
+                    judge_unserved(unit.position)
                     judgements.add(unit, outcomes.pop(unit.position))
                 judgements.record()
                 on_progress(recorder.evaluations, total)
+            judge_unserved(math.inf)
             judgements.record_all()
         finally:
             for runner in runners:
@@ -115,12 +121,12 @@ class _Judgements:
 
     def record(self) -> None:
         """Record what has been judged meanwhile."""
-        while not self._done.empty():
+        while not (self._done.empty() or self._recorder.is_stopped):
             self._record_next()
 
     def record_all(self) -> None:
-        """Wait for the rest, and record it."""
-        while self._waiting:
+        """Wait for the rest, and record it, unless the run is stopped."""
+        while self._waiting and not self._recorder.is_stopped:
             self._record_next()
 
     def close(self) -> None:

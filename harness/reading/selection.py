@@ -1,4 +1,4 @@
-"""Which cases to run: the bundled corpus and people's own folders, chosen by path, glob and tag."""
+"""Which cases to run: the bundled corpus and people's own folders, chosen by path, glob, tag and expression."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from attncheck.errors import CaseError, Diagnostic, UsageError
 from attncheck.reading.case import Case
 from attncheck.reading.compressed_cases import PackedCases
+from attncheck.reading.expression import Expression
 from attncheck.reading.kept_cases import load_kept_case_file
 from attncheck.reading.loader import TAG_FILE, load_tags
 from attncheck.reading.model import TagEntry
@@ -67,6 +68,7 @@ def select_cases(
     expected_failures: Sequence[Path] = (),
     tiles: Sequence[int] = (),
     *,
+    expression: Expression | None = None,
     store: Store = NO_STORE,
 ) -> Selection:
     """Read the cases that match.
@@ -80,13 +82,14 @@ def select_cases(
         base: The folder that paths are relative to. Default: the working directory.
         expected_failures: Lists of expected failures, which may lie among the cases and are none.
         tiles: Sizes of tiles whose cases are added, whatever the patterns are.
+        expression: Select the cases that it matches.
         store: Where the cases of files are that were read before.
 
     Returns:
         The cases, sorted by id, what is wrong with files that are left out, and the tags that are defined.
 
     Raises:
-        UsageError: If a pattern, tag or dtype matches nothing.
+        UsageError: If a pattern, tag, dtype or expression matches nothing.
     """
     base = base or Path.cwd()
     faults: list[Diagnostic] = []
@@ -101,7 +104,7 @@ def select_cases(
             first = origins.get(case.id)
             if first is None:
                 origins[case.id] = (path, case.line)
-                if _is_wanted(case, tags, dtypes):
+                if _is_wanted(case, tags, dtypes, expression):
                     chosen.append(case)
                     ids.append(case.id)
             # The same file may be named twice; two files may look the same from afar.
@@ -112,7 +115,8 @@ def select_cases(
     if origins:
         _check_tags(tags, known_tags)
     if not chosen and not faults:
-        raise UsageError("no case matches the paths, globs, tags and dtypes that were given")
+        also = f", and the expression {expression.text!r}" if expression else ""
+        raise UsageError(f"no case matches the paths, globs, tags and dtypes that were given{also}")
     chosen.arrange(sorted(range(len(ids)), key=ids.__getitem__))
     return Selection(chosen, tuple(dict.fromkeys(faults)), known_tags)
 
@@ -239,8 +243,12 @@ def _of_tile(tile: int, tags: dict[str, TagEntry]) -> Iterator[_Found]:
     yield from ((path.resolve(), case) for case in load_tile(path, f"{BUNDLED}/{TEMPLATE}.yaml", tags, tile))
 
 
-def _is_wanted(case: Case, tags: Sequence[str], dtypes: Sequence[str]) -> bool:
-    return (not tags or bool(set(case.tags) & set(tags))) and (not dtypes or bool(set(case.dtypes) & set(dtypes)))
+def _is_wanted(case: Case, tags: Sequence[str], dtypes: Sequence[str], expression: Expression | None) -> bool:
+    return (
+        (not tags or bool(set(case.tags) & set(tags)))
+        and (not dtypes or bool(set(case.dtypes) & set(dtypes)))
+        and (expression is None or expression.matches(case))
+    )
 
 
 def _check_tags(wanted: Sequence[str], known: dict[str, TagEntry]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.spec import AT_LEAST, OPERATIONS, STAGE_SPECS, Axes, InputSpec, Shape
+from attncheck.spec import AT_LEAST, AXES, OPERATIONS, STAGE_SPECS, Axes, InputSpec, Shape, inputs_of
 
 _MAY_BE_EMPTY = frozenset({"B", "Lq", "Lk", "P", "T", "Lr"})
 """Axes of which there may be none; without a head or a width there is nothing to compute."""
@@ -216,3 +216,18 @@ def score_elements(operation: str, options: Mapping[str, Any], inputs: Mapping[s
     heads = int(options["heads"]) if OPERATIONS[operation].has_projections else 1
     keys = sum(int(inputs[name].shape[-2]) for name in ("key", "past_key") if name in inputs)
     return math.prod(inputs["query"].shape[:-1]) * heads * keys
+
+
+def axis_lengths(operation: str, options: Mapping[str, Any], shapes: Mapping[str, Shape]) -> dict[str, int]:
+    """Return the length of every axis letter of a case, in the order of ``AXES``; empty where the shapes do not fit.
+
+    The keys of a case that has scores alone are called Lk, too.
+    """
+    try:
+        specs = inputs_of(operation, options.get("score"))
+        lengths = bind_axes(specs, shapes, options.get("heads"), options.get("kv_heads"))
+    except (ValueError, KeyError, TypeError, ArithmeticError):  # a record that somebody else wrote
+        return {}
+    if "T" in lengths:
+        lengths.setdefault("Lk", lengths["T"])
+    return {letter: lengths[letter] for letter in AXES if letter in lengths}

@@ -42,20 +42,47 @@ class Minimum:
         return f"{self.number:g}%" if self.is_share else f"{self.number:.0f}"
 
 
+PICKED = ("cases", "tags", "dtypes", "match", "failed")
+"""What the cases of a run may be narrowed by: paths and globs, tags, dtypes, an expression, what failed last time."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """How a run ended that was to stop after some failing cases.
+
+    ``not_run`` counts the cases of which nothing was judged any more, ``in_part`` those that ran in some of their
+    dtypes alone.
+    """
+
+    failing: int
+    not_run: int
+    in_part: int = 0
+
+    def of(self, cases: int) -> str:
+        """Say so, of a run of so many cases."""
+        in_part = f", and {self.in_part:,} not in all of its dtypes" if self.in_part else ""
+        verb = "was" if self.not_run == 1 else "were"
+        return (
+            f"the run was stopped after {self.failing:,} failing case{'' if self.failing == 1 else 's'}: "
+            f"{self.not_run:,} of {cases:,} cases {verb} not run{in_part}"
+        )
+
+
 @dataclass(frozen=True)
 class Asked:
     """What a run was asked for: how many cases, which implementations by name, and how many it has to judge at least.
 
-    ``picked`` says what the cases were narrowed by: ``cases`` (paths and globs), ``tags``, ``dtypes``.
+    ``picked`` says what the cases were narrowed by, of ``PICKED``. ``stopped`` is there where not all of them were run.
     """
 
     cases: int
     by_name: tuple[str, ...] = ()
     minimum: Minimum | None = None
     picked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stopped: Stop | None = None
 
     @classmethod
-    def of(cls, environment: Mapping[str, Any], cases: int) -> Asked:
+    def of(cls, environment: Mapping[str, Any], cases: int, stopped: Stop | None = None) -> Asked:
         """Read what environment.json says of a run."""
         asked = environment.get("asked", {})
         minimum = asked.get("min_judged")
@@ -63,7 +90,8 @@ class Asked:
             cases,
             tuple(asked.get("by_name", ())),
             None if minimum is None else Minimum.of(minimum, "min_judged"),
-            {name: tuple(asked[name]) for name in ("cases", "tags", "dtypes") if asked.get(name)},
+            {name: tuple(asked[name]) for name in PICKED if asked.get(name)},
+            stopped,
         )
 
 
@@ -78,8 +106,10 @@ def shortfalls(judged: Mapping[str, int], asked: Asked) -> list[str]:
     """Say where less was judged than was asked for; ``judged`` counts the cases of each implementation.
 
     An implementation that was asked for by name has to be judged in a case, and so has the run as a whole. The minimum,
-    where there is one, is that of every implementation.
+    where there is one, is that of every implementation. Of a run that was stopped, that is all there is to say.
     """
+    if asked.stopped is not None:
+        return [asked.stopped.of(asked.cases)]
     if not judged or not asked.cases:
         return []
     if not any(judged.values()):

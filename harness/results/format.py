@@ -6,6 +6,7 @@ arrays/part-*.parquet the stages of what disagreed and of documents, or of every
                       against: inputs, exact answer, bounds
 logs/*.txt            what a framework printed
 scripts/*.py          what failed, each to be run by itself; index.json says which is which
+failed.json           what failed when it was last run, in this run or before; it outlives the next run in the folder
 summary.json          counts and exit code, written last: without it, a run was interrupted
 report/               made from the above by `attncheck check` or `attncheck report`
 """

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from attncheck.errors import ResultsError
 from attncheck.results.case_records import CaseRecords, read_cases, with_unnamed
+from attncheck.results.coverage import Stop
 from attncheck.results.format import FORMAT
 from attncheck.results.parts import ArrayKey, ArrayParts, read_rows, release_memory
 from attncheck.results.records import (
@@ -44,8 +45,14 @@ class Run:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run has ended and everything that it wrote could be read."""
-        return self.summary is not None and not self.notes
+        """Whether the run came to its end and everything that it wrote could be read."""
+        return self.summary is not None and self.stopped is None and not self.notes
+
+    @property
+    def stopped(self) -> Stop | None:
+        """How the run was stopped after some failing cases; None where it was not."""
+        found = (self.summary or {}).get("stopped")
+        return None if found is None else Stop(found["failing"], found["not_run"], found.get("in_part", 0))
 
     @property
     def parts(self) -> ArrayParts:

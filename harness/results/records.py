@@ -39,6 +39,8 @@ class _Asked(_Record):
     cases: list[str] = []
     tags: list[str] = []
     dtypes: list[str] = []
+    match: list[str] = []
+    failed: list[str] = []
     by_name: list[str] = []
     min_judged: Annotated[str, Field(pattern=f"^(?:{MINIMUM.pattern})$")] | None = None
 
@@ -66,10 +68,28 @@ class EnvironmentRecord(_Record):
     again: dict[str, list[str]] = {}
 
 
+_Count = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class _Stopped(_Record):
+    failing: _Count
+    not_run: _Count
+    in_part: _Count = 0
+
+
 class SummaryRecord(_Record):
     """How a run ended: summary.json."""
 
     exit_code: Whole
+    stopped: _Stopped | None = None
+
+
+class FailedFile(_Record):
+    """What failed last time: failed.json."""
+
+    format: Whole
+    failed: list[Annotated[list[str], Field(min_length=3, max_length=3)]]
+    selected: list[Annotated[list[str], Field(min_length=2, max_length=2)]] | None = None
 
 
 class _Source(_Record):

@@ -29,6 +29,8 @@ from attncheck.reports.html.documents import DrawnDocument, drawn_documents
 from attncheck.reports.html.evidence import make_evidence
 from attncheck.reports.html.matrix import FileRows, verdict_matrix
 from attncheck.reports.html.text import SYMBOLS, Anchors, make_anchors
+from attncheck.reports.in_common import in_common_lines
+from attncheck.reports.simplest import described
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
 
@@ -55,6 +57,8 @@ class Wrong:
     anchor: str
     others: int
     """Further cases of which the same is to be said."""
+    described: str
+    """The shape of the case, and what it probes."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,8 @@ class Page:
     counts: tuple[ColumnCounts, ...]
     wrong: tuple[Wrong, ...]
     wrong_left_out: int
+    in_common: tuple[str, ...]
+    """What the failing cases have in common and the passing ones have not."""
     columns: tuple[HtmlColumn, ...]
     many_environments: bool
     files: tuple[FileRows, ...]
@@ -110,6 +116,8 @@ class Page:
     expected_failures_note: str
     environments: tuple[str, ...]
     incomplete: tuple[str, ...]
+    stopped: frozenset[str]
+    """Those of the incomplete that were asked to stop."""
     facts: list[tuple[str, list[str]]]
     linked: frozenset[str]
     """Cases that have an anchor on the page."""
@@ -141,6 +149,7 @@ def make_page(frames: Frames, budget: Budget) -> Page:
         counts=tuple(_counts(column, table, many, shown) for column in frames.columns),
         wrong=tuple(_wrong(frames, each, anchors, linked) for each in alike),
         wrong_left_out=len(wrong) - count_evaluations(alike),
+        in_common=tuple(in_common_lines(frames)),
         columns=tuple(_column(column, many) for column in frames.columns),
         many_environments=many,
         files=files,
@@ -160,6 +169,7 @@ def make_page(frames: Frames, budget: Budget) -> Page:
         expected_failures_note=EXPECTED_FAILURES_NOTE,
         environments=tuple(frames.environments["environment"]),
         incomplete=tuple(frames.environments.loc[~frames.environments["complete"].astype(bool), "environment"]),
+        stopped=frozenset(label for label, asked in frames.asked.items() if asked.stopped),
         facts=environment_facts(frames),
         linked=linked,
         case_anchor=anchors.case,
@@ -225,6 +235,7 @@ def _wrong(frames: Frames, alike: AlikeRows, anchors: Anchors, linked: frozenset
         rows=alike.rows,
         anchor="" if case not in linked else anchors.case(case) if column is None else anchors.cell(case, column),
         others=alike.others,
+        described=described(frames.cases[case]) if implementation else "",
     )
 
 

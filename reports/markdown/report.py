@@ -31,10 +31,12 @@ from attncheck.reports.frames import (
     records,
     under_erratum,
 )
+from attncheck.reports.in_common import in_common_lines
 from attncheck.reports.markdown.documents import document_sections
 from attncheck.reports.markdown.text import code, commands, escape, number, table
 from attncheck.reports.markdown.verdicts import verdict_section
 from attncheck.reports.printed_numbers import number_counts_of
+from attncheck.reports.simplest import described
 from attncheck.verdicts import Verdict
 from attncheck.wording import counted
 
@@ -180,7 +182,7 @@ def wrong_section(frames: Frames) -> list[str]:
     alike = group_alike(wrong)[:_MAX_LISTED]
     rows = [
         [
-            code(row["case"]) + (f" and {each.others:,} more" if each.others else ""),
+            code(row["case"]) + (f" and {each.others:,} more" if each.others else "") + _shape_and_tags(frames, row),
             escape(
                 f"{row['implementation']} ({row['environment']})"
                 if many and row["environment"]
@@ -201,14 +203,21 @@ def wrong_section(frames: Frames) -> list[str]:
         "",
         "Each line is the first stage at which an implementation goes wrong in a case, or what a document prints "
         "wrongly; the last column counts all failing comparisons there. What could not be run for one reason in many "
-        "cases is one line.",
+        "cases is one line. The simplest cases come first.",
         "",
+        *(line for said in in_common_lines(frames) for line in (f"**{escape(said)}.**", "")),
         *table(["case", "implementation", "dtype", "verdict", "stage", "what happened", "rows"], rows, "llllllr"),
     ]
     if more:
         lines += ["", f"And {more} more, in `results.csv` and `numbers.csv`."]
     again = commands(first_commands(frames, wrong))
     return [*lines, "", *again[:-1]] if again else lines
+
+
+def _shape_and_tags(frames: Frames, row: Mapping[str, Any]) -> str:
+    """Say below a failing case what shape it has and what it probes."""
+    text = described(frames.cases[row["case"]]) if row["implementation"] else ""
+    return f"<br>{escape(text)}" if text else ""
 
 
 def _largest(frames: Frames) -> list[str]:

@@ -42,6 +42,8 @@ _NAMED = re.compile(r"# ([\w./-]+\.(?:py|ya?ml|toml))$", re.MULTILINE)
 _ENDING = re.compile(r"\s+# exits with (\d+)$")
 _COMMENT = re.compile(r"\s+# .*$|^# .*$")
 _IMPORTED = re.compile(r"^import (torch|tensorflow|jax)\b", re.MULTILINE)
+_PROGRESS = re.compile(r"^attncheck: [\d,]+ of [\d,]+ evaluations, .*\n", re.MULTILINE)
+"""A slow machine prints some."""
 _VERSION = re.compile(r"(?<=[a-z] )\d+\.\d+\.\d+\S*")
 
 
@@ -178,7 +180,7 @@ def attncheck(command: str, folder: Path) -> tuple[int, str]:
     if target:
         (folder / target).write_text(printed.getvalue(), encoding="utf-8")
         return code, ""
-    return code, _VERSION.sub("X.Y.Z", printed.getvalue())
+    return code, _VERSION.sub("X.Y.Z", _PROGRESS.sub("", printed.getvalue()))
 
 
 def python(words: list[str], folder: Path) -> tuple[int, str]:

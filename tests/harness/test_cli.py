@@ -88,9 +88,9 @@ def test_a_disagreement_gives_1_and_is_named(
     assert code == 1
     wrong = "wrong is wrong in 2 of the 4 cases that it was judged in; first and second agree."
     assert out.startswith(f"{wrong} Judged 4 of 4 cases on each.\n")
-    line, command = [line for line in out.splitlines() if "small/small/b-weights" in line]
-    assert command == "Why: attncheck explain small/small/b-weights wrong.eager --dtype float64"
-    assert line.startswith("numeric: small/small/b-weights [float64] wrong.eager: weights: ")
+    line, command = [line for line in out.splitlines() if "small/small/d-weights" in line]
+    assert command == "Why: attncheck explain small/small/d-weights wrong.eager --dtype float64"
+    assert line.startswith("numeric: small/small/d-weights [float64] wrong.eager: weights: ")
     assert " times the largest error that is possible in this step; at [0,0," in line
     assert err == ""
     assert invoke("report", "results/latest")[0] == 1
@@ -161,7 +161,7 @@ def test_a_time_limit_is_kept(
     code, out, _ = invoke("check", "small/small.yaml", "-d", "float64", "--time-limit", "0.5")
     assert code == 3
     assert (
-        "timeout: 2 cases, the first small/small/b-weights [float64], slow.eager: not done after 0.5 s; the worker was "
+        "timeout: 2 cases, the first small/small/d-weights [float64], slow.eager: not done after 0.5 s; the worker was "
         in out
     )
 
@@ -242,8 +242,8 @@ def test_json_of_every_command_can_be_read(
     assert (code, err) == (1, "")
     assert [
         (item["case"], item["dtype"], item["implementation"], item["stage"], item["rows"]) for item in failures
-    ] == [("small/small/b-weights", dtype, "wrong.eager", "weights", 7) for dtype in ("float32", "float64")] + [
-        ("small/small/d-weights", dtype, "wrong.eager", "weights", 1) for dtype in ("float32", "float64")
+    ] == [("small/small/d-weights", dtype, "wrong.eager", "weights", 1) for dtype in ("float32", "float64")] + [
+        ("small/small/b-weights", dtype, "wrong.eager", "weights", 7) for dtype in ("float32", "float64")
     ]
     assert json.loads(invoke("report", "results/latest", "--json")[1])["failures"] == failures
     assert json.loads(invoke("run", "small", "-b", "wrong", "-d", "float64", "--json")[1])["exit_code"] == 1
@@ -265,10 +265,12 @@ def test_quiet_prints_nothing_when_all_agree_and_else_only_what_is_wrong(
     assert invoke("report", "results/latest", "-q") == (0, "", "")
     code, out, err = invoke("check", "small", "--quiet", "-d", "float64")
     assert (code, err) == (1, "")
-    assert [line.split(" ")[:2] for line in out.splitlines()] == [
-        ["numeric:", "small/small/b-weights"],
+    lines = out.splitlines()
+    assert [line.split(" ")[:2] for line in lines[::2]] == [
         ["numeric:", "small/small/d-weights"],
+        ["numeric:", "small/small/b-weights"],
     ]
+    assert lines[1::2] == ["  B=1 H=1 Lq=1 Lk=3", "  B=1 H=1 Lq=2 Lk=3"]
 
 
 def test_a_run_says_what_it_did_and_leaves_the_report_to_report(

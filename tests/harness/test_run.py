@@ -196,9 +196,10 @@ def test_every_file_of_a_run_is_whole_and_of_the_same_format(honest: Entries, ru
         "environment.json",
         "cases.json",
         "summary.json",
+        "failed.json",
         "rows/part-00000.parquet",
         "logs/first.eager-float64.txt",
         "logs/second.eager-float64.txt",
     }
-    for name in ("environment.json", "cases.json", "summary.json"):
+    for name in ("environment.json", "cases.json", "summary.json", "failed.json"):
         assert json.loads((run.directory / name).read_text())["format"] == FORMAT

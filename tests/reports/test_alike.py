@@ -51,11 +51,12 @@ def test_equal_errors_of_one_implementation_are_one(frames: Frames) -> None:
 def test_the_terminal_tells_it_with_the_number_of_cases(frames: Frames, capsys: pytest.CaptureFixture[str]) -> None:
     print_summary(frames, Path("report.md"), quiet=True)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == [
+    assert lines[:3] == [
         "error: 25 cases, the first file/00 [float64], numpy.eager: TypeError: not | today",
+        "  B=1 H=1 Lq=1 Lk=3",
         "error: file/25 [float64] numpy.eager: TypeError: another",
     ]
-    assert len(lines) == 5
+    assert len(lines) == 2 * 5
 
 
 def test_one_case_in_several_dtypes_is_one_line(
@@ -72,8 +73,8 @@ def test_one_case_in_several_dtypes_is_one_line(
 
 def test_markdown_and_the_summary_of_ci_tell_it_so_too(frames: Frames) -> None:
     assert (
-        r"| `file/00` and 24 more | numpy.eager | float64, float32 | **error** |  | TypeError: not \| today | 26 |"
-        in wrong_section(frames)
+        r"| `file/00` and 24 more<br>B=1 H=1 Lq=1 Lk=3 | numpy.eager | float64, float32 | **error** |  | "
+        r"TypeError: not \| today | 26 |" in wrong_section(frames)
     )
     summary = render_ci_summary(frames, Path("report.md"))
     assert (

@@ -78,13 +78,14 @@ def test_what_is_wrong_is_one_line_each_also_when_it_is_long(
     frames = frames_of(
         write_run([make_row(verdict="numeric", message=message), make_row(dtype="float32", verdict="crash", stage="")])
     )
+    shape = "  B=1 H=1 Lq=1 Lk=3"
     wrong = [
         "crash: file/one [float32] numpy.eager: ",
         f"numeric: file/one [float64] numpy.eager: weights: {message}",
     ]
     command = "Why: attncheck explain file/one numpy.eager --dtype float32"
     assert [line for line in printed(frames) if "file/one" in line] == [*wrong, command]
-    assert printed(frames, quiet=True) == wrong
+    assert printed(frames, quiet=True) == [wrong[0], shape, wrong[1], shape]
 
 
 def test_a_long_list_is_cut_and_says_so(
@@ -92,7 +93,7 @@ def test_a_long_list_is_cut_and_says_so(
 ) -> None:
     frames = frames_of(write_run([make_row(case=f"file/{n:02}", verdict="numeric") for n in range(25)]))
     lines = printed(frames, quiet=True)
-    assert len(lines) == 21
+    assert len(lines) == 2 * 20 + 1
     assert lines[-1] == "and 5 more"
 
 
@@ -145,6 +146,7 @@ def test_the_record_says_the_same_as_plain_data(make_row: MakeRow, write_run: Wr
     assert record["numbers"]["unverified"] == 0
     assert (record["exit_code"], record["report"], record["notes"]) == (1, "here/report.md", [])
     assert record["verdicts"] == {"file/one": {"numpy.eager 1.0 (local)": "**nonfinite** at output"}}
+    assert (record["stopped"], record["in_common"]) == ({}, [])
     assert record["failures"] == [
         {
             "case": "file/one",
@@ -155,5 +157,7 @@ def test_the_record_says_the_same_as_plain_data(make_row: MakeRow, write_run: Wr
             "verdict": "nonfinite",
             "message": "nan",
             "rows": 1,
+            "shape": "B=1 H=1 Lq=1 Lk=3",
+            "tags": [],
         }
     ]

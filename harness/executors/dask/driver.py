@@ -90,7 +90,7 @@ class _Driver:
     def drive(self) -> None:
         """Keep the cluster busy until every unit is judged."""
         self._look()
-        while self._fill() or self._in_flight:
+        while not self.recorder.is_stopped and (self._fill() or self._in_flight):
             try:
                 self._settle(self._done.get(timeout=LOOK_SECONDS))
             except Empty:
@@ -98,6 +98,8 @@ class _Driver:
             if monotonic() - self._looked > LOOK_SECONDS * 5:
                 self._look()
         for suspect in sorted(self._suspects, key=lambda each: each.unit.position):
+            if self.recorder.is_stopped:
+                return
             self._add(judge_alone(self.cluster, self.plan, suspect, self._look), (suspect.unit,))
 
     def cancel(self) -> None:

@@ -110,7 +110,7 @@ def test_what_is_wrong_leads_to_its_cell(failing_frames: Frames, page_of: PageOf
     page = page_of(failing_frames)
     assert page.one("h1").text.startswith("✗ bad is wrong in the only case that it was judged in; ")
     (item,) = page.one("ol", of_class="wrong").all("li")
-    assert item.text == "✗ numeric at weights bad.eager float64 file/one 20 times the bound"
+    assert item.text == "✗ numeric at weights bad.eager float64 file/one B=1 H=1 Lq=1 Lk=3 20 times the bound"
     assert item.one("a").attributes["href"] == "#cell-file-one--bad.eager"
     assert page.one("tbody", id="cell-file-one--bad.eager").all("td", of_class="failing")
 

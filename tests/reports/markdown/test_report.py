@@ -128,7 +128,8 @@ def test_what_is_wrong_is_listed_with_its_first_failing_stage(
     assert f"**{first} Judged 1 of 1 case on each.**" in text
     (listed,) = tables_of(section(text, "What is wrong"))
     assert listed[2] == [
-        "`file/one`", "numpy.eager", "float64", "**numeric**", "`scores`", "differs from numpy.eager", "2",
+        "`file/one`<br>B=1 H=1 Lq=1 Lk=3", "numpy.eager", "float64", "**numeric**", "`scores`",
+        "differs from numpy.eager", "2",
     ]  # fmt: skip
     (verdicts,) = tables_of(section(text, "Verdicts"))
     assert verdicts[2] == ["one", "**numeric** at scores", "agree"]

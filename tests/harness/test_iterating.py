@@ -1,0 +1,263 @@
+"""The loop of somebody who changes a kernel: stop at the first failure, run what failed, go on, select by shape."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from attncheck.api import check
+from attncheck.backends import BackendEntry
+from attncheck.errors import ExitCode, UsageError
+from attncheck.execution.implementations import Implementation, ImplementationSelection
+from attncheck.reading.expected_failures import load_expected_failures
+from attncheck.reading.selection import select_cases
+from attncheck.results.coverage import Stop
+from attncheck.results.failed import FailedEvaluation
+from attncheck.results.reader import read_run
+from attncheck.run import RunSummary, Settings, run_cases
+
+Invoke = Callable[..., tuple[int, str, str]]
+RunFolder = Callable[..., RunSummary]
+
+CASES = """\
+title: Seven lengths
+source: {kind: derivation, title: Made for the tests}
+operation: attention
+defaults: {random: {generator: numpy-legacy, seed: 1}, dtypes: [float64]}
+for_each: {keys: [1, 2, 3, 4, 5, 6, 7]}
+cases:
+  - name: Some keys
+    inputs:
+      query: {draw: randn, shape: [2, 4]}
+      key: {draw: randn, shape: [{each: keys}, 4]}
+      value: {draw: randn, shape: [{each: keys}, 4]}
+"""
+KERNEL = """\
+import numpy as np
+
+def attention(query, key, value):
+    scores = query @ np.swapaxes(key, -1, -2) * query.dtype.type(query.shape[-1] ** -0.5)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    output = weights / weights.sum(-1, keepdims=True) @ value
+    return output * query.dtype.type(2) if key.shape[-2] in WRONG else output
+"""
+"""Wrong for so many keys as WRONG says."""
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Callable[..., None]:
+    """Write keys.yaml with seven cases, and kernel.py, which is wrong for some of them."""
+    (tmp_path / "keys.yaml").write_text(CASES, encoding="utf-8")
+
+    def write(*wrong: int) -> None:
+        (tmp_path / "kernel.py").write_text(f"WRONG = {wrong}\n{KERNEL}", encoding="utf-8")
+
+    return write
+
+
+def ran(folder: Path) -> list[int]:
+    """Return the numbers of keys that were judged."""
+    rows = read_run(folder).rows
+    return sorted({int(case[-1]) for case in rows["case"]})
+
+
+CHECK = ("check", "keys.yaml", "-i", "kernel.py:attention")
+
+
+def test_a_run_stops_at_the_first_failure_says_so_and_goes_on_with_resume(
+    kernel: Callable[..., None], invoke: Invoke, tmp_path: Path
+) -> None:
+    kernel(3, 5)
+    out = tmp_path / "results" / "latest"
+    code, text, err = invoke(*CHECK, "-x")
+    assert (code, err) == (1, "")
+    first, second = text.splitlines()[:2]
+    assert first == (
+        "kernel.attention is wrong in 1 of the 3 cases that it was judged in; the run was stopped after 1 failing "
+        "case. Judged 3 of 7 cases; 4 not run."
+    )
+    assert second == ("Too little was judged: the run was stopped after 1 failing case: 4 of 7 cases were not run.")
+    assert ran(out) == [1, 2, 3]
+    assert invoke("report", str(out))[0] == 1
+    quiet = invoke(*CHECK, "-x", "--quiet")[1]
+    assert quiet.startswith("too little was judged: the run was stopped after 1 failing case: 4 of 7 cases")
+    page = (out / "report" / "report.html").read_text()
+    assert "was stopped after failing cases, as it was asked to" in page
+    assert "the run was stopped after 1 failing case" in (out / "report" / "junit.xml").read_text()
+    code, text, _ = invoke(*CHECK, "-x", "--resume")
+    assert code == 1
+    assert ran(out) == [1, 2, 3, 4, 5]
+    assert "2 of the 5 cases that it was judged in; the run was stopped after 1 failing case." in text
+    code, text, _ = invoke(*CHECK, "--resume")
+    assert code == 1
+    assert text.startswith(
+        "kernel.attention is wrong in 2 of the 7 cases that it was judged in. Judged 7 of 7 cases.\n"
+    )
+    assert "stopped" not in json.loads((out / "summary.json").read_text())
+
+
+def test_maxfail_counts_failing_cases(kernel: Callable[..., None], invoke: Invoke, tmp_path: Path) -> None:
+    kernel(2, 4, 6, 7)
+    code, text, _ = invoke(*CHECK, "--maxfail", "3")
+    assert code == 1
+    assert "the run was stopped after 3 failing cases. Judged 6 of 7 cases; 1 not run." in text
+    assert json.loads((tmp_path / "results/latest/summary.json").read_text())["stopped"] == {
+        "failing": 3,
+        "not_run": 1,
+        "in_part": 0,
+    }
+    code, text, _ = invoke(*CHECK, "--maxfail", "4")  # the last case of all: nothing was left
+    assert code == 1
+    assert "stopped" not in text
+    assert invoke(*CHECK, "--maxfail", "0")[0] == 2
+
+
+def test_what_failed_is_run_again_until_nothing_fails(
+    kernel: Callable[..., None], invoke: Invoke, tmp_path: Path
+) -> None:
+    out = tmp_path / "results" / "latest"
+    kernel(2, 3, 5)
+    _, _, err = invoke(*CHECK, "--failed")
+    assert err == "attncheck: there are no earlier results in results/latest: every selected case runs\n"
+    assert ran(out) == [1, 2, 3, 4, 5, 6, 7]
+    kernel(3, 5, 7)
+    code, text, err = invoke(*CHECK, "--failed")
+    assert code == 1
+    assert err == "attncheck: 3 of 7 cases failed last time in results/latest and run alone\n"
+    assert "Judged 3 of 3 cases." in text
+    assert "Only what was picked ran: the cases keys.yaml; what failed last time in results/latest." in text
+    assert ran(out) == [2, 3, 5]
+    kernel(5)
+    invoke(*CHECK, "--failed", "-x")
+    assert ran(out) == [3, 5]
+    invoke(*CHECK, "-k", "Lk=1")  # has nothing to do with it
+    kernel(5, 7)
+    invoke(*CHECK, "--failed")
+    assert ran(out) == [5]
+    kernel()
+    assert invoke(*CHECK, "--failed")[0] == 0
+    code, text, err = invoke(*CHECK, "--failed")
+    assert err == "attncheck: nothing failed last time in results/latest: every selected case runs\n"
+    assert text.startswith("kernel.attention agrees with the exact answer. Judged 7 of 7 cases.\n")
+
+
+def test_a_stopped_run_of_what_failed_goes_on_with_the_rest_of_that(
+    kernel: Callable[..., None], invoke: Invoke, tmp_path: Path
+) -> None:
+    kernel(2, 3, 5, 6)
+    invoke(*CHECK)
+    kernel(3, 6)
+    invoke(*CHECK, "--failed", "-x")
+    assert ran(tmp_path / "results" / "latest") == [2, 3]
+    invoke(*CHECK, "--failed", "--resume")
+    assert ran(tmp_path / "results" / "latest") == [2, 3, 5, 6]
+    invoke(*CHECK, "--failed")
+    assert ran(tmp_path / "results" / "latest") == [3, 6]
+
+
+def test_what_failed_can_come_first(kernel: Callable[..., None], invoke: Invoke, tmp_path: Path) -> None:
+    kernel(6)
+    invoke(*CHECK)
+    kernel(6, 1)
+    _, text, err = invoke(*CHECK, "--failed-first", "-x")
+    assert err == "attncheck: 1 of 7 cases failed last time in results/latest and runs first\n"
+    assert "Judged 1 of 7 cases; 6 not run." in text
+    assert ran(tmp_path / "results" / "latest") == [6]
+    assert invoke(*CHECK, "--failed-first")[0] == 1
+    assert ran(tmp_path / "results" / "latest") == [1, 2, 3, 4, 5, 6, 7]
+    code, out, err = invoke(*CHECK, "--failed-first", "--failed")
+    assert (code, out) == (2, "")
+    assert err.startswith("attncheck: --failed runs what failed last time alone, --failed-first before the rest")
+
+
+def test_damaged_earlier_results_are_said_and_replaced(
+    kernel: Callable[..., None], invoke: Invoke, tmp_path: Path
+) -> None:
+    kernel(4)
+    invoke(*CHECK)
+    path = tmp_path / "results" / "latest" / "failed.json"
+    path.write_text('{"format": 8, "failed": [[]]}')
+    code, text, err = invoke(*CHECK, "--failed")
+    assert code == 1
+    assert err.startswith("attncheck: what failed last time is not known: results/latest/failed.json is not what ")
+    assert err.endswith(": every selected case runs\n")
+    assert "Judged 7 of 7 cases." in text
+    assert json.loads(path.read_text())["failed"] == [["keys/some-keys-keys-4", "float64", "kernel.attention"]]
+
+
+def test_a_selection_by_shape_is_said_in_the_report_and_lists_cases(
+    kernel: Callable[..., None], invoke: Invoke, tmp_path: Path
+) -> None:
+    kernel()
+    (tmp_path / "pyproject.toml").write_text('[tool.attncheck]\nmin_judged = "100%"\n')
+    code, text, _ = invoke(*CHECK, "-k", "Lk>=6 or keys-1", "--json")
+    assert code == 0
+    assert ran(tmp_path / "results" / "latest") == [1, 6, 7]
+    assert 'the cases that match "Lk>=6 or keys-1".' in json.loads(text)["sentences"][-1]
+    assert read_run(tmp_path / "results" / "latest").environment["asked"]["match"] == ["Lk>=6 or keys-1"]
+    assert invoke("list", "cases", "keys.yaml", "-k", "Lk=3")[1].startswith("keys/some-keys-keys-3  ")
+    code, out, err = invoke(*CHECK, "-k", "Lk>>6")
+    assert (code, out) == (2, "")
+    assert err == "attncheck: -k: expected a whole number or an axis, got '>'\n  Lk>>6\n     ^\n"
+    assert invoke(*CHECK, "-k", "Lk=99")[0] == 2
+
+
+def test_a_run_without_a_report_has_the_same_options(
+    kernel: Callable[..., None], invoke: Invoke, tmp_path: Path
+) -> None:
+    kernel(2, 4)
+    code, text, _ = invoke("run", *CHECK[1:], "-x", "-k", "Lk>2")
+    assert code == 1
+    assert "Judged 2 of 5 cases; 3 not run." in text
+    invoke("run", *CHECK[1:], "--failed")
+    assert ran(tmp_path / "results" / "latest") == [4]
+
+
+def test_from_python_a_check_can_be_narrowed_and_stopped(tmp_path: Path, kernel: Callable[..., None]) -> None:
+    kernel(3, 4, 5)
+    target, cases, out = f"{tmp_path / 'kernel.py'}:attention", [str(tmp_path / "keys.yaml")], tmp_path / "out"
+    result = check(target, cases=cases, match="Lk>3", max_failures=1, output=out)
+    assert (result.exit_code, result.judged, result.asked) == (ExitCode.DISAGREE, 1, 4)
+    assert "the run was stopped after 1 failing case" in result.headline
+    again = check(target, cases=cases, output=out, failed=True)
+    assert (again.judged, again.asked) == (1, 1)
+    for wrong, message in (
+        ({"failed": True}, "failed: expected an output folder"),
+        ({"max_failures": 0}, "max_failures: expected a number of cases, at least 1; got 0"),
+        ({"match": "Lk>"}, "match: expected a whole number or an axis, got the end"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            check(target, cases=cases, **wrong)  # type: ignore[arg-type]
+
+
+WRONG = "def softmax(scores):\n    stages = numpy_backend.softmax(scores); stages['weights'] *= -1; return stages"
+
+
+def test_a_stopped_run_looks_for_no_outdated_records_and_tells_failures_as_they_happen(
+    case_folder: Path, tmp_path: Path, honest: tuple[BackendEntry, ...], make_backend: Callable[..., BackendEntry]
+) -> None:
+    entries = (honest[0], make_backend("wrong", WRONG))
+    (tmp_path / "known.yaml").write_text(
+        "- {implementation: wrong.*, cases: ['*/a-scores'], verdict: numeric, decided: numeric, reason: it never was}\n"
+    )
+    told: list[FailedEvaluation] = []
+    settings = Settings(
+        tmp_path / "out",
+        dtypes=("float64",),
+        expected_failures=load_expected_failures([tmp_path / "known.yaml"]),
+        complete=True,
+        max_failures=1,
+    )
+    summary = run_cases(
+        select_cases(["small"], base=tmp_path).cases,
+        ImplementationSelection(tuple(map(Implementation, entries))),
+        settings,
+        on_failure=told.append,
+    )
+    assert summary.exit_code is ExitCode.DISAGREE
+    assert summary.stopped == Stop(1, not_run=2)
+    assert {row.verdict for row in summary.failures} == {"numeric"}  # and no xpass
+    assert [str(each) for each in told] == ["wrong.eager: small/small/b-weights [float64]: numeric at weights"]

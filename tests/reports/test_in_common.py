@@ -1,0 +1,282 @@
+"""What failing cases have in common: found where it is so, said in the simplest words, and never made up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attncheck.execution.implementation_selection import select_implementations
+from attncheck.execution.limits import Limits
+from attncheck.reading.expression import read_expression
+from attncheck.reading.record import case_record
+from attncheck.reading.selection import select_cases
+from attncheck.reports.ci import render_ci_summary
+from attncheck.reports.frames import Frames
+from attncheck.reports.html.render import render_html
+from attncheck.reports.in_common import in_common, in_common_lines
+from attncheck.reports.markdown.report import render_markdown
+from attncheck.reports.simplest import lengths_of
+from attncheck.reports.terminal import as_record, print_summary
+from attncheck.results.format import Row
+from attncheck.run import Settings, run_cases
+
+Record = Mapping[str, Any]
+MakeRow = Callable[..., Row]
+Judged = Callable[..., Frames]
+FramesOf = Callable[..., Frames]
+
+
+@pytest.fixture(scope="module")
+def corpus() -> list[dict[str, Any]]:
+    """The records of the bundled cases of attention."""
+    selection = select_cases()
+    return [case_record(case, selection.tags) for case in selection.cases if case.operation == "attention"]
+
+
+@pytest.fixture
+def judged(make_row: MakeRow, write_run: Callable[..., Path], frames_of: FramesOf) -> Judged:
+    """Return the frames of a run in which those cases fail of which a function says so; it is given a dtype, too."""
+
+    def make(
+        cases: Sequence[Record],
+        verdict_of: Callable[[Record, Mapping[str, int], str], object],
+        dtypes: Sequence[str] = ("float64", "float32"),
+    ) -> Frames:
+        rows = []
+        for case in cases:
+            for dtype in dtypes:
+                found = verdict_of(case, lengths_of(case), dtype)
+                verdict = found if isinstance(found, str) else "numeric" if found else "agree"
+                stage = "" if verdict in ("error", "untried", "unsupported") else "output"
+                rows.append(make_row(case=case["id"], dtype=dtype, verdict=verdict, stage=stage))
+        return frames_of(write_run(rows, cases=[dict(case) for case in cases]))
+
+    return make
+
+
+def grouped(lengths: Mapping[str, int]) -> bool:
+    return lengths["H"] != lengths["Hkv"]
+
+
+@pytest.mark.parametrize(
+    ("where", "fails"),
+    [
+        ("Lk is no multiple of 8", lambda case, lengths, dtype: lengths["Lk"] % 8),
+        ("Lk is odd", lambda case, lengths, dtype: lengths["Lk"] % 2),
+        ("H differs from Hkv", lambda case, lengths, dtype: grouped(lengths)),
+        (
+            "is_causal is set and Lq differs from Lk",
+            lambda case, lengths, dtype: case["options"].get("is_causal") and lengths["Lq"] != lengths["Lk"],
+        ),
+        ("D > 64", lambda case, lengths, dtype: lengths["D"] > 64),
+        ("Lq is 1", lambda case, lengths, dtype: lengths["Lq"] == 1),
+        ("softcap is set", lambda case, lengths, dtype: "softcap" in case["options"]),
+        ("mask is not given", lambda case, lengths, dtype: "mask" not in case["inputs"]),
+        ("bias is given and mask is given", lambda case, lengths, dtype: {"mask", "bias"} <= case["inputs"].keys()),
+        (
+            "the mask is spread over queries",
+            lambda case, lengths, dtype: case["inputs"].get("mask", [0] * 4)[2] == 1 and lengths["Lq"] > 1,
+        ),
+        ("the tag is range", lambda case, lengths, dtype: "range" in case["tags"]),
+        (
+            "window is set and H differs from Hkv",
+            lambda case, lengths, dtype: grouped(lengths) and case["options"].get("window"),
+        ),
+    ],
+)
+def test_what_is_so_is_found_and_counted(
+    corpus: list[dict[str, Any]], judged: Judged, where: str, fails: Callable[..., object]
+) -> None:
+    frames = judged(corpus, fails)
+    count = sum(bool(fails(case, lengths_of(case), "")) for case in corpus)
+    [line] = in_common_lines(frames)
+    others = len(corpus) - count
+    assert line == f"numpy.eager fails where {where}: {count} of {count}; passes elsewhere: {others} of {others}"
+
+
+def test_a_dtype_is_a_feature_of_evaluations(corpus: list[dict[str, Any]], judged: Judged) -> None:
+    frames = judged(corpus, lambda case, lengths, dtype: dtype == "float32")
+    count = len(corpus)
+    assert in_common_lines(frames) == [
+        f"numpy.eager fails where the dtype is float32: {count} of {count} evaluations; "
+        f"passes elsewhere: {count} of {count}"
+    ]
+    frames = judged(corpus, lambda case, lengths, dtype: dtype == "float32" and grouped(lengths))
+    [found] = in_common(frames)
+    assert found.where == "the dtype is float32 and H differs from Hkv"
+    assert found.noun == "evaluation"
+
+
+def test_where_not_all_fail_that_have_it_the_counts_say_so(corpus: list[dict[str, Any]], judged: Judged) -> None:
+    held = [case["id"] for case in corpus if grouped(lengths_of(case))]
+    spared = set(held[::10])
+    frames = judged(corpus, lambda case, lengths, dtype: grouped(lengths) and case["id"] not in spared)
+    others = len(corpus) - len(held)
+    assert in_common_lines(frames) == [
+        f"numpy.eager fails only where H differs from Hkv: {len(held) - len(spared)} of {len(held)}; "
+        f"passes elsewhere: {others} of {others}"
+    ]
+    spared = set(held[::2])  # too many of them pass
+    assert in_common(judged(corpus, lambda case, lengths, dtype: grouped(lengths) and case["id"] not in spared)) == ()
+
+
+def test_what_passes_elsewhere_passes_without_an_exception(corpus: list[dict[str, Any]], judged: Judged) -> None:
+    other = next(case["id"] for case in corpus if not grouped(lengths_of(case)) and "softcap" not in case["options"])
+    frames = judged(corpus, lambda case, lengths, dtype: "softcap" in case["options"] or case["id"] == other)
+    assert in_common(frames) == ()
+
+
+@pytest.mark.parametrize("fails", [lambda *_: False, lambda *_: True])
+def test_of_what_is_right_or_wrong_everywhere_nothing_is_said(
+    corpus: list[dict[str, Any]], judged: Judged, fails: Callable[..., object]
+) -> None:
+    assert in_common(judged(corpus, fails)) == ()
+
+
+@pytest.mark.parametrize(("failing", "passing"), [(2, 40), (40, 2), (3, 3)])
+def test_of_a_few_cases_nothing_is_said(
+    corpus: list[dict[str, Any]], judged: Judged, failing: int, passing: int
+) -> None:
+    wrong = [case for case in corpus if grouped(lengths_of(case))][:failing]
+    right = [case for case in corpus if not grouped(lengths_of(case))][:passing]
+    assert in_common(judged(wrong + right, lambda case, lengths, dtype: grouped(lengths))) == ()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_of_cases_that_were_drawn_no_story_is_told(corpus: list[dict[str, Any]], judged: Judged, seed: int) -> None:
+    generator = random.Random(seed)
+    cases = generator.sample(corpus, generator.choice([8, 20, 60, 200, 500]))
+    chosen = {case["id"] for case in generator.sample(cases, generator.randint(3, min(40, len(cases) // 2)))}
+    assert in_common(judged(cases, lambda case, lengths, dtype: case["id"] in chosen, ("float64",))) == ()
+
+
+def test_what_was_not_judged_or_fails_as_expected_says_nothing(corpus: list[dict[str, Any]], judged: Judged) -> None:
+    """Cases that were not tried after ten equal crashes would else hide where the crashes are."""
+
+    def verdict(case: Record, lengths: Mapping[str, int], dtype: str) -> str:
+        if grouped(lengths):
+            return "error"
+        return {0: "untried", 1: "unsupported"}.get(len(case["id"]) % 3, "agree")
+
+    [found] = in_common(judged(corpus, verdict))
+    assert found.where == "H differs from Hkv"
+    assert found.others == sum(len(case["id"]) % 3 == 2 for case in corpus if not grouped(lengths_of(case)))
+
+
+def test_two_ways_of_failing_are_told_apart(corpus: list[dict[str, Any]], judged: Judged) -> None:
+    def verdict(case: Record, lengths: Mapping[str, int], dtype: str) -> str:
+        return "error" if "softcap" in case["options"] else "numeric" if grouped(lengths) else "agree"
+
+    frames = judged(corpus, verdict)
+    assert [(each.verb, each.where) for each in in_common(frames)] == [
+        ("is wrong", "H differs from Hkv"),
+        ("could not be run", "softcap is set"),
+    ]
+
+
+def test_every_report_says_it_before_the_list(
+    corpus: list[dict[str, Any]], judged: Judged, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frames = judged(corpus, lambda case, lengths, dtype: "softcap" in case["options"])
+    [line] = in_common_lines(frames)
+    print_summary(frames, Path("report.html"), quiet=True)
+    assert capsys.readouterr().out.splitlines()[0] == f"{line}."
+    [record] = as_record(frames, Path("report.md"), 1)["in_common"]  # type: ignore[arg-type]
+    count = sum("softcap" in case["options"] for case in corpus)
+    assert record == {
+        "environment": "local",
+        "implementation": "numpy.eager",
+        "text": line,
+        "where": "softcap is set",
+        "failing": count,
+        "of": count,
+        "passing_elsewhere": len(corpus) - count,
+        "counted": "cases",
+    }
+    assert f"<strong>{line}.</strong>" in render_html(frames)
+    said = f"**{line}.**".replace("_", r"\_")
+    assert said in render_markdown(frames)
+    assert said in render_ci_summary(frames, Path("report.md"))
+
+
+KERNELS = """\
+import numpy as np
+
+
+def _attention(query, key, value, mask, is_causal, scale):
+    groups = query.shape[1] // key.shape[1]
+    key, value = (np.repeat(each, groups, axis=1) for each in (key, value))
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ np.swapaxes(key, -1, -2) * np.asarray(scale, query.dtype)
+    if is_causal:
+        causal = np.tri(*scores.shape[-2:], dtype=bool)
+        mask = causal if mask is None else mask & causal
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf)
+    top = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+    weights = np.exp(scores - np.where(np.isfinite(top), top, 0))
+    total = weights.sum(axis=-1, keepdims=True)
+    return weights / np.where(total == 0, 1, total) @ value
+
+
+def right(query, key, value, *, mask=None, is_causal=False, scale=None):
+    return _attention(query, key, value, mask, is_causal, scale)
+
+
+def wrong_everywhere(query, key, value, *, mask=None, is_causal=False, scale=None):
+    return _attention(query, key, value, mask, is_causal, scale) + np.asarray(1, query.dtype)
+
+
+def wrong_behind_a_tile(query, key, value, *, mask=None, is_causal=False, scale=None):
+    output = _attention(query, key, value, mask, is_causal, scale)
+    return output + np.asarray(1, query.dtype) if key.shape[2] % 8 else output
+
+
+def wrong_for_groups(query, key, value, *, mask=None, is_causal=False, scale=None):
+    repeated = np.concatenate([key] * (query.shape[1] // key.shape[1]), axis=1)  # in the order of other frameworks
+    return _attention(query, repeated, np.concatenate([value] * (query.shape[1] // key.shape[1]), axis=1), mask,
+                      is_causal, scale)
+
+
+def wrong_for_causal(query, key, value, *, mask=None, is_causal=False, scale=None):
+    if is_causal:  # aligned to the other corner
+        lengths = query.shape[2], key.shape[2]
+        causal = np.tri(*lengths, lengths[1] - lengths[0], dtype=bool)
+        mask = causal if mask is None else mask & causal
+    return _attention(query, key, value, mask, False, scale)
+"""
+
+
+@pytest.fixture(scope="module")
+def of_kernels(tmp_path_factory: pytest.TempPathFactory, frames_of: FramesOf) -> Frames:
+    """Frames of five kernels, really run."""
+    folder = tmp_path_factory.mktemp("kernels")
+    (folder / "kernels.py").write_text(KERNELS, encoding="utf-8")
+    names = ("right", "wrong_everywhere", "wrong_behind_a_tile", "wrong_for_groups", "wrong_for_causal")
+    chosen = select_implementations(None, [f"{folder / 'kernels.py'}:{name}" for name in names])
+    files = ["attention", "grouped_heads", "coincidences", "precision", "probes/masks", "kernel_shapes/*"]
+    plain = read_expression("not alignment and B>0", "-k")  # with the other corner's causality come masks
+    cases = select_cases(files, dtypes=("float32",), expression=plain).cases
+    run_cases(cases, chosen, Settings(folder / "out", dtypes=("float32",), limits=Limits(workers=1)))
+    return frames_of(folder / "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("right", ()),
+        ("wrong_everywhere", ()),
+        ("wrong_behind_a_tile", ("Lk is no multiple of 8",)),
+        ("wrong_for_groups", ("H differs from Hkv and Hkv > 1",)),
+        ("wrong_for_causal", ("is_causal is set and Lq differs from Lk",)),
+    ],
+)
+def test_faulty_kernels_are_told_by_what_their_failing_cases_share(
+    of_kernels: Frames, name: str, words: Iterable[str]
+) -> None:
+    found = [each for each in in_common(of_kernels) if each.column.implementation == f"kernels.{name}"]
+    assert [each.where for each in found] == list(words)
