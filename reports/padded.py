@@ -35,7 +35,9 @@ def padded_sentences(frames: Frames) -> Iterator[str]:
         name = column.title(with_environment=len(frames.asked) > 1, with_version=False)
         was = "1 case was" if cases == 1 else f"{cases:,} cases were"
         parts = [f"{count:,} with {kind}" for kind, count in kinds.items()]
-        if len(parts) == 1:
+        if not parts:  # rows that somebody else wrote
+            yield f"On {name}, {was} padded."
+        elif len(parts) == 1:
             yield f"On {name}, {was} padded with {next(iter(kinds))}, as it requires."
         else:
             yield f"On {name}, {was} padded, as it requires: {', '.join(parts[:-1])} and {parts[-1]}."

@@ -35,6 +35,7 @@ COLUMNS, MORE = (
             "1 with queries.",
         ),
         ([None, None], ""),
+        (["with something else", None], "On numpy.eager, 1 case was padded."),  # as nobody here writes it
     ],
 )
 def test_the_facts_count_cases_by_what_was_added(
