@@ -89,7 +89,7 @@ class Reference:
             case, inputs = self.case, self.inputs
             if computed_in is not None:
                 inputs = convert_inputs(case, make_exact_inputs(case), self.truth.dtype, computed_in)
-            # Of an essential form the radii of what became the mask say nothing; all numbers' are laid out alike.
+            # Of a canonical form the radii of what became the mask say nothing; all numbers' are laid out alike.
             radius = canonical_form(case.operation, case.options, inputs.radius).inputs
             found = propagate(self.truth.operation, self.truth.options, Inputs(self.truth.inputs, radius))
             self._balls[computed_in] = found, inputs

@@ -57,7 +57,7 @@ class Truth:
     are given, of so many ``queries``, inputs, exact values and bounds are those of these rows alone, and of whole
     stages that have no query rows.
 
-    ``posed`` is the computation as it was asked for; ``options`` and ``inputs`` are its essential form, with one mask
+    ``posed`` is the computation as it was asked for; ``options`` and ``inputs`` are its canonical form, with one mask
     and without NaN. ``solved`` are the oracle's own stages, ``exact`` the same with what ``special`` rows give and
     without what is ``undefined``. ``inner`` are stages between, in float64, where the score matrix is too large for
     more. Exact stages and bounds that were found before come out of the ``store``.

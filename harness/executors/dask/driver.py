@@ -1,7 +1,8 @@
 """A plan driven through a cluster: batches of units in flight, results written as they come.
 
 The client plans and writes; the workers compute everything. Only a few batches are in flight at a time, so that what
-the client and the scheduler hold does not grow with the plan. What kills workers is tried again alone (``alone.py``).
+the client and the scheduler hold does not grow with the plan. What kills workers is tried again alone
+(``quarantine.py``).
 """
 
 from __future__ import annotations
