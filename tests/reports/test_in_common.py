@@ -203,24 +203,14 @@ def test_every_report_says_it_before_the_list(
     assert said in render_ci_summary(frames, Path("report.md"))
 
 
-KERNELS = """\
-import numpy as np
+EXAMPLE = Path(__file__).parents[2] / "examples" / "numpy_kernel.py"
+KERNELS = (
+    EXAMPLE.read_text(encoding="utf-8")
+    + """
 
 
 def _attention(query, key, value, mask, is_causal, scale):
-    groups = query.shape[1] // key.shape[1]
-    key, value = (np.repeat(each, groups, axis=1) for each in (key, value))
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = query @ np.swapaxes(key, -1, -2) * np.asarray(scale, query.dtype)
-    if is_causal:
-        causal = np.tri(*scores.shape[-2:], dtype=bool)
-        mask = causal if mask is None else mask & causal
-    if mask is not None:
-        scores = np.where(mask, scores, -np.inf)
-    top = scores.max(axis=-1, keepdims=True, initial=-np.inf)
-    weights = np.exp(scores - np.where(np.isfinite(top), top, 0))
-    total = weights.sum(axis=-1, keepdims=True)
-    return weights / np.where(total == 0, 1, total) @ value
+    return attention(query, key, value, mask=mask, is_causal=is_causal, scale=scale)
 
 
 def right(query, key, value, *, mask=None, is_causal=False, scale=None):
@@ -249,6 +239,7 @@ def wrong_for_causal(query, key, value, *, mask=None, is_causal=False, scale=Non
         mask = causal if mask is None else mask & causal
     return _attention(query, key, value, mask, False, scale)
 """
+)
 
 
 @pytest.fixture(scope="module")
