@@ -11,16 +11,14 @@ ratio is that of the same round.
 from __future__ import annotations
 
 import argparse
-import os
-import resource
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+
+from measuring import Timed, shown, timed
 
 from attncheck.store import VARIABLE
 
@@ -64,14 +62,12 @@ def commands(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def timed(command: Sequence[str], environment: Mapping[str, str]) -> tuple[float, float]:
-    """Run a command to its end; return seconds by the clock, and of processors, its children's among them."""
-    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
-    wall, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode not in (0, 1):
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-500:]}")
-    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+def checked(command: Sequence[str], environment: Mapping[str, str]) -> Timed:
+    """Run a command to its end; what could not be run has no time."""
+    found = timed(command, environment)
+    if not found.ended.startswith(("exit 0", "exit 1")):
+        raise SystemExit(f"{' '.join(command)}: {found.ended}")
+    return found
 
 
 def table(walls: Sequence[Mapping[str, float]], processors: Sequence[Mapping[str, float]]) -> list[str]:
@@ -92,11 +88,6 @@ def table(walls: Sequence[Mapping[str, float]], processors: Sequence[Mapping[str
     return lines
 
 
-def shown(numbers: Sequence[float], unit: str) -> str:
-    """Write the median, with the least and the largest."""
-    return f"{median(numbers):.3g}{unit} ({min(numbers):.3g} to {max(numbers):.3g})"
-
-
 def main() -> None:
     """Measure, print and write the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -108,12 +99,12 @@ def main() -> None:
         environment = {VARIABLE: str(folder / "cache"), "TF_CPP_MIN_LOG_LEVEL": "3"}
         asked = commands(folder)
         for command in asked.values():  # the first time everything is worked out, and files come into memory
-            timed(command, environment)
+            checked(command, environment)
         walls, processors = [], []
         for number in range(options.rounds):
-            found = {each: timed(command, environment) for each, command in asked.items()}
-            walls.append({each: wall for each, (wall, _) in found.items()})
-            processors.append({each: processor for each, (_, processor) in found.items()})
+            found = {each: checked(command, environment) for each, command in asked.items()}
+            walls.append({each: of.wall for each, of in found.items()})
+            processors.append({each: of.processor for each, of in found.items()})
             print(
                 f"round {number + 1}: {', '.join(f'{each} {wall:.1f} s' for each, wall in walls[-1].items())}",
                 flush=True,

@@ -1,10 +1,15 @@
-"""What benchmarks share: one thread, and tables."""
+"""What benchmarks share: one thread, the time of whole commands, and tables."""
 
 from __future__ import annotations
 
 import os
+import resource
+import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
@@ -13,6 +18,30 @@ def on_one_thread() -> None:
     """Begin anew with libraries on one thread, unless they are: NumPy reads these variables when it is loaded."""
     if any(os.environ.get(name) != "1" for name in _THREADS):
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | dict.fromkeys(_THREADS, "1"))
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One command: seconds by the clock, and of processors, its children's among them."""
+
+    wall: float
+    processor: float
+    ended: str
+
+
+def timed(command: Sequence[str], environment: Mapping[str, str]) -> Timed:
+    """Run a command to its end."""
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    wall, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    last = (done.stdout.strip() or done.stderr.strip() or "nothing").splitlines()[-1]
+    return Timed(wall, processor, f"exit {done.returncode}: {last[:150]}")
+
+
+def shown(numbers: Sequence[float], unit: str = " s") -> str:
+    """Write the median, with the least and the largest."""
+    return f"{median(numbers):.3g}{unit} ({min(numbers):.3g} to {max(numbers):.3g})"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

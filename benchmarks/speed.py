@@ -13,16 +13,14 @@ from __future__ import annotations
 import argparse
 import os
 import pickle
-import resource
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+
+from measuring import Timed, shown, timed
 
 from attncheck.backends import BACKENDS
 from attncheck.execution.environment import with_cache
@@ -31,25 +29,6 @@ from attncheck.reading.selection import select_cases
 from attncheck.store import VARIABLE
 
 PEER = Path(__file__).parent / "peer" / "test_peer.py"
-
-
-@dataclass(frozen=True)
-class Timed:
-    """One command: seconds by the clock, and of processors, its children's among them."""
-
-    wall: float
-    processor: float
-    ended: str
-
-
-def timed(command: Sequence[str], environment: Mapping[str, str]) -> Timed:
-    """Run a command to its end."""
-    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
-    wall, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    last = (done.stdout.strip() or done.stderr.strip() or "nothing").splitlines()[-1]
-    return Timed(wall, processor, f"exit {done.returncode}: {last[:150]}")
 
 
 def write_tasks(patterns: Sequence[str], path: Path) -> int:
@@ -87,11 +66,6 @@ def one_round(patterns: Sequence[str], backends: Sequence[str], folder: Path, ta
         found[f"peer, {when}"] = timed(peer, given[1])
     found["import tensorflow"] = timed([sys.executable, "-c", "import tensorflow"], {"TF_CPP_MIN_LOG_LEVEL": "3"})
     return found
-
-
-def shown(numbers: Sequence[float], unit: str = " s") -> str:
-    """Write the median, with the least and the largest."""
-    return f"{median(numbers):.3g}{unit} ({min(numbers):.3g} to {max(numbers):.3g})"
 
 
 def table(rounds: Sequence[Mapping[str, Timed]]) -> list[str]:
