@@ -65,6 +65,8 @@ class JudgingProcesses:
         if getattr(self._own, "worker", None) is None:
             worker = WorkerProcess()
             self._living.append(worker)
+            if self._closed:  # while it started; whoever closed may not have seen it
+                worker.end()
             worker.call(limit_threads, 1, seconds=math.inf)
             worker.call(_prepare, self._judge, seconds=math.inf)
             self._own.worker = worker

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from attncheck.backends import BACKENDS, numpy_backend
+from attncheck.execution.call import WorkerDied
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Outcome, evaluate_on
@@ -95,3 +97,15 @@ def test_what_the_store_did_is_counted(
         started.close()
     assert counts[0]["kept"] == counts[0]["missing"] > 0
     assert counts[1] == {"found": 1}
+
+
+def test_processes_that_are_closed_while_they_start_are_ended(
+    questions: list[tuple[Case, str, Inputs, dict[str, Outcome]]],
+) -> None:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    started = JudgingProcesses(Judge((NUMPY,)), 2)
+    futures = [started.submit(*question) for question in questions]
+    started.close()
+    assert all(future.cancelled() or isinstance(future.exception(), WorkerDied) for future in futures)
+    left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    assert not [child for child in left if child.is_running() and "resource_tracker" not in " ".join(child.cmdline())]
