@@ -217,7 +217,7 @@ UseCache = Annotated[
     typer.Option(
         "--cache/--no-cache",
         help="Take exact answers, error bounds and verdicts on the same numbers from earlier runs, which keep them in "
-        "your cache folder. They are the same without, only later.",
+        "your cache folder. The results are the same without it, and take longer.",
         show_default="on",
     ),
 ]
