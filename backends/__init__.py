@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from attncheck.backends.entry import EAGER as EAGER
+from attncheck.backends.entry import EAGER_MODE as EAGER_MODE
 from attncheck.backends.entry import NATIVE as NATIVE
 from attncheck.backends.entry import PADDED_BY as PADDED_BY
 from attncheck.backends.entry import PYTHONS as PYTHONS
@@ -176,8 +177,9 @@ BACKENDS: Mapping[str, BackendEntry] = {
             "jax",
             "attncheck.backends.jax_backend",
             ("jax", "jaxlib"),
+            default_mode="jit",  # what is not inside jax.jit is compiled too, each operation by itself
             modes=(
-                Mode("jit", "attncheck.backends.jax_jit", "the eager code in jax.jit"),
+                Mode("jit", "attncheck.backends.jax_jit", "the eager code in jax.jit: JAX's default mode"),
                 Mode(
                     "jit_output",
                     "attncheck.backends.jax_jit_output",

@@ -14,6 +14,9 @@ NATIVE: Mapping[str, str] = {"float64": "native", "float32": "native"}
 EAGER: Mapping[str, str] = {**NATIVE, "bfloat16": "eager", "float16": "eager"}
 """Every intermediate is stored; in 16 bit, products and sums accumulate in float32."""
 
+EAGER_MODE = "eager"
+"""The mode that every framework has: modular code, one operation after the other."""
+
 PYTHONS = ("3.11", "3.12", "3.13")
 """Releases of Python on which everything is tested."""
 PADDED_BY = frozenset({"key_lengths", "mask", "scale"})
@@ -61,8 +64,9 @@ class Mode:
 class BackendEntry:
     """One framework's line in the table.
 
-    ``module`` is the eager mode's, which runs by default; ``modes`` are all others. ``packages`` are the distributions
-    whose versions a report names, the first one the importable framework itself. ``own_process_for`` names the dtypes
+    ``module`` is the eager mode's; ``modes`` are all others. ``default_mode`` names the one that runs where nobody says
+    which: the way in which the framework's users compute. ``packages`` are the distributions whose versions a report
+    names, the first one the importable framework itself. ``own_process_for`` names the dtypes
     that need a process of their own, because the framework has to be configured for them as a whole. ``environment`` is
     set in the worker before the framework is imported. ``classes`` are the eager mode's. ``cache`` are the variables by
     which the framework keeps what it compiles in a ``{folder}``, ``without_cache`` those by which it keeps nothing.
@@ -76,6 +80,7 @@ class BackendEntry:
     module: str
     packages: tuple[str, ...]
     modes: tuple[Mode, ...] = ()
+    default_mode: str = EAGER_MODE
     own_process_for: frozenset[str] = frozenset()
     environment: Mapping[str, str] = field(default_factory=dict)
     classes: Mapping[str, str] = field(default_factory=lambda: EAGER)
@@ -102,15 +107,15 @@ class BackendEntry:
     @property
     def all_modes(self) -> Mapping[str, Mode]:
         """Every mode by name, eager first."""
-        eager = Mode("eager", self.module, "modular code, one operation after the other", self.classes)
+        eager = Mode(EAGER_MODE, self.module, "modular code, one operation after the other", self.classes)
         return {mode.name: mode for mode in (eager, *self.modes)}
 
     def requires_of(self, mode: str, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
         """Return what a mode requires of shapes, and the keywords that its ``function`` can be given for padding."""
         return self.all_modes[mode].requires, PADDED_BY
 
-    def load(self, mode: str = "eager") -> Backend:
-        """Import a mode's module, and with it the framework."""
+    def load(self, mode: str = EAGER_MODE) -> Backend:
+        """Import a mode's module, and with it the framework; the eager one's unless another is named."""
         found = self.all_modes[mode]
         module = import_module(found.module)
         return cast(Backend, module if found.attribute is None else getattr(module, found.attribute))

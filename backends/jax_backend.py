@@ -1,4 +1,4 @@
-"""Attention in JAX, op by op: the modular code that its users write.
+"""Attention in JAX: the modular code that its users write, op by op or inside ``jax.jit`` (``jax_jit.py``).
 
 Sources: Vaswani et al. 2017; Luong et al. 2015; Bahdanau et al. 2015; Graves et al. 2014. Shapes and meanings:
 ``contract.py``.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from functools import reduce
+from operator import and_
 from typing import Any
 
 import jax
@@ -41,7 +42,8 @@ def describe() -> dict[str, str]:
 
 def from_numpy(array: NDArray[Any]) -> Tensor:
     """Copy into an array on the default device."""
-    return jnp.array(array)
+    # jax.numpy.array would compile a program for every shape. What is put may keep the memory that it is given.
+    return jax.device_put(array.copy())
 
 
 def to_numpy(tensor: Tensor) -> NDArray[Any]:
@@ -101,8 +103,9 @@ def mask_scores(
 ) -> Stages:
     """Add the bias, then set what may not be attended to -inf."""
     queries, keys = scores.shape[-2:]
-    key_position = jnp.arange(keys)
-    distance = key_position - jnp.arange(queries)[:, None]  # from a query on to a key
+    # Positions are known before anything is computed: in NumPy none of their operations is compiled.
+    key_position = np.arange(keys)
+    distance = key_position - np.arange(queries)[:, None]  # from a query on to a key
     rules = [] if mask is None else [mask]
     if is_causal:
         rules.append(distance <= 0)
@@ -117,7 +120,7 @@ def mask_scores(
     if bias is not None:
         scores = stages["biased"] = scores + bias
     if rules:
-        stages["masked"] = jnp.where(reduce(jnp.logical_and, rules), scores, -jnp.inf)
+        stages["masked"] = jnp.where(reduce(and_, rules), scores, -jnp.inf)
     return stages
 
 

@@ -1,4 +1,4 @@
-"""Attention in JAX, compiled: each function of the eager module as one XLA program.
+"""Attention in JAX as its users run it, compiled: each function of the eager module as one XLA program.
 
 The compiler may fuse steps, contract a product and a sum into one operation, and leave out the rounding of an
 intermediate that nothing else reads. The stages come back sorted by name, as JAX sorts the keys of a dictionary.

@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--backend", nargs="+", help="default: every one that is installed")
     parser.add_argument(
-        "--implementation", nargs="+", default=[], help="as attncheck check takes them (default: the eager modes)"
+        "--implementation", nargs="+", default=[], help="as attncheck check takes them; the default modes if absent"
     )
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so many, to go on another time")
     parser.add_argument("--only", type=int, nargs="+", metavar="N", help="print these problems and write nothing")

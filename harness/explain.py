@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from attncheck.backends import BACKENDS
 from attncheck.config import expected_failures_of
 from attncheck.errors import UsageError
 from attncheck.execution.implementation_selection import select_implementations
-from attncheck.execution.implementations import DEFAULT_MODE, Implementation, ImplementationSelection
+from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.execution.limits import Limits
 from attncheck.execution.runner import Group, GroupRunner, task_of
 from attncheck.execution.worker import Computed, Outcome, Task
@@ -66,8 +65,7 @@ class Explanation:
 
 def find_implementation(name: str, framework: str | None = None) -> Implementation:
     """Return an implementation by its name, its backend's, or as file.py:function. Raises ``UsageError``."""
-    pattern = f"{name}.{DEFAULT_MODE}" if name in BACKENDS else name
-    chosen: ImplementationSelection = select_implementations(None, [pattern], framework)
+    chosen: ImplementationSelection = select_implementations(None, [name], framework)
     if chosen.missing:
         raise UsageError(f"{chosen.missing[0]} is not installed")
     return chosen.implementations[0]

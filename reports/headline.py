@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from attncheck.backends import BACKENDS, EAGER_MODE
 from attncheck.errors import ExitCode
-from attncheck.execution.implementations import DEFAULT_MODE
 from attncheck.reports.coverage import Coverage, coverage
 from attncheck.reports.frames import Column, Frames, expected_failures, failing, groups, once_for_frames
 from attncheck.reports.printed_numbers import OF_DOCUMENTS, number_counts
@@ -186,9 +186,10 @@ def _names(frames: Frames, found: Sequence[Coverage]) -> str:
 
 
 def _name(frames: Frames, column: Column) -> str:
-    """Name an implementation; the eager mode of a framework, where nothing else of it ran, by the framework alone."""
+    """Name an implementation; the default mode of a framework, where nothing else of it ran, by the framework alone."""
     framework, _, mode = column.implementation.partition(".")
     alike = {each.implementation for each in frames.columns if each.implementation.startswith(f"{framework}.")}
-    short = framework if mode == DEFAULT_MODE and len(alike) == 1 else column.implementation
+    default = BACKENDS[framework].default_mode if framework in BACKENDS else EAGER_MODE
+    short = framework if mode == default and len(alike) == 1 else column.implementation
     same = sum(each.implementation == column.implementation for each in frames.columns)
     return f"{short} ({column.environment})" if same > 1 else short

@@ -84,7 +84,8 @@ ImplementationNames = Annotated[
         "-i",
         metavar="NAMES",
         help="Implementations to run, comma-separated: names, globs such as 'torch.*', all, or your own as "
-        "file.py:function or package.module:function. Default: the eager mode of every backend.",
+        "file.py:function or package.module:function. Default: every backend in its default mode, which is jit for "
+        "JAX and eager for all others.",
     ),
 ]
 Framework = Annotated[

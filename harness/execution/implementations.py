@@ -9,16 +9,19 @@ from fnmatch import fnmatchcase
 from attncheck.backends import BACKENDS, BackendEntry, Mode
 from attncheck.errors import UsageError
 
-DEFAULT_MODE = "eager"
 ALL = "all"
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """A backend in a mode."""
+    """A backend in a mode; in its default mode unless another is named."""
 
     entry: BackendEntry
-    mode: str = DEFAULT_MODE
+    mode: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.mode:
+            object.__setattr__(self, "mode", self.entry.default_mode)
 
     @property
     def declared(self) -> Mode:
@@ -80,14 +83,14 @@ def bundled_implementations(
 ) -> ImplementationSelection:
     """Choose implementations: by backend, and by globs over their names such as ``torch.*``.
 
-    Without patterns the eager mode, of the backends that are named or of every installed one; ``all`` takes every mode,
-    a backend's name its eager one. Raises ``UsageError`` for a name or pattern that matches nothing.
+    Without patterns the default mode, of the backends that are named or of every installed one; ``all`` takes every
+    mode, a backend's name its default one. Raises ``UsageError`` for a name or pattern that matches nothing.
     """
     unknown = [name for name in names or () if name not in table]
     if unknown:
         raise UsageError(f"unknown backend {unknown[0]!r}; expected {', '.join(table)}")
     entries = {entry.name: entry for entry in table.values() if not names or entry.name in names}
-    globs = [f"{each}.{DEFAULT_MODE}" if each in table else each for each in patterns or (f"*.{DEFAULT_MODE}",)]
+    globs = [Implementation(table[each]).name if each in table else each for each in patterns or entries]
     wanted = _matching(every_implementation(entries), globs)
     found = {item.entry.name: item.entry for item in wanted}
     absent = tuple(name for name, entry in found.items() if not entry.is_installed)
@@ -95,7 +98,7 @@ def bundled_implementations(
     asked = {name for name in found if names or any(each.split(".")[0] == name for each in patterns or ())}
     present = tuple(item for item in wanted if item.entry.name not in absent)
     exact = set(globs) if patterns or names else set()
-    exact |= {f"{name}.{DEFAULT_MODE}" for name in names or () if not patterns}
+    exact |= {Implementation(table[name]).name for name in names or () if not patterns}
     return ImplementationSelection(
         implementations=present,
         by_name=tuple(item.name for item in present if item.name in exact),
