@@ -47,6 +47,8 @@ class Mode:
     distribution whose version is the mode's, where that is not the framework's first. ``holds_scores`` tells whether
     the score matrix is ever in memory whole, or its kernel takes it in tiles: then it is asked for sequences of any
     length. ``requires`` declares the shapes that it takes alone; calls are padded to them (``docs/kernels.md``).
+    ``own_process`` keeps it out of the process in which the framework's other modes run, because it configures the
+    framework otherwise.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Mode:
     package: str | None = None
     holds_scores: bool = True
     requires: Mapping[str, object] = field(default_factory=dict)
+    own_process: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from attncheck.execution.environment import describe_environment
 from attncheck.execution.implementations import ImplementationSelection
 from attncheck.execution.limits import Limits, with_memory_per_worker
 from attncheck.execution.process_tree import end_strays
-from attncheck.execution.runner import Group, GroupRunner, group_by_process
+from attncheck.execution.runner import Group, GroupRunner, group_by_process, group_runners
 from attncheck.execution.user_code import source_of
 from attncheck.executors.base import Executor
 from attncheck.executors.local import LocalExecutor
@@ -228,8 +228,8 @@ def _means(groups: Sequence[Group], judge: Judge, settings: Settings) -> Iterato
     """Return what computes: workers on this machine, or a cluster for as long as this lasts."""
     if settings.cluster is None:
         end_strays()
-        limits = with_memory_per_worker(settings.limits, len(groups))
-        runners = [GroupRunner[Unit](group, limits, settings.output / "logs") for group in groups]
+        limits = with_memory_per_worker(settings.limits, len({group.process for group in groups}))
+        runners: list[list[GroupRunner[Unit]]] = group_runners(groups, limits, settings.output / "logs")
         yield LocalExecutor(runners, judge, settings.limits.workers)
         return
     from attncheck.executors.dask.driver import dask_executor  # Dask is an extra

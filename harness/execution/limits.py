@@ -47,7 +47,7 @@ class Limits:
         start_seconds: How long a framework may take to start.
         case_seconds: How long one evaluation may take.
         threads: Threads of each worker.
-        workers: How many workers evaluate at the same time. Others keep their frameworks loaded and wait.
+        workers: How many workers are alive at the same time.
         soft_memory_limit: Bytes. A worker that holds more after an evaluation is replaced, because compilers keep all
             that they ever compiled.
         hard_memory_limit: Bytes. A worker that holds more during an evaluation is stopped.

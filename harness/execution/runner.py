@@ -1,20 +1,20 @@
 """Worker processes: one per framework (and per dtype that needs its own), side by side, each with a time limit.
 
 A worker that overruns its time, dies, or takes too much is killed with all that it started, and the next evaluation
-gets another; none is evaluated twice.
+gets another. None is evaluated twice, but for what ends a process in which other modes of its framework ran too: it is
+evaluated once more in a process of its own, where nothing is another's doing, and stays there.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Condition
 from time import perf_counter
 from typing import Generic, TypeVar
 
+from attncheck.backends import BACKENDS
 from attncheck.execution.call import CallCancelled, CallTimeout, RemoteError, WorkerDied, WorkerProcess
 from attncheck.execution.ends import EqualEnds
 from attncheck.execution.environment import with_cache
@@ -33,34 +33,6 @@ def task_of(case: Case, inputs: Inputs) -> Task:
     """Return the call that a case is, on inputs in the working dtype."""
     posed = call_form(case.operation, case.options, inputs.arrays)
     return Task(case.operation, posed.options, posed.inputs, case.memory_layout, case.judged_stages)
-
-
-class PrioritySemaphore:
-    """At most ``limit`` at the same time."""
-
-    def __init__(self, limit: int) -> None:
-        self._free = limit
-        self._waiting: list[tuple[int, int]] = []
-        self._tickets = 0
-        self._changed = Condition()
-
-    @contextmanager
-    def acquire(self, step: int) -> Iterator[None]:
-        """Wait for a place; of those that wait, the one whose ``step`` in the plan comes first is next."""
-        with self._changed:
-            self._tickets += 1
-            ticket = (step, self._tickets)
-            self._waiting.append(ticket)
-            self._changed.wait_for(lambda: self._free and min(self._waiting) == ticket)
-            self._waiting.remove(ticket)
-            self._free -= 1
-            self._changed.notify_all()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._free += 1
-                self._changed.notify_all()
 
 
 Key = TypeVar("Key")
@@ -84,6 +56,14 @@ class Group:
         """A name for logs: the implementation, and its dtype where it has a process of its own."""
         return f"{self.implementation.name}-{'-'.join(self.dtypes)}"
 
+    @property
+    def process(self) -> tuple[str, ...]:
+        """What groups have in common that one process can serve."""
+        entry = self.implementation.entry
+        if entry is not BACKENDS.get(entry.name) or self.implementation.declared.own_process:
+            return (self.name,)
+        return (entry.name, *(dtype for dtype in self.dtypes if dtype in entry.own_process_for))
+
 
 def group_by_process(implementation: Implementation, dtypes: Sequence[str]) -> list[Group]:
     """Split the dtypes of an implementation over the processes that they need."""
@@ -93,53 +73,43 @@ def group_by_process(implementation: Implementation, dtypes: Sequence[str]) -> l
     return [*groups, Group(implementation, together)] if together else groups
 
 
+class WorkerSlot:
+    """The place of one worker process; the groups that share it come one after the other."""
+
+    def __init__(self, *, shared: bool = False) -> None:
+        self.shared = shared
+        self.process: WorkerProcess | None = None
+        self.started: set[str] = set()
+
+    def close(self) -> None:
+        """End the process, and all that it started."""
+        process, self.process = self.process, None
+        self.started.clear()
+        if process is not None:
+            process.end()
+
+
 class GroupRunner(Generic[Key]):
     """Runs the tasks of one group in its worker, one after the other; a failure is an outcome, not an end."""
 
-    def __init__(self, group: Group, limits: Limits, log_directory: Path) -> None:
+    def __init__(self, group: Group, limits: Limits, log_directory: Path, slot: WorkerSlot | None = None) -> None:
         self.group = group
         self.description: dict[str, str] = {}
         self._limits = limits
         self._log = Log(log_directory / f"{group.name}.txt", limits.max_output)
-        self._worker: WorkerProcess | None = None
-        self._started = False
+        self._slot = slot or WorkerSlot()
         self._starts_left = 1
         self._given_up: Failure | None = None
-        self._stopping = False
+        self.is_stopped = False
         self._ends = EqualEnds(limits.keep_going)
         self._end_reason = ""
 
-    def run(
-        self,
-        keys: Iterable[Key],
-        task_of: Callable[[Key], Task],
-        report: Callable[[Key, Outcome], None],
-        turns: PrioritySemaphore | None = None,
-        position_of: Callable[[Key], int] = lambda key: 0,
-    ) -> None:
-        """Evaluate every task, each in its turn, and report its outcome; returns early once ``stop`` is called.
-
-        ``position_of`` says where in the plan of all runners a task stands: the turn is that of the earliest.
-        """
-        try:
-            for key in keys:
-                if self._stopping:
-                    return
-                with turns.acquire(position_of(key)) if turns else nullcontext():
-                    if self._stopping:
-                        return
-                    outcome = self.evaluate(task_of(key))
-                if not self._stopping:
-                    report(key, outcome)
-        finally:
-            self.close()
-
     def stop(self) -> None:
         """Kill the worker; nothing more is reported."""
-        self._stopping = True
-        worker = self._worker
-        if worker is not None:
-            worker.end()
+        self.is_stopped = True
+        process = self._slot.process
+        if process is not None:
+            process.end()
 
     def evaluate(self, task: Task) -> Outcome:
         """Evaluate one task in the worker, which is started if there is none; ``close`` ends it."""
@@ -168,9 +138,18 @@ class GroupRunner(Generic[Key]):
         return outcome
 
     def _evaluated(self, task: Task) -> Outcome:
-        if not self._started and (failure := self._start()) is not None:
+        outcome = self._evaluated_in_slot(task)
+        ended = isinstance(outcome, Failure) and self._slot.process is None
+        if not (ended and self._slot.shared) or self.is_stopped:
+            return outcome
+        self._slot, self._starts_left, self._given_up, self._end_reason = WorkerSlot(), 1, None, ""
+        return self._evaluated_in_slot(task)
+
+    def _evaluated_in_slot(self, task: Task) -> Outcome:
+        name = self.group.implementation.name
+        if name not in self._slot.started and (failure := self._start()) is not None:
             return failure
-        answer = self._call(self._limits.case_seconds, evaluate_and_measure, task)
+        answer = self._call(self._limits.case_seconds, evaluate_and_measure, name, task, str(self._log.path))
         if isinstance(answer, Failure):
             return answer
         if isinstance(answer.outcome, Failure):
@@ -190,17 +169,18 @@ class GroupRunner(Generic[Key]):
             self._starts_left -= 1
             self._given_up = None if self._starts_left > 0 else answer
             return answer
-        self.description, self._started, self._starts_left = dict(answer.description), True, _STARTS
+        self.description, self._starts_left = dict(answer.description), _STARTS
+        self._slot.started.add(implementation.name)
         return None
 
     def _call(self, seconds: float, function: Callable[..., Answer], *arguments: object) -> Answer | Failure:
         """Call a function in the worker; what kills it becomes a failure, and the next call gets a new one."""
         self._log.begin()
         try:
-            if self._worker is None:
+            if self._slot.process is None:
                 self._log.require_writable()
-                self._worker = WorkerProcess()
-            return self._worker.call(function, *arguments, seconds=seconds, look=self._excess)
+                self._slot.process = WorkerProcess()
+            return self._slot.process.call(function, *arguments, seconds=seconds, look=self._excess)
         except RemoteError as raised:
             failure = Failure("error", str(raised))
         except CallTimeout:
@@ -210,16 +190,16 @@ class GroupRunner(Generic[Key]):
         except WorkerDied as ended:
             failure = Failure("crash", f"the worker process {ended}")
         self.close()
-        if not self._stopping:
+        if not self.is_stopped:
             self._log.require_space()
         self._end_reason = _AMOUNT.sub("", failure.message)
         return Failure(failure.verdict, f"{failure.message}{self._log.last_words()}")
 
     def _excess(self) -> str:
         """Say what the worker has too much of; empty where it has not."""
-        if self._stopping:
+        if self.is_stopped:
             return "the run ends"
-        held = memory_of(self._worker.pid) if self._worker is not None else 0
+        held = memory_of(self._slot.process.pid) if self._slot.process is not None else 0
         if held > self._limits.hard_memory_limit:
             return (
                 f"it held {held / 2**30:.1f} GiB of memory, more than {self._limits.hard_memory_limit / 2**30:.1f} GiB"
@@ -231,6 +211,30 @@ class GroupRunner(Generic[Key]):
 
     def close(self) -> None:
         """End the worker, and all that it started."""
-        worker, self._worker, self._started = self._worker, None, False
-        if worker is not None:
-            worker.end()
+        self._slot.close()
+
+
+def group_runners(groups: Sequence[Group], limits: Limits, log_directory: Path) -> list[list[GroupRunner[Key]]]:
+    """Return the runners of all groups; those in one list share a worker, and may not run side by side."""
+    together: dict[tuple[str, ...], list[Group]] = {}
+    for group in groups:
+        together.setdefault(group.process, []).append(group)
+    found = []
+    for each in together.values():
+        slot = WorkerSlot(shared=len(each) > 1)
+        found.append([GroupRunner[Key](group, limits, log_directory, slot) for group in each])
+    return found
+
+
+def run_in_turn(
+    calls: Iterable[tuple[GroupRunner[Key], Key]],
+    task_of: Callable[[Key], Task],
+    report: Callable[[GroupRunner[Key], Key, Outcome], None],
+) -> None:
+    """Evaluate one task after the other, each by its runner, and report its outcome; end where a runner is stopped."""
+    for runner, key in calls:
+        if runner.is_stopped:
+            return
+        outcome = runner.evaluate(task_of(key))
+        if not runner.is_stopped:
+            report(runner, key, outcome)

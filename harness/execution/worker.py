@@ -1,4 +1,4 @@
-"""What runs inside a worker process: one framework, one evaluation after the other.
+"""What runs inside a worker process: one framework in one or several modes, one evaluation after the other.
 
 Nothing that imports NumPy may be imported at the top: the number of threads has to be set before.
 """
@@ -91,7 +91,9 @@ class AdvisedError(Exception):
         self.error, self.advice = error, advice
 
 
-_backend: Backend | None = None
+_backends: dict[str, Backend] = {}
+"""What this process has started, by the names of implementations."""
+_log = ""
 
 
 @dataclass(frozen=True)
@@ -102,17 +104,17 @@ class Started:
 
 
 def start(entry: BackendEntry, mode: str, dtype: str, threads: int, log: str) -> Started | Failure:
-    """Import and configure the framework, once per process; return what it says of itself."""
-    global _backend
-    redirect_output(log)
+    """Import and configure a mode of the framework, once per process; return what it says of itself."""
+    _print_to(log)
     faulthandler.enable(all_threads=False)  # says in the log where a signal that ends the process came
     _write_no_core_file()
     limit_threads(threads)
     os.environ.update(entry.environment)
     try:
-        _backend = entry.load(mode)
-        _backend.prepare(dtype, threads)
-        return Started({name: clean(text) for name, text in _backend.describe().items()})
+        backend = entry.load(mode)
+        backend.prepare(dtype, threads)
+        _backends[f"{entry.name}.{mode}"] = backend
+        return Started({name: clean(text) for name, text in backend.describe().items()})
     except BaseException as error:  # whatever a framework raises while it starts, also SystemExit, is why it cannot run
         return Failure("error", f"{entry.name}.{mode} cannot be started: {_describe(error)}")
 
@@ -120,12 +122,6 @@ def start(entry: BackendEntry, mode: str, dtype: str, threads: int, log: str) ->
 def limit_threads(threads: int) -> None:
     """Give what NumPy and frameworks compute with so many threads; called before any of them is imported."""
     os.environ.update({name: str(threads) for name in THREAD_VARIABLES})
-
-
-def evaluate(task: Task) -> Outcome:
-    """Run one operation and return its stages as NumPy arrays."""
-    assert _backend is not None, "start() comes first"
-    return evaluate_on(_backend, task)
 
 
 @dataclass(frozen=True)
@@ -137,14 +133,15 @@ class Evaluated:
     is_fit: bool
 
 
-def evaluate_and_measure(task: Task) -> Evaluated:
-    """Run one operation; put back what it changed that the next one shares."""
+def evaluate_and_measure(implementation: str, task: Task, log: str) -> Evaluated:
+    """Run one operation of what was started; put back what it changed that the next one shares."""
     import psutil
 
     from attncheck.execution.process_state import ProcessState
 
+    _print_to(log)
     surroundings = ProcessState.snapshot()
-    outcome = evaluate(task)
+    outcome = evaluate_on(_backends[implementation], task)
     is_fit = surroundings.restore() and not (isinstance(outcome, Failure) and surroundings.has_more_threads())
     return Evaluated(outcome, int(psutil.Process().memory_info().rss), is_fit)
 
@@ -224,6 +221,14 @@ def _describe(error: BaseException) -> str:
         return clean(f"{name}: {str(error)[:_LONGEST_LOOKED_AT]}")
     except BaseException as another:  # a message that cannot be made is the implementation's fault, too
         return clean(f"{name}, whose message cannot be shown: {type(another).__name__}")
+
+
+def _print_to(log: str) -> None:
+    """Send what is printed to the log of whoever is evaluated, which several may be by turns."""
+    global _log
+    if log != _log:
+        redirect_output(log)
+        _log = log
 
 
 def redirect_output(log: str) -> None:

@@ -1,22 +1,31 @@
-"""Workers driven through a plan, side by side: a unit is judged as soon as its last implementation has answered."""
+"""Workers driven through a plan: a unit is judged as soon as its last implementation has answered.
+
+No more of them are alive than may compute at the same time. Where there are more, each gets through a window of the
+plan and makes room for the next."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from itertools import islice
 from queue import SimpleQueue
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from attncheck.execution.runner import Group, GroupRunner, PrioritySemaphore
+from attncheck.execution.runner import Group, GroupRunner, run_in_turn
 from attncheck.execution.worker import Outcome
 from attncheck.executors.judges import MIN_UNITS, JudgingProcesses
+from attncheck.executors.priority_semaphore import PrioritySemaphore
+from attncheck.executors.waiting import WaitingOutcomes
 from attncheck.judging.units import Judge, UnitResult
 from attncheck.plan import Plan, Unit
 from attncheck.recorder import ResultRecorder
+
+WINDOW = 4096
+"""Units of a plan that a worker gets through before it makes room. Starting it anew takes seconds, these take more."""
 
 
 class LocalExecutor:
@@ -24,13 +33,14 @@ class LocalExecutor:
 
     record: Mapping[str, Any] = MappingProxyType({})
 
-    def __init__(self, runners: Sequence[GroupRunner[Unit]], judge: Judge, workers: int) -> None:
+    def __init__(self, runners: Sequence[Sequence[GroupRunner[Unit]]], judge: Judge, workers: int) -> None:
+        """``runners`` in one list share a worker: they take turns, unit by unit."""
         self._runners, self._judge, self._workers = runners, judge, workers
 
     @property
     def descriptions(self) -> Mapping[str, Mapping[str, str]]:
         """What the frameworks say of themselves, by group."""
-        return {runner.group.name: runner.description for runner in self._runners}
+        return {runner.group.name: runner.description for each in self._runners for runner in each}
 
     def compute_and_judge(self, plan: Plan, recorder: ResultRecorder, on_progress: Callable[[int, int], None]) -> None:
         """Compute and judge every unit of a plan."""
@@ -39,17 +49,18 @@ class LocalExecutor:
 
 def compute_and_judge(
     plan: Plan,
-    runners: Sequence[GroupRunner[Unit]],
+    runners: Sequence[Sequence[GroupRunner[Unit]]],
     judge: Judge,
     recorder: ResultRecorder,
     workers: int,
     on_progress: Callable[[int, int], None],
 ) -> None:
-    """Let every runner work through its units; judge each unit when its last implementation has answered."""
-    serving = {dtype: sum(dtype in runner.group.dtypes for runner in runners) for dtype in plan.dtypes}
+    """Let the runners work through their units; judge each unit when its last implementation has answered."""
+    every = [runner for each in runners for runner in each]
+    serving = {dtype: sum(dtype in runner.group.dtypes for runner in every) for dtype in plan.dtypes}
     total = sum(serving[unit.dtype] for unit in plan)
     answers: SimpleQueue[_Answer | BaseException] = SimpleQueue()
-    turns = PrioritySemaphore(workers)
+    places = PrioritySemaphore(workers)
     unserved = deque(unit for unit in plan if not serving[unit.dtype] and judge.implementations)
 
     def judge_unserved(before: float) -> None:
@@ -57,20 +68,27 @@ def compute_and_judge(
         while unserved and unserved[0].position < before and not recorder.is_stopped:
             judgements.add(unserved.popleft(), {})
 
-    def drive(runner: GroupRunner[Unit]) -> None:
-        own = (unit for unit in plan if unit.dtype in runner.group.dtypes)
+    def drive(together: Sequence[GroupRunner[Unit]]) -> None:
         try:
-            runner.run(
-                own, plan.task, lambda unit, outcome: answers.put((unit, runner.group, outcome)), turns, _position
-            )
+            for number, window in enumerate(_windows(plan)):
+                calls = [(each, unit) for unit in window for each in together if unit.dtype in each.group.dtypes]
+                with places.acquire(number):
+                    run_in_turn(calls, plan.task, lambda each, unit, outcome: answers.put((unit, each.group, outcome)))
+                    if places.is_awaited:
+                        _close(together)
         except BaseException as error:  # must reach the main thread, or it would wait for ever
             answers.put(error)
+        finally:
+            _close(together)
 
-    outcomes: dict[int, dict[str, Outcome]] = {}
-    with closing(_Judgements(plan, judge, recorder)) as judgements, ThreadPoolExecutor(max(1, len(runners))) as threads:
+    with (
+        closing(WaitingOutcomes(serving)) as waiting,
+        closing(_Judgements(plan, judge, recorder)) as judgements,
+        ThreadPoolExecutor(max(1, len(runners))) as threads,
+    ):
         try:
-            for runner in runners:
-                threads.submit(drive, runner)
+            for together in runners:
+                threads.submit(drive, together)
             on_progress(0, total)
             while recorder.evaluations < total and not recorder.is_stopped:
                 answer = answers.get()
@@ -78,17 +96,16 @@ def compute_and_judge(
                     raise answer
                 unit, group, outcome = answer
                 recorder.evaluations += 1
-                found = outcomes.setdefault(unit.position, {})
-                found[group.implementation.name] = outcome
-                if len(found) == serving[unit.dtype]:
+                outcomes = waiting.add(unit, group.implementation.name, outcome)
+                if outcomes is not None:
                     judge_unserved(unit.position)
-                    judgements.add(unit, outcomes.pop(unit.position))
+                    judgements.add(unit, outcomes)
                 judgements.record()
                 on_progress(recorder.evaluations, total)
             judge_unserved(math.inf)
             judgements.record_all()
         finally:
-            for runner in runners:
+            for runner in every:
                 runner.stop()
 
 
@@ -142,5 +159,12 @@ class _Judgements:
         self._recorder.add(found)
 
 
-def _position(unit: Unit) -> int:
-    return unit.position
+def _windows(plan: Iterable[Unit]) -> Iterator[list[Unit]]:
+    units = iter(plan)
+    while window := list(islice(units, WINDOW)):
+        yield window
+
+
+def _close(runners: Sequence[GroupRunner[Unit]]) -> None:
+    for runner in runners:
+        runner.close()

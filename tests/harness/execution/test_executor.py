@@ -19,7 +19,7 @@ from attncheck.backends import BackendEntry
 from attncheck.errors import ExitCode
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.limits import Limits
-from attncheck.execution.runner import GroupRunner, group_by_process
+from attncheck.execution.runner import GroupRunner, group_by_process, run_in_turn
 from attncheck.execution.worker import Computed, Failure, Outcome, Task
 from attncheck.results.reader import Run
 from attncheck.run import RunSummary
@@ -296,7 +296,12 @@ def test_a_backend_that_hangs_while_it_starts_is_given_up(
     outcomes: list[tuple[str, Outcome]] = []
     (group,) = group_by_process(Implementation(entry), ["float64"])
     runner: GroupRunner[str] = GroupRunner(group, Limits(start_seconds=1.0), tmp_path)
-    runner.run(["one", "two"], lambda key: Task("softmax", {}, {}), lambda *answer: outcomes.append(answer))
+    run_in_turn(
+        [(runner, "one"), (runner, "two")],
+        lambda key: Task("softmax", {}, {}),
+        lambda _, key, outcome: outcomes.append((key, outcome)),
+    )
+    runner.close()
     failure = Failure("timeout", "not done after 1 s; the worker was stopped")
     assert outcomes == [("one", failure), ("two", failure)]
 
@@ -401,7 +406,8 @@ with open("times", "a") as times:
 entries = [BackendEntry(name, module, ("numpy",)) for name, module in {entries}]
 selection = select_cases(["small"])
 chosen = ImplementationSelection(tuple(Implementation(entry) for entry in entries))
-summary = run_cases(selection.cases, chosen, Settings(Path("out"), dtypes=("float64",)))
+limits = Limits(workers=len(entries))
+summary = run_cases(selection.cases, chosen, Settings(Path("out"), dtypes=("float64",), limits=limits))
 print(int(summary.exit_code), summary.evaluations)
 """
 
@@ -469,7 +475,7 @@ def test_a_runner_that_is_stopped_before_it_begins_starts_no_worker(
     runner: GroupRunner[str] = GroupRunner(group, Limits(), tmp_path)
     runner.stop()
     reported: list[object] = []
-    runner.run(["one"], lambda key: Task("softmax", {}, {}), lambda *answer: reported.append(answer))
+    run_in_turn([(runner, "one")], lambda key: Task("softmax", {}, {}), lambda *answer: reported.append(answer))
     assert not reported
     assert not started.exists()
 
@@ -482,10 +488,10 @@ def test_a_worker_that_holds_too_much_memory_is_replaced_after_its_evaluation(
     entry = make_backend("some", f"import os; open({str(started)!r}, 'a').write(f'{{os.getpid()}} ')")
     (group,) = group_by_process(Implementation(entry), ["float64"])
     runner: GroupRunner[str] = GroupRunner(group, Limits(soft_memory_limit=memory), tmp_path)
-    answers: dict[str, Outcome] = {}
     task = Task("softmax", {}, {"scores": np.zeros((1, 1, 1, 2))})
-    runner.run(["one", "two", "three"], lambda key: task, answers.__setitem__)
-    assert [type(answer) for answer in answers.values()] == [Computed] * 3
+    answers = [runner.evaluate(task) for _ in range(3)]
+    runner.close()
+    assert [type(answer) for answer in answers] == [Computed] * 3
     assert len(started.read_text().split()) == processes
 
 
@@ -512,10 +518,10 @@ def test_a_worker_that_takes_too_much_is_stopped_and_the_next_one_goes_on(
     entry = make_backend("greedy", f"{source}    return numpy_backend.softmax(scores)")
     (group,) = group_by_process(Implementation(entry), ["float64"])
     runner: GroupRunner[int] = GroupRunner(group, limits, tmp_path)
-    answers: dict[int, Outcome] = {}
-    runner.run([1, 2], lambda size: Task("softmax", {}, {"scores": np.zeros((1, 1, 1, size))}), answers.__setitem__)
-    assert isinstance(answers[1], Failure)
-    assert answers[1].verdict == "crash"
-    assert f"{told}; the worker was stopped" in answers[1].message
-    assert isinstance(answers[2], Computed)
+    first, second = (runner.evaluate(Task("softmax", {}, {"scores": np.zeros((1, 1, 1, size))})) for size in (1, 2))
+    runner.close()
+    assert isinstance(first, Failure)
+    assert first.verdict == "crash"
+    assert f"{told}; the worker was stopped" in first.message
+    assert isinstance(second, Computed)
     assert (tmp_path / f"{group.name}.txt").stat().st_size < 2**16

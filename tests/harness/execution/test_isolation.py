@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 
@@ -81,10 +82,8 @@ def outcomes(plan: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
         folder = tmp_path_factory.mktemp("logs")
         (group,) = group_by_process(implementation, ["float64"])
         runner: Runner = GroupRunner(group, limits, folder)
-        found: list[Outcome] = []
-        tasks = [softmax_of(each) for each in (BIT, number + 1.0, BIT, BIT)]
-        runner.run(tasks, lambda task: task, lambda task, outcome: found.append(outcome))
-        return found
+        with closing(runner):
+            return [runner.evaluate(softmax_of(each)) for each in (BIT, number + 1.0, BIT, BIT)]
 
     with ThreadPoolExecutor(4) as threads:
         return dict(zip(KINDS, threads.map(run, range(len(KINDS))), strict=True))

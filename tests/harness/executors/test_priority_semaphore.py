@@ -9,7 +9,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from attncheck.execution.runner import PrioritySemaphore
+from attncheck.executors.priority_semaphore import PrioritySemaphore
 
 
 @pytest.mark.parametrize("places", [1, 3])

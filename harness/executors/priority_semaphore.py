@@ -1,0 +1,41 @@
+"""Who may go on: at most so many at the same time, and of those that wait the one that comes first in the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Condition
+
+
+class PrioritySemaphore:
+    """At most ``limit`` at the same time."""
+
+    def __init__(self, limit: int) -> None:
+        self._free = limit
+        self._waiting: list[tuple[int, int]] = []
+        self._tickets = 0
+        self._changed = Condition()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether anybody waits for a place."""
+        with self._changed:
+            return bool(self._waiting)
+
+    @contextmanager
+    def acquire(self, step: int) -> Iterator[None]:
+        """Wait for a place; of those that wait, the one whose ``step`` in the plan comes first is next."""
+        with self._changed:
+            self._tickets += 1
+            ticket = (step, self._tickets)
+            self._waiting.append(ticket)
+            self._changed.wait_for(lambda: self._free and min(self._waiting) == ticket)
+            self._waiting.remove(ticket)
+            self._free -= 1
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += 1
+                self._changed.notify_all()
