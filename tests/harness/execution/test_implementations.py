@@ -18,6 +18,26 @@ GONE = BackendEntry("gone", "some_module", ("no_such_framework",))
 TABLE = {"here": HERE, "gone": GONE}
 
 
+def test_a_backend_means_its_default_mode_wherever_no_mode_is_named() -> None:
+    entry = BackendEntry(
+        "here", "some_module", ("numpy",), modes=(Mode("jit", "some_module", "for tests"),), default_mode="jit"
+    )
+    table = {"here": entry}
+    assert Implementation(entry) == Implementation(entry, "jit")
+    for chosen in (
+        bundled_implementations(None, table),
+        bundled_implementations(["here"], table),
+        bundled_implementations(None, table, ["here"]),
+    ):
+        assert [each.name for each in chosen.implementations] == ["here.jit"]
+    assert [each.name for each in bundled_implementations(None, table, ["here.*"]).implementations] == [
+        "here.eager",
+        "here.jit",
+    ]
+    for entry in BACKENDS.values():
+        assert entry.default_mode in entry.all_modes
+
+
 def test_an_implementation_is_named_by_backend_and_mode() -> None:
     assert Implementation(HERE).name == "here.eager"
     assert Implementation(HERE, "jit").name == "here.jit"
