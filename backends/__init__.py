@@ -41,13 +41,20 @@ _ZERO_ROWS = {
 # A width of its own for the values is "not supported by dot_product_attention".
 _ONE_WIDTH: Mapping[str, object] = {"value_width": "equal"}
 _TORCH_MODES = (
-    Mode("compile", "attncheck.backends.torch_compile", "torch.compile of the eager code", own_process=True),
+    Mode(
+        "compile",
+        "attncheck.backends.torch_compile",
+        "torch.compile of the eager code",
+        own_process=True,
+        covering=True,
+    ),
     # Eager in 16 bits, too: what is not rewritten stores its scores.
     Mode(
         "compile_output",
         "attncheck.backends.torch_compile_output",
         "torch.compile of attention that returns its output alone, which it may rewrite",
         own_process=True,
+        covering=True,
     ),
     Mode(
         "sdpa",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from attncheck.errors import UsageError
@@ -21,11 +21,15 @@ _CONVERTED_KEPT = 16
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One case in one dtype: what is judged at once. ``place`` is its own in the plan, ``case`` that of its case."""
+    """One case in one dtype: what is judged at once. ``position`` is its own in the plan, ``case`` that of its case.
+
+    ``for_all`` tells whether modes are asked for it, too, that take seconds to compile each case.
+    """
 
     position: int
     case: int
     dtype: str
+    for_all: bool = True
 
 
 class Plan:
@@ -61,7 +65,11 @@ class Plan:
 
     def task(self, unit: Unit) -> Task:
         """Return what a worker has to evaluate for a unit."""
-        return task_of(self.case(unit), self.inputs(unit))
+        return replace(task_of(self.case(unit), self.inputs(unit)), for_all=unit.for_all)
+
+    def with_few_for_all(self, positions: Collection[int]) -> Plan:
+        """Ask every implementation for the units at these positions, and those that compile for long for no others."""
+        return Plan(self.cases, [replace(unit, for_all=index in positions) for index, unit in enumerate(self.units)])
 
     def only(self, units: Collection[tuple[str, str]]) -> Plan:
         """Keep these units, by case and dtype."""

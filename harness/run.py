@@ -14,7 +14,7 @@ from attncheck.commands import words_again
 from attncheck.diagnosing import counted_again, reworded_rows
 from attncheck.errors import Diagnostic, ExitCode
 from attncheck.execution.environment import describe_environment
-from attncheck.execution.implementations import ImplementationSelection
+from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.execution.limits import Limits, with_memory_per_worker
 from attncheck.execution.process_tree import end_strays
 from attncheck.execution.runner import Group, GroupRunner, group_by_process, group_runners
@@ -44,6 +44,9 @@ from attncheck.spec import DTYPES
 from attncheck.store import NO_STORE, Store
 from attncheck.verdicts import Verdict
 
+MAX_COMPILED = 100
+"""So many cases, each in a dtype, are compiled by everybody."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -68,6 +71,8 @@ class Settings:
         only: The cases, each with a dtype, that failed last time, where they alone run; None runs all.
         max_failures: After so many failing cases the run is stopped; None never stops it.
         store: Where exact answers, bounds and rows of earlier runs are.
+        all_cases: Whether implementations that compile for seconds are asked for all cases, or for those that stand for
+            them.
     """
 
     output: Path
@@ -88,6 +93,7 @@ class Settings:
     only: Collection[CaseInDtype] | None = None
     max_failures: int | None = None
     store: Store = NO_STORE
+    all_cases: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,6 +150,7 @@ def run_cases(
     """
     plan = Plan.of(cases, settings.dtypes)
     plan = plan if settings.only is None else plan.only(settings.only)
+    plan = plan if settings.all_cases else _with_few_for_all(plan, chosen)
     watch = RunWatch(FailedRecord.begun(settings.output, settings.only), settings.max_failures, on_failure)
     groups = _groups(chosen, plan.dtypes)
     judge = Judge(
@@ -177,7 +184,9 @@ def _run(
         return (case_record(case, settings.tags) for case in cases)
 
     if settings.resume:
-        resumed = read_resume_state(settings.output, environment, records, try_again=settings.limits.keep_going)
+        resumed = read_resume_state(
+            settings.output, environment, records, untried=settings.limits.keep_going, left_out=settings.all_cases
+        )
     writer = ResultsWriter(settings.output, resume=not resumed.is_empty)
     environment |= {**resumed.names, "backends": resumed.backends}
     writer.write_json("environment.json", environment)
@@ -204,7 +213,12 @@ def _run(
         stopped = watch.stop(((plan.case(unit).id, unit.dtype) for unit in plan), finished)
         if settings.complete and stopped is None:
             messages = {row.message for row in recorder.failures}
-            recorder.add_rows(row for row in recorder.expected_failures.xpass_rows() if row.message not in messages)
+            covering = set() if settings.all_cases else {item.name for item in _covering(chosen)}
+            recorder.add_rows(
+                row
+                for row in recorder.expected_failures.xpass_rows()
+                if row.message not in messages and row.implementation not in covering
+            )
     finally:
         writer.flush()
         writer.write_json(FAILED_FILE, watch.record.as_record())
@@ -212,6 +226,19 @@ def _run(
     summary = _summarise(chosen, faults, recorder, Asked.of(environment, len(cases), stopped))
     writer.write_json("summary.json", _summary_record(summary, chosen, faults))
     return summary
+
+
+def _with_few_for_all(plan: Plan, chosen: ImplementationSelection) -> Plan:
+    """Choose the cases of implementations that compile for seconds, where there are such and there is a choice."""
+    if not _covering(chosen) or len(plan.units) <= MAX_COMPILED:
+        return plan
+    from attncheck.covering import covering
+
+    return plan.with_few_for_all(frozenset(covering(plan.cases, [(unit.case, unit.dtype) for unit in plan])))
+
+
+def _covering(chosen: ImplementationSelection) -> list[Implementation]:
+    return [item for item in chosen.implementations if item.declared.covering]
 
 
 def _groups(chosen: ImplementationSelection, dtypes: Sequence[str]) -> list[Group]:

@@ -6,6 +6,9 @@ from enum import StrEnum
 
 from attncheck.errors import ExitCode
 
+ALL_CASES = "--all-cases"
+"""What an implementation is said to need that is asked by default for cases alone that stand for all."""
+
 
 class Verdict(StrEnum):
     """One word per outcome, from harmless to severe."""

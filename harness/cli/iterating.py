@@ -22,6 +22,7 @@ class Iteration:
     failed_first: bool = False
     exitfirst: bool = False
     maxfail: int | None = None
+    all_cases: bool = False
 
     def __post_init__(self) -> None:
         if self.failed and self.failed_first:

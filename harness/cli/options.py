@@ -178,6 +178,14 @@ KeepGoing = Annotated[
         "run left untried.",
     ),
 ]
+AllCases = Annotated[
+    bool,
+    typer.Option(
+        "--all-cases",
+        help="Ask implementations that take seconds to compile a case (torch.compile) for every case. Default: for "
+        "cases that stand for all, in which every two options meet and every size occurs. With --resume, add the rest.",
+    ),
+]
 Cluster = Annotated[
     str | None,
     typer.Option(

@@ -97,6 +97,7 @@ def run_selected(
         minimum=minimum_of(min_judged, complete=complete),
         only=narrowed.only,
         max_failures=iteration.max_failures,
+        all_cases=iteration.all_cases,
         store=store,
     )
     try:

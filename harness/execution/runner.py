@@ -27,6 +27,7 @@ from attncheck.execution.worker import Failure, Outcome, Task, evaluate_and_meas
 from attncheck.reading.canonical import call_form
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
+from attncheck.verdicts import ALL_CASES
 
 
 def task_of(case: Case, inputs: Inputs) -> Task:
@@ -40,6 +41,11 @@ Answer = TypeVar("Answer")
 
 _STARTS = 3
 """So often in a row a worker that ran before is started again in vain."""
+_LEFT_OUT = Failure(
+    "unsupported",
+    f"left out: it compiles each case for seconds, and runs those alone that stand for all; {ALL_CASES} runs every one",
+    (ALL_CASES,),
+)
 _AMOUNT = re.compile(r" [0-9.]+ (?=[GM]iB)")
 """What a worker took too much of, which is another number every time."""
 
@@ -126,6 +132,8 @@ class GroupRunner(Generic[Key]):
         return self._evaluate_as_it_is(task)
 
     def _evaluate_as_it_is(self, task: Task) -> Outcome:
+        if self.group.implementation.declared.covering and not task.for_all:
+            return _LEFT_OUT
         if too_large := scores_too_large(self.group.implementation.declared, task, self._limits.memory_of_each):
             return too_large
         if self._given_up is not None:

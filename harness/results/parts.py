@@ -82,15 +82,15 @@ def remove_damaged(directory: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
-def remove_untried(directory: Path) -> None:
-    """Remove every row of a case in a dtype that some implementation was not tried in, so that it is computed again."""
+def remove_units(directory: Path, of_row: pc.Expression) -> None:
+    """Remove every row of a case in a dtype of which one row is such, so that it is computed again."""
     for path in sorted((directory / "rows").glob("part-*.parquet")):
         table = _read_rows_part(path)
-        untried = table.filter(pc.equal(table["verdict"], Verdict.UNTRIED.value)).select(["case", "dtype"])
-        if not untried.num_rows:
+        found = table.filter(of_row).select(["case", "dtype"])
+        if not found.num_rows:
             continue
         (directory / "summary.json").unlink(missing_ok=True)  # first: the run is not complete any more
-        kept = table.join(untried.group_by(["case", "dtype"]).aggregate([]), ["case", "dtype"], join_type="left anti")
+        kept = table.join(found.group_by(["case", "dtype"]).aggregate([]), ["case", "dtype"], join_type="left anti")
         temporary = path.with_name(f".{path.name}.partial")
         pq.write_table(kept.select(ROW_SCHEMA.names).cast(ROW_SCHEMA), temporary, compression="zstd")
         temporary.replace(path)

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from attncheck.errors import UsageError
 from attncheck.results.case_records import cases_text, read_cases
 from attncheck.results.format import ROW_SCHEMA, Row
-from attncheck.results.parts import read_rows, remove_damaged, remove_untried
+from attncheck.results.parts import read_rows, remove_damaged, remove_units
 from attncheck.results.reader import read_environment
 from attncheck.results.writer import is_unbegun
+from attncheck.verdicts import ALL_CASES, Verdict
 
 _SAME = ("implementations", "versions", "classes", "python", "platform", "cpu_features", "threads_per_worker", "flags")
 """Of environment.json: what the numbers may depend on."""
@@ -58,12 +60,13 @@ Records = Callable[[], Iterable[Mapping[str, Any]]]
 
 
 def read_resume_state(
-    directory: Path, environment: Mapping[str, Any], cases: Records, *, try_again: bool = False
+    directory: Path, environment: Mapping[str, Any], cases: Records, *, untried: bool = False, left_out: bool = False
 ) -> ResumeState:
     """Read what an earlier run of the same plan left: an empty state where there is no directory, or an empty one.
 
-    Empty, too, where a run was killed before it had said what it is, or while it replaced another one. With
-    ``try_again``, what it left untried is not done: all that is known of such a case in such a dtype is removed.
+    Empty, too, where a run was killed before it had said what it is, or while it replaced another one. With ``untried``
+    what it left untried is not done, and with ``left_out`` what an implementation was not asked for: all that is known
+    of such a case in such a dtype is removed.
 
     Parts that cannot be read are removed: what they held is computed again. Raises ``UsageError`` where the earlier
     run was another one, and ``ResultsError`` where the directory holds something else.
@@ -77,8 +80,10 @@ def read_resume_state(
         _require_same(directory, name, before.get(name), environment[name])
     _require_same_cases(directory, cases)
     remove_damaged(directory)
-    if try_again:
-        remove_untried(directory)
+    if untried:
+        remove_units(directory, pc.field("verdict") == Verdict.UNTRIED.value)
+    if left_out:
+        remove_units(directory, pc.field("lacks") == ALL_CASES)
     names: dict[str, str] = {name: before[name] for name in ("label", "command", "started") if name in before}
     return ResumeState(read_rows(directory)[0], names, before.get("backends", {}), is_empty=False)
 

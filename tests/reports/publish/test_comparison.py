@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from attncheck import cli
+from attncheck.backends import BACKENDS
 from attncheck.errors import OutputError, ResultsError, UsageError
+from attncheck.execution.implementations import Implementation
 from attncheck.merge import merge_runs
 from attncheck.reading.selection import select_cases
 from attncheck.reports.frames import Frames
@@ -254,6 +256,4 @@ def test_what_cannot_be_compared_or_written_is_told_in_one_line(
 def test_the_repository_publishes_every_bundled_case() -> None:
     verdicts = read_verdicts(ROOT / "reports" / "published")
     assert {place.case for place in verdicts} == {case.id for case in select_cases([], base=ROOT).cases}
-    assert {place.implementation for place in verdicts} == {
-        f"{name}.eager" for name in ("numpy", "torch", "tensorflow", "jax")
-    }
+    assert {place.implementation for place in verdicts} == {Implementation(entry).name for entry in BACKENDS.values()}

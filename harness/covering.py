@@ -1,0 +1,202 @@
+"""The cases that stand for all: what implementations run by default that take seconds to compile each of them.
+
+Every two options that meet somewhere meet here, every class of sizes occurs along every axis, and every option in every
+dtype. An option is whatever a call may have or lack: an option proper, an optional input, heads that share keys and
+values, values of another width. Most have one level, that they are given; a word from a list has one for each word, a
+mask or bias one for each axis that it goes along or is spread over, counts of keys one more where 0 is among them. All
+follows from the specification.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heapify, heappop, heappush
+from itertools import combinations
+from typing import Any, get_args
+
+from attncheck.judging.special_rows import empty_rows
+from attncheck.reading.canonical import AttentionProblem
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.model import Options
+from attncheck.spec import ASKED_BY, DEFAULT_EMPTY_ROWS, OPERATIONS, SCORE_INPUTS, InputSpec, Operation
+
+EMPTY_ROWS, SHARED_HEADS, WIDTH = "empty_rows", "shared heads", "width of values"
+DEFAULTS = {"score": "scaled_dot", EMPTY_ROWS: DEFAULT_EMPTY_ROWS}
+"""What is meant where an option is absent, for options of which every word is a level."""
+
+NOT_ASKED = {
+    "heads": "says how wide arrays are cut into heads; what two calls differ by is how many heads share keys",
+    "kv_heads": "says how wide arrays are cut into heads; whether heads share keys is an option of its own here",
+}
+"""Options without pairs, each with the reason."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """One way of giving an option."""
+
+    option: str
+    text: str
+
+
+def levels_of(operation: Operation) -> dict[str, list[Level]]:
+    """Return the options of an operation as the specification has them, and the levels of each."""
+    found = {option: _levels_of_option(option) for option in sorted(operation.options - NOT_ASKED.keys())}
+    inputs = _inputs_of(operation)
+    for name, spec in inputs.items():
+        if not spec.required and not _comes_with_another(name, inputs):
+            found[name] = _levels_of_input(name, spec)
+    letters = {letter for spec in inputs.values() for axis in spec.axes for letter in axis.split("*")}
+    if "Hkv" in letters:
+        found[SHARED_HEADS] = [Level(SHARED_HEADS, text) for text in ("some heads share", "all heads share")]
+    if {"D", "Dv"} <= letters:
+        found[WIDTH] = [Level(WIDTH, "values of another width")]
+    return found
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a case gives of its operation's options."""
+
+    case: Case
+
+    @cached_property
+    def levels(self) -> frozenset[Level]:
+        """Every level that the case has."""
+        operation = OPERATIONS[self.case.operation]
+        return frozenset(level for levels in levels_of(operation).values() for level in levels if self._has(level))
+
+    def _has(self, level: Level) -> bool:
+        case, option, text = self.case, level.option, level.text
+        if option == SHARED_HEADS:
+            heads, kv_heads = _heads(case)
+            return kv_heads < heads and (kv_heads == 1) == (text == "all heads share")
+        if option == WIDTH:
+            return _widths(case)[0] != _widths(case)[1]
+        if option in case.inputs:
+            return _has_input(case, option, text)
+        given = case.options.get(option, DEFAULTS.get(option))
+        if given is None or given is False or (option == EMPTY_ROWS and not self._has_empty_rows):
+            return False
+        return text in (option, f"{option} {given}")
+
+    @cached_property
+    def _has_empty_rows(self) -> bool:
+        if not {*self.case.inputs, *self.case.options} & (ASKED_BY["masked"] | ASKED_BY["biased"]):
+            return False
+        inputs = convert_inputs(self.case, make_exact_inputs(self.case), "float32").arrays
+        return bool(empty_rows(self.case.operation, AttentionProblem(dict(self.case.options), dict(inputs))).any())
+
+
+def _inputs_of(operation: Operation) -> Mapping[str, InputSpec]:
+    if operation.name != "scoring":
+        return operation.inputs
+    return {name: spec for inputs in SCORE_INPUTS.values() for name, spec in inputs.items()}
+
+
+def _comes_with_another(name: str, inputs: Mapping[str, InputSpec]) -> bool:
+    """Whether two inputs need each other and the other stands for both."""
+    other = inputs[name].needs
+    return other is not None and inputs[other].needs == name and other < name
+
+
+def _levels_of_option(option: str) -> list[Level]:
+    field = Options.model_fields.get(option)
+    texts = [text for text in _words(field and field.annotation) if isinstance(text, str)]
+    return [Level(option, f"{option} {text}") for text in texts] or [Level(option, option)]
+
+
+def _words(annotation: Any) -> Iterator[Any]:
+    """Yield the words of a Literal, wherever it stands in an annotation."""
+    for each in get_args(annotation):
+        yield each
+        yield from _words(each)
+
+
+def _levels_of_input(name: str, spec: InputSpec) -> list[Level]:
+    if spec.broadcast:
+        return [Level(name, f"{name} {how} {axis}") for axis in spec.axes for how in ("along", "spread over")]
+    return [Level(name, name), *([Level(name, f"{name} with 0")] if spec.whole else [])]
+
+
+def _has_input(case: Case, name: str, text: str) -> bool:
+    spec = case.input_specs[name]
+    if spec.whole and text.endswith(" with 0"):
+        return 0 in make_exact_inputs(case)[name].array
+    if not spec.broadcast:
+        return True
+    _, how, axis = text.replace("spread over", "spread").split(" ")
+    length = case.input_shapes[name][spec.axes.index(axis)]
+    return (length > 1) == (how == "along")
+
+
+def _heads(case: Case) -> tuple[int, int]:
+    if case.operation == "multi_head_attention":
+        return int(case.options["heads"]), int(case.options.get("kv_heads") or case.options["heads"])
+    return case.input_shapes["query"][1], case.input_shapes["key"][1]
+
+
+def _widths(case: Case) -> tuple[int, int]:
+    if case.operation == "multi_head_attention":
+        return case.stage_shapes["key"][-1], case.stage_shapes["value"][-1]
+    return case.input_shapes["key"][-1], case.input_shapes["value"][-1]
+
+
+_SIZES = (1, 15, 63, 127)
+"""The largest of each class of sizes but the last: one, less than a small tile, than a large one, than two."""
+
+
+def covering(cases: Sequence[Case], units: Sequence[tuple[int, str]]) -> list[int]:
+    """Choose units, each a case and a dtype, so that whatever occurs in any of them occurs in one that is chosen.
+
+    The one that adds most comes first, which is at most a small factor from the fewest that are possible. Returns
+    positions among the units, in their order.
+    """
+    of_case = {case: list(_features_of_case(cases[case])) for case in {case for case, _ in units}}
+    features = [frozenset(_features(of_case[case], dtype)) for case, dtype in units]
+    open_ones = set().union(*features)
+    heap = [(-len(found), position) for position, found in enumerate(features)]
+    heapify(heap)
+    chosen = []
+    while open_ones:
+        _, position = heappop(heap)
+        adds = len(features[position] & open_ones)
+        if heap and adds < -heap[0][0]:  # what it would add has shrunk since it was put there
+            heappush(heap, (-adds, position))
+            continue
+        chosen.append(position)
+        open_ones -= features[position]
+    return sorted(chosen)
+
+
+@dataclass(frozen=True)
+class _Feature:
+    """Something that a case has; where ``in_every_dtype``, it has to be tried in each that it occurs in."""
+
+    key: Hashable
+    in_every_dtype: bool = False
+
+
+def _features(of_case: Sequence[_Feature], dtype: str) -> Iterator[Hashable]:
+    for feature in of_case:
+        yield feature.key
+        if feature.in_every_dtype:
+            yield feature.key, dtype
+
+
+def _features_of_case(case: Case) -> Iterator[_Feature]:
+    operation, levels = case.operation, Given(case).levels
+    yield _Feature((operation,), in_every_dtype=True)
+    for level in levels:
+        yield _Feature((operation, level), in_every_dtype=True)
+    for pair in combinations(levels, 2):
+        yield _Feature((operation, frozenset(pair)))
+    for name, spec in case.input_specs.items():
+        if name not in case.inputs or not (spec.required or case.memory_layout.get(name)):
+            continue
+        yield _Feature((operation, name, case.memory_layout.get(name)))
+        for axis, size in zip(spec.axes, case.input_shapes[name], strict=False):
+            yield _Feature((operation, name, axis, sum(size > most for most in _SIZES)))

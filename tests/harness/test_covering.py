@@ -1,0 +1,117 @@
+"""Cases that stand for all, and what asks for them alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from attncheck import run as module
+from attncheck.backends import BackendEntry, Mode
+from attncheck.covering import _features, _features_of_case, covering
+from attncheck.execution.implementations import Implementation, ImplementationSelection
+from attncheck.plan import Plan
+from attncheck.reading.case import Case
+from attncheck.reading.expected_failures import load_expected_failures
+from attncheck.reading.selection import select_cases
+from attncheck.results.reader import Run, read_run
+from attncheck.run import RunSummary, Settings, run_cases
+from attncheck.spec import DTYPES, OPERATIONS
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Plan:
+    return Plan.of(select_cases().cases, [])
+
+
+def features(cases: list[Case] | tuple[Case, ...], units: list[tuple[int, str]]) -> set[Any]:
+    of_case = {case: list(_features_of_case(cases[case])) for case in {case for case, _ in units}}
+    return {feature for case, dtype in units for feature in _features(of_case[case], dtype)}
+
+
+def test_few_of_the_bundled_cases_have_all_that_occurs_in_any(corpus: Plan) -> None:
+    units = [(unit.case, unit.dtype) for unit in corpus]
+    chosen = [units[position] for position in covering(corpus.cases, units)]
+    assert features(corpus.cases, chosen) == features(corpus.cases, units)
+    assert {corpus.cases[case].operation for case, _ in chosen} == set(OPERATIONS)
+    assert {dtype for _, dtype in chosen} == set(DTYPES)
+    assert len(chosen) * 10 < len(units)
+
+
+@given(data=some.data())
+def test_whatever_is_asked_for_none_is_chosen_that_adds_nothing_at_first(corpus: Plan, data: some.DataObject) -> None:
+    every = [(unit.case, unit.dtype) for unit in corpus]
+    units = data.draw(some.lists(some.sampled_from(every), min_size=1, max_size=12, unique=True))
+    positions = covering(corpus.cases, units)
+    assert positions == sorted(set(positions))
+    assert features(corpus.cases, [units[each] for each in positions]) == features(corpus.cases, units)
+
+
+def test_units_that_have_the_same_are_tried_once(corpus: Plan) -> None:
+    case = next(number for number, each in enumerate(corpus.cases) if len(each.dtypes) > 1)
+    dtype = corpus.cases[case].dtypes[0]
+    assert covering(corpus.cases, [(case, dtype)] * 3) == [0]
+
+
+SLOW = "slow_to_compile"
+
+
+@pytest.fixture
+def run_covering(
+    tmp_path: Path, case_folder: Path, make_backend: Callable[..., BackendEntry], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[RunSummary, Run]]:
+    """Run four cases in two dtypes on an implementation that is asked for few, and on one that is asked for all."""
+    made = make_backend(SLOW, "")
+    slow = BackendEntry(SLOW, made.module, ("numpy",), modes=(Mode("slow", made.module, "", covering=True),))
+    quick = BackendEntry("quick", "attncheck.backends.numpy_backend", ("numpy",))
+    chosen = ImplementationSelection((Implementation(slow, "slow"), Implementation(quick)))
+    monkeypatch.setattr(module, "MAX_COMPILED", 0)
+
+    def run(**settings: Any) -> tuple[RunSummary, Run]:
+        cases = select_cases(["small"], base=tmp_path).cases
+        summary = run_cases(cases, chosen, Settings(tmp_path / "out", dtypes=("float64", "float32"), **settings))
+        return summary, read_run(tmp_path / "out")
+
+    return run
+
+
+def units_of(run: Run, implementation: str, **having: str) -> int:
+    rows = run.rows[run.rows["implementation"] == implementation]
+    for column, value in having.items():
+        rows = rows[rows[column] == value]
+    return len(rows[["case", "dtype"]].drop_duplicates())
+
+
+def test_what_is_left_out_says_so_and_is_neither_judged_nor_a_failure(
+    run_covering: Callable[..., tuple[RunSummary, Run]],
+) -> None:
+    summary, run = run_covering()
+    left_out = units_of(run, f"{SLOW}.slow", verdict="unsupported", lacks="--all-cases")
+    assert 0 < left_out < 8
+    assert units_of(run, f"{SLOW}.slow", verdict="agree") == 8 - left_out
+    assert units_of(run, "quick.eager", verdict="agree") == 8
+    assert summary.exit_code == 0
+
+
+def test_all_cases_run_where_that_is_asked_for_and_a_run_can_be_resumed_with_the_rest(
+    run_covering: Callable[..., tuple[RunSummary, Run]],
+) -> None:
+    run_covering()
+    summary, run = run_covering(all_cases=True, resume=True)
+    assert units_of(run, f"{SLOW}.slow", verdict="agree") == units_of(run, f"{SLOW}.slow") == 8
+    assert summary.judged == {f"{SLOW}.slow": 4, "quick.eager": 4}
+
+
+@pytest.mark.parametrize(("all_cases", "code"), [(False, 0), (True, 1)])
+def test_an_expected_failure_is_outdated_only_where_nothing_was_left_out(
+    all_cases: bool, code: int, run_covering: Callable[..., tuple[RunSummary, Run]], tmp_path: Path
+) -> None:
+    path = tmp_path / "expected.yaml"
+    entry = f"implementation: {SLOW}.slow\n  cases: ['small/*']\n  verdict: numeric\n  decided: numeric\n"
+    path.write_text(f"- {entry}  reason: It is wrong somewhere.\n", encoding="utf-8")
+    summary, _ = run_covering(all_cases=all_cases, complete=True, expected_failures=load_expected_failures([path]))
+    assert int(summary.exit_code) == code
