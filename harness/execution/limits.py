@@ -45,7 +45,8 @@ class Limits:
 
     Attributes:
         start_seconds: How long a framework may take to start.
-        case_seconds: How long one evaluation may take.
+        case_seconds: How long one evaluation may take; where a mode compiles for seconds, so much longer as it may take
+            to start.
         threads: Threads of each worker.
         workers: How many workers are alive at the same time.
         soft_memory_limit: Bytes. A worker that holds more after an evaluation is replaced, because compilers keep all

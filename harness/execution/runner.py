@@ -157,7 +157,10 @@ class GroupRunner(Generic[Key]):
         name = self.group.implementation.name
         if name not in self._slot.started and (failure := self._start()) is not None:
             return failure
-        answer = self._call(self._limits.case_seconds, evaluate_and_measure, name, task, str(self._log.path))
+        seconds = self._limits.case_seconds
+        if self.group.implementation.declared.covering:
+            seconds += self._limits.start_seconds  # it compiles first, which says nothing of the code that is judged
+        answer = self._call(seconds, evaluate_and_measure, name, task, str(self._log.path))
         if isinstance(answer, Failure):
             return answer
         if isinstance(answer.outcome, Failure):
