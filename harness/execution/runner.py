@@ -46,6 +46,8 @@ _LEFT_OUT = Failure(
     f"left out: it compiles each case for seconds, and runs those alone that stand for all; {ALL_CASES} runs every one",
     (ALL_CASES,),
 )
+_BUNDLED_MEMORY = 7 * 2**28
+"""Bytes, above which a worker of a bundled framework is replaced: three of them fit into 6 GiB beside the harness."""
 _AMOUNT = re.compile(r" [0-9.]+ (?=[GM]iB)")
 """What a worker took too much of, which is another number every time."""
 
@@ -63,10 +65,16 @@ class Group:
         return f"{self.implementation.name}-{'-'.join(self.dtypes)}"
 
     @property
+    def is_bundled(self) -> bool:
+        """Whether the table of backends has it, so that all that it holds are a framework and what that compiled."""
+        entry = self.implementation.entry
+        return entry is BACKENDS.get(entry.name)
+
+    @property
     def process(self) -> tuple[str, ...]:
         """What groups have in common that one process can serve."""
         entry = self.implementation.entry
-        if entry is not BACKENDS.get(entry.name) or self.implementation.declared.own_process:
+        if not self.is_bundled or self.implementation.declared.own_process:
             return (self.name,)
         return (entry.name, *(dtype for dtype in self.dtypes if dtype in entry.own_process_for))
 
@@ -233,7 +241,9 @@ def group_runners(groups: Sequence[Group], limits: Limits, log_directory: Path) 
     found = []
     for each in together.values():
         slot = WorkerSlot(shared=len(each) > 1)
-        found.append([GroupRunner[Key](group, limits, log_directory, slot) for group in each])
+        most = min(limits.soft_memory_limit, _BUNDLED_MEMORY) if each[0].is_bundled else limits.soft_memory_limit
+        own = replace(limits, soft_memory_limit=most)
+        found.append([GroupRunner[Key](group, own, log_directory, slot) for group in each])
     return found
 
 

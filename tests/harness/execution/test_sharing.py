@@ -152,3 +152,17 @@ def test_a_runner_that_is_stopped_ends_the_process_that_it_shares(
     second.stop()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(("bundled", "same"), [(True, False), (False, True)])
+def test_a_bundled_framework_makes_room_earlier_than_what_may_hold_a_model(
+    bundled: bool,
+    same: bool,
+    runners_of: Callable[..., list[list[GroupRunner[str]]]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(module, "_BUNDLED_MEMORY", 1)
+    ((runner,),) = runners_of("pass", bundled=bundled)
+    assert all(answered(runner.evaluate(task())) for _ in range(2))
+    assert (len(set(pids(runner, tmp_path))) == 1) == same
