@@ -13,6 +13,7 @@ from hypothesis import strategies as some
 from attncheck import run as module
 from attncheck.backends import BackendEntry, Mode
 from attncheck.covering import _features, _features_of_case, covering
+from attncheck.errors import ExitCode, UsageError
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.plan import Plan
 from attncheck.reading.case import Case
@@ -115,3 +116,20 @@ def test_an_expected_failure_is_outdated_only_where_nothing_was_left_out(
     path.write_text(f"- {entry}  reason: It is wrong somewhere.\n", encoding="utf-8")
     summary, _ = run_covering(all_cases=all_cases, complete=True, expected_failures=load_expected_failures([path]))
     assert int(summary.exit_code) == code
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+@pytest.mark.parametrize("given", [False, True])
+def test_the_command_line_asks_for_all_cases_where_it_is_told_to(
+    command: str, given: bool, invoke: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Settings] = []
+
+    def note(cases: object, chosen: object, settings: Settings, *_: object) -> None:
+        seen.append(settings)
+        raise UsageError("seen")
+
+    monkeypatch.setattr(module, "run_cases", note)
+    code, _, err = invoke(command, "softmax/*", "--backend", "numpy", *(["--all-cases"] if given else []))
+    assert (code, "seen" in err) == (int(ExitCode.BAD_INPUT), True)
+    assert [each.all_cases for each in seen] == [given]
