@@ -50,14 +50,14 @@ def not_asked(backend: Backend, operation: str, options: Mapping[str, Any]) -> t
     if function is None:
         return ()
     # Somebody's own function is called by a wrapper that takes anything.
-    kinds = _kinds_of(getattr(function, "user_function", getattr(function, "__func__", function)))
+    kinds = _kinds_of(getattr(function, "user_function", function))
     takes_all = inspect.Parameter.VAR_KEYWORD in kinds.values()
     return () if takes_all else tuple(each for each in conventions if each not in kinds)
 
 
 def check_parameters(function: Callable[..., Any], asked: Mapping[str, Any]) -> None:
     """Raise ``LackingError`` where a function lacks a parameter: a capability is a parameter."""
-    kinds = _kinds_of(getattr(function, "__func__", function))
+    kinds = _kinds_of(function)
     if inspect.Parameter.VAR_KEYWORD in kinds.values():
         return
     missing = [name for name in asked if name not in kinds]
@@ -67,14 +67,19 @@ def check_parameters(function: Callable[..., Any], asked: Mapping[str, Any]) -> 
 
 def accepted_of(function: Callable[..., Any], names: Iterable[str]) -> frozenset[str]:
     """Return which of these names a function has a parameter for."""
-    kinds = _kinds_of(getattr(function, "__func__", function))
+    kinds = _kinds_of(function)
     takes_all = inspect.Parameter.VAR_KEYWORD in kinds.values()
     return frozenset(name for name in names if takes_all or name in kinds)
 
 
-@lru_cache(maxsize=256)
 def _kinds_of(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return the kind of each parameter; remembered, because hundreds of variants share one function."""
+    """Return the kind of each parameter: of what a function wraps, which hundreds of variants have in common."""
+    function = getattr(function, "__func__", function)
+    return _kinds_of_wrapped(inspect.unwrap(function, stop=lambda each: hasattr(each, "__signature__")))
+
+
+@lru_cache(maxsize=256)
+def _kinds_of_wrapped(function: Callable[..., Any]) -> Mapping[str, Any]:
     return {name: each.kind for name, each in inspect.signature(function).parameters.items()}
 
 

@@ -45,8 +45,7 @@ def judge_accuracy(
         if not _is_lower(dtype, truth.dtype):
             refuted.add(_called(name))
             continue
-        own = replace(truth, dtype=dtype, _bounds={}, _readings={}).bounds(of_format)
-        bounds = _with_rounded_operands(truth, own, FORMATS[dtype].unit_roundoff)
+        bounds = _bounds_of(truth, dtype, of_format)
         lower = replace(truth, _bounds={rounding_model: dict(bounds)}, _readings={})
         if not all(agrees(lower, stage, array, rounding_model) for stage, array in failing.items()):
             refuted.add(_called(name))
@@ -59,6 +58,15 @@ def judge_accuracy(
             return _convention(name, posed), refuted
         return None, refuted | {_called(other) for other, _, _ in ACCURACIES}
     return None, refuted
+
+
+def _bounds_of(truth: Truth, dtype: str, of_format: str) -> dict[str, Bound]:
+    """Return the bounds of a lower precision; the same for whoever fails."""
+    found: dict[str, Bound] | None = truth._readings.get(of_format)
+    if found is None:
+        own = replace(truth, dtype=dtype, _bounds={}, _readings={}).bounds(of_format)
+        found = truth._readings[of_format] = _with_rounded_operands(truth, own, FORMATS[dtype].unit_roundoff)
+    return found
 
 
 def _with_rounded_operands(truth: Truth, bounds: Mapping[str, Bound], unit: float) -> dict[str, Bound]:

@@ -26,14 +26,16 @@ def fitted_numbers(truth: Truth, posed: AttentionProblem, failing: Stages) -> It
     unit, plain = FORMATS[truth.dtype].unit_roundoff, canonical_form(operation, posed.options, posed.inputs)
     if has_scale(operation, posed) and first >= stage_position("scores"):
         own = scale_of(operation, posed)
-        fitted = best_number(operation, lambda scale: _scaled(plain, scale), failing, own)
+        known = truth._readings.setdefault("scaled", {})
+        fitted = best_number(operation, lambda scale: _scaled(plain, scale), failing, own, known)
         for scale in _shortened(fitted, unit, own):
             taken, given = scales_in_words(scale, own)
             description = f"the {{stage}} is that of scale {taken} (given {given})"
             changed = _scaled(posed, scale)
             yield Alternative("scale-fitted", description, "scores", changed, Verdict.NUMERIC, is_fitted=True)
     if "bias" in posed.inputs and first >= stage_position("biased"):
-        fitted = best_number(operation, lambda factor: with_bias_times(plain, factor, "").posed, failing, 1.0)
+        known = truth._readings.setdefault("bias scaled", {})
+        fitted = best_number(operation, lambda factor: with_bias_times(plain, factor, "").posed, failing, 1.0, known)
         for factor in _shortened(fitted, unit, 1.0):
             yield with_bias_times(posed, factor, scales_in_words(factor, 1.0)[0])
 

@@ -84,7 +84,7 @@ def judge_stages(
 ) -> list[StageJudgement]:
     """Judge every stage that an implementation returned, in the order of computation."""
     sound = sound_stages(truth, stages, shapes)
-    return [_judge_stage(truth, stage, stages[stage], sound, shapes, rounding_model) for stage in in_order(stages)]
+    return [judge_stage(truth, stage, stages[stage], sound, shapes, rounding_model) for stage in in_order(stages)]
 
 
 def sound_stages(truth: Truth, stages: Mapping[str, Array], shapes: Mapping[str, Shape]) -> dict[str, Array]:
@@ -103,7 +103,7 @@ def where_it_begins(judgements: list[StageJudgement]) -> str:
     return next(iter(own), failing[0].stage if failing else "")
 
 
-def _judge_stage(
+def judge_stage(
     truth: Truth,
     stage: str,
     array: Array,
@@ -111,6 +111,7 @@ def _judge_stage(
     shapes: Mapping[str, Shape],
     rounding_model: str,
 ) -> StageJudgement:
+    """Judge one stage; ``sound`` are all ``sound_stages``, of which it depends on those before it and on itself."""
     wanted = shapes.get(stage)
     if wanted is not None and array.shape != wanted:
         message = f"expected shape {show(wanted)}, got {show(array.shape)}"

@@ -13,13 +13,16 @@ from attncheck.attention.problem import Problem
 from attncheck.attention.walk import value_walk
 from attncheck.backends import numpy_backend
 from attncheck.execution.operations import run_operation
-from attncheck.judging.scales import fit_scale
+from attncheck.judging.scales import fit_scale, grid_around
 from attncheck.judging.special_rows import SpecialRows, special_rows
 from attncheck.reading.canonical import AttentionProblem, canonical_form
 from attncheck.spec import DEFAULT_EMPTY_ROWS, FOLDED_INPUTS, computed_stages
 
 Array = NDArray[Any]
 Stages = Mapping[str, Array]
+
+_MAX_KEPT = 1 << 13
+"""Elements that failing stages may have for what is tried beside them to be kept: half a hundred times as much."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,22 +50,36 @@ def residual(approximation: Approximation, returned: Stages, stage_aliases: Mapp
         other = approximation.stages.get((stage_aliases or {}).get(stage, stage))
         if other is None or other.shape != array.shape:
             return np.inf
-        judged = ~special.affected_elements(stage, array.shape, special.empty)
+        judged = ~special.affected_by_empty(stage, array.shape)
         far = max(far, _mean_difference(array.astype(np.float64)[judged], other[judged]))
     return far
 
 
 def best_number(
-    operation: str, pose: Callable[[float], AttentionProblem], returned: Stages, own: float
+    operation: str,
+    pose: Callable[[float], AttentionProblem],
+    returned: Stages,
+    own: float,
+    known: dict[float, Stages],
 ) -> float | None:
     """Return the number with which a problem comes nearest to what was returned; None where none is nearest.
 
-    ``pose`` gives a problem in canonical form.
+    ``pose`` gives a problem in canonical form; of a small one, ``known`` keeps what it comes to with the numbers that
+    are tried whatever was returned.
     """
     stages = {stage: array.astype(np.float64) for stage, array in returned.items()}
+    grid, is_small = frozenset(grid_around(own)), sum(array.size for array in stages.values()) <= _MAX_KEPT
+
+    def stages_with(number: float) -> Stages:
+        if number in known:
+            return known[number]
+        found = _approximately(operation, pose(number))
+        if is_small and number in grid:
+            known[number] = found
+        return found
 
     def differences(number: float) -> NDArray[np.float64]:
-        other = _approximately(operation, pose(number))
+        other = stages_with(number)
         flat = np.concatenate([(array - other.get(stage, np.nan)).ravel() for stage, array in stages.items()])
         return np.where(np.isfinite(flat), flat, 0.0)
 

@@ -90,8 +90,7 @@ def fit_scale(residual: Callable[[float], Real], own: float) -> float | None:
     A coarse search over some octaves on both sides of ``own``, of either sign, then Gauss and Newton's iteration, which
     stays between the neighbours of the coarse best.
     """
-    octaves = 2.0 ** (np.arange(-_OCTAVES * _PER_OCTAVE, _OCTAVES * _PER_OCTAVE + 1) / _PER_OCTAVE) * (abs(own) or 1.0)
-    grid = [*(-octaves[::-1]).tolist(), 0.0, *octaves.tolist()]
+    grid = grid_around(own)
     far = np.array([np.abs(residual(scale)).sum() for scale in grid])
     if not np.isfinite(far).any():
         return None
@@ -109,6 +108,12 @@ def fit_scale(residual: Callable[[float], Real], own: float) -> float | None:
         if scale == before:
             break
     return scale if low < scale < high else None
+
+
+def grid_around(own: float) -> list[float]:
+    """Return the scales of the coarse search, in their order."""
+    octaves = 2.0 ** (np.arange(-_OCTAVES * _PER_OCTAVE, _OCTAVES * _PER_OCTAVE + 1) / _PER_OCTAVE) * (abs(own) or 1.0)
+    return [*(-octaves[::-1]).tolist(), 0.0, *octaves.tolist()]
 
 
 def shortest(scale: float, relative: float, own: float) -> float:

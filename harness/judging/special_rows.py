@@ -14,7 +14,7 @@ NaN, gets such a row as ones; its answer is then replaced.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,8 @@ class SpecialRows:
     empty: Flags
     nan_rows: Flags
     forbidden: Flags | None = None
+    _unusual_elements: dict[tuple[str, Shape], tuple[Flags, Flags]] = field(default_factory=dict)
+    _of_empty: dict[tuple[str, Shape], Flags] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         """Whether there are any."""
@@ -82,7 +84,7 @@ class SpecialRows:
         follows_from_weights = stage in MEANS and not {"weights", MEANS[0]}.isdisjoint(returned)
         if self.convention != "uniform" or stage in LOGITS or follows_from_weights:
             return exact
-        open_ = self.affected_elements(stage, exact.shape, self.empty)
+        open_ = self.affected_by_empty(stage, exact.shape)
         return Enclosure(exact.high, exact.low, np.where(open_, np.inf, exact.radius))
 
     def by_masking(self, stage: str, exact: Enclosure, selected: Enclosure, returned: Array) -> Enclosure:
@@ -92,7 +94,8 @@ class SpecialRows:
         """
         if self.convention != "nan" or stage not in THROUGH_SCORES:
             return exact
-        empty, nan_rows = (self.affected_elements(stage, exact.shape, rows) for rows in (self.empty, self.nan_rows))
+        empty = self.affected_by_empty(stage, exact.shape)
+        nan_rows = self.affected_elements(stage, exact.shape, self.nan_rows)
         numbers = empty & ~nan_rows & ~np.isnan(returned.astype(np.float64))
         if not numbers.any():
             return exact
@@ -117,6 +120,12 @@ class SpecialRows:
         nan, _ = self._unusual(stage, returned.shape)
         return np.where(nan & np.isnan(returned.astype(np.float64)), np.zeros((), returned.dtype), returned)
 
+    def affected_by_empty(self, stage: str, shape: Shape) -> Flags:
+        """Return, in a stage's shape, what the empty rows reach, whoever returned it."""
+        if (stage, shape) not in self._of_empty:
+            self._of_empty[stage, shape] = self.affected_elements(stage, shape, self.empty)
+        return self._of_empty[stage, shape]
+
     def affected_elements(self, stage: str, shape: Shape, rows: Flags) -> Flags:
         """Return, in a stage's shape, what these rows (..., H, Lq) reach."""
         flags = rows[..., np.newaxis]
@@ -126,8 +135,13 @@ class SpecialRows:
         return np.broadcast_to(problem.without_added(stage, reached), shape)
 
     def _unusual(self, stage: str, shape: Shape) -> tuple[Flags, Flags]:
-        """Return where a stage is exactly NaN, and where nothing is to be said of it."""
-        empty, nan_rows = (self.affected_elements(stage, shape, rows) for rows in (self.empty, self.nan_rows))
+        """Return where a stage is exactly NaN, and where nothing is to be said of it, whoever returned it."""
+        if (stage, shape) not in self._unusual_elements:
+            self._unusual_elements[stage, shape] = self._find_unusual(stage, shape)
+        return self._unusual_elements[stage, shape]
+
+    def _find_unusual(self, stage: str, shape: Shape) -> tuple[Flags, Flags]:
+        empty, nan_rows = self.affected_by_empty(stage, shape), self.affected_elements(stage, shape, self.nan_rows)
         nowhere = np.zeros(shape, dtype=np.bool_)
         if stage in LOGITS or stage in _QUERIES:
             # Where a mask forbids the key it depends on how it does: by selection -inf, by addition NaN.

@@ -141,7 +141,7 @@ class Truth:
             return dict(values)
 
         def flat(stage: str, array: Array) -> Array:
-            return np.where(special.affected_elements(stage, array.shape, special.empty) & (array == -np.inf), 0, array)
+            return np.where(special.affected_by_empty(stage, array.shape) & (array == -np.inf), 0, array)
 
         return {stage: flat(stage, array) if stage in LOGITS else array for stage, array in values.items()}
 

@@ -78,7 +78,7 @@ def is_only_in_empty_rows(wrong: WrongResult) -> bool:
     wrong_rows = False
     for stage, array in wrong.stages.items():
         failing = failing_elements(wrong.truth, stage, array, wrong.rounding_model)
-        if (failing & ~special.affected_elements(stage, array.shape, special.empty)).any():
+        if (failing & ~special.affected_by_empty(stage, array.shape)).any():
             return False
         wrong_rows |= bool(failing.any())
         if not failing.any() and not agrees(wrong.truth, stage, array, wrong.rounding_model):

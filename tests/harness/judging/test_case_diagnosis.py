@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend as reference
-from attncheck.judging import case_diagnosis, judge_implementation
+from attncheck.judging import case_diagnosis, judge_implementation, residuals
 from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_diagnose
 from attncheck.judging.truth import find_truth
 from attncheck.reading.canonical import canonical_form
@@ -879,3 +879,34 @@ def test_a_softmax_over_another_axis_beside_sinks_is_wrong_and_has_no_name(axis:
     judged = diagnosed({}, PLAIN | {"sinks": DRAWN.standard_normal(4)}, over_axis)
     assert failing(judged)["weights"] is Verdict.NUMERIC
     assert not {each.name for each in judged.findings.fits if each.name.startswith("softmax-over")}
+
+
+def test_whoever_fails_a_case_first_changes_no_diagnosis_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluated: list[float | None] = []
+    run = residuals.run_operation
+
+    def counted(backend: Any, operation: str, inputs: Inputs, options: Mapping[str, Any]) -> Stages:
+        evaluated.append(options.get("scale"))
+        return dict(run(backend, operation, inputs, options))
+
+    monkeypatch.setattr(residuals, "run_operation", counted)
+    inputs = PLAIN | {"bias": BIAS}
+    truth = find_truth("attention", {}, inputs, "float64", supports_statistics=True)
+    for compute in (
+        attend(scale=0.123),
+        changed(attend(), bias=lambda bias: 0.37 * bias),
+        lambda inputs: {name: each.astype(np.float32).astype(np.float64) for name, each in attend()(inputs).items()},
+        attend(scale=-0.211),
+    ):
+        stages = compute(inputs)
+        shapes = {name: array.shape for name, array in stages.items()}
+        evaluated.clear()
+        found = judge_and_diagnose(truth, stages, shapes, "native")
+        again = len(evaluated)
+        evaluated.clear()
+        alone = diagnosed({}, inputs, compute)
+        assert [each.name for each in found.findings.fits] == [each.name for each in alone.findings.fits]
+        assert [each.description for each in found.findings.fits] == [each.description for each in alone.findings.fits]
+        assert found.findings.refuted == alone.findings.refuted
+        assert found.judgements == alone.judgements
+    assert 0 < again < len(evaluated) / 2, "what is tried whatever was returned is worked out once"
