@@ -34,16 +34,25 @@ class Kernel(Variant):
 
     def __init__(self, inside: Inside, *, hidden: frozenset[str] = NEVER_RETURNED) -> None:
         super().__init__(hidden=hidden)
+        self.steps = None  # they follow from the ends
         self._inside = inside
+        self._variants: dict[str | None, Variant] = {}
         for name in OPERATIONS:
             self._offer(name, partial(self._between_ends, name))
 
     def _between_ends(self, name: str, *arrays: Any, **given: Any) -> Stages:
         ends = next((each.dtype for each in (*arrays, *given.values()) if _is_narrow(each)), None)
-        variant = Variant(self._inside(exactly if ends is None else stored_as(ends)))
+        variant = self._variant(ends)
         widened = {key: _widened(each) for key, each in given.items()}
         stages: Stages = getattr(variant, name)(*map(_widened, arrays), **widened)
         return stages if ends is None else {stage: array.astype(ends) for stage, array in stages.items()}
+
+    def _variant(self, ends: np.dtype[Any] | None) -> Variant:
+        """Return what computes between ends of a format, which is made once."""
+        name = None if ends is None else ends.name
+        if name not in self._variants:
+            self._variants[name] = Variant(self._inside(exactly if ends is None else stored_as(ends)))
+        return self._variants[name]
 
 
 def _is_narrow(given: Any) -> bool:

@@ -57,18 +57,18 @@ def block_product(terms: int) -> Product:
         shape = (*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
         total, wide = np.zeros(shape), (left.astype(np.float64), right.astype(np.float64))
         for start in range(0, left.shape[-1], terms):
-            columns = range(start, min(start + terms, left.shape[-1]))
-            parts = [total, *(wide[0][..., :, column, None] * wide[1][..., None, column, :] for column in columns)]
-            total = _cut_sum(parts)
+            columns = slice(start, start + terms)
+            products = wide[0][..., :, columns, None] * wide[1][..., None, columns, :]  # (..., M, terms, N)
+            total = _cut_sum(np.concatenate([total[np.newaxis], np.moveaxis(products, -2, 0)]))
         return np.asarray(total.astype(left.dtype))
 
     return run
 
 
-def _cut_sum(parts: list[Array]) -> Array:
-    largest = np.max([np.abs(part) for part in parts], axis=0)
+def _cut_sum(parts: Array) -> Array:
+    largest = np.abs(parts).max(axis=0)
     last_bit = np.ldexp(1.0, np.frexp(largest)[1] - _SINGLE_BITS)
-    total = np.sum([np.trunc(part / last_bit) * last_bit for part in parts], axis=0)
+    total = (np.trunc(parts / last_bit) * last_bit).sum(axis=0)
     return arithmetic.to_bits(np.asarray(total), _SINGLE_BITS, truncate=True)
 
 
