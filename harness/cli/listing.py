@@ -9,8 +9,19 @@ from typing import Annotated
 import typer
 
 from attncheck.cli.app import app, examples
-from attncheck.cli.options import AsJson, Listed, Match, Patterns, TagNames, Tiles
-from attncheck.cli.shared import print_faults, select, split
+from attncheck.cli.options import (
+    DEFAULT_CACHE_SIZE,
+    AsJson,
+    CacheSize,
+    Listed,
+    Match,
+    Patterns,
+    TagNames,
+    Tiles,
+    UseCache,
+    Verbose,
+)
+from attncheck.cli.shared import print_faults, select, split, store_of
 from attncheck.errors import ExitCode
 
 
@@ -32,6 +43,9 @@ def mutants(
             show_default=False,
         ),
     ] = None,
+    cache: UseCache = True,
+    cache_size: CacheSize = DEFAULT_CACHE_SIZE,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Run mutants of attention, and report what catches them.
@@ -43,11 +57,14 @@ def mutants(
     from attncheck.mutation.workers import in_processes
     from attncheck.reports.mutation import as_record, print_mutation
 
-    selection = select(cases, None, None)
+    store = store_of(cache, cache_size)
+    selection = select(cases, None, None, store=store)
     print_faults(selection)
     subjects = subjects_of(split(topic))
-    with in_processes(processes or os.cpu_count() or 1) as judge_cases:
-        frames = run_mutants(selection.cases, tuple(range(seeds)), judge_cases=judge_cases, subjects=subjects)
+    with in_processes(processes or os.cpu_count() or 1, store) as scorers:
+        frames = run_mutants(selection.cases, tuple(range(seeds)), scorers=scorers, subjects=subjects)
+    if verbose:
+        typer.echo(f"attncheck: cache: {store.summary}", err=True)
     if as_json:
         typer.echo(json.dumps(as_record(frames), indent=2, ensure_ascii=False))
     else:

@@ -16,12 +16,19 @@ from attncheck.attention.bounds import Bound
 from attncheck.backends import EAGER
 from attncheck.judging.diagnosis import Evidence, evidence_of
 from attncheck.judging.judge_implementation import DIAGNOSABLE, judge_and_diagnose
-from attncheck.judging.judge_stages import StageJudgement, failing_elements, in_order, judge_stages
+from attncheck.judging.judge_stages import (
+    StageJudgement,
+    failing_elements,
+    in_order,
+    judge_stage,
+    sound_stages,
+)
 from attncheck.judging.truth import Array, Stages, Truth, digest, find_truth, is_measured
 from attncheck.oracle.enclosure import Enclosure
 from attncheck.reading.case import Case
 from attncheck.reading.dtypes import numpy_dtype
 from attncheck.reading.inputs import Inputs
+from attncheck.spec import Shape
 from attncheck.verdicts import Verdict
 
 REFERENCE_CLASSES: Mapping[str, str] = EAGER
@@ -66,7 +73,7 @@ class ExactJudge:
         self, case: Case, dtype: str, inputs: Inputs, stages: Stages, claimed: str | None = None
     ) -> Evidence | None:
         """Return what a case says of the fault of an implementation; None where it does not fail it by its numbers."""
-        truth, rounding_model = self._truth_of(case, dtype, inputs), self._model_of(dtype, claimed)
+        truth, rounding_model = self._truth_of(case, dtype, inputs), self.model_of(dtype, claimed)
         judged = judge_and_diagnose(truth, stages, case.stage_shapes, rounding_model)
         failing = [each.stage for each in judged.judgements if each.verdict in DIAGNOSABLE]
         return evidence_of(judged.findings, failing[0], case.operation) if failing else None
@@ -76,11 +83,9 @@ class ExactJudge:
     ) -> dict[str, StageFinding]:
         """Judge every stage."""
         truth = self._truth_of(case, dtype, inputs)
-        judgements = judge_stages(truth, stages, case.stage_shapes, self._model_of(dtype, claimed))
+        judgements = truth.judgements(stages, case.stage_shapes, self.model_of(dtype, claimed))
         return {
-            item.stage: StageFinding(
-                _tier(item), item.goes_wrong_here, _ratio(item), _rounded(truth.exact.get(item.stage), dtype)
-            )
+            item.stage: StageFinding(_tier(item), item.goes_wrong_here, _ratio(item), truth.rounded(item.stage))
             for item in judgements
         }
 
@@ -98,7 +103,8 @@ class ExactJudge:
             self._truth = RememberingTruth.of(truth)
         return self._truth
 
-    def _model_of(self, dtype: str, claimed: str | None) -> str:
+    def model_of(self, dtype: str, claimed: str | None) -> str:
+        """Return the rounding model by which an implementation is judged that claims one, or none."""
         return claimed or self._rounding_model or REFERENCE_CLASSES[dtype]
 
 
@@ -116,14 +122,6 @@ def _ratio(judgement: StageJudgement) -> float | None:
     return max((item.ratio for item in measured if item is not None), default=None)
 
 
-def _rounded(exact: Enclosure | None, dtype: str) -> Array | None:
-    # To nearest in float64 and then once more: off by one unit in the last place where the first hits a midpoint.
-    if exact is None:
-        return None
-    with np.errstate(over="ignore"):
-        return exact.high.astype(numpy_dtype(dtype))
-
-
 Step: TypeAlias = tuple[Enclosure, Bound] | None
 _BESIDE = frozenset({"log_sum_exp"})
 """Stages that no other follows from."""
@@ -138,11 +136,38 @@ class RememberingTruth(Truth):
 
     _steps: dict[Any, Step] = field(default_factory=dict)
     _wrong: dict[Any, bool] = field(default_factory=dict)
+    _judged: dict[Any, StageJudgement] = field(default_factory=dict)
+    _rounded: dict[str, Array] = field(default_factory=dict)
 
     @classmethod
     def of(cls, truth: Truth) -> RememberingTruth:
         """Return a truth that remembers."""
         return cls(**{item.name: getattr(truth, item.name) for item in fields(Truth)})
+
+    def rounded(self, stage: str) -> Array | None:
+        """Return a stage's exact answer, rounded once to the working dtype; None where there is none.
+
+        To nearest in float64 and then once more: off by one unit in the last place where the first hits a midpoint.
+        """
+        if stage not in self.exact:
+            return None
+        if stage not in self._rounded:
+            with np.errstate(over="ignore"):
+                self._rounded[stage] = self.exact[stage].high.astype(numpy_dtype(self.dtype))
+        return self._rounded[stage]
+
+    def judgements(self, stages: Stages, shapes: Mapping[str, Shape], rounding_model: str) -> list[StageJudgement]:
+        """Judge every stage, in the order of computation; what begins with the same stages, bit by bit, once."""
+        sound = sound_stages(self, stages, shapes)
+        found: list[StageJudgement] = []
+        past: tuple[Any, ...] = (rounding_model,)
+        for stage in in_order(stages):
+            array = stages[stage]
+            past = (*past, (stage, array.dtype, array.shape, digest(array)))
+            if past not in self._judged:
+                self._judged[past] = judge_stage(self, stage, array, sound, shapes, rounding_model)
+            found.append(self._judged[past])
+        return found
 
     def introduced(self, stage: str, returned: Stages, rounding_model: str) -> Step:
         """Return a stage's exact value from the stages before it, and its bound; None behind a step that is wrong."""
@@ -151,25 +176,29 @@ class RememberingTruth(Truth):
         keys = {name: (name, rounding_model, digest(returned[name])) for name in before}
         past: tuple[Any, ...] = (rounding_model,)  # the first stage follows from no other, but its bound is of a class
         for name in before:
-            if self._is_wrong(name, returned[name], past, keys[name]):
+            if self._is_wrong(name, returned, past, keys[name]):
                 return None
             past = (*past, keys[name])
+        return self._step_behind(past, stage, returned, rounding_model)
+
+    def _step_behind(self, past: tuple[Any, ...], stage: str, returned: Stages, rounding_model: str) -> Step:
         if (stage, past) not in self._steps:
             self._steps[stage, past] = super().introduced(stage, returned, rounding_model)
         return self._steps[stage, past]
 
-    def _is_wrong(self, stage: str, array: Array, past: tuple[Any, ...], key: Any) -> bool:
+    def _is_wrong(self, stage: str, returned: Stages, past: tuple[Any, ...], key: Any) -> bool:
         """Whether a stage is proved wrong by its own step, or by the places where it is not finite."""
         if (past, key) not in self._wrong:
-            self._wrong[past, key] = self._finds_wrong(stage, array, past, key[1])
+            self._wrong[past, key] = self._finds_wrong(stage, returned, past, key[1])
         return self._wrong[past, key]
 
-    def _finds_wrong(self, stage: str, array: Array, past: tuple[Any, ...], rounding_model: str) -> bool:
+    def _finds_wrong(self, stage: str, returned: Stages, past: tuple[Any, ...], rounding_model: str) -> bool:
         if stage not in self.exact:
             return False
-        finite = np.isfinite(array.astype(np.float64)) & np.isfinite(self.exact[stage].high)
-        step = self._steps.get((stage, past))
+        array = returned[stage]
+        step = self._step_behind(past, stage, returned, rounding_model)
         if step is None:
+            finite = np.isfinite(array.astype(np.float64)) & np.isfinite(self.exact[stage].high)
             return bool((failing_elements(self, stage, array, rounding_model) & ~finite).any())
         exact, bound = step
         with np.errstate(invalid="ignore"):  # infinity against infinity is out of range

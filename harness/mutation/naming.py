@@ -6,10 +6,12 @@ the cases that it fails: the first of them that are small, so that naming costs 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from attncheck.judging.diagnosis import OR, Decision, Evidence, decide
+from attncheck.mutation.findings import UnitFindings, has_wrong_numbers
 from attncheck.mutation.mutant import Mutant, Subject
 
 MAX_CASES = 12
@@ -26,36 +28,28 @@ Unit = tuple[str, str, int]
 
 @dataclass
 class Naming:
-    """The evidence about every subject so far."""
+    """The evidence about every subject, by the cases that it fails, in their order."""
 
     evidence: dict[str, dict[Unit, Evidence]] = field(default_factory=dict)
 
-    def wants(self, subject: Subject) -> bool:
-        """Whether a further failing case of a subject would count."""
-        return len(self.evidence.get(subject.name, {})) < MAX_CASES
-
-    def add(self, subject: Subject, unit: Unit, evidence: Evidence) -> None:
+    def add(self, subject: str, unit: Unit, evidence: Evidence) -> None:
         """Take note of what a failing case says."""
-        self.evidence.setdefault(subject.name, {})[unit] = evidence
+        self.evidence.setdefault(subject, {})[unit] = evidence
 
     def names(self) -> dict[str, tuple[str, ...]]:
         """Return the diagnosis of every subject that fails anywhere."""
         return {name: names_of(decide(cases).values()) for name, cases in self.evidence.items()}
 
 
-def joined(parts: Iterable[Naming], order: Mapping[tuple[str, int], int]) -> Naming:
-    """Join evidence of several parts: of each subject the first cases, by the ``order`` of a case and its seed."""
-    whole: dict[str, dict[Unit, Evidence]] = {}
+def asked_for_names(parts: Iterable[UnitFindings]) -> list[tuple[str, ...]]:
+    """Return the subjects whose failure is to be named by each unit: by the first ones that a subject fails."""
+    counts: Counter[str] = Counter()
+    asked = []
     for part in parts:
-        for name, cases in part.evidence.items():
-            whole.setdefault(name, {}).update(cases)
-
-    def in_order(unit: Unit) -> int:
-        return order[unit[0], unit[2]]
-
-    return Naming(
-        {name: {unit: cases[unit] for unit in sorted(cases, key=in_order)[:MAX_CASES]} for name, cases in whole.items()}
-    )
+        failing = [name for name, findings in part.found if part.serves_naming and has_wrong_numbers(findings)]
+        asked.append(tuple(name for name in failing if counts[name] < MAX_CASES))
+        counts.update(failing)
+    return asked
 
 
 def names_of(decisions: Iterable[Decision]) -> tuple[str, ...]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import pandas as pd
 
+from attncheck.mutation.findings import UnitFindings
 from attncheck.mutation.mutant import WIDE, Control, Mutant, Subject
 from attncheck.mutation.naming import MAX_WRONGLY, NOT_NAMED, RIGHTLY, WRONGLY, how_named
 from attncheck.mutation.rules import RULES
-from attncheck.spec import STAGES, stage_position
+from attncheck.mutation.tallies import Tallies, Tally, tallies_of
+from attncheck.spec import STAGES
 
 EVALUATION_COLUMNS: Mapping[str, str] = {
     "subject": "name in the catalogue",
@@ -28,7 +31,7 @@ EVALUATION_COLUMNS: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MutationFrames:
     """What a run of the catalogue came to.
 
@@ -42,10 +45,17 @@ class MutationFrames:
                      the cases that were put to every one of them
     """
 
-    evaluations: pd.DataFrame
+    found: Sequence[UnitFindings]
     catches: pd.DataFrame
     subjects: pd.DataFrame
     rules: pd.DataFrame
+
+    @cached_property
+    def evaluations(self) -> pd.DataFrame:
+        """All that was found, written out; there are hundreds of thousands of rows."""
+        rows = [row for part in self.found for row in part.rows()]
+        frame = pd.DataFrame(rows, columns=list(EVALUATION_COLUMNS))
+        return frame.astype({"caught": bool, **dict.fromkeys(RULES, "boolean")})
 
     @property
     def survivors(self) -> pd.DataFrame:
@@ -94,59 +104,49 @@ class MutationFrames:
 
 
 def summarise(
-    evaluations: pd.DataFrame, subjects: Sequence[Subject], seeds: Sequence[int], names: Mapping[str, Sequence[str]]
+    found: Sequence[UnitFindings],
+    subjects: Sequence[Subject],
+    seeds: Sequence[int],
+    names: Mapping[str, Sequence[str]],
 ) -> MutationFrames:
-    """Sum the evaluations up; ``names`` are the diagnoses of a subject's fault."""
-    evaluations = evaluations.astype({"caught": bool, **dict.fromkeys(RULES, "boolean")})
-    first = _first_flagged(evaluations)
-    dtypes = sorted(set(evaluations["dtype"]))
+    """Sum up what was found; ``names`` are the diagnoses of a subject's fault."""
+    tallies = tallies_of(found)
+    dtypes = sorted({dtype for _, dtype in tallies})
     return MutationFrames(
-        evaluations,
-        _catches(first),
-        _subjects(evaluations, first, subjects, dtypes, seeds, names),
-        _rules(evaluations, subjects, dtypes),
+        found, _catches(tallies), _subjects(tallies, subjects, dtypes, seeds, names), _rules(tallies, subjects, dtypes)
     )
 
 
-def _first_flagged(evaluations: pd.DataFrame) -> pd.DataFrame:
-    """Keep the first flagged stage that is itself at fault (else the first flagged one) of each evaluation."""
-    flagged = evaluations[evaluations["caught"]]
-    order = flagged["stage"].map(lambda stage: stage_position(stage) if stage else -1)
-    keys = ["subject", "case", "dtype", "seed"]
-    return (
-        flagged.assign(order=order, inherited=~flagged["own"].astype(bool))
-        .sort_values([*keys, "inherited", "order"])
-        .drop_duplicates(keys)
-        .drop(columns=["inherited", "order"])
-    )
+_CATCHES = ("subject", "dtype", "case", "stage", "tiers", "seeds")
 
 
-def _catches(first: pd.DataFrame) -> pd.DataFrame:
-    grouped = first.groupby(["subject", "dtype", "case"], as_index=False)
-    return grouped.agg(stage=("stage", "first"), tiers=("tier", _joined), seeds=("seed", "nunique"))
+def _catches(tallies: Tallies) -> pd.DataFrame:
+    rows = [
+        (subject, dtype, case, of_case[min(of_case)][0], _joined(tier for _, tier in of_case.values()), len(of_case))
+        for (subject, dtype), tally in sorted(tallies.items())
+        for case, of_case in sorted(tally.catches.items())
+    ]
+    return pd.DataFrame(rows, columns=list(_CATCHES))
 
 
-def _joined(names: pd.Series[str]) -> str:
+def _joined(names: Iterable[str]) -> str:
     return ", ".join(sorted(set(names)))
 
 
 def _subjects(
-    evaluations: pd.DataFrame,
-    first: pd.DataFrame,
+    tallies: Tallies,
     subjects: Sequence[Subject],
     dtypes: Sequence[str],
     seeds: Sequence[int],
     names: Mapping[str, Sequence[str]],
 ) -> pd.DataFrame:
     rows = []
-    all_own, all_caught = _by_subject(evaluations), _by_subject(first)
     for subject in subjects:
         for dtype in dtypes:
-            own = all_own.get((subject.name, dtype), evaluations[:0])
-            if not _counts(subject, dtype, reached=not own.empty):
+            tally = tallies.get((subject.name, dtype), Tally())
+            if not _counts(subject, dtype, reached=bool(tally.reached)):
                 continue
-            caught = all_caught.get((subject.name, dtype), first[:0])
-            in_every_seed = bool((~caught["drawn"].astype(bool)).any())
+            stages = {stage for stage, _ in tally.flagged}
             rows.append(
                 {
                     "subject": subject.name,
@@ -154,24 +154,20 @@ def _subjects(
                     "topic": subject.topic if isinstance(subject, Mutant) else "",
                     "dtype": dtype,
                     "seeds": len(seeds),
-                    "caught_in": len(seeds) if in_every_seed else caught["seed"].nunique(),
-                    "reached_by": own["case"].nunique(),
-                    "caught_by": caught["case"].nunique(),
-                    "tiers": _joined(caught["tier"]),
-                    "stages": ", ".join(stage for stage in ("", *STAGES) if stage in set(caught["stage"])),
-                    "first_case": min(caught["case"], default=""),
-                    "largest_ratio": own["ratio"].astype(float).max(),
-                    **{rule: bool(own[rule].fillna(value=False).any()) for rule in RULES},
+                    "caught_in": len(seeds) if tally.is_caught_undrawn else len(tally.seeds),
+                    "reached_by": len(tally.reached),
+                    "caught_by": len(tally.catches),
+                    "tiers": _joined(tier for _, tier in tally.flagged),
+                    "stages": ", ".join(stage for stage in ("", *STAGES) if stage in stages),
+                    "first_case": min(tally.catches, default=""),
+                    "largest_ratio": tally.largest_ratio,
+                    **{rule: bool(tally.rejected[rule]) for rule in RULES},
                     "named": ", ".join(names.get(subject.name, ())),
                     "how_named": how_named(subject, names.get(subject.name, ())),
                     "description": description_of(subject),
                 }
             )
     return pd.DataFrame(rows)
-
-
-def _by_subject(frame: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
-    return {(str(subject), str(dtype)): group for (subject, dtype), group in frame.groupby(["subject", "dtype"])}
 
 
 def _counts(subject: Subject, dtype: str, *, reached: bool) -> bool:
@@ -189,29 +185,24 @@ def description_of(subject: Subject) -> str:
     return subject.why if isinstance(subject, Control) else subject.defect
 
 
-def _rules(evaluations: pd.DataFrame, subjects: Sequence[Subject], dtypes: Sequence[str]) -> pd.DataFrame:
+def _rules(tallies: Tallies, subjects: Sequence[Subject], dtypes: Sequence[str]) -> pd.DataFrame:
     """Count, per rule, mutants that any case shows, and evaluations (all stages of a case) of controls."""
     rows = [
-        {"dtype": dtype, **_rule_counts(evaluations[evaluations["dtype"] == dtype], subjects, dtype, column)}
+        {"dtype": dtype, **_rule_counts(tallies, subjects, dtype, column)}
         for dtype in dtypes
         for column in ("caught", *RULES)
     ]
     return pd.DataFrame(rows)
 
 
-def _rule_counts(evaluations: pd.DataFrame, subjects: Sequence[Subject], dtype: str, column: str) -> dict[str, object]:
-    reached = set(evaluations["subject"])
-    kinds = evaluations["subject"].map({subject.name: kind_of(subject) for subject in subjects})
-    put_to_all = evaluations["complete"].astype(bool)
-    faulty = evaluations[(kinds == "mutant") & put_to_all & evaluations[column].fillna(value=False)]
-    controls = evaluations[kinds == "control"].groupby(["subject", "case", "seed"])[column].any()
+def _rule_counts(tallies: Tallies, subjects: Sequence[Subject], dtype: str, column: str) -> dict[str, object]:
+    reached = [(subject, tallies.get((subject.name, dtype))) for subject in subjects]
+    mutants = [(subject, tally) for subject, tally in reached if isinstance(subject, Mutant)]
+    controls = [tally for subject, tally in reached if isinstance(subject, Control) and tally is not None]
     return {
         "rule": "attncheck" if column == "caught" else column,
-        "mutants": sum(
-            isinstance(subject, Mutant) and _counts(subject, dtype, reached=subject.name in reached)
-            for subject in subjects
-        ),
-        "mutants_caught": faulty["subject"].nunique(),
-        "controls": len(controls),
-        "controls_rejected": int(controls.sum()),
+        "mutants": sum(_counts(subject, dtype, reached=tally is not None) for subject, tally in mutants),
+        "mutants_caught": sum(bool(tally.rejected_complete[column]) for _, tally in mutants if tally is not None),
+        "controls": sum(tally.evaluations for tally in controls),
+        "controls_rejected": sum(tally.rejected[column] for tally in controls),
     }

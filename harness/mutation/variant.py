@@ -129,7 +129,8 @@ class Call:
 class Variant:
     """One implementation under the contract's names: the NumPy backend with some of its steps replaced.
 
-    ``hidden`` stages are not returned, as a kernel does not return what it never has.
+    ``hidden`` stages are not returned, as a kernel does not return what it never has. ``steps`` are those that are
+    replaced; None where that cannot be told.
     """
 
     prepare: Callable[..., None]
@@ -148,9 +149,14 @@ class Variant:
 
     def __init__(self, steps: Steps | None = None, *, hidden: frozenset[str] = frozenset()) -> None:
         self.hidden = hidden
-        namespace = _rebuilt(steps or {})
+        self.steps: Steps | None = steps or {}
+        self._namespace = _rebuilt(self.steps)
         for name in _SIGNATURES:
-            self._offer(name, namespace[name])
+            self._offer(name, self._namespace[name])
+
+    def function(self, name: str) -> Step:
+        """Return a function of the backend as this variant has it."""
+        return cast(Step, self._namespace[name])
 
     def _offer(self, name: str, function: Step) -> None:
         """Offer a function under the contract's name and parameters, without what is hidden."""
@@ -163,6 +169,19 @@ class Variant:
             return {stage: array for stage, array in returned.items() if stage not in self.hidden}
 
         setattr(self, name, run)
+
+
+def recording(record: Callable[[str, Step], Step]) -> dict[str, Step]:
+    """Return the backend's functions, each handed to ``record`` with its name; they call what that returns."""
+    namespace = dict(vars(numpy_backend))
+    recorded = {name: record(name, _in(each, namespace)) for name, each in _FUNCTIONS.items()}
+    namespace |= recorded
+    return recorded
+
+
+def is_function(name: str) -> bool:
+    """Whether the backend has a function of this name."""
+    return name in _FUNCTIONS
 
 
 def within(function: Step, **names: Any) -> Step:

@@ -1,59 +1,90 @@
-"""The mutation score in several processes: each puts some of the cases to all subjects, and the parts are joined.
-
-What comes of it is what one process finds: every n-th case goes to the same process, so that no kind of case is left to
-one of them, and rows and evidence come back in the order of the cases.
-"""
+"""The mutation score in several processes: each answers the next question, one case in one dtype at a time."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
+from typing import Generic, TypeVar
 
+from attncheck.judging.diagnosis import Evidence
 from attncheck.mutation.catalogue import SUBJECTS
+from attncheck.mutation.findings import UnitFindings
 from attncheck.mutation.judgement import ExactJudge
-from attncheck.mutation.naming import joined
-from attncheck.mutation.score import CaseScorer, JudgeCases, ScoredCases
-from attncheck.reading.case import Case
+from attncheck.mutation.scoring import Question, Scorer
+from attncheck.store import NO_STORE, Store
 
 _THREADS = "OPENBLAS_NUM_THREADS"
+_OPEN_QUESTIONS = 8
+"""Questions per process that are open at a time: more keep it from waiting, fewer know better what is caught so far."""
 
-
-@dataclass(frozen=True)
-class _Job:
-    """Some cases with their seeds, and by name the subjects that they are put to."""
-
-    cases: tuple[tuple[Case, int], ...]
-    subjects: tuple[str, ...]
-    visible: frozenset[str] | None
-    caught_enough: frozenset[tuple[str, str, int]]
+Found = TypeVar("Found")
 
 
 @contextmanager
-def in_processes(count: int) -> Iterator[JudgeCases]:
-    """Offer what puts cases to subjects of the catalogue in so many processes."""
+def in_processes(count: int, store: Store = NO_STORE) -> Iterator[ScorersInProcesses]:
+    """Offer so many processes that put cases to subjects of the catalogue; findings are kept in a store."""
     os.environ.setdefault(_THREADS, "1")  # each process has a core, and its products are small
-    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
-
-        def judge(scorer: CaseScorer, cases: Sequence[tuple[Case, int]]) -> ScoredCases:
-            return _judge_in(pool, count, scorer, cases)
-
-        yield judge
+    with ProcessPoolExecutor(count, get_context("spawn"), _prepare, (store,)) as pool:
+        yield ScorersInProcesses(pool, count * _OPEN_QUESTIONS, store)
+    store.trim()
 
 
-def _judge_in(pool: Executor, count: int, scorer: CaseScorer, cases: Sequence[tuple[Case, int]]) -> ScoredCases:
-    names = tuple(subject.name for subject in scorer.subjects)
-    visible = None if scorer.visible is None else frozenset(scorer.visible)
-    shares = [tuple(cases[first::count]) for first in range(min(count, len(cases)))]
-    parts = list(pool.map(_judge, [_Job(share, names, visible, scorer.caught_enough) for share in shares]))
-    order = {(case.id, seed): number for number, (case, seed) in enumerate(cases)}
-    rows = sorted((row for part in parts for row in part.rows), key=lambda row: order[row["case"], row["seed"]])
-    return ScoredCases(rows, joined([part.naming for part in parts], order))
+@dataclass(frozen=True)
+class _FromProcess(Generic[Found]):
+    """What a process answers, with what its store did for it."""
+
+    future: Future[tuple[Found, Counter[str]]]
+    store: Store
+
+    def done(self) -> bool:
+        """Whether the process has answered."""
+        return self.future.done()
+
+    def result(self) -> Found:
+        """Wait for the answer, once."""
+        found, counts = self.future.result()
+        self.store.counts.update(counts)
+        return found
 
 
-def _judge(job: _Job) -> ScoredCases:
-    scorer = CaseScorer([SUBJECTS[name] for name in job.subjects], job.visible, job.caught_enough)
-    return scorer.judge(job.cases, ExactJudge())
+@dataclass(frozen=True)
+class ScorersInProcesses:
+    """Has questions answered by processes of a pool."""
+
+    pool: ProcessPoolExecutor
+    at_a_time: int
+    store: Store
+
+    def judge(self, question: Question) -> _FromProcess[UnitFindings]:
+        """Ask what is found of subjects."""
+        return _FromProcess(self.pool.submit(_judge, question), self.store)
+
+    def evidence(self, question: Question) -> _FromProcess[Mapping[str, Evidence | None]]:
+        """Ask what a unit says of the faults of subjects that fail it."""
+        return _FromProcess(self.pool.submit(_find_evidence, question), self.store)
+
+
+_scorer: Scorer | None = None
+
+
+def _prepare(store: Store) -> None:
+    """Called once in each process."""
+    global _scorer
+    _scorer = Scorer(SUBJECTS, ExactJudge(), store)
+
+
+def _judge(question: Question) -> tuple[UnitFindings, Counter[str]]:
+    assert _scorer is not None
+    _scorer.store.counts.clear()
+    return _scorer.findings(question), Counter(_scorer.store.counts)
+
+
+def _find_evidence(question: Question) -> tuple[Mapping[str, Evidence | None], Counter[str]]:
+    assert _scorer is not None
+    _scorer.store.counts.clear()
+    return _scorer.evidence(question), Counter(_scorer.store.counts)

@@ -8,8 +8,9 @@ import pytest
 
 from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Computed, Task, evaluate_on
-from attncheck.judging.judge_stages import StageJudgement, judge_stages
+from attncheck.judging.judge_stages import StageJudgement, in_order, judge_stages
 from attncheck.judging.truth import Truth, truth_of_case
+from attncheck.mutation import judgement
 from attncheck.mutation.catalogue import SUBJECTS
 from attncheck.mutation.judgement import RememberingTruth
 from attncheck.reading.case import Case
@@ -102,3 +103,39 @@ def test_a_remembered_step_is_the_truths_own(truth: Truth, case: Case, task: Tas
         assert wanted is not None
         np.testing.assert_array_equal(got[0].high, wanted[0].high)
         np.testing.assert_array_equal(got[1].max_error, wanted[1].max_error)
+
+
+def test_what_begins_with_the_same_stages_is_judged_once_and_as_ever(
+    monkeypatch: pytest.MonkeyPatch, truth: Truth, case: Case, task: Task
+) -> None:
+    judged: list[str] = []
+    judge_one = judgement.judge_stage
+
+    def counted(truth: Truth, stage: str, *rest: Any) -> StageJudgement:
+        judged.append(stage)
+        return judge_one(truth, stage, *rest)
+
+    monkeypatch.setattr(judgement, "judge_stage", counted)
+    remembering = RememberingTruth.of(truth)
+    firsts = {"reference": "raw_scores", "two_values_swapped": "output", "mask_ignored": "masked"}
+    for name, first in (firsts | {"scale_missing": "scores"}).items():
+        judged.clear()
+        outcome = evaluate_on(SUBJECTS[name].backend, task)
+        assert isinstance(outcome, Computed)
+        found = remembering.judgements(outcome.stages, case.stage_shapes, "native")
+        alone = judge_stages(RememberingTruth.of(truth), outcome.stages, case.stage_shapes, "native")
+        assert found == alone, "a judgement does not depend on who was judged before"
+        order = in_order(outcome.stages)
+        assert judged == order[order.index(first) :]
+    judged.clear()
+    remembering.judgements(outcome.stages, case.stage_shapes, "native_lse")
+    assert judged == order, "another rounding model has other bounds"
+
+
+def test_a_judgement_of_what_is_infinite_does_not_depend_on_who_was_judged_before(truth: Truth, case: Case) -> None:
+    shapes, sound = case.stage_shapes, {stage: each.high for stage, each in truth.exact.items()}
+    unmasked = {**sound, "masked": np.where(np.isinf(sound["masked"]), -1e4, sound["masked"])}
+    alone = RememberingTruth.of(truth).judgements(unmasked, shapes, "native")
+    behind = RememberingTruth.of(truth)
+    behind.judgements(sound, shapes, "native")
+    assert behind.judgements(unmasked, shapes, "native") == alone

@@ -7,16 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
 from attncheck.execution.worker import Failure, Task, evaluate_on
 from attncheck.mutation.catalogue import EQUIVALENT, SUBJECTS
 from attncheck.mutation.entry import entry_of
-from attncheck.mutation.judgement import StageFinding
+from attncheck.mutation.judgement import ExactJudge, StageFinding
 from attncheck.mutation.mutant import EVERY, Mutant, Subject
 from attncheck.mutation.rules import RULES, rejected_by_rules
-from attncheck.mutation.score import ENOUGH_CASES, redrawn, run_mutants
+from attncheck.mutation.score import ENOUGH_CASES, LARGE_AT_A_TIME, redrawn, run_mutants
+from attncheck.mutation.scoring import Question, ScorersHere
 from attncheck.mutation.unit import MAX_SCORES_FOR_ALL
 from attncheck.mutation.variant import Variant
 from attncheck.reading.case import Case
@@ -89,6 +91,53 @@ def test_a_large_case_is_put_to_faults_alone_that_smaller_ones_did_not_settle(
     assert set(asked["complete"]) == {False}
     fewer = run_mutants([long, *again[1:]], subjects=chosen).evaluations
     assert "scale_missing" in set(fewer[fewer["case"].eq("prefix/long")]["subject"])
+
+
+class _Unanswered:
+    """What says that it is not there until somebody waits for it."""
+
+    def __init__(self, found: Any) -> None:
+        self._found = found
+
+    def done(self) -> bool:
+        return False
+
+    def result(self) -> Any:
+        return self._found
+
+
+class _Slow:
+    """Answers so late that every case is asked before anything is known to be caught."""
+
+    at_a_time = 10_000
+
+    def __init__(self, chosen: list[Subject]) -> None:
+        self._here = ScorersHere({each.name: each for each in chosen}, ExactJudge())
+        self.asked: list[Question] = []
+
+    def judge(self, question: Question) -> _Unanswered:
+        self.asked.append(question)
+        return _Unanswered(self._here.judge(question).result())
+
+    def evidence(self, question: Question) -> _Unanswered:
+        return _Unanswered(self._here.evidence(question).result())
+
+
+def test_faults_that_are_asked_in_vain_are_dropped_however_late_the_answers_come(
+    cases: list[Case], load_text: Callable[[str], list[Case]]
+) -> None:
+    long = load_text(CASES.replace("shape: [4,", "shape: [700,").replace("Drawn", "Long"))[0]
+    many = [replace(long, id=f"prefix/long-{number}") for number in range(LARGE_AT_A_TIME + 2)]
+    again = [replace(cases[0], id=f"prefix/{number}") for number in range(ENOUGH_CASES - 1)]
+    chosen = subjects("scale_missing", "tail_dropped_after_blocks_of_32", "mask_ignored", "keys_reversed")
+    at_once = run_mutants([*again, *many], subjects=chosen)
+    slow = _Slow(chosen)
+    late = run_mutants([*again, *many], subjects=chosen, scorers=slow)
+    assert all("scale_missing" in question.subjects for question in slow.asked)
+    of_one = at_once.evaluations[at_once.evaluations["subject"].eq("scale_missing")]
+    assert set(of_one["case"]) == {each.id for each in (*again, *many[:LARGE_AT_A_TIME])}, "the second round is spared"
+    pd.testing.assert_frame_equal(at_once.evaluations, late.evaluations)
+    pd.testing.assert_frame_equal(at_once.subjects, late.subjects)
 
 
 def test_other_rules_count_faults_on_the_cases_that_all_of_them_are_put_to(

@@ -16,8 +16,8 @@ def test_several_processes_find_what_one_finds() -> None:
     cases = [*select_cases(["softcap.yaml"]).cases, *select_cases(["probes/long_rows.yaml"]).cases]
     subjects = [*(SUBJECTS[name] for name in NAMES), *CONTROLS[:2], *EQUIVALENT[:1]]
     alone = run_mutants(cases, (0, 1), subjects=subjects)
-    with in_processes(3) as judge_cases:
-        together = run_mutants(cases, (0, 1), judge_cases=judge_cases, subjects=subjects)
+    with in_processes(3) as scorers:
+        together = run_mutants(cases, (0, 1), scorers=scorers, subjects=subjects)
     pd.testing.assert_frame_equal(alone.evaluations, together.evaluations)
     pd.testing.assert_frame_equal(alone.subjects, together.subjects)
     assert alone.subjects["named"].any()

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attncheck.backends import numpy_backend
+from attncheck.execution.worker import Computed, Outcome, Task, evaluate_on
+from attncheck.mutation.catalogue import SUBJECTS
+from attncheck.mutation.reach import Recorder, ReferenceRun
+from attncheck.mutation.variant import PerCall, Steps, Variant
+from attncheck.reading.dtypes import numpy_dtype
+
+
+@pytest.fixture(scope="module")
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def task() -> Task:
+    rng = np.random.default_rng(11)
+    inputs = {name: rng.normal(size=(2, 2, 4, 3)) for name in ("query", "key", "value", "grad_output")}
+    return Task("attention_gradients", {"is_causal": True}, inputs)
+
+
+def _bits(outcome: Outcome) -> Any:
+    if not isinstance(outcome, Computed):
+        return outcome
+    return [(name, str(each.dtype), each.shape, each.tobytes()) for name, each in outcome.stages.items()]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_whoever_is_said_to_have_the_references_bits_has_them(
+    dtype: str, problems: Mapping[str, Task], recorder: Recorder
+) -> None:
+    decided = same = 0
+    for problem in list(problems.values())[::5]:
+        stored = numpy_dtype(dtype)
+        arrays = {
+            name: each.astype(stored) if each.dtype.kind == "f" else each for name, each in problem.inputs.items()
+        }
+        asked = Task(problem.operation, problem.options, arrays, problem.memory_layout)
+        run = recorder.run(asked)
+        right = _bits(evaluate_on(SUBJECTS["reference"].backend, asked))
+        assert _bits(run.outcome) == right
+        for name, subject in SUBJECTS.items():
+            is_same = _bits(evaluate_on(subject.backend, asked)) == right
+            is_decided = run.has_the_bits_of(subject.backend)
+            assert is_same or not is_decided, name
+            decided, same = decided + is_decided, same + is_same
+    assert decided > same / 2, "most of what is the same is told from a step alone"
+
+
+def _decided(run: ReferenceRun, steps: Steps, **given: Any) -> bool:
+    return run.has_the_bits_of(Variant(steps, **given))
+
+
+def test_a_step_that_is_not_called_changes_nothing(task: Task, recorder: Recorder) -> None:
+    run = recorder.run(task)
+
+    def fail(*arrays: Any) -> Any:
+        raise AssertionError("never called")
+
+    assert _decided(run, {"_cap": fail})
+    assert _decided(run, {"dot_scores._cap": fail})
+    assert _decided(run, {"_cap.np": None})
+    assert _decided(run, {"multi_head_attention": PerCall(fail)})
+
+
+def test_a_step_is_compared_where_it_is_replaced_alone(task: Task, recorder: Recorder) -> None:
+    run = recorder.run(task)
+
+    def doubled(weights: Any, value: Any) -> Any:
+        return 2 * (weights @ value)
+
+    assert not _decided(run, {"attention._weighted_sum": doubled})
+    assert not _decided(run, {"_weighted_sum": doubled})
+    assert _decided(run, {"multi_head_attention._merge_heads": doubled})
+    assert _decided(run, {"attention._weighted_sum": np.matmul})
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param(lambda scores: -np.abs(scores) * 0.0, id="other numbers"),
+        pytest.param(lambda scores: scores.astype(np.float32), id="another dtype"),
+        pytest.param(lambda scores: scores[..., :1], id="another shape"),
+        pytest.param(np.asfortranarray, id="another layout, in which a product may be added up in another order"),
+        pytest.param(lambda scores: list(scores), id="another type"),
+        pytest.param(lambda scores: np.nextafter(scores, np.inf), id="the last bit"),
+    ],
+)
+def test_whatever_code_can_tell_apart_is_not_the_same(changed: Any, task: Task, recorder: Recorder) -> None:
+    run = recorder.run(task)
+    assert _decided(run, {"_dot": lambda query, key: numpy_backend._dot(query, key).copy()})
+    assert not _decided(run, {"_dot": lambda query, key: changed(numpy_backend._dot(query, key))})
+
+
+def test_the_sign_of_a_zero_is_told_and_a_nan_is_the_same_nan(recorder: Recorder) -> None:
+    zeros = np.zeros((1, 1, 2, 2))
+    run = recorder.run(Task("attention", {}, {"query": zeros, "key": zeros, "value": zeros * np.nan}))
+    assert not _decided(run, {"_dot": lambda query, key: -numpy_backend._dot(query, key)})
+    assert _decided(run, {"_weighted_sum": lambda weights, value: numpy_backend._weighted_sum(weights, value) + 0.0})
+
+
+def test_what_cannot_be_told_from_a_step_is_evaluated(task: Task, recorder: Recorder) -> None:
+    run = recorder.run(task)
+
+    def fail(query: Any, key: Any) -> Any:
+        raise ValueError
+
+    assert not _decided(run, {"_dot": fail}), "it raises, and has to be seen to"
+    assert not _decided(run, {"attention_gradients": numpy_backend.attention_gradients}), "it is all there is"
+    assert not _decided(run, {}, hidden=frozenset({"grad_key"}))
+    kernel = next(each.backend for each in SUBJECTS.values() if each.backend.steps is None)
+    assert not run.has_the_bits_of(kernel), "its steps follow from its ends"
+    assert not recorder.run(Task("attention", {}, {"query": np.zeros((1, 1, 2, 2))})).has_the_bits_of(Variant())
+
+
+def test_a_step_may_be_a_function_that_is_made_for_each_call(task: Task, recorder: Recorder) -> None:
+    run = recorder.run(task)
+    assert _decided(run, {"attention": PerCall(lambda call: {})})
+    assert not _decided(run, {"attention": PerCall(lambda call: {"_scale_of": lambda query, scale: 1.0})})
