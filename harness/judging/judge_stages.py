@@ -207,10 +207,12 @@ def _of_whole(truth: Truth, judgement: StageJudgement) -> StageJudgement:
 
 def _odd_elements(exact: Enclosure, bound: Bound, array: Array) -> NDArray[np.bool_]:
     """Return where a value is NaN or infinite and the exact one is not, or the other way round."""
-    stored = array.astype(np.float64)
-    same = (stored == exact.high) | (np.isnan(stored) & np.isnan(exact.high))
-    odd: NDArray[np.bool_] = is_measured(exact, bound, str(array.dtype)) & ~np.isfinite(stored)
-    odd |= is_prescribed(exact) & ~same
+    stored, prescribed = array.astype(np.float64), is_prescribed(exact)
+    odd: NDArray[np.bool_] = ~np.isfinite(stored)
+    if odd.any():
+        odd &= is_measured(exact, bound, str(array.dtype))
+    if prescribed.any():
+        odd |= prescribed & ~((stored == exact.high) | (np.isnan(stored) & np.isnan(exact.high)))
     return odd
 
 
@@ -236,6 +238,11 @@ def _measure(exact: Enclosure, bound: Bound, array: Array, *, supports_statistic
     )
 
 
+def _error_at(exact: Enclosure, array: Array, index: Index) -> float:
+    place = tuple(slice(axis, axis + 1) for axis in index)
+    return float(exact.mapped(lambda values: values[place]).error_of(array[place]).item())
+
+
 def _numeric(
     stage: str,
     array: Array,
@@ -259,7 +266,7 @@ def _numeric(
             "against": against,
             "value": float(array[index]),
             "exact": float(exact.high[index]),
-            "error": float(exact.error_of(array)[index]),
+            "error": _error_at(exact, array, index),
             "bound": float(bound.max_error[index]),
         }
     verdict = Verdict.NUMERIC if fails else Verdict.AGREE

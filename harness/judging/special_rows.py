@@ -14,7 +14,8 @@ NaN, gets such a row as ones; its answer is then replaced.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -62,8 +63,15 @@ class SpecialRows:
     empty: Flags
     nan_rows: Flags
     forbidden: Flags | None = None
-    _unusual_elements: dict[tuple[str, Shape], tuple[Flags, Flags]] = field(default_factory=dict)
-    _of_empty: dict[tuple[str, Shape], Flags] = field(default_factory=dict)
+
+    @cached_property
+    def _unusual_elements(self) -> dict[tuple[str, Shape], tuple[Flags, Flags]]:
+        """What was found already; no field, for digests are of what a problem is."""
+        return {}
+
+    @cached_property
+    def _of_empty(self) -> dict[tuple[str, Shape], Flags]:
+        return {}
 
     def __bool__(self) -> bool:
         """Whether there are any."""

@@ -101,7 +101,7 @@ def measure(
     largest_z = float(z.max())
     with np.errstate(over="ignore"):
         mean_z = float(np.sqrt(np.sum(np.square(z)) / count))
-    tier, causes = Tier.WITHIN, _causes(judged)
+    tier, causes = Tier.WITHIN, _causes(judged, count)
     if bool((least > max_error).any()):
         tier = Tier.PROVEN
     elif supports_statistics:
@@ -109,12 +109,15 @@ def measure(
     return Measured(tier, float(ratio[index]), index, largest_z, mean_z, count, causes)
 
 
-def _causes(judged: NDArray[np.bool_]) -> int:
+def _causes(judged: NDArray[np.bool_], count: int) -> int:
     """Count the rows with something judged in them, or the columns where they are fewer.
 
     log_sum_exp (B, H, Lq) has a row per head: its queries share their keys.
     """
-    return min((int(judged.any(axis=axis).sum()) for axis in (-1, -2)[: judged.ndim]), default=1)
+    axes = (-1, -2)[: judged.ndim]
+    if count == judged.size:
+        return min((count // judged.shape[axis] for axis in axes), default=1)
+    return min((int(judged.any(axis=axis).sum()) for axis in axes), default=1)
 
 
 def _statistical(largest_z: float, mean_z: float, count: int) -> Tier:

@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 
 from attncheck.execution.worker import Computed, Outcome, Task, evaluate_on
-from attncheck.mutation.variant import Step, Variant, is_function, recording
+from attncheck.mutation.variant import PerCall, Step, Variant, is_function, recording
 
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """One call of a function of the backend by another one, and what it returned."""
+    """One call of a function of the backend by another one, or from outside, and what it returned."""
 
     name: str
-    caller: str
+    caller: str | None
     arrays: tuple[Any, ...]
     given: Mapping[str, Any]
     returned: Any
@@ -32,34 +32,51 @@ class _Call:
 
 @dataclass(frozen=True, eq=False)
 class ReferenceRun:
-    """What the reference makes of a task, with the functions that it calls: inner ones, and ``entered`` from outside.
-
-    ``calls`` are those of inner functions that returned, in the order in which they began.
-    """
+    """What the reference makes of a task, with the functions that it calls, in the order in which the calls begin."""
 
     outcome: Outcome
     calls: tuple[_Call, ...]
-    entered: frozenset[str]
 
     def has_the_bits_of(self, variant: Variant) -> bool:
         """Whether a variant provably returns the same; where it may or may not, False."""
         if variant.steps is None or variant.hidden or not isinstance(self.outcome, Computed):
             return False
-        replaced = _replaced_by(variant)
-        if not self.entered.isdisjoint(replaced.everywhere):
-            return False  # to compare what they return is to compute everything
-        with np.errstate(all="ignore"):
-            return all(
-                _returns_the_same(function, call) for call in self.calls if (function := replaced.function_for(call))
-            )
+        try:
+            with np.errstate(all="ignore"):
+                return self._gives_the_same(variant, _replaced_by(variant))
+        except BaseException:  # whatever a step raises has to be seen where it is raised
+            return False
+
+    def _gives_the_same(self, variant: Variant, replaced: _Replaced) -> bool:
+        """Whether the steps of a variant return what the reference's do, call by call."""
+        made: dict[tuple[str | None, str], Step] = {}
+        for call in self.calls:
+            if call.name in replaced.per_call:
+                steps = variant.steps_of_call(call.name, call.arrays, call.given)
+                if not all(map(is_function, steps)):
+                    return False
+                made |= {(call.name, name): step for name, step in steps.items()}
+                continue  # the same function, if all that it calls returns the same
+            function = made.get((call.caller, call.name)) or replaced.function_for(call)
+            if function is None:
+                continue
+            if call.caller is None:
+                return False  # to compare what it returns is to compute everything
+            if not _is_same(function(*call.arrays, **call.given), call.returned):
+                return False
+        return True
 
 
 @dataclass(frozen=True, eq=False)
 class _Replaced:
-    """The functions of a variant that hold replaced steps, by name, and those that one function alone calls."""
+    """The functions of a variant that hold replaced steps: by name, and those that one function alone calls.
+
+    The steps of those ``per_call`` are made for each call.
+    """
 
     everywhere: Mapping[str, Step]
-    within: Mapping[tuple[str, str], Step]
+    within: Mapping[tuple[str | None, str], Step]
+    per_call: frozenset[str]
 
     def function_for(self, call: _Call) -> Step | None:
         """Return what the variant calls in the place of a call of the reference; None where that is the same."""
@@ -68,14 +85,18 @@ class _Replaced:
 
 @lru_cache(maxsize=4096)
 def _replaced_by(variant: Variant) -> _Replaced:
-    everywhere, within = {}, {}
+    everywhere: dict[str, Step] = {}
+    within: dict[tuple[str | None, str], Step] = {}
+    per_call = set()
     for key, step in (variant.steps or {}).items():
         function, _, name = key.rpartition(".")
-        if function and is_function(name):
+        if isinstance(step, PerCall):
+            per_call.add(name)
+        elif function and is_function(name):
             within[function, name] = step
         else:  # of what is no function of the backend, such as its library, the whole function is compared
             everywhere[function or name] = variant.function(function or name)
-    return _Replaced(everywhere, within)
+    return _Replaced(everywhere, within, frozenset(per_call - everywhere.keys()))
 
 
 class Recorder:
@@ -83,7 +104,6 @@ class Recorder:
 
     def __init__(self) -> None:
         self._calls: list[_Call | None] = []
-        self._entered: set[str] = set()
         self._running: list[str] = []
         self._backend = Variant()
         for name, function in recording(self._recorded).items():
@@ -93,25 +113,21 @@ class Recorder:
     def run(self, task: Task) -> ReferenceRun:
         """Evaluate a task."""
         self._calls.clear()
-        self._entered.clear()
         outcome = evaluate_on(self._backend, task)
         calls = tuple(call for call in self._calls if call is not None)
-        return ReferenceRun(outcome, calls, frozenset(self._entered))
+        return ReferenceRun(outcome, calls)
 
     def _recorded(self, name: str, function: Step) -> Step:
         @wraps(function)
         def run(*arrays: Any, **given: Any) -> Any:
-            if not self._running:
-                self._entered.add(name)
-            caller, position = self._running[-1:], len(self._calls)
+            caller, position = self._running[-1] if self._running else None, len(self._calls)
             self._calls.append(None)
             self._running.append(name)
             try:
                 returned = function(*arrays, **given)
             finally:
                 self._running.pop()
-            if caller:
-                self._calls[position] = _Call(name, caller[0], arrays, given, _kept(returned))
+            self._calls[position] = _Call(name, caller, arrays, given, _kept(returned))
             return returned
 
         return run
@@ -120,14 +136,6 @@ class Recorder:
 def _kept(returned: Any) -> Any:
     """Keep what was returned from changes: stages are added to what others returned."""
     return dict(returned) if isinstance(returned, dict) else returned
-
-
-def _returns_the_same(function: Step, call: _Call) -> bool:
-    try:
-        returned = function(*call.arrays, **call.given)
-    except BaseException:  # it has to be seen where it is raised
-        return False
-    return _is_same(returned, call.returned)
 
 
 def _is_same(one: Any, other: Any) -> bool:

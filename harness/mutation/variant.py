@@ -158,6 +158,17 @@ class Variant:
         """Return a function of the backend as this variant has it."""
         return cast(Step, self._namespace[name])
 
+    def steps_of_call(self, name: str, arrays: tuple[Any, ...], given: Mapping[str, Any]) -> Steps:
+        """Return what replaces which name in one call of a function whose steps are made for each call.
+
+        Raises ``KeyError`` for one that it lacks.
+        """
+        function = self._namespace[name]
+        assert isinstance(function, _MadePerCall)
+        steps = function.steps_of(arrays, given)
+        _check(_FUNCTIONS[name], steps)
+        return steps
+
     def _offer(self, name: str, function: Step) -> None:
         """Offer a function under the contract's name and parameters, without what is hidden."""
 
@@ -225,20 +236,28 @@ def _rebuilt(steps: Steps) -> dict[str, Any]:
             namespace[name] = step
     scopes: dict[str, dict[str, Any]] = {function: {} for function in local}
     namespace |= {function: _in(_FUNCTIONS[function], scope) for function, scope in scopes.items()}
-    namespace |= {name: _per_call(name, step, namespace) for name, step in steps.items() if isinstance(step, PerCall)}
+    per_call = {name: step for name, step in steps.items() if isinstance(step, PerCall)}
+    namespace |= {name: _MadePerCall(name, step, namespace[name], namespace) for name, step in per_call.items()}
     for function, scope in scopes.items():
         scope.update(namespace | local[function])
     return namespace
 
 
-def _per_call(name: str, step: PerCall, namespace: Mapping[str, Any]) -> Step:
-    plain: Step = namespace[name]
+@dataclass(frozen=True, eq=False)
+class _MadePerCall:
+    """A function of the backend whose steps are made for each call."""
 
-    def run(*arrays: Any, **given: Any) -> Any:
-        bound = _SIGNATURES[name].bind(*arrays, **given)
+    name: str
+    step: PerCall
+    plain: Step
+    namespace: Mapping[str, Any]
+
+    def __call__(self, *arrays: Any, **given: Any) -> Any:
+        return within(self.plain, **self.steps_of(arrays, given))(*arrays, **given)
+
+    def steps_of(self, arrays: tuple[Any, ...], given: Mapping[str, Any]) -> Steps:
+        """Return what replaces which name in one call."""
+        bound = _SIGNATURES[self.name].bind(*arrays, **given)
         bound.apply_defaults()
-        attention = plain if name == "attention" else namespace["attention"]
-        call = Call(namespace, attention, bound.arguments)
-        return within(plain, **step.steps_of(call))(*arrays, **given)
-
-    return run
+        attention = self.plain if self.name == "attention" else self.namespace["attention"]
+        return self.step.steps_of(Call(self.namespace, attention, bound.arguments))

@@ -123,4 +123,32 @@ def test_what_cannot_be_told_from_a_step_is_evaluated(task: Task, recorder: Reco
 def test_a_step_may_be_a_function_that_is_made_for_each_call(task: Task, recorder: Recorder) -> None:
     run = recorder.run(task)
     assert _decided(run, {"attention": PerCall(lambda call: {})})
-    assert not _decided(run, {"attention": PerCall(lambda call: {"_scale_of": lambda query, scale: 1.0})})
+    assert _decided(run, {"attention": PerCall(lambda call: {"_weighted_sum": lambda weights, value: weights @ value})})
+    assert not _decided(
+        run, {"attention": PerCall(lambda call: {"_weighted_sum": lambda weights, value: call.weights})}
+    )
+    assert not _decided(run, {"attention": PerCall(lambda call: {"_scale_of": numpy_backend._scale_of})}), "refused"
+    assert not _decided(run, {"attention_gradients": PerCall(lambda call: {"np": np})}), "no function of the backend"
+    entered = {"attention_gradients": PerCall(lambda call: {"_row_sum": lambda terms: call.step("_row_sum")(terms)})}
+    assert _decided(run, entered), "the function that is called from outside is the same if all that it calls is"
+    other = {"attention_gradients": PerCall(lambda call: {"_row_sum": lambda terms: terms[..., :1]})}
+    assert not _decided(run, other)
+
+
+def test_steps_that_are_made_for_a_call_are_called_in_the_order_of_the_calls(task: Task, recorder: Recorder) -> None:
+    """A step may remember what an earlier one of the same call was handed."""
+
+    def steps(call: Any) -> Steps:
+        seen: list[Any] = []
+
+        def softmax(scores: Any, *given: Any) -> Any:
+            seen.append(scores)
+            return numpy_backend._softmax_with_sinks(scores, *given)
+
+        def weighted_sum(weights: Any, value: Any) -> Any:
+            assert len(seen) == 1
+            return numpy_backend._softmax_with_sinks(seen[0], None, "zero")["weights"] @ value
+
+        return {"_softmax_with_sinks": softmax, "_weighted_sum": weighted_sum}
+
+    assert _decided(recorder.run(task), {"attention": PerCall(steps)})
