@@ -1,11 +1,12 @@
 """How long somebody waits who edits a kernel, beside the imports of TensorFlow and torch.
 
-    python benchmarks/loop.py --output results/loop
+    python benchmarks/loop.py --output results/loop [--mutants]
 
 In every round each command runs once, in turn, so that what slows the machine for a while slows all: a NumPy kernel on
 the whole corpus, a torch kernel likewise, one case by its id, all with a store that knows the exact answers; the first
 without one, too; and the imports. Wall and processor times of whole commands, medians with the least and the largest; a
-ratio is that of the same round.
+ratio is that of the same round. With ``--mutants`` so do all faulty variants on the whole corpus, which takes minutes a
+round.
 """
 
 from __future__ import annotations
@@ -44,12 +45,17 @@ LIMITS = {
         lambda of: of["torch kernel, again"] / (1.5 * of["import tensorflow"] + of["import torch"]),
         1.0,
     ),
+    "faulty variants, again": Limit(
+        "import tensorflow", lambda of: of["faulty variants, again"] / of["import tensorflow"], 15.0
+    ),
     "one case": Limit("seconds", lambda of: of["one case"], 1.2),
 }
 
 
-def commands(folder: Path) -> dict[str, list[str]]:
+def commands(folder: Path, *, mutants: bool) -> dict[str, list[str]]:
     """Return what is timed, by name."""
+    judge_mutants = [sys.executable, "-m", "attncheck", "mutants"]
+    of_mutants = {"faulty variants, no cache": [*judge_mutants, "--no-cache"], "faulty variants, again": judge_mutants}
     check = [sys.executable, "-m", "attncheck", "check", "--output", str(folder / "results"), "--implementation"]
     numpy_kernel, torch_kernel = (f"{EXAMPLES / name}_kernel.py:attention" for name in ("numpy", "torch"))
     return {
@@ -59,6 +65,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
         "one case": [*check, numpy_kernel, ONE_CASE],
         "import tensorflow": [sys.executable, "-c", "import tensorflow"],
         "import torch": [sys.executable, "-c", "import torch"],
+        **(of_mutants if mutants else {}),
     }
 
 
@@ -93,11 +100,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=Path, default=Path("results/loop"), help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--mutants", action="store_true", help="also time all faulty variants on the whole corpus")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         environment = {VARIABLE: str(folder / "cache"), "TF_CPP_MIN_LOG_LEVEL": "3"}
-        asked = commands(folder)
+        asked = commands(folder, mutants=options.mutants)
         for command in asked.values():  # the first time everything is worked out, and files come into memory
             checked(command, environment)
         walls, processors = [], []

@@ -134,7 +134,10 @@ class Recorder:
 
 
 def _kept(returned: Any) -> Any:
-    """Keep what was returned from changes: stages are added to what others returned."""
+    """Keep what was returned from changes: stages are added to what others returned, and a step may write in place."""
+    for array in returned.values() if isinstance(returned, dict) else (returned,):
+        if isinstance(array, np.ndarray):
+            array.setflags(write=False)
     return dict(returned) if isinstance(returned, dict) else returned
 
 

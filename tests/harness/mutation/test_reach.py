@@ -106,6 +106,19 @@ def test_the_sign_of_a_zero_is_told_and_a_nan_is_the_same_nan(recorder: Recorder
     assert _decided(run, {"_weighted_sum": lambda weights, value: numpy_backend._weighted_sum(weights, value) + 0.0})
 
 
+def test_a_step_that_writes_into_what_it_is_handed_spoils_nothing(task: Task, recorder: Recorder) -> None:
+    run = recorder.run(task)
+    before = _bits(run.outcome)
+
+    def in_place(scores: Any, sinks: Any, empty_rows: Any) -> Any:
+        scores[...] = 0
+        return numpy_backend._softmax_with_sinks(scores, sinks, empty_rows)
+
+    assert not _decided(run, {"_softmax_with_sinks": in_place})
+    assert _bits(run.outcome) == before
+    assert isinstance(evaluate_on(Variant({"_softmax_with_sinks": in_place}), task), Computed)
+
+
 def test_what_cannot_be_told_from_a_step_is_evaluated(task: Task, recorder: Recorder) -> None:
     run = recorder.run(task)
 
