@@ -42,15 +42,12 @@ from attncheck.cli.options import (
     UseCache,
     Verbose,
 )
+from attncheck.cli.requests import RunRequest, run_request
 from attncheck.cli.shared import (
     Outlets,
-    choose_from,
     frames_of,
-    limits_of,
-    run_selected,
     show_answer,
     show_results,
-    store_of,
     write_ci_outputs,
     write_frames,
 )
@@ -104,25 +101,34 @@ def check(
     verbose: Verbose = False,
 ) -> None:
     """Run cases, judge them and write a report."""
-    summary = run_selected(
-        cases,
-        choose_from(backend, implementation, framework),
-        expected_failures,
-        dtype,
-        tag,
-        tile,
-        Iteration(match, failed, failed_first, exitfirst, maxfail),
-        output,
-        label,
-        keep_arrays,
-        limits_of(time_limit, memory_limit, threads, compilation_cache, keep_going),
-        resume,
-        cluster,
-        min_judged,
-        quiet,
-        store_of(cache, cache_size),
-        verbose,
+    request = RunRequest(
+        report=True,
+        patterns=cases,
+        backend=backend,
+        implementation=implementation,
+        framework=framework,
+        expected_failures=expected_failures,
+        dtype=dtype,
+        tag=tag,
+        tile=tile,
+        iteration=Iteration(match, failed, failed_first, exitfirst, maxfail),
+        output=output,
+        label=label,
+        keep_arrays=keep_arrays,
+        time_limit=time_limit,
+        memory_limit=memory_limit,
+        threads=threads,
+        compilation_cache=compilation_cache,
+        keep_going=keep_going,
+        resume=resume,
+        cluster=cluster,
+        min_judged=min_judged,
+        quiet=quiet,
+        cache=cache,
+        cache_size=cache_size,
+        verbose=verbose,
     )
+    summary = run_request(request)
     from attncheck.results.format import REPORT_FOLDER
 
     frames = frames_of([output])
@@ -170,25 +176,34 @@ def run(
     verbose: Verbose = False,
 ) -> None:
     """Run cases, judge them and store the results without a report."""
-    summary = run_selected(
-        cases,
-        choose_from(backend, implementation, framework),
-        expected_failures,
-        dtype,
-        tag,
-        tile,
-        Iteration(match, failed, failed_first, exitfirst, maxfail),
-        output,
-        label,
-        keep_arrays,
-        limits_of(time_limit, memory_limit, threads, compilation_cache, keep_going),
-        resume,
-        cluster,
-        min_judged,
-        quiet,
-        store_of(cache, cache_size),
-        verbose,
+    request = RunRequest(
+        report=False,
+        patterns=cases,
+        backend=backend,
+        implementation=implementation,
+        framework=framework,
+        expected_failures=expected_failures,
+        dtype=dtype,
+        tag=tag,
+        tile=tile,
+        iteration=Iteration(match, failed, failed_first, exitfirst, maxfail),
+        output=output,
+        label=label,
+        keep_arrays=keep_arrays,
+        time_limit=time_limit,
+        memory_limit=memory_limit,
+        threads=threads,
+        compilation_cache=compilation_cache,
+        keep_going=keep_going,
+        resume=resume,
+        cluster=cluster,
+        min_judged=min_judged,
+        quiet=quiet,
+        cache=cache,
+        cache_size=cache_size,
+        verbose=verbose,
     )
+    summary = run_request(request)
     if as_json:
         typer.echo((output / "summary.json").read_text(encoding="utf-8"), nl=False)
     else:

@@ -1,10 +1,9 @@
-"""What the commands share: choosing, running, reading results back, and showing the answer."""
+"""What the commands share: choosing, reading results back, and showing the answer."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,8 +11,6 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from attncheck.cli.iterating import Iteration, narrow
-from attncheck.cli.options import Keep
 from attncheck.errors import ExitCode, OutputError, UsageError
 from attncheck.results import DEFAULT_RESULTS
 
@@ -21,112 +18,12 @@ DEFAULT_DTYPE = "float32"
 """Of commands about one case."""
 
 if TYPE_CHECKING:
-    from attncheck.execution.implementations import ImplementationSelection
     from attncheck.execution.limits import Limits
     from attncheck.reading.case import Case
     from attncheck.reading.selection import Selection
     from attncheck.reports.frames import Frames
     from attncheck.results.checked import Checked
-    from attncheck.run import RunSummary
     from attncheck.store import Store
-
-
-def run_selected(
-    patterns: list[str] | None,
-    chosen: ImplementationSelection,
-    expected_failures: list[Path] | None,
-    dtype: list[str] | None,
-    tag: list[str] | None,
-    tile: list[str] | None,
-    iteration: Iteration,
-    output: Path,
-    label: str,
-    keep_arrays: Keep,
-    limits: Limits,
-    resume: bool,
-    cluster: str | None,
-    min_judged: str | None,
-    quiet: bool,
-    store: Store,
-    verbose: bool,
-) -> RunSummary:
-    """Select, run and judge; print what is wrong with case files; end the program where nothing can be run."""
-    from attncheck.commands import joined
-    from attncheck.config import expected_failures_of, minimum_of, tiles_of
-    from attncheck.progress import show_progress
-    from attncheck.reading.tiles import left_out, read_tiles
-    from attncheck.repro import write_scripts
-    from attncheck.run import Settings, run_cases
-
-    complete = not (patterns or tag or dtype or iteration.match)
-    selection = select(patterns, tag, dtype, expected_failures, tile, iteration.match, store)
-    tiles = tiles_of(read_tiles(split(tile), "--tile"), complete=not patterns)
-    print_faults(selection)
-    for name in chosen.missing:
-        typer.echo(f"attncheck: {name} could not run: asked for by name, not installed", err=True)
-    if not quiet:
-        for hint in filter(None, (*chosen.hints, left_out(tiles))):
-            typer.echo(f"attncheck: {hint}", err=True)
-    names = [item.name for item in chosen.implementations]
-    narrowed = narrow(selection, iteration, split(dtype), names, output, resume=resume)
-    if narrowed.note and not quiet:
-        typer.echo(f"attncheck: {narrowed.note}", err=True)
-    complete = complete and narrowed.only is None
-    settings = Settings(
-        output=output,
-        label=label,
-        dtypes=tuple(split(dtype)),
-        keep_all_arrays=keep_arrays is Keep.ALL,
-        limits=limits,
-        command=["attncheck", *_without_cluster(sys.argv[1:])],
-        expected_failures=expected_failures_of(
-            [item.entry.name for item in chosen.implementations], expected_failures or ()
-        ),
-        complete=complete,
-        tags=selection.tags,
-        resume=resume,
-        cluster=cluster,
-        picked={
-            "cases": patterns or [],
-            "tags": split(tag),
-            "dtypes": split(dtype),
-            "match": [iteration.match] if iteration.match else [],
-            "failed": [str(output)] if narrowed.only is not None else [],
-        },
-        tiles=tiles,
-        minimum=minimum_of(min_judged, complete=complete),
-        only=narrowed.only,
-        max_failures=iteration.max_failures,
-        store=store,
-    )
-    try:
-        with show_progress(visible=not quiet) as progress:
-            summary = run_cases(
-                narrowed.cases,
-                chosen,
-                settings,
-                selection.faults,
-                progress.update,
-                lambda failure: progress.fail(str(failure)),
-            )
-        write_scripts(narrowed.cases, chosen.implementations, summary.failures, output, limits)
-        if verbose:
-            typer.echo(f"attncheck: cache: {store.summary}", err=True)
-        return summary
-    except KeyboardInterrupt:
-        typer.echo(
-            f"attncheck: interrupted; what was judged is in {output}: "
-            f"`{joined(['attncheck', 'report', str(output)])}` shows it, and the same command with --resume goes on",
-            err=True,
-        )
-        raise typer.Exit(ExitCode.INTERRUPTED) from None
-
-
-def _without_cluster(arguments: list[str]) -> list[str]:
-    """Leave out where it was computed: the report is the same, and says the same of how to make it again."""
-    kept = [each for each in arguments if not each.startswith("--cluster=")]
-    index = kept.index("--cluster") if "--cluster" in kept else len(kept)
-    return [*kept[:index], *kept[index + 2 :]]
 
 
 def limits_of(
@@ -146,15 +43,6 @@ def store_of(cache: bool, size: float) -> Store:
     from attncheck.store import NO_STORE, user_store
 
     return user_store(int(size * 2**30)) if cache else NO_STORE
-
-
-def choose_from(
-    backend: list[str] | None, implementation: list[str] | None, framework: str | None
-) -> ImplementationSelection:
-    """Return the implementations that the options name."""
-    from attncheck.execution.implementation_selection import select_implementations
-
-    return select_implementations(split(backend) or None, split(implementation), framework)
 
 
 def select(
