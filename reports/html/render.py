@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from attncheck.reports.frames import Frames
+from attncheck.reports.html.compiled import CompiledTemplates
 from attncheck.reports.html.contents import Budget
 from attncheck.reports.html.page import make_page
 from attncheck.reports.html.pictures import BEYOND, LEVELS, NOT_JUDGED
@@ -55,4 +56,5 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        bytecode_cache=CompiledTemplates(_TEMPLATES),
     )
