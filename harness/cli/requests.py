@@ -60,6 +60,8 @@ class RunRequest:
     cache: bool
     cache_size: float
     verbose: bool
+    is_announced: bool = False
+    """Whether people were told already what they may want to know before a run."""
 
     @property
     def limits(self) -> Limits:
@@ -157,7 +159,7 @@ def _narrowed(request: RunRequest, chosen: ImplementationSelection, selection: S
         typer.echo(f"attncheck: {name} could not run: asked for by name, not installed", err=True)
     names = [item.name for item in chosen.implementations]
     narrowed = narrow(selection, request.iteration, split(request.dtype), names, request.output, resume=request.resume)
-    if not request.quiet:
+    if not (request.quiet or request.is_announced):
         for hint in filter(None, (*chosen.hints, left_out(_tiles(request)), narrowed.note)):
             typer.echo(f"attncheck: {hint}", err=True)
     return narrowed

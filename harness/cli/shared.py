@@ -138,16 +138,35 @@ def write_frames(frames: Frames, directory: Path) -> Path:
     return write_report(frames, directory)
 
 
+@dataclass(frozen=True)
+class ReportPlace:
+    """The folder of results, and the report's file to open first; None where no report is written."""
+
+    results: Path
+    report: Path | None
+
+    @property
+    def shown(self) -> Path:
+        """The report, or the results without one."""
+        return self.results if self.report is None else self.report
+
+
 def show_answer(
-    frames: Frames, path: Path, code: ExitCode, *, as_json: bool, quiet: bool, announced: Collection[str] = ()
+    frames: Frames, place: ReportPlace, code: ExitCode, *, as_json: bool, quiet: bool, announced: Collection[str] = ()
 ) -> None:
-    """Print the answer, for people or as JSON; people are not told again what they were ``told``."""
+    """Print the answer, for people or as JSON; people are not told again what was ``announced``."""
     from attncheck.reports.terminal import as_record, print_summary
 
     if as_json:
-        typer.echo(json.dumps(as_record(frames, path, code), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(as_record(frames, place.report, code), indent=2, ensure_ascii=False))
+    elif place.report is not None:
+        print_summary(frames, place.report.with_suffix(".html"), quiet=quiet, announced=announced)
     else:
-        print_summary(frames, path.with_suffix(".html"), quiet=quiet, announced=announced)
+        from attncheck.commands import joined
+
+        print_summary(frames, place.results, quiet=quiet, announced=announced, ending="Results")
+        if not quiet:
+            typer.echo(f"Report: not written; {joined(['attncheck', 'report', str(place.results)])} writes it")
 
 
 def show_results(directory: Path, *, quiet: bool) -> None:
@@ -167,20 +186,21 @@ class Outlets:
     annotations: bool
 
 
-def write_ci_outputs(frames: Frames, report: Path, outlets: Outlets, *, as_json: bool) -> None:
+def write_ci_outputs(frames: Frames, place: ReportPlace, outlets: Outlets, *, as_json: bool) -> None:
     """Write what the options, or the CI system by its environment, ask for."""
     from attncheck.reports.ci import SUMMARY_VARIABLE, annotation_lines, append_summary, render_ci_summary
     from attncheck.reports.write import write_junit
 
+    report, is_written = place.shown, place.report is not None
     if outlets.annotations:
-        for line in annotation_lines(frames, report):
+        for line in annotation_lines(frames, report, is_written=is_written):
             typer.echo(line, err=as_json)
     if outlets.junit_xml:
         write_junit(frames, outlets.junit_xml)
     if outlets.ci_summary:
-        append_summary(render_ci_summary(frames, report), outlets.ci_summary)
+        append_summary(render_ci_summary(frames, report, is_written=is_written), outlets.ci_summary)
     elif named := os.environ.get(SUMMARY_VARIABLE):
         try:
-            append_summary(render_ci_summary(frames, report), Path(named))
+            append_summary(render_ci_summary(frames, report, is_written=is_written), Path(named))
         except OutputError as error:  # nobody asked for it here: a container, say, that does not see the CI's file
             typer.echo(f"attncheck: {error}", err=True)
