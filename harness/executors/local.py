@@ -106,7 +106,11 @@ class _Judgements:
 
     def add(self, unit: Unit, outcomes: Mapping[str, Outcome]) -> None:
         """Judge a unit, or have it judged."""
-        question = self._plan.case(unit), unit.dtype, self._plan.inputs(unit), outcomes
+        case = self._plan.case(unit)
+        if (found := self._judge.of_failures(case, unit.dtype, outcomes)) is not None:  # before any inputs are drawn
+            self._recorder.add(found)
+            return
+        question = case, unit.dtype, self._plan.inputs(unit), outcomes
         found = self._judge.remembered(*question)
         if found is None and len(self._plan.units) < MIN_UNITS:
             found = self._judge.judge(*question)

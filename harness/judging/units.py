@@ -11,6 +11,7 @@ from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.judge import (
     disagrees,
     exact_values,
+    failure_rows,
     judge,
     kept_stages,
     returned_stages,
@@ -56,7 +57,13 @@ class Judge:
             rows, truth = judged.rows, judged.truth
             question.remember(self.store, rows)
         arrays = question.arrays(truth, self.store) if self._keeps_arrays(case, rows) else ()
-        return UnitResult(question.timed(rows), tuple(arrays))
+        return UnitResult(_timed(rows, question.outcomes), tuple(arrays))
+
+    def of_failures(self, case: Case, dtype: str, collected: Mapping[str, Outcome]) -> UnitResult | None:
+        """Return what ``judge`` would of a unit of which nothing came back and nothing is kept; None of any other."""
+        outcomes = self._in_order(dtype, collected)
+        rows = failure_rows(case, dtype, outcomes)
+        return None if rows is None or self._keeps_arrays(case, rows) else UnitResult(_timed(rows, outcomes), ())
 
     def remembered(self, case: Case, dtype: str, inputs: Inputs, collected: Mapping[str, Outcome]) -> UnitResult | None:
         """Return what ``judge`` would, if that is in the store and nothing has to be worked out for it."""
@@ -64,7 +71,7 @@ class Judge:
             return None
         question = self._question(case, dtype, inputs, collected)
         rows = question.remembered_rows(self.store)
-        return None if rows is None or disagrees(rows) else UnitResult(question.timed(rows), ())
+        return None if rows is None or disagrees(rows) else UnitResult(_timed(rows, question.outcomes), ())
 
     def _keeps_arrays(self, case: Case, rows: Sequence[Row]) -> bool:
         return self.keep_all_arrays or case.is_document or disagrees(rows)
@@ -115,16 +122,6 @@ class _Question:
         if store.folder is not None:
             store.put(self._key, rows_to_bytes(rows))
 
-    def timed(self, rows: Sequence[Row]) -> tuple[Row, ...]:
-        """Say in the first row of each implementation how long its evaluation took."""
-        untimed = {name: outcome.seconds for name, outcome in self.outcomes.items() if outcome.seconds is not None}
-        return tuple(
-            replace(row, seconds=untimed.pop(row.implementation))
-            if row.comparison == "stage" and row.implementation in untimed
-            else row
-            for row in rows
-        )
-
     def arrays(self, truth: Truth | None, store: Store) -> Iterator[StoredArray]:
         """Give what the implementations returned, and what it is held against: reports draw and compare it."""
         if truth is None:
@@ -138,6 +135,17 @@ class _Question:
             for name, stages in kept.items()
             for stage, array in stages.items()
         )
+
+
+def _timed(rows: Sequence[Row], outcomes: Mapping[str, Outcome]) -> tuple[Row, ...]:
+    """Say in the first row of each implementation how long its evaluation took."""
+    untimed = {name: outcome.seconds for name, outcome in outcomes.items() if outcome.seconds is not None}
+    return tuple(
+        replace(row, seconds=untimed.pop(row.implementation))
+        if row.comparison == "stage" and row.implementation in untimed
+        else row
+        for row in rows
+    )
 
 
 def own_empty_rows(

@@ -172,6 +172,25 @@ def test_what_needs_no_work_is_remembered_without_any(
     assert not any(unit.judged(Judge((numpy_eager,)), "remembered") for unit in units)
 
 
+@pytest.mark.parametrize("verdict", ["unsupported", "error", "timeout"])
+def test_of_failures_alone_nothing_is_worked_out_unless_arrays_are_kept(
+    verdict: str, units: list[Unit], numpy_eager: Implementation
+) -> None:
+    failure = Failure(verdict, "has no softcap", ("softcap",), "8 columns", seconds=2.5)
+    judge = Judge((numpy_eager,))
+    for unit in units:
+        for collected in ({"numpy.eager": failure}, {}):
+            found = judge.of_failures(unit.case, unit.dtype, collected)
+            whole = judge.judge(unit.case, unit.dtype, unit.inputs, collected)
+            if whole.arrays:
+                assert found is None
+                assert verdict != "unsupported" or unit.case.is_document
+            else:
+                assert found == whole
+                assert [row.seconds for row in found.rows] == [row.seconds for row in whole.rows]
+        assert judge.of_failures(unit.case, unit.dtype, {"numpy.eager": unit.outcome}) is None
+
+
 def test_a_key_has_all_that_a_verdict_follows_from(units: list[Unit]) -> None:
     unit = next(unit for unit in units if unit.case.expected)
     assert isinstance(unit.outcome, Computed)
