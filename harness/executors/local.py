@@ -111,15 +111,16 @@ class _Judgements:
             self._recorder.add(found)
             return
         question = case, unit.dtype, self._plan.inputs(unit), outcomes
-        found = self._judge.remembered(*question)
+        remembered = self._judge.remembered(*question)
+        found = None if remembered is None else remembered.result
         if found is None and len(self._plan.units) < MIN_UNITS:
-            found = self._judge.judge(*question)
+            found = self._judge.judge(*question, remembered)
         if found is not None:
             self._recorder.add(found)
             return
         if self._processes is None:
             self._processes = JudgingProcesses(self._judge)
-        future = self._processes.submit(*question)
+        future = self._processes.submit(*question, remembered)
         self._waiting.add(future)
         future.add_done_callback(self._done.put)
 

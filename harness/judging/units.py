@@ -36,6 +36,14 @@ class UnitResult:
 
 
 @dataclass(frozen=True)
+class Remembered:
+    """The rows of a unit that the store has, None where it has none; the result, where that is all there is to it."""
+
+    rows: tuple[Row, ...] | None
+    result: UnitResult | None
+
+
+@dataclass(frozen=True)
 class Judge:
     """Judges one case in one dtype on every implementation; anywhere, in any order.
 
@@ -48,10 +56,20 @@ class Judge:
     expected_failures: Sequence[ExpectedFailure] = ()
     store: Store = NO_STORE
 
-    def judge(self, case: Case, dtype: str, inputs: Inputs, collected: Mapping[str, Outcome]) -> UnitResult:
-        """Return the rows, and the arrays where something disagrees, or all are asked for."""
+    def judge(
+        self,
+        case: Case,
+        dtype: str,
+        inputs: Inputs,
+        collected: Mapping[str, Outcome],
+        found: Remembered | None = None,
+    ) -> UnitResult:
+        """Return the rows, and the arrays where something disagrees, or all are asked for.
+
+        ``found`` is what was found in the store, if somebody has looked.
+        """
         question = self._question(case, dtype, inputs, collected)
-        rows, truth = question.remembered_rows(self.store), None
+        rows, truth = question.remembered_rows(self.store) if found is None else found.rows, None
         if rows is None:
             judged = judge(case, dtype, inputs, question.outcomes, question.classes, question.known, store=self.store)
             rows, truth = judged.rows, judged.truth
@@ -65,13 +83,15 @@ class Judge:
         rows = failure_rows(case, dtype, outcomes)
         return None if rows is None or self._keeps_arrays(case, rows) else UnitResult(_timed(rows, outcomes), ())
 
-    def remembered(self, case: Case, dtype: str, inputs: Inputs, collected: Mapping[str, Outcome]) -> UnitResult | None:
-        """Return what ``judge`` would, if that is in the store and nothing has to be worked out for it."""
+    def remembered(self, case: Case, dtype: str, inputs: Inputs, collected: Mapping[str, Outcome]) -> Remembered | None:
+        """Look in the store for what ``judge`` would return; None where something has to be worked out anyway."""
         if self.store.folder is None or self._keeps_arrays(case, ()):
             return None
         question = self._question(case, dtype, inputs, collected)
         rows = question.remembered_rows(self.store)
-        return None if rows is None or disagrees(rows) else UnitResult(_timed(rows, question.outcomes), ())
+        if rows is None or disagrees(rows):
+            return Remembered(rows, None)
+        return Remembered(rows, UnitResult(_timed(rows, question.outcomes), ()))
 
     def _keeps_arrays(self, case: Case, rows: Sequence[Row]) -> bool:
         return self.keep_all_arrays or case.is_document or disagrees(rows)
