@@ -23,6 +23,9 @@ from attncheck.reading.inputs import Inputs
 MIN_UNITS = 32
 """As many units as are judged in the time that the processes take to start."""
 
+MAX_QUICK = 256
+"""As many units with known rows have their arrays put together in that time."""
+
 
 class JudgingProcesses:
     """Judges units in processes of its own, as many as there are processors; ``close`` ends them."""

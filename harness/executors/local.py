@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 from attncheck.execution.runner import Group, GroupRunner, PrioritySemaphore
 from attncheck.execution.worker import Outcome
-from attncheck.executors.judges import MIN_UNITS, JudgingProcesses
-from attncheck.judging.units import Judge, UnitResult
+from attncheck.executors.judges import MAX_QUICK, MIN_UNITS, JudgingProcesses
+from attncheck.judging.units import Judge, Remembered, UnitResult
 from attncheck.plan import Plan, Unit
 from attncheck.recorder import ResultRecorder
 
@@ -101,6 +101,7 @@ class _Judgements:
     def __init__(self, plan: Plan, judge: Judge, recorder: ResultRecorder) -> None:
         self._plan, self._judge, self._recorder = plan, judge, recorder
         self._processes: JudgingProcesses | None = None
+        self._quick = 0
         self._waiting: set[Future[tuple[UnitResult, Counter[str]]]] = set()
         self._done: SimpleQueue[Future[tuple[UnitResult, Counter[str]]]] = SimpleQueue()
 
@@ -113,7 +114,7 @@ class _Judgements:
         question = case, unit.dtype, self._plan.inputs(unit), outcomes
         remembered = self._judge.remembered(*question)
         found = None if remembered is None else remembered.result
-        if found is None and len(self._plan.units) < MIN_UNITS:
+        if found is None and (len(self._plan.units) < MIN_UNITS or self._is_quick(remembered)):
             found = self._judge.judge(*question, remembered)
         if found is not None:
             self._recorder.add(found)
@@ -123,6 +124,13 @@ class _Judgements:
         future = self._processes.submit(*question, remembered)
         self._waiting.add(future)
         future.add_done_callback(self._done.put)
+
+    def _is_quick(self, remembered: Remembered | None) -> bool:
+        """Whether only arrays are missing, the exact ones of which the store has too, and no process is there yet."""
+        if remembered is None or remembered.rows is None or self._processes is not None:
+            return False
+        self._quick += 1
+        return self._quick <= MAX_QUICK
 
     def record(self) -> None:
         """Record what has been judged meanwhile."""

@@ -84,12 +84,12 @@ class Judge:
         return None if rows is None or self._keeps_arrays(case, rows) else UnitResult(_timed(rows, outcomes), ())
 
     def remembered(self, case: Case, dtype: str, inputs: Inputs, collected: Mapping[str, Outcome]) -> Remembered | None:
-        """Look in the store for what ``judge`` would return; None where something has to be worked out anyway."""
-        if self.store.folder is None or self._keeps_arrays(case, ()):
+        """Look in the store for what ``judge`` would return; None where all arrays are kept, which takes judging."""
+        if self.store.folder is None or self.keep_all_arrays:
             return None
         question = self._question(case, dtype, inputs, collected)
         rows = question.remembered_rows(self.store)
-        if rows is None or disagrees(rows):
+        if rows is None or self._keeps_arrays(case, rows):
             return Remembered(rows, None)
         return Remembered(rows, UnitResult(_timed(rows, question.outcomes), ()))
 

@@ -1,0 +1,54 @@
+"""What is judged where on this machine: what the store has takes no judging process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attncheck.execution.implementations import bundled_implementations
+from attncheck.executors import local
+from attncheck.executors.judges import MIN_UNITS, JudgingProcesses
+from attncheck.reading.selection import select_cases
+from attncheck.results.reader import read_arrays, read_run
+from attncheck.run import Settings, run_cases
+from attncheck.store import NO_STORE, Store
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Gets an entry whenever judging processes are begun."""
+    begun: list[None] = []
+
+    def begin(*given: Any) -> JudgingProcesses:
+        begun.append(None)
+        return JudgingProcesses(*given)
+
+    monkeypatch.setattr(local, "JudgingProcesses", begin)
+    return begun
+
+
+def contents(folder: Path) -> tuple[Any, ...]:
+    rows = read_run(folder).rows.drop(columns="seconds")
+    arrays = {key: (array.dtype, array.shape, array.tobytes()) for key, array in read_arrays(folder).items()}
+    return sorted(map(str, rows.to_dict("records"))), arrays
+
+
+def test_documents_among_cases_that_were_judged_before_have_their_arrays_put_together_here(
+    started: list[None], tmp_path: Path
+) -> None:
+    cases = select_cases(["documents/*", "softmax", "masking", "scoring"]).cases
+    chosen = bundled_implementations(["numpy"])
+
+    def run(name: str, store: Store) -> int:
+        before = len(started)
+        run_cases(cases, chosen, Settings(tmp_path / name, dtypes=("float64",), store=store))
+        return len(started) - before
+
+    assert len(cases) >= MIN_UNITS
+    assert run("plain", NO_STORE) == 1
+    assert run("first", Store(tmp_path / "store")) == 1
+    assert run("again", Store(tmp_path / "store")) == 0
+    assert contents(tmp_path / "plain") == contents(tmp_path / "first") == contents(tmp_path / "again")
+    assert contents(tmp_path / "plain")[1]
