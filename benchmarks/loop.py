@@ -105,6 +105,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         environment = {VARIABLE: str(folder / "cache"), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        # Modules are compiled once, as pip leaves them behind, also where this checkout is installed as editable.
+        environment["PYTHONDONTWRITEBYTECODE"] = ""
         asked = commands(folder, mutants=options.mutants)
         for command in asked.values():  # the first time everything is worked out, and files come into memory
             checked(command, environment)

@@ -25,8 +25,8 @@ class Watcher(Protocol):
     def update(self, done: int, total: int) -> None:
         """Take note of how many evaluations are done, of how many."""
 
-    def fail(self, line: str) -> None:
-        """Take note of a failing evaluation."""
+    def fail(self, line: str, *, is_shown: bool = True) -> None:
+        """Take note of a failing evaluation, and show it where that is done."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Silence:
     def update(self, done: int, total: int) -> None:
         """Show nothing."""
 
-    def fail(self, line: str) -> None:
+    def fail(self, line: str, *, is_shown: bool = True) -> None:
         """Show nothing."""
 
 
@@ -94,7 +94,7 @@ class ProgressLines:
         """Take note of how far the run is."""
         self.pace.update(done, total)
 
-    def fail(self, line: str) -> None:
+    def fail(self, line: str, *, is_shown: bool = True) -> None:
         """Count a failure."""
         self.pace.failures += 1
 
@@ -110,19 +110,22 @@ class ProgressBar:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._task = progress.add_task("evaluations", total=None, failures=0)
-        self._failures = 0
+        self._failures = self._shown = 0
 
     def update(self, done: int, total: int) -> None:
         """Move the bar."""
         self._progress.update(self._task, completed=done, total=total)
 
-    def fail(self, line: str) -> None:
+    def fail(self, line: str, *, is_shown: bool = True) -> None:
         """Show a failure above the bar, or say once that the others are counted."""
         self._failures += 1
         self._progress.update(self._task, failures=self._failures)
-        if self._failures <= MAX_FAILURES_SHOWN:
+        if not is_shown:
+            return
+        self._shown += 1
+        if self._shown <= MAX_FAILURES_SHOWN:
             self._progress.console.print(line, style="red", soft_wrap=True)
-        elif self._failures == MAX_FAILURES_SHOWN + 1:
+        elif self._shown == MAX_FAILURES_SHOWN + 1:
             self._progress.console.print("further failures are counted below", soft_wrap=True)
 
 

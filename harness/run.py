@@ -13,6 +13,7 @@ from typing import Any
 from attncheck.commands import words_again
 from attncheck.diagnosing import counted_again, reworded_rows
 from attncheck.errors import Diagnostic, ExitCode
+from attncheck.execution.describing import DescribedWorkers
 from attncheck.execution.environment import describe_environment
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.execution.limits import Limits, with_memory_per_worker
@@ -128,6 +129,8 @@ def run_cases(
     faults: Sequence[Diagnostic] = (),
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     on_failure: Callable[[FailedEvaluation], None] = lambda failed: None,
+    *,
+    described: DescribedWorkers | None = None,
 ) -> RunSummary:
     """Run every case in every dtype on every implementation and write the results directory.
 
@@ -140,6 +143,7 @@ def run_cases(
         faults: What is wrong with case files; it makes the exit code 2.
         on_progress: Is called with the numbers of evaluations done and planned.
         on_failure: Is called with every failing evaluation as it is judged.
+        described: The processes in which implementations were described; workers on this machine are taken from them.
 
     Returns:
         Counts, failures and the exit code.
@@ -156,7 +160,7 @@ def run_cases(
     judge = Judge(
         chosen.implementations, settings.keep_all_arrays, _expected_failures(chosen, settings), settings.store
     )
-    with _means(groups, judge, settings) as means:
+    with _means(groups, judge, settings, described) as means:
         summary = _run(
             plan, groups, chosen, settings, faults, judge=judge, means=means, on_progress=on_progress, watch=watch
         )
@@ -251,12 +255,15 @@ def _groups(chosen: ImplementationSelection, dtypes: Sequence[str]) -> list[Grou
 
 
 @contextmanager
-def _means(groups: Sequence[Group], judge: Judge, settings: Settings) -> Iterator[Executor]:
+def _means(
+    groups: Sequence[Group], judge: Judge, settings: Settings, described: DescribedWorkers | None
+) -> Iterator[Executor]:
     """Return what computes: workers on this machine, or a cluster for as long as this lasts."""
     if settings.cluster is None:
         end_strays()
         limits = with_memory_per_worker(settings.limits, len({group.process for group in groups}))
-        runners: list[list[GroupRunner[Unit]]] = group_runners(groups, limits, settings.output / "logs")
+        logs = settings.output / "logs"
+        runners: list[list[GroupRunner[Unit]]] = group_runners(groups, limits, logs, described)
         yield LocalExecutor(runners, judge, settings.limits.workers)
         return
     from attncheck.executors.dask.driver import dask_executor  # Dask is an extra

@@ -32,8 +32,11 @@ _MAX_LETTERS = 400
 _CUT = "\n\n(The rest is left out: a summary may have 1 MiB.)\n"
 
 
-def render_ci_summary(frames: Frames, report: Path) -> str:
-    """Return a short report in Markdown: the answer, verdicts per implementation, what is wrong, where the rest is."""
+def render_ci_summary(frames: Frames, report: Path, *, is_written: bool = True) -> str:
+    """Return a short report in Markdown: the answer, verdicts per implementation, what is wrong, where the rest is.
+
+    Where no report is written, ``report`` is the folder of the results.
+    """
     answer = make_summary(frames)
     headings, lines = verdict_counts(frames)
     listed = [escape(_short(line)) for line in (*answer.sentences, *frames.notes[:_MAX_LISTED])]
@@ -48,7 +51,7 @@ def render_ci_summary(frames: Frames, report: Path) -> str:
             *table(list(map(escape, headings)), [list(map(escape, line)) for line in lines], "l" + "r" * len(headings)),
             "",
             *_wrong(frames),
-            f"The whole report: {code(report)}",
+            f"The whole report: {code(report)}" if is_written else f"The results, without a report: {code(report)}",
             "",
         ]
     )
@@ -99,11 +102,11 @@ def append_summary(text: str, path: Path) -> None:
         raise OutputError.of(f"the summary {path}", error) from None
 
 
-def annotation_lines(frames: Frames, report: Path) -> Iterator[str]:
+def annotation_lines(frames: Frames, report: Path, *, is_written: bool = True) -> Iterator[str]:
     """Yield annotations: an error for each case that fails and for what could not be run, a warning for noise.
 
     Of each kind as many as are shown, then a notice that says how many there are in all. What is known beforehand is
-    none: it fails nothing, and there would be too many.
+    none: it fails nothing, and there would be too many. Where no report is written, ``report`` is the results' folder.
     """
     wrong, noisy = findings(frames), _noisy(frames)
     # Without a place, so not cut in favour of those that have one: it explains why the others may be missing.
@@ -117,7 +120,8 @@ def annotation_lines(frames: Frames, report: Path) -> Iterator[str]:
     }
     cut = [f"{all_ - shown} more {kind}s" for kind, (all_, shown) in counts.items() if all_ > shown]
     if cut:
-        yield _command("notice", {"title": "attncheck"}, f"{' and '.join(cut)} in the report: {report}")
+        rest = "report" if is_written else "results"
+        yield _command("notice", {"title": "attncheck"}, f"{' and '.join(cut)} in the {rest}: {report}")
 
 
 def _noisy(frames: Frames) -> pd.DataFrame:

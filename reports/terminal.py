@@ -83,8 +83,8 @@ def _line(alike: AlikeRows, *, many: bool) -> str:
     return f"{row['verdict']}: {which}{where}: {stage}{message}"
 
 
-def as_record(frames: Frames, path: Path, code: ExitCode) -> dict[str, Any]:
-    """Return the same as plain data."""
+def as_record(frames: Frames, path: Path | None, code: ExitCode) -> dict[str, Any]:
+    """Return the same as plain data; ``path`` is None where no report is written."""
     answer = make_summary(frames)
     wrong = findings(frames)
     return {
@@ -106,8 +106,8 @@ def as_record(frames: Frames, path: Path, code: ExitCode) -> dict[str, Any]:
             case: {column.title(with_environment=True): cell for column, cell in cells.items()}
             for case, cells in verdict_table(frames).items()
         },
-        "report": str(path),
-        "html": str(path.with_suffix(".html")),
+        "report": None if path is None else str(path),
+        "html": None if path is None else str(path.with_suffix(".html")),
     }
 
 

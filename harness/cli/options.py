@@ -270,6 +270,17 @@ Annotations = Annotated[
         "your implementation or at the line of the case. With --json they go to standard error.",
     ),
 ]
+NoReport = Annotated[
+    bool, typer.Option("--no-report", help="Record the results, and write no report: `attncheck report` does later.")
+]
+Watch = Annotated[
+    bool,
+    typer.Option(
+        "--watch",
+        help="Run again when a file is saved: your kernel, what it imports from its own folder, cases of your own. "
+        "What failed runs first, and only what changed is shown. Ctrl-C ends.",
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only what is wrong.")]
 RunFolders = Annotated[
     list[Path],

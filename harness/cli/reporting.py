@@ -9,7 +9,7 @@ import typer
 
 from attncheck.cli.app import app, examples
 from attncheck.cli.options import Annotations, AsJson, CiSummary, JunitXml, MinJudged, Quiet, RunFolders
-from attncheck.cli.shared import Outlets, frames_of, show_answer, write_ci_outputs, write_frames
+from attncheck.cli.shared import Outlets, ReportPlace, frames_of, show_answer, write_ci_outputs, write_frames
 from attncheck.errors import UsageError
 
 
@@ -47,7 +47,7 @@ def report(
     from attncheck.reports.answer import exit_code_of
 
     code = exit_code_of(frames)
-    path = write_frames(frames, output)
-    show_answer(frames, path, code, as_json=as_json, quiet=quiet)
-    write_ci_outputs(frames, path, Outlets(junit_xml, ci_summary, annotations), as_json=as_json)
+    place = ReportPlace(runs[0], write_frames(frames, output))
+    show_answer(frames, place, code, as_json=as_json, quiet=quiet)
+    write_ci_outputs(frames, place, Outlets(junit_xml, ci_summary, annotations), as_json=as_json)
     raise typer.Exit(code)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 import typer
 
 from attncheck.cli.app import app, examples
@@ -32,6 +35,7 @@ from attncheck.cli.options import (
     MaxFail,
     MemoryLimit,
     MinJudged,
+    NoReport,
     Output,
     Patterns,
     Quiet,
@@ -42,20 +46,23 @@ from attncheck.cli.options import (
     TimeLimit,
     UseCache,
     Verbose,
+    Watch,
 )
+from attncheck.cli.requests import RunRequest, run_request
 from attncheck.cli.shared import (
     Outlets,
-    choose_from,
+    ReportPlace,
     frames_of,
-    limits_of,
-    run_selected,
     show_answer,
     show_results,
-    store_of,
     write_ci_outputs,
     write_frames,
 )
+from attncheck.errors import UsageError
 from attncheck.results import DEFAULT_RESULTS
+
+if TYPE_CHECKING:
+    from attncheck.run import RunSummary
 
 
 @app.command(
@@ -64,6 +71,7 @@ from attncheck.results import DEFAULT_RESULTS
         "attncheck check 'documents/*' --backend numpy --dtype float32",
         "attncheck check --implementation my_kernel.py:attention",
         "attncheck check --implementation my_kernel.py:attention --failed -x",
+        "attncheck check --implementation my_kernel.py:attention --no-report",
         "attncheck check --implementation my_kernel.py:attention -k 'Lk>64'",
         "attncheck check --implementation my_kernel.py:attention --tile 48",
         "attncheck check my_cases/ --tag uniform",
@@ -102,36 +110,82 @@ def check(
     ci_summary: CiSummary = None,
     annotations: Annotations = False,
     as_json: AsJson = False,
+    no_report: NoReport = False,
+    watch: Watch = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
     """Run cases, judge them and write a report."""
-    summary = run_selected(
-        cases,
-        choose_from(backend, implementation, framework),
-        expected_failures,
-        dtype,
-        tag,
-        tile,
-        Iteration(match, failed, failed_first, exitfirst, maxfail, all_cases),
-        output,
-        label,
-        keep_arrays,
-        limits_of(time_limit, memory_limit, threads, compilation_cache, keep_going),
-        resume,
-        cluster,
-        min_judged,
-        quiet,
-        store_of(cache, cache_size),
-        verbose,
+    request = RunRequest(
+        report=not no_report,
+        patterns=cases,
+        backend=backend,
+        implementation=implementation,
+        framework=framework,
+        expected_failures=expected_failures,
+        dtype=dtype,
+        tag=tag,
+        tile=tile,
+        iteration=Iteration(match, failed, failed_first, exitfirst, maxfail, all_cases),
+        output=output,
+        label=label,
+        keep_arrays=keep_arrays,
+        time_limit=time_limit,
+        memory_limit=memory_limit,
+        threads=threads,
+        compilation_cache=compilation_cache,
+        keep_going=keep_going,
+        resume=resume,
+        cluster=cluster,
+        min_judged=min_judged,
+        quiet=quiet,
+        cache=cache,
+        cache_size=cache_size,
+        verbose=verbose,
     )
+    if watch:
+        _refuse_with_watch(
+            {
+                "--resume": resume,
+                "--json": as_json,
+                "--junit-xml": junit_xml,
+                "--ci-summary": ci_summary,
+                "--annotations": annotations,
+            }
+        )
+        from attncheck.cli.watching import watch as watch_files
+
+        raise typer.Exit(
+            watch_files(request, lambda summary: _finish(request, summary), lambda summary: _write(request))
+        )
+    summary = run_request(request)
+    _finish(request, summary, Outlets(junit_xml, ci_summary, annotations), as_json=as_json)
+    raise typer.Exit(summary.exit_code)
+
+
+def _refuse_with_watch(given: Mapping[str, object]) -> None:
+    if names := [name for name, value in given.items() if value]:
+        raise UsageError(f"--watch runs again and again, for people, and does not go with {' or '.join(names)}")
+
+
+def _write(request: RunRequest) -> None:
+    """Write the report, if one is wanted."""
     from attncheck.results.format import REPORT_FOLDER
 
-    frames = frames_of([output])
-    path = write_frames(frames, output / REPORT_FOLDER)
-    show_answer(frames, path, summary.exit_code, as_json=as_json, quiet=quiet, announced=frames.announced)
-    write_ci_outputs(frames, path, Outlets(junit_xml, ci_summary, annotations), as_json=as_json)
-    raise typer.Exit(summary.exit_code)
+    if request.report:
+        write_frames(frames_of([request.output]), request.output / REPORT_FOLDER)
+
+
+def _finish(request: RunRequest, summary: RunSummary, outlets: Outlets | None = None, *, as_json: bool = False) -> None:
+    """Write the report, if one is wanted, and show the answer."""
+    from attncheck.results.format import REPORT_FOLDER
+
+    frames = frames_of([request.output])
+    path = write_frames(frames, request.output / REPORT_FOLDER) if request.report else None
+    place = ReportPlace(request.output, path)
+    show_answer(frames, place, summary.exit_code, as_json=as_json, quiet=request.quiet, announced=frames.announced)
+    if outlets is not None:
+        write_ci_outputs(frames, place, outlets, as_json=as_json)
 
 
 @app.command(
@@ -173,25 +227,34 @@ def run(
     verbose: Verbose = False,
 ) -> None:
     """Run cases, judge them and store the results without a report."""
-    summary = run_selected(
-        cases,
-        choose_from(backend, implementation, framework),
-        expected_failures,
-        dtype,
-        tag,
-        tile,
-        Iteration(match, failed, failed_first, exitfirst, maxfail, all_cases),
-        output,
-        label,
-        keep_arrays,
-        limits_of(time_limit, memory_limit, threads, compilation_cache, keep_going),
-        resume,
-        cluster,
-        min_judged,
-        quiet,
-        store_of(cache, cache_size),
-        verbose,
+    request = RunRequest(
+        report=False,
+        patterns=cases,
+        backend=backend,
+        implementation=implementation,
+        framework=framework,
+        expected_failures=expected_failures,
+        dtype=dtype,
+        tag=tag,
+        tile=tile,
+        iteration=Iteration(match, failed, failed_first, exitfirst, maxfail, all_cases),
+        output=output,
+        label=label,
+        keep_arrays=keep_arrays,
+        time_limit=time_limit,
+        memory_limit=memory_limit,
+        threads=threads,
+        compilation_cache=compilation_cache,
+        keep_going=keep_going,
+        resume=resume,
+        cluster=cluster,
+        min_judged=min_judged,
+        quiet=quiet,
+        cache=cache,
+        cache_size=cache_size,
+        verbose=verbose,
     )
+    summary = run_request(request)
     if as_json:
         typer.echo((output / "summary.json").read_text(encoding="utf-8"), nl=False)
     else:

@@ -1,10 +1,9 @@
-"""What the commands share: choosing, running, reading results back, and showing the answer."""
+"""What the commands share: choosing, reading results back, and showing the answer."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,8 +11,6 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from attncheck.cli.iterating import Iteration, narrow
-from attncheck.cli.options import Keep
 from attncheck.errors import ExitCode, OutputError, UsageError
 from attncheck.results import DEFAULT_RESULTS
 
@@ -21,113 +18,12 @@ DEFAULT_DTYPE = "float32"
 """Of commands about one case."""
 
 if TYPE_CHECKING:
-    from attncheck.execution.implementations import ImplementationSelection
     from attncheck.execution.limits import Limits
     from attncheck.reading.case import Case
     from attncheck.reading.selection import Selection
     from attncheck.reports.frames import Frames
     from attncheck.results.checked import Checked
-    from attncheck.run import RunSummary
     from attncheck.store import Store
-
-
-def run_selected(
-    patterns: list[str] | None,
-    chosen: ImplementationSelection,
-    expected_failures: list[Path] | None,
-    dtype: list[str] | None,
-    tag: list[str] | None,
-    tile: list[str] | None,
-    iteration: Iteration,
-    output: Path,
-    label: str,
-    keep_arrays: Keep,
-    limits: Limits,
-    resume: bool,
-    cluster: str | None,
-    min_judged: str | None,
-    quiet: bool,
-    store: Store,
-    verbose: bool,
-) -> RunSummary:
-    """Select, run and judge; print what is wrong with case files; end the program where nothing can be run."""
-    from attncheck.commands import joined
-    from attncheck.config import expected_failures_of, minimum_of, tiles_of
-    from attncheck.progress import show_progress
-    from attncheck.reading.tiles import left_out, read_tiles
-    from attncheck.repro import write_scripts
-    from attncheck.run import Settings, run_cases
-
-    complete = not (patterns or tag or dtype or iteration.match)
-    selection = select(patterns, tag, dtype, expected_failures, tile, iteration.match, store)
-    tiles = tiles_of(read_tiles(split(tile), "--tile"), complete=not patterns)
-    print_faults(selection)
-    for name in chosen.missing:
-        typer.echo(f"attncheck: {name} could not run: asked for by name, not installed", err=True)
-    if not quiet:
-        for hint in filter(None, (*chosen.hints, left_out(tiles))):
-            typer.echo(f"attncheck: {hint}", err=True)
-    names = [item.name for item in chosen.implementations]
-    narrowed = narrow(selection, iteration, split(dtype), names, output, resume=resume)
-    if narrowed.note and not quiet:
-        typer.echo(f"attncheck: {narrowed.note}", err=True)
-    complete = complete and narrowed.only is None
-    settings = Settings(
-        output=output,
-        label=label,
-        dtypes=tuple(split(dtype)),
-        keep_all_arrays=keep_arrays is Keep.ALL,
-        limits=limits,
-        command=["attncheck", *_without_cluster(sys.argv[1:])],
-        expected_failures=expected_failures_of(
-            [item.entry.name for item in chosen.implementations], expected_failures or ()
-        ),
-        complete=complete,
-        tags=selection.tags,
-        resume=resume,
-        cluster=cluster,
-        picked={
-            "cases": patterns or [],
-            "tags": split(tag),
-            "dtypes": split(dtype),
-            "match": [iteration.match] if iteration.match else [],
-            "failed": [str(output)] if narrowed.only is not None else [],
-        },
-        tiles=tiles,
-        minimum=minimum_of(min_judged, complete=complete),
-        only=narrowed.only,
-        max_failures=iteration.max_failures,
-        all_cases=iteration.all_cases,
-        store=store,
-    )
-    try:
-        with show_progress(visible=not quiet) as progress:
-            summary = run_cases(
-                narrowed.cases,
-                chosen,
-                settings,
-                selection.faults,
-                progress.update,
-                lambda failure: progress.fail(str(failure)),
-            )
-        write_scripts(narrowed.cases, chosen.implementations, summary.failures, output, limits)
-        if verbose:
-            typer.echo(f"attncheck: cache: {store.summary}", err=True)
-        return summary
-    except KeyboardInterrupt:
-        typer.echo(
-            f"attncheck: interrupted; what was judged is in {output}: "
-            f"`{joined(['attncheck', 'report', str(output)])}` shows it, and the same command with --resume goes on",
-            err=True,
-        )
-        raise typer.Exit(ExitCode.INTERRUPTED) from None
-
-
-def _without_cluster(arguments: list[str]) -> list[str]:
-    """Leave out where it was computed: the report is the same, and says the same of how to make it again."""
-    kept = [each for each in arguments if not each.startswith("--cluster=")]
-    index = kept.index("--cluster") if "--cluster" in kept else len(kept)
-    return [*kept[:index], *kept[index + 2 :]]
 
 
 def limits_of(
@@ -147,15 +43,6 @@ def store_of(cache: bool, size: float) -> Store:
     from attncheck.store import NO_STORE, user_store
 
     return user_store(int(size * 2**30)) if cache else NO_STORE
-
-
-def choose_from(
-    backend: list[str] | None, implementation: list[str] | None, framework: str | None
-) -> ImplementationSelection:
-    """Return the implementations that the options name."""
-    from attncheck.execution.implementation_selection import select_implementations
-
-    return select_implementations(split(backend) or None, split(implementation), framework)
 
 
 def select(
@@ -251,16 +138,35 @@ def write_frames(frames: Frames, directory: Path) -> Path:
     return write_report(frames, directory)
 
 
+@dataclass(frozen=True)
+class ReportPlace:
+    """The folder of results, and the report's file to open first; None where no report is written."""
+
+    results: Path
+    report: Path | None
+
+    @property
+    def shown(self) -> Path:
+        """The report, or the results without one."""
+        return self.results if self.report is None else self.report
+
+
 def show_answer(
-    frames: Frames, path: Path, code: ExitCode, *, as_json: bool, quiet: bool, announced: Collection[str] = ()
+    frames: Frames, place: ReportPlace, code: ExitCode, *, as_json: bool, quiet: bool, announced: Collection[str] = ()
 ) -> None:
-    """Print the answer, for people or as JSON; people are not told again what they were ``told``."""
+    """Print the answer, for people or as JSON; people are not told again what was ``announced``."""
     from attncheck.reports.terminal import as_record, print_summary
 
     if as_json:
-        typer.echo(json.dumps(as_record(frames, path, code), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(as_record(frames, place.report, code), indent=2, ensure_ascii=False))
+    elif place.report is not None:
+        print_summary(frames, place.report.with_suffix(".html"), quiet=quiet, announced=announced)
     else:
-        print_summary(frames, path.with_suffix(".html"), quiet=quiet, announced=announced)
+        from attncheck.commands import joined
+
+        print_summary(frames, place.results, quiet=quiet, announced=announced, ending="Results")
+        if not quiet:
+            typer.echo(f"Report: not written; {joined(['attncheck', 'report', str(place.results)])} writes it")
 
 
 def show_results(directory: Path, *, quiet: bool) -> None:
@@ -280,20 +186,21 @@ class Outlets:
     annotations: bool
 
 
-def write_ci_outputs(frames: Frames, report: Path, outlets: Outlets, *, as_json: bool) -> None:
+def write_ci_outputs(frames: Frames, place: ReportPlace, outlets: Outlets, *, as_json: bool) -> None:
     """Write what the options, or the CI system by its environment, ask for."""
     from attncheck.reports.ci import SUMMARY_VARIABLE, annotation_lines, append_summary, render_ci_summary
     from attncheck.reports.write import write_junit
 
+    report, is_written = place.shown, place.report is not None
     if outlets.annotations:
-        for line in annotation_lines(frames, report):
+        for line in annotation_lines(frames, report, is_written=is_written):
             typer.echo(line, err=as_json)
     if outlets.junit_xml:
         write_junit(frames, outlets.junit_xml)
     if outlets.ci_summary:
-        append_summary(render_ci_summary(frames, report), outlets.ci_summary)
+        append_summary(render_ci_summary(frames, report, is_written=is_written), outlets.ci_summary)
     elif named := os.environ.get(SUMMARY_VARIABLE):
         try:
-            append_summary(render_ci_summary(frames, report), Path(named))
+            append_summary(render_ci_summary(frames, report, is_written=is_written), Path(named))
         except OutputError as error:  # nobody asked for it here: a container, say, that does not see the CI's file
             typer.echo(f"attncheck: {error}", err=True)

@@ -27,6 +27,8 @@ from attncheck.execution.process_tree import end, end_with_parent, sacrifice, sp
 
 Answer = TypeVar("Answer")
 
+START_SECONDS = 300.0
+"""How long a framework may take to start."""
 _LOOK_AGAIN_SECONDS = 0.2
 _NO_WAY_BACK = 113
 """Exit code of a worker whose answer has no way back to the caller."""
@@ -77,6 +79,11 @@ class WorkerProcess:
     def pid(self) -> int:
         """The process."""
         return self._process.pid or 0
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.exitcode is None
 
     def call(
         self,

@@ -13,8 +13,6 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
-import numpy as np
-
 from attncheck.backends import BACKENDS, BackendEntry
 from attncheck.store import cache_folder
 
@@ -65,6 +63,8 @@ def package_version(name: str) -> str | None:
 
 def cpu_features() -> list[str]:
     """Return the instruction sets that this machine's CPU has, as NumPy found them."""
+    import numpy as np  # later than a worker is started
+
     simd = np.show_config(mode="dicts")["SIMD Extensions"]
     return sorted({*simd.get("baseline", []), *simd.get("found", [])})
 

@@ -3,44 +3,47 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from attncheck.errors import UsageError
-from attncheck.execution.call import CallTimeout, RemoteError, WorkerDied, WorkerProcess
+from attncheck.execution.call import CallTimeout, RemoteError, WorkerDied
+from attncheck.execution.describing import DescribedWorkers, Question
 from attncheck.execution.implementations import Implementation, ImplementationSelection, bundled_implementations
 from attncheck.execution.limits import Limits
 from attncheck.execution.user_code import (
-    LoadError,
     Origin,
     Target,
-    UnfitError,
     UserImplementation,
     entry_of,
     origin_of,
     published,
 )
-from attncheck.execution.worker import clean, redirect_output
+from attncheck.execution.worker import clean
 
 
 def select_implementations(
-    backends: Sequence[str] | None, patterns: Sequence[str], framework: str | None = None, limits: Limits | None = None
+    backends: Sequence[str] | None,
+    patterns: Sequence[str],
+    framework: str | None = None,
+    limits: Limits | None = None,
+    described: DescribedWorkers | None = None,
 ) -> ImplementationSelection:
     """Choose implementations: names and globs of the table, published ones by name, ``file.py:function``.
 
-    An own implementation is loaded once, in a process of its own, to see what it declares. Raises ``UsageError``.
+    An own implementation is loaded once, in a process of its own, to see what it declares; among those that are
+    ``described`` already, if there are such, where it stays for a run. Raises ``UsageError``.
     """
     points = published()
     own = [pattern for pattern in patterns if pattern in points or _is_target(pattern)]
     others = [pattern for pattern in patterns if pattern not in own]
     found = [
         _as_given(
-            user_implementation(Target(point.module, point.attr), framework, limits, point.name)
+            user_implementation(Target(point.module, point.attr), framework, limits, point.name, described)
             if (point := points.get(pattern)) is not None
-            else user_implementation(Target.of(pattern), framework, limits),
+            else user_implementation(Target.of(pattern), framework, limits, described=described),
             (pattern, *_framework_words(framework)),
         )
         for pattern in own
@@ -91,46 +94,33 @@ def select_callable(function: Callable[..., Any], framework: str | None, name: s
 
 
 def user_implementation(
-    target: Target, framework: str | None, limits: Limits | None = None, name: str | None = None
+    target: Target,
+    framework: str | None,
+    limits: Limits | None = None,
+    name: str | None = None,
+    described: DescribedWorkers | None = None,
 ) -> Implementation:
     """Look in a process of its own what a target declares. Raises ``UsageError`` where it cannot be loaded.
 
     In reports it has a ``name`` like package.implementation, or like package alone with the function's name behind it.
     """
     limits = limits or Limits()
-    with tempfile.TemporaryDirectory() as folder:
-        worker = WorkerProcess()
-        try:
-            declared = worker.call(_declared, target, str(Path(folder) / "log.txt"), seconds=limits.start_seconds)
-        except CallTimeout:
-            raise UsageError(f"{_shown(target)}: not loaded after {limits.start_seconds:g} s") from None
-        except WorkerDied as ended:
-            raise UsageError(f"{_shown(target)}: its process {ended}") from None
-        except RemoteError as raised:
-            raise UsageError(f"{_shown(target)}: {clean(str(raised))}") from None
-        finally:
-            worker.end()
+    question = Question(target, framework, limits.threads, limits.compilation_cache)
+    try:
+        with DescribedWorkers() if described is None else nullcontext(described) as workers:
+            declared = workers.declared(question, limits.start_seconds)
+    except CallTimeout:
+        raise UsageError(f"{_shown(target)}: not loaded after {limits.start_seconds:g} s") from None
+    except WorkerDied as ended:
+        raise UsageError(f"{_shown(target)}: its process {ended}") from None
+    except RemoteError as raised:
+        raise UsageError(f"{_shown(target)}: {clean(str(raised))}") from None
     if isinstance(declared, str):
         raise UsageError(f"{_shown(target)}: {declared}")
     package, _, mode = (name or "").partition(".")
     entry = entry_of(target, {"name": package, "mode": mode, **declared}, framework)
     (only,) = entry.all_modes
     return Implementation(entry, only)
-
-
-def _declared(target: Target, log: str) -> dict[str, Any] | str:
-    """Run in the process: what the target declares, or why it cannot be used."""
-    redirect_output(log)
-    from attncheck.execution.signatures import unfit_text
-    from attncheck.execution.user_call import declarations
-
-    try:
-        loaded = target.load()
-        return declarations(loaded, target.attribute.rpartition(".")[2])
-    except UnfitError as error:
-        return unfit_text(error, target, loaded)
-    except LoadError as error:
-        return clean(str(error))
 
 
 def _is_importable(name: str) -> bool:

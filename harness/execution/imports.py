@@ -7,12 +7,15 @@ import. What a distribution imports in turn is that distribution's affair.
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import inspect
+import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import packages_distributions
+from functools import cache
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
@@ -40,16 +43,42 @@ class Imports:
         return found.pop() if len(found) == 1 else None
 
 
+class InstalledPackages:
+    """Which distributions have a top-level package, as ``importlib.metadata.packages_distributions`` says of all.
+
+    That takes apart the lists of files of everything that is installed; here only those are in which a name stands.
+    """
+
+    def __init__(self) -> None:
+        self._listed = [(each, each.read_text("top_level.txt") or each.read_text("RECORD")) for each in distributions()]
+
+    @cache  # noqa: B019 # lives as long as one look at a target
+    def of(self, package: str) -> tuple[str, ...]:
+        """Return the distributions that have a package."""
+        named = re.compile(rf'^"?{re.escape(package)}\b', re.MULTILINE)  # at the beginning of a line, as paths begin
+        possible = (each for each, listed in self._listed if listed is None or named.search(listed))
+        return tuple(each.metadata["Name"] for each in possible if package in _packages_of(each))
+
+    def __contains__(self, package: str) -> bool:
+        return bool(self.of(package))
+
+
+def _packages_of(distribution: Distribution) -> Collection[str]:
+    # What packages_distributions asks of each, in every release of Python that is supported.
+    declared: Collection[str] = importlib.metadata._top_level_declared(distribution)  # type: ignore[attr-defined]
+    return declared or importlib.metadata._top_level_inferred(distribution)  # type: ignore[attr-defined]
+
+
 def imports_of(target: Any) -> Imports:
     """Look what the modules of an implementation import; it has been loaded."""
-    distributions = packages_distributions()
+    installed = InstalledPackages()
     name, found = _home(target)
     own, packages = {name.partition(".")[0]}, set(found)
     waiting = {*own, *found}
     while waiting:
         package = waiting.pop()
         # What no distribution has is a file beside the kernel: its imports are the kernel's, too.
-        if package in own or (package not in distributions and _is_file(sys.modules.get(package))):
+        if package in own or (package not in installed and _is_file(sys.modules.get(package))):
             new = {each for module in _modules_of(package) for each in _imported_by(module)} - packages
             own.add(package)
             packages |= new
@@ -57,10 +86,12 @@ def imports_of(target: Any) -> Imports:
     versions = {
         each: number
         for package in {*own, *packages}
-        for each in distributions.get(package, ())
+        for each in installed.of(package)
         if not _is_namespace(package) and (number := package_version(each)) is not None
     }
-    versions |= {package: number for package in own - {*distributions} if (number := _said_by(package)) is not None}
+    versions |= {
+        package: number for package in own if package not in installed and (number := _said_by(package)) is not None
+    }
     return Imports(dict(sorted(versions.items())), frozenset(packages))
 
 

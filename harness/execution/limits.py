@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import psutil
 
 from attncheck.backends import Mode
+from attncheck.execution.call import START_SECONDS
 from attncheck.execution.worker import Failure, Task
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import ON_SCORES, computed_stages
@@ -57,7 +58,7 @@ class Limits:
         keep_going: Whether every case is tried, even after ten equal crashes or timeouts in a row.
     """
 
-    start_seconds: float = 300.0
+    start_seconds: float = START_SECONDS
     case_seconds: float = 60.0
     threads: int = 1
     workers: int = max(3, os.cpu_count() or 1)

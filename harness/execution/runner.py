@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 
 from attncheck.backends import BACKENDS
 from attncheck.execution.call import CallCancelled, CallTimeout, RemoteError, WorkerDied, WorkerProcess
+from attncheck.execution.describing import DescribedWorkers
 from attncheck.execution.ends import EqualEnds
 from attncheck.execution.environment import with_cache
 from attncheck.execution.implementations import Implementation
@@ -23,6 +24,7 @@ from attncheck.execution.limits import Limits, scores_too_large
 from attncheck.execution.logs import Log
 from attncheck.execution.padding import padded_call
 from attncheck.execution.process_tree import memory_of
+from attncheck.execution.user_code import UserImplementation
 from attncheck.execution.worker import Failure, Outcome, Task, evaluate_and_measure, start
 from attncheck.reading.canonical import call_form
 from attncheck.reading.case import Case
@@ -106,8 +108,17 @@ class WorkerSlot:
 class GroupRunner(Generic[Key]):
     """Runs the tasks of one group in its worker, one after the other; a failure is an outcome, not an end."""
 
-    def __init__(self, group: Group, limits: Limits, log_directory: Path, slot: WorkerSlot | None = None) -> None:
+    def __init__(
+        self,
+        group: Group,
+        limits: Limits,
+        log_directory: Path,
+        slot: WorkerSlot | None = None,
+        described: DescribedWorkers | None = None,
+    ) -> None:
+        """A worker in which the implementation was ``described`` is taken before another one is started."""
         self.group = group
+        self._described = described
         self.description: dict[str, str] = {}
         self._limits = limits
         self._log = Log(log_directory / f"{group.name}.txt", limits.max_output)
@@ -181,6 +192,9 @@ class GroupRunner(Generic[Key]):
         implementation, dtype = self.group.implementation, self.group.dtypes[0]
         entry = with_cache(implementation.entry, keep=self._limits.compilation_cache)
         what = (entry, implementation.mode, dtype, self._limits.threads, str(self._log.path))
+        if self._slot.process is None and self._described is not None and isinstance(entry, UserImplementation):
+            self._log.require_writable()
+            self._slot.process = self._described.take(entry, self._limits.threads)
         answer = self._call(self._limits.start_seconds, start, *what)
         if isinstance(answer, Failure):
             self.close()
@@ -233,7 +247,9 @@ class GroupRunner(Generic[Key]):
         self._slot.close()
 
 
-def group_runners(groups: Sequence[Group], limits: Limits, log_directory: Path) -> list[list[GroupRunner[Key]]]:
+def group_runners(
+    groups: Sequence[Group], limits: Limits, log_directory: Path, described: DescribedWorkers | None = None
+) -> list[list[GroupRunner[Key]]]:
     """Return the runners of all groups; those in one list share a worker, and may not run side by side."""
     together: dict[tuple[str, ...], list[Group]] = {}
     for group in groups:
@@ -243,7 +259,7 @@ def group_runners(groups: Sequence[Group], limits: Limits, log_directory: Path) 
         slot = WorkerSlot(shared=len(each) > 1)
         most = min(limits.soft_memory_limit, _BUNDLED_MEMORY) if each[0].is_bundled else limits.soft_memory_limit
         own = replace(limits, soft_memory_limit=most)
-        found.append([GroupRunner[Key](group, own, log_directory, slot) for group in each])
+        found.append([GroupRunner[Key](group, own, log_directory, slot, described) for group in each])
     return found
 
 

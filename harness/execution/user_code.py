@@ -117,6 +117,8 @@ class Target:
 
     def load(self) -> Any:
         """Import the module and return what is meant. Raises ``LoadError``."""
+        if self in _loaded:
+            return _loaded[self]
         if self.pickled:
             import cloudpickle
 
@@ -131,6 +133,14 @@ class Target:
                 raise LoadError(f"{self.module} has no {self.attribute}")
             found = getattr(found, part)
         return found
+
+
+_loaded: dict[Target, Any] = {}
+
+
+def keep_loaded(target: Target, loaded: Any) -> None:
+    """Called in a process that goes on as a worker: what it has loaded is not loaded anew."""
+    _loaded[target] = loaded
 
 
 def name_of(module: str) -> str:

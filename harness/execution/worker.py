@@ -11,7 +11,9 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attncheck.backends import BackendEntry
@@ -232,11 +234,22 @@ def _print_to(log: str) -> None:
         _log = log
 
 
-def redirect_output(log: str) -> None:
-    """Send what the framework prints to a file: standard output belongs to the command line."""
+_passed_on: Path | None = None
+
+
+def redirect_output(log: str, *, passed_on: bool = False) -> None:
+    """Send what the framework prints to a file: standard output belongs to the command line.
+
+    What is ``passed_on`` is copied to the next file that output is sent to.
+    """
+    global _passed_on
     sys.stdout.flush()
     sys.stderr.flush()
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    if _passed_on is not None:
+        with suppress(OSError):
+            os.write(descriptor, _passed_on.read_bytes())
+    _passed_on = Path(log) if passed_on else None
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)

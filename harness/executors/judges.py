@@ -16,12 +16,15 @@ from threading import Lock, local
 
 from attncheck.execution.call import RemoteError, WorkerDied, WorkerProcess
 from attncheck.execution.worker import Outcome, limit_threads
-from attncheck.judging.units import Judge, UnitResult
+from attncheck.judging.units import Judge, Remembered, UnitResult
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 
 MIN_UNITS = 32
 """As many units as are judged in the time that the processes take to start."""
+
+MAX_QUICK = 256
+"""As many units with known rows have their arrays put together in that time."""
 
 
 class JudgingProcesses:
@@ -36,10 +39,18 @@ class JudgingProcesses:
         self._closed = False
 
     def submit(
-        self, case: Case, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome]
+        self,
+        case: Case,
+        dtype: str,
+        inputs: Inputs,
+        outcomes: Mapping[str, Outcome],
+        found: Remembered | None = None,
     ) -> Future[tuple[UnitResult, Counter[str]]]:
-        """Have a unit judged; what comes is its result, and what the store did for it."""
-        return self._threads.submit(self._judged, case, dtype, inputs, outcomes)
+        """Have a unit judged; what comes is its result, and what the store did for it.
+
+        ``found`` is what the store was seen to have, if somebody has looked.
+        """
+        return self._threads.submit(self._judged, case, dtype, inputs, outcomes, found)
 
     def close(self) -> None:
         """End the processes; what has not been judged is dropped."""
@@ -49,16 +60,21 @@ class JudgingProcesses:
         self._threads.shutdown(cancel_futures=True)
 
     def _judged(
-        self, case: Case, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome]
+        self,
+        case: Case,
+        dtype: str,
+        inputs: Inputs,
+        outcomes: Mapping[str, Outcome],
+        found: Remembered | None = None,
     ) -> tuple[UnitResult, Counter[str]]:
         try:
-            return self._worker().call(_judge_here, case, dtype, inputs, outcomes, seconds=math.inf)
+            return self._worker().call(_judge_here, case, dtype, inputs, outcomes, found, seconds=math.inf)
         except (WorkerDied, RemoteError):
             self._end_worker()
             if self._closed:
                 raise
         with self._here:  # one at a time: memory may be what was missing
-            return self._judge.judge(case, dtype, inputs, outcomes), Counter()
+            return self._judge.judge(case, dtype, inputs, outcomes, found), Counter()
 
     def _worker(self) -> WorkerProcess:
         """Return this thread's own process."""
@@ -89,10 +105,10 @@ def _prepare(judge: Judge) -> None:
 
 
 def _judge_here(
-    case: Case, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome]
+    case: Case, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome], found: Remembered | None
 ) -> tuple[UnitResult, Counter[str]]:
     """Called in a judging process for each unit."""
     assert _judge is not None
     counts = _judge.store.counts
     counts.clear()
-    return _judge.judge(case, dtype, inputs, outcomes), Counter(counts)
+    return _judge.judge(case, dtype, inputs, outcomes, found), Counter(counts)

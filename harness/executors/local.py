@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 
 from attncheck.execution.runner import Group, GroupRunner, run_in_turn
 from attncheck.execution.worker import Outcome
-from attncheck.executors.judges import MIN_UNITS, JudgingProcesses
+from attncheck.executors.judges import MAX_QUICK, MIN_UNITS, JudgingProcesses
 from attncheck.executors.priority_semaphore import PrioritySemaphore
 from attncheck.executors.waiting import WaitingOutcomes
-from attncheck.judging.units import Judge, UnitResult
+from attncheck.judging.units import Judge, Remembered, UnitResult
 from attncheck.plan import Plan, Unit
 from attncheck.recorder import ResultRecorder
 
@@ -118,23 +118,36 @@ class _Judgements:
     def __init__(self, plan: Plan, judge: Judge, recorder: ResultRecorder) -> None:
         self._plan, self._judge, self._recorder = plan, judge, recorder
         self._processes: JudgingProcesses | None = None
+        self._quick = 0
         self._waiting: set[Future[tuple[UnitResult, Counter[str]]]] = set()
         self._done: SimpleQueue[Future[tuple[UnitResult, Counter[str]]]] = SimpleQueue()
 
     def add(self, unit: Unit, outcomes: Mapping[str, Outcome]) -> None:
         """Judge a unit, or have it judged."""
-        question = self._plan.case(unit), unit.dtype, self._plan.inputs(unit), outcomes
-        found = self._judge.remembered(*question)
-        if found is None and len(self._plan.units) < MIN_UNITS:
-            found = self._judge.judge(*question)
+        case = self._plan.case(unit)
+        if (found := self._judge.of_failures(case, unit.dtype, outcomes)) is not None:  # before any inputs are drawn
+            self._recorder.add(found)
+            return
+        question = case, unit.dtype, self._plan.inputs(unit), outcomes
+        remembered = self._judge.remembered(*question)
+        found = None if remembered is None else remembered.result
+        if found is None and (len(self._plan.units) < MIN_UNITS or self._is_quick(remembered)):
+            found = self._judge.judge(*question, remembered)
         if found is not None:
             self._recorder.add(found)
             return
         if self._processes is None:
             self._processes = JudgingProcesses(self._judge)
-        future = self._processes.submit(*question)
+        future = self._processes.submit(*question, remembered)
         self._waiting.add(future)
         future.add_done_callback(self._done.put)
+
+    def _is_quick(self, remembered: Remembered | None) -> bool:
+        """Whether only arrays are missing, the exact ones of which the store has too, and no process is there yet."""
+        if remembered is None or remembered.rows is None or self._processes is not None:
+            return False
+        self._quick += 1
+        return self._quick <= MAX_QUICK
 
     def record(self) -> None:
         """Record what has been judged meanwhile."""

@@ -79,17 +79,13 @@ def judge(
     ``classes`` are their rounding models, ``own_empty_rows`` what they are known to give for a query without a key.
     """
     truth = truth_of_case(case, dtype, inputs, returned_stages(outcomes), store)
-    blank = Row(case.id, case.operation, dtype, "", "stage", "", Verdict.AGREE)
+    blank = _blank(case, dtype)
     rows: list[Row] = []
     computed: dict[str, Stages] = {}
     for name, outcome in outcomes.items():
         own = replace(blank, implementation=name)
         if isinstance(outcome, Failure):
-            lacks = ", ".join(outcome.lacks) or None
-            padded = outcome.padded or None
-            rows.append(
-                replace(own, verdict=Verdict(outcome.verdict), message=outcome.message, lacks=lacks, padded=padded)
-            )
+            rows.append(_failure_row(own, outcome))
         elif isinstance(outcome, Computed):
             computed[name] = outcome.stages
             known = replace((own_empty_rows or {}).get(name, OwnEmptyRows()), is_asked=not outcome.not_asked)
@@ -101,6 +97,27 @@ def judge(
     rows += [pair_row(blank, first, second, stage, pair) for (first, second, stage), pair in pairs.items()]
     rows += _following(rows, judge_numbers(case, inputs, truth, computed, classes, blank))
     return Judged(tuple(rows), truth)
+
+
+def failure_rows(case: Case, dtype: str, outcomes: Mapping[str, Outcome]) -> tuple[Row, ...] | None:
+    """Return what ``judge`` would where no implementation returned anything; None where one did.
+
+    Such rows say what became of the evaluations, and follow from nothing else.
+    """
+    failures = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Failure)}
+    if len(failures) < len(outcomes):
+        return None
+    blank = _blank(case, dtype)
+    return tuple(_failure_row(replace(blank, implementation=name), failure) for name, failure in failures.items())
+
+
+def _blank(case: Case, dtype: str) -> Row:
+    return Row(case.id, case.operation, dtype, "", "stage", "", Verdict.AGREE)
+
+
+def _failure_row(own: Row, failure: Failure) -> Row:
+    lacks, padded = ", ".join(failure.lacks) or None, failure.padded or None
+    return replace(own, verdict=Verdict(failure.verdict), message=failure.message, lacks=lacks, padded=padded)
 
 
 def returned_stages(outcomes: Mapping[str, Outcome]) -> set[str]:

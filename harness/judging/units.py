@@ -11,6 +11,7 @@ from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.judge import (
     disagrees,
     exact_values,
+    failure_rows,
     judge,
     kept_stages,
     returned_stages,
@@ -35,6 +36,14 @@ class UnitResult:
 
 
 @dataclass(frozen=True)
+class Remembered:
+    """The rows of a unit that the store has, None where it has none; the result, where that is all there is to it."""
+
+    rows: tuple[Row, ...] | None
+    result: UnitResult | None
+
+
+@dataclass(frozen=True)
 class Judge:
     """Judges one case in one dtype on every implementation; anywhere, in any order.
 
@@ -47,24 +56,42 @@ class Judge:
     expected_failures: Sequence[ExpectedFailure] = ()
     store: Store = NO_STORE
 
-    def judge(self, case: Case, dtype: str, inputs: Inputs, collected: Mapping[str, Outcome]) -> UnitResult:
-        """Return the rows, and the arrays where something disagrees, or all are asked for."""
+    def judge(
+        self,
+        case: Case,
+        dtype: str,
+        inputs: Inputs,
+        collected: Mapping[str, Outcome],
+        found: Remembered | None = None,
+    ) -> UnitResult:
+        """Return the rows, and the arrays where something disagrees, or all are asked for.
+
+        ``found`` is what was found in the store, if somebody has looked.
+        """
         question = self._question(case, dtype, inputs, collected)
-        rows, truth = question.remembered_rows(self.store), None
+        rows, truth = question.remembered_rows(self.store) if found is None else found.rows, None
         if rows is None:
             judged = judge(case, dtype, inputs, question.outcomes, question.classes, question.known, store=self.store)
             rows, truth = judged.rows, judged.truth
             question.remember(self.store, rows)
         arrays = question.arrays(truth, self.store) if self._keeps_arrays(case, rows) else ()
-        return UnitResult(question.timed(rows), tuple(arrays))
+        return UnitResult(_timed(rows, question.outcomes), tuple(arrays))
 
-    def remembered(self, case: Case, dtype: str, inputs: Inputs, collected: Mapping[str, Outcome]) -> UnitResult | None:
-        """Return what ``judge`` would, if that is in the store and nothing has to be worked out for it."""
-        if self.store.folder is None or self._keeps_arrays(case, ()):
+    def of_failures(self, case: Case, dtype: str, collected: Mapping[str, Outcome]) -> UnitResult | None:
+        """Return what ``judge`` would of a unit of which nothing came back and nothing is kept; None of any other."""
+        outcomes = self._in_order(dtype, collected)
+        rows = failure_rows(case, dtype, outcomes)
+        return None if rows is None or self._keeps_arrays(case, rows) else UnitResult(_timed(rows, outcomes), ())
+
+    def remembered(self, case: Case, dtype: str, inputs: Inputs, collected: Mapping[str, Outcome]) -> Remembered | None:
+        """Look in the store for what ``judge`` would return; None where all arrays are kept, which takes judging."""
+        if self.store.folder is None or self.keep_all_arrays:
             return None
         question = self._question(case, dtype, inputs, collected)
         rows = question.remembered_rows(self.store)
-        return None if rows is None or disagrees(rows) else UnitResult(question.timed(rows), ())
+        if rows is None or self._keeps_arrays(case, rows):
+            return Remembered(rows, None)
+        return Remembered(rows, UnitResult(_timed(rows, question.outcomes), ()))
 
     def _keeps_arrays(self, case: Case, rows: Sequence[Row]) -> bool:
         return self.keep_all_arrays or case.is_document or disagrees(rows)
@@ -115,16 +142,6 @@ class _Question:
         if store.folder is not None:
             store.put(self._key, rows_to_bytes(rows))
 
-    def timed(self, rows: Sequence[Row]) -> tuple[Row, ...]:
-        """Say in the first row of each implementation how long its evaluation took."""
-        untimed = {name: outcome.seconds for name, outcome in self.outcomes.items() if outcome.seconds is not None}
-        return tuple(
-            replace(row, seconds=untimed.pop(row.implementation))
-            if row.comparison == "stage" and row.implementation in untimed
-            else row
-            for row in rows
-        )
-
     def arrays(self, truth: Truth | None, store: Store) -> Iterator[StoredArray]:
         """Give what the implementations returned, and what it is held against: reports draw and compare it."""
         if truth is None:
@@ -138,6 +155,17 @@ class _Question:
             for name, stages in kept.items()
             for stage, array in stages.items()
         )
+
+
+def _timed(rows: Sequence[Row], outcomes: Mapping[str, Outcome]) -> tuple[Row, ...]:
+    """Say in the first row of each implementation how long its evaluation took."""
+    untimed = {name: outcome.seconds for name, outcome in outcomes.items() if outcome.seconds is not None}
+    return tuple(
+        replace(row, seconds=untimed.pop(row.implementation))
+        if row.comparison == "stage" and row.implementation in untimed
+        else row
+        for row in rows
+    )
 
 
 def own_empty_rows(

@@ -13,9 +13,12 @@ Shape = Annotated[list[NonNegativeInt], Field(max_length=4, description="Lengths
 
 
 class Strict(BaseModel):
-    """A mapping with exactly the fields that are listed."""
+    """A mapping with exactly the fields that are listed.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    What checks it is built when it is first needed: cases that were read before come back as they were.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
 class Arrangement(Strict):
@@ -205,10 +208,6 @@ Array = Annotated[
     ),
 ]
 Input = Array | Name
-
-# These hold arrays in turn, which did not exist yet where the classes begin.
-for _combined in (Concat, Sum, Product):
-    _combined.model_rebuild()
 
 
 def as_array(given: Input) -> Array:

@@ -6,9 +6,9 @@ every implementation, and whoever judges it, gets the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -78,15 +78,35 @@ def convert_inputs(case: Case, exact: Mapping[str, Exact], dtype: str, computed_
     The radii are those from the numbers that the source gives; with ``computed_in``, from those that it computed with,
     which are rounded to that dtype.
     """
-    arrays: dict[str, Array] = {}
-    radius: dict[str, NDArray[np.float64]] = {}
-    for name, spec in case.input_specs.items():
-        if name not in exact:
-            continue
-        source = exact[name].array
-        stored = _stored(source, spec, dtype, case.storage)
-        arrays[name], radius[name] = stored, _radius(exact[name], spec, stored, case.storage, computed_in)
-    return Inputs(arrays, radius)
+    specs = {name: spec for name, spec in case.input_specs.items() if name in exact}
+    arrays = {name: _stored(exact[name].array, spec, dtype, case.storage) for name, spec in specs.items()}
+    radii = {
+        name: partial(_radius, exact[name], spec, arrays[name], case.storage, computed_in)
+        for name, spec in specs.items()
+    }
+    return Inputs(arrays, _Radii(radii))
+
+
+class _Radii(Mapping[str, NDArray[np.float64]]):
+    """Radii that are worked out when they are asked for: who only makes a call needs none of them."""
+
+    def __init__(self, makers: Mapping[str, Callable[[], NDArray[np.float64]]]) -> None:
+        self._makers = makers
+        self._made: dict[str, NDArray[np.float64]] = {}
+
+    def __getitem__(self, name: str) -> NDArray[np.float64]:
+        if name not in self._made:
+            self._made[name] = self._makers[name]()
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+    def __reduce__(self) -> tuple[type, tuple[dict[str, NDArray[np.float64]]]]:
+        return dict, (dict(self),)  # sent to another process they are numbers
 
 
 def _radius(

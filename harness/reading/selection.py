@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -19,6 +20,7 @@ from attncheck.reading.model import TagEntry
 from attncheck.reading.tiles import TEMPLATE, load_tile, tiles_named
 from attncheck.store import NO_STORE, Store
 
+_WILD = re.compile(r"[*?[]")
 BUNDLED = "cases"
 """The bundled corpus is called cases/..., as in the repository; the name in front is not part of a case's id."""
 
@@ -142,7 +144,7 @@ def _matching(pattern: str, base: Path, reading: _Reading, lists: _Lists, *, sev
     bundled = [_File(path, f"{BUNDLED}/{path.relative_to(root).as_posix()}") for path in _case_files(root)]
     # A whole file, a folder or single cases can be meant; only files that may match are read.
     whole = [file for file in bundled if _matches(file.id_prefix, glob)]
-    rest = [file for file in bundled if file not in whole]
+    rest = [file for file in bundled if file not in whole and _may_hold(file.id_prefix, glob)]
     single = (found for found in _read(rest, reading) if _matches(found[1].id, glob)) if not whole else ()
     of_tiles = chain.from_iterable(_of_tile(tile, tags) for tile in tiles_named([glob]))
     made = (found for found in of_tiles if _matches(found[1].id, glob))
@@ -160,6 +162,12 @@ def exists(path: Path) -> bool:
         return path.exists()
     except (OSError, ValueError):
         return False
+
+
+def _may_hold(id_prefix: str, glob: str) -> bool:
+    """Whether the ids of a file's cases, which begin with its own, may begin as a glob does."""
+    literal, begins = _WILD.split(glob, maxsplit=1)[0], f"{id_prefix}/"
+    return begins.startswith(literal) or literal.startswith(begins)
 
 
 def _matches(name: str, glob: str) -> bool:

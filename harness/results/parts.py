@@ -112,15 +112,16 @@ def _read_rows_part(path: Path) -> pa.Table:
 
 def _check_numbers(table: pa.Table) -> None:
     """Refuse rows that say one thing and leave out what belongs to it, or count what cannot be counted."""
-    frame = table.select(["half_unit", *_COUNTS]).to_pandas(integer_object_nulls=True)
     for name in _COUNTS:
-        counts = frame[name].dropna()
-        if not counts.between(0, _MAX_COUNTED).all():
+        counts = table[name].drop_null().to_numpy()
+        if not ((counts >= 0) & (counts <= _MAX_COUNTED)).all():
             raise _DamagedError(f"it has {name} that are no number of anything")
-    if (frame["judged_rows"].isna() != frame["query_rows"].isna()).any():
+    judged, query = (table[name].is_null().to_numpy() for name in ("judged_rows", "query_rows"))
+    if (judged != query).any():
         raise _DamagedError("it has judged_rows without query_rows, or query_rows without judged_rows")
-    units = frame["half_unit"].dropna()
-    if not units.between(0, np.finfo(np.float64).max / 2).all():  # a whole unit is a number too
+    units = table["half_unit"].drop_null().to_numpy()
+    units = units[~np.isnan(units)]
+    if not ((units >= 0) & (units <= np.finfo(np.float64).max / 2)).all():  # a whole unit is a number too
         raise _DamagedError("it has a half_unit that is no size")
 
 
@@ -172,11 +173,12 @@ def _checked(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 class _ArrayLocation(NamedTuple):
-    """Where one array is kept: which part, which row group of it, which row there."""
+    """Where arrays of one case in one dtype are kept: which part, which row group of it, which rows there."""
 
     path: Path
     group: int
-    row: int
+    start: int
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -202,9 +204,9 @@ class ArrayParts:
         """
         found = {}
         for location in self._index[0].get((case, dtype), ()):
-            record = self._group(location.path, location.group).slice(location.row, 1).to_pylist()[0]
-            key = (case, dtype, record["implementation"], record["stage"])
-            found[key[2], key[3]] = decode_array(record, key, location.path)
+            for record in self._group(location.path, location.group).slice(location.start, location.rows).to_pylist():
+                key = (case, dtype, record["implementation"], record["stage"])
+                found[key[2], key[3]] = decode_array(record, key, location.path)
         return found
 
     @cached_property
@@ -236,14 +238,24 @@ class ArrayParts:
 
 
 def _keys_of(path: Path) -> Iterator[tuple[tuple[str, str], _ArrayLocation]]:
-    """Read the case and dtype of every array of a part, row group by row group, and nothing else."""
+    """Read the cases and dtypes of a part's arrays, row group by row group, and nothing else."""
     with _opened(path, ARRAY_SCHEMA) as file:
         if absent := set(ARRAY_SCHEMA.names) - set(file.schema_arrow.names):
             raise _DamagedError(f"it has no column {min(absent)}")
         for group in range(file.num_row_groups):
             keys = _read_groups(file, [group], ["case", "dtype"], _MAX_BYTES["arrays"])
-            for row, key in enumerate(zip(keys["case"].to_pylist(), keys["dtype"].to_pylist(), strict=True)):
-                yield key, _ArrayLocation(path, group, row)
+            if keys.num_rows:
+                first = np.flatnonzero(np.logical_or(*(_begins(keys[name]) for name in ("case", "dtype"))))
+                units = (keys[name].take(pa.array(first)).to_pylist() for name in ("case", "dtype"))
+                counts = np.diff(first, append=keys.num_rows)
+                for case, dtype, row, count in zip(*units, first.tolist(), counts.tolist(), strict=True):
+                    yield (case, dtype), _ArrayLocation(path, group, row, count)
+
+
+def _begins(column: pa.ChunkedArray) -> NDArray[np.bool_]:
+    """Say of each row whether it has another text than the one before."""
+    codes = pc.dictionary_encode(column.cast(pa.string())).combine_chunks().indices.fill_null(-1).to_numpy()
+    return np.asarray(np.diff(codes, prepend=-2) != 0)
 
 
 def decode_array(row: Mapping[str, Any], key: ArrayKey, path: Path) -> NDArray[Any]:

@@ -27,7 +27,7 @@ Whole = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(strict=True, extra="allow", defer_build=True)
 
 
 class _CodeLocation(_Record):

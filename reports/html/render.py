@@ -12,11 +12,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from attncheck.reports.frames import Frames
+from attncheck.reports.html.compiled import CompiledTemplates
 from attncheck.reports.html.contents import Budget
 from attncheck.reports.html.page import make_page
 from attncheck.reports.html.pictures import BEYOND, LEVELS, NOT_JUDGED
 
 _TEMPLATES = Path(__file__).parent / "templates"
+_PIECES_TOGETHER = 1000
+"""A template gives a piece for each of its words."""
 # HTML allows none of these, not even as references.
 _FORBIDDEN = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff\ud800-\udfff]")
 
@@ -34,10 +37,10 @@ def html_pieces(frames: Frames, budget: Budget | None = None) -> Iterator[str]:
     """
     script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
     style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
-    pieces = (
+    stream = (
         _environment()
         .get_template("page.html")
-        .generate(
+        .stream(
             page=make_page(frames, budget or Budget()),
             script=Markup(script),
             style=Markup(style),
@@ -45,7 +48,8 @@ def html_pieces(frames: Frames, budget: Budget | None = None) -> Iterator[str]:
             levels=[*((name, text) for _, name, text in LEVELS), BEYOND, NOT_JUDGED],
         )
     )
-    return (_FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", piece) for piece in pieces)
+    stream.enable_buffering(_PIECES_TOGETHER)
+    return (_FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", piece) for piece in stream)
 
 
 def _environment() -> Environment:
@@ -55,4 +59,5 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        bytecode_cache=CompiledTemplates(_TEMPLATES),
     )

@@ -99,6 +99,35 @@ def test_a_run_stops_at_the_first_failure_says_so_and_goes_on_with_resume(
     assert "stopped" not in json.loads((out / "summary.json").read_text())
 
 
+def test_without_a_report_the_results_are_there_and_it_is_made_later(
+    kernel: Callable[..., None], invoke: Invoke, tmp_path: Path
+) -> None:
+    kernel(3)
+    out = tmp_path / "results" / "latest"
+    code, whole, _ = invoke(*CHECK)
+    assert code == 1
+    assert (out / "report").is_dir()
+    code, text, err = invoke(*CHECK, "--no-report", "--annotations", "--ci-summary", "summary.md")
+    assert (code, err) == (1, "")
+    assert not (out / "report").exists()  # that of the run before is none of this one
+    assert "Results: results/latest\nReport: not written; attncheck report results/latest writes it\n" in text
+    assert text.splitlines()[:8] == whole.splitlines()[:8]
+    assert "The results, without a report: `results/latest`" in (tmp_path / "summary.md").read_text()
+    assert ran(out) == [1, 2, 3, 4, 5, 6, 7]
+    code, text, _ = invoke(*CHECK, "--no-report", "--quiet")
+    assert code == 1
+    assert "eport" not in text
+    code, text, _ = invoke(*CHECK, "--no-report", "--json")
+    assert code == 1
+    assert {name: json.loads(text)[name] for name in ("report", "html", "exit_code")} == {
+        "report": None,
+        "html": None,
+        "exit_code": 1,
+    }
+    assert invoke("report", str(out))[0] == 1
+    assert (out / "report" / "report.html").is_file()
+
+
 def test_maxfail_counts_failing_cases(kernel: Callable[..., None], invoke: Invoke, tmp_path: Path) -> None:
     kernel(2, 4, 6, 7)
     code, text, _ = invoke(*CHECK, "--maxfail", "3")

@@ -19,6 +19,7 @@ from attncheck.reports.frames import (
     documents_of,
     failing,
     once_for_frames,
+    records,
     stage_order,
     under_erratum,
 )
@@ -249,3 +250,22 @@ def test_what_is_made_of_frames_alone_is_made_once(document_run: Path, frames_of
     counted = once_for_frames(lambda frames: calls.append(frames) or len(calls))  # type: ignore[func-returns-value]
     first, second = frames_of(document_run), frames_of(document_run)
     assert [counted(each) for each in (first, first, second, first)] == [1, 1, 2, 1]
+
+
+def test_records_are_those_of_pandas(document_frames: Frames) -> None:
+    odd = pd.DataFrame(
+        {
+            "texts": pd.Series(["a", None, "b"], dtype="str"),
+            "counts": pd.Series([1, None, 3], dtype="Int64"),
+            "floats": [1.5, float("nan"), float("inf")],
+            "whole": [1, 2, 3],
+            "flags": [True, False, True],
+            "mixed": ["x", None, 3],
+        }
+    )
+    for frame in (*document_frames.tables().values(), document_frames.results[:0], odd):
+        expected, found = frame.to_dict("records"), records(frame)
+        assert [list(row) for row in found] == [list(row) for row in expected]
+        assert repr(found) == repr(expected)
+        kinds = [[type(value) for value in row.values()] for row in expected]
+        assert [[type(value) for value in row.values()] for row in found] == kinds

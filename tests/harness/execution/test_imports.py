@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 import pytest
 
 from attncheck.execution.implementation_selection import select_callable, select_implementations
+from attncheck.execution.imports import InstalledPackages
 from attncheck.execution.user_code import UserImplementation
 
 Invoke = Callable[..., tuple[int, str, str]]
@@ -28,6 +29,15 @@ def attention(query, key, value):
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True) @ value
 """
+
+
+def test_what_has_a_package_is_what_the_standard_library_says() -> None:
+    expected = {name: set(found) for name, found in packages_distributions().items() if name.isidentifier()}
+    installed = InstalledPackages()
+    assert {name: set(installed.of(name)) for name in expected} == expected
+    assert "numpy" in installed
+    assert "nump" not in installed
+    assert installed.of("no_such_package") == ()
 
 
 def install(folder: Path, distribution: str, package: str, number: str, source: str = "") -> None:

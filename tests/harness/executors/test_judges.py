@@ -17,7 +17,7 @@ from attncheck.execution.implementations import Implementation
 from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Outcome, evaluate_on
 from attncheck.executors.judges import JudgingProcesses
-from attncheck.judging.units import Judge, UnitResult
+from attncheck.judging.units import Judge, Remembered, UnitResult
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
@@ -31,17 +31,31 @@ HARNESS = os.getpid()
 class DyingJudge(Judge):
     """Is killed wherever it judges, but in the harness's own process."""
 
-    def judge(self, case: Case, dtype: str, inputs: Inputs, collected: Mapping[str, Outcome]) -> UnitResult:
+    def judge(
+        self,
+        case: Case,
+        dtype: str,
+        inputs: Inputs,
+        collected: Mapping[str, Outcome],
+        found: Remembered | None = None,
+    ) -> UnitResult:
         if os.getpid() != HARNESS:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().judge(case, dtype, inputs, collected)
+        return super().judge(case, dtype, inputs, collected, found)
 
 
 @dataclass(frozen=True)
 class FailingJudge(Judge):
     """Has a fault."""
 
-    def judge(self, case: Case, dtype: str, inputs: Inputs, collected: Mapping[str, Outcome]) -> UnitResult:
+    def judge(
+        self,
+        case: Case,
+        dtype: str,
+        inputs: Inputs,
+        collected: Mapping[str, Outcome],
+        found: Remembered | None = None,
+    ) -> UnitResult:
         raise ZeroDivisionError(f"a fault of ours in {case.id}")
 
 

@@ -30,7 +30,7 @@ from attncheck.judging.remembered import (
     rows_from_bytes,
     rows_to_bytes,
 )
-from attncheck.judging.units import Judge, UnitResult
+from attncheck.judging.units import Judge, Remembered, UnitResult
 from attncheck.oracle.enclosure import Enclosure
 from attncheck.reading.case import NOT_JUDGED, Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
@@ -97,11 +97,15 @@ class Unit:
         self.inputs: Inputs = convert_inputs(case, make_exact_inputs(case), dtype)
         self.outcome: Outcome = evaluate_on(numpy_backend, task_of(case, self.inputs))
 
-    def judged(self, judge: Judge, how: str = "judge") -> UnitResult | None:
-        found: UnitResult | None = getattr(judge, how)(
-            self.case, self.dtype, self.inputs, {"numpy.eager": replace(self.outcome, seconds=1.5)}
-        )
-        return found
+    def judged(self, judge: Judge, found: Remembered | None = None) -> UnitResult:
+        return judge.judge(self.case, self.dtype, self.inputs, self._collected, found)
+
+    def remembered(self, judge: Judge) -> Remembered | None:
+        return judge.remembered(self.case, self.dtype, self.inputs, self._collected)
+
+    @property
+    def _collected(self) -> dict[str, Outcome]:
+        return {"numpy.eager": replace(self.outcome, seconds=1.5)}
 
 
 @pytest.fixture(scope="module")
@@ -160,16 +164,58 @@ def test_what_needs_no_work_is_remembered_without_any(
     units: list[Unit], numpy_eager: Implementation, tmp_path: Path
 ) -> None:
     judge = Judge((numpy_eager,), store=Store(tmp_path))
+    seen = set()
     for unit in units:
-        assert unit.judged(judge, "remembered") is None
+        assert unit.remembered(judge) == Remembered(None, None)
         found = unit.judged(judge)
-        assert found is not None
-        remembered = unit.judged(judge, "remembered")
+        again = unit.remembered(judge)
+        assert again is not None
         if found.arrays:
-            assert remembered is None, "arrays are to be kept, which follow from the exact answer"
+            assert again.result is None, "arrays are to be kept, which follow from the exact answer"
+            assert list(as_written(unit.judged(judge, again))) == list(as_written(found))
         else:
-            assert list(as_written(remembered)) == list(as_written(found))
-    assert not any(unit.judged(Judge((numpy_eager,)), "remembered") for unit in units)
+            assert list(as_written(again.result)) == list(as_written(found))
+        seen.add((unit.case.is_document, bool(found.arrays)))
+    assert seen >= {(True, True), (False, False)}
+    assert not any(unit.remembered(Judge((numpy_eager,))) for unit in units)
+    assert unit.remembered(replace(judge, keep_all_arrays=True)) is None
+
+
+def test_what_was_looked_for_is_not_looked_for_again(
+    units: list[Unit], numpy_eager: Implementation, tmp_path: Path
+) -> None:
+    store = Store(tmp_path)
+    judge = Judge((numpy_eager,), store=store)
+    for unit in units:
+        missed = unit.remembered(judge)
+        store.counts.clear()
+        found = unit.judged(judge, missed)
+        assert store.counts["kept"] == store.counts["missing"] + 1  # the rows, which were not looked for
+        store.counts.clear()
+        kept = unit.remembered(judge)
+        assert store.counts == {"found": 1}
+        assert kept is not None
+        assert unit.judged(judge, kept).rows == found.rows
+        assert store.counts["missing"] == 0
+
+
+@pytest.mark.parametrize("verdict", ["unsupported", "error", "timeout"])
+def test_of_failures_alone_nothing_is_worked_out_unless_arrays_are_kept(
+    verdict: str, units: list[Unit], numpy_eager: Implementation
+) -> None:
+    failure = Failure(verdict, "has no softcap", ("softcap",), "8 columns", seconds=2.5)
+    judge = Judge((numpy_eager,))
+    for unit in units:
+        for collected in ({"numpy.eager": failure}, {}):
+            found = judge.of_failures(unit.case, unit.dtype, collected)
+            whole = judge.judge(unit.case, unit.dtype, unit.inputs, collected)
+            if whole.arrays:
+                assert found is None
+                assert verdict != "unsupported" or unit.case.is_document
+            else:
+                assert found == whole
+                assert [row.seconds for row in found.rows] == [row.seconds for row in whole.rows]
+        assert judge.of_failures(unit.case, unit.dtype, {"numpy.eager": unit.outcome}) is None
 
 
 def test_a_key_has_all_that_a_verdict_follows_from(units: list[Unit]) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 
 import ml_dtypes
@@ -8,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attncheck.digests import digest_of
 from attncheck.reading.array_kinds import Arrangement
 from attncheck.reading.case import Case
 from attncheck.reading.dtypes import numpy_dtype
 from attncheck.reading.inputs import Exact, arranged_shape, convert_inputs, make_exact_inputs
+from attncheck.reading.selection import select_cases
 from attncheck.spec import DTYPES
 
 Load = Callable[[str | bytes], list[Case]]
@@ -292,3 +295,19 @@ def test_the_shape_after_rows_and_transpose_is_numpys(
             arranged_shape(shape, arrangement)
         return
     assert arranged_shape(shape, arrangement) == wanted
+
+
+def test_radii_are_worked_out_when_they_are_asked_for_and_travel_as_numbers() -> None:
+    for case in select_cases(["documents/*", "attention"]).cases[::9]:
+        exact = make_exact_inputs(case)
+        inputs, others = (convert_inputs(case, exact, case.dtypes[-1]) for _ in range(2))
+        sent = pickle.loads(pickle.dumps(inputs))
+        assert type(sent.radius) is dict
+        assert list(sent.radius) == list(inputs.radius) == list(inputs.arrays)
+        assert len(inputs.radius) == len(inputs.arrays)
+        for name, radius in sent.radius.items():
+            assert radius.tobytes() == inputs.radius[name].tobytes() == others.radius[name].tobytes()
+            assert inputs.radius[name] is inputs.radius[name]
+        assert digest_of(inputs) == digest_of(sent)
+    with pytest.raises(KeyError):
+        inputs.radius["nothing"]

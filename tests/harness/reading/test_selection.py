@@ -8,10 +8,14 @@ import sys
 from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from attncheck.errors import UsageError
+from attncheck.reading import selection
+from attncheck.reading.case import Case
+from attncheck.reading.kept_cases import load_kept_case_file
 from attncheck.reading.selection import Selection, select_cases
 
 BUNDLED = Path(str(files("attncheck.cases")))
@@ -88,6 +92,31 @@ def test_single_cases_are_found_by_a_glob_over_their_ids(tmp_path: Path) -> None
     (one,) = ids(select_cases(["softmax/*eighth*"], base=tmp_path))
     assert one == "softmax/eight-equal-scores-give-an-eighth-each-exactly"
     assert ids(select_cases([one], base=tmp_path)) == [one]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "prefixes"),
+    [
+        ("softmax/eight-equal-scores-give-an-eighth-each-exactly", {"softmax"}),
+        ("cases/softmax/*eighth*", {"softmax"}),
+        ("probes/ro*/*", {"probes/"}),
+        ("s*/*equal*", {"s"}),
+    ],
+)
+def test_only_files_that_may_hold_a_case_are_read(
+    pattern: str, prefixes: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def load(path: Path, name: str, id_prefix: str, *others: Any) -> list[Case]:
+        read.append(id_prefix)
+        return load_kept_case_file(path, name, id_prefix, *others)
+
+    wanted = ids(select_cases([pattern], base=tmp_path))
+    monkeypatch.setattr(selection, "load_kept_case_file", load)
+    assert ids(select_cases([pattern], base=tmp_path)) == wanted
+    assert read
+    assert all(any(each.startswith(prefix) for prefix in prefixes) for each in read)
 
 
 def test_several_patterns_are_added_up(tmp_path: Path) -> None:

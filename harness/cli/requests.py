@@ -1,0 +1,215 @@
+"""A run as the command line asks for it: what is selected and chosen, how it runs, and what it comes to."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from attncheck.cli.iterating import Iteration, narrow
+from attncheck.cli.options import Keep
+from attncheck.cli.shared import limits_of, print_faults, select, split, store_of
+from attncheck.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from attncheck.execution.describing import DescribedWorkers
+    from attncheck.execution.implementations import ImplementationSelection
+    from attncheck.execution.limits import Limits
+    from attncheck.progress import Watcher
+    from attncheck.reading.selection import Selection
+    from attncheck.results.failed import FailedEvaluation
+    from attncheck.results.narrowing import Narrowed
+    from attncheck.run import RunSummary, Settings
+
+_NEEDED = ("run", "config", "progress", "execution.implementation_selection", "reports.making", "reports.terminal")
+"""Modules that every run needs."""
+_NEEDED_FOR_A_REPORT = ("reports.write",)
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """The options of ``check`` and ``run`` that say what runs, and how; as they were given."""
+
+    report: bool
+    patterns: list[str] | None
+    backend: list[str] | None
+    implementation: list[str] | None
+    framework: str | None
+    expected_failures: list[Path] | None
+    dtype: list[str] | None
+    tag: list[str] | None
+    tile: list[str] | None
+    iteration: Iteration
+    output: Path
+    label: str
+    keep_arrays: Keep
+    time_limit: float
+    memory_limit: float | None
+    threads: int
+    compilation_cache: bool
+    keep_going: bool
+    resume: bool
+    cluster: str | None
+    min_judged: str | None
+    quiet: bool
+    cache: bool
+    cache_size: float
+    verbose: bool
+    is_announced: bool = False
+    """Whether people were told already what they may want to know before a run."""
+
+    @property
+    def limits(self) -> Limits:
+        """What a worker may take."""
+        return limits_of(self.time_limit, self.memory_limit, self.threads, self.compilation_cache, self.keep_going)
+
+    @property
+    def is_narrowed(self) -> bool:
+        """Whether some of the cases are picked, or some of their dtypes."""
+        return bool(self.patterns or self.tag or self.dtype or self.iteration.match)
+
+
+def run_request(
+    request: RunRequest,
+    on_failure: Callable[[Watcher, FailedEvaluation], None] = lambda progress, failed: progress.fail(str(failed)),
+) -> RunSummary:
+    """Select, run and judge; print what is wrong with case files; end the program where nothing can be run.
+
+    ``on_failure`` shows a failing evaluation as it is judged.
+    """
+    from attncheck.execution.describing import DescribedWorkers
+
+    with DescribedWorkers() as described:
+        begin_to_load(request, described)
+        return _run(request, described, on_failure)
+
+
+def begin_to_load(request: RunRequest, described: DescribedWorkers) -> None:
+    """Start the processes of own implementations, and import what a run needs while they load."""
+    from attncheck.execution.describing import Question
+    from attncheck.execution.user_code import Target
+
+    for pattern in split(request.implementation):
+        if ":" in pattern or pattern.endswith(".py"):
+            try:
+                target = Target.of(pattern)
+            except UsageError:
+                return  # which is said where the others are looked at
+            described.begin(Question(target, request.framework, request.threads, request.compilation_cache))
+    for name in (*_NEEDED, *(_NEEDED_FOR_A_REPORT if request.report else ())):
+        import_module(f"attncheck.{name}")
+
+
+def _run(
+    request: RunRequest, described: DescribedWorkers, on_failure: Callable[[Watcher, FailedEvaluation], None]
+) -> RunSummary:
+    from attncheck.commands import joined
+    from attncheck.execution.implementation_selection import select_implementations
+    from attncheck.progress import show_progress
+    from attncheck.run import run_cases
+
+    own = (split(request.backend) or None, split(request.implementation), request.framework)
+    chosen = select_implementations(*own, request.limits, described)
+    store = store_of(request.cache, request.cache_size)
+    selection = select(
+        *(request.patterns, request.tag, request.dtype, request.expected_failures),
+        *(request.tile, request.iteration.match, store),
+    )
+    narrowed = _narrowed(request, chosen, selection)
+    settings = replace(_settings(request, chosen, selection, narrowed), store=store)
+    try:
+        with show_progress(visible=not request.quiet) as progress:
+            summary = run_cases(
+                narrowed.cases,
+                chosen,
+                settings,
+                selection.faults,
+                progress.update,
+                lambda failed: on_failure(progress, failed),
+                described=described,
+            )
+        if summary.failures:
+            from attncheck.repro import write_scripts
+
+            write_scripts(narrowed.cases, chosen.implementations, summary.failures, request.output, settings.limits)
+        if request.verbose:
+            typer.echo(f"attncheck: cache: {store.summary}", err=True)
+        return summary
+    except KeyboardInterrupt:
+        typer.echo(
+            f"attncheck: interrupted; what was judged is in {request.output}: "
+            f"`{joined(['attncheck', 'report', str(request.output)])}` shows it, and the same command with --resume "
+            "goes on",
+            err=True,
+        )
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+def _narrowed(request: RunRequest, chosen: ImplementationSelection, selection: Selection) -> Narrowed:
+    """Print what people may want to know before a run, and return the cases that run."""
+    from attncheck.reading.tiles import left_out
+
+    print_faults(selection)
+    for name in chosen.missing:
+        typer.echo(f"attncheck: {name} could not run: asked for by name, not installed", err=True)
+    names = [item.name for item in chosen.implementations]
+    narrowed = narrow(selection, request.iteration, split(request.dtype), names, request.output, resume=request.resume)
+    if not (request.quiet or request.is_announced):
+        for hint in filter(None, (*chosen.hints, left_out(_tiles(request)), narrowed.note)):
+            typer.echo(f"attncheck: {hint}", err=True)
+    return narrowed
+
+
+def _tiles(request: RunRequest) -> tuple[int, ...]:
+    from attncheck.config import tiles_of
+    from attncheck.reading.tiles import read_tiles
+
+    return tiles_of(read_tiles(split(request.tile), "--tile"), complete=not request.patterns)
+
+
+def _settings(
+    request: RunRequest, chosen: ImplementationSelection, selection: Selection, narrowed: Narrowed
+) -> Settings:
+    from attncheck.config import expected_failures_of, minimum_of
+    from attncheck.run import Settings
+
+    complete = not request.is_narrowed and narrowed.only is None
+    return Settings(
+        output=request.output,
+        label=request.label,
+        dtypes=tuple(split(request.dtype)),
+        keep_all_arrays=request.keep_arrays is Keep.ALL,
+        limits=request.limits,
+        command=["attncheck", *_without_cluster(sys.argv[1:])],
+        expected_failures=expected_failures_of(
+            [item.entry.name for item in chosen.implementations], request.expected_failures or ()
+        ),
+        complete=complete,
+        tags=selection.tags,
+        resume=request.resume,
+        cluster=request.cluster,
+        picked={
+            "cases": request.patterns or [],
+            "tags": split(request.tag),
+            "dtypes": split(request.dtype),
+            "match": [request.iteration.match] if request.iteration.match else [],
+            "failed": [str(request.output)] if narrowed.only is not None else [],
+        },
+        tiles=_tiles(request),
+        minimum=minimum_of(request.min_judged, complete=complete),
+        only=narrowed.only,
+        max_failures=request.iteration.max_failures,
+        all_cases=request.iteration.all_cases,
+    )
+
+
+def _without_cluster(arguments: list[str]) -> list[str]:
+    """Leave out where it was computed: the report is the same, and says the same of how to make it again."""
+    kept = [each for each in arguments if not each.startswith("--cluster=")]
+    index = kept.index("--cluster") if "--cluster" in kept else len(kept)
+    return [*kept[:index], *kept[index + 2 :]]

@@ -1,0 +1,148 @@
+"""What somebody's own implementation declares: asked in a process of its own, which goes on as a worker of the run.
+
+A fresh interpreter with NumPy or a framework takes longer to start than a case takes, so that it is started once, and
+as early as anybody knows what is to be loaded: the harness imports its own modules meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Thread
+from types import TracebackType
+from typing import Any
+
+from attncheck.backends import BACKENDS
+from attncheck.execution.call import START_SECONDS, WorkerProcess
+from attncheck.execution.user_code import LoadError, Target, UnfitError, UserImplementation, keep_loaded
+from attncheck.execution.worker import clean, limit_threads, redirect_output
+
+Declared = dict[str, Any] | str
+"""What a target declares (``user_call.declarations``), or why it cannot be used."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is loaded, and how the process is prepared for it.
+
+    What is not known before a target says it, such as its framework where no option does, is not prepared.
+    """
+
+    target: Target
+    framework: str | None = None
+    threads: int = 1
+    compilation_cache: bool = True
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The variables that are set before anything is loaded: those of a run."""
+        from attncheck.execution.environment import with_cache
+
+        framework = BACKENDS.get(self.framework or "numpy")
+        return {} if framework is None else with_cache(framework, keep=self.compilation_cache).environment
+
+
+class _Describing:
+    """A process that loads a target, and what it answers."""
+
+    def __init__(self, question: Question, seconds: float) -> None:
+        self.environment, self.threads = dict(question.environment), question.threads
+        self.answer: Future[Declared] = Future()
+        self._folder = TemporaryDirectory(prefix="attncheck", ignore_cleanup_errors=True)
+        self._worker: WorkerProcess | None = WorkerProcess()
+        log = str(Path(self._folder.name) / "log.txt")
+        asked = (self._worker, question, self.environment, log, seconds)
+        Thread(target=self._ask, args=asked, name="attncheck describes", daemon=True).start()
+
+    def _ask(
+        self, worker: WorkerProcess, question: Question, environment: Mapping[str, str], log: str, seconds: float
+    ) -> None:
+        try:
+            answer = worker.call(describe, question.target, environment, question.threads, log, seconds=seconds)
+            self.answer.set_result(answer)
+        except BaseException as error:  # handed to whoever waits
+            self.answer.set_exception(error)
+
+    def take(self, environment: Mapping[str, str], threads: int) -> WorkerProcess | None:
+        """Hand the process over, if it is as a fresh one would be that has loaded the target; once."""
+        is_fit = self.answer.done() and self.answer.exception() is None and isinstance(self.answer.result(), dict)
+        if not is_fit or (self.environment, self.threads) != (dict(environment), threads):
+            return None
+        worker, self._worker = self._worker, None
+        return worker if worker is not None and worker.is_alive else None
+
+    def close(self) -> None:
+        """End the process, unless somebody has it."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.end()
+        self._folder.cleanup()
+
+
+class DescribedWorkers:
+    """The processes in which targets were described, each until a run takes it; as a context, it ends the others."""
+
+    def __init__(self) -> None:
+        self._begun: dict[Question, _Describing] = {}
+
+    def begin(self, question: Question, seconds: float = START_SECONDS) -> None:
+        """Start to load a target, and do not wait for it."""
+        if question not in self._begun:
+            self._begun[question] = _Describing(question, seconds)
+
+    def declared(self, question: Question, seconds: float = START_SECONDS) -> Declared:
+        """Return what a target declares, or why it cannot be used.
+
+        Raises ``CallTimeout``, ``WorkerDied`` or ``RemoteError``.
+        """
+        self.begin(question, seconds)
+        return self._begun[question].answer.result()
+
+    def take(self, entry: UserImplementation, threads: int) -> WorkerProcess | None:
+        """Return a process that has loaded an implementation and is prepared as its workers are; None without one.
+
+        ``entry`` has the variables that a worker would set.
+        """
+        for question, describing in self._begun.items():
+            if question.target == entry.target:
+                if (worker := describing.take(entry.environment, threads)) is not None:
+                    return worker
+                describing.close()  # it will be of no use later either, and may hold a framework
+        return None
+
+    def close(self) -> None:
+        """End the processes that nobody has taken."""
+        begun, self._begun = self._begun, {}
+        for each in begun.values():
+            each.close()
+
+    def __enter__(self) -> DescribedWorkers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def describe(target: Target, environment: Mapping[str, str], threads: int, log: str) -> Declared:
+    """Run in the process: load a target in a worker's surroundings; return what it declares, or why it is of no use."""
+    redirect_output(log, passed_on=True)
+    limit_threads(threads)
+    os.environ.update(environment)
+    from attncheck.execution.signatures import unfit_text
+    from attncheck.execution.user_call import declarations
+
+    try:
+        loaded = target.load()
+        declared = declarations(loaded, target.attribute.rpartition(".")[2])
+    except UnfitError as error:
+        return unfit_text(error, target, loaded)
+    except LoadError as error:
+        return clean(str(error))
+    keep_loaded(target, loaded)
+    return declared
