@@ -24,6 +24,8 @@ from attncheck.mutation.variant import Call, Steps, Variant
 
 _SINGLE = ("float32",)
 _SINGLE_BITS = 24
+_ELEMENTS_AT_A_TIME = 1 << 15
+"""Numbers that are added up at a time: a quarter of a megabyte stays near the processor."""
 
 
 def rounded_product(store: Store, product: Product = np.matmul) -> Product:
@@ -54,22 +56,31 @@ def block_product(terms: int) -> Product:
     """
 
     def run(left: Array, right: Array) -> Array:
+        rows = max(1, _ELEMENTS_AT_A_TIME // max(1, right.size // max(1, right.shape[-2]) * (terms + 1)))
+        if rows < left.shape[-2]:
+            starts = range(0, left.shape[-2], rows)
+            return np.concatenate([run(left[..., start : start + rows, :], right) for start in starts], axis=-2)
         shape = (*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
         total, wide = np.zeros(shape), (left.astype(np.float64), right.astype(np.float64))
         for start in range(0, left.shape[-1], terms):
-            columns = slice(start, start + terms)
-            products = wide[0][..., :, columns, None] * wide[1][..., None, columns, :]  # (..., M, terms, N)
-            total = _cut_sum(np.concatenate([total[np.newaxis], np.moveaxis(products, -2, 0)]))
+            columns = range(start, min(start + terms, left.shape[-1]))
+            parts = np.empty((1 + len(columns), *shape))
+            parts[0] = total
+            for number, column in enumerate(columns, 1):
+                np.multiply(wide[0][..., :, column, None], wide[1][..., None, column, :], out=parts[number])
+            total = _cut_sum(parts)
         return np.asarray(total.astype(left.dtype))
 
     return run
 
 
 def _cut_sum(parts: Array) -> Array:
-    largest = np.abs(parts).max(axis=0)
-    last_bit = np.ldexp(1.0, np.frexp(largest)[1] - _SINGLE_BITS)
-    total = (np.trunc(parts / last_bit) * last_bit).sum(axis=0)
-    return arithmetic.to_bits(np.asarray(total), _SINGLE_BITS, truncate=True)
+    """Add up along the first axis; what is handed over is written over."""
+    last_bit = np.ldexp(1.0, np.frexp(np.abs(parts).max(axis=0))[1] - _SINGLE_BITS)
+    np.divide(parts, last_bit, out=parts)
+    np.trunc(parts, out=parts)
+    np.multiply(parts, last_bit, out=parts)
+    return arithmetic.to_bits(np.asarray(parts.sum(axis=0)), _SINGLE_BITS, truncate=True)
 
 
 def steps_by(product: Product) -> Steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -29,6 +30,10 @@ from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import STAGES
 from attncheck.store import NO_STORE, Store
+
+_MAX_TRIALS = 8
+_DIFFERED: Counter[Variant] = Counter()
+"""How often in a row each variant returned other bits than the reference: it is not compared step by step any more."""
 
 MAX_SCORES_FOR_ALL = 1 << 10
 """Elements of the score matrix up to which a case is put to every fault; beyond, to those caught too seldom."""
@@ -106,8 +111,6 @@ class UnitScorer:
 
     def findings(self, subject: Subject) -> Findings | None:
         """Return what is found of a subject; None where it is as without its fault, or never holds what is asked."""
-        if self._cannot_differ(subject):
-            return None
         outcome, fingerprint = self._evaluated(subject.backend)
         if _holds_nothing(subject, outcome) or self._is_as_without(subject, fingerprint):
             return None
@@ -156,15 +159,14 @@ class UnitScorer:
         """The store; none for a judge of somebody's own, of whose code no key knows."""
         return self.store if isinstance(self.judge, ExactJudge) else NO_STORE
 
-    def _cannot_differ(self, subject: Subject) -> bool:
-        is_fault_of_reference = isinstance(subject, Mutant) and subject.without is None
-        return is_fault_of_reference and self._reference.has_the_bits_of(subject.backend)
-
     def _evaluated(self, backend: Variant) -> tuple[Outcome, Fingerprint]:
-        if self._reference.has_the_bits_of(backend):
+        if _DIFFERED[backend] < _MAX_TRIALS and self._reference.has_the_bits_of(backend):
+            _DIFFERED[backend] = 0
             return self._reference.outcome, self._reference_fingerprint
         outcome = evaluate_on(backend, self.unit.task)
-        return outcome, _fingerprint(outcome, self.visible)
+        fingerprint = _fingerprint(outcome, self.visible)
+        _DIFFERED[backend] = 0 if fingerprint == self._reference_fingerprint else _DIFFERED[backend] + 1
+        return outcome, fingerprint
 
     def _is_as_without(self, subject: Subject, fingerprint: Fingerprint) -> bool:
         """Whether the case does not reach a fault."""
