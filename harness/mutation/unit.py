@@ -135,8 +135,9 @@ class UnitScorer:
 
     def keep(self) -> None:
         """Keep what was found in the store."""
-        self._findings.keep()
-        self._evidence.keep()
+        for name in ("_findings", "_evidence"):
+            if name in vars(self):  # whoever asked for neither reads neither
+                getattr(self, name).keep()
 
     @cached_property
     def _reference(self) -> ReferenceRun:
