@@ -16,7 +16,7 @@ from soundness_rows import Judge, Row, Unit
 
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.limits import Limits
-from attncheck.execution.runner import Group, GroupRunner, group_by_process
+from attncheck.execution.runner import Group, GroupRunner, group_by_process, run_in_turn
 from attncheck.execution.worker import Outcome, Task
 from attncheck.reading.canonical import call_form
 from attncheck.reading.expected_failures import ExpectedFailure
@@ -82,11 +82,13 @@ def _outcomes(
             posed = call_form(drawn.operation, drawn.options, drawn.stored(unit.dtype))
             return Task(drawn.operation, posed.options, posed.inputs)
 
-        own = [unit for unit in units if unit.dtype in runner.group.dtypes]
+        own = [(runner, unit) for unit in units if unit.dtype in runner.group.dtypes]
         try:
-            runner.run(own, task, lambda unit, outcome: answers.put((unit, runner.group, outcome)))
+            run_in_turn(own, task, lambda each, unit, outcome: answers.put((unit, each.group, outcome)))
         except BaseException as error:  # must reach the main thread, or it would wait for ever
             answers.put(error)
+        finally:
+            runner.close()
 
     waiting = Counter(unit for runner in runners for unit in units if unit.dtype in runner.group.dtypes)
     collected: dict[Unit, dict[str, Outcome]] = defaultdict(dict)

@@ -201,8 +201,8 @@ def _as_array(backend: Backend, name: str, tensor: Any) -> NDArray[Any]:
     if not isinstance(array, np.ndarray) and not np.isscalar(array):
         raise TypeError(f"stage {name} is a {type(array).__name__}, expected an array")
     array = np.asarray(array)
-    if not np.issubdtype(array.dtype, np.number) and array.dtype != bool and array.dtype.name != "bfloat16":
-        # Objects and texts can be neither sent between processes nor compared as numbers.
+    if array.dtype.kind not in "biufc" and array.dtype.name != "bfloat16":
+        # Objects, texts and times can be neither sent between processes nor compared as numbers.
         raise TypeError(f"stage {name} is an array of {array.dtype}, expected numbers")
     return array
 

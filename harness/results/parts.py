@@ -24,6 +24,8 @@ from attncheck.verdicts import Verdict
 ArrayKey = tuple[str, str, str, str]
 """case, dtype, implementation, stage"""
 
+_NUMBERS = frozenset("biufc")
+"""NumPy's kinds of dtypes that an implementation may return, beside those that NumPy lacks."""
 _WORDS = {"verdict": list(Verdict), "comparison": list(get_args(ComparisonKind)), "dtype": list(DTYPES)}
 _INDEX = r"^([0-9]{1,18}(,[0-9]{1,18})*)?$"
 _COUNTS = ("elements", "judged_rows", "query_rows", "unjudged")
@@ -264,7 +266,10 @@ def decode_array(row: Mapping[str, Any], key: ArrayKey, path: Path) -> NDArray[A
     Raises ``ResultsError`` for a row that is damaged.
     """
     try:
-        return np.frombuffer(row["data"], dtype=numpy_dtype(row["array_dtype"])).reshape(row["shape"])
+        dtype = numpy_dtype(row["array_dtype"])
+        if dtype.kind not in _NUMBERS and dtype.name not in DTYPES:
+            raise TypeError(f"its dtype is {dtype}, which is not of numbers")
+        return np.frombuffer(row["data"], dtype=dtype).reshape(row["shape"])
     except (TypeError, ValueError, AttributeError) as error:
         raise ResultsError(f"{path}: the array {' '.join(key)} cannot be read: {error}") from None
 

@@ -29,7 +29,7 @@ def test_the_outcome_that_it_shows_is_the_published_one() -> None:
     (headline,) = re.findall(r"^\*\*(.*)\*\*$", published, re.MULTILINE)
     facts = re.findall(r"^- (.*)$", published.partition("\n## ")[0], re.MULTILINE)
     assert shown.splitlines()[: 1 + len(facts)] == [headline, *facts]
-    versions = re.findall(r"^\| (\w+\.eager) \| (\S+) \|$", published, re.MULTILINE)
+    versions = re.findall(r"^\| (\w+\.\w+) \| (\S+) \|$", published, re.MULTILINE)
     assert len(versions) == 4
     assert all(f"{name} {version}" in shown for name, version in versions)
 

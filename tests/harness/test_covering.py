@@ -125,7 +125,7 @@ def test_the_command_line_asks_for_all_cases_where_it_is_told_to(
 ) -> None:
     seen: list[Settings] = []
 
-    def note(cases: object, chosen: object, settings: Settings, *_: object) -> None:
+    def note(cases: object, chosen: object, settings: Settings, *_: object, **__: object) -> None:
         seen.append(settings)
         raise UsageError("seen")
 

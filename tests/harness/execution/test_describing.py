@@ -142,7 +142,7 @@ def test_of_a_process_that_was_killed_meanwhile_a_run_starts_another(kernel: Pat
         killed = int(noted(tmp_path, "loaded")[0][0])
         os.kill(killed, signal.SIGKILL)
         assert is_gone(killed)
-        runner: GroupRunner[str] = GroupRunner(Group(found, ("float32",)), Limits(), tmp_path, workers)
+        runner: GroupRunner[str] = GroupRunner(Group(found, ("float32",)), Limits(), tmp_path, described=workers)
         outcome = runner.evaluate(TASK)
         runner.close()
     assert isinstance(outcome, Computed)
@@ -154,7 +154,7 @@ def test_a_worker_that_follows_the_first_is_loaded_anew(kernel: Path, tmp_path: 
     kernel.write_text(text, encoding="utf-8")
     with DescribedWorkers() as workers:
         (found,) = select_implementations(None, [f"{kernel}:attention"], described=workers).implementations
-        runner: GroupRunner[str] = GroupRunner(Group(found, ("float32",)), Limits(), tmp_path, workers)
+        runner: GroupRunner[str] = GroupRunner(Group(found, ("float32",)), Limits(), tmp_path, described=workers)
         outcomes = [runner.evaluate(TASK), runner.evaluate(TASK)]
         runner.close()
     assert all(isinstance(each, Failure) and each.verdict == "crash" for each in outcomes)
