@@ -46,7 +46,7 @@ _TORCH_MODES = (
         "attncheck.backends.torch_compile",
         "torch.compile of the eager code",
         own_process=True,
-        covering=True,
+        covering_only=True,
     ),
     # Eager in 16 bits, too: what is not rewritten stores its scores.
     Mode(
@@ -54,7 +54,7 @@ _TORCH_MODES = (
         "attncheck.backends.torch_compile_output",
         "torch.compile of attention that returns its output alone, which it may rewrite",
         own_process=True,
-        covering=True,
+        covering_only=True,
     ),
     Mode(
         "sdpa",

@@ -48,8 +48,8 @@ class Mode:
     the score matrix is ever in memory whole, or its kernel takes it in tiles: then it is asked for sequences of any
     length. ``requires`` declares the shapes that it takes alone; calls are padded to them (``docs/kernels.md``).
     ``own_process`` keeps it out of the process in which the framework's other modes run, because it configures the
-    framework otherwise. ``covering`` asks it by default for cases alone that stand for all, because it compiles each
-    of them for seconds.
+    framework otherwise. ``covering_only`` asks it by default for a covering set of the cases alone
+    (``harness/covering.py``), because it compiles each for seconds.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Mode:
     holds_scores: bool = True
     requires: Mapping[str, object] = field(default_factory=dict)
     own_process: bool = False
-    covering: bool = False
+    covering_only: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
-"""The cases that stand for all: what implementations run by default that take seconds to compile each of them.
+"""A covering set of cases: what implementations run by default that take seconds to compile each of them.
 
-Every two options that meet somewhere meet here, every class of sizes occurs along every axis, and every option in every
-dtype. An option is whatever a call may have or lack: an option proper, an optional input, heads that share keys and
-values, values of another width. Most have one level, that they are given; a word from a list has one for each word, a
+As in a covering array of strength two, every two options that meet somewhere meet here. Every class of sizes occurs
+along every axis, and every option in every dtype.
+
+An option is whatever a call may have or lack: an option proper, an optional input, heads that share keys and values,
+values of another width. Most have one level, that they are given; a word from a list has one for each word, a
 mask or bias one for each axis that it goes along or is spread over, counts of keys one more where 0 is among them. All
 follows from the specification.
 """
@@ -17,6 +19,7 @@ from itertools import combinations
 from typing import Any, get_args
 
 from attncheck.judging.special_rows import empty_rows
+from attncheck.plan import Plan
 from attncheck.reading.canonical import AttentionProblem
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
@@ -147,6 +150,17 @@ def _widths(case: Case) -> tuple[int, int]:
 
 _SIZES = (1, 15, 63, 127)
 """The largest of each class of sizes but the last: one, less than a small tile, than a large one, than two."""
+
+
+MAX_COMPILED = 100
+"""So many units are compiled by everybody."""
+
+
+def with_covering(plan: Plan) -> Plan:
+    """Choose the units of a plan that modes are asked for which compile each for seconds, where there is a choice."""
+    if len(plan.units) <= MAX_COMPILED:
+        return plan
+    return plan.with_covering(frozenset(covering(plan.cases, [(unit.case, unit.dtype) for unit in plan])))
 
 
 def covering(cases: Sequence[Case], units: Sequence[tuple[int, str]]) -> list[int]:

@@ -23,13 +23,13 @@ _CONVERTED_KEPT = 16
 class Unit:
     """One case in one dtype: what is judged at once. ``position`` is its own in the plan, ``case`` that of its case.
 
-    ``for_all`` tells whether modes are asked for it, too, that take seconds to compile each case.
+    ``in_covering`` tells whether modes are asked for it that compile each case for seconds (``covering.py``).
     """
 
     position: int
     case: int
     dtype: str
-    for_all: bool = True
+    in_covering: bool = True
 
 
 class Plan:
@@ -65,11 +65,13 @@ class Plan:
 
     def task(self, unit: Unit) -> Task:
         """Return what a worker has to evaluate for a unit."""
-        return replace(task_of(self.case(unit), self.inputs(unit)), for_all=unit.for_all)
+        return replace(task_of(self.case(unit), self.inputs(unit)), in_covering=unit.in_covering)
 
-    def with_few_for_all(self, positions: Collection[int]) -> Plan:
-        """Ask every implementation for the units at these positions, and those that compile for long for no others."""
-        return Plan(self.cases, [replace(unit, for_all=index in positions) for index, unit in enumerate(self.units)])
+    def with_covering(self, positions: Collection[int]) -> Plan:
+        """Ask modes that compile each case for seconds for the units at these positions alone."""
+        return Plan(
+            self.cases, [replace(unit, in_covering=index in positions) for index, unit in enumerate(self.units)]
+        )
 
     def only(self, units: Collection[tuple[str, str]]) -> Plan:
         """Keep these units, by case and dtype."""

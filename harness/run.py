@@ -15,7 +15,7 @@ from attncheck.diagnosing import counted_again, reworded_rows
 from attncheck.errors import Diagnostic, ExitCode
 from attncheck.execution.describing import DescribedWorkers
 from attncheck.execution.environment import describe_environment
-from attncheck.execution.implementations import Implementation, ImplementationSelection
+from attncheck.execution.implementations import ImplementationSelection
 from attncheck.execution.limits import Limits, with_memory_per_worker
 from attncheck.execution.process_tree import end_strays
 from attncheck.execution.runner import Group, GroupRunner, group_by_process, group_runners
@@ -44,9 +44,6 @@ from attncheck.results.writer import ResultsWriter
 from attncheck.spec import DTYPES
 from attncheck.store import NO_STORE, Store
 from attncheck.verdicts import Verdict
-
-MAX_COMPILED = 100
-"""So many cases, each in a dtype, are compiled by everybody."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +151,10 @@ def run_cases(
     """
     plan = Plan.of(cases, settings.dtypes)
     plan = plan if settings.only is None else plan.only(settings.only)
-    plan = plan if settings.all_cases else _with_few_for_all(plan, chosen)
+    if not settings.all_cases and _covering_only(chosen):
+        from attncheck.covering import with_covering
+
+        plan = with_covering(plan)
     watch = RunWatch(FailedRecord.begun(settings.output, settings.only), settings.max_failures, on_failure)
     groups = _groups(chosen, plan.dtypes)
     judge = Judge(
@@ -217,11 +217,11 @@ def _run(
         stopped = watch.stop(((plan.case(unit).id, unit.dtype) for unit in plan), finished)
         if settings.complete and stopped is None:
             messages = {row.message for row in recorder.failures}
-            covering = set() if settings.all_cases else {item.name for item in _covering(chosen)}
+            in_part = set() if settings.all_cases else _covering_only(chosen)
             recorder.add_rows(
                 row
                 for row in recorder.expected_failures.xpass_rows()
-                if row.message not in messages and row.implementation not in covering
+                if row.message not in messages and row.implementation not in in_part
             )
     finally:
         writer.flush()
@@ -232,17 +232,9 @@ def _run(
     return summary
 
 
-def _with_few_for_all(plan: Plan, chosen: ImplementationSelection) -> Plan:
-    """Choose the cases of implementations that compile for seconds, where there are such and there is a choice."""
-    if not _covering(chosen) or len(plan.units) <= MAX_COMPILED:
-        return plan
-    from attncheck.covering import covering
-
-    return plan.with_few_for_all(frozenset(covering(plan.cases, [(unit.case, unit.dtype) for unit in plan])))
-
-
-def _covering(chosen: ImplementationSelection) -> list[Implementation]:
-    return [item for item in chosen.implementations if item.declared.covering]
+def _covering_only(chosen: ImplementationSelection) -> set[str]:
+    """Return the names of those that are asked, by default, for a covering set of the cases alone."""
+    return {item.name for item in chosen.implementations if item.declared.covering_only}
 
 
 def _groups(chosen: ImplementationSelection, dtypes: Sequence[str]) -> list[Group]:

@@ -45,7 +45,7 @@ _STARTS = 3
 """So often in a row a worker that ran before is started again in vain."""
 _LEFT_OUT = Failure(
     "unsupported",
-    f"left out: it compiles each case for seconds, and runs those alone that stand for all; {ALL_CASES} runs every one",
+    f"left out: it takes seconds to compile a case, and runs a covering set of them; {ALL_CASES} runs every one",
     (ALL_CASES,),
 )
 _BUNDLED_MEMORY = 7 * 2**28
@@ -151,7 +151,7 @@ class GroupRunner(Generic[Key]):
         return self._evaluate_as_it_is(task)
 
     def _evaluate_as_it_is(self, task: Task) -> Outcome:
-        if self.group.implementation.declared.covering and not task.for_all:
+        if self.group.implementation.declared.covering_only and not task.in_covering:
             return _LEFT_OUT
         if too_large := scores_too_large(self.group.implementation.declared, task, self._limits.memory_of_each):
             return too_large
@@ -177,7 +177,7 @@ class GroupRunner(Generic[Key]):
         if name not in self._slot.started and (failure := self._start()) is not None:
             return failure
         seconds = self._limits.case_seconds
-        if self.group.implementation.declared.covering:
+        if self.group.implementation.declared.covering_only:
             seconds += self._limits.start_seconds  # it compiles first, which says nothing of the code that is judged
         answer = self._call(seconds, evaluate_and_measure, name, task, str(self._log.path))
         if isinstance(answer, Failure):

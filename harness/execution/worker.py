@@ -41,7 +41,7 @@ class Task:
     """One evaluation: an operation on inputs that are already in the working dtype.
 
     ``memory_layout`` says which of them lie otherwise than row by row (``layout.py``). Of ``stages`` alone something
-    is asked; None is all that come back. ``for_all`` is false where implementations that compile for long are left out.
+    is asked; None is all that come back. ``in_covering`` is that of its unit in the plan.
     """
 
     operation: str
@@ -49,7 +49,7 @@ class Task:
     inputs: Mapping[str, NDArray[Any]]
     memory_layout: Mapping[str, str] = field(default_factory=dict)
     stages: tuple[str, ...] | None = None
-    for_all: bool = True
+    in_covering: bool = True
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Workers driven through a plan: a unit is judged as soon as its last implementation has answered.
 
 No more of them are alive than may compute at the same time. Where there are more, each gets through a window of the
-plan and makes room for the next."""
+plan and makes room for the next.
+"""
 
 from __future__ import annotations
 

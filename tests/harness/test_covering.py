@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from attncheck import run as module
+from attncheck import covering as module
+from attncheck import run as running
 from attncheck.backends import BackendEntry, Mode
 from attncheck.covering import _features, _features_of_case, covering
 from attncheck.errors import ExitCode, UsageError
@@ -67,7 +68,7 @@ def run_covering(
 ) -> Callable[..., tuple[RunSummary, Run]]:
     """Run four cases in two dtypes on an implementation that is asked for few, and on one that is asked for all."""
     made = make_backend(SLOW, "")
-    slow = BackendEntry(SLOW, made.module, ("numpy",), modes=(Mode("slow", made.module, "", covering=True),))
+    slow = BackendEntry(SLOW, made.module, ("numpy",), modes=(Mode("slow", made.module, "", covering_only=True),))
     quick = BackendEntry("quick", "attncheck.backends.numpy_backend", ("numpy",))
     chosen = ImplementationSelection((Implementation(slow, "slow"), Implementation(quick)))
     monkeypatch.setattr(module, "MAX_COMPILED", 0)
@@ -129,7 +130,7 @@ def test_the_command_line_asks_for_all_cases_where_it_is_told_to(
         seen.append(settings)
         raise UsageError("seen")
 
-    monkeypatch.setattr(module, "run_cases", note)
+    monkeypatch.setattr(running, "run_cases", note)
     code, _, err = invoke(command, "softmax/*", "--backend", "numpy", *(["--all-cases"] if given else []))
     assert (code, "seen" in err) == (int(ExitCode.BAD_INPUT), True)
     assert [each.all_cases for each in seen] == [given]
