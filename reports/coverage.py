@@ -19,7 +19,7 @@ from attncheck.reports.frames import Column, Frames, failing, once_for_frames, r
 from attncheck.reports.padded import padded_cases
 from attncheck.results.coverage import shortfalls
 from attncheck.spec import DTYPES
-from attncheck.verdicts import Verdict
+from attncheck.verdicts import ALL_CASES, Verdict
 from attncheck.wording import counted, listed
 
 MAX_REASONS = 4
@@ -177,8 +177,22 @@ def unjudged(frames: Frames) -> tuple[str, ...]:
 
 
 def narrowings(frames: Frames) -> tuple[str, ...]:
-    """Say what else was left out, a sentence each: dtypes that nobody tested, what was picked."""
-    return (*_untested(frames), *_picked(frames))
+    """Say what else was left out, a sentence each: cases that others stand for, dtypes, what was not picked."""
+    return (*_stood_for(frames), *_untested(frames), *_picked(frames))
+
+
+def _stood_for(frames: Frames) -> Iterable[str]:
+    """Count the evaluations that an implementation was not asked for by default, in cases that it was judged in too."""
+    results = frames.results
+    rows = results[results["lacks"].eq(ALL_CASES) & results["verdict"].eq(Verdict.UNSUPPORTED)]
+    counts = (
+        rows.drop_duplicates([*_KEYS[:2], "case", "dtype"]).groupby(_KEYS[:2]).size().to_dict() if len(rows) else {}
+    )
+    for column in frames.columns:
+        if count := counts.get((column.environment, column.implementation)):
+            name = column.title(with_environment=len(frames.asked) > 1, with_version=False)
+            few = counted(count, "evaluation")
+            yield f"{name} was not asked for {few}, which others cover; {ALL_CASES} asks for all."
 
 
 def _untested(frames: Frames) -> Iterable[str]:

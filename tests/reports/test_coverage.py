@@ -143,3 +143,16 @@ def test_what_narrows_a_run_is_named(make_row: MakeRow, write_run: WriteRun, fra
         "the dtypes float64, bfloat16 and float16.",
     )
     assert narrowings(frames_of(write_run([make_row()], name="whole"))) == ()
+
+
+def test_evaluations_that_others_cover_are_counted_also_where_their_case_was_judged(
+    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
+) -> None:
+    left_out = {"verdict": "unsupported", "stage": "", "lacks": "--all-cases", "message": "left out"}
+    rows = [
+        make_row(implementation="torch.compile"),
+        *(make_row(implementation="torch.compile", dtype=dtype, **left_out) for dtype in ("float32", "float16")),
+    ]
+    assert narrowings(frames_of(write_run(rows))) == (
+        "torch.compile was not asked for 2 evaluations, which others cover; --all-cases asks for all.",
+    )
