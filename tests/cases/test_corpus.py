@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 from itertools import combinations
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from ruamel.yaml import YAML
 
 from attncheck.attention.problem import Problem
 from attncheck.execution.worker import Computed
@@ -27,8 +28,9 @@ from attncheck.verdicts import Verdict
 
 ROOT = Path(str(files("attncheck.cases")))
 CORPUS = select_cases()
-YAML = sorted(path for path in ROOT.rglob("*.yaml"))
-CASE_FILES = [path for path in YAML if path.name != "tags.yaml"]
+YAML_FILES = sorted(path for path in ROOT.rglob("*.yaml"))
+CASE_FILES = [path for path in YAML_FILES if path.name != "tags.yaml"]
+YAML_PARSER = YAML(typ="safe")
 
 
 def shown(path: Path) -> str:
@@ -335,7 +337,7 @@ def test_the_published_schema_is_that_of_the_code(name: str, schema: Callable[[]
     assert (ROOT / name).read_text(encoding="utf-8") == schema()
 
 
-@pytest.mark.parametrize("path", YAML, ids=shown)
+@pytest.mark.parametrize("path", YAML_FILES, ids=shown)
 def test_every_file_begins_by_naming_its_schema_for_editors(path: Path) -> None:
     first = path.read_text(encoding="utf-8").splitlines()[0]
     prefix = "# yaml-language-server: $schema="
@@ -343,3 +345,18 @@ def test_every_file_begins_by_naming_its_schema_for_editors(path: Path) -> None:
     wanted = "tags.schema.json" if path.name == "tags.yaml" else "schema.json"
     assert (path.parent / first.removeprefix(prefix)).resolve() == (ROOT / wanted).resolve()
     assert (ROOT / wanted).is_file()
+
+
+@pytest.mark.parametrize("path", [path for path in CASE_FILES if path.parent.name != "documents"], ids=shown)
+def test_every_named_array_of_a_topic_is_used(path: Path) -> None:
+    content = YAML_PARSER.load(path)
+    named = set(content.get("arrays", {}))
+    assert named <= set(_words(content))
+
+
+def _words(node: Any) -> Iterator[str]:
+    """Yield every string of a document that is a value, at any depth."""
+    if isinstance(node, str):
+        yield node
+    for each in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _words(each)
