@@ -47,6 +47,7 @@ _TORCH_MODES = (
         "torch.compile of the eager code",
         own_process=True,
         covering_only=True,
+        folds_sequences=True,
     ),
     # Eager in 16 bits, too: what is not rewritten stores its scores.
     Mode(
@@ -55,6 +56,7 @@ _TORCH_MODES = (
         "torch.compile of attention that returns its output alone, which it may rewrite",
         own_process=True,
         covering_only=True,
+        folds_sequences=True,
     ),
     Mode(
         "sdpa",
@@ -64,6 +66,7 @@ _TORCH_MODES = (
         conventions=_ZERO_ROWS,
         attribute="DEFAULT",
         holds_scores=False,
+        folds_sequences=True,
     ),
     Mode(
         "sdpa_math",
@@ -72,6 +75,7 @@ _TORCH_MODES = (
         classes={**NATIVE, "bfloat16": "fused", "float16": "fused"},
         conventions=_ZERO_ROWS,
         attribute="MATH",
+        folds_sequences=True,
     ),
     Mode(
         "mha",
@@ -129,6 +133,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     "attncheck.backends.tensorflow_function_output",
                     "the eager code in tf.function, of which the output alone is returned",
                     attribute="GRAPH",
+                    folds_sequences=True,
                 ),
                 Mode(
                     "xla",
@@ -141,6 +146,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     "attncheck.backends.tensorflow_function_output",
                     "the eager code in tf.function(jit_compile=True), of which the output alone is returned",
                     attribute="XLA",
+                    folds_sequences=True,
                 ),
                 # The Keras calls store their scores in 16 bits.
                 Mode(
@@ -161,6 +167,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     "attncheck.backends.tensorflow_keras_attention",
                     "keras.layers.Attention, heads folded into the batch",
                     package="keras",
+                    folds_sequences=True,
                 ),
                 Mode(
                     "keras_additive",
@@ -173,6 +180,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     "attncheck.backends.tensorflow_keras_dpa",
                     "keras.ops.dot_product_attention",
                     package="keras",
+                    folds_sequences=True,
                 ),
             ),
             # TensorFlow otherwise prints a page of start-up notices into everybody's terminal. Keras computes with
@@ -192,6 +200,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     "jit_output",
                     "attncheck.backends.jax_jit_output",
                     "the eager code in jax.jit, of which the output alone is returned",
+                    folds_sequences=True,
                 ),
                 # Scores, softmax and sums in float32; weights, and in the backward pass their gradient, in 16 bits.
                 Mode(
@@ -200,6 +209,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     "jax.nn.dot_product_attention, implementation xla",
                     classes={**NATIVE, "bfloat16": "fused_bwd", "float16": "fused_bwd"},
                     requires=_ONE_WIDTH,
+                    folds_sequences=True,
                 ),
                 # Compiled for a CPU it refuses float16: "The precision 'F16_F16_F32' is not supported by dot_general".
                 Mode(
@@ -208,6 +218,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     "jax.nn.dot_product_attention in jax.jit",
                     classes={**NATIVE, "bfloat16": "fused_bwd"},
                     requires=_ONE_WIDTH,
+                    folds_sequences=True,
                 ),
             ),
             # 64-bit types are a switch of the whole process, and it changes how 32-bit programs promote types.

@@ -27,6 +27,11 @@ AXES: Mapping[str, str] = {
     "A": "width of the additive score's hidden layer",
     "Lr": "positions in the tables of the rotary embedding",
     "R": "pairs of elements that the rotary embedding rotates",
+    "S": "sequences that lie one after the other",
+    "S1": "S + 1",
+    "Np": "pages of a cache",
+    "Lp": "keys of a page",
+    "W": "width of the block table: pages of a sequence, of which T = W Lp keys",
 }
 """Axis letters, used in every docstring of the project."""
 
@@ -204,6 +209,82 @@ class Backend(Protocol):
         -> grad_query (B, H, Lq, D), grad_key (B, Hkv, Lk, D), grad_value (B, Hkv, Lk, Dv), and grad_bias in the shape
         of the bias that was given, and grad_sinks (H,). A row in which no key may be attended has no part in the
         gradients of query, key, bias and sinks.
+        """
+
+    def packed_attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        *,
+        key_lengths: Tensor | None = None,
+        sinks: Tensor | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        softcap: float | None = None,
+        window: Window | None = None,
+    ) -> Stages:
+        """Attend within each of S sequences that lie one after the other.
+
+        query (1, H, Lq, D), key (1, Hkv, Lk, D), value (1, Hkv, Lk, Dv), cu_seqlens_q and cu_seqlens_k (S1,): the
+        queries of sequence s are those from cu_seqlens_q[s] up to cu_seqlens_q[s + 1], its keys likewise; both begin
+        with 0 and end with Lq and Lk; key_lengths (S,), integers: of the keys of a sequence so many are used, and the
+        others may hold anything; sinks (H,)
+        -> log_sum_exp (1, H, Lq), output (1, H, Lq, Dv), and stages of ``attention`` where there are any.
+        ``is_causal`` and ``window`` count within a sequence, and from its end: its last query stands at its last key
+        that is used. A query without a key gets zeros. A sequence may be empty. Dao 2023, "FlashAttention-2",
+        flash_attn_varlen_func.
+        """
+
+    def packed_attention_gradients(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        grad_output: Tensor,
+        *,
+        key_lengths: Tensor | None = None,
+        sinks: Tensor | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        softcap: float | None = None,
+        window: Window | None = None,
+    ) -> Stages:
+        """Differentiate sum(grad_output * output) of ``packed_attention`` by the framework's own means.
+
+        As ``packed_attention``, grad_output (1, H, Lq, Dv)
+        -> grad_query (1, H, Lq, D), grad_key (1, Hkv, Lk, D), grad_value (1, Hkv, Lk, Dv), and grad_sinks (H,). What no
+        query uses has a gradient of 0.
+        """
+
+    def paged_attention(
+        self,
+        query: Tensor,
+        key_pages: Tensor,
+        value_pages: Tensor,
+        block_table: Tensor,
+        key_lengths: Tensor,
+        *,
+        sinks: Tensor | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        softcap: float | None = None,
+        window: Window | None = None,
+    ) -> Stages:
+        """Attend to keys and values that lie in pages of a cache.
+
+        query (B, H, Lq, D), key_pages (Np, Lp, Hkv, D), value_pages (Np, Lp, Hkv, Dv), block_table (B, W), integers:
+        key t of batch entry b is key t % Lp of page block_table[b, t // Lp]; key_lengths (B,), integers: so many keys
+        of a batch entry are used, its own among them; whatever else pages hold, and the rest of the table, may be
+        anything; sinks (H,)
+        -> log_sum_exp (B, H, Lq), output (B, H, Lq, Dv), and stages of ``attention`` where there are any.
+        ``is_causal`` and ``window`` count from the end: the last query stands at the last key that is used. A query
+        without a key gets zeros. Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with
+        PagedAttention", section 4.1.
         """
 
     def multi_head_attention(

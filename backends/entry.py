@@ -49,7 +49,8 @@ class Mode:
     length. ``requires`` declares the shapes that it takes alone; calls are padded to them (``docs/kernels.md``).
     ``own_process`` keeps it out of the process in which the framework's other modes run, because it configures the
     framework otherwise. ``covering_only`` asks it by default for a covering set of the cases alone
-    (``harness/covering.py``), because it compiles each for seconds.
+    (``harness/covering.py``), because it compiles each for seconds. One that ``folds_sequences`` has no function for
+    sequences that lie one after the other: it is asked for attention with one mask for all of them.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Mode:
     requires: Mapping[str, object] = field(default_factory=dict)
     own_process: bool = False
     covering_only: bool = False
+    folds_sequences: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,10 @@ class BackendEntry:
     def requires_of(self, mode: str, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
         """Return what a mode requires of shapes, and the keywords that its ``function`` can be given for padding."""
         return self.all_modes[mode].requires, PADDED_BY
+
+    def has(self, mode: str, function: str) -> bool:
+        """Return whether a mode has a function for packed sequences, or is asked for attention with a mask instead."""
+        return not (self.all_modes[mode].folds_sequences and function.startswith("packed_"))
 
     def load(self, mode: str = EAGER_MODE) -> Backend:
         """Import a mode's module, and with it the framework; the eager one's unless another is named."""

@@ -227,6 +227,78 @@ def attention_gradients(
     return {name: gradient for name, gradient in gradients if gradient is not None}
 
 
+def packed_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    key_lengths: Tensor | None = None,
+    sinks: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+) -> Stages:
+    """Attend under one mask for all sequences."""
+    masks: dict[str, Any] = {"key_lengths": key_lengths, "is_causal": is_causal, "window": window}
+    key, value, mask = _packed(query, key, value, cu_seqlens_q, cu_seqlens_k, **masks)
+    return attention(query, key, value, mask=mask, sinks=sinks, scale=scale, softcap=softcap)
+
+
+def packed_attention_gradients(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    grad_output: Tensor,
+    *,
+    key_lengths: Tensor | None = None,
+    sinks: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+) -> Stages:
+    """Differentiate by reverse mode, under one mask for all sequences."""
+    masks: dict[str, Any] = {"key_lengths": key_lengths, "is_causal": is_causal, "window": window}
+    key, value, mask = _packed(query, key, value, cu_seqlens_q, cu_seqlens_k, **masks)
+    options: dict[str, Any] = {"sinks": sinks, "scale": scale, "softcap": softcap}
+    return attention_gradients(query, key, value, grad_output, mask=mask, **options)
+
+
+def paged_attention(
+    query: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    block_table: Tensor,
+    key_lengths: Tensor,
+    *,
+    sinks: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+) -> Stages:
+    """Gather the pages of every batch entry, and attend to the keys that are used."""
+    # What stands behind the last page that is used may be none.
+    pages = jnp.clip(block_table, 0, key_pages.shape[0] - 1)
+    key, value = (
+        each[pages].reshape(len(pages), -1, *each.shape[2:]).swapaxes(1, 2) for each in (key_pages, value_pages)
+    )  # (Np, Lp, Hkv, D) -> (B, Hkv, T, D)
+    used, positions = key_lengths[:, None], np.arange(key.shape[2])
+    is_used = positions < used  # (B, T)
+    # A weight of 0 times NaN is NaN.
+    key, value = (jnp.where(is_used[:, None, :, None], each, 0) for each in (key, value))
+    query_positions = np.arange(query.shape[2]) + used - query.shape[2]  # (B, Lq)
+    mask = is_used[:, None] & _near(query_positions[..., None], positions, is_causal, window)
+    mask = mask[:, None]
+    options: dict[str, Any] = {"sinks": sinks, "scale": scale, "softcap": softcap}
+    return attention(query, key, value, mask=mask, **options)
+
+
 def multi_head_attention(
     query: Tensor,
     key: Tensor,
@@ -271,6 +343,45 @@ def multi_head_attention(
     merged = _merge_heads(stages["context"])
     stages["output"] = merged if output_weight is None else _project(merged, output_weight, output_bias)
     return stages
+
+
+def _packed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    key_lengths: Tensor | None,
+    is_causal: bool,
+    window: Window | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return key and value without what is not used, and one mask for all sequences, (1, 1, Lq, Lk)."""
+    limits, positions = (cu_seqlens_q, cu_seqlens_k), [np.arange(each.shape[2]) for each in (query, key)]
+    queries, keys = (  # the number of the sequence of each
+        jnp.searchsorted(limit, position, side="right") - 1 for limit, position in zip(limits, positions, strict=True)
+    )
+    lengths = [jnp.diff(limit) for limit in limits]
+    used = lengths[1] if key_lengths is None else key_lengths
+    key_positions = positions[1] - limits[1][keys]
+    query_positions = positions[0] - limits[0][queries] + (used - lengths[0])[queries]
+    is_used = key_positions < used[keys]
+    mask = (queries[:, None] == keys) & is_used
+    mask &= _near(query_positions[:, None], key_positions, is_causal, window)
+    key, value = (jnp.where(is_used[:, None], each, 0) for each in (key, value))  # a weight of 0 times NaN is NaN
+    return key, value, mask[None, None]
+
+
+def _near(queries: Tensor, keys: Tensor, is_causal: bool, window: Window | None) -> Tensor:
+    """Return who may attend to whom by position."""
+    behind = keys - queries
+    allowed = behind <= 0 if is_causal else jnp.ones_like(behind, bool)
+    left, right = window or (None, None)
+    if left is not None:
+        allowed &= behind >= -left
+    if right is not None:
+        allowed &= behind <= right
+    return allowed
 
 
 def _seen_from_the_first_key(window: Window | None, past: int) -> Window | None:

@@ -26,6 +26,9 @@ __all__ = [
     "general_scores",
     "mask_scores",
     "multi_head_attention",
+    "packed_attention",
+    "packed_attention_gradients",
+    "paged_attention",
     "prepare",
     "softmax",
     "to_numpy",
@@ -53,3 +56,6 @@ softmax = compiled(jax_backend.softmax)
 attention = compiled(jax_backend.attention)
 attention_gradients = compiled(jax_backend.attention_gradients)
 multi_head_attention = compiled(jax_backend.multi_head_attention)
+packed_attention = compiled(jax_backend.packed_attention)
+packed_attention_gradients = compiled(jax_backend.packed_attention_gradients)
+paged_attention = compiled(jax_backend.paged_attention)

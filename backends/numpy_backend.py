@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -229,6 +230,88 @@ def attention_gradients(
     return gradients
 
 
+def packed_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
+    *,
+    key_lengths: Array | None = None,
+    sinks: Array | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+) -> Stages:
+    """Attend within one sequence after the other."""
+    options: dict[str, Any] = {"sinks": sinks, "scale": scale, "softcap": softcap}
+    parts: list[Stages] = []
+    for queries, keys, _ in _sequences(cu_seqlens_q, cu_seqlens_k, key_lengths):
+        if parts and queries.start == queries.stop:
+            continue  # no row of any result
+        part = [query[:, :, queries], key[:, :, keys], value[:, :, keys]]
+        mask = _seen_from_the_end(part[0].shape[-2], part[1].shape[-2], is_causal, window)
+        parts.append(attention(*part, mask=mask, **options))
+    return {
+        "log_sum_exp": np.concatenate([part["log_sum_exp"] for part in parts], axis=-1),
+        "output": np.concatenate([part["output"] for part in parts], axis=-2),
+    }
+
+
+def packed_attention_gradients(
+    query: Array,
+    key: Array,
+    value: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
+    grad_output: Array,
+    *,
+    key_lengths: Array | None = None,
+    sinks: Array | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+) -> Stages:
+    """Differentiate one sequence after the other."""
+    options: dict[str, Any] = {"sinks": sinks, "scale": scale, "softcap": softcap}
+    parts: dict[str, list[Array]] = {}
+    for queries, keys, unused in _sequences(cu_seqlens_q, cu_seqlens_k, key_lengths):
+        part = [query[:, :, queries], key[:, :, keys], value[:, :, keys], grad_output[:, :, queries]]
+        mask = _seen_from_the_end(part[0].shape[-2], part[1].shape[-2], is_causal, window)
+        for name, gradient in attention_gradients(*part, mask=mask, **options).items():
+            behind = unused if name in ("grad_key", "grad_value") else 0
+            rows = gradient if not behind else np.pad(gradient, ((0, 0), (0, 0), (0, behind), (0, 0)))
+            parts.setdefault(name, []).append(rows)
+    shared = {"grad_sinks": sum(parts.pop("grad_sinks"))} if sinks is not None else {}
+    return {name: np.concatenate(found, axis=-2) for name, found in parts.items()} | shared
+
+
+def paged_attention(
+    query: Array,
+    key_pages: Array,
+    value_pages: Array,
+    block_table: Array,
+    key_lengths: Array,
+    *,
+    sinks: Array | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+) -> Stages:
+    """Attend to the pages of one batch entry after the other."""
+    options: dict[str, Any] = {"sinks": sinks, "scale": scale, "softcap": softcap}
+    parts = []
+    for own, pages, used in zip(query, block_table, key_lengths, strict=True):
+        pages = pages[: -(-used // key_pages.shape[1])]  # what stands behind these in the table is no page
+        key, value = (_read(each, pages)[:, :, :used] for each in (key_pages, value_pages))
+        mask = _seen_from_the_end(own.shape[-2], key.shape[-2], is_causal, window)
+        parts.append(attention(own[np.newaxis], key, value, mask=mask, **options))
+    return {name: np.concatenate([part[name] for part in parts]) for name in ("log_sum_exp", "output")}
+
+
 def multi_head_attention(
     query: Array,
     key: Array,
@@ -273,6 +356,32 @@ def multi_head_attention(
     merged = _merge_heads(stages["context"])
     stages["output"] = merged if output_weight is None else _project(merged, output_weight, output_bias)
     return stages
+
+
+def _sequences(cu_seqlens_q: Array, cu_seqlens_k: Array, key_lengths: Array | None) -> list[tuple[slice, slice, int]]:
+    """Return of each sequence its queries, its keys that are used, and how many others it has."""
+    queries, keys = ([slice(*map(int, ends)) for ends in pairwise(each)] for each in (cu_seqlens_q, cu_seqlens_k))
+    used = [each.stop - each.start for each in keys] if key_lengths is None else map(int, key_lengths)
+    ends = [each.start + length for each, length in zip(keys, used, strict=True)]
+    return [(own, slice(each.start, end), each.stop - end) for own, each, end in zip(queries, keys, ends, strict=True)]
+
+
+def _seen_from_the_end(queries: int, keys: int, is_causal: bool, window: Window | None) -> Array | None:
+    """Return who may attend to whom, (1, 1, Lq, Lk), where the last query stands at the last key."""
+    behind = np.arange(keys) - (np.arange(queries)[:, np.newaxis] + keys - queries)
+    rules = [behind <= 0] if is_causal else []
+    left, right = window or (None, None)
+    if left is not None:
+        rules.append(behind >= -left)
+    if right is not None:
+        rules.append(behind <= right)
+    return reduce(np.logical_and, rules)[np.newaxis, np.newaxis] if rules else None
+
+
+def _read(pages: Array, table: Array) -> Array:
+    """Put pages one after the other: (Np, Lp, Hkv, D), (W,) -> (1, Hkv, W Lp, D)."""
+    rows = pages[table].reshape(-1, *pages.shape[2:])
+    return rows.swapaxes(0, 1)[np.newaxis]
 
 
 def _rotate(inputs: Array, cos: Array, sin: Array, interleaved: bool) -> Array:

@@ -223,6 +223,76 @@ def attention_gradients(
     return gradients
 
 
+def packed_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    key_lengths: Tensor | None = None,
+    sinks: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+) -> Stages:
+    """Attend under one mask for all sequences."""
+    masks: dict[str, Any] = {"key_lengths": key_lengths, "is_causal": is_causal, "window": window}
+    key, value, mask = _packed(query, key, value, cu_seqlens_q, cu_seqlens_k, **masks)
+    return attention(query, key, value, mask=mask, sinks=sinks, scale=scale, softcap=softcap)
+
+
+def packed_attention_gradients(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    grad_output: Tensor,
+    *,
+    key_lengths: Tensor | None = None,
+    sinks: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+) -> Stages:
+    """Differentiate by GradientTape, under one mask for all sequences."""
+    masks: dict[str, Any] = {"key_lengths": key_lengths, "is_causal": is_causal, "window": window}
+    key, value, mask = _packed(query, key, value, cu_seqlens_q, cu_seqlens_k, **masks)
+    options: dict[str, Any] = {"sinks": sinks, "scale": scale, "softcap": softcap}
+    return attention_gradients(query, key, value, grad_output, mask=mask, **options)
+
+
+def paged_attention(
+    query: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    block_table: Tensor,
+    key_lengths: Tensor,
+    *,
+    sinks: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+) -> Stages:
+    """Gather the pages of every batch entry, and attend to the keys that are used."""
+    # What stands behind the last page that is used may be none.
+    pages = tf.clip_by_value(block_table, 0, key_pages.shape[0] - 1)
+    key, value = (_gathered(each, pages) for each in (key_pages, value_pages))
+    used = tf.cast(key_lengths, tf.int32)[:, tf.newaxis]  # (B, 1)
+    positions = tf.range(key.shape[2])
+    is_used = positions < used  # (B, T)
+    key, value = (_without_unused(each, is_used[:, tf.newaxis, :, tf.newaxis]) for each in (key, value))
+    query_positions = tf.range(query.shape[2]) + used - query.shape[2]  # (B, Lq)
+    mask = is_used[:, tf.newaxis] & _near(query_positions[..., tf.newaxis], positions, is_causal, window)
+    mask = mask[:, tf.newaxis]
+    options: dict[str, Any] = {"sinks": sinks, "scale": scale, "softcap": softcap}
+    return attention(query, key, value, mask=mask, **options)
+
+
 def multi_head_attention(
     query: Tensor,
     key: Tensor,
@@ -267,6 +337,58 @@ def multi_head_attention(
     merged = _merge_heads(stages["context"])
     stages["output"] = merged if output_weight is None else _project(merged, output_weight, output_bias)
     return stages
+
+
+def _packed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    key_lengths: Tensor | None,
+    is_causal: bool,
+    window: Window | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return key and value without what is not used, and one mask for all sequences, (1, 1, Lq, Lk)."""
+    limits = [tf.cast(each, tf.int32) for each in (cu_seqlens_q, cu_seqlens_k)]
+    positions = [tf.range(each.shape[2]) for each in (query, key)]
+    queries, keys = (  # the number of the sequence of each
+        tf.searchsorted(limit, position, side="right") - 1 for limit, position in zip(limits, positions, strict=True)
+    )
+    lengths = [limit[1:] - limit[:-1] for limit in limits]
+    used = lengths[1] if key_lengths is None else tf.cast(key_lengths, tf.int32)
+    key_positions = positions[1] - tf.gather(limits[1], keys)
+    query_positions = positions[0] - tf.gather(limits[0], queries) + tf.gather(used - lengths[0], queries)
+    is_used = key_positions < tf.gather(used, keys)
+    mask = (queries[:, tf.newaxis] == keys) & is_used
+    mask &= _near(query_positions[:, tf.newaxis], key_positions, is_causal, window)
+    key, value = (_without_unused(each, is_used[:, tf.newaxis]) for each in (key, value))
+    return key, value, mask[tf.newaxis, tf.newaxis]
+
+
+def _near(queries: Tensor, keys: Tensor, is_causal: bool, window: Window | None) -> Tensor:
+    """Return who may attend to whom by position."""
+    behind = keys - queries
+    allowed = behind <= 0 if is_causal else tf.ones_like(behind, tf.bool)
+    left, right = window or (None, None)
+    if left is not None:
+        allowed &= behind >= -left
+    if right is not None:
+        allowed &= behind <= right
+    return allowed
+
+
+def _gathered(pages: Tensor, table: Tensor) -> Tensor:
+    """Put the pages of every batch entry one after the other: (Np, Lp, Hkv, D), (B, W) -> (B, Hkv, W Lp, D)."""
+    read = tf.gather(pages, table)
+    rows = tf.reshape(read, (read.shape[0], -1, *read.shape[3:]))
+    return tf.transpose(rows, (0, 2, 1, 3))
+
+
+def _without_unused(rows: Tensor, is_used: Tensor) -> Tensor:
+    """Set what is not used to 0: a weight of 0 times NaN is NaN."""
+    return tf.where(is_used, rows, tf.zeros_like(rows))
 
 
 def _band(queries: int, keys: int, window: Window) -> Tensor:

@@ -25,6 +25,9 @@ _OPERATIONS: tuple[Callable[..., Stages], ...] = (
     eager.attention,
     eager.attention_gradients,
     eager.multi_head_attention,
+    eager.packed_attention,
+    eager.packed_attention_gradients,
+    eager.paged_attention,
 )
 
 

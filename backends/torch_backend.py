@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from attncheck.backends.contract import EmptyRows, Stages, Window
 from attncheck.backends.torch_gradients import differentiate
-from attncheck.backends.torch_masks import may_attend
+from attncheck.backends.torch_masks import may_attend, seen_from_the_end
 
 
 def prepare(dtype: str, threads: int) -> None:
@@ -226,6 +226,86 @@ def attention_gradients(
         "rotary_interleaved": rotary_interleaved,
     }
     return differentiate(attention, inputs, grad_output, options)
+
+
+def packed_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    key_lengths: Tensor | None = None,
+    sinks: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+) -> Stages:
+    """Attend within one sequence after the other."""
+    options: dict[str, Any] = {"sinks": sinks, "scale": scale, "softcap": softcap}
+    queries = query.tensor_split(cu_seqlens_q[1:-1].tolist(), dim=2)
+    keys, values = (each.tensor_split(cu_seqlens_k[1:-1].tolist(), dim=2) for each in (key, value))
+    used = [each.size(2) for each in keys] if key_lengths is None else key_lengths.tolist()
+    parts = []
+    for own_query, own_key, own_value, length in zip(queries, keys, values, used, strict=True):
+        mask = seen_from_the_end((own_query.size(2), length), is_causal, window)
+        own_key, own_value = own_key[:, :, :length], own_value[:, :, :length]
+        parts.append(attention(own_query, own_key, own_value, mask=mask, **options))
+    return {
+        "log_sum_exp": torch.cat([part["log_sum_exp"] for part in parts], dim=2),
+        "output": torch.cat([part["output"] for part in parts], dim=2),
+    }
+
+
+def packed_attention_gradients(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    grad_output: Tensor,
+    *,
+    key_lengths: Tensor | None = None,
+    sinks: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+) -> Stages:
+    """Differentiate the output by autograd."""
+    inputs = {"query": query, "key": key, "value": value, "sinks": sinks}
+    options: dict[str, Any] = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "key_lengths": key_lengths}
+    options |= {"is_causal": is_causal, "scale": scale, "softcap": softcap, "window": window}
+    return differentiate(packed_attention, inputs, grad_output, options)
+
+
+def paged_attention(
+    query: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    block_table: Tensor,
+    key_lengths: Tensor,
+    *,
+    sinks: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+) -> Stages:
+    """Gather the pages of every batch entry, and attend to the keys that are used."""
+    pages = block_table.clamp(
+        0, key_pages.size(0) - 1
+    ).long()  # what stands behind the last page that is used may be none
+    key, value = (each[pages].flatten(1, 2).transpose(1, 2) for each in (key_pages, value_pages))  # (B, Hkv, T, D)
+    is_used = torch.arange(key.size(2)) < key_lengths.view(-1, 1)
+    unused = ~is_used[:, None, :, None]
+    key, value = key.masked_fill(unused, 0.0), value.masked_fill(unused, 0.0)  # a weight of 0 times NaN is NaN
+    mask = is_used[:, None, None] & seen_from_the_end(
+        (query.size(2), key_lengths.view(-1, 1, 1, 1)), is_causal, window, keys=key.size(2)
+    )
+    options: dict[str, Any] = {"sinks": sinks, "scale": scale, "softcap": softcap}
+    return attention(query, key, value, mask=mask, **options)
 
 
 def multi_head_attention(

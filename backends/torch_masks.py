@@ -37,3 +37,23 @@ def may_attend(
     for condition in conditions:
         allowed = condition if allowed is None else allowed & condition
     return allowed
+
+
+def seen_from_the_end(
+    lengths: tuple[int, int | Tensor], is_causal: bool, window: Window | None, keys: int | None = None
+) -> Tensor:
+    """Return who may attend to whom, where the last query stands at the last key that is used: (.., Lq, Lk).
+
+    ``lengths`` are the number of queries and that of keys, one for all or (B, 1, 1, 1); ``keys`` is how many there are
+    with those that are not used.
+    """
+    queries, used = lengths
+    position = torch.arange(queries).unsqueeze(-1) + used - queries
+    behind = torch.arange(used if keys is None else keys) - position
+    allowed = behind <= 0 if is_causal else torch.ones_like(behind, dtype=torch.bool)
+    left, right = window or (None, None)
+    if left is not None:
+        allowed = allowed & (behind >= -left)
+    if right is not None:
+        allowed = allowed & (behind <= right)
+    return allowed

@@ -119,7 +119,9 @@ def _case(draw: Random, operation: str, sizes: dict[str, int], number: int, gene
         if spec.required or draw.random() < 0.15 or (spec.needs in inputs and draw.random() < 0.9):
             shape = _shape(draw, sizes, spec.axes)
             inputs[name] = _mask(draw, shape, generator) if spec.boolean else _array(draw, shape, 2, generator)
-            if spec.whole:
+            if spec.whole and name.startswith("cu_seqlens"):
+                inputs[name] = {"values": sorted(draw.choice((0, 0, sizes[spec.at_most])) for _ in range(shape[0]))}
+            elif spec.whole:
                 inputs[name] = {
                     "values": [draw.choice((0, 1) * 9 + (2, 2.0, -1, 10**20, True)) for _ in range(min(9, sizes["B"]))]
                 }

@@ -24,11 +24,12 @@ from attncheck.config import expected_failures_of, read_config
 from attncheck.errors import AttncheckError, CaseError, Diagnostic, UsageError
 from attncheck.merge import merge_runs
 from attncheck.reading import array_kinds as kinds
-from attncheck.reading.canonical import call_form, canonical_form
+from attncheck.reading.canonical import AttentionProblem, call_form, canonical_form
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import load_case_file, load_tags
+from attncheck.reading.lowered import lowered
 from attncheck.reading.model import TagEntry
 from attncheck.reading.record import case_record
 from attncheck.reading.selection import select_cases
@@ -111,7 +112,8 @@ def _use(case: Case, tags: dict[str, TagEntry]) -> None:
     for dtype in case.dtypes:
         arrays = convert_inputs(case, made, dtype).arrays
         call_form(case.operation, case.options, arrays)
-        posed = canonical_form(case.operation, case.options, arrays)
+        operation, laid_out = lowered(case.operation, AttentionProblem(dict(case.options), dict(arrays)))
+        posed = canonical_form(operation, laid_out.options, laid_out.inputs)
         if "mask" in posed.inputs and (scores := case.stage_shapes.get("masked")):
             assert np.broadcast_shapes(posed.inputs["mask"].shape, scores) == scores
 

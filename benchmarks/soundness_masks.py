@@ -17,8 +17,10 @@ MASKS = ("none", "causal", "padding", "random", "bias", "bias with -inf")
 _SELDOM = 0.08
 _SCALED = 0.15
 _ATTENDANCE = frozenset({"masking", "attention", "attention_gradients", "multi_head_attention"})
-_SCALABLE = frozenset({"attention", "attention_gradients", "multi_head_attention"})
-_CAPPABLE = frozenset({"attention", "attention_gradients", "scaled_dot", "dot"})
+_SEQUENCES = frozenset({"packed_attention", "packed_attention_gradients", "paged_attention"})
+_ROTATED = frozenset({"attention", "attention_gradients", "multi_head_attention"})
+_SCALABLE = _ROTATED | _SEQUENCES
+_CAPPABLE = frozenset({"attention", "attention_gradients", "scaled_dot", "dot", *_SEQUENCES})
 
 
 @dataclass
@@ -47,7 +49,7 @@ def draw_asked(kind: str, random: Random, dims: Dimensions) -> Asked:
         sinks = random.randn(dims.H) * 10 ** random.uniform(-1, 1.3)
         asked.inputs["sinks"] = np.where(random.rand(dims.H) < _SELDOM, -np.inf, sinks)
         asked.names.append("sinks")
-    if kind in _SCALABLE and random.rand() < _SCALED:
+    if kind in _ROTATED and random.rand() < _SCALED:
         _add_rotation(asked, random, dims)
     return asked
 

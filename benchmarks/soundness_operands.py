@@ -9,7 +9,14 @@ import numpy as np
 from soundness_masks import MASKS, Asked, Inputs, draw_mask, split_past
 from soundness_pool import Dimensions, Random, Real
 from soundness_regimes import REGIMES, raw_scores
+from soundness_sequences import lay_out
 
+LOWERED = {
+    "packed_attention": "",
+    "packed_attention_gradients": "attention_gradients",
+    "paged_attention": "",
+}
+"""Operations of sequences, and what their operands are drawn as; none has a past."""
 _GROUPED_PROJECTIONS = 0.5
 """Of shapes that have grouped heads."""
 
@@ -25,6 +32,8 @@ def draw_operands(kind: str, regime: str, random: Random, dims: Dimensions, aske
             return _projected(regime, random, dims, asked)
         case "attention" | "attention_gradients":
             return _attended(kind, regime, random, dims, asked)
+    if kind in LOWERED:
+        return lay_out(kind, random, _attended(LOWERED[kind], regime, random, dims, asked), asked)
     return _scored(kind, regime, random, dims)
 
 
@@ -36,9 +45,10 @@ def _attended(kind: str, regime: str, random: Random, dims: Dimensions, asked: A
     if kind == "attention_gradients":
         *_, grad_output = REGIMES[regime](random, replace(dims.ungrouped, Lk=dims.Lq))
         return inputs | {"grad_output": grad_output}
-    inputs, has_past = split_past(inputs, random)
-    if has_past:
-        asked.names.append("past")
+    if kind == "attention":
+        inputs, has_past = split_past(inputs, random)
+        if has_past:
+            asked.names.append("past")
     return inputs
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from soundness_masks import Inputs, draw_asked
-from soundness_operands import draw_operands
+from soundness_operands import LOWERED, draw_operands
 from soundness_pool import draw_dimensions
 from soundness_range import fits, is_wide, largest_step
 from soundness_regimes import GENERIC, REGIMES
@@ -20,7 +20,10 @@ from attncheck.reading.shapes import bind_axes, stage_shapes
 from attncheck.spec import Shape, inputs_of
 
 _KINDS = {
-    "attention": 0.42,
+    "attention": 0.34,
+    "packed_attention": 0.03,
+    "packed_attention_gradients": 0.02,
+    "paged_attention": 0.03,
     "attention_gradients": 0.2,
     "softmax": 0.08,
     "masking": 0.06,
@@ -31,6 +34,7 @@ _KINDS = {
     "additive": 0.03,
 }
 """How often each operation, or kind of score, is drawn."""
+_GROUPED = frozenset({*LOWERED, "attention", "attention_gradients", "multi_head_attention"})
 _SCORES = frozenset({"scaled_dot", "dot", "general", "additive"})
 
 OPERATIONS = tuple(dict.fromkeys("scoring" if kind in _SCORES else kind for kind in _KINDS))
@@ -114,7 +118,7 @@ def draw_problem(draw: Draw, number: int) -> Drawn:
     kind = str(random.choice(list(draw.kinds), p=list(draw.kinds.values())))
     regime = str(random.choice(list(REGIMES)))
     dims = draw_dimensions(kind, random, draw.seed, draw.shapes)
-    if kind not in ("attention", "attention_gradients", "multi_head_attention"):
+    if kind not in _GROUPED:
         dims = dims.ungrouped
     asked = draw_asked(kind, random, dims)
     inputs = draw_operands(kind, regime, random, dims, asked) | asked.inputs

@@ -11,8 +11,9 @@ from soundness_regimes import raw_scores
 
 from attncheck.backends import numpy_backend
 from attncheck.execution.operations import run_operation
-from attncheck.reading.canonical import call_form
+from attncheck.reading.canonical import AttentionProblem, call_form
 from attncheck.reading.dtypes import largest_number
+from attncheck.reading.lowered import lowered
 
 Array = NDArray[Any]
 Inputs = Mapping[str, Array]
@@ -41,6 +42,8 @@ def fits(largest: float, dtype: str) -> bool:
 
 
 def _steps(operation: str, options: Mapping[str, Any], inputs: Inputs) -> Iterator[Array]:
+    operation, posed = lowered(operation, AttentionProblem(dict(options), dict(inputs)))
+    options, inputs = posed.options, posed.inputs
     yield from inputs.values()
     plain = call_form(operation, options, inputs)
     yield from run_operation(numpy_backend, operation, plain.inputs, plain.options).values()

@@ -23,6 +23,7 @@ from attncheck.plan import Plan
 from attncheck.reading.canonical import AttentionProblem
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.lowered import lowered
 from attncheck.reading.model import Options
 from attncheck.spec import ASKED_BY, DEFAULT_EMPTY_ROWS, OPERATIONS, SCORE_INPUTS, InputSpec, Operation
 
@@ -91,7 +92,9 @@ class Given:
         if not {*self.case.inputs, *self.case.options} & (ASKED_BY["masked"] | ASKED_BY["biased"]):
             return False
         inputs = convert_inputs(self.case, make_exact_inputs(self.case), "float32").arrays
-        return bool(empty_rows(self.case.operation, AttentionProblem(dict(self.case.options), dict(inputs))).any())
+        return bool(
+            empty_rows(*lowered(self.case.operation, AttentionProblem(dict(self.case.options), dict(inputs)))).any()
+        )
 
 
 def _inputs_of(operation: Operation) -> Mapping[str, InputSpec]:
@@ -139,13 +142,17 @@ def _has_input(case: Case, name: str, text: str) -> bool:
 def _heads(case: Case) -> tuple[int, int]:
     if case.operation == "multi_head_attention":
         return int(case.options["heads"]), int(case.options.get("kv_heads") or case.options["heads"])
+    if "key_pages" in case.input_shapes:
+        return case.input_shapes["query"][1], case.input_shapes["key_pages"][2]
     return case.input_shapes["query"][1], case.input_shapes["key"][1]
 
 
 def _widths(case: Case) -> tuple[int, int]:
     if case.operation == "multi_head_attention":
         return case.stage_shapes["key"][-1], case.stage_shapes["value"][-1]
-    return case.input_shapes["key"][-1], case.input_shapes["value"][-1]
+    names = ("key_pages", "value_pages") if "key_pages" in case.input_shapes else ("key", "value")
+    key, value = (case.input_shapes[name][-1] for name in names)
+    return key, value
 
 
 _SIZES = (1, 15, 63, 127)

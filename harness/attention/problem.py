@@ -25,7 +25,8 @@ from attncheck.spec import (
 
 LOGITS = STAGES[STAGES.index("scores") : STAGES.index("weights")]
 """The stages that the softmax may follow from, in order."""
-_SPECS: Mapping[str, InputSpec] = {name: spec for own in OPERATIONS.values() for name, spec in own.inputs.items()}
+_OPERATIONS = [own for own in OPERATIONS.values() if not own.is_lowered]
+_SPECS: Mapping[str, InputSpec] = {name: spec for own in _OPERATIONS for name, spec in own.inputs.items()}
 _ADDS_KEY = tuple(name for name, spec in _SPECS.items() if spec.adds_key)
 _KEY_AXES: Mapping[str, int] = {
     **{"key": -2, "value": -2, "mask": -1},
@@ -247,7 +248,7 @@ _OPTIONS = {name for name, spec in OPTIONS.items() if not spec.for_reading} - {"
 # What the caller folds first: into one mask, joined keys, and rows for each query and key.
 _LOWERED = {name for name, spec in _SPECS.items() if spec.folds_into}
 _INPUTS = {name for score in SCORE_INPUTS.values() for name in score}.union(
-    *(each.inputs for each in OPERATIONS.values()), FOLDED_INPUTS
+    *(each.inputs for each in _OPERATIONS), FOLDED_INPUTS
 ) - _LOWERED
 _BY_QUERY = {
     name

@@ -36,6 +36,10 @@ class Implementation:
         """Return what a function of the contract requires of shapes, and which keywords it can be given for that."""
         return self.entry.requires_of(self.mode, function)
 
+    def has(self, function: str) -> bool:
+        """Whether it has a function of the contract for what another one of its own can be asked instead."""
+        return self.entry.has(self.mode, function)
+
     @property
     def name(self) -> str:
         """The name in every report, such as torch.eager."""

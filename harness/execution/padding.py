@@ -20,8 +20,10 @@ from attncheck.execution.implementations import Implementation
 from attncheck.execution.operations import call_of
 from attncheck.execution.requirements import InexactError, Requirements, require_exact, sees_added_keys
 from attncheck.execution.worker import Failure, Outcome, Task
+from attncheck.reading.canonical import AttentionProblem
+from attncheck.reading.lowered import lowered
 from attncheck.reading.shapes import bind_axes, optional_gradients, stage_axes, stage_shapes
-from attncheck.spec import DEFAULT_SCORE, GRADIENTS, LOGITS, PROJECTIONS, STAGE_SPECS, Shape, inputs_of
+from attncheck.spec import DEFAULT_SCORE, GRADIENTS, LOGITS, OPERATIONS, PROJECTIONS, STAGE_SPECS, Shape, inputs_of
 
 Array = NDArray[Any]
 Lengths = Mapping[str, int]
@@ -57,8 +59,11 @@ class Padding:
 def padded_call(implementation: Implementation, task: Task) -> Padding | Failure | None:
     """Pad a task to what the function that it calls requires.
 
-    None where it meets the requirements as it is, ``Failure`` where no padding makes it meet them exactly.
+    None where it meets the requirements as it is, ``Failure`` where no padding makes it meet them exactly. Packed
+    sequences become one mask first, where it has no function for them.
     """
+    if OPERATIONS[task.operation].is_folded and not implementation.has(call_of(task.operation, task.options)[0]):
+        return _folded_call(implementation, task)
     name, _ = call_of(task.operation, task.options)
     declared, accepted = implementation.requires(name)
     if not declared or "query" not in task.inputs:  # scores that are given have neither a width nor a scale
@@ -72,6 +77,19 @@ def padded_call(implementation: Implementation, task: Task) -> Padding | Failure
         return _padding(task, lengths, longer, accepted) if longer else None
     except InexactError as error:
         return Failure("unsupported", str(error), error.lacks)
+
+
+def _folded_call(implementation: Implementation, task: Task) -> Padding | Failure:
+    """Turn the sequences of a task into a mask, and pad what is then asked of another function."""
+    operation, posed = lowered(task.operation, AttentionProblem(dict(task.options), dict(task.inputs)))
+    folded = replace(task, operation=operation, options=posed.options, inputs=posed.inputs)
+    description = f"a block mask ({len(task.inputs['cu_seqlens_k']) - 1} sequences)"
+    padding = padded_call(implementation, folded)
+    if padding is None:
+        return Padding(folded, {}, description)
+    if isinstance(padding, Failure):
+        return replace(padding, padded=description)
+    return replace(padding, description=f"{description}, {padding.description}")
 
 
 def call_as_required(implementation: Implementation, task: Task) -> Padding:
@@ -92,6 +110,10 @@ def _required(requirements: Requirements, lengths: Lengths) -> dict[str, int]:
         if width is None:
             raise InexactError(f"requires {requirements.limits}; {letter} is {widths[letter]}")
     queries, keys = requirements.query_and_key_length(lengths["Lq"], lengths["T"])
+    if "S1" in lengths or "W" in lengths:
+        if (queries, keys) != (lengths["Lq"], lengths["T"]):
+            raise InexactError(f"requires {requirements.limits}; sequences that are packed or paged keep their lengths")
+        return {letter: width for letter, width in wanted.items() if width not in (None, lengths[letter])}
     longer = {letter: width for letter, width in wanted.items() if width is not None}
     longer |= {"Lq": queries, "Lk": keys - lengths.get("P", 0), "T": keys}
     if "Lr" in lengths:  # what is added has a position, too

@@ -216,6 +216,10 @@ class UserImplementation(BackendEntry):
         """Return what a function of the target requires of shapes, and the keywords it can be padded by."""
         return self.requirements.get(function, {}), self.accepts.get(function, frozenset())
 
+    def has(self, mode: str, function: str) -> bool:
+        """Return whether the target has a function of the contract."""
+        return function in self.requirements
+
     def load(self, mode: str = "") -> Backend:
         """Load the target and wrap it."""
         from attncheck.execution.user_call import own_backend

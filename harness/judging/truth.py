@@ -36,6 +36,7 @@ from attncheck.oracle.sampling import Rows, every_row_counts, queries_of, sample
 from attncheck.reading.canonical import AttentionProblem, canonical_form
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
+from attncheck.reading.lowered import lowered
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import DEFAULT_EMPTY_ROWS, computed_stages
 from attncheck.store import NO_STORE, Store
@@ -73,6 +74,7 @@ class Truth:
     query_rows: Rows | None = None
     queries: int = 0
     posed: AttentionProblem | None = None
+    as_called: tuple[str, AttentionProblem] | None = None
     solved: Mapping[str, Enclosure] = field(default_factory=dict)
     special: SpecialRows | None = None
     undefined: Undefined | None = None
@@ -234,16 +236,19 @@ def find_truth(
     ``returned`` are the stages that anybody returned: on large shapes no others are evaluated, where that saves the
     score matrix, and none at all where nobody returned any, as in a dtype that none declares; by default all are.
     """
+    as_called = AttentionProblem(dict(options), dict(inputs))
+    called, (operation, posed) = operation, lowered(operation, as_called)
+    options, inputs = posed.options, posed.inputs
     rows = None if whole else sampled_rows(operation, options, inputs)
-    posed, lowered = AttentionProblem(dict(options), dict(inputs)), canonical_form(operation, options, inputs, rows)
+    plain = canonical_form(operation, options, inputs, rows)
     convention = str(options.get("empty_rows") or DEFAULT_EMPTY_ROWS)
     if convention == "uniform":
-        lowered.options["empty_rows"] = convention
-    given = without_nan(lowered.inputs)
-    undefined = find_undefined(operation, lowered.options, given)
+        plain.options["empty_rows"] = convention
+    given = without_nan(plain.inputs)
+    undefined = find_undefined(operation, plain.options, given)
     base = Truth(
         operation,
-        lowered.options,
+        plain.options,
         given if undefined is None else undefined.filled(given),
         dtype,
         supports_statistics,
@@ -251,6 +256,7 @@ def find_truth(
         query_rows=rows,
         queries=queries_of(inputs),
         posed=posed,
+        as_called=None if posed is as_called else (called, as_called),
         undefined=undefined,
         store=store,
     )
@@ -258,7 +264,7 @@ def find_truth(
         base = _solved(base, returned)
     except (OutsideDomain, PrecisionExhausted) as error:
         return replace(base, outside=str(error), query_rows=None)
-    special = special_rows(operation, lowered.options, lowered.inputs, convention)
+    special = special_rows(operation, plain.options, plain.inputs, convention)
     exact = dict(base.exact)
     if special:
         exact = {stage: special.apply(stage, enclosure) for stage, enclosure in exact.items()}

@@ -36,6 +36,7 @@ TOPICS: tuple[ModuleType, ...] = tuple(
         "pair_gradients",
         "narrow",
         "special",
+        "sequences",
     )
 )
 """The modules that register subjects: subjects are listed in their order, and in that of their lines."""

@@ -225,8 +225,9 @@ def averaged(average: Average) -> Steps:
         def weighted_sum(weights: Array, value: Array) -> Array:
             if call.sinks is None:
                 return average(seen[-1], weights, value)
-            value = np.concatenate([value, np.zeros_like(value[..., :1, :])], axis=-2)
-            weights = np.concatenate([weights, np.zeros_like(weights[..., :1])], axis=-1)
+            # Of no keys there is no first one to take the shape of.
+            value = np.concatenate([value, np.zeros((*value.shape[:-2], 1, value.shape[-1]), value.dtype)], axis=-2)
+            weights = np.concatenate([weights, np.zeros((*weights.shape[:-1], 1), weights.dtype)], axis=-1)
             return average(with_sink(seen[-1], call.sinks), weights, value)
 
         return {"_softmax_with_sinks": softmax, "_weighted_sum": weighted_sum}

@@ -145,6 +145,9 @@ class Variant:
     softmax: Callable[..., Stages]
     attention: Callable[..., Stages]
     attention_gradients: Callable[..., Stages]
+    packed_attention: Callable[..., Stages]
+    packed_attention_gradients: Callable[..., Stages]
+    paged_attention: Callable[..., Stages]
     multi_head_attention: Callable[..., Stages]
 
     def __init__(self, steps: Steps | None = None, *, hidden: frozenset[str] = frozenset()) -> None:

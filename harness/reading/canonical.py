@@ -25,7 +25,10 @@ Options = Mapping[str, Any]
 
 _READING_ONLY = frozenset(name for name, spec in OPTIONS.items() if spec.for_reading and name != "score")
 _SPECS: Mapping[str, InputSpec] = {
-    name: spec for own in OPERATIONS.values() if not own.has_projections for name, spec in own.inputs.items()
+    name: spec
+    for own in OPERATIONS.values()
+    if not (own.has_projections or own.is_lowered)
+    for name, spec in own.inputs.items()
 }
 _MASKS = frozenset(name for name, spec in _SPECS.items() if spec.folds_into == "mask")
 _ROTARY = frozenset({"rotary_cos", "rotary_sin"})
@@ -43,6 +46,9 @@ class AttentionProblem:
 
 def call_form(operation: str, options: Options, inputs: Inputs) -> AttentionProblem:
     """Return the call that implementations are asked for: is_causal and window count from the positions they know."""
+    if OPERATIONS[operation].is_lowered:  # its signature says all that a case can
+        kept = {name: value for name, value in options.items() if name not in _READING_ONLY and value is not False}
+        return AttentionProblem(kept, dict(inputs))
     own, past = query_offset(options, inputs), _past_length(inputs)
     folded = {
         name
@@ -116,7 +122,7 @@ def _folded(
     if "is_causal" in names and kept_options.pop("is_causal", False):
         allowed.append(keys <= positions)
     if "window" in names and (window := kept_options.pop("window", None)) is not None:
-        allowed += _within(window, positions, keys)
+        allowed += within_window(window, positions, keys)
     if "key_lengths" in names and (lengths := kept_inputs.pop("key_lengths", None)) is not None:
         allowed.append(keys < lengths.reshape(-1, 1, 1, 1))
     if "query_mask" in names and (is_query := kept_inputs.pop("query_mask", None)) is not None:
@@ -136,7 +142,8 @@ def _rows_of(name: str, array: Array, rows: Rows) -> Array:
     return array if one_for_all else array.take(rows, axis)
 
 
-def _within(window: tuple[int | None, int | None], positions: Array, keys: Array) -> list[Array]:
+def within_window(window: tuple[int | None, int | None], positions: Array, keys: Array) -> list[Array]:
+    """Return what a window asks of keys, for queries at these positions."""
     left, right = window
     before = [] if left is None else [keys >= positions - left]
     return before if right is None else [*before, keys <= positions + right]

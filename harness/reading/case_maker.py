@@ -6,19 +6,24 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from attncheck.reading import model
 from attncheck.reading.arrays import MAX_ELEMENTS, Arrays, is_too_large, looked_at, resolve_inputs
 from attncheck.reading.case import Case
 from attncheck.reading.diagnostics import CaseFileError
 from attncheck.reading.expectations import read_expectations
 from attncheck.reading.forms import check_form, heads_note, memory_layout_of, merged_heads, projected_heads
-from attncheck.reading.number_checks import check_at_most, check_lowest, check_range
+from attncheck.reading.lowered import check_lowered
+from attncheck.reading.number_checks import check_at_most, check_lowest, check_range, spelled_out
 from attncheck.reading.options import check_empty_rows, read_options
 from attncheck.reading.shapes import ShapeFault, bind_axes, optional_gradients, show, stage_shapes
 from attncheck.reading.statistics_support import support_statistics
 from attncheck.reading.yaml_scalars import FieldPath
 from attncheck.spec import InputSpec, Options, Shape, computed_stages, inputs_of
 
+AT_MOST_WORDS: Mapping[str, str] = {"T": "keys", "Lk": "keys", "Lq": "queries", "Np": "pages"}
+"""What an axis that counts may not exceed counts itself."""
 MAX_LOOKED_AT = 2**17
 """Numbers that are looked at one by one for all cases of a file, counted again wherever a case refers to them."""
 
@@ -79,7 +84,8 @@ def make_case(
     dtypes = tuple(dict.fromkeys(entry.dtypes or file.defaults.dtypes))
     computed_in = entry.computed_in or file.source.computed_in
     stored_in = tuple(filter(None, [entry.storage, computed_in]))
-    _check_numbers(specs, inputs, arrays, (dtypes, stored_in), lengths["T"], where)
+    _check_numbers(specs, inputs, arrays, (dtypes, stored_in), lengths, where)
+    _check_lowered(operation, specs, inputs, arrays, where)
     check_empty_rows(entry, options, inputs.sources, arrays.sources, lengths["T"], where)
     case = Case(
         id=location.id,
@@ -136,10 +142,10 @@ def _check_numbers(
     inputs: Arrays,
     arrays: Arrays,
     dtypes: tuple[tuple[str, ...], tuple[str, ...]],
-    keys: int,
+    lengths: Mapping[str, int],
     where: FieldPath,
 ) -> None:
-    """Refuse what the narrowest dtype cannot hold, and counts of more keys than there are.
+    """Refuse what the narrowest dtype cannot hold, and counts of more than there is.
 
     ``dtypes`` are those that the case is computed in, and those that its inputs are rounded to before.
     """
@@ -150,7 +156,23 @@ def _check_numbers(
             check_range(source, arrays.sources, path, (*computed_in, *stored_in))
             check_lowest(source, arrays.sources, path, stored_in)
         if specs[name].whole:
-            check_at_most(source, arrays.sources, path, keys, "keys")
+            letter = specs[name].at_most
+            check_at_most(source, arrays.sources, path, lengths[letter], AT_MOST_WORDS[letter])
+
+
+def _check_lowered(
+    operation: str, specs: Mapping[str, InputSpec], inputs: Arrays, arrays: Arrays, where: FieldPath
+) -> None:
+    """Hold the limits of sequences, and pages, against what there is of them."""
+    counts = {
+        name: np.array(spelled_out(source, arrays.sources))
+        for name, source in inputs.sources.items()
+        if specs[name].whole
+    }
+    try:
+        check_lowered(operation, inputs.shapes, counts)
+    except ShapeFault as fault:
+        raise CaseFileError((*where, "inputs", fault.field), str(fault)) from None
 
 
 def _stage_shapes(

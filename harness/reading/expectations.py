@@ -37,6 +37,10 @@ def read_expectations(entry: model.CaseEntry, case: Case, where: FieldPath) -> t
         raise CaseFileError(
             (*where, "expect"), "gradients are held against the exact answer alone, not against numbers"
         )
+    if sources and OPERATIONS[case.operation].is_lowered:
+        raise CaseFileError(
+            (*where, "expect"), f"{case.operation} is held against the exact answer alone, not against numbers"
+        )
     stages = computed_stages(case.operation, case.options, case.input_shapes)
     shapes = {stage: case.stage_shapes[stage] for stage in stages}
     return tuple(

@@ -18,6 +18,7 @@ from attncheck.reading import array_kinds as kinds
 from attncheck.reading.case import Case
 from attncheck.reading.dtypes import largest_number, rounded_once, rounding_error
 from attncheck.reading.generators import GENERATORS, Generator, draw
+from attncheck.reading.lowered import poisoned
 from attncheck.reading.printed import Rounding, parse_printed
 from attncheck.reading.shapes import merge_head_weights
 from attncheck.spec import InputSpec, Shape
@@ -84,7 +85,7 @@ def convert_inputs(case: Case, exact: Mapping[str, Exact], dtype: str, computed_
         name: partial(_radius, exact[name], spec, arrays[name], case.storage, computed_in)
         for name, spec in specs.items()
     }
-    return Inputs(arrays, _Radii(radii))
+    return Inputs(poisoned(case.options, arrays, dtype), _Radii(radii))
 
 
 class _Radii(Mapping[str, NDArray[np.float64]]):

@@ -97,10 +97,14 @@ def bind_axes(
     _bind_head_widths(lengths, found_in)
     if "Hkv" in lengths and lengths["H"] % lengths["Hkv"]:
         raise ShapeFault(
-            "key",
+            found_in["Hkv"] if found_in["Hkv"] in specs else "key",
             f"expected as many heads as query has, or a number that divides it: {lengths['H']} query heads cannot "
             f"share {lengths['Hkv']} evenly",
         )
+    if "W" in lengths:
+        lengths["T"] = lengths["W"] * lengths["Lp"]
+    if "S" in lengths and lengths["S1"] != lengths["S"] + 1:
+        raise ShapeFault("key_lengths", f"expected one for each of {lengths['S1'] - 1} sequences, got {lengths['S']}")
     if "Lk" in lengths:
         lengths["T"] = lengths["Lk"] + lengths.get("P", 0)
     _check_at_least(lengths, found_in)
@@ -214,7 +218,10 @@ def score_elements(operation: str, options: Mapping[str, Any], inputs: Mapping[s
     if "scores" in inputs:
         return int(inputs["scores"].size)
     heads = int(options["heads"]) if OPERATIONS[operation].has_projections else 1
-    keys = sum(int(inputs[name].shape[-2]) for name in ("key", "past_key") if name in inputs)
+    if "block_table" in inputs:
+        keys = int(inputs["block_table"].shape[-1]) * int(inputs["key_pages"].shape[1])
+    else:
+        keys = sum(int(inputs[name].shape[-2]) for name in ("key", "past_key") if name in inputs)
     return math.prod(inputs["query"].shape[:-1]) * heads * keys
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Shape = tuple[int, ...]
@@ -19,7 +19,8 @@ class InputSpec:
 
     ``axes`` are letters of ``AXES``; a case may leave leading axes out, they are then of length 1. ``broadcast`` inputs
     (masks and biases on the scores) may also have length 1 where the letter says more. One that ``needs`` another is
-    refused without it. ``whole`` numbers are counts: they keep their integers in every dtype.
+    refused without it. ``whole`` numbers are counts: they keep their integers in every dtype. None is larger than the
+    axis ``at_most`` is long.
 
     ``asks_for`` is the stage that is computed only where this input or another that asks for it is given; ``neutral``
     is the number that changes nothing, of an input that may be left out. ``folds_into`` names the input that takes its
@@ -36,6 +37,7 @@ class InputSpec:
     may_be_infinite: bool = False
     needs: str | None = None
     whole: bool = False
+    at_most: str = "T"
     asks_for: str | None = None
     neutral: float | None = None
     folds_into: str | None = None
@@ -162,3 +164,29 @@ PAST_INPUTS: Mapping[str, InputSpec] = {
         synonyms=("value_cache", "v_cache", "past_v"),
     ),
 }
+_LIMITS = InputSpec(("S1",), whole=True, asks_for="masked")
+PACKED_INPUTS: Mapping[str, InputSpec] = {
+    **{name: ATTENTION_INPUTS[name] for name in ("query", "key", "value")},
+    "cu_seqlens_q": replace(_LIMITS, at_most="Lq", synonyms=("cu_seqlens_query", "cu_seq_q", "qo_indptr")),
+    "cu_seqlens_k": replace(
+        _LIMITS, at_most="Lk", synonyms=("cu_seqlens_key", "cu_seqlens_kv", "cu_seq_k", "kv_indptr")
+    ),
+}
+"""What of several sequences lies one after the other, and where each begins and ends."""
+USED_KEYS: Mapping[str, InputSpec] = {
+    "key_lengths": optional(
+        "S", neutral=None, whole=True, at_most="Lk", synonyms=("seqused_k", "seqlens_k", "cache_seqlens")
+    ),
+    "sinks": INPUTS_ON_ROWS["sinks"],
+}
+PAGED_INPUTS: Mapping[str, InputSpec] = {
+    "query": QUERY,
+    "key_pages": InputSpec(("Np", "Lp", "Hkv", "D"), synonyms=("k_cache", "key_cache", "paged_key")),
+    "value_pages": InputSpec(("Np", "Lp", "Hkv", "Dv"), synonyms=("v_cache", "value_cache", "paged_value")),
+    "block_table": InputSpec(("B", "W"), whole=True, at_most="Np", synonyms=("block_tables", "page_table")),
+    "key_lengths": InputSpec(
+        ("B",), whole=True, asks_for="masked", synonyms=("cache_seqlens", "seq_lens", "context_lens", "kv_lens")
+    ),
+    "sinks": INPUTS_ON_ROWS["sinks"],
+}
+"""Keys and values in the pages of a cache, and which pages hold those of each batch entry."""

@@ -12,10 +12,13 @@ from attncheck.spec.inputs import (
     INPUTS_ON_ROWS,
     INPUTS_ON_SCORES,
     KEY,
+    PACKED_INPUTS,
+    PAGED_INPUTS,
     PAST_INPUTS,
     QUERY,
     ROTARY_INPUTS,
     SCORE_INPUT,
+    USED_KEYS,
     WIDE_KEY,
     Axes,
     InputSpec,
@@ -63,7 +66,9 @@ class Operation:
     """One operation: the contract's function, its inputs by name, the options that it takes, and its stages.
 
     ``results`` are the stages without which there is no result: all that are computed, the last one, or one by name.
-    ``stage_axes`` are stages with other axes than a computation per head has: the first that can be had.
+    ``stage_axes`` are stages with other axes than a computation per head has: the first that can be had. One that
+    ``lowers_to`` another is that one, once its keys and values are laid out (``reading/lowered.py``); where it
+    ``is_folded``, an implementation that has the other one alone is asked for that.
     """
 
     name: str
@@ -73,11 +78,18 @@ class Operation:
     stages: tuple[str, ...]
     results: str = "last"
     stage_axes: Mapping[str, tuple[Axes, ...]] = field(default_factory=dict)
+    lowers_to: str | None = None
+    is_folded: bool = False
+
+    @property
+    def is_lowered(self) -> bool:
+        """Whether it becomes another operation before anything of it is judged."""
+        return self.lowers_to is not None
 
     @property
     def has_gradients(self) -> bool:
         """Whether its stages are gradients: sums over query rows, of which none stands for another."""
-        return self.stages == GRADIENTS
+        return set(self.stages) <= set(GRADIENTS)
 
     @property
     def has_projections(self) -> bool:
@@ -92,6 +104,8 @@ HEADS = ("heads", "kv_heads")
 """Options that say how many heads there are, where no axis does."""
 _ATTENTION_OPTIONS = frozenset({"scale", "softcap", "rotary_interleaved", "empty_rows", *HEADS, *_ATTENDANCE})
 _BEFORE_MASKING = tuple(name for name in LOGITS if name not in ("biased", "masked"))
+_SEQUENCE_OPTIONS = frozenset({"scale", "softcap", "is_causal", "window", "poison"})
+_WITHOUT_BIAS = tuple(name for name in LOGITS if name != "biased")
 _WITHOUT_CAP = tuple(name for name in LOGITS if name != "capped")
 
 OPERATIONS: Mapping[str, Operation] = {
@@ -126,6 +140,33 @@ OPERATIONS: Mapping[str, Operation] = {
             results="all",
         ),
         Operation(
+            "packed_attention",
+            "packed_attention",
+            {**PACKED_INPUTS, **USED_KEYS},
+            _SEQUENCE_OPTIONS,
+            (*_WITHOUT_BIAS, *_SOFTMAX, "output"),
+            lowers_to="attention",
+            is_folded=True,
+        ),
+        Operation(
+            "packed_attention_gradients",
+            "packed_attention_gradients",
+            {**PACKED_INPUTS, "grad_output": InputSpec(("B", "H", "Lq", "Dv")), **USED_KEYS},
+            _SEQUENCE_OPTIONS,
+            tuple(name for name in GRADIENTS if name != "grad_bias"),
+            results="all",
+            lowers_to="attention_gradients",
+            is_folded=True,
+        ),
+        Operation(
+            "paged_attention",
+            "paged_attention",
+            PAGED_INPUTS,
+            _SEQUENCE_OPTIONS,
+            (*_WITHOUT_BIAS, *_SOFTMAX, "output"),
+            lowers_to="attention",
+        ),
+        Operation(
             "multi_head_attention",
             "multi_head_attention",
             {
@@ -152,7 +193,13 @@ OPERATIONS: Mapping[str, Operation] = {
 PER_HEAD = tuple(name for name, own in OPERATIONS.items() if "heads" in own.options and not own.has_projections)
 """Operations on queries, keys and values that have an axis of heads, or come with their heads side by side."""
 
-_ASKING: Mapping[str, InputSpec | OptionSpec] = {**INPUTS_ON_ROWS, **ROTARY_INPUTS, **FOLDED_INPUTS, **OPTIONS}
+_ASKING: Mapping[str, InputSpec | OptionSpec] = {
+    **PACKED_INPUTS,
+    **INPUTS_ON_ROWS,
+    **ROTARY_INPUTS,
+    **FOLDED_INPUTS,
+    **OPTIONS,
+}
 ASKED_BY: Mapping[str, frozenset[str]] = {
     **{
         stage: frozenset(name for name, spec in _ASKING.items() if spec.asks_for == stage)

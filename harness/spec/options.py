@@ -113,6 +113,15 @@ class Options(Mapping[str, Any]):
             positive=True,
         ),
     ] = None
+    poison: Annotated[
+        Literal["nan", "large"] | None,
+        OptionSpec(
+            "What keys and values hold that no query may use: nan, or large, which is 1e30 or the dtype's largest "
+            "number. If absent, what was drawn.",
+            for_reading=True,
+            needs="key_lengths",
+        ),
+    ] = None
     empty_rows: Annotated[
         EmptyRows | None,
         OptionSpec(

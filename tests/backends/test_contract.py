@@ -232,3 +232,13 @@ def test_no_operation_writes_into_the_arrays_that_it_is_given(setting: Any) -> N
     backend.attention_gradients(query, key, value, value[:, :, :4], bias=bias, **options)
     for array, before in zip(given, kept, strict=True):
         np.testing.assert_array_equal(array, before)
+
+
+@pytest.mark.parametrize(("entry", "mode"), _mode_params())
+def test_a_mode_says_whether_packed_sequences_have_to_become_a_mask(
+    entry: attncheck.backends.BackendEntry, mode: str
+) -> None:
+    with mock.patch.dict(os.environ, entry.environment):
+        backend = entry.load(mode)
+    lacks = hasattr(backend, "attention") and not hasattr(backend, "packed_attention")
+    assert entry.all_modes[mode].folds_sequences == lacks

@@ -21,6 +21,7 @@ from attncheck.judging.special_rows import empty_rows, scores_shape, special_row
 from attncheck.reading.canonical import AttentionProblem, canonical_form
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.lowered import lowered
 from attncheck.reading.schema import case_schema, tag_schema
 from attncheck.reading.selection import select_cases
 from attncheck.spec import OPERATIONS, SCORE_INPUTS
@@ -237,6 +238,8 @@ def saturates(case: Case) -> bool:
 def shares_heads(case: Case) -> bool:
     if "kv_heads" in case.options:
         return bool(case.options["kv_heads"] < case.options["heads"])
+    if "key_pages" in case.input_shapes:
+        return case.input_shapes["key_pages"][2] < case.input_shapes["query"][1]
     return OF_SHAPES["grouped heads"](case)
 
 
@@ -245,7 +248,7 @@ def converted(case: Case) -> dict[str, NDArray[Any]]:
 
 
 def has_empty_rows(case: Case) -> bool:
-    return bool(empty_rows(case.operation, AttentionProblem(case.options, converted(case))).any())
+    return bool(empty_rows(*lowered(case.operation, AttentionProblem(case.options, converted(case)))).any())
 
 
 def has_odd_numbers_behind_masks_alone(case: Case) -> bool:
@@ -279,7 +282,9 @@ MEANINGS: dict[str, Callable[[Case], bool]] = {
     "half-precision": lambda case: {"float32", "bfloat16"} <= set(case.dtypes),
     "half-range": lambda case: bool((scores_of(case) > 20_000).any()),
     "storage": lambda case: case.storage is not None,
-    "gradients": lambda case: case.operation == "attention_gradients",
+    "gradients": lambda case: case.operation.endswith("attention_gradients"),
+    "packed": lambda case: case.operation.startswith("packed_attention"),
+    "pages": lambda case: case.operation == "paged_attention",
     "masked-gradient": lambda case: bool({"mask", "bias", "key_lengths", "query_mask"} & case.inputs.keys()),
     "bias-gradient": lambda case: "bias" in case.inputs and case.operation == "attention_gradients",
     "zero-length": lambda case: any(0 in shape for shape in case.input_shapes.values()),

@@ -75,7 +75,10 @@ def has_few(given: Given) -> bool:
 def is_beyond_a_tile(case: Case) -> bool:
     """Whether a case has more queries and more keys than a tile, and no multiple of it of either."""
     shapes = case.input_shapes
-    lengths = shapes["scores"][-2:] if "scores" in shapes else (shapes["query"][-2], shapes["key"][-2])
+    if "key_pages" in shapes:
+        lengths = shapes["query"][-2], shapes["block_table"][-1] * shapes["key_pages"][1]
+    else:
+        lengths = shapes["scores"][-2:] if "scores" in shapes else (shapes["query"][-2], shapes["key"][-2])
     return all(length > TILE and length % TILE for length in lengths)
 
 

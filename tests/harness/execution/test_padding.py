@@ -554,3 +554,49 @@ def test_a_padded_call_is_the_same_bit_for_bit_in_exact_arithmetic(task: Task, r
     assert not padded.padding_faults
     for stage, array in plain.stages.items():
         np.testing.assert_array_equal(padded.stages[stage], array, err_msg=stage)
+
+
+# Packed sequences.
+
+
+def packed_task() -> Task:
+    rng = np.random.default_rng(5)
+    arrays = {name: rng.normal(size=(1, 2, length, 5)) for name, length in (("query", 7), ("key", 9), ("value", 9))}
+    limits = {"cu_seqlens_q": np.array([0, 4, 7]), "cu_seqlens_k": np.array([0, 4, 9])}
+    return Task("packed_attention", {"is_causal": True}, {**arrays, **limits})
+
+
+def toy(*functions: str, requires: Mapping[str, Any] | None = None) -> Implementation:
+    requirements = dict.fromkeys(functions, requires or {})
+    accepts = dict.fromkeys(functions, PADDED_BY)
+    entry = UserImplementation("toy", "toy", ("numpy",), requirements=requirements, accepts=accepts)
+    return Implementation(entry, "toy")
+
+
+def test_sequences_become_a_mask_where_there_is_no_function_for_them() -> None:
+    task = packed_task()
+    assert padded_call(toy("packed_attention"), task) is None
+    folded = padded_call(toy("attention"), task)
+    assert isinstance(folded, Padding)
+    assert folded.description == "a block mask (2 sequences)"
+    assert folded.task.operation == "attention"
+    assert folded.task.inputs["mask"].sum() == 4 * 5 // 2 + (3 + 4 + 5)
+    output = numpy_backend.attention(**folded.task.inputs)["output"]
+    assert np.allclose(output, numpy_backend.packed_attention(**task.inputs, is_causal=True)["output"])
+
+
+def test_a_mask_of_sequences_is_padded_as_its_function_requires() -> None:
+    folded = padded_call(toy("attention", requires={"width_multiple": 8}), packed_task())
+    assert isinstance(folded, Padding)
+    assert folded.description.startswith("a block mask (2 sequences), zero columns (D 5 to 8")
+    assert folded.task.inputs["query"].shape[-1] == 8
+
+
+def test_widths_of_sequences_are_padded_and_lengths_are_not() -> None:
+    padded = padded_call(toy("packed_attention", requires={"width_multiple": 8}), packed_task())
+    assert isinstance(padded, Padding)
+    assert padded.task.operation == "packed_attention"
+    assert padded.task.inputs["key"].shape == (1, 2, 9, 8)
+    refused = padded_call(toy("packed_attention", requires={"key_length_multiple": 8}), packed_task())
+    assert isinstance(refused, Failure)
+    assert "keep their lengths" in refused.message

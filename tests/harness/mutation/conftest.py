@@ -104,6 +104,44 @@ def _additive(rng: np.random.Generator, spread: float) -> Arrays:
     }
 
 
+def _sequences() -> dict[str, Task]:
+    """Packed sequences, some of them empty, and paged caches of small and large pages."""
+    rng = np.random.default_rng(1603)
+    operands = _attention_inputs(rng, 1, 3, 24, 41)
+    limits = {"cu_seqlens_q": np.array([0, 6, 6, 15, 24]), "cu_seqlens_k": np.array([0, 9, 12, 33, 41])}
+    none_empty = {"cu_seqlens_q": np.array([0, 6, 10, 15, 24]), "cu_seqlens_k": limits["cu_seqlens_k"]}
+    packed = operands | limits
+    used = {"key_lengths": np.array([8, 3, 21, 5])}
+    sinks = {"sinks": np.array([1.5, -1.0, 0.5])}
+    near = {"is_causal": True, "window": (3, None)}
+    gradients = operands | none_empty | {"value": operands["key"], "grad_output": rng.normal(size=(1, 3, 24, 9))}
+    pages = {
+        "query": rng.normal(size=(2, 3, 4, 9)),
+        "key_pages": rng.normal(size=(9, 5, 3, 9)),
+        "value_pages": rng.normal(size=(9, 5, 3, 11)),
+        "block_table": np.array([[7, 2, 5], [1, 8, 3]]),
+        "key_lengths": np.array([14, 6]),
+    }
+    poisoned = pages | {name: pages[name].copy() for name in ("key_pages", "value_pages")}
+    for name in ("key_pages", "value_pages"):
+        poisoned[name][[0, 3, 4, 6]] = np.nan
+    large = {
+        **pages,
+        "key_pages": rng.normal(size=(3, 150, 3, 9)),
+        "value_pages": rng.normal(size=(3, 150, 3, 11)),
+        "block_table": np.array([[2], [0]]),
+        "key_lengths": np.array([140, 133]),
+    }
+    return {
+        "packed": Task("packed_attention", {}, packed),
+        "packed, used, sinks": Task("packed_attention", near, packed | used | sinks),
+        "packed gradients": Task("packed_attention_gradients", {"is_causal": True}, gradients | used | sinks),
+        "paged": Task("paged_attention", {}, pages),
+        "paged, poisoned": Task("paged_attention", near, poisoned | sinks),
+        "paged, large": Task("paged_attention", {}, large),
+    }
+
+
 def _with_options() -> dict[str, Task]:
     rng = np.random.default_rng(2024)
     square = _attention_inputs(rng, 3, 3, 6, 6)
@@ -275,7 +313,7 @@ def _with_sinks() -> dict[str, Task]:
 
 @pytest.fixture(scope="session")
 def problems() -> dict[str, Task]:
-    return _problems() | _with_options()
+    return _problems() | _sequences() | _with_options()
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from attncheck.mutation.naming import NOT_NAMED, RIGHTLY, WRONGLY, how_named, na
 from attncheck.mutation.score import run_mutants
 from attncheck.reading.canonical import AttentionProblem
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.lowered import lowered
 from attncheck.reading.selection import select_cases
 from attncheck.spec import EMPTY_ROWS
 
@@ -87,7 +88,9 @@ def test_every_name_that_a_case_can_give_is_explained_and_no_other() -> None:
     for case in select_cases([]).cases:
         if not case.id.startswith("large/"):
             inputs = convert_inputs(case, make_exact_inputs(case), case.dtypes[0]).arrays
-            posed = AttentionProblem(dict(case.options), dict(inputs))
-            truth = Truth(case.operation, case.options, inputs, case.dtypes[0], False, {})
+            called = AttentionProblem(dict(case.options), dict(inputs))
+            operation, posed = lowered(case.operation, called)
+            was_called = None if posed is called else (case.operation, called)
+            truth = Truth(operation, posed.options, posed.inputs, case.dtypes[0], False, {}, as_called=was_called)
             given |= {each.name for each in Readings.of(truth, posed).alternatives}
     assert given == NAMED

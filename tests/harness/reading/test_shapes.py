@@ -22,13 +22,13 @@ from attncheck.reading.shapes import (
 from attncheck.spec import OPERATIONS, SCORE_INPUTS, InputSpec, inputs_of
 
 KINDS = [("scoring", kind) for kind in SCORE_INPUTS] + [(name, None) for name in OPERATIONS if name != "scoring"]
-LETTERS = ("B", "Hkv", "Lq", "Lk", "P", "D", "Dk", "Dv", "A", "E", "Ek", "Ev", "Eo", "Lr", "R")
+LETTERS = ("B", "Hkv", "Lq", "Lk", "P", "D", "Dk", "Dv", "A", "E", "Ek", "Ev", "Eo", "Lr", "R", "S", "Np", "Lp", "W")
 MAY_BE_EMPTY = ("B", "Lq", "Lk", "P", "Lr")
 
 
 def _consistent(lengths: dict[str, int], group: int) -> dict[str, int]:
     """Add the lengths that follow from others: ``group`` query heads share a head of keys."""
-    lengths = lengths | {"H": group * lengths["Hkv"], "T": lengths["P"] + lengths["Lk"]}
+    lengths = lengths | {"H": group * lengths["Hkv"], "T": lengths["P"] + lengths["Lk"], "S1": lengths["S"] + 1}
     lengths["D"] += 2 * lengths["R"]  # there are as many positions and elements as are rotated, or more
     lengths["Lr"] += lengths["P"] + max(lengths["Lq"], lengths["Lk"])
     merged = [(heads, width) for heads in ("H", "Hkv") for width in ("D", "Dv")]
@@ -46,9 +46,14 @@ def _heads(operation: str, lengths: dict[str, int]) -> tuple[int | None, int | N
     return (lengths["H"], lengths["Hkv"]) if operation == "multi_head_attention" else (None, None)
 
 
+def _keys(operation: str, lengths: dict[str, int]) -> int:
+    if operation == "paged_attention":
+        return lengths["W"] * lengths["Lp"]
+    return lengths["T"] if operation == "attention" else lengths["Lk"]
+
+
 def _full_shapes(operation: str, kind: str | None, lengths: dict[str, int]) -> dict[str, tuple[int, ...]]:
-    if operation != "attention":
-        lengths = lengths | {"T": lengths["Lk"]}
+    lengths = lengths | {"T": _keys(operation, lengths)}
     return {name: tuple(lengths[letter] for letter in spec.axes) for name, spec in inputs_of(operation, kind).items()}
 
 
@@ -60,8 +65,7 @@ def test_every_axis_letter_gets_the_length_that_the_inputs_give_it(
     specs = inputs_of(operation, kind)
     bound = bind_axes(specs, _full_shapes(operation, kind, lengths), *_heads(operation, lengths))
     assert {letter for spec in specs.values() for letter in spec.axes} <= set(bound)
-    keys = lengths["T"] if operation == "attention" else lengths["Lk"]
-    assert bound == {letter: lengths[letter] for letter in bound} | {"T": keys}
+    assert bound == {letter: lengths[letter] for letter in bound} | {"T": _keys(operation, lengths)}
 
 
 def _shared_axes(operation: str, kind: str | None) -> list[tuple[str, int]]:

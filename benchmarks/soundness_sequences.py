@@ -1,0 +1,52 @@
+"""Random packed sequences and paged caches for the soundness campaign, made of the batch entries of plain attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from soundness_masks import Asked, Inputs
+from soundness_pool import Random
+
+Array = NDArray[Any]
+
+_PAGES = (1, 3, 4, 16)
+_SOME_UNUSED = 0.5
+
+
+def lay_out(kind: str, random: Random, operands: Inputs, asked: Asked) -> Inputs:
+    """Make every batch entry a sequence of a pack, or of a paged cache; some of their keys are not used."""
+    keys = operands["key"].shape[2]
+    batch = len(operands["key"])
+    used = np.full(batch, keys)
+    if random.rand() < _SOME_UNUSED:
+        used = random.randint(0, keys + 1, batch)
+        asked.names.append("lengths")
+    if random.rand() < _SOME_UNUSED:
+        asked.options["is_causal"] = True
+        asked.names.append("causal")
+    return _paged(random, operands, used) if kind == "paged_attention" else _packed(operands, used)
+
+
+def _packed(operands: Inputs, used: Array) -> Inputs:
+    lengths = {"cu_seqlens_q": operands["query"].shape[2], "cu_seqlens_k": operands["key"].shape[2]}
+    joined = {name: np.concatenate(list(array), axis=1)[np.newaxis] for name, array in operands.items()}
+    limits = {name: length * np.arange(len(used) + 1) for name, length in lengths.items()}
+    return {**joined, **limits, "key_lengths": used}
+
+
+def _paged(random: Random, operands: Inputs, used: Array) -> Inputs:
+    page = int(random.choice(_PAGES))
+    batch, _, keys, _ = operands["key"].shape
+    width = -(-keys // page)
+    order = random.permutation(batch * width + 2)  # two pages are nobody's
+    table = order[: batch * width].reshape(batch, width)
+    inputs: Inputs = {"query": operands["query"], "block_table": table, "key_lengths": used}
+    for name in ("key", "value"):
+        rows = operands[name].swapaxes(1, 2)  # (B, Lk, Hkv, D)
+        padded = np.concatenate([rows, np.zeros((batch, width * page - keys, *rows.shape[2:]))], axis=1)
+        pages = np.full((len(order), page, *rows.shape[2:]), np.nan)
+        pages[table.ravel()] = padded.reshape(-1, page, *rows.shape[2:])
+        inputs[f"{name}_pages"] = pages
+    return inputs

@@ -1,0 +1,97 @@
+"""What packed sequences and paged caches may be taken for: other limits, pages, lengths and corners.
+
+Each is the exact answer of another problem, which is laid out as the case is (``reading/lowered.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from attncheck.judging.alternatives import Alternative, mistake, with_inputs, with_options, without_input
+from attncheck.reading.canonical import AttentionProblem
+from attncheck.reading.lowered import lowered
+
+
+def readings_of_sequences(operation: str, called: AttentionProblem) -> Iterator[Alternative]:
+    """Yield what a call with packed sequences or pages may be taken for, the likeliest first; lowered."""
+
+    def convention(name: str, description: str, other: AttentionProblem) -> Alternative:
+        return Alternative(name, description, "masked", lowered(operation, other)[1])
+
+    def wrong(name: str, description: str, other: AttentionProblem) -> Alternative:
+        return mistake(name, description, lowered(operation, other)[1])
+
+    if called.options.get("is_causal") or called.options.get("window"):
+        subject = "causality" if called.options.get("is_causal") else "the window"
+        description = f"{subject} is aligned top-left in each sequence; the case means its last query and key"
+        yield convention("aligned-top-left", description, with_options(called, alignment="top_left"))
+    lengths = called.inputs.get("key_lengths")
+    if lengths is not None:
+        for moved, name, how in ((1, "long", "the last key's index"), (-1, "short", "one less")):
+            other = np.clip(lengths + moved, 0, _most_keys(called))
+            description = f"a key length is taken for {how}; the case means the number of keys"
+            yield convention(f"key-lengths-one-too-{name}", description, with_inputs(called, key_lengths=other))
+        if lengths.size > 1:
+            shared = np.minimum(lengths[:1], _most_keys(called))
+            description = "the key length of the first sequence is taken for all"
+            yield wrong("key-lengths-of-first-batch-entry", description, with_inputs(called, key_lengths=shared))
+    others = _pages(called) if "block_table" in called.inputs else _limits(called)
+    yield from (wrong(*each) for each in others)
+
+
+def _most_keys(called: AttentionProblem) -> Any:
+    """Return how many keys each sequence has, used or not."""
+    if "block_table" in called.inputs:
+        table = called.inputs["block_table"]
+        return np.full(len(table), table.shape[1] * called.inputs["key_pages"].shape[1])
+    return np.diff(called.inputs["cu_seqlens_k"])
+
+
+def _limits(called: AttentionProblem) -> Iterator[tuple[str, str, AttentionProblem]]:
+    queries, keys = called.inputs["cu_seqlens_q"], called.inputs["cu_seqlens_k"]
+    plain = without_input(called, "key_lengths")
+    if "key_lengths" in called.inputs:
+        yield "key-lengths-ignored", "the key lengths are ignored", plain
+    if len(keys) > 2:
+        whole = with_inputs(plain, cu_seqlens_q=queries[[0, -1]], cu_seqlens_k=keys[[0, -1]])
+        yield "sequences-ignored", "the limits of sequences are ignored: every query sees the keys of all", whole
+        for steps, name, words in ((1, "late", "late: the next sequence's first key is seen"), (-1, "early", "early")):
+            moved = np.clip(keys + steps, 0, keys[-1])
+            moved[[0, -1]] = keys[[0, -1]]
+            if (np.diff(moved) >= 0).all():
+                yield (
+                    f"limits-one-too-{name}",
+                    f"sequences of keys end one too {words}",
+                    with_inputs(plain, cu_seqlens_k=moved),
+                )
+    if queries[-1] == keys[-1] and not np.array_equal(queries, keys):
+        yield "limits-of-queries", "the limits of queries are taken for keys", with_inputs(plain, cu_seqlens_k=queries)
+
+
+def _pages(called: AttentionProblem) -> Iterator[tuple[str, str, AttentionProblem]]:
+    table, pages = called.inputs["block_table"], len(called.inputs["key_pages"])
+    first = np.broadcast_to(table[:1], table.shape)
+    yield (
+        "block-table-of-first-batch-entry",
+        "the block table of the first batch entry is taken for all",
+        with_inputs(called, block_table=first),
+    )
+    in_order = np.arange(table.size, dtype=table.dtype).reshape(table.shape) % pages
+    yield (
+        "block-table-ignored",
+        "the block table is ignored: pages are read in their order",
+        with_inputs(called, block_table=in_order),
+    )
+    reverse = _used_reversed(called)
+    yield "pages-in-reverse", "the pages of each sequence are read in reverse", with_inputs(called, block_table=reverse)
+
+
+def _used_reversed(called: AttentionProblem) -> Any:
+    table, page = called.inputs["block_table"].copy(), called.inputs["key_pages"].shape[1]
+    for row, used in zip(table, called.inputs["key_lengths"], strict=True):
+        count = -(-int(used) // page)
+        row[:count] = row[:count][::-1]
+    return table
