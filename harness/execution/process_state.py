@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,24 @@ class ProcessState:
     def has_more_threads(self) -> bool:
         """Whether there are threads now that were not there."""
         return any(thread.ident not in self._threads for thread in threading.enumerate())
+
+
+_LEAST_HELD = 2**30
+"""Bytes. A process that holds less has not compiled thousands of programs; to count its mappings takes a while."""
+_MAPPINGS, _MAX_MAPPINGS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
+
+
+def has_many_mappings(held: int) -> bool:
+    """Whether a process that holds so many bytes has more than half of the memory mappings that Linux lets it have.
+
+    A compiler maps memory for each program, and keeps them all: at the limit it cannot compile the next, and crashes.
+    """
+    if held < _LEAST_HELD:
+        return False
+    try:
+        return _MAPPINGS.read_bytes().count(b"\n") > int(_MAX_MAPPINGS.read_text()) // 2
+    except (OSError, ValueError):  # another system, which has another limit, or none
+        return False
 
 
 @cache

@@ -140,13 +140,14 @@ def evaluate_and_measure(implementation: str, task: Task, log: str) -> Evaluated
     """Run one operation of what was started; put back what it changed that the next one shares."""
     import psutil
 
-    from attncheck.execution.process_state import ProcessState
+    from attncheck.execution.process_state import ProcessState, has_many_mappings
 
     _print_to(log)
     surroundings = ProcessState.snapshot()
     outcome = evaluate_on(_backends[implementation], task)
     is_fit = surroundings.restore() and not (isinstance(outcome, Failure) and surroundings.has_more_threads())
-    return Evaluated(outcome, int(psutil.Process().memory_info().rss), is_fit)
+    held = int(psutil.Process().memory_info().rss)
+    return Evaluated(outcome, held, is_fit and not has_many_mappings(held))
 
 
 def evaluate_on(backend: Backend, task: Task) -> Outcome:

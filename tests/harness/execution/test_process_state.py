@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from attncheck.execution import process_state
-from attncheck.execution.process_state import ProcessState
+from attncheck.execution.process_state import ProcessState, has_many_mappings
 
 
 @pytest.fixture
@@ -112,3 +112,23 @@ def test_threads_that_were_not_there_are_noticed(snapshot: ProcessState) -> None
     event.set()
     wait()
     assert not snapshot.has_more_threads()
+
+
+@pytest.mark.parametrize(
+    ("mappings", "held", "many"),
+    [(60, 2**31, True), (40, 2**31, False), (60, 2**20, False)],
+    ids=["more than half", "less than half", "a small process"],
+)
+def test_a_process_with_many_memory_mappings_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mappings: int, held: int, many: bool
+) -> None:
+    (tmp_path / "maps").write_text("7f00-7f01 r--p\n" * mappings)
+    (tmp_path / "most").write_text("100\n")
+    monkeypatch.setattr(process_state, "_MAPPINGS", tmp_path / "maps")
+    monkeypatch.setattr(process_state, "_MAX_MAPPINGS", tmp_path / "most")
+    assert has_many_mappings(held) is many
+
+
+def test_another_system_has_no_mappings_to_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(process_state, "_MAPPINGS", tmp_path / "maps")
+    assert not has_many_mappings(2**40)
