@@ -283,6 +283,7 @@ MEANINGS: dict[str, Callable[[Case], bool]] = {
     "half-range": lambda case: bool((scores_of(case) > 20_000).any()),
     "storage": lambda case: case.storage is not None,
     "gradients": lambda case: case.operation.endswith("attention_gradients"),
+    "latent": lambda case: case.input_shapes["value"][-1] < case.input_shapes["key"][-1],
     "packed": lambda case: case.operation.startswith("packed_attention"),
     "pages": lambda case: case.operation == "paged_attention",
     "masked-gradient": lambda case: bool({"mask", "bias", "key_lengths", "query_mask"} & case.inputs.keys()),
