@@ -287,6 +287,30 @@ class Backend(Protocol):
         PagedAttention", section 4.1.
         """
 
+    def quantized_attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_scale: Tensor,
+        value_scale: Tensor,
+        *,
+        mask: Tensor | None = None,
+        key_lengths: Tensor | None = None,
+        sinks: Tensor | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        softcap: float | None = None,
+        window: Window | None = None,
+    ) -> Stages:
+        """Attend to keys and values that are stored in 8 bits.
+
+        query (B, H, Lq, D) in the working dtype, key (B, Hkv, Lk, D) and value (B, Hkv, Lk, Dv) in float8_e4m3fn or
+        float8_e5m2, key_scale and value_scale in the working dtype, broadcasting to (B, Hkv, Lk): one for all, for each
+        head, or for each key -> the stages of ``attention`` with keys and values times their scales.
+        Micikevicius et al. 2022, "FP8 Formats for Deep Learning", arXiv 2209.05433.
+        """
+
     def multi_head_attention(
         self,
         query: Tensor,

@@ -299,6 +299,30 @@ def paged_attention(
     return attention(query, key, value, mask=mask, **options)
 
 
+def quantized_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_scale: Tensor,
+    value_scale: Tensor,
+    *,
+    mask: Tensor | None = None,
+    key_lengths: Tensor | None = None,
+    sinks: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+) -> Stages:
+    """Widen keys and values, multiply them with their scales, and attend."""
+    key, value = (
+        each.astype(query.dtype) * factor[..., None] for each, factor in ((key, key_scale), (value, value_scale))
+    )
+    options: dict[str, Any] = {"mask": mask, "key_lengths": key_lengths, "sinks": sinks, "is_causal": is_causal}
+    options |= {"scale": scale, "softcap": softcap, "window": window}
+    return attention(query, key, value, **options)
+
+
 def multi_head_attention(
     query: Tensor,
     key: Tensor,

@@ -30,6 +30,7 @@ __all__ = [
     "packed_attention_gradients",
     "paged_attention",
     "prepare",
+    "quantized_attention",
     "softmax",
     "to_numpy",
 ]
@@ -59,3 +60,4 @@ multi_head_attention = compiled(jax_backend.multi_head_attention)
 packed_attention = compiled(jax_backend.packed_attention)
 packed_attention_gradients = compiled(jax_backend.packed_attention_gradients)
 paged_attention = compiled(jax_backend.paged_attention)
+quantized_attention = compiled(jax_backend.quantized_attention)

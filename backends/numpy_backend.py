@@ -312,6 +312,30 @@ def paged_attention(
     return {name: np.concatenate([part[name] for part in parts]) for name in ("log_sum_exp", "output")}
 
 
+def quantized_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    key_scale: Array,
+    value_scale: Array,
+    *,
+    mask: Array | None = None,
+    key_lengths: Array | None = None,
+    sinks: Array | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+) -> Stages:
+    """Widen keys and values, multiply them with their scales, and attend."""
+    key, value = (
+        each.astype(query.dtype) * factor[..., np.newaxis] for each, factor in ((key, key_scale), (value, value_scale))
+    )
+    options: dict[str, Any] = {"mask": mask, "key_lengths": key_lengths, "sinks": sinks, "is_causal": is_causal}
+    options |= {"scale": scale, "softcap": softcap, "window": window}
+    return attention(query, key, value, **options)
+
+
 def multi_head_attention(
     query: Array,
     key: Array,

@@ -28,6 +28,7 @@ _OPERATIONS: tuple[Callable[..., Stages], ...] = (
     eager.packed_attention,
     eager.packed_attention_gradients,
     eager.paged_attention,
+    eager.quantized_attention,
 )
 
 

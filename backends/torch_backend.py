@@ -45,6 +45,8 @@ def from_numpy(array: NDArray[Any]) -> Tensor:
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         if array.dtype.name == "bfloat16":
             return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+        if array.dtype.name.startswith("float8"):
+            return torch.from_numpy(array.view(np.uint8)).view(getattr(torch, array.dtype.name))
         return torch.from_numpy(array)
 
 
@@ -306,6 +308,30 @@ def paged_attention(
     )
     options: dict[str, Any] = {"sinks": sinks, "scale": scale, "softcap": softcap}
     return attention(query, key, value, mask=mask, **options)
+
+
+def quantized_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_scale: Tensor,
+    value_scale: Tensor,
+    *,
+    mask: Tensor | None = None,
+    key_lengths: Tensor | None = None,
+    sinks: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+) -> Stages:
+    """Widen keys and values, multiply them with their scales, and attend."""
+    key, value = (
+        each.to(query.dtype) * factor.unsqueeze(-1) for each, factor in ((key, key_scale), (value, value_scale))
+    )
+    options: dict[str, Any] = {"mask": mask, "key_lengths": key_lengths, "sinks": sinks, "is_causal": is_causal}
+    options |= {"scale": scale, "softcap": softcap, "window": window}
+    return attention(query, key, value, **options)
 
 
 def multi_head_attention(

@@ -1,6 +1,7 @@
 """Which step of attention follows from which: the order of composition, as data.
 
     query, key, value    of multi_head_attention: ``projection``
+    dequantized_key, .. value   ``dequantization``, where keys and values come with factors
     rotated_query, .. key   ``rotary``, where there is a rotary embedding: everything behind them follows from these
     product              q k^T, shared by raw_scores and scores, itself no stage
     raw_scores, scores   the product, times the scale: ``scores``; of ``scoring`` also ``general_score`` and others
@@ -27,6 +28,7 @@ from itertools import pairwise
 from attncheck.attention.additive_score import ADDITIVE_SCORES
 from attncheck.attention.bias import BIAS
 from attncheck.attention.cosine_score import COSINE_SCORES
+from attncheck.attention.dequantization import dequantization_of
 from attncheck.attention.general_score import GENERAL_SCORES
 from attncheck.attention.gradients import GRADIENTS
 from attncheck.attention.mask import MASK
@@ -67,7 +69,7 @@ def graph_of(problem: Problem) -> Graph:
 
 def _given(problem: Problem) -> frozenset[str]:
     """Return the inputs that a step of its own belongs to."""
-    return frozenset({"sinks", "query_cos"} & problem.inputs.keys())
+    return frozenset({"sinks", "query_cos", "key_factor"} & problem.inputs.keys())
 
 
 def logits_order(problem: Problem) -> tuple[str, ...]:
@@ -101,7 +103,18 @@ def _graph(operation: str, score: str, softcap_follows: str, given: frozenset[st
         graph["output"] = Node(OUTPUT_PROJECTION, ("context",))
     if operation == "attention_gradients":
         graph |= {**GRADIENTS, "grad_sinks": Node(GRAD_SINKS, ("grad_logits",))}
+    if "key_factor" in given:
+        return _dequantized(graph)
     return _behind_rotation(graph) if "query_cos" in given else graph
+
+
+def _dequantized(graph: Graph) -> Graph:
+    """Let everything that follows from key and value follow from these times their factors."""
+    scaled = {name: f"dequantized_{name}" for name in ("key", "value")}
+    moved = {
+        name: Node(node.step, tuple(scaled.get(each, each) for each in node.follows)) for name, node in graph.items()
+    }
+    return moved | {other: Node(dequantization_of(name), (name,)) for name, other in scaled.items()}
 
 
 def _behind_rotation(graph: Graph) -> Graph:

@@ -3,6 +3,7 @@
     native      float64, float32: everything in the format itself
     fused       16 bit; scores, exponentials and sums in float32, weights rounded to 16 bit before they meet the values
     fused_bwd   as fused; its backward pass stores the weights' gradient and adds up tiles in 16 bit
+    fused_fp8   as fused; exponentials are rounded to float8_e4m3fn before they meet the values
     eager       16 bit: every intermediate is stored; products and sums accumulate in float32, functions too, then round
     eager_pre   as eager; the query or key, already scaled, is stored too
 
@@ -129,6 +130,9 @@ def _plain(rounding_model: str, stored: Format) -> RoundingModel:
             return _fused("fused", stored, stored_gradient=False)
         case "fused_bwd":
             return _fused("fused_bwd", stored, stored_gradient=True)
+        case "fused_fp8":
+            fused = _fused("fused", stored, stored_gradient=False)
+            return replace(fused, rounding_model="fused_fp8", weight_unit=2.0**-4, weight_underflow=2.0**-10)
         case "eager":
             return _eager("eager", stored, FORMATS["float32"])
     return _eager("eager_pre", stored, stored)

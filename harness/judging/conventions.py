@@ -193,7 +193,8 @@ def _key_lengths(posed: AttentionProblem) -> Iterator[Alternative]:
 def _grouped_heads(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     if operation == "attention":
         heads, shared = posed.inputs["query"].shape[-3], posed.inputs["key"].shape[-3]
-        names, axis = ("key", "value", "past_key", "past_value"), -3
+        names: tuple[str, ...] = ("key", "value", "past_key", "past_value", "key_factor", "value_factor")
+        axis = -3
     elif operation == "multi_head_attention":
         heads = int(posed.options["heads"])
         shared = int(posed.options.get("kv_heads") or heads)

@@ -1,4 +1,4 @@
-"""What packed sequences and paged caches may be taken for: other limits, pages, lengths and corners.
+"""What packed sequences, paged caches and keys of 8 bits may be taken for: other limits, pages, lengths, scales.
 
 Each is the exact answer of another problem, which is laid out as the case is (``reading/lowered.py``).
 """
@@ -13,10 +13,15 @@ import numpy as np
 from attncheck.judging.alternatives import Alternative, mistake, with_inputs, with_options, without_input
 from attncheck.reading.canonical import AttentionProblem
 from attncheck.reading.lowered import lowered
+from attncheck.spec import LOGITS, MEANS
 
 
 def readings_of_sequences(operation: str, called: AttentionProblem) -> Iterator[Alternative]:
-    """Yield what a call with packed sequences or pages may be taken for, the likeliest first; lowered."""
+    """Yield what a call with packed sequences, pages or scales may be taken for, the likeliest first; lowered."""
+    if "key_scale" in called.inputs:
+        for name, description, stage, other in _scales(called):
+            yield mistake(name, description, lowered(operation, other)[1], stage)
+        return
 
     def convention(name: str, description: str, other: AttentionProblem) -> Alternative:
         return Alternative(name, description, "masked", lowered(operation, other)[1])
@@ -95,3 +100,25 @@ def _used_reversed(called: AttentionProblem) -> Any:
         count = -(-int(used) // page)
         row[:count] = row[:count][::-1]
     return table
+
+
+def _scales(called: AttentionProblem) -> Iterator[tuple[str, str, str, AttentionProblem]]:
+    """Yield scales of stored keys and values that are left out, taken twice, or another's."""
+    scales = {name: called.inputs[f"{name}_scale"] for name in ("key", "value")}
+    for name, stage in (("key", LOGITS[0]), ("value", MEANS[0])):
+        scale = scales[name]
+        ignored, squared = with_inputs(called, **{f"{name}_scale": np.ones_like(scale)}), scale * scale
+        yield f"{name}-scale-ignored", f"the scale of the {name}s is left out", stage, ignored
+        twice = with_inputs(called, **{f"{name}_scale": squared})
+        yield f"{name}-scale-twice", f"the scale of the {name}s is multiplied twice", stage, twice
+        with np.errstate(divide="ignore", over="ignore"):
+            inverse = (1 / scale.astype(np.float64)).astype(scale.dtype)
+        if np.isfinite(inverse.astype(np.float64)).all():
+            divided = with_inputs(called, **{f"{name}_scale": inverse})
+            yield f"{name}-scale-divided", f"the {name}s are divided by their scale", stage, divided
+        if scale.shape[1] > 1:
+            first = np.broadcast_to(scale[:, :1], scale.shape)
+            of_first = with_inputs(called, **{f"{name}_scale": first})
+            yield f"{name}-scale-of-first-head", f"the {name} scale of the first head is taken for all", stage, of_first
+    swapped = with_inputs(called, key_scale=scales["value"], value_scale=scales["key"])
+    yield "scales-swapped", "the scales of keys and values are swapped", LOGITS[0], swapped

@@ -37,6 +37,7 @@ TOPICS: tuple[ModuleType, ...] = tuple(
         "narrow",
         "special",
         "sequences",
+        "eight_bits",
     )
 )
 """The modules that register subjects: subjects are listed in their order, and in that of their lines."""

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 
+import ml_dtypes
 import numpy as np
 
 from attncheck.backends.contract import Stages
@@ -24,7 +25,7 @@ from attncheck.backends.numpy_backend import (
 from attncheck.mutation.arithmetic import Array, Store, pairwise_matmul, pairwise_sum, wider
 from attncheck.mutation.backward_forms import delta_from_output, in_gradients, stages_remembered, weights_again
 from attncheck.mutation.forward_forms import Product, averaged, grouped_by, normalised, scored
-from attncheck.mutation.kernel import ALL, NEVER_RETURNED, Inside, Kernel
+from attncheck.mutation.kernel import ALL, NARROW, NEVER_RETURNED, Inside, Kernel
 from attncheck.mutation.mutant import control
 from attncheck.mutation.online import Online
 from attncheck.mutation.variant import Call, Steps, numpy_with, within
@@ -107,6 +108,20 @@ for _tile in (16, 64, 128):
         why="one pass over tiles of keys, weights in the format of the ends, a backward pass from log_sum_exp",
         name=f"fused_kernel_with_tiles_of_{_tile}",
     )(_flash(_tile))
+
+
+def _to_eight_bits(weights: Array) -> Array:
+    """Round exponentials, at most 1, to float8_e4m3fn."""
+    return weights.astype(ml_dtypes.float8_e4m3fn).astype(weights.dtype)
+
+
+control(
+    Kernel,
+    why="one pass over tiles of 64 keys, exponentials rounded to 8 bits before they meet the values",
+    name="fused_kernel_with_weights_of_8_bits",
+    dtypes=NARROW,
+    classes=dict.fromkeys(NARROW, "fused_fp8"),
+)(lambda store: Online(64, product=lambda weights, value: _to_eight_bits(weights) @ value).steps)
 
 
 def _averaged_from(store: Store) -> Steps:

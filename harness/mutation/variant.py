@@ -148,6 +148,7 @@ class Variant:
     packed_attention: Callable[..., Stages]
     packed_attention_gradients: Callable[..., Stages]
     paged_attention: Callable[..., Stages]
+    quantized_attention: Callable[..., Stages]
     multi_head_attention: Callable[..., Stages]
 
     def __init__(self, steps: Steps | None = None, *, hidden: frozenset[str] = frozenset()) -> None:

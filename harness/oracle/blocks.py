@@ -59,8 +59,10 @@ def are_blocked(
 ) -> bool:
     """Whether these stages of a computation need no score matrix, and it would be large."""
     needs_none = operation == "attention" and RESULTS.issuperset(stages) and not options.get("softcap_follows")
-    needs_none = needs_none and not any(
-        spec.adds_key and name in inputs for name, spec in OPERATIONS[operation].inputs.items()
+    needs_none = (
+        needs_none
+        and "value_factor" not in inputs
+        and not any(spec.adds_key and name in inputs for name, spec in OPERATIONS[operation].inputs.items())
     )
     return needs_none and score_elements(operation, options, inputs) > MIN_ELEMENTS
 

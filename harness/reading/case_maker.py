@@ -14,6 +14,7 @@ from attncheck.reading.case import Case
 from attncheck.reading.diagnostics import CaseFileError
 from attncheck.reading.expectations import read_expectations
 from attncheck.reading.forms import check_form, heads_note, memory_layout_of, merged_heads, projected_heads
+from attncheck.reading.inputs import DEFAULT_EIGHT_BITS
 from attncheck.reading.lowered import check_lowered
 from attncheck.reading.number_checks import check_at_most, check_lowest, check_range, spelled_out
 from attncheck.reading.options import check_empty_rows, read_options
@@ -84,7 +85,8 @@ def make_case(
     dtypes = tuple(dict.fromkeys(entry.dtypes or file.defaults.dtypes))
     computed_in = entry.computed_in or file.source.computed_in
     stored_in = tuple(filter(None, [entry.storage, computed_in]))
-    _check_numbers(specs, inputs, arrays, (dtypes, stored_in), lengths, where)
+    eight_bits = str(options.get("stored_as", DEFAULT_EIGHT_BITS))
+    _check_numbers(specs, inputs, arrays, (dtypes, stored_in, eight_bits), lengths, where)
     _check_lowered(operation, specs, inputs, arrays, where)
     check_empty_rows(entry, options, inputs.sources, arrays.sources, lengths["T"], where)
     case = Case(
@@ -141,19 +143,21 @@ def _check_numbers(
     specs: Mapping[str, InputSpec],
     inputs: Arrays,
     arrays: Arrays,
-    dtypes: tuple[tuple[str, ...], tuple[str, ...]],
+    dtypes: tuple[tuple[str, ...], tuple[str, ...], str],
     lengths: Mapping[str, int],
     where: FieldPath,
 ) -> None:
     """Refuse what the narrowest dtype cannot hold, and counts of more than there is.
 
-    ``dtypes`` are those that the case is computed in, and those that its inputs are rounded to before.
+    ``dtypes`` are those that the case is computed in, those that its inputs are rounded to before, and the format of 8
+    bits that keys and values may be stored in.
     """
-    computed_in, stored_in = dtypes
+    computed_in, stored_in, eight_bits = dtypes
     for name, source in inputs.sources.items():
         path = (*where, "inputs", name)
         if specs[name].is_number:
-            check_range(source, arrays.sources, path, (*computed_in, *stored_in))
+            narrow = (eight_bits,) if specs[name].eight_bits else ()
+            check_range(source, arrays.sources, path, (*narrow, *computed_in, *stored_in))
             check_lowest(source, arrays.sources, path, stored_in)
         if specs[name].whole:
             letter = specs[name].at_most

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading.case import Case
-from attncheck.reading.dtypes import largest_number, rounded_once, rounding_error
+from attncheck.reading.dtypes import EIGHT_BITS, largest_number, rounded_once, rounding_error
 from attncheck.reading.generators import GENERATORS, Generator, draw
 from attncheck.reading.lowered import poisoned
 from attncheck.reading.printed import Rounding, parse_printed
@@ -25,6 +25,8 @@ from attncheck.spec import InputSpec, Shape
 
 Array = NDArray[Any]
 
+DEFAULT_EIGHT_BITS = next(iter(EIGHT_BITS))
+"""What keys and values of 8 bits are stored in, where a case does not say."""
 _LOWEST = np.float64(-largest_number("float64"))
 """Stands for the lowest number of a dtype until it is known which: no narrower one has this number itself."""
 
@@ -80,7 +82,11 @@ def convert_inputs(case: Case, exact: Mapping[str, Exact], dtype: str, computed_
     which are rounded to that dtype.
     """
     specs = {name: spec for name, spec in case.input_specs.items() if name in exact}
-    arrays = {name: _stored(exact[name].array, spec, dtype, case.storage) for name, spec in specs.items()}
+    eight_bits = str(case.options.get("stored_as") or DEFAULT_EIGHT_BITS)
+    arrays = {
+        name: _stored(exact[name].array, spec, eight_bits if spec.eight_bits else dtype, case.storage)
+        for name, spec in specs.items()
+    }
     radii = {
         name: partial(_radius, exact[name], spec, arrays[name], case.storage, computed_in)
         for name, spec in specs.items()

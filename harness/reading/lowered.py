@@ -1,8 +1,10 @@
-"""Operations that are another one once their keys and values are laid out: packed sequences, and paged caches.
+"""Operations that are another one once their keys and values are laid out: packed, in pages, or in 8 bits.
 
 Packed sequences attend with one mask for all of them; a key that no query may use is a key of zeros that is masked. The
 pages of a cache are read into one array of keys for each batch entry, slots that are not used likewise. Nothing is
-rounded by that, so exact answers and bounds are those of ``attention`` and ``attention_gradients``.
+rounded by that, so exact answers and bounds are those of ``attention`` and ``attention_gradients``. Keys and values of
+8 bits are widened, which is exact, too; their scales become factors, with a step of their own
+(``attention/dequantization.py``).
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ def lowered(operation: str, posed: AttentionProblem) -> tuple[str, AttentionProb
     lowers_to = OPERATIONS[operation].lowers_to
     if lowers_to is None:
         return operation, posed
+    if "key_scale" in posed.inputs:
+        return lowers_to, _quantized(posed)
     lay_out = _paged if "block_table" in posed.inputs else _packed
     return lowers_to, lay_out(posed)
 
@@ -64,6 +68,7 @@ def check_lowered(operation: str, shapes: Mapping[str, Shape], counts: Inputs) -
         return
     if "block_table" in counts:
         _check_pages(shapes, counts)
+    if "cu_seqlens_q" not in counts:
         return
     if shapes["query"][0] != 1:
         raise ShapeFault(
@@ -157,6 +162,17 @@ def _paged(posed: AttentionProblem) -> AttentionProblem:
     allowed = is_used[:, np.newaxis] & _by_position(options, query_position[..., np.newaxis], positions)
     others = {name: array for name, array in inputs.items() if name in {"query", "sinks"}}
     return AttentionProblem(options, {**others, **laid_out, "mask": allowed[:, np.newaxis]})
+
+
+def _quantized(posed: AttentionProblem) -> AttentionProblem:
+    """Widen keys and values, which the working dtype holds exactly, and give each key its own factor."""
+    inputs = dict(posed.inputs)
+    for name in ("key", "value"):
+        widened = inputs[name].astype(inputs["query"].dtype)
+        scale = np.broadcast_to(inputs.pop(f"{name}_scale"), widened.shape[:-1])
+        inputs[name], inputs[f"{name}_factor"] = widened, scale[..., np.newaxis]
+    options = {name: value for name, value in posed.options.items() if name != "stored_as"}
+    return AttentionProblem(options, inputs)
 
 
 def _used_slots(inputs: Inputs) -> Array:

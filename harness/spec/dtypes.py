@@ -19,6 +19,7 @@ ROUNDING_MODELS: Mapping[str, tuple[str, ...]] = {
     "fused": _SIXTEEN_BITS,
     "fused_bwd": _SIXTEEN_BITS,
     "fused_lse": _SIXTEEN_BITS,
+    "fused_fp8": _SIXTEEN_BITS,
     "eager": _SIXTEEN_BITS,
     "eager_pre": _SIXTEEN_BITS,
     "eager_lse": _SIXTEEN_BITS,

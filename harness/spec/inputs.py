@@ -20,7 +20,7 @@ class InputSpec:
     ``axes`` are letters of ``AXES``; a case may leave leading axes out, they are then of length 1. ``broadcast`` inputs
     (masks and biases on the scores) may also have length 1 where the letter says more. One that ``needs`` another is
     refused without it. ``whole`` numbers are counts: they keep their integers in every dtype. None is larger than the
-    axis ``at_most`` is long.
+    axis ``at_most`` is long. Those of ``eight_bits`` are stored in a format of 8 bits, whatever the working dtype is.
 
     ``asks_for`` is the stage that is computed only where this input or another that asks for it is given; ``neutral``
     is the number that changes nothing, of an input that may be left out. ``folds_into`` names the input that takes its
@@ -38,6 +38,7 @@ class InputSpec:
     needs: str | None = None
     whole: bool = False
     at_most: str = "T"
+    eight_bits: bool = False
     asks_for: str | None = None
     neutral: float | None = None
     folds_into: str | None = None
@@ -137,8 +138,13 @@ ROTARY_INPUTS: Mapping[str, InputSpec] = {
 FOLDED_INPUTS: Mapping[str, InputSpec] = {
     **dict.fromkeys(("query_cos", "query_sin"), InputSpec(("Lq", "R"), asks_for="rotated_query")),
     **dict.fromkeys(("key_cos", "key_sin"), InputSpec(("T", "R"), asks_for="rotated_key")),
+    "key_factor": InputSpec(("B", "Hkv", "T", "D"), broadcast=True),
+    "value_factor": InputSpec(("B", "Hkv", "T", "Dv"), broadcast=True),
 }
-"""What the canonical form of a case has in place of other inputs: a row for each query and each key."""
+"""What the canonical form of a case has in place of other inputs: a row for each query and each key.
+
+Factors stand for scales of stored keys and values.
+"""
 AT_LEAST: Sequence[tuple[str, tuple[str, ...]]] = (("Lr", ("P", "Lq")), ("Lr", ("P", "Lk")), ("D", ("R", "R")))
 """Axes that are as long as others together, or longer."""
 ATTENTION_INPUTS: Mapping[str, InputSpec] = {
@@ -190,3 +196,13 @@ PAGED_INPUTS: Mapping[str, InputSpec] = {
     "sinks": INPUTS_ON_ROWS["sinks"],
 }
 """Keys and values in the pages of a cache, and which pages hold those of each batch entry."""
+_SCALE = InputSpec(("B", "Hkv", "Lk"), broadcast=True)
+QUANTIZED_INPUTS: Mapping[str, InputSpec] = {
+    "query": QUERY,
+    "key": replace(ATTENTION_INPUTS["key"], eight_bits=True),
+    "value": replace(ATTENTION_INPUTS["value"], eight_bits=True),
+    "key_scale": replace(_SCALE, synonyms=("k_scale", "k_descale", "key_descale", "scale_k")),
+    "value_scale": replace(_SCALE, synonyms=("v_scale", "v_descale", "value_descale", "scale_v")),
+    **{name: INPUTS_ON_ROWS[name] for name in ("mask", "key_lengths", "sinks")},
+}
+"""Keys and values stored in 8 bits, and what each number is multiplied with."""

@@ -113,6 +113,12 @@ class Options(Mapping[str, Any]):
             positive=True,
         ),
     ] = None
+    stored_as: Annotated[
+        Literal["float8_e4m3fn", "float8_e5m2"] | None,
+        OptionSpec(
+            "The format of 8 bits that keys and values are stored in; float8_e4m3fn if absent.", for_reading=True
+        ),
+    ] = None
     poison: Annotated[
         Literal["nan", "large"] | None,
         OptionSpec(

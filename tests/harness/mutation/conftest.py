@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -132,7 +133,20 @@ def _sequences() -> dict[str, Task]:
         "block_table": np.array([[2], [0]]),
         "key_lengths": np.array([140, 133]),
     }
+    quantized = {
+        "query": rng.normal(size=(2, 4, 5, 6)),
+        "key": (30 * rng.normal(size=(2, 2, 9, 6))).astype(ml_dtypes.float8_e4m3fn),
+        "value": (30 * rng.normal(size=(2, 2, 9, 6))).astype(ml_dtypes.float8_e4m3fn),
+        "key_scale": rng.uniform(0.01, 0.05, (2, 2, 9)),
+        "value_scale": rng.uniform(0.1, 0.9, (2, 2, 1)),
+    }
+    quantized["key"][..., 0] = np.asarray(0.005, ml_dtypes.float8_e4m3fn)  # below the least normal number
+    quantized["key_scale"][..., 3] = 9
+    of_heads = {f"{name}_scale": rng.uniform(0.02, 0.2, (1, 2, 1)) for name in ("key", "value")}
     return {
+        "8 bits": Task("quantized_attention", {}, quantized),
+        "8 bits, heads": Task("quantized_attention", {"is_causal": True}, quantized | of_heads),
+        "8 bits, lengths": Task("quantized_attention", {}, quantized | {"key_lengths": np.array([9, 4])}),
         "packed": Task("packed_attention", {}, packed),
         "packed, used, sinks": Task("packed_attention", near, packed | used | sinks),
         "packed gradients": Task("packed_attention_gradients", {"is_causal": True}, gradients | used | sinks),
