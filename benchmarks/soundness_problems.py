@@ -20,7 +20,8 @@ from attncheck.reading.shapes import bind_axes, stage_shapes
 from attncheck.spec import Shape, inputs_of
 
 _KINDS = {
-    "attention": 0.34,
+    "attention": 0.31,
+    "quantized_attention": 0.03,
     "packed_attention": 0.03,
     "packed_attention_gradients": 0.02,
     "paged_attention": 0.03,

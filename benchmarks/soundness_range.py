@@ -41,9 +41,16 @@ def fits(largest: float, dtype: str) -> bool:
     return largest < largest_number(dtype) / 2
 
 
+def _multiplied(inputs: Inputs) -> Inputs:
+    """Multiply stored keys and values with their factors."""
+    factors = {name: f"{name}_factor" for name in ("key", "value") if f"{name}_factor" in inputs}
+    kept = {name: array for name, array in inputs.items() if name not in factors.values()}
+    return kept | {name: inputs[name] * inputs[factor] for name, factor in factors.items()}
+
+
 def _steps(operation: str, options: Mapping[str, Any], inputs: Inputs) -> Iterator[Array]:
     operation, posed = lowered(operation, AttentionProblem(dict(options), dict(inputs)))
-    options, inputs = posed.options, posed.inputs
+    options, inputs = posed.options, _multiplied(posed.inputs)
     yield from inputs.values()
     plain = call_form(operation, options, inputs)
     yield from run_operation(numpy_backend, operation, plain.inputs, plain.options).values()

@@ -1,4 +1,4 @@
-"""Random packed sequences and paged caches for the soundness campaign, made of the batch entries of plain attention."""
+"""Random packed sequences, paged caches and keys of 8 bits for the soundness campaign, made of plain attention."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from numpy.typing import NDArray
 from soundness_masks import Asked, Inputs
 from soundness_pool import Random
 
+from attncheck.reading.dtypes import EIGHT_BITS, rounded_once
+
 Array = NDArray[Any]
 
+_LARGEST_CODE = 400
 _PAGES = (1, 3, 4, 16)
 _SOME_UNUSED = 0.5
 
 
 def lay_out(kind: str, random: Random, operands: Inputs, asked: Asked) -> Inputs:
-    """Make every batch entry a sequence of a pack, or of a paged cache; some of their keys are not used."""
+    """Make every batch entry a sequence of a pack, or of a paged cache with keys that are not used; or round keys."""
+    if kind == "quantized_attention":
+        return _quantized(random, operands)
     keys = operands["key"].shape[2]
     batch = len(operands["key"])
     used = np.full(batch, keys)
@@ -49,4 +54,17 @@ def _paged(random: Random, operands: Inputs, used: Array) -> Inputs:
         pages = np.full((len(order), page, *rows.shape[2:]), np.nan)
         pages[table.ravel()] = padded.reshape(-1, page, *rows.shape[2:])
         inputs[f"{name}_pages"] = pages
+    return inputs
+
+
+def _quantized(random: Random, operands: Inputs) -> Inputs:
+    """Round keys and values to 8 bits, with a scale for all, for each head or for each key."""
+    inputs = {"query": operands["query"]}
+    for name in ("key", "value"):
+        array = operands[name]
+        axes = ((0, 1, 2, 3), (0, 2, 3), (3,))[random.randint(3)]
+        largest = np.abs(array).max(axis=axes, keepdims=True, initial=1e-9)
+        scale = largest / _LARGEST_CODE * random.uniform(1, 1.9)
+        inputs[name] = rounded_once(array / scale, str(random.choice(list(EIGHT_BITS))))
+        inputs[f"{name}_scale"] = scale[..., 0]
     return inputs
