@@ -10,6 +10,7 @@ The function runs in a process of its own, and nothing is left on disk unless ``
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -138,7 +139,7 @@ class CheckResult:
 
 
 def check(
-    function: Callable[..., Any] | str,
+    function: Callable[..., Any] | str | os.PathLike[str],
     *,
     cases: Sequence[str] = (),
     tags: Sequence[str] = (),
@@ -162,8 +163,8 @@ def check(
     Every keyword is optional: a case that needs one that the function does not have is unsupported.
 
     Args:
-        function: A callable (a lambda, too), or a text: ``file.py:function``, ``package.module:function``, or the name
-            of a bundled or published implementation.
+        function: A callable (a lambda, too), the path of a module, or a text: ``file.py:function``,
+            ``package.module:function``, or the name of a bundled or published implementation.
         cases: Paths of files or folders, or globs over the bundled cases. Default: all bundled cases, and those of the
             project's ``pyproject.toml``.
         tags: Select the cases that have one of these tags.
@@ -248,9 +249,9 @@ def check(
 
 
 def _chosen(
-    function: Callable[..., Any] | str, framework: str | None, name: str | None, limits: Limits
+    function: Callable[..., Any] | str | os.PathLike[str], framework: str | None, name: str | None, limits: Limits
 ) -> ImplementationSelection:
-    if isinstance(function, str):
-        return select_implementations(None, [function], framework, limits)
+    if isinstance(function, str | os.PathLike):
+        return select_implementations(None, [os.fspath(function)], framework, limits)
     implementation = select_callable(function, framework, name)
     return ImplementationSelection((implementation,), by_name=(implementation.name,))
