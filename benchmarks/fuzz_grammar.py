@@ -8,7 +8,7 @@ from typing import Any, get_args
 import fuzz_mutations
 
 from attncheck.backends.contract import AXES, Window
-from attncheck.reading.array_kinds import ARRAY_KINDS, COMBINED_KINDS
+from attncheck.reading.array_kinds import ARRAY_KINDS, COMBINED_KINDS, MASK_KINDS, WRAPPING_KINDS
 from attncheck.spec import (
     CONVENTIONS,
     DTYPES,
@@ -205,7 +205,47 @@ def _shape(draw: Random, sizes: dict[str, int], axes: tuple[str, ...]) -> list[i
 def _mask(draw: Random, shape: list[int], generator: str) -> dict[str, Any]:
     if generator == "numpy-legacy" and draw.random() < 0.5:
         return {"draw": "randint", "low": 0, "high": 2, "shape": shape}
+    if draw.random() < 0.5:
+        return _pattern(draw, draw.choice(MASK_KINDS), shape, generator)
     return {"constant": draw.choice((1, 0) * 9 + (0.0, 2, True)), "shape": shape}
+
+
+def _pattern(draw: Random, kind: str, shape: list[int], generator: str) -> dict[str, Any]:
+    """Return a mask or bias that follows from positions, or is made of masks."""
+    queries, keys = ([1, 1, *shape])[-2:]
+    lists = draw.choice(([0, 1] * 40, [[0, 0, 1] * 30, [1, 1, 0] * 30], 1, [0], [[0], []], None))
+    if isinstance(lists, list) and keys <= 40 and draw.random() < 0.8:
+        lists = [each[:keys] if isinstance(each, list) else each for each in lists[:keys]]
+    side = draw.choice((None, 0, 1, 2, 2**31, -1))
+    values: dict[str, Any] = {
+        **dict.fromkeys(("prefix_lm", "images", "segments"), lists),
+        "image_spans": draw.choice(([[0, 1]], [[0, 2], [1, 3]], [[[0, 1]], [[0, 1]]], [0, 1], 3)),
+        "document_lengths": draw.choice(([keys], [0, keys], [[keys], [1, keys - 1]], [1], 3)),
+        "sliding_window": [side, draw.choice((0, 1, None))],
+        "chunked": draw.choice((1, 2, 2**31, 0)),
+        "first_tokens": draw.choice((0, 1, 2**31)),
+        "dilated": draw.choice((1, 2, 3)),
+        "tree": draw.choice(([None, 0, 0, 1], [[None, 0], [None, None]], [0], [None], 3)),
+        "alibi": draw.choice((1, 2, 3, 4096, 0)),
+        "blocks": {"constant": 1, "shape": [-(-queries // 2), -(-keys // 2)]},
+        **{each: [_mask(draw, shape, generator)] for each in ("any_of", "all_of")},
+        "as_bias": {"constant": draw.choice((0, 1)), "shape": shape},
+        "relative_buckets": {"constant": 1, "shape": [draw.choice((4, 8, 7)), draw.choice((1, 2))]},
+    }
+    beside: dict[str, Any] = {
+        "chunked": {"left_padding": draw.choice((None, 0, [1, 2]))},
+        "first_tokens": {"left": draw.choice((0, 1, 2**31))},
+        "dilated": {"window": [side, draw.choice((0, 1, None))]},
+        "tree": {"committed": draw.choice((0, 1, max(0, keys - 4), 2**31))},
+        "blocks": {"block_size": [2, 2]},
+        "relative_buckets": {"max_distance": draw.choice((5, 16, 2**31)), "bidirectional": draw.random() < 0.5},
+    }
+    positions: dict[str, Any] = (
+        {"shape": [queries, keys]} if kind not in ("tree", "any_of", "all_of", "as_bias") else {}
+    )
+    if positions and kind != "blocks" and draw.random() < 0.4:
+        positions["offset"] = draw.choice((0, 1, max(0, keys - queries), 2**31))
+    return {kind: values[kind], **beside.get(kind, {}), **positions}
 
 
 def _array(draw: Random, shape: list[int], depth: int, generator: str) -> Any:
@@ -217,7 +257,9 @@ def _array(draw: Random, shape: list[int], depth: int, generator: str) -> Any:
         kind = "constant"
     number = draw.choice(_NUMBERS) if draw.random() < 0.1 else draw.choice((1, 2, -0.5))
     array = _plain_array(draw, kind, shape, number, generator)
-    if kind == "concat":
+    if kind in (*MASK_KINDS, *WRAPPING_KINDS, "alibi"):
+        array = _pattern(draw, kind, shape, generator)
+    elif kind == "concat":
         array = {"concat": [_array(draw, shape, depth - 1, generator)], "axis": draw.randrange(-2, 2)}
     elif kind in COMBINED_KINDS:
         array = {kind: [_array(draw, shape, depth - 1, generator) for _ in range(draw.choice((1, 2, 3)))]}

@@ -42,6 +42,8 @@ from attncheck.reports.write import write_report
 from attncheck.results.reader import find_runs, read_runs
 
 ACCEPTED, REFUSED = "accepted", "refused"
+_MOST_OF_BATCH = 8
+"""Elements of a batch for which a pattern has numbers of its own, about."""
 _SMALL = 1 << 14
 """Numbers in the arrays of a case that are made here; what is larger is only loaded."""
 _BY_SELECTION = 40
@@ -125,9 +127,11 @@ def _size(source: kinds.Array) -> int:
             own = int(np.prod([max(1, length) for length in source.shape], dtype=object))
         case kinds.Identity():
             own = source.identity**2
+        case kinds.Pattern() | kinds.Blocks():
+            own = int(np.prod([max(1, length) for length in source.shape], dtype=object)) * _MOST_OF_BATCH
         case _:
             own = 1
-    return max(own, len(source.rows or ())) + sum(map(_size, kinds.parts_of(source)[1]))
+    return max(own, len(source.rows or ())) + sum(_size(part) for _, part in kinds.parts_of(source))
 
 
 def _make_expected_failures(folder: Path, draw: Random) -> None:

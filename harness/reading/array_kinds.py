@@ -2,71 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, NonNegativeInt, PositiveInt, Tag
+from pydantic import BaseModel, Discriminator, Field, PositiveInt, Tag
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$", max_length=60)]
-PrintedRows = str | list[Any]
-"""Rows of printed numbers as text, or nested lists of such texts for ranks above two."""
-Shape = Annotated[list[NonNegativeInt], Field(max_length=4, description="Lengths of the axes, at most four; 0 too.")]
-
-
-class Strict(BaseModel):
-    """A mapping with exactly the fields that are listed.
-
-    What checks it is built when it is first needed: cases that were read before come back as they were.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
-
-
-class Arrangement(Strict):
-    """Changes to an array after it is read, drawn or built, applied in this order."""
-
-    rows: list[Annotated[int, Field(ge=0)]] | None = Field(
-        default=None, min_length=1, description="Take these rows (first axis), as an embedding look-up does."
-    )
-    transpose: bool = Field(default=False, description="Swap the last two axes.")
-    times: float | int | None = Field(default=None, description="Multiply each number by this.")
-    plus: float | int | None = Field(default=None, description="Add this to each number.")
-
-
-class UnitsOff(Strict):
-    """By how much last digits may be off that were not rounded as they should have been."""
-
-    units: Annotated[int, Field(ge=1, le=1000)] = Field(
-        description="The last digit may differ by so many from that of the number rounded to nearest."
-    )
-    because: Annotated[str, Field(min_length=3, max_length=4000)] = Field(
-        description="How it is known that the digits are no better than that."
-    )
-
-
-def _kind_of_digits(source: Any) -> str:
-    return "units" if isinstance(source, UnitsOff | dict) else "word"
-
-
-Digits = Annotated[
-    Annotated[Literal["rounded", "truncated"], Tag("word")] | Annotated[UnitsOff, Tag("units")],
-    Discriminator(_kind_of_digits),
-]
-
-
-class RoundingFields(Strict):
-    """How printed numbers were rounded; by default each to as many decimals as it shows."""
-
-    exact: bool = Field(default=False, description="The printed numbers are exact: integers computed from integers.")
-    decimals: Annotated[int, Field(ge=0, le=400)] | None = Field(
-        default=None, description="Rounded to so many decimals, of which trailing zeros may not be shown."
-    )
-    significant_digits: PositiveInt | None = Field(default=None, description="Rounded to so many significant digits.")
-    digits: Digits | None = Field(
-        default=None,
-        description="How the last digit came about. rounded (if absent): to nearest. truncated: the digits behind it "
-        "were cut off. {units, because}: it may be off by so many. `rounded` also says that a number with fewer digits "
-        "than its neighbours was rounded to the digits that it shows.",
-    )
+from attncheck.reading.array_fields import Arrangement, Name, PrintedRows, RoundingFields, Shape
+from attncheck.reading.bias_kinds import Alibi
+from attncheck.reading.mask_kinds import (
+    MASK_PATTERNS,
+    Chunked,
+    Dilated,
+    DocumentLengths,
+    FirstTokens,
+    Images,
+    ImageSpans,
+    Pattern,
+    PrefixLM,
+    QueriesAndKeys,
+    Segments,
+    Size,
+    SlidingWindow,
+    Tree,
+)
+from attncheck.reading.yaml_scalars import FieldPath
 
 
 class Values(Arrangement):
@@ -160,7 +118,43 @@ class Product(Arrangement):
     ]
 
 
-KINDS = {
+class AnyOf(Arrangement):
+    """A query sees a key if any of these masks allows it; the masks are spread over each other's axes."""
+
+    any_of: Annotated[list[Input], Field(min_length=1, description="Masks, or names of masks.")]
+
+
+class AllOf(Arrangement):
+    """A query sees a key if all of these masks allow it; the masks are spread over each other's axes."""
+
+    all_of: Annotated[list[Input], Field(min_length=1, description="Masks, or names of masks.")]
+
+
+class Blocks(Arrangement):
+    """A table with an entry for each block of queries and keys, which holds for every query and key of the block."""
+
+    blocks: Input = Field(description="The table: an array whose last two axes are the blocks of queries and keys.")
+    block_size: Annotated[list[Size], Field(min_length=2, max_length=2)] = Field(
+        description="[queries, keys] of a block; the last ones may be cut off."
+    )
+    shape: QueriesAndKeys
+
+
+class AsBias(Arrangement):
+    """A mask as a bias: 0 where a query sees a key, and minus infinity where it does not."""
+
+    as_bias: Input = Field(description="The mask, or its name.")
+
+
+class RelativeBuckets(Pattern):
+    """T5's bias: distances j - p fall into buckets, and each bucket has a number for each head; (H, Lq, T)."""
+
+    relative_buckets: Input = Field(description="The table, (buckets, H).")
+    max_distance: Size = Field(description="From this distance on, everything falls into the last bucket.")
+    bidirectional: bool = Field(description="Whether later keys have half of the buckets, or bucket 0 as the own key.")
+
+
+KINDS: dict[str, type[Arrangement]] = {
     "values": Values,
     "printed": PrintedInput,
     "draw": Drawn,
@@ -173,10 +167,30 @@ KINDS = {
     "concat": Concat,
     "sum": Sum,
     "product": Product,
+    "sliding_window": SlidingWindow,
+    "prefix_lm": PrefixLM,
+    "images": Images,
+    "image_spans": ImageSpans,
+    "segments": Segments,
+    "document_lengths": DocumentLengths,
+    "chunked": Chunked,
+    "first_tokens": FirstTokens,
+    "dilated": Dilated,
+    "tree": Tree,
+    "any_of": AnyOf,
+    "all_of": AllOf,
+    "blocks": Blocks,
+    "as_bias": AsBias,
+    "alibi": Alibi,
+    "relative_buckets": RelativeBuckets,
 }
 ARRAY_KINDS = tuple(KINDS)
-COMBINED_KINDS = ("concat", "sum", "product")
-"""The kinds that are made of other arrays."""
+COMBINED_KINDS = ("concat", "sum", "product", "any_of", "all_of")
+"""The kinds that are made of a list of other arrays."""
+WRAPPING_KINDS = ("blocks", "as_bias", "relative_buckets")
+"""The kinds that are made of one other array."""
+MASK_KINDS = tuple(kind for kind, model in KINDS.items() if model in (*MASK_PATTERNS, AnyOf, AllOf))
+"""The kinds that are masks, whatever they are made of."""
 
 
 def _kind(source: Any) -> str | None:
@@ -188,25 +202,18 @@ def _kind(source: Any) -> str | None:
     return kinds[0] if len(kinds) == 1 else None
 
 
-Array = Annotated[
-    Annotated[Values, Tag("values")]
-    | Annotated[PrintedInput, Tag("printed")]
-    | Annotated[Drawn, Tag("draw")]
-    | Annotated[Constant, Tag("constant")]
-    | Annotated[Lowest, Tag("lowest")]
-    | Annotated[Identity, Tag("identity")]
-    | Annotated[Ascending, Tag("ascending")]
-    | Annotated[Geometric, Tag("geometric")]
-    | Annotated[Reference, Tag("ref")]
-    | Annotated[Concat, Tag("concat")]
-    | Annotated[Sum, Tag("sum")]
-    | Annotated[Product, Tag("product")],
-    Discriminator(
-        _kind,
-        custom_error_type="array_kind",
-        custom_error_message=f"expected a mapping with exactly one of {', '.join(ARRAY_KINDS)}",
-    ),
-]
+if TYPE_CHECKING:
+    # A type checker cannot follow a union that is made from a table.
+    Array = Arrangement
+else:
+    Array = Annotated[
+        Union[tuple(Annotated[model, Tag(kind)] for kind, model in KINDS.items())],  # noqa: UP007
+        Discriminator(
+            _kind,
+            custom_error_type="array_kind",
+            custom_error_message=f"expected a mapping with exactly one of {', '.join(ARRAY_KINDS)}",
+        ),
+    ]
 Input = Array | Name
 
 
@@ -215,13 +222,17 @@ def as_array(given: Input) -> Array:
     return Reference(ref=given) if isinstance(given, str) else given
 
 
-def parts_of(source: Array) -> tuple[str, list[Array]]:
-    """Return the field that holds the arrays of which one is made, and these arrays; none for the other kinds."""
-    match source:
-        case Concat():
-            return "concat", [as_array(part) for part in source.concat]
-        case Sum():
-            return "sum", [as_array(part) for part in source.sum]
-        case Product():
-            return "product", [as_array(part) for part in source.product]
-    return "", []
+def parts_of(source: Array) -> list[tuple[FieldPath, Array]]:
+    """Return the arrays of which one is made, each with its place inside of it; none for the other kinds."""
+    kind = kind_of(source)
+    if kind in COMBINED_KINDS:
+        return [((kind, number), as_array(part)) for number, part in enumerate(getattr(source, kind))]
+    return [((kind,), as_array(getattr(source, kind)))] if kind in WRAPPING_KINDS else []
+
+
+def kind_of(source: Array) -> str:
+    """Return the field by which an array's kind is told."""
+    return _KIND_OF[type(source)]
+
+
+_KIND_OF = {model: kind for kind, model in KINDS.items()}

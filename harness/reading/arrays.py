@@ -9,10 +9,15 @@ from typing import Any
 
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading import model
+from attncheck.reading.array_fields import PrintedRows, RoundingFields
+from attncheck.reading.bias_kinds import Alibi
 from attncheck.reading.diagnostics import CaseFileError, short
 from attncheck.reading.generators import DrawFault, check_draw
 from attncheck.reading.inputs import arranged_shape, draw_parameters, rounding_of
-from attncheck.reading.number_checks import check_boolean, check_finite, check_whole
+from attncheck.reading.mask_kinds import MASK_PATTERNS
+from attncheck.reading.masks import PatternFault, blocks_shape, mask_shape
+from attncheck.reading.number_checks import check_boolean, check_finite, check_masks, check_no_mask, check_whole
+from attncheck.reading.position_biases import alibi_shape, bucket_shape
 from attncheck.reading.printed import PrintedArray, parse_printed
 from attncheck.reading.printed_text import PrintedError, count_numbers
 from attncheck.reading.shapes import fitted_shape, joined_shape, show, spread_shape
@@ -80,6 +85,7 @@ def named_arrays(
             raise CaseFileError(path, f"the array {name!r} is already defined at the top of the file")
         shapes[name] = _array_shape(source, making, path)
         _check_parts(source, sources, path)
+        check_masks(source, sources, path)
         sources[name] = source
         spelled[name] = _spelled(source, spelled)
     return Arrays(sources, shapes, making.numbers, spelled)
@@ -99,9 +105,16 @@ def _spelled(source: kinds.Array, named: Mapping[str, tuple[int, int]]) -> tuple
         case kinds.Reference():
             inner = [named.get(source.ref, (0, 0))]
         case _:
-            inner = [_spelled(part, named) for part in kinds.parts_of(source)[1]]
+            inner = [_spelled(part, named) for _, part in kinds.parts_of(source)]
+            inner += [(numbers, numbers) for numbers in [_count_in_lists(source)] if numbers]
     numbers = 1 + sum(spelled for spelled, _ in inner)
     return numbers, numbers + sum(looked for _, looked in inner)
+
+
+def _count_in_lists(source: kinds.Array) -> int:
+    """Return how many numbers the lists of a pattern have, such as the parents of a tree."""
+    lists = (value for name, value in source if name != "rows" and isinstance(value, list))
+    return sum(map(_count, lists)) if isinstance(source, MASK_PATTERNS) else 0
 
 
 def _count(values: Any) -> int:
@@ -137,8 +150,11 @@ def resolve_inputs(
         source = kinds.as_array(given)
         shape = in_file[name] = _array_shape(source, making, path)
         _check_parts(source, arrays.sources, path)
+        check_masks(source, arrays.sources, path)
         if specs[name].boolean:
             check_boolean(source, arrays.sources, path)
+        if specs[name].is_number:
+            check_no_mask(source, arrays.sources, path)
         if specs[name].whole:
             check_whole(source, arrays.sources, path)
         if not entry.allow_nonfinite:
@@ -162,7 +178,8 @@ def _check_parts(source: kinds.Array, named: Mapping[str, kinds.Array], path: Fi
     left, parts = [source], 0
     while left:
         array = left.pop()
-        left += [named[array.ref]] if isinstance(array, kinds.Reference) else kinds.parts_of(array)[1]
+        parts_inside = [part for _, part in kinds.parts_of(array)]
+        left += [named[array.ref]] if isinstance(array, kinds.Reference) else parts_inside
         parts += 1
         if parts > MAX_PARTS:
             raise CaseFileError(path, f"made of more than {MAX_PARTS} arrays, counting the parts of parts")
@@ -198,24 +215,33 @@ def _own_shape(source: kinds.Array, making: _Making, path: FieldPath) -> Shape:
                 known = ", ".join(making.shapes) or "none"
                 raise CaseFileError(path, f"no array is named {source.ref!r}; arrays defined before it: {known}")
             return making.shapes[source.ref]
-        case kinds.Concat() | kinds.Sum() | kinds.Product():
-            return _combined_shape(source, making, path)
-        case _:
+        case kinds.Lowest() | kinds.Drawn() | kinds.Constant() | kinds.Ascending() | kinds.Geometric():
             field = "lowest" if isinstance(source, kinds.Lowest) else "shape"
             shape = _limited(tuple(getattr(source, field)), (*path, field))
             if isinstance(source, kinds.Drawn):
                 _check_draw(source, making.random, shape, path)
             return shape
-
-
-def _combined_shape(source: kinds.Array, making: _Making, path: FieldPath) -> Shape:
-    field, parts = kinds.parts_of(source)
-    shapes = [_array_shape(part, making, (*path, field, number)) for number, part in enumerate(parts)]
+    parts = [_array_shape(part, making, (*path, *place)) for place, part in kinds.parts_of(source)]
     try:
-        together = joined_shape(shapes, source.axis) if isinstance(source, kinds.Concat) else spread_shape(shapes)
+        return _limited(_made_shape(source, parts), path)
+    except PatternFault as fault:
+        raise CaseFileError((*path, *fault.field), str(fault)) from None
     except ValueError as error:
-        raise CaseFileError((*path, field), str(error)) from None
-    return _limited(together, path)
+        raise CaseFileError((*path, kinds.kind_of(source)), str(error)) from None
+
+
+def _made_shape(source: kinds.Array, parts: list[Shape]) -> Shape:
+    """Return the shape of what is made of positions, and of arrays of these shapes."""
+    match source:
+        case kinds.Concat():
+            return joined_shape(parts, source.axis)
+        case kinds.Blocks():
+            return blocks_shape(parts[0], source.block_size, source.shape)
+        case kinds.RelativeBuckets():
+            return bucket_shape(source, parts[0])
+        case Alibi():
+            return alibi_shape(source)
+    return mask_shape(source) if isinstance(source, MASK_PATTERNS) else spread_shape(parts)
 
 
 def _check_draw(source: kinds.Drawn, random: model.Random | None, shape: Shape, path: FieldPath) -> None:
@@ -262,7 +288,7 @@ def _nested_shape(values: Any, path: FieldPath) -> Shape:
     return (len(values), *shapes[0])
 
 
-def parse_rows(rows: kinds.PrintedRows, fields: kinds.RoundingFields, path: FieldPath) -> PrintedArray:
+def parse_rows(rows: PrintedRows, fields: RoundingFields, path: FieldPath) -> PrintedArray:
     """Read printed numbers as they were rounded. Raises ``CaseFileError`` for a word that is no number."""
     if sum([fields.exact, fields.decimals is not None, fields.significant_digits is not None]) > 1:
         raise CaseFileError(path[:-1], "expected at most one of exact, decimals, significant_digits")

@@ -122,10 +122,17 @@ def _field_path(location: FieldPath) -> FieldPath:
         if location[start : start + 1] in (("inputs",), ("arrays",)):
             path, rest = location[: start + 2], _without_alternative(location[start + 2 :])
             # What is put together of arrays has a list of them, each again an array or a name.
-            while len(rest) > 1 and rest[0] in array_kinds.COMBINED_KINDS and isinstance(rest[1], int):
-                path, rest = (*path, *rest[:2]), _without_alternative(rest[2:])
+            while inside := _place_of_part(rest):
+                path, rest = (*path, *rest[:inside]), _without_alternative(rest[inside:])
             return (*path, *rest)
     return location
+
+
+def _place_of_part(rest: FieldPath) -> int:
+    """Return how many parts of a path lead to an array that another one is made of; 0 where none do."""
+    if len(rest) > 1 and rest[0] in array_kinds.COMBINED_KINDS and isinstance(rest[1], int):
+        return 2
+    return 1 if len(rest) > 1 and rest[0] in array_kinds.WRAPPING_KINDS else 0
 
 
 def _without_alternative(rest: FieldPath) -> FieldPath:

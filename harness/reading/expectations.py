@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from attncheck.quantities import QUANTITIES
-from attncheck.reading import array_kinds as kinds
 from attncheck.reading import model
+from attncheck.reading.array_fields import Digits, UnitsOff
 from attncheck.reading.arrays import parse_rows
 from attncheck.reading.case import Case, Expected
 from attncheck.reading.diagnostics import CaseFileError
@@ -88,8 +88,8 @@ def _read_expectation(
     )
 
 
-def _digits_in_words(digits: kinds.Digits | None) -> str | None:
-    if isinstance(digits, kinds.UnitsOff):
+def _digits_in_words(digits: Digits | None) -> str | None:
+    if isinstance(digits, UnitsOff):
         return f"Last digits may be off by {digits.units}: {digits.because}"
     return "Digits were cut off, not rounded." if digits == "truncated" else None
 

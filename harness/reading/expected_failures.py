@@ -20,7 +20,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from attncheck.backends.contract import EmptyRows
 from attncheck.errors import CaseError, Diagnostic
-from attncheck.reading.array_kinds import Strict
+from attncheck.reading.array_fields import Strict
 from attncheck.reading.diagnostics import diagnostic_at, diagnostics_of, yaml_diagnostics
 from attncheck.reading.model import Dtype, StageName, Text
 from attncheck.reading.yaml_reader import YamlDocument, read_yaml

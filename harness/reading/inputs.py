@@ -15,10 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.reading import array_kinds as kinds
+from attncheck.reading.array_fields import Arrangement, RoundingFields, UnitsOff
+from attncheck.reading.bias_kinds import Alibi
 from attncheck.reading.case import Case
 from attncheck.reading.dtypes import EIGHT_BITS, largest_number, rounded_once, rounding_error
 from attncheck.reading.generators import GENERATORS, Generator, draw
 from attncheck.reading.lowered import poisoned
+from attncheck.reading.mask_kinds import MASK_PATTERNS
+from attncheck.reading.masks import make_blocks, make_mask
+from attncheck.reading.position_biases import make_alibi, make_bucket_bias
 from attncheck.reading.printed import Rounding, parse_printed
 from attncheck.reading.shapes import merge_head_weights
 from attncheck.spec import InputSpec, Shape
@@ -51,9 +56,9 @@ class Inputs:
     radius: Mapping[str, NDArray[np.float64]]
 
 
-def rounding_of(fields: kinds.RoundingFields) -> Rounding:
+def rounding_of(fields: RoundingFields) -> Rounding:
     """Return how the printed numbers of an input or expectation were rounded."""
-    units_off = fields.digits.units if isinstance(fields.digits, kinds.UnitsOff) else 0
+    units_off = fields.digits.units if isinstance(fields.digits, UnitsOff) else 0
     return Rounding(fields.exact, fields.decimals, fields.significant_digits, fields.digits == "truncated", units_off)
 
 
@@ -157,11 +162,14 @@ def _unarranged(source: kinds.Array, named: Mapping[str, Exact], generator: Gene
         case kinds.PrintedInput():
             printed = parse_printed(source.printed, rounding_of(source))
             return Exact(printed.value, printed.radius)
-        case kinds.Concat() | kinds.Sum() | kinds.Product():
-            # In the order of the file, because drawing advances the generator.
-            return _combine(source, [_make(part, named, generator) for part in kinds.parts_of(source)[1]])
-    array = _numbers(source, generator)
-    return Exact(array, np.zeros(array.shape))
+    if parts := kinds.parts_of(source):
+        # In the order of the file, because drawing advances the generator.
+        return _combine(source, [_make(part, named, generator) for _, part in parts])
+    if isinstance(source, Alibi):
+        return _known_exactly(make_alibi(source))
+    if isinstance(source, MASK_PATTERNS):
+        return _known_exactly(np.asarray(make_mask(source), np.float64))
+    return _known_exactly(_numbers(source, generator))
 
 
 def _combine(source: kinds.Array, parts: list[Exact]) -> Exact:
@@ -170,7 +178,24 @@ def _combine(source: kinds.Array, parts: list[Exact]) -> Exact:
         return Exact(np.concatenate(arrays, axis=source.axis), np.concatenate(radii, axis=source.axis))
     if isinstance(source, kinds.Sum):
         return Exact(reduce(np.add, arrays), reduce(np.add, radii))
-    return reduce(_product, parts)
+    if isinstance(source, kinds.Product):
+        return reduce(_product, parts)
+    if isinstance(source, kinds.Blocks):
+        return Exact(*(make_blocks(each, source.block_size, source.shape) for each in (arrays[0], radii[0])))
+    if isinstance(source, kinds.RelativeBuckets):
+        return Exact(*(make_bucket_bias(source, each) for each in (arrays[0], radii[0])))
+    return _known_exactly(_of_masks(source, [array != 0 for array in arrays]))
+
+
+def _of_masks(source: kinds.Array, masks: list[Array]) -> Array:
+    if isinstance(source, kinds.AsBias):
+        return np.where(masks[0], 0.0, -np.inf)
+    rule = np.logical_or if isinstance(source, kinds.AnyOf) else np.logical_and
+    return np.asarray(reduce(rule, masks), np.float64)
+
+
+def _known_exactly(array: Array) -> Exact:
+    return Exact(array, np.zeros(array.shape))
 
 
 def _product(left: Exact, right: Exact) -> Exact:
@@ -213,7 +238,7 @@ def draw_parameters(source: kinds.Drawn) -> dict[str, float]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _arrange(exact: Exact, arrangement: kinds.Arrangement) -> Exact:
+def _arrange(exact: Exact, arrangement: Arrangement) -> Exact:
     array, radius = exact.array, exact.radius
     if arrangement.rows is not None:
         array, radius = array[arrangement.rows], radius[arrangement.rows]
@@ -236,7 +261,7 @@ def _like(array: Array, number: float) -> Any:
     return _real(array).dtype.type(number)
 
 
-def arranged_shape(shape: Shape, arrangement: kinds.Arrangement) -> Shape:
+def arranged_shape(shape: Shape, arrangement: Arrangement) -> Shape:
     """Shape of an array after ``rows`` and ``transpose``. Raises ``ValueError`` where they do not apply."""
     if arrangement.rows is not None:
         if not shape:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.digests import digest_of, digest_of_code
-from attncheck.reading import array_kinds
+from attncheck.reading import array_fields, array_kinds, bias_kinds, mask_kinds
 from attncheck.reading.case import Case
 from attncheck.reading.loader import load_case_file
 from attncheck.store import Key, Store, UnreadableEntry
@@ -22,9 +22,10 @@ from attncheck.store import Key, Store, UnreadableEntry
 _CODE = ("attncheck.reading", "attncheck.spec", "attncheck.backends.contract", "attncheck.digests", "attncheck.errors")
 _READS_WITH = ("numpy", "pydantic", "PyYAML", "ruamel.yaml")
 _LARGEST_FILE = 1 << 24
+_OF_ARRAY_KINDS = (array_fields, array_kinds, bias_kinds, mask_kinds)
 _OF_CASES = frozenset(
     {
-        *((array_kinds.__name__, name) for name in vars(array_kinds)),
+        *((module.__name__, name) for module in _OF_ARRAY_KINDS for name in vars(module)),
         *(("attncheck.reading.case", name) for name in ("Case", "Expected")),
         *(("attncheck.reading.model", name) for name in ("Random", "Source")),
         ("attncheck.reading.printed", "PrintedArray"),

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from attncheck.reading import array_kinds as kinds
+from attncheck.reading.bias_kinds import Alibi
 from attncheck.reading.diagnostics import CaseFileError, short
 from attncheck.reading.dtypes import largest_number
 from attncheck.reading.inputs import rounding_of
+from attncheck.reading.position_biases import largest_of_alibi
 from attncheck.reading.printed import parse_printed
 from attncheck.reading.yaml_scalars import FieldPath
 
@@ -87,6 +89,8 @@ def check_boolean(source: kinds.Array, named: Named, path: FieldPath) -> None:
         raise CaseFileError(path, "a mask is boolean; it takes no sum, times or plus")
     if isinstance(source, kinds.Lowest):
         raise CaseFileError(path, "a mask is boolean (true = may attend), got the lowest number of a dtype")
+    if isinstance(source, kinds.AsBias | Alibi | kinds.RelativeBuckets):
+        raise CaseFileError(path, f"a mask is boolean (true = may attend), got a bias ({kinds.kind_of(source)})")
     if isinstance(source, kinds.Drawn):
         whole = source.draw == "randint" or (source.draw == "runif" and source.floor)
         if not whole or (source.low, source.high) != (0, 2):
@@ -98,6 +102,27 @@ def check_boolean(source: kinds.Array, named: Named, path: FieldPath) -> None:
             raise CaseFileError(where, f"a mask is boolean (true = may attend), got {value}")
 
 
+def check_masks(source: kinds.Array, named: Named, path: FieldPath) -> None:
+    """Refuse what is neither true nor false where a kind of array is made of masks."""
+    for where, part in _inside(source, named, path):
+        if isinstance(source, kinds.AnyOf | kinds.AllOf | kinds.AsBias):
+            check_boolean(part, named, where)
+        elif not isinstance(source, kinds.Reference):  # an array by a name was checked itself
+            check_masks(part, named, where)
+
+
+def check_no_mask(source: kinds.Array, named: Named, path: FieldPath) -> None:
+    """Refuse a mask as it is in the place of numbers: added, it forbids nothing."""
+    if source.times is not None or source.plus is not None:
+        return
+    if isinstance(source, kinds.Reference):
+        check_no_mask(named[source.ref], named, path)
+    elif (kind := kinds.kind_of(source)) in kinds.MASK_KINDS:
+        raise CaseFileError(
+            path, f"expected numbers, got a mask ({kind}); give it as `mask`, or as a bias of 0 and -inf by `as_bias`"
+        )
+
+
 def spelled_out(source: kinds.Array, named: Named) -> list[float]:
     """Return the numbers that the file spells out for an array and for what it is made of."""
     return [value for _, value in _literals(source, named, ())]
@@ -107,9 +132,8 @@ def _inside(source: kinds.Array, named: Named, path: FieldPath) -> Iterator[tupl
     """Yield the arrays that one refers to or is made of, each with its place."""
     if isinstance(source, kinds.Reference):
         yield path, named[source.ref]
-    field, parts = kinds.parts_of(source)
-    for number, part in enumerate(parts):
-        yield (*path, field, number), part
+    for place, part in kinds.parts_of(source):
+        yield (*path, *place), part
 
 
 def _is_changed(source: kinds.Array, named: Named) -> bool:
@@ -159,6 +183,10 @@ def _own_literals(source: kinds.Array, path: FieldPath) -> Iterator[tuple[FieldP
         case kinds.PrintedInput():
             for number in parse_printed(source.printed, rounding_of(source)).value.ravel():
                 yield (*path, "printed"), float(number)
+        case kinds.AsBias():
+            yield from (((*path, "as_bias"), number) for number in (0.0, -math.inf))
+        case Alibi():
+            yield (*path, "alibi"), -largest_of_alibi(source)
         case kinds.Constant():
             yield (*path, "constant"), source.constant
         case kinds.Ascending():

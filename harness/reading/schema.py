@@ -122,6 +122,13 @@ def _renamed(schema: Any, names: set[str]) -> Any:
     return json.loads(_REFERRED.sub(other, json.dumps(schema)))
 
 
+_COUNTS = (
+    ("PrefixLM", "prefix_lm"),
+    ("Images", "images"),
+    ("ImageSpans", "image_spans"),
+    ("Segments", "segments"),
+    ("DocumentLengths", "document_lengths"),
+)
 _FINITE = ("times", "plus", "low", "high")
 """Fields of arrays in which infinity means nothing."""
 
@@ -164,6 +171,10 @@ def _name_the_kinds(schema: Schema) -> None:
 def _refine_arrays(definitions: dict[str, Any]) -> None:
     """Say of fields of which pydantic knows only that they hold something what the loader wants there."""
     definitions["Values"]["properties"]["values"] |= refer("Numbers")
+    definitions["Tree"]["properties"]["tree"] |= refer("Parents")
+    for owner, field in _COUNTS:
+        definitions[owner]["properties"][field] |= refer("Counts")
+    definitions["Chunked"]["properties"]["left_padding"] |= {"anyOf": [refer("Counts"), {"type": "null"}]}
     rows = [("PrintedInput", "printed"), ("Expectation", "printed"), ("Expectation", "known")]
     for owner, field in rows:
         content = definitions[owner]["properties"][field]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attncheck.quantities import QUANTITIES
-from attncheck.reading.array_kinds import COMBINED_KINDS
+from attncheck.reading.array_kinds import COMBINED_KINDS, MASK_KINDS
 from attncheck.reading.arrays import INT_RANGE
 from attncheck.reading.generators import GENERATORS, distributions
 from attncheck.reading.printed_text import LEFT_OUT, MAX_AXES
@@ -31,7 +31,9 @@ def array_definitions() -> dict[str, Schema]:
         "Counts": _nested("Counts", {"type": "integer", "minimum": 0}),
         "Truths": _nested("Truths", {"enum": [False, True, 0, 1]}),
         "PrintedRows": _nested("PrintedRows", text),
+        "Parents": _nested("Parents", {"type": ["integer", "null"], "minimum": 0}),
         "MaskInput": _mask(),
+        "NumberInput": {"anyOf": [given("times"), given("plus"), absent(*MASK_KINDS)]},
         "CountsInput": _counts(),
     }
 
@@ -45,11 +47,17 @@ def _nested(name: str, scalar: Schema) -> Schema:
 
 
 def _mask() -> Schema:
-    parts = {kind: {"items": refer("MaskInput")} for kind in COMBINED_KINDS}
+    parts: Schema = {kind: {"items": refer("MaskInput")} for kind in COMBINED_KINDS}
+    parts |= dict.fromkeys(("sum", "as_bias", "alibi", "relative_buckets"), False)
     floored = {"allOf": [has("draw", "runif"), has("floor", True)]}
     drawn = {"allOf": [{"anyOf": [has("draw", "randint"), floored]}, has("low", 0), has("high", 2)]}
     return {
-        "properties": {**parts, "sum": False, "values": refer("Truths"), "constant": {"enum": [0, 1]}},
+        "properties": {
+            **parts,
+            "blocks": refer("MaskInput"),
+            "values": refer("Truths"),
+            "constant": {"enum": [0, 1]},
+        },
         "allOf": [absent("times", "plus"), {"if": given("draw"), "then": drawn}],
     }
 

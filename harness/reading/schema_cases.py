@@ -174,7 +174,9 @@ def _inputs(specs: Mapping[str, InputSpec]) -> Schema:
     needs = {name: [spec.needs] for name, spec in specs.items() if spec.needs}
     booleans = {name: refer("MaskInput") for name, spec in specs.items() if spec.boolean}
     counts = {name: refer("CountsInput") for name, spec in specs.items() if spec.whole}
-    rule: Schema = {"propertyNames": {"enum": list(specs)}, "required": required, "properties": booleans | counts}
+    numbers = {name: refer("NumberInput") for name, spec in specs.items() if spec.is_number}
+    known = booleans | counts | numbers
+    rule: Schema = {"propertyNames": {"enum": list(specs)}, "required": required, "properties": known}
     return rule | ({"dependentRequired": needs} if needs else {})
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 
 from attncheck.reading import array_kinds as kinds
+from attncheck.reading.bias_kinds import Alibi
 from attncheck.reading.number_checks import Named, spelled_out
 from attncheck.spec import InputSpec
 
@@ -41,11 +42,14 @@ def _is_continuous(source: kinds.Array, named: Named) -> bool:
 
 def _is_block(source: kinds.Array, named: Named) -> bool:
     """Whether a bias is a mask: 0 where a key may be attended, minus infinity where it may not."""
-    if isinstance(source, kinds.Drawn | kinds.Identity | kinds.Lowest):
+    if isinstance(source, kinds.Drawn | kinds.Identity | kinds.Lowest | Alibi | kinds.RelativeBuckets):
         return False
     if source.times is not None or source.plus is not None:
         return False
-    parts = kinds.parts_of(source)[1] or ([named[source.ref]] if isinstance(source, kinds.Reference) else [])
+    if isinstance(source, kinds.AsBias):
+        return True
+    inside = [part for _, part in kinds.parts_of(source)]
+    parts = inside or ([named[source.ref]] if isinstance(source, kinds.Reference) else [])
     return all(value in (0, -math.inf) for value in spelled_out(source, named)) and all(
         _is_block(part, named) for part in parts
     )

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading import model
+from attncheck.reading.array_fields import PrintedRows, RoundingFields
 from attncheck.reading.inputs import rounding_of
 from attncheck.reading.printed import PrintedArray, parse_printed
 from attncheck.reading.yaml_scalars import FieldPath
@@ -52,12 +53,11 @@ def _of_array(
             top = own if source.ref in entry.arrays else ("arrays",)
             yield from _of_array(named[source.ref], named, (*top, source.ref), own, entry)
         case _:
-            field, parts = kinds.parts_of(source)
-            for number, part in enumerate(parts):
-                yield from _of_array(part, named, (*path, field, number), own, entry)
+            for place, part in kinds.parts_of(source):
+                yield from _of_array(part, named, (*path, *place), own, entry)
 
 
-def _of_numbers(rows: kinds.PrintedRows, fields: kinds.RoundingFields, path: FieldPath, *, declared: bool) -> Warnings:
+def _of_numbers(rows: PrintedRows, fields: RoundingFields, path: FieldPath, *, declared: bool) -> Warnings:
     says = fields.exact or fields.digits is not None or declared
     if says or fields.decimals is not None or fields.significant_digits is not None:
         return

@@ -20,7 +20,7 @@ from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Computed, evaluate_on
 from attncheck.judging.compare import absolute_difference, differing_nonfinite
 from attncheck.quantities import QUANTITIES
-from attncheck.reading import array_kinds, model
+from attncheck.reading import array_fields, array_kinds, bias_kinds, mask_kinds, model
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import load_case_file, load_tags
@@ -30,6 +30,7 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "cases.md"
 README = REFERENCE.parents[1] / "README.md"
 MARKED = re.compile(r"<!-- (\w+): (\w+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
 EXAMPLE = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
+MODULES = (model, array_fields, array_kinds, mask_kinds, bias_kinds)
 HEAD = """\
 title: Examples of the reference
 source: {kind: derivation, title: Made for the reference}
@@ -61,7 +62,7 @@ _TYPES = {
 
 def fields_table(name: str) -> str:
     """The fields of a model of the case format that are its own, as a table."""
-    owner = next(getattr(module, name) for module in (model, array_kinds) if hasattr(module, name))
+    owner = next(getattr(module, name) for module in MODULES if hasattr(module, name))
     inherited = {field for base in owner.__bases__ if issubclass(base, BaseModel) for field in base.model_fields}
     schema = owner.model_json_schema()
     own = schema if "properties" in schema else schema["$defs"][name]
@@ -73,10 +74,13 @@ def fields_table(name: str) -> str:
     return _table(("field", "value", "meaning"), rows)
 
 
-def kinds_table(_: str) -> str:
-    """Every kind of array, with the field that it is told by and those beside it."""
+def kinds_table(name: str) -> str:
+    """Every kind of array, with the field that it is told by and those beside it: of numbers, or of positions."""
     rows = []
+    of_positions = (*array_kinds.MASK_KINDS, *array_kinds.WRAPPING_KINDS, "alibi")
     for kind, owner in array_kinds.KINDS.items():
+        if (kind in of_positions) != (name == "positions"):
+            continue
         first, *beside = _own_fields(owner, kind)
         others = "; ".join(f"`{field}` ({_value(value)})" for field, value in beside)
         rows.append(_row(f"`{kind}`", " ".join((owner.__doc__ or "").split()), _meaning(first[1]), others))
@@ -200,12 +204,13 @@ def test_the_tables_of_the_reference_are_those_of_the_code() -> None:
 
 def test_every_table_that_can_be_made_is_there() -> None:
     found = {(kind, name) for kind, name, _ in MARKED.findall(REFERENCE.read_text(encoding="utf-8"))}
-    models = {each.__name__ for module in (model, array_kinds) for each in _models(module)}
+    models = {each.__name__ for module in MODULES for each in _models(module)}
     told_by_kind = {each.__name__ for each in array_kinds.KINDS.values()}
     wanted = {("fields", name) for name in models - told_by_kind - {"Strict", "TagFile"}}
     wanted |= {("inputs", name) for name in (*OPERATIONS, "general", "additive") if name != "scoring"}
     assert found == wanted | {
-        ("kinds", "all"),
+        ("kinds", "numbers"),
+        ("kinds", "positions"),
         ("operations", "all"),
         ("quantities", "all"),
         ("axes", "all"),
@@ -214,7 +219,7 @@ def test_every_table_that_can_be_made_is_there() -> None:
 
 
 def test_every_field_says_what_it_means() -> None:
-    for each in (*_models(model), *_models(array_kinds)):
+    for each in (each for module in MODULES for each in _models(module)):
         assert [field for field, value in each.model_fields.items() if not value.description] == [], each.__name__
 
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attncheck.errors import CaseError, Diagnostic, ExitCode
+from attncheck.reading.array_kinds import ARRAY_KINDS
 from attncheck.reading.canonical import call_form, canonical_form
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
@@ -77,10 +78,7 @@ NAN = "NaN is not allowed here; a case that probes it says `allow_nonfinite: tru
 INFINITY = "infinity is not allowed here; a case that probes it says `allow_nonfinite: true`"
 QUOTES = "expected text in quotes, got 1.5: a bare number would lose its last digits"
 LOWEST = "the lowest number of a dtype takes no sum, product, times or plus"
-A_KIND = (
-    "expected a mapping with exactly one of values, printed, draw, constant, lowest, identity, ascending, geometric, "
-    "ref, concat, sum, product, got"
-)
+A_KIND = f"expected a mapping with exactly one of {', '.join(ARRAY_KINDS)}, got"
 A_NAME = "expected a name of letters, digits and underscores that begins with a letter, got"
 Row = tuple[str | bytes, int | None, str | None, str | None, str]
 
