@@ -23,6 +23,8 @@ TOPICS: tuple[ModuleType, ...] = tuple(
         "logits",
         "softmax",
         "masks",
+        "model_masks",
+        "position_biases",
         "windows",
         "caches",
         "blocks",

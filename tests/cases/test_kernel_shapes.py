@@ -22,7 +22,7 @@ OPERATIONS = ("attention", "attention_gradients")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 TWICE = 2
 """Cases that have to see a fault which one size alone has."""
-MAX_SHAPES = 64
+MAX_SHAPES = 68
 
 
 def of(operation: str) -> list[Case]:

@@ -15,7 +15,12 @@ from attncheck.backends.contract import Backend
 from attncheck.execution.layout import apply_layout
 from attncheck.execution.operations import run_operation
 from attncheck.execution.worker import Task
+from attncheck.reading.array_kinds import RelativeBuckets
+from attncheck.reading.bias_kinds import Alibi
 from attncheck.reading.dtypes import numpy_dtype
+from attncheck.reading.mask_kinds import Chunked, Dilated, FirstTokens, ImageSpans, PrefixLM, Tree
+from attncheck.reading.masks import make_blocks, make_mask
+from attncheck.reading.position_biases import make_alibi, make_bucket_bias
 
 Arrays = dict[str, NDArray[Any]]
 Stages = dict[str, NDArray[Any]]
@@ -193,6 +198,7 @@ def _with_options() -> dict[str, Task]:
         **_without_keys(rng),
         **_with_sinks(),
         **_rotated(),
+        **_with_masks_of_models(rng),
     }
 
 
@@ -303,6 +309,57 @@ def _rotated() -> dict[str, Task]:
         "rotary, past": Task("attention", {}, inputs | past),
         "rotary, gradients": Task("attention_gradients", neighbours, inputs | learned),
     }
+
+
+def _with_masks_of_models(rng: np.random.Generator) -> dict[str, Task]:
+    def masked(queries: int, keys: int, **mask: Any) -> Task:
+        made = make_mask(Tree(**mask) if "tree" in mask else _PATTERNS[next(iter(mask))](**mask, shape=[queries, keys]))
+        arrays = _attention_inputs(rng, 2, 2, queries, keys)
+        return Task("attention", {}, arrays | {"mask": made.reshape((1,) * (4 - made.ndim) + made.shape)})
+
+    def biased(bias: np.ndarray, queries: int, keys: int, **past: np.ndarray) -> Task:
+        heads = bias.shape[1]
+        return Task("attention", {}, _attention_inputs(rng, 1, heads, queries, keys) | {"bias": bias} | past)
+
+    table = rng.random((2, 2, 3, 3)) < 0.5
+    blocks = make_blocks(table, [4, 4], [12, 12])
+    of_64 = make_blocks(np.array([[1, 1, 0], [0, 1, 1], [1, 0, 1]], bool), [64, 64], [139, 139])
+    images = make_mask(ImageSpans(image_spans=[[50, 131]], shape=[139, 139]))
+    chunked = {f"past_{name}": rng.normal(size=(2, 2, 6, 9)) for name in ("key", "value")}
+    of_buckets = RelativeBuckets(relative_buckets="table", max_distance=128, bidirectional=True, shape=[24, 24])
+    of_past = make_alibi(Alibi(alibi=12, shape=[3, 9], offset=6))[np.newaxis]
+    past = {f"past_{name}": rng.normal(size=(1, 12, 6, width)) for name, width in (("key", 9), ("value", 11))}
+    behind = make_mask(Chunked(chunked=4, shape=[3, 9], offset=6))
+    return {
+        "masks: prefix": masked(8, 8, prefix_lm=[3, 5]),
+        "masks: images": masked(10, 10, image_spans=[[1, 4], [5, 9]]),
+        "masks: chunks": masked(9, 9, chunked=4),
+        "masks: first tokens": masked(9, 9, first_tokens=1, left=2),
+        "masks: dilated": masked(9, 9, dilated=2, window=[2, 0]),
+        "masks: tree": masked(6, 9, tree=[None, 0, 0, 1, 2, 1], committed=3),
+        "masks: blocks": Task("attention", {}, _attention_inputs(rng, 2, 2, 12, 12) | {"mask": blocks}),
+        "masks: tiles": Task("attention", {}, _attention_inputs(rng, 1, 1, 139, 139) | {"mask": of_64[None, None]}),
+        "masks: long": Task("attention", {}, _attention_inputs(rng, 1, 1, 139, 139) | {"mask": images[None, None]}),
+        "masks: past": Task(
+            "attention",
+            {},
+            {name: array[..., :9] for name, array in _attention_inputs(rng, 2, 2, 3, 3).items()}
+            | {"mask": behind[None, None]}
+            | chunked,
+        ),
+        "biases: alibi": biased(make_alibi(Alibi(alibi=12, shape=[9, 9]))[np.newaxis], 9, 9),
+        "biases: alibi, past": biased(of_past, 3, 3, **past),
+        "biases: buckets": biased(make_bucket_bias(of_buckets, rng.normal(size=(32, 4)))[np.newaxis], 24, 24),
+    }
+
+
+_PATTERNS = {
+    "prefix_lm": PrefixLM,
+    "image_spans": ImageSpans,
+    "chunked": Chunked,
+    "first_tokens": FirstTokens,
+    "dilated": Dilated,
+}
 
 
 def _with_sinks() -> dict[str, Task]:
