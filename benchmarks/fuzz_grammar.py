@@ -281,6 +281,8 @@ def _plain_array(draw: Random, kind: str, shape: list[int], number: Any, generat
             array = {"draw": draw.choice(_DRAWS[generator]), "shape": shape}
             if array["draw"] in ("runif", "randint") or draw.random() < 0.02:
                 array |= {"low": draw.choice((0, -1, -1.5, -(10**18))), "high": draw.choice((1, 2, 2.5, 10**18, 1e308))}
+        case "file":
+            array = {"file": draw.choice(("a.npz", "../a.npy", "/dev/zero", "case.yaml", "", "a.safetensors"))}
         case "identity":
             array = {"identity": shape[-1] if shape else 1}
         case "ascending" | "geometric":

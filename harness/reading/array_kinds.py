@@ -8,6 +8,7 @@ from pydantic import BaseModel, Discriminator, Field, PositiveInt, Tag
 
 from attncheck.reading.array_fields import Arrangement, Name, PrintedRows, RoundingFields, Shape
 from attncheck.reading.bias_kinds import Alibi
+from attncheck.reading.file_kinds import StoredArray
 from attncheck.reading.mask_kinds import (
     MASK_PATTERNS,
     Chunked,
@@ -157,6 +158,7 @@ class RelativeBuckets(Pattern):
 KINDS: dict[str, type[Arrangement]] = {
     "values": Values,
     "printed": PrintedInput,
+    "file": StoredArray,
     "draw": Drawn,
     "constant": Constant,
     "lowest": Lowest,

@@ -12,6 +12,7 @@ from attncheck.reading import model
 from attncheck.reading.array_fields import PrintedRows, RoundingFields
 from attncheck.reading.bias_kinds import Alibi
 from attncheck.reading.diagnostics import CaseFileError, short
+from attncheck.reading.file_kinds import StoredArray
 from attncheck.reading.generators import DrawFault, check_draw
 from attncheck.reading.inputs import arranged_shape, draw_parameters, rounding_of
 from attncheck.reading.mask_kinds import MASK_PATTERNS
@@ -21,10 +22,11 @@ from attncheck.reading.position_biases import alibi_shape, bucket_shape
 from attncheck.reading.printed import PrintedArray, parse_printed
 from attncheck.reading.printed_text import PrintedError, count_numbers
 from attncheck.reading.shapes import fitted_shape, joined_shape, show, spread_shape
+from attncheck.reading.stored_arrays import MAX_STORED, StoredArrayFault, contents_of
 from attncheck.reading.yaml_scalars import FieldPath
 from attncheck.spec import InputSpec, Shape
 
-MAX_ELEMENTS = 2**26
+MAX_ELEMENTS = MAX_STORED
 """The largest array of a case: 512 MiB in float64."""
 MAX_TOGETHER = 2**27
 """The most numbers of all arrays that a case makes, the parts of arrays among them: 1 GiB in float64."""
@@ -230,9 +232,21 @@ def _own_shape(source: kinds.Array, making: _Making, path: FieldPath) -> Shape:
         raise CaseFileError((*path, kinds.kind_of(source)), str(error)) from None
 
 
+def _stored_shape(source: StoredArray) -> Shape:
+    """Read an array from its file, and keep what is known of it."""
+    try:
+        contents = contents_of(source)
+    except StoredArrayFault as fault:
+        raise PatternFault((fault.field,), str(fault)) from None
+    source.pin(contents)
+    return contents.shape
+
+
 def _made_shape(source: kinds.Array, parts: list[Shape]) -> Shape:
-    """Return the shape of what is made of positions, and of arrays of these shapes."""
+    """Return the shape of what lies in a file, is made of positions, or of arrays of these shapes."""
     match source:
+        case StoredArray():
+            return _stored_shape(source)
         case kinds.Concat():
             return joined_shape(parts, source.axis)
         case kinds.Blocks():

@@ -19,6 +19,7 @@ from attncheck.reading.array_fields import Arrangement, RoundingFields, UnitsOff
 from attncheck.reading.bias_kinds import Alibi
 from attncheck.reading.case import Case
 from attncheck.reading.dtypes import EIGHT_BITS, largest_number, rounded_once, rounding_error
+from attncheck.reading.file_kinds import StoredArray
 from attncheck.reading.generators import GENERATORS, Generator, draw
 from attncheck.reading.lowered import poisoned
 from attncheck.reading.mask_kinds import MASK_PATTERNS
@@ -26,6 +27,7 @@ from attncheck.reading.masks import make_blocks, make_mask
 from attncheck.reading.position_biases import make_alibi, make_bucket_bias
 from attncheck.reading.printed import Rounding, parse_printed
 from attncheck.reading.shapes import merge_head_weights
+from attncheck.reading.stored_arrays import read_stored
 from attncheck.spec import InputSpec, Shape
 
 Array = NDArray[Any]
@@ -165,11 +167,17 @@ def _unarranged(source: kinds.Array, named: Mapping[str, Exact], generator: Gene
     if parts := kinds.parts_of(source):
         # In the order of the file, because drawing advances the generator.
         return _combine(source, [_make(part, named, generator) for _, part in parts])
+    return _known_exactly(_exact_numbers(source, generator))
+
+
+def _exact_numbers(source: kinds.Array, generator: Generator | None) -> Array:
+    if isinstance(source, StoredArray):
+        return read_stored(source)
     if isinstance(source, Alibi):
-        return _known_exactly(make_alibi(source))
+        return make_alibi(source)
     if isinstance(source, MASK_PATTERNS):
-        return _known_exactly(np.asarray(make_mask(source), np.float64))
-    return _known_exactly(_numbers(source, generator))
+        return np.asarray(make_mask(source), np.float64)
+    return _numbers(source, generator)
 
 
 def _combine(source: kinds.Array, parts: list[Exact]) -> Exact:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.digests import digest_of, digest_of_code
-from attncheck.reading import array_fields, array_kinds, bias_kinds, mask_kinds
+from attncheck.reading import array_fields, array_kinds, bias_kinds, file_kinds, mask_kinds
 from attncheck.reading.case import Case
 from attncheck.reading.loader import load_case_file
 from attncheck.store import Key, Store, UnreadableEntry
@@ -22,7 +22,7 @@ from attncheck.store import Key, Store, UnreadableEntry
 _CODE = ("attncheck.reading", "attncheck.spec", "attncheck.backends.contract", "attncheck.digests", "attncheck.errors")
 _READS_WITH = ("numpy", "pydantic", "PyYAML", "ruamel.yaml")
 _LARGEST_FILE = 1 << 24
-_OF_ARRAY_KINDS = (array_fields, array_kinds, bias_kinds, mask_kinds)
+_OF_ARRAY_KINDS = (array_fields, array_kinds, bias_kinds, file_kinds, mask_kinds)
 _OF_CASES = frozenset(
     {
         *((module.__name__, name) for module in _OF_ARRAY_KINDS for name in vars(module)),
@@ -44,7 +44,10 @@ _OF_ARRAYS = frozenset(
 def load_kept_case_file(
     path: Path, display_name: str, id_prefix: str, known_tags: Iterable[str], store: Store
 ) -> list[Case]:
-    """Do as ``load_case_file`` does, unless the same file was read before. Raises ``CaseError``."""
+    """Do as ``load_case_file`` does, unless the same file was read before. Raises ``CaseError``.
+
+    A file of cases whose arrays lie in files of their own is read every time: those may have changed.
+    """
     tags = sorted(known_tags)
 
     def load() -> list[Case]:
@@ -54,7 +57,18 @@ def load_kept_case_file(
     if content is None:
         return load()
     digest = digest_of(_reading_version(), content, display_name, id_prefix, tags)
-    return store.remembered(lambda: Key("cases", digest), load, cases_to_bytes, cases_from_bytes)
+    cases = store.remembered(lambda: Key("cases", digest), load, cases_to_bytes, cases_from_bytes)
+    return load() if any(map(_has_stored_arrays, cases)) else cases
+
+
+def _has_stored_arrays(case: Case) -> bool:
+    left = [*case.arrays.values(), *case.inputs.values()]
+    while left:
+        source = left.pop()
+        if isinstance(source, file_kinds.StoredArray):
+            return True
+        left += [part for _, part in array_kinds.parts_of(source)]
+    return False
 
 
 @lru_cache

@@ -15,6 +15,7 @@ from attncheck.reading.arrays import NO_ARRAYS, Arrays, named_arrays
 from attncheck.reading.case import Case
 from attncheck.reading.case_maker import Budget, CaseLocation, make_case, random_of
 from attncheck.reading.diagnostics import CaseFileError, diagnostic_at, diagnostics_of, told_once, yaml_diagnostics
+from attncheck.reading.file_kinds import FOLDER
 from attncheck.reading.for_each import slug
 from attncheck.reading.repetition import FOR_EACH, write_out
 from attncheck.reading.uneven_digits import uneven_digits
@@ -69,7 +70,7 @@ def _read_file(
     if misused:
         raise CaseError([diagnostic_at(fault.path, str(fault), display_name, document) for fault in misused])
     try:
-        return document, model.CaseFile.model_validate(document.data)
+        return document, model.CaseFile.model_validate(document.data, context={FOLDER: str(path.parent.resolve())})
     except ValidationError as error:
         raise CaseError(diagnostics_of(error, display_name, document)) from None
 

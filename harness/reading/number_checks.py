@@ -12,9 +12,11 @@ from attncheck.reading import array_kinds as kinds
 from attncheck.reading.bias_kinds import Alibi
 from attncheck.reading.diagnostics import CaseFileError, short
 from attncheck.reading.dtypes import largest_number
+from attncheck.reading.file_kinds import StoredArray
 from attncheck.reading.inputs import rounding_of
 from attncheck.reading.position_biases import largest_of_alibi
 from attncheck.reading.printed import parse_printed
+from attncheck.reading.stored_arrays import MAX_COUNTS
 from attncheck.reading.yaml_scalars import FieldPath
 
 Named = Mapping[str, kinds.Array]
@@ -67,8 +69,14 @@ def check_lowest(source: kinds.Array, named: Named, path: FieldPath, stored_in: 
 
 def check_whole(source: kinds.Array, named: Named, path: FieldPath) -> None:
     """Refuse counts that are not spelled out as whole numbers of at least 0."""
-    if not isinstance(source, kinds.Values | kinds.Reference) or source.times is not None or source.plus is not None:
-        raise CaseFileError(path, "these are counts; give them as `values`, without times or plus")
+    if (
+        not isinstance(source, kinds.Values | StoredArray | kinds.Reference)
+        or source.times is not None
+        or source.plus is not None
+    ):
+        raise CaseFileError(path, "these are counts; give them as `values` or from a `file`, without times or plus")
+    if isinstance(source, StoredArray) and source.contents and not source.contents.is_all and source.contents.numbers:
+        raise CaseFileError((*path, "file"), f"expected at most {MAX_COUNTS} counts, all of them whole numbers")
     for where, part in _inside(source, named, path):
         check_whole(part, named, where)
     for where, value in _own_literals(source, path):
@@ -185,6 +193,8 @@ def _own_literals(source: kinds.Array, path: FieldPath) -> Iterator[tuple[FieldP
                 yield (*path, "printed"), float(number)
         case kinds.AsBias():
             yield from (((*path, "as_bias"), number) for number in (0.0, -math.inf))
+        case StoredArray():
+            yield from (((*path, "file"), number) for number in (source.contents.numbers if source.contents else ()))
         case Alibi():
             yield (*path, "alibi"), -largest_of_alibi(source)
         case kinds.Constant():

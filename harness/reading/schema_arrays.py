@@ -64,7 +64,7 @@ def _mask() -> Schema:
 
 def _counts() -> Schema:
     """Return what counts are: spelled out, or an array that is named."""
-    spelled = {"anyOf": [given("values"), given("ref")], "properties": {"values": refer("Counts")}}
+    spelled = {"anyOf": [given("values"), given("ref"), given("file")], "properties": {"values": refer("Counts")}}
     return {"if": {"type": "object"}, "then": {"allOf": [absent("times", "plus"), spelled]}}
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import BaseModel
 
@@ -20,7 +21,7 @@ from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Computed, evaluate_on
 from attncheck.judging.compare import absolute_difference, differing_nonfinite
 from attncheck.quantities import QUANTITIES
-from attncheck.reading import array_fields, array_kinds, bias_kinds, mask_kinds, model
+from attncheck.reading import array_fields, array_kinds, bias_kinds, file_kinds, mask_kinds, model
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import load_case_file, load_tags
@@ -30,7 +31,7 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "cases.md"
 README = REFERENCE.parents[1] / "README.md"
 MARKED = re.compile(r"<!-- (\w+): (\w+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
 EXAMPLE = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
-MODULES = (model, array_fields, array_kinds, mask_kinds, bias_kinds)
+MODULES = (model, array_fields, array_kinds, mask_kinds, bias_kinds, file_kinds)
 HEAD = """\
 title: Examples of the reference
 source: {kind: derivation, title: Made for the reference}
@@ -238,6 +239,9 @@ def _examples() -> list[str]:
 
 
 def _loaded(text: str, folder: Path) -> list[Case]:
+    numbers = np.random.default_rng(7)
+    np.savez(folder / "dump.npz", **{name: numbers.normal(size=(2, 3, 4)) for name in ("query", "key", "value")})
+    np.save(folder / "scores.npy", np.arange(6.0).reshape(2, 3))
     path = folder / "examples.yaml"
     path.write_text(text if text.startswith("title:") else HEAD + text, encoding="utf-8")
     return load_case_file(path, "examples.yaml", "examples", ["uniform"])

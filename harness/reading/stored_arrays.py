@@ -1,0 +1,233 @@
+"""Arrays read from .npy, .npz and .safetensors files, with limits on sizes; Python objects are never unpickled.
+
+safetensors: 8 bytes with the length of a JSON header, the header, and the numbers of all arrays one after another
+(huggingface/safetensors, "Format").
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import zipfile
+from collections.abc import Callable, Mapping
+from io import BytesIO
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from attncheck.digests import digest_of
+from attncheck.errors import AttncheckError
+from attncheck.reading.file_kinds import Contents, StoredArray
+from attncheck.spec import Shape
+
+Array = NDArray[Any]
+MAX_FILE = 2**30
+"""Bytes of a file."""
+MAX_STORED = 2**26
+"""Numbers of an array."""
+MAX_COUNTS = 2**14
+"""Whole numbers that are all looked at, as counts have to be."""
+_MAX_HEADER = 2**20
+_MAX_WHOLE = 2**53
+_MAX_LISTED = 20
+_SAFETENSORS: Mapping[str, np.dtype[Any]] = {
+    name: np.dtype(dtype)
+    for name, dtype in {
+        "BOOL": bool,
+        **{f"{kind}{bits}": f"{kind.lower()}{bits // 8}" for kind in "IU" for bits in (8, 16, 32, 64)},
+        "F16": "<f2",
+        "F32": "<f4",
+        "F64": "<f8",
+        "BF16": ml_dtypes.bfloat16,
+        "F8_E4M3": ml_dtypes.float8_e4m3fn,
+        "F8_E5M2": ml_dtypes.float8_e5m2,
+    }.items()
+}
+
+
+class StoredArrayFault(AttncheckError):
+    """A stored array cannot be used; ``field`` is what of its description is at fault."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+def contents_of(source: StoredArray) -> Contents:
+    """Read an array, and return what is to be known of it. Raises ``StoredArrayFault``."""
+    return _summary(_read(source))
+
+
+def read_stored(source: StoredArray) -> NDArray[np.float64]:
+    """Return an array's numbers in float64, which holds them exactly.
+
+    Raises ``StoredArrayFault``, also where the file has changed since its case was read.
+    """
+    array = _read(source)
+    if source.contents is not None and source.contents.digest != _digest(array):
+        raise StoredArrayFault("file", f"{source.file} has changed since its case was read; run the command again")
+    return array
+
+
+def _summary(array: NDArray[np.float64]) -> Contents:
+    if array.size <= MAX_COUNTS and (array == np.floor(array)).all() and np.isfinite(array).all():
+        return Contents(_digest(array), array.shape, tuple(map(float, array.ravel())), True)
+    finite = array[np.isfinite(array)]
+    extremes = [float(finite.min()), float(finite.max())] if finite.size else []
+    extremes += [float(fraction) for fraction in finite[finite != np.floor(finite)][:1]]
+    extremes += [number for number in (math.inf, -math.inf) if (array == number).any()]
+    extremes += [math.nan] if np.isnan(array).any() else []
+    return Contents(_digest(array), array.shape, tuple(extremes), False)
+
+
+def _digest(array: NDArray[np.float64]) -> str:
+    return digest_of(array)
+
+
+def _read(source: StoredArray) -> NDArray[np.float64]:
+    data = _bytes_of(source)
+    reader = _READERS[Path(source.file).suffix.lower()]
+    try:
+        array = reader(data, source.name)
+    except StoredArrayFault:
+        raise
+    except Exception as error:  # whatever bytes make of the parsers of zip, JSON and NumPy's headers
+        raise StoredArrayFault("file", f"{source.file} is damaged or cut off: {str(error)[:200]}") from None
+    return _as_float64(array)
+
+
+def _bytes_of(source: StoredArray) -> bytes:
+    path = _path_of(source)
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(MAX_FILE + 1) if size <= MAX_FILE else b""
+    except OSError as error:
+        raise StoredArrayFault("file", f"{source.file} cannot be read: {os.strerror(error.errno or 0)}") from None
+    if size > MAX_FILE or len(data) > MAX_FILE:
+        raise StoredArrayFault("file", f"{source.file} has {size} bytes; expected at most {MAX_FILE}")
+    if source.sha256 is not None and (found := hashlib.sha256(data).hexdigest()) != source.sha256:
+        raise StoredArrayFault("sha256", f"{source.file} has the checksum {found}; it is another file, or was changed")
+    return data
+
+
+def _path_of(source: StoredArray) -> Path:
+    """Return where the file is: below the folder of the case file, whatever links lead where."""
+    named = source.file
+    known = ", ".join(_READERS)
+    if PurePosixPath(named).suffix.lower() not in _READERS:
+        raise StoredArrayFault("file", f"expected a file that ends with one of {known}, got {named[:80]!r}")
+    if PurePosixPath(named).is_absolute() or PureWindowsPath(named).anchor or "\0" in named:
+        raise StoredArrayFault("file", f"expected a path relative to the folder of the case file, got {named[:80]!r}")
+    folder = Path(source.folder or ".")
+    path = folder / named
+    try:
+        inside = path.resolve().is_relative_to(folder.resolve())
+        exists = path.is_file()
+    except (OSError, RuntimeError):
+        inside, exists = True, False
+    if not inside or ".." in PurePosixPath(named.replace("\\", "/")).parts:
+        raise StoredArrayFault("file", f"{named[:80]!r} leads out of the folder of the case file; put the file inside")
+    if not exists:
+        raise StoredArrayFault("file", f"there is no file {named[:80]!r} in the folder of the case file")
+    return path
+
+
+def _as_float64(array: Array) -> NDArray[np.float64]:
+    """Return the same numbers in float64. Raises ``StoredArrayFault`` for what is no number, or has none there."""
+    kind, size = array.dtype.kind, array.dtype.itemsize
+    if kind == "V" and array.dtype.name not in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        hint = "; NumPy forgets bfloat16, so store float32, or safetensors" if size == 2 else ""
+        raise StoredArrayFault("file", f"expected numbers or booleans, got {array.dtype}{hint}")
+    if kind not in "biufV" or (kind == "f" and size > 8):
+        raise StoredArrayFault("file", f"expected numbers of at most 64 bits or booleans, got {array.dtype}")
+    if kind in "iu" and size == 8 and array.size and max(-int(array.min()), int(array.max())) > _MAX_WHOLE:
+        raise StoredArrayFault("file", f"holds a whole number beyond {_MAX_WHOLE}, which float64 does not hold exactly")
+    return np.ascontiguousarray(array.astype(np.float64)).reshape(array.shape)
+
+
+def _checked_size(shape: Shape, dtype: np.dtype[Any]) -> int:
+    """Return how many bytes an array has. Raises ``StoredArrayFault`` for one that is too large, or of objects."""
+    if dtype.hasobject:
+        raise StoredArrayFault("file", "holds Python objects, which are never unpickled; store numbers")
+    numbers = math.prod(shape)
+    if math.prod(max(1, length) for length in shape) > MAX_STORED:
+        raise StoredArrayFault("file", f"holds an array of {numbers} numbers; expected at most {MAX_STORED}")
+    return numbers * dtype.itemsize
+
+
+def _from_npy(data: bytes, name: str | None) -> Array:
+    if name is not None:
+        raise StoredArrayFault("name", "a .npy file holds one array, which has no name; leave it out")
+    file = BytesIO(data)
+    version = npy.read_magic(file)
+    readers: dict[Any, Callable[[Any], Any]] = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    if version not in readers:
+        raise ValueError(f"version {version} of the format is not known")
+    shape, is_fortran, dtype = readers[version](file)
+    size, rest = _checked_size(shape, dtype), data[file.tell() :]
+    if len(rest) != size:
+        raise ValueError(f"expected {size} bytes of numbers, got {len(rest)}")
+    array: Array = np.frombuffer(rest, dtype)
+    return array.reshape(shape[::-1]).T if is_fortran else array.reshape(shape)
+
+
+def _from_npz(data: bytes, name: str | None) -> Array:
+    with zipfile.ZipFile(BytesIO(data)) as archive:
+        members = {each.filename.removesuffix(".npy"): each for each in archive.infolist()}
+        member = members[_one_of(members, name)]
+        most = MAX_STORED * 8 + _MAX_HEADER
+        if member.file_size > most:  # whatever the archive says of itself, no more is unpacked
+            raise StoredArrayFault("file", f"{name} would unpack to {member.file_size} bytes; expected at most {most}")
+        with archive.open(member) as file:
+            unpacked = file.read(most + 1)
+    if len(unpacked) > most:
+        raise StoredArrayFault("file", f"{name} unpacks to more than {most} bytes")
+    return _from_npy(unpacked, None)
+
+
+def _from_safetensors(data: bytes, name: str | None) -> Array:
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > min(len(data) - 8, _MAX_HEADER):
+        raise ValueError(f"a header of {length} bytes in a file of {len(data)}")
+    header = json.loads(data[8 : 8 + length])
+    if not isinstance(header, dict):
+        raise ValueError("the header is no mapping")
+    entry = header[_one_of([each for each in header if each != "__metadata__"], name)]
+    match entry:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]}:
+            pass
+        case _:
+            raise ValueError("expected dtype, shape and data_offsets in the header")
+    if dtype not in _SAFETENSORS:
+        raise StoredArrayFault("file", f"holds {dtype[:40]}; expected one of {', '.join(_SAFETENSORS)}")
+    if not all(isinstance(axis, int) and not isinstance(axis, bool) and axis >= 0 for axis in shape):
+        raise ValueError("a shape is a list of whole numbers")
+    size, numbers = _checked_size(tuple(shape), _SAFETENSORS[dtype]), data[8 + length :]
+    if not 0 <= begin <= end <= len(numbers) or end - begin != size:
+        raise ValueError(f"expected {size} bytes of numbers between {begin} and {end} of {len(numbers)}")
+    return np.frombuffer(numbers[begin:end], _SAFETENSORS[dtype]).reshape(shape)
+
+
+def _one_of(known: Any, name: str | None) -> str:
+    """Return the name that is meant. Raises ``StoredArrayFault`` for none, or one that is not there."""
+    names = [str(each) for each in known]
+    listed = ", ".join(each[:60] for each in names[:_MAX_LISTED]) + (", ..." if len(names) > _MAX_LISTED else "")
+    if name is None:
+        raise StoredArrayFault("name", f"say which array of the file: expected one of {listed or 'none'}")
+    if name not in names:
+        raise StoredArrayFault("name", f"the file holds no array {name[:60]!r}; expected one of {listed or 'none'}")
+    return name
+
+
+_READERS: Mapping[str, Callable[[bytes, str | None], Array]] = {
+    ".npy": _from_npy,
+    ".npz": _from_npz,
+    ".safetensors": _from_safetensors,
+}

@@ -1,0 +1,356 @@
+"""Arrays in files beside a case file: what is read, what is refused, and what is said of it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from attncheck.errors import AttncheckError, CaseError, Diagnostic
+from attncheck.reading import stored_arrays
+from attncheck.reading.case import Case
+from attncheck.reading.compressed_cases import PackedCases
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.kept_cases import cases_from_bytes, cases_to_bytes
+from attncheck.reading.selection import select_cases
+from attncheck.store import Store
+
+HEAD = """\
+title: Arrays in files
+source: {kind: derivation, title: Made for this test}
+operation: softmax
+cases:
+  - name: The case at hand
+    inputs: {scores: SCORES}
+"""
+NUMBERS = np.array([[1.0, -2.5, 3], [0, 1e-3, 7]])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "cases"
+    folder.mkdir()
+    np.savez(folder / "dump.npz", scores=NUMBERS, other=NUMBERS[:1])
+    np.save(folder / "dump.npy", NUMBERS)
+    return folder
+
+
+def read(folder: Path, scores: str, store: Store | None = None, more: str = "") -> Case:
+    (folder / "file.yaml").write_text(HEAD.replace("SCORES", scores) + more, encoding="utf-8")
+    selection = select_cases(["file.yaml"], base=folder, **({"store": store} if store else {}))
+    if selection.faults:
+        raise CaseError(list(selection.faults))
+    [case] = selection.cases
+    return case
+
+
+def made(case: Case) -> NDArray[Any]:
+    array: NDArray[Any] = make_exact_inputs(case)["scores"].array
+    return array[0, 0]
+
+
+def fault(folder: Path, scores: str) -> Diagnostic:
+    with pytest.raises(CaseError) as error:
+        read(folder, scores)
+    [found] = error.value.faults
+    assert (found.line, found.case) == (6, "The case at hand")
+    assert str(found).isprintable()
+    return found
+
+
+def safetensors(arrays: dict[str, tuple[str, list[int], bytes]], **header: Any) -> bytes:
+    """Write the format by hand, as its description says."""
+    entries, numbers = dict[str, Any](header), b""
+    for name, (dtype, shape, data) in arrays.items():
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(numbers), len(numbers) + len(data)]}
+        numbers += data
+    text = json.dumps(entries).encode()
+    return len(text).to_bytes(8, "little") + text + numbers
+
+
+@pytest.mark.parametrize("source", ["{file: dump.npz, name: scores}", "{file: dump.npy}", "{file: ./dump.npy}"])
+def test_an_array_is_read_from_beside_the_case_file(folder: Path, source: str) -> None:
+    case = read(folder, source)
+    np.testing.assert_array_equal(made(case), NUMBERS)
+    assert not case.supports_statistics
+    assert case.input_shapes["scores"] == (1, 1, 2, 3)
+
+
+def test_an_array_of_a_folder_below_is_read_and_arranged(folder: Path) -> None:
+    (folder / "below").mkdir()
+    np.save(folder / "below" / "x.npy", np.asfortranarray(NUMBERS.astype(">f4")))
+    case = read(folder, "{file: below/x.npy, rows: [1], transpose: true, times: 2}")
+    np.testing.assert_array_equal(made(case), 2 * NUMBERS.astype("f4").astype(float)[1:].T)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float16", "float32", "float64"])
+@pytest.mark.parametrize("suffix", ["npy", "npz"])
+def test_numbers_of_every_dtype_of_numpy_are_kept(folder: Path, dtype: str, suffix: str) -> None:
+    array = np.array([[0, 1, 1]], dtype)
+    save = np.save if suffix == "npy" else np.savez_compressed
+    save(folder / f"x.{suffix}", array)  # type: ignore[operator]
+    name = "" if suffix == "npy" else ", name: arr_0"
+    np.testing.assert_array_equal(made(read(folder, f"{{file: x.{suffix}{name}}}")), array)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("BOOL", bool),
+        ("U8", "u1"),
+        ("I64", "<i8"),
+        ("F16", "<f2"),
+        ("F32", "<f4"),
+        ("F64", "<f8"),
+        ("BF16", ml_dtypes.bfloat16),
+        ("F8_E4M3", ml_dtypes.float8_e4m3fn),
+        ("F8_E5M2", ml_dtypes.float8_e5m2),
+    ],
+)
+def test_numbers_of_every_dtype_of_safetensors_are_kept(folder: Path, name: str, dtype: Any) -> None:
+    array = np.array([[0, 1, 1], [1, 0, 1.5]]).astype(dtype)
+    data = {"before": ("U8", [3], b"abc"), "x": (name, [2, 3], array.tobytes())}
+    (folder / "x.safetensors").write_bytes(safetensors(data, __metadata__={"format": "pt"}))
+    np.testing.assert_array_equal(made(read(folder, "{file: x.safetensors, name: x}")), array.astype(float))
+
+
+def test_bfloat16_is_the_same_number_in_the_case(folder: Path) -> None:
+    array = np.array([[1.0, 3.140625, -1e-3]]).astype(ml_dtypes.bfloat16)
+    (folder / "x.safetensors").write_bytes(safetensors({"x": ("BF16", [1, 3], array.tobytes())}))
+    case = read(folder, "{file: x.safetensors, name: x}", more="    dtypes: [float32, bfloat16]\n")
+    stored = convert_inputs(case, make_exact_inputs(case), "bfloat16").arrays["scores"]
+    assert stored.tobytes() == array.tobytes()
+
+
+def test_a_mask_and_counts_may_lie_in_files(folder: Path) -> None:
+    np.savez(folder / "x.npz", mask=np.tri(2, 3, dtype=bool), lengths=np.array([2]), half=np.array([0.5, 1, 1]))
+    text = HEAD.replace("operation: softmax", "operation: masking").replace(
+        "{scores: SCORES}",
+        "{scores: {file: dump.npy}, mask: {file: x.npz, name: MASK}, key_lengths: {file: x.npz, name: lengths}}",
+    )
+    (folder / "file.yaml").write_text(text.replace("MASK", "mask"), encoding="utf-8")
+    [case] = select_cases(["file.yaml"], base=folder).cases
+    inputs = convert_inputs(case, make_exact_inputs(case), "float32").arrays
+    assert inputs["mask"].dtype == bool
+    np.testing.assert_array_equal(inputs["mask"][0, 0], np.tri(2, 3, dtype=bool))
+    assert inputs["key_lengths"].tolist() == [2]
+    (folder / "file.yaml").write_text(text.replace("MASK", "half"), encoding="utf-8")
+    [found] = select_cases(["file.yaml"], base=folder).faults
+    assert found.field == "inputs.mask.file"
+    assert found.message == "a mask is boolean (true = may attend), got 0.5"
+
+
+def test_counts_in_a_file_are_few_and_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = HEAD.replace("operation: softmax", "operation: masking").replace(
+        "{scores: SCORES}", "{scores: {constant: 0, shape: [3, 1, 2, 4]}, key_lengths: {file: x.npy}}"
+    )
+    (folder / "file.yaml").write_text(text, encoding="utf-8")
+    for lengths, message in (
+        ([4, 0, 2], ""),
+        ([4, 0.5, 2], "whole"),
+        ([5, 0, 2], "at most 4"),
+        ([4, -1, 2], "least 0"),
+    ):
+        np.save(folder / "x.npy", lengths)
+        faults = select_cases(["file.yaml"], base=folder).faults
+        assert [message in str(found) for found in faults] == ([True] if message else []), lengths
+    monkeypatch.setattr(stored_arrays, "MAX_COUNTS", 2)
+    np.save(folder / "x.npy", [4, 0, 2])
+    [found] = select_cases(["file.yaml"], base=folder).faults
+    assert (found.field, found.message) == (
+        "inputs.key_lengths.file",
+        "expected at most 16384 counts, all of them whole numbers",
+    )
+
+
+def test_the_checksum_of_the_whole_file_is_held(folder: Path) -> None:
+    found = hashlib.sha256((folder / "dump.npz").read_bytes()).hexdigest()
+    np.testing.assert_array_equal(made(read(folder, f"{{file: dump.npz, name: scores, sha256: '{found}'}}")), NUMBERS)
+    wrong = fault(folder, f"{{file: dump.npz, name: scores, sha256: '{'0' * 64}'}}")
+    assert wrong.field == "inputs.scores.sha256"
+    assert wrong.message == f"dump.npz has the checksum {found}; it is another file, or was changed"
+
+
+def _zip(**members: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(f"{name}.npy", data)
+    return file.getvalue()
+
+
+def _npy(array: NDArray[Any]) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)
+    return file.getvalue()
+
+
+def _header(shape: tuple[int, ...], dtype: str = "<f8") -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+class _Opens:
+    """What would write a file if it were unpickled."""
+
+    def __reduce__(self) -> Any:
+        return open, ("pwned", "w")
+
+
+WHOLE = _npy(NUMBERS)
+FILES: dict[str, tuple[bytes, str, str, str]] = {
+    # of a file: its bytes, its description, the field at fault, what is said
+    "none.npy": (b"", "", "file", "is damaged or cut off"),
+    "text.npy": (b"1 2 3\n", "", "file", "is damaged or cut off"),
+    "short.npy": (WHOLE[:-8], "", "file", "is damaged or cut off: expected 48 bytes of numbers, got 40"),
+    "long.npy": (WHOLE + b"x", "", "file", "is damaged or cut off: expected 48 bytes of numbers, got 49"),
+    "huge.npy": (_header((2**40, 2**40)), "", "file", "numbers; expected at most 67108864"),
+    "negative.npy": (_header((-1,)), "", "file", "damaged or cut off"),
+    "objects.npy": (_npy(np.array([_Opens()], object)), "", "file", "holds Python objects, which are never unpickled"),
+    "pickle.npy": (pickle.dumps([_Opens()]), "", "file", "damaged or cut off"),
+    "text_array.npy": (_npy(np.array(["a"])), "", "file", "expected numbers of at most 64 bits or booleans, got <U1"),
+    "complex.npy": (_npy(np.array([1j])), "", "file", "expected numbers of at most 64 bits or booleans, got complex"),
+    "bfloat16.npy": (
+        _npy(np.array([1.0]).astype(ml_dtypes.bfloat16)),
+        "",
+        "file",
+        "got |V2; NumPy forgets bfloat16, so store float32, or safetensors",
+    ),
+    "large_whole.npy": (_npy(np.array([2**53 + 2])), "", "file", "holds a whole number beyond 9007199254740992"),
+    "named.npy": (WHOLE, ", name: x", "name", "a .npy file holds one array, which has no name; leave it out"),
+    "nan.npy": (_npy(np.array([np.nan])), "", "file", "NaN is not allowed here"),
+    "five.npy": (_npy(np.zeros((1, 1, 1, 1, 1))), "", "", "expected at most 4 axes, got 5"),
+    "unnamed.npz": (_zip(a=WHOLE, b=WHOLE), "", "", "say which array of the file: expected one of a, b"),
+    "absent.npz": (_zip(a=WHOLE), ", name: c", "name", "the file holds no array 'c'; expected one of a"),
+    "no.npz": (b"PK no archive", ", name: a", "file", "is damaged or cut off: File is not a zip file"),
+    "cut.npz": (_zip(a=WHOLE)[:-9], ", name: a", "file", "is damaged or cut off"),
+    "flipped.npz": (_zip(a=WHOLE)[:60] + bytes(3) + _zip(a=WHOLE)[63:], ", name: a", "file", "is damaged or cut off"),
+    "bomb.npz": (_zip(a=bytes(2**20)), ", name: a", "file", "would unpack to 1048576 bytes; expected at most"),
+    "empty.safetensors": (b"", ", name: a", "file", "is damaged or cut off: a header of 0 bytes in a file of 0"),
+    "header.safetensors": (b"\xff" * 16, ", name: a", "file", "damaged or cut off: a header of 184467440"),
+    "list.safetensors": ((2).to_bytes(8, "little") + b"[]", ", name: a", "file", "the header is no mapping"),
+    "entry.safetensors": (safetensors({}, a={"dtype": "F32"}), ", name: a", "file", "expected dtype, shape and data"),
+    "offsets.safetensors": (
+        safetensors({"a": ("F32", [3], bytes(8))}),
+        ", name: a",
+        "file",
+        "expected 12 bytes of numbers between 0 and 8 of 8",
+    ),
+    "other.safetensors": (safetensors({"a": ("F4", [1], b"x")}), ", name: a", "file", "holds F4; expected one of BOOL"),
+    "shape.safetensors": (safetensors({"a": ("U8", [-1], b"x")}), ", name: a", "file", "list of whole numbers"),
+    "large.safetensors": (safetensors({"a": ("U8", [2**30], b"")}), ", name: a", "file", "expected at most 67108864"),
+    "x.txt": (b"1", "", "file", "expected a file that ends with one of .npy, .npz, .safetensors, got 'x.txt'"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_wrong_with_a_file_is_said(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, more, field, message = FILES[name]
+    (folder / name).write_bytes(data)
+    if name == "bomb.npz":
+        monkeypatch.setattr(stored_arrays, "MAX_STORED", 16)
+        monkeypatch.setattr(stored_arrays, "_MAX_HEADER", 100)
+    found = fault(folder, f"{{file: {name}{more}}}")
+    assert found.field == f"inputs.scores{'.' if field else ''}{field}"
+    assert message in found.message
+    assert not (folder / "pwned").exists()
+    assert not Path("pwned").exists()
+
+
+def test_an_archive_that_lies_of_its_size_is_not_unpacked_further(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = _zip(a=bytes(4096))
+    place = data.rindex(b"PK\x01\x02")  # the entry of the directory, whose size is written over
+    (folder / "liar.npz").write_bytes(data[: place + 24] + (8).to_bytes(4, "little") + data[place + 28 :])
+    monkeypatch.setattr(stored_arrays, "MAX_STORED", 16)
+    monkeypatch.setattr(stored_arrays, "_MAX_HEADER", 100)
+    assert "damaged or cut off" in fault(folder, "{file: liar.npz, name: a}").message
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("gone.npy", "there is no file 'gone.npy' in the folder of the case file"),
+        ("../outside.npy", "'../outside.npy' leads out of the folder of the case file"),
+        ("below/../../outside.npy", "leads out of the folder"),
+        ("below/../dump.npy", "leads out of the folder"),
+        ("link.npy", "'link.npy' leads out of the folder of the case file; put the file inside"),
+        ("/etc/x.npy", "expected a path relative to the folder of the case file, got '/etc/x.npy'"),
+        ("'C:\\x.npy'", "expected a path relative to the folder of the case file"),
+        ("folder.npy", "there is no file 'folder.npy'"),
+    ],
+)
+def test_files_lie_in_the_folder_of_the_case_file(folder: Path, file: str, message: str) -> None:
+    np.save(folder.parent / "outside.npy", NUMBERS)
+    (folder / "link.npy").symlink_to(folder.parent / "outside.npy")
+    (folder / "folder.npy").mkdir()
+    (folder / "below").mkdir()
+    found = fault(folder, f"{{file: {file}}}")
+    assert found.field == "inputs.scores.file"
+    assert message in found.message
+
+
+def test_a_file_that_is_too_large_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_arrays, "MAX_FILE", 100)
+    assert fault(folder, "{file: dump.npy}").message == "dump.npy has 176 bytes; expected at most 100"
+
+
+def test_another_content_is_another_case_and_a_file_read_before_is_read_again(folder: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    first = read(folder, "{file: dump.npy}", store)
+    again = read(folder, "{file: dump.npy}", store)
+    assert again.digest == first.digest
+    np.save(folder / "dump.npy", 2 * NUMBERS)
+    changed = read(folder, "{file: dump.npy}", store)
+    assert changed.digest != first.digest
+    np.testing.assert_array_equal(made(changed), 2 * NUMBERS)
+    with pytest.raises(AttncheckError, match=r"dump.npy has changed since its case was read"):
+        make_exact_inputs(first)
+    (folder / "dump.npy").unlink()
+    with pytest.raises(CaseError, match=r"there is no file 'dump\.npy'"):
+        read(folder, "{file: dump.npy}", store)
+
+
+def test_what_else_a_file_holds_does_not_change_the_case(folder: Path) -> None:
+    first = read(folder, "{file: dump.npz, name: scores}")
+    np.savez(folder / "dump.npz", scores=NUMBERS, new=NUMBERS)
+    assert read(folder, "{file: dump.npz, name: scores}").digest == first.digest
+    np.testing.assert_array_equal(made(first), NUMBERS)
+
+
+def test_a_case_with_stored_arrays_can_be_packed_and_kept(folder: Path) -> None:
+    case = read(folder, "{sum: [{file: dump.npz, name: other}, {constant: 1, shape: [2, 3]}]}")
+    [packed] = PackedCases([case])
+    [kept] = cases_from_bytes(cases_to_bytes([case]))
+    for other in (packed, kept, pickle.loads(pickle.dumps(case))):
+        assert other.digest == case.digest
+        np.testing.assert_array_equal(made(other), np.broadcast_to(NUMBERS[:1] + 1, (2, 3)))
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.binary(max_size=200), suffix=st.sampled_from(["npy", "npz", "safetensors"]), place=st.integers(0, 300))
+def test_any_bytes_are_read_or_refused(folder: Path, data: bytes, suffix: str, place: int) -> None:
+    whole = {"npy": WHOLE, "npz": _zip(a=WHOLE), "safetensors": safetensors({"a": ("F64", [2, 3], NUMBERS.tobytes())})}
+    (folder / f"x.{suffix}").write_bytes(whole[suffix][:place] + data + whole[suffix][place + len(data) :])
+    name = "" if suffix == "npy" else ", name: a"
+    (folder / "file.yaml").write_text(HEAD.replace("SCORES", f"{{file: x.{suffix}{name}}}"), encoding="utf-8")
+    selection = select_cases(["file.yaml"], base=folder)
+    assert [found.field for found in selection.faults] in (
+        [],
+        *([f"inputs.scores{at}"] for at in ("", ".file", ".name")),
+    )
+    for case in selection.cases:
+        assert made(case).dtype == np.float64
