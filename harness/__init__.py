@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from attncheck.api import CheckResult as CheckResult
     from attncheck.api import check as check
+    from attncheck.capturing import Capture as Capture
+    from attncheck.capturing import CaptureWarning as CaptureWarning
+    from attncheck.capturing import capture as capture
     from attncheck.errors import AttncheckError as AttncheckError
     from attncheck.errors import ExitCode as ExitCode
     from attncheck.errors import UsageError as UsageError
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AttncheckError": "errors",
+    "Capture": "capturing",
+    "CaptureWarning": "capturing",
     "Case": "reading.case",
     "CheckResult": "api",
     "ExitCode": "errors",
@@ -43,6 +48,7 @@ _HOMES = {
     "Settings": "run",
     "UsageError": "errors",
     "Verdict": "verdicts",
+    "capture": "capturing",
     "check": "api",
     "bundled_implementations": "execution.implementations",
     "merge_runs": "merge",

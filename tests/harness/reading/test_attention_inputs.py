@@ -97,8 +97,16 @@ def test_lengths_count_the_past_too(load_text: Load) -> None:
         ("{values: [.nan, 1]}", "values[0]", "expected a whole number of at least 0, got nan"),
         ("{values: [true, 1]}", "values[0]", "expected a whole number of at least 0, got true"),
         ("half", "", "expected a whole number of at least 0, got 0.5"),
-        ("{ref: two, times: 0.5}", "", "these are counts; give them as `values`, without times or plus"),
-        ("{values: [1, 2], plus: 1}", "", "these are counts; give them as `values`, without times or plus"),
+        (
+            "{ref: two, times: 0.5}",
+            "",
+            "give them as `values` or from a `file`, without times or plus",
+        ),
+        (
+            "{values: [1, 2], plus: 1}",
+            "",
+            "give them as `values` or from a `file`, without times or plus",
+        ),
         ("{constant: 1, shape: [2]}", "", "these are counts; give them as `values`"),
         ("{draw: randint, low: 0, high: 2, shape: [2]}", "", "these are counts; give them as `values`"),
         ('{printed: "1 2"}', "", "these are counts; give them as `values`"),

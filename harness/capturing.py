@@ -1,0 +1,273 @@
+"""Calls of attention in somebody's own model, written down as cases.
+
+    attention = attncheck.capture(torch.nn.functional.scaled_dot_product_attention, "captured/")
+
+``attention`` is called as the function is, and returns what it returns. Its first call leaves ``captured/`` with a case
+file and an .npz file of arrays, which ``attncheck check captured/`` runs on every implementation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.backends import BACKENDS
+from attncheck.errors import UsageError
+from attncheck.reading.for_each import slug
+from attncheck.reading.loader import load_case_file
+from attncheck.spec import DTYPES, inputs_of
+
+Array = NDArray[Any]
+Layout = Literal["heads_first", "length_first"]
+
+_SPECS = inputs_of("attention", None)
+_REQUIRED = tuple(name for name, spec in _SPECS.items() if spec.required)
+_PER_HEAD = frozenset(name for name, spec in _SPECS.items() if len(spec.axes) == 4 and not spec.broadcast)
+_INPUTS: Mapping[str, str] = {
+    **{name: name for name in _SPECS},
+    **{name[0]: name for name in _REQUIRED},  # q, k, v
+    **{"attn_mask": "mask", "attention_mask": "mask", "attn_bias": "bias"},
+    **dict.fromkeys(("sink", "s_aux", "learnable_sink"), "sinks"),
+    **dict.fromkeys(("key_value_seq_lengths", "kv_lengths"), "key_lengths"),
+}
+"""What functions call the inputs of attention."""
+_OPTIONS: Mapping[str, str] = {
+    **{name: name for name in ("is_causal", "scale", "softcap", "window")},
+    "causal": "is_causal",
+    **dict.fromkeys(("softmax_scale", "sm_scale", "scaling"), "scale"),
+    **dict.fromkeys(("logits_soft_cap", "logit_cap"), "softcap"),
+    **dict.fromkeys(("window_size", "local_window_size"), "window"),
+}
+_SAYS_NOTHING = frozenset({"enable_gqa", "training", "implementation", "dropout_p", "dropout"})
+"""What changes no number, where it is not a probability above 0."""
+_WITHOUT_SIGNATURE: Mapping[str, tuple[str, ...]] = {
+    "scaled_dot_product_attention": (
+        *_REQUIRED,
+        *("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"),
+    )
+}
+_FRAMEWORKS: Mapping[str, str] = {"jaxlib": "jax", **{name: name for name in BACKENDS}}
+_KEPT_DTYPES = frozenset({"float64", "float32", "float16"})
+
+
+class CaptureWarning(UserWarning):
+    """A call, or a part of one, was not written down; the model goes on."""
+
+
+class Capture:
+    """A function that writes calls of attention down, and is called as the function that it stands for.
+
+    Attributes:
+        files: The case files that were written.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], folder: Path, calls: int, layout: Layout, alignment: str | None
+    ) -> None:
+        self.files: list[Path] = []
+        self.__wrapped__ = function
+        self.__name__ = str(getattr(function, "__name__", "attention"))
+        self._folder, self._layout, self._alignment = folder, layout, alignment
+        self._left = calls
+        self._lock = threading.Lock()
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Write the call down if it is one of the first, and return what the function returns."""
+        with self._lock:
+            is_taken, self._left = self._left > 0, max(0, self._left - 1)
+            if is_taken:
+                self._write(arguments, named)
+        return self.__wrapped__(*arguments, **named)
+
+    def _write(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        try:
+            call = _Call(_bound(self.__wrapped__, self.__name__, arguments, named), self._layout, self._alignment)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self.files.append(_write_case(call, self._folder, self.__name__))
+        except Exception as error:  # whatever a tensor under tracing raises: the model is not to stop here
+            _warn(f"a call of {self.__name__} was not captured: {type(error).__name__}: {error}")
+            return
+        for reason in call.left_out:
+            _warn(f"{self.files[-1].name} is not the whole call: {reason}")
+
+
+def capture(
+    function: Callable[..., Any],
+    folder: str | Path,
+    *,
+    calls: int = 1,
+    layout: Layout = "heads_first",
+    alignment: Literal["top_left", "bottom_right"] | None = None,
+) -> Capture:
+    """Return a function that does what ``function`` does, and writes its first calls down as cases.
+
+    ``attncheck check FOLDER`` then runs them. The arrays are those of NumPy, torch, TensorFlow or JAX; a call inside of
+    a compiled function has none, and is not written down. What a case cannot say is left out, and a ``CaptureWarning``
+    and a note in the case say so. An error in writing is a warning as well: the model goes on.
+
+    Args:
+        function: A function of query, key and value. Its arguments may be called as torch, JAX and flash-attention call
+            them. A mask of booleans is true where a query may attend; one of numbers is a bias.
+        folder: Where the case files and their arrays go. Nothing that is there is overwritten.
+        calls: How many calls are written down.
+        layout: Whether the arrays are (B, H, L, D), or (B, L, H, D).
+        alignment: Where the first query stands for causality and windows, if there are fewer queries than keys.
+            Default: ``top_left``, as torch has it; flash-attention has ``bottom_right``.
+
+    Returns:
+        The function, with an attribute ``files``.
+
+    Raises:
+        UsageError: If ``function`` cannot be called, or ``layout`` or ``calls`` is none.
+    """
+    if not callable(function):
+        raise UsageError(f"expected a function, got {type(function).__name__}")
+    if layout not in ("heads_first", "length_first") or calls < 1:
+        raise UsageError(f"expected layout heads_first or length_first, and calls >= 1, got {layout!r} and {calls}")
+    return Capture(function, Path(folder), calls, layout, alignment)
+
+
+class _Call:
+    """One call as a case says it: inputs, options, the dtype of the query, and what is left out."""
+
+    def __init__(self, arguments: Mapping[str, Any], layout: Layout, alignment: str | None) -> None:
+        self.inputs: dict[str, Array] = {}
+        self.options: dict[str, Any] = {}
+        self.left_out: list[str] = []
+        for name, value in arguments.items():
+            if value is not None:
+                self._take(name, value, layout)
+        missing = [name for name in _REQUIRED if name not in self.inputs]
+        if missing:
+            raise ValueError(f"no argument is called {missing[0]}")
+        self.dtype = self.inputs["query"].dtype.name
+        if self.dtype not in DTYPES:
+            raise ValueError(f"the query is of {self.dtype}; expected one of {', '.join(DTYPES)}")
+        if alignment is not None and self.options.keys() & {"is_causal", "window"}:
+            self.options["alignment"] = alignment
+        for name, array in self.inputs.items():
+            if array.dtype.kind in "fV" and array.dtype.name != self.dtype:
+                how = "widened" if array.dtype.itemsize < self.inputs["query"].dtype.itemsize else "rounded"
+                self.left_out.append(f"{name} is of {array.dtype.name}, and {how} to {self.dtype} in the case")
+
+    def _take(self, name: str, value: Any, layout: Layout) -> None:
+        """Take one argument, or say why not."""
+        if name in _INPUTS:
+            self._take_input(_INPUTS[name], _as_numpy(value), layout)
+        elif name in _OPTIONS:
+            self._take_option(_OPTIONS[name], value)
+        elif value is not False and (name not in _SAYS_NOTHING or (name.startswith("dropout") and value)):
+            self.left_out.append(f"{name}={_short(value)} has no meaning in a case")
+
+    def _take_input(self, name: str, array: Array, layout: Layout) -> None:
+        if name == "mask" and array.dtype != bool:
+            name = "bias"
+        if name in self.inputs:
+            self.inputs[name] = self.inputs[name] + array  # a mask of numbers beside a bias
+            return
+        is_turned = name in _PER_HEAD and layout == "length_first"
+        self.inputs[name] = array.swapaxes(-2, -3) if is_turned else array
+
+    def _take_option(self, name: str, value: Any) -> None:
+        if name == "window":
+            sides = (value, value) if isinstance(value, int) else tuple(value)
+            window = [None if side is None or side < 0 else int(side) for side in sides]
+            if window != [None, None]:
+                self.options[name] = window
+        elif name == "is_causal":
+            if value:
+                self.options[name] = True
+        elif name != "softcap" or value:  # flash-attention's 0 is none
+            self.options[name] = float(value)
+
+
+def _bound(
+    function: Callable[..., Any], name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a call's arguments by name; of a function without a signature by the order that it is known to have."""
+    try:
+        bound = inspect.signature(function).bind(*arguments, **named)
+    except ValueError:  # a builtin
+        order = _WITHOUT_SIGNATURE.get(name, _REQUIRED)
+        places = [*order, *(f"argument {place + 1}" for place in range(len(order), len(arguments)))]
+        return {**dict(zip(places, arguments, strict=False)), **named}
+    found: dict[str, Any] = {}
+    for parameter, value in bound.arguments.items():
+        kind = bound.signature.parameters[parameter].kind
+        found |= value if kind is inspect.Parameter.VAR_KEYWORD else {parameter: value}
+    return found
+
+
+def _as_numpy(value: Any) -> Array:
+    """Return the numbers of a framework's array, by its backend."""
+    framework = _FRAMEWORKS.get(type(value).__module__.partition(".")[0], "numpy")
+    array = np.asarray(BACKENDS[framework].load().to_numpy(value))
+    if array.dtype.hasobject:
+        raise ValueError(f"a {type(value).__name__} is no array of numpy, torch, tensorflow or jax")
+    return array
+
+
+def _write_case(call: _Call, folder: Path, function: str) -> Path:
+    """Write a case and its arrays under the first number that is free, and read the case back."""
+    name, number = slug(function) or "attention", 1
+    while (path := folder / f"{name}-{number}.yaml").exists() or path.with_suffix(".npz").exists():
+        number += 1
+    arrays = path.with_suffix(".npz")
+    stored = {each: _storable(array) for each, array in call.inputs.items()}
+    try:
+        with arrays.open("xb") as file:
+            np.savez(file, **stored)  # type: ignore[arg-type] # whose stubs know no mapping of arrays
+        checksum = hashlib.sha256(arrays.read_bytes()).hexdigest()
+        path.write_text(_text(call, function, number, arrays.name, checksum), encoding="utf-8")
+        load_case_file(path, path.name, name, ())
+    except Exception:
+        arrays.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _storable(array: Array) -> Array:
+    """Return numbers in a dtype that NumPy's files know and that holds them exactly."""
+    return array if array.dtype.name in _KEPT_DTYPES or array.dtype.kind in "biu" else array.astype(np.float32)
+
+
+def _text(call: _Call, function: str, number: int, arrays: str, checksum: str) -> str:
+    """Return the case file. JSON's texts and lists are YAML's."""
+    numbers = (array for array in call.inputs.values() if array.dtype.kind != "b")
+    lines = [
+        f"title: {json.dumps(f'Calls of {function}')}",
+        f"source: {{kind: derivation, title: {json.dumps(f'A call of {function}, captured in a model')}}}",
+        "operation: attention",
+        "cases:",
+        f"  - name: {json.dumps(f'Call {number} of {function}')}",
+        "    inputs:",
+        *(f"      {name}: {{file: {arrays}, name: {name}, sha256: '{checksum}'}}" for name in call.inputs),
+        *([f"    options: {json.dumps(call.options)}"] if call.options else []),
+        f"    dtypes: [{call.dtype}]",
+        *(["    allow_nonfinite: true"] if any(not _is_finite(array) for array in numbers) else []),
+        *([f"    notes: {json.dumps(call.left_out)}"] if call.left_out else []),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _is_finite(array: Array) -> bool:
+    return bool(np.isfinite(array.astype(np.float64)).all())
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if isinstance(value, int | float | str | tuple) else type(value).__name__
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, CaptureWarning, stacklevel=4)
