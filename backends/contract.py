@@ -32,6 +32,7 @@ AXES: Mapping[str, str] = {
     "Np": "pages of a cache",
     "Lp": "keys of a page",
     "W": "width of the block table: pages of a sequence, of which T = W Lp keys",
+    "N": "parts that the keys were split into",
 }
 """Axis letters, used in every docstring of the project."""
 
@@ -47,6 +48,9 @@ Window: TypeAlias = tuple[int | None, int | None]
 
 EmptyRows = Literal["zero", "uniform", "nan"]
 """What a query that may attend to no key gives: weights of zero, the same weight for every key, or NaN."""
+
+LseBase = Literal["e", "2"]
+"""The base of the logarithm that a log_sum_exp is."""
 
 
 class Backend(Protocol):
@@ -347,4 +351,20 @@ class Backend(Protocol):
         -> query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv), the stages of ``attention``,
         context (B, H, Lq, Dv), output (B, Lq, Eo).
         Vaswani et al. 2017, section 3.2.2.
+        """
+
+    def merge_states(self, outputs: Tensor, log_sum_exps: Tensor, *, lse_base: LseBase = "e") -> Stages:
+        """Merge what attention gave for N parts of the keys to what it gives for all of them.
+
+        outputs (N, B, H, Lq, Dv), log_sum_exps (N, B, H, Lq)
+        -> weights of the parts (B, H, Lq, N), log_sum_exp (B, H, Lq), output (B, H, Lq, Dv):
+
+            log_sum_exp = log sum_n e^(log_sum_exps_n),    weights_n = e^(log_sum_exps_n - log_sum_exp),
+            output = sum_n weights_n outputs_n
+
+        or the same in base 2, of the logarithms that are given and of the one that is returned, where ``lse_base`` is
+        "2". A part in which a query may attend to no key has a log_sum_exp of -inf there; its output, whatever it is,
+        counts for nothing. Where all parts are empty, weights and output are 0 and log_sum_exp is -inf.
+        log_sum_exps, log_sum_exp and the weights are float32 where the outputs have 16 bits.
+        Juravsky et al. 2024, "Hydragen", arXiv 2402.05099, section 3.1; Dao et al. 2023, "Flash-Decoding".
         """

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.backends.contract import EmptyRows, Stages, Tensor, Window
+from attncheck.backends.contract import EmptyRows, LseBase, Stages, Tensor, Window
 
 
 def prepare(dtype: str, threads: int) -> None:
@@ -414,6 +414,18 @@ def _seen_from_the_first_key(window: Window | None, past: int) -> Window | None:
         return None
     left, right = window
     return (None if left is None else left - past, None if right is None else right + past)
+
+
+def merge_states(outputs: Tensor, log_sum_exps: Tensor, *, lse_base: LseBase = "e") -> Stages:
+    """Merge what attention gave for parts of the keys."""
+    scores = jnp.moveaxis(log_sum_exps, 0, -1)  # (B, H, Lq, N)
+    stages = softmax(scores if lse_base == "e" else scores * math.log(2))
+    if lse_base == "2":
+        stages["log_sum_exp"] = stages["log_sum_exp"] / math.log(2)
+    parts = jnp.where(jnp.isneginf(log_sum_exps)[..., None], 0, outputs)  # 0 times NaN would be NaN
+    merged = jnp.einsum("bhqn,nbhqd->bhqd", stages["weights"], parts.astype(scores.dtype))  # float32 at least
+    stages["output"] = merged.astype(outputs.dtype)
+    return stages
 
 
 def _rotate(inputs: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

@@ -25,6 +25,7 @@ __all__ = [
     "from_numpy",
     "general_scores",
     "mask_scores",
+    "merge_states",
     "multi_head_attention",
     "packed_attention",
     "packed_attention_gradients",
@@ -37,7 +38,7 @@ __all__ = [
 
 # What a program is compiled for, rather than given: it decides on shapes, and on which operations there are.
 _STATIC = frozenset(
-    {"empty_rows", "heads", "is_causal", "kv_heads", "rotary_interleaved", "scale", "softcap", "window"}
+    {"empty_rows", "heads", "is_causal", "kv_heads", "lse_base", "rotary_interleaved", "scale", "softcap", "window"}
 )
 
 
@@ -61,3 +62,4 @@ packed_attention = compiled(jax_backend.packed_attention)
 packed_attention_gradients = compiled(jax_backend.packed_attention_gradients)
 paged_attention = compiled(jax_backend.paged_attention)
 quantized_attention = compiled(jax_backend.quantized_attention)
+merge_states = compiled(jax_backend.merge_states)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.backends.contract import EmptyRows, Stages, Window
+from attncheck.backends.contract import EmptyRows, LseBase, Stages, Window
 
 Array = NDArray[Any]
 
@@ -406,6 +406,34 @@ def _read(pages: Array, table: Array) -> Array:
     """Put pages one after the other: (Np, Lp, Hkv, D), (W,) -> (1, Hkv, W Lp, D)."""
     rows = pages[table].reshape(-1, *pages.shape[2:])
     return rows.swapaxes(0, 1)[np.newaxis]
+
+
+def merge_states(outputs: Array, log_sum_exps: Array, *, lse_base: LseBase = "e") -> Stages:
+    """Merge what attention gave for parts of the keys."""
+    stages = softmax(_natural_logarithms(np.moveaxis(log_sum_exps, 0, -1), lse_base))
+    stages["log_sum_exp"] = _logarithms_in_base(stages["log_sum_exp"], lse_base)
+    parts = np.moveaxis(_without_empty_parts(outputs, log_sum_exps), 0, -2)  # (B, H, Lq, N, Dv)
+    stages["output"] = _mean_of_parts(stages["weights"], parts).astype(outputs.dtype)
+    return stages
+
+
+def _natural_logarithms(logarithms: Array, base: LseBase) -> Array:
+    return logarithms if base == "e" else logarithms * math.log(2)
+
+
+def _logarithms_in_base(logarithms: Array, base: LseBase) -> Array:
+    return logarithms if base == "e" else logarithms / math.log(2)
+
+
+def _without_empty_parts(outputs: Array, log_sum_exps: Array) -> Array:
+    """Set to 0 what a part gives in which a query may attend to no key: 0 times NaN would be NaN."""
+    return np.where(np.isneginf(log_sum_exps)[..., np.newaxis], np.zeros((), outputs.dtype), outputs)
+
+
+def _mean_of_parts(weights: Array, parts: Array) -> Array:
+    """Average the parts of every query: (B, H, Lq, N), (B, H, Lq, N, Dv) -> (B, H, Lq, Dv)."""
+    mean: Array = (weights[..., np.newaxis, :] @ parts)[..., 0, :]
+    return mean
 
 
 def _rotate(inputs: Array, cos: Array, sin: Array, interleaved: bool) -> Array:

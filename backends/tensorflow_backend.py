@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from attncheck.backends.contract import EmptyRows, Stages, Tensor, Window
+from attncheck.backends.contract import EmptyRows, LseBase, Stages, Tensor, Window
 
 
 def prepare(dtype: str, threads: int) -> None:
@@ -434,6 +434,20 @@ def _seen_from_the_first_key(window: Window | None, past: int) -> Window | None:
         return None
     left, right = window
     return (None if left is None else left - past, None if right is None else right + past)
+
+
+def merge_states(outputs: Tensor, log_sum_exps: Tensor, *, lse_base: LseBase = "e") -> Stages:
+    """Merge what attention gave for parts of the keys."""
+    scores = tf.transpose(log_sum_exps, (1, 2, 3, 0))  # (B, H, Lq, N)
+    stages = softmax(scores if lse_base == "e" else scores * math.log(2))
+    if lse_base == "2":
+        stages["log_sum_exp"] = stages["log_sum_exp"] / math.log(2)
+    empty = (log_sum_exps == -math.inf)[..., tf.newaxis]
+    parts = tf.where(empty, tf.zeros_like(outputs), outputs)  # 0 times NaN would be NaN
+    shares = tf.transpose(stages["weights"], (3, 0, 1, 2))[..., tf.newaxis]  # (N, B, H, Lq, 1)
+    merged = tf.reduce_sum(shares * tf.cast(parts, scores.dtype), axis=0)  # in float32 at least
+    stages["output"] = tf.cast(merged, outputs.dtype)
+    return stages
 
 
 def _rotate(inputs: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from attncheck.backends.contract import EmptyRows, Stages, Window
+from attncheck.backends.contract import EmptyRows, LseBase, Stages, Window
 from attncheck.backends.torch_gradients import differentiate
 from attncheck.backends.torch_masks import may_attend, seen_from_the_end
 
@@ -377,6 +377,18 @@ def multi_head_attention(
     stages["context"] = stages.pop("output")
     merged = _merge_heads(stages["context"])
     stages["output"] = merged if output_weight is None else _project(merged, output_weight, output_bias)
+    return stages
+
+
+def merge_states(outputs: Tensor, log_sum_exps: Tensor, *, lse_base: LseBase = "e") -> Stages:
+    """Merge what attention gave for parts of the keys."""
+    scores = log_sum_exps.movedim(0, -1)  # (B, H, Lq, N)
+    stages = softmax(scores if lse_base == "e" else scores * math.log(2))
+    if lse_base == "2":
+        stages["log_sum_exp"] = stages["log_sum_exp"] / math.log(2)
+    parts = outputs.masked_fill(log_sum_exps.isneginf().unsqueeze(-1), 0.0)  # 0 times NaN would be NaN
+    merged = torch.einsum("bhqn,nbhqd->bhqd", stages["weights"], parts.to(scores.dtype))  # float32 at least
+    stages["output"] = merged.to(outputs.dtype)
     return stages
 
 

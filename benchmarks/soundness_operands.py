@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 from soundness_masks import MASKS, Asked, Inputs, draw_mask, split_past
+from soundness_merging import draw_parts
 from soundness_pool import Dimensions, Random, Real
 from soundness_regimes import REGIMES, raw_scores
 from soundness_sequences import lay_out
@@ -29,8 +30,8 @@ def draw_operands(kind: str, regime: str, random: Random, dims: Dimensions, aske
             return {"scores": _masked_scores(regime, random, dims, asked)}
         case "masking":
             return {"scores": _scores(regime, random, dims)}
-        case "multi_head_attention":
-            return _projected(regime, random, dims, asked)
+        case "multi_head_attention" | "merge_states":
+            return (draw_parts if kind == "merge_states" else _projected)(regime, random, dims, asked)
         case "attention" | "attention_gradients":
             return _attended(kind, regime, random, dims, asked)
     if kind in LOWERED:

@@ -22,8 +22,14 @@ FEW_SHAPES = 40
 
 _MANY_ENTRIES = 1 << 11
 """Shapes of more scores than this are rarer in proportion, for the oracle takes longer in proportion."""
-_MAX_ENTRIES = {"additive": 1 << 12, "attention_gradients": 1 << 14, "packed_attention_gradients": 1 << 12}
-"""The additive score has a hidden layer for every pair of query and key; gradients are judged whole."""
+_MAX_ENTRIES = {
+    "additive": 1 << 12,
+    "attention_gradients": 1 << 14,
+    "packed_attention_gradients": 1 << 12,
+    "merge_states": 1 << 12,
+}
+"""The additive score has a hidden layer for every pair of query and key, a query values of its own where parts are
+merged; gradients are judged whole."""
 _DECODING_SHARE = 0.1
 _LARGE_SHARE = 0.005
 _KERNEL_SHARE = 0.25

@@ -17,10 +17,10 @@ from soundness_regimes import GENERIC, REGIMES
 
 from attncheck.reading.dtypes import rounded_once
 from attncheck.reading.shapes import bind_axes, stage_shapes
-from attncheck.spec import Shape, inputs_of
+from attncheck.spec import Shape, inputs_of, statistics_dtype
 
 _KINDS = {
-    "attention": 0.31,
+    "attention": 0.25,
     "quantized_attention": 0.03,
     "packed_attention": 0.03,
     "packed_attention_gradients": 0.02,
@@ -29,6 +29,7 @@ _KINDS = {
     "softmax": 0.08,
     "masking": 0.06,
     "multi_head_attention": 0.12,
+    "merge_states": 0.06,
     "scaled_dot": 0.03,
     "dot": 0.03,
     "general": 0.03,
@@ -107,8 +108,13 @@ class Drawn:
 
     def stored(self, dtype: str) -> Inputs:
         """Round the inputs once to a dtype."""
+        specs = inputs_of(self.operation, self.options.get("score"))
         return {
-            name: np.ascontiguousarray(rounded_once(array, dtype)) if array.dtype.kind == "f" else array
+            name: np.ascontiguousarray(
+                rounded_once(array, statistics_dtype(dtype) if specs[name].statistics else dtype)
+            )
+            if array.dtype.kind == "f"
+            else array
             for name, array in self.inputs.items()
         }
 

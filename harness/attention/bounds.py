@@ -51,7 +51,8 @@ def bounds_of(
     problem = for_bounds(problem)
     with np.errstate(all="ignore"):
         known: dict[str, Any] = {name: problem.with_added(name, array) for name, array in exact.items()}
-        if {"weights", "log_sum_exp"} <= exact.keys() and not problem.added_keys:
+        is_plain = not problem.added_keys and problem.options.get("lse_base") != "2"
+        if is_plain and {"weights", "log_sum_exp"} <= exact.keys():
             known["exponentials"] = Softmax(exact["weights"], exact["log_sum_exp"])
         walk = error_walk(problem, rounding, value_walk(problem, known))
         asked = (name for name in exact if name in stages and name in walk.graph)

@@ -11,6 +11,7 @@
     logits               ``sinks``, behind all of them: what the softmax is of, itself no stage
     exponentials         shared by weights and log_sum_exp, itself no stage: ``softmax``
     context, output      ``weighted_mean``; of multi_head_attention the heads side by side, times Wo plus bo
+    logits .. output     of merge_states, whose parts are scores with values of each query's own: ``merging``
     grad_query .. bias   of attention_gradients, the transposes of the same steps: ``gradients``
 
 Query heads may share a key and a value head: head h of H takes head h // (H / Hkv) (Ainslie et al. 2023, section 2.2).
@@ -32,6 +33,7 @@ from attncheck.attention.dequantization import dequantization_of
 from attncheck.attention.general_score import GENERAL_SCORES
 from attncheck.attention.gradients import GRADIENTS
 from attncheck.attention.mask import MASK
+from attncheck.attention.merging import MERGED_MEAN, PART_EXPONENTIALS, PART_LOG_SUM_EXP, PART_LOGITS, PART_WEIGHTS
 from attncheck.attention.problem import LOGITS, Problem
 from attncheck.attention.products import PRODUCT
 from attncheck.attention.projection import OUTPUT_PROJECTION, projection_of
@@ -52,6 +54,13 @@ _DOT: Graph = {
     "product": Node(PRODUCT, ("query", "key")),
     "raw_scores": Node(RAW_SCORES, ("product",)),
     "scores": Node(SCORES, ("product",)),
+}
+_MERGED: Graph = {
+    "logits": Node(PART_LOGITS, ("scores",)),
+    "exponentials": Node(PART_EXPONENTIALS, ("logits",)),
+    "weights": Node(PART_WEIGHTS, ("exponentials",)),
+    "log_sum_exp": Node(PART_LOG_SUM_EXP, ("exponentials",)),
+    "output": Node(MERGED_MEAN, ("weights", "row_values")),
 }
 _SCORES: Mapping[str, Graph] = {
     "dot": _DOT,
@@ -85,6 +94,8 @@ def _order(softcap_follows: str) -> tuple[str, ...]:
 
 @cache
 def _graph(operation: str, score: str, softcap_follows: str, given: frozenset[str]) -> Graph:
+    if operation == "merge_states":
+        return _MERGED
     graph = {} if operation in ("softmax", "masking") else dict(_SCORES[score])
     order = _order(softcap_follows)
     graph |= {stage: Node(_LOGIT_STEPS[stage], (before,)) for before, stage in pairwise(order)}

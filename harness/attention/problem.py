@@ -250,11 +250,12 @@ _LOWERED = {name for name, spec in _SPECS.items() if spec.folds_into}
 _INPUTS = {name for score in SCORE_INPUTS.values() for name in score}.union(
     *(each.inputs for each in _OPERATIONS), FOLDED_INPUTS
 ) - _LOWERED
-_BY_QUERY = {
-    name
+_BY_QUERY: Mapping[str, int] = {
+    name: axes.index("Lq") - len(axes)
     for name, axes in [(name, spec.axes) for specs in (STAGE_SPECS, FOLDED_INPUTS) for name, spec in specs.items()]
-    if len(axes) > 1 and axes[-2] == "Lq"
+    if "Lq" in axes[:-1]
 }
+"""The axis that counts query rows; log_sum_exp is no input, and nothing follows from it."""
 MAY_BE_MINUS_INFINITY = {name for name, spec in _SPECS.items() if spec.may_be_infinite}
 
 
@@ -287,9 +288,11 @@ def check_domain(operation: str, options: Mapping[str, Any], inputs: Mapping[str
 
 
 def _rows_of(name: str, array: NDArray[Any], rows: NDArray[np.intp]) -> NDArray[Any]:
-    """Take rows of axis -2 where it counts queries; the one row of a mask or bias stands for all."""
+    """Take rows of the axis that counts queries; the one row of a mask or bias stands for all."""
+    if name in _BY_QUERY:
+        return array.take(rows, _BY_QUERY[name])
     one_per_query = name in ("mask", "bias") and array.ndim > 1 and array.shape[-2] != 1
-    return array[..., rows, :] if name in _BY_QUERY or one_per_query else array
+    return array[..., rows, :] if one_per_query else array
 
 
 def _keys_of(name: str, array: NDArray[Any], start: int, stop: int) -> NDArray[Any]:

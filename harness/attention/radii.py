@@ -24,9 +24,9 @@ from attncheck.attention.problem import Problem
 from attncheck.attention.walk import radius_walk
 from attncheck.reading.canonical import canonical_form, rows_of_tables
 from attncheck.reading.inputs import Inputs
-from attncheck.spec import computed_stages
+from attncheck.spec import OPERATIONS, computed_stages
 
-PROPAGATED = frozenset({"scoring", "softmax", "masking", "attention", "multi_head_attention"})
+PROPAGATED = frozenset({"scoring", "softmax", "masking", "attention", "multi_head_attention", "merge_states"})
 """Operations whose results may be given as numbers."""
 
 
@@ -34,6 +34,8 @@ def propagate(operation: str, options: Mapping[str, Any], inputs: Inputs) -> dic
     """Return every stage of the operation as balls, from inputs with their radii; gradients have none."""
     if operation not in PROPAGATED:
         raise AssertionError(f"no propagation for the operation {operation}")
+    if OPERATIONS[operation].has_parts:  # laid out as scores and values, as the parts are
+        inputs = Inputs(inputs.arrays, canonical_form(operation, options, inputs.radius).inputs)
     posed = canonical_form(operation, options, inputs.arrays)
     # What a query without a key gives is no part of a problem in canonical form.
     options = {**posed.options, "empty_rows": options.get("empty_rows")}

@@ -50,6 +50,7 @@ def conventions_of(operation: str, posed: AttentionProblem) -> Iterator[Alternat
     yield from _scales(operation, posed)
     yield from _softcaps(operation, posed)
     yield from _rotary(operation, posed)
+    yield from _parts(operation, posed)
 
 
 _ALIGNMENTS: Mapping[str, tuple[str, str]] = {
@@ -267,6 +268,26 @@ def _softcap_of_whole_rows(operation: str, posed: AttentionProblem) -> Iterator[
     if allowed is not None and (allowed.any(axis=-1) == allowed.all(axis=-1)).all():
         other, description = with_options(posed, empty_rows="uniform"), _LATE_SOFTCAP.format("the mask")
         yield Alternative("softcap-after-masked", description, "weights", other)
+
+
+def _parts(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
+    """Yield another base of log-sum-exps, and other weights of parts than those that follow from them."""
+    if not OPERATIONS[operation].has_parts:
+        return
+    meant = posed.options.get("lse_base") or "e"
+    taken = "2" if meant == "e" else "e"
+    description = f"log-sum-exps are read as logarithms in base {taken}; the case means base {meant}"
+    yield Alternative(f"lse-base-{taken}", description, "weights", with_options(posed, lse_base=taken))
+    log_sum_exps = posed.inputs["log_sum_exps"]
+    alike = np.where(np.isneginf(log_sum_exps), log_sum_exps, np.zeros((), log_sum_exps.dtype))
+    description = "the outputs of the parts are averaged, whatever their log-sum-exps"
+    yield mistake("parts-averaged", description, with_inputs(posed, log_sum_exps=alike), "weights")
+    if len(log_sum_exps) > 1:
+        shorter = log_sum_exps.copy()
+        shorter[-1] = -np.inf
+        yield mistake("last-part-lost", "the last part is lost", with_inputs(posed, log_sum_exps=shorter), "weights")
+        turned = with_inputs(posed, outputs=posed.inputs["outputs"][::-1], log_sum_exps=log_sum_exps)
+        yield mistake("parts-reversed", "the outputs of the parts are taken in reverse order", turned, "output")
 
 
 def is_masked(posed: AttentionProblem) -> bool:

@@ -20,6 +20,7 @@ from attncheck.attention.rounding import rounding_model_named
 from attncheck.judging.alternatives import Alternative, Departs
 from attncheck.judging.other_steps import (
     Follow,
+    in_base_e,
     in_base_two,
     mask_not_renormalised,
     masked_at_minus_cap,
@@ -41,6 +42,8 @@ from attncheck.verdicts import Verdict
 
 _ATTENTION = ("attention", "multi_head_attention")
 _WITH_SOFTMAX = ("softmax", *_ATTENTION)
+_MERGED = ("merge_states",)
+_WITH_LOG_SUM_EXP = (*_WITH_SOFTMAX, *_MERGED)
 _WITH_SCORES = ("scoring", *_ATTENTION)
 _HEADS = ("multi_head_attention",)
 
@@ -60,11 +63,13 @@ class _Step:
 
 _STEPS = (
     _Step("log-sum-exp-base-2", "log_sum_exp is in base 2: it lacks the factor ln(2)", "log_sum_exp", in_base_two,
-          _WITH_SOFTMAX),
+          _WITH_LOG_SUM_EXP),
+    _Step("log-sum-exp-base-e", "log_sum_exp is in base e: it has the factor ln(2)", "log_sum_exp", in_base_e,
+          _MERGED),
     _Step("log-sum-exp-mixed-base", "log_sum_exp adds the logarithm in base 2 of the sum to the maximum", "log_sum_exp",
-          mixed, _WITH_SOFTMAX),
+          mixed, _WITH_LOG_SUM_EXP),
     _Step("log-sum-exp-without-maximum", "log_sum_exp lacks the maximum that was subtracted", "log_sum_exp",
-          without_maximum, _WITH_SOFTMAX),
+          without_maximum, _WITH_LOG_SUM_EXP),
     _Step("softmax-over-queries", "the softmax runs over the queries, not over the keys", "weights", softmax_over(-2),
           _WITH_SOFTMAX),
     _Step("softmax-over-heads", "the softmax runs over the heads, not over the keys", "weights", softmax_over(-3),

@@ -187,7 +187,7 @@ def _bounds_of_judged(truth: Truth, rounding_model: str) -> Bounds:
     if not truth.exact:
         return {}
     return {
-        stage: np.where(is_open(truth.exact[stage], bound, truth.dtype), np.nan, bound.max_error)
+        stage: np.where(is_open(truth.exact[stage], bound, truth.dtype_of(stage)), np.nan, bound.max_error)
         for stage, bound in truth.bounds(rounding_model).items()
     }
 

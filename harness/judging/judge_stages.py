@@ -92,7 +92,7 @@ def sound_stages(truth: Truth, stages: Mapping[str, Array], shapes: Mapping[str,
     return {
         stage: rows_of_stage(stage, array, truth.query_rows)
         for stage, array in stages.items()
-        if array.shape == shapes.get(stage) and str(array.dtype) == truth.dtype
+        if array.shape == shapes.get(stage) and str(array.dtype) == truth.dtype_of(stage)
     }
 
 
@@ -116,8 +116,8 @@ def judge_stage(
     if wanted is not None and array.shape != wanted:
         message = f"expected shape {show(wanted)}, got {show(array.shape)}"
         return StageJudgement(stage, Verdict.SHAPE, message=message)
-    if wanted is not None and str(array.dtype) != truth.dtype:
-        return StageJudgement(stage, Verdict.DTYPE, message=f"expected {truth.dtype}, got {array.dtype}")
+    if wanted is not None and str(array.dtype) != truth.dtype_of(stage):
+        return StageJudgement(stage, Verdict.DTYPE, message=f"expected {truth.dtype_of(stage)}, got {array.dtype}")
     if wanted is None or stage not in truth.exact:
         reason = truth.outside or f"no exact answer is known for a stage of this name: {stage}"
         return StageJudgement(stage, Verdict.UNVERIFIED, unjudged=array.size, message=reason)
@@ -129,7 +129,7 @@ def _judge_values(truth: Truth, stage: str, sound: Mapping[str, Array], rounding
     array = sound[stage]
     exact, bound = truth.exact_for(stage, array), truth.bounds(rounding_model)[stage]
     odd = _odd_elements(exact, bound, array)
-    open_ = is_open(exact, bound, truth.dtype)
+    open_ = is_open(exact, bound, truth.dtype_of(stage))
     if odd.any():
         return replace(_nonfinite(stage, exact, array, odd), unjudged=int(open_.sum()))
     accumulated = _measure(exact, bound, array, supports_statistics=_has_statistics(truth, stage, introduced=False))

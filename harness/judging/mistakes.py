@@ -151,8 +151,10 @@ def _shared(posed: AttentionProblem) -> Iterator[Alternative]:
 
 def _transposed_mask(posed: AttentionProblem) -> Iterator[Alternative]:
     mask = posed.inputs.get("mask")
+    if mask is None:
+        return
     queries, keys = queries_and_keys(posed)
-    if mask is not None and mask.ndim >= 2 and queries == keys and max(mask.shape[-2:]) > 1:
+    if mask.ndim >= 2 and queries == keys and max(mask.shape[-2:]) > 1:
         description = "queries and keys of the mask are swapped"
         yield mistake("mask-transposed", description, with_inputs(posed, mask=np.swapaxes(mask, -1, -2)))
 

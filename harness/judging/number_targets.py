@@ -136,7 +136,7 @@ def largest_error(expected: Expected, truth: Truth, rounding_model: str, inputs:
     if expected.of not in truth.exact:
         return np.full(expected.shape, np.nan)
     exact, bound = truth.exact[expected.of], truth.bounds(rounding_model)[expected.of]
-    max_error = np.where(is_open(exact, bound, truth.dtype), np.nan, bound.max_error)
+    max_error = np.where(is_open(exact, bound, truth.dtype_of(expected.of)), np.nan, bound.max_error)
     if expected.name == expected.of:
         return max_error
     exact_inputs = {name: np.zeros(array.shape) for name, array in inputs.arrays.items()}

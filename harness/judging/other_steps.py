@@ -86,17 +86,32 @@ def _few_roundings(rounding: RoundingModel) -> float:
 
 def in_base_two(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
     """Take log_sum_exp in base 2."""
+    if _is_in_base_two(truth):
+        return {}
     return {"log_sum_exp": _times(truth, "log_sum_exp", 1 / _LN2, rounding, errors)}
+
+
+def in_base_e(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
+    """Take log_sum_exp in base e where base 2 is asked for."""
+    if not _is_in_base_two(truth):
+        return {}
+    return {"log_sum_exp": _times(truth, "log_sum_exp", _LN2, rounding, errors)}
 
 
 def mixed(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
     """Add the logarithm in base 2 of the sum to the maximum."""
+    if _is_in_base_two(truth):
+        return {}
     return _split_log_sum_exp(truth, rounding, errors, 1.0, 1 / _LN2)
 
 
 def without_maximum(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
     """Leave the maximum out of log_sum_exp."""
     return _split_log_sum_exp(truth, rounding, errors, 0.0, 1.0)
+
+
+def _is_in_base_two(truth: Truth) -> bool:
+    return truth.options.get("lse_base") == "2"
 
 
 def _split_log_sum_exp(

@@ -38,7 +38,7 @@ from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.lowered import lowered
 from attncheck.reading.shapes import score_elements
-from attncheck.spec import DEFAULT_EMPTY_ROWS, computed_stages
+from attncheck.spec import DEFAULT_EMPTY_ROWS, computed_stages, stage_dtype
 from attncheck.store import NO_STORE, Store
 
 Array = NDArray[Any]
@@ -89,6 +89,10 @@ class Truth:
     def holds_nonfinite(self) -> bool:
         """Whether the inputs as they were asked for hold NaN or infinity, but for -inf where it forbids a key."""
         return self.posed is not None and any(is_odd(name, array).any() for name, array in self.posed.inputs.items())
+
+    def dtype_of(self, stage: str) -> str:
+        """Return the dtype in which a stage is returned."""
+        return stage_dtype(self.operation, stage, self.dtype)
 
     def bounds(self, rounding_model: str) -> Mapping[str, Bound]:
         """Return the bounds of every stage for a rounding model."""
@@ -185,8 +189,9 @@ class Truth:
             behind = self.undefined.behind_a_mask(stage, high.shape)[index]
             return BEHIND_A_MASK if behind else self.undefined.reason
         if np.isfinite(radius):
-            is_beyond = np.abs(high[index]) > FORMATS[self.dtype].largest
-            return f"it is beyond the range of {self.dtype}" if is_beyond else "no finite bound is known for its error"
+            dtype = self.dtype_of(stage)
+            is_beyond = np.abs(high[index]) > FORMATS[dtype].largest
+            return f"it is beyond the range of {dtype}" if is_beyond else "no finite bound is known for its error"
         special = self.special
         if (
             special is not None

@@ -152,7 +152,7 @@ def _differ(wrong: WrongResult, other: Truth, stage: str, other_stage: str) -> b
     one = wrong.truth.bounds(wrong.rounding_model)[stage]
     another = other.bounds(wrong.rounding_model)[other_stage]
     allowed = one.max_error + another.max_error
-    judged = ~(is_open(first, one, wrong.truth.dtype) | is_open(second, another, other.dtype))
+    judged = ~(is_open(first, one, wrong.truth.dtype_of(stage)) | is_open(second, another, other.dtype_of(other_stage)))
     finite = np.isfinite(first.high) & np.isfinite(second.high)
     with np.errstate(invalid="ignore", over="ignore"):
         separated = finite & (np.abs(first.high - second.high) - first.radius - second.radius > allowed)

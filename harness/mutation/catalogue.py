@@ -40,6 +40,7 @@ TOPICS: tuple[ModuleType, ...] = tuple(
         "special",
         "sequences",
         "eight_bits",
+        "merging",
     )
 )
 """The modules that register subjects: subjects are listed in their order, and in that of their lines."""

@@ -20,6 +20,7 @@ from attncheck.backends.numpy_backend import (
     _softmax_with_sinks,
     _sum_over_queries,
     _weighted_sum,
+    merge_states,
     softmax,
 )
 from attncheck.mutation.arithmetic import Array, Store, pairwise_matmul, pairwise_sum, wider
@@ -348,4 +349,5 @@ def every_step_stored_in_the_format_of_the_ends(store: Store) -> Steps:
         **scored(score),
         **normalised(lambda logits: {name: store(each) for name, each in stored_softmax(logits, None, "zero").items()}),
         "attention._weighted_sum": average,
+        "merge_states": merge_states,  # of statistics in float32, whatever the ends are
     }

@@ -15,6 +15,7 @@ from attncheck.backends.contract import Stages
 from attncheck.mutation.arithmetic import Store, exactly
 from attncheck.mutation.variant import OPERATIONS, Steps, Variant
 from attncheck.spec import ON_SCORES
+from attncheck.spec import OPERATIONS as SPECS
 
 NARROW = ("bfloat16", "float16")
 ALL = ("float64", "float32", *NARROW)
@@ -45,7 +46,10 @@ class Kernel(Variant):
         variant = self._variant(ends)
         widened = {key: _widened(each) for key, each in given.items()}
         stages: Stages = getattr(variant, name)(*map(_widened, arrays), **widened)
-        return stages if ends is None else {stage: array.astype(ends) for stage, array in stages.items()}
+        if ends is None:
+            return stages
+        wide = SPECS[name].statistics if name in SPECS else frozenset()
+        return {stage: array if stage in wide else array.astype(ends) for stage, array in stages.items()}
 
     def _variant(self, ends: np.dtype[Any] | None) -> Variant:
         """Return what computes between ends of a format, which is made once."""

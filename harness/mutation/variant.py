@@ -150,6 +150,7 @@ class Variant:
     paged_attention: Callable[..., Stages]
     quantized_attention: Callable[..., Stages]
     multi_head_attention: Callable[..., Stages]
+    merge_states: Callable[..., Stages]
 
     def __init__(self, steps: Steps | None = None, *, hidden: frozenset[str] = frozenset()) -> None:
         self.hidden = hidden

@@ -51,6 +51,8 @@ def every_row_counts(operation: str, inputs: Mapping[str, Array], rows: Rows | N
 
 def queries_of(inputs: Mapping[str, Array]) -> int:
     """Return the number of query rows, Lq."""
+    if "log_sum_exps" in inputs:
+        return int(inputs["log_sum_exps"].shape[-1])
     return int(inputs["query" if "query" in inputs else "scores"].shape[-2])
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, NonNegativeInt
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$", max_length=60)]
 PrintedRows = str | list[Any]
 """Rows of printed numbers as text, or nested lists of such texts for ranks above two."""
-Shape = Annotated[list[NonNegativeInt], Field(max_length=4, description="Lengths of the axes, at most four; 0 too.")]
+Shape = Annotated[list[NonNegativeInt], Field(max_length=5, description="Lengths of the axes, at most five; 0 too.")]
 
 
 class Strict(BaseModel):

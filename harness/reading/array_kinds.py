@@ -63,7 +63,7 @@ class Constant(Arrangement):
 class Lowest(Arrangement):
     """The lowest finite number of each dtype that the case is computed in, everywhere, as finfo(dtype).min has it."""
 
-    lowest: Annotated[Shape, Field(description="Lengths of the axes, at most four; 0 too.")]
+    lowest: Annotated[Shape, Field(description="Lengths of the axes, at most five; 0 too.")]
 
 
 class Identity(Arrangement):

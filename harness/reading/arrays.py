@@ -20,7 +20,7 @@ from attncheck.reading.masks import PatternFault, blocks_shape, mask_shape
 from attncheck.reading.number_checks import check_boolean, check_finite, check_masks, check_no_mask, check_whole
 from attncheck.reading.position_biases import alibi_shape, bucket_shape
 from attncheck.reading.printed import PrintedArray, parse_printed
-from attncheck.reading.printed_text import PrintedError, count_numbers
+from attncheck.reading.printed_text import MAX_AXES, PrintedError, count_numbers
 from attncheck.reading.shapes import fitted_shape, joined_shape, show, spread_shape
 from attncheck.reading.stored_arrays import MAX_STORED, StoredArrayFault, contents_of
 from attncheck.reading.yaml_scalars import FieldPath
@@ -32,7 +32,6 @@ MAX_TOGETHER = 2**27
 """The most numbers of all arrays that a case makes, the parts of arrays among them: 1 GiB in float64."""
 MAX_PARTS = 200
 """The most arrays that one may be made of."""
-_MAX_AXES = 4
 INT_RANGE = 2**63 - 1
 
 
@@ -196,8 +195,8 @@ def _array_shape(source: kinds.Array, making: _Making, path: FieldPath) -> Shape
         shape = arranged_shape(making.add(_own_shape(source, making, path), path), source)
     except ValueError as error:
         raise CaseFileError(path, str(error)) from None
-    if len(shape) > _MAX_AXES:
-        raise CaseFileError(path, f"expected at most {_MAX_AXES} axes, got {len(shape)}")
+    if len(shape) > MAX_AXES:
+        raise CaseFileError(path, f"expected at most {MAX_AXES} axes, got {len(shape)}")
     return shape if source.rows is None else making.add(shape, path)  # a row may be taken many times
 
 

@@ -3,7 +3,7 @@
 ``call_form`` is what an implementation is asked: the call as its signature says it, with what no signature has (a mask
 of queries, a position that no argument tells) folded into the mask. ``canonical_form`` is what is true: one mask says
 who may attend to whom, the past is part of the keys, a rotary embedding has a row for each query and key, and nothing
-else is left.
+else is left. Parts that are merged are scores, one for each part, and values of each query's own.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ def call_form(operation: str, options: Options, inputs: Inputs) -> AttentionProb
     if OPERATIONS[operation].is_lowered:  # its signature says all that a case can
         kept = {name: value for name, value in options.items() if name not in _READING_ONLY and value is not False}
         return AttentionProblem(kept, dict(inputs))
+    if OPERATIONS[operation].has_parts:
+        return AttentionProblem(_without_base_e(options), dict(inputs))
     own, past = query_offset(options, inputs), _past_length(inputs)
     folded = {
         name
@@ -64,6 +66,10 @@ def canonical_form(operation: str, options: Options, inputs: Inputs, rows: Rows 
     Where ``rows`` are given, with these query rows alone: nothing of the shape (Lq, Lk) is made. Causality is then part
     of the mask, for a row that has moved up would otherwise be taken for an earlier one.
     """
+    if OPERATIONS[operation].has_parts:
+        is_canonical = "log_sum_exps" not in inputs
+        meant = {name: value for name, value in _without_base_e(options).items() if name not in CONVENTIONS}
+        return AttentionProblem(meant, dict(inputs) if is_canonical else _as_scores(inputs, rows))
     folded = {"window", *_MASKS}
     if rows is not None or query_offset(options, inputs) or not folded.isdisjoint({*options, *inputs}):
         folded.add("is_causal")
@@ -76,6 +82,24 @@ def canonical_form(operation: str, options: Options, inputs: Inputs, rows: Rows 
     tables = rows_of_tables(inputs, rows)
     kept = {name: array for name, array in posed.inputs.items() if name not in _ROTARY}
     return AttentionProblem(posed.options, kept | tables)
+
+
+def _without_base_e(options: Options) -> dict[str, Any]:
+    """Leave out the base that log_sum_exps have anyway: a function without that keyword can do it."""
+    return {name: value for name, value in options.items() if (name, value) != ("lse_base", "e")}
+
+
+def _as_scores(inputs: Inputs, rows: Rows | None) -> dict[str, Array]:
+    """Return parts as keys: log_sum_exps as scores, outputs as values, of which those of an empty part are 0.
+
+    What an empty part holds counts for nothing, whatever it is: NaN, too.
+    """
+    kept = {name: array if rows is None else _rows_of(name, array, rows) for name, array in inputs.items()}
+    log_sum_exps, outputs = kept["log_sum_exps"], kept["outputs"]
+    empty = (log_sum_exps == -np.inf)[..., np.newaxis]
+    values = np.where(empty, np.zeros((), outputs.dtype), outputs)
+    lowered = {"scores": np.moveaxis(log_sum_exps, 0, -1), "row_values": np.moveaxis(values, 0, -2)}
+    return {name: np.ascontiguousarray(each) for name, each in lowered.items()}
 
 
 def rows_of_tables(inputs: Inputs, rows: Rows | None = None, of_past: tuple[float, float] = (1, 0)) -> dict[str, Array]:

@@ -82,13 +82,14 @@ def make_case(
             f"{operation} needs a mask, a bias, key_lengths, a query_mask, options.is_causal or a window",
         )
     lengths = _lengths(specs, inputs, options, where)
+    keys = lengths.get("T", 0)  # parts that are merged have none any more
     dtypes = tuple(dict.fromkeys(entry.dtypes or file.defaults.dtypes))
     computed_in = entry.computed_in or file.source.computed_in
     stored_in = tuple(filter(None, [entry.storage, computed_in]))
     eight_bits = str(options.get("stored_as", DEFAULT_EIGHT_BITS))
     _check_numbers(specs, inputs, arrays, (dtypes, stored_in, eight_bits), lengths, where)
     _check_lowered(operation, specs, inputs, arrays, where)
-    check_empty_rows(entry, options, inputs.sources, arrays.sources, lengths["T"], where)
+    check_empty_rows(entry, options, inputs.sources, arrays.sources, keys, where)
     case = Case(
         id=location.id,
         name=entry.name,

@@ -28,7 +28,7 @@ from attncheck.reading.position_biases import make_alibi, make_bucket_bias
 from attncheck.reading.printed import Rounding, parse_printed
 from attncheck.reading.shapes import merge_head_weights
 from attncheck.reading.stored_arrays import read_stored
-from attncheck.spec import InputSpec, Shape
+from attncheck.spec import InputSpec, Shape, statistics_dtype
 
 Array = NDArray[Any]
 
@@ -146,6 +146,8 @@ def _radius(
 def _stored(source: Array, spec: InputSpec, dtype: str, storage: str | None) -> Array:
     if not spec.is_number:
         return np.ascontiguousarray(source.astype(bool if spec.boolean else np.int64))
+    if spec.statistics:
+        dtype, storage = statistics_dtype(dtype), None if storage is None else statistics_dtype(storage)
     with np.errstate(over="ignore"):  # a case that probes infinity may reach it
         narrow = source if storage is None else rounded_once(source, storage)
         stored = rounded_once(narrow, dtype)

@@ -19,7 +19,7 @@ from attncheck.reading.shapes import show
 Cells: TypeAlias = "list[Cells] | str"
 """Texts of numbers, nested as the array is."""
 
-MAX_AXES = 4
+MAX_AXES = 5
 _SHOWN = 40
 LEFT_OUT = r"\.\.\.|…"
 """Stands where a library leaves numbers out."""

@@ -214,9 +214,9 @@ def show(shape: Shape) -> str:
 
 
 def score_elements(operation: str, options: Mapping[str, Any], inputs: Mapping[str, NDArray[Any]]) -> int:
-    """Return how many scores an operation has: B * H * Lq * T."""
-    if "scores" in inputs:
-        return int(inputs["scores"].size)
+    """Return how many scores an operation has: B * H * Lq * T, or N where there are parts."""
+    for name in {"scores", "log_sum_exps"} & inputs.keys():
+        return int(inputs[name].size)
     heads = int(options["heads"]) if OPERATIONS[operation].has_projections else 1
     if "block_table" in inputs:
         keys = int(inputs["block_table"].shape[-1]) * int(inputs["key_pages"].shape[1])

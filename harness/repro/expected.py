@@ -84,13 +84,15 @@ def expected_of(truth: Truth, stage: str, shape: tuple[int, ...], rounding_model
     if stage not in truth.exact:
         return Expected(shape)
     exact, bound = truth.exact[stage], truth.bounds(rounding_model)[stage]
-    allowed = np.where(is_measured(exact, bound, truth.dtype), bound.max_error + exact.radius, np.nan)
+    allowed = np.where(is_measured(exact, bound, truth.dtype_of(stage)), bound.max_error + exact.radius, np.nan)
     allowed[is_prescribed(exact)] = 0.0
     # Only in float64 are numbers so close to the exact answer that its own rounding to float64 counts.
     rest = exact.low if truth.dtype == "float64" and exact.low.any() else 0.0
     axis = axis_of_queries(stage)
     rows = None if axis is None else truth.query_rows
-    return Expected(shape, exact.high, allowed, rest, rows, -2 if axis is None else axis)
+    own = truth.dtype_of(stage)
+    dtype = "" if own == truth.dtype else own
+    return Expected(shape, exact.high, allowed, rest, rows, -2 if axis is None else axis, dtype)
 
 
 def expected_lines(expected: Mapping[str, Expected]) -> Iterator[str]:
@@ -109,5 +111,7 @@ def expected_lines(expected: Mapping[str, Expected]) -> Iterator[str]:
         if each.rows is not None:
             yield "        rows=ROWS,"
             yield f"        axis={each.axis},"
+        if each.dtype:
+            yield f'        dtype="{each.dtype}",'
         yield "    ),"
     yield "}"

@@ -26,6 +26,7 @@ class Expected:
     ``exact`` is the exact answer rounded to float64 (None where there is none), ``rest`` what that rounding took off. A
     right number is off by at most ``allowed``; NaN and infinity are right where the exact answer has them. Where
     ``allowed`` is NaN, anything is. With ``rows``, these query rows, counted along ``axis``, stand for all.
+    ``dtype`` is its own, where it is not that of the computation.
     """
 
     shape: tuple[int, ...]
@@ -34,6 +35,7 @@ class Expected:
     rest: Array | float = 0.0
     rows: Array | None = None
     axis: int = -2
+    dtype: str = ""
 
 
 def unpack(dtype: str, shape: tuple[int, ...], text: str) -> Array:
@@ -91,6 +93,7 @@ def judge(computed: Any, expected: Expected, dtype: str) -> tuple[bool, str]:
         return False, f"is a {type(computed).__name__}; expected an array"
     if computed.shape != expected.shape:
         return False, f"has shape {computed.shape}; expected {expected.shape}"
+    dtype = expected.dtype or dtype
     if str(computed.dtype) != dtype:
         return False, f"has dtype {computed.dtype}; expected {dtype}"
     rows, exact = expected.rows, expected.exact

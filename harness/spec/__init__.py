@@ -9,7 +9,15 @@ against each other.
 from __future__ import annotations
 
 from attncheck.backends.contract import AXES
-from attncheck.spec.dtypes import DEFAULT_DTYPES, DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS, ROUNDING_MODELS, without_a_key
+from attncheck.spec.dtypes import (
+    DEFAULT_DTYPES,
+    DEFAULT_EMPTY_ROWS,
+    DTYPES,
+    EMPTY_ROWS,
+    ROUNDING_MODELS,
+    statistics_dtype,
+    without_a_key,
+)
 from attncheck.spec.inputs import AT_LEAST, FOLDED_INPUTS, Axes, InputSpec, Shape
 from attncheck.spec.operations import (
     ASKED_BY,
@@ -25,6 +33,7 @@ from attncheck.spec.operations import (
     inputs_of,
     result_stages,
     score_of,
+    stage_dtype,
 )
 from attncheck.spec.options import CONVENTIONS, DEFAULT_SCORE, OPTIONS, Options, OptionSpec, ScoreKind
 from attncheck.spec.stages import (
@@ -89,7 +98,9 @@ __all__ = [
     "query_axis",
     "result_stages",
     "score_of",
+    "stage_dtype",
     "stage_position",
     "stages_of",
+    "statistics_dtype",
     "without_a_key",
 ]

@@ -26,6 +26,12 @@ ROUNDING_MODELS: Mapping[str, tuple[str, ...]] = {
 }
 """Which roundings an implementation may declare, and in which dtypes; see ``attention.rounding``."""
 
+
+def statistics_dtype(dtype: str) -> str:
+    """Return the dtype of statistics of rows, such as a log_sum_exp, beside numbers of a dtype."""
+    return "float32" if dtype in _SIXTEEN_BITS else dtype
+
+
 DEFAULT_EMPTY_ROWS: EmptyRows = "zero"
 """What a case means that does not say."""
 EMPTY_ROWS: Mapping[str, str] = {"nan": "NaN", "uniform": "the mean of all values (uniform)", "zero": "zero"}

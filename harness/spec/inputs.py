@@ -21,6 +21,7 @@ class InputSpec:
     (masks and biases on the scores) may also have length 1 where the letter says more. One that ``needs`` another is
     refused without it. ``whole`` numbers are counts: they keep their integers in every dtype. None is larger than the
     axis ``at_most`` is long. Those of ``eight_bits`` are stored in a format of 8 bits, whatever the working dtype is.
+    ``statistics`` of rows are float32 in a dtype of 16 bits: in bfloat16, a logarithm of 500 has steps of 2.
 
     ``asks_for`` is the stage that is computed only where this input or another that asks for it is given; ``neutral``
     is the number that changes nothing, of an input that may be left out. ``folds_into`` names the input that takes its
@@ -39,6 +40,7 @@ class InputSpec:
     whole: bool = False
     at_most: str = "T"
     eight_bits: bool = False
+    statistics: bool = False
     asks_for: str | None = None
     neutral: float | None = None
     folds_into: str | None = None
@@ -140,10 +142,11 @@ FOLDED_INPUTS: Mapping[str, InputSpec] = {
     **dict.fromkeys(("key_cos", "key_sin"), InputSpec(("T", "R"), asks_for="rotated_key")),
     "key_factor": InputSpec(("B", "Hkv", "T", "D"), broadcast=True),
     "value_factor": InputSpec(("B", "Hkv", "T", "Dv"), broadcast=True),
+    "row_values": InputSpec(("B", "H", "Lq", "N", "Dv")),
 }
 """What the canonical form of a case has in place of other inputs: a row for each query and each key.
 
-Factors stand for scales of stored keys and values.
+Factors stand for scales of stored keys and values; parts that are merged are values of each query's own.
 """
 AT_LEAST: Sequence[tuple[str, tuple[str, ...]]] = (("Lr", ("P", "Lq")), ("Lr", ("P", "Lk")), ("D", ("R", "R")))
 """Axes that are as long as others together, or longer."""
@@ -154,6 +157,11 @@ ATTENTION_INPUTS: Mapping[str, InputSpec] = {
     **INPUTS_ON_ROWS,
     **ROTARY_INPUTS,
 }
+PART_INPUTS: Mapping[str, InputSpec] = {
+    "outputs": InputSpec(("N", "B", "H", "Lq", "Dv"), folds_into="row_values"),
+    "log_sum_exps": InputSpec(("N", "B", "H", "Lq"), may_be_infinite=True, statistics=True, folds_into="scores"),
+}
+"""What attention gave for parts of the keys."""
 PAST_INPUTS: Mapping[str, InputSpec] = {
     "past_key": optional(
         *("B", "Hkv", "P", "D"),

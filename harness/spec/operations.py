@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from attncheck.spec.dtypes import statistics_dtype
 from attncheck.spec.inputs import (
     ATTENTION_INPUTS,
     FOLDED_INPUTS,
@@ -14,6 +15,7 @@ from attncheck.spec.inputs import (
     KEY,
     PACKED_INPUTS,
     PAGED_INPUTS,
+    PART_INPUTS,
     PAST_INPUTS,
     QUANTIZED_INPUTS,
     QUERY,
@@ -67,9 +69,10 @@ class Operation:
     """One operation: the contract's function, its inputs by name, the options that it takes, and its stages.
 
     ``results`` are the stages without which there is no result: all that are computed, the last one, or one by name.
-    ``stage_axes`` are stages with other axes than a computation per head has: the first that can be had. One that
-    ``lowers_to`` another is that one, once its keys and values are laid out (``reading/lowered.py``); where it
-    ``is_folded``, an implementation that has the other one alone is asked for that.
+    ``stage_axes`` are stages with other axes than a computation per head has: the first that can be had. Stages that
+    are ``statistics`` of rows are float32 in a dtype of 16 bits. One that ``lowers_to`` another is that one, once its
+    keys and values are laid out (``reading/lowered.py``); where it ``is_folded``, an implementation that has the other
+    one alone is asked for that.
     """
 
     name: str
@@ -79,6 +82,7 @@ class Operation:
     stages: tuple[str, ...]
     results: str = "last"
     stage_axes: Mapping[str, tuple[Axes, ...]] = field(default_factory=dict)
+    statistics: frozenset[str] = frozenset()
     lowers_to: str | None = None
     is_folded: bool = False
 
@@ -91,6 +95,11 @@ class Operation:
     def has_gradients(self) -> bool:
         """Whether its stages are gradients: sums over query rows, of which none stands for another."""
         return set(self.stages) <= set(GRADIENTS)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether it merges what was computed for parts of the keys: there is no key, and no query."""
+        return PART_INPUTS.keys() <= self.inputs.keys()
 
     @property
     def has_projections(self) -> bool:
@@ -197,6 +206,15 @@ OPERATIONS: Mapping[str, Operation] = {
             (*PROJECTIONS, *ROTATIONS, *_WITHOUT_CAP, *_SOFTMAX, *MEANS),
             stage_axes={"output": (("B", "Lq", "Eo"), ("B", "Lq", "H*Dv"))},
         ),
+        Operation(
+            "merge_states",
+            "merge_states",
+            PART_INPUTS,
+            frozenset({"lse_base"}),
+            (*_SOFTMAX, "output"),
+            stage_axes={"weights": (("B", "H", "Lq", "N"),)},
+            statistics=frozenset(_SOFTMAX),
+        ),
     )
 }
 PER_HEAD = tuple(name for name, own in OPERATIONS.items() if "heads" in own.options and not own.has_projections)
@@ -230,6 +248,11 @@ def score_of(options: Mapping[str, Any]) -> ScoreSpec:
 def inputs_of(operation: str, score: str | None) -> Mapping[str, InputSpec]:
     """Return the inputs of an operation; those of ``scoring`` depend on the kind of score."""
     return SCORE_INPUTS[score or DEFAULT_SCORE] if operation == "scoring" else OPERATIONS[operation].inputs
+
+
+def stage_dtype(operation: str, stage: str, dtype: str) -> str:
+    """Return the dtype in which a stage is returned by an operation whose inputs have a dtype."""
+    return statistics_dtype(dtype) if stage in OPERATIONS[operation].statistics else dtype
 
 
 def computed_stages(operation: str, options: Mapping[str, Any], inputs: Collection[str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
-from attncheck.backends.contract import EmptyRows, Window
+from attncheck.backends.contract import EmptyRows, LseBase, Window
 
 ScoreKind = Literal["dot", "scaled_dot", "general", "additive", "cosine"]
 DEFAULT_SCORE: ScoreKind = "scaled_dot"
@@ -134,6 +134,13 @@ class Options(Mapping[str, Any]):
             "What a query that may attend to no key gives: zero (if absent), uniform (the mean of all values) "
             "or nan. Asked of every implementation that has the keyword. Only where something can forbid a key.",
             convention=True,
+        ),
+    ] = None
+    lse_base: Annotated[
+        LseBase | None,
+        OptionSpec(
+            "The base of the logarithms that merge_states is given and returns: e (if absent) or 2.",
+            synonyms=("log_base", "base"),
         ),
     ] = None
 

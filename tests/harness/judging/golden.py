@@ -60,7 +60,7 @@ def _fingerprints_of(truth: Truth, models: Iterable[str], bits: int | None) -> I
     if truth.outside:
         yield f"outside={_digest([truth.outside.encode()])}"
         return
-    returned = {stage: rounded_once(exact.high, truth.dtype) for stage, exact in truth.exact.items()}
+    returned = {stage: rounded_once(exact.high, truth.dtype_of(stage)) for stage, exact in truth.exact.items()}
     yield f"exact={_digest(_bytes_of_exact(truth.exact))}"
     for model in models:
         steps = {stage: truth.introduced(stage, returned, model) for stage in truth.exact}

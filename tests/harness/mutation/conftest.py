@@ -382,9 +382,27 @@ def _with_sinks() -> dict[str, Task]:
     }
 
 
+def _merged() -> dict[str, Task]:
+    rng = np.random.default_rng(20240208)
+
+    def parts(count: int, at: float, *, poison: float = np.nan) -> Arrays:
+        outputs, totals = rng.normal(size=(count, 2, 3, 4, 7)), at + 2 * rng.normal(size=(count, 2, 3, 4))
+        totals[1, 0, :, 1], totals[:, 0, :, 2] = -np.inf, -np.inf  # a part of some queries, all parts of others
+        outputs[1, 0, :, 1], outputs[0, 0, 1, 2] = poison, 3.0
+        return {"outputs": outputs, "log_sum_exps": totals}
+
+    return {
+        "parts": Task("merge_states", {}, parts(4, 0)),
+        "parts in base two": Task("merge_states", {"lse_base": "2"}, parts(3, 5)),
+        "many parts": Task("merge_states", {}, parts(35, 0)),
+        "low parts": Task("merge_states", {}, parts(3, -800, poison=1.0)),
+        "high parts": Task("merge_states", {"lse_base": "2"}, parts(2, 2000)),
+    }
+
+
 @pytest.fixture(scope="session")
 def problems() -> dict[str, Task]:
-    return _problems() | _sequences() | _with_options()
+    return _problems() | _sequences() | _with_options() | _merged()
 
 
 @pytest.fixture(scope="session")

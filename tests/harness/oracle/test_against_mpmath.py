@@ -18,6 +18,7 @@ from mpmath import cosh, exp, log, mp, mpf, sqrt, tanh
 from numpy.typing import NDArray
 
 from attncheck.oracle.evaluate import exact_stages
+from attncheck.reading.canonical import canonical_form
 from attncheck.spec import OPERATIONS, STAGES, computed_stages
 
 Array = NDArray[Any]
@@ -185,6 +186,26 @@ def reference(operation: str, options: Mapping[str, Any], inputs: Mapping[str, A
         stages["output"] = project_back(context, inputs) if projected else context
     if operation == "attention_gradients":
         stages |= gradients(options, inputs, stages)
+    return stages
+
+
+def merged(options: Mapping[str, Any], inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Parts of attention, weighed by b^L over the sum of these; an empty part is not even looked at."""
+    outputs, totals = read(np.nan_to_num(inputs["outputs"].astype(np.float64))), read(inputs["log_sum_exps"])
+    base = log(mpf(2)) if options.get("lse_base") == "2" else mpf(1)
+    parts, *shape = totals.shape
+    stages = {"weights": np.empty((*shape, parts), dtype=object), "log_sum_exp": np.empty(shape, dtype=object)}
+    stages["output"] = np.empty((*shape, outputs.shape[-1]), dtype=object)
+    for at in np.ndindex(*shape):
+        own = totals[(slice(None), *at)]
+        weights, total = softmax([each if each.value is None else each.times(base) for each in own])
+        stages["log_sum_exp"][at] = total if total.value is None else Number(total.value / base, total.size)
+        for number, weight in enumerate(weights):
+            stages["weights"][(*at, number)] = weight
+        for column in range(outputs.shape[-1]):
+            members = [number for number, each in enumerate(own) if each.value is not None]
+            chosen = [weights[number] for number in members], [outputs[(number, *at, column)] for number in members]
+            stages["output"][(*at, column)] = dot(*chosen)
     return stages
 
 
@@ -376,6 +397,18 @@ def draw_multi_head(random: np.random.Generator, dtype: Any) -> Problem:
     return options, inputs
 
 
+def draw_parts(random: np.random.Generator, dtype: Any) -> Problem:
+    parts, batch, heads, queries, width = (int(length) for length in random.integers(1, [7, 3, 3, 4, 4]))
+    wide = np.float32 if dtype in (np.float16, ml_dtypes.bfloat16) else dtype
+    shape = (parts, batch, heads, queries)
+    totals = numbers(random, wide, *shape) + wide(random.choice([0, 0, -90, -800, 300]))
+    empty = random.random(shape) < random.choice([0, 0.2, 0.7])
+    outputs = numbers(random, dtype, *shape, width)
+    outputs = np.where(empty[..., np.newaxis], np.asarray(random.choice([0, 1, np.nan, np.inf]), dtype), outputs)
+    options = {"lse_base": base} if (base := random.choice(["e", "2", ""])) else {}
+    return options, {"outputs": outputs, "log_sum_exps": np.where(empty, wide(-np.inf), totals)}
+
+
 DRAW: dict[str, Any] = {
     "scoring": draw_scoring,
     "softmax": lambda random, dtype: draw_scores(random, dtype, masks=False),
@@ -383,6 +416,7 @@ DRAW: dict[str, Any] = {
     "attention": draw_attention,
     "attention_gradients": lambda random, dtype: draw_attention(random, dtype, gradients=True),
     "multi_head_attention": draw_multi_head,
+    "merge_states": draw_parts,
 }
 
 
@@ -397,10 +431,13 @@ def test_every_stage_agrees_with_mpmath(operation: str) -> None:
     for case in range(CASES):
         options, inputs = DRAW[operation](random, DTYPES[case % len(DTYPES)])
         # All nodes of the chain, those included that the backends leave out because nothing asks for them.
-        asked = set(computed_stages(operation, options, inputs)) | ({"masked"} if operation != "scoring" else set())
-        got = exact_stages(operation, options, inputs, [stage for stage in STAGES if stage in asked])
+        has_parts = operation == "merge_states"
+        asked = set(computed_stages(operation, options, inputs))
+        asked |= set() if has_parts or operation == "scoring" else {"masked"}
+        posed = canonical_form(operation, options, inputs).inputs if has_parts else inputs
+        got = exact_stages(operation, options, posed, [stage for stage in STAGES if stage in asked])
         with mp.workprec(200):
-            truth = reference(operation, options, inputs)
+            truth = merged(options, inputs) if has_parts else reference(operation, options, inputs)
             for stage, enclosure in got.items():
                 assert enclosure.shape == truth[stage].shape
                 for at, number in elements(truth[stage]):

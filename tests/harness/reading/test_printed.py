@@ -145,7 +145,7 @@ def test_numbers_stay_at_their_place_when_transposed_or_reshaped() -> None:
         (1.5, "expected text in quotes, got 1.5: a bare number would lose its last digits"),
         ([1, 2], "expected text in quotes, got 1"),
         ([{"a": 1}], "expected text in quotes, got {'a': 1}"),
-        ([[[[["1"]]]]], "expected at most 4 axes, got 5"),
+        ([[[[[["1"]]]]]], "expected at most 5 axes, got 6"),
     ],
 )
 def test_what_no_document_prints_is_refused(source: object, words: str) -> None:

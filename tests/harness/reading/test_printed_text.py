@@ -106,7 +106,7 @@ def test_numbers_vectors_and_blocks_are_read_as_well(text: str, cells: Cells) ->
         ("<tf.Tensor: shape=(2,), dtype=float32, numpy=array([1, 2])", "expected '>' behind the array, got the end"),
         ("<tf.Tensor: shape=(3,), dtype=float32, numpy=array([1, 2])>", "the text says shape=(3,) and holds 2"),
         ("tf.Tensor([1 2], shape=(2, 1), dtype=float32)", "the text says shape=(2, 1) and holds 2"),
-        ("[" * 100_000, "expected at most 4 axes, got brackets that are deeper"),
+        ("[" * 100_000, "expected at most 5 axes, got brackets that are deeper"),
         ("<tf.Tensor: shape=(), numpy=" * 9000, "expected a number or '[', got '<tf.Tensor:'"),
         ("     [,1] [,2]\n", "no number is given"),
         ("[1] , [", "line 1: expected a number or '[', got the end of the text"),

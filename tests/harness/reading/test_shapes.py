@@ -22,7 +22,10 @@ from attncheck.reading.shapes import (
 from attncheck.spec import OPERATIONS, SCORE_INPUTS, InputSpec, inputs_of
 
 KINDS = [("scoring", kind) for kind in SCORE_INPUTS] + [(name, None) for name in OPERATIONS if name != "scoring"]
-LETTERS = ("B", "Hkv", "Lq", "Lk", "P", "D", "Dk", "Dv", "A", "E", "Ek", "Ev", "Eo", "Lr", "R", "S", "Np", "Lp", "W")
+LETTERS = (
+    *("B", "Hkv", "Lq", "Lk", "P", "D", "Dk", "Dv", "A", "E", "Ek", "Ev", "Eo", "Lr", "R", "S", "Np", "Lp", "W"),
+    "N",
+)
 MAY_BE_EMPTY = ("B", "Lq", "Lk", "P", "Lr")
 
 
@@ -65,7 +68,8 @@ def test_every_axis_letter_gets_the_length_that_the_inputs_give_it(
     specs = inputs_of(operation, kind)
     bound = bind_axes(specs, _full_shapes(operation, kind, lengths), *_heads(operation, lengths))
     assert {letter for spec in specs.values() for letter in spec.axes} <= set(bound)
-    assert bound == {letter: lengths[letter] for letter in bound} | {"T": _keys(operation, lengths)}
+    keys = {} if "N" in bound else {"T": _keys(operation, lengths)}
+    assert bound == {letter: lengths[letter] for letter in bound} | keys
 
 
 def _shared_axes(operation: str, kind: str | None) -> list[tuple[str, int]]:

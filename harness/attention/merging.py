@@ -1,0 +1,241 @@
+"""Merging what attention gave for parts of the keys: a softmax over the parts, with values of each query's own.
+
+    L = log sum_n e^(L_n),    p_n = e^(L_n - L),    o = sum_n p_n o_n
+
+In canonical form the log_sum_exps L_n are ``scores``, (B, H, Lq, N), and the parts' outputs o_n are ``row_values``,
+(B, H, Lq, N, Dv). An empty part has the score -inf and values of 0. Logarithms in base b, s_n = ln(b) L_n, are turned
+into those in base e before the softmax, and its log_sum_exp is turned back.
+
+Statistics are float32 in 16 bits, so that the softmax is class native in float32 there, whatever the class; what meets
+the outputs may be rounded to theirs. In every class weights may be e^(L_n - L) from a stored L, and parts may be merged
+one after the other, or two by two: L is then stored after each of them, and each rescales what was there. With
+n parts that are not empty, x_n = s_n - m, rho = max_n |x_n|, S = max(|L|, max_n |s_n|),
+
+    eta   = u_c (S + 2 rho) + eps_log + eps_exp + 4 u_c          one L that is stored on the way
+    D_n   = max(n - 2, 0) eta  [+ 2 u_c |x_n| in another base]
+    B_L   = B(log_sum_exp) + eta,    in another base B_L / ln(b) + 2 u_c (|L| + B_L / ln(b))
+    B_o   = B(output) + 4 (n - 1) u_c max_n |o_n|               o + w (o_n - o) in place of a sum
+
+and blocks of one part. ``docs/numerics.md`` derives them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from flint import arb
+
+from attncheck.attention.balls import BallArray, Exponentials, from_entries, log_sum
+from attncheck.attention.errors import Ball, Bound, Finished, Logits, Operand, Real, bound_of, exact_logits, finite
+from attncheck.attention.exponents import Rows
+from attncheck.attention.flags import Flags, Reach, any_of
+from attncheck.attention.problem import Problem
+from attncheck.attention.rounding import RoundingModel, rounding_model_named
+from attncheck.attention.softmax import EXPONENTIALS, LOG_SUM_EXP, WEIGHTS, Softmax, Weights
+from attncheck.attention.step import Around, At, Step
+from attncheck.attention.weighted_mean import WEIGHTED_MEAN
+from attncheck.spec import statistics_dtype
+
+State = TypeVar("State", Rows, Operand)
+
+
+def statistics_rounding(rounding: RoundingModel) -> RoundingModel:
+    """Return the roundings of the softmax over parts, and of a log_sum_exp that is returned."""
+    wide = statistics_dtype(rounding.dtype)
+    own = rounding if wide == rounding.dtype else rounding_model_named("native", wide)
+    return replace(own, block=1, from_log_sum_exp=True)
+
+
+def _mean_rounding(rounding: RoundingModel) -> RoundingModel:
+    """Return the roundings of the mean: in 16 bits the weights may be stored as the outputs are, and the products too.
+
+    Products are stored where every intermediate is.
+    """
+    statistics = statistics_rounding(rounding)
+    if statistics.dtype == rounding.dtype:
+        return statistics
+    stores_all = rounding.compute_unit == rounding.output_unit
+    return replace(
+        statistics,
+        dtype=rounding.dtype,
+        weight_unit=rounding.weight_unit * (2 if stores_all else 1),
+        weight_underflow=rounding.weight_underflow,
+        output_unit=rounding.output_unit,
+        output_count=rounding.output_count,
+        output_underflow=rounding.output_underflow,
+    )
+
+
+def _is_natural(problem: Problem) -> bool:
+    return problem.options.get("lse_base") != "2"
+
+
+# The logits: natural logarithms.
+
+
+def _exact_logits(problem: Problem, scores: BallArray) -> BallArray:
+    return scores if _is_natural(problem) else scores.scaled(arb.const_log2())
+
+
+def _logits(problem: Problem, scores: Real) -> Real:
+    return scores if _is_natural(problem) else scores * math.log(2)
+
+
+def _logits_radius(around: Around, _: Real, scores: Ball) -> Real:
+    return scores.radius if _is_natural(around.problem) else scores.radius * math.log(2)
+
+
+def _logits_error(at: At, _: Logits) -> Logits:
+    value, rounding = at.value, statistics_rounding(at.rounding)
+    attended = value > -np.inf
+    largest, spread = _size_of_rows(value)
+    apart = np.where(attended, finite(value) - finite(value.max(axis=-1, keepdims=True, initial=-np.inf)), 0.0)
+    later = np.maximum(attended.sum(axis=-1, keepdims=True) - 2, 0)
+    stored = _stored_on_the_way(largest, spread, rounding)
+    converted = 0.0 if _is_natural(at.problem) else 2 * rounding.compute_unit * np.abs(apart)
+    max_error = np.where(attended, later * stored + converted, 0.0)
+    variance = np.where(attended, later * stored**2 + converted**2, 0.0)
+    return replace(exact_logits(value, max_error), independent=variance)
+
+
+def _size_of_rows(logits: Real) -> tuple[Real, Real]:
+    """Return S without |L|, and rho, (..., 1): 0 in a row without a part."""
+    attended = np.isfinite(logits)
+    size = np.where(attended, np.abs(logits), 0.0).max(axis=-1, keepdims=True, initial=0.0)
+    highest = np.where(attended, logits, -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
+    lowest = np.where(attended, logits, np.inf).min(axis=-1, keepdims=True, initial=np.inf)
+    count = np.maximum(attended.sum(axis=-1, keepdims=True), 1)
+    return size + np.log(count), np.maximum(finite(highest) - finite(lowest), 0.0)  # |L| <= max |s| + log n
+
+
+def _stored_on_the_way(largest: Real, spread: Real, rounding: RoundingModel) -> Real:
+    """Return eta: what one L that is stored on the way adds to the error of those behind it."""
+    unit = rounding.compute_unit
+    return unit * (largest + 2 * spread) + rounding.log_error + rounding.exp_error + 4 * unit
+
+
+PART_LOGITS = Step(_exact_logits, _logits, _logits_error, _logits_radius, reach=lambda _, scores: scores)
+
+
+# The softmax over the parts, in the format of the statistics.
+
+
+@dataclass(frozen=True, eq=False)
+class _PartWeights(Weights):
+    """Weights of parts, stored as statistics are."""
+
+    def bound(self, rounding: RoundingModel) -> Bound:
+        """Return the bound of the weights."""
+        return super().bound(statistics_rounding(rounding))
+
+
+def _exponentials_error(at: At, logits: Logits) -> Rows:
+    rows: Rows = EXPONENTIALS.error(replace(at, rounding=statistics_rounding(at.rounding)), logits)
+    return rows
+
+
+PART_EXPONENTIALS = replace(EXPONENTIALS, error=_exponentials_error)
+PART_WEIGHTS = replace(WEIGHTS, error=lambda at, rows: _PartWeights(at.value, rows))
+
+
+# Its log_sum_exp, in the base of those that are given.
+
+
+def _exact_log_sum_exp(problem: Problem, powers: Exponentials) -> BallArray:
+    total = log_sum(powers)
+    return total if _is_natural(problem) else total.scaled(1 / arb.const_log2())
+
+
+def _log_sum_exp(problem: Problem, both: Softmax) -> Real:
+    return both.log_sum_exp if _is_natural(problem) else both.log_sum_exp / math.log(2)
+
+
+def _log_sum_exp_radius(around: Around, _: Real, both: Any) -> Real:
+    radius: Real = both.radius.log_sum_exp
+    return radius if _is_natural(around.problem) else radius / math.log(2)
+
+
+def _log_sum_exp_error(at: At, rows: Rows) -> Finished:
+    rounding, base = statistics_rounding(at.rounding), 1.0 if _is_natural(at.problem) else math.log(2)
+    natural = replace(at, rounding=rounding, own_value=lambda: at.value * base)
+    found: Bound = LOG_SUM_EXP.error(natural, rows).finished
+    logits = np.where(rows.attended, rows.shifted + rows.maximum, -np.inf)
+    stored = np.where(rows.count > 0, _stored_on_the_way(*_size_of_rows(logits), rounding), 0.0)[..., 0]
+    max_error, variance = (found.max_error + stored) / base, (found.sigma**2 + stored**2) / base**2
+    if base != 1:
+        size = np.abs(finite(at.value))
+        max_error = max_error + 2 * rounding.compute_unit * (size + max_error)
+        variance = variance + 2 * (rounding.compute_unit * size) ** 2
+    return Finished(at.value, bound_of(at.value, max_error, variance, rounding.output_underflow))
+
+
+PART_LOG_SUM_EXP = replace(
+    LOG_SUM_EXP,
+    exact=_exact_log_sum_exp,
+    value=_log_sum_exp,
+    error=_log_sum_exp_error,
+    radius=_log_sum_exp_radius,
+)
+
+
+# The mean: each query has values of its own, one row of them for each part.
+
+
+def _exact_mean(problem: Problem, weights: BallArray, values: BallArray) -> BallArray:
+    *leading, queries, parts = weights.shape
+    alone = from_entries((*leading, queries, 1, parts), weights.entries())
+    return from_entries((*leading, queries, values.shape[-1]), WEIGHTED_MEAN.exact(problem, alone, values).entries())
+
+
+def _mean(problem: Problem, weights: Real, values: Real) -> Real:
+    mean: Real = WEIGHTED_MEAN.value(problem, weights[..., np.newaxis, :], values)[..., 0, :]
+    return mean
+
+
+def _mean_radius(around: Around, value: Real, weights: Ball, values: Ball) -> Real:
+    alone = Ball(weights.value[..., np.newaxis, :], weights.radius[..., np.newaxis, :])
+    moved: Real = WEIGHTED_MEAN.radius(around, value, alone, values)[..., 0, :]
+    return moved
+
+
+def _mean_error(at: At, weights: Weights | Operand, values: Operand) -> Finished:
+    alone = replace(at, rounding=_mean_rounding(at.rounding), own_value=lambda: at.value[..., np.newaxis, :])
+    found: Bound = WEIGHTED_MEAN.error(alone, _of_one_row_each(weights), values).finished
+    moved = _of_differences(weights.value, values.value, alone.rounding)
+    max_error = found.max_error[..., 0, :] + moved
+    variance = found.sigma[..., 0, :] ** 2 + moved**2
+    return Finished(at.value, bound_of(at.value, max_error, variance, 0.0))
+
+
+def _of_differences(weights: Real, values: Real, rounding: RoundingModel) -> Real:
+    """Return what o + w (o_n - o) rounds beyond a sum: in proportion to an output, however small its weight."""
+    counts = weights[..., np.newaxis] > 0
+    largest = np.where(counts, np.abs(finite(values)), 0.0).max(axis=-2, initial=0.0)
+    others = np.maximum(counts.sum(axis=-2) - 1, 0)
+    moved: Real = 4 * others * rounding.compute_unit * largest
+    return moved
+
+
+def _of_one_row_each(weights: Weights | Operand) -> Weights | Operand:
+    """Give every query a matrix of its own, of one row."""
+    if isinstance(weights, Weights):
+        return Weights(weights.value[..., np.newaxis, :], _apart(weights.rows))
+    return _apart(weights)
+
+
+def _apart(state: State) -> State:
+    arrays = {each.name: getattr(state, each.name) for each in fields(state)}
+    lifted: dict[str, Any] = {
+        name: each[..., np.newaxis, :] for name, each in arrays.items() if isinstance(each, np.ndarray)
+    }
+    return replace(state, **lifted)
+
+
+def _mean_reach(_: Reach, weights: Flags, values: Flags) -> Flags:
+    return any_of(weights, -1) | any_of(values, -2)[..., 0, :]
+
+
+MERGED_MEAN = Step(_exact_mean, _mean, _mean_error, _mean_radius, reach=_mean_reach)
