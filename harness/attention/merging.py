@@ -9,7 +9,7 @@ into those in base e before the softmax, and its log_sum_exp is turned back.
 Statistics are float32 in 16 bits, so that the softmax is class native in float32 there, whatever the class; what meets
 the outputs may be rounded to theirs. In every class weights may be e^(L_n - L) from a stored L, and parts may be merged
 one after the other, or two by two: L is then stored after each of them, and each rescales what was there. With
-n parts that are not empty, x_n = s_n - m, rho = max_n |x_n|, S = max(|L|, max_n |s_n|),
+n parts that are not empty, x_n = s_n - m, rho = max_n |x_n|, S = max_n |s_n| + log n >= |L|,
 
     eta   = u_c (S + 2 rho) + eps_log + eps_exp + 4 u_c          one L that is stored on the way
     D_n   = max(n - 2, 0) eta  [+ 2 u_c |x_n| in another base]
@@ -204,17 +204,16 @@ def _mean_radius(around: Around, value: Real, weights: Ball, values: Ball) -> Re
 def _mean_error(at: At, weights: Weights | Operand, values: Operand) -> Finished:
     alone = replace(at, rounding=_mean_rounding(at.rounding), own_value=lambda: at.value[..., np.newaxis, :])
     found: Bound = WEIGHTED_MEAN.error(alone, _of_one_row_each(weights), values).finished
-    moved = _of_differences(weights.value, values.value, alone.rounding)
+    moved = _of_differences(at.problem.array("scores") > -np.inf, values.value, alone.rounding)
     max_error = found.max_error[..., 0, :] + moved
     variance = found.sigma[..., 0, :] ** 2 + moved**2
     return Finished(at.value, bound_of(at.value, max_error, variance, 0.0))
 
 
-def _of_differences(weights: Real, values: Real, rounding: RoundingModel) -> Real:
+def _of_differences(has_keys: Flags, values: Real, rounding: RoundingModel) -> Real:
     """Return what o + w (o_n - o) rounds beyond a sum: in proportion to an output, however small its weight."""
-    counts = weights[..., np.newaxis] > 0
-    largest = np.where(counts, np.abs(finite(values)), 0.0).max(axis=-2, initial=0.0)
-    others = np.maximum(counts.sum(axis=-2) - 1, 0)
+    largest = np.where(has_keys[..., np.newaxis], np.abs(finite(values)), 0.0).max(axis=-2, initial=0.0)
+    others = np.maximum(has_keys.sum(axis=-1) - 1, 0)[..., np.newaxis]
     moved: Real = 4 * others * rounding.compute_unit * largest
     return moved
 

@@ -156,7 +156,9 @@ WAYS = [in_sequence, by_a_logistic_function, in_powers_of_two]
 
 @pytest.mark.parametrize(("dtype", "model"), MODELS)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("parts", "size", "at"), [(2, 3, 0), (2, 200, -500), (7, 2, -800), (16, 30, 90), (33, 1, 700)])
+@pytest.mark.parametrize(
+    ("parts", "size", "at"), [(2, 3, 0), (2, 3000, 0), (2, 200, -500), (7, 2, -800), (16, 30, 90), (33, 1, 700)]
+)
 @pytest.mark.parametrize("base", ["e", "2"])
 def test_every_way_to_merge_is_within_the_bounds(
     dtype: str, model: str, way: Callable[..., tuple[Array, Array]], parts: int, size: float, at: float, base: str
