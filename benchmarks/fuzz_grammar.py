@@ -206,11 +206,11 @@ def _mask(draw: Random, shape: list[int], generator: str) -> dict[str, Any]:
     if generator == "numpy-legacy" and draw.random() < 0.5:
         return {"draw": "randint", "low": 0, "high": 2, "shape": shape}
     if draw.random() < 0.5:
-        return _pattern(draw, draw.choice(MASK_KINDS), shape, generator)
+        return _pattern(draw, draw.choice(MASK_KINDS), shape)
     return {"constant": draw.choice((1, 0) * 9 + (0.0, 2, True)), "shape": shape}
 
 
-def _pattern(draw: Random, kind: str, shape: list[int], generator: str) -> dict[str, Any]:
+def _pattern(draw: Random, kind: str, shape: list[int]) -> dict[str, Any]:
     """Return a mask or bias that follows from positions, or is made of masks."""
     queries, keys = ([1, 1, *shape])[-2:]
     lists = draw.choice(([0, 1] * 40, [[0, 0, 1] * 30, [1, 1, 0] * 30], 1, [0], [[0], []], None))
@@ -228,7 +228,7 @@ def _pattern(draw: Random, kind: str, shape: list[int], generator: str) -> dict[
         "tree": draw.choice(([None, 0, 0, 1], [[None, 0], [None, None]], [0], [None], 3)),
         "alibi": draw.choice((1, 2, 3, 4096, 0)),
         "blocks": {"constant": 1, "shape": [-(-queries // 2), -(-keys // 2)]},
-        **{each: [_mask(draw, shape, generator)] for each in ("any_of", "all_of")},
+        **{each: [{"constant": draw.choice((0, 1, 1, 2)), "shape": shape}] for each in ("any_of", "all_of")},
         "as_bias": {"constant": draw.choice((0, 1)), "shape": shape},
         "relative_buckets": {"constant": 1, "shape": [draw.choice((4, 8, 7)), draw.choice((1, 2))]},
     }
@@ -258,7 +258,7 @@ def _array(draw: Random, shape: list[int], depth: int, generator: str) -> Any:
     number = draw.choice(_NUMBERS) if draw.random() < 0.1 else draw.choice((1, 2, -0.5))
     array = _plain_array(draw, kind, shape, number, generator)
     if kind in (*MASK_KINDS, *WRAPPING_KINDS, "alibi"):
-        array = _pattern(draw, kind, shape, generator)
+        array = _pattern(draw, kind, shape)
     elif kind == "concat":
         array = {"concat": [_array(draw, shape, depth - 1, generator)], "axis": draw.randrange(-2, 2)}
     elif kind in COMBINED_KINDS:
