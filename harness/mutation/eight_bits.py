@@ -12,6 +12,7 @@ import numpy as np
 from attncheck.backends.contract import Stages
 from attncheck.backends.numpy_backend import attention, quantized_attention
 from attncheck.mutation.arithmetic import Array
+from attncheck.mutation.kernel import NEVER_RETURNED
 from attncheck.mutation.mutant import control, mutant
 from attncheck.mutation.variant import Steps
 
@@ -135,7 +136,7 @@ def _multiplied_later(stages: Callable[..., Stages]) -> Callable[..., Stages]:
 @control(
     lambda stages: {"quantized_attention": _multiplied_later(stages)},
     why="the scale of the keys is multiplied into the queries, that of the values into the output",
-    hidden=frozenset({"raw_scores", "scores", "masked", "weights"}),
+    hidden=NEVER_RETURNED,
 )
 def scales_multiplied_into_queries_and_output(
     query: Array, key: Array, value: Array, key_scale: Array, value_scale: Array, **given: Any
