@@ -44,7 +44,7 @@ from attncheck.attention.softcap import SOFTCAP
 from attncheck.attention.softmax import EXPONENTIALS, LOG_SUM_EXP, WEIGHTS
 from attncheck.attention.step import Node
 from attncheck.attention.weighted_mean import WEIGHTED_MEAN
-from attncheck.spec import ROTATIONS
+from attncheck.spec import PROJECTIONS, ROTATIONS
 
 Graph = Mapping[str, Node]
 
@@ -109,7 +109,7 @@ def _graph(operation: str, score: str, softcap_follows: str, given: frozenset[st
     if operation == "attention":
         graph["output"] = Node(WEIGHTED_MEAN, ("weights", "value"))
     if operation == "multi_head_attention":
-        graph |= {name: Node(projection_of(name), ()) for name in ("query", "key", "value")}
+        graph |= {name: Node(projection_of(name), ()) for name in PROJECTIONS}
         graph["context"] = Node(WEIGHTED_MEAN, ("weights", "value"))
         graph["output"] = Node(OUTPUT_PROJECTION, ("context",))
     if operation == "attention_gradients":
