@@ -65,6 +65,45 @@ def _applied_shape(stage: Shape, inputs: Mapping[str, Shape]) -> Shape:
     return inputs["value"]
 
 
+def _logarithm(stage: Array, inputs: Mapping[str, Array]) -> Array:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logarithm: Array = np.log(stage)
+    return logarithm
+
+
+def _logarithm_radius(
+    stage_radius: Array, stage: Array, inputs: Mapping[str, Array], input_radius: Mapping[str, Array]
+) -> Array:
+    # |log b - log a| <= -log(1 - r / a) for |b - a| <= r < a; what may be 0 has a logarithm of any size.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        moved = -np.log1p(-stage_radius / stage)
+    is_zero = (stage == 0) & (stage_radius == 0)
+    radius: Array = np.where(is_zero, 0.0, np.where(stage_radius < stage, moved, np.inf))
+    return radius
+
+
+def _is_allowed(stage: Array, inputs: Mapping[str, Array]) -> Array:
+    allowed: Array = np.where(np.isnan(stage), stage, (stage > -np.inf).astype(stage.dtype))
+    return allowed
+
+
+def _is_forbidden(stage: Array, inputs: Mapping[str, Array]) -> Array:
+    forbidden: Array = 1 - _is_allowed(stage, inputs)
+    return forbidden
+
+
+def _nothing(
+    stage_radius: Array, stage: Array, inputs: Mapping[str, Array], input_radius: Mapping[str, Array]
+) -> Array:
+    # A logit that moves by something finite stays on its side of minus infinity.
+    radius: Array = np.where(np.isfinite(stage_radius), 0.0, np.inf)
+    return radius
+
+
+def _same(stage: Shape, inputs: Mapping[str, Shape]) -> Shape:
+    return stage
+
+
 QUANTITIES: Mapping[str, Quantity] = {
     quantity.name: quantity
     for quantity in (
@@ -75,6 +114,30 @@ QUANTITIES: Mapping[str, Quantity] = {
             _largest_of_row,
             _largest_of_row_radius,
             lambda stage, inputs: (*stage[:-1], 1),
+        ),
+        Quantity(
+            "log_weights",
+            "the logarithm of each weight: a log-softmax",
+            None,
+            _logarithm,
+            _logarithm_radius,
+            _same,
+        ),
+        Quantity(
+            "allowed",
+            "1 where a key may be attended, 0 where it is minus infinity: a mask, of `masked` or `biased`",
+            None,
+            _is_allowed,
+            _nothing,
+            _same,
+        ),
+        Quantity(
+            "forbidden",
+            "0 where a key may be attended, 1 where it is minus infinity: a mask whose true forbids",
+            None,
+            _is_forbidden,
+            _nothing,
+            _same,
         ),
         Quantity(
             "applied_values",

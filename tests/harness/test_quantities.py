@@ -55,7 +55,41 @@ def test_applied_values_move_no_further_than_their_radius(
     assert (np.abs(moved - quantity.compute(weights, {"value": value})) <= radius).all()
 
 
-@pytest.mark.parametrize(("name", "stage_shape"), [("row_maxima", ROWS), ("applied_values", SINGLE_QUERY)])
+@given(
+    weights=arrays(np.float64, ROWS, elements=st.floats(0, 1)),
+    moved=arrays(np.float64, ROWS, elements=st.floats(-0.5, 0.5)),
+)
+def test_log_weights_move_no_further_than_their_radius(weights: Array, moved: Array) -> None:
+    quantity = QUANTITIES["log_weights"]
+    other = np.maximum(weights + moved, 0)
+    radius = quantity.radius(np.abs(other - weights), weights, {}, {})
+    finite = np.isfinite(radius)
+    before, after = quantity.compute(weights, {})[finite], quantity.compute(other, {})[finite]
+    same = before == after
+    assert (
+        same | (np.abs(np.where(same, 0, after) - np.where(same, 0, before)) <= radius[finite] * (1 + 1e-12) + 1e-13)
+    ).all()
+
+
+def test_log_weights_are_those_of_a_log_softmax() -> None:
+    scores = np.array([[1.0, 2.0, -np.inf]])
+    weights = np.exp(scores - 2) / np.exp(scores - 2).sum()
+    expected = scores - np.log(np.exp(scores).sum())
+    np.testing.assert_allclose(QUANTITIES["log_weights"].compute(weights, {}), expected, rtol=1e-15)
+
+
+def test_a_mask_is_read_from_what_is_minus_infinity() -> None:
+    masked = np.array([[1.0, -np.inf, np.nan, -1e38]])
+    np.testing.assert_array_equal(QUANTITIES["allowed"].compute(masked, {}), [[1, 0, np.nan, 1]])
+    np.testing.assert_array_equal(QUANTITIES["forbidden"].compute(masked, {}), [[0, 1, np.nan, 0]])
+    radius = QUANTITIES["allowed"].radius(np.array([[2.0, 0.0, np.inf, 1e30]]), masked, {}, {})
+    np.testing.assert_array_equal(radius, [[0, 0, np.inf, 0]])
+
+
+@pytest.mark.parametrize(
+    ("name", "stage_shape"),
+    [*((name, ROWS) for name in QUANTITIES if name != "applied_values"), ("applied_values", SINGLE_QUERY)],
+)
 def test_the_declared_shape_is_the_computed_one(name: str, stage_shape: tuple[int, ...]) -> None:
     quantity = QUANTITIES[name]
     inputs, radii = {"value": np.ones(VALUE)}, {"value": np.zeros(VALUE)}
