@@ -130,6 +130,8 @@ def bundled_root() -> Path:
 
 def _matching(pattern: str, base: Path, reading: _Reading, lists: _Lists, *, several: bool) -> Iterator[_Found]:
     path, tags, faults = base / pattern, reading.tags, reading.faults
+    if _is_kernel(pattern, path):
+        raise UsageError(f"{pattern!r} is no case file; name a kernel of your own with --implementation {pattern}")
     if several and exists(path) and (path.name == "__pycache__" or (path.is_file() and not _is_case_file(path, lists))):
         # The shell spreads cases/* over everything that is there.
         return
@@ -154,6 +156,14 @@ def _matching(pattern: str, base: Path, reading: _Reading, lists: _Lists, *, sev
         yield found
     if not matches and not faults:
         raise UsageError(f"{pattern!r} is neither a file or folder nor a glob that matches a bundled case")
+
+
+def _is_kernel(pattern: str, path: Path) -> bool:
+    """Whether a pattern names a module or a function of one; __init__.py is what the shell spreads a * over."""
+    file, _, function = pattern.partition(".py:")
+    return bool(function and exists(path.with_name(f"{Path(file).name}.py"))) or (
+        path.suffix == ".py" and path.name != "__init__.py" and exists(path)
+    )
 
 
 def exists(path: Path) -> bool:

@@ -257,3 +257,19 @@ def test_a_file_whose_name_is_no_text_is_named_readably(tmp_path: Path) -> None:
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.yaml"))
     write(path, OWN.format(tag="axis"))
     assert ids(select_cases([path.name], base=tmp_path)) == ["caf?/in-double-alone", "caf?/plain"]
+
+
+@pytest.mark.parametrize("pattern", ["kernel.py", "kernel.py:attention"])
+@pytest.mark.parametrize("others", [[], ["scoring"]], ids=["alone", "beside cases"])
+def test_a_kernel_among_cases_is_refused_with_the_option_that_names_it(
+    pattern: str, others: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kernel.py").write_text("def attention(query, key, value): ...\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=f"--implementation {pattern}"):
+        select_cases([pattern, *others], base=tmp_path)
+
+
+def test_a_glob_that_the_shell_spreads_may_meet_a_package(tmp_path: Path) -> None:
+    (tmp_path / "__init__.py").touch()
+    assert select_cases([str(tmp_path / "__init__.py"), "scoring"], base=tmp_path).cases
