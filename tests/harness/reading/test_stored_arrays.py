@@ -231,7 +231,7 @@ FILES: dict[str, tuple[bytes, str, str, str]] = {
     "large_whole.npy": (_npy(np.array([2**53 + 2])), "", "file", "holds a whole number beyond 9007199254740992"),
     "named.npy": (WHOLE, ", name: x", "name", "a .npy file holds one array, which has no name; leave it out"),
     "nan.npy": (_npy(np.array([np.nan])), "", "file", "NaN is not allowed here"),
-    "five.npy": (_npy(np.zeros((1, 1, 1, 1, 1))), "", "", "expected at most 4 axes, got 5"),
+    "six.npy": (_npy(np.zeros((1, 1, 1, 1, 1, 1))), "", "", "expected at most 5 axes, got 6"),
     "unnamed.npz": (_zip(a=WHOLE, b=WHOLE), "", "", "say which array of the file: expected one of a, b"),
     "absent.npz": (_zip(a=WHOLE), ", name: c", "name", "the file holds no array 'c'; expected one of a"),
     "no.npz": (b"PK no archive", ", name: a", "file", "is damaged or cut off: File is not a zip file"),
