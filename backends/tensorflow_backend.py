@@ -418,14 +418,8 @@ def _without_unused(rows: Tensor, is_used: Tensor) -> Tensor:
 
 def _band(queries: int, keys: int, window: Window) -> Tensor:
     """Return (Lq, T): whether key j lies in the window of query i."""
-    offset = tf.range(keys) - tf.range(queries)[:, tf.newaxis]  # j - i; tf.linalg.band_part knows no negative side
-    left, right = window
-    allowed = tf.ones((queries, keys), tf.bool)
-    if left is not None:
-        allowed = tf.logical_and(allowed, offset >= -left)
-    if right is not None:
-        allowed = tf.logical_and(allowed, offset <= right)
-    return allowed
+    # tf.linalg.band_part knows no negative side.
+    return _near(tf.range(queries)[:, tf.newaxis], tf.range(keys), is_causal=False, window=window)
 
 
 def _seen_from_the_first_key(window: Window | None, past: int) -> Window | None:

@@ -15,9 +15,9 @@ import numpy as np
 from attncheck.judging.alternatives import Alternative
 from attncheck.judging.conventions import conventions_of
 from attncheck.judging.departures import departures_of
+from attncheck.judging.lowered_readings import readings_before_lowering
 from attncheck.judging.mistakes import mistakes_of
 from attncheck.judging.residuals import Approximation, approximate, residual
-from attncheck.judging.sequences import readings_of_sequences
 from attncheck.judging.truth import Stages, Truth, find_truth
 from attncheck.reading.canonical import AttentionProblem, call_form
 
@@ -45,7 +45,7 @@ class Readings:
         """Conventions first, then mistakes and steps."""
         operation, called = self.truth.operation, self.truth.as_called
         if called is not None:  # first, for what it was lowered to has options that nobody was asked for
-            return (*readings_of_sequences(*called), *_made_of(operation, self.posed))
+            return (*readings_before_lowering(*called), *_made_of(operation, self.posed))
         return (*_made_of(operation, self.posed), *_of_delivered_mask(operation, self.posed))
 
     @cached_property

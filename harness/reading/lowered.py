@@ -9,7 +9,7 @@ rounded by that, so exact answers and bounds are those of ``attention`` and ``at
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,10 +37,7 @@ def lowered(operation: str, posed: AttentionProblem) -> tuple[str, AttentionProb
     lowers_to = OPERATIONS[operation].lowers_to
     if lowers_to is None:
         return operation, posed
-    if "key_scale" in posed.inputs:
-        return lowers_to, _quantized(posed)
-    lay_out = _paged if "block_table" in posed.inputs else _packed
-    return lowers_to, lay_out(posed)
+    return lowers_to, _LAID_OUT_BY[operation](posed)
 
 
 def poisoned(options: Options, inputs: Inputs, dtype: str) -> dict[str, Array]:
@@ -195,3 +192,12 @@ def _by_position(options: dict[str, Any], queries: Array, keys: Array) -> Array:
             allowed &= rule
     options.pop("poison", None)
     return allowed
+
+
+_LAID_OUT_BY: Mapping[str, Callable[[AttentionProblem], AttentionProblem]] = {
+    "packed_attention": _packed,
+    "packed_attention_gradients": _packed,
+    "paged_attention": _paged,
+    "quantized_attention": _quantized,
+}
+"""How each operation that lowers to another is laid out."""

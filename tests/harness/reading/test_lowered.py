@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from attncheck.backends import numpy_backend
 from attncheck.reading.canonical import AttentionProblem
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.reading.lowered import lowered, poisoned
+from attncheck.reading.lowered import _LAID_OUT_BY, lowered, poisoned
 from attncheck.reading.selection import select_cases
+from attncheck.spec import OPERATIONS
 
 Array = NDArray[Any]
 
@@ -255,3 +256,7 @@ def test_no_number_is_expected_of_what_is_lowered(tmp_path: Path) -> None:
     (tmp_path / "cases.yaml").write_text(text)
     [fault] = select_cases([str(tmp_path / "cases.yaml")]).faults
     assert "held against the exact answer alone" in str(fault)
+
+
+def test_every_operation_that_lowers_to_another_is_laid_out() -> None:
+    assert set(_LAID_OUT_BY) == {name for name, own in OPERATIONS.items() if own.is_lowered}

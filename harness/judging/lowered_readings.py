@@ -16,12 +16,17 @@ from attncheck.reading.lowered import lowered
 from attncheck.spec import LOGITS, MEANS
 
 
-def readings_of_sequences(operation: str, called: AttentionProblem) -> Iterator[Alternative]:
-    """Yield what a call with packed sequences, pages or scales may be taken for, the likeliest first; lowered."""
-    if "key_scale" in called.inputs:
+def readings_before_lowering(operation: str, called: AttentionProblem) -> Iterator[Alternative]:
+    """Yield what a call of an operation that is lowered may be taken for, the likeliest first; lowered themselves."""
+    if operation == "quantized_attention":
         for name, description, stage, other in _scales(called):
             yield mistake(name, description, lowered(operation, other)[1], stage)
-        return
+    else:
+        yield from _of_sequences(operation, called)
+
+
+def _of_sequences(operation: str, called: AttentionProblem) -> Iterator[Alternative]:
+    """Yield other corners, lengths, limits and pages."""
 
     def convention(name: str, description: str, other: AttentionProblem) -> Alternative:
         return Alternative(name, description, "masked", lowered(operation, other)[1])
