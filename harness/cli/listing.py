@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Annotated
 
 import typer
@@ -53,6 +52,7 @@ def mutants(
     The exit code is 1 if a fault survives, if a control is flagged, or if more than 1 % of the faults get a
     wrong name.
     """
+    from attncheck.execution.limits import available_processors
     from attncheck.mutation.score import run_mutants, subjects_of
     from attncheck.mutation.workers import in_processes
     from attncheck.reports.mutation import as_record, print_mutation
@@ -61,7 +61,7 @@ def mutants(
     selection = select(cases, None, None, store=store)
     print_faults(selection)
     subjects = subjects_of(split(topic))
-    with in_processes(processes or os.cpu_count() or 1, store) as scorers:
+    with in_processes(processes or available_processors(), store) as scorers:
         frames = run_mutants(selection.cases, tuple(range(seeds)), scorers=scorers, subjects=subjects)
     if verbose:
         typer.echo(f"attncheck: cache: {store.summary}", err=True)

@@ -40,6 +40,13 @@ _MIN_MEMORY = 3 * 2**29
 """Bytes. A framework that has done nothing yet holds up to 800 MB, and starting one anew takes seconds."""
 
 
+def available_processors() -> int:
+    """Return how many processors this process may use: of a machine's, those that its affinity names."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 @dataclass(frozen=True)
 class Limits:
     """Limits of worker processes.
@@ -61,7 +68,7 @@ class Limits:
     start_seconds: float = START_SECONDS
     case_seconds: float = 60.0
     threads: int = 1
-    workers: int = max(3, os.cpu_count() or 1)
+    workers: int = field(default_factory=lambda: max(3, available_processors()))
     soft_memory_limit: int = 4 * 2**30
     hard_memory_limit: int = field(default_factory=lambda: psutil.virtual_memory().total * 3 // 4)
     max_output: int = 2**26

@@ -8,13 +8,13 @@ wrong shows there as it would without any.
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock, local
 
 from attncheck.execution.call import RemoteError, WorkerDied, WorkerProcess
+from attncheck.execution.limits import available_processors
 from attncheck.execution.worker import Outcome, limit_threads
 from attncheck.judging.units import Judge, Remembered, UnitResult
 from attncheck.reading.case import Case
@@ -32,7 +32,7 @@ class JudgingProcesses:
 
     def __init__(self, judge: Judge, processes: int | None = None) -> None:
         self._judge = judge
-        self._threads = ThreadPoolExecutor(processes or os.cpu_count() or 1, thread_name_prefix="attncheck judges")
+        self._threads = ThreadPoolExecutor(processes or available_processors(), thread_name_prefix="attncheck judges")
         self._own = local()
         self._living: list[WorkerProcess] = []
         self._here = Lock()
