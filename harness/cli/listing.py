@@ -22,6 +22,7 @@ from attncheck.cli.options import (
 )
 from attncheck.cli.shared import print_faults, select, split, store_of
 from attncheck.errors import ExitCode
+from attncheck.processors import available_processors
 
 
 @app.command(epilog=examples("attncheck mutants my_cases/ --topic softmax"))
@@ -52,7 +53,6 @@ def mutants(
     The exit code is 1 if a fault survives, if a control is flagged, or if more than 1 % of the faults get a
     wrong name.
     """
-    from attncheck.execution.limits import available_processors
     from attncheck.mutation.score import run_mutants, subjects_of
     from attncheck.mutation.workers import in_processes
     from attncheck.reports.mutation import as_record, print_mutation

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
 from attncheck.backends import BACKENDS, BackendEntry
+from attncheck.processors import processor_flags
 from attncheck.store import cache_folder
 
 Entry = TypeVar("Entry", bound=BackendEntry)
@@ -49,7 +50,10 @@ def _kind(package: str) -> str:
     return f"{package}-{package_version(package)}-{platform.python_version()}-{cpu}"
 
 
-FLAGS = ("XLA_FLAGS", "PJRT_NPROC", "TF_ENABLE_ONEDNN_OPTS", "JAX_PLATFORMS", "MKL_CBWR", "OMP_NUM_THREADS")
+FLAGS = (
+    *("XLA_FLAGS", "PJRT_NPROC", "TF_ENABLE_ONEDNN_OPTS", "ONEDNN_MAX_CPU_ISA", "JAX_PLATFORMS"),
+    *("MKL_CBWR", "OMP_NUM_THREADS"),
+)
 """Variables that change a framework's numbers or threads, recorded where they are set."""
 
 
@@ -62,11 +66,12 @@ def package_version(name: str) -> str | None:
 
 
 def cpu_features() -> list[str]:
-    """Return the instruction sets that this machine's CPU has, as NumPy found them."""
+    """Return the instruction sets that this machine's CPU has: those that NumPy knows, and those for matrices."""
     import numpy as np  # later than a worker is started
 
     simd = np.show_config(mode="dicts")["SIMD Extensions"]
-    return sorted({*simd.get("baseline", []), *simd.get("found", [])})
+    matrices = (flag.upper() for flag in processor_flags() or () if flag.startswith("amx_"))
+    return sorted({*simd.get("baseline", []), *simd.get("found", []), *matrices})
 
 
 def describe_environment(entries: Iterable[BackendEntry], threads: int) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, replace
 
 import psutil
@@ -10,6 +9,7 @@ import psutil
 from attncheck.backends import Mode
 from attncheck.execution.call import START_SECONDS
 from attncheck.execution.worker import Failure, Task
+from attncheck.processors import available_processors
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import ON_SCORES, computed_stages
 
@@ -38,13 +38,6 @@ def scores_too_large(mode: Mode, task: Task, most: int) -> Failure | None:
 
 _MIN_MEMORY = 3 * 2**29
 """Bytes. A framework that has done nothing yet holds up to 800 MB, and starting one anew takes seconds."""
-
-
-def available_processors() -> int:
-    """Return how many processors this process may use: of a machine's, those that its affinity names."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock, local
 
 from attncheck.execution.call import RemoteError, WorkerDied, WorkerProcess
-from attncheck.execution.limits import available_processors
 from attncheck.execution.worker import Outcome, limit_threads
 from attncheck.judging.units import Judge, Remembered, UnitResult
+from attncheck.processors import available_processors
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 

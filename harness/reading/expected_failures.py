@@ -20,6 +20,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from attncheck.backends.contract import EmptyRows
 from attncheck.errors import CaseError, Diagnostic
+from attncheck.processors import processor_flags
 from attncheck.reading.array_fields import Strict
 from attncheck.reading.diagnostics import diagnostic_at, diagnostics_of, yaml_diagnostics
 from attncheck.reading.model import Dtype, StageName, Text
@@ -61,6 +62,11 @@ class ExpectedFailureEntry(Strict):
         default=None,
         description="With the verdict semantic: only that a query without a key gives this, and nothing else.",
     )
+    processor: Annotated[str, Field(min_length=1, max_length=40, pattern=r"^[a-z0-9_]+$")] | None = Field(
+        default=None,
+        description="Only where processors can this, in Linux's words (/proc/cpuinfo), such as amx_bf16; "
+        "anywhere if absent.",
+    )
     reason: Annotated[str, Field(min_length=10, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$")] = Field(
         description="What the implementation does there and why, in a sentence."
     )
@@ -85,8 +91,23 @@ class ExpectedFailure:
         """The file and line, for people."""
         return f"{self.file}:{self.line}"
 
+    @property
+    def is_of_other_processors(self) -> bool:
+        """Whether it speaks of processors that this machine is known not to have."""
+        flags = processor_flags()
+        return self.entry.processor is not None and flags is not None and self.entry.processor not in flags
+
+    @property
+    def must_happen(self) -> bool:
+        """Whether it is outdated where it does not happen: not where the system does not say what processors can."""
+        return self.entry.processor is None or processor_flags() is not None
+
     def concerns(self, implementation: str, case: str, dtype: str) -> bool:
-        """Whether it speaks of an implementation in a case and dtype."""
+        """Whether it speaks of an implementation in a case and dtype, on this machine."""
+        return not self.is_of_other_processors and self.names(implementation, case, dtype)
+
+    def names(self, implementation: str, case: str, dtype: str) -> bool:
+        """Whether it speaks of an implementation in a case and dtype, on whatever machine."""
         entry = self.entry
         return (
             fnmatchcase(implementation, entry.implementation)

@@ -5,14 +5,15 @@ pictures/      what the documents compute, drawn from exact answers and so the s
 verdicts.csv   one row per case, implementation and dtype: what a later run is held against
 versions.csv   one row per implementation
 
-Nothing in verdicts.csv depends on the processor: errors, their sizes and warnings about noise stay out of it.
+Nothing in verdicts.csv depends on the processor: errors, their sizes and warnings about noise stay out of it. What is
+expected to fail on some processors alone is published as that, whether it failed here or not.
 """
 
 from __future__ import annotations
 
 import csv
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from itertools import pairwise
@@ -22,6 +23,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from attncheck.errors import OutputError, ResultsError, UsageError
+from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
 from attncheck.reports.cells import Cell, State, cell_table
 from attncheck.reports.frames import Frames, expected_failures, records, stage_order
 from attncheck.reports.publish.readme import FOLDER as PICTURES
@@ -109,11 +111,13 @@ def verdicts_of(frames: Frames) -> Verdicts:
                 "a published comparison has each implementation once"
             )
     begins = _known_begins(frames)
+    elsewhere = _of_some_processors(frames)
     return dict(
         sorted(
             (
                 Evaluation(harmless(case), harmless(column.implementation), dtype),
-                _published(cell, begins.get((case, column.implementation, dtype), "")),
+                _on_some_processors(cell, elsewhere, case, column.implementation, dtype)
+                or _published(cell, begins.get((case, column.implementation, dtype), "")),
             )
             for case, cells in cell_table(frames).items()
             for column, by_dtype in cells.items()
@@ -155,6 +159,25 @@ def _published(cell: Cell, xfail_begins_at: str) -> Published:
     if cell.state is State.XFAIL:
         return Published(cell.verdict, harmless(xfail_begins_at), "true")
     return Published(cell.verdict, harmless(cell.stage), "false")
+
+
+def _of_some_processors(frames: Frames) -> list[ExpectedFailure]:
+    """Return what is expected of the implementations on some processors alone, this machine's or others."""
+    backends = {column.implementation.partition(".")[0] for column in frames.columns}
+    return [each for each in bundled_expected_failures(sorted(backends)) if each.entry.processor is not None]
+
+
+def _on_some_processors(
+    cell: Cell, elsewhere: Iterable[ExpectedFailure], case: str, implementation: str, dtype: str
+) -> Published | None:
+    """Write a cell that agrees on some processors and fails as expected on others; None for any other cell."""
+    if cell.state not in (State.AGREE, State.XFAIL):
+        return None
+    for each in elsewhere:
+        verdict, processor = each.entry.verdict, each.entry.processor
+        if each.names(implementation, case, dtype) and (cell.state is State.AGREE or cell.verdict == verdict):
+            return Published(f"{verdict} with {processor}", "", "true")
+    return None
 
 
 def _known_begins(frames: Frames) -> Mapping[tuple[str, str, str], str]:

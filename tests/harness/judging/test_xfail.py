@@ -280,6 +280,30 @@ def test_an_entry_that_happens_once_is_not_stale(record: Callable[..., ExpectedF
     assert known.xpass_rows() == []
 
 
+@pytest.mark.parametrize("flags", [None, frozenset({"avx2"})])
+def test_what_no_processor_here_is_known_to_do_is_not_stale(
+    record: Callable[..., ExpectedFailureRecord],
+    row: MakeRow,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: frozenset[str] | None,
+) -> None:
+    monkeypatch.setattr("attncheck.reading.expected_failures.processor_flags", lambda: flags)
+    known = record(reason="processor: amx_bf16")
+    known.mark([row(verdict="agree")])
+    assert known.xpass_rows() == []
+    (marked,) = known.mark([row()])
+    assert marked.xfail is (flags is None)
+
+
+def test_what_a_processor_here_no_longer_does_is_stale(
+    record: Callable[..., ExpectedFailureRecord], row: MakeRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attncheck.reading.expected_failures.processor_flags", lambda: frozenset({"amx_bf16"}))
+    known = record(reason="processor: amx_bf16")
+    known.mark([row(verdict="agree")])
+    assert len(known.xpass_rows()) == 1
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -143,7 +143,7 @@ def test_a_limit_is_for_numbers_alone(load: Load, verdict: str) -> None:
     )
 
 
-FIELDS = "implementation, cases, dtypes, stages, verdict, max_ratio, empty_rows, reason, decided, thread"
+FIELDS = "implementation, cases, dtypes, stages, verdict, max_ratio, empty_rows, processor, reason, decided, thread"
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_every_backend_has_a_list_that_can_be_read_and_names_it() -> None:
         for expected in bundled_expected_failures([name]):
             assert expected.file == f"backends/expected_failures/{name}.yaml"
             assert any(
-                expected.concerns(each, _named(expected.entry.cases[0]), dtype)
+                expected.names(each, _named(expected.entry.cases[0]), dtype)
                 for each in names
                 for dtype in expected.entry.dtypes or ["float64"]
             )
@@ -247,6 +247,27 @@ def test_an_entry_with_a_convention_excuses_that_one_alone(load: Load) -> None:
     assert recorded_empty_rows([found], "torch.sdpa", "masking/x", "float32") == ("nan",)
     assert recorded_empty_rows([found], "torch.eager", "masking/x", "float32") == ()
     assert recorded_empty_rows(load(ENTRY), "torch.sdpa", "masking/x", "float32") == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "concerns", "must_happen"),
+    [(frozenset({"avx2"}), False, True), (frozenset({"avx2", "amx_bf16"}), True, True), (None, True, False)],
+)
+def test_an_entry_of_a_processor_is_left_out_where_it_is_known_to_be_another(
+    load: Load,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: frozenset[str] | None,
+    concerns: bool,
+    must_happen: bool,
+) -> None:
+    monkeypatch.setattr("attncheck.reading.expected_failures.processor_flags", lambda: flags)
+    (found,) = load(ENTRY.replace("reason: aligned", "processor: amx_bf16\n  reason: aligned"))
+    assert found.concerns("torch.sdpa", "masking/x", "float32") is concerns
+    assert found.must_happen is must_happen
+    assert found.names("torch.sdpa", "masking/x", "float32")
+    (anywhere,) = load(ENTRY)
+    assert anywhere.concerns("torch.sdpa", "masking/x", "float32")
+    assert anywhere.must_happen
 
 
 def _named(glob: str) -> str:

@@ -16,6 +16,7 @@ from attncheck.backends import BACKENDS
 from attncheck.errors import OutputError, ResultsError, UsageError
 from attncheck.execution.implementations import Implementation
 from attncheck.merge import merge_runs
+from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reading.selection import select_cases
 from attncheck.reports.frames import Frames
 from attncheck.reports.making import make_frames
@@ -139,6 +140,34 @@ def test_what_fails_or_is_known_is_published_with_its_place(
         "file/b,numpy.eager,float64,semantic,weights,true\n"
         "file/c,numpy.eager,float64,crash,,false\n"
     )
+
+
+OF_A_PROCESSOR = """\
+- implementation: numpy.eager
+  cases: [file/a]
+  verdict: nonfinite
+  processor: amx_bf16
+  reason: reads on into the next row
+  decided: numeric
+"""
+
+
+def test_what_some_processors_do_alone_is_published_alike_on_all(
+    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "known.yaml").write_text(OF_A_PROCESSOR, encoding="utf-8")
+    known = load_expected_failures([tmp_path / "known.yaml"])
+    monkeypatch.setattr("attncheck.reports.publish.comparison.bundled_expected_failures", lambda backends: known)
+    agrees = make_row(case="file/a", stage="output")
+    fails = make_row(case="file/a", stage="output", verdict="nonfinite", xfail=True, reason="so")
+    publish(frames_of(write_run([agrees], label="here")), tmp_path / "published")
+    assert (tmp_path / "published" / "verdicts.csv").read_text().splitlines()[1:] == [
+        "file/a,numpy.eager,float64,nonfinite with amx_bf16,,true"
+    ]
+    assert drift(frames_of(write_run([fails], label="there")), tmp_path / "published") == []
+    worse = [replace(fails, xfail=False), replace(fails, verdict="numeric")]
+    for number, row in enumerate(worse):
+        assert len(drift(frames_of(write_run([row], label=f"worse {number}")), tmp_path / "published")) == 1
 
 
 def test_drift_is_red_and_says_what_and_how_to_regenerate(
