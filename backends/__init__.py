@@ -127,12 +127,14 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     "attncheck.backends.tensorflow_function",
                     "the eager code in tf.function",
                     attribute="GRAPH",
+                    covering_only=True,
                 ),
                 Mode(
                     "function_output",
                     "attncheck.backends.tensorflow_function_output",
                     "the eager code in tf.function, of which the output alone is returned",
                     attribute="GRAPH",
+                    covering_only=True,
                     folds_sequences=True,
                 ),
                 Mode(
@@ -140,12 +142,14 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     "attncheck.backends.tensorflow_function",
                     "the eager code in tf.function(jit_compile=True)",
                     attribute="XLA",
+                    covering_only=True,
                 ),
                 Mode(
                     "xla_output",
                     "attncheck.backends.tensorflow_function_output",
                     "the eager code in tf.function(jit_compile=True), of which the output alone is returned",
                     attribute="XLA",
+                    covering_only=True,
                     folds_sequences=True,
                 ),
                 # The Keras calls store their scores in 16 bits.
@@ -200,6 +204,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     "jit_output",
                     "attncheck.backends.jax_jit_output",
                     "the eager code in jax.jit, of which the output alone is returned",
+                    covering_only=True,
                     folds_sequences=True,
                 ),
                 # Scores, softmax and sums in float32; weights, and in the backward pass their gradient, in 16 bits.
@@ -209,6 +214,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     "jax.nn.dot_product_attention, implementation xla",
                     classes={**NATIVE, "bfloat16": "fused_bwd", "float16": "fused_bwd"},
                     requires=_ONE_WIDTH,
+                    covering_only=True,
                     folds_sequences=True,
                 ),
                 # Compiled for a CPU it refuses float16: "The precision 'F16_F16_F32' is not supported by dot_general".
@@ -218,9 +224,11 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     "jax.nn.dot_product_attention in jax.jit",
                     classes={**NATIVE, "bfloat16": "fused_bwd"},
                     requires=_ONE_WIDTH,
+                    covering_only=True,
                     folds_sequences=True,
                 ),
             ),
+            eager_compiles=True,
             # 64-bit types are a switch of the whole process, and it changes how 32-bit programs promote types.
             own_process_for=frozenset({"float64"}),
             # It would keep only what took a second to compile; here thousands of operations take a hundredth each.

@@ -49,7 +49,7 @@ class Mode:
     length. ``requires`` declares the shapes that it takes alone; calls are padded to them (``docs/kernels.md``).
     ``own_process`` keeps it out of the process in which the framework's other modes run, because it configures the
     framework otherwise. ``covering_only`` asks it by default for a covering set of the cases alone
-    (``harness/covering.py``), because it compiles each for seconds. One that ``folds_sequences`` has no function for
+    (``harness/covering.py``), because it compiles each anew. One that ``folds_sequences`` has no function for
     sequences that lie one after the other: it is asked for attention with one mask for all of them.
     """
 
@@ -80,7 +80,7 @@ class BackendEntry:
     ``resources`` is what a worker of a cluster must offer besides the framework, and how much of it: ``{"GPU": 1}``.
     Of what others wrote, ``hints`` are for its author, and ``distributions`` are the versions of what it imports.
     ``requirement`` is the oldest release that is supported, and ``pythons`` those releases of Python for which the
-    framework has a build that is tested.
+    framework has a build that is tested. ``eager_compiles`` is set where the eager mode is ``covering_only`` as well.
     """
 
     name: str
@@ -98,6 +98,7 @@ class BackendEntry:
     distributions: Mapping[str, str] = field(default_factory=dict)
     requirement: str = ""
     pythons: tuple[str, ...] = PYTHONS
+    eager_compiles: bool = False
 
     @property
     def framework(self) -> str:
@@ -114,7 +115,13 @@ class BackendEntry:
     @property
     def all_modes(self) -> Mapping[str, Mode]:
         """Every mode by name, eager first."""
-        eager = Mode(EAGER_MODE, self.module, "modular code, one operation after the other", self.classes)
+        eager = Mode(
+            EAGER_MODE,
+            self.module,
+            "modular code, one operation after the other",
+            self.classes,
+            covering_only=self.eager_compiles,
+        )
         return {mode.name: mode for mode in (eager, *self.modes)}
 
     def requires_of(self, mode: str, function: str) -> tuple[Mapping[str, object], frozenset[str]]:

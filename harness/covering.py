@@ -1,4 +1,4 @@
-"""A covering set of cases: what implementations run by default that take seconds to compile each of them.
+"""A covering set of cases: what implementations run by default that compile each of them anew.
 
 As in a covering array of strength two, every two options that meet somewhere meet here. Every class of sizes occurs
 along every axis, and every option in every dtype.
@@ -164,7 +164,7 @@ MAX_COMPILED = 100
 
 
 def with_covering(plan: Plan) -> Plan:
-    """Choose the units of a plan that modes are asked for which compile each for seconds, where there is a choice."""
+    """Choose the units of a plan that modes are asked for that compile each anew, where there is a choice."""
     if len(plan.units) <= MAX_COMPILED:
         return plan
     return plan.with_covering(frozenset(covering(plan.cases, [(unit.case, unit.dtype) for unit in plan])))

@@ -23,7 +23,7 @@ _CONVERTED_KEPT = 16
 class Unit:
     """One case in one dtype: what is judged at once. ``position`` is its own in the plan, ``case`` that of its case.
 
-    ``in_covering`` tells whether modes are asked for it that compile each case for seconds (``covering.py``).
+    ``in_covering`` tells whether modes are asked for it that compile each case anew (``covering.py``).
     """
 
     position: int
@@ -68,7 +68,7 @@ class Plan:
         return replace(task_of(self.case(unit), self.inputs(unit)), in_covering=unit.in_covering)
 
     def with_covering(self, positions: Collection[int]) -> Plan:
-        """Ask modes that compile each case for seconds for the units at these positions alone."""
+        """Ask modes that compile each case anew for the units at these positions alone."""
         return Plan(
             self.cases, [replace(unit, in_covering=index in positions) for index, unit in enumerate(self.units)]
         )

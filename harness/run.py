@@ -69,8 +69,8 @@ class Settings:
         only: The cases, each with a dtype, that failed last time, where they alone run; None runs all.
         max_failures: After so many failing cases the run is stopped; None never stops it.
         store: Where exact answers, bounds and rows of earlier runs are.
-        all_cases: Whether implementations that compile for seconds are asked for all cases, or for those that stand for
-            them.
+        all_cases: Whether implementations that compile each case anew are asked for all cases, or for those that stand
+            for them.
     """
 
     output: Path

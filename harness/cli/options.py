@@ -182,8 +182,9 @@ AllCases = Annotated[
     bool,
     typer.Option(
         "--all-cases",
-        help="Ask implementations that take seconds to compile a case (torch.compile) for every case. Default: for "
-        "cases that stand for all, in which every two options meet and every size occurs. With --resume, add the rest.",
+        help="Ask implementations that compile each case anew (torch.compile, tf.function, XLA) for every case. "
+        "Default: for cases that stand for all, in which every two options meet and every size occurs. With "
+        "--resume, add the rest.",
     ),
 ]
 Cluster = Annotated[

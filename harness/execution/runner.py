@@ -45,7 +45,7 @@ _STARTS = 3
 """So often in a row a worker that ran before is started again in vain."""
 _LEFT_OUT = Failure(
     "unsupported",
-    f"left out: it takes seconds to compile a case, and runs a covering set of them; {ALL_CASES} runs every one",
+    f"left out: it compiles each case anew, and runs a covering set of them; {ALL_CASES} runs every one",
     (ALL_CASES,),
 )
 _BUNDLED_MEMORY = 7 * 2**28

@@ -17,9 +17,12 @@ MARKED = re.compile(r"<!-- implementations: (\w+) -->\n(.*?)<!-- end -->\n", re.
 def table(entry: BackendEntry) -> str:
     """Every mode of a framework, with the rounding model that it declares in each dtype."""
     rows = [
-        f"| `{entry.name}.{name}` | {mode.description} | {models(mode)} |" for name, mode in entry.all_modes.items()
+        f"| `{entry.name}.{name}` | {mode.description} | {models(mode)} | "
+        f"{'a covering set' if mode.covering_only else 'all'} |"
+        for name, mode in entry.all_modes.items()
     ]
-    return "\n".join(["| implementation | is | rounding models |", "| --- | --- | --- |", *rows]) + "\n"
+    heads = ["| implementation | is | rounding models | cases by default |", "| --- | --- | --- | --- |"]
+    return "\n".join([*heads, *rows]) + "\n"
 
 
 def models(mode: Mode) -> str:
