@@ -83,7 +83,12 @@ def watching(tmp_path: Path) -> Iterator[Callable[..., Watching]]:
     def start(*options: str) -> Watching:
         command = [sys.executable, "-m", "attncheck", "check", "keys.yaml", "-i", "kernel.py:attention", "--watch"]
         with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
-            started.append(subprocess.Popen([*command, *options], cwd=tmp_path, stdout=out, stderr=err))
+            # A shell ignores Ctrl-C for what it runs in the background, and what is ignored is inherited.
+            before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+            try:
+                started.append(subprocess.Popen([*command, *options], cwd=tmp_path, stdout=out, stderr=err))
+            finally:
+                signal.signal(signal.SIGINT, before)
         return Watching(started[0], tmp_path)
 
     yield start
