@@ -33,6 +33,8 @@ AXES: Mapping[str, str] = {
     "Lp": "keys of a page",
     "W": "width of the block table: pages of a sequence, of which T = W Lp keys",
     "N": "parts that the keys were split into",
+    "Nq": "width of a norm of queries: D, or H D over the full width",
+    "Nk": "width of a norm of keys: D, or Hkv D over the full width",
 }
 """Axis letters, used in every docstring of the project."""
 
@@ -51,6 +53,12 @@ EmptyRows = Literal["zero", "uniform", "nan"]
 
 LseBase = Literal["e", "2"]
 """The base of the logarithm that a log_sum_exp is."""
+
+Norm = Literal["rms", "l2"]
+"""What queries and keys are divided by: the root of the mean of squares, or of their sum."""
+
+NormOver = Literal["head", "full"]
+"""What a norm is taken of: each head by itself, or all heads of a position together."""
 
 
 class Backend(Protocol):
@@ -313,6 +321,44 @@ class Backend(Protocol):
         float8_e5m2, key_scale and value_scale in the working dtype, broadcasting to (B, Hkv, Lk): one for all, for each
         head, or for each key -> the stages of ``attention`` with keys and values times their scales.
         Micikevicius et al. 2022, "FP8 Formats for Deep Learning", arXiv 2209.05433.
+        """
+
+    def normalized_attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        norm: Norm = "rms",
+        norm_over: NormOver = "head",
+        epsilon: float = 1e-6,
+        norm_after_rotation: bool = False,
+        query_norm_weight: Tensor | None = None,
+        key_norm_weight: Tensor | None = None,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        sinks: Tensor | None = None,
+        rotary_cos: Tensor | None = None,
+        rotary_sin: Tensor | None = None,
+        rotary_interleaved: bool = False,
+        is_causal: bool = False,
+        scale: float | None = None,
+        softcap: float | None = None,
+        window: Window | None = None,
+        key_lengths: Tensor | None = None,
+    ) -> Stages:
+        """Normalise queries and keys, then rotate them and attend; or rotate them first, ``norm_after_rotation``.
+
+        As ``attention``, query_norm_weight (Nq,), key_norm_weight (Nk,), 1 where they are left out
+        -> normalized_query (B, H, Lq, D), normalized_key (B, Hkv, Lk, D), and the stages of ``attention``.
+        With x the vector of a head, or over the full width those of all heads of a position side by side, n long, and w
+        the weight: ``rms`` is w x / sqrt(x.x / n + epsilon), ``l2`` is w x / max(|x|, epsilon). A row of zeros stays.
+        Statistics are taken in float32 where the inputs have 16 bits.
+
+        Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", section 3. Per head and before the rotation:
+        Yang et al. 2025, "Qwen3 Technical Report", section 2; after it, without weights: Llama 4 (Meta 2025). Over the
+        full width: OLMo et al. 2024, "2 OLMo 2 Furious", section 3.3. Unit vectors: Henry et al. 2020, "Query-Key
+        Normalization for Transformers", section 3, with epsilon as in torch.nn.functional.normalize.
         """
 
     def multi_head_attention(

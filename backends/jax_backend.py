@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.backends.contract import EmptyRows, LseBase, Stages, Tensor, Window
+from attncheck.backends.contract import EmptyRows, LseBase, Norm, NormOver, Stages, Tensor, Window
 
 
 def prepare(dtype: str, threads: int) -> None:
@@ -323,6 +323,45 @@ def quantized_attention(
     return attention(query, key, value, **options)
 
 
+def normalized_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    norm: Norm = "rms",
+    norm_over: NormOver = "head",
+    epsilon: float = 1e-6,
+    norm_after_rotation: bool = False,
+    query_norm_weight: Tensor | None = None,
+    key_norm_weight: Tensor | None = None,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    rotary_interleaved: bool = False,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+    key_lengths: Tensor | None = None,
+) -> Stages:
+    """Normalise queries and keys, rotate them, and attend; or rotate them first."""
+    options: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal, "scale": scale}
+    options |= {"softcap": softcap, "window": window, "key_lengths": key_lengths}
+    tables: dict[str, Any] = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
+    tables["rotary_interleaved"] = rotary_interleaved
+    stages: Stages = {}
+    if norm_after_rotation:
+        stages["rotated_query"] = query = _rotate(query, rotary_cos, rotary_sin, rotary_interleaved)
+        stages["rotated_key"] = key = _rotate(key, rotary_cos, rotary_sin, rotary_interleaved)
+        tables = {}
+    is_full = norm_over == "full"
+    stages["normalized_query"] = _normalize(query, query_norm_weight, norm, epsilon, is_full)
+    stages["normalized_key"] = _normalize(key, key_norm_weight, norm, epsilon, is_full)
+    return stages | attention(stages["normalized_query"], stages["normalized_key"], value, **options, **tables)
+
+
 def multi_head_attention(
     query: Tensor,
     key: Tensor,
@@ -426,6 +465,20 @@ def merge_states(outputs: Tensor, log_sum_exps: Tensor, *, lse_base: LseBase = "
     merged = jnp.einsum("bhqn,nbhqd->bhqd", stages["weights"], parts.astype(scores.dtype))  # float32 at least
     stages["output"] = merged.astype(outputs.dtype)
     return stages
+
+
+def _normalize(inputs: Tensor, weight: Tensor | None, norm: Norm, epsilon: float, is_full: bool) -> Tensor:
+    """Normalise each head's vector, or those of all heads of a position side by side: (B, H, L, D)."""
+    batch, heads, length, width = inputs.shape
+    rows = inputs.swapaxes(1, 2).reshape(batch, length, heads * width) if is_full else inputs
+    wide = rows if rows.dtype.itemsize > 2 else rows.astype(jnp.float32)
+    if norm == "rms":
+        normalized = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + epsilon)
+    else:
+        normalized = wide / jnp.maximum(jnp.linalg.norm(wide, axis=-1, keepdims=True), epsilon)
+    normalized = normalized.astype(rows.dtype)
+    normalized = normalized if weight is None else normalized * weight
+    return normalized.reshape(batch, length, heads, width).swapaxes(1, 2) if is_full else normalized
 
 
 def _rotate(inputs: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

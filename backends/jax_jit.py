@@ -27,6 +27,7 @@ __all__ = [
     "mask_scores",
     "merge_states",
     "multi_head_attention",
+    "normalized_attention",
     "packed_attention",
     "packed_attention_gradients",
     "paged_attention",
@@ -38,7 +39,8 @@ __all__ = [
 
 # What a program is compiled for, rather than given: it decides on shapes, and on which operations there are.
 _STATIC = frozenset(
-    {"empty_rows", "heads", "is_causal", "kv_heads", "lse_base", "rotary_interleaved", "scale", "softcap", "window"}
+    {"empty_rows", "epsilon", "heads", "is_causal", "kv_heads", "lse_base", "norm", "norm_after_rotation"}
+    | {"norm_over", "rotary_interleaved", "scale", "softcap", "window"}
 )
 
 
@@ -62,4 +64,5 @@ packed_attention = compiled(jax_backend.packed_attention)
 packed_attention_gradients = compiled(jax_backend.packed_attention_gradients)
 paged_attention = compiled(jax_backend.paged_attention)
 quantized_attention = compiled(jax_backend.quantized_attention)
+normalized_attention = compiled(jax_backend.normalized_attention)
 merge_states = compiled(jax_backend.merge_states)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.backends.contract import EmptyRows, LseBase, Stages, Window
+from attncheck.backends.contract import EmptyRows, LseBase, Norm, NormOver, Stages, Window
 
 Array = NDArray[Any]
 
@@ -336,6 +336,45 @@ def quantized_attention(
     return attention(query, key, value, **options)
 
 
+def normalized_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    norm: Norm = "rms",
+    norm_over: NormOver = "head",
+    epsilon: float = 1e-6,
+    norm_after_rotation: bool = False,
+    query_norm_weight: Array | None = None,
+    key_norm_weight: Array | None = None,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    sinks: Array | None = None,
+    rotary_cos: Array | None = None,
+    rotary_sin: Array | None = None,
+    rotary_interleaved: bool = False,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+    key_lengths: Array | None = None,
+) -> Stages:
+    """Normalise queries and keys, rotate them, and attend; or rotate them first."""
+    options: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal, "scale": scale}
+    options |= {"softcap": softcap, "window": window, "key_lengths": key_lengths}
+    tables: dict[str, Any] = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
+    tables["rotary_interleaved"] = rotary_interleaved
+    stages: Stages = {}
+    if norm_after_rotation:
+        stages["rotated_query"] = query = _rotate(query, rotary_cos, rotary_sin, rotary_interleaved)
+        stages["rotated_key"] = key = _rotate(key, rotary_cos, rotary_sin, rotary_interleaved)
+        tables = {}
+    is_full = norm_over == "full"
+    stages["normalized_query"] = _normalize(query, query_norm_weight, norm, epsilon, is_full)
+    stages["normalized_key"] = _normalize(key, key_norm_weight, norm, epsilon, is_full)
+    return stages | attention(stages["normalized_query"], stages["normalized_key"], value, **options, **tables)
+
+
 def multi_head_attention(
     query: Array,
     key: Array,
@@ -434,6 +473,37 @@ def _mean_of_parts(weights: Array, parts: Array) -> Array:
     """Average the parts of every query: (B, H, Lq, N), (B, H, Lq, N, Dv) -> (B, H, Lq, Dv)."""
     mean: Array = (weights[..., np.newaxis, :] @ parts)[..., 0, :]
     return mean
+
+
+def _normalize(inputs: Array, weight: Array | None, norm: Norm, epsilon: float, is_full: bool) -> Array:
+    """Normalise each head's vector, or those of all heads of a position side by side: (B, H, L, D)."""
+    rows = _merge_heads(inputs) if is_full else inputs
+    squares = _squares(rows)
+    divisor = _rms(squares, epsilon) if norm == "rms" else _length(squares, epsilon)
+    normalized = (rows / divisor).astype(inputs.dtype)
+    if weight is not None:
+        normalized = _weighted(normalized, weight)
+    return _split_heads(normalized, inputs.shape[1]) if is_full else normalized
+
+
+def _squares(rows: Array) -> Array:
+    """Square in float32 what has 16 bits: in float16 the square of 256 is infinite."""
+    wide = rows if rows.dtype.itemsize > 2 else rows.astype(np.float32)
+    return wide * wide
+
+
+def _rms(squares: Array, epsilon: float) -> Array:
+    root: Array = np.sqrt(squares.mean(axis=-1, keepdims=True) + epsilon)
+    return root
+
+
+def _length(squares: Array, epsilon: float) -> Array:
+    return np.maximum(np.sqrt(squares.sum(axis=-1, keepdims=True)), epsilon)
+
+
+def _weighted(normalized: Array, weight: Array) -> Array:
+    weighted: Array = normalized * weight
+    return weighted
 
 
 def _rotate(inputs: Array, cos: Array, sin: Array, interleaved: bool) -> Array:

@@ -29,6 +29,7 @@ _OPERATIONS: tuple[Callable[..., Stages], ...] = (
     eager.packed_attention_gradients,
     eager.paged_attention,
     eager.quantized_attention,
+    eager.normalized_attention,
     eager.merge_states,
 )
 

@@ -49,6 +49,7 @@ mask_scores = _compiled(torch_backend.mask_scores)
 softmax = _compiled(torch_backend.softmax)
 attention = _compiled(torch_backend.attention)
 multi_head_attention = _compiled(torch_backend.multi_head_attention)
+normalized_attention = _compiled(torch_backend.normalized_attention)
 merge_states = _compiled(torch_backend.merge_states)
 
 

@@ -42,11 +42,15 @@ class Bound:
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """An array as an implementation holds it: exact values, and their error if they are computed ones."""
+    """An array as an implementation holds it: exact values, and their error if they are computed ones.
+
+    ``common`` is the variance of a relative error that all elements of a row have in common, (..., L, 1).
+    """
 
     value: Real
     max_error: Real | None = None
     variance: Real | None = None
+    common: Real | None = None
 
     @property
     def magnitude(self) -> Real:
@@ -56,14 +60,18 @@ class Operand:
 
     def for_query_heads(self, heads: int) -> Operand:
         """Repeat each head of a key or value for the query heads that share it: (B, Hkv, L, D) -> (B, H, L, D)."""
-        parts = (None if part is None else for_query_heads(part, heads) for part in (self.max_error, self.variance))
+        parts = (
+            None if part is None else for_query_heads(part, heads)
+            for part in (self.max_error, self.variance, self.common)
+        )
         return Operand(for_query_heads(self.value, heads), *parts)
 
     def bound(self, _: RoundingModel) -> Bound:
         """Return the bound of a computed operand."""
         assert self.max_error is not None
         assert self.variance is not None
-        return bound_of(self.value, self.max_error, self.variance, 0.0)
+        variance = self.variance if self.common is None else self.variance + self.common * self.value**2
+        return bound_of(self.value, self.max_error, variance, 0.0)
 
 
 @dataclass(frozen=True, eq=False)

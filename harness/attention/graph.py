@@ -2,6 +2,7 @@
 
     query, key, value    of multi_head_attention: ``projection``
     dequantized_key, .. value   ``dequantization``, where keys and values come with factors
+    normalized_query, .. key   ``normalization``, before the rotation or behind it
     rotated_query, .. key   ``rotary``, where there is a rotary embedding: everything behind them follows from these
     product              q k^T, shared by raw_scores and scores, itself no stage
     raw_scores, scores   the product, times the scale: ``scores``; of ``scoring`` also ``general_score`` and others
@@ -34,6 +35,7 @@ from attncheck.attention.general_score import GENERAL_SCORES
 from attncheck.attention.gradients import GRADIENTS
 from attncheck.attention.mask import MASK
 from attncheck.attention.merging import MERGED_MEAN, PART_EXPONENTIALS, PART_LOG_SUM_EXP, PART_LOGITS, PART_WEIGHTS
+from attncheck.attention.normalization import normalization_of
 from attncheck.attention.problem import LOGITS, Problem
 from attncheck.attention.products import PRODUCT
 from attncheck.attention.projection import OUTPUT_PROJECTION, projection_of
@@ -44,10 +46,11 @@ from attncheck.attention.softcap import SOFTCAP
 from attncheck.attention.softmax import EXPONENTIALS, LOG_SUM_EXP, WEIGHTS
 from attncheck.attention.step import Node
 from attncheck.attention.weighted_mean import WEIGHTED_MEAN
-from attncheck.spec import PROJECTIONS, ROTATIONS
+from attncheck.spec import NORMALIZATIONS, PROJECTIONS, ROTATIONS
 
 Graph = Mapping[str, Node]
 
+_LATE_NORM = "norm_after_rotation"
 _LOGIT_STEPS = {"capped": SOFTCAP, "biased": BIAS, "masked": MASK}
 
 _DOT: Graph = {
@@ -78,7 +81,8 @@ def graph_of(problem: Problem) -> Graph:
 
 def _given(problem: Problem) -> frozenset[str]:
     """Return the inputs that a step of its own belongs to."""
-    return frozenset({"sinks", "query_cos", "key_factor"} & problem.inputs.keys())
+    given = {"sinks", "query_cos", "key_factor", "query_norm"} & problem.inputs.keys()
+    return frozenset(given | ({_LATE_NORM} if problem.options.get(_LATE_NORM) else set()))
 
 
 def logits_order(problem: Problem) -> tuple[str, ...]:
@@ -116,7 +120,10 @@ def _graph(operation: str, score: str, softcap_follows: str, given: frozenset[st
         graph |= {**GRADIENTS, "grad_sinks": Node(GRAD_SINKS, ("grad_logits",))}
     if "key_factor" in given:
         return _dequantized(graph)
-    return _behind_rotation(graph) if "query_cos" in given else graph
+    wrappers = [_behind_rotation] * ("query_cos" in given) + [_behind_norm] * ("query_norm" in given)
+    for wrapped in reversed(wrappers) if _LATE_NORM in given else wrappers:  # the last one comes first
+        graph = wrapped(graph)
+    return graph
 
 
 def _dequantized(graph: Graph) -> Graph:
@@ -126,6 +133,16 @@ def _dequantized(graph: Graph) -> Graph:
         name: Node(node.step, tuple(scaled.get(each, each) for each in node.follows)) for name, node in graph.items()
     }
     return moved | {other: Node(dequantization_of(name), (name,)) for name, other in scaled.items()}
+
+
+def _behind_norm(graph: Graph) -> Graph:
+    """Let everything that follows from query and key follow from these normalised."""
+    normalized = {name.removeprefix("normalized_"): name for name in NORMALIZATIONS}
+    moved = {
+        name: Node(node.step, tuple(normalized.get(each, each) for each in node.follows))
+        for name, node in graph.items()
+    }
+    return moved | {other: Node(normalization_of(name), (name,)) for name, other in normalized.items()}
 
 
 def _behind_rotation(graph: Graph) -> Graph:

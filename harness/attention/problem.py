@@ -245,6 +245,7 @@ class Problem:
 
 
 _OPTIONS = {name for name, spec in OPTIONS.items() if not spec.for_reading} - {"window"} | {"score", "softcap_follows"}
+_OPTIONS |= {"epsilon_at", "unnormalized"}  # what other readings of a norm have
 # What the caller folds first: into one mask, joined keys, and rows for each query and key.
 _LOWERED = {name for name, spec in _SPECS.items() if spec.folds_into}
 _INPUTS = {name for score in SCORE_INPUTS.values() for name in score}.union(

@@ -74,6 +74,10 @@ def products_of(query: Operand, key: Operand, rounding: RoundingModel) -> Produc
         shared = query.variance @ square_k
     if key.variance is not None:
         independent = (query.value * query.value) @ transposed(key.variance)
+    if query.common is not None or key.common is not None:
+        square = (query.value @ transposed(key.value)) ** 2
+        shared = shared if query.common is None else shared + query.common * square
+        independent = independent if key.common is None else independent + transposed(key.common) * square
     return Products(
         width=query.value.shape[-1],
         magnitude=magnitude,

@@ -48,7 +48,7 @@ def rotation_of(name: str, sign: int = 1) -> Step:
         cos, sin = (np.abs(each) for each in tables_of(problem, name))
         pairs = pairs_of(problem, name)
         carried = _sum(variance, cos**2, sin**2, pairs)
-        return Operand(at.value, moved, carried + _roundings(at, name, operand.value).variance)
+        return Operand(at.value, moved, carried + _roundings(at, name, operand.value).variance, operand.common)
 
     def error_of_gradient(at: At, finished: Finished) -> Finished:
         cos, sin = (np.abs(each) for each in tables_of(at.problem, name))

@@ -32,6 +32,7 @@ from attncheck.spec import (
     DEFAULT_EMPTY_ROWS,
     LOGITS,
     MEANS,
+    NORMALIZATIONS,
     OPERATIONS,
     PROJECTIONS,
     ROTATIONS,
@@ -46,7 +47,7 @@ Flags = NDArray[np.bool_]
 Inputs = Mapping[str, Array]
 Options = Mapping[str, Any]
 
-_QUERIES = frozenset(name for name in (*PROJECTIONS, *ROTATIONS) if query_axis(name) is not None)
+_QUERIES = frozenset(name for name in (*PROJECTIONS, *NORMALIZATIONS, *ROTATIONS) if query_axis(name) is not None)
 MAX_AT_A_TIME = 1 << 24
 """Elements of a score matrix of which flags are made at a time, a byte each."""
 
@@ -184,6 +185,8 @@ def special_rows(operation: str, options: Options, inputs: Inputs, convention: s
     given, problem = (make(operation, options, inputs) for make in (Problem.as_given, Problem.of))
     nan_rows = _rows_with_nan(inputs)
     nan_rows = nan_rows[:, np.newaxis] if OPERATIONS[operation].has_projections else nan_rows
+    if options.get("norm_over") == "full":  # one norm of all heads
+        nan_rows = any_of(nan_rows, -2)
     nan_rows = np.broadcast_to(nan_rows, shape[:-1])
     empty = np.zeros(shape[:-1], dtype=np.bool_)
     if shape[-1]:  # the mean of no values is 0 in every convention

@@ -25,13 +25,22 @@ from attncheck.attention.walk import Walk, reach_walk, reach_walk_from
 from attncheck.judging.special_rows import scores_shape
 from attncheck.oracle.enclosure import Enclosure
 from attncheck.reading.shapes import optional_gradients
-from attncheck.spec import LOGITS, PROJECTIONS, ROTATIONS, STAGE_SPECS, SUMS_OF_QUERIES, Shape, computed_stages
+from attncheck.spec import (
+    LOGITS,
+    NORMALIZATIONS,
+    PROJECTIONS,
+    ROTATIONS,
+    STAGE_SPECS,
+    SUMS_OF_QUERIES,
+    Shape,
+    computed_stages,
+)
 
 Array = NDArray[Any]
 Inputs = Mapping[str, Array]
 Options = Mapping[str, Any]
 
-_LOGITS = frozenset({*PROJECTIONS, *ROTATIONS, *LOGITS})
+_LOGITS = frozenset({*PROJECTIONS, *NORMALIZATIONS, *ROTATIONS, *LOGITS})
 """Stages of which every key has its own elements: what reaches these is no matter of masks."""
 
 _SPOILT_TOGETHER: Mapping[str, tuple[int, ...]] = {

@@ -149,6 +149,7 @@ class Variant:
     packed_attention_gradients: Callable[..., Stages]
     paged_attention: Callable[..., Stages]
     quantized_attention: Callable[..., Stages]
+    normalized_attention: Callable[..., Stages]
     multi_head_attention: Callable[..., Stages]
     merge_states: Callable[..., Stages]
 

@@ -46,7 +46,12 @@ than 8,192."""
 ADDS_QUERIES_UP = frozenset({"attention_gradients"})
 """The gradients of key and value are sums over the query rows: none can stand for another."""
 _ROWS_AT_A_TIME = 64  # FLINT's fast matrix product starts when every dimension is large
-_OF_KEYS = tuple(name for part in ("projections", "rotations") for name in stages_of(part) if query_axis(name) is None)
+_OF_KEYS = tuple(
+    name
+    for part in ("projections", "normalizations", "rotations")
+    for name in stages_of(part)
+    if query_axis(name) is None
+)
 """Stages that are the same for every part of the queries."""
 TOLERANCE = 2.0**-80
 MIN_RADIUS = 2.0**-1072  # a radius is rounded up to a float64, of which the least is 2^-1074

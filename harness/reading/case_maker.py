@@ -88,7 +88,7 @@ def make_case(
     stored_in = tuple(filter(None, [entry.storage, computed_in]))
     eight_bits = str(options.get("stored_as", DEFAULT_EIGHT_BITS))
     _check_numbers(specs, inputs, arrays, (dtypes, stored_in, eight_bits), lengths, where)
-    _check_lowered(operation, specs, inputs, arrays, where)
+    _check_lowered(operation, options, specs, inputs, arrays, where)
     check_empty_rows(entry, options, inputs.sources, arrays.sources, keys, where)
     case = Case(
         id=location.id,
@@ -166,16 +166,21 @@ def _check_numbers(
 
 
 def _check_lowered(
-    operation: str, specs: Mapping[str, InputSpec], inputs: Arrays, arrays: Arrays, where: FieldPath
+    operation: str,
+    options: Mapping[str, Any],
+    specs: Mapping[str, InputSpec],
+    inputs: Arrays,
+    arrays: Arrays,
+    where: FieldPath,
 ) -> None:
-    """Hold the limits of sequences, and pages, against what there is of them."""
+    """Hold the limits of sequences, pages, and weights of norms against what there is of them."""
     counts = {
         name: np.array(spelled_out(source, arrays.sources))
         for name, source in inputs.sources.items()
         if specs[name].whole
     }
     try:
-        check_lowered(operation, inputs.shapes, counts)
+        check_lowered(operation, options, inputs.shapes, counts)
     except ShapeFault as fault:
         raise CaseFileError((*where, "inputs", fault.field), str(fault)) from None
 

@@ -4,7 +4,8 @@ Packed sequences attend with one mask for all of them; a key that no query may u
 pages of a cache are read into one array of keys for each batch entry, slots that are not used likewise. Nothing is
 rounded by that, so exact answers and bounds are those of ``attention`` and ``attention_gradients``. Keys and values of
 8 bits are widened, which is exact, too; their scales become factors, with a step of their own
-(``attention/dequantization.py``).
+(``attention/dequantization.py``). Weights of norms of queries and keys get a row for each
+head, of ones where there are none (``attention/normalization.py``).
 """
 
 from __future__ import annotations
@@ -56,8 +57,10 @@ def poisoned(options: Options, inputs: Inputs, dtype: str) -> dict[str, Array]:
     return {**inputs, **others}
 
 
-def check_lowered(operation: str, shapes: Mapping[str, Shape], counts: Inputs) -> None:
-    """Hold the counts of packed sequences and paged caches against each other; ``counts`` are those of a case.
+def check_lowered(operation: str, options: Options, shapes: Mapping[str, Shape], counts: Inputs) -> None:
+    """Hold the counts of packed sequences and paged caches against each other, and the widths of norms.
+
+    ``counts`` are those of a case.
 
     Raises ``ShapeFault`` for the first that does not fit.
     """
@@ -65,6 +68,9 @@ def check_lowered(operation: str, shapes: Mapping[str, Shape], counts: Inputs) -
         return
     if "block_table" in counts:
         _check_pages(shapes, counts)
+    for name in ("query", "key"):
+        if f"{name}_norm_weight" in shapes:
+            _check_norm_weight(f"{name}_norm_weight", options, shapes[name], shapes[f"{name}_norm_weight"])
     if "cu_seqlens_q" not in counts:
         return
     if shapes["query"][0] != 1:
@@ -86,6 +92,14 @@ def _check_limits(name: str, limits: Array, length: int, of: str) -> None:
         )
     if (np.diff(limits) < 0).any():
         raise ShapeFault(name, "expected limits of which none is smaller than the one before it")
+
+
+def _check_norm_weight(name: str, options: Options, of: Shape, shape: Shape) -> None:
+    is_full = options.get("norm_over") == "full"
+    wanted = of[-1] * (of[-3] if is_full else 1)
+    if shape[-1] != wanted:
+        what = "all heads" if is_full else "a head"
+        raise ShapeFault(name, f"expected a weight for each of the {wanted} elements of {what}, got {shape[-1]}")
 
 
 def _check_pages(shapes: Mapping[str, Shape], counts: Inputs) -> None:
@@ -172,6 +186,17 @@ def _quantized(posed: AttentionProblem) -> AttentionProblem:
     return AttentionProblem(options, inputs)
 
 
+def _normalized(posed: AttentionProblem) -> AttentionProblem:
+    """Give each head its row of the weights of the norms."""
+    inputs = dict(posed.inputs)
+    for name in ("query", "key"):
+        heads, width = inputs[name].shape[-3], inputs[name].shape[-1]
+        weight = inputs.pop(f"{name}_norm_weight", np.ones(1, inputs[name].dtype))
+        rows = weight.reshape(heads, width) if len(weight) == heads * width else weight
+        inputs[f"{name}_norm"] = np.ascontiguousarray(np.broadcast_to(rows, (heads, width)))
+    return AttentionProblem(dict(posed.options), inputs)
+
+
 def _used_slots(inputs: Inputs) -> Array:
     """Return which slots of which pages hold a key that any batch entry uses: (Np, Lp)."""
     is_used: Array = np.zeros(inputs["key_pages"].shape[:2], np.bool_)
@@ -199,5 +224,6 @@ _LAID_OUT_BY: Mapping[str, Callable[[AttentionProblem], AttentionProblem]] = {
     "packed_attention_gradients": _packed,
     "paged_attention": _paged,
     "quantized_attention": _quantized,
+    "normalized_attention": _normalized,
 }
 """How each operation that lowers to another is laid out."""

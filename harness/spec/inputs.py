@@ -142,11 +142,14 @@ FOLDED_INPUTS: Mapping[str, InputSpec] = {
     **dict.fromkeys(("key_cos", "key_sin"), InputSpec(("T", "R"), asks_for="rotated_key")),
     "key_factor": InputSpec(("B", "Hkv", "T", "D"), broadcast=True),
     "value_factor": InputSpec(("B", "Hkv", "T", "Dv"), broadcast=True),
+    "query_norm": InputSpec(("H", "D")),
+    "key_norm": InputSpec(("Hkv", "D")),
     "row_values": InputSpec(("B", "H", "Lq", "N", "Dv")),
 }
 """What the canonical form of a case has in place of other inputs: a row for each query and each key.
 
-Factors stand for scales of stored keys and values; parts that are merged are values of each query's own.
+Factors stand for scales of stored keys and values; weights of norms have a row for each head; parts that are merged are
+values of each query's own.
 """
 AT_LEAST: Sequence[tuple[str, tuple[str, ...]]] = (("Lr", ("P", "Lq")), ("Lr", ("P", "Lk")), ("D", ("R", "R")))
 """Axes that are as long as others together, or longer."""
@@ -214,3 +217,11 @@ QUANTIZED_INPUTS: Mapping[str, InputSpec] = {
     **{name: INPUTS_ON_ROWS[name] for name in ("mask", "key_lengths", "sinks")},
 }
 """Keys and values stored in 8 bits, and what each number is multiplied with."""
+NORMALIZED_INPUTS: Mapping[str, InputSpec] = {
+    **{name: ATTENTION_INPUTS[name] for name in ("query", "key", "value")},
+    "query_norm_weight": optional("Nq", neutral=1, synonyms=("q_norm_weight", "q_norm", "q_weight", "norm_q_weight")),
+    "key_norm_weight": optional("Nk", neutral=1, synonyms=("k_norm_weight", "k_norm", "k_weight", "norm_k_weight")),
+    **{name: INPUTS_ON_ROWS[name] for name in ("mask", "bias", "key_lengths", "sinks")},
+    **ROTARY_INPUTS,
+}
+"""What is attended to once queries and keys are normalised, and the weights of their norms."""

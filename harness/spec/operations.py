@@ -13,6 +13,7 @@ from attncheck.spec.inputs import (
     INPUTS_ON_ROWS,
     INPUTS_ON_SCORES,
     KEY,
+    NORMALIZED_INPUTS,
     PACKED_INPUTS,
     PAGED_INPUTS,
     PART_INPUTS,
@@ -28,7 +29,7 @@ from attncheck.spec.inputs import (
     optional,
 )
 from attncheck.spec.options import DEFAULT_SCORE, OPTIONS, OptionSpec
-from attncheck.spec.stages import GRADIENTS, LOGITS, MEANS, PROJECTIONS, ROTATIONS, stages_of
+from attncheck.spec.stages import GRADIENTS, LOGITS, MEANS, NORMALIZATIONS, PROJECTIONS, ROTATIONS, stages_of
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class Operation:
     ``stage_axes`` are stages with other axes than a computation per head has: the first that can be had. Stages that
     are ``statistics`` of rows are float32 in a dtype of 16 bits. One that ``lowers_to`` another is that one, once its
     keys and values are laid out (``reading/lowered.py``); where it ``is_folded``, an implementation that has the other
-    one alone is asked for that.
+    one alone is asked for that. Stages ``for_lowered`` operations are those that one has only where it is what another
+    was lowered to, each with the folded input that says so.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Operation:
     statistics: frozenset[str] = frozenset()
     lowers_to: str | None = None
     is_folded: bool = False
+    for_lowered: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_lowered(self) -> bool:
@@ -113,6 +116,7 @@ _ATTENDANCE = frozenset({"is_causal", "window", "alignment"})
 HEADS = ("heads", "kv_heads")
 """Options that say how many heads there are, where no axis does."""
 _ATTENTION_OPTIONS = frozenset({"scale", "softcap", "rotary_interleaved", "empty_rows", *HEADS, *_ATTENDANCE})
+_NORMS = frozenset({"norm", "norm_over", "epsilon", "norm_after_rotation"})
 _BEFORE_MASKING = tuple(name for name in LOGITS if name not in ("biased", "masked"))
 _SEQUENCE_OPTIONS = frozenset({"scale", "softcap", "is_causal", "window", "poison"})
 _WITHOUT_BIAS = tuple(name for name in LOGITS if name != "biased")
@@ -140,6 +144,7 @@ OPERATIONS: Mapping[str, Operation] = {
             {**ATTENTION_INPUTS, **PAST_INPUTS},
             _ATTENTION_OPTIONS,
             (*ROTATIONS, *LOGITS, *_SOFTMAX, "output"),
+            for_lowered={"normalized_query": "query_norm", "normalized_key": "key_norm"},
         ),
         Operation(
             "attention_gradients",
@@ -182,6 +187,14 @@ OPERATIONS: Mapping[str, Operation] = {
             QUANTIZED_INPUTS,
             frozenset({"scale", "softcap", "is_causal", "window", "stored_as"}),
             (*_WITHOUT_BIAS, *_SOFTMAX, "output"),
+            lowers_to="attention",
+        ),
+        Operation(
+            "normalized_attention",
+            "normalized_attention",
+            NORMALIZED_INPUTS,
+            _NORMS | {"scale", "softcap", "rotary_interleaved", "is_causal", "window"},
+            (*NORMALIZATIONS, *ROTATIONS, *LOGITS, *_SOFTMAX, "output"),
             lowers_to="attention",
         ),
         Operation(
@@ -259,10 +272,10 @@ def computed_stages(operation: str, options: Mapping[str, Any], inputs: Collecti
     """Return the stages that an operation computes with these options and inputs."""
     given = {*inputs, *(name for name, value in options.items() if value and value != (None, None))}
     absent = set() if score_of(options).has_raw_scores else {LOGITS[0]}
-    return tuple(
-        stage
-        for stage in OPERATIONS[operation].stages
-        if stage not in absent and (stage not in ASKED_BY or ASKED_BY[stage] & given)
+    own = OPERATIONS[operation]
+    return (
+        *(stage for stage, name in own.for_lowered.items() if name in given),
+        *(stage for stage in own.stages if stage not in absent and (stage not in ASKED_BY or ASKED_BY[stage] & given)),
     )
 
 

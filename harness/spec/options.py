@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
-from attncheck.backends.contract import EmptyRows, LseBase, Window
+from attncheck.backends.contract import EmptyRows, LseBase, Norm, NormOver, Window
 
 ScoreKind = Literal["dot", "scaled_dot", "general", "additive", "cosine"]
 DEFAULT_SCORE: ScoreKind = "scaled_dot"
@@ -142,6 +142,30 @@ class Options(Mapping[str, Any]):
             "The base of the logarithms that merge_states is given and returns: e (if absent) or 2.",
             synonyms=("log_base", "base"),
         ),
+    ] = None
+    norm: Annotated[
+        Norm | None,
+        OptionSpec(
+            "What queries and keys are divided by: rms (if absent), sqrt(mean(x^2) + epsilon), or l2, "
+            "max(|x|, epsilon).",
+            synonyms=("qk_norm", "norm_type"),
+        ),
+    ] = None
+    norm_over: Annotated[
+        NormOver | None,
+        OptionSpec("What a norm is taken of: each head (if absent), or the full width, all heads of a position."),
+    ] = None
+    epsilon: Annotated[
+        float | None,
+        OptionSpec(
+            "The smallest divisor of l2, or what rms adds to the mean of squares; 1e-6 if absent.",
+            positive=True,
+            synonyms=("eps", "norm_eps", "rms_norm_eps", "variance_epsilon", "layer_norm_epsilon"),
+        ),
+    ] = None
+    norm_after_rotation: Annotated[
+        bool | None,
+        OptionSpec("The rotation comes before the norm; if absent behind it.", needs="rotary_cos"),
     ] = None
 
     def __getitem__(self, name: str) -> Any:

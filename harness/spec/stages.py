@@ -17,7 +17,7 @@ class StageSpec:
     """
 
     name: str
-    part: Literal["projections", "rotations", "logits", "softmax", "means", "gradients"]
+    part: Literal["projections", "normalizations", "rotations", "logits", "softmax", "means", "gradients"]
     axes: Axes
 
 
@@ -27,6 +27,8 @@ STAGE_SPECS: Mapping[str, StageSpec] = {
         StageSpec("query", "projections", ("B", "H", "Lq", "D")),
         StageSpec("key", "projections", ("B", "Hkv", "Lk", "D")),
         StageSpec("value", "projections", ("B", "Hkv", "Lk", "Dv")),
+        StageSpec("normalized_query", "normalizations", ("B", "H", "Lq", "D")),
+        StageSpec("normalized_key", "normalizations", ("B", "Hkv", "Lk", "D")),
         StageSpec("rotated_query", "rotations", ("B", "H", "Lq", "D")),
         StageSpec("rotated_key", "rotations", ("B", "Hkv", "T", "D")),
         StageSpec("raw_scores", "logits", SCORES_AXES),
@@ -54,8 +56,8 @@ def stages_of(part: str) -> tuple[str, ...]:
     return tuple(name for name, spec in STAGE_SPECS.items() if spec.part == part)
 
 
-PROJECTIONS, ROTATIONS, LOGITS = map(stages_of, ("projections", "rotations", "logits"))
-MEANS, GRADIENTS = map(stages_of, ("means", "gradients"))
+PROJECTIONS, NORMALIZATIONS, ROTATIONS = map(stages_of, ("projections", "normalizations", "rotations"))
+LOGITS, MEANS, GRADIENTS = map(stages_of, ("logits", "means", "gradients"))
 ON_SCORES = tuple(name for name, spec in STAGE_SPECS.items() if spec.axes == SCORES_AXES and spec.part != "gradients")
 """Stages of the scores' shape."""
 SUMS_OF_QUERIES = tuple(name for name in GRADIENTS if "Lk" in STAGE_SPECS[name].axes)

@@ -33,6 +33,7 @@ def _consistent(lengths: dict[str, int], group: int) -> dict[str, int]:
     """Add the lengths that follow from others: ``group`` query heads share a head of keys."""
     lengths = lengths | {"H": group * lengths["Hkv"], "T": lengths["P"] + lengths["Lk"], "S1": lengths["S"] + 1}
     lengths["D"] += 2 * lengths["R"]  # there are as many positions and elements as are rotated, or more
+    lengths |= {"Nq": lengths["D"], "Nk": lengths["D"]}
     lengths["Lr"] += lengths["P"] + max(lengths["Lq"], lengths["Lk"])
     merged = [(heads, width) for heads in ("H", "Hkv") for width in ("D", "Dv")]
     return lengths | {f"{heads}*{width}": lengths[heads] * lengths[width] for heads, width in merged}

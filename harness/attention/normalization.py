@@ -1,0 +1,228 @@
+"""Queries and keys divided by the root of the mean of their squares, or of their sum, times a weight.
+
+    rms   y = w x / N,   N = sqrt(x.x / n + e)          n: the width of a head, or of all heads of a position
+    l2    y = w x / N,   N = max(|x|, e)
+    D = |y| [ f(rho) + 3 u_c + 2 u_s ] (1 + 8u*) + |w| M + eta
+    rho = (n + 1) u_acc + 4 u_c + eta_acc / N^2         of N^2;   f(rho) = 1 / sqrt(1 - rho) - 1
+
+u_c counts the squares, their mean, epsilon and the sum with it, the root, the reciprocal and one more for an
+approximate reciprocal root; u_s, the unit of stored intermediates, x / N and the product with the weight. A vector of
+zeros stays one, exactly. M is how far errors E of x move x / N: N' is at least N - t, with t = |E| / sqrt(n), and at
+least what epsilon makes it; so
+
+    |x'/N' - x/N| <= ( E + |x| |N' - N| / N ) / N',     |N' - N| <= min(t, sum(2|x|E + E^2) / (n (N + N')))
+
+and never more than 2 sqrt(n). What the elements of a vector have in common is the error of N, a relative one:
+``Operand.common`` is its variance. Zhang and Sennrich 2019, "Root Mean Square Layer Normalization"; ``contract.py`` has
+the models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flint import arb
+
+from attncheck.attention.balls import BallArray, from_entries
+from attncheck.attention.errors import Ball, Operand, Real
+from attncheck.attention.flags import Flags, Reach, any_of
+from attncheck.attention.problem import Problem
+from attncheck.attention.rounding import RoundingModel
+from attncheck.attention.step import Around, At, Step
+
+DEFAULT_EPSILON = 1e-6
+_EPSILON_AT = {"rms": "inside", "l2": "maximum"}
+"""Where epsilon stands: added under the root, or the smallest divisor. Other readings add it to the root (``outside``),
+or take it for the smallest square (``square``)."""
+
+
+@dataclass(frozen=True)
+class _Norm:
+    """What is divided by: ``count`` is what the sum of squares is divided by, ``axes`` are those of the sum."""
+
+    kind: str
+    epsilon: float
+    epsilon_at: str
+    is_full: bool
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> _Norm:
+        kind = options.get("norm") or "rms"
+        epsilon = options.get("epsilon")
+        return cls(
+            kind,
+            DEFAULT_EPSILON if epsilon is None else float(epsilon),
+            str(options.get("epsilon_at") or _EPSILON_AT[kind]),
+            options.get("norm_over") == "full",
+        )
+
+    def width(self, shape: tuple[int, ...]) -> int:
+        return shape[-1] * (shape[-3] if self.is_full else 1)
+
+    def count(self, shape: tuple[int, ...]) -> int:
+        return self.width(shape) if self.kind == "rms" else 1
+
+    def summed(self, terms: Real) -> Real:
+        """Add up each vector's terms: (B, H, L, D) -> (B, H, L, 1)."""
+        total: Real = terms.sum(axis=-1, keepdims=True)
+        return np.broadcast_to(total.sum(axis=-3, keepdims=True), total.shape) if self.is_full else total
+
+    def divisor(self, array: Real) -> Real:
+        """Return N of each vector, of which not all squares need be numbers of float64: (B, H, L, 1)."""
+        largest = np.abs(array).max(axis=(-3, -1) if self.is_full else -1, keepdims=True, initial=0)
+        unit = np.exp2(np.frexp(np.where(largest > 0, largest, 1.0))[1])
+        root = unit * np.sqrt(self.summed((array / unit) ** 2) / self.count(array.shape))
+        match self.epsilon_at:
+            case "inside":
+                return np.hypot(root, np.sqrt(self.epsilon))
+            case "outside":
+                return root + self.epsilon
+            case "maximum":
+                return np.maximum(root, self.epsilon)
+        return np.maximum(root, np.sqrt(self.epsilon))
+
+    @property
+    def least(self) -> float:
+        """The least that N can be."""
+        return float(np.sqrt(self.epsilon)) if self.epsilon_at in {"inside", "square"} else self.epsilon
+
+    def exact_divisor(self, squares: arb, count: int, epsilon: arb) -> arb:
+        """Return N from a sum of squares."""
+        mean = squares / count
+        match self.epsilon_at:
+            case "inside":
+                return (mean + epsilon).sqrt()
+            case "outside":
+                return mean.sqrt() + epsilon
+            case "maximum":
+                return mean.sqrt().max(epsilon)
+        return mean.max(epsilon).sqrt()
+
+
+def normalization_of(name: str) -> Step:
+    """Return the norm of queries or keys; what another reading leaves as it is stays."""
+
+    def exact(problem: Problem, balls: BallArray) -> BallArray:
+        if is_left_out(problem, name):
+            return balls
+        return _exact(problem, balls, problem.balls(problem.array(f"{name}_norm")))
+
+    def value(problem: Problem, array: Real) -> Real:
+        if is_left_out(problem, name):
+            return array
+        return weight_of(problem, name) * _directions(array, _Norm.of(problem.options))
+
+    def error(at: At, operand: Operand) -> Operand:
+        if is_left_out(at.problem, name):
+            return operand
+        return _error(at, operand, weight_of(at.problem, name))
+
+    def radius(around: Around, value: Real, ball: Ball) -> Real:
+        if is_left_out(around.problem, name):
+            return ball.radius
+        weights = around.ball(f"{name}_norm")
+        norm = _Norm.of(around.problem.options)
+        moved = _moved(norm, ball.value, ball.radius, norm.divisor(ball.value))
+        size = np.abs(_directions(ball.value, norm))
+        of_weight: Real = weights.radius[:, np.newaxis, :] * (size + moved)
+        return np.abs(weights.value[:, np.newaxis, :]) * moved + of_weight
+
+    def reach(known: Reach, flags: Flags) -> Flags:
+        if is_left_out(known.problem, name):
+            return flags
+        is_full = _Norm.of(known.problem.options).is_full
+        reached: Flags = np.broadcast_to(any_of(flags, (-3, -1) if is_full else -1), (*flags.shape[:-1], 1))
+        weight = known.flags.get(f"{name}_norm")
+        return reached if weight is None or not weight.any() else reached | weight[:, np.newaxis, :]
+
+    return Step(exact, value, error, radius, reach=reach)
+
+
+def is_left_out(problem: Problem, name: str) -> bool:
+    """Whether a reading normalises the other of query and key alone."""
+    return problem.options.get("unnormalized") == name
+
+
+def weight_of(problem: Problem, name: str) -> Real:
+    """Return the weight of each element of each head: (H, 1, D)."""
+    return problem.array(f"{name}_norm")[:, np.newaxis, :]
+
+
+def _directions(array: Real, norm: _Norm) -> Real:
+    """Return x / N; 0 / 0, of a key that is added where epsilon is taken for 0, is 0."""
+    divisor = norm.divisor(array)
+    divided: Real = array / np.where(divisor > 0, divisor, 1)
+    return divided
+
+
+def _exact(problem: Problem, balls: BallArray, weight: BallArray) -> BallArray:
+    norm, epsilon = _Norm.of(problem.options), problem.number(_Norm.of(problem.options).epsilon)
+    *_, heads, length, _ = balls.shape
+    count, rows, weights = norm.count(balls.shape), list(balls.rows()), list(weight.rows())
+    squares = [sum((entry * entry for entry in row), arb(0)) for row in rows]
+    if norm.is_full:
+        totals = np.array(squares, dtype=object).reshape(-1, heads, length).sum(axis=1)
+        squares = [totals[number // (heads * length), number % length] for number in range(len(rows))]
+    entries: list[arb] = []
+    for number, (row, square) in enumerate(zip(rows, squares, strict=True)):
+        divisor = norm.exact_divisor(square, count, epsilon)
+        own = weights[number // length % heads]
+        entries += row if divisor.is_zero() else [x * w / divisor for x, w in zip(row, own, strict=True)]
+    return from_entries(balls.shape, entries)
+
+
+def _error(at: At, operand: Operand, weight: Real) -> Operand:
+    norm, rounding, size = _Norm.of(at.problem.options), at.rounding, np.abs(weight)
+    divisor = norm.divisor(operand.value)
+    width = norm.width(operand.value.shape)
+    lost = (3 + width / norm.count(operand.value.shape)) * rounding.accumulate_underflow
+    with np.errstate(divide="ignore", over="ignore"):
+        lost = lost / divisor**2
+    stored = max(rounding.compute_unit, at.stored_unit)
+    second_order = 1 + 8 * rounding.coarsest_unit
+    relative = _of_root((width + 1) * rounding.accumulate_unit + 4 * rounding.compute_unit + lost)
+    relative = (relative + 3 * rounding.compute_unit + 2 * stored) * second_order
+    magnitude = np.abs(at.value)
+    floor = (1 + size) * 2 * max(rounding.score_underflow, rounding.output_underflow)
+    max_error, variance, common = magnitude * relative, 2 * (stored * magnitude) ** 2, _common(rounding, width, lost)
+    if operand.max_error is not None:
+        moved = size * _moved(norm, operand.value, operand.max_error, divisor)
+        max_error = max_error + moved * (1 + relative)
+        magnitude = magnitude + moved
+    if operand.variance is not None:
+        variance = variance + (size / divisor) ** 2 * operand.variance
+        common = (
+            common
+            + norm.summed(operand.value**2 * operand.variance) / (norm.count(operand.value.shape) * divisor**2) ** 2
+        )
+    floor = np.where(magnitude > 0, floor, 0.0)  # zeros stay what they are
+    return Operand(at.value, max_error + floor, variance + floor**2, common)
+
+
+def _of_root(relative: Real) -> Real:
+    """Bound the relative error of 1 / sqrt(V) by that of V."""
+    rest = np.sqrt(np.maximum(1 - relative, 0))
+    with np.errstate(divide="ignore"):
+        bound: Real = relative / (rest * (1 + rest))
+    return bound
+
+
+def _common(rounding: RoundingModel, width: int, lost: Real) -> Real:
+    """Return the variance of the relative error of N: of a sum of squares, all of one sign, and of what follows."""
+    of_square = (width + 2) * rounding.accumulate_unit**2 + 4 * rounding.compute_unit**2 + lost**2
+    return of_square / 4 + 3 * rounding.compute_unit**2
+
+
+def _moved(norm: _Norm, value: Real, moved: Real, divisor: Real) -> Real:
+    """Bound how far x / N moves where x moves by ``moved`` at most, of any size."""
+    count, size = norm.count(value.shape), np.abs(value)
+    length = np.sqrt(norm.summed(moved**2) / count)
+    least = np.maximum(divisor - length, norm.least)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        by_squares = norm.summed((2 * size + moved) * moved) / (count * (divisor + least))
+        of_divisor = np.minimum(length, np.where(np.isnan(by_squares), np.inf, by_squares))
+        bound = (moved + size * of_divisor / divisor) / least
+    return np.minimum(np.where(np.isnan(bound), np.inf, bound), 2 * np.sqrt(count))
