@@ -117,7 +117,7 @@ def normalization_of(name: str) -> Step:
 
     def error(at: At, operand: Operand) -> Operand:
         if is_left_out(at.problem, name):
-            return operand
+            return _as_computed(operand)
         return _error(at, operand, weight_of(at.problem, name))
 
     def radius(around: Around, value: Real, ball: Ball) -> Real:
@@ -142,8 +142,17 @@ def normalization_of(name: str) -> Step:
 
 
 def is_left_out(problem: Problem, name: str) -> bool:
-    """Whether a reading normalises the other of query and key alone."""
-    return problem.options.get("unnormalized") == name
+    """Whether a reading normalises the other of query and key alone, or neither."""
+    return problem.options.get("unnormalized") in {name, "both"}
+
+
+def _as_computed(operand: Operand) -> Operand:
+    """Return what is handed on, with an error of 0 where it has none."""
+    return Operand(
+        operand.value,
+        *(np.zeros_like(operand.value) if each is None else each for each in (operand.max_error, operand.variance)),
+        operand.common,
+    )
 
 
 def weight_of(problem: Problem, name: str) -> Real:

@@ -23,6 +23,7 @@ from attncheck.judging.alternatives import (
     without_input,
 )
 from attncheck.judging.empty_row_conventions import allowed_keys
+from attncheck.judging.normalizations import normalizations_of
 from attncheck.judging.scales import has_scale, other_scales, scale_of, scales_in_words
 from attncheck.reading.canonical import AttentionProblem, canonical_form, query_offset
 from attncheck.spec import (
@@ -50,6 +51,7 @@ def conventions_of(operation: str, posed: AttentionProblem) -> Iterator[Alternat
     yield from _scales(operation, posed)
     yield from _softcaps(operation, posed)
     yield from _rotary(operation, posed)
+    yield from normalizations_of(posed)
     yield from _parts(operation, posed)
 
 
@@ -132,7 +134,9 @@ def _rotary(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     if "rotary_cos" not in posed.inputs:
         return
     cos, sin = posed.inputs["rotary_cos"], posed.inputs["rotary_sin"]
-    stage, neighbours, halves = "rotated_query", "neighbours", "elements that are R apart"
+    # What follows from the wrong stage is wrong, too, and stands before it in the order of stages.
+    part = "normalized" if posed.options.get("norm_after_rotation") else "rotated"
+    stage, neighbours, halves = f"{part}_query", "neighbours", "elements that are R apart"
     taken, meant = (halves, neighbours) if posed.options.get("rotary_interleaved") else (neighbours, halves)
     other = with_options(posed, rotary_interleaved=taken == neighbours)
     yield Alternative("rotary-pairs", f"the rotary embedding rotates {taken}; the case means {meant}", stage, other)
@@ -159,7 +163,7 @@ def _rotary(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
         }
         found = AttentionProblem({**plain.options, **kept}, {**plain.inputs, **alone})
         yield mistake(
-            f"rotary-of-{name}-alone", f"the rotary embedding rotates the {name} alone", found, f"rotated_{left}"
+            f"rotary-of-{name}-alone", f"the rotary embedding rotates the {name} alone", found, f"{part}_{left}"
         )
 
 
@@ -206,6 +210,8 @@ def _grouped_heads(operation: str, posed: AttentionProblem) -> Iterator[Alternat
         return
     order = np.arange(heads) % shared
     tiled = {name: _heads_of(posed.inputs[name], order, shared, axis) for name in names if name in posed.inputs}
+    if "key_norm" in posed.inputs:
+        tiled["key_norm"] = posed.inputs["key_norm"].take(order, -2)
     description = "query head h takes key and value head h % Hkv (tiled); the case means head h // (H / Hkv) (repeated)"
     options = {"kv_heads": heads} if "kv_heads" in posed.options else {}
     yield Alternative("heads-tiled", description, "raw_scores", with_options(with_inputs(posed, **tiled), **options))

@@ -8,7 +8,7 @@ Shape and dtype are those of whole arrays; values are judged on the query rows w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from attncheck.judging.truth import Truth, is_measured, is_open, is_prescribed
 from attncheck.oracle.enclosure import Enclosure
 from attncheck.oracle.sampling import axis_of_queries, index_in_all, rows_of_stage
 from attncheck.reading.shapes import show
-from attncheck.spec import Shape, stage_position
+from attncheck.spec import NORMALIZATIONS, ROTATIONS, Shape, stage_position
 from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]
@@ -74,9 +74,14 @@ class StageJudgement:
         return self.introduced is None or self.introduced.tier.fails or self.verdict is not Verdict.NUMERIC
 
 
-def in_order(stages: Mapping[str, Array]) -> list[str]:
+def in_order(stages: Iterable[str], options: Mapping[str, Any] | None = None) -> list[str]:
     """Return the stages' names in the order in which attention computes them; names of their own come last."""
-    return sorted(stages, key=stage_position)
+    found = sorted(stages, key=stage_position)
+    if not (options or {}).get("norm_after_rotation"):
+        return found
+    late = [stage for stage in found if stage in NORMALIZATIONS]
+    last = next((index for index, stage in enumerate(found) if stage not in {*NORMALIZATIONS, *ROTATIONS}), len(found))
+    return [*(stage for stage in found[:last] if stage in ROTATIONS), *late, *found[last:]]
 
 
 def judge_stages(
@@ -84,7 +89,10 @@ def judge_stages(
 ) -> list[StageJudgement]:
     """Judge every stage that an implementation returned, in the order of computation."""
     sound = sound_stages(truth, stages, shapes)
-    return [judge_stage(truth, stage, stages[stage], sound, shapes, rounding_model) for stage in in_order(stages)]
+    return [
+        judge_stage(truth, stage, stages[stage], sound, shapes, rounding_model)
+        for stage in in_order(stages, truth.options)
+    ]
 
 
 def sound_stages(truth: Truth, stages: Mapping[str, Array], shapes: Mapping[str, Shape]) -> dict[str, Array]:

@@ -21,7 +21,7 @@ def readings_before_lowering(operation: str, called: AttentionProblem) -> Iterat
     if operation == "quantized_attention":
         for name, description, stage, other in _scales(called):
             yield mistake(name, description, lowered(operation, other)[1], stage)
-    else:
+    elif operation != "normalized_attention":  # whose readings are those of what it is lowered to
         yield from _of_sequences(operation, called)
 
 

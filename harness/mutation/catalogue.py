@@ -41,6 +41,7 @@ TOPICS: tuple[ModuleType, ...] = tuple(
         "sequences",
         "eight_bits",
         "merging",
+        "normalizing",
     )
 )
 """The modules that register subjects: subjects are listed in their order, and in that of their lines."""

@@ -161,7 +161,7 @@ class RememberingTruth(Truth):
         sound = sound_stages(self, stages, shapes)
         found: list[StageJudgement] = []
         past: tuple[Any, ...] = (rounding_model,)
-        for stage in in_order(stages):
+        for stage in in_order(stages, self.options):
             array = stages[stage]
             past = (*past, (stage, array.dtype, array.shape, digest(array)))
             if past not in self._judged:
@@ -171,7 +171,7 @@ class RememberingTruth(Truth):
 
     def introduced(self, stage: str, returned: Stages, rounding_model: str) -> Step:
         """Return a stage's exact value from the stages before it, and its bound; None behind a step that is wrong."""
-        order = in_order(returned)
+        order = in_order(returned, self.options)
         before = [name for name in order[: order.index(stage)] if name not in _BESIDE]
         keys = {name: (name, rounding_model, digest(returned[name])) for name in before}
         past: tuple[Any, ...] = (rounding_model,)  # the first stage follows from no other, but its bound is of a class

@@ -294,7 +294,9 @@ def test_what_a_reading_leaves_out_stays_as_it_is() -> None:
     array = problem.inputs["key"]
     assert step.value(problem, array) is array
     operand = Operand(array)
-    assert step.error(_at(problem), operand) is operand
+    handed_on = step.error(_at(problem), operand)
+    assert handed_on.value is array
+    assert not handed_on.max_error.any()
     ball = Around(problem, {"key": np.ones_like(array)}).ball("key")
     assert step.radius(Around(problem, {}), array, ball) is ball.radius
 

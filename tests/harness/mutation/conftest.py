@@ -147,11 +147,29 @@ def _sequences() -> dict[str, Task]:
     }
     quantized["key"][..., 0] = np.asarray(0.005, ml_dtypes.float8_e4m3fn)  # below the least normal number
     quantized["key_scale"][..., 3] = 9
+    plain = {
+        "query": rng.normal(size=(2, 4, 5, 6)) * np.array([0.05, 1, 20, 3]).reshape(-1, 1, 1),
+        "key": rng.normal(size=(2, 2, 9, 6)) * np.array([0.2, 5]).reshape(-1, 1, 1),
+        "value": rng.normal(size=(2, 2, 9, 6)),
+    }
+    weights = {f"{name}_norm_weight": rng.uniform(0.2, 3, 6) for name in ("query", "key")}
+    full = {"query_norm_weight": rng.uniform(0.2, 3, 24), "key_norm_weight": rng.uniform(0.2, 3, 12)}
+    tables = {name: rng.uniform(-1, 1, (9, 2)) for name in ("rotary_cos", "rotary_sin")}
+    unit_options = {"norm": "l2", "epsilon": 1.5, "scale": 4.0}
+    small = {name: (array if name == "value" else 1e-3 * array) for name, array in plain.items()}
+    large_rows = plain | {"query": 400 * np.sign(plain["query"])}
     of_heads = {f"{name}_scale": rng.uniform(0.02, 0.2, (1, 2, 1)) for name in ("key", "value")}
     return {
         "8 bits": Task("quantized_attention", {}, quantized),
         "8 bits, heads": Task("quantized_attention", {"is_causal": True}, quantized | of_heads),
         "8 bits, lengths": Task("quantized_attention", {}, quantized | {"key_lengths": np.array([9, 4])}),
+        "norms": Task("normalized_attention", {"scale": 0.5}, plain | weights),
+        "norms, small": Task("normalized_attention", {}, small | weights),
+        "norms, large": Task("normalized_attention", {}, large_rows),
+        "norms, full": Task("normalized_attention", {"norm_over": "full"}, plain | full),
+        "norms, lengths": Task("normalized_attention", unit_options, plain),
+        "norms, rotated": Task("normalized_attention", {}, plain | weights | tables),
+        "norms, rotated first": Task("normalized_attention", {"norm_after_rotation": True}, plain | weights | tables),
         "packed": Task("packed_attention", {}, packed),
         "packed, used, sinks": Task("packed_attention", near, packed | used | sinks),
         "packed gradients": Task("packed_attention_gradients", {"is_causal": True}, gradients | used | sinks),
