@@ -17,10 +17,11 @@ MASKS = ("none", "causal", "padding", "random", "bias", "bias with -inf")
 _SELDOM = 0.08
 _SCALED = 0.15
 _ATTENDANCE = frozenset({"masking", "attention", "attention_gradients", "multi_head_attention"})
+_NORMALIZED = "normalized_attention"
 _SEQUENCES = frozenset({"packed_attention", "packed_attention_gradients", "paged_attention", "quantized_attention"})
-_ROTATED = frozenset({"attention", "attention_gradients", "multi_head_attention"})
+_ROTATED = frozenset({"attention", "attention_gradients", "multi_head_attention", _NORMALIZED})
 _SCALABLE = _ROTATED | _SEQUENCES
-_CAPPABLE = frozenset({"attention", "attention_gradients", "scaled_dot", "dot", *_SEQUENCES})
+_CAPPABLE = frozenset({"attention", "attention_gradients", "scaled_dot", "dot", _NORMALIZED, *_SEQUENCES})
 
 
 @dataclass
@@ -38,6 +39,8 @@ def draw_asked(kind: str, random: Random, dims: Dimensions) -> Asked:
     if kind in _ATTENDANCE:
         _add_mask(asked, str(random.choice(MASKS[1:] if kind == "masking" else MASKS)), random, dims)
         _add_attendance(asked, random, dims)
+    if kind == _NORMALIZED:
+        _add_mask(asked, str(random.choice(MASKS)), random, dims)
     if kind in _SCALABLE and random.rand() < _SCALED:
         scale = float(np.float32(random.uniform(-1, 2)))
         asked.options["scale"] = scale

@@ -17,6 +17,7 @@ LOWERED = {
     "packed_attention_gradients": "attention_gradients",
     "paged_attention": "",
     "quantized_attention": "",
+    "normalized_attention": "",
 }
 """Operations of sequences, and what their operands are drawn as; none has a past."""
 _GROUPED_PROJECTIONS = 0.5

@@ -20,8 +20,9 @@ from attncheck.reading.shapes import bind_axes, stage_shapes
 from attncheck.spec import Shape, inputs_of, statistics_dtype
 
 _KINDS = {
-    "attention": 0.25,
+    "attention": 0.2,
     "quantized_attention": 0.03,
+    "normalized_attention": 0.05,
     "packed_attention": 0.03,
     "packed_attention_gradients": 0.02,
     "paged_attention": 0.03,

@@ -1,4 +1,4 @@
-"""Random packed sequences, paged caches and keys of 8 bits for the soundness campaign, made of plain attention."""
+"""Random packed sequences, paged caches, keys of 8 bits and norms for the campaign, made of plain attention."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ def lay_out(kind: str, random: Random, operands: Inputs, asked: Asked) -> Inputs
     """Make every batch entry a sequence of a pack, or of a paged cache with keys that are not used; or round keys."""
     if kind == "quantized_attention":
         return _quantized(random, operands)
+    if kind == "normalized_attention":
+        return _normalized(random, operands, asked)
     keys = operands["key"].shape[2]
     batch = len(operands["key"])
     used = np.full(batch, keys)
@@ -32,6 +34,24 @@ def lay_out(kind: str, random: Random, operands: Inputs, asked: Asked) -> Inputs
         asked.options["is_causal"] = True
         asked.names.append("causal")
     return _paged(random, operands, used) if kind == "paged_attention" else _packed(operands, used)
+
+
+def _normalized(random: Random, operands: Inputs, asked: Asked) -> Inputs:
+    """Normalise queries and keys in any way, some with weights."""
+    asked.options["norm"] = str(random.choice(("rms", "l2")))
+    asked.options["epsilon"] = float(10.0 ** random.uniform(-6, 0))
+    is_full = random.rand() < _SOME_UNUSED
+    asked.options["norm_over"] = "full" if is_full else "head"
+    asked.names += [asked.options["norm"], asked.options["norm_over"]]
+    if "rotary_cos" in asked.inputs and random.rand() < _SOME_UNUSED:
+        asked.options["norm_after_rotation"] = True
+        asked.names.append("rotated first")
+    weights = {}
+    for name in ("query", "key"):
+        if random.rand() < _SOME_UNUSED:
+            _, heads, _, width = operands[name].shape
+            weights[f"{name}_norm_weight"] = random.uniform(-2, 2, width * (heads if is_full else 1))
+    return {**operands, **weights}
 
 
 def _packed(operands: Inputs, used: Array) -> Inputs:
