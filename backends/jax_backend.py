@@ -352,7 +352,7 @@ def normalized_attention(
     tables: dict[str, Any] = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
     tables["rotary_interleaved"] = rotary_interleaved
     stages: Stages = {}
-    if norm_after_rotation:
+    if norm_after_rotation and rotary_cos is not None and rotary_sin is not None:
         stages["rotated_query"] = query = _rotate(query, rotary_cos, rotary_sin, rotary_interleaved)
         stages["rotated_key"] = key = _rotate(key, rotary_cos, rotary_sin, rotary_interleaved)
         tables = {}

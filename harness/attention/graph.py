@@ -122,7 +122,7 @@ def _graph(operation: str, score: str, softcap_follows: str, given: frozenset[st
         return _dequantized(graph)
     wrappers = [_behind_rotation] * ("query_cos" in given) + [_behind_norm] * ("query_norm" in given)
     for wrapped in reversed(wrappers) if _LATE_NORM in given else wrappers:  # the last one comes first
-        graph = wrapped(graph)
+        graph = dict(wrapped(graph))
     return graph
 
 

@@ -75,14 +75,16 @@ class _Norm:
         largest = np.abs(array).max(axis=(-3, -1) if self.is_full else -1, keepdims=True, initial=0)
         unit = np.exp2(np.frexp(np.where(largest > 0, largest, 1.0))[1])
         root = unit * np.sqrt(self.summed((array / unit) ** 2) / self.count(array.shape))
-        match self.epsilon_at:
-            case "inside":
-                return np.hypot(root, np.sqrt(self.epsilon))
-            case "outside":
-                return root + self.epsilon
-            case "maximum":
-                return np.maximum(root, self.epsilon)
-        return np.maximum(root, np.sqrt(self.epsilon))
+        return self._with_epsilon(root)
+
+    def _with_epsilon(self, root: Real) -> Real:
+        least = np.sqrt(self.epsilon) if self.epsilon_at == "square" else self.epsilon
+        found: Real = np.maximum(root, least)
+        if self.epsilon_at == "inside":
+            found = np.hypot(root, np.sqrt(self.epsilon))
+        if self.epsilon_at == "outside":
+            found = root + self.epsilon
+        return found
 
     @property
     def least(self) -> float:
@@ -148,11 +150,9 @@ def is_left_out(problem: Problem, name: str) -> bool:
 
 def _as_computed(operand: Operand) -> Operand:
     """Return what is handed on, with an error of 0 where it has none."""
-    return Operand(
-        operand.value,
-        *(np.zeros_like(operand.value) if each is None else each for each in (operand.max_error, operand.variance)),
-        operand.common,
-    )
+    zero = np.zeros_like(operand.value)
+    max_error, variance = (zero if each is None else each for each in (operand.max_error, operand.variance))
+    return Operand(operand.value, max_error, variance, operand.common)
 
 
 def weight_of(problem: Problem, name: str) -> Real:
@@ -187,9 +187,9 @@ def _error(at: At, operand: Operand, weight: Real) -> Operand:
     norm, rounding, size = _Norm.of(at.problem.options), at.rounding, np.abs(weight)
     divisor = norm.divisor(operand.value)
     width = norm.width(operand.value.shape)
-    lost = (3 + width / norm.count(operand.value.shape)) * rounding.accumulate_underflow
+    underflow = (3 + width / norm.count(operand.value.shape)) * rounding.accumulate_underflow
     with np.errstate(divide="ignore", over="ignore"):
-        lost = lost / divisor**2
+        lost: Real = underflow / divisor**2
     stored = max(rounding.compute_unit, at.stored_unit)
     second_order = 1 + 8 * rounding.coarsest_unit
     relative = _of_root((width + 1) * rounding.accumulate_unit + 4 * rounding.compute_unit + lost)
@@ -234,4 +234,5 @@ def _moved(norm: _Norm, value: Real, moved: Real, divisor: Real) -> Real:
         by_squares = norm.summed((2 * size + moved) * moved) / (count * (divisor + least))
         of_divisor = np.minimum(length, np.where(np.isnan(by_squares), np.inf, by_squares))
         bound = (moved + size * of_divisor / divisor) / least
-    return np.minimum(np.where(np.isnan(bound), np.inf, bound), 2 * np.sqrt(count))
+    largest: Real = np.minimum(np.where(np.isnan(bound), np.inf, bound), 2 * np.sqrt(count))
+    return largest

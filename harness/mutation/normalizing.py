@@ -180,7 +180,7 @@ def norm_weights_swapped(
 ) -> Stages:
     if given.get("norm_over") != "full" or query.shape[1] == key.shape[1]:
         query_norm_weight, key_norm_weight = key_norm_weight, query_norm_weight
-    weights = {"query_norm_weight": query_norm_weight, "key_norm_weight": key_norm_weight}
+    weights: dict[str, Any] = {"query_norm_weight": query_norm_weight, "key_norm_weight": key_norm_weight}
     return normalized_attention(query, key, value, **weights, **given)
 
 
