@@ -64,10 +64,10 @@ NormOver = Literal["head", "full"]
 class Backend(Protocol):
     """One framework's attention, as that framework's users would write it.
 
-    Every operation keeps the dtype of its inputs. A row in which no key may be attended (every score is -inf) has
-    weights of zero and a log_sum_exp of -inf, unless ``empty_rows`` asks for another convention: ``uniform``, which is
-    1/T for each of T keys, or ``nan``. No gradient reaches such a row's scores; that of the values follows from its
-    weights.
+    Every operation keeps the dtype of its inputs; a ``log_sum_exp`` may be float32 beside outputs of 16 bits. A row in
+    which no key may be attended (every score is -inf) has weights of zero and a log_sum_exp of -inf, unless
+    ``empty_rows`` asks for another convention: ``uniform``, which is 1/T for each of T keys, or ``nan``. No gradient
+    reaches such a row's scores; that of the values follows from its weights.
 
     A module need not have every function, nor every keyword: a case that asks for one that is not there is unsupported.
     ``empty_rows`` alone is different: a function without it gets such a case all the same, and what it gives instead is

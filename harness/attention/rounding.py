@@ -31,6 +31,7 @@ Folding = Literal["none", "scale", "base"]
 both), or the scale times log2(e), with exponentials in base 2 after it."""
 
 _EXP_UNITS, _TANH_UNITS, _LOG_UNITS = 4, 8, 4
+_WIDE_ROUNDINGS = 3
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,23 @@ class RoundingModel:
     product_unit: float = 0.0  # u_t: the largest relative error of that rounding, were it a cut
     product_underflow: float = 0.0  # eta_t
     from_log_sum_exp: bool = False  # whether weights may be e^(s - L) in the forward pass, from a stored L
+    wide_statistics: bool = False  # whether a log_sum_exp is returned in float32, whatever the other results are in
+
+    @property
+    def of_statistics(self) -> RoundingModel:
+        """The same for a log_sum_exp that is returned: everything before its own storage is as it is.
+
+        In base 2 its sum, the constant log(2) and their product are rounded once each.
+        """
+        if not self.wide_statistics:
+            return self
+        single = FORMATS["float32"]
+        return replace(
+            self,
+            output_unit=single.unit_roundoff,
+            output_count=_WIDE_ROUNDINGS,
+            output_underflow=single.underflow,
+        )
 
     @property
     def coarsest_unit(self) -> float:

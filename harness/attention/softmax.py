@@ -133,7 +133,7 @@ WEIGHTS = Step(
 LOG_SUM_EXP = Step(
     lambda _, powers: log_sum(powers),
     lambda _, both: both.log_sum_exp,
-    lambda at, rows: Finished(at.value, log_sum_exp_bound(rows, at.value, at.rounding)),
+    lambda at, rows: Finished(at.value, log_sum_exp_bound(rows, at.value, at.rounding.of_statistics)),
     lambda _, __, both: both.radius.log_sum_exp,
     reach=lambda _, row: row[..., 0],
     magnitude=lambda entry: 1 + abs(entry),

@@ -136,7 +136,7 @@ def _departs(follow: Follow, *, only_failing: bool = False) -> Departs:
         own = {stage: bound.max_error for stage, bound in truth.bounds(rounding_model).items()}
         known = {stage: np.abs(each.low) + each.radius for stage, each in truth.exact.items()}
         with np.errstate(all="ignore"):
-            found = follow(truth, rounding_model_named(rounding_model, truth.dtype), own)
+            found = follow(truth, truth.rounding(rounding_model), own)
             radii = follow(truth, rounding_model_named("native", "float64"), known)
         if not found:
             return None

@@ -34,6 +34,7 @@ from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.shapes import show
 from attncheck.results.format import Row
+from attncheck.spec import wide_dtype
 from attncheck.store import NO_STORE, Store
 from attncheck.verdicts import Verdict
 
@@ -92,7 +93,7 @@ def judge(
             judged = judge_and_diagnose(truth, outcome.stages, case.stage_shapes, classes[name], known)
             judged = with_padding_faults(judged, outcome.padding_faults)
             rows += _stage_rows(replace(own, padded=outcome.padded or None), judged, outcome.stages)
-    bounds = {name: _bounds_of_judged(truth, classes[name]) for name in computed}
+    bounds = {name: _bounds_of_judged(truth.for_returned(stages), classes[name]) for name, stages in computed.items()}
     pairs = judge_pairs(computed, bounds, truth.query_rows, is_finite=not truth.holds_nonfinite)
     rows += [pair_row(blank, first, second, stage, pair) for (first, second, stage), pair in pairs.items()]
     rows += _following(rows, judge_numbers(case, inputs, truth, computed, classes, blank))
@@ -207,8 +208,7 @@ def judge_pairs(
     return {
         (first, second, stage): _compare(
             stage,
-            computed[first][stage],
-            computed[second][stage],
+            *in_one_dtype(stage, computed[first][stage], computed[second][stage]),
             _allowed(bounds, first, second, stage),
             query_rows,
             is_finite=is_finite,
@@ -217,6 +217,15 @@ def judge_pairs(
         for stage in in_order(computed[first])
         if stage in computed[second]
     }
+
+
+def in_one_dtype(stage: str, first: NDArray[Any], second: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Widen one of two log_sum_exps where the other is a wider one by right."""
+    if str(first.dtype) == wide_dtype(stage, str(second.dtype)):
+        return first, second.astype(first.dtype)
+    if str(second.dtype) == wide_dtype(stage, str(first.dtype)):
+        return first.astype(second.dtype), second
+    return first, second
 
 
 def _compare(

@@ -86,6 +86,7 @@ def judge_and_diagnose(
 
     ``own`` is what the implementation is known to give for a query without a key.
     """
+    truth = truth.for_returned(stages)
     judgements = judge_stages(truth, stages, shapes, rounding_model)
     if not _failed(judgements) or truth.posed is None:
         return JudgedStages(tuple(judgements), where_it_begins(judgements))

@@ -75,7 +75,7 @@ def judge_numbers(
             if expected.of not in stages or not _can_be_held(stages[expected.of], case.stage_shapes[expected.of]):
                 continue
             value = derived(expected, stages[expected.of], inputs)
-            bound = largest_error(expected, truth, classes[name], inputs, value)
+            bound = largest_error(expected, truth.for_returned(stages), classes[name], inputs, value)
             held = _Held(reference, expected, target, value, bound)
             rows += _judge_one(replace(template, implementation=name), held)
     return rows

@@ -24,7 +24,7 @@ from attncheck.judging.truth import Truth, is_measured, is_open, is_prescribed
 from attncheck.oracle.enclosure import Enclosure
 from attncheck.oracle.sampling import axis_of_queries, index_in_all, rows_of_stage
 from attncheck.reading.shapes import show
-from attncheck.spec import NORMALIZATIONS, ROTATIONS, Shape, stage_position
+from attncheck.spec import NORMALIZATIONS, ROTATIONS, Shape, stage_position, wide_dtype
 from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]
@@ -42,7 +42,8 @@ class StageJudgement:
     the computed value there, the exact one, the error and its bound B: those of the comparison ``against`` the exact
     answer or the exact step. Of ``query_rows`` that the stage has ``judged_rows`` were judged, None for all; every
     index is one of the whole array. ``unjudged`` counts the elements of these rows that have no exact answer.
-    ``empty_rows`` is the convention that rows without a key follow, where that is all that differs from the case.
+    ``empty_rows`` is the convention that rows without a key follow, where that is all that differs from the case. An
+    implementation ``has_wide_statistics`` that returns log_sum_exp in float32 beside outputs of 16 bits.
     """
 
     stage: str
@@ -60,6 +61,7 @@ class StageJudgement:
     unjudged: int = 0
     message: str = ""
     empty_rows: str | None = None
+    has_wide_statistics: bool = False
 
     @property
     def is_noisy(self) -> bool:
@@ -124,12 +126,15 @@ def judge_stage(
     if wanted is not None and array.shape != wanted:
         message = f"expected shape {show(wanted)}, got {show(array.shape)}"
         return StageJudgement(stage, Verdict.SHAPE, message=message)
-    if wanted is not None and str(array.dtype) != truth.dtype_of(stage):
-        return StageJudgement(stage, Verdict.DTYPE, message=f"expected {truth.dtype_of(stage)}, got {array.dtype}")
+    own = truth.dtype_of(stage)
+    if wanted is not None and str(array.dtype) != own:
+        expected = " or ".join(filter(None, (own, wide_dtype(stage, own))))
+        return StageJudgement(stage, Verdict.DTYPE, message=f"expected {expected}, got {array.dtype}")
     if wanted is None or stage not in truth.exact:
         reason = truth.outside or f"no exact answer is known for a stage of this name: {stage}"
         return StageJudgement(stage, Verdict.UNVERIFIED, unjudged=array.size, message=reason)
-    return _of_whole(truth, _judge_values(truth, stage, sound, rounding_model))
+    found = _of_whole(truth, _judge_values(truth, stage, sound, rounding_model))
+    return replace(found, has_wide_statistics=truth.has_wide_statistics)
 
 
 def _judge_values(truth: Truth, stage: str, sound: Mapping[str, Array], rounding_model: str) -> StageJudgement:

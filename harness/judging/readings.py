@@ -110,7 +110,7 @@ def truth_of(own: Truth, convention: Alternative) -> Truth:
     """Evaluate the exact answer of a reading, on the rows that are judged of the case."""
     posed = convention.posed
     whole, returned = own.query_rows is None, own.exact if own.inner else None
-    return find_truth(
+    found = find_truth(
         own.operation,
         posed.options,
         posed.inputs,
@@ -120,6 +120,7 @@ def truth_of(own: Truth, convention: Alternative) -> Truth:
         returned=returned,
         store=own.store,
     )
+    return found.with_wide_statistics() if own.has_wide_statistics else found
 
 
 def relative_bound(truth: Truth, stages: Collection[str], rounding_model: str) -> float:

@@ -38,7 +38,7 @@ from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.lowered import lowered
 from attncheck.reading.shapes import score_elements
-from attncheck.spec import DEFAULT_EMPTY_ROWS, computed_stages, stage_dtype
+from attncheck.spec import DEFAULT_EMPTY_ROWS, computed_stages, stage_dtype, wide_dtype
 from attncheck.store import NO_STORE, Store
 
 Array = NDArray[Any]
@@ -61,7 +61,8 @@ class Truth:
     ``posed`` is the computation as it was asked for; ``options`` and ``inputs`` are its canonical form, with one mask
     and without NaN. ``solved`` are the oracle's own stages, ``exact`` the same with what ``special`` rows give and
     without what is ``undefined``. ``inner`` are stages between, in float64, where the score matrix is too large for
-    more. Exact stages and bounds that were found before come out of the ``store``.
+    more. Exact stages and bounds that were found before come out of the ``store``. One that ``has_wide_statistics`` is
+    for implementations that return log_sum_exp in float32 beside outputs of 16 bits.
     """
 
     operation: str
@@ -80,6 +81,7 @@ class Truth:
     undefined: Undefined | None = None
     inner: Stages = field(default_factory=dict)
     store: Store = NO_STORE
+    has_wide_statistics: bool = False
     _bounds: dict[str, dict[str, Bound]] = field(default_factory=dict)
     _known_steps: dict[tuple[Any, ...], Enclosure | None] = field(default_factory=dict)
     _readings: dict[str, Any] = field(default_factory=dict)
@@ -92,7 +94,29 @@ class Truth:
 
     def dtype_of(self, stage: str) -> str:
         """Return the dtype in which a stage is returned."""
-        return stage_dtype(self.operation, stage, self.dtype)
+        own = stage_dtype(self.operation, stage, self.dtype)
+        return (wide_dtype(stage, own) if self.has_wide_statistics else None) or own
+
+    def for_returned(self, stages: Stages) -> Truth:
+        """Return the truth for an implementation: another where it returns a wider log_sum_exp than its outputs."""
+        if self.has_wide_statistics or not any(self._is_wide(stage, array) for stage, array in stages.items()):
+            return self
+        return self.with_wide_statistics()
+
+    def with_wide_statistics(self) -> Truth:
+        """Return the truth for implementations whose log_sum_exp is float32, and so are its last roundings."""
+        found: Truth = self._readings.setdefault("wide statistics", self._with_wide_statistics())
+        return found
+
+    def _with_wide_statistics(self) -> Truth:
+        return replace(self, has_wide_statistics=True, _bounds={}, _readings={})
+
+    def _is_wide(self, stage: str, array: Array) -> bool:
+        return str(array.dtype) == wide_dtype(stage, stage_dtype(self.operation, stage, self.dtype))
+
+    def rounding(self, rounding_model: str) -> RoundingModel:
+        """Return a rounding model by its name, in the dtype of the inputs."""
+        return replace(rounding_model_named(rounding_model, self.dtype), wide_statistics=self.has_wide_statistics)
 
     def bounds(self, rounding_model: str) -> Mapping[str, Bound]:
         """Return the bounds of every stage for a rounding model."""
@@ -100,7 +124,9 @@ class Truth:
             values = {stage: enclosure.high for stage, enclosure in (self.solved or self.exact).items()}
             posed = self.operation, self.options, self.inputs, self.special
             self._bounds[rounding_model] = self.store.remembered(
-                lambda: key_of("bounds", *posed, self.dtype, rounding_model, values, self.inner),
+                lambda: key_of(
+                    "bounds", *posed, self.dtype, rounding_model, values, self.inner, self.has_wide_statistics
+                ),
                 lambda: self._found_bounds(rounding_model, values),
                 bounds_to_bytes,
                 bounds_from_bytes,
@@ -108,7 +134,7 @@ class Truth:
         return self._bounds[rounding_model]
 
     def _found_bounds(self, rounding_model: str, values: Stages) -> dict[str, Bound]:
-        rounding = rounding_model_named(rounding_model, self.dtype)
+        rounding = self.rounding(rounding_model)
         flat, given = self._with_uniform_rows({**self.inner, **values}), self._with_uniform_rows(self.inputs)
         if self.inner:
             bounds = bounds_by_rows(self.operation, self.options, given, rounding, flat, tuple(values))
@@ -163,7 +189,7 @@ class Truth:
         exact = self._step(earlier, stage)
         if exact is None:
             return None
-        rounding = rounding_model_named(rounding_model, self.dtype)
+        rounding = self.rounding(rounding_model)
         bound = introduced_bound(self.operation, self.options, self.inputs, rounding, earlier, exact.high, stage)
         if bound is None:
             return None

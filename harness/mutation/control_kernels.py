@@ -30,7 +30,7 @@ from attncheck.backends.numpy_backend import (
 from attncheck.mutation.arithmetic import Array, Store, pairwise_matmul, pairwise_sum, wider
 from attncheck.mutation.backward_forms import delta_from_output, in_gradients, stages_remembered, weights_again
 from attncheck.mutation.forward_forms import Product, averaged, grouped_by, normalised, scored
-from attncheck.mutation.kernel import ALL, NARROW, NEVER_RETURNED, Inside, Kernel
+from attncheck.mutation.kernel import ALL, NARROW, NEVER_RETURNED, STATISTICS, Inside, Kernel
 from attncheck.mutation.mutant import control
 from attncheck.mutation.online import Online
 from attncheck.mutation.variant import Call, Steps, numpy_with, within
@@ -41,13 +41,18 @@ _STORED = {dtype: f"{name}_lse" for dtype, name in FUSED.items()}
 
 
 def _right(
-    *, why: str, name: str | None = None, classes: Mapping[str, str] = FUSED, hidden: frozenset[str] = NEVER_RETURNED
+    *,
+    why: str,
+    name: str | None = None,
+    classes: Mapping[str, str] = FUSED,
+    hidden: frozenset[str] = NEVER_RETURNED,
+    wide: frozenset[str] = frozenset(),
 ) -> Callable[[Inside], Inside]:
     """Register what runs between the ends of a right kernel."""
 
     def register(inside: Inside) -> Inside:
         def form(inside: Inside) -> Kernel:
-            return Kernel(inside, hidden=hidden)
+            return Kernel(inside, hidden=hidden, wide=wide)
 
         return control(form, why=why, dtypes=ALL, classes=classes, name=name or inside.__name__)(inside)
 
@@ -113,6 +118,11 @@ for _tile in (16, 64, 128):
         why="one pass over tiles of keys, weights in the format of the ends, a backward pass from log_sum_exp",
         name=f"fused_kernel_with_tiles_of_{_tile}",
     )(_flash(_tile))
+_right(
+    why="log_sum_exp is returned in float32 beside outputs of 16 bits, as FlashAttention does",
+    name="fused_kernel_with_statistics_in_float32",
+    wide=STATISTICS,
+)(_flash(64))
 
 
 def _to_eight_bits(weights: Array) -> Array:
@@ -134,14 +144,21 @@ def _averaged_from(store: Store) -> Steps:
     return {"attention._weighted_sum": lambda weights, value: store(weights) @ value}
 
 
-@_right(why="the scale is folded into the query, exponentials in base 2")
-def fused_kernel_in_base_two(store: Store) -> Steps:
+def _in_base_two(store: Store) -> Steps:
     """Fold the scale into the query, and take 2^((s - m) log2(e))."""
     library = numpy_with(
         exp=lambda shifted: np.exp2(shifted * math.log2(math.e)), log=lambda total: np.log2(total) * math.log(2)
     )
     score = scored(lambda query, key, factor: {"scores": _dot(query * factor, key)})
     return {**score, "_softmax_with_sinks.np": library, **_averaged_from(store)}
+
+
+_right(why="the scale is folded into the query, exponentials in base 2", name="fused_kernel_in_base_two")(_in_base_two)
+_right(
+    why="the same, and log_sum_exp is returned in float32, as FlexAttention does",
+    name="fused_kernel_in_base_two_with_statistics_in_float32",
+    wide=STATISTICS,
+)(_in_base_two)
 
 
 def _split(spans_of: Callable[[int], list[slice]]) -> Inside:

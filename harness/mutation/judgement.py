@@ -82,7 +82,8 @@ class ExactJudge:
         self, case: Case, dtype: str, inputs: Inputs, stages: Stages, claimed: str | None = None
     ) -> dict[str, StageFinding]:
         """Judge every stage."""
-        truth = self._truth_of(case, dtype, inputs)
+        truth = self._truth_of(case, dtype, inputs).for_returned(stages)
+        assert isinstance(truth, RememberingTruth)
         judgements = truth.judgements(stages, case.stage_shapes, self.model_of(dtype, claimed))
         return {
             item.stage: StageFinding(_tier(item), item.goes_wrong_here, _ratio(item), truth.rounded(item.stage))
@@ -143,6 +144,9 @@ class RememberingTruth(Truth):
     def of(cls, truth: Truth) -> RememberingTruth:
         """Return a truth that remembers."""
         return cls(**{item.name: getattr(truth, item.name) for item in fields(Truth)})
+
+    def _with_wide_statistics(self) -> Truth:
+        return RememberingTruth.of(super()._with_wide_statistics())  # which remembers nothing of this one's
 
     def rounded(self, stage: str) -> Array | None:
         """Return a stage's exact answer, rounded once to the working dtype; None where there is none.

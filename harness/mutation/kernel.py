@@ -14,7 +14,7 @@ import numpy as np
 from attncheck.backends.contract import Stages
 from attncheck.mutation.arithmetic import Store, exactly
 from attncheck.mutation.variant import OPERATIONS, Steps, Variant
-from attncheck.spec import ON_SCORES
+from attncheck.spec import ON_SCORES, STAGE_SPECS
 from attncheck.spec import OPERATIONS as SPECS
 
 NARROW = ("bfloat16", "float16")
@@ -30,11 +30,18 @@ def stored_as(dtype: np.dtype[Any]) -> Store:
     return lambda array: array.astype(dtype).astype(array.dtype)
 
 
-class Kernel(Variant):
-    """A kernel that widens, computes and narrows; the steps of ``inside`` compute."""
+STATISTICS = frozenset(name for name, spec in STAGE_SPECS.items() if spec.may_be_wide)
+"""What a kernel may return in float32, whatever its ends are."""
 
-    def __init__(self, inside: Inside, *, hidden: frozenset[str] = NEVER_RETURNED) -> None:
+
+class Kernel(Variant):
+    """A kernel that widens, computes and narrows, all but its ``wide`` stages; the steps of ``inside`` compute."""
+
+    def __init__(
+        self, inside: Inside, *, hidden: frozenset[str] = NEVER_RETURNED, wide: frozenset[str] = frozenset()
+    ) -> None:
         super().__init__(hidden=hidden)
+        self._wide = wide
         self.steps = None  # they follow from the ends
         self._inside = inside
         self._variants: dict[str | None, Variant] = {}
@@ -48,7 +55,7 @@ class Kernel(Variant):
         stages: Stages = getattr(variant, name)(*map(_widened, arrays), **widened)
         if ends is None:
             return stages
-        wide = SPECS[name].statistics if name in SPECS else frozenset()
+        wide = self._wide | (SPECS[name].statistics if name in SPECS else frozenset())
         return {stage: array if stage in wide else array.astype(ends) for stage, array in stages.items()}
 
     def _variant(self, ends: np.dtype[Any] | None) -> Variant:

@@ -16,8 +16,8 @@ from attncheck.backends.numpy_backend import _dot, _row_maximum, _row_sum, _sum_
 from attncheck.mutation import arithmetic
 from attncheck.mutation.arithmetic import Array, Store
 from attncheck.mutation.backward_forms import delta_read_as, weights_remembered
-from attncheck.mutation.forward_forms import averaged, inputs_changed, outputs_read_as, scored
-from attncheck.mutation.kernel import NARROW, Kernel
+from attncheck.mutation.forward_forms import averaged, inputs_changed, normalised, outputs_read_as, scored
+from attncheck.mutation.kernel import NARROW, STATISTICS, Kernel
 from attncheck.mutation.mask_forms import bias_added
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, mutant
 from attncheck.mutation.online import Online
@@ -29,9 +29,8 @@ _MIN_NORMAL_OF_FLOAT16 = 2.0**-14
 _FLOAT16 = ("float16",)
 
 RIGHT = Kernel(lambda store: {})
-_narrow = partial(
-    mutant, "sixteen bits", Kernel, classes={"bfloat16": "fused", "float16": "fused"}, without=RIGHT, dtypes=NARROW
-)
+_FUSED = {"bfloat16": "fused", "float16": "fused"}
+_narrow = partial(mutant, "sixteen bits", Kernel, classes=_FUSED, without=RIGHT, dtypes=NARROW)
 
 
 def _summed(store: Store) -> Callable[[Array, Array], Array]:
@@ -138,6 +137,33 @@ def parts_merged_by_a_growing_exponential(store: Store) -> Steps:
         return np.asarray((first + grown * second) / (1 + grown))
 
     return averaged(average)
+
+
+_WIDE = partial(Kernel, wide=STATISTICS)
+_wide = partial(
+    mutant, "sixteen bits", _WIDE, classes=_FUSED, dtypes=NARROW, at="log_sum_exp", without=_WIDE(lambda store: {})
+)
+
+
+@_wide(defect="log_sum_exp is stored in 16 bits, and widened when it is returned: flashinfer#3372's kind")
+def log_sum_exp_widened_too_late(store: Store) -> Steps:
+    def normalise(logits: Array) -> Stages:
+        stages = softmax(logits)
+        return stages | {"log_sum_exp": store(stages["log_sum_exp"])}
+
+    return normalised(normalise)
+
+
+@_wide(defect="structure: log_sum_exp is that of exponentials rounded to 16 bits for the values")
+def log_sum_exp_of_exponentials_in_16_bits(store: Store) -> Steps:
+    def normalise(logits: Array) -> Stages:
+        stages, maximum = softmax(logits), _row_maximum(logits)
+        is_empty = np.isneginf(maximum)
+        rounded = _row_sum(store(np.exp(logits - np.where(is_empty, 0, maximum))))
+        total = maximum + np.log(np.where(is_empty, 1, rounded))
+        return stages | {"log_sum_exp": total[..., 0]}
+
+    return normalised(normalise)
 
 
 @_narrow(at="context", defect="log_sum_exp of each part is stored in 16 bits: flashinfer#3372's kind")

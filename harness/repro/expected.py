@@ -70,6 +70,8 @@ def expected_stages(
     case: Case, truth: Truth, rounding_model: str, judgements: Sequence[StageJudgement]
 ) -> dict[str, Expected]:
     """Return what is right for the stages that were judged, or for every stage of the case where none came back."""
+    if any(judgement.has_wide_statistics for judgement in judgements):
+        truth = truth.with_wide_statistics()
     computed = computed_stages(case.operation, case.options, case.inputs)
     stages = [judgement.stage for judgement in judgements] or case.judged_stages or computed
     return {

@@ -34,6 +34,7 @@ from attncheck.spec.operations import (
     result_stages,
     score_of,
     stage_dtype,
+    wide_dtype,
 )
 from attncheck.spec.options import CONVENTIONS, DEFAULT_SCORE, OPTIONS, Options, OptionSpec, ScoreKind
 from attncheck.spec.stages import (
@@ -104,5 +105,6 @@ __all__ = [
     "stage_position",
     "stages_of",
     "statistics_dtype",
+    "wide_dtype",
     "without_a_key",
 ]

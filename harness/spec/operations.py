@@ -29,7 +29,16 @@ from attncheck.spec.inputs import (
     optional,
 )
 from attncheck.spec.options import DEFAULT_SCORE, OPTIONS, OptionSpec
-from attncheck.spec.stages import GRADIENTS, LOGITS, MEANS, NORMALIZATIONS, PROJECTIONS, ROTATIONS, stages_of
+from attncheck.spec.stages import (
+    GRADIENTS,
+    LOGITS,
+    MEANS,
+    NORMALIZATIONS,
+    PROJECTIONS,
+    ROTATIONS,
+    STAGE_SPECS,
+    stages_of,
+)
 
 
 @dataclass(frozen=True)
@@ -266,6 +275,12 @@ def inputs_of(operation: str, score: str | None) -> Mapping[str, InputSpec]:
 def stage_dtype(operation: str, stage: str, dtype: str) -> str:
     """Return the dtype in which a stage is returned by an operation whose inputs have a dtype."""
     return statistics_dtype(dtype) if stage in OPERATIONS[operation].statistics else dtype
+
+
+def wide_dtype(stage: str, dtype: str) -> str | None:
+    """Return the wider dtype in which a stage may be returned too, beside inputs of a dtype; None where it may not."""
+    is_wide = stage in STAGE_SPECS and STAGE_SPECS[stage].may_be_wide and statistics_dtype(dtype) != dtype
+    return statistics_dtype(dtype) if is_wide else None
 
 
 def computed_stages(operation: str, options: Mapping[str, Any], inputs: Collection[str]) -> tuple[str, ...]:

@@ -13,12 +13,14 @@ from attncheck.spec.inputs import ATTENTION_INPUTS, INPUTS_ON_ROWS, SCORES_AXES,
 class StageSpec:
     """A named intermediate. ``part`` is the part of the computation that it belongs to.
 
-    ``axes`` are those of a computation per head; ``Operation.stage_axes`` has others.
+    ``axes`` are those of a computation per head; ``Operation.stage_axes`` has others. One that ``may_be_wide`` is a
+    statistic of rows: in a dtype of 16 bits it may be returned in float32, as fused kernels do.
     """
 
     name: str
     part: Literal["projections", "normalizations", "rotations", "logits", "softmax", "means", "gradients"]
     axes: Axes
+    may_be_wide: bool = False
 
 
 STAGE_SPECS: Mapping[str, StageSpec] = {
@@ -37,7 +39,7 @@ STAGE_SPECS: Mapping[str, StageSpec] = {
         StageSpec("biased", "logits", SCORES_AXES),
         StageSpec("masked", "logits", SCORES_AXES),
         StageSpec("weights", "softmax", SCORES_AXES),
-        StageSpec("log_sum_exp", "softmax", ("B", "H", "Lq")),
+        StageSpec("log_sum_exp", "softmax", ("B", "H", "Lq"), may_be_wide=True),
         StageSpec("context", "means", ("B", "H", "Lq", "Dv")),
         StageSpec("output", "means", ("B", "H", "Lq", "Dv")),
         *(

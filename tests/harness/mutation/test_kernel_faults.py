@@ -29,6 +29,15 @@ UNITS = 200.0
 
 OF_TOPICS = [mutant for mutant in MUTANTS if mutant.topic in OF_KERNELS]
 IN_KERNELS = [mutant for mutant in MUTANTS if isinstance(mutant.backend, Kernel)]
+WIDE = frozenset(
+    {
+        "fused_kernel_with_statistics_in_float32",
+        "fused_kernel_in_base_two_with_statistics_in_float32",
+        "log_sum_exp_widened_too_late",
+        "log_sum_exp_of_exponentials_in_16_bits",
+    }
+)
+"""Kernels that return log_sum_exp in float32, whatever their ends are."""
 CONTROL_KERNELS = [honest for honest in CONTROLS if isinstance(honest.backend, Kernel) and "float64" in honest.dtypes]
 
 
@@ -94,7 +103,10 @@ def test_a_kernel_with_ends_in_16_bits_returns_16_bits(
 ) -> None:
     for task in (kernel_problems["width 64"], kernel_problems["gradients, mask and softcap"]):
         stages = solve(subject.backend, task, dtype)
-        assert {str(stage.dtype) for stage in stages.values()} == {dtype}
+        found = {name: str(stage.dtype) for name, stage in stages.items()}
+        of_statistics = {found.pop("log_sum_exp")} - {dtype} if "log_sum_exp" in found else set()
+        assert set(found.values()) <= {dtype}
+        assert of_statistics == ({"float32"} if subject.name in WIDE and "output" in found else set())
 
 
 @pytest.mark.parametrize("mutant", IN_KERNELS, ids=lambda mutant: mutant.name)
