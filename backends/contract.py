@@ -107,11 +107,12 @@ class Backend(Protocol):
         Graves et al. 2014, "Neural Turing Machines", section 3.3.1.
         """
 
-    def general_scores(self, query: Tensor, key: Tensor, weight: Tensor) -> Stages:
-        """Score by a bilinear form: q W k^T.
+    def general_scores(self, query: Tensor, key: Tensor, weight: Tensor, *, score_bias: Tensor | None = None) -> Stages:
+        """Score by a bilinear form: q W k^T + b.
 
-        query (B, H, Lq, D), key (B, H, Lk, Dk), weight (D, Dk) -> scores (B, H, Lq, Lk).
-        Luong et al. 2015, section 3.1, "general".
+        query (B, H, Lq, D), key (B, H, Lk, Dk), weight (D, Dk), score_bias (H,), or (1,) for all heads
+        -> scores (B, H, Lq, Lk). Luong et al. 2015, section 3.1, "general"; with a bias torch.nn.Bilinear of one
+        output, and BilinearMatrixAttention of Gardner et al. 2018, "AllenNLP".
         """
 
     def additive_scores(

@@ -58,9 +58,10 @@ def cosine_scores(query: Array, key: Array, *, scale: float | None = None) -> St
     return {"scores": cosine if scale is None else cosine * scale}
 
 
-def general_scores(query: Array, key: Array, weight: Array) -> Stages:
+def general_scores(query: Array, key: Array, weight: Array, *, score_bias: Array | None = None) -> Stages:
     """Score by a bilinear form."""
-    return {"scores": _dot(query @ weight, key)}
+    scores = _dot(query @ weight, key)
+    return {"scores": scores if score_bias is None else scores + score_bias[:, np.newaxis, np.newaxis]}
 
 
 def additive_scores(

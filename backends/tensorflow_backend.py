@@ -66,11 +66,12 @@ def cosine_scores(query: Tensor, key: Tensor, *, scale: float | None = None) -> 
     return {"scores": cosine if scale is None else cosine * scale}
 
 
-def general_scores(query: Tensor, key: Tensor, weight: Tensor) -> Stages:
+def general_scores(query: Tensor, key: Tensor, weight: Tensor, *, score_bias: Tensor | None = None) -> Stages:
     """Score by a bilinear form."""
     # tensordot, not matmul: TensorFlow 2.21 with oneDNN reads past its buffers in a float32 tf.matmul that spreads a
     # matrix over batch axes, and gives NaN, wrong numbers or a segmentation fault (tensorflow/tensorflow#117700).
-    return {"scores": tf.matmul(tf.tensordot(query, weight, axes=1), key, transpose_b=True)}
+    scores = tf.matmul(tf.tensordot(query, weight, axes=1), key, transpose_b=True)
+    return {"scores": scores if score_bias is None else scores + score_bias[:, tf.newaxis, tf.newaxis]}
 
 
 def additive_scores(

@@ -81,9 +81,10 @@ def cosine_scores(query: Tensor, key: Tensor, *, scale: float | None = None) -> 
     return {"scores": cosines if scale is None else cosines * scale}
 
 
-def general_scores(query: Tensor, key: Tensor, weight: Tensor) -> Stages:
+def general_scores(query: Tensor, key: Tensor, weight: Tensor, *, score_bias: Tensor | None = None) -> Stages:
     """Score by a bilinear form."""
-    return {"scores": query @ weight @ key.mT}
+    scores = query @ weight @ key.mT
+    return {"scores": scores if score_bias is None else scores + score_bias[:, None, None]}
 
 
 def additive_scores(

@@ -77,9 +77,11 @@ def _scored(kind: str, regime: str, random: Random, dims: Dimensions) -> Inputs:
     key = key[..., : dims.E]  # the key's own width, Dk
     key_width = key.shape[-1]
     if kind == "general":
-        return {"query": query, "key": key, "weight": _weight(random, dims.D, key_width)}
+        inputs = {"query": query, "key": key, "weight": _weight(random, dims.D, key_width)}
+        bias = random.randn(query.shape[1] if random.rand() < 0.5 else 1)
+        return inputs | {"score_bias": bias} if random.rand() < 0.5 else inputs
     hidden = 1 + dims.Ek % 12
-    inputs: Inputs = {
+    inputs = {
         "query": query,
         "key": key,
         "query_weight": _weight(random, dims.D, hidden),

@@ -1,42 +1,73 @@
-"""The bilinear score, q W k^T (Luong et al. 2015, section 3.1).
+"""The bilinear score, q W k^T (Luong et al. 2015, section 3.1), plus a number for each head where there is one.
 
 q W k^T  (n1, n2)        D = { c |q||W||k|^T + u_s [ max(|qW||k|^T, |q||Wk^T|) + 2 |s| ] } (1 + c + 8u*) + eta
                          c = (n1 + n2) u_acc; either association
+q W k^T + b              c (|q||W||k|^T + |b|), for the sum may begin with b; 2u (|s - b| + |s|) for 2u_s |s|,
+                         u = max(u_s, u_c): the product is stored before b is added, or added to it as it is
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
 from attncheck.attention.balls import BallArray
 from attncheck.attention.errors import Ball, Logits, Operand, Real, product_variance, transposed
-from attncheck.attention.flags import reach_of_scores
-from attncheck.attention.problem import Problem
+from attncheck.attention.flags import Flags, Reach, reach_of_scores
+from attncheck.attention.problem import Problem, per_head
 from attncheck.attention.projection import flushed_factors
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.step import Around, At, Step, stored_logits
 
 
 def _exact(problem: Problem, query: BallArray, key: BallArray) -> BallArray:
-    return query @ problem.balls(problem.array("weight")) @ key.transposed()
+    product = query @ problem.balls(problem.array("weight")) @ key.transposed()
+    return product if "score_bias" not in problem.inputs else product + problem.balls(_bias(problem), product.shape)
 
 
 def _value(problem: Problem, query: Real, key: Real) -> Real:
     scores: Real = query @ problem.array("weight") @ transposed(key)
-    return scores
+    return scores if "score_bias" not in problem.inputs else scores + _bias(problem)
+
+
+def _bias(problem: Problem) -> Real:
+    """Return the bias of each head at the rank of scores, (H, 1, 1), or 0 without one."""
+    return per_head(problem.inputs["score_bias"]) if "score_bias" in problem.inputs else np.zeros((1, 1, 1))
 
 
 def _radius(around: Around, _: Real, query: Ball, key: Ball) -> Real:
     weight = around.ball("weight")
     turned = Ball(query.value @ weight.value, query.radius_of_product(weight.value, weight.radius))
-    return turned.radius_of_product(transposed(key.value), transposed(key.radius))
+    radius = turned.radius_of_product(transposed(key.value), transposed(key.radius))
+    return radius + per_head(around.radii["score_bias"]) if "score_bias" in around.problem.inputs else radius
 
 
 def _error(at: At, query: Operand, key: Operand) -> Logits:
-    return _general_error(query.value, key.value, at.problem.array("weight"), at.value, at.rounding)
+    bias, weight = _bias(at.problem), at.problem.array("weight")
+    error = _general_error(query.value, key.value, weight, at.value - bias, at.rounding)
+    if "score_bias" not in at.problem.inputs:
+        return replace(error, value=at.value)
+    return _with_bias(error, at.value, np.abs(bias), sum(weight.shape), at.rounding)
 
 
-GENERAL_SCORES = Step(_exact, _value, _error, _radius, stored_logits, reach_of_scores("weight"))
+def _with_bias(product: Logits, exact: Real, bias: Real, terms: int, rounding: RoundingModel) -> Logits:
+    """Add a bias to a product: behind it, or as the first term of its sum."""
+    unit, summed = max(rounding.score_unit, rounding.compute_unit), terms * rounding.accumulate_unit
+    size = np.abs(product.value) + np.abs(exact)
+    max_error = product.max_error + (summed * bias + 2 * unit * size) * (1 + summed + 8 * rounding.coarsest_unit)
+    # Partial sums that begin with b: (x + b)^2 <= 2 x^2 + 2 b^2.
+    variance = 2 * product.independent + 2 * (terms * rounding.accumulate_unit**2 * bias**2 + unit**2 * size**2)
+    floor = product.floor + 2 * rounding.score_underflow
+    return Logits(exact, max_error + 2 * rounding.score_underflow, variance, product.shared, floor)
+
+
+def _reach(known: Reach, query: Flags, key: Flags) -> Flags:
+    reached = reach_of_scores("weight")(known, query, key)
+    return reached | per_head(known.flags["score_bias"]) if "score_bias" in known.flags else reached
+
+
+GENERAL_SCORES = Step(_exact, _value, _error, _radius, stored_logits, _reach)
 
 
 def _general_error(query: Real, key: Real, weight: Real, exact: Real, rounding: RoundingModel) -> Logits:

@@ -49,6 +49,7 @@ from attncheck.mutation.forward_forms import (
     reciprocal_read_as,
     rows_read_as,
     scored,
+    with_score_bias,
 )
 from attncheck.mutation.mutant import WIDE, control
 from attncheck.mutation.online import NEVER_HELD, Online
@@ -142,13 +143,26 @@ control(
 
 
 @control("general_scores", why="q (W k) for (q W) k")
-def bilinear_key_first(query: Array, key: Array, weight: Array) -> Stages:
-    return {"scores": _dot(query, key @ weight.T)}
+def bilinear_key_first(query: Array, key: Array, weight: Array, *, score_bias: Array | None = None) -> Stages:
+    return with_score_bias(_dot(query, key @ weight.T), score_bias)
 
 
 @control("general_scores", why="the bilinear score in one einsum", dtypes=WIDE)
-def bilinear_by_einsum(query: Array, key: Array, weight: Array) -> Stages:
-    return {"scores": np.asarray(np.einsum("...qd,de,...ke->...qk", query, weight, key))}
+def bilinear_by_einsum(query: Array, key: Array, weight: Array, *, score_bias: Array | None = None) -> Stages:
+    return with_score_bias(np.asarray(np.einsum("...qd,de,...ke->...qk", query, weight, key)), score_bias)
+
+
+@control("general_scores", why="the bias is a feature that is always 1: [q W, b] . [k, 1]", dtypes=WIDE)
+def bilinear_bias_as_one_more_feature(
+    query: Array, key: Array, weight: Array, *, score_bias: Array | None = None
+) -> Stages:
+    """Begin every sum with the bias."""
+    left = query @ weight
+    if score_bias is None:
+        return {"scores": _dot(left, key)}
+    bias = np.broadcast_to(score_bias[:, np.newaxis, np.newaxis], (*left.shape[:-1], 1))
+    ones = np.ones((*key.shape[:-1], 1), key.dtype)
+    return {"scores": _dot(np.concatenate([bias, left], axis=-1), np.concatenate([ones, key], axis=-1))}
 
 
 @control(

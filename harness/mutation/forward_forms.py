@@ -245,14 +245,19 @@ def values_read_as(change: Callable[[Array], Array]) -> Steps:
     return {"attention._weighted_sum": lambda weights, value: weights @ change(value)}
 
 
+def with_score_bias(scores: Array, score_bias: Array | None) -> Stages:
+    """Add the bias of a bilinear score, where there is one."""
+    return {"scores": scores if score_bias is None else scores + score_bias[:, np.newaxis, np.newaxis]}
+
+
 def products_by(product: Product) -> Steps:
     """Use another product of matrices throughout, but for the additive score's."""
 
     def dot(query: Array, key: Array) -> Array:
         return product(query, np.swapaxes(key, -1, -2))
 
-    def general_scores(query: Array, key: Array, weight: Array) -> Stages:
-        return {"scores": dot(product(query, weight), key)}
+    def general_scores(query: Array, key: Array, weight: Array, *, score_bias: Array | None = None) -> Stages:
+        return with_score_bias(dot(product(query, weight), key), score_bias)
 
     def project(inputs: Array, weight: Array, bias: Array | None) -> Array:
         projected = product(inputs, weight)

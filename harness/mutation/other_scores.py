@@ -13,6 +13,7 @@ from attncheck.backends.contract import Stages
 from attncheck.backends.numpy_backend import _dot, additive_scores, cosine_scores, general_scores
 from attncheck.mutation import arithmetic
 from attncheck.mutation.arithmetic import Array
+from attncheck.mutation.forward_forms import with_score_bias
 from attncheck.mutation.mutant import ACCURACY_OF_16_BITS, WIDE, mutant
 from attncheck.mutation.variant import Steps, numpy_with, within
 
@@ -22,9 +23,10 @@ _faulty_other_scores = partial(mutant, "other scores", at="scores")
 def _weight(change: Callable[[Array], Array]) -> Steps:
     """Change the bilinear weight; where the change does not fit its shape, a real implementation would refuse."""
 
-    def score(query: Array, key: Array, weight: Array) -> Stages:
+    def score(query: Array, key: Array, weight: Array, *, score_bias: Array | None = None) -> Stages:
         changed = change(weight)
-        return general_scores(query, key, changed if changed.shape == weight.shape else weight)
+        right = changed if changed.shape == weight.shape else weight
+        return general_scores(query, key, right, score_bias=score_bias)
 
     return {"general_scores": score}
 
@@ -35,9 +37,34 @@ def bilinear_weight_transposed(weight: Array) -> Array:
 
 
 @_faulty_other_scores("general_scores", defect="the dot score for the general one where W is square")
-def bilinear_weight_ignored(query: Array, key: Array, weight: Array) -> Stages:
-    is_square = weight.shape[0] == weight.shape[1]
-    return {"scores": _dot(query, key)} if is_square else general_scores(query, key, weight)
+def bilinear_weight_ignored(query: Array, key: Array, weight: Array, *, score_bias: Array | None = None) -> Stages:
+    if weight.shape[0] == weight.shape[1]:
+        return with_score_bias(_dot(query, key), score_bias)
+    return general_scores(query, key, weight, score_bias=score_bias)
+
+
+@_faulty_other_scores("general_scores", defect="structure: the bias of the bilinear layer has no effect")
+def bilinear_bias_ignored(query: Array, key: Array, weight: Array, *, score_bias: Array | None = None) -> Stages:
+    return general_scores(query, key, weight)
+
+
+@_faulty_other_scores("general_scores", defect="structure: the bias is subtracted, as one of the other side")
+def bilinear_bias_subtracted(query: Array, key: Array, weight: Array, *, score_bias: Array | None = None) -> Stages:
+    return general_scores(query, key, weight, score_bias=None if score_bias is None else -score_bias)
+
+
+@_faulty_other_scores("general_scores", defect="structure: the bias of the first head serves all")
+def bilinear_bias_of_the_first_head(
+    query: Array, key: Array, weight: Array, *, score_bias: Array | None = None
+) -> Stages:
+    return general_scores(query, key, weight, score_bias=None if score_bias is None else score_bias[:1])
+
+
+@_faulty_other_scores("general_scores", defect="structure: q (W + b) k^T: the bias is added to the weight")
+def bilinear_bias_added_to_the_weight(
+    query: Array, key: Array, weight: Array, *, score_bias: Array | None = None
+) -> Stages:
+    return general_scores(query, key, weight if score_bias is None else weight + score_bias[0])
 
 
 @_faulty_other_scores(_weight, defect="the weight is stored in bfloat16", dtypes=WIDE, diagnosis=ACCURACY_OF_16_BITS)

@@ -57,7 +57,15 @@ _DOT_OPTIONS = frozenset({"scale", "softcap"})
 SCORE_SPECS: Mapping[str, ScoreSpec] = {
     "dot": ScoreSpec("dot_scores", _DOT_INPUTS, _DOT_OPTIONS, has_raw_scores=True, scale=1.0),
     "scaled_dot": ScoreSpec("dot_scores", _DOT_INPUTS, _DOT_OPTIONS, has_raw_scores=True),
-    "general": ScoreSpec("general_scores", {"query": QUERY, "key": WIDE_KEY, "weight": InputSpec(("D", "Dk"))}),
+    "general": ScoreSpec(
+        "general_scores",
+        {
+            "query": QUERY,
+            "key": WIDE_KEY,
+            "weight": InputSpec(("D", "Dk")),
+            "score_bias": optional("H", broadcast=True),
+        },
+    ),
     "additive": ScoreSpec(
         "additive_scores",
         {

@@ -42,6 +42,18 @@ def test_general_scores_of_integers_are_exact_and_multiply_query_weight_and_key_
     np.testing.assert_array_equal(run("general_scores", query, key, weight)["scores"], [[[[9, 6]]]])
 
 
+def test_the_bias_of_a_bilinear_score_is_added_to_every_score_of_its_head(run: Run) -> None:
+    # torch.nn.Bilinear: x1^T A x2 + b; q W = [7, 2, 0] as above, and a second head twice as large.
+    query, key = np.array([[[[1, 2]], [[2, 4]]]]), np.array([[[[1, 1, 5], [0, 3, 1]]] * 2]).reshape(1, 2, 2, 3)
+    weight = np.array([[1, 0, 2], [3, 1, -1]])
+    alone = run("general_scores", query, key, weight)["scores"]
+    one = run("general_scores", query, key, weight, score_bias=np.array([3]))["scores"]
+    each = run("general_scores", query, key, weight, score_bias=np.array([3, -5]))["scores"]
+    np.testing.assert_array_equal(alone, [[[[9, 6]], [[18, 12]]]])
+    np.testing.assert_array_equal(one, [[[[12, 9]], [[21, 15]]]])
+    np.testing.assert_array_equal(each, [[[[12, 9]], [[13, 7]]]])
+
+
 def test_additive_scores_of_saturated_and_zero_units_are_sums_of_the_score_vector(run: Run, unit: float) -> None:
     # Bahdanau et al. 2015, appendix A.1.2: v^T tanh(W s + U h). Query 50 opens both units, key -50 closes the second,
     # so with v = (3, 5): tanh(50 + 0), tanh(50 - 50) -> 3 + 0 = 3, and tanh(50 + 50), tanh(50 + 0) -> 3 + 5 = 8.

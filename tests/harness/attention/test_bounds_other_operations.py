@@ -39,6 +39,8 @@ def draw(rng: np.random.Generator, operation: str, dtype: str) -> tuple[str, Sta
         case "general":
             inputs = {"query": normal(1, 2, queries, width), "key": normal(1, 2, keys, other)}
             inputs["weight"] = rng.standard_normal((width, other))
+            if rng.integers(2):
+                inputs["score_bias"] = 10 * rng.standard_normal(int(rng.integers(1, 3)))
         case "additive":
             inputs = {"query": normal(1, 2, queries, width), "key": normal(1, 2, keys, other)}
             inputs |= {"query_weight": rng.standard_normal((width, 7)), "key_weight": rng.standard_normal((other, 7))}

@@ -91,6 +91,13 @@ SETTINGS = [
         loose={"scores": 2.0},
     ),
     Setting(
+        "general with a bias",
+        "scoring",
+        {"query": (2, 3, 2), "key": (2, 4, 3), "weight": (2, 3), "score_bias": (2,)},
+        {"score": "general"},
+        loose={"scores": 2.0},
+    ),
+    Setting(
         "additive",
         "scoring",
         {"query": (2, 3, 2), "key": (2, 4, 3), "query_weight": (2, 4), "key_weight": (3, 4), "score_vector": (4,)},

@@ -88,7 +88,7 @@ def _problems() -> dict[str, Task]:
         "general": Task(
             "scoring",
             {"score": "general"},
-            {**_pick(rng, 5, 6), "weight": rng.normal(size=(5, 5))},
+            {**_pick(rng, 5, 6), "weight": rng.normal(size=(5, 5)), "score_bias": np.array([0.5, -1.0, 2.0])},
         ),
         "additive": Task("scoring", {"score": "additive"}, _additive(rng, 1.0)),
         "additive, saturated": Task("scoring", {"score": "additive"}, _additive(rng, 400.0)),

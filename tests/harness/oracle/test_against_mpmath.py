@@ -69,7 +69,8 @@ def dot(left: Sequence[Number] | Array, right: Sequence[Number] | Array) -> Numb
 
 def score(kind: str, scale: Any, query: Array, key: Array, weights: Mapping[str, Array]) -> Number:
     if kind == "general":
-        return dot([dot(query, column) for column in weights["weight"].T], key)
+        product = dot([dot(query, column) for column in weights["weight"].T], key)
+        return product + weights["score_bias"][0] if "score_bias" in weights else product
     if kind == "additive":
         left = [dot(query, column) for column in weights["query_weight"].T]
         right = [dot(key, column) for column in weights["key_weight"].T]
@@ -289,6 +290,8 @@ def draw_scoring(random: np.random.Generator, dtype: Any) -> Problem:
     options: dict[str, Any] = {"score": kind}
     if kind == "general":
         inputs["weight"] = numbers(random, dtype, width, key_width)
+        if random.integers(2):
+            inputs["score_bias"] = numbers(random, dtype, 1)
     elif kind == "additive":
         inputs["query_weight"] = numbers(random, dtype, width, hidden)
         inputs["key_weight"] = numbers(random, dtype, key_width, hidden)

@@ -85,6 +85,16 @@ OPERATIONS: dict[str, tuple[str, dict[str, Any], dict[str, Array]]] = {
         {"score": "general"},
         {"query": draw(1, 2, 4, 6), "key": draw(1, 2, 5, 4), "weight": WEIGHTS["weight"]},
     ),
+    "general with a bias": (
+        "scoring",
+        {"score": "general"},
+        {
+            "query": draw(1, 2, 4, 6),
+            "key": draw(1, 2, 5, 4),
+            "weight": WEIGHTS["weight"],
+            "score_bias": draw(2, seed=1),
+        },
+    ),
     "additive": (
         "scoring",
         {"score": "additive"},
