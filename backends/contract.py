@@ -196,6 +196,77 @@ class Backend(Protocol):
         "RoFormer", section 3.4.2; pairs that are R apart as in Black et al. 2022, "GPT-NeoX-20B", section 2.1.1.
         """
 
+    def general_attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        weight: Tensor,
+        *,
+        score_bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        is_causal: bool = False,
+        window: Window | None = None,
+        key_lengths: Tensor | None = None,
+        empty_rows: EmptyRows = "zero",
+    ) -> Stages:
+        """Attend with a bilinear score: q W k^T + b.
+
+        query (B, H, Lq, D), key (B, H, Lk, Dk), value (B, H, Lk, Dv), weight (D, Dk), score_bias (H,), or (1,) for all
+        heads; mask, bias and key_lengths as in ``mask_scores``
+        -> the stages of ``general_scores``, ``mask_scores`` and ``softmax``, then output (B, H, Lq, Dv).
+        Luong et al. 2015, "Effective Approaches to Attention-based Neural Machine Translation", sections 3 and 3.1.
+        """
+
+    def additive_attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_weight: Tensor,
+        key_weight: Tensor,
+        score_vector: Tensor,
+        *,
+        score_bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        is_causal: bool = False,
+        window: Window | None = None,
+        key_lengths: Tensor | None = None,
+        empty_rows: EmptyRows = "zero",
+    ) -> Stages:
+        """Attend with an additive score, a small feed-forward network: tanh(q Wq + k Wk + b) . v.
+
+        query (B, H, Lq, D), key (B, H, Lk, Dk), value (B, H, Lk, Dv), query_weight (D, A), key_weight (Dk, A),
+        score_vector (A,), score_bias (A,); mask, bias and key_lengths as in ``mask_scores``
+        -> the stages of ``additive_scores``, ``mask_scores`` and ``softmax``, then output (B, H, Lq, Dv).
+        Bahdanau et al. 2015, "Neural Machine Translation by Jointly Learning to Align and Translate", section 3.1 and
+        appendix A.1.2.
+        """
+
+    def cosine_attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float | None = None,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        is_causal: bool = False,
+        window: Window | None = None,
+        key_lengths: Tensor | None = None,
+        empty_rows: EmptyRows = "zero",
+    ) -> Stages:
+        """Attend with a score that is the cosine of the angle between query and key, times ``scale`` (1 when None).
+
+        query (B, H, Lq, D), key (B, H, Lk, D), neither with a vector of length 0, value (B, H, Lk, Dv); mask, bias and
+        key_lengths as in ``mask_scores``
+        -> the stages of ``cosine_scores``, ``mask_scores`` and ``softmax``, then output (B, H, Lq, Dv).
+        Graves et al. 2014, "Neural Turing Machines", section 3.3.1.
+        """
+
     def attention_gradients(
         self,
         query: Tensor,

@@ -16,13 +16,16 @@ from attncheck.backends.contract import Stages
 from attncheck.backends.jax_backend import describe, from_numpy, prepare, to_numpy
 
 __all__ = [
+    "additive_attention",
     "additive_scores",
     "attention",
     "attention_gradients",
+    "cosine_attention",
     "cosine_scores",
     "describe",
     "dot_scores",
     "from_numpy",
+    "general_attention",
     "general_scores",
     "mask_scores",
     "merge_states",
@@ -58,6 +61,9 @@ additive_scores = compiled(jax_backend.additive_scores)
 mask_scores = compiled(jax_backend.mask_scores)
 softmax = compiled(jax_backend.softmax)
 attention = compiled(jax_backend.attention)
+general_attention = compiled(jax_backend.general_attention)
+additive_attention = compiled(jax_backend.additive_attention)
+cosine_attention = compiled(jax_backend.cosine_attention)
 attention_gradients = compiled(jax_backend.attention_gradients)
 multi_head_attention = compiled(jax_backend.multi_head_attention)
 packed_attention = compiled(jax_backend.packed_attention)

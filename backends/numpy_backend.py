@@ -179,6 +179,94 @@ def attention(
     return stages
 
 
+def general_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    weight: Array,
+    *,
+    score_bias: Array | None = None,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    is_causal: bool = False,
+    window: Window | None = None,
+    key_lengths: Array | None = None,
+    empty_rows: EmptyRows = "zero",
+) -> Stages:
+    """Attend with a bilinear score."""
+    masks: dict[str, Any] = {
+        "mask": mask,
+        "bias": bias,
+        "is_causal": is_causal,
+        "window": window,
+        "key_lengths": key_lengths,
+    }
+    scores = general_scores(query, key, weight, score_bias=score_bias)
+    return _attend(scores, value, masks, empty_rows)
+
+
+def additive_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    query_weight: Array,
+    key_weight: Array,
+    score_vector: Array,
+    *,
+    score_bias: Array | None = None,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    is_causal: bool = False,
+    window: Window | None = None,
+    key_lengths: Array | None = None,
+    empty_rows: EmptyRows = "zero",
+) -> Stages:
+    """Attend with an additive score."""
+    masks: dict[str, Any] = {
+        "mask": mask,
+        "bias": bias,
+        "is_causal": is_causal,
+        "window": window,
+        "key_lengths": key_lengths,
+    }
+    scores = additive_scores(query, key, query_weight, key_weight, score_vector, score_bias=score_bias)
+    return _attend(scores, value, masks, empty_rows)
+
+
+def cosine_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    scale: float | None = None,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    is_causal: bool = False,
+    window: Window | None = None,
+    key_lengths: Array | None = None,
+    empty_rows: EmptyRows = "zero",
+) -> Stages:
+    """Attend with the cosine as score."""
+    masks: dict[str, Any] = {
+        "mask": mask,
+        "bias": bias,
+        "is_causal": is_causal,
+        "window": window,
+        "key_lengths": key_lengths,
+    }
+    scores = cosine_scores(query, key, scale=scale)
+    return _attend(scores, value, masks, empty_rows)
+
+
+def _attend(stages: Stages, value: Array, masks: dict[str, Any], empty_rows: EmptyRows) -> Stages:
+    """Mask scores, normalise and average the values."""
+    stages |= mask_scores(stages["scores"], **masks)
+    *_, logits = stages.values()  # the last stage that was asked for
+    stages |= _softmax_with_sinks(logits, None, empty_rows)
+    stages["output"] = _weighted_sum(stages["weights"], value)
+    return stages
+
+
 def attention_gradients(
     query: Array,
     key: Array,

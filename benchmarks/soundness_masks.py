@@ -10,13 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 from soundness_pool import Dimensions, Random
 
+from attncheck.spec import BY_SCORE
+
 Inputs = dict[str, NDArray[Any]]
 
 MASKS = ("none", "causal", "padding", "random", "bias", "bias with -inf")
 
 _SELDOM = 0.08
 _SCALED = 0.15
-_ATTENDANCE = frozenset({"masking", "attention", "attention_gradients", "multi_head_attention"})
+_ATTENDANCE = frozenset({"masking", "attention", "attention_gradients", "multi_head_attention", *BY_SCORE})
 _NORMALIZED = "normalized_attention"
 _SEQUENCES = frozenset({"packed_attention", "packed_attention_gradients", "paged_attention", "quantized_attention"})
 _ROTATED = frozenset({"attention", "attention_gradients", "multi_head_attention", _NORMALIZED})
@@ -41,7 +43,7 @@ def draw_asked(kind: str, random: Random, dims: Dimensions) -> Asked:
         _add_attendance(asked, random, dims)
     if kind == _NORMALIZED:
         _add_mask(asked, str(random.choice(MASKS)), random, dims)
-    if kind in _SCALABLE and random.rand() < _SCALED:
+    if kind in {*_SCALABLE, "cosine_attention"} and random.rand() < _SCALED:
         scale = float(np.float32(random.uniform(-1, 2)))
         asked.options["scale"] = scale
         asked.names.append("scale" if scale >= 0 else "negative scale")

@@ -6,11 +6,14 @@ import math
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 from soundness_masks import MASKS, Asked, Inputs, draw_mask, split_past
 from soundness_merging import draw_parts
 from soundness_pool import Dimensions, Random, Real
 from soundness_regimes import REGIMES, raw_scores
 from soundness_sequences import lay_out
+
+from attncheck.spec import BY_SCORE
 
 LOWERED = {
     "packed_attention": "",
@@ -22,6 +25,8 @@ LOWERED = {
 """Operations of sequences, and what their operands are drawn as; none has a past."""
 _GROUPED_PROJECTIONS = 0.5
 """Of shapes that have grouped heads."""
+_LENGTHS = 0.05, 10.0
+"""The largest number of a vector that has a cosine lies between: its square is a normal number in every dtype."""
 
 
 def draw_operands(kind: str, regime: str, random: Random, dims: Dimensions, asked: Asked) -> Inputs:
@@ -37,7 +42,8 @@ def draw_operands(kind: str, regime: str, random: Random, dims: Dimensions, aske
             return _attended(kind, regime, random, dims, asked)
     if kind in LOWERED:
         return lay_out(kind, random, _attended(LOWERED[kind], regime, random, dims, asked), asked)
-    return _scored(kind, regime, random, dims)
+    scored = _scored(kind.removesuffix("_attention"), regime, random, dims)
+    return scored | {"value": REGIMES[regime](random, dims)[-1]} if kind in BY_SCORE else scored
 
 
 def _attended(kind: str, regime: str, random: Random, dims: Dimensions, asked: Asked) -> Inputs:
@@ -72,6 +78,8 @@ def _masked_scores(regime: str, random: Random, dims: Dimensions, asked: Asked) 
 
 def _scored(kind: str, regime: str, random: Random, dims: Dimensions) -> Inputs:
     query, key, _ = REGIMES[regime](random, dims)
+    if kind == "cosine":  # of a vector of length 0 there is none
+        return {name: np.where(_has_length(each), each, 1.0) for name, each in (("query", query), ("key", key))}
     if kind in ("scaled_dot", "dot"):
         return {"query": query, "key": key}
     key = key[..., : dims.E]  # the key's own width, Dk
@@ -89,6 +97,12 @@ def _scored(kind: str, regime: str, random: Random, dims: Dimensions) -> Inputs:
         "score_vector": random.randn(hidden),
     }
     return inputs | {"score_bias": random.randn(hidden)} if random.rand() < 0.5 else inputs
+
+
+def _has_length(vectors: Real) -> NDArray[np.bool_]:
+    """Return which vectors have a length that no dtype loses, (..., L, 1)."""
+    largest = np.abs(vectors).max(axis=-1, keepdims=True, initial=0.0)
+    return np.asarray((largest > _LENGTHS[0]) & (largest < _LENGTHS[1]))
 
 
 def _projected(regime: str, random: Random, dims: Dimensions, asked: Asked) -> Inputs:

@@ -17,7 +17,7 @@ from soundness_regimes import GENERIC, REGIMES
 
 from attncheck.reading.dtypes import rounded_once
 from attncheck.reading.shapes import bind_axes, stage_shapes
-from attncheck.spec import Shape, inputs_of, statistics_dtype
+from attncheck.spec import BY_SCORE, Shape, inputs_of, statistics_dtype
 
 _KINDS = {
     "attention": 0.2,
@@ -35,6 +35,7 @@ _KINDS = {
     "dot": 0.03,
     "general": 0.03,
     "additive": 0.03,
+    **dict.fromkeys(BY_SCORE, 0.02),
 }
 """How often each operation, or kind of score, is drawn."""
 _GROUPED = frozenset({*LOWERED, "attention", "attention_gradients", "multi_head_attention"})

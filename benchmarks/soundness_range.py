@@ -14,6 +14,7 @@ from attncheck.execution.operations import run_operation
 from attncheck.reading.canonical import AttentionProblem, call_form
 from attncheck.reading.dtypes import largest_number
 from attncheck.reading.lowered import lowered
+from attncheck.spec import BY_SCORE
 
 Array = NDArray[Any]
 Inputs = Mapping[str, Array]
@@ -62,7 +63,7 @@ def _steps(operation: str, options: Mapping[str, Any], inputs: Inputs) -> Iterat
         forward = {name: array for name, array in plain.inputs.items() if name != "grad_output"}
         yield from run_operation(numpy_backend, "attention", forward, plain.options).values()
         yield raw_scores(inputs["grad_output"], inputs["value"])  # the gradient of the weights
-    if operation == "scoring":  # what the score's own layers give
+    if operation in {"scoring", *BY_SCORE}:  # what the score's own layers give
         for operand, weight in (("query", "weight"), ("query", "query_weight"), ("key", "key_weight")):
             if weight in inputs:
                 yield inputs[operand] @ inputs[weight]

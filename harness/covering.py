@@ -132,7 +132,7 @@ def _has_input(case: Case, name: str, text: str) -> bool:
     spec = case.input_specs[name]
     if spec.whole and text.endswith(" with 0"):
         return 0 in make_exact_inputs(case)[name].array
-    if not spec.broadcast:
+    if not spec.broadcast or text == name:  # of another kind of score it has no axes to go along
         return True
     _, how, axis = text.replace("spread over", "spread").split(" ")
     length = case.input_shapes[name][spec.axes.index(axis)]

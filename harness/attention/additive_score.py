@@ -7,8 +7,8 @@
     D  = [ |w| dh + A u_acc |w|(|h| + dh) + 2u_s |s| ] (1 + 8u* + A u_acc) + eta
 
 Variances by the same rules: each rounding's square, and each underflow's, through squared coefficients. Errors of X (or
-Y) are shared by the keys (or queries) that meet them, but each score has its own A of them, so that a score's variance
-is not affected.
+Y) are shared by the keys (or queries) that meet them. Each score has its own A of them, so that a score's variance is
+not affected; to the softmax those of X are errors that the keys of a row have in common.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from flint import arb
 
 from attncheck.attention.balls import BallArray, from_entries, outer_sum
-from attncheck.attention.errors import Ball, Logits, Operand, Real, product_variance
+from attncheck.attention.errors import Ball, Logits, Operand, Real, product_variance, split_logits
 from attncheck.attention.flags import reach_of_scores
 from attncheck.attention.problem import Problem
 from attncheck.attention.projection import flushed_factors
@@ -81,7 +81,7 @@ def _additive_error(inputs: Mapping[str, Real], exact: Real, rounding: RoundingM
     part_q = _part(inputs["query"], inputs["query_weight"], terms, rounding)
     part_k = _part(inputs["key"], inputs["key_weight"], terms, rounding)
     bias = inputs.get("score_bias", np.zeros(width))
-    moved, spread, hidden = _hidden(part_q, part_k, bias, terms, rounding)
+    moved, spread, of_query, hidden = _hidden(part_q, part_k, bias, terms, rounding)
     height, size = np.abs(np.tanh(hidden)), np.abs(vector)
     relative = rounding.tanh_error + unit
     moved = moved + relative * (height + moved)
@@ -93,7 +93,7 @@ def _additive_error(inputs: Mapping[str, Real], exact: Real, rounding: RoundingM
     variance = product_variance(rounding, width, exact * exact, height**2 @ vector**2)
     variance = variance + spread @ vector**2 + 2 * unit**2 * exact * exact
     max_error = max_error * (1 + 8 * rounding.coarsest_unit + summed) + floor
-    return Logits(exact, max_error, variance, np.zeros((1, 1)), np.asarray(floor))
+    return split_logits(exact, max_error, variance, of_query @ vector**2, np.asarray(floor), rounding)
 
 
 def _part(inputs: Real, weight: Real, terms: int, rounding: RoundingModel) -> Operand:
@@ -109,9 +109,11 @@ def _part(inputs: Real, weight: Real, terms: int, rounding: RoundingModel) -> Op
 
 def _hidden(
     part_q: Operand, part_k: Operand, bias: Real, terms: int, rounding: RoundingModel
-) -> tuple[Real, Real, Real]:
-    """Return how far tanh z moves, its variance from there, and z: (..., Lq, Lk, A) each."""
+) -> tuple[Real, Real, Real, Real]:
+    """Return how far tanh z moves, its variance from there, what keys may share of it, and z: (..., Lq, Lk, A) each.
 
+    One q Wq, plus the bias, meets all keys of its row.
+    """
     unit = max(rounding.score_unit, rounding.compute_unit)
     hidden = _outer(part_q.value, part_k.value) + bias
     size = _outer(np.abs(part_q.value), np.abs(part_k.value)) + np.abs(bias)
@@ -119,6 +121,9 @@ def _hidden(
     moved = moved * (1 + 8 * rounding.coarsest_unit + terms * rounding.accumulate_unit)
     moved = moved + 2 * (terms + 4) * rounding.accumulate_underflow + 4 * rounding.score_underflow
     slope = slope_of_tanh(hidden)
-    spread = _outer(part_q.variance, part_k.variance) + 3 * unit**2 * size**2
+    assert part_q.variance is not None
+    of_sums = 3 * unit**2 * size**2
+    spread = _outer(part_q.variance, part_k.variance) + of_sums
     steep = np.minimum(1, slope + 0.77 * np.sqrt(spread))
-    return np.minimum(1, slope + 0.77 * moved) * moved, steep**2 * spread, hidden
+    of_query = part_q.variance[..., :, np.newaxis, :] + of_sums
+    return np.minimum(1, slope + 0.77 * moved) * moved, steep**2 * spread, steep**2 * of_query, hidden

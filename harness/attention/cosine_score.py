@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from attncheck.attention.balls import BallArray, unit_rows
-from attncheck.attention.errors import Ball, Logits, Operand, Real, product_variance, transposed
+from attncheck.attention.errors import Ball, Logits, Operand, Real, product_variance, split_logits, transposed
 from attncheck.attention.flags import reach_of_scores
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
@@ -63,13 +63,16 @@ def _cosine_error(query: Operand, key: Operand, scale: float, exact: Real, round
     floor = floor + (1 + size) * 2 * width * rounding.product_underflow
     max_error = (elements + lengths) * (1 + 8 * rounding.coarsest_unit + 2 * width * u_acc) + floor
     square, squares = exact * exact, size**2 * (unit_q * unit_q) @ transposed(unit_k * unit_k)
-    independent = (
+    of_lengths = square * ((width / 2 + 1) * u_acc**2 + 3 * u_c**2 + rounding.score_unit * storing)
+    variance = (
         product_variance(rounding, width, square, squares)
         + 2 * (u_c**2 + rounding.score_unit**2) * squares
-        + square * ((width / 2 + 1) * u_acc**2 + 3 * u_c**2 + rounding.score_unit * storing)
+        + of_lengths
         + square * rounding.product_common
     )
-    return Logits(exact, max_error, independent, np.zeros((1, 1)), floor)
+    # One query, divided by its length, meets all keys of its row; the scale is one number.
+    of_query = (u_c**2 + rounding.score_unit**2) * squares + of_lengths
+    return split_logits(exact, max_error, variance, of_query, floor, rounding)
 
 
 def _unit_rows(matrix: Real) -> Real:

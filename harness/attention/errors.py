@@ -112,6 +112,17 @@ def exact_logits(value: Real, max_error: Real | None = None) -> Logits:
     return Logits(value, zero if max_error is None else max_error, zero, zero, zero)
 
 
+def split_logits(
+    value: Real, max_error: Real, variance: Real, shared: Real, floor: Real, rounding: RoundingModel
+) -> Logits:
+    """Return logits of which part of the variance is that of errors that the keys of a row may have in common.
+
+    Where factors of products are rounded, all of it may be: a row's query is rounded for all keys at once.
+    """
+    common = variance if rounding.product_unit else np.minimum(np.broadcast_to(shared, variance.shape), variance)
+    return Logits(value, max_error, variance - common, common, floor)
+
+
 @dataclass(frozen=True, eq=False)
 class Finished:
     """A stage behind the softmax, with the bound that it has as it is returned."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from attncheck.attention.balls import BallArray
-from attncheck.attention.errors import Ball, Logits, Operand, Real, product_variance, transposed
+from attncheck.attention.errors import Ball, Logits, Operand, Real, product_variance, split_logits, transposed
 from attncheck.attention.flags import Flags, Reach, reach_of_scores
 from attncheck.attention.problem import Problem, per_head
 from attncheck.attention.projection import flushed_factors
@@ -59,7 +59,7 @@ def _with_bias(product: Logits, exact: Real, bias: Real, terms: int, rounding: R
     # Partial sums that begin with b: (x + b)^2 <= 2 x^2 + 2 b^2.
     variance = 2 * product.independent + 2 * (terms * rounding.accumulate_unit**2 * bias**2 + unit**2 * size**2)
     floor = product.floor + 2 * rounding.score_underflow
-    return Logits(exact, max_error + 2 * rounding.score_underflow, variance, product.shared, floor)
+    return Logits(exact, max_error + 2 * rounding.score_underflow, variance, 2 * product.shared, floor)
 
 
 def _reach(known: Reach, query: Flags, key: Flags) -> Flags:
@@ -91,16 +91,20 @@ def _general_error(query: Real, key: Real, weight: Real, exact: Real, rounding: 
         transposed(_bilinear_variance(key, transposed(weight), right, query, transposed(exact), rounding)),
     )
     variance = variance + 2 * unit**2 * exact * exact
-    return Logits(exact, max_error + floor, variance, np.zeros((1, 1)), floor)
+    of_query = _projected_variance(query, weight, left, rounding) @ transposed(key * key)  # one q W meets all keys
+    return split_logits(exact, max_error + floor, variance, of_query, floor, rounding)
+
+
+def _projected_variance(query: Real, weight: Real, left: Real, rounding: RoundingModel) -> Real:
+    """Return the variance of q W, which is ``left``, and of its storage."""
+    variance = product_variance(rounding, weight.shape[0], left * left, (query * query) @ (weight * weight))
+    return variance + (rounding.score_unit * left) ** 2
 
 
 def _bilinear_variance(query: Real, weight: Real, left: Real, key: Real, exact: Real, rounding: RoundingModel) -> Real:
     """Return the variance of (q W) k^T, storage of the result left out; ``left`` is q W."""
-    first, second = weight.shape
-    inner = product_variance(rounding, first, left * left, (query * query) @ (weight * weight))
-    inner = inner + (rounding.score_unit * left) ** 2
     square_k = transposed(key * key)
-    outer = product_variance(rounding, second, exact * exact, (left * left) @ square_k)
-    variance: Real = inner @ square_k + outer
+    outer = product_variance(rounding, weight.shape[1], exact * exact, (left * left) @ square_k)
+    variance: Real = _projected_variance(query, weight, left, rounding) @ square_k + outer
     # What cuts have in common is in one product as in the other.
     return variance + 2 * rounding.product_common * exact * exact if rounding.product_unit else variance

@@ -5,7 +5,8 @@
     normalized_query, .. key   ``normalization``, before the rotation or behind it
     rotated_query, .. key   ``rotary``, where there is a rotary embedding: everything behind them follows from these
     product              q k^T, shared by raw_scores and scores, itself no stage
-    raw_scores, scores   the product, times the scale: ``scores``; of ``scoring`` also ``general_score`` and others
+    raw_scores, scores   the product, times the scale: ``scores``; or another kind of score: ``general_score``,
+                         ``additive_score``, ``cosine_score``
     capped               ``softcap``, behind the scores, unless a convention puts it behind the bias, or behind the
                          mask, which then forbids nothing altogether
     biased, masked       ``bias``, ``mask``
@@ -46,7 +47,7 @@ from attncheck.attention.softcap import SOFTCAP
 from attncheck.attention.softmax import EXPONENTIALS, LOG_SUM_EXP, WEIGHTS
 from attncheck.attention.step import Node
 from attncheck.attention.weighted_mean import WEIGHTED_MEAN
-from attncheck.spec import NORMALIZATIONS, PROJECTIONS, ROTATIONS
+from attncheck.spec import NORMALIZATIONS, OPERATIONS, PROJECTIONS, ROTATIONS
 
 Graph = Mapping[str, Node]
 
@@ -110,7 +111,7 @@ def _graph(operation: str, score: str, softcap_follows: str, given: frozenset[st
         "weights": Node(WEIGHTS, ("exponentials",)),
         "log_sum_exp": Node(LOG_SUM_EXP, ("exponentials",)),
     }
-    if operation == "attention":
+    if operation == "attention" or OPERATIONS[operation].score:
         graph["output"] = Node(WEIGHTED_MEAN, ("weights", "value"))
     if operation == "multi_head_attention":
         graph |= {name: Node(projection_of(name), ()) for name in PROJECTIONS}

@@ -21,6 +21,7 @@ from attncheck.spec import (
     InputSpec,
     Shape,
     key_axis,
+    score_kind,
 )
 
 LOGITS = STAGES[STAGES.index("scores") : STAGES.index("weights")]
@@ -96,7 +97,7 @@ class Problem:
     @property
     def score(self) -> str:
         """The kind of score."""
-        return str(self.options.get("score", "scaled_dot"))
+        return score_kind(self.operation, self.options)
 
     @property
     def softcap_follows(self) -> str:
@@ -282,7 +283,7 @@ def check_domain(operation: str, options: Mapping[str, Any], inputs: Mapping[str
             raise OutsideDomain(name, "holds NaN or an infinity that no mask explains")
     if options.get("softcap") == 0:
         raise OutsideDomain("softcap", "is 0, by which the scores would be divided")
-    if operation == "scoring" and options.get("score") == "cosine":
+    if score_kind(operation, options) == "cosine":
         for name in ("query", "key"):
             if not (inputs[name] != 0).any(axis=-1).all():
                 raise OutsideDomain(name, "has a vector of length 0, which has no direction")

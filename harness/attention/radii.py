@@ -24,9 +24,11 @@ from attncheck.attention.problem import Problem
 from attncheck.attention.walk import radius_walk
 from attncheck.reading.canonical import canonical_form, rows_of_tables
 from attncheck.reading.inputs import Inputs
-from attncheck.spec import OPERATIONS, computed_stages
+from attncheck.spec import BY_SCORE, OPERATIONS, computed_stages
 
-PROPAGATED = frozenset({"scoring", "softmax", "masking", "attention", "multi_head_attention", "merge_states"})
+PROPAGATED = frozenset(
+    {"scoring", "softmax", "masking", "attention", "multi_head_attention", "merge_states", *BY_SCORE}
+)
 """Operations whose results may be given as numbers."""
 
 

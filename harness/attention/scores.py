@@ -30,14 +30,14 @@ from attncheck.attention.step import Around, At, Step, stored_logits
 
 def scale_of(problem: Problem) -> float:
     """Return the factor of the scores: that given, else 1/sqrt(D), and 1 for the kinds that have none."""
-    return scale_from(problem.options, lambda: problem.head_width)
+    return scale_from(problem.options, problem.score, lambda: problem.head_width)
 
 
-def scale_from(options: Mapping[str, Any], head_width: Callable[[], int]) -> float:
-    """Do the same from an operation's options."""
+def scale_from(options: Mapping[str, Any], score: str, head_width: Callable[[], int]) -> float:
+    """Do the same from an operation's options and its kind of score."""
     if options.get("scale") is not None:
         return float(options["scale"])
-    return 1 / math.sqrt(head_width()) if options.get("score", "scaled_dot") == "scaled_dot" else 1.0
+    return 1 / math.sqrt(head_width()) if score == "scaled_dot" else 1.0
 
 
 def exact_scaled(problem: Problem, product: BallArray) -> BallArray:

@@ -23,7 +23,17 @@ from attncheck.execution.worker import Failure, Outcome, Task
 from attncheck.reading.canonical import AttentionProblem
 from attncheck.reading.lowered import lowered
 from attncheck.reading.shapes import bind_axes, optional_gradients, stage_axes, stage_shapes
-from attncheck.spec import DEFAULT_SCORE, GRADIENTS, LOGITS, OPERATIONS, PROJECTIONS, STAGE_SPECS, Shape, inputs_of
+from attncheck.spec import (
+    DEFAULT_SCORE,
+    GRADIENTS,
+    LOGITS,
+    OPERATIONS,
+    PROJECTIONS,
+    STAGE_SPECS,
+    Shape,
+    inputs_of,
+    score_kind,
+)
 
 Array = NDArray[Any]
 Lengths = Mapping[str, int]
@@ -142,7 +152,7 @@ def _padding(task: Task, lengths: Lengths, longer: Lengths, accepted: frozenset[
 
 def _scale(task: Task, lengths: Lengths, longer: Lengths, accepted: frozenset[str]) -> dict[str, float]:
     """Return the scale that has to be given because the function would take it from the padded width."""
-    is_from_width = task.operation != "scoring" or task.options.get("score", DEFAULT_SCORE) == DEFAULT_SCORE
+    is_from_width = score_kind(task.operation, task.options) == DEFAULT_SCORE
     if "D" not in longer or task.options.get("scale") is not None or not is_from_width:
         return {}
     if "scale" not in accepted:

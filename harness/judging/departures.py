@@ -37,14 +37,15 @@ from attncheck.judging.scales import has_scale, scale_of
 from attncheck.judging.truth import Stages, Truth
 from attncheck.oracle.enclosure import Enclosure
 from attncheck.reading.canonical import AttentionProblem
-from attncheck.spec import DEFAULT_EMPTY_ROWS
+from attncheck.spec import BY_SCORE, DEFAULT_EMPTY_ROWS
 from attncheck.verdicts import Verdict
 
 _ATTENTION = ("attention", "multi_head_attention")
-_WITH_SOFTMAX = ("softmax", *_ATTENTION)
+_WITH_SOFTMAX = ("softmax", *_ATTENTION, *BY_SCORE)
+_WITH_VALUES = (*_ATTENTION, *BY_SCORE)
 _MERGED = ("merge_states",)
 _WITH_LOG_SUM_EXP = (*_WITH_SOFTMAX, *_MERGED)
-_WITH_SCORES = ("scoring", *_ATTENTION)
+_WITH_SCORES = ("scoring", *_ATTENTION, *BY_SCORE)
 _HEADS = ("multi_head_attention",)
 
 
@@ -77,9 +78,9 @@ _STEPS = (
     _Step("softmax-over-batch", "the softmax runs over the batch, not over the keys", "weights", softmax_over(-4),
           _WITH_SOFTMAX),
     _Step("weights-not-renormalised", "masked weights are set to zero behind the softmax, the others not renormalised",
-          "masked", not_renormalised, _ATTENTION, "not renormalised"),
+          "masked", not_renormalised, _WITH_VALUES, "not renormalised"),
     _Step("mask-not-renormalised", "weights that the mask forbids are set to zero behind the softmax, and the "
-          "others not renormalised", "masked", mask_not_renormalised, _ATTENTION, "not renormalised"),
+          "others not renormalised", "masked", mask_not_renormalised, _WITH_VALUES, "not renormalised"),
     _Step("softcap-after-masked", "the softcap is applied after the mask, and masked keys have the logit -softcap; the "
           "case means before it", "masked", masked_at_minus_cap, _ATTENTION, verdict=Verdict.SEMANTIC),
     _Step("scores-squared", "the scores are squared", "scores", squared, _WITH_SCORES),

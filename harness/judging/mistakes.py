@@ -26,7 +26,7 @@ from attncheck.judging.alternatives import (
 from attncheck.judging.scales import has_scale, scale_of
 from attncheck.judging.special_rows import scores_shape
 from attncheck.reading.canonical import AttentionProblem, canonical_form, query_offset
-from attncheck.spec import LOGITS, MEANS, OPERATIONS, PER_HEAD, PROJECTIONS
+from attncheck.spec import BY_SCORE, LOGITS, MEANS, OPERATIONS, PER_HEAD, PROJECTIONS, score_kind
 from attncheck.verdicts import Verdict
 
 _SHARED_AXES = ((0, "batch-entry", "batch entry"), (1, "head", "head"))
@@ -44,6 +44,7 @@ def mistakes_of(operation: str, posed: AttentionProblem) -> Iterator[Alternative
     yield from _shared(posed)
     yield from _transposed_mask(posed)
     yield from _operands(operation, posed)
+    yield from _networks(operation, posed)
     if OPERATIONS[operation].has_projections:
         yield from _projections(posed)
         yield from _interleaved(posed)
@@ -161,7 +162,7 @@ def _transposed_mask(posed: AttentionProblem) -> Iterator[Alternative]:
 
 def _operands(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     """Yield one of key and value read for the other, and heads of which one is read for all."""
-    if operation not in PER_HEAD:
+    if operation not in (*PER_HEAD, *BY_SCORE):
         return
     inputs = posed.inputs
     if inputs["key"].shape == inputs["value"].shape:
@@ -173,6 +174,32 @@ def _operands(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
             others = {f"{past}{read}": np.roll(inputs[f"{past}{read}"], -1, -3) for past in _pasts(posed)}
             description = f"the {read} of the next head is read"
             yield mistake(f"{read}-of-next-head", description, with_inputs(posed, **others), stage)
+
+
+def _networks(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
+    """Yield what is done wrongly to the weights of a bilinear and an additive score."""
+    inputs, kind = posed.inputs, score_kind(operation, posed.options)
+    if kind not in ("general", "additive"):
+        return
+    for name in ("weight", "query_weight", "key_weight"):
+        weight = inputs.get(name)
+        if weight is not None and weight.shape[0] == weight.shape[1] > 1:
+            words = f"the {name.replace('_', ' ')} of the score is transposed"
+            yield mistake(
+                f"score-{name.replace('_', '-')}-transposed", words, with_inputs(posed, **{name: weight.T}), "scores"
+            )
+    if kind == "additive" and inputs["query_weight"].shape == inputs["key_weight"].shape:
+        exchanged = {"query_weight": inputs["key_weight"], "key_weight": inputs["query_weight"]}
+        words = "the weights of query and key are exchanged"
+        yield mistake("score-weights-exchanged", words, with_inputs(posed, **exchanged), "scores")
+    if kind == "additive":
+        root = math.sqrt(inputs["query"].shape[-1])
+        scaled = with_inputs(posed, score_vector=inputs["score_vector"].astype(np.float64) / root)
+        yield mistake("score-scaled", "the additive score is divided by sqrt(D)", scaled, "scores")
+    if "score_bias" in inputs:
+        yield mistake(
+            "score-bias-missing", "the bias of the score is missing", without_input(posed, "score_bias"), "scores"
+        )
 
 
 def _reads(read: str, wrong: str) -> str:

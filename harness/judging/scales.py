@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from attncheck.attention.scores import scale_from
 from attncheck.reading.canonical import AttentionProblem
+from attncheck.spec import BY_SCORE, score_kind
 
 Real = NDArray[np.float64]
 
@@ -19,14 +20,15 @@ _OCTAVES, _PER_OCTAVE, _ITERATIONS = 6, 2, 12
 
 def has_scale(operation: str, posed: AttentionProblem) -> bool:
     """Whether the scores are a product of query and key times a number."""
+    is_scored = operation in ("scoring", *BY_SCORE)
     return operation in _OPERATIONS or (
-        operation == "scoring" and posed.options.get("score", "scaled_dot") in ("dot", "scaled_dot", "cosine")
+        is_scored and score_kind(operation, posed.options) in ("dot", "scaled_dot", "cosine")
     )
 
 
 def scale_of(operation: str, posed: AttentionProblem) -> float:
     """Return the factor of the scores that a case means."""
-    return scale_from(posed.options, lambda: _widths(operation, posed)["D"])
+    return scale_from(posed.options, score_kind(operation, posed.options), lambda: _widths(operation, posed)["D"])
 
 
 def other_scales(operation: str, posed: AttentionProblem) -> Iterator[tuple[float, dict[str, str]]]:

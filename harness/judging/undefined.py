@@ -34,6 +34,7 @@ from attncheck.spec import (
     SUMS_OF_QUERIES,
     Shape,
     computed_stages,
+    score_kind,
 )
 
 Array = NDArray[Any]
@@ -119,7 +120,7 @@ def find_undefined(operation: str, options: Options, inputs: Inputs) -> Undefine
         odd = is_odd(name, array)
         if odd.any():
             reasons.append(f"{name} {NONFINITE}")
-        if operation == "scoring" and options.get("score") == "cosine":
+        if name in ("query", "key") and score_kind(operation, options) == "cosine":
             without_direction = ~(array != 0).any(axis=-1, keepdims=True)
             if without_direction.any():
                 reasons.append(f"{name} {NO_DIRECTION}")

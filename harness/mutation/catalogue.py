@@ -20,6 +20,7 @@ TOPICS: tuple[ModuleType, ...] = tuple(
         "control_kernels",
         "scores",
         "other_scores",
+        "by_score",
         "logits",
         "softmax",
         "masks",

@@ -31,7 +31,9 @@ def _weight(change: Callable[[Array], Array]) -> Steps:
     return {"general_scores": score}
 
 
-@_faulty_other_scores(_weight, defect="W^T for W, silent where W is square (Luong, general)")
+@_faulty_other_scores(
+    _weight, defect="W^T for W, silent where W is square (Luong, general)", diagnosis="score-weight-transposed"
+)
 def bilinear_weight_transposed(weight: Array) -> Array:
     return weight.T
 
@@ -43,7 +45,9 @@ def bilinear_weight_ignored(query: Array, key: Array, weight: Array, *, score_bi
     return general_scores(query, key, weight, score_bias=score_bias)
 
 
-@_faulty_other_scores("general_scores", defect="structure: the bias of the bilinear layer has no effect")
+@_faulty_other_scores(
+    "general_scores", defect="structure: the bias of the bilinear layer has no effect", diagnosis="score-bias-missing"
+)
 def bilinear_bias_ignored(query: Array, key: Array, weight: Array, *, score_bias: Array | None = None) -> Stages:
     return general_scores(query, key, weight)
 
@@ -143,7 +147,7 @@ _faulty_other_scores(_activation, defect="(e^2x - 1)/(e^2x + 1) overflows: vllm#
 )
 
 
-@_faulty_other_scores("additive_scores", defect="the hidden layer's bias has no effect")
+@_faulty_other_scores("additive_scores", defect="the hidden layer's bias has no effect", diagnosis="score-bias-missing")
 def additive_bias_ignored(*arrays: Array, score_bias: Array | None = None, **named: Array) -> Stages:
     return additive_scores(*arrays, **named)
 

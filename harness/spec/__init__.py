@@ -21,6 +21,7 @@ from attncheck.spec.dtypes import (
 from attncheck.spec.inputs import AT_LEAST, FOLDED_INPUTS, Axes, InputSpec, Shape
 from attncheck.spec.operations import (
     ASKED_BY,
+    BY_SCORE,
     HEADS,
     IGNORABLE,
     OPERATIONS,
@@ -32,6 +33,7 @@ from attncheck.spec.operations import (
     computed_stages,
     inputs_of,
     result_stages,
+    score_kind,
     score_of,
     stage_dtype,
     wide_dtype,
@@ -60,6 +62,7 @@ __all__ = [
     "ASKED_BY",
     "AT_LEAST",
     "AXES",
+    "BY_SCORE",
     "CONVENTIONS",
     "DEFAULT_DTYPES",
     "DEFAULT_EMPTY_ROWS",
@@ -100,6 +103,7 @@ __all__ = [
     "key_axis",
     "query_axis",
     "result_stages",
+    "score_kind",
     "score_of",
     "stage_dtype",
     "stage_position",

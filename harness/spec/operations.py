@@ -91,7 +91,8 @@ class Operation:
     are ``statistics`` of rows are float32 in a dtype of 16 bits. One that ``lowers_to`` another is that one, once its
     keys and values are laid out (``reading/lowered.py``); where it ``is_folded``, an implementation that has the other
     one alone is asked for that. Stages ``for_lowered`` operations are those that one has only where it is what another
-    was lowered to, each with the folded input that says so.
+    was lowered to, each with the folded input that says so. ``score`` is the kind of score of one that has no other and
+    takes no option for it.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Operation:
     lowers_to: str | None = None
     is_folded: bool = False
     for_lowered: Mapping[str, str] = field(default_factory=dict)
+    score: str | None = None
 
     @property
     def is_lowered(self) -> bool:
@@ -139,6 +141,23 @@ _SEQUENCE_OPTIONS = frozenset({"scale", "softcap", "is_causal", "window", "poiso
 _WITHOUT_BIAS = tuple(name for name in LOGITS if name != "biased")
 _WITHOUT_CAP = tuple(name for name in LOGITS if name != "capped")
 
+_VALUE = InputSpec(("B", "H", "Lk", "Dv"), synonyms=ATTENTION_INPUTS["value"].synonyms)
+
+
+def _attention_by(score: str) -> Operation:
+    """Return attention whose scores are of another kind than a dot product."""
+    own, name = SCORE_SPECS[score], f"{score}_attention"
+    operands = {"query": own.inputs["query"], "key": own.inputs["key"], "value": _VALUE}
+    return Operation(
+        name,
+        name,
+        {**operands, **own.inputs, **INPUTS_ON_SCORES},
+        own.options | _ATTENDANCE | {"empty_rows"},
+        (*(stage for stage in LOGITS if stage not in ("raw_scores", "capped")), *_SOFTMAX, "output"),
+        score=score,
+    )
+
+
 OPERATIONS: Mapping[str, Operation] = {
     operation.name: operation
     for operation in (
@@ -163,6 +182,7 @@ OPERATIONS: Mapping[str, Operation] = {
             (*ROTATIONS, *LOGITS, *_SOFTMAX, "output"),
             for_lowered={"normalized_query": "query_norm", "normalized_key": "key_norm"},
         ),
+        *map(_attention_by, ("general", "additive", "cosine")),
         Operation(
             "attention_gradients",
             "attention_gradients",
@@ -247,6 +267,8 @@ OPERATIONS: Mapping[str, Operation] = {
         ),
     )
 }
+BY_SCORE = tuple(name for name, own in OPERATIONS.items() if own.score)
+"""Attention by another kind of score than a dot product."""
 PER_HEAD = tuple(name for name, own in OPERATIONS.items() if "heads" in own.options and not own.has_projections)
 """Operations on queries, keys and values that have an axis of heads, or come with their heads side by side."""
 
@@ -273,6 +295,11 @@ IGNORABLE: Mapping[str, InputSpec | OptionSpec] = {name: spec for name, spec in 
 def score_of(options: Mapping[str, Any]) -> ScoreSpec:
     """Return the kind of score that a case of ``scoring`` asks for."""
     return SCORE_SPECS[options.get("score") or DEFAULT_SCORE]
+
+
+def score_kind(operation: str, options: Mapping[str, Any]) -> str:
+    """Return the kind of score of an operation: its own, or that of its options."""
+    return OPERATIONS[operation].score or str(options.get("score") or DEFAULT_SCORE)
 
 
 def inputs_of(operation: str, score: str | None) -> Mapping[str, InputSpec]:

@@ -56,10 +56,10 @@ def why_never(pair: Pair) -> str:
         if option in options and "score" in options and not texts & {f"score {score}" for score in scores}:
             return f"only {', '.join(scores)} have a {option}"
     if "score_bias" in options:
-        if "score" in options and "score additive" not in texts:
-            return "score_bias is an input of the additive score alone"
+        if "score" in options and not texts & {"score additive", "score general"}:
+            return "score_bias is an input of the additive and the bilinear score alone"
         if options & ONLY_WITH_SOME_SCORES.keys():
-            return "the additive score has neither a scale nor a softcap"
+            return "the additive and the bilinear score have neither a scale nor a softcap"
     return ""
 
 

@@ -18,11 +18,13 @@ from attncheck.backends import BACKENDS
 from attncheck.execution.operations import run_operation
 from attncheck.judging.tiers import Tier, measure
 from attncheck.oracle.evaluate import exact_from, exact_stages
+from attncheck.spec import BY_SCORE
 
 Array = NDArray[Any]
 Stages = dict[str, Array]
 DTYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-OPERATIONS = ("general", "additive", "cosine", "dot", "softmax", "masking", "multi_head_attention", "attention")
+BY_KIND = ("general", "additive", "cosine")
+OPERATIONS = (*BY_KIND, "dot", "softmax", "masking", "multi_head_attention", "attention", *BY_SCORE)
 
 
 def draw(rng: np.random.Generator, operation: str, dtype: str) -> tuple[str, Stages, dict[str, Any]]:
@@ -33,6 +35,12 @@ def draw(rng: np.random.Generator, operation: str, dtype: str) -> tuple[str, Sta
     def normal(*shape: int) -> Array:
         return size * rng.standard_normal(shape)
 
+    if operation in BY_SCORE:
+        _, inputs, options = draw(rng, operation.removesuffix("_attention"), dtype)
+        shape = (*inputs["query"].shape[:2], inputs["key"].shape[2], int(rng.integers(1, 9)))
+        inputs["value"] = rng.standard_normal(shape).astype(DTYPES[dtype])
+        del options["score"]
+        return operation, inputs, options
     options: dict[str, Any] = {"score": operation}
     name = "scoring"
     match operation:

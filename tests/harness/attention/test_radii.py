@@ -126,6 +126,12 @@ SETTINGS = [
         loose={"capped": 30.0},  # where tanh is flat, its slope is still taken as 1
     ),
     Setting("cosine", "scoring", SCORING, {"score": "cosine", "scale": -3.0}, loose={"scores": 6.0}),
+    Setting(
+        "bilinear attention",
+        "general_attention",
+        {"query": (1, 2, 3, 2), "key": (1, 2, 4, 3), "value": (1, 2, 4, 2), "weight": (2, 3)},
+        loose={"scores": 2.0, "weights": 6.0, "log_sum_exp": 4.0, "output": 6.0},
+    ),
     Setting("softmax", "softmax", {"scores": (2, 3, 4)}),
     Setting("softmax of rows with minus infinity", "softmax", {"scores": (3, 4)}, fixed={"scores": HIDING_BIAS}),
     Setting("masking by a mask", "masking", {"scores": (2, 3, 4)}, fixed={"mask": MASK}),

@@ -77,6 +77,24 @@ PROBLEMS: Mapping[str, tuple[str, dict[str, Any], dict[str, Array]]] = {
     "dot": ("scoring", {"score": "dot", "softcap": 2.0}, {"query": QUERY, "key": draw(2, 2, 6, 3)}),
     "cosine": ("scoring", {"score": "cosine", "scale": 3.0}, {"query": QUERY, "key": draw(2, 2, 6, 3)}),
     "general": ("scoring", {"score": "general"}, {"query": QUERY, "key": KEY, "weight": draw(3, 4)}),
+    "bilinear attention": (
+        "general_attention",
+        {"is_causal": True},
+        {"query": QUERY, "key": KEY, "value": draw(2, 2, 6, 5), "weight": draw(3, 4), "score_bias": draw(2)},
+    ),
+    "additive attention": (
+        "additive_attention",
+        {},
+        {
+            **{"query": QUERY, "key": KEY, "value": draw(2, 2, 6, 5), "bias": BIAS},
+            **{"query_weight": draw(3, 5), "key_weight": draw(4, 5), "score_vector": draw(5)},
+        },
+    ),
+    "cosine attention": (
+        "cosine_attention",
+        {"scale": -2.0},
+        {"query": QUERY, "key": draw(2, 2, 6, 3), "value": draw(2, 2, 6, 5), "mask": draw(2, 1, 5, 6) > -1},
+    ),
     "additive": (
         "scoring",
         {"score": "additive"},

@@ -51,6 +51,12 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any], dict[str, Array]]] = {
         {"score": "additive"},
         {**VECTORS, "query_weight": drawn(5, 2), "key_weight": drawn(5, 2), "score_vector": drawn(2)},
     ),
+    "cosine attention": ("cosine_attention", {}, {**VECTORS, "value": drawn(1, 2, 4, 3), "bias": drawn(1, 1, 3, 4)}),
+    "bilinear attention": (
+        "general_attention",
+        {},
+        {**VECTORS, "value": drawn(1, 2, 4, 3), "weight": drawn(5, 5), "score_bias": drawn(2)},
+    ),
     "softmax": ("softmax", {}, {"scores": drawn(1, 2, 3, 4)}),
     "masking": ("masking", {}, {"scores": drawn(1, 2, 3, 4), "bias": drawn(1, 1, 3, 4)}),
     "attention": ("attention", {}, {**ATTENTION, "bias": drawn(1, 4, 1, 6)}),

@@ -93,6 +93,26 @@ def _problems() -> dict[str, Task]:
         "additive": Task("scoring", {"score": "additive"}, _additive(rng, 1.0)),
         "additive, saturated": Task("scoring", {"score": "additive"}, _additive(rng, 400.0)),
         "multi-head": Task("multi_head_attention", {"heads": 2}, _multi_head_inputs(rng)),
+        **_by_score(),
+    }
+
+
+def _by_score() -> dict[str, Task]:
+    """Attention by other scores, with square weights and values that have the keys' shape."""
+    rng = np.random.default_rng(2015)
+    operands = {**_pick(rng, 5, 6), "value": rng.normal(size=(2, 3, 6, 5))}
+    network = {"query_weight": rng.normal(size=(5, 5)), "key_weight": rng.normal(size=(5, 5))}
+    network |= {"score_vector": rng.normal(size=5), "score_bias": rng.normal(size=5)}
+    mask = rng.random((2, 1, 4, 6)) < 0.7
+    mask[..., 0] = True
+    lengths = {"key_lengths": np.array([6, 3])}
+    weight = {"weight": rng.normal(size=(5, 5)), "score_bias": np.array([0.5, -1.0, 2.0])}
+    return {
+        "additive attention": Task("additive_attention", {}, operands | network),
+        "additive attention, masked": Task("additive_attention", {}, operands | network | {"mask": mask}),
+        "additive attention, lengths": Task("additive_attention", {}, operands | network | lengths),
+        "bilinear attention, lengths": Task("general_attention", {}, operands | weight | lengths),
+        "cosine attention": Task("cosine_attention", {"scale": 3.0}, operands),
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from attncheck.oracle.evaluate import exact_stages
 from attncheck.reading.canonical import canonical_form
-from attncheck.spec import OPERATIONS, STAGES, computed_stages
+from attncheck.spec import BY_SCORE, OPERATIONS, STAGES, computed_stages, score_kind
 
 Array = NDArray[Any]
 Problem = tuple[dict[str, Any], dict[str, Array]]
@@ -67,10 +68,10 @@ def dot(left: Sequence[Number] | Array, right: Sequence[Number] | Array) -> Numb
     return sum((x * y for x, y in zip(left, right, strict=True)), ZERO)
 
 
-def score(kind: str, scale: Any, query: Array, key: Array, weights: Mapping[str, Array]) -> Number:
+def score(kind: str, scale: Any, query: Array, key: Array, weights: Mapping[str, Any]) -> Number:
     if kind == "general":
         product = dot([dot(query, column) for column in weights["weight"].T], key)
-        return product + weights["score_bias"][0] if "score_bias" in weights else product
+        return product + weights["score_bias"] if "score_bias" in weights else product
     if kind == "additive":
         left = [dot(query, column) for column in weights["query_weight"].T]
         right = [dot(key, column) for column in weights["key_weight"].T]
@@ -83,6 +84,14 @@ def score(kind: str, scale: Any, query: Array, key: Array, weights: Mapping[str,
     if scale is None:
         scale = 1 / sqrt(len(query)) if kind == "scaled_dot" else 1
     return dot(query, key).times(mpf(scale))
+
+
+def weights_of(kind: str, weights: Mapping[str, Array], head: int) -> Mapping[str, Any]:
+    """The weights of a head: a bilinear score has a bias of its own for each, or one for all."""
+    if kind != "general" or "score_bias" not in weights:
+        return weights
+    bias = weights["score_bias"]
+    return {**weights, "score_bias": bias[head % len(bias)]}
 
 
 def softmax(row: list[Number]) -> tuple[list[Number], Number]:
@@ -158,14 +167,14 @@ def reference(operation: str, options: Mapping[str, Any], inputs: Mapping[str, A
         query, key = (stages.get(f"rotated_{name}", stages[name]) for name in ("query", "key"))
         shape = (*query.shape[:3], key.shape[2])
         weights = {name: read(array) for name, array in inputs.items() if name in SCORE_WEIGHTS}
-        kind = options.get("score", "scaled_dot")
+        kind = score_kind(operation, options)
         group = shape[1] // key.shape[1]  # query heads that share a key and value head
         stages |= {name: np.empty(shape, dtype=object) for name in ("raw_scores", "scores")}
         for b, h, i, j in np.ndindex(shape):
             if kind in ("dot", "scaled_dot"):
                 stages["raw_scores"][b, h, i, j] = dot(query[b, h, i], key[b, h // group, j])
             stages["scores"][b, h, i, j] = score(
-                kind, options.get("scale"), query[b, h, i], key[b, h // group, j], weights
+                kind, options.get("scale"), query[b, h, i], key[b, h // group, j], weights_of(kind, weights, h)
             )
     stages |= score_stages(options, inputs, stages["scores"])
     shape = stages["masked"].shape
@@ -278,9 +287,21 @@ def numbers(random: np.random.Generator, dtype: Any, *shape: int) -> Array:
     return np.asarray(drawn, dtype=np.float64).astype(dtype)
 
 
-def draw_scoring(random: np.random.Generator, dtype: Any) -> Problem:
+def draw_by_score(random: np.random.Generator, dtype: Any, kind: str) -> Problem:
+    options, inputs = draw_scoring(random, dtype, kind)
+    (batch, heads, queries, _), keys = inputs["query"].shape, inputs["key"].shape[-2]
+    inputs["value"] = numbers(random, dtype, batch, heads, keys, int(random.integers(1, 4)))
+    if random.integers(2):
+        inputs["mask"] = random.random((batch, 1, queries, keys)) < 0.7
+    if random.integers(2):
+        inputs["bias"] = numbers(random, dtype, 1, heads, queries, keys)
+    del options["score"]
+    return options | ({"is_causal": True} if random.integers(2) else {}), inputs
+
+
+def draw_scoring(random: np.random.Generator, dtype: Any, kind: str = "") -> Problem:
     batch, heads, queries, keys, width, key_width, hidden = random.integers(1, [3, 3, 4, 4, 5, 5, 4])
-    kind = str(random.choice(["dot", "scaled_dot", "general", "additive", "cosine"]))
+    kind = kind or str(random.choice(["dot", "scaled_dot", "general", "additive", "cosine"]))
     if kind not in ("general", "additive"):
         key_width = width
     inputs = {
@@ -291,7 +312,7 @@ def draw_scoring(random: np.random.Generator, dtype: Any) -> Problem:
     if kind == "general":
         inputs["weight"] = numbers(random, dtype, width, key_width)
         if random.integers(2):
-            inputs["score_bias"] = numbers(random, dtype, 1)
+            inputs["score_bias"] = numbers(random, dtype, int(random.choice([1, heads])))
     elif kind == "additive":
         inputs["query_weight"] = numbers(random, dtype, width, hidden)
         inputs["key_weight"] = numbers(random, dtype, key_width, hidden)
@@ -417,6 +438,7 @@ DRAW: dict[str, Any] = {
     "softmax": lambda random, dtype: draw_scores(random, dtype, masks=False),
     "masking": lambda random, dtype: draw_scores(random, dtype, masks=True),
     "attention": draw_attention,
+    **{name: partial(draw_by_score, kind=str(OPERATIONS[name].score)) for name in BY_SCORE},
     "attention_gradients": lambda random, dtype: draw_attention(random, dtype, gradients=True),
     "multi_head_attention": draw_multi_head,
     "merge_states": draw_parts,

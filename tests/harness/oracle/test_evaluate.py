@@ -107,6 +107,16 @@ OPERATIONS: dict[str, tuple[str, dict[str, Any], dict[str, Array]]] = {
             "score_bias": draw(3, seed=1),
         },
     ),
+    "bilinear attention": (
+        "general_attention",
+        {"is_causal": True},
+        {"query": draw(1, 2, 4, 6), "key": draw(1, 2, 5, 4), "value": draw(1, 2, 5, 3), "weight": WEIGHTS["weight"]},
+    ),
+    "cosine attention": (
+        "cosine_attention",
+        {},
+        {"query": draw(1, 2, 4, 6), "key": draw(1, 2, 5, 6), "value": draw(1, 2, 5, 3), "bias": draw(1, 2, 4, 5)},
+    ),
     "softmax": ("softmax", {}, {"scores": np.where(MASK, draw(2, 1, 4, 5), -INF)}),
     "masking": ("masking", {"is_causal": True}, {"scores": draw(2, 1, 4, 5), "mask": MASK, "bias": BIAS}),
     "attention": ("attention", {}, attention_inputs()),
