@@ -34,6 +34,7 @@ DEFAULTS = {"score": "scaled_dot", EMPTY_ROWS: DEFAULT_EMPTY_ROWS}
 NOT_ASKED = {
     "heads": "says how wide arrays are cut into heads; what two calls differ by is how many heads share keys",
     "kv_heads": "says how wide arrays are cut into heads; whether heads share keys is an option of its own here",
+    "projections": "says how a file writes weights; the calls are the same",
 }
 """Options without pairs, each with the reason."""
 

@@ -15,6 +15,7 @@ from attncheck.reading.diagnostics import CaseFileError
 from attncheck.reading.expectations import read_expectations
 from attncheck.reading.forms import check_form, heads_note, memory_layout_of, merged_heads, projected_heads
 from attncheck.reading.inputs import DEFAULT_EIGHT_BITS
+from attncheck.reading.linear_projections import in_terms_of_file, linear_note, read_linear
 from attncheck.reading.lowered import check_lowered
 from attncheck.reading.number_checks import check_at_most, check_lowest, check_range, spelled_out
 from attncheck.reading.options import check_empty_rows, read_options
@@ -69,8 +70,24 @@ def make_case(
     Raises ``CaseFileError`` for its first fault, and where the file's cases have used up the ``budget``.
     """
     where = location.path
+    options = read_options(file.defaults.options, entry, entry.operation or file.operation, where)
+    read, arrays = read_linear(entry, options, arrays, random_of(file, entry), where)
+    try:
+        return _make_case(file, read, options, arrays, budget, location)
+    except CaseFileError as error:
+        raise in_terms_of_file(error, entry, where) from None
+
+
+def _make_case(
+    file: model.CaseFile,
+    entry: model.CaseEntry,
+    options: Mapping[str, Any],
+    arrays: Arrays,
+    budget: Budget,
+    location: CaseLocation,
+) -> Case:
+    where = location.path
     operation = entry.operation or file.operation
-    options = read_options(file.defaults.options, entry, operation, where)
     specs = inputs_of(operation, str(options["score"]) if "score" in options else None)
     merged = merged_heads(entry, operation, options, where)
     budget.spend(looked_at(entry, arrays), (*where, "inputs"))
@@ -136,7 +153,9 @@ def _lengths(
     try:
         return bind_axes(specs, inputs.shapes, options.get("heads"), options.get("kv_heads"))
     except ShapeFault as fault:
-        message = f"{fault}{heads_note(inputs.given[fault.field], inputs.shapes[fault.field])}"
+        given = inputs.given.get(fault.field, ())
+        notes = heads_note(given, inputs.shapes.get(fault.field, ())) + linear_note(fault.field, given, options)
+        message = f"{fault}{notes}"
         raise CaseFileError((*where, "inputs", fault.field), message) from None
 
 

@@ -12,7 +12,7 @@ from attncheck.reading.arrays import parse_rows
 from attncheck.reading.case import Case, Expected
 from attncheck.reading.diagnostics import CaseFileError
 from attncheck.reading.printed import PrintedArray
-from attncheck.reading.shapes import show, stage_axes
+from attncheck.reading.shapes import lift, show, stage_axes
 from attncheck.reading.yaml_scalars import FieldPath
 from attncheck.spec import OPERATIONS, Shape, computed_stages
 
@@ -44,8 +44,7 @@ def read_expectations(entry: model.CaseEntry, case: Case, where: FieldPath) -> t
     stages = computed_stages(case.operation, case.options, case.input_shapes)
     shapes = {stage: case.stage_shapes[stage] for stage in stages}
     return tuple(
-        _read_expectation(source, case.operation, shapes, case.input_shapes, (*where, "expect", number))
-        for number, source in enumerate(sources)
+        _read_expectation(source, case, shapes, (*where, "expect", number)) for number, source in enumerate(sources)
     )
 
 
@@ -56,10 +55,9 @@ def _with_digits_of_case(source: model.Expectation, entry: model.CaseEntry) -> m
     return source.model_copy(update={"digits": entry.digits})
 
 
-def _read_expectation(
-    source: model.Expectation, operation: str, shapes: Mapping[str, Shape], inputs: Mapping[str, Shape], path: FieldPath
-) -> Expected:
-    name, of, shape = _target(source, operation, shapes, inputs, path)
+def _read_expectation(source: model.Expectation, case: Case, shapes: Mapping[str, Shape], path: FieldPath) -> Expected:
+    operation = case.operation
+    name, of, shape = _target(source, operation, shapes, case.input_shapes, path)
     bases = [basis for basis in ("printed", "known", "unprinted") if getattr(source, basis) not in (None, False)]
     if len(bases) != 1:
         raise CaseFileError(
@@ -72,6 +70,8 @@ def _read_expectation(
     if basis != "unprinted":
         numbers = parse_rows(getattr(source, basis), source, (*path, basis))
         axes = stage_axes(operation, {}).get(of, ()) if name == of else ()
+        if "projections" in case.options:  # whose numbers are printed as nn.Linear gives them
+            numbers = _split_heads(numbers, shape, axes)
         numbers = _fit_numbers(numbers, source.transpose, shape, axes, (*path, basis))
     return Expected(
         name=name,
@@ -117,6 +117,16 @@ def _target(
         return quantity.name, stage, quantity.shape(shapes[stage], inputs)
     except ValueError as error:
         raise CaseFileError((*path, "quantity"), f"{quantity.name} {error}") from None
+
+
+def _split_heads(numbers: PrintedArray, shape: Shape, axes: Sequence[str]) -> PrintedArray:
+    """Give every head its own rows, where numbers come with their heads side by side: (B, L, H*W) -> (B, H, L, W)."""
+    if len(axes) != 4 or axes[-1] not in ("D", "Dv") or len(numbers.shape) > 3:
+        return numbers
+    batch, heads, length, width = shape
+    if lift(numbers.shape, 3) != (batch, length, heads * width):
+        return numbers
+    return numbers.reshaped((batch, length, heads, width)).swapped(1, 2)
 
 
 def _fit_numbers(

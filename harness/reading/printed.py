@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -83,17 +84,20 @@ class PrintedArray:
 
     def transposed(self) -> PrintedArray:
         """Swap the last two axes."""
-        return self.reshaped(swap=True)
+        return self.swapped(-1, -2)
 
-    def reshaped(self, shape: tuple[int, ...] | None = None, *, swap: bool = False) -> PrintedArray:
+    def swapped(self, one: int, other: int) -> PrintedArray:
+        """Swap two axes."""
+        return self._changed(lambda array: np.swapaxes(array, one, other))
+
+    def reshaped(self, shape: tuple[int, ...]) -> PrintedArray:
+        """Lay the numbers out in another shape."""
+        return self._changed(lambda array: array.reshape(shape))
+
+    def _changed(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> PrintedArray:
         """Apply one change of shape to all parts."""
-
-        def changed(array: NDArray[Any]) -> NDArray[Any]:
-            return np.swapaxes(array, -1, -2) if swap else array.reshape(self.shape if shape is None else shape)
-
-        return PrintedArray(
-            changed(self.text), changed(self.value), changed(self.half_unit), changed(self.given), self.truncated
-        )
+        parts = (self.text, self.value, self.half_unit, self.given)
+        return PrintedArray(*map(change, parts), truncated=self.truncated)
 
 
 def parse_printed(source: object, rounding: Rounding) -> PrintedArray:

@@ -10,6 +10,9 @@ from attncheck.reading.case import Case, Expected
 from attncheck.reading.model import TagEntry
 from attncheck.reading.printed import Rounding, parse_printed
 
+MAX_LISTED_ROWS = 4
+"""More rows that follow each other are written as a slice."""
+
 
 def case_record(case: Case, tags: Mapping[str, TagEntry]) -> dict[str, Any]:
     """Return a case's names, source, notes, expectations, and what its tags mean, for cases.json."""
@@ -43,12 +46,19 @@ def _given(case: Case) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for name, source in case.inputs.items():
         if isinstance(source, Reference):
-            rows = "" if source.rows is None else f"[{','.join(map(str, source.rows))}]"
+            rows = "" if source.rows is None else f"[{_in_short(source.rows)}]"
             given[name] = {"called": f"{source.ref}{rows}{'.T' if source.transpose else ''}"}
         named = case.arrays.get(source.ref) if isinstance(source, Reference) else source
         if isinstance(named, PrintedInput) and not (_is_arranged(source) or _is_arranged(named)):
             given.setdefault(name, {})["printed"] = parse_printed(named.printed, Rounding()).text.tolist()
     return given
+
+
+def _in_short(rows: list[int]) -> str:
+    """Write rows with commas, many that follow each other as a slice."""
+    if len(rows) > MAX_LISTED_ROWS and rows == list(range(rows[0], rows[-1] + 1)):
+        return f"{rows[0]}:{rows[-1] + 1}"
+    return ",".join(map(str, rows))
 
 
 def _is_arranged(source: Array) -> bool:

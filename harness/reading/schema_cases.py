@@ -21,6 +21,7 @@ from attncheck.spec import (
     DTYPES,
     OPERATIONS,
     OPTIONS,
+    PACKED_PROJECTIONS,
     PER_HEAD,
     SCORE_INPUTS,
     InputSpec,
@@ -170,14 +171,25 @@ def _layout_rules(operation: str) -> list[Schema]:
 
 def _inputs(specs: Mapping[str, InputSpec]) -> Schema:
     """Return what an operation asks of its inputs."""
-    required = [name for name, spec in specs.items() if spec.required]
+    packed = {name: parts for name, parts in PACKED_PROJECTIONS.items() if specs.keys() >= set(parts)}
+    in_parts = {part for parts in packed.values() for part in parts}
+    required = [name for name, spec in specs.items() if spec.required and name not in in_parts]
     needs = {name: [spec.needs] for name, spec in specs.items() if spec.needs}
     booleans = {name: refer("MaskInput") for name, spec in specs.items() if spec.boolean}
     counts = {name: refer("CountsInput") for name, spec in specs.items() if spec.whole}
     numbers = {name: refer("NumberInput") for name, spec in specs.items() if spec.is_number}
-    known = booleans | counts | numbers
-    rule: Schema = {"propertyNames": {"enum": list(specs)}, "required": required, "properties": known}
-    return rule | ({"dependentRequired": needs} if needs else {})
+    known = booleans | counts | numbers | {name: refer("NumberInput") for name in packed}
+    rule: Schema = {"propertyNames": {"enum": [*specs, *packed]}, "required": required, "properties": known}
+    either = [_in_parts_or_packed(name, parts, specs) for name, parts in packed.items()]
+    return rule | ({"dependentRequired": needs} if needs else {}) | ({"allOf": either} if either else {})
+
+
+def _in_parts_or_packed(packed: str, parts: Sequence[str], specs: Mapping[str, InputSpec]) -> Schema:
+    """Return what holds where three inputs are packed in one, or none of them is."""
+    apart: Schema = {"required": [name for name in parts if specs[name].required]}
+    return {"if": {"required": [packed]}, "then": {"not": {"anyOf": [{"required": [name]} for name in parts]}}} | {
+        "else": apart
+    }
 
 
 def _scoring_rules() -> list[Schema]:

@@ -18,7 +18,7 @@ from attncheck.spec.dtypes import (
     statistics_dtype,
     without_a_key,
 )
-from attncheck.spec.inputs import AT_LEAST, FOLDED_INPUTS, Axes, InputSpec, Shape
+from attncheck.spec.inputs import AT_LEAST, FOLDED_INPUTS, PACKED_PROJECTIONS, Axes, InputSpec, Shape
 from attncheck.spec.operations import (
     ASKED_BY,
     BY_SCORE,
@@ -79,6 +79,7 @@ __all__ = [
     "ON_SCORES",
     "OPERATIONS",
     "OPTIONS",
+    "PACKED_PROJECTIONS",
     "PER_HEAD",
     "PROJECTIONS",
     "ROTATIONS",

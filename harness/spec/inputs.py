@@ -181,6 +181,11 @@ PAST_INPUTS: Mapping[str, InputSpec] = {
         synonyms=("value_cache", "v_cache", "past_v"),
     ),
 }
+PACKED_PROJECTIONS: Mapping[str, tuple[str, ...]] = {
+    "in_proj_weight": ("query_weight", "key_weight", "value_weight"),
+    "in_proj_bias": ("query_bias", "key_bias", "value_bias"),
+}
+"""What a case may give in the place of three inputs: their rows, one after the other, as torch packs them."""
 _LIMITS = InputSpec(("S1",), whole=True, asks_for="masked")
 PACKED_INPUTS: Mapping[str, InputSpec] = {
     **{name: ATTENTION_INPUTS[name] for name in ("query", "key", "value")},

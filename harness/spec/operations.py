@@ -252,7 +252,7 @@ OPERATIONS: Mapping[str, Operation] = {
                 **INPUTS_ON_ROWS,
                 **ROTARY_INPUTS,
             },
-            _ATTENTION_OPTIONS - {"softcap"},
+            (_ATTENTION_OPTIONS | {"projections"}) - {"softcap"},
             (*PROJECTIONS, *ROTATIONS, *_WITHOUT_CAP, *_SOFTMAX, *MEANS),
             stage_axes={"output": (("B", "Lq", "Eo"), ("B", "Lq", "H*Dv"))},
         ),

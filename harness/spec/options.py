@@ -113,6 +113,14 @@ class Options(Mapping[str, Any]):
             positive=True,
         ),
     ] = None
+    projections: Annotated[
+        Literal["linear"] | None,
+        OptionSpec(
+            "How the weights of projections are laid out. linear: (out, in), as nn.Linear of torch holds them; "
+            "`in_proj_weight` and `in_proj_bias` may then hold those of query, key and value. If absent (in, out).",
+            for_reading=True,
+        ),
+    ] = None
     stored_as: Annotated[
         Literal["float8_e4m3fn", "float8_e5m2"] | None,
         OptionSpec(

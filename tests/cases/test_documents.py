@@ -29,7 +29,7 @@ Compute = Callable[[Case, str], tuple[Inputs, dict[str, NDArray[Any]]]]
 
 PUBLISHED = Path(__file__).with_name("published")
 CASES = {case.id: case for case in select_cases(["documents"]).cases}
-NUMBER = re.compile(r"-?inf|-?\d+\.?\d*(?:e[+-]?\d+)?")
+NUMBER = re.compile(r"-?inf|(?<![A-Za-z])-?\d+\.?\d*(?:e[+-]?\d+)?")
 
 VIGNETTE = "documents/base_r_vignette/four-words-attend-to-each-other"
 NOTEBOOK = "documents/masked_self_attention_notebook/four-words-attend-to-themselves-and-to-earlier-words"
@@ -42,6 +42,12 @@ ONE_HEAD = "documents/multi_head_post/token-1-attends-to-five-tokens-with-one-he
 ONNX_SMALL = "documents/onnx_softmax/minus-one-zero-and-one"
 ONNX_LARGE = "documents/onnx_softmax/small-numbers-and-numbers-of-ten-thousand-weigh-the-same"
 FOUR_HEADS = "documents/multi_head_post/five-tokens-attend-to-each-other-with-four-heads-and-an-output-projection"
+
+CHAPTER_3 = "documents/llms_from_scratch_chapter"
+LINEAR_LAYERS = f"{CHAPTER_3}/six-words-attend-to-each-other-through-linear-layers"
+LINEAR_CAUSAL = f"{CHAPTER_3}/six-words-attend-to-themselves-and-to-earlier-ones-through-linear-layers"
+LINEAR_HEADS = f"{CHAPTER_3}/two-heads-with-a-linear-layer-each-are-put-side-by-side"
+LINEAR_SHARED = f"{CHAPTER_3}/two-heads-share-linear-layers-and-an-output-projection"
 
 
 def published(document: str) -> list[tuple[str, list[str]]]:
@@ -90,6 +96,11 @@ PRINTED = [
     ("masked_self_attention_notebook", 8, "values", NOTEBOOK_UNMASKED, "values", 32),
     ("masked_self_attention_notebook", 9, "attention", NOTEBOOK, "attention", 16),
     ("masked_self_attention_notebook", 9, "attention", NOTEBOOK_UNMASKED, "attention", 16),
+    ("llms_from_scratch_chapter", 1, "sa_v2(inputs)", LINEAR_LAYERS, "sa_v2(inputs)", 12),
+    ("llms_from_scratch_chapter", 2, "attn_weights", LINEAR_LAYERS, "attn_weights", 36),
+    ("llms_from_scratch_chapter", 3, "masked_simple_norm", LINEAR_CAUSAL, "masked_simple_norm", 36),
+    ("llms_from_scratch_chapter", 4, "context_vecs", LINEAR_HEADS, "context_vecs", 48),
+    ("llms_from_scratch_chapter", 5, "context_vecs", LINEAR_SHARED, "context_vecs", 24),
     (
         "attention_scoring_post",
         2,
@@ -109,6 +120,12 @@ def test_every_printed_number_is_transcribed_digit_by_digit(
     assert source_name == name
     assert len(source) == count
     assert printed_by(case_id, called) == source
+
+
+def test_the_six_words_are_transcribed_digit_by_digit() -> None:
+    array = CASES[LINEAR_LAYERS].arrays["inputs"]
+    assert isinstance(array, array_kinds.PrintedInput)
+    assert ("inputs", NUMBER.findall(str(array.printed))) == published("llms_from_scratch_chapter")[0]
 
 
 INPUTS = [("q", 0, 32), ("k", 1, 32), ("v", 2, 32), ("mask", 6, 16)]
@@ -154,6 +171,7 @@ def test_no_block_that_a_document_prints_is_left_out() -> None:
     covered = {(document, place) for document, place, *_ in PRINTED}
     covered |= {("masked_self_attention_notebook", place) for _, place, _ in INPUTS}
     covered |= {(document, place) for document, place, *_ in LITERALS}
+    covered |= {("llms_from_scratch_chapter", 0)}
     covered |= {("masked_self_attention_notebook", 5)}  # the mask before it became one of minus infinity
     files = sorted(PUBLISHED.glob("*.txt"))
     assert covered == {(path.stem, place) for path in files for place in range(len(published(path.stem)))}
@@ -183,11 +201,15 @@ STEPS = {
     SINGLE_SCORE: ["single_dot_attention_score(dec_hidden_state, annotation)"],
     ALL_SCORES: ["attention_weights_raw", "attention_weights", "applied_attention", "attention_vector"],
     ONE_HEAD: ["query_1", "keys", "values", "a1", "z1"],
+    LINEAR_LAYERS: ["queries", "keys", "values", "attn_scores", "attn_weights", "sa_v2(inputs)"],
+    LINEAR_CAUSAL: ["masked_simple_norm"],
+    LINEAR_HEADS: ["context_vecs"],
+    LINEAR_SHARED: ["context_vec", "context_vecs"],
     FOUR_HEADS: ["queries", "keys", "values", "scores", "attention_weights", "head_outputs", "multihead_output"],
 }
 
 
-def test_the_six_documents_are_eleven_cases() -> None:
+def test_the_seven_documents_are_fifteen_cases() -> None:
     assert set(CASES) == set(STEPS)
     assert all(case.is_document for case in CASES.values())
 

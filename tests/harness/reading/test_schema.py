@@ -191,6 +191,16 @@ REFUSED = {
     "an alignment of nothing": _file(f"{QKV}, options: {{alignment: top_left}}"),
     "heads of split inputs": _file(f"{QKV}, options: {{heads: 1}}"),
     "multi-head attention without heads": _file(QKV[:-1] + f", {MHA}}}", "multi_head_attention"),
+    "a packed projection beside a part of it": _file(
+        f"{QKV[:-1]}, in_proj_weight: {{identity: 2}}, key_weight: {{identity: 2}}}}, "
+        "options: {heads: 1, projections: linear}",
+        "multi_head_attention",
+    ),
+    "projections of queries and keys alone": _file(
+        f"{QKV[:-1]}, query_weight: {{identity: 2}}, key_weight: {{identity: 2}}}}, options: {{heads: 1}}",
+        "multi_head_attention",
+    ),
+    "a packed projection of attention": _with("in_proj_weight: {identity: 2}"),
     "a mask of nothing": _file("inputs: {scores: {identity: 2}}", "masking"),
     "a merged layout without heads": _file(f"{QKV}, layout: merged"),
     "a merged softmax": _softmax("{identity: 2}", ", layout: merged"),
