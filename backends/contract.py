@@ -459,6 +459,8 @@ class Backend(Protocol):
         scale: float | None = None,
         window: Window | None = None,
         key_lengths: Tensor | None = None,
+        past_key: Tensor | None = None,
+        past_value: Tensor | None = None,
         empty_rows: EmptyRows = "zero",
     ) -> Stages:
         """Project, attend in every head, merge the heads and project once more.
@@ -468,7 +470,9 @@ class Backend(Protocol):
         output_weight the merged heads are the output, and an output_bias is refused
         -> query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv), the stages of ``attention``,
         context (B, H, Lq, Dv), output (B, Lq, Eo).
-        Vaswani et al. 2017, section 3.2.2.
+        A past is what a cache holds: keys and values that are projected already, past_key (B, Hkv, P, D), past_value
+        (B, Hkv, P, Dv). It comes before the projected ones, is not part of the stages key and value, and comes rotated,
+        as in ``attention``. Vaswani et al. 2017, section 3.2.2.
         """
 
     def merge_states(self, outputs: Tensor, log_sum_exps: Tensor, *, lse_base: LseBase = "e") -> Stages:

@@ -476,6 +476,8 @@ def multi_head_attention(
     scale: float | None = None,
     window: Window | None = None,
     key_lengths: Tensor | None = None,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Project, attend in every head, merge the heads and project once more."""
@@ -488,7 +490,13 @@ def multi_head_attention(
         "value": _split_heads(_project(value, value_weight, value_bias), kv_heads),
     }
     masks: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal}
-    masks |= {"window": window, "key_lengths": key_lengths, "empty_rows": empty_rows}
+    masks |= {
+        "past_key": past_key,
+        "past_value": past_value,
+        "window": window,
+        "key_lengths": key_lengths,
+        "empty_rows": empty_rows,
+    }
     masks |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
     stages |= attention(**stages, **masks, scale=scale)
     stages["context"] = stages.pop("output")

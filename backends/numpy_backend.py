@@ -489,6 +489,8 @@ def multi_head_attention(
     scale: float | None = None,
     window: Window | None = None,
     key_lengths: Array | None = None,
+    past_key: Array | None = None,
+    past_value: Array | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Project, attend in every head, merge the heads and project once more."""
@@ -501,7 +503,7 @@ def multi_head_attention(
         "value": _split_heads(_project(value, value_weight, value_bias), kv_heads),
     }
     masks: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal}
-    masks |= {"window": window, "key_lengths": key_lengths}
+    masks |= {"past_key": past_key, "past_value": past_value, "window": window, "key_lengths": key_lengths}
     masks |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
     stages |= attention(**stages, **masks, scale=scale, empty_rows=empty_rows)
     stages["context"] = stages.pop("output")

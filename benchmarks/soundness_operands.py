@@ -121,6 +121,7 @@ def _projected(regime: str, random: Random, dims: Dimensions, asked: Asked) -> I
         "key_weight": _weight(random, dims.Ek, shared * dims.D),
         "value_weight": _weight(random, dims.Ev, shared * dims.Dv),
     }
+    _split_cache(inputs, random, (dims.B, shared, dims.D, dims.Dv), asked)
     biased, projected = random.rand(2) < 0.5
     size = 10 ** random.uniform(-1, 1)  # beside products of about 1; a library may begin its sums with the bias
     if biased:
@@ -131,6 +132,19 @@ def _projected(regime: str, random: Random, dims: Dimensions, asked: Asked) -> I
     if biased and projected:
         inputs["output_bias"] = size * random.randn(dims.Eo)
     return inputs
+
+
+def _split_cache(inputs: Inputs, random: Random, shape: tuple[int, int, int, int], asked: Asked) -> None:
+    """Put, seldom, a cache of projected keys and values in the place of the first half of what is projected."""
+    parts, has_past = split_past(inputs, random)
+    if not has_past:
+        return
+    batch, heads, width, value_width = shape
+    past = parts["past_key"].shape[-2]
+    inputs |= {name: parts[name] for name in ("key", "value")}
+    inputs["past_key"] = random.randn(batch, heads, past, width)
+    inputs["past_value"] = random.randn(batch, heads, past, value_width)
+    asked.names.append("past")
 
 
 def _weight(random: Random, rows: int, columns: int) -> Real:

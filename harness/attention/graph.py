@@ -3,6 +3,7 @@
     query, key, value    of multi_head_attention: ``projection``
     dequantized_key, .. value   ``dequantization``, where keys and values come with factors
     normalized_query, .. key   ``normalization``, before the rotation or behind it
+    joined_key, .. value    ``caching``, where projected keys and values come behind those of a cache
     rotated_query, .. key   ``rotary``, where there is a rotary embedding: everything behind them follows from these
     product              q k^T, shared by raw_scores and scores, itself no stage
     raw_scores, scores   the product, times the scale: ``scores``; or another kind of score: ``general_score``,
@@ -24,12 +25,13 @@ What has no node is an input.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 
 from attncheck.attention.additive_score import ADDITIVE_SCORES
 from attncheck.attention.bias import BIAS
+from attncheck.attention.caching import joined_of
 from attncheck.attention.cosine_score import COSINE_SCORES
 from attncheck.attention.dequantization import dequantization_of
 from attncheck.attention.general_score import GENERAL_SCORES
@@ -45,9 +47,9 @@ from attncheck.attention.scores import RAW_SCORES, SCORES
 from attncheck.attention.sinks import GRAD_SINKS, SINKS
 from attncheck.attention.softcap import SOFTCAP
 from attncheck.attention.softmax import EXPONENTIALS, LOG_SUM_EXP, WEIGHTS
-from attncheck.attention.step import Node
+from attncheck.attention.step import Node, Step
 from attncheck.attention.weighted_mean import WEIGHTED_MEAN
-from attncheck.spec import NORMALIZATIONS, OPERATIONS, PROJECTIONS, ROTATIONS
+from attncheck.spec import OPERATIONS, PROJECTIONS, ROTATIONS
 
 Graph = Mapping[str, Node]
 
@@ -82,7 +84,7 @@ def graph_of(problem: Problem) -> Graph:
 
 def _given(problem: Problem) -> frozenset[str]:
     """Return the inputs that a step of its own belongs to."""
-    given = {"sinks", "query_cos", "key_factor", "query_norm"} & problem.inputs.keys()
+    given = {"sinks", "query_cos", "key_factor", "query_norm", "cached_key"} & problem.inputs.keys()
     return frozenset(given | ({_LATE_NORM} if problem.options.get(_LATE_NORM) else set()))
 
 
@@ -120,30 +122,25 @@ def _graph(operation: str, score: str, softcap_follows: str, given: frozenset[st
     if operation == "attention_gradients":
         graph |= {**GRADIENTS, "grad_sinks": Node(GRAD_SINKS, ("grad_logits",))}
     if "key_factor" in given:
-        return _dequantized(graph)
+        return _behind(graph, "dequantized", dequantization_of)
     wrappers = [_behind_rotation] * ("query_cos" in given) + [_behind_norm] * ("query_norm" in given)
     for wrapped in reversed(wrappers) if _LATE_NORM in given else wrappers:  # the last one comes first
         graph = dict(wrapped(graph))
-    return graph
+    return _behind(graph, "joined", joined_of) if "cached_key" in given else graph
 
 
-def _dequantized(graph: Graph) -> Graph:
-    """Let everything that follows from key and value follow from these times their factors."""
-    scaled = {name: f"dequantized_{name}" for name in ("key", "value")}
+def _behind(graph: Graph, word: str, step_of: Callable[[str], Step], names: Sequence[str] = ("key", "value")) -> Graph:
+    """Let everything that follows from some inputs follow from what a step makes of these."""
+    made = {name: f"{word}_{name}" for name in names}
     moved = {
-        name: Node(node.step, tuple(scaled.get(each, each) for each in node.follows)) for name, node in graph.items()
+        name: Node(node.step, tuple(made.get(each, each) for each in node.follows)) for name, node in graph.items()
     }
-    return moved | {other: Node(dequantization_of(name), (name,)) for name, other in scaled.items()}
+    return moved | {other: Node(step_of(name), (name,)) for name, other in made.items()}
 
 
 def _behind_norm(graph: Graph) -> Graph:
     """Let everything that follows from query and key follow from these normalised."""
-    normalized = {name.removeprefix("normalized_"): name for name in NORMALIZATIONS}
-    moved = {
-        name: Node(node.step, tuple(normalized.get(each, each) for each in node.follows))
-        for name, node in graph.items()
-    }
-    return moved | {other: Node(normalization_of(name), (name,)) for name, other in normalized.items()}
+    return _behind(graph, "normalized", normalization_of, ("query", "key"))
 
 
 def _behind_rotation(graph: Graph) -> Graph:

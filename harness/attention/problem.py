@@ -188,12 +188,15 @@ class Problem:
     def own_keys(self) -> int:
         """How many keys there are without the one that is added; what is projected has that behind the projection."""
         of_input = 0 if OPERATIONS[self.operation].has_projections else self.added_keys
-        return int(self.inputs["key"].shape[-2]) - of_input
+        return _length_of_keys(self.inputs) - of_input
 
     def without_added(self, stage: str, array: NDArray[Any]) -> NDArray[Any]:
         """Return a stage without the key that is added; flags of one for all keys stay."""
         axis = key_axis(stage)
-        if axis is None or not self.added_keys or (array.shape[axis] == 1 and self.own_keys):
+        if axis is None or not self.added_keys:
+            return array
+        is_new = "Lk" in STAGE_SPECS[stage].axes  # without the keys of a cache
+        if array.shape[axis] == 1 and (self.inputs["key"].shape[-2] if is_new else self.own_keys):
             return array
         return np.delete(array, -1, axis)
 
@@ -207,7 +210,7 @@ class Problem:
             return array
         axis = _KEY_AXES[name]
         if name == "mask" and array.shape[axis] == 1:
-            array = np.broadcast_to(array, (*array.shape[:-1], self.inputs["key"].shape[-2]))
+            array = np.broadcast_to(array, (*array.shape[:-1], _length_of_keys(self.inputs)))
         return _padded(array, axis, self.added_keys, name == "mask")
 
     def heads_of(self, name: str) -> int:
@@ -259,6 +262,11 @@ _BY_QUERY: Mapping[str, int] = {
 }
 """The axis that counts query rows; log_sum_exp is no input, and nothing follows from it."""
 MAY_BE_MINUS_INFINITY = {name for name, spec in _SPECS.items() if spec.may_be_infinite}
+
+
+def _length_of_keys(inputs: Mapping[str, NDArray[Any]]) -> int:
+    """Return how many keys the inputs hold, those of a cache among them."""
+    return sum(int(inputs[name].shape[-2]) for name in ("cached_key", "key") if name in inputs)
 
 
 def per_head(array: NDArray[Any]) -> NDArray[Any]:

@@ -43,8 +43,11 @@ def propagate(operation: str, options: Mapping[str, Any], inputs: Inputs) -> dic
     options = {**posed.options, "empty_rows": options.get("empty_rows")}
     problem = Problem.of(operation, options, posed.inputs).in_float64()
     tables = rows_of_tables({**inputs.arrays, **inputs.radius}, of_past=(0, 0))
+    is_projected = OPERATIONS[operation].has_projections
     radii = {
-        name: problem.input_with_added(name, tables[name] if name in tables else _radius(inputs, name))
+        name: problem.input_with_added(
+            name, tables[name] if name in tables else _radius(inputs, name, is_projected=is_projected)
+        )
         for name, array in problem.inputs.items()
         if array.dtype != np.bool_
     }
@@ -58,7 +61,9 @@ def _without_added(problem: Problem, stage: str, ball: Ball) -> Ball:
     return Ball(problem.without_added(stage, ball.value), problem.without_added(stage, ball.radius))
 
 
-def _radius(inputs: Inputs, name: str) -> Real:
-    """Return the radii of an input, those of the past in front."""
+def _radius(inputs: Inputs, name: str, *, is_projected: bool) -> Real:
+    """Return the radii of an input, those of the past in front; behind projections that is an input of its own."""
+    if name.startswith("cached_") and name not in inputs.radius:
+        return inputs.radius[name.replace("cached", "past")]
     own, past = inputs.radius[name], inputs.radius.get(f"past_{name}")
-    return own if past is None else np.concatenate([past, own], axis=-2)
+    return own if past is None or is_projected else np.concatenate([past, own], axis=-2)

@@ -198,7 +198,7 @@ def _key_lengths(posed: AttentionProblem) -> Iterator[Alternative]:
 def _grouped_heads(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     if operation == "attention":
         heads, shared = posed.inputs["query"].shape[-3], posed.inputs["key"].shape[-3]
-        names: tuple[str, ...] = ("key", "value", "past_key", "past_value", "key_factor", "value_factor")
+        names: tuple[str, ...] = ("key", "value", "key_factor", "value_factor")
         axis = -3
     elif operation == "multi_head_attention":
         heads = int(posed.options["heads"])
@@ -210,8 +210,8 @@ def _grouped_heads(operation: str, posed: AttentionProblem) -> Iterator[Alternat
         return
     order = np.arange(heads) % shared
     tiled = {name: _heads_of(posed.inputs[name], order, shared, axis) for name in names if name in posed.inputs}
-    if "key_norm" in posed.inputs:
-        tiled["key_norm"] = posed.inputs["key_norm"].take(order, -2)
+    by_head = {"key_norm": -2, "past_key": -3, "past_value": -3}
+    tiled |= {name: posed.inputs[name].take(order, at) for name, at in by_head.items() if name in posed.inputs}
     description = "query head h takes key and value head h % Hkv (tiled); the case means head h // (H / Hkv) (repeated)"
     options = {"kv_heads": heads} if "kv_heads" in posed.options else {}
     yield Alternative("heads-tiled", description, "raw_scores", with_options(with_inputs(posed, **tiled), **options))

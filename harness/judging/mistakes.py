@@ -241,6 +241,8 @@ def _interleaved(posed: AttentionProblem) -> Iterator[Alternative]:
                 for part in (f"{name}_weight", f"{name}_bias")
                 if part in posed.inputs
             }
+            if f"past_{name}" in posed.inputs:
+                rolled[f"past_{name}"] = np.roll(posed.inputs[f"past_{name}"], -1, -3)
             if counts[name] > 1:
                 description = f"the {name} of the next head is read"
                 yield mistake(f"{name}-of-next-head", description, with_inputs(posed, **rolled), stage)

@@ -212,7 +212,8 @@ def scores_shape(operation: str, options: Options, inputs: Inputs) -> Shape:
     """Return the shape of the scores of a problem in canonical form: (B, H, Lq, T)."""
     if "scores" in inputs:
         return inputs["scores"].shape
-    batch, queries, keys = inputs["query"].shape[:-2], inputs["query"].shape[-2], inputs["key"].shape[-2]
+    batch, queries = inputs["query"].shape[:-2], inputs["query"].shape[-2]
+    keys = sum(inputs[name].shape[-2] for name in ("cached_key", "key") if name in inputs)
     heads = (int(options["heads"]),) if OPERATIONS[operation].has_projections else ()
     return (*batch, *heads, queries, keys)
 

@@ -28,6 +28,7 @@ TOPICS: tuple[ModuleType, ...] = tuple(
         "position_biases",
         "windows",
         "caches",
+        "projected_caches",
         "blocks",
         "heads",
         "layouts",

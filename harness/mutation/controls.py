@@ -175,6 +175,8 @@ def key_bias_dropped(*arrays: Array, sinks: Array | None = None, **given: Any) -
         raise NotImplementedError("a sink is no key: what all keys of a row have in common counts beside it")
     if given.get("rotary_cos") is not None:
         raise NotImplementedError("a rotated bias is another one for every key")
+    if given.get("past_key") is not None:  # which has the bias, so that the new keys keep theirs
+        return multi_head_attention(*arrays, **given)
     return multi_head_attention(*arrays, **{**given, "key_bias": None})
 
 

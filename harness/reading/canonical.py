@@ -3,7 +3,8 @@
 ``call_form`` is what an implementation is asked: the call as its signature says it, with what no signature has (a mask
 of queries, a position that no argument tells) folded into the mask. ``canonical_form`` is what is true: one mask says
 who may attend to whom, the past is part of the keys, a rotary embedding has a row for each query and key, and nothing
-else is left. Parts that are merged are scores, one for each part, and values of each query's own.
+else is left. Behind projections the past stays apart, as what is cached of earlier ones. Parts that are merged are
+scores, one for each part, and values of each query's own.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _SPECS: Mapping[str, InputSpec] = {
 }
 _MASKS = frozenset(name for name, spec in _SPECS.items() if spec.folds_into == "mask")
 _ROTARY = frozenset({"rotary_cos", "rotary_sin"})
-_PASTS = tuple((name, spec.folds_into) for name, spec in _SPECS.items() if spec.folds_into in ("key", "value"))
+_PASTS = tuple((name, str(spec.folds_into)) for name, spec in _SPECS.items() if spec.folds_into in ("key", "value"))
 """Inputs that come before another one, and the name of that."""
 
 
@@ -77,7 +78,9 @@ def canonical_form(operation: str, options: Options, inputs: Inputs, rows: Rows 
     for name in CONVENTIONS:  # what a row without a key gives is not computed from anything
         posed.options.pop(name, None)
     for past, name in _PASTS:
-        if past in posed.inputs and name is not None:
+        if past in posed.inputs and OPERATIONS[operation].has_projections:
+            posed.inputs[f"cached_{name}"] = posed.inputs.pop(past)  # the new ones are not projected yet
+        elif past in posed.inputs:
             posed.inputs[name] = np.concatenate([posed.inputs.pop(past), posed.inputs[name]], axis=-2)
     tables = rows_of_tables(inputs, rows)
     kept = {name: array for name, array in posed.inputs.items() if name not in _ROTARY}
@@ -179,7 +182,8 @@ def _all_of(masks: Iterable[Array]) -> Array:
 
 
 def _past_length(inputs: Inputs) -> int:
-    return int(inputs["past_key"].shape[-2]) if "past_key" in inputs else 0
+    past = inputs.get("past_key", inputs.get("cached_key"))
+    return 0 if past is None else int(past.shape[-2])
 
 
 def _lengths(inputs: Inputs) -> tuple[int, int]:

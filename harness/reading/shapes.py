@@ -221,7 +221,7 @@ def score_elements(operation: str, options: Mapping[str, Any], inputs: Mapping[s
     if "block_table" in inputs:
         keys = int(inputs["block_table"].shape[-1]) * int(inputs["key_pages"].shape[1])
     else:
-        keys = sum(int(inputs[name].shape[-2]) for name in ("key", "past_key") if name in inputs)
+        keys = sum(int(inputs[name].shape[-2]) for name in ("key", "past_key", "cached_key") if name in inputs)
     return math.prod(inputs["query"].shape[:-1]) * heads * keys
 
 

@@ -140,6 +140,8 @@ ROTARY_INPUTS: Mapping[str, InputSpec] = {
 FOLDED_INPUTS: Mapping[str, InputSpec] = {
     **dict.fromkeys(("query_cos", "query_sin"), InputSpec(("Lq", "R"), asks_for="rotated_query")),
     **dict.fromkeys(("key_cos", "key_sin"), InputSpec(("T", "R"), asks_for="rotated_key")),
+    "cached_key": InputSpec(("B", "Hkv", "P", "D")),
+    "cached_value": InputSpec(("B", "Hkv", "P", "Dv")),
     "key_factor": InputSpec(("B", "Hkv", "T", "D"), broadcast=True),
     "value_factor": InputSpec(("B", "Hkv", "T", "Dv"), broadcast=True),
     "query_norm": InputSpec(("H", "D")),
@@ -148,8 +150,8 @@ FOLDED_INPUTS: Mapping[str, InputSpec] = {
 }
 """What the canonical form of a case has in place of other inputs: a row for each query and each key.
 
-Factors stand for scales of stored keys and values; weights of norms have a row for each head; parts that are merged are
-values of each query's own.
+What is cached is a past in front of projections. Factors stand for scales of stored keys and values; weights of norms
+have a row for each head; parts that are merged are values of each query's own.
 """
 AT_LEAST: Sequence[tuple[str, tuple[str, ...]]] = (("Lr", ("P", "Lq")), ("Lr", ("P", "Lk")), ("D", ("R", "R")))
 """Axes that are as long as others together, or longer."""

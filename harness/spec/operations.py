@@ -251,6 +251,7 @@ OPERATIONS: Mapping[str, Operation] = {
                 "output_bias": optional("Eo", needs="output_weight"),
                 **INPUTS_ON_ROWS,
                 **ROTARY_INPUTS,
+                **PAST_INPUTS,
             },
             (_ATTENTION_OPTIONS | {"projections"}) - {"softcap"},
             (*PROJECTIONS, *ROTATIONS, *_WITHOUT_CAP, *_SOFTMAX, *MEANS),

@@ -129,6 +129,24 @@ def test_window_and_key_lengths_reach_the_scores_of_every_head(run: Run) -> None
     np.testing.assert_array_equal(stages["output"][1, 3], np.zeros(21))
 
 
+def test_behind_a_cache_the_last_queries_get_what_they_get_among_all(run: Run) -> None:
+    words = eighths(2, 5, 8)
+    square = {name: eighths(8, 18) for name in WEIGHTS} | {"output_weight": eighths(18, 11), "key_bias": eighths(18)}
+    tables = {"rotary_cos": eighths(5, 2), "rotary_sin": eighths(5, 2)}
+    causal = np.tri(5, dtype=bool)[None, None]
+    whole = run("multi_head_attention", words, words, words, **square, **tables, heads=3, mask=causal)
+    cached = {"past_key": whole["rotated_key"][:, :, :3], "past_value": whole["value"][:, :, :3]}
+    new = words[:, 3:]
+    found = run("multi_head_attention", new, new, new, **square, **tables, **cached, heads=3, mask=causal[..., 3:, :])
+    assert found["key"].shape == (2, 3, 2, 6)
+    for stage in ("query", "key", "rotated_query", "raw_scores", "weights", "output"):
+        axis = 1 if stage == "output" else 2
+        behind = whole[stage].take((3, 4), axis)
+        # Eighths and their products are exact but in the softmax, whose sums may be blocked otherwise.
+        np.testing.assert_allclose(found[stage], behind, rtol=1e-5, err_msg=stage)
+    np.testing.assert_array_equal(found["rotated_key"], whole["rotated_key"])
+
+
 def test_no_keys_leave_the_output_bias_alone(run: Run) -> None:
     inputs = {"query": INPUTS["query"], "key": INPUTS["key"][:, :0], "value": INPUTS["value"][:, :0]}
     options = {**WEIGHTS, **BIASES, "output_weight": OUTPUT_WEIGHT, "output_bias": OUTPUT_BIAS}

@@ -254,12 +254,14 @@ def _with_past(rng: np.random.Generator) -> dict[str, Task]:
 
     causal = np.tri(3, 7, 4, dtype=bool)[np.newaxis, np.newaxis]
     last = np.array([7, 2])
+    projected = {f"past_{name}": rng.normal(size=(3, 2, 4, 3)) for name in ("key", "value")}
     return {
         "past": Task("attention", {}, behind(21, 2)),
         "past and causal mask": Task("attention", {}, behind(4, 3) | {"mask": causal}),
         "past and padding": Task("attention", {}, behind(4, 3) | {"mask": np.arange(7)[np.newaxis] != [[[[1]]]]}),
         "past and window": Task("attention", {"window": (3, 1)}, behind(4, 3)),
         "past and lengths": Task("attention", {}, behind(4, 3) | {"key_lengths": last}),
+        "past, projected": Task("multi_head_attention", {"heads": 2}, _multi_head_inputs(rng) | projected),
         "past and bias": Task("attention", {}, behind(4, 3) | {"bias": rng.normal(size=(1, 2, 3, 7))}),
     }
 

@@ -160,11 +160,15 @@ def reference(operation: str, options: Mapping[str, Any], inputs: Mapping[str, A
         for name in ("query", "key", "value", "scores")
         if name in inputs
     }
+    whole = {  # what a cache holds comes before what is projected
+        name: np.concatenate([read(inputs[f"cached_{name}"]), array], axis=2) if f"cached_{name}" in inputs else array
+        for name, array in stages.items()
+    }
     for name in ("query", "key"):
         if f"{name}_cos" in inputs:
-            stages[f"rotated_{name}"] = rotated(stages[name], name, options, inputs)
+            stages[f"rotated_{name}"] = rotated(whole[name], name, options, inputs)
     if "scores" not in stages:
-        query, key = (stages.get(f"rotated_{name}", stages[name]) for name in ("query", "key"))
+        query, key = (stages.get(f"rotated_{name}", whole[name]) for name in ("query", "key"))
         shape = (*query.shape[:3], key.shape[2])
         weights = {name: read(array) for name, array in inputs.items() if name in SCORE_WEIGHTS}
         kind = score_kind(operation, options)
@@ -189,7 +193,7 @@ def reference(operation: str, options: Mapping[str, Any], inputs: Mapping[str, A
         for j, weight in enumerate(weights_row):
             stages["weights"][b, h, i, j] = weight
     if "value" in stages:
-        value = stages["value"]
+        value = whole["value"]
         context = stages["context"] = np.empty((*shape[:3], value.shape[3]), dtype=object)
         for b, h, i, c in np.ndindex(context.shape):
             context[b, h, i, c] = dot(stages["weights"][b, h, i], value[b, h // group, :, c])
@@ -410,6 +414,10 @@ def draw_multi_head(random: np.random.Generator, dtype: Any) -> Problem:
     if random.integers(2):
         shapes["output_weight"] = (heads * value_width, outputs)
         shapes |= {"output_bias": (outputs,)} if random.integers(2) else {}
+    if random.integers(3) == 0:
+        past = int(random.integers(0, 4))
+        shapes |= {"cached_key": (batch, shared, past, width), "cached_value": (batch, shared, past, value_width)}
+        keys += past
     inputs = {name: numbers(random, dtype, *shape) for name, shape in shapes.items()}
     options: dict[str, Any] = {"heads": heads}
     if shared != heads or random.integers(2):

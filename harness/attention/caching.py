@@ -1,0 +1,60 @@
+"""Keys and values of a cache in front of those that are projected.
+
+    joined = [cached, new]      nothing is rounded: the cached ones are inputs, the new ones bring their errors along
+
+A cache holds what the projections gave before, rotated where there is a rotary embedding: the rotation behind this step
+has the cosine 1 and the sine 0 there. Without projections the past is joined before anything is computed
+(``reading/canonical.py``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from flint import arb_mat
+from numpy.typing import NDArray
+
+from attncheck.attention.balls import BallArray
+from attncheck.attention.errors import Ball, Operand, Real
+from attncheck.attention.flags import Flags, Reach
+from attncheck.attention.problem import Problem
+from attncheck.attention.step import Around, At, Step
+
+
+def joined_of(name: str) -> Step:
+    """Return the step that puts what is cached in front of the projected key or value: (B, Hkv, P + Lk, D)."""
+    cached = f"cached_{name}"
+
+    def exact(problem: Problem, new: BallArray) -> BallArray:
+        past = problem.balls(problem.array(cached))
+        length, width = past.shape[-2] + new.shape[-2], new.shape[-1]
+        pairs = zip(past.matrices, new.matrices, strict=True)
+        joined = [arb_mat(length, width, before.entries() + own.entries()) for before, own in pairs]
+        return BallArray((*new.shape[:-2], length, width), joined)
+
+    def value(problem: Problem, new: Real) -> Real:
+        return _joined(problem.array(cached), new)
+
+    def error(at: At, new: Operand) -> Operand:
+        none = np.zeros(at.problem.array(cached).shape)
+        own = (new.max_error, new.variance)
+        return Operand(at.value, *(None if part is None else _joined(none, part) for part in own))
+
+    def radius(around: Around, _: Real, new: Ball) -> Real:
+        return _joined(around.radii[cached], new.radius)
+
+    def reach(known: Reach, new: Flags) -> Flags:
+        problem = known.problem
+        past = known.flags.get(cached, np.zeros((1, 1, 1, 1), np.bool_))
+        lengths = problem.array(cached).shape[-2], problem.array(name).shape[-2] + problem.added_keys
+        leading = np.broadcast_shapes(past.shape[:-2], new.shape[:-2])
+        width = max(past.shape[-1], new.shape[-1])
+        parts = zip((past, new), lengths, strict=True)
+        return _joined(*(np.broadcast_to(each, (*leading, length, width)) for each, length in parts))
+
+    return Step(exact, value, error, radius, reach=reach)
+
+
+def _joined(past: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
+    return np.concatenate([past, new], axis=-2)
