@@ -140,13 +140,15 @@ class Backend(Protocol):
         is_causal: bool = False,
         window: Window | None = None,
         key_lengths: Tensor | None = None,
+        query_offsets: Tensor | None = None,
     ) -> Stages:
         """Add ``bias``, then set to -inf what is forbidden; stages that nothing asks for are left out.
 
         scores (B, H, Lq, T); mask, boolean, True = may attend, and bias broadcast to it; key_lengths (B,), integers
         -> biased, masked (B, H, Lq, T).
         Query i may attend to key j iff the mask says so; when causal, j <= i (aligned top left); with a window (left,
-        right), i - left <= j <= i + right, where None is unbounded; with key lengths, j < key_lengths[batch].
+        right), i - left <= j <= i + right, where None is unbounded; with key lengths, j < key_lengths[batch]. With
+        query_offsets (B,), integers, causality and window count from query_offsets[batch] + i in the place of i.
         """
 
     def softmax(self, scores: Tensor, *, empty_rows: EmptyRows = "zero") -> Stages:
@@ -174,6 +176,7 @@ class Backend(Protocol):
         key_lengths: Tensor | None = None,
         past_key: Tensor | None = None,
         past_value: Tensor | None = None,
+        query_offsets: Tensor | None = None,
         empty_rows: EmptyRows = "zero",
     ) -> Stages:
         """Rotate, score, mask, normalise and average the values.
@@ -184,11 +187,13 @@ class Backend(Protocol):
         -> rotated_query (B, H, Lq, D) and rotated_key (B, Hkv, T, D) with a rotary embedding, the stages of
         ``dot_scores``, ``mask_scores`` and ``softmax``, then output (B, H, Lq, Dv).
         The past comes before the keys. A window counts from a query's position P + i. ``is_causal`` is never given
-        together with a past: such a case comes with a mask. A sink is one more logit of every query of its head, behind
-        softcap, bias and mask, of a key that has a value of 0: it is part of the denominator of the weights and of
-        log_sum_exp, and has no column in any stage. A row that may attend to no key but has a sink is not empty: its
-        weights and output are 0. A sink of -inf is none. OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card",
-        arXiv 2508.10925.
+        together with a past: such a case comes with a mask. With query_offsets (B,), integers, query i of a batch entry
+        stands at query_offsets[batch] + i instead, whatever the past: ``is_causal`` and ``window`` count from there,
+        and a rotary embedding takes that row; keys stay at their own index. A sink is one more logit of every query of
+        its head, behind softcap, bias and mask, of a key that has a value of 0: it is part of the denominator of the
+        weights and of log_sum_exp, and has no column in any stage. A row that may attend to no key but has a sink is
+        not empty: its weights and output are 0. A sink of -inf is none. OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model
+        Card", arXiv 2508.10925.
 
         A rotary embedding rotates query i and key j by row P + i and P + j of its tables; a past comes rotated. The
         first 2R elements of a vector are rotated in pairs, (x_c, x_(c + R)), or (x_2c, x_(2c + 1)) where

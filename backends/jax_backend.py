@@ -101,12 +101,15 @@ def mask_scores(
     is_causal: bool = False,
     window: Window | None = None,
     key_lengths: Tensor | None = None,
+    query_offsets: Tensor | None = None,
 ) -> Stages:
     """Add the bias, then set what may not be attended to -inf."""
     queries, keys = scores.shape[-2:]
     # Positions are known before anything is computed: in NumPy none of their operations is compiled.
     key_position = np.arange(keys)
     distance = key_position - np.arange(queries)[:, None]  # from a query on to a key
+    if query_offsets is not None:
+        distance = distance - query_offsets[:, None, None, None]  # (B, 1, Lq, T)
     rules = [] if mask is None else [mask]
     if is_causal:
         rules.append(distance <= 0)
@@ -167,6 +170,7 @@ def attention(
     key_lengths: Tensor | None = None,
     past_key: Tensor | None = None,
     past_value: Tensor | None = None,
+    query_offsets: Tensor | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Rotate, score, mask, normalise and average the values."""
@@ -174,18 +178,22 @@ def attention(
     past = 0 if past_key is None else past_key.shape[-2]
     if rotary_cos is not None and rotary_sin is not None:
         cos, sin = rotary_cos[past:], rotary_sin[past:]
-        query = stages["rotated_query"] = _rotate(query, cos, sin, rotary_interleaved)
         key = _rotate(key, cos, sin, rotary_interleaved)
+        if query_offsets is not None:
+            rows = query_offsets[:, None, None] + np.arange(query.shape[-2])  # (B, 1, Lq)
+            cos, sin = rotary_cos[rows], rotary_sin[rows]
+        query = stages["rotated_query"] = _rotate(query, cos, sin, rotary_interleaved)
     if past_key is not None and past_value is not None:
         key, value = (jnp.concatenate(each, axis=-2) for each in ((past_key, key), (past_value, value)))
-        window = _seen_from_the_first_key(window, past)
+        window = window if query_offsets is not None else _seen_from_the_first_key(window, past)
     if rotary_cos is not None:
         stages["rotated_key"] = key  # the past comes rotated
     group = query.shape[1] // key.shape[1]
     key, value = (jnp.repeat(each, group, axis=1) for each in (key, value))  # (B, Hkv, T, D) -> (B, H, T, D)
     stages |= dot_scores(query, key, scale=scale, softcap=softcap)
     *_, scores = stages.values()  # the last stage that was asked for
-    stages |= mask_scores(scores, mask=mask, bias=bias, is_causal=is_causal, window=window, key_lengths=key_lengths)
+    rules: dict[str, Any] = {"is_causal": is_causal, "window": window, "key_lengths": key_lengths}
+    stages |= mask_scores(scores, mask=mask, bias=bias, **rules, query_offsets=query_offsets)
     *_, logits = stages.values()
     if sinks is None:
         stages |= softmax(logits, empty_rows=empty_rows)
@@ -579,9 +587,9 @@ def _normalize(inputs: Tensor, weight: Tensor | None, norm: Norm, epsilon: float
 
 
 def _rotate(inputs: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Rotate pairs of elements of (B, H, L, D) by the first L rows of cos and sin, (L, R)."""
+    """Rotate pairs of elements of (B, H, L, D) by the first L rows of cos and sin, (L, R) or (B, 1, L, R)."""
     length, pairs = inputs.shape[-2], cos.shape[-1]
-    cos, sin = cos[:length], sin[:length]
+    cos, sin = cos[..., :length, :], sin[..., :length, :]
     rotated, rest = inputs[..., : 2 * pairs], inputs[..., 2 * pairs :]
     if interleaved:
         first, second = rotated[..., 0::2], rotated[..., 1::2]

@@ -90,9 +90,12 @@ def mask_scores(
     is_causal: bool = False,
     window: Window | None = None,
     key_lengths: Array | None = None,
+    query_offsets: Array | None = None,
 ) -> Stages:
     """Add the bias, then set what may not be attended to -inf."""
     query_position = np.arange(scores.shape[-2])[:, np.newaxis]
+    if query_offsets is not None:
+        query_position = query_position + query_offsets[:, np.newaxis, np.newaxis, np.newaxis]  # (B, 1, Lq, 1)
     key_position = np.arange(scores.shape[-1])
     rules = [] if mask is None else [mask]
     if is_causal:
@@ -155,6 +158,7 @@ def attention(
     key_lengths: Array | None = None,
     past_key: Array | None = None,
     past_value: Array | None = None,
+    query_offsets: Array | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Rotate, score, mask, normalise and average the values."""
@@ -162,17 +166,20 @@ def attention(
     past = 0 if past_key is None else past_key.shape[-2]
     if rotary_cos is not None and rotary_sin is not None:
         cos, sin = rotary_cos[past:], rotary_sin[past:]
-        query = stages["rotated_query"] = _rotate(query, cos, sin, rotary_interleaved)
         key = _rotate(key, cos, sin, rotary_interleaved)
+        if query_offsets is not None:
+            cos, sin = (_rows_at(table, query_offsets, query.shape[-2]) for table in (rotary_cos, rotary_sin))
+        query = stages["rotated_query"] = _rotate(query, cos, sin, rotary_interleaved)
     if past_key is not None and past_value is not None:
         key, value = (np.concatenate(each, axis=-2) for each in ((past_key, key), (past_value, value)))
-        window = _seen_from_the_first_key(window, past)
+        window = window if query_offsets is not None else _seen_from_the_first_key(window, past)
     if rotary_cos is not None:
         stages["rotated_key"] = key  # the past comes rotated
     key, value = _repeat_heads(key, value, query.shape[1])
     stages |= dot_scores(query, key, scale=scale, softcap=softcap)
     *_, scores = stages.values()  # the last stage that was asked for
-    stages |= mask_scores(scores, mask=mask, bias=bias, is_causal=is_causal, window=window, key_lengths=key_lengths)
+    rules: dict[str, Any] = {"is_causal": is_causal, "window": window, "key_lengths": key_lengths}
+    stages |= mask_scores(scores, mask=mask, bias=bias, **rules, query_offsets=query_offsets)
     *_, logits = stages.values()
     stages |= _softmax_with_sinks(logits, sinks, empty_rows)
     stages["output"] = _weighted_sum(stages["weights"], value)
@@ -599,9 +606,9 @@ def _weighted(normalized: Array, weight: Array) -> Array:
 
 
 def _rotate(inputs: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
-    """Rotate pairs of elements of (B, H, L, D) by the first L rows of cos and sin, (L, R)."""
+    """Rotate pairs of elements of (B, H, L, D) by the first L rows of cos and sin, (L, R) or (B, 1, L, R)."""
     length, pairs = inputs.shape[-2], cos.shape[-1]
-    cos, sin = cos[:length], sin[:length]
+    cos, sin = cos[..., :length, :], sin[..., :length, :]
     rotated, rest = inputs[..., : 2 * pairs], inputs[..., 2 * pairs :]
     if interleaved:
         first, second = rotated[..., 0::2], rotated[..., 1::2]
@@ -610,6 +617,12 @@ def _rotate(inputs: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
         first, second = rotated[..., :pairs], rotated[..., pairs:]
         turned = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return np.concatenate([turned, rest], axis=-1)
+
+
+def _rows_at(table: Array, offsets: Array, length: int) -> Array:
+    """Return the rows of each batch entry from its own offset on: (Lr, R), (B,) -> (B, 1, L, R)."""
+    rows: Array = table[offsets[:, np.newaxis] + np.arange(length)][:, np.newaxis]
+    return rows
 
 
 def _dot(query: Array, key: Array) -> Array:

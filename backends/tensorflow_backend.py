@@ -100,14 +100,15 @@ def mask_scores(
     is_causal: bool = False,
     window: Window | None = None,
     key_lengths: Tensor | None = None,
+    query_offsets: Tensor | None = None,
 ) -> Stages:
     """Add the bias, then set what may not be attended to -inf."""
     queries, keys = scores.shape[-2:]
     rules = [] if mask is None else [mask]
     if is_causal:
-        rules.append(_band(queries, keys, (None, 0)))
+        rules.append(_band(queries, keys, (None, 0), query_offsets))
     if window is not None:
-        rules.append(_band(queries, keys, window))
+        rules.append(_band(queries, keys, window, query_offsets))
     if key_lengths is not None:
         rules.append(tf.sequence_mask(key_lengths, keys)[:, tf.newaxis, tf.newaxis, :])
     stages: Stages = {}
@@ -160,6 +161,7 @@ def attention(
     key_lengths: Tensor | None = None,
     past_key: Tensor | None = None,
     past_value: Tensor | None = None,
+    query_offsets: Tensor | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Rotate, score, mask, normalise and average the values."""
@@ -167,11 +169,14 @@ def attention(
     past = 0 if past_key is None else past_key.shape[2]
     if rotary_cos is not None and rotary_sin is not None:
         cos, sin = rotary_cos[past:], rotary_sin[past:]
-        query = stages["rotated_query"] = _rotate(query, cos, sin, rotary_interleaved)
         key = _rotate(key, cos, sin, rotary_interleaved)
+        if query_offsets is not None:
+            rows = tf.cast(query_offsets, tf.int32)[:, tf.newaxis, tf.newaxis] + tf.range(query.shape[2])
+            cos, sin = tf.gather(rotary_cos, rows), tf.gather(rotary_sin, rows)  # (B, 1, Lq, R)
+        query = stages["rotated_query"] = _rotate(query, cos, sin, rotary_interleaved)
     if past_key is not None and past_value is not None:
         key, value = tf.concat([past_key, key], axis=2), tf.concat([past_value, value], axis=2)
-        window = _seen_from_the_first_key(window, past)
+        window = window if query_offsets is not None else _seen_from_the_first_key(window, past)
     if rotary_cos is not None:
         stages["rotated_key"] = key  # the past comes rotated
     groups = query.shape[1] // key.shape[1]
@@ -179,7 +184,8 @@ def attention(
         key, value = tf.repeat(key, groups, axis=1), tf.repeat(value, groups, axis=1)
     stages |= dot_scores(query, key, scale=scale, softcap=softcap)
     *_, scores = stages.values()  # the last stage that was asked for
-    stages |= mask_scores(scores, mask=mask, bias=bias, is_causal=is_causal, window=window, key_lengths=key_lengths)
+    rules: dict[str, Any] = {"is_causal": is_causal, "window": window, "key_lengths": key_lengths}
+    stages |= mask_scores(scores, mask=mask, bias=bias, **rules, query_offsets=query_offsets)
     *_, logits = stages.values()
     if sinks is None:
         stages |= softmax(logits, empty_rows=empty_rows)
@@ -552,10 +558,13 @@ def _without_unused(rows: Tensor, is_used: Tensor) -> Tensor:
     return tf.where(is_used, rows, tf.zeros_like(rows))
 
 
-def _band(queries: int, keys: int, window: Window) -> Tensor:
-    """Return (Lq, T): whether key j lies in the window of query i."""
+def _band(queries: int, keys: int, window: Window, offsets: Tensor | None = None) -> Tensor:
+    """Return (Lq, T), or (B, 1, Lq, T) with offsets: whether key j lies in the window of query i."""
     # tf.linalg.band_part knows no negative side.
-    return _near(tf.range(queries)[:, tf.newaxis], tf.range(keys), is_causal=False, window=window)
+    positions = tf.range(queries)[:, tf.newaxis]
+    if offsets is not None:
+        positions = positions + tf.cast(offsets, tf.int32)[:, tf.newaxis, tf.newaxis, tf.newaxis]
+    return _near(positions, tf.range(keys), is_causal=False, window=window)
 
 
 def _seen_from_the_first_key(window: Window | None, past: int) -> Window | None:
@@ -598,9 +607,9 @@ def _normalize(inputs: Tensor, weight: Tensor | None, norm: Norm, epsilon: float
 
 
 def _rotate(inputs: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Rotate pairs of elements of (B, H, L, D) by the first L rows of cos and sin, (L, R)."""
+    """Rotate pairs of elements of (B, H, L, D) by the first L rows of cos and sin, (L, R) or (B, 1, L, R)."""
     length, pairs = inputs.shape[-2], cos.shape[-1]
-    cos, sin = cos[:length], sin[:length]
+    cos, sin = cos[..., :length, :], sin[..., :length, :]
     rotated, rest = inputs[..., : 2 * pairs], inputs[..., 2 * pairs :]
     if interleaved:
         first, second = rotated[..., 0::2], rotated[..., 1::2]

@@ -113,12 +113,20 @@ def mask_scores(
     is_causal: bool = False,
     window: Window | None = None,
     key_lengths: Tensor | None = None,
+    query_offsets: Tensor | None = None,
 ) -> Stages:
     """Add the bias, then set what may not be attended to -inf."""
     stages: Stages = {}
     if bias is not None:
         scores = stages["biased"] = scores + bias
-    allowed = may_attend(scores.shape, mask=mask, is_causal=is_causal, window=window, key_lengths=key_lengths)
+    allowed = may_attend(
+        scores.shape,
+        mask=mask,
+        is_causal=is_causal,
+        window=window,
+        key_lengths=key_lengths,
+        query_offsets=query_offsets,
+    )
     if allowed is not None:
         stages["masked"] = scores.masked_fill(~allowed, -math.inf)
     return stages
@@ -164,6 +172,7 @@ def attention(
     key_lengths: Tensor | None = None,
     past_key: Tensor | None = None,
     past_value: Tensor | None = None,
+    query_offsets: Tensor | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Rotate, score, mask, normalise and average the values."""
@@ -171,8 +180,11 @@ def attention(
     past = 0 if past_key is None else past_key.size(-2)
     if rotary_cos is not None and rotary_sin is not None:
         cos, sin = rotary_cos[past:], rotary_sin[past:]
-        query = stages["rotated_query"] = _rotate(query, cos, sin, rotary_interleaved)
         key = _rotate(key, cos, sin, rotary_interleaved)
+        if query_offsets is not None:
+            rows = query_offsets.view(-1, 1, 1) + torch.arange(query.size(-2))  # (B, 1, Lq)
+            cos, sin = rotary_cos[rows], rotary_sin[rows]
+        query = stages["rotated_query"] = _rotate(query, cos, sin, rotary_interleaved)
     if past_key is not None and past_value is not None:
         key, value = torch.cat((past_key, key), dim=-2), torch.cat((past_value, value), dim=-2)
     if rotary_cos is not None:
@@ -183,7 +195,13 @@ def attention(
     stages |= dot_scores(query, key, scale=scale, softcap=softcap)
     *_, scores = stages.values()  # capped or not
     allowed = may_attend(
-        scores.shape, mask=mask, is_causal=is_causal, window=window, key_lengths=key_lengths, past=past
+        scores.shape,
+        mask=mask,
+        is_causal=is_causal,
+        window=window,
+        key_lengths=key_lengths,
+        past=past,
+        query_offsets=query_offsets,
     )
     stages |= mask_scores(scores, mask=allowed, bias=bias)
     *_, logits = stages.values()  # the last stage that was asked for
@@ -541,9 +559,9 @@ def _normalize(inputs: Tensor, weight: Tensor | None, norm: Norm, epsilon: float
 
 
 def _rotate(inputs: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Rotate pairs of elements of (B, H, L, D) by the first L rows of cos and sin, (L, R)."""
+    """Rotate pairs of elements of (B, H, L, D) by the first L rows of cos and sin, (L, R) or (B, 1, L, R)."""
     length, pairs = inputs.size(-2), cos.size(-1)
-    cos, sin = cos[:length], sin[:length]
+    cos, sin = cos[..., :length, :], sin[..., :length, :]
     rotated, rest = inputs[..., : 2 * pairs], inputs[..., 2 * pairs :]
     if interleaved:
         first, second = rotated[..., 0::2], rotated[..., 1::2]

@@ -16,13 +16,17 @@ def may_attend(
     window: Window | None = None,
     key_lengths: Tensor | None = None,
     past: int = 0,
+    query_offsets: Tensor | None = None,
 ) -> Tensor | None:
     """Combine everything that forbids a key, for scores (B, H, Lq, T).
 
     Returns a boolean tensor that broadcasts to them, True = may attend, or None where nothing is forbidden. A window
-    counts from position ``past`` + i of query i; causality is aligned top left.
+    counts from position ``past`` + i of query i; causality is aligned top left. Both count from
+    ``query_offsets`` (B,) where there are any.
     """
     queries, keys = torch.arange(scores[-2]).unsqueeze(-1), torch.arange(scores[-1])
+    if query_offsets is not None:
+        queries, past = queries + query_offsets.view(-1, 1, 1, 1), 0
     conditions = [] if mask is None else [mask]
     if is_causal:
         conditions.append(keys <= queries)

@@ -22,6 +22,7 @@ _ATTENDANCE = frozenset({"masking", "attention", "attention_gradients", "multi_h
 _NORMALIZED = "normalized_attention"
 _SEQUENCES = frozenset({"packed_attention", "packed_attention_gradients", "paged_attention", "quantized_attention"})
 _ROTATED = frozenset({"attention", "attention_gradients", "multi_head_attention", _NORMALIZED})
+_OFFSETS = frozenset({"masking", "attention"})
 _SCALABLE = _ROTATED | _SEQUENCES
 _CAPPABLE = frozenset({"attention", "attention_gradients", "scaled_dot", "dot", _NORMALIZED, *_SEQUENCES})
 
@@ -56,6 +57,10 @@ def draw_asked(kind: str, random: Random, dims: Dimensions) -> Asked:
         asked.names.append("sinks")
     if kind in _ROTATED and random.rand() < _SCALED:
         _add_rotation(asked, random, dims)
+    is_positioned = asked.options.keys() & {"is_causal", "window"} or "rotary_cos" in asked.inputs
+    if kind in _OFFSETS and is_positioned and "alignment" not in asked.options and random.rand() < _SCALED:
+        asked.inputs["query_offsets"] = random.randint(0, dims.Lk + 1, dims.B)
+        asked.names.append("query offsets")
     return asked
 
 

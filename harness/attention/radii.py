@@ -42,7 +42,8 @@ def propagate(operation: str, options: Mapping[str, Any], inputs: Inputs) -> dic
     # What a query without a key gives is no part of a problem in canonical form.
     options = {**posed.options, "empty_rows": options.get("empty_rows")}
     problem = Problem.of(operation, options, posed.inputs).in_float64()
-    tables = rows_of_tables({**inputs.arrays, **inputs.radius}, of_past=(0, 0))
+    offsets = {name: inputs.arrays[name] for name in ("query_offsets",) if name in inputs.arrays}
+    tables = rows_of_tables({**inputs.arrays, **inputs.radius, **offsets}, of_past=(0, 0))
     is_projected = OPERATIONS[operation].has_projections
     radii = {
         name: problem.input_with_added(

@@ -86,7 +86,7 @@ def pairs_of(problem: Problem, name: str) -> Pairs:
 
 
 def tables_of(problem: Problem, name: str) -> tuple[Real, Real]:
-    """Return cos and sin of each row, (L, R), as they are stored."""
+    """Return cos and sin of each row, (L, R) or (B, 1, L, R), as they are stored."""
     return problem.array(f"{name}_cos"), problem.array(f"{name}_sin")
 
 
@@ -101,10 +101,13 @@ def rotated(array: Real, cos: Real, sin: Real, pairs: Pairs) -> Real:
 def _exact(balls: BallArray, cos: BallArray, sin: BallArray, pairs: Pairs, signs: tuple[int, int]) -> BallArray:
     tables, length = list(zip(cos.rows(), sin.rows(), strict=True)), balls.shape[-2]
     indices = list(zip(*(each.tolist() for each in pairs), strict=True))
+    # One table for all, or one for each batch entry, (B, 1, L, R), whose heads share it.
+    of_entry = length * balls.shape[-3] if len(cos.shape) > 2 else 0
     entries: list[arb] = []
     for number, row in enumerate(balls.rows()):
         turned = list(row)
-        for (first, second), c, s in zip(indices, *tables[number % length], strict=True):
+        first_row = number // of_entry * length if of_entry else 0
+        for (first, second), c, s in zip(indices, *tables[first_row + number % length], strict=True):
             x, y = row[first], row[second]
             turned[first] = x * c + signs[0] * (y * s)
             turned[second] = y * c + signs[1] * (x * s)

@@ -25,7 +25,7 @@ from attncheck.judging.alternatives import (
 from attncheck.judging.empty_row_conventions import allowed_keys
 from attncheck.judging.normalizations import normalizations_of
 from attncheck.judging.scales import has_scale, other_scales, scale_of, scales_in_words
-from attncheck.reading.canonical import AttentionProblem, canonical_form, query_offset
+from attncheck.reading.canonical import AttentionProblem, canonical_form, query_offset, rows_of_tables
 from attncheck.spec import (
     ASKED_BY,
     IGNORABLE,
@@ -72,9 +72,11 @@ def _alignments(posed: AttentionProblem) -> Iterator[Alternative]:
         return
     own = query_offset(options, posed.inputs)
     default = "behind the past" if "past_key" in posed.inputs else "top-left"
+    if "query_offsets" in posed.inputs:
+        default = "at the offset of each batch entry"
     meant, *_ = _ALIGNMENTS.get(str(options.get("alignment")), (default,))
     for alignment, (name, position) in _ALIGNMENTS.items():
-        other = with_options(posed, alignment=alignment)
+        other = with_options(without_input(posed, "query_offsets"), alignment=alignment)
         if query_offset(other.options, other.inputs) != own:
             description = f"{subject} is aligned {name} ({rule.format(position)}); the case means {meant}"
             yield Alternative(f"aligned-{name}", description, "masked", other)
@@ -146,7 +148,7 @@ def _rotary(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
         "rotary-backwards", "the rotary embedding turns backwards", with_inputs(posed, rotary_sin=-sin), stage
     )
     past = query_offset({}, posed.inputs)
-    if past:
+    if past and "query_offsets" not in posed.inputs:
         late = {
             name: np.concatenate([table[:past], table])[: len(table)] for name, table in (("cos", cos), ("sin", sin))
         }
@@ -156,6 +158,11 @@ def _rotary(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
         )
     plain = canonical_form(operation, posed.options, posed.inputs)
     kept = {name: posed.options[name] for name in ("empty_rows",) if name in posed.options}
+    if "query_offsets" in posed.inputs:
+        tables = rows_of_tables(without_input(posed, "query_offsets").inputs)
+        found = AttentionProblem({**plain.options, **kept}, {**plain.inputs, **tables})
+        described = "positions of the rotary embedding do not count the query offsets"
+        yield mistake("rotary-without-offsets", described, found, stage)
     for name, left in (("query", "key"), ("key", "query")):
         alone = {
             f"{left}_cos": np.ones_like(plain.inputs[f"{left}_cos"]),

@@ -148,6 +148,16 @@ def _shared(posed: AttentionProblem) -> Iterator[Alternative]:
         description = "the key length of the first batch entry is taken for all"
         shared = np.broadcast_to(lengths[:1], lengths.shape)
         yield mistake("key-lengths-of-first-batch-entry", description, with_inputs(posed, key_lengths=shared))
+    offsets = posed.inputs.get("query_offsets")
+    if offsets is not None:
+        stage = "rotated_query" if "rotary_cos" in posed.inputs else "masked"
+        described = "the query offsets are ignored"
+        yield mistake("query-offsets-ignored", described, without_input(posed, "query_offsets"), stage)
+        shared = np.broadcast_to(offsets[:1], offsets.shape)
+        if (shared != offsets).any():
+            description = "the query offset of the first batch entry is taken for all"
+            other = with_inputs(posed, query_offsets=shared)
+            yield mistake("query-offsets-of-first-batch-entry", description, other, stage)
 
 
 def _transposed_mask(posed: AttentionProblem) -> Iterator[Alternative]:

@@ -90,7 +90,8 @@ class Reference:
             if computed_in is not None:
                 inputs = convert_inputs(case, make_exact_inputs(case), self.truth.dtype, computed_in)
             # Of a canonical form the radii of what became the mask say nothing; all numbers' are laid out alike.
-            radius = canonical_form(case.operation, case.options, inputs.radius).inputs
+            counts = {name: array for name, array in inputs.arrays.items() if case.input_specs[name].whole}
+            radius = canonical_form(case.operation, case.options, {**inputs.radius, **counts}).inputs
             found = propagate(self.truth.operation, self.truth.options, Inputs(self.truth.inputs, radius))
             self._balls[computed_in] = found, inputs
         balls, inputs = self._balls[computed_in]

@@ -29,6 +29,7 @@ TOPICS: tuple[ModuleType, ...] = tuple(
         "windows",
         "caches",
         "projected_caches",
+        "query_offsets",
         "blocks",
         "heads",
         "layouts",

@@ -165,6 +165,8 @@ def bias_read_as(change: Callable[[Array, Array], Array]) -> Steps:
 
 def allowed_in(call: Call, **changed: Any) -> Array:
     """Return which key each query of a call may attend to, or may with other masks, (B, H, Lq, T)."""
-    window = numpy_backend._seen_from_the_first_key(call.window, call.past)
+    offsets = call.query_offsets
+    window = call.window if offsets is not None else numpy_backend._seen_from_the_first_key(call.window, call.past)
     masks = {"mask": call.mask, "is_causal": call.is_causal, "window": window, "key_lengths": call.key_lengths}
+    masks["query_offsets"] = offsets
     return allowed_keys(np.zeros(call.scores_shape, bool), masks | changed)

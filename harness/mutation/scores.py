@@ -279,7 +279,7 @@ def rotary_backwards(inputs: Array, cos: Array, sin: Array, interleaved: bool) -
     in_attention,
     at="rotated_query",
     defect="the offset is no part of the key of a cache of angles: rotary-embedding-torch#11",
-    diagnosis="rotary-without-past",
+    diagnosis=("rotary-without-past", "rotary-without-offsets"),
 )
 def rotary_positions_without_the_past(call: Call) -> Steps:
     def rotate(inputs: Array, cos: Array, sin: Array, interleaved: bool) -> Array:

@@ -80,6 +80,11 @@ class Call:
         return 0 if past_key is None else int(past_key.shape[-2])
 
     @property
+    def query_offsets(self) -> Array | None:
+        """Where the first query of each batch entry stands, if that is said; gradients are not asked so."""
+        return self._arguments.get("query_offsets")
+
+    @property
     def has_groups(self) -> bool:
         """Whether query heads share heads of keys and values."""
         return bool(self.query.shape[1] != self.key.shape[1])

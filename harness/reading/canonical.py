@@ -53,11 +53,12 @@ def call_form(operation: str, options: Options, inputs: Inputs) -> AttentionProb
     if OPERATIONS[operation].has_parts:
         return AttentionProblem(_without_base_e(options), dict(inputs))
     own, past = query_offset(options, inputs), _past_length(inputs)
+    is_told = "query_offsets" in inputs  # so that the function knows where queries stand
     folded = {
         name
-        for name, differs in (("is_causal", own != 0 or past != 0), ("window", own != past), ("query_mask", True))
-        if differs
-    }
+        for name, differs in (("is_causal", own != 0 or past != 0), ("window", own != past))
+        if differs and not is_told
+    } | {"query_mask"}
     return _folded(operation, options, inputs, folded)  # a convention, empty_rows, is part of the call
 
 
@@ -113,7 +114,7 @@ def rows_of_tables(inputs: Inputs, rows: Rows | None = None, of_past: tuple[floa
     if inputs.keys().isdisjoint(_ROTARY):
         return {}
     (queries, keys), past = _lengths(inputs), _past_length(inputs)
-    positions = (np.arange(queries) if rows is None else rows) + past
+    positions = query_positions({}, inputs, np.arange(queries) if rows is None else rows)[..., 0]
     found: dict[str, Array] = {}
     for name, table, alone in zip(("cos", "sin"), (inputs["rotary_cos"], inputs["rotary_sin"]), of_past, strict=True):
         found[f"query_{name}"] = table[positions]
@@ -133,6 +134,14 @@ def query_offset(options: Options, inputs: Inputs) -> int:
     return _past_length(inputs)
 
 
+def query_positions(options: Options, inputs: Inputs, rows: Rows) -> Array:
+    """Return where query rows stand among all keys: (Lq, 1), or (B, 1, Lq, 1) where each batch entry has an offset."""
+    offsets = inputs.get("query_offsets")
+    if offsets is None:
+        return np.asarray(rows[:, np.newaxis] + query_offset(options, inputs))
+    return np.asarray(rows[:, np.newaxis] + offsets.astype(np.intp).reshape(-1, 1, 1, 1))
+
+
 def _folded(
     operation: str, options: Options, inputs: Inputs, names: set[str], rows: Rows | None = None
 ) -> AttentionProblem:
@@ -145,11 +154,13 @@ def _folded(
     allowed: list[Array] = []
     if names:
         queries = np.arange(_lengths(inputs)[0]) if rows is None else rows
-        positions, keys = queries[:, np.newaxis] + query_offset(options, inputs), np.arange(_lengths(inputs)[1])
+        positions, keys = query_positions(options, inputs, queries), np.arange(_lengths(inputs)[1])
     if "is_causal" in names and kept_options.pop("is_causal", False):
         allowed.append(keys <= positions)
     if "window" in names and (window := kept_options.pop("window", None)) is not None:
         allowed += within_window(window, positions, keys)
+    if "query_offsets" in names:
+        kept_inputs.pop("query_offsets", None)
     if "key_lengths" in names and (lengths := kept_inputs.pop("key_lengths", None)) is not None:
         allowed.append(keys < lengths.reshape(-1, 1, 1, 1))
     if "query_mask" in names and (is_query := kept_inputs.pop("query_mask", None)) is not None:

@@ -106,6 +106,7 @@ def _make_case(
     eight_bits = str(options.get("stored_as", DEFAULT_EIGHT_BITS))
     _check_numbers(specs, inputs, arrays, (dtypes, stored_in, eight_bits), lengths, where)
     _check_lowered(operation, options, specs, inputs, arrays, where)
+    _check_offsets(inputs, arrays, options, lengths, where)
     check_empty_rows(entry, options, inputs.sources, arrays.sources, keys, where)
     case = Case(
         id=location.id,
@@ -202,6 +203,26 @@ def _check_lowered(
         check_lowered(operation, options, inputs.shapes, counts)
     except ShapeFault as fault:
         raise CaseFileError((*where, "inputs", fault.field), str(fault)) from None
+
+
+def _check_offsets(
+    inputs: Arrays, arrays: Arrays, options: Mapping[str, Any], lengths: Mapping[str, int], where: FieldPath
+) -> None:
+    """Refuse offsets of queries that say nothing, and those that lead out of the tables of a rotary embedding."""
+    source = inputs.sources.get("query_offsets")
+    if source is None:
+        return
+    path = (*where, "inputs", "query_offsets")
+    if not (options.get("is_causal") or "window" in options or "Lr" in lengths):
+        message = "says where queries stand for is_causal, a window or a rotary embedding, and this case has none"
+        raise CaseFileError(path, message)
+    for entry, offset in enumerate(spelled_out(source, arrays.sources)):
+        if "Lr" in lengths and offset + lengths["Lq"] > lengths["Lr"]:
+            raise CaseFileError(
+                path,
+                f"the queries of batch entry {entry} end at position {offset + lengths['Lq'] - 1:g}, and the rotary "
+                f"embedding has an axis Lr of {lengths['Lr']} positions, from 0 on",
+            )
 
 
 def _stage_shapes(

@@ -74,6 +74,8 @@ def _idle(options: Mapping[str, Any], operation: str, entry: model.CaseEntry) ->
     idle: dict[str, str] = {}
     if "alignment" in options and not options.get("is_causal") and "window" not in options:
         idle["alignment"] = "says where queries stand for is_causal or a window, and this case has neither"
+    if "alignment" in options and "query_offsets" in entry.inputs:
+        idle["alignment"] = "says where queries stand, and query_offsets say it of each batch entry"
     for name in options:
         needed = OPTIONS[name].needs
         if needed is not None and needed not in entry.inputs:

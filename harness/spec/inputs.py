@@ -183,6 +183,16 @@ PAST_INPUTS: Mapping[str, InputSpec] = {
         synonyms=("value_cache", "v_cache", "past_v"),
     ),
 }
+OFFSET_INPUTS: Mapping[str, InputSpec] = {
+    "query_offsets": optional(
+        "B",
+        neutral=None,
+        whole=True,
+        folds_into="mask",
+        synonyms=("q_offsets", "cache_position", "start_positions", "seqlen_offsets"),
+    ),
+}
+"""Where the first query of each batch entry stands among all keys."""
 PACKED_PROJECTIONS: Mapping[str, tuple[str, ...]] = {
     "in_proj_weight": ("query_weight", "key_weight", "value_weight"),
     "in_proj_bias": ("query_bias", "key_bias", "value_bias"),

@@ -14,6 +14,7 @@ from attncheck.spec.inputs import (
     INPUTS_ON_SCORES,
     KEY,
     NORMALIZED_INPUTS,
+    OFFSET_INPUTS,
     PACKED_INPUTS,
     PAGED_INPUTS,
     PART_INPUTS,
@@ -172,12 +173,16 @@ OPERATIONS: Mapping[str, Operation] = {
             "softmax", "softmax", {"scores": SCORE_INPUT}, frozenset({"empty_rows"}), _SOFTMAX, results="weights"
         ),
         Operation(
-            "masking", "mask_scores", {"scores": SCORE_INPUT, **INPUTS_ON_SCORES}, _ATTENDANCE, ("biased", "masked")
+            "masking",
+            "mask_scores",
+            {"scores": SCORE_INPUT, **INPUTS_ON_SCORES, **OFFSET_INPUTS},
+            _ATTENDANCE,
+            ("biased", "masked"),
         ),
         Operation(
             "attention",
             "attention",
-            {**ATTENTION_INPUTS, **PAST_INPUTS},
+            {**ATTENTION_INPUTS, **PAST_INPUTS, **OFFSET_INPUTS},
             _ATTENTION_OPTIONS,
             (*ROTATIONS, *LOGITS, *_SOFTMAX, "output"),
             for_lowered={"normalized_query": "query_norm", "normalized_key": "key_norm"},

@@ -100,7 +100,7 @@ def _caller(setting: Setting) -> Run:
     def convert(name: str, value: Any) -> Tensor:
         if not isinstance(value, np.ndarray):
             return value
-        kept = value.dtype == bool or name == "key_lengths"
+        kept = value.dtype == bool or name in {"key_lengths", "query_offsets"}
         return setting.backend.from_numpy(value if kept else value.astype(setting.dtype))
 
     def call(operation: str, *args: Any, **options: Any) -> dict[str, NDArray[Any]]:

@@ -243,3 +243,19 @@ def test_permuting_keys_and_values_together_permutes_the_weights_and_leaves_the_
     limit = {"rtol": 0, "atol": 2 * TOLERANCE * unit}
     np.testing.assert_allclose(after["weights"], before["weights"][..., order], **limit)
     np.testing.assert_allclose(after["output"], before["output"], **limit)
+
+
+def test_each_batch_entry_counts_from_its_own_offset_and_rotates_by_its_own_rows(run: Run) -> None:
+    rng = np.random.default_rng(404)
+    whole = {name: rng.integers(-8, 9, (2, 2, 7, 4)) / 8 for name in ("query", "key", "value")}
+    tables = {name: rng.integers(-8, 9, (7, 2)) / 8 for name in ("rotary_cos", "rotary_sin")}
+    options = {"is_causal": True, "window": (3, 1)}
+    expected = run("attention", **whole, **tables, **options)
+    offsets = np.array([4, 1])
+    own = np.stack([whole["query"][b, :, offset : offset + 3] for b, offset in enumerate(offsets)])
+    found = run("attention", own, whole["key"], whole["value"], **tables, **options, query_offsets=offsets)
+    for stage in ("rotated_query", "raw_scores", "masked", "weights", "output"):
+        for b, offset in enumerate(offsets):
+            rows = expected[stage][b, :, offset : offset + 3]
+            np.testing.assert_allclose(found[stage][b], rows, rtol=1e-5, atol=1e-6, err_msg=stage)
+    np.testing.assert_array_equal(np.isneginf(found["masked"][1]), np.isneginf(expected["masked"][1, :, 1:4]))

@@ -55,6 +55,8 @@ def why_never(pair: Pair) -> str:
     for option, scores in ONLY_WITH_SOME_SCORES.items():
         if option in options and "score" in options and not texts & {f"score {score}" for score in scores}:
             return f"only {', '.join(scores)} have a {option}"
+    if {"alignment", "query_offsets"} <= options:
+        return "query_offsets say where the queries of each batch entry stand, whatever the alignment"
     if "score_bias" in options:
         if "score" in options and not texts & {"score additive", "score general"}:
             return "score_bias is an input of the additive and the bilinear score alone"
@@ -112,12 +114,13 @@ def test_every_two_options_meet_beyond_a_tile(operation: Operation) -> None:
     assert not lines, "\n".join([*lines, "write cases for them in cases/pairs*.yaml"])
 
 
-def test_gradients_meet_all_pairs_of_attention_but_those_of_a_past() -> None:
+def test_gradients_meet_all_pairs_of_attention_but_those_of_a_past_and_of_offsets() -> None:
+    decoding = {"past_key", "query_offsets"}
     of_attention, of_gradients = (set(pairs_of(OPERATIONS[name])) for name in ("attention", "attention_gradients"))
-    assert {option for pair in of_attention - of_gradients for option in _options(pair)} - {"past_key"} == {
-        option for option in levels_of(OPERATIONS["attention"]) if option != "past_key"
+    assert {option for pair in of_attention - of_gradients for option in _options(pair)} - decoding == {
+        option for option in levels_of(OPERATIONS["attention"]) if option not in decoding
     }
-    assert all("past_key" in _options(pair) for pair in of_attention - of_gradients)
+    assert all(decoding & _options(pair) for pair in of_attention - of_gradients)
     assert of_gradients < of_attention
 
 

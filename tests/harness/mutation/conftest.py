@@ -343,7 +343,15 @@ def _rotated() -> dict[str, Task]:
         "past_value": rng.normal(size=(2, 2, 3, inputs["value"].shape[-1])),
     }
     neighbours = {"rotary_interleaved": True}
+    offsets = {"query_offsets": np.array([1, 4])}
     return {
+        "rotary, offsets": Task("attention", {"is_causal": True}, inputs | offsets),
+        "rotary, offsets, past": Task("attention", {"window": (4, 0)}, inputs | past | offsets),
+        "offsets and window": Task(
+            "masking",
+            {"window": (2, 1)},
+            {"scores": rng.normal(size=(3, 1, 4, 9)), "query_offsets": np.array([3, 0, 5])},
+        ),
         "rotary": Task("attention", {"is_causal": True}, inputs),
         "rotary, neighbours": Task("attention", neighbours, inputs),
         "rotary, past": Task("attention", {}, inputs | past),

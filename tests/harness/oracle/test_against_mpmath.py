@@ -226,13 +226,14 @@ def merged(options: Mapping[str, Any], inputs: Mapping[str, Array]) -> dict[str,
 def rotated(array: Array, name: str, options: Mapping[str, Any], inputs: Mapping[str, Array], sign: int = 1) -> Array:
     """Every pair of elements by the angle of its row; backwards with a sign of -1."""
     cos, sin = read(inputs[f"{name}_cos"]), read(inputs[f"{name}_sin"])
-    turned, count = array.copy(), cos.shape[1]
+    turned, count = array.copy(), cos.shape[-1]
     for b, h, row in np.ndindex(array.shape[:3]):
+        at = (b, 0, row) if cos.ndim > 2 else (row,)  # each batch entry may have rows of its own
         for c in range(count):
             one, other = (2 * c, 2 * c + 1) if options.get("rotary_interleaved") else (c, c + count)
             x, y = array[b, h, row, one], array[b, h, row, other]
-            turned[b, h, row, one] = x * cos[row, c] - (y * sin[row, c]).times(sign)
-            turned[b, h, row, other] = y * cos[row, c] + (x * sin[row, c]).times(sign)
+            turned[b, h, row, one] = x * cos[(*at, c)] - (y * sin[(*at, c)]).times(sign)
+            turned[b, h, row, other] = y * cos[(*at, c)] + (x * sin[(*at, c)]).times(sign)
     return turned
 
 
@@ -386,6 +387,11 @@ def draw_attention(random: np.random.Generator, dtype: Any, *, gradients: bool =
     add_masks(random, dtype, (batch, heads, queries, keys), (options, inputs))
     add_sinks(random, dtype, heads, inputs)
     add_rotation(random, dtype, {"query": queries, "key": keys}, width, (options, inputs))
+    if "query_cos" in inputs and not gradients and random.integers(2):
+        offsets = random.integers(0, 5, batch)
+        rows = offsets[:, np.newaxis, np.newaxis] + np.arange(queries)
+        for part in ("cos", "sin"):
+            inputs[f"query_{part}"] = numbers(random, dtype, 5 + queries, inputs[f"query_{part}"].shape[-1])[rows]
     add_numbers(random, options)
     return options, inputs
 
