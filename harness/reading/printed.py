@@ -96,8 +96,8 @@ class PrintedArray:
 
     def _changed(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> PrintedArray:
         """Apply one change of shape to all parts."""
-        parts = (self.text, self.value, self.half_unit, self.given)
-        return PrintedArray(*map(change, parts), truncated=self.truncated)
+        text, value, half_unit, given = map(change, (self.text, self.value, self.half_unit, self.given))
+        return PrintedArray(text, value, half_unit, given, self.truncated)
 
 
 def parse_printed(source: object, rounding: Rounding) -> PrintedArray:

@@ -53,7 +53,7 @@ def _heads(operation: str, lengths: dict[str, int]) -> tuple[int | None, int | N
 def _keys(operation: str, lengths: dict[str, int]) -> int:
     if operation == "paged_attention":
         return lengths["W"] * lengths["Lp"]
-    return lengths["T"] if operation == "attention" else lengths["Lk"]
+    return lengths["T"] if operation in {"attention", "multi_head_attention"} else lengths["Lk"]
 
 
 def _full_shapes(operation: str, kind: str | None, lengths: dict[str, int]) -> dict[str, tuple[int, ...]]:
