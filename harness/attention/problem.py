@@ -187,8 +187,7 @@ class Problem:
     @property
     def own_keys(self) -> int:
         """How many keys there are without the one that is added; what is projected has that behind the projection."""
-        of_input = 0 if OPERATIONS[self.operation].has_projections else self.added_keys
-        return _length_of_keys(self.inputs) - of_input
+        return _length_of_keys(self.inputs) - self._added_to_input
 
     def without_added(self, stage: str, array: NDArray[Any]) -> NDArray[Any]:
         """Return a stage without the key that is added; flags of one for all keys stay."""
@@ -196,9 +195,13 @@ class Problem:
         if axis is None or not self.added_keys:
             return array
         is_new = "Lk" in STAGE_SPECS[stage].axes  # without the keys of a cache
-        if array.shape[axis] == 1 and (self.inputs["key"].shape[-2] if is_new else self.own_keys):
-            return array
-        return np.delete(array, -1, axis)
+        keys = self.inputs["key"].shape[-2] - self._added_to_input if is_new else self.own_keys
+        return array if array.shape[axis] == 1 and keys else np.delete(array, -1, axis)
+
+    @property
+    def _added_to_input(self) -> int:
+        """How many of the keys of the input are added; what is projected has them behind the projection."""
+        return 0 if OPERATIONS[self.operation].has_projections else self.added_keys
 
     def input_with_added(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
         """Return an input, or something of its shape, with the key that is added: it may always be attended.
