@@ -374,7 +374,7 @@ def every_step_stored_in_the_format_of_the_ends(store: Store) -> Steps:
     }
 
 
-def _in_base_two(store: Store) -> Steps:
+def _with_logits_in_base_two(store: Store) -> Steps:
     """Fold the scale times log2(e) into the query, so that logits are in base 2: softcap, bias and sinks, too."""
     to_two = math.log2(math.e)
     score = scored(lambda query, key, factor: {"scores": _dot(query * (factor * to_two), key)})
@@ -403,4 +403,4 @@ control(
     name="fused_kernel_with_log2e_in_the_scale",
     dtypes=NARROW,
     classes=dict.fromkeys(NARROW, "fused"),
-)(_in_base_two)
+)(_with_logits_in_base_two)
