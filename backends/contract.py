@@ -429,7 +429,8 @@ class Backend(Protocol):
         As ``attention``, query_norm_weight (Nq,), key_norm_weight (Nk,), 1 where they are left out
         -> normalized_query (B, H, Lq, D), normalized_key (B, Hkv, Lk, D), and the stages of ``attention``.
         With x the vector of a head, or over the full width those of all heads of a position side by side, n long, and w
-        the weight: ``rms`` is w x / sqrt(x.x / n + epsilon), ``l2`` is w x / max(|x|, epsilon). A row of zeros stays.
+        the weight: ``rms`` is w x / sqrt(x.x / n + epsilon), ``l2`` is w x / max(N, epsilon), N = sqrt(x.x). A row
+        of zeros stays.
         Statistics are taken in float32 where the inputs have 16 bits.
 
         Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", section 3. Per head and before the rotation:
