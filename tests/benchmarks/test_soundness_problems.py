@@ -48,7 +48,9 @@ def test_everything_that_can_be_asked_is_drawn(problems: ModuleType) -> None:
         "grouped",
         "nothing",
         "none",
-    } | {"sinks", "rotary", "lengths", "of attention", "empty parts", "base 2"}
+    } | {"sinks", "rotary", "lengths", "of attention", "empty parts", "base 2"} | {
+        *("query offsets", "rms", "l2", "head", "full", "rotated first"),
+    }
     assert {problem.operation for problem in drawn} == set(problems.OPERATIONS)
 
 

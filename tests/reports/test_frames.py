@@ -154,7 +154,7 @@ def test_results_without_a_row_make_empty_frames(write_run: WriteRun, frames_of:
 def test_documents_come_first_and_in_the_order_of_their_file(document_frames: Frames) -> None:
     documents = documents_of(document_frames)
     assert list(documents) == sorted(documents)
-    assert len(documents) == 6
+    assert len(documents) == 7
     for cases in documents.values():
         assert [case["line"] for case in cases] == sorted(case["line"] for case in cases)
     ordered = sorted(document_frames.cases.values(), key=case_order)

@@ -155,7 +155,7 @@ def test_an_image_that_cannot_be_written_or_named_is_told(tmp_path: Path) -> Non
     [
         ([VIGNETTE, "--stage", "nonsense"], "no stage 'nonsense' here; expected query, key, value"),
         (["no/such/case"], "there is no case 'no/such/case': expected its id, a glob"),
-        (["documents/*"], "'documents/*' matches 11 cases; name one of them:\n"),
+        (["documents/*"], "'documents/*' matches 15 cases; name one of them:\n"),
         ([VIGNETTE, "--dtype", "float8"], "has no dtype 'float8'; expected one of float64, float32"),
         ([VIGNETTE, "--dtype", "bfloat16"], "has no dtype 'bfloat16'; expected one of float64, float32"),
         ([VIGNETTE, "--dtype", "float64,float32"], "has no dtype 'float64,float32'; expected one of float64, float32"),

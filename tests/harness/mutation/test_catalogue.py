@@ -116,8 +116,10 @@ def test_every_module_that_registers_subjects_is_a_topic_of_the_catalogue() -> N
 @each_small_mutant
 def test_every_mutant_goes_wrong_first_where_it_says(mutant: Mutant, problems: Problems, solve: Solve) -> None:
     for dtype in (dtype for dtype in mutant.dtypes if dtype in WIDE):
-        # A rotation stands before the scores, and shows faults of what it rotates: they show at the scores without one.
-        tasks = [task for name, task in problems.items() if mutant.topic == "rotary" or not name.startswith("rotary")]
+        # Rotations and norms stand before the scores, and show faults of all that they take: without them, these show
+        # where they are.
+        others = {"rotary", "norms"} - {mutant.topic}
+        tasks = [task for name, task in problems.items() if not name.startswith(tuple(others))]
         wrong = {first_wrong(mutant.backend, solve, task, dtype) for task in tasks} - {None}
         assert wrong, f"no problem shows it in {dtype}"
         assert min(wrong, key=lambda stage: STAGES.index(str(stage))) == mutant.first_wrong_stage, dtype

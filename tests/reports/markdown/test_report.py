@@ -76,7 +76,7 @@ def test_every_document_is_there_with_its_cases_and_every_printed_number_beside_
 ) -> None:
     shown = section(document_report, "Documents")
     documents = select_cases(["documents"]).cases
-    assert len({case.file for case in documents}) == 6
+    assert len({case.file for case in documents}) == 7
     for case in documents:
         assert f"\n#### {escape(case.name)}\n" in shown
     rows = [row for table_rows in tables_of(shown) for row in table_rows]
