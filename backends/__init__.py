@@ -199,12 +199,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
             ("jax", "jaxlib"),
             default_mode="jit",  # what is not inside jax.jit is compiled too, each operation by itself
             modes=(
-                Mode(
-                    "jit",
-                    "attncheck.backends.jax_jit",
-                    "the eager code in jax.jit: JAX's default mode",
-                    attribute="JIT",
-                ),
+                Mode("jit", "attncheck.backends.jax_jit", "the eager code in jax.jit: JAX's default mode"),
                 Mode(
                     "jit_output",
                     "attncheck.backends.jax_jit_output",

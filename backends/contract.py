@@ -496,10 +496,3 @@ class Backend(Protocol):
         log_sum_exps, log_sum_exp and the weights are float32 where the outputs have 16 bits.
         Juravsky et al. 2024, "Hydragen", arXiv 2402.05099, section 3.1; Dao et al. 2023, "Flash-Decoding".
         """
-
-
-SERVICES = ("prepare", "describe", "from_numpy", "to_numpy")
-"""What a module offers besides attention: how it is set up, and how arrays come and go."""
-
-FUNCTIONS = tuple(name for name in vars(Backend) if not name.startswith("_") and name not in SERVICES)
-"""The names of the functions that compute, in their order here; each takes tensors and returns stages."""

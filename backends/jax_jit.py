@@ -8,12 +8,37 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import jax
 
 from attncheck.backends import jax_backend
-from attncheck.backends.contract import FUNCTIONS, Stages
+from attncheck.backends.contract import Stages
+from attncheck.backends.jax_backend import describe, from_numpy, prepare, to_numpy
+
+__all__ = [
+    "additive_attention",
+    "additive_scores",
+    "attention",
+    "attention_gradients",
+    "cosine_attention",
+    "cosine_scores",
+    "describe",
+    "dot_scores",
+    "from_numpy",
+    "general_attention",
+    "general_scores",
+    "mask_scores",
+    "merge_states",
+    "multi_head_attention",
+    "normalized_attention",
+    "packed_attention",
+    "packed_attention_gradients",
+    "paged_attention",
+    "prepare",
+    "quantized_attention",
+    "softmax",
+    "to_numpy",
+]
 
 # What a program is compiled for, rather than given: it decides on shapes, and on which operations there are.
 _STATIC = frozenset(
@@ -29,10 +54,21 @@ def compiled(function: Callable[..., Stages]) -> Callable[..., Stages]:
     return program
 
 
-JIT = SimpleNamespace(
-    prepare=jax_backend.prepare,
-    describe=jax_backend.describe,
-    from_numpy=jax_backend.from_numpy,
-    to_numpy=jax_backend.to_numpy,
-    **{name: compiled(getattr(jax_backend, name)) for name in FUNCTIONS},
-)
+dot_scores = compiled(jax_backend.dot_scores)
+cosine_scores = compiled(jax_backend.cosine_scores)
+general_scores = compiled(jax_backend.general_scores)
+additive_scores = compiled(jax_backend.additive_scores)
+mask_scores = compiled(jax_backend.mask_scores)
+softmax = compiled(jax_backend.softmax)
+attention = compiled(jax_backend.attention)
+general_attention = compiled(jax_backend.general_attention)
+additive_attention = compiled(jax_backend.additive_attention)
+cosine_attention = compiled(jax_backend.cosine_attention)
+attention_gradients = compiled(jax_backend.attention_gradients)
+multi_head_attention = compiled(jax_backend.multi_head_attention)
+packed_attention = compiled(jax_backend.packed_attention)
+packed_attention_gradients = compiled(jax_backend.packed_attention_gradients)
+paged_attention = compiled(jax_backend.paged_attention)
+quantized_attention = compiled(jax_backend.quantized_attention)
+normalized_attention = compiled(jax_backend.normalized_attention)
+merge_states = compiled(jax_backend.merge_states)

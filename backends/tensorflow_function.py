@@ -7,12 +7,34 @@ All stages are returned, so that a compiler may fuse operations but not leave a 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import tensorflow as tf
 
 from attncheck.backends import tensorflow_backend as eager
-from attncheck.backends.contract import FUNCTIONS
+from attncheck.backends.contract import Stages
+
+_OPERATIONS: tuple[Callable[..., Stages], ...] = (
+    eager.dot_scores,
+    eager.cosine_scores,
+    eager.general_scores,
+    eager.additive_scores,
+    eager.mask_scores,
+    eager.softmax,
+    eager.attention,
+    eager.general_attention,
+    eager.additive_attention,
+    eager.cosine_attention,
+    eager.attention_gradients,
+    eager.multi_head_attention,
+    eager.packed_attention,
+    eager.packed_attention_gradients,
+    eager.paged_attention,
+    eager.quantized_attention,
+    eager.normalized_attention,
+    eager.merge_states,
+)
 
 
 def _compiled(*, jit_compile: bool) -> SimpleNamespace:
@@ -22,7 +44,7 @@ def _compiled(*, jit_compile: bool) -> SimpleNamespace:
         describe=_describe,
         from_numpy=eager.from_numpy,
         to_numpy=eager.to_numpy,
-        **{name: tf.function(getattr(eager, name), jit_compile=jit_compile) for name in FUNCTIONS},
+        **{each.__name__: tf.function(each, jit_compile=jit_compile) for each in _OPERATIONS},
     )
 
 

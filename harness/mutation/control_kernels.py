@@ -375,12 +375,14 @@ def every_step_stored_in_the_format_of_the_ends(store: Store) -> Steps:
 
 
 def _with_logits_in_base_two(store: Store) -> Steps:
-    """Fold the scale times log2(e) into the query, so that logits are in base 2: softcap, bias and sinks, too."""
+    """Fold the scale times log2(e) into the query, so that logits are in base 2: softcap and sinks, too."""
     to_two = math.log2(math.e)
     score = scored(lambda query, key, factor: {"scores": _dot(query * (factor * to_two), key)})
 
     def mask(scores: Array, bias: Array | None = None, **given: Any) -> Stages:
-        return mask_scores(scores, bias=None if bias is None else bias * to_two, **given)
+        if bias is not None:
+            raise NotImplementedError("a bias times log2(e) has roundings of its own, and may leave the range")
+        return mask_scores(scores, **given)
 
     def normalise(scores: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
         library = numpy_with(exp=np.exp2, log=np.log2)

@@ -14,7 +14,7 @@ from attncheck.mutation.arithmetic import Array
 from attncheck.mutation.variant import Call, Steps
 
 Masks: TypeAlias = dict[str, Any]
-"""What ``mask_scores`` is asked for besides the scores: bias, mask, is_causal, window, key_lengths."""
+"""What ``mask_scores`` is asked for besides the scores: bias, mask, is_causal, window and so on."""
 _NOTHING: Masks = {
     name: each.default
     for name, each in signature(numpy_backend.mask_scores).parameters.items()
@@ -94,10 +94,10 @@ def _option_read_as(option: str, change: Callable[[Any, Array], Any]) -> Steps:
 
 
 def causal_pattern(pattern: Callable[[int, int], Array]) -> Steps:
-    """Take another pattern for causality: ``pattern(queries, keys)``."""
+    """Take another pattern for causality: ``pattern(queries, keys)``, of queries that stand at their own index."""
 
     def change(scores: Array, masks: Masks) -> Masks:
-        if not masks["is_causal"]:
+        if not masks["is_causal"] or masks["query_offsets"] is not None:
             return {}
         return {"is_causal": False, "mask": both(masks["mask"], pattern(*scores.shape[-2:]))}
 
@@ -105,7 +105,7 @@ def causal_pattern(pattern: Callable[[int, int], Array]) -> Steps:
 
 
 def window_pattern(pattern: Callable[[Array, Masks], Array]) -> Steps:
-    """Take another pattern for the window: ``pattern(scores, masks)``."""
+    """Take another pattern for the window: ``pattern(scores, masks)``, of queries that stand at their own index."""
     return _pattern("window", pattern)
 
 
@@ -116,7 +116,9 @@ def lengths_pattern(pattern: Callable[[Array, Masks], Array]) -> Steps:
 
 def _pattern(option: str, pattern: Callable[[Array, Masks], Array]) -> Steps:
     def change(scores: Array, masks: Masks) -> Masks:
-        return {} if masks[option] is None else {option: None, "mask": both(masks["mask"], pattern(scores, masks))}
+        if masks[option] is None or (option == "window" and masks["query_offsets"] is not None):
+            return {}
+        return {option: None, "mask": both(masks["mask"], pattern(scores, masks))}
 
     return masks_read_as(change)
 
