@@ -8,22 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from attncheck.backends.contract import EmptyRows, Stages
+from attncheck.backends.contract import Stages
 from attncheck.backends.numpy_backend import (
-    _cap,
     _dot,
     _row_maximum,
     _row_sum,
     _softmax_with_sinks,
     _sum_over_queries,
     _weighted_sum,
-    attention,
-    mask_scores,
     merge_states,
     softmax,
 )
@@ -372,37 +368,3 @@ def every_step_stored_in_the_format_of_the_ends(store: Store) -> Steps:
         "attention._weighted_sum": average,
         "merge_states": merge_states,  # of statistics in float32, whatever the ends are
     }
-
-
-def _with_logits_in_base_two(store: Store) -> Steps:
-    """Fold the scale times log2(e) into the query, so that logits are in base 2: softcap and sinks, too."""
-    to_two = math.log2(math.e)
-    score = scored(lambda query, key, factor: {"scores": _dot(query * (factor * to_two), key)})
-
-    def mask(scores: Array, bias: Array | None = None, **given: Any) -> Stages:
-        if bias is not None:
-            raise NotImplementedError("a bias times log2(e) has roundings of its own, and may leave the range")
-        return mask_scores(scores, **given)
-
-    def normalise(scores: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
-        library = numpy_with(exp=np.exp2, log=np.log2)
-        found = within(_softmax_with_sinks, np=library)(scores, None if sinks is None else sinks * to_two, empty_rows)
-        return {**found, "log_sum_exp": found["log_sum_exp"] * math.log(2)}
-
-    return {
-        **score,
-        "_cap": lambda scores, softcap: _cap(scores, softcap * to_two),
-        "attention.mask_scores": mask,
-        "attention._softmax_with_sinks": normalise,
-        "attention_gradients.attention": attention,  # what it goes back through is in base e
-        **_averaged_from(store),
-    }
-
-
-control(
-    lambda inside: Kernel(inside, hidden=NEVER_RETURNED),
-    why="the scale times log2(e) is folded into the query, logits and exponentials are in base 2",
-    name="fused_kernel_with_log2e_in_the_scale",
-    dtypes=NARROW,
-    classes=dict.fromkeys(NARROW, "fused"),
-)(_with_logits_in_base_two)
