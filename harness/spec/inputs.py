@@ -189,7 +189,7 @@ OFFSET_INPUTS: Mapping[str, InputSpec] = {
         neutral=None,
         whole=True,
         folds_into="mask",
-        synonyms=("q_offsets", "cache_position", "start_positions", "seqlen_offsets"),
+        synonyms=("q_offsets", "start_positions", "seqlen_offsets"),
     ),
 }
 """Where the first query of each batch entry stands among all keys."""
