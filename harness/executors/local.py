@@ -10,9 +10,9 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import islice
-from queue import SimpleQueue
+from queue import Full, Queue, SimpleQueue
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -27,6 +27,9 @@ from attncheck.recorder import ResultRecorder
 
 WINDOW = 4096
 """Units of a plan that a worker gets through before it makes room. Starting it anew takes seconds, these take more."""
+
+MAX_ANSWERS, MAX_TO_JUDGE = 256, 128
+"""Of what workers have answered, and of units that are being judged: computing waits where judging takes longer."""
 
 
 class LocalExecutor:
@@ -60,7 +63,7 @@ def compute_and_judge(
     every = [runner for each in runners for runner in each]
     serving = {dtype: sum(dtype in runner.group.dtypes for runner in every) for dtype in plan.dtypes}
     total = sum(serving[unit.dtype] for unit in plan)
-    answers: SimpleQueue[_Answer | BaseException] = SimpleQueue()
+    answers: Queue[_Answer | BaseException] = Queue(MAX_ANSWERS)
     places = PrioritySemaphore(workers)
     unserved = deque(unit for unit in plan if not serving[unit.dtype] and judge.implementations)
 
@@ -69,16 +72,24 @@ def compute_and_judge(
         while unserved and unserved[0].position < before and not recorder.is_stopped:
             judgements.add(unserved.popleft(), {})
 
+    def hand_over(runner: GroupRunner[Unit], answer: _Answer | BaseException) -> None:
+        while not runner.is_stopped:
+            with suppress(Full):
+                answers.put(answer, timeout=0.1)
+                return
+
     def drive(together: Sequence[GroupRunner[Unit]]) -> None:
         try:
             for number, window in enumerate(_windows(plan)):
                 calls = [(each, unit) for unit in window for each in together if unit.dtype in each.group.dtypes]
                 with places.acquire(number):
-                    run_in_turn(calls, plan.task, lambda each, unit, outcome: answers.put((unit, each.group, outcome)))
+                    run_in_turn(
+                        calls, plan.task, lambda each, unit, outcome: hand_over(each, (unit, each.group, outcome))
+                    )
                     if places.is_awaited:
                         _close(together)
         except BaseException as error:  # must reach the main thread, or it would wait for ever
-            answers.put(error)
+            hand_over(together[0], error)
         finally:
             _close(together)
 
@@ -139,6 +150,8 @@ class _Judgements:
             return
         if self._processes is None:
             self._processes = JudgingProcesses(self._judge)
+        if len(self._waiting) >= MAX_TO_JUDGE:
+            self._record_next()
         future = self._processes.submit(*question, remembered)
         self._waiting.add(future)
         future.add_done_callback(self._done.put)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import bundled_implementations
 from attncheck.executors import local
 from attncheck.executors.judges import MIN_UNITS, JudgingProcesses
@@ -52,3 +55,40 @@ def test_documents_among_cases_that_were_judged_before_have_their_arrays_put_tog
     assert run("again", Store(tmp_path / "store")) == 0
     assert contents(tmp_path / "plain") == contents(tmp_path / "first") == contents(tmp_path / "again")
     assert contents(tmp_path / "plain")[1]
+
+
+class _Counted(JudgingProcesses):
+    """Remembers how many units were ever with judging processes at once, before that of the next was asked for."""
+
+    most = 0
+
+    def submit(self, *question: Any) -> Future[Any]:
+        waiting = self._threads._work_queue.qsize()
+        _Counted.most = max(_Counted.most, waiting)
+        return super().submit(*question)
+
+
+def test_computing_waits_for_judging_and_comes_to_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = select_cases(["softmax", "masking", "scoring"]).cases
+    chosen = bundled_implementations(["numpy"])
+    settings = Settings(tmp_path / "freely", store=NO_STORE)
+    run_cases(cases, chosen, settings)
+    monkeypatch.setattr(local, "JudgingProcesses", _Counted)
+    monkeypatch.setattr(local, "MAX_ANSWERS", 1)
+    monkeypatch.setattr(local, "MAX_TO_JUDGE", 3)
+    run_cases(cases, chosen, replace(settings, output=tmp_path / "in step"))
+    assert 0 < _Counted.most <= 3
+    assert contents(tmp_path / "freely") == contents(tmp_path / "in step")
+
+
+def test_a_run_that_is_stopped_leaves_no_worker_waiting_to_hand_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "MAX_ANSWERS", 1)
+    monkeypatch.setattr(local, "MAX_TO_JUDGE", 1)
+    kernel = tmp_path / "kernel.py"
+    kernel.write_text("def softmax(scores, **options):\n    return {'weights': scores}\n", encoding="utf-8")
+    chosen = select_implementations(None, [f"{kernel}:softmax"])
+    summary = run_cases(select_cases(["softmax"]).cases, chosen, Settings(tmp_path / "results", max_failures=1))
+    assert summary.stopped is not None
+    assert summary.stopped.failing == 1
