@@ -40,6 +40,8 @@ _ZERO_ROWS = {
 }
 # A width of its own for the values is "not supported by dot_product_attention".
 _ONE_WIDTH: Mapping[str, object] = {"value_width": "equal"}
+_ABSORBED = "latent attention with its projections absorbed: no key and no value is made"
+_NUMPY_MODES = (Mode("absorbed", "attncheck.backends.numpy_absorbed", _ABSORBED, classes=NATIVE),)
 _TORCH_MODES = (
     Mode(
         "compile",
@@ -100,13 +102,21 @@ _TORCH_MODES = (
         classes={**NATIVE, "bfloat16": "eager_pre", "float16": "eager_pre"},
         attribute="FAST",
     ),
+    Mode("absorbed", "attncheck.backends.torch_absorbed", _ABSORBED),
 )
 
 BACKENDS: Mapping[str, BackendEntry] = {
     entry.name: entry
     for entry in (
         # NumPy's own float16 products accumulate in float16, and it has no bfloat16.
-        BackendEntry("numpy", "attncheck.backends.numpy_backend", ("numpy",), classes=NATIVE, requirement="numpy>=2.0"),
+        BackendEntry(
+            "numpy",
+            "attncheck.backends.numpy_backend",
+            ("numpy",),
+            modes=_NUMPY_MODES,
+            classes=NATIVE,
+            requirement="numpy>=2.0",
+        ),
         BackendEntry(
             "torch",
             "attncheck.backends.torch_backend",
@@ -186,6 +196,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     package="keras",
                     folds_sequences=True,
                 ),
+                Mode("absorbed", "attncheck.backends.tensorflow_absorbed", _ABSORBED),
             ),
             # TensorFlow otherwise prints a page of start-up notices into everybody's terminal. Keras computes with
             # TensorFlow unless a file in the user's home says otherwise.
@@ -227,6 +238,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     covering_only=True,
                     folds_sequences=True,
                 ),
+                Mode("absorbed", "attncheck.backends.jax_absorbed", f"{_ABSORBED}; in jax.jit"),
             ),
             eager_compiles=True,
             # 64-bit types are a switch of the whole process, and it changes how 32-bit programs promote types.

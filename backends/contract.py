@@ -24,6 +24,8 @@ AXES: Mapping[str, str] = {
     "Ek": "model width of the key",
     "Ev": "model width of the value",
     "Eo": "model width of the output",
+    "C": "width of latent vectors",
+    "Dr": "width of the part of query and key that is rotated",
     "A": "width of the additive score's hidden layer",
     "Lr": "positions in the tables of the rotary embedding",
     "R": "pairs of elements that the rotary embedding rotates",
@@ -437,6 +439,38 @@ class Backend(Protocol):
         Yang et al. 2025, "Qwen3 Technical Report", section 2; after it, without weights: Llama 4 (Meta 2025). Over the
         full width: OLMo et al. 2024, "2 OLMo 2 Furious", section 3.3. Unit vectors: Henry et al. 2020, "Query-Key
         Normalization for Transformers", section 3, with epsilon as in torch.nn.functional.normalize.
+        """
+
+    def latent_attention(
+        self,
+        query: Tensor,
+        latent: Tensor,
+        key_projection: Tensor,
+        value_projection: Tensor,
+        *,
+        query_rotary: Tensor | None = None,
+        key_rotary: Tensor | None = None,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        softcap: float | None = None,
+        window: Window | None = None,
+        key_lengths: Tensor | None = None,
+        query_offsets: Tensor | None = None,
+    ) -> Stages:
+        """Attend to keys and values that are projections of one latent vector of each token (MLA).
+
+        query (B, H, Lq, D), latent (B, Lk, C), key_projection (H, C, D), value_projection (H, C, Dv), query_rotary
+        (B, H, Lq, Dr) and key_rotary (B, Lk, Dr), either both or none; mask, bias, key_lengths and query_offsets as in
+        ``attention`` -> the stages of ``attention`` without a rotary embedding of its own.
+        With c the latent vector of a key, head h has the key (c Wk_h, key_rotary) and the value c Wv_h; its query is
+        (query, query_rotary). What is rotated comes rotated, and all heads share key_rotary. ``scale`` is
+        1/sqrt(D + Dr) when None.
+
+        The projections can be absorbed, so that no key and no value is made: the query Wk_h^T q meets the latent
+        vectors themselves, and Wv_h the weighted mean of these. Both forms are right, and have one bound.
+        DeepSeek-AI 2024, "DeepSeek-V2", arXiv 2405.04434, sections 2.1.2 and 2.1.3.
         """
 
     def multi_head_attention(

@@ -459,6 +459,33 @@ def normalized_attention(
     return stages | attention(stages["normalized_query"], stages["normalized_key"], value, **options, **tables)
 
 
+def latent_attention(
+    query: Tensor,
+    latent: Tensor,
+    key_projection: Tensor,
+    value_projection: Tensor,
+    *,
+    query_rotary: Tensor | None = None,
+    key_rotary: Tensor | None = None,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+    key_lengths: Tensor | None = None,
+    query_offsets: Tensor | None = None,
+) -> Stages:
+    """Make the keys and values of every head, and attend to them."""
+    options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
+    options |= {"window": window, "key_lengths": key_lengths, "query_offsets": query_offsets}
+    key, value = (jnp.einsum("blc,hcw->bhlw", latent, each) for each in (key_projection, value_projection))
+    if query_rotary is not None and key_rotary is not None:
+        shared = jnp.broadcast_to(key_rotary[:, None], (*key.shape[:-1], key_rotary.shape[-1]))
+        query, key = jnp.concatenate([query, query_rotary], axis=-1), jnp.concatenate([key, shared], axis=-1)
+    return attention(query, key, value, **options)
+
+
 def multi_head_attention(
     query: Tensor,
     key: Tensor,

@@ -27,6 +27,7 @@ __all__ = [
     "from_numpy",
     "general_attention",
     "general_scores",
+    "latent_attention",
     "mask_scores",
     "merge_states",
     "multi_head_attention",
@@ -71,4 +72,5 @@ packed_attention_gradients = compiled(jax_backend.packed_attention_gradients)
 paged_attention = compiled(jax_backend.paged_attention)
 quantized_attention = compiled(jax_backend.quantized_attention)
 normalized_attention = compiled(jax_backend.normalized_attention)
+latent_attention = compiled(jax_backend.latent_attention)
 merge_states = compiled(jax_backend.merge_states)

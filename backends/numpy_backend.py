@@ -471,6 +471,32 @@ def normalized_attention(
     return stages | attention(stages["normalized_query"], stages["normalized_key"], value, **options, **tables)
 
 
+def latent_attention(
+    query: Array,
+    latent: Array,
+    key_projection: Array,
+    value_projection: Array,
+    *,
+    query_rotary: Array | None = None,
+    key_rotary: Array | None = None,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+    key_lengths: Array | None = None,
+    query_offsets: Array | None = None,
+) -> Stages:
+    """Make the keys and values of every head, and attend to them."""
+    options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
+    options |= {"window": window, "key_lengths": key_lengths, "query_offsets": query_offsets}
+    key, value = (_of_latents(latent, each) for each in (key_projection, value_projection))
+    if query_rotary is not None and key_rotary is not None:
+        query, key = _with_rotary(query, query_rotary), _with_rotary(key, key_rotary[:, np.newaxis])
+    return attention(query, key, value, **options)
+
+
 def multi_head_attention(
     query: Array,
     key: Array,
@@ -603,6 +629,17 @@ def _length(squares: Array, epsilon: float) -> Array:
 def _weighted(normalized: Array, weight: Array) -> Array:
     weighted: Array = normalized * weight
     return weighted
+
+
+def _of_latents(latent: Array, projection: Array) -> Array:
+    """Project latent vectors to those of every head: (B, L, C), (H, C, W) -> (B, H, L, W)."""
+    projected: Array = latent[:, np.newaxis] @ projection
+    return projected
+
+
+def _with_rotary(vectors: Array, rotary: Array) -> Array:
+    """Put the part that is rotated behind each vector; one of all heads behind those of each."""
+    return np.concatenate([vectors, np.broadcast_to(rotary, (*vectors.shape[:-1], rotary.shape[-1]))], axis=-1)
 
 
 def _rotate(inputs: Array, cos: Array, sin: Array, interleaved: bool) -> Array:

@@ -33,6 +33,7 @@ _OPERATIONS: tuple[Callable[..., Stages], ...] = (
     eager.paged_attention,
     eager.quantized_attention,
     eager.normalized_attention,
+    eager.latent_attention,
     eager.merge_states,
 )
 

@@ -480,6 +480,33 @@ def normalized_attention(
     return stages | attention(stages["normalized_query"], stages["normalized_key"], value, **options, **tables)
 
 
+def latent_attention(
+    query: Tensor,
+    latent: Tensor,
+    key_projection: Tensor,
+    value_projection: Tensor,
+    *,
+    query_rotary: Tensor | None = None,
+    key_rotary: Tensor | None = None,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+    key_lengths: Tensor | None = None,
+    query_offsets: Tensor | None = None,
+) -> Stages:
+    """Make the keys and values of every head, and attend to them."""
+    options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
+    options |= {"window": window, "key_lengths": key_lengths, "query_offsets": query_offsets}
+    key, value = (torch.einsum("blc,hcw->bhlw", latent, each) for each in (key_projection, value_projection))
+    if query_rotary is not None and key_rotary is not None:
+        query = torch.cat((query, query_rotary), dim=-1)
+        key = torch.cat((key, key_rotary.unsqueeze(1).expand(-1, key.size(1), -1, -1)), dim=-1)
+    return attention(query, key, value, **options)
+
+
 def multi_head_attention(
     query: Tensor,
     key: Tensor,

@@ -53,6 +53,7 @@ additive_attention = _compiled(torch_backend.additive_attention)
 cosine_attention = _compiled(torch_backend.cosine_attention)
 multi_head_attention = _compiled(torch_backend.multi_head_attention)
 normalized_attention = _compiled(torch_backend.normalized_attention)
+latent_attention = _compiled(torch_backend.latent_attention)
 merge_states = _compiled(torch_backend.merge_states)
 
 

@@ -145,12 +145,16 @@ def _heads(case: Case) -> tuple[int, int]:
         return int(case.options["heads"]), int(case.options.get("kv_heads") or case.options["heads"])
     if "key_pages" in case.input_shapes:
         return case.input_shapes["query"][1], case.input_shapes["key_pages"][2]
+    if "latent" in case.input_shapes:  # a key for each head
+        return (case.input_shapes["query"][1],) * 2
     return case.input_shapes["query"][1], case.input_shapes["key"][1]
 
 
 def _widths(case: Case) -> tuple[int, int]:
     if case.operation == "multi_head_attention":
         return case.stage_shapes["key"][-1], case.stage_shapes["value"][-1]
+    if "latent" in case.input_shapes:
+        return case.input_shapes["key_projection"][-1], case.input_shapes["value_projection"][-1]
     names = ("key_pages", "value_pages") if "key_pages" in case.input_shapes else ("key", "value")
     key, value = (case.input_shapes[name][-1] for name in names)
     return key, value

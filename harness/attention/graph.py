@@ -2,6 +2,7 @@
 
     query, key, value    of multi_head_attention: ``projection``
     dequantized_key, .. value   ``dequantization``, where keys and values come with factors
+    projected_key, .. value   ``latents``, where they are made of latent vectors, or as good as made
     normalized_query, .. key   ``normalization``, before the rotation or behind it
     joined_key, .. value    ``caching``, where projected keys and values come behind those of a cache
     rotated_query, .. key   ``rotary``, where there is a rotary embedding: everything behind them follows from these
@@ -36,6 +37,7 @@ from attncheck.attention.cosine_score import COSINE_SCORES
 from attncheck.attention.dequantization import dequantization_of
 from attncheck.attention.general_score import GENERAL_SCORES
 from attncheck.attention.gradients import GRADIENTS
+from attncheck.attention.latents import LATENT_MEAN, LATENT_PRODUCT, made_of_latents
 from attncheck.attention.mask import MASK
 from attncheck.attention.merging import MERGED_MEAN, PART_EXPONENTIALS, PART_LOG_SUM_EXP, PART_LOGITS, PART_WEIGHTS
 from attncheck.attention.normalization import normalization_of
@@ -84,7 +86,7 @@ def graph_of(problem: Problem) -> Graph:
 
 def _given(problem: Problem) -> frozenset[str]:
     """Return the inputs that a step of its own belongs to."""
-    given = {"sinks", "query_cos", "key_factor", "query_norm", "cached_key"} & problem.inputs.keys()
+    given = {"sinks", "query_cos", "key_factor", "query_norm", "cached_key", "key_projection"} & problem.inputs.keys()
     return frozenset(given | ({_LATE_NORM} if problem.options.get(_LATE_NORM) else set()))
 
 
@@ -121,6 +123,8 @@ def _graph(operation: str, score: str, softcap_follows: str, given: frozenset[st
         graph["output"] = Node(OUTPUT_PROJECTION, ("context",))
     if operation == "attention_gradients":
         graph |= {**GRADIENTS, "grad_sinks": Node(GRAD_SINKS, ("grad_logits",))}
+    if "key_projection" in given:
+        return _of_latents(graph)
     if "key_factor" in given:
         return _behind(graph, "dequantized", dequantization_of)
     wrappers = [_behind_rotation] * ("query_cos" in given) + [_behind_norm] * ("query_norm" in given)
@@ -136,6 +140,15 @@ def _behind(graph: Graph, word: str, step_of: Callable[[str], Step], names: Sequ
         name: Node(node.step, tuple(made.get(each, each) for each in node.follows)) for name, node in graph.items()
     }
     return moved | {other: Node(step_of(name), (name,)) for name, other in made.items()}
+
+
+def _of_latents(graph: Graph) -> Graph:
+    """Let scores and output follow from keys and values that are made of latent vectors."""
+    return {
+        **_behind(graph, "projected", made_of_latents),
+        "product": Node(LATENT_PRODUCT, ("query", "projected_key")),
+        "output": Node(LATENT_MEAN, ("weights", "projected_value")),
+    }
 
 
 def _behind_norm(graph: Graph) -> Graph:

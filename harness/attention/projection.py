@@ -149,9 +149,10 @@ def linear_layer(
 ) -> Operand:
     """Bound inputs (..., L, E) times weight (E, F) plus bias (F,); returns ``exact`` (..., L, F) with its error.
 
+    There may be a weight for each head: inputs (B, H, L, E) or (B, 1, L, E), weight (H, E, F), exact (B, H, L, F).
     ``carried`` is what the inputs' own variance adds, where they are not independent of each other.
     """
-    length, u_acc, size = weight.shape[0], rounding.accumulate_unit, np.abs(weight)
+    length, u_acc, size = weight.shape[-2], rounding.accumulate_unit, np.abs(weight)
     offset = np.zeros(weight.shape[-1]) if bias is None else bias
     product = exact - offset
     magnitude = inputs.magnitude @ size + np.abs(offset)

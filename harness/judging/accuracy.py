@@ -15,6 +15,7 @@ import numpy as np
 
 from attncheck.attention.errors import Bound, Real
 from attncheck.attention.formats import FORMATS
+from attncheck.attention.latents import size_of_made
 from attncheck.judging.alternatives import Alternative
 from attncheck.judging.truth import Array, Stages, Truth
 from attncheck.reading.canonical import AttentionProblem
@@ -74,6 +75,8 @@ def _with_rounded_operands(truth: Truth, bounds: Mapping[str, Bound], unit: floa
     if "raw_scores" not in bounds or not {"query", "key"} <= truth.inputs.keys() - truth.exact.keys():
         return dict(bounds)
     query, key = truth.inputs["query"].astype(np.float64), truth.inputs["key"].astype(np.float64)
+    if "key_projection" in truth.inputs:
+        key = size_of_made(key, truth.inputs["key_projection"].astype(np.float64))
     group = query.shape[-3] // key.shape[-3] if query.ndim > 2 else 1
     size = np.abs(query) @ np.swapaxes(np.repeat(np.abs(key), group, -3) if group > 1 else np.abs(key), -1, -2)
     own, moved = bounds["raw_scores"], (2 * unit + unit * unit) * size

@@ -1,4 +1,4 @@
-"""What packed sequences, paged caches and keys of 8 bits may be taken for: other limits, pages, lengths, scales.
+"""What is lowered may be taken for: other limits of sequences, pages, lengths, scales, projections of latent vectors.
 
 Each is the exact answer of another problem, which is laid out as the case is (``reading/lowered.py``).
 """
@@ -20,6 +20,9 @@ def readings_before_lowering(operation: str, called: AttentionProblem) -> Iterat
     """Yield what a call of an operation that is lowered may be taken for, the likeliest first; lowered themselves."""
     if operation == "quantized_attention":
         for name, description, stage, other in _scales(called):
+            yield mistake(name, description, lowered(operation, other)[1], stage)
+    elif operation == "latent_attention":
+        for name, description, stage, other in _projections(called):
             yield mistake(name, description, lowered(operation, other)[1], stage)
     elif operation != "normalized_attention":  # whose readings are those of what it is lowered to
         yield from _of_sequences(operation, called)
@@ -127,3 +130,38 @@ def _scales(called: AttentionProblem) -> Iterator[tuple[str, str, str, Attention
             yield f"{name}-scale-of-first-head", f"the {name} scale of the first head is taken for all", stage, of_first
     swapped = with_inputs(called, key_scale=scales["value"], value_scale=scales["key"])
     yield "scales-swapped", "the scales of keys and values are swapped", LOGITS[0], swapped
+
+
+def _projections(called: AttentionProblem) -> Iterator[tuple[str, str, str, AttentionProblem]]:
+    """Yield parts that are left out, and projections of latent vectors that are another's, transposed or none."""
+    inputs = called.inputs
+    if "key_rotary" in inputs:
+        nothing = with_inputs(called, key_rotary=np.zeros_like(inputs["key_rotary"]))
+        yield "rotated-part-ignored", "the part that is rotated is left out of the scores", LOGITS[0], nothing
+        zeros = np.zeros_like(inputs["key_projection"])
+        alone = with_inputs(called, key_projection=zeros)
+        yield "rotated-part-alone", "the part that is not rotated is left out of the scores", LOGITS[0], alone
+    for name, stage in (("key", LOGITS[0]), ("value", MEANS[0])):
+        weight = inputs[f"{name}_projection"]
+        if len(weight) > 1:
+            words = f"the {name} projection of the next head is taken"
+            others = {f"{name}_projection": np.roll(weight, -1, 0)}
+            yield f"{name}-projection-of-next-head", words, stage, with_inputs(called, **others)
+            first = {f"{name}_projection": np.broadcast_to(weight[:1], weight.shape)}
+            words = f"the {name} projection of the first head is taken for all"
+            yield f"{name}-projection-of-first-head", words, stage, with_inputs(called, **first)
+        if weight.shape[1] == weight.shape[2]:
+            turned = {f"{name}_projection": weight.swapaxes(1, 2)}
+            yield (
+                f"{name}-projection-transposed",
+                f"the {name} projection is transposed",
+                stage,
+                with_inputs(called, **turned),
+            )
+            same = {f"{name}_projection": np.broadcast_to(np.eye(weight.shape[1], dtype=weight.dtype), weight.shape)}
+            words = f"latent vectors are taken for the {name}s: their projection is left out"
+            yield f"{name}-projection-ignored", words, stage, with_inputs(called, **same)
+    key, value = inputs["key_projection"], inputs["value_projection"]
+    if key.shape == value.shape:
+        swapped = with_inputs(called, key_projection=value, value_projection=key)
+        yield "latent-projections-swapped", "the projections of keys and values are swapped", LOGITS[0], swapped

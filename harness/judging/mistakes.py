@@ -172,7 +172,7 @@ def _transposed_mask(posed: AttentionProblem) -> Iterator[Alternative]:
 
 def _operands(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     """Yield one of key and value read for the other, and heads of which one is read for all."""
-    if operation not in (*PER_HEAD, *BY_SCORE):
+    if operation not in (*PER_HEAD, *BY_SCORE) or "key_projection" in posed.inputs:  # which is of one head
         return
     inputs = posed.inputs
     if inputs["key"].shape == inputs["value"].shape:

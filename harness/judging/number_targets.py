@@ -20,10 +20,11 @@ from attncheck.attention.radii import propagate
 from attncheck.judging.compare import index_of_largest
 from attncheck.judging.truth import Truth, is_open, truth_of_case
 from attncheck.quantities import QUANTITIES
-from attncheck.reading.canonical import canonical_form
+from attncheck.reading.canonical import AttentionProblem, canonical_form
 from attncheck.reading.case import Case, Expected
 from attncheck.reading.dtypes import rounded_once
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.lowered import lowered
 
 Array = NDArray[Any]
 Real = NDArray[np.float64]
@@ -91,7 +92,9 @@ class Reference:
                 inputs = convert_inputs(case, make_exact_inputs(case), self.truth.dtype, computed_in)
             # Of a canonical form the radii of what became the mask say nothing; all numbers' are laid out alike.
             counts = {name: array for name, array in inputs.arrays.items() if case.input_specs[name].whole}
-            radius = canonical_form(case.operation, case.options, {**inputs.radius, **counts}).inputs
+            around = AttentionProblem(dict(case.options), {**inputs.radius, **counts})
+            operation, around = lowered(case.operation, around)
+            radius = canonical_form(operation, around.options, around.inputs).inputs
             found = propagate(self.truth.operation, self.truth.options, Inputs(self.truth.inputs, radius))
             self._balls[computed_in] = found, inputs
         balls, inputs = self._balls[computed_in]

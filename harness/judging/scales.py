@@ -67,7 +67,10 @@ def other_scales(operation: str, posed: AttentionProblem) -> Iterator[tuple[floa
 
 
 def _widths(operation: str, posed: AttentionProblem) -> dict[str, int]:
-    """Return the widths that a scale may be made of: D of a head, Dv of values, H D of all heads, E of the inputs."""
+    """Return the widths that a scale may be made of: D of a head, Dv of values, H D of all heads, E of the inputs.
+
+    Of latent vectors, C is their own width, and Dn that of a query's part that is not rotated.
+    """
     inputs = posed.inputs
     if operation == "multi_head_attention":
         heads = int(posed.options["heads"])
@@ -80,7 +83,10 @@ def _widths(operation: str, posed: AttentionProblem) -> dict[str, int]:
         }
     query = inputs["query"]
     widths = {"D": query.shape[-1]}
-    if "value" in inputs:
+    if "key_projection" in inputs:
+        widths |= {"C + Dr": inputs["key"].shape[-1], "Dn": inputs["key_projection"].shape[-1]}
+        widths |= {"C": inputs["value"].shape[-1], "Dv": inputs["value_projection"].shape[-1]}
+    elif "value" in inputs:
         widths["Dv"] = inputs["value"].shape[-1]
     heads = query.shape[-3] if query.ndim > 2 else 1
     return widths | {"H D": heads * query.shape[-1]}

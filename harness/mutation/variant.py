@@ -158,6 +158,7 @@ class Variant:
     paged_attention: Callable[..., Stages]
     quantized_attention: Callable[..., Stages]
     normalized_attention: Callable[..., Stages]
+    latent_attention: Callable[..., Stages]
     multi_head_attention: Callable[..., Stages]
     merge_states: Callable[..., Stages]
 

@@ -61,7 +61,7 @@ def are_blocked(
     needs_none = operation == "attention" and RESULTS.issuperset(stages) and not options.get("softcap_follows")
     needs_none = (
         needs_none
-        and "value_factor" not in inputs
+        and {"value_factor", "value_projection"}.isdisjoint(inputs)
         and not any(spec.adds_key and name in inputs for name, spec in OPERATIONS[operation].inputs.items())
     )
     return needs_none and score_elements(operation, options, inputs) > MIN_ELEMENTS

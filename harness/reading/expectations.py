@@ -37,7 +37,7 @@ def read_expectations(entry: model.CaseEntry, case: Case, where: FieldPath) -> t
         raise CaseFileError(
             (*where, "expect"), "gradients are held against the exact answer alone, not against numbers"
         )
-    if sources and OPERATIONS[case.operation].is_lowered:
+    if sources and not OPERATIONS[case.operation].has_numbers:
         raise CaseFileError(
             (*where, "expect"), f"{case.operation} is held against the exact answer alone, not against numbers"
         )

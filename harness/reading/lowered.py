@@ -5,7 +5,8 @@ pages of a cache are read into one array of keys for each batch entry, slots tha
 rounded by that, so exact answers and bounds are those of ``attention`` and ``attention_gradients``. Keys and values of
 8 bits are widened, which is exact, too; their scales become factors, with a step of their own
 (``attention/dequantization.py``). Weights of norms of queries and keys get a row for each
-head, of ones where there are none (``attention/normalization.py``).
+head, of ones where there are none (``attention/normalization.py``). Latent vectors are keys and values of one head,
+from which a step makes those of every head (``attention/latents.py``).
 """
 
 from __future__ import annotations
@@ -197,6 +198,17 @@ def _normalized(posed: AttentionProblem) -> AttentionProblem:
     return AttentionProblem(dict(posed.options), inputs)
 
 
+def _latent(posed: AttentionProblem) -> AttentionProblem:
+    """Put what is rotated behind queries and latent vectors, which are the keys and values of one head."""
+    inputs = dict(posed.inputs)
+    latent = inputs.pop("latent")[:, np.newaxis]  # (B, 1, Lk, C)
+    inputs["key"] = inputs["value"] = latent
+    if "key_rotary" in inputs:
+        inputs["query"] = np.concatenate([inputs["query"], inputs.pop("query_rotary")], axis=-1)
+        inputs["key"] = np.concatenate([latent, inputs.pop("key_rotary")[:, np.newaxis]], axis=-1)
+    return AttentionProblem(dict(posed.options), inputs)
+
+
 def _used_slots(inputs: Inputs) -> Array:
     """Return which slots of which pages hold a key that any batch entry uses: (Np, Lp)."""
     is_used: Array = np.zeros(inputs["key_pages"].shape[:2], np.bool_)
@@ -225,5 +237,6 @@ _LAID_OUT_BY: Mapping[str, Callable[[AttentionProblem], AttentionProblem]] = {
     "paged_attention": _paged,
     "quantized_attention": _quantized,
     "normalized_attention": _normalized,
+    "latent_attention": _latent,
 }
 """How each operation that lowers to another is laid out."""

@@ -144,6 +144,8 @@ FOLDED_INPUTS: Mapping[str, InputSpec] = {
     "cached_value": InputSpec(("B", "Hkv", "P", "Dv")),
     "key_factor": InputSpec(("B", "Hkv", "T", "D"), broadcast=True),
     "value_factor": InputSpec(("B", "Hkv", "T", "Dv"), broadcast=True),
+    "key_projection": InputSpec(("H", "C", "D")),
+    "value_projection": InputSpec(("H", "C", "Dv")),
     "query_norm": InputSpec(("H", "D")),
     "key_norm": InputSpec(("Hkv", "D")),
     "row_values": InputSpec(("B", "H", "Lq", "N", "Dv")),
@@ -151,7 +153,8 @@ FOLDED_INPUTS: Mapping[str, InputSpec] = {
 """What the canonical form of a case has in place of other inputs: a row for each query and each key.
 
 What is cached is a past in front of projections. Factors stand for scales of stored keys and values; weights of norms
-have a row for each head; parts that are merged are values of each query's own.
+have a row for each head; projections make keys and values of latent vectors; parts that are merged are values of each
+query's own.
 """
 AT_LEAST: Sequence[tuple[str, tuple[str, ...]]] = (("Lr", ("P", "Lq")), ("Lr", ("P", "Lk")), ("D", ("R", "R")))
 """Axes that are as long as others together, or longer."""
@@ -242,3 +245,18 @@ NORMALIZED_INPUTS: Mapping[str, InputSpec] = {
     **ROTARY_INPUTS,
 }
 """What is attended to once queries and keys are normalised, and the weights of their norms."""
+LATENT_INPUTS: Mapping[str, InputSpec] = {
+    "query": replace(QUERY, synonyms=("q_nope", *QUERY.synonyms)),
+    "latent": InputSpec(("B", "Lk", "C"), synonyms=("kv_c", "compressed_kv", "c_kv", "ckv", "kv_latent")),
+    "key_projection": InputSpec(("H", "C", "D"), synonyms=("w_uk", "w_kc", "key_up_projection")),
+    "value_projection": InputSpec(("H", "C", "Dv"), synonyms=("w_uv", "w_vc", "value_up_projection")),
+    "query_rotary": optional(
+        *("B", "H", "Lq", "Dr"), neutral=None, needs="key_rotary", synonyms=("q_pe", "q_rope", "query_rope")
+    ),
+    "key_rotary": optional(
+        *("B", "Lk", "Dr"), neutral=None, needs="query_rotary", synonyms=("k_pe", "k_rope", "kpe", "key_rope")
+    ),
+    **{name: INPUTS_ON_ROWS[name] for name in ("mask", "bias", "key_lengths")},
+    **OFFSET_INPUTS,
+}
+"""Latent vectors, what makes keys and values of them, and the part of queries and keys that is rotated already."""

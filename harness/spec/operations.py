@@ -13,6 +13,7 @@ from attncheck.spec.inputs import (
     INPUTS_ON_ROWS,
     INPUTS_ON_SCORES,
     KEY,
+    LATENT_INPUTS,
     NORMALIZED_INPUTS,
     OFFSET_INPUTS,
     PACKED_INPUTS,
@@ -91,8 +92,9 @@ class Operation:
     ``stage_axes`` are stages with other axes than a computation per head has: the first that can be had. Stages that
     are ``statistics`` of rows are float32 in a dtype of 16 bits. One that ``lowers_to`` another is that one, once its
     keys and values are laid out (``reading/lowered.py``); where it ``is_folded``, an implementation that has the other
-    one alone is asked for that. Stages ``for_lowered`` operations are those that one has only where it is what another
-    was lowered to, each with the folded input that says so. ``score`` is the kind of score of one that has no other and
+    one alone is asked for that. One ``has_radii`` where radii can be laid out as its inputs are, so that numbers can be
+    expected of it. Stages ``for_lowered`` operations are those that one has only where it is what another was lowered
+    to, each with the folded input that says so. ``score`` is the kind of score of one that has no other and
     takes no option for it.
     """
 
@@ -106,6 +108,7 @@ class Operation:
     statistics: frozenset[str] = frozenset()
     lowers_to: str | None = None
     is_folded: bool = False
+    has_radii: bool = False
     for_lowered: Mapping[str, str] = field(default_factory=dict)
     score: str | None = None
 
@@ -118,6 +121,11 @@ class Operation:
     def has_gradients(self) -> bool:
         """Whether its stages are gradients: sums over query rows, of which none stands for another."""
         return set(self.stages) <= set(GRADIENTS)
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether numbers can be expected of it; gradients are held against the exact answer alone."""
+        return not self.has_gradients and (self.has_radii or not self.is_lowered)
 
     @property
     def has_parts(self) -> bool:
@@ -238,6 +246,15 @@ OPERATIONS: Mapping[str, Operation] = {
             _NORMS | {"scale", "softcap", "rotary_interleaved", "is_causal", "window"},
             (*NORMALIZATIONS, *ROTATIONS, *LOGITS, *_SOFTMAX, "output"),
             lowers_to="attention",
+        ),
+        Operation(
+            "latent_attention",
+            "latent_attention",
+            LATENT_INPUTS,
+            frozenset({"scale", "softcap", "is_causal", "window"}),
+            (*LOGITS, *_SOFTMAX, "output"),
+            lowers_to="attention",
+            has_radii=True,
         ),
         Operation(
             "multi_head_attention",

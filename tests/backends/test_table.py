@@ -118,10 +118,10 @@ def test_the_eager_mode_is_the_frameworks_own_module_and_no_two_modes_have_one_n
     assert entry.all_modes["eager"].classes == entry.classes
 
 
-def test_numpy_has_no_mode_of_sixteen_bits_and_no_other_than_eager() -> None:
+def test_numpy_has_no_mode_of_sixteen_bits() -> None:
     # Its float16 products add up in float16, which no class allows, and bfloat16 is none of its own types.
-    assert set(BACKENDS["numpy"].classes) == {"float64", "float32"}
-    assert list(BACKENDS["numpy"].all_modes) == ["eager"]
+    for mode in BACKENDS["numpy"].all_modes.values():
+        assert set(mode.classes) == {"float64", "float32"}
 
 
 def test_a_mode_may_be_an_object_in_a_module() -> None:

@@ -80,7 +80,8 @@ def is_beyond_a_tile(case: Case) -> bool:
     if "key_pages" in shapes:
         lengths = shapes["query"][-2], shapes["block_table"][-1] * shapes["key_pages"][1]
     else:
-        lengths = shapes["scores"][-2:] if "scores" in shapes else (shapes["query"][-2], shapes["key"][-2])
+        keys = "latent" if "latent" in shapes else "key"
+        lengths = shapes["scores"][-2:] if "scores" in shapes else (shapes["query"][-2], shapes[keys][-2])
     return all(length > TILE and length % TILE for length in lengths)
 
 

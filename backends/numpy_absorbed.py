@@ -1,0 +1,51 @@
+"""Latent attention in NumPy with its projections absorbed, as servers decode: no key and no value is made.
+
+Behind the query's own projection this is attention to one head of keys, the latent vectors, which are its values, too.
+Shapes and meanings: ``contract.py``. DeepSeek-AI 2024, "DeepSeek-V2", arXiv 2405.04434, section 2.1.2.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.backends import numpy_backend
+from attncheck.backends.contract import Stages, Window
+from attncheck.backends.numpy_backend import describe, from_numpy, prepare, to_numpy
+
+__all__ = ["describe", "from_numpy", "latent_attention", "prepare", "to_numpy"]
+
+Array = NDArray[Any]
+
+
+def latent_attention(
+    query: Array,
+    latent: Array,
+    key_projection: Array,
+    value_projection: Array,
+    *,
+    query_rotary: Array | None = None,
+    key_rotary: Array | None = None,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: Window | None = None,
+    key_lengths: Array | None = None,
+    query_offsets: Array | None = None,
+) -> Stages:
+    """Attend to latent vectors, and project their mean."""
+    options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "softcap": softcap}
+    options |= {"window": window, "key_lengths": key_lengths, "query_offsets": query_offsets}
+    if scale is None:
+        scale = 1 / math.sqrt(query.shape[-1] + (0 if query_rotary is None else query_rotary.shape[-1]))
+    query, key = query @ np.swapaxes(key_projection, -1, -2), latent  # (B, H, Lq, C), (B, Lk, C)
+    if query_rotary is not None and key_rotary is not None:
+        query, key = (np.concatenate(each, axis=-1) for each in ((query, query_rotary), (key, key_rotary)))
+    stages = numpy_backend.attention(query, key[:, np.newaxis], latent[:, np.newaxis], scale=scale, **options)
+    stages["output"] = stages["output"] @ value_projection
+    return stages
