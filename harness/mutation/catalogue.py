@@ -45,6 +45,7 @@ TOPICS: tuple[ModuleType, ...] = tuple(
         "eight_bits",
         "merging",
         "normalizing",
+        "latent_vectors",
     )
 )
 """The modules that register subjects: subjects are listed in their order, and in that of their lines."""

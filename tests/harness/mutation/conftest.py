@@ -178,6 +178,16 @@ def _sequences() -> dict[str, Task]:
     unit_options = {"norm": "l2", "epsilon": 1.5, "scale": 4.0}
     small = {name: (array if name == "value" else 1e-3 * array) for name, array in plain.items()}
     large_rows = plain | {"query": 400 * np.sign(plain["query"])}
+    latents = {
+        "query": rng.normal(size=(2, 3, 5, 6)),
+        "latent": rng.normal(size=(2, 37, 11)),
+        "key_projection": rng.normal(size=(3, 11, 6)),
+        "value_projection": rng.normal(size=(3, 11, 5)),
+        "query_rotary": rng.normal(size=(2, 3, 5, 4)),
+        "key_rotary": rng.normal(size=(2, 37, 4)),
+    }
+    square = {name: rng.normal(size=(3, 6, 6)) for name in ("key_projection", "value_projection")}
+    square |= {"query": latents["query"], "latent": rng.normal(size=(2, 9, 6))}
     of_heads = {f"{name}_scale": rng.uniform(0.02, 0.2, (1, 2, 1)) for name in ("key", "value")}
     return {
         "8 bits": Task("quantized_attention", {}, quantized),
@@ -190,6 +200,9 @@ def _sequences() -> dict[str, Task]:
         "norms, lengths": Task("normalized_attention", unit_options, plain),
         "norms, rotated": Task("normalized_attention", {}, plain | weights | tables),
         "norms, rotated first": Task("normalized_attention", {"norm_after_rotation": True}, plain | weights | tables),
+        "latents": Task("latent_attention", {}, latents),
+        "latents, scaled": Task("latent_attention", {"scale": 0.3, "is_causal": True}, latents),
+        "latents, square": Task("latent_attention", {"softcap": 2.0}, square),
         "packed": Task("packed_attention", {}, packed),
         "packed, used, sinks": Task("packed_attention", near, packed | used | sinks),
         "packed gradients": Task("packed_attention_gradients", {"is_causal": True}, gradients | used | sinks),
