@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 from soundness_masks import MASKS, Asked, Inputs, draw_mask, split_past
 from soundness_merging import draw_parts
 from soundness_pool import Dimensions, Random, Real
@@ -79,7 +78,7 @@ def _masked_scores(regime: str, random: Random, dims: Dimensions, asked: Asked) 
 def _scored(kind: str, regime: str, random: Random, dims: Dimensions) -> Inputs:
     query, key, _ = REGIMES[regime](random, dims)
     if kind == "cosine":  # of a vector of length 0 there is none
-        return {name: np.where(_has_length(each), each, 1.0) for name, each in (("query", query), ("key", key))}
+        return {"query": _with_length(query), "key": _with_length(key)}
     if kind in ("scaled_dot", "dot"):
         return {"query": query, "key": key}
     key = key[..., : dims.E]  # the key's own width, Dk
@@ -99,10 +98,15 @@ def _scored(kind: str, regime: str, random: Random, dims: Dimensions) -> Inputs:
     return inputs | {"score_bias": random.randn(hidden)} if random.rand() < 0.5 else inputs
 
 
-def _has_length(vectors: Real) -> NDArray[np.bool_]:
-    """Return which vectors have a length that no dtype loses, (..., L, 1)."""
+def _with_length(vectors: Real) -> Real:
+    """Give vectors a length that no dtype loses, (..., L, 1), by their own direction; those of zeros become ones.
+
+    Of vectors of ones in their place, rounding errors would all be the same, and no statistics.
+    """
     largest = np.abs(vectors).max(axis=-1, keepdims=True, initial=0.0)
-    return np.asarray((largest > _LENGTHS[0]) & (largest < _LENGTHS[1]))
+    has_length = (largest > _LENGTHS[0]) & (largest < _LENGTHS[1])
+    turned = np.divide(vectors, largest, out=np.ones_like(vectors), where=largest > 0)
+    return np.where(has_length, vectors, turned)
 
 
 def _projected(regime: str, random: Random, dims: Dimensions, asked: Asked) -> Inputs:
