@@ -143,14 +143,17 @@ class Backend(Protocol):
         window: Window | None = None,
         key_lengths: Tensor | None = None,
         query_offsets: Tensor | None = None,
+        mask_fill: float | None = None,
     ) -> Stages:
-        """Add ``bias``, then set to -inf what is forbidden; stages that nothing asks for are left out.
+        """Add ``bias``, set what is forbidden to -inf, or ``mask_fill``; stages that nothing asks for are left out.
 
         scores (B, H, Lq, T); mask, boolean, True = may attend, and bias broadcast to it; key_lengths (B,), integers
         -> biased, masked (B, H, Lq, T).
         Query i may attend to key j iff the mask says so; when causal, j <= i (aligned top left); with a window (left,
         right), i - left <= j <= i + right, where None is unbounded; with key lengths, j < key_lengths[batch]. With
         query_offsets (B,), integers, causality and window count from query_offsets[batch] + i in the place of i.
+        ``mask_fill`` is a finite number of the scores' dtype: it takes the place of a forbidden score, whatever that
+        was, -inf too, and nothing is added. Rush 2018, "The Annotated Transformer", has -1e9.
         """
 
     def softmax(self, scores: Tensor, *, empty_rows: EmptyRows = "zero") -> Stages:
@@ -179,6 +182,7 @@ class Backend(Protocol):
         past_key: Tensor | None = None,
         past_value: Tensor | None = None,
         query_offsets: Tensor | None = None,
+        mask_fill: float | None = None,
         empty_rows: EmptyRows = "zero",
     ) -> Stages:
         """Rotate, score, mask, normalise and average the values.
@@ -196,6 +200,9 @@ class Backend(Protocol):
         weights and of log_sum_exp, and has no column in any stage. A row that may attend to no key but has a sink is
         not empty: its weights and output are 0. A sink of -inf is none. OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model
         Card", arXiv 2508.10925.
+
+        ``mask_fill`` as in ``mask_scores``: a key that is forbidden then takes part with that score, in weights,
+        log_sum_exp and output, and a row in which all are forbidden has the same weight for every key.
 
         A rotary embedding rotates query i and key j by row P + i and P + j of its tables; a past comes rotated. The
         first 2R elements of a vector are rotated in pairs, (x_c, x_(c + R)), or (x_2c, x_(2c + 1)) where
@@ -292,6 +299,7 @@ class Backend(Protocol):
         softcap: float | None = None,
         window: Window | None = None,
         key_lengths: Tensor | None = None,
+        mask_fill: float | None = None,
         empty_rows: EmptyRows = "zero",
     ) -> Stages:
         """Differentiate sum(grad_output * output) of ``attention`` by the framework's own means.
@@ -299,7 +307,7 @@ class Backend(Protocol):
         As ``attention``, grad_output (B, H, Lq, Dv)
         -> grad_query (B, H, Lq, D), grad_key (B, Hkv, Lk, D), grad_value (B, Hkv, Lk, Dv), and grad_bias in the shape
         of the bias that was given, and grad_sinks (H,). A row in which no key may be attended has no part in the
-        gradients of query, key, bias and sinks.
+        gradients of query, key, bias and sinks; nor has a score that ``mask_fill`` took the place of.
         """
 
     def packed_attention(

@@ -102,8 +102,9 @@ def mask_scores(
     window: Window | None = None,
     key_lengths: Tensor | None = None,
     query_offsets: Tensor | None = None,
+    mask_fill: float | None = None,
 ) -> Stages:
-    """Add the bias, then set what may not be attended to -inf."""
+    """Add the bias, then set what may not be attended to -inf, or to ``mask_fill``."""
     queries, keys = scores.shape[-2:]
     # Positions are known before anything is computed: in NumPy none of their operations is compiled.
     key_position = np.arange(keys)
@@ -124,7 +125,7 @@ def mask_scores(
     if bias is not None:
         scores = stages["biased"] = scores + bias
     if rules:
-        stages["masked"] = jnp.where(reduce(and_, rules), scores, -jnp.inf)
+        stages["masked"] = jnp.where(reduce(and_, rules), scores, -jnp.inf if mask_fill is None else mask_fill)
     return stages
 
 
@@ -171,6 +172,7 @@ def attention(
     past_key: Tensor | None = None,
     past_value: Tensor | None = None,
     query_offsets: Tensor | None = None,
+    mask_fill: float | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Rotate, score, mask, normalise and average the values."""
@@ -193,7 +195,8 @@ def attention(
     stages |= dot_scores(query, key, scale=scale, softcap=softcap)
     *_, scores = stages.values()  # the last stage that was asked for
     rules: dict[str, Any] = {"is_causal": is_causal, "window": window, "key_lengths": key_lengths}
-    stages |= mask_scores(scores, mask=mask, bias=bias, **rules, query_offsets=query_offsets)
+    rules |= {"query_offsets": query_offsets, "mask_fill": mask_fill}
+    stages |= mask_scores(scores, mask=mask, bias=bias, **rules)
     *_, logits = stages.values()
     if sinks is None:
         stages |= softmax(logits, empty_rows=empty_rows)
@@ -308,11 +311,12 @@ def attention_gradients(
     softcap: float | None = None,
     window: Window | None = None,
     key_lengths: Tensor | None = None,
+    mask_fill: float | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Differentiate by reverse mode: the vector-Jacobian product of the output."""
     options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "scale": scale, "softcap": softcap}
-    options |= {"window": window, "key_lengths": key_lengths, "empty_rows": empty_rows}
+    options |= {"window": window, "key_lengths": key_lengths, "mask_fill": mask_fill, "empty_rows": empty_rows}
     options |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
 
     def output_of(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, sinks: Tensor | None) -> Tensor:

@@ -44,7 +44,7 @@ __all__ = [
 # What a program is compiled for, rather than given: it decides on shapes, and on which operations there are.
 _STATIC = frozenset(
     {"empty_rows", "epsilon", "heads", "is_causal", "kv_heads", "lse_base", "norm", "norm_after_rotation"}
-    | {"norm_over", "rotary_interleaved", "scale", "softcap", "window"}
+    | {"mask_fill", "norm_over", "rotary_interleaved", "scale", "softcap", "window"}
 )
 
 

@@ -91,8 +91,28 @@ def mask_scores(
     window: Window | None = None,
     key_lengths: Array | None = None,
     query_offsets: Array | None = None,
+    mask_fill: float | None = None,
 ) -> Stages:
-    """Add the bias, then set what may not be attended to -inf."""
+    """Add the bias, then set what may not be attended to -inf, or to ``mask_fill``."""
+    allowed = _allowed_keys(scores, mask, is_causal, window, key_lengths, query_offsets)
+    stages: Stages = {}
+    if bias is not None:
+        scores = stages["biased"] = scores + bias
+    if allowed is not None:
+        fill = -np.inf if mask_fill is None else scores.dtype.type(mask_fill)
+        stages["masked"] = np.where(allowed, scores, fill)
+    return stages
+
+
+def _allowed_keys(
+    scores: Array,
+    mask: Array | None,
+    is_causal: bool,
+    window: Window | None,
+    key_lengths: Array | None,
+    query_offsets: Array | None = None,
+) -> Array | None:
+    """Return who may attend to whom, broadcasting to the scores; None where nothing is forbidden."""
     query_position = np.arange(scores.shape[-2])[:, np.newaxis]
     if query_offsets is not None:
         query_position = query_position + query_offsets[:, np.newaxis, np.newaxis, np.newaxis]  # (B, 1, Lq, 1)
@@ -107,12 +127,7 @@ def mask_scores(
         rules.append(key_position <= query_position + right)
     if key_lengths is not None:
         rules.append(key_position < key_lengths[:, np.newaxis, np.newaxis, np.newaxis])  # (B, 1, 1, T)
-    stages: Stages = {}
-    if bias is not None:
-        scores = stages["biased"] = scores + bias
-    if rules:
-        stages["masked"] = np.where(reduce(np.logical_and, rules), scores, -np.inf)
-    return stages
+    return reduce(np.logical_and, rules) if rules else None
 
 
 def softmax(scores: Array, *, empty_rows: EmptyRows = "zero") -> Stages:
@@ -159,6 +174,7 @@ def attention(
     past_key: Array | None = None,
     past_value: Array | None = None,
     query_offsets: Array | None = None,
+    mask_fill: float | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Rotate, score, mask, normalise and average the values."""
@@ -179,7 +195,8 @@ def attention(
     stages |= dot_scores(query, key, scale=scale, softcap=softcap)
     *_, scores = stages.values()  # the last stage that was asked for
     rules: dict[str, Any] = {"is_causal": is_causal, "window": window, "key_lengths": key_lengths}
-    stages |= mask_scores(scores, mask=mask, bias=bias, **rules, query_offsets=query_offsets)
+    rules |= {"query_offsets": query_offsets, "mask_fill": mask_fill}
+    stages |= mask_scores(scores, mask=mask, bias=bias, **rules)
     *_, logits = stages.values()
     stages |= _softmax_with_sinks(logits, sinks, empty_rows)
     stages["output"] = _weighted_sum(stages["weights"], value)
@@ -291,11 +308,12 @@ def attention_gradients(
     softcap: float | None = None,
     window: Window | None = None,
     key_lengths: Array | None = None,
+    mask_fill: float | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Differentiate by hand, from the last stage to the first: the chain rule as vector-Jacobian products."""
     masks: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal}
-    masks |= {"window": window, "key_lengths": key_lengths}
+    masks |= {"window": window, "key_lengths": key_lengths, "mask_fill": mask_fill}
     masks |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
     stages = attention(query, key, value, scale=scale, softcap=softcap, empty_rows=empty_rows, **masks)
     heads, kv_heads = query.shape[1], key.shape[1]
@@ -307,6 +325,9 @@ def attention_gradients(
     grad_logits = _softmax_gradient(weights, grad_weights, mean)
     if empty_rows != "zero":  # the weights of a row without a key follow from none of its scores
         grad_logits = np.where(logits == -np.inf, 0.0, grad_logits)
+    if mask_fill is not None:  # no gradient goes through what was put in the place of a score
+        allowed = _allowed_keys(logits, mask, is_causal, window, key_lengths)
+        grad_logits = grad_logits if allowed is None else np.where(allowed, grad_logits, 0.0)
     grad_scores = grad_logits if softcap is None else grad_logits * _cap_slope(stages["capped"], softcap)
     grad_raw_scores = grad_scores * _scale_of(query, scale)
     gradients = {

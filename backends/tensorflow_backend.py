@@ -101,8 +101,9 @@ def mask_scores(
     window: Window | None = None,
     key_lengths: Tensor | None = None,
     query_offsets: Tensor | None = None,
+    mask_fill: float | None = None,
 ) -> Stages:
-    """Add the bias, then set what may not be attended to -inf."""
+    """Add the bias, then set what may not be attended to -inf, or to ``mask_fill``."""
     queries, keys = scores.shape[-2:]
     rules = [] if mask is None else [mask]
     if is_causal:
@@ -115,7 +116,8 @@ def mask_scores(
     if bias is not None:
         scores = stages["biased"] = scores + bias
     if rules:
-        stages["masked"] = tf.where(reduce(tf.logical_and, rules), scores, tf.constant(-math.inf, scores.dtype))
+        fill = tf.constant(-math.inf if mask_fill is None else mask_fill, scores.dtype)
+        stages["masked"] = tf.where(reduce(tf.logical_and, rules), scores, fill)
     return stages
 
 
@@ -162,6 +164,7 @@ def attention(
     past_key: Tensor | None = None,
     past_value: Tensor | None = None,
     query_offsets: Tensor | None = None,
+    mask_fill: float | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Rotate, score, mask, normalise and average the values."""
@@ -185,7 +188,8 @@ def attention(
     stages |= dot_scores(query, key, scale=scale, softcap=softcap)
     *_, scores = stages.values()  # the last stage that was asked for
     rules: dict[str, Any] = {"is_causal": is_causal, "window": window, "key_lengths": key_lengths}
-    stages |= mask_scores(scores, mask=mask, bias=bias, **rules, query_offsets=query_offsets)
+    rules |= {"query_offsets": query_offsets, "mask_fill": mask_fill}
+    stages |= mask_scores(scores, mask=mask, bias=bias, **rules)
     *_, logits = stages.values()
     if sinks is None:
         stages |= softmax(logits, empty_rows=empty_rows)
@@ -300,6 +304,7 @@ def attention_gradients(
     softcap: float | None = None,
     window: Window | None = None,
     key_lengths: Tensor | None = None,
+    mask_fill: float | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Differentiate by GradientTape."""
@@ -309,7 +314,7 @@ def attention_gradients(
     if sinks is not None:
         sources["grad_sinks"] = sinks
     masks: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal}
-    masks |= {"window": window, "key_lengths": key_lengths, "empty_rows": empty_rows}
+    masks |= {"window": window, "key_lengths": key_lengths, "mask_fill": mask_fill, "empty_rows": empty_rows}
     masks |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
     with tf.GradientTape() as tape:
         tape.watch(sources)

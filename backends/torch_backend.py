@@ -114,8 +114,9 @@ def mask_scores(
     window: Window | None = None,
     key_lengths: Tensor | None = None,
     query_offsets: Tensor | None = None,
+    mask_fill: float | None = None,
 ) -> Stages:
-    """Add the bias, then set what may not be attended to -inf."""
+    """Add the bias, then set what may not be attended to -inf, or to ``mask_fill``."""
     stages: Stages = {}
     if bias is not None:
         scores = stages["biased"] = scores + bias
@@ -128,7 +129,7 @@ def mask_scores(
         query_offsets=query_offsets,
     )
     if allowed is not None:
-        stages["masked"] = scores.masked_fill(~allowed, -math.inf)
+        stages["masked"] = scores.masked_fill(~allowed, -math.inf if mask_fill is None else mask_fill)
     return stages
 
 
@@ -173,6 +174,7 @@ def attention(
     past_key: Tensor | None = None,
     past_value: Tensor | None = None,
     query_offsets: Tensor | None = None,
+    mask_fill: float | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Rotate, score, mask, normalise and average the values."""
@@ -203,7 +205,7 @@ def attention(
         past=past,
         query_offsets=query_offsets,
     )
-    stages |= mask_scores(scores, mask=allowed, bias=bias)
+    stages |= mask_scores(scores, mask=allowed, bias=bias, mask_fill=mask_fill)
     *_, logits = stages.values()  # the last stage that was asked for
     if sinks is None:
         stages |= softmax(logits, empty_rows=empty_rows)
@@ -318,6 +320,7 @@ def attention_gradients(
     softcap: float | None = None,
     window: Window | None = None,
     key_lengths: Tensor | None = None,
+    mask_fill: float | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Differentiate the output by autograd."""
@@ -329,6 +332,7 @@ def attention_gradients(
         "softcap": softcap,
         "window": window,
         "key_lengths": key_lengths,
+        "mask_fill": mask_fill,
         "empty_rows": empty_rows,
         "rotary_cos": rotary_cos,
         "rotary_sin": rotary_sin,

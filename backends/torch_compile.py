@@ -83,6 +83,7 @@ def attention_gradients(
     softcap: float | None = None,
     window: Window | None = None,
     key_lengths: Tensor | None = None,
+    mask_fill: float | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Differentiate the compiled function, whose backward pass is compiled too."""
@@ -94,6 +95,7 @@ def attention_gradients(
         "softcap": softcap,
         "window": window,
         "key_lengths": key_lengths,
+        "mask_fill": mask_fill,
         "empty_rows": empty_rows,
         "rotary_cos": rotary_cos,
         "rotary_sin": rotary_sin,

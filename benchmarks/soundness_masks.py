@@ -23,6 +23,8 @@ _NORMALIZED = "normalized_attention"
 _SEQUENCES = frozenset({"packed_attention", "packed_attention_gradients", "paged_attention", "quantized_attention"})
 _ROTATED = frozenset({"attention", "attention_gradients", "multi_head_attention", _NORMALIZED})
 _OFFSETS = frozenset({"masking", "attention"})
+_FILLED = frozenset({"masking", "attention", "attention_gradients"})
+_FILLS = (-1e9, -1e6, -1e4, -60.0, -4.0, -0.5, -1e-9, 0.0, 2.0)
 _SCALABLE = _ROTATED | _SEQUENCES
 _CAPPABLE = frozenset({"attention", "attention_gradients", "scaled_dot", "dot", _NORMALIZED, *_SEQUENCES})
 
@@ -57,11 +59,18 @@ def draw_asked(kind: str, random: Random, dims: Dimensions) -> Asked:
         asked.names.append("sinks")
     if kind in _ROTATED and random.rand() < _SCALED:
         _add_rotation(asked, random, dims)
+    if kind in _FILLED and _forbids(asked) and random.rand() < 2 * _SCALED:
+        asked.options["mask_fill"] = float(random.choice(_FILLS))
+        asked.names.append("fill")
     is_positioned = asked.options.keys() & {"is_causal", "window"} or "rotary_cos" in asked.inputs
     if kind in _OFFSETS and is_positioned and "alignment" not in asked.options and random.rand() < _SCALED:
         asked.inputs["query_offsets"] = random.randint(0, dims.Lk + 1, dims.B)
         asked.names.append("query offsets")
     return asked
+
+
+def _forbids(asked: Asked) -> bool:
+    return bool(asked.options.keys() & {"is_causal", "window"} or asked.inputs.keys() & {"mask", "key_lengths"})
 
 
 def _add_rotation(asked: Asked, random: Random, dims: Dimensions) -> None:

@@ -23,6 +23,7 @@ from attncheck.attention.backward_softmax import (
 from attncheck.attention.backward_weights import sum_of_row
 from attncheck.attention.errors import Logits, Real
 from attncheck.attention.flags import handed_on
+from attncheck.attention.mask import through_mask
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.softcap import cap_of, exact_grad_scores, exact_slope, rise_of_tanh, slope_of_tanh
@@ -31,7 +32,7 @@ from attncheck.attention.step import At, Step
 
 @dataclass(frozen=True, eq=False)
 class Slope:
-    """The slope of the softcap; 1 without an error where there is none."""
+    """The slope of the softcap; 1 without an error where there is none, and 0 where a fill took the score's place."""
 
     value: Real  # kappa
     softcap: float | None
@@ -85,14 +86,15 @@ def _value_of_slope(problem: Problem, scores: Real) -> Real:
 
 
 def _error_of_slope(at: At, scores: Logits) -> Slope:
-    cap, rounding = cap_of(at.problem), at.rounding
+    problem, cap, rounding = at.problem, cap_of(at.problem), at.rounding
     if cap is None:
-        return Slope(np.ones((1, 1)), None, np.zeros((1, 1)), np.zeros((1, 1)))
+        whole = np.ones((1, 1)) if problem.fill is None else np.ones(scores.value.shape)
+        return Slope(through_mask(problem, whole), None, np.zeros((1, 1)), np.zeros((1, 1)))
     argument = scores.value / cap
     slope = slope_of_tanh(argument)
-    return Slope(
-        slope, cap, _worst(scores, argument, slope, cap, rounding), _variance(scores, argument, slope, cap, rounding)
-    )
+    own = (slope, _worst(scores, argument, slope, cap, rounding), _variance(scores, argument, slope, cap, rounding))
+    slope, max_error, variance = (through_mask(problem, each) for each in own)
+    return Slope(slope, cap, max_error, variance)
 
 
 def _worst(scores: Logits, argument: Real, slope: Real, cap: float, rounding: RoundingModel) -> Real:

@@ -28,6 +28,7 @@ import numpy as np
 from attncheck.attention.backward_mean import GradWeights
 from attncheck.attention.backward_weights import BackwardWeights, sum_of_row
 from attncheck.attention.errors import Logits, Operand, Real, product_variance, summation_variance
+from attncheck.attention.mask import through_mask
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.softmax import exact_grad_logits
@@ -72,13 +73,15 @@ def _error(at: At, weights: BackwardWeights, gradient: GradWeights, _: Logits) -
     centred, rounding = _centred(weights, gradient), at.rounding
     value = weights.rows.weights * centred.value
     of_delta, rounded = _variance_of_delta(centred, rounding), _rounded(centred, value, rounding)
-    variance = _variance(centred, of_delta, rounding) + rounded
-    return GradLogits(centred, value, _worst(centred, value, rounding), variance, of_delta, rounded)
+    variance, max_error = _variance(centred, of_delta, rounding) + rounded, _worst(centred, value, rounding)
+    value, max_error, variance, rounded = (
+        through_mask(at.problem, each) for each in (value, max_error, variance, rounded)
+    )
+    return GradLogits(centred, value, max_error, variance, of_delta, rounded)
 
 
-def _value(_: Problem, weights: Real, gradient: Real, __: Real) -> Real:
-    value: Real = weights * (gradient - sum_of_row(weights * gradient))
-    return value
+def _value(problem: Problem, weights: Real, gradient: Real, _: Real) -> Real:
+    return through_mask(problem, weights * (gradient - sum_of_row(weights * gradient)))
 
 
 GRAD_LOGITS = Step(exact_grad_logits, _value, _error, reach=lambda _, weights, gradient, __: weights | gradient)

@@ -82,7 +82,7 @@ def introduced_bound(  # noqa: PLR0917, one more than the oracle asks for: the r
     before = {name for name in returned if name != stage and name in graph}
     if any(name in graph and not graph[name].follows for name in set(reached(graph, stage, before)) - before):
         return None
-    if "masked" in before:
+    if "masked" in before and problem.fill is None:
         # What the implementation itself masked says who is attended to, rightly or not.
         problem = problem.without_mask()
     starts = {name: problem.with_added(name, as_float64(returned[name])) for name in nearest(graph, stage, before)}

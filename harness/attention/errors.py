@@ -80,7 +80,8 @@ class Logits:
 
     ``max_error`` is D. ``independent`` (tau^2) is the variance of errors that each key has for itself, ``shared`` of
     errors that the keys of a row may have in common; ``floor`` is absolute, from underflow, and no part of them; nor is
-    ``proportion``, the variance of a relative error that all scores have in common.
+    ``proportion``, the variance of a relative error that all scores have in common. ``constant`` says which are one and
+    the same number, error and all, and not computed from query and key.
     """
 
     value: Real
@@ -89,6 +90,7 @@ class Logits:
     shared: Real
     floor: Real
     proportion: float = 0.0
+    constant: NDArray[np.bool_] | None = None
 
     def shared_with_proportion(self, scores: Real) -> Real:
         """Return what keys share behind another step: it is in proportion to ``scores``, those before, no longer."""

@@ -42,6 +42,7 @@ class Rows:
     shared: Real  # variance of theta, common to the keys of a row
     mean_shifted: Real  # sum p x
     log_sum_exp: Real  # L
+    common: Real  # of theta, what all keys of a row have alike, beyond E
     proportion: float = 0.0  # variance of a relative error that all scores have in common
 
     @property
@@ -69,7 +70,7 @@ def rows_of(error: Logits, weights: Real, log_sum_exp: Real, rounding: RoundingM
     logits = error.value
     highest = logits.max(axis=-1, keepdims=True, initial=-np.inf)
     attended = (logits > -np.inf) & np.isfinite(highest)
-    whole = bool(attended.all())
+    whole, even = bool(attended.all()), _even_rows(error, attended, rounding)
     maximum = np.where(np.isfinite(highest), highest, 0.0)
     distance = error.max_error + np.zeros_like(logits)
     shifted = logits - maximum
@@ -78,9 +79,16 @@ def rows_of(error: Logits, weights: Real, log_sum_exp: Real, rounding: RoundingM
     count = attended.sum(axis=-1, keepdims=True).astype(np.float64)
     blocks = np.ceil(count / rounding.block)
     largest = (shifted + distance).max(axis=-1, keepdims=True, initial=0.0)
-    exponent = _exponent(distance, shifted, _exponent_of_row(maximum, largest, count, blocks, rounding), rounding)
+    # What the keys of an even row have in common leaves its weights as they are.
+    common = np.where(even, largest + rounding.maximum_count * rounding.compute_unit * (np.abs(maximum) + largest), 0.0)
+    distance = np.where(even, 0.0, distance)
+    apart, beyond = np.where(even, 0.0, maximum), np.where(even, 0.0, largest)
+    exponent = _exponent(distance, shifted, _exponent_of_row(apart, beyond, count, blocks, rounding), rounding)
     grown, squares, least = _perturbed(weights, logits, log_sum_exp, exponent, attended)
-    independent, shared = _variances(shifted, maximum, blocks, error, rounding)
+    independent, shared = _variances(shifted, apart, blocks, error, rounding)
+    if even.any():
+        independent = np.where(even, rounding.exp_error**2 * (2 + np.log1p(blocks)), independent)
+        shared = np.where(even, 0.0, shared)
     if not whole:
         # A score of -1e308 has a variance of inf, and a weight of 0.
         independent, shared = (np.where(attended & (weights > 0), each, 0.0) for each in (independent, shared))
@@ -102,8 +110,20 @@ def rows_of(error: Logits, weights: Real, log_sum_exp: Real, rounding: RoundingM
         shared=shared,
         mean_shifted=(weights * shifted).sum(axis=-1, keepdims=True),
         log_sum_exp=finite(log_sum_exp)[..., np.newaxis],
+        common=common,
         proportion=error.proportion,
     )
+
+
+def _even_rows(error: Logits, attended: NDArray[np.bool_], rounding: RoundingModel) -> NDArray[np.bool_]:
+    """Return which rows, (..., Lq, 1), have one and the same number for all that is attended to.
+
+    Parts of a row that are merged by a stored log_sum_exp have errors of their own, whatever is in them.
+    """
+    if error.constant is None or rounding.from_log_sum_exp:
+        return np.zeros((1, 1), np.bool_)
+    even: NDArray[np.bool_] = (error.constant | ~attended).all(axis=-1, keepdims=True)
+    return even
 
 
 def is_linear(rows: Rows, most: float = _MAX_LINEAR) -> NDArray[np.bool_]:

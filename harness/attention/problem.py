@@ -105,9 +105,10 @@ class Problem:
         return str(self.options.get("softcap_follows", "scores"))
 
     @property
-    def is_masked(self) -> bool:
-        """Whether a mask or causality says who may attend to whom."""
-        return "mask" in self.inputs or bool(self.options.get("is_causal"))
+    def fill(self) -> float | None:
+        """The number that stands in the place of a score where a mask or causality says no; None for -inf."""
+        fill = self.options.get("mask_fill")
+        return None if fill is None else float(fill)
 
     @property
     def head_width(self) -> int:
@@ -154,7 +155,11 @@ class Problem:
         return arb(abs(float(value)) if self.absolute else float(value))
 
     def allowed(self, shape: Shape) -> NDArray[np.bool_] | None:
-        """Return what the mask and causality allow, in the scores' shape; None where there is neither."""
+        """Return which keys may be attended to, in the scores' shape; None for all: behind a fill each has a weight."""
+        return self.kept(shape) if self.fill is None else None
+
+    def kept(self, shape: Shape) -> NDArray[np.bool_] | None:
+        """Return which scores the mask and causality leave as they are, in their shape; None where there is neither."""
         mask = self.inputs.get("mask")
         if self.options.get("is_causal"):
             causal = np.arange(self.first_key, self.first_key + shape[-1]) <= self.rows[:, np.newaxis]  # (Lq, Lk)
@@ -163,7 +168,10 @@ class Problem:
         return None if mask is None else np.broadcast_to(mask, shape)
 
     def unattended(self, shape: Shape) -> NDArray[np.bool_]:
-        """Return, in the scores' shape, which keys take no part: the mask forbids them, or their score is -inf."""
+        """Return, in the scores' shape, which keys take no part: the mask forbids them, or their score is -inf.
+
+        A fill takes the place of both.
+        """
         allowed = self.allowed(shape)
         unattended = np.zeros(shape, dtype=np.bool_) if allowed is None else ~allowed
         for name in MAY_BE_MINUS_INFINITY & self.inputs.keys():
@@ -172,7 +180,8 @@ class Problem:
                 unattended[..., -1:] |= per_head(forbidden)
             else:
                 unattended |= self.on_scores(forbidden, shape)
-        return unattended
+        kept = None if self.fill is None else self.kept(shape)
+        return unattended if kept is None else unattended & kept
 
     def on_scores(self, array: NDArray[Any], shape: Shape) -> NDArray[Any]:
         """Broadcast a mask or bias of the own keys to the scores' shape, with 0 for the key that is added."""

@@ -54,6 +54,7 @@ def _error(at: At, before: Logits) -> Logits:
         _with_column(before.independent + whole, (unit * sinks) ** 2),
         _with_column(before.shared_with_proportion(finite(before.value)) + whole, nothing),
         _with_column(before.floor + whole, nothing),
+        constant=None if before.constant is None else _with_column(before.constant, np.zeros((1, 1), np.bool_)),
     )
 
 

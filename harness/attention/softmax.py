@@ -36,6 +36,7 @@ from attncheck.attention.balls import BallArray, Exponentials, exponentials, fro
 from attncheck.attention.errors import Ball, Bound, Finished, Logits, Operand, Real, bound_of, finite
 from attncheck.attention.exponents import LARGEST_EXPONENT, Rows, is_linear, rows_of
 from attncheck.attention.flags import Flags, Reach, any_of, handed_on
+from attncheck.attention.mask import exact_through_mask
 from attncheck.attention.problem import Problem
 from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.softmax_radius import log_sum_radius, weight_radius
@@ -153,7 +154,7 @@ def exact_grad_logits(problem: Problem, weights: BallArray, grad_weights: BallAr
     if masked.attended is not None:
         flags = zip(gradients, masked.attended.ravel().tolist(), strict=True)
         gradients = [gradient if attended else zero for gradient, attended in flags]
-    return from_entries(weights.shape, gradients)
+    return from_entries(weights.shape, exact_through_mask(problem, gradients, weights.shape))
 
 
 def weights_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound:
@@ -232,7 +233,7 @@ def log_sum_exp_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound
     furthest = rows.exponent.max(axis=-1, initial=0.0)
     # A p e^E that would overflow has been cut off; no sum moves further than its largest exponent.
     cut_off = rows.grown_sum[..., 0] > _LARGEST_GROWN
-    moved = np.where(cut_off, furthest, np.minimum(moved, furthest))
+    moved = np.where(cut_off, furthest, np.minimum(moved, furthest)) + rows.common[..., 0]
     summed = (rows.count + rows.blocks) * rounding.sum_unit + 2 * unit + rows.count * rounding.weight_underflow
     summed = (summed * (1 + 2 * summed))[..., 0]
     max_error = (
@@ -251,6 +252,7 @@ def log_sum_exp_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound
         + rounding.sum_unit**2 * (rows.count + rows.rescalings)[..., 0]
         + (rounding.log_error + unit) ** 2 * excess**2
         + 2 * unit**2 * maximum**2
+        + rows.common[..., 0] ** 2
         + rounding.output_count * rounding.output_unit**2 * exact**2
     )
     return bound_of(exact, max_error, variance, rounding.output_underflow)

@@ -7,11 +7,13 @@ here as problems whose exact answers a result may turn out to be (``case_diagnos
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from attncheck.attention.problem import Problem
 from attncheck.judging.alternatives import (
     Alternative,
     mistake,
@@ -25,6 +27,7 @@ from attncheck.judging.alternatives import (
 from attncheck.judging.empty_row_conventions import allowed_keys
 from attncheck.judging.normalizations import normalizations_of
 from attncheck.judging.scales import has_scale, other_scales, scale_of, scales_in_words
+from attncheck.judging.special_rows import scores_shape
 from attncheck.reading.canonical import AttentionProblem, canonical_form, query_offset, rows_of_tables
 from attncheck.spec import (
     ASKED_BY,
@@ -44,6 +47,7 @@ def conventions_of(operation: str, posed: AttentionProblem) -> Iterator[Alternat
     """
     yield from _alignments(posed)
     yield from _masks(posed)
+    yield from _fills(operation, posed)
     yield from _ignored(posed)
     yield from _windows(posed)
     yield from _key_lengths(posed)
@@ -107,6 +111,31 @@ def _masks(posed: AttentionProblem) -> Iterator[Alternative]:
         bias = posed.inputs["bias"] + mask if "bias" in posed.inputs else mask.astype(np.float64)
         description = "the mask is added to the scores as the numbers 0 and 1"
         yield mistake("mask-added", description, with_inputs(posed, mask=np.ones_like(mask), bias=bias))
+
+
+def _fills(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
+    """Yield what else may stand in the place of a forbidden score: minus infinity, the score and the fill, another."""
+    fill = posed.options.get("mask_fill")
+    if fill is None:
+        return
+    description = f"a forbidden score is minus infinity; the case means {fill:.6g} in its place"
+    yield Alternative("fill-minus-infinity", description, "masked", with_options(posed, mask_fill=None))
+    plain = canonical_form(operation, posed.options, posed.inputs)
+    kept = Problem.as_given(operation, plain.options, plain.inputs).kept(
+        scores_shape(operation, plain.options, plain.inputs)
+    )
+    if kept is not None and not np.isneginf(posed.inputs.get("bias", np.zeros(1))).any():
+        bias = np.where(kept, 0.0, float(plain.options.get("mask_fill", -np.inf))) + posed.inputs.get("bias", 0.0)
+        inputs = {name: array for name, array in plain.inputs.items() if name != "mask"} | {"bias": bias}
+        options = {name: each for name, each in plain.options.items() if name not in ("is_causal", "mask_fill")}
+        description = f"{fill:.6g} is added to a forbidden score; the case means it in its place"
+        yield mistake("fill-added", description, AttentionProblem(options, inputs), "masked", {"masked": "biased"})
+    if has_scale(operation, posed):
+        scaled = with_options(posed, mask_fill=fill * scale_of(operation, posed))
+        yield mistake("fill-scaled", "the fill is put in place before the scores are scaled", scaled)
+    inverse = with_options(posed, mask_fill=1 / fill) if fill else posed
+    if fill and abs(math.log10(abs(fill))) >= 1:
+        yield mistake("fill-inverted", f"the fill is {1 / fill:.6g}: the sign of an exponent is lost", inverse)
 
 
 def _ignored(posed: AttentionProblem) -> Iterator[Alternative]:

@@ -119,7 +119,7 @@ def _last_row(operation: str, posed: AttentionProblem) -> Iterator[Alternative]:
     """Yield a last query that sees all keys: of tiles, the one that is left over has lost its mask."""
     plain = canonical_form(operation, posed.options, posed.inputs)
     shape = scores_shape(operation, plain.options, plain.inputs)
-    allowed = Problem.as_given(operation, plain.options, plain.inputs).allowed(shape)
+    allowed = Problem.as_given(operation, plain.options, plain.inputs).kept(shape)
     if allowed is None or not shape[-2]:
         return
     unmasked = allowed.copy()

@@ -178,7 +178,7 @@ def mask_not_renormalised(truth: Truth, rounding: RoundingModel, errors: Errors)
     del asked.inputs["mask"]
     plain = canonical_form(truth.operation, asked.options, asked.inputs)
     logits, _ = _last_logits(truth, errors)
-    before = Problem.as_given(truth.operation, plain.options, plain.inputs).allowed(logits.shape)
+    before = Problem.as_given(truth.operation, plain.options, plain.inputs).kept(logits.shape)
     return _masked_behind(truth, rounding, errors, before)
 
 
@@ -200,7 +200,7 @@ def _before_mask(truth: Truth, errors: Errors) -> tuple[tuple[Real, Real], NDArr
     """Return the logits that meet the mask with their largest errors, and where it allows; None where nothing masks."""
     last = [stage for stage in LOGITS[:-1] if stage in truth.exact][-1]
     logits = truth.exact[last].high
-    allowed = Problem.as_given(truth.operation, truth.options, truth.inputs).allowed(logits.shape)
+    allowed = Problem.as_given(truth.operation, truth.options, truth.inputs).kept(logits.shape)
     return (logits, errors[last]), allowed
 
 

@@ -192,7 +192,7 @@ def special_rows(operation: str, options: Options, inputs: Inputs, convention: s
     if shape[-1]:  # the mean of no values is 0 in every convention
         *leading, keys = shape
         empty = ~any_of(~problem.unattended((*leading, keys + problem.added_keys)), -1)[..., 0]
-    allowed = given.allowed(shape) if nan_rows.any() else None
+    allowed = given.kept(shape) if nan_rows.any() else None
     forbidden = None if allowed is None else ~allowed
     return SpecialRows(given, convention, empty, nan_rows, forbidden)
 

@@ -24,6 +24,7 @@ TOPICS: tuple[ModuleType, ...] = tuple(
         "logits",
         "softmax",
         "masks",
+        "mask_fills",
         "model_masks",
         "position_biases",
         "windows",

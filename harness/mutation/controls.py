@@ -56,6 +56,8 @@ from attncheck.mutation.online import NEVER_HELD, Online
 from attncheck.mutation.variant import Call, Steps, numpy_with, within
 from attncheck.spec import LOGITS
 
+_STORED = {"float64": "native_lse", "float32": "native_lse", "float16": "eager_lse"}
+
 control(why="the reference itself", name="reference")({})
 
 
@@ -291,7 +293,12 @@ def attended_keys_gathered(logits: Array) -> Stages:
     return stages | {"weights": weights}
 
 
-@control(averaged, why="each half has its softmax, merged by log_sum_exp as in split decoding", hidden=NEVER_HELD)
+@control(
+    averaged,
+    why="each half has its softmax, merged by log_sum_exp as in split decoding",
+    hidden=NEVER_HELD,
+    classes=_STORED,
+)
 def halves_of_the_keys_merged(logits: Array, weights: Array, value: Array) -> Array:
     """Attend to the first and to the last half of the keys, and merge the two by their log_sum_exp."""
     half = logits.shape[-1] // 2

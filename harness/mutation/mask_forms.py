@@ -32,7 +32,7 @@ def forbids(masks: Masks) -> bool:
 
 def allowed_keys(scores: Array, masks: Masks) -> Array:
     """Return which key each query may attend to, (B, H, Lq, T), as the backend has it."""
-    asked = {**_NOTHING, **masks, "bias": None}
+    asked = {**_NOTHING, **masks, "bias": None, "mask_fill": None}
     stages = numpy_backend.mask_scores(np.zeros(scores.shape, bool), **asked)
     return np.asarray(~np.isneginf(stages["masked"])) if "masked" in stages else np.ones(scores.shape, bool)
 

@@ -62,6 +62,7 @@ def are_blocked(
     needs_none = (
         needs_none
         and {"value_factor", "value_projection"}.isdisjoint(inputs)
+        and options.get("mask_fill") is None
         and not any(spec.adds_key and name in inputs for name, spec in OPERATIONS[operation].inputs.items())
     )
     return needs_none and score_elements(operation, options, inputs) > MIN_ELEMENTS

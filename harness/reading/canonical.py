@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.reading.dtypes import rounded_once
 from attncheck.spec import CONVENTIONS, HEADS, OPERATIONS, OPTIONS, InputSpec
 
 Array = NDArray[Any]
@@ -150,6 +151,8 @@ def _folded(
     kept_options = {name: value for name, value in options.items() if name not in _READING_ONLY and value is not False}
     if not OPERATIONS[operation].has_projections:
         kept_options = {name: value for name, value in kept_options.items() if name not in HEADS}
+    if kept_options.get("mask_fill") is not None:
+        kept_options |= _rounded_fill(float(kept_options.pop("mask_fill")), inputs)
     kept_inputs = {name: array if rows is None else _rows_of(name, array, rows) for name, array in inputs.items()}
     allowed: list[Array] = []
     if names:
@@ -168,6 +171,14 @@ def _folded(
     if allowed:
         kept_inputs["mask"] = _all_of([*allowed, *([kept_inputs["mask"]] if "mask" in inputs else [])])
     return AttentionProblem(kept_options, kept_inputs)
+
+
+def _rounded_fill(fill: float, inputs: Inputs) -> dict[str, float]:
+    """Round a fill to the dtype of what it stands among; beyond the dtype's range it is -inf, as without one."""
+    dtype = inputs["query" if "query" in inputs else "scores"].dtype.name
+    with np.errstate(over="ignore"):
+        rounded = float(rounded_once(np.array(fill), dtype))
+    return {} if rounded == -np.inf else {"mask_fill": rounded}
 
 
 def _rows_of(name: str, array: Array, rows: Rows) -> Array:

@@ -18,6 +18,7 @@ _ADDED = frozenset(
     name for operation in OPERATIONS.values() for name, spec in operation.inputs.items() if spec.may_be_infinite
 )
 """Inputs that forbid a key where they are -inf."""
+_LARGEST_FILL = 65504
 ONLY_WITH_SOME_SCORES: Mapping[str, tuple[str, ...]] = {
     option: tuple(name for name, score in SCORE_SPECS.items() if option in score.options)
     for option in OPTIONS
@@ -58,12 +59,15 @@ def check_empty_rows(
     keys: int,
     where: FieldPath,
 ) -> None:
-    """Refuse a word on rows without a key in a case that can have none."""
-    if entry.options.empty_rows is None:
+    """Refuse a word on rows without a key in a case that can have none, and a fill where nothing says no."""
+    if entry.options.empty_rows is None and entry.options.mask_fill is None:
         return
     infinite = any(map(math.isinf, chain(*(spelled_out(inputs[name], named) for name in _ADDED & inputs.keys()))))
     masks = ASKED_BY["masked"]
     forbidden = masks & inputs.keys() or any(options.get(name) for name in masks)
+    if keys and not forbidden and entry.options.mask_fill is not None:
+        message = "stands in the place of scores that a mask, causality, a window or lengths forbid; nothing does here"
+        raise CaseFileError((*where, "options", "mask_fill"), message)
     if keys and not forbidden and not infinite:
         message = "says what a query gives that may attend to no key; nothing forbids a key here"
         raise CaseFileError((*where, "options", "empty_rows"), message)
@@ -95,6 +99,9 @@ def _check(options: Mapping[str, Any], operation: str, where: FieldPath, paths: 
     for name, spec in OPTIONS.items():
         if name in options and spec.type is float and not math.isfinite(options[name]):
             raise CaseFileError(paths[name], f"expected a finite number, got {options[name]}")
+    if options.get("mask_fill", 0) > _LARGEST_FILL:
+        message = f"expected at most {_LARGEST_FILL}, which every dtype holds, got {options['mask_fill']}"
+        raise CaseFileError(paths["mask_fill"], message)
     if options.get("window") == [None, None]:
         raise CaseFileError(paths["window"], "bounds nothing on either side; expected a number of keys on one at least")
     heads, kv_heads = options.get("heads"), options.get("kv_heads")

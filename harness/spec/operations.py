@@ -143,7 +143,9 @@ _ATTENDANCE = frozenset({"is_causal", "window", "alignment"})
 """Options that say which keys a query may attend to."""
 HEADS = ("heads", "kv_heads")
 """Options that say how many heads there are, where no axis does."""
-_ATTENTION_OPTIONS = frozenset({"scale", "softcap", "rotary_interleaved", "empty_rows", *HEADS, *_ATTENDANCE})
+_ATTENTION_OPTIONS = frozenset(
+    {"scale", "softcap", "rotary_interleaved", "mask_fill", "empty_rows", *HEADS, *_ATTENDANCE}
+)
 _NORMS = frozenset({"norm", "norm_over", "epsilon", "norm_after_rotation"})
 _BEFORE_MASKING = tuple(name for name in LOGITS if name not in ("biased", "masked"))
 _SEQUENCE_OPTIONS = frozenset({"scale", "softcap", "is_causal", "window", "poison"})
@@ -184,7 +186,7 @@ OPERATIONS: Mapping[str, Operation] = {
             "masking",
             "mask_scores",
             {"scores": SCORE_INPUT, **INPUTS_ON_SCORES, **OFFSET_INPUTS},
-            _ATTENDANCE,
+            _ATTENDANCE | {"mask_fill"},
             ("biased", "masked"),
         ),
         Operation(
@@ -275,7 +277,7 @@ OPERATIONS: Mapping[str, Operation] = {
                 **ROTARY_INPUTS,
                 **PAST_INPUTS,
             },
-            (_ATTENTION_OPTIONS | {"projections"}) - {"softcap"},
+            (_ATTENTION_OPTIONS | {"projections"}) - {"softcap", "mask_fill"},
             (*PROJECTIONS, *ROTATIONS, *_WITHOUT_CAP, *_SOFTMAX, *MEANS),
             stage_axes={"output": (("B", "Lq", "Eo"), ("B", "Lq", "H*Dv"))},
         ),

@@ -102,6 +102,14 @@ class Options(Mapping[str, Any]):
             for_reading=True,
         ),
     ] = None
+    mask_fill: Annotated[
+        float | None,
+        OptionSpec(
+            "The number that takes the place of a score where the mask, causality, the window or the key lengths say "
+            "no, rounded to the dtype; minus infinity if absent, and where the dtype has no such number.",
+            synonyms=("mask_value", "masked_value", "fill_value", "mask_filter_value", "neg_inf"),
+        ),
+    ] = None
     heads: Annotated[
         int | None,
         OptionSpec("Number of heads: needed by multi_head_attention and by `layout: merged`.", positive=True),

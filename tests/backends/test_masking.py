@@ -110,3 +110,17 @@ def test_a_masked_score_that_is_not_finite_is_forgotten_and_an_attended_one_is_k
     scores, mask = np.array([[[[np.nan, INF, np.nan, INF]]]]), np.array([[[[False, False, True, True]]]])
     masked = run("mask_scores", scores, mask=mask)["masked"]
     np.testing.assert_array_equal(masked, [[[[-INF, -INF, np.nan, INF]]]])
+
+
+@pytest.mark.parametrize("fill", [-1e9, -65504.0, -3.4028234663852886e38, 0.0, 2.5])
+def test_a_fill_takes_the_place_of_what_is_masked(run: Run, fill: float) -> None:
+    mask = np.arange(5) % 2 == 0
+    bias = np.where(np.arange(5) == 1, -INF, 1.0)
+    stages = run("mask_scores", SCORES, mask=mask, bias=bias, is_causal=True, mask_fill=fill)
+    kept = mask & np.tril(np.ones((4, 5), dtype=bool))
+    expected = np.where(kept, SCORES + bias, np.asarray(fill, stages["masked"].dtype))
+    np.testing.assert_array_equal(stages["masked"], expected)
+
+
+def test_a_fill_without_a_rule_has_no_stage(run: Run) -> None:
+    assert run("mask_scores", SCORES, mask_fill=-1e9) == {}

@@ -68,7 +68,7 @@ def test_the_expected_signature_is_the_contracts() -> None:
     assert expected_signature("attention") == (
         "attention(query, key, value, *, mask=None, bias=None, sinks=None, rotary_cos=None, rotary_sin=None, "
         "rotary_interleaved=False, is_causal=False, scale=None, softcap=None, window=None, key_lengths=None, "
-        "past_key=None, past_value=None, query_offsets=None, empty_rows='zero')"
+        "past_key=None, past_value=None, query_offsets=None, mask_fill=None, empty_rows='zero')"
     )
 
 

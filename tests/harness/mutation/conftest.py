@@ -250,6 +250,7 @@ def _with_options() -> dict[str, Task]:
         **_with_sinks(),
         **_rotated(),
         **_with_masks_of_models(rng),
+        **_filled(),
     }
 
 
@@ -369,6 +370,21 @@ def _rotated() -> dict[str, Task]:
         "rotary, neighbours": Task("attention", neighbours, inputs),
         "rotary, past": Task("attention", {}, inputs | past),
         "rotary, gradients": Task("attention_gradients", neighbours, inputs | learned),
+    }
+
+
+def _filled() -> dict[str, Task]:
+    rng = np.random.default_rng(982)
+    inputs = _attention_inputs(rng, 2, 2, 5, 7) | {"bias": rng.normal(size=(2, 2, 5, 7))}
+    inputs["mask"] = rng.random((2, 1, 5, 7)) < 0.6
+    inputs["mask"][:, :, -1] = False
+    learned = inputs | {"grad_output": rng.normal(size=(2, 2, 5, 3)), "value": inputs["value"][..., :3]}
+    options = {"mask_fill": -2.0, "is_causal": True, "softcap": 1.5, "scale": 0.5}
+    scores = {"scores": rng.normal(size=(2, 2, 5, 7)), "mask": inputs["mask"]}
+    return {
+        "fill": Task("attention", options, inputs),
+        "fill, gradients": Task("attention_gradients", options, learned),
+        "fill, masks": Task("masking", {"mask_fill": -4.0}, scores),
     }
 
 

@@ -110,16 +110,22 @@ def score_stages(options: Mapping[str, Any], inputs: Mapping[str, Array], scores
     stages = {name: np.empty(scores.shape, dtype=object) for name in ("capped", "biased", "masked")}
     cap = options.get("softcap")
     bias = read(np.broadcast_to(inputs["bias"], scores.shape)) if "bias" in inputs else None
-    mask = np.broadcast_to(inputs.get("mask", np.True_), scores.shape)
+    fill = MINUS_INFINITY if options.get("mask_fill") is None else read(np.array(options["mask_fill"]))[()]
     for at in np.ndindex(scores.shape):
         number: Any = scores[at]
         if cap is not None:
             number = Number(mpf(cap) * tanh(number.value / mpf(cap)), number.size)
         stages["capped"][at] = number
         stages["biased"][at] = number if bias is None else number + bias[at]
-        forbidden = not mask[at] or (options.get("is_causal") and at[3] > at[2])
-        stages["masked"][at] = MINUS_INFINITY if forbidden else stages["biased"][at]
+        stages["masked"][at] = fill if is_forbidden(options, inputs, scores.shape, at) else stages["biased"][at]
     return stages
+
+
+def is_forbidden(
+    options: Mapping[str, Any], inputs: Mapping[str, Array], shape: tuple[int, ...], at: tuple[int, ...]
+) -> bool:
+    mask = np.broadcast_to(inputs.get("mask", np.True_), shape)
+    return bool(not mask[at] or (options.get("is_causal") and at[3] > at[2]))
 
 
 def project(name: str, inputs: Mapping[str, Array], heads: int) -> Array:
@@ -260,6 +266,8 @@ def gradients(options: Mapping[str, Any], inputs: Mapping[str, Array], stages: M
             gradient = weight * (grad_weights[j] - mean)
             for c in range(value.shape[3]):
                 total["grad_value"][b, shared, j, c] += weight * grad_output[b, h, i, c]
+            if "mask_fill" in options and is_forbidden(options, inputs, weights.shape, (b, h, i, j)):
+                continue  # the score has no part in what stands there
             if "bias" in inputs:
                 total["grad_bias"].ravel()[places[b, h, i, j]] += gradient
             if cap is not None:
@@ -343,6 +351,8 @@ def add_masks(random: np.random.Generator, dtype: Any, shape: tuple[int, ...], p
         inputs["bias"] = np.where(random.random(axes) < 0.2, np.asarray(-np.inf, dtype=dtype), bias)
     if random.integers(2):
         options["is_causal"] = bool(random.integers(2))
+    if random.integers(4) == 0:  # numbers of every dtype
+        options["mask_fill"] = float(random.choice([-1024.0, -2.0, 0.0, 1.5, -(2.0**-30)]))
 
 
 def add_sinks(random: np.random.Generator, dtype: Any, heads: int, inputs: dict[str, Array]) -> None:
