@@ -232,10 +232,9 @@ def latents_cached_in_bfloat16(call: Given) -> Given:
     diagnosis=ACCURACY_OF_16_BITS,
 )
 def mean_of_latents_in_bfloat16(**call: Any) -> Stages:
-    projection = call["value_projection"]
-    identity = np.eye(projection.shape[1], dtype=projection.dtype)[np.newaxis]
-    stages = numpy_absorbed.latent_attention(**{**call, "value_projection": identity})
-    stages["output"] = np.asarray(bfloat16(stages["output"]) @ projection)
+    stages = latent_attention(**call)
+    mean = stages["weights"] @ call["latent"][:, np.newaxis]
+    stages["output"] = np.asarray(bfloat16(mean) @ call["value_projection"])
     return stages
 
 
@@ -248,13 +247,6 @@ control(_by, why="the projections are absorbed: no key and no value is made", na
 def made_in_chunks(latent: Array, projection: Array) -> Array:
     parts = [_of_latents(latent[:, start : start + 3], projection) for start in range(0, latent.shape[1], 3)]
     return np.concatenate(parts, axis=2) if parts else _of_latents(latent, projection)
-
-
-@control("_of_latents", why="one product for all heads, whose columns are then taken apart")
-def made_by_one_product(latent: Array, projection: Array) -> Array:
-    heads, width, columns = projection.shape
-    made = latent @ projection.swapaxes(0, 1).reshape(width, heads * columns)
-    return np.asarray(made.reshape(*made.shape[:-1], heads, columns).swapaxes(1, 2))
 
 
 @control(_by, why="the part that is rotated stands in front", name="rotated_part_in_front")
