@@ -122,8 +122,7 @@ def _even_rows(error: Logits, attended: NDArray[np.bool_], rounding: RoundingMod
     """
     if error.constant is None or rounding.from_log_sum_exp:
         return np.zeros((1, 1), np.bool_)
-    even: NDArray[np.bool_] = (error.constant | ~attended).all(axis=-1, keepdims=True)
-    return even
+    return np.asarray((error.constant | ~attended).all(axis=-1, keepdims=True))
 
 
 def is_linear(rows: Rows, most: float = _MAX_LINEAR) -> NDArray[np.bool_]:

@@ -130,7 +130,7 @@ def fill_scaled(call: Call, fill: float) -> float:
 
 @_faulty_fill(_fill_of_call, defect="the softcap comes behind the mask, and holds the fill back: onnx#7865")
 def fill_held_back_by_the_softcap(call: Call, fill: float) -> float:
-    return fill if call.softcap is None else float(_cap(np.float64(fill), call.softcap))
+    return fill if call.softcap is None else float(_cap(np.asarray(fill), call.softcap))
 
 
 @mutant(

@@ -84,6 +84,7 @@ if TYPE_CHECKING:
         """The options of the specification, as a file gives them."""
 
         empty_rows: EmptyRows | None = None
+        mask_fill: float | None = None
 else:
     Options = create_model(
         "Options",
