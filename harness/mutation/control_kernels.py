@@ -12,20 +12,22 @@ from itertools import pairwise
 import ml_dtypes
 import numpy as np
 
-from attncheck.backends.contract import Stages
+from attncheck.backends.contract import EmptyRows, Stages
 from attncheck.backends.numpy_backend import (
     _dot,
     _row_maximum,
     _row_sum,
+    _scale_of,
     _softmax_with_sinks,
     _sum_over_queries,
     _weighted_sum,
+    dot_scores,
     merge_states,
     softmax,
 )
 from attncheck.mutation.arithmetic import Array, Store, pairwise_matmul, pairwise_sum, wider
 from attncheck.mutation.backward_forms import delta_from_output, in_gradients, stages_remembered, weights_again
-from attncheck.mutation.forward_forms import Product, averaged, grouped_by, normalised, scored
+from attncheck.mutation.forward_forms import Product, averaged, grouped_by, in_attention, normalised, scored
 from attncheck.mutation.kernel import ALL, NARROW, NEVER_RETURNED, STATISTICS, Inside, Kernel
 from attncheck.mutation.mutant import control
 from attncheck.mutation.online import Online
@@ -155,6 +157,47 @@ _right(
     name="fused_kernel_in_base_two_with_statistics_in_float32",
     wide=STATISTICS,
 )(_in_base_two)
+
+
+_LOG2E = math.log2(math.e)
+
+
+def _with_log2e_in_the_scale(store: Store) -> Steps:
+    """Multiply q k^T, or the tanh of a softcap, once, by the scale (or the cap) times log2(e); take 2^(s - m) of that.
+
+    What FlashAttention's kernels do. docs/numerics.md, 4.1c, derives why its roundings are within every class. The
+    softcap is in base e in front of that. A bias or a fill has a rounding of its own there, and may leave the range
+    with it: behind these the logits are in base e.
+    """
+
+    def steps(call: Call) -> Steps:
+        if call.bias is not None or call.mask_fill is not None:
+            return {}
+        folded: list[Array] = []
+
+        def score(query: Array, key: Array, *, scale: float | None, softcap: float | None) -> Stages:
+            stages = dot_scores(query, key, scale=scale, softcap=softcap)
+            if softcap is None:
+                folded.append(stages["raw_scores"] * (_scale_of(query, scale) * _LOG2E))
+            else:
+                folded.append(np.tanh(stages["scores"] / softcap) * (softcap * _LOG2E))
+            return stages
+
+        def normalise(logits: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
+            in_two = np.where(np.isneginf(logits), logits, folded[-1])
+            sinks = None if sinks is None else sinks * _LOG2E
+            stages = within(_softmax_with_sinks, np=numpy_with(exp=np.exp2, log=np.log2))(in_two, sinks, empty_rows)
+            return {**stages, "log_sum_exp": stages["log_sum_exp"] * math.log(2)}
+
+        return {"dot_scores": score, "_softmax_with_sinks": normalise}
+
+    return {**in_attention(steps), **_averaged_from(store)}
+
+
+_right(
+    why="q k^T is multiplied once, by the scale times log2(e), and exponentials and statistics are in base two",
+    name="fused_kernel_with_log2e_in_the_scale",
+)(_with_log2e_in_the_scale)
 
 
 def _split(spans_of: Callable[[int], list[slice]]) -> Inside:
