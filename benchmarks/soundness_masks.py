@@ -19,14 +19,15 @@ MASKS = ("none", "causal", "padding", "random", "bias", "bias with -inf")
 _SELDOM = 0.08
 _SCALED = 0.15
 _ATTENDANCE = frozenset({"masking", "attention", "attention_gradients", "multi_head_attention", *BY_SCORE})
-_NORMALIZED = "normalized_attention"
+_NORMALIZED, _LATENT = "normalized_attention", "latent_attention"
 _SEQUENCES = frozenset({"packed_attention", "packed_attention_gradients", "paged_attention", "quantized_attention"})
 _ROTATED = frozenset({"attention", "attention_gradients", "multi_head_attention", _NORMALIZED})
-_OFFSETS = frozenset({"masking", "attention"})
+_OFFSETS = frozenset({"masking", "attention", _LATENT})
 _FILLED = frozenset({"masking", "attention", "attention_gradients"})
 _FILLS = (-1e9, -1e6, -1e4, -60.0, -4.0, -0.5, -1e-9, 0.0, 2.0)
-_SCALABLE = _ROTATED | _SEQUENCES
-_CAPPABLE = frozenset({"attention", "attention_gradients", "scaled_dot", "dot", _NORMALIZED, *_SEQUENCES})
+_WITH_SINKS = _ROTATED | _SEQUENCES
+_SCALABLE = _WITH_SINKS | {_LATENT}
+_CAPPABLE = frozenset({"attention", "attention_gradients", "scaled_dot", "dot", _NORMALIZED, _LATENT, *_SEQUENCES})
 
 
 @dataclass
@@ -44,7 +45,7 @@ def draw_asked(kind: str, random: Random, dims: Dimensions) -> Asked:
     if kind in _ATTENDANCE:
         _add_mask(asked, str(random.choice(MASKS[1:] if kind == "masking" else MASKS)), random, dims)
         _add_attendance(asked, random, dims)
-    if kind == _NORMALIZED:
+    if kind in (_NORMALIZED, _LATENT):
         _add_mask(asked, str(random.choice(MASKS)), random, dims)
     if kind in {*_SCALABLE, "cosine_attention"} and random.rand() < _SCALED:
         scale = float(np.float32(random.uniform(-1, 2)))
@@ -53,7 +54,7 @@ def draw_asked(kind: str, random: Random, dims: Dimensions) -> Asked:
     if kind in _CAPPABLE and random.rand() < _SELDOM:
         asked.options["softcap"] = float(np.float32(10 ** random.uniform(-1, 2)))
         asked.names.append("softcap")
-    if kind in _SCALABLE and random.rand() < _SCALED:
+    if kind in _WITH_SINKS and random.rand() < _SCALED:
         sinks = random.randn(dims.H) * 10 ** random.uniform(-1, 1.3)
         asked.inputs["sinks"] = np.where(random.rand(dims.H) < _SELDOM, -np.inf, sinks)
         asked.names.append("sinks")

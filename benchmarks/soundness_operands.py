@@ -20,6 +20,7 @@ LOWERED = {
     "paged_attention": "",
     "quantized_attention": "",
     "normalized_attention": "",
+    "latent_attention": "",
 }
 """Operations of sequences, and what their operands are drawn as; none has a past."""
 _GROUPED_PROJECTIONS = 0.5

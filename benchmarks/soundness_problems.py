@@ -23,6 +23,7 @@ _KINDS = {
     "attention": 0.2,
     "quantized_attention": 0.03,
     "normalized_attention": 0.05,
+    "latent_attention": 0.05,
     "packed_attention": 0.03,
     "packed_attention_gradients": 0.02,
     "paged_attention": 0.03,

@@ -54,6 +54,9 @@ def _steps(operation: str, options: Mapping[str, Any], inputs: Inputs) -> Iterat
         yield from inputs.values()
         yield from run_operation(numpy_backend, operation, inputs, options).values()
         return
+    if operation == "latent_attention":
+        yield from _of_both_forms(options, inputs)
+        return
     operation, posed = lowered(operation, AttentionProblem(dict(options), dict(inputs)))
     options, inputs = posed.options, _multiplied(posed.inputs)
     yield from inputs.values()
@@ -67,3 +70,16 @@ def _steps(operation: str, options: Mapping[str, Any], inputs: Inputs) -> Iterat
         for operand, weight in (("query", "weight"), ("query", "query_weight"), ("key", "key_weight")):
             if weight in inputs:
                 yield inputs[operand] @ inputs[weight]
+
+
+def _of_both_forms(options: Mapping[str, Any], inputs: Inputs) -> Iterator[Array]:
+    """Yield what is stored where keys and values are made of latent vectors, and where they are not."""
+    yield from inputs.values()
+    latent, projection = inputs["latent"][:, np.newaxis], inputs["key_projection"]
+    stages = run_operation(numpy_backend, "latent_attention", inputs, options)
+    yield from stages.values()
+    yield from (latent @ inputs[f"{name}_projection"] for name in ("key", "value"))
+    absorbed = inputs["query"] @ projection.swapaxes(-1, -2)
+    yield absorbed
+    yield absorbed @ latent.swapaxes(-1, -2)  # the rotated parts may cancel much of it
+    yield stages["weights"] @ latent

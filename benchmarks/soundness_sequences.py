@@ -1,4 +1,4 @@
-"""Random packed sequences, paged caches, keys of 8 bits and norms for the campaign, made of plain attention."""
+"""Random packed sequences, paged caches, keys of 8 bits, norms and latent vectors, made of plain attention."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ Array = NDArray[Any]
 _LARGEST_CODE = 400
 _PAGES = (1, 3, 4, 16)
 _SOME_UNUSED = 0.5
+_SOME_ROTATED = 0.7
 
 
 def lay_out(kind: str, random: Random, operands: Inputs, asked: Asked) -> Inputs:
@@ -24,6 +25,8 @@ def lay_out(kind: str, random: Random, operands: Inputs, asked: Asked) -> Inputs
         return _quantized(random, operands)
     if kind == "normalized_attention":
         return _normalized(random, operands, asked)
+    if kind == "latent_attention":
+        return _latent(random, operands, asked)
     keys = operands["key"].shape[2]
     batch = len(operands["key"])
     used = np.full(batch, keys)
@@ -52,6 +55,22 @@ def _normalized(random: Random, operands: Inputs, asked: Asked) -> Inputs:
             _, heads, _, width = operands[name].shape
             weights[f"{name}_norm_weight"] = random.uniform(-2, 2, width * (heads if is_full else 1))
     return {**operands, **weights}
+
+
+def _latent(random: Random, operands: Inputs, asked: Asked) -> Inputs:
+    """Take keys and values of the first head for latent vectors; a rotated part is as large as the rest."""
+    query, key, value = (operands[name] for name in ("query", "key", "value"))
+    latent = np.concatenate([key[:, 0], value[:, 0]], axis=-1)
+    size = 1 / np.sqrt(latent.shape[-1])
+    inputs: Inputs = {"query": query, "latent": latent}
+    for name, width in (("key", key.shape[-1]), ("value", value.shape[-1])):
+        inputs[f"{name}_projection"] = size * random.randn(query.shape[1], latent.shape[-1], width)
+    if random.rand() < _SOME_ROTATED:
+        width = int(random.randint(1, 9))
+        for name, array in (("query", query), ("key", latent)):
+            inputs[f"{name}_rotary"] = np.std(array) * random.randn(*array.shape[:-1], width)
+        asked.names.append("rotated part")
+    return inputs
 
 
 def _packed(operands: Inputs, used: Array) -> Inputs:
