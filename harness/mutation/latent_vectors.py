@@ -233,9 +233,8 @@ def latents_cached_in_bfloat16(call: Given) -> Given:
 )
 def mean_of_latents_in_bfloat16(**call: Any) -> Stages:
     stages = latent_attention(**call)
-    mean = stages["weights"] @ call["latent"][:, np.newaxis]
-    stages["output"] = np.asarray(bfloat16(mean) @ call["value_projection"])
-    return stages
+    mean = bfloat16(stages["weights"] @ call["latent"][:, np.newaxis])
+    return stages | {"output": np.asarray(mean @ call["value_projection"])}
 
 
 control(_by, why="the projections are absorbed: no key and no value is made", name="projections_absorbed")(
@@ -247,6 +246,11 @@ control(_by, why="the projections are absorbed: no key and no value is made", na
 def made_in_chunks(latent: Array, projection: Array) -> Array:
     parts = [_of_latents(latent[:, start : start + 3], projection) for start in range(0, latent.shape[1], 3)]
     return np.concatenate(parts, axis=2) if parts else _of_latents(latent, projection)
+
+
+@control("_of_latents", why="the terms of a projection are added up from the last to the first")
+def made_from_the_last_term(latent: Array, projection: Array) -> Array:
+    return _of_latents(np.ascontiguousarray(latent[..., ::-1]), np.ascontiguousarray(projection[:, ::-1]))
 
 
 @control(_by, why="the part that is rotated stands in front", name="rotated_part_in_front")

@@ -42,6 +42,7 @@ def test_everything_that_can_be_asked_is_drawn(problems: ModuleType) -> None:
     assert set(asked) == {
         *every,
         "bottom right",
+        "rotated part",
         "scale",
         "negative scale",
         "softcap",
