@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from attncheck.backends.entry import ABSORBED
 from attncheck.backends.entry import EAGER as EAGER
 from attncheck.backends.entry import EAGER_MODE as EAGER_MODE
 from attncheck.backends.entry import NATIVE as NATIVE
@@ -21,6 +22,7 @@ from attncheck.backends.entry import PYTHONS as PYTHONS
 from attncheck.backends.entry import BackendEntry as BackendEntry
 from attncheck.backends.entry import DeclaredConvention as DeclaredConvention
 from attncheck.backends.entry import Mode as Mode
+from attncheck.backends.torch_modes import TORCH_MODES
 
 if TYPE_CHECKING:
     # Lets the type checker hold every module against the contract; nothing is imported when the program runs.
@@ -29,81 +31,9 @@ if TYPE_CHECKING:
 
     _CONFORMING: tuple[Backend, ...] = (numpy_backend, torch_backend, tensorflow_backend, jax_backend)
 
-# The pull request changes "the stance of SDPA on what to do for fully masked out rows": NaN until then, zeros since.
-_ZERO_ROWS = {
-    "empty_rows": DeclaredConvention(
-        "zero",
-        "scaled_dot_product_attention gives zeros for a query whose keys are all masked, so that NaN spreads to no "
-        "gradient: its softmax is a safe one.",
-        "pytorch/pytorch#133882",
-    )
-}
 # A width of its own for the values is "not supported by dot_product_attention".
 _ONE_WIDTH: Mapping[str, object] = {"value_width": "equal"}
-_ABSORBED = "latent attention with its projections absorbed: no key and no value is made"
-_NUMPY_MODES = (Mode("absorbed", "attncheck.backends.numpy_absorbed", _ABSORBED, classes=NATIVE),)
-_TORCH_MODES = (
-    Mode(
-        "compile",
-        "attncheck.backends.torch_compile",
-        "torch.compile of the eager code",
-        own_process=True,
-        covering_only=True,
-        folds_sequences=True,
-    ),
-    # Eager in 16 bits, too: what is not rewritten stores its scores.
-    Mode(
-        "compile_output",
-        "attncheck.backends.torch_compile_output",
-        "torch.compile of attention that returns its output alone, which it may rewrite",
-        own_process=True,
-        covering_only=True,
-        folds_sequences=True,
-    ),
-    Mode(
-        "sdpa",
-        "attncheck.backends.torch_sdpa",
-        "functional.scaled_dot_product_attention with the kernel that torch picks",
-        classes={**NATIVE, "bfloat16": "fused_bwd", "float16": "fused_bwd"},
-        conventions=_ZERO_ROWS,
-        attribute="DEFAULT",
-        holds_scores=False,
-        folds_sequences=True,
-    ),
-    Mode(
-        "sdpa_math",
-        "attncheck.backends.torch_sdpa",
-        "functional.scaled_dot_product_attention with its math kernel, which keeps float32 between 16-bit ends",
-        classes={**NATIVE, "bfloat16": "fused", "float16": "fused"},
-        conventions=_ZERO_ROWS,
-        attribute="MATH",
-        folds_sequences=True,
-    ),
-    Mode(
-        "mha",
-        "attncheck.backends.torch_mha",
-        "nn.MultiheadAttention without weights, which calls scaled_dot_product_attention",
-        classes={**NATIVE, "bfloat16": "fused", "float16": "fused"},
-        conventions=_ZERO_ROWS,
-        attribute="WITHOUT_WEIGHTS",
-    ),
-    # The query is scaled and stored before its product with the keys, in the two below.
-    Mode(
-        "mha_weights",
-        "attncheck.backends.torch_mha",
-        "nn.MultiheadAttention with weights, one operation after the other",
-        classes={**NATIVE, "bfloat16": "eager_pre", "float16": "eager_pre"},
-        attribute="WITH_WEIGHTS",
-    ),
-    Mode(
-        "mha_fast",
-        "attncheck.backends.torch_mha",
-        "nn.MultiheadAttention on its fast path, for self-attention in C++",
-        classes={**NATIVE, "bfloat16": "eager_pre", "float16": "eager_pre"},
-        attribute="FAST",
-    ),
-    Mode("absorbed", "attncheck.backends.torch_absorbed", _ABSORBED),
-)
+_NUMPY_MODES = (Mode("absorbed", "attncheck.backends.numpy_absorbed", ABSORBED, classes=NATIVE),)
 
 BACKENDS: Mapping[str, BackendEntry] = {
     entry.name: entry
@@ -121,7 +51,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
             "torch",
             "attncheck.backends.torch_backend",
             ("torch",),
-            modes=_TORCH_MODES,
+            modes=TORCH_MODES,
             cache={"TORCHINDUCTOR_CACHE_DIR": "{folder}"},
             without_cache={"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"},
             requirement="torch>=2.5",
@@ -196,7 +126,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     package="keras",
                     folds_sequences=True,
                 ),
-                Mode("absorbed", "attncheck.backends.tensorflow_absorbed", _ABSORBED),
+                Mode("absorbed", "attncheck.backends.tensorflow_absorbed", ABSORBED),
             ),
             # TensorFlow otherwise prints a page of start-up notices into everybody's terminal. Keras computes with
             # TensorFlow unless a file in the user's home says otherwise.
@@ -238,7 +168,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     covering_only=True,
                     folds_sequences=True,
                 ),
-                Mode("absorbed", "attncheck.backends.jax_absorbed", f"{_ABSORBED}; in jax.jit"),
+                Mode("absorbed", "attncheck.backends.jax_absorbed", f"{ABSORBED}; in jax.jit"),
             ),
             eager_compiles=True,
             # 64-bit types are a switch of the whole process, and it changes how 32-bit programs promote types.

@@ -17,6 +17,9 @@ EAGER: Mapping[str, str] = {**NATIVE, "bfloat16": "eager", "float16": "eager"}
 EAGER_MODE = "eager"
 """The mode that every framework has: modular code, one operation after the other."""
 
+ABSORBED = "latent attention with its projections absorbed: no key and no value is made"
+"""What the mode is that every framework has for latent attention."""
+
 PYTHONS = ("3.11", "3.12", "3.13")
 """Releases of Python on which everything is tested."""
 PADDED_BY = frozenset({"key_lengths", "mask", "scale"})

@@ -1,7 +1,7 @@
-"""torch.nn.functional.scaled_dot_product_attention: with the kernel that torch picks, and with its math kernel.
+"""torch.nn.functional.scaled_dot_product_attention: with the kernel that torch picks, and with each that a CPU has.
 
 On a CPU torch picks a flash kernel where it can, and the math kernel where Dv is unlike D, the last axis is strided, an
-axis is empty or the bias needs a gradient.
+axis is empty or the bias needs a gradient. Those calls the flash kernel by itself refuses.
 """
 
 from __future__ import annotations
@@ -18,6 +18,17 @@ from attncheck.backends import torch_backend
 from attncheck.backends.contract import Stages, Window
 from attncheck.backends.torch_gradients import differentiate
 from attncheck.backends.torch_masks import may_attend
+
+_REFUSALS = {
+    "attn_mask should not be set when is_causal": (
+        "the math kernel of scaled_dot_product_attention takes attn_mask or is_causal, not both"
+    ),
+    "No available kernel": (
+        "the flash kernel of scaled_dot_product_attention needs values as wide as the keys, "
+        "a last axis without strides, and no gradient of a bias"
+    ),
+}
+"""What the error says that a kernel answers with, and what the kernel does not do."""
 
 
 @dataclass(frozen=True)
@@ -96,11 +107,12 @@ def _call(
             query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=grouped
         )
     except RuntimeError as error:
-        if "attn_mask should not be set when is_causal" not in str(error):
-            raise
-        reason = "the math kernel of scaled_dot_product_attention takes attn_mask or is_causal, not both"
-        raise NotImplementedError(reason) from error
+        for message, reason in _REFUSALS.items():
+            if message in str(error):
+                raise NotImplementedError(reason) from error
+        raise
 
 
 DEFAULT = ScaledDotProduct()
+FLASH = ScaledDotProduct(SDPBackend.FLASH_ATTENTION)
 MATH = ScaledDotProduct(SDPBackend.MATH)

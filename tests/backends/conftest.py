@@ -145,13 +145,13 @@ def judge_mode() -> Callable[..., dict[str, str]]:
         declared = BACKENDS[framework].all_modes[mode]
         with _prepared(BACKENDS[framework], dtype, mode) as prepared:
             stored = {
-                each: array if array.dtype == bool or each == "key_lengths" else array.astype(prepared.dtype)
+                each: array if array.dtype.kind in "biu" else array.astype(prepared.dtype)
                 for each, array in inputs.items()
             }
             stages = run_operation(prepared.backend, operation, stored, options)
             arrays = {stage: prepared.backend.to_numpy(tensor) for stage, tensor in stages.items()}
         asked = {**options, **({} if operation == "scoring" else _given_without_a_key(name, dtype))}
-        truth = find_truth(operation, asked, stored, dtype, supports_statistics=False)
+        truth = find_truth(operation, asked, stored, dtype, supports_statistics=False).for_returned(arrays)
         shapes = {stage: exact.high.shape for stage, exact in truth.exact.items()}
         found = judge_stages(truth, arrays, shapes, declared.classes[dtype])
         return {judgement.stage: str(judgement.verdict) for judgement in found}

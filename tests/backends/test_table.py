@@ -99,7 +99,10 @@ def test_every_convention_of_a_mode_is_a_known_one_with_a_reason_and_a_source_th
 def test_what_nobody_documents_as_intended_is_no_convention_of_a_mode() -> None:
     # The others that give no zeros do so in expected failures: backends/expected_failures.
     declared = {f"{entry.name}.{mode.name}" for entry in BACKENDS.values() for mode in entry.modes if mode.conventions}
-    assert declared == {"torch.sdpa", "torch.sdpa_math", "torch.mha"}
+    assert declared == {
+        *(f"torch.{mode}" for mode in ("sdpa", "sdpa_math", "sdpa_flash", "mha")),
+        *(f"torch.{mode}" for mode in ("causal_upper_left", "causal_lower_right", "flex", "flex_compile")),
+    }
 
 
 @pytest.mark.parametrize("mode", MODES)

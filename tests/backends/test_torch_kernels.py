@@ -106,14 +106,13 @@ def test_a_query_that_may_attend_nothing_gets_zeros_and_gives_no_gradient(mode: 
     assert all((gradients[f"grad_{name}"][0] == 0).all() for name in ("query", "key", "value"))
 
 
-def test_the_two_modes_run_kernels_of_their_own() -> None:
+def test_each_mode_runs_its_kernel() -> None:
     names = []
-    for mode in ("sdpa", "sdpa_math"):
+    for mode in ("sdpa", "sdpa_math", "sdpa_flash"):
         backend = TORCH.load(mode)
         tensors = {name: backend.from_numpy(array).requires_grad_() for name, array in INPUTS.items()}
         names.append(backend.attention(**tensors)["output"].grad_fn.name())
-    assert "FlashAttention" in names[0]
-    assert "FlashAttention" not in names[1]
+    assert ["FlashAttention" in name for name in names] == [True, False, True]
 
 
 def test_the_math_kernel_refuses_a_mask_beside_causality_and_the_other_takes_both() -> None:
@@ -122,6 +121,19 @@ def test_the_math_kernel_refuses_a_mask_beside_causality_and_the_other_takes_bot
         caller("sdpa_math", "float64")("attention", **inputs)
     found, expected = caller("sdpa", "float64")("attention", **inputs), numpy_backend.attention(**inputs)
     np.testing.assert_allclose(found["output"], expected["output"], rtol=0, atol=150 * UNITS["float64"])
+
+
+@pytest.mark.parametrize(
+    ("operation", "changed"),
+    [
+        ("attention", {"value": INPUTS["value"][..., :3]}),
+        ("attention_gradients", {"bias": BIAS, "grad_output": eighths(2, 6, 4, 7)}),
+    ],
+)
+def test_the_flash_kernel_by_itself_refuses_what_it_cannot_compute(operation: str, changed: dict[str, Any]) -> None:
+    with pytest.raises(NotImplementedError, match="flash kernel"):
+        caller("sdpa_flash", "float32")(operation, **{**INPUTS, **changed})
+    assert caller("sdpa", "float32")(operation, **{**INPUTS, **changed})
 
 
 def test_another_mistake_is_not_taken_for_something_unsupported() -> None:
