@@ -5,13 +5,14 @@ The axis letters of docstrings stand in ``contract.py``.
 To add a framework, write its module (copy ``numpy_backend.py``, keep the names and their order) and add its line here;
 ``tests/backends/test_one_place.py`` then says what the files of tox, pip, make and CI lack of it.
 A native kernel or a compiled mode of a framework is a module of its own with those of the functions that it has, and a
-``Mode`` in the framework's line.
+``Mode`` in the framework's line. What is no framework but has attention of its own stands in ``libraries.py``.
 """
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from attncheck.backends.entry import ABSORBED
 from attncheck.backends.entry import EAGER as EAGER
@@ -22,6 +23,7 @@ from attncheck.backends.entry import PYTHONS as PYTHONS
 from attncheck.backends.entry import BackendEntry as BackendEntry
 from attncheck.backends.entry import DeclaredConvention as DeclaredConvention
 from attncheck.backends.entry import Mode as Mode
+from attncheck.backends.libraries import LIBRARIES as LIBRARIES
 from attncheck.backends.torch_modes import TORCH_MODES
 
 if TYPE_CHECKING:
@@ -184,3 +186,6 @@ BACKENDS: Mapping[str, BackendEntry] = {
         ),
     )
 }
+
+EVERYTHING: Mapping[str, BackendEntry] = ChainMap(dict(LIBRARIES), cast(dict[str, BackendEntry], BACKENDS))
+"""Frameworks, and behind them the libraries that run only where they are named; a view, so that both may change."""

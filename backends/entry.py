@@ -74,14 +74,15 @@ class Mode:
 class BackendEntry:
     """One framework's line in the table.
 
-    ``module`` is the eager mode's; ``modes`` are all others. ``default_mode`` names the one that runs where nobody says
-    which: the way in which the framework's users compute. ``packages`` are the distributions whose versions a report
-    names, the first one the importable framework itself. ``own_process_for`` names the dtypes
-    that need a process of their own, because the framework has to be configured for them as a whole. ``environment`` is
-    set in the worker before the framework is imported. ``classes`` are the eager mode's. ``cache`` are the variables by
-    which the framework keeps what it compiles in a ``{folder}``, ``without_cache`` those by which it keeps nothing.
-    ``resources`` is what a worker of a cluster must offer besides the framework, and how much of it: ``{"GPU": 1}``.
-    Of what others wrote, ``hints`` are for its author, and ``distributions`` are the versions of what it imports.
+    ``module`` is the eager mode's, empty for a library that has no eager code; ``modes`` are all others.
+    ``default_mode`` names the one that runs where nobody says which: the way in which the framework's users compute.
+    ``packages`` are the distributions whose versions a report names, the first one the importable framework itself.
+    ``own_process_for`` names the dtypes that need a process of their own, because the framework has to be configured
+    for them as a whole. ``environment`` is set in the worker before the framework is imported. ``classes`` are the
+    eager mode's. ``cache`` are the variables by which the framework keeps what it compiles in a ``{folder}``,
+    ``without_cache`` those by which it keeps nothing. ``resources`` is what a worker of a cluster must offer besides
+    the framework, and how much of it: ``{"GPU": 1}``. Of what others wrote, ``hints`` are for its author, and
+    ``distributions`` are the versions of what it imports.
     ``requirement`` is the oldest release that is supported, and ``pythons`` those releases of Python for which the
     framework has a build that is tested. ``eager_compiles`` is set where the eager mode is ``covering_only`` as well.
     """
@@ -125,7 +126,7 @@ class BackendEntry:
             self.classes,
             covering_only=self.eager_compiles,
         )
-        return {mode.name: mode for mode in (eager, *self.modes)}
+        return {mode.name: mode for mode in ((eager, *self.modes) if self.module else self.modes)}
 
     def requires_of(self, mode: str, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
         """Return what a mode requires of shapes, and the keywords that its ``function`` can be given for padding."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attncheck.backends import BACKENDS
+from attncheck.backends import EVERYTHING
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.limits import Limits
 from attncheck.execution.user_code import UserImplementation
@@ -46,7 +46,7 @@ def words_of(implementation: str, again: Mapping[str, Sequence[str]]) -> list[st
     if implementation in again:
         return list(again[implementation])
     backend, _, mode = implementation.partition(".")
-    return [implementation] if backend in BACKENDS and mode in BACKENDS[backend].all_modes else []
+    return [implementation] if backend in EVERYTHING and mode in EVERYTHING[backend].all_modes else []
 
 
 def command(name: str, case: Mapping[str, Any], implementation: Sequence[str], dtype: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from attncheck.backends import BACKENDS, EAGER_MODE
+from attncheck.backends import EAGER_MODE, EVERYTHING
 from attncheck.errors import ExitCode
 from attncheck.reports.coverage import Coverage, coverage
 from attncheck.reports.frames import Column, Frames, expected_failures, failing, groups, once_for_frames
@@ -189,7 +189,7 @@ def _name(frames: Frames, column: Column) -> str:
     """Name an implementation; the default mode of a framework, where nothing else of it ran, by the framework alone."""
     framework, _, mode = column.implementation.partition(".")
     alike = {each.implementation for each in frames.columns if each.implementation.startswith(f"{framework}.")}
-    default = BACKENDS[framework].default_mode if framework in BACKENDS else EAGER_MODE
+    default = EVERYTHING[framework].default_mode if framework in EVERYTHING else EAGER_MODE
     short = framework if mode == default and len(alike) == 1 else column.implementation
     same = sum(each.implementation == column.implementation for each in frames.columns)
     return f"{short} ({column.environment})" if same > 1 else short

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
-from attncheck.backends import BACKENDS, BackendEntry, numpy_backend
+from attncheck.backends import BACKENDS, EVERYTHING, BackendEntry, numpy_backend
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.execution.limits import Limits
 from attncheck.execution.operations import run_operation
@@ -37,14 +37,14 @@ settings.load_profile("attncheck")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give every framework of the table a marker, for the tests that need it."""
-    for name, entry in BACKENDS.items():
+    """Give every framework and library of the table a marker, for the tests that need it."""
+    for name, entry in EVERYTHING.items():
         config.addinivalue_line("markers", f"{name}: needs {entry.packages[0]}")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what is marked with a framework that is not installed, and say so."""
-    for name, entry in BACKENDS.items():
+    for name, entry in EVERYTHING.items():
         if item.get_closest_marker(name) is not None and not entry.is_installed:
             pytest.skip(f"{entry.packages[0]} is not installed")
 

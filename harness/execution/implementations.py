@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from attncheck.backends import BACKENDS, BackendEntry, Mode
+from attncheck.backends import EVERYTHING, LIBRARIES, BackendEntry, Mode
 from attncheck.errors import UsageError
 
 ALL = "all"
@@ -75,25 +75,27 @@ class ImplementationSelection:
         return tuple(f"{item.name}: {hint}" for item in self.implementations for hint in item.entry.hints)
 
 
-def every_implementation(table: Mapping[str, BackendEntry] = BACKENDS) -> tuple[Implementation, ...]:
+def every_implementation(table: Mapping[str, BackendEntry] = EVERYTHING) -> tuple[Implementation, ...]:
     """Return every mode of every backend, installed or not."""
     return tuple(Implementation(entry, mode) for entry in table.values() for mode in entry.all_modes)
 
 
 def bundled_implementations(
     names: Sequence[str] | None,
-    table: Mapping[str, BackendEntry] = BACKENDS,
+    table: Mapping[str, BackendEntry] = EVERYTHING,
     patterns: Sequence[str] | None = None,
 ) -> ImplementationSelection:
     """Choose implementations: by backend, and by globs over their names such as ``torch.*``.
 
-    Without patterns the default mode, of the backends that are named or of every installed one; ``all`` takes every
-    mode, a backend's name its default one. Raises ``UsageError`` for a name or pattern that matches nothing.
+    Without patterns the default mode, of the backends that are named or of every installed framework; ``all`` takes
+    every mode, a backend's name its default one. A library that is no framework runs only where it is named, or where
+    patterns are. Raises ``UsageError`` for a name or pattern that matches nothing.
     """
     unknown = [name for name in names or () if name not in table]
     if unknown:
         raise UsageError(f"unknown backend {unknown[0]!r}; expected {', '.join(table)}")
-    entries = {entry.name: entry for entry in table.values() if not names or entry.name in names}
+    left = {} if names or patterns else LIBRARIES
+    entries = {name: entry for name, entry in table.items() if name not in left and (not names or name in names)}
     globs = [Implementation(table[each]).name if each in table else each for each in patterns or entries]
     wanted = _matching(every_implementation(entries), globs)
     found = {item.entry.name: item.entry for item in wanted}

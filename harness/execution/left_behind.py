@@ -19,10 +19,10 @@ from types import FrameType
 
 import psutil
 
-from attncheck.backends import BACKENDS
+from attncheck.backends import EVERYTHING
 
 _WAIT_FOR_CHILD = 0.5
-_FRAMEWORKS = frozenset(package for entry in BACKENDS.values() for package in entry.packages) | {"triton"}
+_FRAMEWORKS = frozenset(package for entry in EVERYTHING.values() for package in entry.packages) | {"triton"}
 """Packages whose own threads are their own affair: they wait for what they compute before they show it."""
 _POOL = pools._worker.__code__  # what every thread of a ThreadPoolExecutor runs
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Generic, TypeVar
 
-from attncheck.backends import BACKENDS
+from attncheck.backends import EVERYTHING
 from attncheck.execution.call import CallCancelled, CallTimeout, RemoteError, WorkerDied, WorkerProcess
 from attncheck.execution.describing import DescribedWorkers
 from attncheck.execution.ends import EqualEnds
@@ -70,7 +70,7 @@ class Group:
     def is_bundled(self) -> bool:
         """Whether the table of backends has it, so that all that it holds are a framework and what that compiled."""
         entry = self.implementation.entry
-        return entry is BACKENDS.get(entry.name)
+        return entry is EVERYTHING.get(entry.name)
 
     @property
     def process(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from attncheck.backends import BACKENDS, BackendEntry
+from attncheck.backends import BACKENDS, EVERYTHING, BackendEntry
 from attncheck.backends.contract import Backend, Tensor
 from attncheck.execution.operations import run_operation
 from attncheck.judging.judge_stages import judge_stages
@@ -121,7 +121,7 @@ def unit(setting: Setting) -> float:
 def _given_without_a_key(name: str, dtype: str) -> dict[str, str]:
     """Return what a mode gives for a row without a key, as it declares or as is known of it; nothing where zeros."""
     framework, _, mode = name.partition(".")
-    declared = BACKENDS[framework].all_modes[mode].conventions
+    declared = EVERYTHING[framework].all_modes[mode].conventions
     recorded = recorded_empty_rows(bundled_expected_failures([framework]), name, "any", dtype)
     values = [declared["empty_rows"].value] if declared else list(recorded)
     return {"empty_rows": values[0]} if values else {}
@@ -142,8 +142,8 @@ def judge_mode() -> Callable[..., dict[str, str]]:
 
     def judge(name: str, dtype: str, operation: str, inputs: dict[str, Any], options: dict[str, Any]) -> dict[str, str]:
         framework, _, mode = name.partition(".")
-        declared = BACKENDS[framework].all_modes[mode]
-        with _prepared(BACKENDS[framework], dtype, mode) as prepared:
+        declared = EVERYTHING[framework].all_modes[mode]
+        with _prepared(EVERYTHING[framework], dtype, mode) as prepared:
             stored = {
                 each: array if array.dtype.kind in "biu" else array.astype(prepared.dtype)
                 for each, array in inputs.items()

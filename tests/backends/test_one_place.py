@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from attncheck.backends import BACKENDS, PYTHONS, BackendEntry
+from attncheck.backends import BACKENDS, EVERYTHING, LIBRARIES, PYTHONS, BackendEntry
 
 ROOT = Path(__file__).parents[2]
 FRAMEWORKS = [entry for name, entry in BACKENDS.items() if name != "numpy"]  # NumPy is no extra: everything needs it
@@ -50,12 +50,13 @@ def on(python: str) -> list[str]:
 
 def test_tox_has_an_environment_for_every_framework_on_every_python_that_it_has_and_one_for_all() -> None:
     wanted = [f"{prefix}-{name}" for prefix, python in TOX.items() for name in (*on(python), "all")]
-    assert list(environments()) == ["lint", "type", "docs", *wanted]
+    assert list(environments()) == ["lint", "type", "docs", *wanted, *(f"py311-{name}" for name in LIBRARIES)]
 
 
 def test_tox_installs_the_extra_of_each_framework() -> None:
     assert by_factor("extras") == {
         **{entry.name: entry.name for entry in FRAMEWORKS},
+        **{name: name for name in LIBRARIES},
         **{
             f"{prefix}-all": "all" if len(on(python)) == len(BACKENDS) else ", ".join(on(python)[1:])
             for prefix, python in TOX.items()
@@ -69,16 +70,20 @@ def test_tox_selects_the_tests_that_need_the_framework_and_checks_with_it() -> N
     selected = dict(line.split(": SELECTED = ") for line in lines if ": SELECTED = " in line)
     checked = dict(line.split(": BACKENDS = ") for line in lines if ": BACKENDS = " in line)
     without = " and ".join(f"not {entry.name}" for entry in FRAMEWORKS)
-    assert selected == {"numpy": without, **{entry.name: entry.name for entry in FRAMEWORKS}, "all": needing}
+    alone = {name: name for name in EVERYTHING if name != "numpy"}
+    assert selected == {"numpy": without, **alone, "all": needing}
     everywhere = {f"{prefix}-all": ",".join(on(python)) for prefix, python in TOX.items()}
-    assert checked == {**{name: name for name in BACKENDS}, **everywhere}
+    assert checked == {**{name: name for name in EVERYTHING}, **everywhere}
 
 
 def test_every_framework_is_an_extra_and_numpy_a_dependency() -> None:
     project = pyproject()["project"]
     extras = project["optional-dependencies"]
-    assert {name: extras[name] for name in extras if name not in ("dask", "all")} == {
+    assert {name: extras[name] for name in extras if name not in ("dask", "all", *LIBRARIES)} == {
         entry.name: [entry.requirement] for entry in FRAMEWORKS
+    }
+    assert {name: extras[name][0] for name in LIBRARIES} == {
+        name: entry.requirement for name, entry in LIBRARIES.items()
     }
     assert extras["all"] == [f"attncheck[{','.join(entry.name for entry in FRAMEWORKS)}]"]
     assert BACKENDS["numpy"].requirement in project["dependencies"]
@@ -92,14 +97,14 @@ def test_the_pythons_are_those_that_the_package_says() -> None:
     assert all(set(entry.pythons) <= set(PYTHONS) and entry.pythons for entry in BACKENDS.values())
 
 
-@pytest.mark.parametrize("entry", BACKENDS.values(), ids=BACKENDS.keys())
+@pytest.mark.parametrize("entry", EVERYTHING.values(), ids=EVERYTHING.keys())
 def test_the_versions_that_the_published_figures_were_made_with_are_pinned(entry: BackendEntry) -> None:
     pinned = re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
     assert set(entry.packages) <= set(pinned)
     assert re.split(r"[<>=]", entry.requirement)[0] == entry.packages[0]
 
 
-@pytest.mark.parametrize("entry", FRAMEWORKS, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", [*FRAMEWORKS, *LIBRARIES.values()], ids=lambda entry: entry.name)
 def test_types_are_checked_without_the_framework(entry: BackendEntry) -> None:
     (override,) = pyproject()["tool"]["mypy"]["overrides"]
     importable = {name for name in entry.packages if name != "jaxlib"}  # nothing here imports that one
@@ -118,7 +123,7 @@ def test_every_module_is_held_against_the_contract_by_the_type_checker() -> None
 
 def test_every_framework_has_a_marker(pytestconfig: pytest.Config) -> None:
     markers = {each.partition(":")[0] for each in pytestconfig.getini("markers")}
-    assert set(BACKENDS) <= markers
+    assert set(EVERYTHING) <= markers
 
 
 def test_make_reports_and_publishes_every_framework() -> None:
@@ -138,4 +143,4 @@ def test_ci_counts_the_environments_that_make_runs() -> None:
 
 def test_every_framework_has_a_list_of_expected_failures_or_none_are_known() -> None:
     lists = {path.stem for path in (ROOT / "backends" / "expected_failures").glob("*.yaml")}
-    assert lists <= set(BACKENDS)
+    assert lists <= set(EVERYTHING)

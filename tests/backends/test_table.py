@@ -12,14 +12,14 @@ from typing import get_args
 import pytest
 
 from attncheck.attention.rounding import rounding_model_named
-from attncheck.backends import BACKENDS, BackendEntry, Mode
+from attncheck.backends import BACKENDS, EVERYTHING, LIBRARIES, BackendEntry, Mode
 from attncheck.backends.contract import EmptyRows
 from attncheck.reports.expected_failures import address_of
 from attncheck.spec import DTYPES
 
 MODES = [
     pytest.param(mode, id=f"{entry.name}.{mode.name}")
-    for entry in BACKENDS.values()
+    for entry in EVERYTHING.values()
     for mode in entry.all_modes.values()
 ]
 
@@ -35,9 +35,10 @@ def python(code: str, **environment: str) -> str:
 def test_reading_the_table_and_asking_what_is_installed_imports_no_framework_and_not_even_numpy() -> None:
     code = (
         "import sys\n"
-        "from attncheck.backends import BACKENDS\n"
-        "[entry.is_installed for entry in BACKENDS.values()]\n"
-        "print(sorted(sys.modules.keys() & {'numpy', 'torch', 'tensorflow', 'keras', 'jax', 'jaxlib'}))"
+        "from attncheck.backends import EVERYTHING\n"
+        "[entry.is_installed for entry in EVERYTHING.values()]\n"
+        "packages = {each for entry in EVERYTHING.values() for each in entry.packages}\n"
+        "print(sorted(sys.modules.keys() & packages))"
     )
     assert python(code) == "[]"
 
@@ -103,6 +104,14 @@ def test_what_nobody_documents_as_intended_is_no_convention_of_a_mode() -> None:
         *(f"torch.{mode}" for mode in ("sdpa", "sdpa_math", "sdpa_flash", "mha")),
         *(f"torch.{mode}" for mode in ("causal_upper_left", "causal_lower_right", "flex", "flex_compile")),
     }
+
+
+def test_a_library_has_no_eager_mode_and_none_of_the_names_of_frameworks() -> None:
+    for entry in LIBRARIES.values():
+        assert "eager" not in entry.all_modes
+        assert entry.default_mode in entry.all_modes
+    assert not BACKENDS.keys() & LIBRARIES.keys()
+    assert {**BACKENDS, **LIBRARIES} == EVERYTHING
 
 
 @pytest.mark.parametrize("mode", MODES)

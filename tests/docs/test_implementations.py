@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from attncheck.backends import BACKENDS, BackendEntry, Mode
+from attncheck.backends import EVERYTHING, BackendEntry, Mode
 
 PAGE = Path(__file__).parents[2] / "docs" / "implementations.md"
 MARKED = re.compile(r"<!-- implementations: (\w+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
@@ -36,7 +36,7 @@ def models(mode: Mode) -> str:
 def with_tables(text: str) -> str:
     """The page with every table made anew."""
     return MARKED.sub(
-        lambda found: f"<!-- implementations: {found[1]} -->\n{table(BACKENDS[found[1]])}<!-- end -->\n", text
+        lambda found: f"<!-- implementations: {found[1]} -->\n{table(EVERYTHING[found[1]])}<!-- end -->\n", text
     )
 
 
@@ -45,8 +45,8 @@ def test_the_tables_are_those_of_the_code() -> None:
     assert with_tables(text) == text, "python tests/docs/test_implementations.py writes them anew"
 
 
-def test_every_framework_has_its_table() -> None:
-    assert [name for name, _ in MARKED.findall(PAGE.read_text(encoding="utf-8"))] == list(BACKENDS)
+def test_every_framework_and_library_has_its_table() -> None:
+    assert [name for name, _ in MARKED.findall(PAGE.read_text(encoding="utf-8"))] == list(EVERYTHING)
 
 
 if __name__ == "__main__":

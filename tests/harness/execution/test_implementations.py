@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attncheck.backends import BACKENDS, BackendEntry, Mode
+from attncheck.backends import BACKENDS, LIBRARIES, BackendEntry, Mode
 from attncheck.errors import UsageError
 from attncheck.execution.implementations import (
     Implementation,
@@ -148,6 +148,17 @@ def test_a_pattern_that_matches_nothing_is_refused_with_the_names_that_exist(pat
         f"no implementation is called {pattern!r}; expected one of here.eager, here.jit, here.own, gone.eager, "
         "other.eager, other.jit, a glob over them, or all"
     )
+
+
+def test_a_library_runs_only_where_it_is_named_or_a_pattern_is() -> None:
+    assert not {item.entry.name for item in bundled_implementations(None).implementations} & LIBRARIES.keys()
+    assert not set(bundled_implementations(None).left_out) & LIBRARIES.keys()
+    assert not {item.entry.name for item in bundled_implementations(list(BACKENDS)).implementations} & LIBRARIES.keys()
+    for name, entry in LIBRARIES.items():
+        default = f"{name}.{entry.default_mode}"
+        for chosen in (bundled_implementations([name]), bundled_implementations(None, patterns=[name])):
+            assert [item.name for item in chosen.implementations] in ([default], [])
+            assert chosen.missing == (() if entry.is_installed else (name,))
 
 
 def test_a_mode_declares_its_own_numerical_classes() -> None:

@@ -56,7 +56,7 @@ def runners_of(
             Mode(name, each, "for tests", own_process=own_process) for name, each in zip(names, modules, strict=True)
         )
         entry = BackendEntry("some", "attncheck.backends.numpy_backend", ("numpy",), modes=modes)
-        monkeypatch.setattr(module, "BACKENDS", {"some": entry} if bundled else {})
+        monkeypatch.setattr(module, "EVERYTHING", {"some": entry} if bundled else {})
         groups = [group for name in names for group in group_by_process(Implementation(entry, name), ["float64"])]
         limits = Limits(case_seconds=20.0)
         made.extend(group_runners(groups, limits, tmp_path))
@@ -99,7 +99,7 @@ def test_what_is_configured_otherwise_or_is_not_bundled_has_a_process_of_its_own
 
 
 def test_dtypes_that_need_a_process_of_their_own_share_it_among_modes() -> None:
-    entry = module.BACKENDS["jax"]
+    entry = module.EVERYTHING["jax"]
     dtypes = ["float64", "float32", "float16"]
     groups = [
         group for mode in ("jit", "eager", "dpa_jit") for group in group_by_process(Implementation(entry, mode), dtypes)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attncheck.backends import BACKENDS
+from attncheck.backends import EVERYTHING
 from attncheck.errors import CaseError
 from attncheck.reading.expected_failures import (
     ExpectedFailure,
@@ -203,7 +203,7 @@ def test_the_faults_of_all_files_are_told_together(tmp_path: Path) -> None:
 
 
 def test_every_backend_has_a_list_that_can_be_read_and_names_it() -> None:
-    for name, entry in BACKENDS.items():
+    for name, entry in EVERYTHING.items():
         names = {f"{name}.{mode}" for mode in entry.all_modes}
         for expected in bundled_expected_failures([name]):
             assert expected.file == f"backends/expected_failures/{name}.yaml"
@@ -216,7 +216,7 @@ def test_every_backend_has_a_list_that_can_be_read_and_names_it() -> None:
 
 def test_every_entry_names_bundled_cases_that_there_are() -> None:
     cases = {case.id: case for case in select_cases([]).cases}
-    for expected in bundled_expected_failures(list(BACKENDS)):
+    for expected in bundled_expected_failures(list(EVERYTHING)):
         for glob in expected.entry.cases:
             named = [case for identity, case in cases.items() if fnmatchcase(identity, glob)]
             dtypes = {dtype for case in named for dtype in case.dtypes}
@@ -225,7 +225,7 @@ def test_every_entry_names_bundled_cases_that_there_are() -> None:
 
 def test_what_is_known_of_a_number_in_every_case_has_a_limit() -> None:
     """Or it would hide every other error of that implementation."""
-    everywhere = [each for each in bundled_expected_failures(list(BACKENDS)) if "*" in each.entry.cases]
+    everywhere = [each for each in bundled_expected_failures(list(EVERYTHING)) if "*" in each.entry.cases]
     assert everywhere
     assert [
         each.location for each in everywhere if each.entry.verdict == "numeric" and each.entry.max_ratio is None
@@ -234,7 +234,7 @@ def test_what_is_known_of_a_number_in_every_case_has_a_limit() -> None:
 
 def test_another_meaning_that_is_known_in_every_case_is_that_of_one_convention() -> None:
     """Or it would hide every other difference of meaning: a mask that is read the other way round, say."""
-    everywhere = [each for each in bundled_expected_failures(list(BACKENDS)) if "*" in each.entry.cases]
+    everywhere = [each for each in bundled_expected_failures(list(EVERYTHING)) if "*" in each.entry.cases]
     assert [
         each.location for each in everywhere if each.entry.verdict == "semantic" and not each.entry.empty_rows
     ] == []
@@ -282,4 +282,4 @@ def test_the_lists_are_installed_with_the_backends() -> None:
     from importlib.resources import files
 
     folder = Path(str(files("attncheck.backends"))) / "expected_failures"
-    assert {path.stem for path in folder.glob("*.yaml")} == set(BACKENDS)
+    assert {path.stem for path in folder.glob("*.yaml")} == set(EVERYTHING)

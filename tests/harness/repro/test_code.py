@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from attncheck.backends import BACKENDS
+from attncheck.backends import EVERYTHING
 from attncheck.repro.code import NotSeparable, copied, inlined, read_module
 
 
@@ -79,9 +79,9 @@ def test_functions_are_copied_as_they_stand() -> None:
     assert run(f"Any = None\n{code}")["unpack"]("float64", (0,), "eJwDAAAAAAE=").shape == (0,)
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", EVERYTHING)
 def test_every_mode_of_every_backend_can_be_taken_apart(name: str) -> None:
-    for mode in BACKENDS[name].all_modes.values():
+    for mode in EVERYTHING[name].all_modes.values():
         names = {"prepare", "from_numpy", "to_numpy"} if mode.attribute is None else {mode.attribute}
         code = inlined(mode.module, names)
         compile(code, mode.module, "exec")

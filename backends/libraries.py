@@ -1,0 +1,96 @@
+"""Libraries that have attention of their own: what a model runs in once it is exported, a ``Mode`` for each call.
+
+They are no frameworks: they have no eager code, run only where somebody names them (``-i onnxruntime``), and each is an
+optional extra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attncheck.backends.entry import NATIVE, BackendEntry, DeclaredConvention, Mode
+
+# "A fully-masked query row (no key attended) produces a zero output row, not NaN": the standard's text of Attention.
+_ZERO_ROWS_OF_ONNX = {
+    "empty_rows": DeclaredConvention(
+        "zero",
+        "The standard says so since its release 1.23: a query row without a key produces a zero output row, not NaN.",
+        "https://onnx.ai/onnx/operators/onnx__Attention.html",
+    )
+}
+
+
+def _kernel(name: str, attribute: str, stage: str) -> Mode:
+    # Float16 is taken to float32 for each product and stored after it, and so is the softmax: AttentionGemm and
+    # ComputeAttentionSoftmaxInplace in onnxruntime/core/providers/cpu/llm.
+    return Mode(
+        name,
+        "attncheck.backends.onnxruntime_attention",
+        f"the kernel of Attention-24{stage}",
+        classes={"float32": "native", "float16": "eager"},
+        conventions=_ZERO_ROWS_OF_ONNX,
+        attribute=attribute,
+        folds_sequences=True,
+    )
+
+
+LIBRARIES: Mapping[str, BackendEntry] = {
+    entry.name: entry
+    for entry in (
+        BackendEntry(
+            "onnxruntime",
+            "",
+            ("onnxruntime", "onnx"),
+            default_mode="attention",
+            modes=(
+                _kernel("attention", "KERNEL", ""),
+                _kernel("scores", "SCORES", ", with qk_matmul_output_mode 0: the scaled product"),
+                _kernel("capped", "CAPPED", ", with qk_matmul_output_mode 1: behind the softcap"),
+                _kernel("masked", "MASKED", ", with qk_matmul_output_mode 2: behind softcap and mask"),
+                _kernel("weights", "WEIGHTS", ", with qk_matmul_output_mode 3: the weights"),
+                # Query and key are each multiplied by the root of the scale, and stored, before their product.
+                Mode(
+                    "function",
+                    "attncheck.backends.onnxruntime_attention",
+                    "Attention-25, for which there is no kernel: the function that the standard defines it by",
+                    classes={**NATIVE, "float16": "eager_pre"},
+                    conventions=_ZERO_ROWS_OF_ONNX,
+                    attribute="FUNCTION",
+                    folds_sequences=True,
+                ),
+            ),
+            requirement="onnxruntime>=1.23",
+        ),
+        BackendEntry(
+            "onnx",
+            "",
+            ("onnx",),
+            default_mode="reference",
+            modes=(
+                # Written in NumPy, whose products of float16 add up in float16: no rounding model has that.
+                Mode(
+                    "reference",
+                    "attncheck.backends.onnx_reference",
+                    "onnx.reference.ReferenceEvaluator on Attention-25",
+                    classes=NATIVE,
+                    conventions=_ZERO_ROWS_OF_ONNX,
+                    attribute="OUTPUT",
+                    folds_sequences=True,
+                ),
+                *(
+                    Mode(
+                        f"reference_{stage}",
+                        "attncheck.backends.onnx_reference",
+                        f"the same with qk_matmul_output_mode {number}",
+                        classes=NATIVE,
+                        conventions=_ZERO_ROWS_OF_ONNX,
+                        attribute=stage.upper(),
+                        folds_sequences=True,
+                    )
+                    for number, stage in enumerate(("scores", "capped", "masked", "weights"))
+                ),
+            ),
+            requirement="onnx>=1.19",
+        ),
+    )
+}

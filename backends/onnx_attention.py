@@ -1,0 +1,209 @@
+"""ONNX's operator Attention as a model of one node, for whoever evaluates it.
+
+Tensors are NumPy's arrays. ``qk_matmul_output_mode`` hands out one stage beside the output.
+https://onnx.ai/onnx/operators/onnx__Attention.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from attncheck.backends.contract import Stages, Window
+
+Array: TypeAlias = NDArray[Any]
+Evaluate = Callable[["Node", Mapping[str, Array]], list[Array]]
+"""Runs a model of one node with these inputs, and returns the outputs that the node has."""
+
+_INPUTS = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
+_OUTPUTS = ("Y", "present_key", "present_value", "qk_matmul_output")
+_TYPES = {
+    "float64": TensorProto.DOUBLE,
+    "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "bool": TensorProto.BOOL,
+    "int64": TensorProto.INT64,
+}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node Attention: its version, the inputs that it has with their dtypes, its outputs and its attributes."""
+
+    opset: int
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[str, ...]
+    attributes: tuple[tuple[str, float], ...]
+
+
+@lru_cache(maxsize=256)
+def model_of(node: Node) -> onnx.ModelProto:
+    """Make the model; shapes stay open."""
+    dtypes = dict(node.inputs)
+    own = helper.make_node(
+        "Attention",
+        [name if name in dtypes else "" for name in _up_to_the_last(_INPUTS, dtypes)],
+        [name if name in node.outputs else "" for name in _up_to_the_last(_OUTPUTS, node.outputs)],
+        **dict(node.attributes),
+    )
+    inputs = [helper.make_tensor_value_info(name, _TYPES[dtype], None) for name, dtype in node.inputs]
+    outputs = [helper.make_tensor_value_info(name, _TYPES[dtypes["Q"]], None) for name in node.outputs]
+    graph = helper.make_graph([own], "attention", inputs, outputs)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", node.opset)], ir_version=10)
+
+
+def _up_to_the_last(names: tuple[str, ...], present: Any) -> tuple[str, ...]:
+    return names[: 1 + max(place for place, name in enumerate(names) if name in present)]
+
+
+@dataclass(frozen=True)
+class OnnxAttention:
+    """The operator, evaluated by ``evaluate``. Shapes and meanings: ``contract.py``.
+
+    ``output_mode`` is its qk_matmul_output_mode; without one it returns the output alone.
+    """
+
+    evaluate: Evaluate
+    prepare: Callable[[str, int], None]
+    describe: Callable[[], dict[str, str]]
+    opset: int
+    output_mode: int | None = None
+
+    @staticmethod
+    def from_numpy(array: Array) -> Array:
+        """Take the array as it is."""
+        return array
+
+    @staticmethod
+    def to_numpy(tensor: Array) -> Array:
+        """Take the array as it is."""
+        return tensor
+
+    def attention(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        *,
+        mask: Array | None = None,
+        bias: Array | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        softcap: float | None = None,
+        window: Window | None = None,
+        key_lengths: Array | None = None,
+        past_key: Array | None = None,
+        past_value: Array | None = None,
+    ) -> Stages:
+        """Attend in one node. Behind a past, causality and a window count from its end, as here."""
+        keys = key.shape[2] + (0 if past_key is None else past_key.shape[2])
+        named = {"Q": query, "K": key, "V": value}
+        if past_key is not None and past_value is not None:
+            named |= {"past_key": past_key, "past_value": past_value}
+        if key_lengths is not None and (is_causal or window is not None or past_key is not None):
+            # With lengths, the operator aligns the last query with the last key; and it has none behind a past.
+            used = np.arange(keys) < key_lengths.reshape(-1, 1, 1, 1)
+            mask, key_lengths = used if mask is None else mask & used, None
+        if key_lengths is not None:
+            named["nonpad_kv_seqlen"] = key_lengths.astype(np.int64)
+        attn_mask = _merge(mask, bias)
+        if attn_mask is not None:
+            # "Broadcastable" is its shape, and onnxruntime takes no other axis of length 1 than batch and heads.
+            named["attn_mask"] = np.broadcast_to(attn_mask, (*attn_mask.shape[:2], query.shape[2], keys))
+        attributes = self._attributes(query.dtype.name, is_causal, scale, softcap, window)
+        output, *stage = self._run(named, attributes)
+        stages: Stages = dict.fromkeys(self._stage_of(softcap, bias, mask, is_causal, window, key_lengths), *stage)
+        return stages | {"output": output}
+
+    def paged_attention(
+        self,
+        query: Array,
+        key_pages: Array,
+        value_pages: Array,
+        block_table: Array,
+        key_lengths: Array,
+        *,
+        is_causal: bool = False,
+        scale: float | None = None,
+        softcap: float | None = None,
+        window: Window | None = None,
+    ) -> Stages:
+        """Gather the pages, and attend to an external cache: with its lengths, positions count from the end."""
+        if self.output_mode is not None:
+            raise NotImplementedError("has stages of attention alone")
+        pages = np.clip(block_table, 0, len(key_pages) - 1)  # what stands behind the last page that is used may be none
+        gathered = (each[pages] for each in (key_pages, value_pages))  # (B, W, Lp, Hkv, D)
+        key, value = (each.reshape(len(pages), -1, *each.shape[3:]).transpose(0, 2, 1, 3) for each in gathered)
+        unused = (np.arange(key.shape[2]) >= key_lengths.reshape(-1, 1))[:, np.newaxis, :, np.newaxis]
+        key, value = (np.where(unused, each.dtype.type(0), each) for each in (key, value))  # 0 times NaN is NaN
+        named = {"Q": query, "K": key, "V": value, "nonpad_kv_seqlen": key_lengths.astype(np.int64)}
+        (output,) = self._run(named, self._attributes(query.dtype.name, is_causal, scale, softcap, window))
+        return {"output": output}
+
+    def _run(self, named: dict[str, Array], attributes: dict[str, float]) -> list[Array]:
+        """Return Y, and the stage where one is asked for."""
+        caches = ("present_key", "present_value") if "past_key" in named else ()
+        outputs = ("Y", *caches, *(() if self.output_mode is None else ("qk_matmul_output",)))
+        inputs = tuple((name, named[name].dtype.name) for name in _INPUTS if name in named)
+        node = Node(self.opset, inputs, outputs, tuple(sorted(attributes.items())))
+        found = dict(zip(outputs, self.evaluate(node, named), strict=True))
+        return [found[name] for name in outputs if name not in caches]
+
+    def _attributes(
+        self, dtype: str, is_causal: bool, scale: float | None, softcap: float | None, window: Window | None
+    ) -> dict[str, float]:
+        if scale is not None and scale <= 0:
+            raise NotImplementedError("Attention multiplies query and key by the root of the scale, which is positive")
+        for number in (scale, softcap):
+            if dtype == "float64" and number is not None and number != float(np.float32(number)):
+                raise NotImplementedError("an attribute of ONNX is a float32, and this scale or softcap is none")
+        attributes: dict[str, float] = {"is_causal": 1} if is_causal else {}
+        if scale is not None:
+            attributes["scale"] = float(scale)
+        if softcap is not None:
+            attributes["softcap"] = float(softcap)
+        if self.output_mode is not None:
+            attributes["qk_matmul_output_mode"] = self.output_mode
+        return attributes | self._window_attributes(window)
+
+    def _window_attributes(self, window: Window | None) -> dict[str, float]:
+        if window is None:
+            return {}
+        left, right = window
+        if self.opset >= _WITH_WINDOWS:
+            sides = {"left_window_size": left, "right_window_size": right}
+            return {name: side for name, side in sides.items() if side is not None}
+        if (left, right) != (None, 0):
+            raise NotImplementedError("Attention has windows since opset 25")
+        return {"is_causal": 1}
+
+    def _stage_of(self, softcap: float | None, bias: Array | None, *forbidding: Any) -> tuple[str, ...]:
+        """Name the stage that the operator hands out, as far as the call computes it."""
+        forbids = any(each is not None and each is not False for each in forbidding)
+        if self.output_mode is None:
+            return ()
+        stage = ("scores", "capped", "masked", "weights")[self.output_mode]
+        if stage == "capped" and softcap is None:
+            raise NotImplementedError("without a softcap there is no stage behind it")
+        if stage == "masked" and not forbids:
+            stage = "biased"
+        if stage == "biased" and bias is None:
+            raise NotImplementedError("without a mask and a bias there is no stage behind them")
+        return (stage,)
+
+
+_WITH_WINDOWS = 25
+
+
+def _merge(mask: Array | None, bias: Array | None) -> Array | None:
+    """Make the one attn_mask that the operator takes: boolean, True = may attend, or added to the scores."""
+    if mask is None or bias is None:
+        return bias if mask is None else mask
+    return np.where(mask, bias, bias.dtype.type(-np.inf))
