@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from typing import cast
 
@@ -81,9 +82,9 @@ class BackendEntry:
     for them as a whole. ``environment`` is set in the worker before the framework is imported. ``classes`` are the
     eager mode's. ``cache`` are the variables by which the framework keeps what it compiles in a ``{folder}``,
     ``without_cache`` those by which it keeps nothing. ``resources`` is what a worker of a cluster must offer besides
-    the framework, and how much of it: ``{"GPU": 1}``. Of what others wrote, ``hints`` are for its author, and
-    ``distributions`` are the versions of what it imports.
-    ``requirement`` is the oldest release that is supported, and ``pythons`` those releases of Python for which the
+    the framework, and how much of it: ``{"GPU": 1}``. ``imported`` is the module that is imported where the first
+    package is a mere folder of modules. Of what others wrote, ``hints`` are for its author, and ``distributions`` are
+    the versions of what it imports. ``requirement`` is the oldest release that is supported, and ``pythons`` those releases of Python for which the
     framework has a build that is tested. ``eager_compiles`` is set where the eager mode is ``covering_only`` as well.
     """
 
@@ -100,6 +101,7 @@ class BackendEntry:
     resources: Mapping[str, float] = field(default_factory=dict)
     hints: tuple[str, ...] = ()
     distributions: Mapping[str, str] = field(default_factory=dict)
+    imported: str = ""
     requirement: str = ""
     pythons: tuple[str, ...] = PYTHONS
     eager_compiles: bool = False
@@ -113,6 +115,8 @@ class BackendEntry:
     def is_installed(self) -> bool:
         """Whether the framework can be imported; it is not imported to find out."""
         spec = find_spec(self.packages[0])
+        if spec is not None and self.imported:
+            spec = PathFinder.find_spec(self.imported, spec.submodule_search_locations)
         # Any folder of that name, in the working directory or left behind by an uninstall, is a namespace: no origin.
         return spec is not None and spec.origin is not None
 

@@ -92,5 +92,24 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             ),
             requirement="onnx>=1.19",
         ),
+        BackendEntry(
+            "mlx",
+            "",
+            ("mlx",),
+            default_mode="sdpa",
+            modes=(
+                # scaled_dot_product_attention in mlx/fast.cpp, "fallback": multiply(array(scale, dtype), q) is stored,
+                # and so are the scores; the softmax is "precise", in float32, and its weights are stored.
+                Mode(
+                    "sdpa",
+                    "attncheck.backends.mlx_fast",
+                    "mlx.core.fast.scaled_dot_product_attention on a CPU",
+                    classes={**NATIVE, "bfloat16": "eager_pre", "float16": "eager_pre"},
+                    folds_sequences=True,
+                ),
+            ),
+            imported="mlx.core",
+            requirement="mlx>=0.30",
+        ),
     )
 }
