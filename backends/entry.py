@@ -84,8 +84,9 @@ class BackendEntry:
     ``without_cache`` those by which it keeps nothing. ``resources`` is what a worker of a cluster must offer besides
     the framework, and how much of it: ``{"GPU": 1}``. ``imported`` is the module that is imported where the first
     package is a mere folder of modules. Of what others wrote, ``hints`` are for its author, and ``distributions`` are
-    the versions of what it imports. ``requirement`` is the oldest release that is supported, and ``pythons`` those releases of Python for which the
-    framework has a build that is tested. ``eager_compiles`` is set where the eager mode is ``covering_only`` as well.
+    the versions of what it imports. ``requirement`` is the oldest release that is supported, and ``pythons`` those
+    releases of Python for which the framework has a build that is tested. ``eager_compiles`` is set where the eager
+    mode is ``covering_only`` as well.
     """
 
     name: str
