@@ -111,5 +111,23 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             imported="mlx.core",
             requirement="mlx>=0.30",
         ),
+        BackendEntry(
+            "openvino",
+            "",
+            ("openvino",),
+            default_mode="sdpa",
+            modes=(
+                # Taken apart by ScaledDotProductAttentionDecomposition in src/common/transformations: the scale, of the
+                # dtype, times the query, and each step an operation of its own.
+                Mode(
+                    "sdpa",
+                    "attncheck.backends.openvino_sdpa",
+                    "ScaledDotProductAttention on a CPU, with the precision hint of the dtype",
+                    classes={"float32": "native", "bfloat16": "eager_pre", "float16": "eager_pre"},
+                    folds_sequences=True,
+                ),
+            ),
+            requirement="openvino>=2025.0",
+        ),
     )
 }
