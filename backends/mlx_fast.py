@@ -65,7 +65,7 @@ def attention(
     past = 0
     if past_key is not None and past_value is not None:
         past = past_key.shape[2]
-        key, value = mx.concatenate((past_key, key), axis=2), mx.concatenate((past_value, value), axis=2)
+        key, value = mx.concatenate([past_key, key], axis=2), mx.concatenate([past_value, value], axis=2)
     lengths = query.shape[2], key.shape[2]
     from_the_end = window == (None, 0) if past else is_causal and window is None
     if from_the_end and lengths[0] + past == lengths[1] and mask is None and bias is None and key_lengths is None:
@@ -91,7 +91,8 @@ def attention_gradients(
     """Differentiate through the call."""
     given = {"query": query, "key": key, "value": value, "bias": bias, "sinks": sinks}
     inputs = {name: tensor for name, tensor in given.items() if tensor is not None}
-    options = {"mask": mask, "is_causal": is_causal, "scale": scale, "window": window, "key_lengths": key_lengths}
+    options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "scale": scale}
+    options |= {"window": window, "key_lengths": key_lengths}
 
     def output_of(*tensors: Tensor) -> list[Tensor]:
         return [attention(**dict(zip(inputs, tensors, strict=True)), **options)["output"]]
