@@ -90,10 +90,10 @@ def test_float16_rounds_as_declared(judge_mode: Judge, name: str, call: str) -> 
     assert judge_mode(name, "float16", "attention", *CALLS[call]) == {"output": "agree"}
 
 
-@pytest.mark.parametrize("library", ["onnxruntime", "onnx"])
+@pytest.mark.parametrize(
+    "library", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("onnxruntime", "onnx")]
+)
 def test_each_output_mode_hands_out_its_stage(judge_mode: Judge, library: str) -> None:
-    if not LIBRARIES[library].is_installed:
-        pytest.skip(f"{library} is not installed")
     inputs, options = {**INPUTS, "bias": BIAS}, {"softcap": 1.5}
     prefix = "" if library == "onnxruntime" else "reference_"
     for mode, stage in (("capped", "capped"), ("masked", "biased"), ("weights", "weights")):
@@ -149,12 +149,8 @@ def test_an_attribute_that_is_no_float32_is_refused_in_float64(name: str) -> Non
     assert backend.attention(**INPUTS, scale=0.75)["output"].dtype == np.float64
 
 
-@pytest.mark.parametrize(
-    ("mode", "options", "reason"),
-    [("capped", {}, "without a softcap"), ("masked", {}, "without a mask")],
-)
-def test_a_stage_that_a_call_does_not_compute_is_none(mode: str, options: dict[str, Any], reason: str) -> None:
-    if not LIBRARIES["onnxruntime"].is_installed:
-        pytest.skip("onnxruntime is not installed")
+@pytest.mark.onnxruntime
+@pytest.mark.parametrize(("mode", "reason"), [("capped", "without a softcap"), ("masked", "without a mask")])
+def test_a_stage_that_a_call_does_not_compute_is_none(mode: str, reason: str) -> None:
     with pytest.raises(NotImplementedError, match=reason):
-        asked(f"onnxruntime.{mode}", "attention", INPUTS, **options)
+        asked(f"onnxruntime.{mode}", "attention", INPUTS)
