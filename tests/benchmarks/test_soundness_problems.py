@@ -43,6 +43,7 @@ def test_everything_that_can_be_asked_is_drawn(problems: ModuleType) -> None:
         *every,
         "bottom right",
         "rotated part",
+        "fill",
         "scale",
         "negative scale",
         "softcap",

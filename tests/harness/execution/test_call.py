@@ -118,8 +118,7 @@ def test_what_a_killed_harness_has_left_is_ended_by_the_next_one_and_nothing_els
         assert is_running(child)  # its harness lives
         harness.send_signal(signal.SIGKILL)
     wait_until(lambda: not is_running(theirs))
-    assert is_running(child)
-    assert end_strays() >= 1
+    end_strays()  # or a harness beside this test, which may have been quicker
     wait_until(lambda: not is_running(child))
     assert is_running(own)
     assert is_running(worker.pid)

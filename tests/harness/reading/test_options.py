@@ -108,7 +108,12 @@ def test_an_option_that_makes_no_sense_is_refused_at_its_line(
     [
         ("softmax", "{window: [1, 1]}", "window", "does not apply to softmax, which takes empty_rows"),
         ("scoring", "{is_causal: true}", "is_causal", "does not apply to scoring, which takes scale, score, softcap"),
-        ("masking", "{softcap: 2}", "softcap", "does not apply to masking, which takes alignment, is_causal, window"),
+        (
+            "masking",
+            "{softcap: 2}",
+            "softcap",
+            "does not apply to masking, which takes alignment, is_causal, mask_fill, window",
+        ),
         ("multi_head_attention", "{heads: 2, softcap: 2}", "softcap", "does not apply to multi_head_attention"),
         ("scoring", "{score: cosine, softcap: 2}", "softcap", "the cosine score has no softcap"),
         ("scoring", "{score: additive, scale: 2}", "scale", "the additive score has no scale"),
