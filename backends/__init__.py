@@ -24,7 +24,7 @@ from attncheck.backends.entry import BackendEntry as BackendEntry
 from attncheck.backends.entry import DeclaredConvention as DeclaredConvention
 from attncheck.backends.entry import Mode as Mode
 from attncheck.backends.libraries import LIBRARIES as LIBRARIES
-from attncheck.backends.torch_modes import TORCH_MODES
+from attncheck.backends.torch_modes import TORCH_DEVICE_MODES, TORCH_MODES
 
 if TYPE_CHECKING:
     # Lets the type checker hold every module against the contract; nothing is imported when the program runs.
@@ -36,6 +36,23 @@ if TYPE_CHECKING:
 # A width of its own for the values is "not supported by dot_product_attention".
 _ONE_WIDTH: Mapping[str, object] = {"value_width": "equal"}
 _NUMPY_MODES = (Mode("absorbed", "attncheck.backends.numpy_absorbed", ABSORBED, classes=NATIVE),)
+
+# On a GPU, unless a precision is asked for, float32 products are those of tensor cores:
+# https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision
+_TENSOR_CORES = {**EAGER, "float32": "tf32_products"}
+_JAX_ON_CUDA = (
+    Mode("eager@cuda", "attncheck.backends.jax_backend", "op by op; on a GPU", _TENSOR_CORES, device="cuda"),
+    Mode("jit@cuda", "attncheck.backends.jax_jit", "the eager code in jax.jit; on a GPU", _TENSOR_CORES, device="cuda"),
+    Mode(
+        "dpa_jit@cuda",
+        "attncheck.backends.jax_dpa_jit",
+        "jax.nn.dot_product_attention in jax.jit; on a GPU",
+        classes={"float64": "native", "float32": "tf32_products", "bfloat16": "fused_bwd", "float16": "fused_bwd"},
+        requires=_ONE_WIDTH,
+        folds_sequences=True,
+        device="cuda",
+    ),
+)
 
 BACKENDS: Mapping[str, BackendEntry] = {
     entry.name: entry
@@ -54,6 +71,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
             "attncheck.backends.torch_backend",
             ("torch",),
             modes=TORCH_MODES,
+            device_modes=TORCH_DEVICE_MODES,
             cache={"TORCHINDUCTOR_CACHE_DIR": "{folder}"},
             without_cache={"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"},
             requirement="torch>=2.5",
@@ -172,6 +190,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                 ),
                 Mode("absorbed", "attncheck.backends.jax_absorbed", f"{ABSORBED}; in jax.jit"),
             ),
+            device_modes=_JAX_ON_CUDA,
             eager_compiles=True,
             # 64-bit types are a switch of the whole process, and it changes how 32-bit programs promote types.
             own_process_for=frozenset({"float64"}),

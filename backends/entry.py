@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import cast
 
 from attncheck.backends.contract import Backend
+from attncheck.backends.devices import HIDDEN, VISIBLE, on_device
 
 NATIVE: Mapping[str, str] = {"float64": "native", "float32": "native"}
 EAGER: Mapping[str, str] = {**NATIVE, "bfloat16": "eager", "float16": "eager"}
@@ -54,7 +55,9 @@ class Mode:
     ``own_process`` keeps it out of the process in which the framework's other modes run, because it configures the
     framework otherwise. ``covering_only`` asks it by default for a covering set of the cases alone
     (``harness/covering.py``), because it compiles each anew. One that ``folds_sequences`` has no function for
-    sequences that lie one after the other: it is asked for attention with one mask for all of them.
+    sequences that lie one after the other: it is asked for attention with one mask for all of them. ``device`` is
+    where its tensors lie, such as ``cuda``; empty for the processor. ``environment`` is set in its worker besides the
+    framework's.
     """
 
     name: str
@@ -69,6 +72,8 @@ class Mode:
     own_process: bool = False
     covering_only: bool = False
     folds_sequences: bool = False
+    device: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,8 @@ class BackendEntry:
     package is a mere folder of modules. Of what others wrote, ``hints`` are for its author, and ``distributions`` are
     the versions of what it imports. ``requirement`` is the oldest release that is supported, and ``pythons`` those
     releases of Python for which the framework has a build that is tested. ``eager_compiles`` is set where the eager
-    mode is ``covering_only`` as well.
+    mode is ``covering_only`` as well. ``device_modes`` are those on an accelerator, which run only where somebody
+    names them with their device (``torch.sdpa@cuda``, ``'torch.*@cuda'``).
     """
 
     name: str
@@ -106,6 +112,7 @@ class BackendEntry:
     requirement: str = ""
     pythons: tuple[str, ...] = PYTHONS
     eager_compiles: bool = False
+    device_modes: tuple[Mode, ...] = ()
 
     @property
     def framework(self) -> str:
@@ -122,8 +129,8 @@ class BackendEntry:
         return spec is not None and spec.origin is not None
 
     @property
-    def all_modes(self) -> Mapping[str, Mode]:
-        """Every mode by name, eager first."""
+    def all_modes(self) -> dict[str, Mode]:
+        """Every mode of the processor by name, eager first."""
         eager = Mode(
             EAGER_MODE,
             self.module,
@@ -133,16 +140,26 @@ class BackendEntry:
         )
         return {mode.name: mode for mode in ((eager, *self.modes) if self.module else self.modes)}
 
+    def mode_named(self, name: str) -> Mode:
+        """Return a mode, on a device or not. Raises ``KeyError``."""
+        return (self.all_modes | {mode.name: mode for mode in self.device_modes})[name]
+
+    def environment_of(self, mode: str) -> Mapping[str, str]:
+        """Return the variables that a worker sets for a mode before the framework is imported."""
+        found = self.mode_named(mode)
+        return {**self.environment, **found.environment, **(VISIBLE if found.device else HIDDEN)}
+
     def requires_of(self, mode: str, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
         """Return what a mode requires of shapes, and the keywords that its ``function`` can be given for padding."""
-        return self.all_modes[mode].requires, PADDED_BY
+        return self.mode_named(mode).requires, PADDED_BY
 
     def has(self, mode: str, function: str) -> bool:
         """Return whether a mode has a function for packed sequences, or is asked for attention with a mask instead."""
-        return not (self.all_modes[mode].folds_sequences and function.startswith("packed_"))
+        return not (self.mode_named(mode).folds_sequences and function.startswith("packed_"))
 
     def load(self, mode: str = EAGER_MODE) -> Backend:
         """Import a mode's module, and with it the framework; the eager one's unless another is named."""
-        found = self.all_modes[mode]
+        found = self.mode_named(mode)
         module = import_module(found.module)
-        return cast(Backend, module if found.attribute is None else getattr(module, found.attribute))
+        backend = cast(Backend, module if found.attribute is None else getattr(module, found.attribute))
+        return on_device(backend, self.framework, found.device)

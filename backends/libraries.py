@@ -7,6 +7,7 @@ optional extra.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from attncheck.backends.entry import NATIVE, BackendEntry, DeclaredConvention, Mode
 
@@ -32,6 +33,19 @@ def _kernel(name: str, attribute: str, stage: str) -> Mode:
         attribute=attribute,
         folds_sequences=True,
     )
+
+
+# The weights meet the values in the inputs' format; all else is float32, and powers are of 2. The interpreter
+# multiplies the bits of bfloat16 as if they were integers: triton-lang/triton#11584, "we just don't support it yet".
+_TRITON = Mode(
+    "fused",
+    "attncheck.backends.triton_attention",
+    "a fused kernel in Triton, by its tutorial's algorithm; in Triton's interpreter",
+    classes={"float32": "native", "float16": "fused"},
+    holds_scores=False,
+    folds_sequences=True,
+    environment={"TRITON_INTERPRET": "1"},
+)
 
 
 LIBRARIES: Mapping[str, BackendEntry] = {
@@ -91,6 +105,24 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                 ),
             ),
             requirement="onnx>=1.19",
+        ),
+        BackendEntry(
+            "triton",
+            "",
+            ("triton", "torch"),
+            default_mode="fused",
+            modes=(_TRITON,),
+            device_modes=(
+                replace(
+                    _TRITON,
+                    name="fused@cuda",
+                    description="a fused kernel in Triton, by its tutorial's algorithm; on a GPU",
+                    classes={"float32": "native", "bfloat16": "fused", "float16": "fused"},
+                    environment={},
+                    device="cuda",
+                ),
+            ),
+            requirement="triton>=3.7",  # NumPy 2.4 breaks the interpreter of those before: triton-lang/triton#9171
         ),
         BackendEntry(
             "mlx",

@@ -127,6 +127,7 @@ def mask_scores(
         window=window,
         key_lengths=key_lengths,
         query_offsets=query_offsets,
+        device=scores.device,
     )
     if allowed is not None:
         stages["masked"] = scores.masked_fill(~allowed, -math.inf if mask_fill is None else mask_fill)
@@ -184,7 +185,7 @@ def attention(
         cos, sin = rotary_cos[past:], rotary_sin[past:]
         key = _rotate(key, cos, sin, rotary_interleaved)
         if query_offsets is not None:
-            rows = query_offsets.view(-1, 1, 1) + torch.arange(query.size(-2))  # (B, 1, Lq)
+            rows = query_offsets.view(-1, 1, 1) + torch.arange(query.size(-2), device=query.device)
             cos, sin = rotary_cos[rows], rotary_sin[rows]
         query = stages["rotated_query"] = _rotate(query, cos, sin, rotary_interleaved)
     if past_key is not None and past_value is not None:
@@ -204,6 +205,7 @@ def attention(
         key_lengths=key_lengths,
         past=past,
         query_offsets=query_offsets,
+        device=scores.device,
     )
     stages |= mask_scores(scores, mask=allowed, bias=bias, mask_fill=mask_fill)
     *_, logits = stages.values()  # the last stage that was asked for
@@ -362,7 +364,7 @@ def packed_attention(
     used = [each.size(2) for each in keys] if key_lengths is None else key_lengths.tolist()
     parts = []
     for own_query, own_key, own_value, length in zip(queries, keys, values, used, strict=True):
-        mask = seen_from_the_end((own_query.size(2), length), is_causal, window)
+        mask = seen_from_the_end((own_query.size(2), length), is_causal, window, device=query.device)
         own_key, own_value = own_key[:, :, :length], own_value[:, :, :length]
         parts.append(attention(own_query, own_key, own_value, mask=mask, **options))
     return {
@@ -411,11 +413,11 @@ def paged_attention(
         0, key_pages.size(0) - 1
     ).long()  # what stands behind the last page that is used may be none
     key, value = (each[pages].flatten(1, 2).transpose(1, 2) for each in (key_pages, value_pages))  # (B, Hkv, T, D)
-    is_used = torch.arange(key.size(2)) < key_lengths.view(-1, 1)
+    is_used = torch.arange(key.size(2), device=key.device) < key_lengths.view(-1, 1)
     unused = ~is_used[:, None, :, None]
     key, value = key.masked_fill(unused, 0.0), value.masked_fill(unused, 0.0)  # a weight of 0 times NaN is NaN
     mask = is_used[:, None, None] & seen_from_the_end(
-        (query.size(2), key_lengths.view(-1, 1, 1, 1)), is_causal, window, keys=key.size(2)
+        (query.size(2), key_lengths.view(-1, 1, 1, 1)), is_causal, window, key.size(2), query.device
     )
     options: dict[str, Any] = {"sinks": sinks, "scale": scale, "softcap": softcap}
     return attention(query, key, value, mask=mask, **options)

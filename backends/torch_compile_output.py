@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,7 +68,8 @@ def attention(
     if group > 1:
         key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
     shape = (*query.shape[:-1], key.size(-2))
-    allowed = may_attend(shape, mask=mask, is_causal=is_causal, window=window, key_lengths=key_lengths, past=past)
+    limits: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "window": window, "key_lengths": key_lengths}
+    allowed = may_attend(shape, **limits, past=past, device=query.device)
     scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
     if bias is None and allowed is None:
         if not key.is_contiguous() and key.transpose(1, 2).is_contiguous():

@@ -66,7 +66,9 @@ class Flex:
         if is_causal:
             mods.append(_causal if query_offsets is None else _sliding((None, 0), query_offsets))
         if window is not None:
-            offsets = torch.full((query.size(0),), past) if query_offsets is None else query_offsets
+            offsets = (
+                torch.full((query.size(0),), past, device=query.device) if query_offsets is None else query_offsets
+            )
             mods.append(_sliding(window, offsets))
         if key_lengths is not None:
             mods.append(_padded(key_lengths))
@@ -100,7 +102,7 @@ class Flex:
         block_mask: BlockMask | None = None
         if mods:
             batch, heads, queries, _ = query.shape
-            block_mask = create_block_mask(and_masks(*mods), batch, heads, queries, key.size(2), device="cpu")
+            block_mask = create_block_mask(and_masks(*mods), batch, heads, queries, key.size(2), device=query.device)
         grouped = query.size(1) != key.size(1)
         options |= {"block_mask": block_mask, "enable_gqa": grouped}
         if not self.has_log_sum_exp:
@@ -151,7 +153,8 @@ def _same_document(queries: Tensor, keys: Tensor) -> MaskMod:
 
 def _document_of(cu_seqlens: Tensor) -> Tensor:
     """Return which sequence each place belongs to."""
-    return torch.repeat_interleave(torch.arange(len(cu_seqlens) - 1), cu_seqlens.diff())
+    sequences = torch.arange(len(cu_seqlens) - 1, device=cu_seqlens.device)
+    return torch.repeat_interleave(sequences, cu_seqlens.diff())
 
 
 def _score_mod(softcap: float | None, bias: Tensor | None) -> ScoreMod | None:

@@ -17,6 +17,7 @@ def may_attend(
     key_lengths: Tensor | None = None,
     past: int = 0,
     query_offsets: Tensor | None = None,
+    device: torch.device | None = None,
 ) -> Tensor | None:
     """Combine everything that forbids a key, for scores (B, H, Lq, T).
 
@@ -24,7 +25,8 @@ def may_attend(
     counts from position ``past`` + i of query i; causality is aligned top left. Both count from
     ``query_offsets`` (B,) where there are any.
     """
-    queries, keys = torch.arange(scores[-2]).unsqueeze(-1), torch.arange(scores[-1])
+    queries, keys = (torch.arange(length, device=device) for length in scores[-2:])
+    queries = queries.unsqueeze(-1)
     if query_offsets is not None:
         queries, past = queries + query_offsets.view(-1, 1, 1, 1), 0
     conditions = [] if mask is None else [mask]
@@ -44,7 +46,11 @@ def may_attend(
 
 
 def seen_from_the_end(
-    lengths: tuple[int, int | Tensor], is_causal: bool, window: Window | None, keys: int | None = None
+    lengths: tuple[int, int | Tensor],
+    is_causal: bool,
+    window: Window | None,
+    keys: int | None = None,
+    device: torch.device | None = None,
 ) -> Tensor:
     """Return who may attend to whom, where the last query stands at the last key that is used: (.., Lq, Lk).
 
@@ -52,8 +58,8 @@ def seen_from_the_end(
     with those that are not used.
     """
     queries, used = lengths
-    position = torch.arange(queries).unsqueeze(-1) + used - queries
-    behind = torch.arange(used if keys is None else keys) - position
+    position = torch.arange(queries, device=device).unsqueeze(-1) + used - queries
+    behind = torch.arange(used if keys is None else keys, device=device) - position
     allowed = behind <= 0 if is_causal else torch.ones_like(behind, dtype=torch.bool)
     left, right = window or (None, None)
     if left is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from attncheck.backends.entry import ABSORBED, NATIVE, DeclaredConvention, Mode
+from dataclasses import replace
+
+from attncheck.backends.entry import ABSORBED, EAGER_MODE, NATIVE, DeclaredConvention, Mode
 
 # The pull request changes "the stance of SDPA on what to do for fully masked out rows": NaN until then, zeros since.
 _ZERO_ROWS = {
@@ -138,3 +140,40 @@ TORCH_MODES = (
     ),
     Mode("absorbed", "attncheck.backends.torch_absorbed", ABSORBED),
 )
+
+
+def _sdpa_on_cuda(name: str, attribute: str, kernel: str) -> Mode:
+    # Either has a backward pass that adds up in float32 and stores the weights' gradient in 16 bits.
+    return Mode(
+        f"{name}@cuda",
+        "attncheck.backends.torch_sdpa",
+        f"functional.scaled_dot_product_attention with {kernel}, which refuses what it cannot compute",
+        classes={"bfloat16": "fused_bwd", "float16": "fused_bwd"},
+        conventions=_ZERO_ROWS,
+        attribute=attribute,
+        holds_scores=False,
+        folds_sequences=True,
+        device="cuda",
+    )
+
+
+def _on_cuda() -> tuple[Mode, ...]:
+    eager = Mode(EAGER_MODE, "attncheck.backends.torch_backend", "modular code, one operation after the other")
+    as_they_are = {"compile", "compile_output", "sdpa", "sdpa_math", "causal_upper_left", "causal_lower_right"}
+    as_they_are |= {"flex", "flex_compile", "absorbed"}
+    modes = (eager, *(mode for mode in TORCH_MODES if mode.name in as_they_are))
+    return (
+        *(
+            replace(mode, name=f"{mode.name}@cuda", description=f"{mode.description}; on a GPU", device="cuda")
+            for mode in modes
+        ),
+        _sdpa_on_cuda("sdpa_flash", "FLASH", "its flash kernel"),
+        _sdpa_on_cuda("sdpa_cudnn", "CUDNN", "cuDNN's kernel"),
+        replace(
+            _sdpa_on_cuda("sdpa_efficient", "EFFICIENT", "its memory-efficient kernel"),
+            classes={"float32": "native", "bfloat16": "fused_bwd", "float16": "fused_bwd"},
+        ),
+    )
+
+
+TORCH_DEVICE_MODES = _on_cuda()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,7 +64,8 @@ class ScaledDotProduct:
             past = past_key.size(-2)
             key, value = torch.cat((past_key, key), dim=-2), torch.cat((past_value, value), dim=-2)
         scores = (*query.shape[:-1], key.size(-2))
-        mask = may_attend(scores, mask=mask, window=window, key_lengths=key_lengths, past=past)
+        limits: dict[str, Any] = {"mask": mask, "window": window, "key_lengths": key_lengths}
+        mask = may_attend(scores, **limits, past=past, device=query.device)
         with self._kernels():
             output = _call(query, key, value, _merge(mask, bias), is_causal=is_causal, scale=scale)
         return {"output": output}
@@ -115,4 +117,6 @@ def _call(
 
 DEFAULT = ScaledDotProduct()
 FLASH = ScaledDotProduct(SDPBackend.FLASH_ATTENTION)
+EFFICIENT = ScaledDotProduct(SDPBackend.EFFICIENT_ATTENTION)
+CUDNN = ScaledDotProduct(SDPBackend.CUDNN_ATTENTION)
 MATH = ScaledDotProduct(SDPBackend.MATH)

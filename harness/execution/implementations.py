@@ -26,7 +26,7 @@ class Implementation:
     @property
     def declared(self) -> Mode:
         """What the mode declares of itself."""
-        return self.entry.all_modes[self.mode]
+        return self.entry.mode_named(self.mode)
 
     def rounding_model(self, dtype: str) -> str | None:
         """Return the rounding model that is declared for a dtype; None where the mode has no such dtype."""
@@ -48,7 +48,8 @@ class Implementation:
     @property
     def needs(self) -> dict[str, float]:
         """What a worker of a cluster must offer to run it, by Dask's names for resources, and how much of each."""
-        return {self.entry.framework: 1.0, **self.entry.resources}
+        device = {"GPU": 1.0} if self.declared.device else {}
+        return {self.entry.framework: 1.0, **device, **self.entry.resources}
 
     @property
     def package(self) -> str:
@@ -76,8 +77,13 @@ class ImplementationSelection:
 
 
 def every_implementation(table: Mapping[str, BackendEntry] = EVERYTHING) -> tuple[Implementation, ...]:
-    """Return every mode of every backend, installed or not."""
+    """Return every mode of every backend, installed or not, that computes on the processor."""
     return tuple(Implementation(entry, mode) for entry in table.values() for mode in entry.all_modes)
+
+
+def device_implementations(table: Mapping[str, BackendEntry] = EVERYTHING) -> tuple[Implementation, ...]:
+    """Return every mode of every backend that computes on an accelerator."""
+    return tuple(Implementation(entry, mode.name) for entry in table.values() for mode in entry.device_modes)
 
 
 def bundled_implementations(
@@ -88,7 +94,8 @@ def bundled_implementations(
     """Choose implementations: by backend, and by globs over their names such as ``torch.*``.
 
     Without patterns the default mode, of the backends that are named or of every installed framework; ``all`` takes
-    every mode, a backend's name its default one. A library that is no framework runs only where it is named, or where
+    every mode, a backend's name its default one; those on a device (``torch.sdpa@cuda``) run only by patterns with an
+    ``@``. A library that is no framework runs only where it is named, or where
     patterns are. Raises ``UsageError`` for a name or pattern that matches nothing.
     """
     unknown = [name for name in names or () if name not in table]
@@ -96,8 +103,9 @@ def bundled_implementations(
         raise UsageError(f"unknown backend {unknown[0]!r}; expected {', '.join(table)}")
     left = {} if names or patterns else LIBRARIES
     entries = {name: entry for name, entry in table.items() if name not in left and (not names or name in names)}
-    globs = [Implementation(table[each]).name if each in table else each for each in patterns or entries]
-    wanted = _matching(every_implementation(entries), globs)
+    globs = [_default_of(each, table) for each in patterns or entries]
+    on_devices = device_implementations(entries) if any("@" in each for each in globs) else ()
+    wanted = _matching((*every_implementation(entries), *on_devices), globs)
     found = {item.entry.name: item.entry for item in wanted}
     absent = tuple(name for name, entry in found.items() if not entry.is_installed)
     # A backend is asked for by name, or by a pattern that begins with its name.
@@ -113,11 +121,22 @@ def bundled_implementations(
     )
 
 
+def _default_of(pattern: str, table: Mapping[str, BackendEntry]) -> str:
+    """Return what a backend's name stands for, alone or on a device: its default mode."""
+    name, at, device = pattern.partition("@")
+    return f"{Implementation(table[name]).name}{at}{device}" if name in table else pattern
+
+
+def _means(pattern: str, item: Implementation) -> bool:
+    """Whether a glob means an implementation: one on a device only where it names devices."""
+    return ("@" in pattern or not item.declared.device) and (pattern == ALL or fnmatchcase(item.name, pattern))
+
+
 def _matching(items: Sequence[Implementation], patterns: Sequence[str]) -> tuple[Implementation, ...]:
     for pattern in patterns:
-        if pattern != ALL and not any(fnmatchcase(item.name, pattern) for item in items):
+        if pattern != ALL and not any(_means(pattern, item) for item in items):
             raise UsageError(
                 f"no implementation is called {pattern!r}; expected one of {', '.join(item.name for item in items)}, "
                 f"a glob over them, or {ALL}"
             )
-    return tuple(item for item in items if any(each == ALL or fnmatchcase(item.name, each) for each in patterns))
+    return tuple(item for item in items if any(_means(each, item) for each in patterns))

@@ -78,7 +78,9 @@ class Group:
         entry = self.implementation.entry
         if not self.is_bundled or self.implementation.declared.own_process:
             return (self.name,)
-        return (entry.name, *(dtype for dtype in self.dtypes if dtype in entry.own_process_for))
+        alone = (dtype for dtype in self.dtypes if dtype in entry.own_process_for)
+        device = self.implementation.declared.device
+        return (entry.name, *([device] if device else []), *alone)
 
 
 def group_by_process(implementation: Implementation, dtypes: Sequence[str]) -> list[Group]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from attncheck.backends import EAGER, NATIVE, PADDED_BY, BackendEntry
 from attncheck.backends.contract import Backend, EmptyRows
+from attncheck.backends.devices import on_device
 from attncheck.execution.imports import imports_of
 from attncheck.execution.left_behind import Misbehaved, nothing_left_behind
 from attncheck.execution.operations import LackingError, accepted_of, check_parameters
@@ -29,6 +30,7 @@ _OPERATIONS = {own.function: name for name, own in OPERATIONS.items() if name !=
 _ABOUT_SHAPES = re.compile(
     r"multiple of|divisible|power of (?:2|two)|head.?(?:dim|size)|shape\[.*% ?[0-9]", re.IGNORECASE
 )
+_DEVICE = re.compile(r"[a-z]+(:[0-9]+)?")
 _LONGEST_MESSAGE = 2000
 _ADVICE_ON_REQUIRES = (
     "if it takes some widths or lengths alone, declare which, and calls are padded: "
@@ -104,9 +106,13 @@ class UserBackend:
             raise AdvisedError(error, advice_on_framework(wanted, _name_of(function))) from error
 
 
-def own_backend(target: Any, name: str, framework: BackendEntry) -> UserBackend:
-    """Wrap a target. Raises ``LoadError`` where it can never be called as the contract says."""
-    return UserBackend(functions_of(target, name), framework.load(), framework.name)
+def own_backend(target: Any, name: str, framework: BackendEntry, device: str = "") -> UserBackend:
+    """Wrap a target, whose tensors lie on a device if one is named.
+
+    Raises ``LoadError`` where it can never be called as the contract says.
+    """
+    base = on_device(framework.load(), framework.name, device)
+    return UserBackend(functions_of(target, name), base, framework.name)
 
 
 @functools.lru_cache(maxsize=16)
@@ -182,6 +188,7 @@ def declarations(target: Any, name: str) -> dict[str, Any]:
         "framework": framework,
         "classes": {dtype: classes.get(dtype, EAGER[dtype]) for dtype in dict.fromkeys(dtypes)},
         "conventions": conventions,
+        "device": _device(getattr(target, "device", None)),
         "resources": _resources(getattr(target, "resources", None)),
         "imported_framework": imports.framework,
         "distributions": imports.versions,
@@ -231,6 +238,14 @@ def _requirements(target: Any, function: Callable[..., Any]) -> dict[str, object
     except ValueError as error:
         raise LoadError(str(error)) from None
     return dict(declared)
+
+
+def _device(declared: Any) -> str:
+    """Return where the tensors lie that it is given. Raises ``LoadError`` for what is no device's name."""
+    text = "" if declared is None else str(declared)  # torch.device is written as the name that it was made of
+    if text and not _DEVICE.fullmatch(text):
+        raise LoadError(f"device: expected a name such as cuda or cuda:1; got {declared!r}")
+    return "" if text == "cpu" else text
 
 
 def _resources(declared: Any) -> dict[str, float]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from attncheck.backends import BACKENDS, NATIVE, BackendEntry, DeclaredConvention, Mode
 from attncheck.backends.contract import Backend
+from attncheck.backends.devices import HAVE_DEVICES, VISIBLE
 from attncheck.errors import UsageError
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ class UserImplementation(BackendEntry):
     are, by function, the contract's keywords that it has no default for. ``source`` is the ``file`` and ``line`` of
     its ``def``, where it has one. ``requirements`` are, by function, what it requires of shapes, and ``accepts`` the
     keywords that its calls can be padded by. ``given`` is what names it on a command line, with ``--framework`` where
-    that was given; empty for an object.
+    that was given; empty for an object. ``device`` is where the tensors lie that it is given.
     """
 
     target: Target = field(default_factory=lambda: Target("", ""))
@@ -209,6 +210,7 @@ class UserImplementation(BackendEntry):
     requirements: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     accepts: Mapping[str, frozenset[str]] = field(default_factory=dict)
     given: tuple[str, ...] = ()
+    device: str = ""
 
     @property
     def is_installed(self) -> bool:
@@ -216,13 +218,18 @@ class UserImplementation(BackendEntry):
         return BACKENDS[self.framework].is_installed
 
     @property
-    def all_modes(self) -> Mapping[str, Mode]:
+    def all_modes(self) -> dict[str, Mode]:
         """Its only mode."""
         where = f"{self.target.module}:{self.target.attribute}".strip(":") or "a callable"
         name = self.mode or self.function
         conventions = {each: DeclaredConvention(value, "", "") for each, value in self.conventions.items()}
         # How it computes is not known: it is asked for everything, and stopped where it takes too much memory.
-        return {name: Mode(name, self.module, where, self.classes, conventions, holds_scores=False)}
+        mode = Mode(name, self.module, where, self.classes, conventions, holds_scores=False, device=self.device)
+        return {name: mode}
+
+    def environment_of(self, mode: str) -> Mapping[str, str]:
+        """Return its framework's variables; no device is hidden, for it may use one that it does not declare."""
+        return {**self.environment, **(VISIBLE if self.device else {})}
 
     def requires_of(self, mode: str, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
         """Return what a function of the target requires of shapes, and the keywords it can be padded by."""
@@ -236,18 +243,22 @@ class UserImplementation(BackendEntry):
         """Load the target and wrap it."""
         from attncheck.execution.user_call import own_backend
 
-        backend: UserBackend = own_backend(self.target.load(), self.function, BACKENDS[self.framework])
+        framework = BACKENDS[self.framework]
+        backend: UserBackend = own_backend(self.target.load(), self.function, framework, self.device)
         return backend  # type: ignore[return-value] # it has those of the contract's functions that the target has
 
 
 def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None) -> UserImplementation:
     """Make the entry of a target from what it declares of itself (``user_call.declarations``).
 
-    Raises ``UsageError`` for an unknown framework.
+    Raises ``UsageError`` for an unknown framework, and for a device that its arrays do not lie on.
     """
     name = framework or declared.get("framework") or "numpy"
     if name not in BACKENDS:
         raise UsageError(f"unknown framework {name!r}; expected {', '.join(BACKENDS)}")
+    if (device := declared.get("device") or "") and name not in HAVE_DEVICES:
+        expected = ", ".join(HAVE_DEVICES)
+        raise UsageError(f"device {device}: arrays of {name} lie on none; declare the framework, one of {expected}")
     backend = BACKENDS[name]
     imported = declared.get("imported_framework")
     is_said = framework is not None or declared.get("framework")
@@ -265,6 +276,7 @@ def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None)
         conventions=dict(declared.get("conventions") or {}),
         resources=dict(declared.get("resources") or {}),
         mode=declared.get("mode") or "",
+        device=device,
         distributions=dict(declared.get("distributions") or {}),
         hints=(*declared.get("hints", ()), *advice),
         required=dict(declared.get("required") or {}),

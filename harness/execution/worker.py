@@ -116,7 +116,7 @@ def start(entry: BackendEntry, mode: str, dtype: str, threads: int, log: str) ->
     faulthandler.enable(all_threads=False)  # says in the log where a signal that ends the process came
     _write_no_core_file()
     limit_threads(threads)
-    os.environ.update(entry.environment)
+    os.environ.update(entry.environment_of(mode))
     try:
         backend = entry.load(mode)
         backend.prepare(dtype, threads)

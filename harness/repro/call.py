@@ -16,6 +16,7 @@ from attncheck.repro.code import copied, inlined, quoted, short
 from attncheck.spec import CONVENTIONS, result_stages
 
 PARTS = "attncheck.repro.parts"
+_DEVICES = "attncheck.backends.devices"
 _CONVERSIONS = ("prepare", "from_numpy", "to_numpy")
 
 
@@ -66,6 +67,14 @@ def _framework(implementation: Implementation, names: set[str]) -> Iterator[str]
     mode = implementation.declared
     yield inlined(mode.module, {*_CONVERSIONS, *names} if mode.attribute is None else {mode.attribute})
     yield "backend = " + ".".join(filter(None, (short(mode.module), mode.attribute)))
+    yield from _moved(implementation.entry.name, mode.device)
+
+
+def _moved(framework: str, device: str) -> Iterator[str]:
+    """Yield what puts the tensors of ``backend`` on a device, if one is named."""
+    if device:
+        yield "\n\n" + inlined(_DEVICES, {"on_device"})
+        yield f"backend = {short(_DEVICES)}.on_device(backend, {framework!r}, {device!r})"
 
 
 def _own(entry: UserImplementation) -> Iterator[str]:
@@ -75,7 +84,9 @@ def _own(entry: UserImplementation) -> Iterator[str]:
         raise UsageError(f"{entry.name} is an object; write it into a file and name it file.py:function")
     framework = f"attncheck.backends.{entry.framework}_backend"
     yield inlined(framework, _CONVERSIONS)
-    yield f"backend = {short(framework)}\n\n"
+    yield f"backend = {short(framework)}"
+    yield from _moved(entry.framework, entry.device)
+    yield "\n\n"
     is_file = target.module.endswith(".py")
     needed = [] if is_file else ["from importlib import import_module"]
     needed += ["from operator import attrgetter"] if target.attribute else []

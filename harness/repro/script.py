@@ -194,7 +194,7 @@ def _beginning(implementation: Implementation, dtypes: Collection[str]) -> Itera
     if _hides_a_module(entry):
         yield "import sys\n\nsys.path.append(sys.path.pop(0))  # so that nothing beside this script hides a module\n"
     yield "import os\nimport sys\nfrom types import SimpleNamespace\n"
-    environment = {**dict.fromkeys(THREAD_VARIABLES, "1"), **entry.environment}
+    environment = {**dict.fromkeys(THREAD_VARIABLES, "1"), **entry.environment_of(implementation.mode)}
     yield from ("os.environ.update(", *(f'    {name}="{value}",' for name, value in environment.items()), ")\n")
     yield "import numpy as np"
     if "bfloat16" in dtypes:

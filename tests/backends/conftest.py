@@ -46,7 +46,7 @@ def _params(*dtypes: str) -> list[Any]:
 
 @contextmanager
 def _prepared(entry: BackendEntry, dtype: str, mode: str = "eager") -> Iterator[Setting]:
-    with mock.patch.dict(os.environ, entry.environment):
+    with mock.patch.dict(os.environ, entry.environment_of(mode)):
         backend = entry.load(mode)
         restore = _remember_switches(entry.name)
         backend.prepare(dtype, 1)

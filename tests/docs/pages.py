@@ -41,7 +41,7 @@ _FENCE = re.compile(
 _NAMED = re.compile(r"# ([\w./-]+\.(?:py|ya?ml|toml))$", re.MULTILINE)
 _ENDING = re.compile(r"\s+# exits with (\d+)$")
 _COMMENT = re.compile(r"\s+# .*$|^# .*$")
-_IMPORTED = re.compile(r"^import (torch|tensorflow|jax|onnxruntime|onnx|mlx|openvino)\b", re.MULTILINE)
+_IMPORTED = re.compile(r"^import (torch|tensorflow|jax|onnxruntime|onnx|mlx|openvino|triton)\b", re.MULTILINE)
 _PROGRESS = re.compile(r"^attncheck: [\d,]+ of [\d,]+ evaluations, .*\n", re.MULTILINE)
 """A slow machine prints some."""
 _VERSION = re.compile(r"(?<=[a-z] )\d+\.\d+\.\d+\S*")

@@ -19,7 +19,7 @@ def table(entry: BackendEntry) -> str:
     rows = [
         f"| `{entry.name}.{name}` | {mode.description} | {models(mode)} | "
         f"{'a covering set' if mode.covering_only else 'all'} |"
-        for name, mode in entry.all_modes.items()
+        for name, mode in (entry.all_modes | {mode.name: mode for mode in entry.device_modes}).items()
     ]
     heads = ["| implementation | is | rounding models | cases by default |", "| --- | --- | --- | --- |"]
     return "\n".join([*heads, *rows]) + "\n"

@@ -161,6 +161,23 @@ def test_a_library_runs_only_where_it_is_named_or_a_pattern_is() -> None:
             assert chosen.missing == (() if entry.is_installed else (name,))
 
 
+def test_a_mode_on_a_device_runs_only_where_a_pattern_names_devices() -> None:
+    modes = (Mode("eager@cuda", "some_module", "for tests", device="cuda"),)
+    table = {"here": BackendEntry("here", "some_module", ("numpy",), device_modes=modes)}
+
+    def chosen(*patterns: str) -> list[str]:
+        return [item.name for item in bundled_implementations(None, table, patterns or None).implementations]
+
+    assert chosen() == chosen("here") == chosen("here.*") == chosen("all") == ["here.eager"]
+    assert chosen("here@cuda") == chosen("here.eager@cuda") == chosen("*@cuda") == ["here.eager@cuda"]
+    assert chosen("here", "*@*") == ["here.eager", "here.eager@cuda"]
+    (item,) = bundled_implementations(None, table, ["here@cuda"]).implementations
+    assert item.declared is modes[0]
+    assert item.needs == {"here": 1.0, "GPU": 1.0}
+    with pytest.raises(UsageError, match=r"^no implementation is called 'here.jit@cuda'"):
+        chosen("here.jit@cuda")
+
+
 def test_a_mode_declares_its_own_numerical_classes() -> None:
     classes = {item.name: item.declared.classes for item in every_implementation(MANY)}
     assert classes["here.jit"] == {"float32": "native"}
