@@ -223,6 +223,7 @@ class Backend(Protocol):
         is_causal: bool = False,
         window: Window | None = None,
         key_lengths: Tensor | None = None,
+        mask_fill: float | None = None,
         empty_rows: EmptyRows = "zero",
     ) -> Stages:
         """Attend with a bilinear score: q W k^T + b.
@@ -248,6 +249,7 @@ class Backend(Protocol):
         is_causal: bool = False,
         window: Window | None = None,
         key_lengths: Tensor | None = None,
+        mask_fill: float | None = None,
         empty_rows: EmptyRows = "zero",
     ) -> Stages:
         """Attend with an additive score, a small feed-forward network: tanh(q Wq + k Wk + b) . v.
@@ -271,6 +273,7 @@ class Backend(Protocol):
         is_causal: bool = False,
         window: Window | None = None,
         key_lengths: Tensor | None = None,
+        mask_fill: float | None = None,
         empty_rows: EmptyRows = "zero",
     ) -> Stages:
         """Attend with a score that is the cosine of the angle between query and key, times ``scale`` (1 when None).
@@ -509,6 +512,7 @@ class Backend(Protocol):
         key_lengths: Tensor | None = None,
         past_key: Tensor | None = None,
         past_value: Tensor | None = None,
+        mask_fill: float | None = None,
         empty_rows: EmptyRows = "zero",
     ) -> Stages:
         """Project, attend in every head, merge the heads and project once more.

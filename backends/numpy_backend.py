@@ -215,6 +215,7 @@ def general_attention(
     is_causal: bool = False,
     window: Window | None = None,
     key_lengths: Array | None = None,
+    mask_fill: float | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Attend with a bilinear score."""
@@ -224,6 +225,7 @@ def general_attention(
         "is_causal": is_causal,
         "window": window,
         "key_lengths": key_lengths,
+        "mask_fill": mask_fill,
     }
     scores = general_scores(query, key, weight, score_bias=score_bias)
     return _attend(scores, value, masks, empty_rows)
@@ -243,6 +245,7 @@ def additive_attention(
     is_causal: bool = False,
     window: Window | None = None,
     key_lengths: Array | None = None,
+    mask_fill: float | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Attend with an additive score."""
@@ -252,6 +255,7 @@ def additive_attention(
         "is_causal": is_causal,
         "window": window,
         "key_lengths": key_lengths,
+        "mask_fill": mask_fill,
     }
     scores = additive_scores(query, key, query_weight, key_weight, score_vector, score_bias=score_bias)
     return _attend(scores, value, masks, empty_rows)
@@ -268,6 +272,7 @@ def cosine_attention(
     is_causal: bool = False,
     window: Window | None = None,
     key_lengths: Array | None = None,
+    mask_fill: float | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Attend with the cosine as score."""
@@ -277,6 +282,7 @@ def cosine_attention(
         "is_causal": is_causal,
         "window": window,
         "key_lengths": key_lengths,
+        "mask_fill": mask_fill,
     }
     scores = cosine_scores(query, key, scale=scale)
     return _attend(scores, value, masks, empty_rows)
@@ -315,6 +321,7 @@ def attention_gradients(
     masks: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal}
     masks |= {"window": window, "key_lengths": key_lengths, "mask_fill": mask_fill}
     masks |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
+    masks["mask_fill"] = mask_fill
     stages = attention(query, key, value, scale=scale, softcap=softcap, empty_rows=empty_rows, **masks)
     heads, kv_heads = query.shape[1], key.shape[1]
     query, key = stages.get("rotated_query", query), stages.get("rotated_key", key)
@@ -545,6 +552,7 @@ def multi_head_attention(
     key_lengths: Array | None = None,
     past_key: Array | None = None,
     past_value: Array | None = None,
+    mask_fill: float | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Project, attend in every head, merge the heads and project once more."""
@@ -559,6 +567,7 @@ def multi_head_attention(
     masks: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal}
     masks |= {"past_key": past_key, "past_value": past_value, "window": window, "key_lengths": key_lengths}
     masks |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
+    masks["mask_fill"] = mask_fill
     stages |= attention(**stages, **masks, scale=scale, empty_rows=empty_rows)
     stages["context"] = stages.pop("output")
     merged = _merge_heads(stages["context"])

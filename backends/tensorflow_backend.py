@@ -211,6 +211,7 @@ def general_attention(
     is_causal: bool = False,
     window: Window | None = None,
     key_lengths: Tensor | None = None,
+    mask_fill: float | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Attend with a bilinear score."""
@@ -220,6 +221,7 @@ def general_attention(
         "is_causal": is_causal,
         "window": window,
         "key_lengths": key_lengths,
+        "mask_fill": mask_fill,
     }
     scores = general_scores(query, key, weight, score_bias=score_bias)
     return _attend(scores, value, masks, empty_rows)
@@ -239,6 +241,7 @@ def additive_attention(
     is_causal: bool = False,
     window: Window | None = None,
     key_lengths: Tensor | None = None,
+    mask_fill: float | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Attend with an additive score."""
@@ -248,6 +251,7 @@ def additive_attention(
         "is_causal": is_causal,
         "window": window,
         "key_lengths": key_lengths,
+        "mask_fill": mask_fill,
     }
     scores = additive_scores(query, key, query_weight, key_weight, score_vector, score_bias=score_bias)
     return _attend(scores, value, masks, empty_rows)
@@ -264,6 +268,7 @@ def cosine_attention(
     is_causal: bool = False,
     window: Window | None = None,
     key_lengths: Tensor | None = None,
+    mask_fill: float | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Attend with the cosine as score."""
@@ -273,6 +278,7 @@ def cosine_attention(
         "is_causal": is_causal,
         "window": window,
         "key_lengths": key_lengths,
+        "mask_fill": mask_fill,
     }
     scores = cosine_scores(query, key, scale=scale)
     return _attend(scores, value, masks, empty_rows)
@@ -316,6 +322,7 @@ def attention_gradients(
     masks: dict[str, Any] = {"mask": mask, "bias": bias, "sinks": sinks, "is_causal": is_causal}
     masks |= {"window": window, "key_lengths": key_lengths, "mask_fill": mask_fill, "empty_rows": empty_rows}
     masks |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
+    masks["mask_fill"] = mask_fill
     with tf.GradientTape() as tape:
         tape.watch(sources)
         output = attention(query, key, value, scale=scale, softcap=softcap, **masks)["output"]
@@ -511,6 +518,7 @@ def multi_head_attention(
     key_lengths: Tensor | None = None,
     past_key: Tensor | None = None,
     past_value: Tensor | None = None,
+    mask_fill: float | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Project, attend in every head, merge the heads and project once more."""
@@ -531,6 +539,7 @@ def multi_head_attention(
         "empty_rows": empty_rows,
     }
     masks |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
+    masks["mask_fill"] = mask_fill
     stages |= attention(**stages, **masks, scale=scale)
     stages["context"] = stages.pop("output")
     merged = _merge_heads(stages["context"])

@@ -229,6 +229,7 @@ def general_attention(
     is_causal: bool = False,
     window: Window | None = None,
     key_lengths: Tensor | None = None,
+    mask_fill: float | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Attend with a bilinear score."""
@@ -238,6 +239,7 @@ def general_attention(
         "is_causal": is_causal,
         "window": window,
         "key_lengths": key_lengths,
+        "mask_fill": mask_fill,
     }
     scores = general_scores(query, key, weight, score_bias=score_bias)
     return _attend(scores, value, masks, empty_rows)
@@ -257,6 +259,7 @@ def additive_attention(
     is_causal: bool = False,
     window: Window | None = None,
     key_lengths: Tensor | None = None,
+    mask_fill: float | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Attend with an additive score."""
@@ -266,6 +269,7 @@ def additive_attention(
         "is_causal": is_causal,
         "window": window,
         "key_lengths": key_lengths,
+        "mask_fill": mask_fill,
     }
     scores = additive_scores(query, key, query_weight, key_weight, score_vector, score_bias=score_bias)
     return _attend(scores, value, masks, empty_rows)
@@ -282,6 +286,7 @@ def cosine_attention(
     is_causal: bool = False,
     window: Window | None = None,
     key_lengths: Tensor | None = None,
+    mask_fill: float | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Attend with the cosine as score."""
@@ -291,6 +296,7 @@ def cosine_attention(
         "is_causal": is_causal,
         "window": window,
         "key_lengths": key_lengths,
+        "mask_fill": mask_fill,
     }
     scores = cosine_scores(query, key, scale=scale)
     return _attend(scores, value, masks, empty_rows)
@@ -540,6 +546,7 @@ def multi_head_attention(
     key_lengths: Tensor | None = None,
     past_key: Tensor | None = None,
     past_value: Tensor | None = None,
+    mask_fill: float | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> Stages:
     """Project, attend in every head, merge the heads and project once more."""
@@ -560,6 +567,7 @@ def multi_head_attention(
         "empty_rows": empty_rows,
     }
     masks |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
+    masks["mask_fill"] = mask_fill
     stages |= attention(**stages, **masks, scale=scale)
     stages["context"] = stages.pop("output")
     merged = _merge_heads(stages["context"])

@@ -23,7 +23,6 @@ _NORMALIZED, _LATENT = "normalized_attention", "latent_attention"
 _SEQUENCES = frozenset({"packed_attention", "packed_attention_gradients", "paged_attention", "quantized_attention"})
 _ROTATED = frozenset({"attention", "attention_gradients", "multi_head_attention", _NORMALIZED})
 _OFFSETS = frozenset({"masking", "attention", _LATENT})
-_FILLED = frozenset({"masking", "attention", "attention_gradients"})
 _FILLS = (-1e9, -1e6, -1e4, -60.0, -4.0, -0.5, -1e-9, 0.0, 2.0)
 _WITH_SINKS = _ROTATED | _SEQUENCES
 _SCALABLE = _WITH_SINKS | {_LATENT}
@@ -60,7 +59,7 @@ def draw_asked(kind: str, random: Random, dims: Dimensions) -> Asked:
         asked.names.append("sinks")
     if kind in _ROTATED and random.rand() < _SCALED:
         _add_rotation(asked, random, dims)
-    if kind in _FILLED and _forbids(asked) and random.rand() < 2 * _SCALED:
+    if kind in _ATTENDANCE and _forbids(asked) and random.rand() < 2 * _SCALED:
         asked.options["mask_fill"] = float(random.choice(_FILLS))
         asked.names.append("fill")
     is_positioned = asked.options.keys() & {"is_causal", "window"} or "rotary_cos" in asked.inputs

@@ -175,6 +175,8 @@ def bilinear_bias_as_one_more_feature(
 def key_bias_dropped(*arrays: Array, sinks: Array | None = None, **given: Any) -> Stages:
     if sinks is not None:
         raise NotImplementedError("a sink is no key: what all keys of a row have in common counts beside it")
+    if given.get("mask_fill") is not None and given.get("key_bias") is not None:
+        raise NotImplementedError("a fill is no score: what all scores of a row have in common counts beside it")
     if given.get("rotary_cos") is not None:
         raise NotImplementedError("a rotated bias is another one for every key")
     if given.get("past_key") is not None:  # which has the bias, so that the new keys keep theirs

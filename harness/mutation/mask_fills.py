@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from attncheck.backends.numpy_backend import _cap, _row_sum, _softmax_with_sinks, _weighted_sum, mask_scores
+from attncheck.backends.contract import Stages
+from attncheck.backends.numpy_backend import (
+    _cap,
+    _row_sum,
+    _softmax_with_sinks,
+    _weighted_sum,
+    mask_scores,
+    multi_head_attention,
+)
 from attncheck.mutation.arithmetic import Array
 from attncheck.mutation.backward_forms import value_weights_read_as
 from attncheck.mutation.forward_forms import in_attention
@@ -131,6 +140,15 @@ def fill_scaled(call: Call, fill: float) -> float:
 @_faulty_fill(_fill_of_call, defect="the softcap comes behind the mask, and holds the fill back: onnx#7865")
 def fill_held_back_by_the_softcap(call: Call, fill: float) -> float:
     return fill if call.softcap is None else float(_cap(np.asarray(fill), call.softcap))
+
+
+@_faulty_fill(
+    "multi_head_attention",
+    defect="the layer does not hand the fill on to its attention: its heads mask by minus infinity",
+    diagnosis="fill-minus-infinity",
+)
+def fill_lost_between_projections(*arrays: Array, mask_fill: float | None = None, **given: Any) -> Stages:
+    return multi_head_attention(*arrays, **given)
 
 
 @mutant(

@@ -163,7 +163,7 @@ def _attention_by(score: str) -> Operation:
         name,
         name,
         {**operands, **own.inputs, **INPUTS_ON_SCORES},
-        own.options | _ATTENDANCE | {"empty_rows"},
+        own.options | _ATTENDANCE | {"mask_fill", "empty_rows"},
         (*(stage for stage in LOGITS if stage not in ("raw_scores", "capped")), *_SOFTMAX, "output"),
         score=score,
     )
@@ -277,7 +277,7 @@ OPERATIONS: Mapping[str, Operation] = {
                 **ROTARY_INPUTS,
                 **PAST_INPUTS,
             },
-            (_ATTENTION_OPTIONS | {"projections"}) - {"softcap", "mask_fill"},
+            (_ATTENTION_OPTIONS | {"projections"}) - {"softcap"},
             (*PROJECTIONS, *ROTATIONS, *_WITHOUT_CAP, *_SOFTMAX, *MEANS),
             stage_axes={"output": (("B", "Lq", "Eo"), ("B", "Lq", "H*Dv"))},
         ),

@@ -385,7 +385,18 @@ def _filled() -> dict[str, Task]:
         "fill": Task("attention", options, inputs),
         "fill, gradients": Task("attention_gradients", options, learned),
         "fill, masks": Task("masking", {"mask_fill": -4.0}, scores),
+        "fill, projections": Task("multi_head_attention", {"mask_fill": -2.0, "heads": 2}, _projected(rng)),
     }
+
+
+def _projected(rng: np.random.Generator) -> dict[str, np.ndarray]:
+    inputs = {
+        "query": rng.normal(size=(2, 5, 6)),
+        "key": rng.normal(size=(2, 7, 6)),
+        "value": rng.normal(size=(2, 7, 6)),
+    }
+    weights = {f"{name}_weight": rng.normal(size=(6, 8)) for name in ("query", "key", "value")}
+    return {**inputs, **weights, "mask": rng.random((2, 1, 5, 7)) < 0.6}
 
 
 def _with_masks_of_models(rng: np.random.Generator) -> dict[str, Task]:

@@ -308,6 +308,8 @@ def draw_by_score(random: np.random.Generator, dtype: Any, kind: str) -> Problem
         inputs["mask"] = random.random((batch, 1, queries, keys)) < 0.7
     if random.integers(2):
         inputs["bias"] = numbers(random, dtype, 1, heads, queries, keys)
+    if random.integers(4) == 0:
+        options["mask_fill"] = float(random.choice([-1024.0, -2.0, 0.0, 1.5, -(2.0**-30)]))
     del options["score"]
     return options | ({"is_causal": True} if random.integers(2) else {}), inputs
 

@@ -51,5 +51,5 @@ def test_any_rule_may_be_filled(load_text: Load, option: str) -> None:
 
 
 def test_other_operations_have_no_fill(load_text: Load) -> None:
-    with pytest.raises(CaseError, match="does not apply to cosine_attention"):
-        load_text(CASE.replace("operation: attention", "operation: cosine_attention"))
+    with pytest.raises(CaseError, match="does not apply to normalized_attention"):
+        load_text(CASE.replace("operation: attention", "operation: normalized_attention"))
