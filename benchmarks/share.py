@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-MAX_SHARE = 0.2
+MAX_SHARE = 0.15
 """Of all processor time, the harness's own."""
 
 ORACLE = re.compile(r"harness/(oracle/(evaluate|blocks|enclosure)|attention/balls)\.py")
