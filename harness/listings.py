@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attncheck.backends import BACKENDS
 from attncheck.execution.environment import package_version
-from attncheck.execution.implementations import every_implementation
+from attncheck.execution.implementations import device_implementations, every_implementation
 from attncheck.execution.user_code import published
 from attncheck.reading.selection import Selection
 
@@ -28,7 +28,7 @@ def list_backends() -> list[Record]:
 
 
 def list_implementations() -> list[Record]:
-    """Return every implementation with its dtypes and rounding models, and what it is; published ones too."""
+    """Return every implementation with dtypes, rounding models and what it is; on devices, and published ones, too."""
     records: list[Record] = [
         {
             "name": item.name,
@@ -36,7 +36,7 @@ def list_implementations() -> list[Record]:
             "classes": ", ".join(f"{dtype} {name}" for dtype, name in item.declared.classes.items()),
             "is": item.declared.description,
         }
-        for item in every_implementation()
+        for item in (*every_implementation(), *device_implementations())
     ]
     for name, point in sorted(published().items()):
         version = point.dist.version if point.dist else ""
