@@ -10,18 +10,15 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
-from importlib.machinery import SourceFileLoader
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from attncheck.backends import BACKENDS, NATIVE, BackendEntry, DeclaredConvention, Mode
 from attncheck.backends.contract import Backend
 from attncheck.backends.devices import HAVE_DEVICES, VISIBLE
 from attncheck.errors import UsageError
+from attncheck.execution.user_source import import_user_module
 
 if TYPE_CHECKING:
     from attncheck.execution.user_call import UserBackend
@@ -126,7 +123,7 @@ class Target:
 
             return cloudpickle.loads(self.pickled)
         try:
-            module = _module_of(self.module)
+            module = import_user_module(self.module)
         except BaseException as error:  # whatever a file raises while it is loaded, also SystemExit
             raise LoadError(f"{self.module} cannot be loaded: {type(error).__name__}: {error}") from error
         found: Any = module
@@ -159,33 +156,6 @@ def name_of(module: str) -> str:
             break
         parts.insert(0, folder.name)
     return "_".join(parts) or path.stem
-
-
-def _module_of(name: str) -> ModuleType:
-    if not name.endswith(".py"):
-        sys.path.insert(0, str(Path.cwd()))  # as `python -m` has it
-        return import_module(name)
-    path = Path(name)
-    sys.path.insert(0, str(path.parent))  # as `python file.py` has it, for what lies beside the file
-    loader = _FromSource(f"{path.stem}_under_attncheck", str(path))
-    spec = spec_from_file_location(loader.name, path, loader=loader)
-    assert spec is not None, "a path with a loader has a specification"
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and pickles look their module up
-    loader.exec_module(module)
-    return module
-
-
-class _FromSource(SourceFileLoader):
-    """Loads what a file says now.
-
-    Python takes a compiled file for current where time, in whole seconds, and size are the source's. A kernel that is
-    edited twice in a second (by a script, by a fast loop) would be judged as it was before.
-    """
-
-    def get_code(self, fullname: str) -> CodeType:
-        path = self.get_filename(fullname)
-        return self.source_to_code(self.get_data(path), path)
 
 
 @dataclass(frozen=True)

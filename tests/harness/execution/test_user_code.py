@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -308,14 +306,3 @@ def test_what_it_prints_goes_to_the_log_and_not_to_standard_output(
     assert isinstance(outcome_of(found, problem(), tmp_path), Computed)
     assert "while" not in capfd.readouterr().out
     assert "while running" in "".join(path.read_text() for path in tmp_path.glob("*.txt"))
-
-
-def test_a_file_is_loaded_as_it_says_now_though_time_and_size_are_those_of_what_was_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    kernel = tmp_path / "kernel.py"
-    for number in (1, 2):
-        kernel.write_text(f"attention = {number}\n", encoding="utf-8")
-        os.utime(kernel, (1e9, 1e9))
-        assert Target.of(f"{kernel}:attention").load() == number
