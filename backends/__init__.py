@@ -199,6 +199,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                 "JAX_COMPILATION_CACHE_DIR": "{folder}",
                 "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
                 "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+                "ATTNCHECK_JAX_PROGRAMS": "{folder}/programs",
             },
             without_cache={"JAX_ENABLE_COMPILATION_CACHE": "false"},
             requirement="jax>=0.5",

@@ -142,7 +142,8 @@ class BackendEntry:
 
     def mode_named(self, name: str) -> Mode:
         """Return a mode, on a device or not. Raises ``KeyError``."""
-        return (self.all_modes | {mode.name: mode for mode in self.device_modes})[name]
+        modes = self.all_modes
+        return modes[name] if name in modes else {mode.name: mode for mode in self.device_modes}[name]
 
     def environment_of(self, mode: str) -> Mapping[str, str]:
         """Return the variables that a worker sets for a mode before the framework is imported."""

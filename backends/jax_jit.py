@@ -9,11 +9,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 
-import jax
-
 from attncheck.backends import jax_backend
 from attncheck.backends.contract import Stages
 from attncheck.backends.jax_backend import describe, from_numpy, prepare, to_numpy
+from attncheck.backends.jax_programs import kept
 
 __all__ = [
     "additive_attention",
@@ -50,9 +49,7 @@ _STATIC = frozenset(
 
 def compiled(function: Callable[..., Stages]) -> Callable[..., Stages]:
     """Return a function of the contract as one program, compiled anew for every set of shapes and options."""
-    static = [name for name in inspect.signature(function).parameters if name in _STATIC]
-    program: Callable[..., Stages] = jax.jit(function, static_argnames=static)
-    return program
+    return kept(function, _STATIC & {*inspect.signature(function).parameters})
 
 
 dot_scores = compiled(jax_backend.dot_scores)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Annotated
 
@@ -43,8 +44,13 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
         raise typer.Exit
 
 
+_ALLOCATED = 100_000
+"""Objects, after which Python looks for garbage in cycles. By default it does so 700 times in a run, for little."""
+
+
 def main() -> None:
     """Run the command line; every failure of the user's is one line, and its exit code."""
+    gc.set_threshold(_ALLOCATED)
     try:
         app(standalone_mode=True)
     except AttncheckError as error:

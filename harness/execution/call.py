@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import atexit
 import os
+import pickle
 import signal
 from collections.abc import Callable
-from concurrent import futures
-from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import ForkingPickler
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Lock, Thread
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any, TypeAlias, TypeVar
 from weakref import WeakSet
 
@@ -66,6 +64,8 @@ class WorkerProcess:
         self._connection, theirs = Pipe()
         self._ending = Lock()
         self._calls = 0
+        self.answered = 0.0
+        """When the last answer came, by ``perf_counter``."""
         try:
             self._process = spawn(_serve, theirs)
         finally:
@@ -91,37 +91,41 @@ class WorkerProcess:
         *arguments: object,
         seconds: float,
         look: Callable[[], str] = lambda: "",
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> Answer:
         """Call a function of a module in the process and return what it returns.
 
-        ``look`` is asked now and then; unless it returns an empty text, the call is over. Raises ``CallTimeout``,
-        ``CallCancelled``, ``WorkerDied`` or ``RemoteError``.
+        ``look`` is asked now and then; unless it returns an empty text, the call is over. ``meanwhile`` is done once
+        the call is on its way. Raises ``CallTimeout``, ``CallCancelled``, ``WorkerDied`` or ``RemoteError``.
         """
         deadline = monotonic() + seconds
         if self._process.exitcode is not None:
             raise WorkerDied(f"{self._how_it_ended()} before it was asked")
         self._calls += 1
-        future: Future[_Answer] = Future()
+        answered: _Answered = SimpleQueue()
         # Made here and not in the thread: that something of ours cannot be sent is no fault of the process.
-        self._asked.put((future, bytes(ForkingPickler.dumps((self._calls, function, arguments)))))
-        while not _is_done(future, min(_LOOK_AGAIN_SECONDS, deadline - monotonic())):
+        self._asked.put((answered, _pickled((self._calls, function, arguments))))
+        meanwhile()
+        while (received := _next(answered, min(_LOOK_AGAIN_SECONDS, deadline - monotonic()))) is None:
             if reason := look():
                 raise CallCancelled(reason)
-            if self._process.exitcode is not None and not _is_done(future, _LOOK_AGAIN_SECONDS):
+            if self._process.exitcode is not None:
+                if (received := _next(answered, _LOOK_AGAIN_SECONDS)) is not None:
+                    break
                 raise WorkerDied(self._how_it_ended())
             if monotonic() >= deadline:
                 raise CallTimeout
-        answer: Answer = self._taken(future)
+        self.answered = received.at
+        answer: Answer = self._taken(received)
         return answer
 
-    def _taken(self, future: Future[_Answer]) -> Any:
-        try:
-            answer = future.result()
-        except (EOFError, OSError):
+    def _taken(self, received: _Received) -> Any:
+        if isinstance(received.error, EOFError | OSError):
             self._process.join(_LOOK_AGAIN_SECONDS * 5)  # it closes its end a moment before it is gone
-            raise WorkerDied(self._how_it_ended()) from None
-        except Exception as error:
-            raise WorkerDied(f"sent an answer that cannot be read ({type(error).__name__})") from None
+            raise WorkerDied(self._how_it_ended())
+        if received.error is not None:
+            raise WorkerDied(f"sent an answer that cannot be read ({type(received.error).__name__})")
+        answer = received.answer
         if not isinstance(answer, _Answer) or answer.number != self._calls:
             raise WorkerDied("answered something that it was not asked")
         if answer.raised is not None:
@@ -147,18 +151,29 @@ class WorkerProcess:
         _living.discard(self)
 
 
-_Asked: TypeAlias = tuple[Future[_Answer], bytes]
+@dataclass(frozen=True)
+class _Received:
+    """What came over the pipe, or why nothing did."""
+
+    answer: Any = None
+    error: BaseException | None = None
+    at: float = field(default_factory=perf_counter)
+
+
+_Answered: TypeAlias = SimpleQueue[_Received]
+_Asked: TypeAlias = tuple[_Answered, bytes]
 
 
 def _exchange(connection: Connection, asked: SimpleQueue[_Asked | None]) -> None:
     """Send what is asked and receive what is answered, until there is no more."""
     while (item := asked.get()) is not None:
-        future, call = item
+        answered, call = item
         try:
             connection.send_bytes(call)
-            future.set_result(connection.recv())
+            received = _Received(connection.recv())
         except BaseException as error:  # handed to the caller, who decides
-            future.set_exception(error)
+            received = _Received(error=error)
+        answered.put(received)
 
 
 _living: WeakSet[WorkerProcess] = WeakSet()
@@ -170,8 +185,11 @@ def _end_all() -> None:
         worker.end()
 
 
-def _is_done(future: Future[_Answer], seconds: float) -> bool:
-    return bool(futures.wait([future], max(seconds, 0)).done)
+def _next(answered: _Answered, seconds: float) -> _Received | None:
+    try:
+        return answered.get(timeout=max(seconds, 0))
+    except Empty:
+        return None
 
 
 def _serve(connection: Connection) -> None:
@@ -191,9 +209,14 @@ def _serve(connection: Connection) -> None:
         if _identity(descriptor) != identity:  # closed, and perhaps another file has its number by now
             os._exit(_NO_WAY_BACK)
         try:
-            connection.send(answer)
+            connection.send_bytes(_pickled(answer))
         except Exception as error:
             connection.send(_Answer(number, raised=f"what it returned cannot be sent: {type(error).__name__}"))
+
+
+def _pickled(sent: object) -> bytes:
+    """Pickle without what ``Connection.send`` adds for sockets and the like, which makes it several times as slow."""
+    return pickle.dumps(sent, pickle.HIGHEST_PROTOCOL)
 
 
 def _answer(number: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> _Answer:

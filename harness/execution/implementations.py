@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 from attncheck.backends import EVERYTHING, LIBRARIES, BackendEntry, Mode
 from attncheck.errors import UsageError
@@ -23,7 +24,7 @@ class Implementation:
         if not self.mode:
             object.__setattr__(self, "mode", self.entry.default_mode)
 
-    @property
+    @cached_property
     def declared(self) -> Mode:
         """What the mode declares of itself."""
         return self.entry.mode_named(self.mode)

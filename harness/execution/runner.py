@@ -8,8 +8,10 @@ evaluated once more in a process of its own, where nothing is another's doing, a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Generic, TypeVar
@@ -130,6 +132,7 @@ class GroupRunner(Generic[Key]):
         self.is_stopped = False
         self._ends = EqualEnds(limits.keep_going)
         self._end_reason = ""
+        self._meanwhile: Callable[[], None] = lambda: None
 
     def stop(self) -> None:
         """Kill the worker; nothing more is reported."""
@@ -138,11 +141,16 @@ class GroupRunner(Generic[Key]):
         if process is not None:
             process.end()
 
-    def evaluate(self, task: Task) -> Outcome:
-        """Evaluate one task in the worker, which is started if there is none; ``close`` ends it."""
-        begun = perf_counter()
+    def evaluate(self, task: Task, meanwhile: Callable[[], None] = lambda: None) -> Outcome:
+        """Evaluate one task in the worker, which is started if there is none; ``close`` ends it.
+
+        ``meanwhile`` is done while the worker computes, and is no part of the seconds that an answer took.
+        """
+        begun, self._meanwhile = perf_counter(), meanwhile
         outcome = self._evaluate(task)
-        return replace(outcome, seconds=perf_counter() - begun)
+        process = self._slot.process
+        answered = process.answered if process is not None else 0.0
+        return replace(outcome, seconds=(answered if answered > begun else perf_counter()) - begun)
 
     def _evaluate(self, task: Task) -> Outcome:
         padding = padded_call(self.group.implementation, task)
@@ -215,7 +223,9 @@ class GroupRunner(Generic[Key]):
             if self._slot.process is None:
                 self._log.require_writable()
                 self._slot.process = WorkerProcess()
-            return self._slot.process.call(function, *arguments, seconds=seconds, look=self._excess)
+            return self._slot.process.call(
+                function, *arguments, seconds=seconds, look=self._excess, meanwhile=self._meanwhile
+            )
         except RemoteError as raised:
             failure = Failure("error", str(raised))
         except CallTimeout:
@@ -266,14 +276,38 @@ def group_runners(
 
 
 def run_in_turn(
-    calls: Iterable[tuple[GroupRunner[Key], Key]],
+    calls: Sequence[tuple[GroupRunner[Key], Key]],
     task_of: Callable[[Key], Task],
     report: Callable[[GroupRunner[Key], Key, Outcome], None],
 ) -> None:
-    """Evaluate one task after the other, each by its runner, and report its outcome; end where a runner is stopped."""
-    for runner, key in calls:
+    """Evaluate one task after the other, each by its runner, and report its outcome; end where a runner is stopped.
+
+    While a worker computes, the next task is made.
+    """
+    tasks = _TasksAhead([key for _, key in calls], task_of)
+    for number, (runner, key) in enumerate(calls):
         if runner.is_stopped:
             return
-        outcome = runner.evaluate(task_of(key))
+        outcome = runner.evaluate(tasks.take(number), partial(tasks.prepare, number + 1))
         if not runner.is_stopped:
             report(runner, key, outcome)
+
+
+class _TasksAhead(Generic[Key]):
+    """Tasks by number, of which the next one may have been made before it is taken."""
+
+    def __init__(self, keys: Sequence[Key], task_of: Callable[[Key], Task]) -> None:
+        self._keys, self._task_of = keys, task_of
+        self._prepared: dict[int, Task] = {}
+
+    def take(self, number: int) -> Task:
+        """Return a task; raises what making it raises."""
+        if number not in self._prepared:
+            return self._task_of(self._keys[number])
+        return self._prepared.pop(number)
+
+    def prepare(self, number: int) -> None:
+        """Make a task; what that raises is raised when the task is taken."""
+        if number < len(self._keys) and number not in self._prepared:
+            with suppress(Exception):
+                self._prepared[number] = self._task_of(self._keys[number])

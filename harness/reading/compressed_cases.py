@@ -17,8 +17,8 @@ from attncheck.reading.yaml_scalars import FieldPath
 TOGETHER = 64
 """Cases of one file resemble each other, so that together they pack to a small part of what each would take."""
 
-_UNPACKED = 8
-"""Parts that stay unpacked; workers are never far from each other in the plan."""
+_UNPACKED = 32
+"""Parts that stay unpacked: all of a corpus of 2,048 cases, through which a run comes several times."""
 
 
 class PackedCases(Sequence[Case]):

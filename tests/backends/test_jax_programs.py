@@ -1,0 +1,188 @@
+"""JAX's compiled programs, kept between processes: what is read back is what would be compiled, or it is compiled."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.jax
+
+Arrays = dict[str, Any]
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The module, keeping programs in a folder of the test's."""
+    pytest.importorskip("jax", reason="jax is not installed")
+    module = importlib.import_module("attncheck.backends.jax_programs")
+    monkeypatch.setenv(module.FOLDER, str(tmp_path / "programs"))
+    yield module, tmp_path / "programs"
+    module._folder.cache_clear()
+    module._origin.cache_clear()
+
+
+def counting() -> tuple[Callable[..., Arrays], list[str]]:
+    """Return a function that is the same in every process, and what each of its tracings saw."""
+    import jax.numpy as jnp
+
+    traced: list[str] = []
+
+    def weigh(scores: Any, *, power: int = 1, bias: Any = None) -> Arrays:
+        traced.append(f"{scores.shape} {scores.dtype} {power}")
+        weights = jnp.exp(scores) ** power
+        return {"weights": weights if bias is None else weights + bias}
+
+    return weigh, traced
+
+
+def scores(*shape: int, dtype: str = "float32") -> Any:
+    import jax.numpy as jnp
+
+    return jnp.asarray(np.random.RandomState(1).randn(*shape).astype(dtype))
+
+
+def anew(programs: Any) -> tuple[Callable[..., Arrays], list[str]]:
+    """Return the function as another process has it, which has nothing loaded."""
+    module, _ = programs
+    for cached in (module._folder, module._origin):
+        cached.cache_clear()
+    function, traced = counting()
+    return module.kept(function, {"power"}), traced
+
+
+def test_what_one_process_compiled_the_next_one_reads_and_computes_the_same(programs: Any) -> None:
+    first, traced = anew(programs)
+    expected = first(scores(3, 4), power=2)["weights"]
+    assert len(traced) == 1
+    second, traced = anew(programs)
+    assert np.asarray(second(scores(3, 4), power=2)["weights"]).tobytes() == np.asarray(expected).tobytes()
+    assert traced == []
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options"),
+    [
+        ((4, 3), {"power": 2}),
+        ((3, 4), {"power": 3}),
+        ((3, 4), {}),
+        ((3, 4), {"power": 2, "bias": 1.0}),
+        ((3, 4), {"power": 2, "dtype": "float16"}),
+    ],
+)
+def test_another_shape_type_or_option_is_another_program(
+    inputs: tuple[int, ...], options: dict[str, Any], programs: Any
+) -> None:
+    first, _ = anew(programs)
+    first(scores(3, 4), power=2)
+    second, traced = anew(programs)
+    dtype = options.pop("dtype", "float32")
+    if "bias" in options:
+        options["bias"] = scores(*inputs)
+    found = second(scores(*inputs, dtype=dtype), **options)["weights"]
+    assert len(traced) == 1
+    assert (found.shape, found.dtype) == (inputs, dtype)
+    assert len(list(programs[1].iterdir())) == 2
+
+
+def test_what_wraps_a_function_is_another_program(programs: Any) -> None:
+    module, folder = programs
+    function, _ = counting()
+
+    @wraps(function)
+    def doubled(*inputs: Any, **options: Any) -> Arrays:
+        return {"doubled": 2 * function(*inputs, **options)["weights"]}
+
+    assert {*module.kept(function, {"power"})(scores(3, 4))} == {"weights"}
+    assert {*module.kept(doubled, {"power"})(scores(3, 4))} == {"doubled"}
+    assert len(list(folder.iterdir())) == 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"nothing", None])
+def test_a_damaged_entry_is_compiled_anew_and_replaced(damage: bytes | None, programs: Any) -> None:
+    first, _ = anew(programs)
+    expected = np.asarray(first(scores(3, 4))["weights"])
+    (entry,) = programs[1].iterdir()
+    whole = entry.read_bytes()
+    entry.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
+    second, traced = anew(programs)
+    assert np.array_equal(np.asarray(second(scores(3, 4))["weights"]), expected)
+    assert len(traced) == 1
+    third, traced = anew(programs)
+    third(scores(3, 4))
+    assert traced == []
+
+
+def test_a_program_for_other_arrays_under_the_same_name_is_not_taken(programs: Any) -> None:
+    first, _ = anew(programs)
+    first(scores(3, 4))
+    (entry,) = programs[1].iterdir()
+    first(scores(2, 2))
+    (other,) = (path for path in programs[1].iterdir() if path != entry)
+    entry.write_bytes(other.read_bytes())
+    second, _ = anew(programs)
+    assert second(scores(3, 4))["weights"].shape == (3, 4)
+
+
+@pytest.mark.parametrize("change", ["settings", "flags", "framework"])
+def test_what_programs_follow_from_makes_them_other_ones(
+    change: str, programs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import jax
+
+    anew(programs)[0](scores(3, 4))
+    before = jax.config.values["jax_default_matmul_precision"]
+    if change == "settings":
+        jax.config.update("jax_default_matmul_precision", "highest")
+    elif change == "flags":
+        monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+    else:
+        (tmp_path / "__init__.py").write_text("")
+        monkeypatch.setattr("jaxlib.__file__", str(tmp_path / "__init__.py"))
+    again, traced = anew(programs)
+    try:
+        again(scores(3, 4))
+    finally:
+        jax.config.update("jax_default_matmul_precision", before)
+    assert len(traced) == 1
+
+
+def test_what_is_no_array_of_jax_is_left_to_jax(programs: Any) -> None:
+    function, traced = anew(programs)
+    assert function(np.ones((2, 2), "float32"))["weights"].shape == (2, 2)
+    assert len(traced) == 1
+    assert not programs[1].exists()
+
+
+def test_without_a_place_to_keep_them_programs_are_compiled(programs: Any) -> None:
+    programs[1].write_text("a file")
+    function, _ = anew(programs)
+    assert function(scores(2, 3))["weights"].shape == (2, 3)
+
+
+def test_jaxs_own_cache_is_on_again_behind_it(programs: Any) -> None:
+    import jax
+
+    before = jax.config.values["jax_enable_compilation_cache"]
+    anew(programs)[0](scores(3, 4))
+    assert jax.config.values["jax_enable_compilation_cache"] == before
+
+
+def test_what_was_not_used_for_the_longest_time_makes_room(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, folder = programs
+    folder.mkdir()
+    for number in range(6):
+        (folder / str(number)).write_bytes(bytes(100))
+        os.utime(folder / str(number), (1e9 - number, 1e9 - number))
+    monkeypatch.setattr(module, "MOST", 600)
+    module._make_room(folder)
+    assert len(list(folder.iterdir())) == 6
+    monkeypatch.setattr(module, "MOST", 500)
+    module._make_room(folder)
+    assert {path.name for path in folder.iterdir()} == {"0", "1"}
