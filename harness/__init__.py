@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from attncheck.api import CheckResult as CheckResult
     from attncheck.api import check as check
+    from attncheck.api import measure_conventions as measure_conventions
     from attncheck.capturing import Capture as Capture
     from attncheck.capturing import CaptureWarning as CaptureWarning
     from attncheck.capturing import capture as capture
@@ -51,6 +52,7 @@ _HOMES = {
     "capture": "capturing",
     "check": "api",
     "bundled_implementations": "execution.implementations",
+    "measure_conventions": "api",
     "merge_runs": "merge",
     "read_runs": "results.reader",
     "run_cases": "run",

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attncheck.config import expected_failures_of, minimum_of, selected, tiles_of
+from attncheck.conventions import Measured, ask_all
 from attncheck.errors import ExitCode, UsageError
 from attncheck.execution.implementation_selection import select_callable, select_implementations
 from attncheck.execution.implementations import Implementation, ImplementationSelection
@@ -246,6 +247,36 @@ def check(
         judged=judged,
         asked=summary.cases,
     )
+
+
+def measure_conventions(
+    function: Callable[..., Any] | str | os.PathLike[str],
+    *,
+    framework: str | None = None,
+    name: str | None = None,
+    dtype: str | None = None,
+    limits: Limits | None = None,
+) -> list[Measured]:
+    """Find out what a function means where attention leaves it open, by calling it: as ``attncheck conventions`` does.
+
+    Args:
+        function: A callable, or the name of an implementation, or ``file.py:function``.
+        framework: The framework whose arrays it takes and returns; NumPy's, unless the function declares another.
+        name: What messages call it, as ``package.function``.
+        dtype: The dtype of the calls; the most exact one that is declared, unless another is asked for.
+        limits: Limits of the worker process.
+
+    Returns:
+        What it means by each question, in the order of ``attncheck.conventions.QUESTIONS``.
+
+    Raises:
+        UsageError: There is no such implementation, or it declares no such dtype.
+    """
+    limits = limits or Limits()
+    chosen = _chosen(function, framework, name, limits)
+    if chosen.missing:
+        raise UsageError(f"{chosen.missing[0]} is not installed")
+    return ask_all(chosen.implementations[0], dtype, limits)
 
 
 def _chosen(

@@ -9,6 +9,7 @@ from attncheck.cli import reporting as reporting  # isort: skip
 from attncheck.cli import comparing as comparing  # isort: skip
 from attncheck.cli import publishing as publishing  # isort: skip
 from attncheck.cli import explaining as explaining  # isort: skip
+from attncheck.cli import measuring as measuring  # isort: skip
 from attncheck.cli import showing as showing  # isort: skip
 from attncheck.cli import listing as listing  # isort: skip
 from attncheck.cli.app import app as app

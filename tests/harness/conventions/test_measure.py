@@ -1,0 +1,244 @@
+"""Kernels that are known to mean something are found to mean it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attncheck
+from attncheck.conventions import Measured, ask_all
+from attncheck.errors import UsageError
+from attncheck.execution.limits import Limits
+from attncheck.explain import find_implementation
+
+KERNEL = """\
+import numpy as np
+
+def attention(query, key, value, *, mask=None, bias=None, is_causal=False, scale=None, softcap=None, window=None,
+              key_lengths=None, past_key=None, past_value=None):
+    if past_key is not None:
+        key, value = np.concatenate([past_key, key], -2), np.concatenate([past_value, value], -2)
+    groups = query.shape[1] // key.shape[1]
+    key, value = np.repeat(key, groups, 1), np.repeat(value, groups, 1)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ np.swapaxes(key, -1, -2) * scale
+    if softcap is not None:
+        scores = softcap * np.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias
+    (queries, keys), allowed = scores.shape[-2:], np.ones(scores.shape, bool)
+    row, column = np.arange(queries)[:, None], np.arange(keys)
+    if mask is not None:
+        allowed = allowed & mask
+    if is_causal:
+        allowed = allowed & (column <= row)
+    if window is not None:
+        allowed = allowed & (column >= row - window[0]) & (column <= row + window[1])
+    if key_lengths is not None:
+        allowed = allowed & (column < key_lengths.reshape(-1, 1, 1, 1))
+    scores = np.where(allowed, scores, -np.inf)
+    highest = scores.max(-1, keepdims=True)
+    weights = np.exp(scores - np.where(np.isfinite(highest), highest, 0))
+    total = weights.sum(-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        log_sum_exp = (np.log(total) + highest)[..., 0]
+    output = weights / np.where(total == 0, 1, total) @ value
+    return {"output": output.astype(query.dtype), "log_sum_exp": log_sum_exp.astype(query.dtype)}
+"""
+Write = Callable[..., str]
+Invoke = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def written(*changes: tuple[str, str], below: str = "") -> str:
+        text = KERNEL
+        for before, after in changes:
+            assert before in text
+            text = text.replace(before, after)
+        (tmp_path / "kernel.py").write_text(text + below, encoding="utf-8")
+        return f"{tmp_path / 'kernel.py'}:attention"
+
+    return written
+
+
+def measured(target: str, dtype: str | None = None) -> dict[str, Measured]:
+    found = ask_all(find_implementation(target), dtype, Limits(case_seconds=30))
+    return {each.question.name: each for each in found}
+
+
+@pytest.mark.parametrize("dtype", [None, "float32"])
+def test_a_kernel_that_means_what_cases_mean(dtype: str | None, write: Write) -> None:
+    found = measured(write(), dtype)
+    assert not [each for each in found.values() if each.departs]
+    assert {each.kind for each in found.values()} == {"measured"}
+    assert found["causal, behind a past"].means == "at the first key of the past"
+    assert found["NaN in a masked key"].means == "nothing"
+    assert found["NaN in a masked value"].means == "it makes the output NaN"
+
+
+MEANINGS = {
+    "causal, more keys than queries": (
+        "column <= row)",
+        "column <= row + keys - queries)",
+        "the corner is bottom right",
+    ),
+    "causal, more queries than keys": (
+        "column <= row)",
+        "column <= row + keys - queries)",
+        "the corner is bottom right, without a key: zero",
+    ),
+    "causal, behind a past": ("column <= row)", "column <= row + keys - queries)", "behind the past"),
+    "causal, with a mask": ("if mask is not None:", "if mask is not None and not is_causal:", "causality alone counts"),
+    "mask": ("allowed & mask", "allowed & ~mask", "may not attend"),
+    "bias": (
+        "scores = scores + bias",
+        "scores = scores + bias * scale",
+        "the scores before the scale",
+    ),
+    "a query without a key": (
+        "np.where(total == 0, 1, total)",
+        "total",
+        "NaN",
+    ),
+    "key_lengths": ("column < key", "column <= key", "one more than the first ones"),
+    "scale, by default": ("query.shape[-1] ** -0.5", "1 / query.shape[-1]", "1/D"),
+    "scale, of 0": ("if scale is None else scale", "if not scale else scale", "as without a scale"),
+    "softcap, with a bias": (
+        "scores = scores + bias",
+        "scores = query @ np.swapaxes(key, -1, -2) * scale + bias\n"
+        "        scores = softcap * np.tanh(scores / softcap) if softcap else scores",
+        "the scores with the bias",
+    ),
+    "softcap, with a mask": (
+        "scores = np.where(allowed, scores, -np.inf)",
+        "scores = np.where(allowed, scores, -softcap if softcap else -np.inf)",
+        "the scores behind the mask",
+    ),
+    "window (2, 0)": ("row - window[0])", "row - window[0] + 1)", "its own and one before"),
+    "window (1, 1), more keys than queries": (
+        "row, column = np.arange(queries)[:, None]",
+        "row, column = np.arange(queries)[:, None] + keys - queries",
+        "so that the last query stands at the last key",
+    ),
+    "grouped heads": (
+        "np.repeat(key, groups, 1), np.repeat(value, groups, 1)",
+        "np.tile(key, (1, groups, 1, 1)), np.tile(value, (1, groups, 1, 1))",
+        "h % Hkv",
+    ),
+    "log_sum_exp": ("(np.log(total) + highest)", "((np.log(total) + highest) / np.log(2))", "2"),
+    "log_sum_exp without a key": (
+        "log_sum_exp.astype",
+        "np.maximum(log_sum_exp, -1e4).astype",
+        "something else: -10000",
+    ),
+    "NaN in a masked value": ("@ value\n", "@ np.nan_to_num(value)\n", "nothing"),
+}
+
+
+@pytest.mark.parametrize("name", MEANINGS)
+def test_a_kernel_that_means_otherwise(name: str, write: Write) -> None:
+    before, after, words = MEANINGS[name]
+    found = measured(write((before, after)))[name]
+    assert found.means == words
+    assert found.kind == ("open" if words.startswith("something") else "measured")
+    assert found.departs == bool(found.question.expected)
+
+
+def test_what_it_does_is_declared_as_it_is_found(write: Write) -> None:
+    uniform = (
+        "weights / np.where(total == 0, 1, total)",
+        "np.where(total == 0, 1 / keys, weights / np.where(total == 0, 1, total))",
+    )
+    name = "a query without a key"
+    undeclared = measured(write(uniform))[name]
+    assert (undeclared.means, undeclared.declaration) == ("the mean of all values", "uniform")
+    rightly = measured(write(uniform, below='attention.conventions = {"empty_rows": "uniform"}\n'))[name]
+    assert not rightly.contradicts
+    assert rightly.declaration == ""
+    wrongly = measured(write(uniform, below='attention.conventions = {"empty_rows": "nan"}\n'))[name]
+    assert (wrongly.declared, wrongly.means, wrongly.contradicts) == ("NaN", "the mean of all values", True)
+    assert wrongly.declaration == "uniform"
+
+
+def test_what_is_inaccurate_is_recognised_all_the_same(write: Write) -> None:
+    rough = measured(write(("output.astype(query.dtype)", "(output + 1e-6).astype(query.dtype)")))
+    assert (rough["mask"].means, rough["mask"].kind, rough["mask"].is_exact) == ("may attend", "measured", False)
+    wrong = measured(write(("output.astype(query.dtype)", "(output + 1).astype(query.dtype)")))
+    assert wrong["mask"].kind == "open"
+    assert wrong["mask"].means.startswith("something else: shape (1, 2, 3, 4), first number ")
+
+
+def test_what_is_asked_for_by_a_keyword_needs_no_declaration(write: Write) -> None:
+    asked = measured(
+        write(
+            ("past_value=None):", 'past_value=None, empty_rows="nan"):'),
+            ("np.where(total == 0, 1, total)", 'np.where(total == 0, 1 if empty_rows == "zero" else 0, total)'),
+        )
+    )
+    assert asked["a query without a key"].means == "NaN"
+    assert asked["a query without a key"].declaration == ""
+
+
+def test_what_it_cannot_be_asked_and_what_fails_says_why(write: Write) -> None:
+    found = measured(
+        write(
+            (" softcap=None,", ""),
+            ("    if softcap is not None:\n        scores = softcap * np.tanh(scores / softcap)\n", ""),
+            ("    if window is not None:\n", "    if window is not None:\n        raise ValueError('no windows')\n"),
+        )
+    )
+    assert found["softcap, with a bias"].kind == "unsupported"
+    assert "softcap" in found["softcap, with a bias"].means
+    assert found["window (2, 0)"].kind == "failed"
+    assert "no windows" in found["window (2, 0)"].means
+
+
+def test_a_dtype_that_is_not_declared_is_refused(write: Write) -> None:
+    target = write(below='attention.capabilities = {"dtypes": ["float32"]}\n')
+    assert {each.kind for each in measured(target).values()} == {"measured"}
+    with pytest.raises(UsageError, match=r"kernel\.attention declares no float64; expected one of float32"):
+        measured(target, "float64")
+
+
+def test_the_command_shows_a_table_and_what_is_declared_wrongly(write: Write, invoke: Invoke) -> None:
+    code, out, _ = invoke("conventions", write(below='attention.conventions = {"empty_rows": "nan"}\n'))
+    assert code == 1
+    assert "kernel.attention: it declares NaN for a query without a key, and gives 0" in out
+    assert 'attention.conventions = {"empty_rows": "zero"}' in out
+    code, out, _ = invoke("conventions", write(("column <= row)", "column <= row + keys - queries)")), "numpy")
+    assert code == 0
+    row = next(line for line in out.splitlines() if line.startswith("causal, more keys"))
+    assert "the corner is top left" in row
+    assert "the corner is bottom right (differs)" in row
+    assert "attncheck's cases mean otherwise: causal, more keys than queries; causal, more queries than keys" in out
+    code, out, _ = invoke("conventions", write(), "--json", "--dtype", "float32")
+    records = json.loads(out)["kernel.attention"]
+    assert code == 0
+    assert {"convention": "mask", "means": "may attend", "departs": False}.items() <= next(
+        each for each in records if each["convention"] == "mask"
+    ).items()
+
+
+def test_what_cannot_be_called_at_all_has_an_exit_code_of_its_own(tmp_path: Path, invoke: Invoke) -> None:
+    (tmp_path / "broken.py").write_text("def attention(query, key, value):\n    raise ValueError('never')\n")
+    code, out, _ = invoke("conventions", f"{tmp_path / 'broken.py'}:attention")
+    assert code == 3
+    assert "mask failed" in out or "scale, by default failed" in out
+
+
+def test_a_function_is_asked_by_the_api() -> None:
+    answers = attncheck.measure_conventions(takes_no_mask, dtype="float32")
+    (default,) = (each for each in answers if each.question.name == "scale, by default")
+    assert default.means == "1"
+    assert default.departs
+
+
+def takes_no_mask(query: Any, key: Any, value: Any) -> Any:
+    weights = np.exp(query @ np.swapaxes(key, -1, -2))
+    return weights / weights.sum(-1, keepdims=True) @ value

@@ -1,0 +1,43 @@
+"""Every question tells its meanings apart, in every dtype and for every rounding model that may be declared."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from attncheck.conventions import QUESTIONS, Question
+from attncheck.conventions.measure import is_meant, truth_of_meaning
+from attncheck.reading.dtypes import rounded_once
+from attncheck.spec import DTYPES, ROUNDING_MODELS
+
+MODELS = [(dtype, model) for model, dtypes in ROUNDING_MODELS.items() for dtype in DTYPES if dtype in dtypes]
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda each: each.name.replace(" ", "-"))
+@pytest.mark.parametrize(("dtype", "model"), MODELS, ids=lambda each: each)
+def test_the_exact_answer_of_a_meaning_is_that_of_no_other(question: Question, dtype: str, model: str) -> None:
+    for meaning in question.meanings:
+        if meaning.problem is None:
+            continue
+        exact = truth_of_meaning(meaning, dtype).exact[question.stage].high / meaning.factor
+        found = [
+            each for each in question.meanings if is_meant(question, each, rounded_once(exact, dtype), dtype, model)
+        ]
+        assert [each.words for each in found] == [meaning.words]
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda each: each.name.replace(" ", "-"))
+def test_a_constant_is_that_of_no_other_meaning(question: Question) -> None:
+    for meaning in question.meanings:
+        if meaning.problem is not None:
+            continue
+        array = np.zeros((1, 2, 3) if question.stage == "log_sum_exp" else (1, 2, 3, 4))
+        array[:, :, meaning.rows] = meaning.constant
+        found = [each for each in question.meanings if is_meant(question, each, array, "float64", "native")]
+        assert [each.words for each in found] == [meaning.words]
+
+
+def test_names_are_unique() -> None:
+    names = [question.name for question in QUESTIONS]
+    assert len({*names}) == len(names)
+    assert all(len({meaning.words for meaning in each.meanings}) == len(each.meanings) for each in QUESTIONS)
