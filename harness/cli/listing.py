@@ -115,7 +115,7 @@ def list_(
 def schema(
     tags: Annotated[bool, typer.Option("--tags", help="Print the schema of tags.yaml instead.")] = False,
 ) -> None:
-    """Print the JSON Schema of case files, for editors and checkers."""
+    """Print the JSON Schema of case files, for editors."""
     from attncheck.reading.schema import case_schema, tag_schema
 
     typer.echo(tag_schema() if tags else case_schema(), nl=False)

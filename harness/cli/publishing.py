@@ -34,7 +34,7 @@ def publish(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a comparison to keep in a repository, or check a run by it."""
+    """Write a comparison to keep, or check a run by the one kept."""
     from attncheck.results.reader import find_runs
 
     frames = frames_of(find_runs(runs))
