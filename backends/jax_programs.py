@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from functools import lru_cache, wraps
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -145,13 +146,12 @@ def _make_room(folder: Path) -> None:
 @lru_cache(maxsize=1)
 def _origin() -> str:
     """Return a digest of all that programs follow from beside their keys."""
-    import jaxlib
-
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
-    for package in (jax, jaxlib):
-        digest.update(repr(sorted(_files(Path(str(package.__file__)).parent))).encode())
+    for package in ("jax", "jaxlib"):
+        folder = Path(str(import_module(package).__file__)).parent
+        digest.update(repr(sorted(_files(folder))).encode())
     # Where JAX keeps its own cache changes no program.
     settings = {name: value for name, value in jax.config.values.items() if "cache" not in name}
     digest.update(repr(sorted((name, repr(value)) for name, value in settings.items())).encode())

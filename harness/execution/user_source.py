@@ -7,6 +7,7 @@ that it imports, that is edited twice in a second (by a script, by a fast loop) 
 from __future__ import annotations
 
 import sys
+from functools import cache
 from importlib import import_module
 from importlib.machinery import (
     BYTECODE_SUFFIXES,
@@ -21,9 +22,6 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
 
-import attncheck
-
-OWN = Path(attncheck.__file__).resolve().parent
 # Folders of packages that somebody installed: nobody edits them twice in a second, and there are many.
 INSTALLED = ("site-packages", "dist-packages")
 
@@ -81,4 +79,13 @@ def _is_users(path: str, top: Path) -> bool:
     """Return whether a path is a folder below the top, and neither of an installed package nor of this one."""
     folder = Path(path).resolve()
     is_below = folder.is_relative_to(top) and folder.is_dir()
-    return is_below and not {*INSTALLED} & {*folder.parts} and not folder.is_relative_to(OWN)
+    is_own = any(folder.is_relative_to(each) for each in _own_folders())
+    return is_below and not is_own and not {*INSTALLED} & {*folder.parts}
+
+
+@cache
+def _own_folders() -> frozenset[Path]:
+    """Return where this package's code lies, which in a checkout is in several places."""
+    root = __name__.partition(".")[0]
+    own = [module for name, module in sys.modules.items() if name.partition(".")[0] == root]
+    return frozenset(Path(folder).resolve() for module in own for folder in getattr(module, "__path__", ()))
