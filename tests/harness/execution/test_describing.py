@@ -57,8 +57,11 @@ def noted(folder: Path, what: str) -> list[list[str]]:
 
 
 def is_gone(pid: int) -> bool:
+    """Wait until a process has ended with all of its threads: its parent is not told before."""
     deadline = monotonic() + 20
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+    while psutil.pid_exists(pid) and not (
+        psutil.Process(pid).status() == psutil.STATUS_ZOMBIE and len(list(Path(f"/proc/{pid}/task").glob("*"))) <= 1
+    ):
         if monotonic() > deadline:
             return False
         sleep(0.05)

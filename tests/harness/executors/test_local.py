@@ -58,12 +58,12 @@ def test_documents_among_cases_that_were_judged_before_have_their_arrays_put_tog
 
 
 class _Counted(JudgingProcesses):
-    """Remembers how many units were ever with judging processes at once, before that of the next was asked for."""
+    """Remembers how many units ever waited for judging processes at once, each with those before it."""
 
     most = 0
 
     def submit(self, *question: Any) -> Future[Any]:
-        waiting = self._threads._work_queue.qsize()
+        waiting = self._threads._work_queue.qsize() + 1
         _Counted.most = max(_Counted.most, waiting)
         return super().submit(*question)
 
