@@ -80,9 +80,8 @@ def _normal(seed: int, *shape: int) -> Array:
 
 def _call(queries: int, keys: int, *, heads: int = 2, key_heads: int | None = None, batch: int = 1) -> Call:
     shape = batch, key_heads or heads, keys, WIDTH
-    return Call(
-        {}, {"query": _normal(1, batch, heads, queries, WIDTH), "key": _normal(2, *shape), "value": _normal(3, *shape)}
-    )
+    query = _normal(1, batch, heads, queries, WIDTH)
+    return Call({}, {}).but(query=query, key=_normal(2, *shape), value=_normal(3, *shape))
 
 
 def _mask(rows: str) -> Array:
