@@ -105,7 +105,8 @@ def _compiled(program: Any, inputs: tuple[Any, ...], options: dict[str, Any]) ->
 
 def _read(path: Path) -> Compiled:
     program: Compiled = deserialize_and_load(*pickle.loads(zlib.decompress(path.read_bytes())))
-    os.utime(path)
+    with suppress(OSError):  # another's file can be read and used, and not be touched
+        os.utime(path)
     return program
 
 
