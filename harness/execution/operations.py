@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +21,11 @@ class LackingError(NotImplementedError):
         super().__init__(message)
         self.lacks = lacks
 
+    @classmethod
+    def of_function(cls, name: str) -> LackingError:
+        """Say that there is no function of the contract of this name."""
+        return cls(f"has no {name}", (f"{name}()",))
+
 
 def run_operation(
     backend: Backend, operation: str, inputs: Mapping[str, NDArray[Any]], options: Mapping[str, Any]
@@ -32,55 +38,63 @@ def run_operation(
     name, keywords = call_of(operation, options)
     function = getattr(backend, name, None)
     if function is None:
-        raise LackingError(f"has no {name}", (f"{name}()",))
+        raise LackingError.of_function(name)
     keywords = {each: value for each, value in keywords.items() if each not in not_asked(backend, operation, options)}
-    check_parameters(function, {**inputs, **keywords})
+    check_parameters(parameters_of(function), {**inputs, **keywords})
     tensors = {name: backend.from_numpy(array) for name, array in inputs.items()}
     stages: Stages = function(**tensors, **keywords)
     return stages
 
 
+@dataclass(frozen=True)
+class Parameters:
+    """What a function can be called with: the ``names`` of its parameters, or any, where it ``takes_all``."""
+
+    names: frozenset[str]
+    takes_all: bool = False
+
+    def accepted(self, names: Iterable[str]) -> frozenset[str]:
+        """Return which of these names there is a parameter for."""
+        return frozenset(name for name in names if self.takes_all or name in self.names)
+
+    def lacking(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return, in order, the names that there is no parameter for."""
+        return () if self.takes_all else tuple(name for name in names if name not in self.names)
+
+
 def not_asked(backend: Backend, operation: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the conventions among the options that the backend's function has no parameter for."""
-    conventions = sorted(CONVENTIONS & options.keys())
-    if not conventions:
+    if CONVENTIONS.isdisjoint(options):
         return ()
     name, _ = call_of(operation, options)
     function = getattr(backend, name, None)
     if function is None:
         return ()
     # Somebody's own function is called by a wrapper that takes anything.
-    kinds = _kinds_of(getattr(function, "user_function", function))
-    takes_all = inspect.Parameter.VAR_KEYWORD in kinds.values()
-    return () if takes_all else tuple(each for each in conventions if each not in kinds)
+    return conventions_lacking(parameters_of(getattr(function, "user_function", function)), options)
 
 
-def check_parameters(function: Callable[..., Any], asked: Mapping[str, Any]) -> None:
-    """Raise ``LackingError`` where a function lacks a parameter: a capability is a parameter."""
-    kinds = _kinds_of(function)
-    if inspect.Parameter.VAR_KEYWORD in kinds.values():
-        return
-    missing = [name for name in asked if name not in kinds]
-    if missing:
-        raise LackingError(f"takes no {', '.join(missing)}", tuple(missing))
+def conventions_lacking(parameters: Parameters, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the conventions among the options that there is no parameter for."""
+    return parameters.lacking(sorted(CONVENTIONS & options.keys()))
 
 
-def accepted_of(function: Callable[..., Any], names: Iterable[str]) -> frozenset[str]:
-    """Return which of these names a function has a parameter for."""
-    kinds = _kinds_of(function)
-    takes_all = inspect.Parameter.VAR_KEYWORD in kinds.values()
-    return frozenset(name for name in names if takes_all or name in kinds)
+def check_parameters(parameters: Parameters, asked: Iterable[str]) -> None:
+    """Raise ``LackingError`` for what there is no parameter for: a capability is a parameter."""
+    if missing := parameters.lacking(asked):
+        raise LackingError(f"takes no {', '.join(missing)}", missing)
 
 
-def _kinds_of(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return the kind of each parameter: of what a function wraps, which hundreds of variants have in common."""
+def parameters_of(function: Callable[..., Any]) -> Parameters:
+    """Return the parameters of a function: of what it wraps, which hundreds of variants have in common."""
     function = getattr(function, "__func__", function)
-    return _kinds_of_wrapped(inspect.unwrap(function, stop=lambda each: hasattr(each, "__signature__")))
+    return _parameters_of_wrapped(inspect.unwrap(function, stop=lambda each: hasattr(each, "__signature__")))
 
 
 @lru_cache(maxsize=256)
-def _kinds_of_wrapped(function: Callable[..., Any]) -> Mapping[str, Any]:
-    return {name: each.kind for name, each in inspect.signature(function).parameters.items()}
+def _parameters_of_wrapped(function: Callable[..., Any]) -> Parameters:
+    kinds = {name: each.kind for name, each in inspect.signature(function).parameters.items()}
+    return Parameters(frozenset(kinds), inspect.Parameter.VAR_KEYWORD in kinds.values())
 
 
 def call_of(operation: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

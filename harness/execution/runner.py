@@ -22,6 +22,7 @@ from attncheck.execution.describing import DescribedWorkers
 from attncheck.execution.ends import EqualEnds
 from attncheck.execution.environment import with_cache
 from attncheck.execution.implementations import Implementation
+from attncheck.execution.lacks import lack_known_beforehand
 from attncheck.execution.limits import Limits, scores_too_large
 from attncheck.execution.logs import Log
 from attncheck.execution.padding import padded_call
@@ -140,6 +141,12 @@ class GroupRunner(Generic[Key]):
         process = self._slot.process
         if process is not None:
             process.end()
+
+    def lack_known_beforehand(self, case: Case, dtype: str) -> Failure | None:
+        """Return the outcome of a case that the implementation cannot be asked for, before its task is made."""
+        begun = perf_counter()
+        failure = lack_known_beforehand(self.group.implementation, case, dtype)
+        return None if failure is None else replace(failure, seconds=perf_counter() - begun)
 
     def evaluate(self, task: Task, meanwhile: Callable[[], None] = lambda: None) -> Outcome:
         """Evaluate one task in the worker, which is started if there is none; ``close`` ends it.
@@ -277,37 +284,49 @@ def group_runners(
 
 def run_in_turn(
     calls: Sequence[tuple[GroupRunner[Key], Key]],
-    task_of: Callable[[Key], Task],
+    question_of: Callable[[GroupRunner[Key], Key], Task | Failure],
     report: Callable[[GroupRunner[Key], Key, Outcome], None],
 ) -> None:
     """Evaluate one task after the other, each by its runner, and report its outcome; end where a runner is stopped.
 
-    While a worker computes, the next task is made.
+    What is known without a call is reported as it is. While a worker computes, the next task is made.
     """
-    tasks = _TasksAhead([key for _, key in calls], task_of)
+    questions = _QuestionsAhead(calls, question_of)
     for number, (runner, key) in enumerate(calls):
         if runner.is_stopped:
             return
-        outcome = runner.evaluate(tasks.take(number), partial(tasks.prepare, number + 1))
+        question = questions.take(number)
+        if isinstance(question, Failure):
+            outcome: Outcome = question
+        else:
+            outcome = runner.evaluate(question, partial(questions.prepare, number + 1))
         if not runner.is_stopped:
             report(runner, key, outcome)
 
 
-class _TasksAhead(Generic[Key]):
-    """Tasks by number, of which the next one may have been made before it is taken."""
+class _QuestionsAhead(Generic[Key]):
+    """Tasks, or what is known without them, by number; the next task may have been made before it is taken."""
 
-    def __init__(self, keys: Sequence[Key], task_of: Callable[[Key], Task]) -> None:
-        self._keys, self._task_of = keys, task_of
-        self._prepared: dict[int, Task] = {}
+    def __init__(
+        self,
+        calls: Sequence[tuple[GroupRunner[Key], Key]],
+        question_of: Callable[[GroupRunner[Key], Key], Task | Failure],
+    ) -> None:
+        self._calls, self._question_of = calls, question_of
+        self._prepared: dict[int, Task | Failure] = {}
 
-    def take(self, number: int) -> Task:
-        """Return a task; raises what making it raises."""
+    def take(self, number: int) -> Task | Failure:
+        """Return a question; raises what making it raises."""
         if number not in self._prepared:
-            return self._task_of(self._keys[number])
+            return self._question_of(*self._calls[number])
         return self._prepared.pop(number)
 
     def prepare(self, number: int) -> None:
-        """Make a task; what that raises is raised when the task is taken."""
-        if number < len(self._keys) and number not in self._prepared:
-            with suppress(Exception):
-                self._prepared[number] = self._task_of(self._keys[number])
+        """Make the next task from this number on; what that raises is raised when it is taken."""
+        with suppress(Exception):
+            while number < len(self._calls):
+                if number not in self._prepared:
+                    self._prepared[number] = self._question_of(*self._calls[number])
+                if not isinstance(self._prepared[number], Failure):
+                    return
+                number += 1

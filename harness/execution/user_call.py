@@ -13,12 +13,12 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.backends import EAGER, NATIVE, PADDED_BY, BackendEntry
+from attncheck.backends import EAGER, NATIVE, BackendEntry
 from attncheck.backends.contract import Backend, EmptyRows
 from attncheck.backends.devices import on_device
 from attncheck.execution.imports import imports_of
 from attncheck.execution.left_behind import Misbehaved, nothing_left_behind
-from attncheck.execution.operations import LackingError, accepted_of, check_parameters
+from attncheck.execution.operations import LackingError, check_parameters, parameters_of
 from attncheck.execution.requirements import Requirements
 from attncheck.execution.signatures import INPUTS, expected_signature, hints, misfits, required_keywords
 from attncheck.execution.user_code import LoadError, UnfitError, advice_on_framework
@@ -71,7 +71,7 @@ class UserBackend:
         self, name: str, function: Callable[..., Any], unasked: Mapping[str, Any], /, **given: Any
     ) -> dict[str, Any]:
         positional = [given.pop(each) for each in INPUTS[name]]
-        check_parameters(function, given)
+        check_parameters(parameters_of(function), given)
         if INPUTS[name][:3] == INPUTS["attention"]:
             _check_capabilities(function, positional)
         tensors = [*positional, *(value for value in given.values() if hasattr(value, "shape"))]
@@ -195,7 +195,7 @@ def declarations(target: Any, name: str) -> dict[str, Any]:
         "hints": [hint for each, function in functions.items() for hint in hints(each, function)],
         "required": {each: required_keywords(each, function) for each, function in functions.items()},
         "requirements": {each: _requirements(target, function) for each, function in functions.items()},
-        "accepts": {each: accepted_of(function, PADDED_BY) for each, function in functions.items()},
+        "parameters": {each: parameters_of(function) for each, function in functions.items()},
         "source": _source(functions.get("attention") or next(iter(functions.values()))),
     }
 

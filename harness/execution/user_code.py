@@ -14,10 +14,11 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attncheck.backends import BACKENDS, NATIVE, BackendEntry, DeclaredConvention, Mode
+from attncheck.backends import BACKENDS, NATIVE, PADDED_BY, BackendEntry, DeclaredConvention, Mode
 from attncheck.backends.contract import Backend
 from attncheck.backends.devices import HAVE_DEVICES, VISIBLE
 from attncheck.errors import UsageError
+from attncheck.execution.operations import Parameters
 from attncheck.execution.user_source import import_user_module
 
 if TYPE_CHECKING:
@@ -165,9 +166,9 @@ class UserImplementation(BackendEntry):
     ``says`` is for people; ``conventions`` are those that it declares, by name; ``framework`` names the backend whose
     arrays it takes; ``mode`` is what it is called behind the dot, where that is not the function's name. ``required``
     are, by function, the contract's keywords that it has no default for. ``source`` is the ``file`` and ``line`` of
-    its ``def``, where it has one. ``requirements`` are, by function, what it requires of shapes, and ``accepts`` the
-    keywords that its calls can be padded by. ``given`` is what names it on a command line, with ``--framework`` where
-    that was given; empty for an object. ``device`` is where the tensors lie that it is given.
+    its ``def``, where it has one. ``requirements`` are, by function, what it requires of shapes, and ``parameters``
+    what it can be called with; it has no other functions. ``given`` is what names it on a command line, with
+    ``--framework`` where that was given; empty for an object. ``device`` is where the tensors lie that it is given.
     """
 
     target: Target = field(default_factory=lambda: Target("", ""))
@@ -178,7 +179,7 @@ class UserImplementation(BackendEntry):
     required: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
     requirements: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    accepts: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    parameters: Mapping[str, Parameters] = field(default_factory=dict)
     given: tuple[str, ...] = ()
     device: str = ""
 
@@ -203,11 +204,12 @@ class UserImplementation(BackendEntry):
 
     def requires_of(self, mode: str, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
         """Return what a function of the target requires of shapes, and the keywords it can be padded by."""
-        return self.requirements.get(function, {}), self.accepts.get(function, frozenset())
+        taken = self.parameters.get(function, Parameters(frozenset()))
+        return self.requirements.get(function, {}), taken.accepted(PADDED_BY)
 
     def has(self, mode: str, function: str) -> bool:
         """Return whether the target has a function of the contract."""
-        return function in self.requirements
+        return function in self.parameters
 
     def load(self, mode: str = "") -> Backend:
         """Load the target and wrap it."""
@@ -252,7 +254,7 @@ def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None)
         required=dict(declared.get("required") or {}),
         source=dict(declared.get("source") or {}),
         requirements=dict(declared.get("requirements") or {}),
-        accepts=dict(declared.get("accepts") or {}),
+        parameters=dict(declared.get("parameters") or {}),
     )
 
 

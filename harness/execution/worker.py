@@ -23,6 +23,8 @@ from attncheck.backends.contract import Backend
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from attncheck.execution.operations import LackingError
+
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -173,11 +175,16 @@ def evaluate_on(backend: Backend, task: Task) -> Outcome:
             left_out = not_asked(backend, task.operation, task.options)
             return _missing(arrays, expected) or _too_much(wanted) or Computed(wanted, left_out)
     except LackingError as error:
-        return Failure("unsupported", clean(str(error)), error.lacks)
+        return unsupported(error)
     except NotImplementedError as error:
         return Failure("unsupported", _describe(error))
     except BaseException as error:  # whatever an implementation raises, also SystemExit, is its result and not our end
         return Failure("error", _describe(error))
+
+
+def unsupported(error: LackingError) -> Failure:
+    """Return the outcome of a call that an implementation has no function or no parameter for."""
+    return Failure("unsupported", clean(str(error)), error.lacks)
 
 
 def _missing(arrays: Mapping[str, NDArray[Any]], expected: Sequence[str]) -> Failure | None:

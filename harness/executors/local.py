@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from attncheck.execution.runner import Group, GroupRunner, run_in_turn
-from attncheck.execution.worker import Outcome
+from attncheck.execution.worker import Failure, Outcome, Task
 from attncheck.executors.judges import MAX_QUICK, MIN_UNITS, JudgingProcesses
 from attncheck.executors.priority_semaphore import PrioritySemaphore
 from attncheck.executors.waiting import WaitingOutcomes
@@ -78,13 +78,16 @@ def compute_and_judge(
                 answers.put(answer, timeout=0.1)
                 return
 
+    def question(runner: GroupRunner[Unit], unit: Unit) -> Task | Failure:
+        return runner.lack_known_beforehand(plan.case(unit), unit.dtype) or plan.task(unit)
+
     def drive(together: Sequence[GroupRunner[Unit]]) -> None:
         try:
             for number, window in enumerate(_windows(plan)):
                 calls = [(each, unit) for unit in window for each in together if unit.dtype in each.group.dtypes]
                 with places.acquire(number):
                     run_in_turn(
-                        calls, plan.task, lambda each, unit, outcome: hand_over(each, (unit, each.group, outcome))
+                        calls, question, lambda each, unit, outcome: hand_over(each, (unit, each.group, outcome))
                     )
                     if places.is_awaited:
                         _close(together)

@@ -11,7 +11,7 @@ import pytest
 
 from attncheck.backends import BACKENDS, PADDED_BY, numpy_backend
 from attncheck.execution.limits import Limits
-from attncheck.execution.operations import accepted_of, run_operation
+from attncheck.execution.operations import parameters_of, run_operation
 from attncheck.execution.runner import Group, GroupRunner
 from attncheck.execution.worker import Computed, Task
 from attncheck.explain import find_implementation
@@ -142,4 +142,4 @@ def test_what_requires_shapes_takes_what_pads_to_them(name: str) -> None:
 
     module = import_module(f"attncheck.backends.{name}")
     for function in (module.attention, module.attention_gradients):
-        assert accepted_of(function, PADDED_BY) == PADDED_BY
+        assert parameters_of(function).accepted(PADDED_BY) == PADDED_BY

@@ -131,7 +131,8 @@ def evaluate_batch(packed_campaign: bytes, packed_batch: bytes, group: int) -> E
             if run.ended:
                 raise RunEnded
             if unit.dtype in dtypes:
-                outcomes.append(runner.evaluate(plan.task(unit)))
+                lack = runner.lack_known_beforehand(plan.case(unit), unit.dtype)
+                outcomes.append(lack or runner.evaluate(plan.task(unit)))
         return Evaluated(tuple(outcomes), runner.description, perf_counter() - begun)
 
 

@@ -298,7 +298,7 @@ def test_a_backend_that_hangs_while_it_starts_is_given_up(
     runner: GroupRunner[str] = GroupRunner(group, Limits(start_seconds=1.0), tmp_path)
     run_in_turn(
         [(runner, "one"), (runner, "two")],
-        lambda key: Task("softmax", {}, {}),
+        lambda _, key: Task("softmax", {}, {}),
         lambda _, key, outcome: outcomes.append((key, outcome)),
     )
     runner.close()
@@ -475,7 +475,7 @@ def test_a_runner_that_is_stopped_before_it_begins_starts_no_worker(
     runner: GroupRunner[str] = GroupRunner(group, Limits(), tmp_path)
     runner.stop()
     reported: list[object] = []
-    run_in_turn([(runner, "one")], lambda key: Task("softmax", {}, {}), lambda *answer: reported.append(answer))
+    run_in_turn([(runner, "one")], lambda _, key: Task("softmax", {}, {}), lambda *answer: reported.append(answer))
     assert not reported
     assert not started.exists()
 

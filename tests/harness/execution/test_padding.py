@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from attncheck.backends import BACKENDS, PADDED_BY, numpy_backend
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.operations import accepted_of
+from attncheck.execution.operations import Parameters, parameters_of
 from attncheck.execution.padding import Padding, padded_call
 from attncheck.execution.user_call import own_backend
 from attncheck.execution.user_code import UserImplementation
@@ -113,7 +113,8 @@ def padding_of(
     task: Task, requires: Mapping[str, Any], accepts: frozenset[str] = PADDED_BY
 ) -> Padding | Failure | None:
     name = "dot_scores" if task.operation == "scoring" else task.operation
-    entry = UserImplementation("toy", "toy", ("numpy",), requirements={name: requires}, accepts={name: accepts})
+    taken = {name: Parameters(frozenset(accepts))}
+    entry = UserImplementation("toy", "toy", ("numpy",), requirements={name: requires}, parameters=taken)
     return padded_call(Implementation(entry, "toy"), task)
 
 
@@ -124,7 +125,7 @@ def outcome_of(
     called: Callable[..., Any] | None = None,
 ) -> Outcome:
     """What comes of a task on a function that asserts what it requires."""
-    padding = padding_of(task, requires, accepted_of(function, PADDED_BY))
+    padding = padding_of(task, requires, parameters_of(function).accepted(PADDED_BY))
     if isinstance(padding, Failure):
         return padding
     own = restricted(called or function, requires)
@@ -568,8 +569,8 @@ def packed_task() -> Task:
 
 def toy(*functions: str, requires: Mapping[str, Any] | None = None) -> Implementation:
     requirements = dict.fromkeys(functions, requires or {})
-    accepts = dict.fromkeys(functions, PADDED_BY)
-    entry = UserImplementation("toy", "toy", ("numpy",), requirements=requirements, accepts=accepts)
+    parameters = dict.fromkeys(functions, Parameters(PADDED_BY))
+    entry = UserImplementation("toy", "toy", ("numpy",), requirements=requirements, parameters=parameters)
     return Implementation(entry, "toy")
 
 
