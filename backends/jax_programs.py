@@ -2,8 +2,8 @@
 
 JAX's own cache keeps what XLA makes of a program; to find it there the function is traced and lowered first, which
 takes most of the time. What is kept here is found by the function, its options, and the shapes and types of its
-arrays, together with all that the program follows from: this package's source files, every file of jax and jaxlib by
-size and time, JAX's settings, and XLA's flags. So a framework that somebody builds anew under the same version is
+arrays, together with all that the program follows from: the sources of JAX's modes here, every file of jax and jaxlib
+by size and time, JAX's settings, and XLA's flags. So a framework that somebody builds anew under the same version is
 compiled anew. The processor's kind and the versions are in the folder's name (``execution/environment.py``).
 """
 
@@ -148,7 +148,7 @@ def _make_room(folder: Path) -> None:
 def _origin() -> str:
     """Return a digest of all that programs follow from beside their keys."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sources():
         digest.update(path.read_bytes())
     for package in ("jax", "jaxlib"):
         folder = Path(str(import_module(package).__file__)).parent
@@ -158,6 +158,15 @@ def _origin() -> str:
     digest.update(repr(sorted((name, repr(value)) for name, value in settings.items())).encode())
     digest.update(repr([os.environ.get(name) for name in _VARIABLES]).encode())
     return digest.hexdigest()
+
+
+def sources() -> list[Path]:
+    """Return the files of this package that a program of JAX may follow from: its own modules, and the contract.
+
+    No other backend is among them: whoever works on one need not wait until JAX has compiled everything anew.
+    """
+    here = Path(__file__).parent
+    return [*sorted(here.glob("jax_*.py")), here / "contract.py"]
 
 
 def _files(folder: str | Path) -> Iterator[tuple[str, int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 from collections.abc import Callable
@@ -186,3 +187,15 @@ def test_what_was_not_used_for_the_longest_time_makes_room(programs: Any, monkey
     monkeypatch.setattr(module, "MOST", 500)
     module._make_room(folder)
     assert {path.name for path in folder.iterdir()} == {"0", "1"}
+
+
+def test_no_program_follows_from_a_file_that_is_not_looked_at(programs: Any) -> None:
+    module, _ = programs
+    looked_at = {f"attncheck.backends.{path.stem}" for path in module.sources()}
+    assert {"attncheck.backends.jax_backend", "attncheck.backends.contract"} <= looked_at
+    for path in module.sources():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("attncheck"):
+                assert node.module is not None
+                names = (f"{node.module}.{each.name}" for each in node.names)
+                assert all(name in looked_at or node.module in looked_at for name in names), path.name
