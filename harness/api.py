@@ -147,6 +147,7 @@ def check(
     dtypes: Sequence[str] = (),
     tiles: Sequence[int] = (),
     framework: str | None = None,
+    signature: str | None = None,
     name: str | None = None,
     output: str | Path | None = None,
     time_limit: float = 60.0,
@@ -173,6 +174,8 @@ def check(
         tiles: Sizes of the kernel's tiles; cases with lengths around their edges are added, as with ``--tile``.
         framework: The framework whose arrays the function takes and returns: numpy (the default), torch, tensorflow or
             jax.
+        signature: The library that the function is called like: sdpa, flash_attn, xformers, flashinfer, mlx, onnx,
+            keras, hf or bshd. Default: attncheck's own signature.
         name: What reports call a callable, behind the name of its module. Default: its own name.
         output: Keep the results in this folder, for ``attncheck report``.
         time_limit: Seconds that one evaluation may take.
@@ -197,7 +200,7 @@ def check(
         raise UsageError("failed: expected an output folder, which holds what failed last time")
     if max_failures is not None and max_failures < 1:
         raise UsageError(f"max_failures: expected a number of cases, at least 1; got {max_failures!r}")
-    chosen = _chosen(function, framework, name, limits)
+    chosen = _chosen(function, framework, signature, name, limits)
     sizes = tiles_of(read_tiles(tiles, "tiles"), complete=not cases)
     store = user_store()
     selection = selected(list(cases), list(tags), list(dtypes), tiles=sizes, expression=expression, store=store)
@@ -253,6 +256,7 @@ def measure_conventions(
     function: Callable[..., Any] | str | os.PathLike[str],
     *,
     framework: str | None = None,
+    signature: str | None = None,
     name: str | None = None,
     dtype: str | None = None,
     limits: Limits | None = None,
@@ -262,6 +266,7 @@ def measure_conventions(
     Args:
         function: A callable, or the name of an implementation, or ``file.py:function``.
         framework: The framework whose arrays it takes and returns; NumPy's, unless the function declares another.
+        signature: The library that it is called like, as in ``check``.
         name: What messages call it, as ``package.function``.
         dtype: The dtype of the calls; the most exact one that is declared, unless another is asked for.
         limits: Limits of the worker process.
@@ -273,16 +278,20 @@ def measure_conventions(
         UsageError: There is no such implementation, or it declares no such dtype.
     """
     limits = limits or Limits()
-    chosen = _chosen(function, framework, name, limits)
+    chosen = _chosen(function, framework, signature, name, limits)
     if chosen.missing:
         raise UsageError(f"{chosen.missing[0]} is not installed")
     return ask_all(chosen.implementations[0], dtype, limits)
 
 
 def _chosen(
-    function: Callable[..., Any] | str | os.PathLike[str], framework: str | None, name: str | None, limits: Limits
+    function: Callable[..., Any] | str | os.PathLike[str],
+    framework: str | None,
+    signature: str | None,
+    name: str | None,
+    limits: Limits,
 ) -> ImplementationSelection:
     if isinstance(function, str | os.PathLike):
-        return select_implementations(None, [os.fspath(function)], framework, limits)
-    implementation = select_callable(function, framework, name)
+        return select_implementations(None, [os.fspath(function)], framework, limits, signature=signature)
+    implementation = select_callable(function, framework, name, signature)
     return ImplementationSelection((implementation,), by_name=(implementation.name,))

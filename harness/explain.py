@@ -63,9 +63,9 @@ class Explanation:
         return failing or ([""] if self.fails else [])
 
 
-def find_implementation(name: str, framework: str | None = None) -> Implementation:
+def find_implementation(name: str, framework: str | None = None, signature: str | None = None) -> Implementation:
     """Return an implementation by its name, its backend's, or as file.py:function. Raises ``UsageError``."""
-    chosen: ImplementationSelection = select_implementations(None, [name], framework)
+    chosen: ImplementationSelection = select_implementations(None, [name], framework, signature=signature)
     if chosen.missing:
         raise UsageError(f"{chosen.missing[0]} is not installed")
     return chosen.implementations[0]

@@ -51,6 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="fail where an implementation was judged in fewer cases, or in a smaller share of those that ran",
     )
     group.addoption("--attncheck-framework", metavar="NAME", help="whose arrays the implementation takes")
+    group.addoption("--attncheck-signature", metavar="NAME", help="the library that the function is called like")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -110,7 +111,8 @@ def _judges(config: pytest.Config, targets: Sequence[str], ids: Sequence[str]) -
     try:
         tiles = read_tiles(config.getoption("--attncheck-tile"), "--attncheck-tile")
         selection = select_cases(*wanted, tiles + tiles_named(ids))
-        chosen = select_implementations(None, targets, config.getoption("--attncheck-framework"))
+        framework, signature = (config.getoption(f"--attncheck-{name}") for name in ("framework", "signature"))
+        chosen = select_implementations(None, targets, framework, signature=signature)
         judges = [ImplementationJudge.of(implementation, selection) for implementation in chosen.implementations]
     except AttncheckError as error:
         raise pytest.UsageError(f"attncheck: {error}") from None
@@ -132,6 +134,7 @@ def conformance(
     dtypes: Sequence[str] = (),
     tiles: Sequence[int] = (),
     framework: str | None = None,
+    signature: str | None = None,
 ) -> Callable[..., None]:
     """Return a test function with a test per case and dtype, for one line in a test file.
 
@@ -142,6 +145,7 @@ def conformance(
         dtypes: Select these dtypes.
         tiles: Sizes of the kernel's tiles, whose cases are added.
         framework: The framework whose arrays the function takes and returns.
+        signature: The library that the function is called like.
 
     Returns:
         A function that pytest parametrises by case and dtype.
@@ -156,9 +160,9 @@ def conformance(
     try:
         selection = select_cases(tuple(cases), tuple(tags), tuple(dtypes), read_tiles(tiles, "tiles"))
         implementation = (
-            select_implementations(None, [function], framework).implementations[0]
+            select_implementations(None, [function], framework, signature=signature).implementations[0]
             if isinstance(function, str)
-            else select_callable(function, framework, None)
+            else select_callable(function, framework, None, signature)
         )
         judge = ImplementationJudge.of(implementation, selection)
     except AttncheckError as error:

@@ -18,6 +18,7 @@ from attncheck.cli.options import (
     ImplementationName,
     MemoryLimit,
     Results,
+    Signature,
     Threads,
     TimeLimit,
 )
@@ -49,6 +50,7 @@ def explain(
     implementation: ImplementationName,
     dtype: DtypeName = None,
     framework: Framework = None,
+    signature: Signature = None,
     results: Results = None,
     time_limit: TimeLimit = 60.0,
     memory_limit: MemoryLimit = None,
@@ -61,7 +63,7 @@ def explain(
     """
     from attncheck.reports.explanation import print_repeated_explanation
 
-    asked = _asked(case, implementation, dtype, framework, results)
+    asked = _asked(case, implementation, dtype, framework, signature, results)
     explained = _explanation_of(
         asked, limits_of(time_limit, memory_limit, threads, compilation_cache=True, keep_going=False)
     )
@@ -82,6 +84,7 @@ def repro(
     implementation: ImplementationName,
     dtype: DtypeName = None,
     framework: Framework = None,
+    signature: Signature = None,
     results: Results = None,
     time_limit: TimeLimit = 60.0,
     memory_limit: MemoryLimit = None,
@@ -106,7 +109,7 @@ def repro(
     from attncheck.reports.explanation import repeated_explanation_text
     from attncheck.repro import repro_script
 
-    asked = _asked(case, implementation, dtype, framework, results)
+    asked = _asked(case, implementation, dtype, framework, signature, results)
     explained = _explanation_of(
         asked, limits_of(time_limit, memory_limit, threads, compilation_cache=True, keep_going=False)
     )
@@ -154,7 +157,14 @@ class _Asked:
     checked: Checked | None
 
 
-def _asked(case: str, implementation: str, dtype: str | None, framework: str | None, results: Path | None) -> _Asked:
+def _asked(
+    case: str,
+    implementation: str,
+    dtype: str | None,
+    framework: str | None,
+    signature: str | None,
+    results: Path | None,
+) -> _Asked:
     from attncheck.explain import find_implementation
 
     checked = checked_in(results)
@@ -164,7 +174,8 @@ def _asked(case: str, implementation: str, dtype: str | None, framework: str | N
     if named and implementation != named[0]:  # as the report calls it
         options = dict(pairwise(named))
         framework, implementation = framework or options.get("--framework"), named[0]
-    return _Asked(found, selection, find_implementation(implementation, framework), chosen_dtype, checked)
+        signature = signature or options.get("--signature")
+    return _Asked(found, selection, find_implementation(implementation, framework, signature), chosen_dtype, checked)
 
 
 def _explanation_of(asked: _Asked, limits: Limits) -> RepeatedExplanation:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from attncheck.cli.app import app, examples
-from attncheck.cli.options import AsJson, Framework, MemoryLimit, Threads, TimeLimit
+from attncheck.cli.options import AsJson, Framework, MemoryLimit, Signature, Threads, TimeLimit
 from attncheck.cli.shared import limits_of
 from attncheck.errors import ExitCode
 
@@ -38,6 +38,7 @@ def conventions(
         ),
     ] = None,
     framework: Framework = None,
+    signature: Signature = None,
     time_limit: TimeLimit = 60.0,
     memory_limit: MemoryLimit = None,
     threads: Threads = 1,
@@ -54,7 +55,7 @@ def conventions(
     from attncheck.reports.conventions import print_conventions
 
     limits = limits_of(time_limit, memory_limit, threads, compilation_cache=True, keep_going=False)
-    chosen = select_implementations(None, implementations, framework, limits)
+    chosen = select_implementations(None, implementations, framework, limits, signature=signature)
     for name in chosen.missing:
         typer.echo(f"attncheck: {name} is not installed", err=True)
     measured = {each.name: ask_all(each, dtype, limits) for each in chosen.implementations}

@@ -96,6 +96,15 @@ Framework = Annotated[
         show_default=False,
     ),
 ]
+Signature = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="The library that your own function is called like: sdpa, flash_attn, xformers, flashinfer, mlx, onnx, "
+        "keras, hf or bshd. Default: attncheck's own signature.",
+        show_default=False,
+    ),
+]
 ExpectedFailures = Annotated[
     list[Path] | None,
     typer.Option(

@@ -40,6 +40,7 @@ class RunRequest:
     backend: list[str] | None
     implementation: list[str] | None
     framework: str | None
+    signature: str | None
     expected_failures: list[Path] | None
     dtype: list[str] | None
     tag: list[str] | None
@@ -97,7 +98,7 @@ def begin_to_load(request: RunRequest, described: DescribedWorkers) -> None:
     for pattern in split(request.implementation):
         if ":" in pattern or pattern.endswith(".py"):
             try:
-                target = Target.of(pattern)
+                target = Target.of(pattern, request.signature or "")
             except UsageError:
                 return  # which is said where the others are looked at
             described.begin(Question(target, request.framework, request.threads, request.compilation_cache))
@@ -114,7 +115,7 @@ def _run(
     from attncheck.run import run_cases
 
     own = (split(request.backend) or None, split(request.implementation), request.framework)
-    chosen = select_implementations(*own, request.limits, described)
+    chosen = select_implementations(*own, request.limits, described, request.signature)
     store = store_of(request.cache, request.cache_size)
     selection = select(
         *(request.patterns, request.tag, request.dtype, request.expected_failures),

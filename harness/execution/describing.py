@@ -139,7 +139,7 @@ def describe(target: Target, environment: Mapping[str, str], threads: int, log: 
 
     try:
         loaded = target.load()
-        declared = declarations(loaded, target.attribute.rpartition(".")[2])
+        declared = declarations(loaded, target.attribute.rpartition(".")[2], target.signature)
     except UnfitError as error:
         return unfit_text(error, target, loaded)
     except LoadError as error:

@@ -11,6 +11,7 @@ from typing import Any
 from attncheck.errors import UsageError
 from attncheck.execution.call import CallTimeout, RemoteError, WorkerDied
 from attncheck.execution.describing import DescribedWorkers, Question
+from attncheck.execution.families import family_named
 from attncheck.execution.implementations import Implementation, ImplementationSelection, bundled_implementations
 from attncheck.execution.limits import Limits
 from attncheck.execution.user_code import (
@@ -30,28 +31,37 @@ def select_implementations(
     framework: str | None = None,
     limits: Limits | None = None,
     described: DescribedWorkers | None = None,
+    signature: str | None = None,
 ) -> ImplementationSelection:
     """Choose implementations: names and globs of the table, published ones by name, ``file.py:function``.
+
+    ``signature`` names the family of functions that own ones are called like.
 
     An own implementation is loaded once, in a process of its own, to see what it declares; among those that are
     ``described`` already, if there are such, where it stays for a run. Raises ``UsageError``.
     """
+    if signature is not None:
+        family_named(signature)
     points = published()
     own = [pattern for pattern in patterns if pattern in points or _is_target(pattern)]
     others = [pattern for pattern in patterns if pattern not in own]
     found = [
         _as_given(
-            user_implementation(Target(point.module, point.attr), framework, limits, point.name, described)
+            user_implementation(
+                Target(point.module, point.attr, signature=signature or ""), framework, limits, point.name, described
+            )
             if (point := points.get(pattern)) is not None
-            else user_implementation(Target.of(pattern), framework, limits, described=described),
-            (pattern, *_framework_words(framework)),
+            else user_implementation(Target.of(pattern, signature or ""), framework, limits, described=described),
+            (pattern, *_words(framework, signature)),
         )
         for pattern in own
     ]
-    if framework is not None and not found:
-        raise UsageError(
-            "--framework says whose arrays an implementation of your own takes; name one: file.py:function"
-        )
+    for option, given, says in (
+        ("--framework", framework, "whose arrays an implementation of your own takes"),
+        ("--signature", signature, "what an implementation of your own is called like"),
+    ):
+        if given is not None and not found:
+            raise UsageError(f"{option} says {says}; name one: file.py:function")
     chosen = bundled_implementations(backends, patterns=others) if others or not found else ImplementationSelection(())
     absent = tuple(item.entry.packages[0] for item in found if not item.entry.is_installed)
     present = tuple(item for item in found if item.entry.is_installed)
@@ -63,8 +73,9 @@ def select_implementations(
     )
 
 
-def _framework_words(framework: str | None) -> tuple[str, ...]:
-    return () if framework is None else ("--framework", framework)
+def _words(framework: str | None, signature: str | None) -> tuple[str, ...]:
+    given = (("--framework", framework), ("--signature", signature))
+    return tuple(word for option, value in given if value is not None for word in (option, value))
 
 
 def _as_given(implementation: Implementation, words: tuple[str, ...]) -> Implementation:
@@ -72,7 +83,9 @@ def _as_given(implementation: Implementation, words: tuple[str, ...]) -> Impleme
     return replace(implementation, entry=replace(implementation.entry, given=words))
 
 
-def select_callable(function: Callable[..., Any], framework: str | None, name: str | None) -> Implementation:
+def select_callable(
+    function: Callable[..., Any], framework: str | None, name: str | None, signature: str | None = None
+) -> Implementation:
     """Take a callable that is handed over as an object, a lambda too: workers get a copy of it."""
     import cloudpickle
 
@@ -83,14 +96,14 @@ def select_callable(function: Callable[..., Any], framework: str | None, name: s
     if by_value:
         cloudpickle.register_pickle_by_value(module)
     try:
-        target = Target("", origin.function, cloudpickle.dumps(function))
+        target = Target("", origin.function, cloudpickle.dumps(function), signature or "")
     finally:
         if by_value:
             cloudpickle.unregister_pickle_by_value(module)
     called = next(each for each in (name or origin.function, "callable") if each.isidentifier())
     own_name = _published_as(origin) if name is None else None
     found = user_implementation(target, framework, name=own_name or f"{origin.package}.{called}")
-    return _as_given(found, (own_name, *_framework_words(framework))) if own_name else found
+    return _as_given(found, (own_name, *_words(framework, signature))) if own_name else found
 
 
 def user_implementation(

@@ -12,12 +12,15 @@ import os
 import select
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import thread as pools
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
+import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from attncheck.backends import EVERYTHING
 
@@ -29,6 +32,16 @@ _POOL = pools._worker.__code__  # what every thread of a ThreadPoolExecutor runs
 
 class Misbehaved(Exception):
     """An implementation did what none may do; says what."""
+
+
+@contextmanager
+def unchanged(tensors: Mapping[str, Any], to_numpy: Callable[[Any], NDArray[Any]]) -> Iterator[None]:
+    """Raise ``Misbehaved`` where a call has changed one of its inputs, bit by bit."""
+    before = {name: np.array(to_numpy(tensor)).tobytes() for name, tensor in tensors.items()}
+    yield
+    for name, was in before.items():
+        if to_numpy(tensors[name]).tobytes() != was:
+            raise Misbehaved(f"changed its input {name}")
 
 
 @contextmanager

@@ -16,14 +16,17 @@ from numpy.typing import NDArray
 from attncheck.backends import EAGER, NATIVE, BackendEntry
 from attncheck.backends.contract import Backend, EmptyRows
 from attncheck.backends.devices import on_device
+from attncheck.execution.families import FAMILIES, family_named
+from attncheck.execution.family_calls import Arrays, contract_functions, never_given
 from attncheck.execution.imports import imports_of
-from attncheck.execution.left_behind import Misbehaved, nothing_left_behind
+from attncheck.execution.left_behind import nothing_left_behind, unchanged
 from attncheck.execution.operations import LackingError, check_parameters, parameters_of
 from attncheck.execution.requirements import Requirements
 from attncheck.execution.signatures import INPUTS, expected_signature, hints, misfits, required_keywords
 from attncheck.execution.user_code import LoadError, UnfitError, advice_on_framework
 from attncheck.execution.worker import AdvisedError
 from attncheck.spec import DTYPES, OPERATIONS, ROUNDING_MODELS, result_stages
+from attncheck.wording import listed
 
 _OPERATIONS = {own.function: name for name, own in OPERATIONS.items() if name != "scoring"}
 """What is no scoring function."""
@@ -74,13 +77,10 @@ class UserBackend:
         check_parameters(parameters_of(function), given)
         if INPUTS[name][:3] == INPUTS["attention"]:
             _check_capabilities(function, positional)
-        tensors = [*positional, *(value for value in given.values() if hasattr(value, "shape"))]
-        before = [np.array(self._base_to_numpy(tensor)) for tensor in tensors]
-        with nothing_left_behind():
+        arrays = {each: value for each, value in given.items() if hasattr(value, "shape")}
+        named = {**dict(zip(INPUTS[name], positional, strict=True)), **arrays}
+        with unchanged(named, self._base_to_numpy), nothing_left_behind():
             returned = self._returned(function, positional, {**unasked, **given})
-        for number, (tensor, was) in enumerate(zip(tensors, before, strict=True)):
-            if self._base_to_numpy(tensor).tobytes() != was.tobytes():
-                raise Misbehaved(f"changed its input {[*INPUTS[name], *given][number]}")
         if isinstance(returned, Mapping):
             return dict(returned)
         inputs = {each for each, value in given.items() if hasattr(value, "shape")}
@@ -106,13 +106,13 @@ class UserBackend:
             raise AdvisedError(error, advice_on_framework(wanted, _name_of(function))) from error
 
 
-def own_backend(target: Any, name: str, framework: BackendEntry, device: str = "") -> UserBackend:
+def own_backend(target: Any, name: str, framework: BackendEntry, device: str = "", signature: str = "") -> UserBackend:
     """Wrap a target, whose tensors lie on a device if one is named.
 
     Raises ``LoadError`` where it can never be called as the contract says.
     """
     base = on_device(framework.load(), framework.name, device)
-    return UserBackend(functions_of(target, name), base, framework.name)
+    return UserBackend(functions_of(target, name, signature, base), base, framework.name)
 
 
 @functools.lru_cache(maxsize=16)
@@ -145,14 +145,21 @@ def _is_about_arrays(error: Exception) -> bool:
     return any(words in _words_of(error) for words in ("numpy", "ndarray", "axes don't match array"))
 
 
-def functions_of(target: Any, name: str) -> dict[str, Callable[..., Any]]:
-    """Return the target's functions by the contract's names.
+def functions_of(
+    target: Any, name: str, signature: str = "", arrays: Arrays | None = None
+) -> dict[str, Callable[..., Any]]:
+    """Return the target's functions by the contract's names; they can be called where ``arrays`` are given.
 
     A function that is called like one of the contract's is that one, any other is ``attention``; further ones may be
     its attributes. Of a module, or another object, everything that is called like one of the contract's counts.
 
-    Raises ``LoadError`` where it has none.
+    A function that is called like a library's is adapted. Raises ``LoadError`` where it has none.
     """
+    if family := signature_of(target, signature):
+        found = contract_functions(target, family_named(family), arrays or _NotCalled())
+        for each, function in found.items():
+            _check_signature(each, function)
+        return found
     is_namespace = inspect.ismodule(target) or (not callable(target) and not inspect.isroutine(target))
     found = {each: getattr(target, each) for each in INPUTS if callable(getattr(target, each, None))}
     if not is_namespace:
@@ -164,13 +171,37 @@ def functions_of(target: Any, name: str) -> dict[str, Callable[..., Any]]:
     return found
 
 
-def declarations(target: Any, name: str) -> dict[str, Any]:
+class _NotCalled:
+    """Stands for the conversions of functions that are only looked at."""
+
+    def from_numpy(self, array: NDArray[Any]) -> Any:
+        """Never called."""
+        raise AssertionError("looked at, not called")
+
+    to_numpy = from_numpy
+
+
+def signature_of(target: Any, given: str = "") -> str:
+    """Return the family that a target is called like: what was ``given``, or what it declares; empty for none.
+
+    Raises ``LoadError`` for one that is not known, and for a module: a family's function is named by itself.
+    """
+    declared = getattr(target, "signature", None)
+    name = given or (declared if isinstance(declared, str) else "")
+    if name and name not in FAMILIES:
+        raise LoadError(f"unknown signature {name!r}; expected {', '.join(FAMILIES)}")
+    if name and not callable(target):
+        raise LoadError(f"signature {name}: expected a function, as file.py:function")
+    return name
+
+
+def declarations(target: Any, name: str, signature: str = "") -> dict[str, Any]:
     """Return what a target declares of itself: framework, rounding models per dtype, conventions, resources, source.
 
     And what can be seen of it: which distributions it imports, what it is never given, what it always has to be.
     Raises ``LoadError`` for a declaration that says nothing the harness knows.
     """
-    functions = functions_of(target, name)
+    functions, family = functions_of(target, name, signature), signature_of(target, signature)
     imports = imports_of(target)
     framework = getattr(target, "framework", None)
     capabilities = dict(getattr(target, "capabilities", None) or {})
@@ -192,12 +223,20 @@ def declarations(target: Any, name: str) -> dict[str, Any]:
         "resources": _resources(getattr(target, "resources", None)),
         "imported_framework": imports.framework,
         "distributions": imports.versions,
-        "hints": [hint for each, function in functions.items() for hint in hints(each, function)],
+        "signature": family,
+        "hints": _hints(target, functions, family),
         "required": {each: required_keywords(each, function) for each, function in functions.items()},
         "requirements": {each: _requirements(target, function) for each, function in functions.items()},
         "parameters": {each: parameters_of(function) for each, function in functions.items()},
         "source": _source(functions.get("attention") or next(iter(functions.values()))),
     }
+
+
+def _hints(target: Any, functions: Mapping[str, Callable[..., Any]], family: str) -> list[str]:
+    if not family:
+        return [hint for each, function in functions.items() for hint in hints(each, function)]
+    unused = never_given(target, family_named(family))
+    return [f"its {listed(unused)} {'is' if len(unused) == 1 else 'are'} never given"] if unused else []
 
 
 def _source(function: Callable[..., Any]) -> dict[str, Any]:

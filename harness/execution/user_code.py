@@ -87,15 +87,17 @@ def advice_on_framework(name: str, function: str) -> str:
 class Target:
     """Where an implementation is: ``path`` of a file or a module's name, and what in it (empty: the module itself).
 
-    ``pickled`` is a callable that was handed over as an object instead.
+    ``pickled`` is a callable that was handed over as an object instead. ``signature`` names the family of functions
+    that it is called like (``families.py``), where that was given.
     """
 
     module: str
     attribute: str = ""
     pickled: bytes = b""
+    signature: str = ""
 
     @classmethod
-    def of(cls, text: str) -> Target:
+    def of(cls, text: str, signature: str = "") -> Target:
         """Read file.py, file.py:function, package.module or package.module:function.
 
         Raises ``UsageError`` for any other text, and for a file that does not exist.
@@ -108,7 +110,7 @@ class Target:
             module = str(path.resolve())
         if not module:
             raise UsageError(f"{text}: expected file.py:function or package.module:function")
-        return cls(module, attribute)
+        return cls(module, attribute, signature=signature)
 
     @property
     def name(self) -> str:
@@ -169,6 +171,7 @@ class UserImplementation(BackendEntry):
     its ``def``, where it has one. ``requirements`` are, by function, what it requires of shapes, and ``parameters``
     what it can be called with; it has no other functions. ``given`` is what names it on a command line, with
     ``--framework`` where that was given; empty for an object. ``device`` is where the tensors lie that it is given.
+    ``signature`` names the family that it is called like, if any.
     """
 
     target: Target = field(default_factory=lambda: Target("", ""))
@@ -182,6 +185,7 @@ class UserImplementation(BackendEntry):
     parameters: Mapping[str, Parameters] = field(default_factory=dict)
     given: tuple[str, ...] = ()
     device: str = ""
+    signature: str = ""
 
     @property
     def is_installed(self) -> bool:
@@ -216,7 +220,9 @@ class UserImplementation(BackendEntry):
         from attncheck.execution.user_call import own_backend
 
         framework = BACKENDS[self.framework]
-        backend: UserBackend = own_backend(self.target.load(), self.function, framework, self.device)
+        backend: UserBackend = own_backend(
+            self.target.load(), self.function, framework, self.device, self.target.signature
+        )
         return backend  # type: ignore[return-value] # it has those of the contract's functions that the target has
 
 
@@ -249,6 +255,7 @@ def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None)
         resources=dict(declared.get("resources") or {}),
         mode=declared.get("mode") or "",
         device=device,
+        signature=declared.get("signature") or "",
         distributions=dict(declared.get("distributions") or {}),
         hints=(*declared.get("hints", ()), *advice),
         required=dict(declared.get("required") or {}),

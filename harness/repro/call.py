@@ -101,11 +101,15 @@ def _own(entry: UserImplementation) -> Iterator[str]:
             yield f"sys.path.insert(0, {str(Path.cwd())!r})"
         loaded = f"import_module({target.module!r})"
     yield f"kernel = attrgetter({target.attribute!r})({loaded})" if target.attribute else f"kernel = {loaded}"
+    if entry.signature:
+        yield "from attncheck.execution.families import FAMILIES"
+        yield "from attncheck.execution.family_calls import contract_functions\n"
+        yield f"kernel = SimpleNamespace(**contract_functions(kernel, FAMILIES[{entry.signature!r}], backend))"
 
 
 def _own_function(entry: UserImplementation, name: str) -> str:
     """Return what is called: the target's function of the contract's name, or the target, where it is that itself."""
     own_name = entry.function if entry.function in INPUTS else "attention"
-    if entry.target.attribute and own_name == name:
+    if entry.target.attribute and own_name == name and not entry.signature:
         return f'getattr(kernel, "{name}", kernel)'
     return f"kernel.{name}"

@@ -185,6 +185,8 @@ def _packages(implementation: Implementation, dtypes: Collection[str]) -> Iterat
     yield from (name for name in implementation.entry.packages if name != "numpy")
     if "bfloat16" in dtypes:
         yield "ml_dtypes"
+    if isinstance(implementation.entry, UserImplementation) and implementation.entry.signature:
+        yield "attncheck"
 
 
 def _beginning(implementation: Implementation, dtypes: Collection[str]) -> Iterator[str]:

@@ -1,0 +1,376 @@
+"""A function of a signature family, as functions of the contract: one's words and layouts said in the other's.
+
+Whom a query may attend to is one thing to the contract's options, a window, a mask and a past; a family may have a word
+for some of it, and a mask for all. So everything is turned into edges that count from the last query and key, and a
+mask for what is no edge, and then said in the family's words: its own where they mean just that, else as a mask. A mask
+that is nothing but edges is said by a word, too: there is no other way to ask a FlashAttention for it.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import update_wrapper
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.execution.families import Family, Layout
+from attncheck.execution.left_behind import unchanged
+from attncheck.execution.operations import LackingError
+from attncheck.execution.reach import Reach, as_edges, least, reach_of
+from attncheck.execution.signatures import INPUTS
+from attncheck.execution.user_code import LoadError
+from attncheck.wording import listed
+
+Array = NDArray[Any]
+Stages = dict[str, Any]
+_FOLDED = ("mask", "is_causal", "window", "key_lengths", "past_key", "past_value", "query_offsets")
+_PACKED = ("cu_seqlens_q", "cu_seqlens_k")
+_PAGED = ("block_table", "cache_seqlens")
+_LONGEST = ("max_seqlen_q", "max_seqlen_k")
+
+
+class Arrays(Protocol):
+    """A framework's conversions."""
+
+    def from_numpy(self, array: Array) -> Any:
+        """Turn a NumPy array into the framework's own."""
+
+    def to_numpy(self, tensor: Any) -> Array:
+        """Turn the framework's array into NumPy's."""
+
+
+def contract_functions(function: Callable[..., Any], family: Family, arrays: Arrays) -> dict[str, Callable[..., Any]]:
+    """Return a function of a family as those of the contract that it can be asked for, by name.
+
+    A function that takes ``cu_seqlens_q`` is asked for packed sequences, one that takes ``block_table`` and
+    ``cache_seqlens`` for paged caches, and any other for attention. Raises ``LoadError`` where it cannot be called.
+    """
+    own = _OwnFunction.of(function, family, arrays)
+    if own.names.issuperset(_PAGED):
+        return {"paged_attention": own.as_contract("paged_attention", own.paged_attention)}
+    if own.names.issuperset(_PACKED):
+        return {"packed_attention": own.as_contract("packed_attention", own.packed_attention)}
+    return {"attention": own.as_contract("attention", own.attention)}
+
+
+def never_given(function: Callable[..., Any], family: Family) -> list[str]:
+    """Return a function's optional parameters for which no call of the family gives anything."""
+    found = [each for each in _parameters(function, family) if each.default is not inspect.Parameter.empty]
+    return [each.name for each in found if each.name not in _words(family)]
+
+
+def _parameters(function: Callable[..., Any], family: Family) -> list[inspect.Parameter]:
+    """Return the parameters of a function; of a builtin that does not tell them, those of the family."""
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    try:
+        return [each for each in inspect.signature(function).parameters.values() if each.kind not in variable]
+    except (TypeError, ValueError):
+        return list(parameters_of_call(family))
+
+
+def parameters_of_call(family: Family) -> Iterator[inspect.Parameter]:
+    """Yield the parameters that a family's call shows."""
+    (defined,) = ast.parse(f"def {family.call}: ...").body
+    assert isinstance(defined, ast.FunctionDef), "the text of a call"
+    given = defined.args
+    blank = inspect.Parameter.empty
+    defaults = [blank] * (len(given.args) - len(given.defaults)) + [ast.literal_eval(each) for each in given.defaults]
+    for each, default in zip(given.args, defaults, strict=True):
+        yield inspect.Parameter(each.arg, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
+    for each, of_name in zip(given.kwonlyargs, given.kw_defaults, strict=True):
+        default = blank if of_name is None else ast.literal_eval(of_name)
+        yield inspect.Parameter(each.arg, inspect.Parameter.KEYWORD_ONLY, default=default)
+
+
+def _words(family: Family) -> set[str]:
+    several = (*family.scale, *family.window, *family.softcap, *family.sinks, *family.log_sum_exp, *family.neutral)
+    single = (family.causal, family.window_left, family.mask, family.bias, family.key_lengths, family.grouped)
+    return {*filter(None, single), *several, *_PACKED, *_PAGED, *_LONGEST, "seqused_k"}
+
+
+@dataclass(frozen=True)
+class _OwnFunction:
+    """Somebody's function of a family, and the names of its parameters."""
+
+    function: Callable[..., Any]
+    family: Family
+    arrays: Arrays
+    names: frozenset[str]
+    required: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], family: Family, arrays: Arrays) -> _OwnFunction:
+        """Look at the parameters. Raises ``LoadError`` where it requires what the family does not give."""
+        parameters = _parameters(function, family)
+        positional = [each for each in parameters if each.kind is not inspect.Parameter.KEYWORD_ONLY]
+        inputs = positional[: 3 + family.module]
+        rest = [each for each in parameters if each not in inputs]
+        required = [each.name for each in rest if each.default is inspect.Parameter.empty]
+        strange = [each for each in required if each not in _words(family)]
+        if len(inputs) < 3 + family.module or strange:
+            why = f"it requires {listed(strange)}" if strange else "it does not take these inputs by position"
+            raise LoadError(f"cannot be called as {family.name} is: {why}; expected {family.call}")
+        return cls(function, family, arrays, frozenset(each.name for each in rest), frozenset(required))
+
+    def named(self, names: tuple[str, ...]) -> str:
+        """Return the first of these names that the function has; empty if it has none."""
+        return next((each for each in names if each in self.names), "")
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a word, and the function has it."""
+        return bool(name) and name in self.names
+
+    def as_contract(self, name: str, call: Callable[..., Stages]) -> Callable[..., Stages]:
+        """Return a call as one of the contract's functions, whose signature says what it can be asked for."""
+        inputs = [inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD) for each in INPUTS[name]]
+        options = [inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY, default=None) for each in self._takes(name)]
+
+        def of_contract(*given: Any, **asked: Any) -> Stages:
+            return call(*given, **asked)
+
+        update_wrapper(of_contract, self.function)
+        of_contract.__signature__ = inspect.Signature([*inputs, *options])  # type: ignore[attr-defined]
+        return of_contract
+
+    def _takes(self, name: str) -> Iterator[str]:
+        """Yield the keywords of one of the contract's functions that can be said."""
+        family = self.family
+        words = {"scale": family.scale, "softcap": family.softcap, "sinks": family.sinks}
+        yield from (each for each, names in words.items() if self.named(names))
+        is_causal = self.has(family.causal) or (self.has(family.mask) and bool(family.causal_mask))
+        has_window = bool(self.named(family.window)) or self.has(family.window_left)
+        if name == "attention":
+            is_masked = self.has(family.mask)
+            yield from _FOLDED if is_masked or is_causal or has_window else ("past_key", "past_value")
+            if self.has(family.bias) or (is_masked and "added" in family.mask_kinds):
+                yield "bias"
+        else:
+            yield from ["is_causal"] * is_causal + ["window"] * (is_causal or has_window)
+            yield from ["key_lengths"] * (name == "packed_attention" and "seqused_k" in self.names)
+
+    def attention(self, *inputs: Any, **asked: Any) -> Stages:
+        """Call it for the contract's attention."""
+        given = self._numbers(asked)
+        query, key, value = map(self.arrays.to_numpy, inputs)
+        if given.get("past_key") is not None:
+            key, value = (
+                np.concatenate([given[f"past_{name}"], array], axis=-2)
+                for name, array in (("key", key), ("value", value))
+            )
+        past = key.shape[-2] - inputs[1].shape[-2]
+        words: dict[str, Any] = self._options(query, key, given)
+        words |= self._reached(query, key, past, given)
+        if self.family.layout != "LHD":
+            return self._stages(self._called([query, key, value], words))
+        if not query.shape[0]:
+            raise LackingError("is called for one batch entry at a time, and there is none", ("empty batches",))
+        rows = [self._one_entry(entry, [query, key, value], words) for entry in range(query.shape[0])]
+        return {name: self.arrays.from_numpy(np.concatenate([row[name] for row in rows])) for name in rows[0]}
+
+    def _one_entry(self, entry: int, inputs: Sequence[Array], words: Mapping[str, Any]) -> dict[str, Array]:
+        """Call it for one batch entry; return stages with a batch axis."""
+        own = [each[entry : entry + 1] for each in inputs]
+        mask = words.get(self.family.mask)
+        if mask is not None:
+            one = mask[min(entry, mask.shape[0] - 1)]
+            if one.shape[0] > 1 and not (one == one[:1]).all():
+                raise LackingError("takes no mask of each head", ("mask",))
+            words = {**words, self.family.mask: one[0]}
+        stages = self._stages(self._called(own, words))
+        return {name: self.arrays.to_numpy(each) for name, each in stages.items()}
+
+    def packed_attention(self, query: Any, key: Any, value: Any, first: Any, second: Any, **asked: Any) -> Stages:
+        """Call it for the contract's packed sequences."""
+        given = self._numbers(asked)
+        arrays = [self.arrays.to_numpy(each) for each in (query, key, value)]
+        words = self._options(*arrays[:2], given)
+        words |= self._edges_from_the_end(given)
+        for name, longest, limits in zip(_PACKED, _LONGEST, map(self.arrays.to_numpy, (first, second)), strict=True):
+            words[name] = limits.astype(np.int32)
+            words |= {longest: int(np.diff(limits).max(initial=0))} if longest in self.names else {}
+        if given.get("key_lengths") is not None:
+            words["seqused_k"] = given["key_lengths"].astype(np.int32)
+        packed = replace(self, family=replace(self.family, layout="LHD"))
+        return packed._stages(packed._called(arrays, words))
+
+    def paged_attention(
+        self, query: Any, key_pages: Any, value_pages: Any, table: Any, lengths: Any, **asked: Any
+    ) -> Stages:
+        """Call it for the contract's paged caches."""
+        given = self._numbers(asked)
+        own = self.arrays.to_numpy(query)
+        words = self._options(own, own, given)
+        words |= self._edges_from_the_end(given)
+        words["block_table"] = self.arrays.to_numpy(table).astype(np.int32)
+        words["cache_seqlens"] = self.arrays.to_numpy(lengths).astype(np.int32)
+        pages = [self.arrays.to_numpy(each) for each in (key_pages, value_pages)]
+        return self._stages(self._made([_laid_out(own, self.family.layout), *pages], words))
+
+    def _numbers(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: self.arrays.to_numpy(each) if hasattr(each, "shape") else each
+            for name, each in asked.items()
+            if each is not None
+        }
+
+    def _options(self, query: Array, key: Array, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is asked for in single words."""
+        family = self.family
+        words: dict[str, Any] = dict.fromkeys(self.required) | dict.fromkeys({family.causal} & self.required, False)
+        words |= {name: value for name, value in family.neutral.items() if name in self.names}
+        words |= {name: (family.no_edge, family.no_edge) for name in family.window if name in self.required}
+        gives_scale = family.gives_scale or self.named(family.scale) in self.required
+        scale = given.get("scale", query.shape[-1] ** -0.5 if gives_scale else None)
+        for names, value in (
+            (family.scale, scale),
+            (family.softcap, given.get("softcap", family.no_softcap)),
+            (family.sinks, given.get("sinks")),
+        ):
+            words |= {name: value} if (name := self.named(names)) and value is not None else {}
+        if self.has(family.grouped) and query.shape[1] != key.shape[1]:
+            words[family.grouped] = True
+        if switch := self.named(family.log_sum_exp):
+            words[switch] = True
+        return words
+
+    def _edges_from_the_end(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Say causality and a window that count from a sequence's end, as the contract's of sequences and pages do."""
+        left, right = given.get("window") or (None, None)
+        reach = Reach(left, least(right, 0 if given.get("is_causal") else None))
+        words = self._said(reach, 0)
+        if words is None:
+            raise LackingError("takes no window", ("window",))
+        return words
+
+    def _reached(self, query: Array, key: Array, past: int, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Say whom queries may attend to, and the bias."""
+        family, (queries, keys) = self.family, (query.shape[-2], key.shape[-2])
+        apart = {"key_lengths": family.key_lengths, "bias": family.bias}
+        words = {word: given[name] for name, word in apart.items() if name in given and self.has(word)}
+        left = {name: each for name, each in given.items() if not (name in apart and self.has(apart[name]))}
+        reach, bias = reach_of(left, queries, keys, past), left.get("bias")
+        if bias is None and (said := self._said_in_words(reach, queries, keys)) is not None:
+            return words | said
+        if not self.has(family.mask):
+            raise LackingError("takes no mask, and has no other word for whom queries may attend to", ("mask",))
+        is_told = family.causal_beside_mask and self.has(family.causal) and not past and "query_offsets" not in left
+        if is_told and left.pop("is_causal", False):
+            reach, words[family.causal] = reach_of(left, queries, keys, past), True
+        return words | self._masked(reach, bias, query, key)
+
+    def _said_in_words(self, reach: Reach, queries: int, keys: int) -> dict[str, Any] | None:
+        """Say whom queries may attend to without a mask; None where that cannot be, or a mask says it as well.
+
+        A case's mask is said by words only where there is no other way to ask for what the words mean: causality that
+        counts from the end is a mask to the contract.
+        """
+        beyond = keys - queries if self.family.corner == "top left" else 0
+        if reach.mask is None:
+            return self._said(reach, beyond)
+        if self.has(self.family.mask) and self.family.corner == "top left":
+            return None
+        edges = as_edges(reach, queries, keys)
+        return None if edges is None else self._said(edges, beyond)
+
+    def _said(self, reach: Reach, beyond: int) -> dict[str, Any] | None:
+        """Say edges in words that the function has, ``beyond`` further to the right; None where it has none."""
+        family = self.family
+        left = None if reach.left is None else reach.left - beyond
+        right = None if reach.right is None else reach.right + beyond
+        if left is None and right is None:
+            return {}
+        causal = {family.causal: True} if self.has(family.causal) else {}
+        if family.causal_mask and self.has(family.mask):
+            causal = {family.mask: family.causal_mask}
+        if left is None and right == 0 and causal:
+            return causal
+        if any(edge is not None and edge < 0 for edge in (left, right)):
+            return None
+        if window := self.named(family.window):
+            edges = tuple(family.no_edge if edge is None else edge for edge in (left, right))
+            return {window: edges, **(causal if right == 0 else {})}
+        if self.has(family.window_left) and right in (0, None):
+            return {family.window_left: left, **(causal if right == 0 else {})} if causal or right is None else None
+        return None
+
+    def _masked(self, reach: Reach, bias: Array | None, query: Array, key: Array) -> dict[str, Any]:
+        """Say it all as a mask: boolean where nothing is added and that is taken, else as numbers that are added."""
+        family, shape = self.family, (*query.shape[:2], query.shape[-2], key.shape[-2])
+        allowed = reach.allowed(*shape[-2:])
+        if allowed is None and bias is None:
+            return {}
+        if bias is None and "boolean" in family.mask_kinds:
+            given: Array = np.asarray(allowed)
+        else:
+            lowest = -np.inf if not family.finite_mask else ml_dtypes.finfo(query.dtype).min
+            added = np.zeros((1, 1, 1, 1), query.dtype) if bias is None else bias
+            given = added if allowed is None else np.where(allowed, added, np.asarray(lowest, query.dtype))
+        return {family.mask: np.broadcast_to(given, shape) if family.full_mask else given}
+
+    def _called(self, inputs: Sequence[Array], words: Mapping[str, Any]) -> Any:
+        return self._made([_laid_out(each, self.family.layout) for each in inputs], words)
+
+    def _made(self, inputs: Sequence[Array], words: Mapping[str, Any]) -> Any:
+        """Make the call, on arrays of the framework's. Raises ``Misbehaved`` where it changes one of them."""
+        tensors = [self.arrays.from_numpy(np.ascontiguousarray(each)) for each in inputs]
+        options = {
+            name: self.arrays.from_numpy(np.ascontiguousarray(each)) if isinstance(each, np.ndarray) else each
+            for name, each in words.items()
+        }
+        given = {**dict(zip(("query", "key", "value"), tensors, strict=True)), **options}
+        module = [_module(inputs)] if self.family.module else []
+        with unchanged({name: each for name, each in given.items() if hasattr(each, "shape")}, self.arrays.to_numpy):
+            return self.function(*module, *tensors, **options)
+
+    def _stages(self, returned: Any) -> Stages:
+        """Return what came back as the contract's stages."""
+        family = self.family
+        if isinstance(returned, Mapping):
+            raise TypeError("returned a dict; expected an array, or a tuple that begins with one")
+        parts = returned if isinstance(returned, tuple | list) else (returned,)
+        stages = {"output": _from_layout(self.arrays.to_numpy(parts[0]), family.output_layout or family.layout)}
+        second = self.arrays.to_numpy(parts[1]) if len(parts) > 1 and parts[1] is not None else None
+        if second is not None and family.weights:
+            stages["weights"] = second
+        elif second is not None and self.named(family.log_sum_exp):
+            stages["log_sum_exp"] = _log_sum_exp(second, family)
+        return {name: self.arrays.from_numpy(np.ascontiguousarray(each)) for name, each in stages.items()}
+
+
+def _laid_out(array: Array, layout: Layout) -> Array:
+    """Turn (B, H, L, D) into a layout; LHD is that of one entry."""
+    swapped = array if layout == "BHLD" else array.swapaxes(1, 2)
+    return swapped[0] if layout == "LHD" else swapped
+
+
+def _from_layout(array: Array, layout: Layout) -> Array:
+    entry = array[np.newaxis] if layout == "LHD" else array
+    return entry if layout == "BHLD" else entry.swapaxes(1, 2)
+
+
+def _log_sum_exp(array: Array, family: Family) -> Array:
+    """Return logarithms to base e as (B, H, Lq)."""
+    array = array[np.newaxis] if family.layout == "LHD" else array
+    array = array.swapaxes(-1, -2) if family.lse_heads_last else array
+    if family.lse_base == "2":
+        return (array.astype(np.float64) * math.log(2)).astype(array.dtype)
+    return array
+
+
+def _module(inputs: Sequence[Array]) -> SimpleNamespace:
+    """Return what a model's layer would be to the function: heads that share keys, and no dropout."""
+    query, key = inputs[:2]
+    return SimpleNamespace(
+        num_key_value_groups=query.shape[1] // key.shape[1],
+        scaling=query.shape[-1] ** -0.5,
+        is_causal=False,
+        training=False,
+    )

@@ -1,0 +1,443 @@
+"""Functions that are called like libraries call attention: an honest one of each is right, and a mistaken one is not.
+
+Each function here is written from its library's documentation, without a look at the adapter: its own layout, its own
+corner, its own windows and masks.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import attncheck
+from attncheck.backends import BACKENDS
+from attncheck.execution.families import FAMILIES, family_named
+from attncheck.execution.family_calls import contract_functions, never_given, parameters_of_call
+from attncheck.execution.operations import LackingError
+from attncheck.execution.user_call import declarations
+from attncheck.execution.user_code import LoadError
+
+Array = NDArray[Any]
+Cases = ("attention", "causality", "windows", "caches", "lengths", "masks_of_models", "grouped_heads", "pairs*")
+
+
+def attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    allowed: Array | None = None,
+    added: Array | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+) -> tuple[Array, Array, Array]:
+    """Return output, weights and log-sum-exp of (B, H, L, D), in float64 inside."""
+    groups = query.shape[1] // key.shape[1]
+    q, k, v = query.astype(np.float64), *(np.repeat(each.astype(np.float64), groups, 1) for each in (key, value))
+    scores = q @ k.swapaxes(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    if added is not None:
+        scores = scores + added.astype(np.float64)
+    if allowed is not None:
+        scores = np.where(allowed, scores, -np.inf)
+    if sinks is not None:
+        of_heads = np.broadcast_to(sinks.astype(np.float64)[:, None, None], (*scores.shape[:3], 1))
+        scores = np.concatenate([scores, of_heads], -1)
+    top = scores.max(-1, keepdims=True, initial=-np.inf)
+    top = np.where(np.isneginf(top), 0.0, top)
+    powers = np.exp(scores - top)
+    total = powers.sum(-1, keepdims=True)
+    weights = powers / np.where(total == 0, 1.0, total)
+    with np.errstate(divide="ignore"):
+        log_sum_exp = (np.log(total) + top)[..., 0]
+    weights = weights[..., : key.shape[-2]]
+    return tuple(each.astype(query.dtype) for each in (weights @ v, weights, log_sum_exp))  # type: ignore[return-value]
+
+
+def distance(queries: int, keys: int, *, from_the_end: bool) -> Array:
+    """Return how far each key is behind each query."""
+    start = keys - queries if from_the_end else 0
+    return np.arange(keys)[None, :] - (np.arange(queries)[:, None] + start)
+
+
+def heads_first(*arrays: Array) -> list[Array]:
+    return [each.swapaxes(1, 2) for each in arrays]
+
+
+def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):  # type: ignore[no-untyped-def]
+    if query.shape[1] != key.shape[1] and not enable_gqa:
+        raise ValueError("the number of heads differs")
+    if is_causal and attn_mask is not None:
+        raise ValueError("explicit attn_mask should not be set when is_causal=True")
+    allowed = distance(query.shape[2], key.shape[2], from_the_end=False) <= 0 if is_causal else None
+    is_boolean = attn_mask is not None and attn_mask.dtype == bool
+    allowed = attn_mask if is_boolean else allowed
+    return attend(query, key, value, allowed=allowed, added=None if is_boolean else attn_mask, scale=scale)[0]
+
+
+def flash_attn(  # type: ignore[no-untyped-def]
+    q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, return_attn_probs=False
+):
+    q, k, v = heads_first(q, k, v)
+    behind = distance(q.shape[2], k.shape[2], from_the_end=True)
+    left, right = window_size[0], 0 if causal else window_size[1]
+    allowed = (behind >= -left if left >= 0 else True) & (behind <= right if right >= 0 else np.True_)
+    output, _, lse = attend(q, k, v, allowed=allowed, scale=softmax_scale, softcap=softcap)
+    return (*heads_first(output), lse, None) if return_attn_probs else heads_first(output)[0]
+
+
+def xformers(query, key, value, attn_bias=None, p=0.0, scale=None):  # type: ignore[no-untyped-def]
+    query, key, value = heads_first(query, key, value)
+    if attn_bias is not None and attn_bias.shape != (*query.shape[:3], key.shape[2]):
+        raise ValueError("attn_bias has to be expanded")
+    return heads_first(attend(query, key, value, added=attn_bias, scale=scale)[0])[0]
+
+
+def flashinfer(  # type: ignore[no-untyped-def]
+    q,
+    k,
+    v,
+    custom_mask=None,
+    causal=False,
+    kv_layout="NHD",
+    sm_scale=None,
+    window_left=-1,
+    logits_soft_cap=None,
+    return_lse=False,
+):
+    assert kv_layout == "NHD"
+    query, key, value = (each.swapaxes(0, 1)[None] for each in (q, k, v))
+    behind = distance(query.shape[2], key.shape[2], from_the_end=True)
+    allowed = behind <= 0 if causal and custom_mask is None else custom_mask
+    if window_left >= 0:
+        allowed = (behind >= -window_left) & (True if allowed is None else allowed)
+    output, _, lse = attend(query, key, value, allowed=allowed, scale=sm_scale, softcap=logits_soft_cap)
+    output, in_base_two = output[0].swapaxes(0, 1), (lse.astype(np.float64)[0].T / np.log(2)).astype(q.dtype)
+    return (output, in_base_two) if return_lse else output
+
+
+def mlx(q, k, v, *, scale, mask=None, sinks=None):  # type: ignore[no-untyped-def]
+    allowed = added = None
+    if isinstance(mask, str):
+        assert mask == "causal"
+        allowed = distance(q.shape[2], k.shape[2], from_the_end=True) <= 0
+    elif mask is not None:
+        allowed, added = (mask, None) if mask.dtype == bool else (None, mask)
+    return attend(q, k, v, allowed=allowed, added=added, scale=scale, sinks=sinks)[0]
+
+
+def onnx(q, k, v, attn_mask=None, *, is_causal=0, scale=None, softcap=0.0, nonpad_kv_seqlen=None):  # type: ignore[no-untyped-def]
+    allowed = np.ones((1, 1, q.shape[2], k.shape[2]), bool)
+    if is_causal:
+        allowed = allowed & (distance(q.shape[2], k.shape[2], from_the_end=False) <= 0)
+    if nonpad_kv_seqlen is not None:
+        allowed = allowed & (np.arange(k.shape[2]) < nonpad_kv_seqlen[:, None, None, None])
+    added = None
+    if attn_mask is not None:
+        allowed, added = (allowed & attn_mask, None) if attn_mask.dtype == bool else (allowed, attn_mask)
+    return attend(q, k, v, allowed=allowed, added=added, scale=scale, softcap=softcap)[0]
+
+
+def keras(  # type: ignore[no-untyped-def]
+    query,
+    key,
+    value,
+    bias=None,
+    mask=None,
+    scale=None,
+    is_causal=False,
+    flash_attention=None,
+    attn_logits_soft_cap=None,
+):
+    query, key, value = heads_first(query, key, value)
+    allowed = distance(query.shape[2], key.shape[2], from_the_end=False) <= 0 if is_causal else np.True_
+    allowed = allowed if mask is None else allowed & mask
+    found = attend(query, key, value, allowed=allowed, added=bias, scale=scale, softcap=attn_logits_soft_cap)
+    return heads_first(found[0])[0]
+
+
+def hf(  # type: ignore[no-untyped-def]
+    module, query, key, value, attention_mask, scaling=None, dropout=0.0, softcap=None, s_aux=None, **kwargs
+):
+    groups = module.num_key_value_groups
+    key, value = np.repeat(key, groups, 1), np.repeat(value, groups, 1)
+    found = attend(query, key, value, added=attention_mask, scale=scaling, softcap=softcap, sinks=s_aux)
+    return heads_first(found[0])[0], found[1]
+
+
+def bshd(  # type: ignore[no-untyped-def]
+    query, key, value, *, mask=None, bias=None, is_causal=False, scale=None, softcap=None, window=None, sinks=None
+):
+    query, key, value = heads_first(query, key, value)
+    behind = distance(query.shape[2], key.shape[2], from_the_end=False)
+    allowed = behind <= 0 if is_causal else np.True_
+    for edge, inside in zip(window or (None, None), (lambda n: behind >= -n, lambda n: behind <= n), strict=True):
+        allowed = allowed if edge is None else allowed & inside(edge)
+    allowed = allowed if mask is None else allowed & mask
+    found = attend(query, key, value, allowed=allowed, added=bias, scale=scale, softcap=softcap, sinks=sinks)
+    return heads_first(found[0])[0]
+
+
+hf.conventions = {"empty_rows": "uniform"}  # type: ignore[attr-defined] # the lowest number is added, and no -inf
+HONEST: Mapping[str, Callable[..., Any]] = {
+    each.__name__: each for each in (sdpa, flash_attn, xformers, flashinfer, mlx, onnx, keras, hf, bshd)
+}
+LEAST_JUDGED = {
+    **{"sdpa": 310, "flash_attn": 125, "xformers": 310, "flashinfer": 240, "mlx": 340, "onnx": 340, "keras": 340},
+    **{"hf": 370, "bshd": 380},
+}
+"""Of the bundled cases of attention, so many at least are judged."""
+
+
+def problem(rng: np.random.Generator, *, past: int = 0) -> tuple[dict[str, Array], dict[str, Array]]:
+    arrays = {
+        name: rng.normal(size=(2, heads, length, 4))
+        for name, heads, length in (("query", 4, 5), ("key", 2, 7), ("value", 2, 7))
+    }
+    earlier = {f"past_{name}": rng.normal(size=(2, 2, past, 4)) for name in ("key", "value")} if past else {}
+    return arrays, earlier
+
+
+def test_every_family_has_an_honest_function_here() -> None:
+    assert HONEST.keys() == FAMILIES.keys() == LEAST_JUDGED.keys()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_honest_function_is_right_wherever_it_is_judged(name: str) -> None:
+    found = attncheck.check(HONEST[name], signature=name, dtypes=["float64"])
+    wrong = Counter(row.verdict for row in found.failures if not _is_about_special_numbers(row))
+    assert not wrong, [f"{row.case}: {row.message}" for row in found.failures][:5]
+    assert found.judged >= LEAST_JUDGED[name]
+
+
+def _is_about_special_numbers(row: Any) -> bool:
+    """Whether NaN or infinity is asked about: what a row without a key gives, and where NaN goes, is not written."""
+    return row.verdict == "nonfinite" or "convention" in row.message
+
+
+MISTAKEN: Mapping[str, tuple[str, str, str]] = {
+    "flash_attn, causal from the first key": ("flash_attn", "from_the_end=True", "from_the_end=False"),
+    "flash_attn, a window without its own edge": ("flash_attn", "behind >= -left", "behind > -left"),
+    "flash_attn, heads first": ("flash_attn", "*heads_first(output), lse", "output, lse"),
+    "flash_attn, the softcap left out": ("flash_attn", "softcap=softcap", "softcap=None"),
+    "flashinfer, logarithms in base e": ("flashinfer", "/ np.log(2)", "/ 1"),
+    "flashinfer, a window one longer": ("flashinfer", "-window_left) &", "-window_left - 1) &"),
+    "sdpa, causal from the end": ("sdpa", "from_the_end=False", "from_the_end=True"),
+    "mlx, causal from the first key": ("mlx", "from_the_end=True", "from_the_end=False"),
+    "mlx, no sinks": ("mlx", "sinks=sinks", "sinks=None"),
+    "onnx, lengths left out": ("onnx", "np.arange(k.shape[2]) <", "np.arange(k.shape[2]) * 0 <"),
+    "onnx, the scale left out": ("onnx", "scale=scale", "scale=None"),
+    "keras, the mask the other way round": ("keras", "allowed & mask", "allowed & ~mask"),
+    "keras, the bias left out": ("keras", "added=bias", "added=None"),
+    "hf, heads first": ("hf", "heads_first(found[0])[0], found[1]", "found[0], found[1]"),
+    "hf, groups in the other order": ("hf", "np.repeat(key, groups, 1)", "np.tile(key, (1, groups, 1, 1))"),
+    "xformers, the bias left out": ("xformers", "added=attn_bias", "added=None"),
+    "bshd, a window that counts otherwise": ("bshd", "behind >= -n", "behind > -n"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKEN)
+def test_a_mistaken_function_is_wrong(mistake: str, tmp_path: Path) -> None:
+    name, right, wrong = MISTAKEN[mistake]
+    source = "\n".join(inspect.getsource(each) for each in (attend, distance, heads_first, HONEST[name]))
+    assert right in source
+    head = "from __future__ import annotations\nimport numpy as np\n\n"
+    file = tmp_path / "kernel.py"
+    file.write_text(head + source.replace(right, wrong), encoding="utf-8")
+    found = attncheck.check(f"{file}:{name}", signature=name, dtypes=["float64"], max_failures=12)
+    assert any(not _is_about_special_numbers(row) for row in found.failures)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("options", "past"),
+    [
+        ({}, 0),
+        ({"is_causal": True}, 0),
+        ({"window": (None, 0)}, 3),
+        ({"window": (2, 0)}, 3),
+        ({"mask": np.arange(7) <= np.arange(5)[:, None] + 2}, 0),
+        ({"query_offsets": np.array([2, 2]), "is_causal": True}, 0),
+        ({"query_offsets": np.array([0, 2]), "is_causal": True}, 0),
+        ({"key_lengths": np.array([7, 3])}, 0),
+        ({"key_lengths": np.array([7, 3]), "is_causal": True, "window": (3, None)}, 0),
+        ({"mask": np.arange(7) % 3 != 1, "bias": np.linspace(-1, 1, 7), "is_causal": True}, 0),
+        ({"scale": -0.3, "softcap": 1.5}, 0),
+        ({"sinks": np.array([0.1, -2.0, 1.0, 3.0])}, 0),
+    ],
+    ids=str,
+)
+def test_it_means_what_numpy_means_or_says_what_it_lacks(name: str, options: dict[str, Any], past: int) -> None:
+    inputs, earlier = problem(np.random.default_rng(3), past=past)
+    if past:
+        inputs["query"] = inputs["query"][:, :, :4]
+        inputs["key"], inputs["value"] = inputs["key"][:, :, :4], inputs["value"][:, :, :4]
+    given = {key: np.array(each, ndmin=4) if key in ("mask", "bias") else each for key, each in options.items()}
+    backend = BACKENDS["numpy"].load()
+    function = contract_functions(HONEST[name], FAMILIES[name], backend)["attention"]
+    taken = inspect.signature(function).parameters
+    if {*given, *earlier} - {*taken}:
+        return  # which a case of the corpus would call unsupported
+    expected = backend.attention(**inputs, **earlier, **given)
+    if name == "flash_attn" and not _is_an_edge(options):
+        with pytest.raises(LackingError, match="takes no mask"):
+            function(*inputs.values(), **earlier, **given)
+        return
+    found = function(*inputs.values(), **earlier, **given)
+    assert set(found) <= {"output", "weights", "log_sum_exp"}
+    for stage, array in found.items():
+        np.testing.assert_allclose(array, expected[stage], rtol=1e-9, atol=1e-12, err_msg=stage)
+
+
+def _is_an_edge(options: Mapping[str, Any]) -> bool:
+    """Whether these options, of which some are arrays, say no more than a word of flash_attn can."""
+    if {"bias", "key_lengths"} & {*options}:
+        return False
+    if "query_offsets" in options:
+        return bool((options["query_offsets"] == 2).all())
+    return not options.get("is_causal")  # which counts from the first key, and there are more keys than queries
+
+
+def flash_attn_varlen(  # type: ignore[no-untyped-def]
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=None, causal=False,
+    window_size=(-1, -1), return_attn_probs=False,
+):  # fmt: skip
+    assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == np.int32
+    assert max_seqlen_q == np.diff(cu_seqlens_q).max(initial=0)
+    assert max_seqlen_k == np.diff(cu_seqlens_k).max(initial=0)
+    output, lse = np.zeros((*q.shape[:2], v.shape[-1]), q.dtype), np.full((q.shape[1], len(q)), -np.inf, q.dtype)
+    for first, last, begin, end in zip(
+        cu_seqlens_q[:-1], cu_seqlens_q[1:], cu_seqlens_k[:-1], cu_seqlens_k[1:], strict=True
+    ):
+        own = flash_attn(q[None, first:last], k[None, begin:end], v[None, begin:end], 0.0, softmax_scale, causal,
+                         window_size, 0.0, True)  # fmt: skip
+        output[first:last], lse[:, first:last] = own[0][0], own[1][0]
+    return output, lse, None
+
+
+def flash_attn_paged(  # type: ignore[no-untyped-def]
+    q, k_cache, v_cache, cache_seqlens=None, block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1)
+):
+    rows = []
+    for entry, length in enumerate(cache_seqlens):
+        k, v = (each[block_table[entry]].reshape(-1, *each.shape[2:])[:length] for each in (k_cache, v_cache))
+        rows.append(flash_attn(q[entry : entry + 1], k[None], v[None], 0.0, softmax_scale, causal, window_size))
+    return np.concatenate(rows)
+
+
+@pytest.mark.parametrize(
+    ("function", "operation"),
+    [(flash_attn_varlen, "packed_attention"), (flash_attn_paged, "paged_attention")],
+    ids=["varlen", "paged"],
+)
+def test_sequences_and_pages_of_flash_attn(function: Callable[..., Any], operation: str) -> None:
+    found = attncheck.check(function, signature="flash_attn", dtypes=["float64"])
+    assert not [row for row in found.failures if not _is_about_special_numbers(row)]
+    assert found.judged >= 9
+    assert set(declarations(function, "f", "flash_attn")["parameters"]) == {operation}
+
+
+def test_its_own_layout_lies_in_memory_as_the_library_has_it() -> None:
+    seen = []
+
+    def f(q, k, v, causal=False):  # type: ignore[no-untyped-def]
+        seen.extend((q, k, v))
+        return q
+
+    contract_functions(f, FAMILIES["flash_attn"], BACKENDS["numpy"].load())["attention"](*problem(_rng())[0].values())
+    assert [each.shape for each in seen] == [(2, 5, 4, 4), (2, 7, 2, 4), (2, 7, 2, 4)]
+    assert all(each.flags.c_contiguous for each in seen)
+
+
+def _rng() -> np.random.Generator:
+    return np.random.default_rng(1)
+
+
+def test_what_it_requires_is_given_as_it_is_when_nothing_is_asked() -> None:
+    seen: dict[str, Any] = {}
+
+    def f(query, key, value, scale, is_causal, attn_mask, dropout_p):  # type: ignore[no-untyped-def]
+        seen.update(scale=scale, is_causal=is_causal, attn_mask=attn_mask, dropout_p=dropout_p)
+        return query
+
+    contract_functions(f, FAMILIES["sdpa"], BACKENDS["numpy"].load())["attention"](*problem(_rng())[0].values())
+    assert seen == {"scale": 0.5, "is_causal": False, "attn_mask": None, "dropout_p": 0.0}
+
+
+def test_an_input_that_is_changed_is_an_error() -> None:
+    def f(q, k, v, causal=False):  # type: ignore[no-untyped-def]
+        q *= 2
+        return q
+
+    function = contract_functions(f, FAMILIES["flash_attn"], BACKENDS["numpy"].load())["attention"]
+    with pytest.raises(Exception, match="changed its input query"):
+        function(*problem(_rng())[0].values())
+
+
+@pytest.mark.parametrize(
+    ("function", "family", "message"),
+    [
+        (lambda q, k, v, alibi: q, "flash_attn", "it requires alibi; expected f\\(q, k, v"),
+        (lambda q, k: q, "sdpa", "does not take these inputs by position"),
+        (lambda query, key, value: query, "hf", "does not take these inputs by position; expected f\\(module"),
+    ],
+)
+def test_what_cannot_be_called_so_is_refused(function: Callable[..., Any], family: str, message: str) -> None:
+    with pytest.raises(LoadError, match=message):
+        contract_functions(function, FAMILIES[family], BACKENDS["numpy"].load())
+
+
+def test_a_family_can_be_declared_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
+    def f(q, k, v, causal=False, alibi_slopes=None):  # type: ignore[no-untyped-def]
+        return q
+
+    f.signature = "flash_attn"  # type: ignore[attr-defined]
+    declared = declarations(f, "f")
+    assert declared["signature"] == "flash_attn"
+    assert declared["hints"] == ["its alibi_slopes is never given"]
+    f.signature = "flash"  # type: ignore[attr-defined]
+    with pytest.raises(LoadError, match="unknown signature 'flash'; expected sdpa, flash_attn"):
+        declarations(f, "f")
+    with pytest.raises(attncheck.UsageError, match="unknown signature 'flash'; expected sdpa, flash_attn"):
+        family_named("flash")
+    with pytest.raises(LoadError, match="expected a function"):
+        declarations(SimpleNamespace(attention=f), "f", "sdpa")
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_the_call_that_is_shown_is_one_that_can_be_made(family: Any) -> None:
+    names = [each.name for each in parameters_of_call(family)]
+    assert len(names) == len(set(names)) >= 4
+
+    def builtin(*arguments: Any, **options: Any) -> None:
+        raise NotImplementedError
+
+    builtin.__signature__ = inspect.Signature(list(parameters_of_call(family)))  # type: ignore[attr-defined]
+    assert never_given(builtin, family) == []
+    assert "scale" in inspect.signature(contract_functions(builtin, family, _no_arrays())["attention"]).parameters
+
+
+def _no_arrays() -> Any:
+    return SimpleNamespace()
+
+
+@pytest.mark.torch
+def test_a_builtin_that_tells_no_parameters_has_those_of_the_family() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    sdpa_of_torch = torch.nn.functional.scaled_dot_product_attention
+    with pytest.raises(ValueError, match="signature"):
+        inspect.signature(sdpa_of_torch)
+    functions = contract_functions(sdpa_of_torch, FAMILIES["sdpa"], BACKENDS["torch"].load())
+    assert {"mask", "bias", "is_causal", "scale", "past_key"} <= set(
+        inspect.signature(functions["attention"]).parameters
+    )
