@@ -25,6 +25,7 @@ from attncheck.executors.local import LocalExecutor
 from attncheck.judging.units import Judge
 from attncheck.judging.xfail import ExpectedFailureRecord, unit_order
 from attncheck.plan import Plan, Unit
+from attncheck.processors import available_processors
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
 from attncheck.reading.model import TagEntry
@@ -44,6 +45,9 @@ from attncheck.results.writer import ResultsWriter
 from attncheck.spec import DTYPES
 from attncheck.store import NO_STORE, Store
 from attncheck.verdicts import Verdict
+
+_MOST_ALIKE = 8
+"""Workers of the same modes side by side: each holds a framework of its own."""
 
 
 @dataclass(frozen=True)
@@ -256,7 +260,11 @@ def _means(
         limits = with_memory_per_worker(settings.limits, len({group.process for group in groups}))
         logs = settings.output / "logs"
         runners: list[list[GroupRunner[Unit]]] = group_runners(groups, limits, logs, described)
-        yield LocalExecutor(runners, judge, settings.limits.workers)
+        bundled = [group for group in groups if group.is_bundled]  # whose outcomes do not depend on those before
+        helpers: list[list[GroupRunner[Unit]]] = []
+        for number in range(2, min(settings.limits.workers, available_processors(), _MOST_ALIKE) + 1):
+            helpers += group_runners(bundled, limits, logs, number=number)
+        yield LocalExecutor(runners, judge, settings.limits.workers, helpers)
         return
     from attncheck.executors.dask.driver import dask_executor  # Dask is an extra
 

@@ -191,7 +191,7 @@ class _OwnFunction:
         """Call it for the contract's packed sequences."""
         given = self._numbers(asked)
         arrays = [self.arrays.to_numpy(each) for each in (query, key, value)]
-        words = self._options(*arrays[:2], given)
+        words = self._options(arrays[0], arrays[1], given)
         words |= self._edges_from_the_end(given)
         for name, longest, limits in zip(_PACKED, _LONGEST, map(self.arrays.to_numpy, (first, second)), strict=True):
             words[name] = limits.astype(np.int32)
@@ -287,7 +287,7 @@ class _OwnFunction:
         right = None if reach.right is None else reach.right + beyond
         if left is None and right is None:
             return {}
-        causal = {family.causal: True} if self.has(family.causal) else {}
+        causal: dict[str, bool | str] = {family.causal: True} if self.has(family.causal) else {}
         if family.causal_mask and self.has(family.mask):
             causal = {family.mask: family.causal_mask}
         if left is None and right == 0 and causal:

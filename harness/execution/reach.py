@@ -53,9 +53,10 @@ def as_edges(reach: Reach, queries: int, keys: int) -> Reach | None:
     rows, columns = np.nonzero(first)
     distance = columns - (rows + keys - queries)
     left, right = -int(distance.min()), int(distance.max())
-    for edges in ((None, right), (left, right), (left, None)):
-        if np.array_equal(_band(*edges, queries, keys), first):
-            return Reach(*edges)
+    candidates: tuple[tuple[int | None, int | None], ...] = ((None, right), (left, right), (left, None))
+    for edge, other in candidates:
+        if np.array_equal(_band(edge, other, queries, keys), first):
+            return Reach(edge, other)
     return None
 
 

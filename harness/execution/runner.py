@@ -120,13 +120,18 @@ class GroupRunner(Generic[Key]):
         log_directory: Path,
         slot: WorkerSlot | None = None,
         described: DescribedWorkers | None = None,
+        number: int = 1,
     ) -> None:
-        """A worker in which the implementation was ``described`` is taken before another one is started."""
+        """Make a runner, whose ``number`` is another one for each runner of a group.
+
+        A worker in which the implementation was ``described`` is taken before another one is started.
+        """
         self.group = group
         self._described = described
         self.description: dict[str, str] = {}
         self._limits = limits
-        self._log = Log(log_directory / f"{group.name}.txt", limits.max_output)
+        several = f"-{number}" if number > 1 else ""
+        self._log = Log(log_directory / f"{group.name}{several}.txt", limits.max_output)
         self._slot = slot or WorkerSlot()
         self._starts_left = 1
         self._given_up: Failure | None = None
@@ -267,9 +272,16 @@ class GroupRunner(Generic[Key]):
 
 
 def group_runners(
-    groups: Sequence[Group], limits: Limits, log_directory: Path, described: DescribedWorkers | None = None
+    groups: Sequence[Group],
+    limits: Limits,
+    log_directory: Path,
+    described: DescribedWorkers | None = None,
+    number: int = 1,
 ) -> list[list[GroupRunner[Key]]]:
-    """Return the runners of all groups; those in one list share a worker, and may not run side by side."""
+    """Return the runners of all groups; those in one list share a worker, and may not run side by side.
+
+    A further ``number`` makes further runners of the same groups, which may.
+    """
     together: dict[tuple[str, ...], list[Group]] = {}
     for group in groups:
         together.setdefault(group.process, []).append(group)
@@ -278,7 +290,7 @@ def group_runners(
         slot = WorkerSlot(shared=len(each) > 1)
         most = min(limits.soft_memory_limit, _BUNDLED_MEMORY) if each[0].is_bundled else limits.soft_memory_limit
         own = replace(limits, soft_memory_limit=most)
-        found.append([GroupRunner[Key](group, own, log_directory, slot, described) for group in each])
+        found.append([GroupRunner[Key](group, own, log_directory, slot, described, number) for group in each])
     return found
 
 

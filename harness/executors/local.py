@@ -1,18 +1,19 @@
 """Workers driven through a plan: a unit is judged as soon as its last implementation has answered.
 
 No more of them are alive than may compute at the same time. Where there are more, each gets through a window of the
-plan and makes room for the next.
+plan and makes room for the next. Where there are fewer, and one has long to go, another of its kind takes part.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
-from itertools import islice
+from contextlib import closing, contextmanager, suppress
+from itertools import count
 from queue import Full, Queue, SimpleQueue
+from time import sleep
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -20,6 +21,7 @@ from attncheck.execution.runner import Group, GroupRunner, run_in_turn
 from attncheck.execution.worker import Failure, Outcome, Task
 from attncheck.executors.judges import MAX_QUICK, MIN_UNITS, JudgingProcesses
 from attncheck.executors.priority_semaphore import PrioritySemaphore
+from attncheck.executors.shared_work import CHUNK, SharedWork
 from attncheck.executors.waiting import WaitingOutcomes
 from attncheck.judging.units import Judge, Remembered, UnitResult
 from attncheck.plan import Plan, Unit
@@ -27,6 +29,9 @@ from attncheck.recorder import ResultRecorder
 
 WINDOW = 4096
 """Units of a plan that a worker gets through before it makes room. Starting it anew takes seconds, these take more."""
+
+_BETWEEN_LOOKS = 0.1
+"""Seconds between looks whether a helper would pay now."""
 
 MAX_ANSWERS, MAX_TO_JUDGE = 256, 128
 """Of what workers have answered, and of units that are being judged: computing waits where judging takes longer."""
@@ -37,9 +42,18 @@ class LocalExecutor:
 
     record: Mapping[str, Any] = MappingProxyType({})
 
-    def __init__(self, runners: Sequence[Sequence[GroupRunner[Unit]]], judge: Judge, workers: int) -> None:
-        """``runners`` in one list share a worker: they take turns, unit by unit."""
-        self._runners, self._judge, self._workers = runners, judge, workers
+    def __init__(
+        self,
+        runners: Sequence[Sequence[GroupRunner[Unit]]],
+        judge: Judge,
+        workers: int,
+        helpers: Sequence[Sequence[GroupRunner[Unit]]] = (),
+    ) -> None:
+        """``runners`` in one list share a worker: they take turns, unit by unit.
+
+        ``helpers`` are runners of the same groups, with workers of their own, which take part where a place is spare.
+        """
+        self._runners, self._judge, self._workers, self._helpers = runners, judge, workers, helpers
 
     @property
     def descriptions(self) -> Mapping[str, Mapping[str, str]]:
@@ -47,66 +61,26 @@ class LocalExecutor:
         return {runner.group.name: runner.description for each in self._runners for runner in each}
 
     def compute_and_judge(self, plan: Plan, recorder: ResultRecorder, on_progress: Callable[[int, int], None]) -> None:
-        """Compute and judge every unit of a plan."""
-        compute_and_judge(plan, self._runners, self._judge, recorder, self._workers, on_progress)
+        """Compute every unit of a plan, and judge each when its last implementation has answered."""
+        every = [runner for each in self._runners for runner in each]
+        serving = {dtype: sum(dtype in runner.group.dtypes for runner in every) for dtype in plan.dtypes}
+        total = sum(serving[unit.dtype] for unit in plan)
+        computing = _Computing(plan, self._runners, self._helpers, self._workers)
+        unserved = deque(unit for unit in plan if not serving[unit.dtype] and self._judge.implementations)
 
+        def judge_unserved(before: float) -> None:
+            """Judge, in its turn, what no implementation is asked for."""
+            while unserved and unserved[0].position < before and not recorder.is_stopped:
+                judgements.add(unserved.popleft(), {})
 
-def compute_and_judge(
-    plan: Plan,
-    runners: Sequence[Sequence[GroupRunner[Unit]]],
-    judge: Judge,
-    recorder: ResultRecorder,
-    workers: int,
-    on_progress: Callable[[int, int], None],
-) -> None:
-    """Let the runners work through their units; judge each unit when its last implementation has answered."""
-    every = [runner for each in runners for runner in each]
-    serving = {dtype: sum(dtype in runner.group.dtypes for runner in every) for dtype in plan.dtypes}
-    total = sum(serving[unit.dtype] for unit in plan)
-    answers: Queue[_Answer | BaseException] = Queue(MAX_ANSWERS)
-    places = PrioritySemaphore(workers)
-    unserved = deque(unit for unit in plan if not serving[unit.dtype] and judge.implementations)
-
-    def judge_unserved(before: float) -> None:
-        """Judge, in its turn, what no implementation is asked for."""
-        while unserved and unserved[0].position < before and not recorder.is_stopped:
-            judgements.add(unserved.popleft(), {})
-
-    def hand_over(runner: GroupRunner[Unit], answer: _Answer | BaseException) -> None:
-        while not runner.is_stopped:
-            with suppress(Full):
-                answers.put(answer, timeout=0.1)
-                return
-
-    def question(runner: GroupRunner[Unit], unit: Unit) -> Task | Failure:
-        return runner.lack_known_beforehand(plan.case(unit), unit.dtype) or plan.task(unit)
-
-    def drive(together: Sequence[GroupRunner[Unit]]) -> None:
-        try:
-            for number, window in enumerate(_windows(plan)):
-                calls = [(each, unit) for unit in window for each in together if unit.dtype in each.group.dtypes]
-                with places.acquire(number):
-                    run_in_turn(
-                        calls, question, lambda each, unit, outcome: hand_over(each, (unit, each.group, outcome))
-                    )
-                    if places.is_awaited:
-                        _close(together)
-        except BaseException as error:  # must reach the main thread, or it would wait for ever
-            hand_over(together[0], error)
-        finally:
-            _close(together)
-
-    with (
-        closing(WaitingOutcomes(serving)) as waiting,
-        closing(_Judgements(plan, judge, recorder)) as judgements,
-        ThreadPoolExecutor(max(1, len(runners))) as threads,
-    ):
-        try:
-            for together in runners:
-                threads.submit(drive, together)
+        with (
+            closing(WaitingOutcomes(serving)) as waiting,
+            closing(_Judgements(plan, self._judge, recorder)) as judgements,
+            computing.in_threads(),
+        ):
             on_progress(0, total)
             while recorder.evaluations < total and not recorder.is_stopped:
-                answer = answers.get()
+                answer = computing.answers.get()
                 if isinstance(answer, BaseException):
                     raise answer
                 unit, group, outcome = answer
@@ -119,11 +93,89 @@ def compute_and_judge(
                 on_progress(recorder.evaluations, total)
             judge_unserved(math.inf)
             judgements.record_all()
+
+
+class _Computing:
+    """Runners in threads, and what they have answered."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        runners: Sequence[Sequence[GroupRunner[Unit]]],
+        helpers: Sequence[Sequence[GroupRunner[Unit]]],
+        workers: int,
+    ) -> None:
+        self.answers: Queue[_Answer | BaseException] = Queue(MAX_ANSWERS)
+        self._plan, self._runners, self._helpers = plan, runners, helpers
+        self._places = PrioritySemaphore(workers)
+
+    @contextmanager
+    def in_threads(self) -> Iterator[None]:
+        """Compute meanwhile; in the end every runner is stopped."""
+        works = {_process(each): SharedWork(_served(self._plan, each)) for each in self._runners}
+        helped = {_process(each) for each in self._helpers}
+        with ThreadPoolExecutor(max(1, len(self._runners) + len(self._helpers))) as threads:
+            try:
+                for each in self._runners:
+                    at_once = CHUNK if _process(each) in helped else WINDOW
+                    threads.submit(self._reporting, each, self._drive, works[_process(each)], at_once)
+                for each in self._helpers:
+                    threads.submit(self._reporting, each, self._help_with, works[_process(each)])
+                yield
+            finally:
+                for runner in (runner for each in (*self._runners, *self._helpers) for runner in each):
+                    runner.stop()
+
+    def _reporting(self, together: _Together, function: Callable[..., None], *arguments: Any) -> None:
+        try:
+            function(together, *arguments)
+        except BaseException as error:  # must reach the main thread, or it would wait for ever
+            self._hand_over(together[0], error)
         finally:
-            for runner in every:
-                runner.stop()
+            _close(together)
+
+    def _drive(self, together: _Together, work: SharedWork, at_once: int) -> None:
+        """Get through all of the work, and make room after a window where somebody waits for it."""
+        for window in count():
+            with self._places.acquire(window):
+                for _ in range(0, WINDOW, at_once):
+                    self._get_through(together, work.take(at_once))
+                if self._places.is_awaited:
+                    _close(together)
+            if work.is_done or together[0].is_stopped:
+                return
+
+    def _help_with(self, together: _Together, work: SharedWork) -> None:
+        """Take some of the work wherever a place is spare and the rest is long."""
+
+        def is_over() -> bool:
+            return work.is_done or together[0].is_stopped
+
+        while not is_over():
+            with self._places.spare(lambda: not is_over()) as has_place:
+                if has_place and work.is_long:
+                    while not (self._places.is_awaited or is_over()):
+                        self._get_through(together, work.take(CHUNK))
+                    _close(together)
+            sleep(_BETWEEN_LOOKS)
+
+    def _get_through(self, together: _Together, units: Sequence[Unit]) -> None:
+        calls = [(each, unit) for unit in units for each in together if unit.dtype in each.group.dtypes]
+        run_in_turn(
+            calls, self._question, lambda each, unit, outcome: self._hand_over(each, (unit, each.group, outcome))
+        )
+
+    def _question(self, runner: GroupRunner[Unit], unit: Unit) -> Task | Failure:
+        return runner.lack_known_beforehand(self._plan.case(unit), unit.dtype) or self._plan.task(unit)
+
+    def _hand_over(self, runner: GroupRunner[Unit], answer: _Answer | BaseException) -> None:
+        while not runner.is_stopped:
+            with suppress(Full):
+                self.answers.put(answer, timeout=0.1)
+                return
 
 
+_Together: TypeAlias = Sequence[GroupRunner[Unit]]
 _Answer: TypeAlias = tuple[Unit, Group, Outcome]
 
 
@@ -189,12 +241,16 @@ class _Judgements:
         self._recorder.add(found)
 
 
-def _windows(plan: Iterable[Unit]) -> Iterator[list[Unit]]:
-    units = iter(plan)
-    while window := list(islice(units, WINDOW)):
-        yield window
+def _process(together: _Together) -> tuple[str, ...]:
+    return together[0].group.process
 
 
-def _close(runners: Sequence[GroupRunner[Unit]]) -> None:
+def _served(plan: Plan, together: _Together) -> list[Unit]:
+    """Return the units that at least one of these runners is asked for."""
+    dtypes = {dtype for runner in together for dtype in runner.group.dtypes}
+    return [unit for unit in plan if unit.dtype in dtypes]
+
+
+def _close(runners: _Together) -> None:
     for runner in runners:
         runner.close()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Condition
+
+_LOOK = 0.2
+"""Seconds between looks whether a spare place is still wanted."""
 
 
 class PrioritySemaphore:
@@ -38,4 +41,18 @@ class PrioritySemaphore:
         finally:
             with self._changed:
                 self._free += 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def spare(self, is_wanted: Callable[[], bool]) -> Iterator[bool]:
+        """Wait for a place that nobody else waits for; give whether there is one, or it is not wanted any more."""
+        with self._changed:
+            while (wanted := is_wanted()) and not (self._free and not self._waiting):
+                self._changed.wait(_LOOK)
+            self._free -= wanted
+        try:
+            yield wanted
+        finally:
+            with self._changed:
+                self._free += wanted
                 self._changed.notify_all()

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from attncheck import run
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import bundled_implementations
-from attncheck.executors import local
+from attncheck.execution.limits import Limits
+from attncheck.executors import local, shared_work
 from attncheck.executors.judges import MIN_UNITS, JudgingProcesses
 from attncheck.reading.selection import select_cases
 from attncheck.results.reader import read_arrays, read_run
@@ -92,3 +94,34 @@ def test_a_run_that_is_stopped_leaves_no_worker_waiting_to_hand_over(
     summary = run_cases(select_cases(["softmax"]).cases, chosen, Settings(tmp_path / "results", max_failures=1))
     assert summary.stopped is not None
     assert summary.stopped.failing == 1
+
+
+def test_several_workers_of_one_framework_come_to_what_one_comes_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = select_cases(["softmax", "masking", "scoring", "attention"]).cases
+    chosen = bundled_implementations(["numpy"])
+    alone = run_cases(cases, chosen, Settings(tmp_path / "alone", limits=Limits(workers=1), store=NO_STORE))
+    monkeypatch.setattr(run, "available_processors", lambda: 3)
+    monkeypatch.setattr(shared_work, "MIN_SECONDS_LEFT", 0.0)
+    monkeypatch.setattr(local, "CHUNK", 2)
+    monkeypatch.setattr(shared_work, "CHUNK", 2)
+    shared = run_cases(cases, chosen, Settings(tmp_path / "shared", limits=Limits(workers=3), store=NO_STORE))
+    assert alone == shared
+    assert contents(tmp_path / "alone") == contents(tmp_path / "shared")
+    assert {path.name for path in (tmp_path / "alone" / "logs").iterdir()} == {"numpy.eager-float32-float64.txt"}
+    several = {path.name for path in (tmp_path / "shared" / "logs").iterdir()}
+    assert {"numpy.eager-float32-float64.txt", "numpy.eager-float32-float64-2.txt"} <= several
+
+
+def test_ones_own_kernel_has_one_worker_in_which_calls_follow_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = tmp_path / "kernel.py"
+    kernel.write_text("def attention(query, key, value):\n    return query\n", encoding="utf-8")
+    chosen = select_implementations(None, [f"{kernel}:attention"])
+    monkeypatch.setattr(shared_work, "MIN_SECONDS_LEFT", 0.0)
+    run_cases(
+        select_cases(["attention"]).cases, chosen, Settings(tmp_path / "run", limits=Limits(workers=3), store=NO_STORE)
+    )
+    assert len(list((tmp_path / "run" / "logs").iterdir())) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event, Lock
+from threading import Event, Lock, Thread
 from time import monotonic, sleep
 
 import pytest
@@ -71,3 +71,42 @@ def test_a_place_is_free_again_after_an_exception() -> None:
         raise ValueError("oops")
     with turns.acquire(1):
         pass
+
+
+def test_a_spare_place_is_one_that_nobody_waits_for() -> None:
+    places = PrioritySemaphore(1)
+    with places.spare(lambda: True) as has_place:
+        assert has_place
+        with places.spare(lambda: False) as has_another:
+            assert not has_another
+    with places.acquire(0):
+        answers = iter([True, True, False])
+        with places.spare(lambda: next(answers)) as has_place:  # it is wanted twice, and there is none
+            assert not has_place
+    with places.spare(lambda: True) as has_place:
+        assert has_place
+
+
+def test_whoever_waits_comes_before_whoever_takes_what_is_spare() -> None:
+    places, order = PrioritySemaphore(1), []
+    begun = Event()
+
+    def wait() -> None:
+        begun.set()
+        with places.acquire(5):
+            order.append("waited")
+
+    def help_out() -> None:
+        with places.spare(lambda: True):
+            order.append("spare")
+
+    with places.acquire(0):
+        waiting, helping = Thread(target=wait), Thread(target=help_out)
+        waiting.start()
+        begun.wait(10)
+        while not places.is_awaited:
+            pass
+        helping.start()
+    waiting.join(10)
+    helping.join(10)
+    assert order == ["waited", "spare"]
