@@ -7,6 +7,7 @@ by the command that needs it; ``attncheck --help`` imports no framework, and nei
 from attncheck.cli import running as running  # isort: skip
 from attncheck.cli import reporting as reporting  # isort: skip
 from attncheck.cli import comparing as comparing  # isort: skip
+from attncheck.cli import bisecting as bisecting  # isort: skip
 from attncheck.cli import publishing as publishing  # isort: skip
 from attncheck.cli import explaining as explaining  # isort: skip
 from attncheck.cli import measuring as measuring  # isort: skip

@@ -78,6 +78,11 @@ def print_difference(difference: Difference, *, quiet: bool) -> None:
         _print_table(console, name, frame)
 
 
+def print_changes(console: Console, difference: Difference) -> None:
+    """Print the verdicts that changed, alone."""
+    _print_table(console, "verdicts", difference.verdicts)
+
+
 def _print_table(console: Console, name: str, frame: pd.DataFrame) -> None:
     if frame.empty:
         return

@@ -180,7 +180,12 @@ def attncheck(command: str, folder: Path) -> tuple[int, str]:
     if target:
         (folder / target).write_text(printed.getvalue(), encoding="utf-8")
         return code, ""
-    return code, _VERSION.sub("X.Y.Z", _PROGRESS.sub("", printed.getvalue()))
+    return code, without_versions(_PROGRESS.sub("", printed.getvalue()))
+
+
+def without_versions(text: str) -> str:
+    """Return a text with every version number written X.Y.Z."""
+    return _VERSION.sub("X.Y.Z", text)
 
 
 def python(words: list[str], folder: Path) -> tuple[int, str]:

@@ -1,0 +1,113 @@
+"""Old releases of what is judged: an environment for each, made once and kept, and a check that runs in it.
+
+Only the release, and what it requires otherwise, is installed there; everything else comes from the environment that
+this runs in, so that attncheck and the other frameworks are the same throughout.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import site
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from attncheck.digests import digest_of
+from attncheck.errors import AttncheckError, ExitCode
+from attncheck.store import cache_folder
+
+_FOLDER = "releases"
+_READY = "attncheck-ready"
+"""A file that an environment has once it is complete."""
+_LONGEST_REASON = 400
+
+
+class ReleaseError(AttncheckError):
+    """A release cannot be installed, or nothing can be run with it; says why."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """A version of a distribution, and further requirements that are installed beside it."""
+
+    distribution: str
+    version: str
+    beside: tuple[str, ...] = ()
+
+    @property
+    def requirements(self) -> list[str]:
+        """What pip is asked for."""
+        return [f"{self.distribution}=={self.version}", *self.beside]
+
+    @property
+    def folder(self) -> Path:
+        """Where its environment is kept: another one for another Python, or another environment around it."""
+        made_of = digest_of(sys.version, _site_folders(), self.requirements)[:12]
+        return cache_folder() / _FOLDER / f"{self.distribution}-{self.version}-{made_of}"
+
+    @property
+    def python(self) -> Path:
+        """The interpreter of its environment."""
+        return self.folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def install(release: Release) -> bool:
+    """Make the environment of a release, unless there is one; return whether it was made now. Raises ``ReleaseError``.
+
+    What pip is told by its own variables and files counts here, too: another index, a folder of wheels.
+    """
+    if (release.folder / _READY).exists():
+        return False
+    shutil.rmtree(release.folder, ignore_errors=True)
+    try:
+        venv.create(release.folder, symlinks=os.name != "nt")
+        (_packages_of(release) / "attncheck-around.pth").write_text(
+            "".join(f"import site; site.addsitedir({folder!r})\n" for folder in _site_folders()), encoding="utf-8"
+        )
+        command = [sys.executable, "-m", "pip", "--python", str(release.python), "install", "--quiet"]
+        done = _run([*command, "--disable-pip-version-check", *release.requirements])
+    except OSError as error:
+        raise ReleaseError(f"{release.distribution} {release.version}: no environment can be made: {error}") from None
+    if done.returncode:
+        shutil.rmtree(release.folder, ignore_errors=True)
+        raise ReleaseError(f"{release.distribution} {release.version} cannot be installed: {_reason(done.stderr)}")
+    (release.folder / _READY).touch()
+    return True
+
+
+def check(release: Release, arguments: Sequence[str], output: Path) -> None:
+    """Run ``attncheck check`` in the environment of a release. Raises ``ReleaseError`` where it leaves no results."""
+    shutil.rmtree(output, ignore_errors=True)
+    command = [str(release.python), "-m", "attncheck", "check", *arguments]
+    done = _run([*command, "--output", str(output), "--no-report", "--quiet"])
+    if done.returncode == ExitCode.BAD_INPUT or not (output / "summary.json").is_file():
+        raise ReleaseError(f"{release.distribution} {release.version} cannot be checked: {_reason(done.stderr)}")
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+
+
+def _reason(printed: str) -> str:
+    """Return the last thing that a command said of its failure."""
+    lines = [line.strip() for line in printed.splitlines() if line.strip()]
+    errors = [line for line in lines if line.lower().startswith(("error", "attncheck"))] or lines
+    return (errors or ["it says nothing"])[-1][:_LONGEST_REASON]
+
+
+def _packages_of(release: Release) -> Path:
+    paths = {"base": str(release.folder), "platbase": str(release.folder)}
+    folder = Path(sysconfig.get_path("purelib", "nt" if os.name == "nt" else "posix_prefix", vars=paths))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _site_folders() -> list[str]:
+    """Return the folders of packages of the environment that this runs in."""
+    own = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    return [folder for folder in dict.fromkeys(own) if Path(folder).is_dir()]
