@@ -1,4 +1,4 @@
-"""Commands about the comparison that a repository publishes: ``publish``."""
+"""Commands about what a repository publishes: ``publish`` and ``survey``."""
 
 from __future__ import annotations
 
@@ -62,3 +62,55 @@ def publish(
         typer.echo(f"  and {len(differences) - _MAX_LISTED:,} more")
     typer.echo("If that is right, `make publish` regenerates the folder; commit it with what changed the verdicts.")
     raise typer.Exit(ExitCode.DISAGREE)
+
+
+@app.command(
+    epilog=examples(
+        "attncheck survey results/latest --output survey",
+        "attncheck survey --check results/latest --output survey",
+    )
+)
+def survey(
+    runs: RunFolders,
+    conventions: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="What `attncheck conventions --json` printed.", show_default=False),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder of the survey.")] = Path(
+        "reports/published/survey"
+    ),
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing, and exit with 1 where the survey counts otherwise.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Put implementations into a table: what each can do, how exact it is, what it means.
+
+    What the folder holds of other implementations, and of other versions, stays.
+    """
+    from attncheck.merge import merge_runs
+    from attncheck.reports.making import make_frames
+    from attncheck.reports.survey.pages import read_survey, write_survey
+    from attncheck.reports.survey.tables import Survey, differences, read_meanings, survey_of
+    from attncheck.results.reader import find_runs, read_runs
+
+    found = Survey()
+    for run in read_runs(find_runs(runs)):
+        found.update(survey_of(make_frames(merge_runs([run], across=False))))
+    found.update(Survey(meanings=[row for path in conventions or [] for row in read_meanings(path)]))
+    kept = read_survey(output)
+    if not check:
+        kept.update(found)
+        path = write_survey(kept, output)
+        if not quiet:
+            typer.echo(f"Survey: {path}")
+        return
+    lines = differences(kept, found)
+    for line in lines[:_MAX_LISTED]:
+        typer.echo(line)
+    if len(lines) > _MAX_LISTED:
+        typer.echo(f"and {len(lines) - _MAX_LISTED:,} more")
+    if lines:
+        raise typer.Exit(ExitCode.DISAGREE)
+    if not quiet:
+        typer.echo(f"{len(found.newest())} implementations are as {output} has them.")

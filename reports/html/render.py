@@ -17,7 +17,7 @@ from attncheck.reports.html.contents import Budget
 from attncheck.reports.html.page import make_page
 from attncheck.reports.html.pictures import BEYOND, LEVELS, NOT_JUDGED
 
-_TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES = Path(__file__).parent / "templates"
 _PIECES_TOGETHER = 1000
 """A template gives a piece for each of its words."""
 # HTML allows none of these, not even as references.
@@ -35,10 +35,10 @@ def html_pieces(frames: Frames, budget: Budget | None = None) -> Iterator[str]:
     Every text that comes from a case or a framework is escaped, and the page's content security policy allows no
     script but its own and no request to anywhere.
     """
-    script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
-    style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
+    script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
+    style = (TEMPLATES / "report.css").read_text(encoding="utf-8")
     stream = (
-        _environment()
+        environment()
         .get_template("page.html")
         .stream(
             page=make_page(frames, budget or Budget()),
@@ -49,15 +49,21 @@ def html_pieces(frames: Frames, budget: Budget | None = None) -> Iterator[str]:
         )
     )
     stream.enable_buffering(_PIECES_TOGETHER)
-    return (_FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", piece) for piece in stream)
+    return (without_forbidden(piece) for piece in stream)
 
 
-def _environment() -> Environment:
+def without_forbidden(text: str) -> str:
+    """Return a text without what HTML does not allow in any form."""
+    return _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def environment() -> Environment:
+    """Return what renders the templates, every text escaped."""
     return Environment(
-        loader=FileSystemLoader(_TEMPLATES),
+        loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        bytecode_cache=CompiledTemplates(_TEMPLATES),
+        bytecode_cache=CompiledTemplates(TEMPLATES),
     )

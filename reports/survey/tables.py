@@ -1,0 +1,199 @@
+"""What a survey counts: by feature and by dtype, a row for every implementation in every version that was judged.
+
+Runs are reduced to rows one by one, so that what is judged in different environments, and at different times, stands in
+one table: a row takes the place of an earlier one of the same implementation in the same version.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from attncheck.errors import ResultsError
+from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table
+from attncheck.reports.frames import Column, Frames
+from attncheck.reports.simplest import given_of
+from attncheck.spec import DTYPES, OPERATIONS, OPTIONS
+from attncheck.verdicts import ALL_CASES, Verdict
+
+ALL = "all cases"
+"""The feature that every case has."""
+_OF_OPTIONS = "attention"
+"""The operation whose options and inputs are features, too."""
+
+
+class Judged(NamedTuple):
+    """How many cases with a feature came to what, the worst of all dtypes counting; ``not_run`` were left out."""
+
+    implementation: str
+    version: str
+    feature: str
+    right: int
+    known: int
+    wrong: int
+    unsupported: int
+    unverified: int
+    not_run: int
+
+
+_COUNTED = Judged._fields[3:-1]
+
+
+class Accuracy(NamedTuple):
+    """How much of their error bounds the stages use that are right: the middle one, and the largest but one of 100."""
+
+    implementation: str
+    version: str
+    dtype: str
+    stages: int
+    median: float
+    most: float
+
+
+class Meaning(NamedTuple):
+    """What was measured of a convention, and what the cases mean."""
+
+    implementation: str
+    convention: str
+    asks: str
+    means: str
+    cases_mean: str
+    departs: bool
+
+
+@dataclass
+class Survey:
+    """All rows, in the order in which they are written."""
+
+    judged: list[Judged] = field(default_factory=list)
+    accuracy: list[Accuracy] = field(default_factory=list)
+    meanings: list[Meaning] = field(default_factory=list)
+
+    def update(self, other: Survey) -> None:
+        """Take the rows of another survey in the place of those of the same implementation, in the same version."""
+        replaced = {(row.implementation, row.version) for row in other.judged}
+        self.judged = [row for row in self.judged if row[:2] not in replaced] + other.judged
+        self.accuracy = [row for row in self.accuracy if row[:2] not in replaced] + other.accuracy
+        asked = {row.implementation for row in other.meanings}
+        self.meanings = [row for row in self.meanings if row.implementation not in asked] + other.meanings
+
+    def newest(self) -> dict[str, str]:
+        """Return the newest version of each implementation, by name."""
+        found: dict[str, str] = {}
+        for row in self.judged:
+            if row.implementation not in found or _order(row.version) > _order(found[row.implementation]):
+                found[row.implementation] = row.version
+        return dict(sorted(found.items()))
+
+    def features(self) -> list[str]:
+        """Return the features that any case had, in the order of the specification."""
+        seen = {row.feature for row in self.judged}
+        return [feature for feature in feature_order() if feature in seen]
+
+
+def _order(version: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in version.replace("+", ".").split(".")]
+
+
+def feature_order() -> list[str]:
+    """Return every feature that a case may have: operations, and options and inputs of attention."""
+    own = OPERATIONS[_OF_OPTIONS]
+    given = [name for name, spec in own.inputs.items() if not spec.required] + [*OPTIONS]
+    return [ALL, *OPERATIONS, *(f"{_OF_OPTIONS}: {name}" for name in given)]
+
+
+def features_of(case: Mapping[str, Any]) -> list[str]:
+    """Return the features of a case record."""
+    operation = case["operation"]
+    given = given_of(case) if operation == _OF_OPTIONS else []
+    return [ALL, operation, *(f"{operation}: {name}" for name in given)]
+
+
+def survey_of(frames: Frames) -> Survey:
+    """Reduce a run to its rows."""
+    found: dict[tuple[Column, str], Counter[str]] = {}
+    for case, row in cell_table(frames).items():
+        features = features_of(frames.cases[case])
+        for column, cells in row.items():
+            state = _state(cells.values())
+            for feature in features:
+                found.setdefault((column, feature), Counter())[state] += 1
+    left_out = _left_out(frames)
+    judged = []
+    for column, feature in product(frames.columns, feature_order()):
+        counts = found.get((column, feature))
+        if counts:
+            not_run = left_out.get((column.implementation, feature), 0)
+            counts["unsupported"] -= not_run
+            of = {name: counts[name] for name in _COUNTED}
+            judged.append(Judged(column.implementation, column.version, feature, **of, not_run=not_run))
+    return Survey(judged, list(_accuracy(frames)))
+
+
+def _state(cells: Iterable[Cell]) -> str:
+    states = {cell.state for cell in cells}
+    if states & FAILS_A_RUN - {State.MISPRINT}:
+        return "wrong"
+    for state, word in ((State.XFAIL, "known"), (State.UNVERIFIED, "unverified")):
+        if state in states:
+            return word
+    return "unsupported" if states == {State.UNSUPPORTED} else "right"
+
+
+def _left_out(frames: Frames) -> Counter[tuple[str, str]]:
+    """Count the cases that a mode was not asked for because it compiles each anew, by implementation and feature."""
+    results = frames.results
+    rows = results[results["lacks"].eq(ALL_CASES)]
+    found: Counter[tuple[str, str]] = Counter()
+    for implementation, cases in rows.groupby("implementation")["case"]:
+        asked = set(results.loc[results["implementation"].eq(implementation) & results["lacks"].ne(ALL_CASES), "case"])
+        for case in set(cases) - asked:
+            found.update((str(implementation), feature) for feature in features_of(frames.cases[case]))
+    return found
+
+
+def _accuracy(frames: Frames) -> Iterable[Accuracy]:
+    rows = frames.results
+    rows = rows[rows["verdict"].eq(Verdict.AGREE) & rows["ratio"].notna()]
+    ratios = {key: each["ratio"] for key, each in rows.groupby(["implementation", "version", "dtype"], observed=True)}
+    for column, dtype in product(frames.columns, DTYPES):
+        found = ratios.get((column.implementation, column.version, dtype))
+        if found is not None:
+            middle, most = float(found.median()), float(found.quantile(0.99))
+            yield Accuracy(column.implementation, column.version, dtype, len(found), round(middle, 3), round(most, 3))
+
+
+def read_meanings(path: Path) -> list[Meaning]:
+    """Read what ``attncheck conventions --json`` printed. Raises ``ResultsError`` where it is something else."""
+    try:
+        return [
+            Meaning(implementation, *(answer[name] for name in Meaning._fields[1:]))
+            for implementation, answers in json.loads(path.read_text(encoding="utf-8")).items()
+            for answer in answers
+            if answer["kind"] in ("measured", "open")
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ResultsError(f"{path}: expected what `attncheck conventions --json` prints; {error}") from None
+
+
+def differences(kept: Survey, found: Survey) -> list[str]:
+    """Say where a run counts otherwise than what is kept of the same implementation in the same version."""
+    before = {row[:3]: row for row in kept.judged}
+    lines = []
+    for row in found.judged:
+        was = before.get(row[:3])
+        if was is None and not any(known[:2] == row[:2] for known in before):
+            lines.append(f"{row.implementation} {row.version} is not in the survey")
+        elif was is not None and was != row:
+            counts = ", ".join(
+                f"{name} {old} -> {new}"
+                for name, old, new in zip(row._fields[3:], was[3:], row[3:], strict=True)
+                if old != new
+            )
+            lines.append(f"{row.implementation} {row.version}, {row.feature}: {counts}")
+    return list(dict.fromkeys(lines))
