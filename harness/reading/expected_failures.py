@@ -62,10 +62,10 @@ class ExpectedFailureEntry(Strict):
         default=None,
         description="With the verdict semantic: only that a query without a key gives this, and nothing else.",
     )
-    processor: Annotated[str, Field(min_length=1, max_length=40, pattern=r"^[a-z0-9_]+$")] | None = Field(
+    processor: Annotated[str, Field(min_length=1, max_length=40, pattern=r"^(not )?[a-z0-9_]+$")] | None = Field(
         default=None,
-        description="Only where processors can this, in Linux's words (/proc/cpuinfo), such as amx_bf16; "
-        "anywhere if absent.",
+        description="Only where processors can this, in Linux's words (/proc/cpuinfo), such as amx_bf16, or cannot: "
+        "not amx_bf16; anywhere if absent.",
     )
     reason: Annotated[str, Field(min_length=10, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$")] = Field(
         description="What the implementation does there and why, in a sentence."
@@ -94,8 +94,10 @@ class ExpectedFailure:
     @property
     def is_of_other_processors(self) -> bool:
         """Whether it speaks of processors that this machine is known not to have."""
-        flags = processor_flags()
-        return self.entry.processor is not None and flags is not None and self.entry.processor not in flags
+        flags, processor = processor_flags(), self.entry.processor
+        if processor is None or flags is None:
+            return False
+        return (processor.removeprefix("not ") in flags) is processor.startswith("not ")
 
     @property
     def must_happen(self) -> bool:

@@ -270,6 +270,17 @@ def test_an_entry_of_a_processor_is_left_out_where_it_is_known_to_be_another(
     assert anywhere.must_happen
 
 
+@pytest.mark.parametrize(
+    ("flags", "concerns"), [(frozenset({"avx2"}), True), (frozenset({"avx2", "amx_bf16"}), False), (None, True)]
+)
+def test_an_entry_of_processors_that_cannot_do_something(
+    load: Load, monkeypatch: pytest.MonkeyPatch, flags: frozenset[str] | None, concerns: bool
+) -> None:
+    monkeypatch.setattr("attncheck.reading.expected_failures.processor_flags", lambda: flags)
+    (found,) = load(ENTRY.replace("reason: aligned", "processor: not amx_bf16\n  reason: aligned"))
+    assert found.concerns("torch.sdpa", "masking/x", "float32") is concerns
+
+
 def _named(glob: str) -> str:
     return glob.replace("*", "x").replace("?", "x")
 

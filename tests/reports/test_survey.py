@@ -1,0 +1,181 @@
+"""The survey: rows of every implementation and version, counted from runs, kept as CSV and shown as two pages."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from attncheck import cli
+from attncheck.errors import ResultsError
+from attncheck.reports.frames import Frames
+from attncheck.reports.html.survey import render_survey
+from attncheck.reports.survey.pages import read_survey, render_markdown, write_survey
+from attncheck.reports.survey.tables import (
+    ALL,
+    Accuracy,
+    Judged,
+    Meaning,
+    Survey,
+    differences,
+    feature_order,
+    features_of,
+    read_meanings,
+    survey_of,
+)
+from attncheck.results.format import Row
+from attncheck.verdicts import ALL_CASES
+
+MakeRow = Callable[..., Row]
+WriteRun = Callable[..., Path]
+FramesOf = Callable[..., Frames]
+NO_CASES = dict.fromkeys(("known", "wrong", "unsupported", "unverified", "not_run"), 0)
+
+
+def judged(name: str = "torch.sdpa", version: str = "2.0", feature: str = ALL, right: int = 3, **counts: int) -> Judged:
+    return Judged(name, version, feature, right, **{**NO_CASES, **counts})
+
+
+def a_survey() -> Survey:
+    return Survey(
+        [judged(), judged(feature="attention", wrong=1), judged("numpy.eager", "1.0", known=2)],
+        [Accuracy("torch.sdpa", "2.0", "float32", 7, 0.1, 0.9)],
+        [
+            Meaning("torch.sdpa", "corner", "where causality starts", "top left", "top left", departs=False),
+            Meaning("mlx.sdpa", "corner", "where causality starts", "bottom | right", "top left", departs=True),
+        ],
+    )
+
+
+def test_features_are_operations_and_what_attention_is_given() -> None:
+    inputs = {"query": (1, 1, 2, 3), "key": (1, 1, 2, 3), "value": (1, 1, 2, 3), "bias": (1, 1, 2, 2)}
+    case = {"operation": "attention", "options": {"is_causal": True}, "inputs": inputs}
+    assert set(features_of(case)) == {ALL, "attention", "attention: is_causal", "attention: bias"}
+    assert features_of({**case, "operation": "softmax", "inputs": {}}) == [ALL, "softmax"]
+    assert {*features_of(case)} <= {*feature_order()}
+    assert len(feature_order()) == len(set(feature_order()))
+
+
+def test_a_case_counts_by_the_worst_of_its_dtypes(write_run: WriteRun, make_row: MakeRow, frames_of: FramesOf) -> None:
+    rows = [
+        make_row(case="a/right", dtype="float64"),
+        make_row(case="a/right", dtype="float32"),
+        make_row(case="a/wrong", dtype="float64"),
+        make_row(case="a/wrong", dtype="float32", verdict="numeric"),
+        make_row(case="a/lacking", verdict="unsupported", stage="", lacks="mask"),
+        make_row(case="a/left-out", verdict="unsupported", stage="", lacks=ALL_CASES),
+    ]
+    found = survey_of(frames_of(write_run(rows)))
+    (of_all,) = [row for row in found.judged if row.feature == ALL]
+    assert of_all[3:] == (1, 0, 1, 1, 0, 1)
+    assert {row.dtype for row in found.accuracy} <= {"float64", "float32"}
+
+
+def test_documents_are_counted_and_their_accuracy_is_that_of_their_stages(document_frames: Frames) -> None:
+    found = survey_of(document_frames)
+    assert set(found.newest()) == {"first.eager", "second.eager"}
+    for row in found.judged:
+        if row.feature == ALL:
+            assert row.right + row.unverified == len(document_frames.cases)
+    assert all(0 <= row.median <= row.most <= 1 for row in found.accuracy)
+
+
+def test_rows_of_the_same_version_are_replaced_and_others_stay() -> None:
+    kept = a_survey()
+    kept.update(Survey([judged(right=9), judged("torch.sdpa", "2.10", right=5)]))
+    assert [row.right for row in kept.judged if row.implementation == "torch.sdpa"] == [9, 5]
+    assert kept.newest()["torch.sdpa"] == "2.10"
+    assert [row.implementation for row in kept.judged].count("numpy.eager") == 1
+    assert not kept.accuracy, "what was measured of the version that was replaced goes with it"
+    assert len(kept.meanings) == 2
+
+
+def test_what_is_written_is_read_again_and_the_same_gives_the_same_bytes(tmp_path: Path) -> None:
+    survey = a_survey()
+    write_survey(survey, tmp_path / "one")
+    again = read_survey(tmp_path / "one")
+    assert (sorted(again.judged), again.accuracy, sorted(again.meanings)) == (
+        sorted(survey.judged),
+        survey.accuracy,
+        sorted(survey.meanings),
+    )
+    write_survey(again, tmp_path / "two")
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+
+
+def test_a_damaged_table_is_said(tmp_path: Path) -> None:
+    (tmp_path / "features.csv").write_text("a,b\n1,2\n", encoding="utf-8")
+    with pytest.raises(ResultsError, match=r"features\.csv has the columns a,b; expected implementation,version"):
+        read_survey(tmp_path)
+    (tmp_path / "features.csv").write_text(f"{','.join(Judged._fields)}\nx,1,all,many,0,0,0,0,0\n", encoding="utf-8")
+    with pytest.raises(ResultsError, match=r"features\.csv cannot be read: invalid literal"):
+        read_survey(tmp_path)
+
+
+def test_the_markdown_says_who_is_wrong_and_what_means_something_else() -> None:
+    text = render_markdown(a_survey())
+    assert "| `torch.sdpa` | 2.0 | 3 | - | - | - | - | - |" in text
+    assert "| `torch.sdpa` | attention | 1 | 3 |" in text
+    assert r"**bottom \| right**: `mlx.sdpa`" in text
+    assert "  - top left: `torch.sdpa`" in text
+    assert "## Versions" not in text, "no implementation has several"
+
+
+def test_the_page_needs_nothing_else_and_shows_any_text_as_it_is() -> None:
+    survey = a_survey()
+    survey.meanings.append(Meaning("<b>x</b>", "corner", "where", "<script>alert(1)</script>", "", departs=True))
+    page = render_survey(survey)
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert not re.search(r"(?:src|href)=\"(?!#|data:)", page)
+    assert '<td class="failing" title="3 right, 1 wrong">1 wrong</td>' in page
+    assert page == render_survey(survey)
+
+
+def test_meanings_are_what_the_command_printed(tmp_path: Path) -> None:
+    answer = {"convention": "corner", "asks": "where", "means": "top left", "cases_mean": "top left", "departs": False}
+    answers = [{**answer, "kind": "measured"}, {**answer, "kind": "unsupported"}]
+    (tmp_path / "found.json").write_text(json.dumps({"torch.sdpa": answers}), encoding="utf-8")
+    (only,) = read_meanings(tmp_path / "found.json")
+    assert only == Meaning("torch.sdpa", "corner", "where", "top left", "top left", departs=False)
+    (tmp_path / "found.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(ResultsError, match="expected what `attncheck conventions --json` prints"):
+        read_meanings(tmp_path / "found.json")
+
+
+def test_a_run_is_held_against_what_is_kept() -> None:
+    kept = a_survey()
+    assert differences(kept, Survey([judged()])) == []
+    assert differences(kept, Survey([judged(right=2, wrong=1)])) == [
+        "torch.sdpa 2.0, all cases: right 3 -> 2, wrong 0 -> 1"
+    ]
+    assert differences(kept, Survey([judged(version="3.0")])) == ["torch.sdpa 3.0 is not in the survey"]
+
+
+def test_the_command_writes_and_checks(
+    document_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(
+            sys, "argv", ["attncheck", "survey", str(document_run), "--output", str(tmp_path / "survey"), *arguments]
+        )
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return int(end.value.code or 0), capsys.readouterr().out
+
+    assert run() == (0, f"Survey: {tmp_path / 'survey' / 'index.html'}\n")
+    assert run("--check") == (0, f"2 implementations are as {tmp_path / 'survey'} has them.\n")
+    file = tmp_path / "survey" / "features.csv"
+    with file.open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.reader(lines))
+    rows[1][3] = "999"
+    file.write_text("\n".join(map(",".join, rows)) + "\n", encoding="utf-8")
+    code, printed = run("--check")
+    assert code == 1
+    assert "right 999 ->" in printed
