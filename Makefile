@@ -5,7 +5,7 @@ TEST_ENVIRONMENTS ?= lint,type,docs,py311-all,py311-numpy
 space := $(subst ,, )
 export PATH := $(PATH):$(subst $(space),:,$(wildcard $(HOME)/.pyenv/versions/*/bin))
 
-.PHONY: report test matrix publish clean
+.PHONY: report test matrix publish survey clean
 
 report: .venv/installed
 	.venv/bin/attncheck check --backend numpy,torch,tensorflow,jax --output results/latest
@@ -22,6 +22,11 @@ matrix: .tools/installed
 publish: .venv/installed
 	.venv/bin/attncheck check --backend numpy,torch,tensorflow,jax --output results/published || test $$? -eq 1
 	.venv/bin/attncheck publish results/published --published reports/published
+
+# The table of all implementations; the lines of what is installed are written anew, the others stay.
+survey: .venv/installed
+	.venv/bin/attncheck check --implementation all --no-report --output results/survey || test $$? -eq 1
+	.venv/bin/attncheck survey results/survey --output reports/published/survey
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -62,9 +62,9 @@ def _cell(row: Judged) -> FeatureCell:
     counts = {name: count for name, count in zip(row._fields[3:], row[3:], strict=True) if count}
     title = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items())
     if row.wrong:
-        return FeatureCell("failing", f"{row.wrong:,} wrong", title)
+        return FeatureCell("failing", f"{row.right:,}, {row.wrong:,} wrong", title)
     if row.known:
-        return FeatureCell("xfail", f"{row.known:,} known", title)
+        return FeatureCell("xfail", f"{row.right:,}, {row.known:,} known", title)
     if row.right:
         return FeatureCell("agree", f"{row.right:,}", title)
     return FeatureCell("unverified" if row.unverified else "unsupported", "-", title)
@@ -81,7 +81,7 @@ def _conventions(survey: Survey) -> list[tuple[str, str, list[tuple[str, bool, l
     """Return what is asked, what the cases mean, and each meaning with those that have it."""
     found: dict[str, tuple[str, str, dict[tuple[str, bool], list[str]]]] = {}
     for row in survey.meanings:
-        _, _, means = found.setdefault(row.convention, (row.asks, row.cases_mean, {}))
+        _, _, means = found.setdefault(row.convention, (f"{row.convention}: {row.asks}", row.cases_mean, {}))
         means.setdefault((row.means, row.departs), []).append(row.implementation)
     return [
         (asks, expected, [(meaning, departs, names) for (meaning, departs), names in means.items()])

@@ -91,7 +91,8 @@ def render_markdown(survey: Survey) -> str:
         "*Right*: every stage that came back is within its error bound in every dtype. *Known*: fails as recorded, "
         "with its reason ([findings](../../../docs/findings.md), "
         "[expected failures](../../../docs/expected_failures.md)). *Unsupported*: it has no word for what the case "
-        "asks. *Not run*: left out of modes that compile each case anew.",
+        "asks. *Not run*: left out of modes that compile each case anew. Some failures are those of some processors "
+        "alone, as the lists say; they are counted as they showed on the machine that judged.",
         "",
         *table(
             ("implementation", "version", "right", "known", "wrong", "unsupported", "unverified", "not run"),
@@ -156,7 +157,7 @@ def _meanings(survey: Survey) -> Iterator[str]:
                 means.setdefault(f"**{escape(row.means)}**" if row.departs else escape(row.means), []).append(
                     code(name)
                 )
-        yield f"- {escape(question.asks)}"
+        yield f"- {escape(convention)}: {escape(question.asks)}"
         yield from (f"  - {meaning}: {', '.join(each)}" for meaning, each in means.items())
     yield ""
 

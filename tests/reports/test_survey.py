@@ -134,7 +134,7 @@ def test_the_page_needs_nothing_else_and_shows_any_text_as_it_is() -> None:
     assert "<script" not in page
     assert "&lt;script&gt;" in page
     assert not re.search(r"(?:src|href)=\"(?!#|data:)", page)
-    assert '<td class="failing" title="3 right, 1 wrong">1 wrong</td>' in page
+    assert '<td class="failing" title="3 right, 1 wrong">3, 1 wrong</td>' in page
     assert page == render_survey(survey)
 
 
