@@ -84,9 +84,9 @@ def survey(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Put implementations into a table: what each can do, how exact it is, what it means.
+    """Put implementations into one table that is kept.
 
-    What the folder holds of other implementations, and of other versions, stays.
+    It says what each can do, how exact it is, and what it means. What the folder holds of other implementations, and of other versions, stays.
     """
     from attncheck.merge import merge_runs
     from attncheck.reports.making import make_frames
