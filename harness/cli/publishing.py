@@ -86,7 +86,8 @@ def survey(
 ) -> None:
     """Put implementations into one table that is kept.
 
-    It says what each can do, how exact it is, and what it means. What the folder holds of other implementations, and of other versions, stays.
+    It says what each can do, how exact it is, and what it means. What the folder holds of other implementations, and of
+    other versions, stays.
     """
     from attncheck.merge import merge_runs
     from attncheck.reports.making import make_frames
