@@ -76,7 +76,7 @@ def _outcomes(
     rooms = [Semaphore(_AHEAD) for _ in runners]
 
     def drive(runner: GroupRunner[Unit], room: Semaphore) -> None:
-        def task(unit: Unit) -> Task:
+        def task(_: GroupRunner[Unit], unit: Unit) -> Task:
             room.acquire()  # released when the unit is judged
             drawn = problem(unit.number)
             posed = call_form(drawn.operation, drawn.options, drawn.stored(unit.dtype))

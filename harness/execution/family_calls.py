@@ -325,7 +325,7 @@ class _OwnFunction:
             name: self.arrays.from_numpy(np.ascontiguousarray(each)) if isinstance(each, np.ndarray) else each
             for name, each in words.items()
         }
-        given = {**dict(zip(("query", "key", "value"), tensors, strict=True)), **options}
+        given = {**dict(zip(INPUTS["attention"], tensors, strict=True)), **options}
         module = [_module(inputs)] if self.family.module else []
         with unchanged({name: each for name, each in given.items() if hasattr(each, "shape")}, self.arrays.to_numpy):
             return self.function(*module, *tensors, **options)
