@@ -94,6 +94,7 @@ def survey(
     from attncheck.reports.survey.pages import read_survey, write_survey
     from attncheck.reports.survey.tables import Survey, differences, read_meanings, survey_of
     from attncheck.results.reader import find_runs, read_runs
+    from attncheck.wording import counted
 
     found = Survey()
     for run in read_runs(find_runs(runs)):
@@ -114,4 +115,5 @@ def survey(
     if lines:
         raise typer.Exit(ExitCode.DISAGREE)
     if not quiet:
-        typer.echo(f"{len(found.newest())} implementations are as {output} has them.")
+        number = len(found.newest())
+        typer.echo(f"{counted(number, 'implementation')} {'is' if number == 1 else 'are'} as {output} says.")

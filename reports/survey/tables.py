@@ -182,18 +182,31 @@ def read_meanings(path: Path) -> list[Meaning]:
 
 
 def differences(kept: Survey, found: Survey) -> list[str]:
-    """Say where a run counts otherwise than what is kept of the same implementation in the same version."""
-    before = {row[:3]: row for row in kept.judged}
-    lines = []
+    """Say where a run counts otherwise than what is kept of the same implementation in the same version.
+
+    What is right and what is known to fail count together: some failures are those of some processors alone.
+    """
+    before = {row[:3]: _on_any_processor(row) for row in kept.judged}
+    known = {row[:2] for row in kept.judged}
+    lines = [
+        f"{name} {version} is not in the survey"
+        for name, version in _versions_of(found)
+        if (name, version) not in known
+    ]
     for row in found.judged:
-        was = before.get(row[:3])
-        if was is None and not any(known[:2] == row[:2] for known in before):
-            lines.append(f"{row.implementation} {row.version} is not in the survey")
-        elif was is not None and was != row:
-            counts = ", ".join(
-                f"{name} {old} -> {new}"
-                for name, old, new in zip(row._fields[3:], was[3:], row[3:], strict=True)
-                if old != new
-            )
+        was, now = before.get(row[:3]), _on_any_processor(row)
+        if was is not None and was != now:
+            counts = ", ".join(f"{name} {was[name]} -> {now[name]}" for name in now if was[name] != now[name])
             lines.append(f"{row.implementation} {row.version}, {row.feature}: {counts}")
-    return list(dict.fromkeys(lines))
+        elif was is None and row[:2] in known:
+            lines.append(f"{row.implementation} {row.version}, {row.feature}: not in the survey")
+    return lines
+
+
+def _versions_of(survey: Survey) -> list[tuple[str, str]]:
+    return list(dict.fromkeys((row.implementation, row.version) for row in survey.judged))
+
+
+def _on_any_processor(row: Judged) -> dict[str, int]:
+    counts = {name: int(getattr(row, name)) for name in Judged._fields[3:]}
+    return {"right or known": counts.pop("right") + counts.pop("known"), **counts}
