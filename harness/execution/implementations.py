@@ -9,6 +9,7 @@ from functools import cached_property
 
 from attncheck.backends import EVERYTHING, LIBRARIES, BackendEntry, Mode
 from attncheck.errors import UsageError
+from attncheck.wording import expected
 
 ALL = "all"
 
@@ -101,7 +102,7 @@ def bundled_implementations(
     """
     unknown = [name for name in names or () if name not in table]
     if unknown:
-        raise UsageError(f"unknown backend {unknown[0]!r}; expected {', '.join(table)}")
+        raise UsageError(f"unknown backend {unknown[0]!r}; {expected(unknown[0], table, one_of=False)}")
     left = {} if names or patterns else LIBRARIES
     entries = {name: entry for name, entry in table.items() if name not in left and (not names or name in names)}
     globs = [_default_of(each, table) for each in patterns or entries]
@@ -136,8 +137,8 @@ def _means(pattern: str, item: Implementation) -> bool:
 def _matching(items: Sequence[Implementation], patterns: Sequence[str]) -> tuple[Implementation, ...]:
     for pattern in patterns:
         if pattern != ALL and not any(_means(pattern, item) for item in items):
-            raise UsageError(
-                f"no implementation is called {pattern!r}; expected one of {', '.join(item.name for item in items)}, "
-                f"a glob over them, or {ALL}"
-            )
+            names = dict.fromkeys(name for item in items for name in (item.entry.name, item.name))
+            one = expected(pattern, names, "`attncheck list implementations`")
+            globs = f"a glob such as 'torch.*', and {ALL}, will do"
+            raise UsageError(f"no implementation is called {pattern!r}; {one}; {globs}")
     return tuple(item for item in items if any(_means(each, item) for each in patterns))

@@ -21,12 +21,14 @@ from attncheck.execution.family_calls import Arrays, contract_functions, never_g
 from attncheck.execution.imports import imports_of
 from attncheck.execution.left_behind import nothing_left_behind, unchanged
 from attncheck.execution.operations import LackingError, check_parameters, parameters_of
+from attncheck.execution.programs import ProgramFunction, ProgramFunctions
 from attncheck.execution.requirements import Requirements
 from attncheck.execution.signatures import INPUTS, expected_signature, hints, misfits, required_keywords
 from attncheck.execution.user_code import LoadError, UnfitError, advice_on_framework
 from attncheck.execution.worker import AdvisedError
 from attncheck.spec import DTYPES, OPERATIONS, ROUNDING_MODELS, result_stages
-from attncheck.wording import listed
+from attncheck.spec.properties import CLAIMS, PROPERTIES
+from attncheck.wording import expected, listed
 
 _OPERATIONS = {own.function: name for name, own in OPERATIONS.items() if name != "scoring"}
 """What is no scoring function."""
@@ -189,7 +191,7 @@ def signature_of(target: Any, given: str = "") -> str:
     declared = getattr(target, "signature", None)
     name = given or (declared if isinstance(declared, str) else "")
     if name and name not in FAMILIES:
-        raise LoadError(f"unknown signature {name!r}; expected {', '.join(FAMILIES)}")
+        raise LoadError(f"unknown signature {name!r}; {expected(name, FAMILIES, one_of=False)}")
     if name and not callable(target):
         raise LoadError(f"signature {name}: expected a function, as file.py:function")
     return name
@@ -211,7 +213,7 @@ def declarations(target: Any, name: str, signature: str = "") -> dict[str, Any]:
     dtypes = capabilities.get("dtypes") or [*NATIVE, *classes]
     for dtype in dtypes:
         if dtype not in DTYPES:
-            raise LoadError(f"capabilities: unknown dtype {dtype!r}; expected {', '.join(DTYPES)}")
+            raise LoadError(f"capabilities: unknown dtype {dtype!r}; {expected(dtype, DTYPES, one_of=False)}")
     conventions = dict(getattr(target, "conventions", None) or {})
     if conventions.keys() - {"empty_rows"} or not set(conventions.values()) <= set(get_args(EmptyRows)):
         raise LoadError(f"conventions: expected empty_rows, one of {', '.join(get_args(EmptyRows))}; got {conventions}")
@@ -219,10 +221,11 @@ def declarations(target: Any, name: str, signature: str = "") -> dict[str, Any]:
         "framework": framework,
         "classes": {dtype: classes.get(dtype, EAGER[dtype]) for dtype in dict.fromkeys(dtypes)},
         "conventions": conventions,
+        "properties": _claims(getattr(target, "properties", None)),
         "device": _device(getattr(target, "device", None)),
         "resources": _resources(getattr(target, "resources", None)),
         "imported_framework": imports.framework,
-        "distributions": imports.versions,
+        "distributions": target.distributions if isinstance(target, ProgramFunctions) else imports.versions,
         "signature": family,
         "hints": _hints(target, functions, family),
         "required": {each: required_keywords(each, function) for each, function in functions.items()},
@@ -241,6 +244,8 @@ def _hints(target: Any, functions: Mapping[str, Callable[..., Any]], family: str
 
 def _source(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the file and line of a function's ``def``, below the working directory where it is there; {} of others."""
+    if isinstance(function, ProgramFunction):
+        return {}
     function = inspect.unwrap(function)
     if not (inspect.isroutine(function) or inspect.isclass(function)):
         function = type(function).__call__
@@ -262,7 +267,7 @@ def _check_classes(declared: Mapping[str, str]) -> None:
     for dtype, name in declared.items():
         known = [each for each, dtypes in ROUNDING_MODELS.items() if dtype in dtypes]
         if not known:
-            raise LoadError(f"classes: unknown dtype {dtype!r}; expected {', '.join(DTYPES)}")
+            raise LoadError(f"classes: unknown dtype {dtype!r}; {expected(dtype, DTYPES, one_of=False)}")
         if name not in known:
             raise LoadError(f"classes: {dtype} has no class {name!r}; expected {', '.join(known)}")
 
@@ -296,6 +301,21 @@ def _resources(declared: Any) -> dict[str, float]:
     if not good:
         raise LoadError(f'resources: expected names and positive amounts, such as {{"GPU": 1}}; got {declared!r}')
     return dict(declared or {})
+
+
+def _claims(declared: Any) -> dict[str, str]:
+    """Check what an implementation claims of properties: names of ours, and how strictly each holds."""
+    claims = dict(declared) if isinstance(declared, Mapping) else declared
+    if not claims:
+        return {}
+    if not isinstance(claims, dict):
+        raise LoadError(f'properties: expected claims, such as {{"batch_invariant": "bitwise"}}; got {declared!r}')
+    for name, claim in claims.items():
+        if name not in PROPERTIES:
+            raise LoadError(f"properties: unknown property {name!r}; {expected(name, PROPERTIES, one_of=False)}")
+        if claim not in CLAIMS:
+            raise LoadError(f"properties: {name}: expected {' or '.join(CLAIMS)}; got {claim!r}")
+    return claims
 
 
 def _check_signature(name: str, function: Callable[..., Any]) -> None:

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
+import re
+import shlex
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +24,7 @@ from attncheck.backends.devices import HAVE_DEVICES, VISIBLE
 from attncheck.errors import UsageError
 from attncheck.execution.operations import Parameters
 from attncheck.execution.user_source import import_user_module
+from attncheck.wording import expected
 
 if TYPE_CHECKING:
     from attncheck.execution.user_call import UserBackend
@@ -88,20 +93,26 @@ class Target:
     """Where an implementation is: ``path`` of a file or a module's name, and what in it (empty: the module itself).
 
     ``pickled`` is a callable that was handed over as an object instead. ``signature`` names the family of functions
-    that it is called like (``families.py``), where that was given.
+    that it is called like (``families.py``), where that was given. ``program`` are the words of a command that is the
+    implementation, in whatever language; ``module`` is its file then.
     """
 
     module: str
     attribute: str = ""
     pickled: bytes = b""
     signature: str = ""
+    program: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, text: str, signature: str = "") -> Target:
-        """Read file.py, file.py:function, package.module or package.module:function.
+        """Read file.py, file.py:function, package.module, package.module:function, or a command.
 
         Raises ``UsageError`` for any other text, and for a file that does not exist.
         """
+        if words := words_of_program(text):
+            if signature:
+                raise UsageError(f"{text}: a program speaks the protocol; it has no --signature")
+            return cls(str(file_of_program(words)), program=words)
         module, _, attribute = text.rpartition(":") if ":" in text else (text, "", "")
         if module.endswith(".py"):
             path = Path(module)
@@ -115,12 +126,16 @@ class Target:
     @property
     def name(self) -> str:
         """What the module is called in reports."""
-        return name_of(self.module)
+        return re.sub(r"\W", "_", Path(self.module).stem) if self.program else name_of(self.module)
 
     def load(self) -> Any:
         """Import the module and return what is meant. Raises ``LoadError``."""
         if self in _loaded:
             return _loaded[self]
+        if self.program:
+            from attncheck.execution.programs import load_program
+
+            return load_program(self.program)
         if self.pickled:
             import cloudpickle
 
@@ -135,6 +150,45 @@ class Target:
                 raise LoadError(f"{self.module} has no {self.attribute}")
             found = getattr(found, part)
         return found
+
+
+def is_own(text: str) -> bool:
+    """Return whether a text names an implementation of somebody's own: a file, a module, or a program."""
+    return ":" in text or text.endswith(".py") or bool(words_of_program(text))
+
+
+def words_of_program(text: str) -> tuple[str, ...]:
+    """Return the words of a command that is given as an implementation; none where the text names no program.
+
+    A program is named by its path (``./attention``), or by a command with its arguments (``Rscript attention.R``).
+    Raises ``UsageError`` for a path where no program is.
+    """
+    if ":" in text and text.rpartition(":")[0].endswith(".py"):
+        return ()  # a file of Python, whatever is in its name
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return ()
+    if not words or ".py" in (Path(words[0]).suffix, Path(words[0].partition(":")[0]).suffix):
+        return ()
+    path = Path(words[0])
+    if os.sep in words[0]:
+        if not path.is_file():
+            raise UsageError(
+                f"{text}: no file {words[0]}; expected a program, file.py:function or package.module:function"
+            )
+        if not os.access(path, os.X_OK):
+            raise UsageError(f"{text}: {words[0]} cannot be executed; if it is a program, chmod +x {words[0]}")
+        # A link may say what a program is, as an environment's python does: it is not resolved.
+        return (str(path.absolute()), *words[1:])
+    found = shutil.which(words[0]) if len(words) > 1 else None
+    return (found, *words[1:]) if found else ()
+
+
+def file_of_program(words: Sequence[str]) -> Path:
+    """Return the file that somebody wrote: a script that an interpreter is given, or the program itself."""
+    scripts = (Path(each) for each in words[1:])
+    return next((each.resolve() for each in scripts if each.is_file()), Path(words[0]))
 
 
 _loaded: dict[Target, Any] = {}
@@ -171,13 +225,14 @@ class UserImplementation(BackendEntry):
     its ``def``, where it has one. ``requirements`` are, by function, what it requires of shapes, and ``parameters``
     what it can be called with; it has no other functions. ``given`` is what names it on a command line, with
     ``--framework`` where that was given; empty for an object. ``device`` is where the tensors lie that it is given.
-    ``signature`` names the family that it is called like, if any.
+    ``signature`` names the family that it is called like, if any. ``properties`` are what it claims of properties.
     """
 
     target: Target = field(default_factory=lambda: Target("", ""))
     framework: str = "numpy"
     function: str = "attention"
     conventions: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
     mode: str = ""
     required: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
@@ -196,10 +251,15 @@ class UserImplementation(BackendEntry):
     def all_modes(self) -> dict[str, Mode]:
         """Its only mode."""
         where = f"{self.target.module}:{self.target.attribute}".strip(":") or "a callable"
+        where = shlex.join(self.target.program) or where
         name = self.mode or self.function
         conventions = {each: DeclaredConvention(value, "", "") for each, value in self.conventions.items()}
         # How it computes is not known: it is asked for everything, and stopped where it takes too much memory.
-        mode = Mode(name, self.module, where, self.classes, conventions, holds_scores=False, device=self.device)
+        # A program's version is its own; that of any other is the framework's.
+        package = next(iter(self.distributions), None) if self.target.program else None
+        mode = Mode(
+            name, self.module, where, self.classes, conventions, package=package, holds_scores=False, device=self.device
+        )
         return {name: mode}
 
     def environment_of(self, mode: str) -> Mapping[str, str]:
@@ -233,10 +293,10 @@ def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None)
     """
     name = framework or declared.get("framework") or "numpy"
     if name not in BACKENDS:
-        raise UsageError(f"unknown framework {name!r}; expected {', '.join(BACKENDS)}")
+        raise UsageError(f"unknown framework {name!r}; {expected(name, BACKENDS, one_of=False)}")
     if (device := declared.get("device") or "") and name not in HAVE_DEVICES:
-        expected = ", ".join(HAVE_DEVICES)
-        raise UsageError(f"device {device}: arrays of {name} lie on none; declare the framework, one of {expected}")
+        known = ", ".join(HAVE_DEVICES)
+        raise UsageError(f"device {device}: arrays of {name} lie on none; declare the framework, one of {known}")
     backend = BACKENDS[name]
     imported = declared.get("imported_framework")
     is_said = framework is not None or declared.get("framework")
@@ -250,8 +310,9 @@ def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None)
         classes=dict(declared.get("classes") or NATIVE),
         target=target,
         framework=name,
-        function=target.attribute.rpartition(".")[2] or "module",
+        function=target.attribute.rpartition(".")[2] or ("program" if target.program else "module"),
         conventions=dict(declared.get("conventions") or {}),
+        properties=dict(declared.get("properties") or {}),
         resources=dict(declared.get("resources") or {}),
         mode=declared.get("mode") or "",
         device=device,

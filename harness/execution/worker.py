@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from attncheck.execution.operations import LackingError
+    from attncheck.execution.sessions import Session, StepResult
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -155,6 +156,30 @@ def evaluate_and_measure(implementation: str, task: Task, log: str) -> Evaluated
     held = int(psutil.Process().memory_info().rss)
     must_count = next(_EVALUATIONS) % _BETWEEN_COUNTS == 0
     return Evaluated(outcome, held, is_fit and not (must_count and has_many_mappings(held)))
+
+
+@dataclass(frozen=True)
+class SessionEvaluated:
+    """What came of each step of a session, how many bytes the worker holds after it, and whether it is fit for more."""
+
+    results: tuple[StepResult, ...]
+    held: int
+    is_fit: bool
+
+
+def evaluate_session(implementation: str, session: Session, log: str) -> SessionEvaluated:
+    """Run several operations of what was started, one after the other, and look at what is left behind them."""
+    import psutil
+
+    from attncheck.execution.process_state import ProcessState
+    from attncheck.execution.sessions import run_session
+
+    _print_to(log)
+    surroundings = ProcessState.snapshot()
+    results = run_session(_backends[implementation], session)
+    failed = any(isinstance(result.outcome, Failure) for result in results)
+    is_fit = surroundings.restore() and not (failed and surroundings.has_more_threads())
+    return SessionEvaluated(results, int(psutil.Process().memory_info().rss), is_fit)
 
 
 def evaluate_on(backend: Backend, task: Task) -> Outcome:

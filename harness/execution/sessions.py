@@ -1,0 +1,254 @@
+"""Several calls in one process, one after the other, and what is looked at around them.
+
+An evaluation says what one call returns. What a call does to its inputs, to what was returned before it, and what it
+makes of memory that others used, shows only inside the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial, wraps
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.backends.contract import Backend
+from attncheck.execution.worker import Computed, Outcome, Task, evaluate_on
+from attncheck.spec import OPERATIONS, SCORE_SPECS
+
+Array = NDArray[Any]
+_BLOCKS = 40
+"""Blocks of each size that are filled with NaN and freed: an allocator may hand out the last, or any."""
+_FENCE = 24
+"""Numbers of the blocks between them, which are kept: freed neighbours would become one larger block."""
+_OTHER_WORK = 96
+"""Rows and columns of the product that is computed as other work, and elements of the blocks that are freed."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of a session, made so many ``times``; the last result counts.
+
+    Where it ``returns``, that is sent back. Where it ``stays``, it is looked at again when all steps are done. Before
+    each call there is ``other_work``, or ``nan_memory``: memory as large as each stage, full of NaN, is freed.
+    """
+
+    task: Task
+    times: int = 1
+    returns: bool = True
+    stays: bool = False
+    other_work: bool = False
+    nan_memory: bool = False
+
+
+@dataclass(frozen=True)
+class Session:
+    """Steps that are done in one process, one after the other."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def calls(self) -> int:
+        """How many calls it makes."""
+        return sum(step.times for step in self.steps)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """An array that is not as it was: its name, the first element that differs, and its bits as numbers."""
+
+    name: str
+    index: tuple[int, ...]
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What came of a step: its outcome, inputs that the call changed, and what became of its result.
+
+    ``altered`` are stages that differ when all steps are done. ``shared`` are inputs that a stage has memory of.
+    """
+
+    outcome: Outcome
+    changed: tuple[Difference, ...] = ()
+    altered: tuple[Difference, ...] = ()
+    shared: tuple[tuple[str, str], ...] = ()
+
+
+class _Watched:
+    """A backend that remembers what it turned into tensors, and what it turned into arrays.
+
+    ``before`` is done right in front of the function that is judged: whatever the harness itself does comes earlier.
+    """
+
+    def __init__(self, backend: Backend, before: Callable[[], None] | None) -> None:
+        self._backend, self._before = backend, before
+        self.given: list[Any] = []
+        self.returned: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._backend, name)
+        if self._before is None or name not in _FUNCTIONS:
+            return found
+        if (own := getattr(found, "user_function", None)) is None:
+            return _behind(self._before, found)
+        call = partial(found.func, *(_behind(self._before, each) if each is own else each for each in found.args))
+        call.user_function = own  # type: ignore[attr-defined] # as ``user_call`` has it
+        return call
+
+    def from_numpy(self, array: Array) -> Any:
+        tensor = self._backend.from_numpy(array)
+        self.given.append(tensor)
+        return tensor
+
+    def to_numpy(self, tensor: Any) -> Array:
+        self.returned.append(tensor)
+        return self._backend.to_numpy(tensor)
+
+
+_FUNCTIONS = frozenset(
+    {*(own.function for own in OPERATIONS.values()), *(own.function for own in SCORE_SPECS.values())}
+)
+
+
+def _behind(before: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function with something done in front of it."""
+
+    @wraps(function)
+    def called(*positional: Any, **named: Any) -> Any:
+        before()
+        return function(*positional, **named)
+
+    return called
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What a call returned, and its numbers as they were when it returned."""
+
+    tensors: Mapping[str, Any]
+    before: Mapping[str, Array]
+
+
+def run_session(backend: Backend, session: Session) -> tuple[StepResult, ...]:
+    """Do the steps of a session, and look at what stays when all are done."""
+    done: list[tuple[StepResult, _Kept | None]] = [_do(backend, step) for step in session.steps]
+    return tuple(
+        result if kept is None else replace(result, altered=tuple(_altered(backend, kept))) for result, kept in done
+    )
+
+
+def _do(backend: Backend, step: Step) -> tuple[StepResult, _Kept | None]:
+    fences: list[Array] = []
+
+    def free_nan() -> None:
+        fences.extend(_free_nan(backend, step.task))
+
+    for _ in range(step.times):
+        if step.other_work:
+            _work()
+        watched = _Watched(backend, free_nan if step.nan_memory else None)
+        outcome = evaluate_on(watched, _own_copy(step.task))
+    fences.clear()
+    changed = tuple(_changed(backend, step.task, watched.given))
+    if not isinstance(outcome, Computed):
+        return StepResult(outcome, changed), None
+    tensors = _by_name(backend, outcome.stages, watched.returned)
+    shared = tuple(_shared(backend, step.task, watched.given, tensors))
+    stages = {name: np.array(array) for name, array in outcome.stages.items()}
+    kept = _Kept(tensors, stages) if step.stays else None
+    return StepResult(replace(outcome, stages=stages if step.returns else {}), changed, shared=shared), kept
+
+
+def _own_copy(task: Task) -> Task:
+    """Give a call inputs of its own: one that writes into them spoils no other."""
+    return replace(task, inputs={name: array.copy() for name, array in task.inputs.items()})
+
+
+def _work() -> None:
+    """Compute and free something else, as a model does between two calls of attention."""
+    square = np.linspace(-1, 1, _OTHER_WORK**2).reshape(_OTHER_WORK, _OTHER_WORK)
+    blocks = [np.full(_OTHER_WORK * number, 0.5) for number in range(1, 8)]
+    assert np.isfinite(square @ square).all()
+    del blocks
+
+
+def _free_nan(backend: Backend, task: Task) -> list[Array]:
+    """Fill memory as large as what the call may make with NaN, by NumPy and by the framework, and free it.
+
+    What lies between the freed blocks is returned.
+    """
+    queries = [array for array in task.inputs.values() if array.dtype.kind not in "biu"]
+    sizes = {array.size for array in queries}
+    if {"query", "key"} <= task.inputs.keys():
+        query, key = task.inputs["query"], task.inputs["key"]
+        sizes.add(query.size // max(query.shape[-1], 1) * key.shape[-2])  # the scores
+    dtypes: set[np.dtype[Any]] = {array.dtype for array in queries} | {np.dtype(np.float32), np.dtype(np.float64)}
+    blocks: list[Any] = []
+    fences: list[Array] = []
+    for size in sorted(sizes):
+        for dtype in sorted(dtypes, key=str):
+            for _ in range(_BLOCKS):
+                array = np.full(size, np.nan, dtype)
+                blocks.append(array)
+                fences.append(np.ones(_FENCE))
+                with suppress(Exception):  # a dtype that the framework has not, or not without being asked
+                    tensor = backend.from_numpy(array)
+                    blocks.append(tensor + tensor)
+    blocks.clear()
+    return fences
+
+
+def _changed(backend: Backend, task: Task, given: Sequence[Any]) -> Iterator[Difference]:
+    """Give the inputs that are not as they were, in the framework's own memory."""
+    for (name, array), tensor in zip(task.inputs.items(), given, strict=False):
+        yield from difference(name, array, backend.to_numpy(tensor))
+
+
+def difference(name: str, before: Array, after: Array) -> Iterator[Difference]:
+    """Give the first element whose bits differ, if there is one."""
+    after = np.asarray(after)
+    if before.shape != after.shape:
+        yield Difference(name, (), float("nan"), float("nan"))
+        return
+    differs = bits(before) != bits(after)
+    if differs.any():
+        index = tuple(int(axis) for axis in np.unravel_index(int(np.argmax(differs)), differs.shape))
+        yield Difference(name, index, float(before[index]), float(after[index]))
+
+
+def bits(array: Array) -> Array:
+    """Return an array's bits as whole numbers of the same shape."""
+    whole = np.ascontiguousarray(array).reshape(array.shape)
+    return whole.view(f"u{whole.dtype.itemsize}")
+
+
+def _by_name(backend: Backend, stages: Mapping[str, Array], returned: Sequence[Any]) -> dict[str, Any]:
+    """Say which of the tensors that came back each stage is, by its numbers."""
+    found: dict[str, Any] = {}
+    for name, array in stages.items():
+        for tensor in returned:
+            own = np.asarray(backend.to_numpy(tensor))
+            if own.shape == array.shape and own.dtype == array.dtype and np.array_equal(bits(own), bits(array)):
+                found[name] = tensor
+                break
+    return found
+
+
+def _shared(
+    backend: Backend, task: Task, given: Sequence[Any], tensors: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    for stage, tensor in tensors.items():
+        own = np.asarray(backend.to_numpy(tensor))
+        for name, other in zip(task.inputs, given, strict=False):
+            if own.size and np.shares_memory(own, np.asarray(backend.to_numpy(other))):
+                yield stage, name
+
+
+def _altered(backend: Backend, kept: _Kept) -> Iterator[Difference]:
+    for name, tensor in kept.tensors.items():
+        yield from difference(name, kept.before[name], backend.to_numpy(tensor))
