@@ -1,0 +1,233 @@
+"""Vectors: what is written is read without attncheck, says what is exact and allowed, and outputs of it are judged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from attncheck import cli
+from attncheck.errors import ResultsError, UsageError
+from attncheck.vectors.format import Name, VectorsWriter, digest_of_call, read_lines
+from attncheck.vectors.recorded import RecordedOutputs, names_in, read_array
+
+ROOT = Path(__file__).parents[3]
+READERS = ROOT / "examples" / "vectors"
+DTYPES = {
+    "float64": np.float64,
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "bool": bool,
+}
+
+
+def export(folder: Path, *words: str) -> None:
+    cli.app(["vectors", "export", str(folder), *words, "-q"], standalone_mode=False)
+
+
+def verify(folder: Path, outputs: Path, output: Path, *words: str) -> int:
+    """Judge outputs; return the exit code."""
+    given = ["vectors", "verify", str(folder), *words, "--outputs", str(outputs), "-o", str(output)]
+    with pytest.raises(SystemExit) as ended:
+        cli.app(given, standalone_mode=True)
+    return int(ended.value.code or 0)
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "vectors.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def array_at(folder: Path, place: dict[str, Any], dtype: str, shape: list[int]) -> NDArray[Any]:
+    """Read an array as a reader in any language does: so many bytes from there."""
+    with (folder / "vectors.safetensors").open("rb") as file:
+        file.seek(place["offset"])
+        return np.frombuffer(file.read(place["bytes"]), DTYPES[dtype]).reshape(shape)
+
+
+def computed(folder: Path) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Compute attention of vectors that have query, key, value and a scale, in float64, rounded once."""
+    for line in lines(folder):
+        given = {each["name"]: array_at(folder, each["data"], each["dtype"], each["shape"]) for each in line["inputs"]}
+        if set(given) != {"query", "key", "value"} or not line["options"].keys() <= {"scale", "is_causal"}:
+            continue
+        query, key, value = (given[name].astype(np.float64) for name in ("query", "key", "value"))
+        key, value = (np.repeat(each, query.shape[1] // each.shape[1], axis=1) for each in (key, value))
+        scores = query @ key.swapaxes(-1, -2) * line["options"].get("scale", query.shape[-1] ** -0.5)
+        if line["options"].get("is_causal"):
+            scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+        powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        output = powers / powers.sum(axis=-1, keepdims=True) @ value
+        yield f"{line['id']}/{line['dtype']}/output", output.astype(DTYPES[line["dtype"]])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Vectors of the cases of attention."""
+    found = tmp_path_factory.mktemp("vectors")
+    export(found, "attention", "--dtype", "float32,float16,bfloat16")
+    return found
+
+
+def test_what_is_written_is_read_without_attncheck_and_within_its_bounds(folder: Path) -> None:
+    outputs = dict(computed(folder))
+    assert len(outputs) > 10
+    for line in lines(folder):
+        (stage,) = line["stages"]
+        exact, low = (array_at(folder, stage[part], "float64", stage["shape"]) for part in ("exact", "low"))
+        expected = {"float32": {"native"}, "float16": {"eager", "fused"}, "bfloat16": {"eager", "fused"}}
+        assert set(stage["bounds"]) == expected[line["dtype"]]
+        output = outputs.get(f"{line['id']}/{line['dtype']}/output")
+        for place in stage["bounds"].values():
+            bound = array_at(folder, place, "float64", stage["shape"])
+            assert (bound >= 0).all()
+            if output is not None:
+                error = np.abs(output.astype(np.float64) - exact - low)
+                assert ((error <= bound) | np.isinf(bound) | (output == exact)).all(), line["id"]
+        assert (np.abs(low) <= np.abs(exact) * 2.0**-52).all()
+
+
+def test_the_file_of_arrays_is_one_of_safetensors(folder: Path) -> None:
+    with (folder / "vectors.safetensors").open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        numbers = file.read()
+    ends = sorted(tuple(entry["data_offsets"]) for entry in header.values())
+    assert [first for first, _ in ends] == [0, *(end for _, end in ends[:-1])], "without gaps, as the format has it"
+    assert ends[-1][1] == len(numbers)
+    assert length % 8 == 0
+    line = lines(folder)[0]
+    place = line["inputs"][0]["data"]
+    assert place["offset"] == 8 + length + header[place["tensor"]]["data_offsets"][0]
+    assert place["offset"] % 8 == 0
+
+
+def test_right_outputs_agree_and_what_is_not_there_is_unsupported(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outputs = {
+        name: array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array for name, array in computed(folder)
+    }
+    np.savez(tmp_path / "outputs.npz", **outputs)
+    assert verify(folder, tmp_path / "outputs.npz", tmp_path / "run", "attention") == 0
+    out = capsys.readouterr().out
+    assert "vectors.outputs agrees" in out
+    assert "no output was handed in" in out
+    assert (tmp_path / "run" / "report" / "report.html").is_file()
+
+
+def test_a_wrong_output_is_found_with_its_place(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, output = next(
+        (name, array) for name, array in computed(folder) if array.dtype == np.float32 and array.size > 4
+    )
+    wrong = output.copy()
+    wrong.flat[3] *= np.float32(1.01)
+    np.savez(tmp_path / "outputs.npz", **{name: wrong})
+    assert verify(folder, tmp_path / "outputs.npz", tmp_path / "run", "attention") == 1
+    assert name.rpartition("/")[0].rpartition("/")[0] in capsys.readouterr().out
+
+
+def test_outputs_may_be_safetensors_and_are_judged_by_the_model_that_is_named(folder: Path, tmp_path: Path) -> None:
+    with VectorsWriter(tmp_path / "mine") as writer:
+        writer.add({}, {name: array for name, array in computed(folder) if array.dtype == ml_dtypes.bfloat16})
+    outputs = tmp_path / "mine" / "vectors.safetensors"
+    assert verify(folder, outputs, tmp_path / "run", "attention", "--rounding-model", "bfloat16=fused") == 0
+    given = ["vectors", "verify", str(folder), "--outputs", str(outputs), "--rounding-model", "float32=fused"]
+    with pytest.raises(UsageError, match="expected a dtype and one of its rounding models, as float16=fused"):
+        cli.app(given, standalone_mode=False)
+
+
+def test_arrays_come_back_as_they_were_written(tmp_path: Path) -> None:
+    arrays = {"a/x": np.arange(3, dtype=np.float16), "a/y": np.array(True), "b": np.zeros((2, 0), np.float64)}
+    with VectorsWriter(tmp_path) as writer:
+        writer.add({"attncheck_vectors": 1, "id": "a", "place": [Name("a/x")]}, arrays)
+    file = tmp_path / "vectors.safetensors"
+    assert set(arrays) <= set(names_in(file))
+    for name, array in arrays.items():
+        found = read_array(file, name)
+        assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
+    (line,) = read_lines(tmp_path)
+    assert line["place"][0]["tensor"] == "a/x"
+    assert not (tmp_path / "vectors.safetensors.partial").exists()
+
+
+def test_a_call_is_recognised_by_its_bits_alone() -> None:
+    query = np.arange(6, dtype=np.float32).reshape(2, 3)
+    one = digest_of_call("attention", {"window": (2, None)}, {"query": query})
+    assert one == digest_of_call("attention", {"window": [2, None]}, {"query": np.asfortranarray(query)})
+    assert one != digest_of_call("attention", {"window": (2, None)}, {"query": query.astype(np.float64)})
+    assert one != digest_of_call("attention", {}, {"query": query})
+
+
+def test_a_case_that_has_changed_is_not_judged(folder: Path) -> None:
+    recorded = RecordedOutputs.__new__(RecordedOutputs)
+    recorded._places = {}
+    with pytest.raises(NotImplementedError, match="the case has changed since they were written"):
+        recorded.of_call("0")
+
+
+def test_what_cannot_be_read_is_said(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(ResultsError, match=r"cannot be read.*; expected what `attncheck vectors export` wrote"):
+        list(read_lines(tmp_path))
+    (tmp_path / "vectors.jsonl").write_text('{"attncheck_vectors":1,"id":"a"}\nnothing\n', encoding="utf-8")
+    with pytest.raises(ResultsError, match=r"line 2: .*expected a line of vectors"):
+        list(read_lines(tmp_path))
+    (tmp_path / "vectors.jsonl").write_text('{"attncheck_vectors":2,"id":"a"}\n', encoding="utf-8")
+    with pytest.raises(ResultsError, match="line 1: vectors of another version than 1"):
+        list(read_lines(tmp_path))
+    with pytest.raises(ResultsError, match=r"expected outputs in a file that ends with \.npz or \.safetensors"):
+        names_in(tmp_path / "outputs.txt")
+    (tmp_path / "outputs.npz").write_bytes(b"no zip")
+    with pytest.raises(ResultsError, match="cannot be read"):
+        names_in(tmp_path / "outputs.npz")
+    np.savez(tmp_path / "other.npz", nothing=np.zeros(1))
+    given = ["vectors", "verify", str(folder), "attention", "--outputs", str(tmp_path / "other.npz")]
+    with pytest.raises(UsageError, match="the outputs have no name of a stage of the vectors"):
+        cli.app(given, standalone_mode=False)
+    with pytest.raises(UsageError, match="name the file of outputs with --outputs"):
+        cli.app(["vectors", "verify", str(folder)], standalone_mode=False)
+
+
+def test_the_reader_in_javascript_finds_its_attention_right(tmp_path: Path) -> None:
+    if shutil.which("node") is None:
+        pytest.skip("there is no node")
+    export(tmp_path, "attention", "combinations", "--dtype", "float32,float64")
+    ran = subprocess.run(["node", READERS / "read.mjs", tmp_path], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert int(ran.stdout.split()[0]) > 20
+    _change_a_bound(tmp_path)
+    assert subprocess.run(["node", READERS / "read.mjs", tmp_path], capture_output=True, check=False).returncode == 1
+
+
+def test_the_reader_in_c_finds_its_softmax_right(tmp_path: Path) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    program = tmp_path / "read"
+    subprocess.run([compiler, "-O2", "-D_GNU_SOURCE", "-o", program, READERS / "read.c", "-lm"], check=True)
+    export(tmp_path, "softmax", "values", "--dtype", "float32,float64")
+    ran = subprocess.run([program, tmp_path], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert int(ran.stdout.split()[0]) > 5
+    _change_a_bound(tmp_path)
+    assert subprocess.run([program, tmp_path], capture_output=True, check=False).returncode == 1
+
+
+def _change_a_bound(folder: Path) -> None:
+    """Make every exact answer another, so that a reader that checks nothing is found out."""
+    with (folder / "vectors.safetensors").open("r+b") as file:
+        for line in lines(folder):
+            for stage in line["stages"]:
+                exact = array_at(folder, stage["exact"], "float64", stage["shape"]) + 1
+                file.seek(stage["exact"]["offset"])
+                file.write(exact.tobytes())
