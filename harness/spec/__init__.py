@@ -18,7 +18,7 @@ from attncheck.spec.dtypes import (
     statistics_dtype,
     without_a_key,
 )
-from attncheck.spec.inputs import AT_LEAST, FOLDED_INPUTS, PACKED_PROJECTIONS, Axes, InputSpec, Shape
+from attncheck.spec.inputs import AT_LEAST, FOLDED_INPUTS, PACKED_PROJECTIONS, QUERY_KEY_VALUE, Axes, InputSpec, Shape
 from attncheck.spec.operations import (
     ASKED_BY,
     BY_SCORE,
@@ -82,6 +82,7 @@ __all__ = [
     "PACKED_PROJECTIONS",
     "PER_HEAD",
     "PROJECTIONS",
+    "QUERY_KEY_VALUE",
     "ROTATIONS",
     "ROUNDING_MODELS",
     "SCORE_INPUTS",

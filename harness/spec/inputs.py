@@ -165,6 +165,7 @@ ATTENTION_INPUTS: Mapping[str, InputSpec] = {
     **INPUTS_ON_ROWS,
     **ROTARY_INPUTS,
 }
+QUERY_KEY_VALUE: Sequence[str] = ("query", "key", "value")
 PART_INPUTS: Mapping[str, InputSpec] = {
     "outputs": InputSpec(("N", "B", "H", "Lq", "Dv"), folds_into="row_values"),
     "log_sum_exps": InputSpec(("N", "B", "H", "Lq"), may_be_infinite=True, statistics=True, folds_into="scores"),
@@ -203,7 +204,7 @@ PACKED_PROJECTIONS: Mapping[str, tuple[str, ...]] = {
 """What a case may give in the place of three inputs: their rows, one after the other, as torch packs them."""
 _LIMITS = InputSpec(("S1",), whole=True, asks_for="masked")
 PACKED_INPUTS: Mapping[str, InputSpec] = {
-    **{name: ATTENTION_INPUTS[name] for name in ("query", "key", "value")},
+    **{name: ATTENTION_INPUTS[name] for name in QUERY_KEY_VALUE},
     "cu_seqlens_q": replace(_LIMITS, at_most="Lq", synonyms=("cu_seqlens_query", "cu_seq_q", "qo_indptr")),
     "cu_seqlens_k": replace(
         _LIMITS, at_most="Lk", synonyms=("cu_seqlens_key", "cu_seqlens_kv", "cu_seq_k", "kv_indptr")
@@ -238,7 +239,7 @@ QUANTIZED_INPUTS: Mapping[str, InputSpec] = {
 }
 """Keys and values stored in 8 bits, and what each number is multiplied with."""
 NORMALIZED_INPUTS: Mapping[str, InputSpec] = {
-    **{name: ATTENTION_INPUTS[name] for name in ("query", "key", "value")},
+    **{name: ATTENTION_INPUTS[name] for name in QUERY_KEY_VALUE},
     "query_norm_weight": optional("Nq", neutral=1, synonyms=("q_norm_weight", "q_norm", "q_weight", "norm_q_weight")),
     "key_norm_weight": optional("Nk", neutral=1, synonyms=("k_norm_weight", "k_norm", "k_weight", "norm_k_weight")),
     **{name: INPUTS_ON_ROWS[name] for name in ("mask", "bias", "key_lengths", "sinks")},

@@ -33,6 +33,7 @@ from attncheck.reports.frames import (
 )
 from attncheck.reports.in_common import in_common_lines
 from attncheck.reports.markdown.documents import document_sections
+from attncheck.reports.markdown.properties import properties_section
 from attncheck.reports.markdown.text import code, commands, escape, number, table
 from attncheck.reports.markdown.verdicts import verdict_section
 from attncheck.reports.printed_numbers import number_counts_of
@@ -158,6 +159,7 @@ def render_markdown(frames: Frames) -> str:
         empty_rows_section(frames),
         document_overview(frames),
         verdict_section(frames),
+        properties_section(frames),
         *document_sections(frames),
         _largest(frames),
         _environments(frames),

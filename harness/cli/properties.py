@@ -1,0 +1,163 @@
+"""The command that asks what holds between two calls: ``properties``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attncheck.cli.app import app, examples
+from attncheck.cli.options import (
+    DEFAULT_CACHE_SIZE,
+    AsJson,
+    DtypeNames,
+    ExpectedFailures,
+    Framework,
+    JunitXml,
+    MemoryLimit,
+    Quiet,
+    Signature,
+    Threads,
+    TimeLimit,
+)
+from attncheck.cli.shared import limits_of, print_faults, split, store_of
+from attncheck.errors import ExitCode, UsageError
+from attncheck.wording import expected
+
+if TYPE_CHECKING:
+    from attncheck.properties.rows import PropertyRow
+    from attncheck.properties.run import Question
+
+
+@app.command(
+    epilog=examples(
+        "attncheck properties my_kernel.py:attention",
+        "attncheck properties my_kernel.py:attention --property batch_invariant",
+        "attncheck properties numpy --property repeated,decoding --explain",
+    )
+)
+def properties(
+    implementations: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="IMPLEMENTATION...",
+            help="Implementations, such as torch.sdpa, globs such as 'torch.*', or your own as file.py:function.",
+        ),
+    ],
+    cases: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cases",
+            metavar="CASES",
+            help="Cases with properties: files, folders or globs. Default: the bundled ones and your project's.",
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option("--property", "-p", metavar="NAMES", help="Ask these properties alone.", show_default=False),
+    ] = None,
+    dtype: DtypeNames = None,
+    framework: Framework = None,
+    signature: Signature = None,
+    expected_failures: ExpectedFailures = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Tell of each call that is not bitwise the same what it gave.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FOLDER", help="Write properties.csv to this folder.", show_default=False
+        ),
+    ] = None,
+    junit_xml: JunitXml = None,
+    time_limit: TimeLimit = 60.0,
+    memory_limit: MemoryLimit = None,
+    threads: Threads = 1,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Ask what holds between two calls.
+
+    The same call twice, in a batch of one or of many, padded or packed, prefilled or decoded, with other threads,
+    layouts and memory: bitwise the same, within the error bounds of both, or broken. The exit code is 1 if a property
+    is broken, or less than the implementation claims, and 3 if a call failed.
+    """
+    from attncheck.commands import words_again
+    from attncheck.execution.implementation_selection import select_implementations
+    from attncheck.properties.asking import ask_all, select_property_cases
+    from attncheck.properties.files import write_property_rows
+    from attncheck.properties.rows import exit_code_of
+    from attncheck.properties.run import Asking, questions_of
+
+    limits = limits_of(time_limit, memory_limit, threads, compilation_cache=True, keep_going=False)
+    lists = expected_failures or []
+    chosen = select_implementations(None, implementations, framework, limits, signature=signature)
+    for missing in chosen.missing:
+        typer.echo(f"attncheck: {missing} is not installed", err=True)
+    asking = Asking(_known_names(name), _known_dtypes(dtype), limits, store_of(cache=True, size=DEFAULT_CACHE_SIZE))
+    selection = select_property_cases(cases or (), lists, asking.store)
+    print_faults(selection)
+    questions = questions_of(selection.cases, asking)
+    if not questions:
+        raise UsageError("no case asks for these properties in these dtypes")
+    complete = not (cases or asking.names or asking.dtypes)
+    rows = ask_all(chosen.implementations, questions, asking, lists, complete=complete)
+    if output is not None:
+        write_property_rows(output, rows)
+    if junit_xml is not None:
+        from attncheck.reports.write import write_property_junit
+
+        write_property_junit(rows, words_again(chosen.implementations, limits, None), junit_xml)
+    if as_json:
+        records = [{**row.as_record(), "fails": row.fails_run} for row in rows]
+        typer.echo(json.dumps(records, indent=2, ensure_ascii=False))
+    else:
+        _print(rows, questions, words_again(chosen.implementations, limits, None), explain=explain, quiet=quiet)
+    if selection.faults:
+        raise typer.Exit(ExitCode.BAD_INPUT)
+    code = exit_code_of(rows)
+    raise typer.Exit(ExitCode.NOT_RUN if chosen.missing and code is ExitCode.AGREE else code)
+
+
+def _print(
+    rows: Sequence[PropertyRow],
+    questions: Sequence[Question],
+    again: dict[str, list[str]],
+    *,
+    explain: bool,
+    quiet: bool,
+) -> None:
+    from attncheck.properties.asking import described_call
+    from attncheck.reports.terminal_properties import explanation_of, print_properties
+
+    print_properties(rows, again, quiet=quiet)
+    if explain:
+        calls = {(each.name, each.case.id, each.dtype): described_call(each) for each in questions}
+        for row in rows:
+            if row.outcome not in ("bitwise", "unsupported"):
+                lines = explanation_of(row, calls[row.property_name, row.case, row.dtype])
+                typer.echo("\n" + "\n".join(lines))
+
+
+def _known_names(given: list[str] | None) -> list[str]:
+    from attncheck.spec.properties import PROPERTIES
+
+    names = split(given)
+    for each in names:
+        if each not in PROPERTIES:
+            raise UsageError(f"unknown property {each!r}; {expected(each, PROPERTIES, one_of=False)}")
+    return names
+
+
+def _known_dtypes(given: list[str] | None) -> list[str]:
+    from attncheck.spec import DTYPES
+
+    dtypes = split(given)
+    for each in dtypes:
+        if each not in DTYPES:
+            raise UsageError(f"unknown dtype {each!r}; {expected(each, DTYPES, one_of=False)}")
+    return dtypes

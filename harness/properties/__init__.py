@@ -1,0 +1,1 @@
+"""Properties: what must hold between two calls, asked of implementations and judged with three outcomes."""

@@ -1,0 +1,276 @@
+"""Two calls held against each other: bitwise the same, within the bounds of both, or broken.
+
+Bits are compared first. Where they differ, each call is held against its own exact answer: the oracle's, of its own
+inputs. Both exact answers are the same number x, as the property says, so that two calls within their bounds B and B'
+differ by at most B + B'. ``docs/numerics.md`` derives that, and what it means for parts that are merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.execution.sessions import bits
+from attncheck.judging.compare import quotient
+from attncheck.judging.judge_stages import failing_elements
+from attncheck.judging.truth import Truth, find_truth, is_open
+from attncheck.properties.problem import Problem
+from attncheck.properties.rows import PropertyOutcome
+from attncheck.properties.variants import Variant
+from attncheck.reading.shapes import show
+from attncheck.store import NO_STORE, Store
+
+Array = NDArray[Any]
+Flags = NDArray[np.bool_]
+Real = NDArray[np.float64]
+Results = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of one way to ask a property, and the element that shows it."""
+
+    outcome: PropertyOutcome
+    message: str = ""
+    stage: str = ""
+    index: tuple[int, ...] | None = None
+    first: float | None = None
+    second: float | None = None
+    exact: float | None = None
+    first_bound: float | None = None
+    second_bound: float | None = None
+    differing: int = 0
+    elements: int = 0
+
+
+class Truths:
+    """The exact answers of problems, each worked out once, when it is asked for."""
+
+    def __init__(self, store: Store = NO_STORE) -> None:
+        self._store = store
+        self._found: dict[int, tuple[Problem, Truth]] = {}
+
+    def of(self, problem: Problem) -> Truth:
+        """Return the truth of a problem: of the same object, always the same."""
+        if id(problem) not in self._found:
+            truth = find_truth(
+                problem.operation,
+                problem.options,
+                problem.inputs,
+                problem.dtype,
+                supports_statistics=False,
+                whole=True,
+                store=self._store,
+            )
+            self._found[id(problem)] = problem, truth  # the problem stays alive, or another one might get its id
+        return self._found[id(problem)][1]
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """What one side gave, the exact answer, how far from it each element may be, and where it is not."""
+
+    what: str
+    given: Array
+    exact: Real
+    allowed: Real
+    wrong: Flags
+    is_open: Flags
+
+    @property
+    def error(self) -> Real:
+        """How far each element is from the exact answer."""
+        with np.errstate(invalid="ignore"):
+            error: Real = np.abs(self.given.astype(np.float64) - self.exact)
+        return np.where(np.isnan(error), np.inf, error)
+
+    def mapped(self, function: Callable[[Array], Array]) -> Side:
+        """Return the same side with its elements elsewhere."""
+        moved = [function(each) for each in (self.given, self.exact, self.allowed, self.wrong, self.is_open)]
+        return Side(self.what, *moved)
+
+
+def side_of(what: str, truth: Truth, stage: str, array: Array, rounding_model: str) -> Side:
+    """Hold what a call gave against its exact answer."""
+    truth = truth.for_returned({stage: array})
+    if stage not in truth.exact:
+        nothing = np.full(array.shape, np.nan)
+        return Side(what, array, nothing, nothing, np.zeros(array.shape, bool), np.ones(array.shape, bool))
+    exact, bound = truth.exact_for(stage, array), truth.bounds(rounding_model)[stage]
+    return Side(
+        what,
+        array,
+        exact.high,
+        bound.max_error + exact.radius,
+        failing_elements(truth, stage, array, rounding_model),
+        is_open(exact, bound, truth.dtype_of(stage)),
+    )
+
+
+def judge_variant(
+    variant: Variant,
+    problem: Problem,
+    first: Results,
+    others: Sequence[Results],
+    rounding_model: str,
+    truths: Truths,
+) -> Finding:
+    """Judge one way to ask a property: the most severe of what its stages come to."""
+    if variant.is_merged:
+        from attncheck.properties.merging import judge_merged
+
+        return judge_merged(variant, problem, first, others, rounding_model, truths)
+    found = []
+    for stage in variant.stages or problem.results:
+        arrays = [each[stage] for each in others]
+        combined = _scaled(variant.combine(stage, arrays), variant.factor)
+
+        def sides(stage: str = stage, arrays: list[Array] = arrays) -> tuple[Side, Side]:
+            one = side_of("the first call", truths.of(problem), stage, first[stage], rounding_model)
+            return one, _combined_side(variant, stage, arrays, rounding_model, truths)
+
+        found.append(judge_arrays(stage, first[stage], combined, variant.what, sides, variant.compared.get(stage)))
+    return max(found, key=lambda each: each.outcome.severity)
+
+
+def _combined_side(variant: Variant, stage: str, arrays: Sequence[Array], rounding_model: str, truths: Truths) -> Side:
+    """Hold each further call against its own exact answer, and lay all that out as the first call's."""
+    own = [
+        side_of(call.what, truths.of(call.exact_problem), stage, array, rounding_model)
+        for call, array in zip(variant.calls, arrays, strict=True)
+    ]
+
+    def laid_out(pick: Callable[[Side], Array]) -> Array:
+        return variant.combine(stage, [pick(each) for each in own])
+
+    return Side(
+        variant.what,
+        _scaled(laid_out(lambda each: each.given), variant.factor),
+        laid_out(lambda each: each.exact) * variant.factor,
+        laid_out(lambda each: each.allowed) * variant.factor,
+        laid_out(lambda each: each.wrong),
+        laid_out(lambda each: each.is_open),
+    )
+
+
+def _scaled(array: Array, factor: float) -> Array:
+    """Multiply by a power of two, which moves no number that is neither tiny nor huge."""
+    if factor == 1:
+        return array
+    with np.errstate(over="ignore"):
+        return (array.astype(np.float64) * factor).astype(array.dtype)
+
+
+def judge_arrays(
+    stage: str,
+    first: Array,
+    second: Array,
+    what: str,
+    sides: Callable[[], tuple[Side, Side]],
+    compared: Flags | None = None,
+) -> Finding:
+    """Hold two results of one shape against each other, where they are ``compared``; ``sides`` are made if need be."""
+    if first.shape != second.shape or first.dtype != second.dtype:
+        message = f"{stage} is {first.dtype} {show(first.shape)}, and {second.dtype} {show(second.shape)}: {what}"
+        return Finding(PropertyOutcome.BROKEN, message, stage)
+    chosen = np.broadcast_to(True if compared is None else compared, first.shape)
+    differs = chosen & (bits(first) != bits(second)) & ~(_is_nan(first) & _is_nan(second))
+    differing, elements = int(differs.sum()), int(chosen.sum())
+    if not differing:
+        return Finding(PropertyOutcome.BITWISE, f"all {elements} elements: {what}", stage, elements=elements)
+    one, other = (each.mapped(np.asarray) for each in sides())
+    return replace(_judged(stage, one, other, differs, chosen), differing=differing, elements=elements)
+
+
+def _is_nan(array: Array) -> Flags:
+    if array.dtype.kind in "biu":
+        return np.zeros(array.shape, np.bool_)
+    found: Flags = np.isnan(array.astype(np.float64))
+    return found
+
+
+def _judged(stage: str, one: Side, other: Side, differs: Flags, chosen: Flags) -> Finding:
+    """Judge two sides some bits of which differ."""
+    if (apart := _exact_answers_apart(one, other, chosen)) is not None:
+        return replace(_named(stage, one, other, apart, PropertyOutcome.NOT_JUDGED), message=_OTHER_ANSWER)
+    wrong = chosen & (one.wrong | other.wrong)
+    if wrong.any():
+        return _named(stage, one, other, _worst(one, other, wrong), PropertyOutcome.BROKEN)
+    odd = differs & (_is_nan(one.given) != _is_nan(other.given))
+    if odd.any():
+        return _named(stage, one, other, _first(odd), PropertyOutcome.BROKEN)
+    unknown = differs & (one.is_open | other.is_open)
+    if unknown.any():
+        return _named(stage, one, other, _first(unknown), PropertyOutcome.NOT_JUDGED)
+    return _named(stage, one, other, _worst(one, other, differs), PropertyOutcome.WITHIN_BOUNDS)
+
+
+_OTHER_ANSWER = "the two calls have not the same exact answer, so that they cannot be held against each other"
+
+
+def _exact_answers_apart(one: Side, other: Side, chosen: Flags) -> tuple[int, ...] | None:
+    """Return an element whose exact answers differ by more than they are uncertain by, relative to the numbers."""
+    both = chosen & np.isfinite(one.exact) & np.isfinite(other.exact)
+    size = np.maximum(np.abs(one.exact), np.abs(other.exact))
+    with np.errstate(invalid="ignore"):
+        apart = both & (np.abs(one.exact - other.exact) > _SAME * size + one.allowed * _SAME + _LEAST)
+    return _first(apart) if apart.any() else None
+
+
+_SAME = 2.0**-40
+"""Relative to a number: an exact answer is enclosed far more narrowly."""
+_LEAST = 1e-300
+
+
+def _first(flags: Flags) -> tuple[int, ...]:
+    return tuple(int(axis) for axis in np.unravel_index(int(np.argmax(flags)), flags.shape))
+
+
+def _worst(one: Side, other: Side, among: Flags) -> tuple[int, ...]:
+    """Return the element with the largest error over its bound, of either side."""
+    ratios = np.maximum(quotient(one.error, one.allowed), quotient(other.error, other.allowed))
+    ratios = np.where(np.isnan(ratios), np.inf, ratios)
+    return tuple(int(axis) for axis in np.unravel_index(int(np.argmax(np.where(among, ratios, -1))), ratios.shape))
+
+
+def _named(stage: str, one: Side, other: Side, index: tuple[int, ...], outcome: PropertyOutcome) -> Finding:
+    """Say what stands in an element on both sides, and what may."""
+    first, second = float(one.given[index]), float(other.given[index])
+    bounds = float(one.allowed[index]), float(other.allowed[index])
+    exact = float(one.exact[index])
+    at = f"{stage}[{', '.join(map(str, index))}]"
+    differ = "" if np.isnan(second - first) else f", which differ by {abs(second - first):.3g}"
+    message = f"{at} is {first:.9g}, and {second:.9g} with {other.what}{differ}"
+    if outcome is PropertyOutcome.NOT_JUDGED:
+        message += "; there is no exact answer to hold them against"
+    else:
+        message += f"; exactly {exact:.9g}, where {bounds[0] + bounds[1]:.3g} is allowed for both together"
+        message += _blame(one, other, index) if outcome is PropertyOutcome.BROKEN else ""
+    return Finding(outcome, message, stage, index, first, second, exact, *bounds)
+
+
+def _blame(one: Side, other: Side, index: tuple[int, ...]) -> str:
+    sides = [side.what for side in (one, other) if side.wrong[index]]
+    return f"; beyond its bound is {' and '.join(sides)}" if sides else ""
+
+
+def judge_equal(
+    problem: Problem, first: Results, second: Results, what: str, rounding_model: str, truths: Truths
+) -> Finding:
+    """Judge two results of one problem, which have the same exact answer: the most severe of its stages."""
+    found = []
+    for stage in problem.results:
+
+        def sides(stage: str = stage) -> tuple[Side, Side]:
+            truth = truths.of(problem)
+            return (
+                side_of("the first call", truth, stage, first[stage], rounding_model),
+                side_of(what, truth, stage, second[stage], rounding_model),
+            )
+
+        found.append(judge_arrays(stage, first[stage], second[stage], what, sides))
+    return max(found, key=lambda each: each.outcome.severity)

@@ -1,0 +1,149 @@
+"""A problem as a property sees it: options and inputs in a dtype, whose axes have names.
+
+A property makes further problems of one: it cuts, orders or fills along axes, whatever inputs have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.execution.worker import Task
+from attncheck.reading.canonical import AttentionProblem, call_form, canonical_form
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import Inputs
+from attncheck.reading.lowered import lowered
+from attncheck.reading.shapes import axis_lengths, optional_gradients, stage_axes
+from attncheck.spec import OPERATIONS, Axes, InputSpec, inputs_of, result_stages
+
+Array = NDArray[Any]
+Change = Callable[[Array, int], Array]
+"""What is done to an array along an axis, which is counted from the end."""
+
+
+class UnfitError(Exception):
+    """A property says nothing of a problem; says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """An operation's options and inputs, as a case has them, in one dtype.
+
+    ``memory_layout`` says which inputs lie otherwise than row by row.
+    """
+
+    operation: str
+    options: Mapping[str, Any]
+    inputs: Mapping[str, Array]
+    dtype: str
+    memory_layout: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_case(cls, case: Case, inputs: Inputs, dtype: str) -> Problem:
+        """Return the problem that a case is."""
+        return cls(case.operation, dict(case.options), dict(inputs.arrays), dtype, dict(case.memory_layout))
+
+    @property
+    def specs(self) -> Mapping[str, InputSpec]:
+        """What the operation expects of each input."""
+        return inputs_of(self.operation, self.options.get("score"))
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The stages that are its result."""
+        return result_stages(self.operation, self.options, self.inputs) or ("masked",)
+
+    @property
+    def lengths(self) -> Mapping[str, int]:
+        """The length of every axis by its letter."""
+        return axis_lengths(self.operation, self.options, {name: each.shape for name, each in self.inputs.items()})
+
+    def task(self, stages: Sequence[str] | None = None) -> Task:
+        """Return the call, of whose stages these come back: by default the result."""
+        posed = call_form(self.operation, self.options, self.inputs)
+        layout = {name: kind for name, kind in self.memory_layout.items() if name in posed.inputs}
+        return Task(self.operation, posed.options, posed.inputs, layout, tuple(stages or self.results))
+
+    def replaced(self, inputs: Mapping[str, Array | None], options: Mapping[str, Any] | None = None) -> Problem:
+        """Return the problem with other inputs and options; None leaves one out."""
+        given = {name: array for name, array in {**self.inputs, **inputs}.items() if array is not None}
+        chosen = {name: value for name, value in {**self.options, **(options or {})}.items() if value is not None}
+        return replace(self, inputs=given, options=chosen)
+
+    def along(self, letters: Mapping[str, Change]) -> Problem:
+        """Change every input that has one of these axes; an axis of length 1 that stands for all stays."""
+        changed: dict[str, Array] = {}
+        for name, array in self.inputs.items():
+            for letter, change in letters.items():
+                axis = self.axis_of(name, letter)
+                if axis is not None:
+                    changed[name] = np.ascontiguousarray(change(changed.get(name, array), axis))
+        return self.replaced(changed)
+
+    def axis_of(self, name: str, letter: str) -> int | None:
+        """Return an input's axis, from the end; None without one, or where one of length 1 stands for all."""
+        return self._axis(self.specs[name].axes, letter, self.inputs[name].shape)
+
+    def axis_of_stage(self, stage: str, letter: str, shape: tuple[int, ...]) -> int | None:
+        """Return a stage's axis, from the end; None without one, or where one of length 1 stands for all."""
+        return self._axis(self.axes_of_stage(stage), letter, shape)
+
+    def axes_of_stage(self, stage: str) -> Axes:
+        """Return the axes of a stage: of the gradient of what may be left out, those of that input."""
+        if name := optional_gradients(self.operation).get(stage):
+            return self.specs[name].axes
+        letters = {*self.lengths, "H*Dv"}
+        return stage_axes(self.operation, letters)[stage]
+
+    def _axis(self, axes: Axes, letter: str, shape: tuple[int, ...]) -> int | None:
+        if letter not in axes:
+            return None
+        axis = axes.index(letter) - len(axes)
+        if len(shape) < -axis or (shape[axis] == 1 and self.lengths.get(letter, 1) != 1):
+            return None
+        return axis
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Return which query may attend to which key, (B, H, Lq, T), of what it is once it is laid out."""
+        operation, posed = lowered(self.operation, AttentionProblem(dict(self.options), dict(self.inputs)))
+        plain = canonical_form(operation, posed.options, posed.inputs)
+        query, key = plain.inputs["query"], plain.inputs["key"]
+        shape = (query.shape[0], query.shape[1], query.shape[-2], key.shape[-2])
+        allowed = np.ones(shape, np.bool_)
+        if "mask" in plain.inputs:
+            allowed &= plain.inputs["mask"]
+        if plain.options.get("is_causal"):
+            allowed &= np.arange(shape[-1]) <= np.arange(shape[-2])[:, np.newaxis]
+        if "bias" in plain.inputs:
+            allowed &= plain.inputs["bias"] != -np.inf
+        return allowed
+
+
+def require(problem: Problem, *, has: Sequence[str] = (), lacks: Sequence[str] = ()) -> None:
+    """Raise ``UnfitError`` where a problem lacks an input or option that is needed, or has one that does not fit."""
+    given = {*problem.inputs, *(name for name, value in problem.options.items() if value not in (None, False))}
+    if missing := [name for name in has if name not in given]:
+        raise UnfitError(f"the case has no {missing[0]}")
+    if there := [name for name in lacks if name in given]:
+        raise UnfitError(f"the case has {there[0]}")
+
+
+def require_operation(problem: Problem, *names: str) -> None:
+    """Raise ``UnfitError`` for any other operation than these."""
+    if problem.operation not in names:
+        raise UnfitError(f"it says nothing of {problem.operation}")
+
+
+def taken(indices: Sequence[int] | NDArray[np.intp]) -> Change:
+    """Return what takes these along an axis, in this order."""
+    return lambda array, axis: array.take(np.asarray(indices, np.intp), axis=axis)
+
+
+def per_head(problem: Problem) -> bool:
+    """Whether the operation has an axis of heads and no projections."""
+    own = OPERATIONS[problem.operation]
+    return not own.has_projections and any("H" in spec.axes for spec in problem.specs.values())

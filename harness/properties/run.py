@@ -1,0 +1,275 @@
+"""Properties asked of implementations: calls in workers, judged as they come back."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from attncheck.errors import CaseError, Diagnostic
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.limits import Limits
+from attncheck.execution.runner import Group, GroupRunner
+from attncheck.execution.sessions import StepResult
+from attncheck.execution.worker import Computed, Failure, Outcome
+from attncheck.properties.judging import Finding, Results, Truths, judge_equal, judge_variant
+from attncheck.properties.problem import Problem, UnfitError
+from attncheck.properties.rows import PropertyOutcome, PropertyRow
+from attncheck.properties.table import variants_of
+from attncheck.properties.variants import AnyVariant, Pair, SessionVariant, Variant
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.store import NO_STORE, Store
+
+_WITH_NEGATIVE_STRIDES = "numpy"
+"""The only framework whose arrays have them; every other copies what it is given."""
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A property asked of a case in a dtype: the first call, and the ways in which further ones are made."""
+
+    name: str
+    case: Case
+    dtype: str
+    problem: Problem
+    variants: Sequence[AnyVariant]
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What is asked: properties by name and dtypes, all where none are named; and with what limits."""
+
+    names: Collection[str] = ()
+    dtypes: Collection[str] = ()
+    limits: Limits = field(default_factory=Limits)
+    store: Store = NO_STORE
+
+
+def questions_of(cases: Sequence[Case], asking: Asking) -> list[Question]:
+    """Return every property that the cases ask for, by dtype. Raises ``CaseError`` for those that do not fit."""
+    faults: list[Diagnostic] = []
+    found = []
+    for case in cases:
+        exact = make_exact_inputs(case)
+        for dtype in case.dtypes:
+            if asking.dtypes and dtype not in asking.dtypes:
+                continue
+            problem = Problem.of_case(case, convert_inputs(case, exact, dtype), dtype)
+            for name in case.properties:
+                if asking.names and name not in asking.names:
+                    continue
+                try:
+                    found.append(Question(name, case, dtype, problem, variants_of(name, problem)))
+                except UnfitError as error:
+                    faults.append(
+                        Diagnostic(case.file, f"{name}: {error} ({dtype})", case.line, case.name, "properties")
+                    )
+    if faults:
+        raise CaseError(faults)
+    return found
+
+
+def ask_implementations(
+    implementations: Sequence[Implementation],
+    questions: Sequence[Question],
+    asking: Asking,
+    on_row: Callable[[PropertyRow], None] = lambda row: None,
+) -> list[PropertyRow]:
+    """Ask every property of every implementation, in worker processes; ``on_row`` hears each row as it is made."""
+    truths = Truths(asking.store)
+    rows = []
+    for implementation in implementations:
+        for row in _ask(implementation, questions, asking.limits, truths):
+            rows.append(row)
+            on_row(row)
+    return rows
+
+
+def _ask(
+    implementation: Implementation, questions: Sequence[Question], limits: Limits, truths: Truths
+) -> Iterator[PropertyRow]:
+    for dtype in dict.fromkeys(question.dtype for question in questions):
+        own = [question for question in questions if question.dtype == dtype]
+        model = implementation.rounding_model(dtype)
+        if model is None:
+            yield from (
+                _row(implementation, each, "", Finding(PropertyOutcome.UNSUPPORTED, f"declares no {dtype}"))
+                for each in own
+            )
+            continue
+        with Workers(implementation, dtype, limits) as workers:
+            for question in own:
+                asked = _Asked(question, workers, model, truths)
+                for variant in question.variants:
+                    yield _row(implementation, question, variant.what, asked.finding(variant))
+
+
+def _row(implementation: Implementation, question: Question, variant: str, finding: Finding) -> PropertyRow:
+    claims: Mapping[str, str] = getattr(implementation.entry, "properties", {})
+    return PropertyRow(
+        implementation.name,
+        question.name,
+        question.case.id,
+        question.dtype,
+        variant,
+        finding.outcome.value,
+        claims.get(question.name, ""),
+        stage=finding.stage,
+        index="" if finding.index is None else ",".join(map(str, finding.index)),
+        first=finding.first,
+        second=finding.second,
+        exact=finding.exact,
+        first_bound=finding.first_bound,
+        second_bound=finding.second_bound,
+        differing=finding.differing,
+        elements=finding.elements,
+        message=finding.message,
+    )
+
+
+class Workers:
+    """The processes of one implementation in one dtype: one for calls, one for each number of threads, fresh ones."""
+
+    def __init__(self, implementation: Implementation, dtype: str, limits: Limits) -> None:
+        self.implementation = implementation
+        self._group = Group(implementation, (dtype,))
+        self._limits = limits
+        self._open = ExitStack()
+        self._logs = Path(self._open.enter_context(tempfile.TemporaryDirectory(prefix="attncheck")))
+        self._made = 0
+        self._threaded: dict[int, GroupRunner[str]] = {}
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def with_threads(self, threads: int) -> GroupRunner[str]:
+        """Return the runner whose worker has so many threads."""
+        if threads not in self._threaded:
+            self._threaded[threads] = self._runner(replace(self._limits, threads=threads))
+            self._open.callback(self._threaded[threads].close)
+        return self._threaded[threads]
+
+    @property
+    def usual(self) -> GroupRunner[str]:
+        """The runner of calls that need nothing of their own."""
+        return self.with_threads(self._limits.threads)
+
+    def fresh(self) -> GroupRunner[str]:
+        """Return a runner whose worker has done nothing yet; whoever takes it closes it."""
+        return self._runner(self._limits)
+
+    def _runner(self, limits: Limits) -> GroupRunner[str]:
+        self._made += 1
+        return GroupRunner(self._group, limits, self._logs, number=self._made)
+
+
+class _Asked:
+    """One question of one implementation; its first call is made once, for all variants."""
+
+    def __init__(self, question: Question, workers: Workers, model: str, truths: Truths) -> None:
+        self._question, self._workers, self._model, self._truths = question, workers, model, truths
+        self._first: dict[tuple[str, ...], Outcome] = {}
+        self._alone: dict[int, Outcome] = {}  # by problem; the question holds them all
+
+    def finding(self, variant: AnyVariant) -> Finding:
+        """Make the calls of a variant, and judge what comes back."""
+        try:
+            return self._of_session(variant) if isinstance(variant, SessionVariant) else self._of_calls(variant)
+        except _NoResult as reason:
+            return reason.finding
+
+    def _of_calls(self, variant: Variant) -> Finding:
+        if (missing := self._cannot(variant)) is not None:
+            return missing
+        question = self._question
+        stages = variant.stages or question.problem.results
+        if stages not in self._first:
+            self._first[stages] = self._workers.usual.evaluate(question.problem.task(stages))
+        first = _results(self._first[stages], stages, "the first call")
+        runner = self._workers.usual
+        if variant.where == "threads":
+            runner = self._workers.with_threads(variant.threads)
+        elif variant.where == "fresh process":
+            runner = self._workers.fresh()
+        try:
+            others = [_results(runner.evaluate(call.problem.task(stages)), stages, call.what) for call in variant.calls]
+        finally:
+            if variant.where == "fresh process":
+                runner.close()
+        return judge_variant(variant, question.problem, first, others, self._model, self._truths)
+
+    def _cannot(self, variant: Variant) -> Finding | None:
+        """Say what the framework has not: negative strides."""
+        framework = self._workers.implementation.entry.framework
+        kinds = {kind for call in variant.calls for kind in call.problem.memory_layout.values()}
+        if "reversed" in kinds and framework != _WITH_NEGATIVE_STRIDES:
+            return Finding(PropertyOutcome.UNSUPPORTED, f"{framework} has no negative strides")
+        return None
+
+    def _of_session(self, variant: SessionVariant) -> Finding:
+        answer = self._workers.usual.evaluate_session(variant.session)
+        if isinstance(answer, Failure):
+            raise _NoResult(answer, variant.what)
+        found = list(self._of_memory(variant, answer)) if variant.problem is not None else []
+        found += [self._of_pair(pair, answer) for pair in variant.pairs]
+        return max(found, key=lambda each: each.outcome.severity)
+
+    def _of_memory(self, variant: SessionVariant, answer: Sequence[StepResult]) -> Iterator[Finding]:
+        """Say what a call did to its inputs, and what became of its output."""
+        result = answer[0]
+        is_of_inputs = self._question.name == "inputs_unchanged"
+        changed = result.changed if is_of_inputs else result.altered
+        if not isinstance(result.outcome, Computed) and not changed:
+            raise _NoResult(result.outcome, variant.what)
+        for each in changed:
+            at = f"{each.name}[{', '.join(map(str, each.index))}]"
+            when = "after the call" if is_of_inputs else "after the next call"
+            message = f"{at} is {each.after:.9g} {when}, and was {each.before:.9g}"
+            yield Finding(PropertyOutcome.BROKEN, message, each.name, each.index, each.before, each.after)
+        for stage, name in () if is_of_inputs else result.shared:
+            yield Finding(PropertyOutcome.BROKEN, f"{stage} is memory of the input {name}", stage)
+        yield Finding(PropertyOutcome.BITWISE, f"as before: {variant.what}")
+
+    def _of_pair(self, pair: Pair, answer: Sequence[StepResult]) -> Finding:
+        stages = pair.problem.results
+        second = _results(answer[pair.other].outcome, stages, pair.what)
+        if pair.one is None:
+            first = _results(self._in_own_process(pair.problem), stages, f"{pair.what}, in a process of its own")
+        else:
+            first = _results(answer[pair.one].outcome, stages, "the first call")
+        return judge_equal(pair.problem, first, second, pair.what, self._model, self._truths)
+
+    def _in_own_process(self, problem: Problem) -> Outcome:
+        """Make a call in a process that has done nothing else; once, however many calls are held against it."""
+        if id(problem) not in self._alone:
+            runner = self._workers.fresh()
+            try:
+                self._alone[id(problem)] = runner.evaluate(problem.task())
+            finally:
+                runner.close()
+        return self._alone[id(problem)]
+
+
+class _NoResult(Exception):
+    """A call gave nothing to judge."""
+
+    def __init__(self, outcome: Outcome, what: str) -> None:
+        assert isinstance(outcome, Failure), "a call that gave a result is judged"
+        kind = PropertyOutcome.UNSUPPORTED if outcome.verdict == "unsupported" else PropertyOutcome.FAILED
+        self.finding = Finding(kind, f"{outcome.verdict}: {outcome.message} ({what})")
+        super().__init__(self.finding.message)
+
+
+def _results(outcome: Outcome, stages: Sequence[str], what: str) -> Results:
+    """Return the stages that came back. Raises ``_NoResult``."""
+    if isinstance(outcome, Failure):
+        raise _NoResult(outcome, what)
+    if missing := [stage for stage in stages if stage not in outcome.stages]:
+        raise _NoResult(Failure("unsupported", f"returns no {missing[0]}"), what)
+    return dict(outcome.stages)

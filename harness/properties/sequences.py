@@ -1,0 +1,216 @@
+"""Properties of sequences: padded, packed, cached or merged, the same tokens give the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.properties.orders import joined_along
+from attncheck.properties.problem import Change, Problem, UnfitError, require, require_operation, taken
+from attncheck.properties.variants import AnyVariant, Call, Variant
+from attncheck.reading.canonical import call_form
+from attncheck.spec import QUERY_KEY_VALUE
+
+Array = NDArray[Any]
+_ADDED = 5
+"""Keys and queries that are added: no multiple of any tile."""
+_PARTS_OF_PREFIX = (1, 2, 7)
+_PARTS_OF_KEYS = (2, 3)
+
+
+def padding(problem: Problem) -> Sequence[AnyVariant]:
+    """Add keys that are masked, keys beyond the lengths, and queries whose output is dropped."""
+    require(problem, has=("key",), lacks=("rotary_cos", "cu_seqlens_k"))
+    if problem.options.get("alignment") == "bottom_right":
+        raise UnfitError("positions count from the last key, which would be another one")
+    if len(problem.results) > 1:
+        raise UnfitError("gradients by what is added are no result")
+    found = [*_padded_keys(problem), *_padded_queries(problem)]
+    if not found:
+        raise UnfitError(f"{problem.operation} takes neither a mask nor key lengths")
+    return found
+
+
+def _padded_keys(problem: Problem) -> Iterator[Variant]:
+    """Add copies of the first key: what a kernel would not notice to be nonsense."""
+    keys = problem.lengths["T"]
+    longer = problem.along({"Lk": _with_copies, "T": _with_nothing})
+    allowed = np.arange(keys + _ADDED) < keys
+    if "mask" in problem.specs and "key_lengths" not in problem.inputs:
+        mask = problem.inputs.get("mask", np.ones((1, 1, 1, keys), np.bool_))
+        given = np.broadcast_to(mask, (*mask.shape[:-1], keys))
+        added = np.zeros((*mask.shape[:-1], _ADDED), np.bool_)
+        masked = longer.replaced({"mask": np.concatenate([given, added], axis=-1) & allowed})
+        yield Variant("keys added with a mask", (Call("with keys that are masked", masked),))
+    if "key_lengths" in problem.specs:
+        lengths = problem.inputs.get("key_lengths", np.full(problem.lengths["B"], keys, np.int64))
+        cut = longer.replaced({"key_lengths": lengths})
+        yield Variant("keys added with lengths", (Call("with keys beyond the lengths", cut),))
+
+
+def _with_copies(array: Array, axis: int) -> Array:
+    return np.concatenate([array, array.take([0] * _ADDED, axis=axis)], axis=axis)
+
+
+def _with_nothing(array: Array, axis: int) -> Array:
+    """Add to a mask that nothing is allowed, to a bias that nothing is added."""
+    shape = list(array.shape)
+    shape[axis] = _ADDED
+    return np.concatenate([array, np.zeros(shape, array.dtype)], axis=axis)
+
+
+def _padded_queries(problem: Problem) -> Iterator[Variant]:
+    queries = problem.lengths.get("Lq", 0)
+    if queries < 1 or "query" not in problem.inputs:
+        return
+    call = Call("with queries added", problem.along({"Lq": _with_copies}))
+    (stage,) = problem.results
+    axes = problem.axes_of_stage(stage)
+    axis = axes.index("Lq") - len(axes)
+    yield Variant(
+        "queries added behind the last",
+        (call,),
+        lambda _, results: results[0].take(np.arange(queries), axis=axis),
+    )
+
+
+def packed(problem: Problem) -> Sequence[AnyVariant]:
+    """Pack the entries of a batch into one sequence, or take packed sequences apart."""
+    require_operation(problem, "attention", "packed_attention")
+    return _taken_apart(problem) if problem.operation == "packed_attention" else _packed_up(problem)
+
+
+def _packed_up(problem: Problem) -> Sequence[AnyVariant]:
+    folded = ("mask", "bias", "past_key", "rotary_cos", "query_offsets", "query_mask", "mask_fill", "empty_rows")
+    require(problem, lacks=folded)
+    batch, queries, keys = (problem.lengths[letter] for letter in ("B", "Lq", "Lk"))
+    if (problem.options.get("is_causal") or "window" in problem.options) and (
+        queries != keys or "key_lengths" in problem.inputs
+    ):
+        raise UnfitError("packed positions count from the last key, those of the case from the first")
+    inputs = {name: _side_by_side(problem.inputs[name]) for name in QUERY_KEY_VALUE}
+    limits = {
+        "cu_seqlens_q": np.arange(batch + 1, dtype=np.int64) * queries,
+        "cu_seqlens_k": np.arange(batch + 1, dtype=np.int64) * keys,
+    }
+    others = {name: problem.inputs[name] for name in ("key_lengths", "sinks") if name in problem.inputs}
+    options = {name: value for name, value in problem.options.items() if name != "alignment"}
+    one = Problem("packed_attention", options, {**inputs, **limits, **others}, problem.dtype)
+
+    def apart(stage: str, results: Sequence[Array]) -> Array:
+        (array,) = results
+        return np.concatenate(np.split(array, batch, axis=-2), axis=0)
+
+    return (Variant("packed into one sequence", (Call("packed into one sequence", one),), apart),)
+
+
+def _side_by_side(array: Array) -> Array:
+    """Lay batch entries one after the other: (B, H, L, D) becomes (1, H, B*L, D)."""
+    return np.ascontiguousarray(np.concatenate([array[[entry]] for entry in range(len(array))], axis=-2))
+
+
+def _taken_apart(problem: Problem) -> Sequence[AnyVariant]:
+    limits = [problem.inputs[name].astype(np.intp) for name in ("cu_seqlens_q", "cu_seqlens_k")]
+    lengths = problem.inputs.get("key_lengths", np.diff(limits[1]))
+    calls = []
+    for number, used in enumerate(int(each) for each in lengths):
+        rows, first = slice(*limits[0][number : number + 2]), int(limits[1][number])
+        inputs = {"query": problem.inputs["query"][:, :, rows]}
+        inputs |= {name: problem.inputs[name][:, :, first : first + used] for name in ("key", "value")}
+        inputs |= {name: problem.inputs[name] for name in ("sinks",) if name in problem.inputs}
+        calls.append(Call(f"sequence {number} alone", _aligned(problem, inputs)))
+    return (Variant("each sequence alone", tuple(calls), joined_along(problem, "Lq")),)
+
+
+def _aligned(problem: Problem, inputs: dict[str, Array]) -> Problem:
+    """Pose one sequence as attention, whose last query stands at its last key."""
+    options = {name: value for name, value in problem.options.items() if name != "poison"}
+    if options.get("is_causal") or "window" in options:
+        options["alignment"] = "bottom_right"
+    contiguous = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+    posed = call_form("attention", options, contiguous)
+    return Problem("attention", posed.options, posed.inputs, problem.dtype)
+
+
+def cached_prefix(problem: Problem) -> Sequence[AnyVariant]:
+    """Compute a prefix in parts, each behind a cache of those before it, and then the rest."""
+    tokens = _causal_tokens(problem)
+    found = []
+    for parts in _PARTS_OF_PREFIX:
+        if tokens <= parts:
+            continue
+        cuts = np.linspace(0, tokens, parts + 2).round().astype(int)
+        word = "part" if parts == 1 else "parts"
+        found.append(_in_chunks(problem, cuts, f"a prefix cached in {parts} {word}"))
+    return found
+
+
+def decoding(problem: Problem) -> Sequence[AnyVariant]:
+    """Compute one token after the other, each behind a cache of those before it."""
+    tokens = _causal_tokens(problem)
+    return (_in_chunks(problem, np.arange(tokens + 1), "token by token"),)
+
+
+def _causal_tokens(problem: Problem) -> int:
+    """Return how many tokens there are that see themselves and those before them. Raises ``UnfitError``."""
+    require_operation(problem, "attention")
+    require(
+        problem,
+        has=("is_causal",),
+        lacks=("past_key", "key_lengths", "rotary_cos", "query_offsets", "query_mask", "empty_rows"),
+    )
+    if problem.lengths["Lq"] != problem.lengths["Lk"]:
+        raise UnfitError("the case has not a key for each query")
+    if problem.lengths["Lq"] < 2:
+        raise UnfitError("the case has one token")
+    return problem.lengths["Lq"]
+
+
+def _in_chunks(problem: Problem, cuts: NDArray[np.intp], what: str) -> Variant:
+    calls = [
+        Call(f"queries {first} to {last - 1} behind {first} keys", _chunk(problem, int(first), int(last)))
+        for first, last in pairwise(cuts)
+    ]
+    return Variant(what, tuple(calls), joined_along(problem, "Lq"))
+
+
+def _chunk(problem: Problem, first: int, last: int) -> Problem:
+    """Return the queries from ``first`` to ``last``, whose keys before them are cached."""
+    own, seen = np.arange(first, last), np.arange(last)
+    part = problem.along({"Lq": taken(own), "Lk": taken(own), "T": taken(seen)})
+    past: dict[str, Array | None] = {
+        f"past_{name}": np.ascontiguousarray(problem.inputs[name][:, :, :first]) for name in ("key", "value")
+    }
+    return part.replaced(past if first else {}, {"alignment": None})
+
+
+def merged_parts(problem: Problem) -> Sequence[AnyVariant]:
+    """Compute the keys in parts, whose outputs are merged exactly by their log-sum-exps."""
+    require_operation(problem, "attention")
+    require(
+        problem,
+        lacks=(
+            *("is_causal", "window", "key_lengths", "past_key", "rotary_cos"),
+            *("query_offsets", "sinks", "mask_fill", "empty_rows"),
+        ),
+    )
+    keys = problem.lengths["Lk"]
+    found = []
+    for parts in _PARTS_OF_KEYS:
+        if keys < parts:
+            continue
+        calls = tuple(_of_keys(problem, own) for own in np.array_split(np.arange(keys), parts))
+        what = f"the keys in {parts} parts"
+        found.append(Variant(what, calls, stages=("output", "log_sum_exp"), is_merged=True))
+    if not found:
+        raise UnfitError("the case has one key")
+    return found
+
+
+def _of_keys(problem: Problem, own: NDArray[np.intp]) -> Call:
+    change: Change = taken(own)
+    return Call(f"keys {own[0]} to {own[-1]}", problem.along({"Lk": change, "T": change}))

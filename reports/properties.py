@@ -1,0 +1,159 @@
+"""Properties for every format of a report: implementation by property, and what fails, with the calls and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from attncheck.commands import joined, words_of
+from attncheck.properties.rows import PropertyOutcome, PropertyRow, worst_of
+from attncheck.reports.frames import Frames, once_for_frames
+from attncheck.spec.properties import PROPERTIES
+
+OUTCOMES_NOTE = (
+    "Bitwise: every bit is the same. Within bounds: some bits differ, and each call is within the error bound of its "
+    "own exact answer. Broken: one is not. What an implementation claims beyond that has to hold."
+)
+
+
+@dataclass(frozen=True)
+class PropertyCell:
+    """What a property comes to on one implementation: the worst of all that was asked, and how many were how.
+
+    ``word`` is the outcome; ``state`` says whether it fails, is expected to, holds, or was not judged.
+    """
+
+    word: str
+    state: str
+    detail: str
+    claim: str = ""
+
+    @property
+    def text(self) -> str:
+        """The outcome with what is claimed."""
+        return f"{self.word} (claims {self.claim})" if self.claim else self.word
+
+
+@dataclass(frozen=True)
+class PropertyLine:
+    """One property: what it says, and what it comes to on each implementation."""
+
+    name: str
+    says: str
+    cells: tuple[PropertyCell, ...]
+
+
+@dataclass(frozen=True)
+class PropertyTable:
+    """Implementation by property."""
+
+    columns: tuple[str, ...]
+    lines: tuple[PropertyLine, ...]
+
+
+def property_table(rows: Sequence[PropertyRow]) -> PropertyTable:
+    """Lay rows out: a line for each property that was asked, a column for each implementation."""
+    columns = tuple(dict.fromkeys(row.implementation for row in rows))
+    by_cell: dict[tuple[str, str], list[PropertyRow]] = {}
+    for row in rows:
+        by_cell.setdefault((row.property_name, row.implementation), []).append(row)
+    asked = [name for name in PROPERTIES if any(row.property_name == name for row in rows)]
+    return PropertyTable(
+        columns,
+        tuple(
+            PropertyLine(name, PROPERTIES[name].says, tuple(_cell(by_cell.get((name, each), [])) for each in columns))
+            for name in asked
+        ),
+    )
+
+
+def _cell(rows: Sequence[PropertyRow]) -> PropertyCell:
+    worst = worst_of(rows)
+    if worst is None:
+        return PropertyCell("-", "unsupported", "not asked")
+    counts = {word: sum(row.outcome == word for row in rows) for word in PropertyOutcome}
+    detail = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    return PropertyCell(worst.outcome, _state(worst), detail, worst.claim)
+
+
+def _state(row: PropertyRow) -> str:
+    if row.fails:
+        return "xfail" if row.xfail else "failing"
+    if row.outcome in (PropertyOutcome.BITWISE, PropertyOutcome.WITHIN_BOUNDS):
+        return "agree"
+    return "unsupported" if row.outcome == PropertyOutcome.UNSUPPORTED else "unverified"
+
+
+def asked_rows(frames: Frames) -> list[PropertyRow]:
+    """Return what was found of properties in all environments, each implementation called as its column is."""
+    return [
+        replace(row, implementation=_title(frames, label, row.implementation))
+        for label, rows in frames.properties.items()
+        for row in rows
+    ]
+
+
+def words_by_title(frames: Frames) -> dict[str, Sequence[str]]:
+    """Return what names each implementation on a command line, by its column's title."""
+    found: dict[str, Sequence[str]] = {}
+    for label, rows in frames.properties.items():
+        for name in dict.fromkeys(row.implementation for row in rows):
+            if words := words_of(name, frames.again.get(label, {})):
+                found[_title(frames, label, name)] = words
+    return found
+
+
+def _title(frames: Frames, label: str, implementation: str) -> str:
+    return f"{implementation} ({label})" if len(frames.environments) > 1 else implementation
+
+
+@dataclass(frozen=True)
+class BrokenProperty:
+    """A property that does not hold: the row that shows it, what the property says, its numbers, and a command."""
+
+    row: PropertyRow
+    says: str
+    numbers: tuple[tuple[str, str], ...]
+    command: str
+
+
+@once_for_frames
+def broken_properties(frames: Frames) -> tuple[BrokenProperty, ...]:
+    """Return what fails of properties, a line for each property, case and implementation."""
+    again = words_by_title(frames)
+    return tuple(
+        BrokenProperty(row, PROPERTIES[row.property_name].says, _numbers(row), command_for(row, again))
+        for row in failing_first(asked_rows(frames))
+    )
+
+
+def _numbers(row: PropertyRow) -> tuple[tuple[str, str], ...]:
+    """Return the numbers of the element that is named, as people read them."""
+    named = (
+        ("the first call", row.first),
+        ("the further calls", row.second),
+        ("the exact answer", row.exact),
+        ("bound of the first", row.first_bound),
+        ("bound of the further", row.second_bound),
+    )
+    element = [("the element", f"{row.stage}[{row.index}]")] if row.index else []
+    return (*element, *((name, f"{value:.9g}") for name, value in named if value is not None))
+
+
+def failing_first(rows: Iterable[PropertyRow]) -> list[PropertyRow]:
+    """Return a row for each property, case and implementation that fails: the worst of its variants and dtypes."""
+    groups: dict[tuple[str, str, str], list[PropertyRow]] = {}
+    for row in rows:
+        if row.fails_run:
+            groups.setdefault((row.implementation, row.property_name, row.case), []).append(row)
+    found = (worst_of(group) for group in groups.values())
+    return [row for row in found if row is not None]
+
+
+def command_for(row: PropertyRow, again: Mapping[str, Sequence[str]]) -> str:
+    """Return the command that asks again and explains; empty where no command line names the implementation."""
+    words = words_of(row.implementation, again)
+    if not words:
+        return ""
+    where = ["--cases", row.case, "--property", row.property_name, "--dtype", row.dtype, "--explain"]
+    return joined(["attncheck", "properties", *words, *where])

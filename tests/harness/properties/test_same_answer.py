@@ -1,0 +1,82 @@
+"""The further calls of every property have the first call's exact answer: the oracle says so of each bundled case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from attncheck.backends import numpy_backend
+from attncheck.execution.worker import Computed, evaluate_on
+from attncheck.properties.judging import Truths, _combined_side, side_of
+from attncheck.properties.merging import judge_merged
+from attncheck.properties.problem import Problem
+from attncheck.properties.rows import PropertyOutcome
+from attncheck.properties.run import Asking, Question, questions_of
+from attncheck.properties.variants import SessionVariant, Variant
+from attncheck.reading.selection import select_cases
+from attncheck.spec.properties import PROPERTIES
+
+TRUTHS = Truths()
+
+
+def questions() -> list[Question]:
+    """Return what the bundled cases ask in float32, in which NumPy computes as it is."""
+    selection = select_cases(["properties"], properties=True)
+    assert not selection.faults
+    return questions_of(selection.cases, Asking(dtypes=["float32"]))
+
+
+QUESTIONS = questions()
+
+
+def variants() -> Iterator[tuple[str, Question, Variant]]:
+    for question in QUESTIONS:
+        for variant in question.variants:
+            if isinstance(variant, Variant) and variant.where == "here":
+                yield f"{question.name}: {question.case.id}: {variant.what}", question, variant
+
+
+VARIANTS = list(variants())
+
+
+def computed(problem: Problem, stages: tuple[str, ...]) -> dict[str, np.ndarray]:
+    outcome = evaluate_on(numpy_backend, problem.task(stages))
+    assert isinstance(outcome, Computed), outcome
+    return dict(outcome.stages)
+
+
+@pytest.mark.parametrize(("question", "variant"), [each[1:] for each in VARIANTS], ids=[each[0] for each in VARIANTS])
+def test_further_calls_have_the_first_calls_exact_answer(question: Question, variant: Variant) -> None:
+    problem, stages = question.problem, variant.stages or question.problem.results
+    first = computed(problem, stages)
+    if variant.is_merged:
+        parts = [computed(call.problem, stages) for call in variant.calls]
+        found = judge_merged(variant, problem, first, parts, "native", TRUTHS)
+        assert found.outcome in (PropertyOutcome.BITWISE, PropertyOutcome.WITHIN_BOUNDS), found
+        return
+    for stage in stages:
+        arrays = [computed(call.problem, (stage,))[stage] for call in variant.calls]
+        one = side_of("first", TRUTHS.of(problem), stage, first[stage], "native")
+        other = _combined_side(variant, stage, arrays, "native", TRUTHS)
+        assert other.exact.shape == one.exact.shape
+        np.testing.assert_allclose(other.exact, one.exact, rtol=1e-12, atol=1e-300)
+
+
+def test_every_property_is_asked_by_a_bundled_case() -> None:
+    assert {question.name for question in QUESTIONS} == set(PROPERTIES)
+
+
+def test_sessions_compare_results_of_one_problem() -> None:
+    sessions = [each for question in QUESTIONS for each in question.variants if isinstance(each, SessionVariant)]
+    assert sessions
+    for variant in sessions:
+        for pair in variant.pairs:
+            given = variant.session.steps[pair.other].task
+            assert variant.session.steps[pair.other].returns
+            wanted = pair.problem.task()
+            assert given.operation == wanted.operation
+            assert {name: each.tobytes() for name, each in given.inputs.items()} == {
+                name: each.tobytes() for name, each in wanted.inputs.items()
+            }
