@@ -26,10 +26,8 @@ import pandas as pd
 import soundness_table
 from soundness_campaign import Campaign, run_campaign
 from soundness_parts import Parts
-from soundness_pool import FEW_SHAPES, SHAPES
-from soundness_problems import OPERATIONS, Draw
 
-from attncheck import judging
+from attncheck import judging, searching
 from attncheck.errors import UsageError
 from attncheck.execution.environment import describe_environment
 from attncheck.execution.implementation_selection import select_implementations
@@ -37,6 +35,8 @@ from attncheck.execution.implementations import Implementation
 from attncheck.execution.limits import Limits
 from attncheck.progress import show_progress
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures, load_expected_failures
+from attncheck.searching.problems import OPERATIONS, Draw
+from attncheck.searching.shapes import FEW_SHAPES, SHAPES
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
 
@@ -133,7 +133,8 @@ def _facts(options: argparse.Namespace, draw: Draw, implementations: Sequence[Im
         "implementations": ", ".join(each.name for each in implementations),
         "versions": ", ".join(f"{name} {version}" for name, version in environment["versions"].items()),
         "python": environment["python"],
-        "problems": _fingerprint(Path(__file__).parent, "soundness_[!ct]*.py"),
+        "rows": _fingerprint(Path(__file__).parent, "soundness_[!ct]*.py"),
+        "problems": _fingerprint(Path(searching.__file__).parent, "*.py"),
         "judging": _fingerprint(Path(judging.__file__).parent, "*.py"),
         "platform": f"{environment['platform']}, {environment['threads_per_worker']} thread per worker",
     }

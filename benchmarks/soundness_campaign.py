@@ -11,7 +11,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Semaphore
 
-from soundness_problems import Draw, Drawn, draw_problem
 from soundness_rows import Judge, Row, Unit
 
 from attncheck.execution.implementations import Implementation
@@ -20,6 +19,7 @@ from attncheck.execution.runner import Group, GroupRunner, group_by_process, run
 from attncheck.execution.worker import Outcome, Task
 from attncheck.reading.canonical import call_form
 from attncheck.reading.expected_failures import ExpectedFailure
+from attncheck.searching.problems import Draw, Drawn, draw_problem
 
 _AHEAD = 24
 """Evaluations that a worker may be ahead of the judge: their arrays wait in memory."""

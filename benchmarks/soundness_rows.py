@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from soundness_problems import Drawn
-
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Failure, Outcome
 from attncheck.judging.judge_implementation import judge_and_diagnose
@@ -18,6 +16,7 @@ from attncheck.judging.truth import Truth, find_truth
 from attncheck.judging.units import own_empty_rows
 from attncheck.judging.xfail import reason_for
 from attncheck.reading.expected_failures import ExpectedFailure
+from attncheck.searching.problems import Drawn
 from attncheck.verdicts import Verdict
 
 

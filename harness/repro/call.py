@@ -82,6 +82,8 @@ def _own(entry: UserImplementation) -> Iterator[str]:
     target = entry.target
     if target.pickled:
         raise UsageError(f"{entry.name} is an object; write it into a file and name it file.py:function")
+    if target.program:
+        raise UsageError(f"{entry.name} is a program: save the request that it is sent, `attncheck protocol --save`")
     framework = f"attncheck.backends.{entry.framework}_backend"
     yield inlined(framework, _CONVERSIONS)
     yield f"backend = {short(framework)}"

@@ -32,6 +32,12 @@ def written(array: NDArray[Any], margin: int = 0, lead: int = 0) -> str:
     return (_spelled(array, margin + lead) if array.size <= _SPELLED_OUT else "") or _packed(array, margin)
 
 
+def spelled(array: NDArray[Any]) -> str:
+    """Write every number of an array on one line; its bytes where digits do not give it back."""
+    text = " ".join(_spelled(array, 0).split()).replace("[ ", "[")
+    return text or f"np.frombuffer(bytes.fromhex({array.tobytes().hex()!r}), {_dtype(array)}).reshape({array.shape})"
+
+
 def _spelled(array: NDArray[Any], start: int) -> str:
     """Write every number in as few digits as tell it from its neighbours; empty where these do not give it back."""
     plain = array.astype(np.float32) if array.dtype.name == "bfloat16" else array

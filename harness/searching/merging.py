@@ -1,4 +1,4 @@
-"""Random parts of attention for the soundness campaign: outputs and log-sum-exps to base e or 2, some of them empty."""
+"""Random parts of attention: outputs and log-sum-exps to base e or 2, some of them empty."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
-from soundness_masks import Asked, Inputs
-from soundness_pool import Dimensions, Random, Real
-from soundness_regimes import REGIMES
 
 from attncheck.backends import numpy_backend
+from attncheck.searching.options import Asked, Inputs
+from attncheck.searching.regimes import REGIMES
+from attncheck.searching.shapes import Dimensions, Random, Real
 
 MAX_PARTS = 40
 _EMPTY_SHARE = 0.2

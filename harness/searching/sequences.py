@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from soundness_masks import Asked, Inputs
-from soundness_pool import Random
 
 from attncheck.reading.dtypes import EIGHT_BITS, rounded_once
+from attncheck.searching.options import Asked, Inputs
+from attncheck.searching.shapes import Random
+from attncheck.spec import PROJECTIONS
 
 Array = NDArray[Any]
 
@@ -59,7 +60,7 @@ def _normalized(random: Random, operands: Inputs, asked: Asked) -> Inputs:
 
 def _latent(random: Random, operands: Inputs, asked: Asked) -> Inputs:
     """Take keys and values of the first head for latent vectors; a rotated part is as large as the rest."""
-    query, key, value = (operands[name] for name in ("query", "key", "value"))
+    query, key, value = (operands[name] for name in PROJECTIONS)
     latent = np.concatenate([key[:, 0], value[:, 0]], axis=-1)
     size = 1 / np.sqrt(latent.shape[-1])
     inputs: Inputs = {"query": query, "latent": latent}

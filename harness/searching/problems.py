@@ -1,4 +1,4 @@
-"""Random problems for the soundness campaign, each made from a seed, its number and the kind of campaign alone."""
+"""Random problems, each made from a seed, its number and what is to be drawn alone."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from soundness_masks import Inputs, draw_asked
-from soundness_operands import LOWERED, draw_operands
-from soundness_pool import draw_dimensions
-from soundness_range import fits, is_wide, largest_step
-from soundness_regimes import GENERIC, REGIMES
 
 from attncheck.reading.dtypes import rounded_once
 from attncheck.reading.shapes import bind_axes, stage_shapes
+from attncheck.searching.operands import LOWERED, draw_operands
+from attncheck.searching.options import Inputs, draw_asked
+from attncheck.searching.ranges import fits, is_wide, largest_step
+from attncheck.searching.regimes import GENERIC, REGIMES
+from attncheck.searching.shapes import draw_dimensions
+from attncheck.searching.tile_edges import draw_at_edges
 from attncheck.spec import BY_SCORE, Shape, inputs_of, statistics_dtype
 
 _KINDS = {
@@ -47,10 +48,13 @@ OPERATIONS = tuple(dict.fromkeys("scoring" if kind in _SCORES else kind for kind
 
 @dataclass(frozen=True)
 class Draw:
-    """What the problems of a campaign are drawn from: a seed, so many shapes, and one operation or all of them."""
+    """What problems are drawn from: a seed, so many shapes, and one operation or all of them.
+
+    Without a number of shapes, each problem has a shape of its own, at the edges of tiles.
+    """
 
     seed: int
-    shapes: int
+    shapes: int | None
     operation: str | None = None
 
     @property
@@ -127,7 +131,8 @@ def draw_problem(draw: Draw, number: int) -> Drawn:
     random = np.random.RandomState([draw.seed, number])
     kind = str(random.choice(list(draw.kinds), p=list(draw.kinds.values())))
     regime = str(random.choice(list(REGIMES)))
-    dims = draw_dimensions(kind, random, draw.seed, draw.shapes)
+    own = draw.shapes is None
+    dims = draw_at_edges(kind, random) if own else draw_dimensions(kind, random, draw.seed, draw.shapes or 0)
     if kind not in _GROUPED:
         dims = dims.ungrouped
     asked = draw_asked(kind, random, dims)

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from soundness_regimes import raw_scores
 
 from attncheck.backends import numpy_backend
 from attncheck.execution.operations import run_operation
 from attncheck.reading.canonical import AttentionProblem, call_form
 from attncheck.reading.dtypes import largest_number
 from attncheck.reading.lowered import lowered
+from attncheck.searching.regimes import raw_scores
 from attncheck.spec import BY_SCORE
 
 Array = NDArray[Any]

@@ -1,4 +1,4 @@
-"""The shapes of the soundness campaign: a pool of them, from which every problem takes one.
+"""The shapes of the soundness campaign's problems: a pool of them, from which every problem takes one.
 
 Frameworks compile anew for each shape, JAX every single operation, so that there are few.
 """
@@ -35,12 +35,12 @@ _LARGE_SHARE = 0.005
 _KERNEL_SHARE = 0.25
 _KERNEL_SHAPES_PER_SHAPE = 3 / 8
 _KERNEL_ENTRIES = 1 << 14
-_WIDTHS = (16, 32, 64, 80, 96, 128, 192, 256)
+WIDTHS = (16, 32, 64, 80, 96, 128, 192, 256)
 """The widths for which kernels have a path of their own."""
 _TILES = (16, 16, 16, 64, 64, 128)
-_KERNEL_HEADS = ((1, 1), (2, 2), (4, 1), (8, 8), (8, 2), (8, 1), (40, 5), (40, 40))
+KERNEL_HEADS = ((1, 1), (2, 2), (4, 1), (8, 8), (8, 2), (8, 1), (40, 5), (40, 40))
 _KERNEL_BATCHES = (1, 2, 5, 17)
-_HEADS = ((1, 1), (1, 1), (2, 2), (2, 2), (3, 3), (2, 1), (4, 2), (6, 2), (4, 1))
+HEADS = ((1, 1), (1, 1), (2, 2), (2, 2), (3, 3), (2, 1), (4, 2), (6, 2), (4, 1))
 """Heads of the query, and of key and value."""
 
 
@@ -94,8 +94,13 @@ def draw_dimensions(kind: str, random: Random, seed: int, shapes: int) -> Dimens
         kernel_pool = _kernel_pool(seed, max(1, round(shapes * _KERNEL_SHAPES_PER_SHAPE)))
         return kernel_pool[random.randint(len(kernel_pool))]
     pool = _pool(seed, shapes)
-    fitting = [dims for dims in pool if dims.entries <= _MAX_ENTRIES.get(kind, dims.entries)]
+    fitting = [dims for dims in pool if dims.entries <= max_entries(kind, dims.entries)]
     return fitting[random.randint(len(fitting))]
+
+
+def max_entries(kind: str, most: int) -> int:
+    """Return how many scores a problem of a kind may have, where others may have ``most``."""
+    return min(most, _MAX_ENTRIES.get(kind, most))
 
 
 @lru_cache(maxsize=4)
@@ -104,7 +109,7 @@ def _pool(seed: int, shapes: int) -> tuple[Dimensions, ...]:
     random = np.random.RandomState([seed])
     pool = [Dimensions(*(1,) * 11), _DECODING]
     while len(pool) < shapes:
-        batch, (heads, shared) = random.choice([1, 1, 2, 3]), _HEADS[random.randint(len(_HEADS))]
+        batch, (heads, shared) = random.choice([1, 1, 2, 3]), HEADS[random.randint(len(HEADS))]
         queries, keys = _lengths(random, 256, 0.15)
         width, value_width = _lengths(random, 128, 0.4)  # kernels made by hand ask that these be alike
         models = np.exp(random.uniform(0, math.log(96), 4)).round()
@@ -121,8 +126,8 @@ def _kernel_pool(seed: int, shapes: int) -> tuple[Dimensions, ...]:
     random = np.random.RandomState([seed, shapes])
     pool: list[Dimensions] = []
     while len(pool) < shapes:
-        width, other = (int(each) for each in random.choice(_WIDTHS, 2))
-        heads, shared = _KERNEL_HEADS[random.randint(len(_KERNEL_HEADS))]
+        width, other = (int(each) for each in random.choice(WIDTHS, 2))
+        heads, shared = KERNEL_HEADS[random.randint(len(KERNEL_HEADS))]
         queries, keys = _around_tiles(random, (1, 5)), _around_tiles(random, ())
         value_width = width if random.rand() < 0.6 else other
         batch = int(random.choice(_KERNEL_BATCHES))

@@ -1,4 +1,4 @@
-"""The arrays that a random problem of the soundness campaign works on, for every operation and kind of score."""
+"""The arrays that a random problem works on, for every operation and kind of score."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 from dataclasses import replace
 
 import numpy as np
-from soundness_masks import MASKS, Asked, Inputs, draw_mask, split_past
-from soundness_merging import draw_parts
-from soundness_pool import Dimensions, Random, Real
-from soundness_regimes import REGIMES, raw_scores
-from soundness_sequences import lay_out
 
-from attncheck.spec import BY_SCORE
+from attncheck.searching.merging import draw_parts
+from attncheck.searching.options import MASKS, Asked, Inputs, draw_mask, split_past
+from attncheck.searching.regimes import REGIMES, raw_scores
+from attncheck.searching.sequences import lay_out
+from attncheck.searching.shapes import Dimensions, Random, Real
+from attncheck.spec import BY_SCORE, PROJECTIONS
 
 LOWERED = {
     "packed_attention": "",
@@ -47,8 +47,7 @@ def draw_operands(kind: str, regime: str, random: Random, dims: Dimensions, aske
 
 
 def _attended(kind: str, regime: str, random: Random, dims: Dimensions, asked: Asked) -> Inputs:
-    query, key, value = REGIMES[regime](random, dims)
-    inputs: Inputs = {"query": query, "key": key, "value": value}
+    inputs: Inputs = dict(zip(PROJECTIONS, REGIMES[regime](random, dims), strict=True))
     if dims.Hkv < dims.H:
         asked.names.append("grouped")
     if kind == "attention_gradients":
@@ -119,9 +118,7 @@ def _projected(regime: str, random: Random, dims: Dimensions, asked: Asked) -> I
     outer = Dimensions(dims.B, 1, dims.Lq, dims.Lk, max(dims.E, dims.Ek), dims.Ev, *(1,) * 5)
     query, key, value = (array[:, 0] for array in REGIMES[regime](random, outer))
     inputs: Inputs = {
-        "query": query[..., : dims.E],
-        "key": key[..., : dims.Ek],
-        "value": value,
+        **dict(zip(PROJECTIONS, (query[..., : dims.E], key[..., : dims.Ek], value), strict=True)),
         "query_weight": _weight(random, dims.E, dims.H * dims.D),
         "key_weight": _weight(random, dims.Ek, shared * dims.D),
         "value_weight": _weight(random, dims.Ev, shared * dims.Dv),
@@ -130,7 +127,7 @@ def _projected(regime: str, random: Random, dims: Dimensions, asked: Asked) -> I
     biased, projected = random.rand(2) < 0.5
     size = 10 ** random.uniform(-1, 1)  # beside products of about 1; a library may begin its sums with the bias
     if biased:
-        for name in ("query", "key", "value"):
+        for name in PROJECTIONS:
             inputs[f"{name}_bias"] = size * random.randn(inputs[f"{name}_weight"].shape[1])
     if projected:
         inputs["output_weight"] = _weight(random, dims.H * dims.Dv, dims.Eo)

@@ -1,4 +1,4 @@
-"""The regimes of the soundness campaign: what the numbers of a random problem look like.
+"""The regimes of values: what the numbers of a random problem look like.
 
 Each regime draws a query (B, H, Lq, D), a key (B, Hkv, Lk, D) and a value (B, Hkv, Lk, Dv) in float64. ``GENERIC`` are
 those whose rounding errors behave like noise; the others are structured: their errors agree with each other, and
@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import numpy as np
-from soundness_pool import Dimensions, Random, Real
+
+from attncheck.searching.shapes import Dimensions, Random, Real
 
 Triple: TypeAlias = tuple[Real, Real, Real]
 

@@ -1,4 +1,4 @@
-"""What a random problem of the soundness campaign asks besides the product: masks, biases, windows, caches, scales."""
+"""What a random problem asks besides the product: masks, biases, windows, caches, scales."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from soundness_pool import Dimensions, Random
 
+from attncheck.searching.shapes import Dimensions, Random
 from attncheck.spec import BY_SCORE
 
 Inputs = dict[str, NDArray[Any]]
@@ -23,7 +23,7 @@ _NORMALIZED, _LATENT = "normalized_attention", "latent_attention"
 _SEQUENCES = frozenset({"packed_attention", "packed_attention_gradients", "paged_attention", "quantized_attention"})
 _ROTATED = frozenset({"attention", "attention_gradients", "multi_head_attention", _NORMALIZED})
 _OFFSETS = frozenset({"masking", "attention", _LATENT})
-_FILLS = (-1e9, -1e6, -1e4, -60.0, -4.0, -0.5, -1e-9, 0.0, 2.0)
+FILLS = (-1e9, -1e6, -1e4, -60.0, -4.0, -0.5, -1e-9, 0.0, 2.0)
 _WITH_SINKS = _ROTATED | _SEQUENCES
 _SCALABLE = _WITH_SINKS | {_LATENT}
 _CAPPABLE = frozenset({"attention", "attention_gradients", "scaled_dot", "dot", _NORMALIZED, _LATENT, *_SEQUENCES})
@@ -60,7 +60,7 @@ def draw_asked(kind: str, random: Random, dims: Dimensions) -> Asked:
     if kind in _ROTATED and random.rand() < _SCALED:
         _add_rotation(asked, random, dims)
     if kind in _ATTENDANCE and _forbids(asked) and random.rand() < 2 * _SCALED:
-        asked.options["mask_fill"] = float(random.choice(_FILLS))
+        asked.options["mask_fill"] = float(random.choice(FILLS))
         asked.names.append("fill")
     is_positioned = asked.options.keys() & {"is_causal", "window"} or "rotary_cos" in asked.inputs
     if kind in _OFFSETS and is_positioned and "alignment" not in asked.options and random.rand() < _SCALED:

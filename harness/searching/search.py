@@ -1,0 +1,213 @@
+"""The search: problems drawn, judged and, where they fail in a way that is new, reduced and written down."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from attncheck.errors import CaseError
+from attncheck.explain import Explanation
+from attncheck.searching.concrete import ConcreteCase
+from attncheck.searching.findings import Finding, SearchFolder, file_name, name_of
+from attncheck.searching.judging import Symptom, WorkerJudge, symptom_of
+from attncheck.searching.novelty import asked_of, kind_of
+from attncheck.searching.problems import Draw
+from attncheck.searching.reduction import Reduced, reduce_problem
+from attncheck.searching.source import ProblemSource
+from attncheck.searching.writing import read_written, write_case
+from attncheck.verdicts import Verdict
+
+MAX_FINDINGS = 20
+"""Then there is enough to mend."""
+_SAVED_EVERY = 200
+"""Problems between two times that the state is written."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class SearchRequest:
+    """What is searched: a seed, an operation or all, dtypes, and when it ends; ``found_by`` is the command."""
+
+    seed: int
+    operation: str | None
+    dtypes: Sequence[str]
+    problems: int | None
+    seconds: float
+    found_by: str
+
+    @property
+    def key(self) -> str:
+        """What a sequence of problems follows from, beside what was noted of them."""
+        return f"{self.seed} {self.operation or 'all'} {','.join(self.dtypes)}"
+
+
+@dataclass
+class Search:
+    """One search on its way. ``mended`` are findings of earlier searches that no longer fail.
+
+    ``known`` counts the problems that fail as a list of expected failures says, by the reason that it gives.
+    """
+
+    request: SearchRequest
+    judge: WorkerJudge
+    folder: SearchFolder
+    say: Say = lambda line: None
+    asked: int = 0
+    refused: int = 0
+    mended: list[Finding] = field(default_factory=list)
+    known: Counter[str] = field(default_factory=Counter)
+    is_interrupted: bool = False
+    begun: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """How long the search takes so far."""
+        return time.monotonic() - self.begun
+
+    def run(self) -> None:
+        """Search until there have been problems, seconds or findings enough; Ctrl-C ends it with what was found."""
+        try:
+            self._look_again()
+            self._search()
+        except KeyboardInterrupt:
+            self.is_interrupted = True
+        finally:
+            self.folder.write()
+
+    def _look_again(self) -> None:
+        """Judge what earlier searches found; what no longer fails is not counted any more."""
+        for finding in list(self.folder.findings):
+            try:
+                problem = read_written(self.folder.path / finding.file)
+                is_mended = not finding.needs_calls and self.judge.symptom(problem) is None
+            except CaseError:  # somebody removed it
+                is_mended = True
+            if is_mended:
+                self.mended.append(finding)
+                self.folder.findings.remove(finding)
+
+    def _search(self) -> None:
+        draw = Draw(self.request.seed, None, self.request.operation)
+        known = lambda problem: any(each.explains(problem) for each in self.folder.findings)  # noqa: E731
+        source = ProblemSource(draw, self.request.dtypes, self.folder.seen, known, self.judge.lacks_of)
+        number = self.folder.next_numbers.get(self.request.key, 0)
+        while not self._is_over():
+            problem = source.problem(number)
+            self.folder.next_numbers[self.request.key] = number = number + 1
+            try:
+                explanation = self.judge.explain(problem)
+            except CaseError:  # what was drawn does not fit together
+                continue
+            self._note(problem, explanation, number - 1)
+
+    def _is_over(self) -> bool:
+        enough = self.request.problems is not None and self.asked >= self.request.problems
+        late = self.seconds > self.request.seconds
+        return enough or late or len(self.folder.findings) >= MAX_FINDINGS
+
+    def _note(self, problem: ConcreteCase, explanation: Explanation, number: int) -> None:
+        self.asked += 1
+        self.folder.asked += 1
+        is_refused = explanation.failure.startswith(Verdict.UNSUPPORTED)
+        self.refused += is_refused
+        self.folder.seen.note(problem, is_refused=is_refused, lacks=explanation.lacks)
+        if (symptom := symptom_of(explanation)) is not None:
+            self._add(problem, symptom, explanation, number)
+        elif explanation.expected_failures:
+            self.known.update(set(explanation.expected_failures.values()))
+        if self.asked % _SAVED_EVERY == 0:
+            self.folder.write()
+
+    def _add(self, problem: ConcreteCase, symptom: Symptom, explanation: Explanation, number: int) -> None:
+        """Reduce a failure that nothing explains which was found before, and write it down."""
+        if self._is_counted(problem, symptom):
+            return
+        self.say(f"problem {number} fails ({symptom}); reducing it")
+        if symptom_of(self.judge.afresh(problem)) != symptom:
+            finding = self._after_others(problem, symptom, explanation, number)
+        else:
+            reduced = reduce_problem(problem, lambda each: self.judge.symptom(each) == symptom)
+            simplest, found = simplest_afresh(reduced, self.judge, symptom)
+            if self._is_counted(simplest, symptom):  # more than one way leads to it
+                return
+            finding = self._written(simplest, symptom, found, number, reduced)
+        self.folder.findings.append(finding)
+        self.say(f"found {finding.title}")
+        self.folder.write()
+
+    def _is_counted(self, problem: ConcreteCase, symptom: Symptom) -> bool:
+        for position, each in enumerate(self.folder.findings):
+            if each.symptom.is_like(symptom) and each.explains(problem):
+                self.folder.findings[position] = replace(each, times=each.times + 1)
+                return True
+        return False
+
+    def _after_others(self, problem: ConcreteCase, symptom: Symptom, explanation: Explanation, number: int) -> Finding:
+        """Write a failure down that a fresh process does not show: it is of the calls before it, or of chance."""
+        finding = self._written(problem, symptom, explanation, number, None)
+        return replace(finding, needs_calls=max(1, self.judge.asked - 1))
+
+    def _written(
+        self,
+        problem: ConcreteCase,
+        symptom: Symptom,
+        explanation: Explanation,
+        number: int,
+        reduced: Reduced | None,
+    ) -> Finding:
+        name = self.judge.implementation.name
+        identity = f"{name} {self.request.key} {number}"
+        path = self.folder.path / file_name(symptom, problem, identity)
+        write_case(problem, path, name_of(symptom, problem, name), f"{self.request.found_by}, problem {number}")
+        return Finding(
+            symptom,
+            kind_of(problem),
+            problem.dtype,
+            tuple(sorted(asked_of(problem))),
+            dict(problem.lengths),
+            {each: array.shape for each, array in problem.inputs.items()},
+            number,
+            reduced.tries if reduced else 0,
+            reduced.is_smallest if reduced else False,
+            element_of(explanation),
+            path.name,
+            has_nonfinite=problem.has_nonfinite,
+        )
+
+
+def simplest_afresh(reduced: Reduced, judge: WorkerJudge, symptom: Symptom) -> tuple[ConcreteCase, Explanation]:
+    """Return the simplest step of a reduction that fails in a process of its own, too, and what is found there.
+
+    The first step is known to.
+    """
+    steps = list(reduced.steps)
+    too_late = len(steps)
+    last = len(steps) - 1
+    found = judge.afresh(steps[last])
+    while symptom_of(found) != symptom and last:
+        too_late, last = last, last // 2
+        found = judge.afresh(steps[last])
+    while too_late - last > 1 and too_late < len(steps):
+        middle = (last + too_late) // 2
+        tried = judge.afresh(steps[middle])
+        if symptom_of(tried) == symptom:
+            last, found = middle, tried
+        else:
+            too_late = middle
+    return steps[last], found
+
+
+def element_of(explanation: Explanation) -> str:
+    """Say where a failure is worst: the element, what is there, and what should be."""
+    if explanation.failure:
+        return explanation.failure
+    failing = [each for each in explanation.judgements if each.verdict.exit_code]
+    first = next((each for each in failing if each.stage == explanation.begins_at), failing[0] if failing else None)
+    if first is None or first.index is None or first.value is None or first.exact is None:
+        return first.message if first is not None else ""
+    where = f"{first.stage}[{', '.join(map(str, first.index))}]"
+    limit = "" if first.error is None or first.bound is None else f", error {first.error:.4g}, bound {first.bound:.4g}"
+    return f"{where}: computed {first.value:.9g}, exact {first.exact:.9g}{limit}"

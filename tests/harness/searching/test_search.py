@@ -1,0 +1,191 @@
+"""A search finds what is wrong, says it once, goes on where it was, and is the same for the same seed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from attncheck.cli import app
+from attncheck.reading.selection import select_cases
+from attncheck.searching.findings import STATE
+
+RIGHT = """
+import numpy as np
+
+
+def attention(query, key, value, *, is_causal=False, scale=None):
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    groups = query.shape[1] // key.shape[1]
+    key, value = (np.repeat(array, groups, axis=1) for array in (key, value))
+    scores = query @ np.swapaxes(key, -1, -2) * query.dtype.type(scale)
+    if is_causal:
+        scores = np.where(np.tri(*scores.shape[-2:], AHEAD, dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
+    return weights / weights.sum(axis=-1, keepdims=True) @ value
+"""
+WRONG = RIGHT.replace("AHEAD", "1 if scores.shape[-1] > 3 else 0")
+OUTPUTS = ("one", "other")
+ASKED = ("--operation", "attention", "--dtype", "float32")
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.chdir(tmp_path)
+
+    def searched(*arguments: str) -> Any:
+        return CliRunner().invoke(app, ["search", "kernel.py:attention", *ASKED, "--output", "found", *arguments])
+
+    return searched
+
+
+def write(text: str) -> None:
+    Path("kernel.py").write_text(dedent(text), encoding="utf-8")
+
+
+def record_of(result: Any) -> Any:
+    return json.loads(result.stdout)
+
+
+def test_a_fault_is_found_reduced_and_written(run: Run, tmp_path: Path) -> None:
+    write(WRONG)
+    result = run("--problems", "80", "--json")
+    assert result.exit_code == 1, result.output
+    [finding] = [each for each in record_of(result)["findings"] if "is_causal" in each["asked"]]
+    assert (finding["symptom"]["verdict"], finding["symptom"]["stage"]) in {
+        ("numeric", "output"),
+        ("semantic", "output"),
+    }
+    assert finding["asked"] == ["is_causal"]
+    assert finding["lengths"]["Lk"] == 4
+    assert finding["is_smallest"]
+    selected = select_cases([str(tmp_path / "found")])
+    assert not selected.faults
+    assert len(selected.cases) == len(record_of(result)["findings"])
+    script = tmp_path / "found" / finding["script"]
+    assert len(script.read_text(encoding="utf-8").splitlines()) <= 60
+    assert subprocess.run([sys.executable, script], check=False, capture_output=True).returncode == 1
+    write(RIGHT.replace("AHEAD", "0"))
+    assert subprocess.run([sys.executable, script], check=False, capture_output=True).returncode == 0
+
+
+KNOWN = """
+- implementation: kernel.attention
+  cases: ["search/attention/*is-causal*"]
+  verdict: {verdict}
+  decided: numeric
+  reason: One key too many is seen.
+"""
+
+
+def test_what_is_known_of_drawn_problems_is_counted_and_not_found(run: Run) -> None:
+    write(WRONG)
+    Path("pyproject.toml").write_text("[tool.attncheck]\nexpected_failures = ['known.yaml']\n", encoding="utf-8")
+    entries = "".join(KNOWN.format(verdict=verdict) for verdict in ("numeric", "semantic"))
+    Path("known.yaml").write_text(entries, encoding="utf-8")
+    known = record_of(run("--problems", "80", "--json"))
+    assert not [each for each in known["findings"] if "is_causal" in each["asked"]]
+    assert known["known"]["One key too many is seen."] >= 3
+    printed = run("--problems", "80", "--output", "other").stdout
+    assert f"Known, in {known['known']['One key too many is seen.']} problems: One key too many is seen." in printed
+
+
+def test_it_goes_on_and_says_what_is_mended(run: Run) -> None:
+    write(WRONG)
+    first = record_of(run("--problems", "80", "--json"))
+    state = json.loads(Path("found", STATE).read_text(encoding="utf-8"))
+    write(RIGHT.replace("AHEAD", "0"))
+    result = run("--problems", "5", "--json")
+    again = record_of(result)
+    assert {each["file"] for each in first["findings"] if "is_causal" in each["asked"]} <= set(
+        again["no_longer_failing"]
+    )
+    after = json.loads(Path("found", STATE).read_text(encoding="utf-8"))
+    assert all(after["next"][key] > number for key, number in state["next"].items())
+
+
+def test_the_same_number_of_problems_of_a_seed_is_the_same_search(run: Run) -> None:
+    write(WRONG)
+    found = [record_of(run("--problems", "40", "--json", "--output", name)) for name in OUTPUTS]
+    for each in found:
+        for name in ("seconds", "folder"):
+            each.pop(name)
+        for finding in each["findings"]:
+            finding.pop("commands")
+    assert found[0] == found[1]
+    cases = [
+        sorted(path.read_text(encoding="utf-8") for path in Path(name).glob("*.yaml")) for name in ("one", "other")
+    ]
+    assert cases[0] == cases[1]
+
+
+def test_another_implementation_does_not_go_on_in_a_folder(run: Run) -> None:
+    write(WRONG)
+    run("--problems", "1")
+    result = CliRunner().invoke(app, ["search", "numpy", "--problems", "1", "--output", "found"])
+    assert result.exit_code != 0
+    assert "holds a search of kernel.attention" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["--operation", "nothing"], "unknown 'nothing'"), (["--dtype", "float16"], "declares no 'float16'")],
+)
+def test_what_cannot_be_searched_is_said(run: Run, arguments: list[str], said: str) -> None:
+    write(WRONG)
+    result = run("--problems", "1", *arguments)
+    assert said in str(result.exception)
+
+
+def test_a_right_implementation_raises_no_finding(tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        app, ["search", "numpy", "--problems", "60", "--seed", "4", "--output", str(tmp_path), "--json"]
+    )
+    assert result.exit_code == 0, result.output
+    assert record_of(result)["findings"] == []
+
+
+def test_a_failure_of_the_calls_before_is_told_as_one(run: Run) -> None:
+    write(
+        """
+        calls = []
+
+
+        def attention(query, key, value, *, scale=None):
+            import numpy as np
+
+            calls.append(1)
+            scores = query @ np.swapaxes(key, -1, -2) * query.dtype.type(query.shape[-1] ** -0.5)
+            if scale is not None or query.shape[1] != key.shape[1]:
+                raise NotImplementedError("not yet")
+            weights = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
+            output = weights / weights.sum(axis=-1, keepdims=True) @ value
+            return output * (2 if len(calls) > 12 else 1)
+        """
+    )
+    result = run("--problems", "40", "--json")
+    assert result.exit_code == 1, result.output
+    assert any(each["needs_calls"] for each in record_of(result)["findings"])
+
+
+def test_reduce_writes_the_smallest_case(run: Run, tmp_path: Path) -> None:
+    write(WRONG)
+    case = "attention/a-causal-row-sees-its-own-key-and-earlier-ones"
+    result = CliRunner().invoke(app, ["reduce", case, "kernel.py:attention", "--output", "small.yaml"])
+    assert result.exit_code == 1, result.output
+    assert "nothing smaller fails alike" in result.stdout
+    [small] = select_cases([str(tmp_path / "small.yaml")]).cases
+    assert small.input_shapes["key"] == (1, 1, 4, 1)
+    assert dict(small.options) == {"is_causal": True}
+    result = CliRunner().invoke(app, ["reduce", case, "numpy"])
+    assert result.exit_code == 0
+    assert "nothing to reduce" in result.stdout
