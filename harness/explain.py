@@ -6,6 +6,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from attncheck.config import expected_failures_of
 from attncheck.errors import UsageError
@@ -14,9 +17,10 @@ from attncheck.execution.implementations import Implementation, ImplementationSe
 from attncheck.execution.limits import Limits
 from attncheck.execution.runner import Group, GroupRunner, task_of
 from attncheck.execution.worker import Computed, Outcome, Task
+from attncheck.judging.conditioning import Conditioning, conditioning_of
 from attncheck.judging.judge_implementation import JudgedStages, judge_and_diagnose, with_padding_faults
-from attncheck.judging.judge_stages import StageJudgement
-from attncheck.judging.truth import truth_of_case
+from attncheck.judging.judge_stages import StageJudgement, sound_stages
+from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.judging.units import own_empty_rows
 from attncheck.judging.xfail import beyond_expected, largest_ratio, reason_for
 from attncheck.reading.case import Case
@@ -49,6 +53,8 @@ class Explanation:
     """What the implementation would need to support the case, where that is why there are no stages."""
     padded: str = ""
     """What the call was padded with, as the implementation requires; empty where it was made as the case has it."""
+    conditioning: Mapping[str, Conditioning] = field(default_factory=dict)
+    """By stage, how large the error bounds are beside the numbers."""
 
     @property
     def fails(self) -> bool:
@@ -106,6 +112,13 @@ def explain_case(
     own = replace(own, is_asked=not outcome.not_asked)
     judged = judge_and_diagnose(truth, outcome.stages, case.stage_shapes, rounding_model, own)
     judged = with_padding_faults(judged, outcome.padding_faults)
+    measured = {each.stage for each in judged.judgements if each.accumulated is not None}
+    sound = sound_stages(truth.for_returned(outcome.stages), outcome.stages, case.stage_shapes)
+    conditions = _conditioning(
+        truth.for_returned(outcome.stages),
+        {name: array for name, array in sound.items() if name in measured},
+        rounding_model,
+    )
     return Explanation(
         case,
         dtype,
@@ -116,7 +129,14 @@ def explain_case(
         outside=truth.outside,
         expected_failures=_expected_stages(expected_failures, judged, evaluation),
         padded=outcome.padded,
+        conditioning=conditions,
     )
+
+
+def _conditioning(truth: Truth, stages: Mapping[str, NDArray[Any]], rounding_model: str) -> dict[str, Conditioning]:
+    """Return by stage how large the bounds are beside the numbers, of the query rows that were judged."""
+    found = {name: conditioning_of(truth, name, array, rounding_model) for name, array in stages.items()}
+    return {name: each for name, each in found.items() if each is not None}
 
 
 def _expected_stages(

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from attncheck.explain import Explanation
+from attncheck.judging.conditioning import Conditioning
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.tiers import Measured
 from attncheck.reading.case import Case
@@ -56,6 +57,8 @@ def print_explanation(explanation: Explanation, tags: Mapping[str, TagEntry], co
         style="dim",
         soft_wrap=True,
     )
+    for line in _conditions(explanation):
+        console.print(line, style="dim", soft_wrap=True)
     console.print()
     for line in _story(explanation):
         console.print(line, style="red" if explanation.begins_at else "", soft_wrap=True)
@@ -124,7 +127,7 @@ def inputs_line(case: Case) -> str:
 
 def _stages(explanation: Explanation) -> Table:
     table = Table(box=None, pad_edge=False)
-    for heading in ("stage", "verdict", "error/bound", "z", "own step: error/bound", "z"):
+    for heading in ("stage", "verdict", "error/bound", "z", "own step: error/bound", "z", "condition"):
         table.add_column(heading, justify="left" if heading in ("stage", "verdict") else "right", no_wrap=True)
     for judgement in explanation.judgements:
         here = " <- begins here" if judgement.stage == explanation.begins_at else ""
@@ -133,8 +136,29 @@ def _stages(explanation: Explanation) -> Table:
             f"{judgement.verdict}{' (noisy)' if judgement.is_noisy else ''}{here}",
             *_numbers(judgement.accumulated),
             *_numbers(judgement.introduced),
+            _condition(explanation.conditioning.get(judgement.stage)),
         )
     return table
+
+
+def _condition(found: Conditioning | None) -> str:
+    """Say the median, and how many elements are ill-conditioned."""
+    if found is None:
+        return "-"
+    return f"{found.median:.3g}{f' ({found.ill:,} ill)' if found.ill else ''}"
+
+
+def _conditions(explanation: Explanation) -> Iterator[str]:
+    """Say what the condition is, and that agreement is no accuracy where numbers are ill-conditioned."""
+    if not explanation.conditioning:
+        return
+    yield "condition: the bound in units of rounding the number itself, in the median."
+    ill = [f"{name} {each.ill:,} of {each.elements:,}" for name, each in explanation.conditioning.items() if each.ill]
+    if ill:
+        yield (
+            f"ill-conditioned, the bound is larger than the number, so that agreement says nothing of accuracy: "
+            f"{', '.join(ill)}."
+        )
 
 
 def _sampled(explanation: Explanation) -> str:
@@ -161,7 +185,7 @@ def _story(explanation: Explanation) -> list[str]:
     # A convention of its own that is expected is another meaning, and nothing wrong.
     is_meant = all(item.empty_rows is not None and item.stage in explanation.expected_failures for item in failing)
     verb = "means something else" if is_meant else "goes wrong"
-    return [f"It {verb} at {explanation.begins_at}: {judgement.message}.", *expected, *_element(judgement)]
+    return [f"It {verb} at {explanation.begins_at}: {judgement.message}.", *expected, *_element(judgement, explanation)]
 
 
 def _nothing_wrong(explanation: Explanation) -> list[str]:
@@ -174,7 +198,7 @@ def _nothing_wrong(explanation: Explanation) -> list[str]:
     return ["What was judged is within its error bound of the exact answer; the rest was not judged:", *open_]
 
 
-def _element(judgement: StageJudgement) -> list[str]:
+def _element(judgement: StageJudgement, explanation: Explanation) -> list[str]:
     """Spell the worst element out, in decimal and hex."""
     if judgement.index is None or judgement.value is None or judgement.exact is None:
         return []
@@ -184,5 +208,8 @@ def _element(judgement: StageJudgement) -> list[str]:
         f"  exact     {judgement.exact:.17g}  {judgement.exact.hex()}",
     ]
     if judgement.error is not None and judgement.bound is not None:
-        lines.append(f"  error     {judgement.error:.4g}, bound {judgement.bound:.4g}")
+        label = ", ill-conditioned" if judgement.bound > abs(judgement.exact) else ""
+        found = explanation.conditioning.get(judgement.stage)
+        condition = f", condition {found.of(judgement.bound, judgement.exact):.3g}{label}" if found else ""
+        lines.append(f"  error     {judgement.error:.4g}, bound {judgement.bound:.4g}{condition}")
     return lines

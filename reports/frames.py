@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 import pandas as pd
 
+from attncheck.properties.rows import PropertyRow
 from attncheck.reports.arrays import KeptArrays
 from attncheck.results.coverage import Asked
 from attncheck.spec import stage_position
@@ -91,13 +92,18 @@ class Frames:
     again: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     """By environment, then by implementation: the words that name it on a command line (``harness/commands.py``)."""
 
+    properties: Mapping[str, Sequence[PropertyRow]] = field(default_factory=dict)
+    """By environment: what was found of properties, where they were asked for."""
+
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the frames by name."""
+        asked = [{"environment": label, **row.as_record()} for label, rows in self.properties.items() for row in rows]
         return {
             "results": self.results,
             "pairs": self.pairs,
             "numbers": self.numbers,
             "environments": self.environments,
+            **({"properties": pd.DataFrame(asked)} if asked else {}),
         }
 
 

@@ -7,8 +7,8 @@ output's format, n_s = 1 if |a| is a power of two, else 3:
     B  = B' + k_o u_o (|d| + B') + eta_o
 
 where a scale may meet the factor before or after the sum, or the input before it. Heads of a group of G add up: N
-counts the terms of all, each head may be stored, and G u_acc is added. Where nothing is attended to, gradients are
-exactly 0, and so is B. Variances likewise: squares, and f u_acc^2 [ N (d^2/3 + Q/6) + Q ] for a sum.
+counts the terms of all and T their tiles, each head may be stored, and G u_acc is added. Where nothing is attended to,
+gradients are exactly 0, and so is B. Variances likewise: squares, and f u_acc^2 [ N (d^2/3 + Q/6) + Q ] for a sum.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def bound_of_sums(sums: Sums, exact: Real, length: int, rounding: RoundingModel)
     """Add up the heads of each group, and what adding and storing round; ``length`` is that of what is summed over."""
     heads = exact.shape[-3]
     group = sums.value.shape[-3] // heads if heads else 1
-    tiles = 1 if rounding.gradient_tile is None else max(math.ceil(length / rounding.gradient_tile), 1)
+    # The tiles of all heads of a group are added up in one place.
+    tiles = 1 if rounding.gradient_tile is None else max(math.ceil(length / rounding.gradient_tile), 1) * max(group, 1)
 
     def together(array: Real) -> Real:
         whole = np.broadcast_to(array, sums.value.shape)

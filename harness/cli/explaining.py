@@ -99,20 +99,22 @@ def repro(
             show_default=False,
         ),
     ] = None,
+    reduced: Annotated[
+        bool,
+        typer.Option("--reduce/--no-reduce", help="First reduce a failing case to the smallest that fails alike."),
+    ] = True,
 ) -> None:
     """Write a script that reproduces one case.
 
-    The script needs nothing but NumPy and the implementation's framework. If a check found the case wrong and a fresh
-    process does not, the script first makes the calls that it takes.
+    The script needs nothing but NumPy and the implementation's framework. A failing case is first reduced to the
+    smallest that fails in the same way. If a check found the case wrong and a fresh process does not, the script first
+    makes the calls that it takes.
     """
     from attncheck.commands import joined
-    from attncheck.reports.explanation import repeated_explanation_text
-    from attncheck.repro import repro_script
 
     asked = _asked(case, implementation, dtype, framework, signature, results)
-    explained = _explanation_of(
-        asked, limits_of(time_limit, memory_limit, threads, compilation_cache=True, keep_going=False)
-    )
+    limits = limits_of(time_limit, memory_limit, threads, compilation_cache=True, keep_going=False)
+    explained = _explanation_of(asked, limits)
     explanation, name = explained.explanation, asked.implementation.name
     if explanation.failure.startswith(Verdict.UNSUPPORTED):
         raise UsageError(
@@ -120,21 +122,49 @@ def repro(
         )
     path = output or Path(script_name(asked.case.id, name, asked.dtype))
     command = joined(["python", str(path)])
-    text = repro_script(
-        asked.case,
-        asked.implementation,
-        asked.dtype,
-        explanation.judgements,
-        repeated_explanation_text(explained, asked.selection.tags),
-        command=command,
-        before=explained.before,
-    )
+    if reduced and explanation.fails and not explained.before:
+        explained = _reduced(explained, asked, limits)
+    text = _script(explained, asked, command)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OutputError.of(path, error) from None
     typer.echo(f"{path}: it ends with 1 where it finds an error, with 0 where it finds none. Run it with")
     typer.echo(f"  {command}")
+
+
+def _reduced(explained: RepeatedExplanation, asked: _Asked, limits: Limits) -> RepeatedExplanation:
+    """Return the explanation of the smallest case that fails alike; of the case itself where it cannot be reduced."""
+    from dataclasses import replace
+
+    from attncheck.repeating import RepeatedExplanation
+    from attncheck.searching.reducing import reduce_case
+
+    patient = replace(limits, keep_going=True)
+    reduced = reduce_case(asked.case, asked.implementation, asked.dtype, patient)
+    if reduced.problem is None or not reduced.tries:
+        return explained
+    typer.echo(f"attncheck: reduced in {reduced.tries} tries; --no-reduce keeps the case as it is", err=True)
+    named = replace(
+        reduced.explanation.case, name=f"{asked.case.name} (reduced)", file=asked.case.file, line=asked.case.line
+    )
+    return RepeatedExplanation(replace(reduced.explanation, case=named))
+
+
+def _script(explained: RepeatedExplanation, asked: _Asked, command: str) -> str:
+    """Return a short script of a small case, or else the long one."""
+    from attncheck.reports.explanation import repeated_explanation_text
+    from attncheck.repro import compact_script, repro_script
+    from attncheck.searching.search import element_of
+
+    explanation, implementation = explained.explanation, asked.implementation
+    case, dtype, judgements = explanation.case, asked.dtype, explanation.judgements
+    if not explained.before and explanation.fails:
+        story = element_of(explanation)
+        if (text := compact_script(case, implementation, dtype, judgements, story, command)) is not None:
+            return text
+    story = repeated_explanation_text(explained, asked.selection.tags)
+    return repro_script(case, implementation, dtype, judgements, story, command=command, before=explained.before)
 
 
 def script_name(identity: str, implementation: str, dtype: str) -> str:

@@ -23,6 +23,7 @@ from attncheck.attention.rounding import RoundingModel
 from attncheck.attention.walk import Walk, error_walk, value_walk
 from attncheck.judging.truth import Truth
 from attncheck.reading.canonical import call_form, canonical_form
+from attncheck.spec import QUERY_KEY_VALUE
 
 Errors = Mapping[str, Real]
 Estimates = dict[str, tuple[Real, Real]]
@@ -270,7 +271,7 @@ def merged_by_view(truth: Truth, rounding: RoundingModel, errors: Errors) -> Est
 def split_by_view(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
     """Split the projected width without bringing heads before positions, and attend with what that gives."""
     operands = {}
-    for name in ("query", "key", "value"):
+    for name in QUERY_KEY_VALUE:
         shape = truth.exact[name].high.shape
         value, error = (merge_heads(each).reshape(shape) for each in (truth.exact[name].high, errors[name]))
         operands[name] = Operand(value, error, error**2)

@@ -7,8 +7,9 @@ The weights of such a row follow from none of its scores, so no gradient reaches
 mask selects. Where it is added, as a large negative number or -inf, the softmax's own gradient goes through: of uniform
 weights some number, of NaN NaN. Both are right.
 
-A row of a query that holds NaN is NaN in every stage, and no other row is touched by it. The oracle, which knows no
-NaN, gets such a row as ones; its answer is then replaced.
+A row of a query that holds NaN is NaN in every stage from its scores on, and no other row is touched by it. Before them
+a rotation brings two elements together, and others keep their numbers. The oracle, which knows no NaN, gets ones for
+what is not finite in such a row; its answer is then replaced.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ MAX_AT_A_TIME = 1 << 24
 class SpecialRows:
     """Which rows are special, (..., H, Lq), in one computation, and by which convention the empty ones are judged.
 
-    ``forbidden`` are the elements that a mask forbids, in the scores' shape; None where there is no NaN.
+    ``forbidden`` are the elements that a mask forbids, in the scores' shape, and ``nan_elements`` those of the query
+    that are NaN; None where there is no NaN, or where a projection brings all elements of a row together.
     """
 
     problem: Problem
@@ -64,6 +66,7 @@ class SpecialRows:
     empty: Flags
     nan_rows: Flags
     forbidden: Flags | None = None
+    nan_elements: Flags | None = None
 
     @cached_property
     def _unusual_elements(self) -> dict[tuple[str, Shape], tuple[Flags, Flags]]:
@@ -104,7 +107,7 @@ class SpecialRows:
         if self.convention != "nan" or stage not in THROUGH_SCORES:
             return exact
         empty = self.affected_by_empty(stage, exact.shape)
-        nan_rows = self.affected_elements(stage, exact.shape, self.nan_rows)
+        nan_rows = self.affected_by_nan(stage, exact.shape)
         numbers = empty & ~nan_rows & ~np.isnan(returned.astype(np.float64))
         if not numbers.any():
             return exact
@@ -135,10 +138,16 @@ class SpecialRows:
             self._of_empty[stage, shape] = self.affected_elements(stage, shape, self.empty)
         return self._of_empty[stage, shape]
 
-    def affected_elements(self, stage: str, shape: Shape, rows: Flags) -> Flags:
-        """Return, in a stage's shape, what these rows (..., H, Lq) reach."""
+    def affected_by_nan(self, stage: str, shape: Shape) -> Flags:
+        """Return, in a stage's shape, what the NaN of queries reaches."""
+        return self.affected_elements(stage, shape, self.nan_rows, self.nan_elements)
+
+    def affected_elements(self, stage: str, shape: Shape, rows: Flags, elements: Flags | None = None) -> Flags:
+        """Return, in a stage's shape, what these rows (..., H, Lq) reach, or these ``elements`` of their queries."""
         flags = rows[..., np.newaxis]
         known = dict.fromkeys(("query", *LOGITS[:2]), flags)
+        if elements is not None:
+            known["query"] = elements
         problem = Problem.of(self.problem.operation, self.problem.options, self.problem.inputs)
         reached = reach_walk_from(problem, known).node(stage)
         return np.broadcast_to(problem.without_added(stage, reached), shape)
@@ -150,7 +159,7 @@ class SpecialRows:
         return self._unusual_elements[stage, shape]
 
     def _find_unusual(self, stage: str, shape: Shape) -> tuple[Flags, Flags]:
-        empty, nan_rows = self.affected_by_empty(stage, shape), self.affected_elements(stage, shape, self.nan_rows)
+        empty, nan_rows = self.affected_by_empty(stage, shape), self.affected_by_nan(stage, shape)
         nowhere = np.zeros(shape, dtype=np.bool_)
         if stage in LOGITS or stage in _QUERIES:
             # Where a mask forbids the key it depends on how it does: by selection -inf, by addition NaN.
@@ -171,12 +180,13 @@ class SpecialRows:
 
 
 def without_nan(inputs: Inputs) -> dict[str, Array]:
-    """Return the inputs with ones in every query row that holds NaN."""
+    """Return the inputs with ones for all that is not finite in a query row that holds NaN."""
     rows = _rows_with_nan(inputs)
     if not rows.any():
         return dict(inputs)
     query = inputs["query"]
-    return {**inputs, "query": np.where(rows[..., np.newaxis], np.ones((), query.dtype), query)}
+    filled = rows[..., np.newaxis] & ~np.isfinite(query.astype(np.float64))
+    return {**inputs, "query": np.where(filled, np.ones((), query.dtype), query)}
 
 
 def special_rows(operation: str, options: Options, inputs: Inputs, convention: str) -> SpecialRows:
@@ -194,7 +204,7 @@ def special_rows(operation: str, options: Options, inputs: Inputs, convention: s
         empty = ~any_of(~problem.unattended((*leading, keys + problem.added_keys)), -1)[..., 0]
     allowed = given.kept(shape) if nan_rows.any() else None
     forbidden = None if allowed is None else ~allowed
-    return SpecialRows(given, convention, empty, nan_rows, forbidden)
+    return SpecialRows(given, convention, empty, nan_rows, forbidden, _nan_elements(operation, inputs))
 
 
 def empty_rows(operation: str, posed: AttentionProblem) -> Flags:
@@ -223,3 +233,14 @@ def _rows_with_nan(inputs: Inputs) -> Flags:
     if name == "scores":
         return np.zeros(inputs[name].shape[:-1], dtype=np.bool_)
     return any_of(np.isnan(inputs[name].astype(np.float64)), -1)[..., 0]
+
+
+def _nan_elements(operation: str, inputs: Inputs) -> Flags | None:
+    if "query" not in inputs or OPERATIONS[operation].has_projections:
+        return None
+    query = inputs["query"].astype(np.float64)
+    flags = np.isnan(query)
+    if not flags.any():
+        return None
+    # Infinity beside NaN may give either: such a row is not told apart.
+    return np.asarray(flags | any_of(flags, -1) & any_of(np.isinf(query), -1))

@@ -187,7 +187,7 @@ class _Sums:
     def inner(self, problem: Problem, log_sum_exp: Enclosure) -> dict[str, Real]:
         """Return logits and weights in float64."""
         last = list(self.logits)[-1]
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):  # a logit that is not attended may be larger than any sum
             rest = self.low - log_sum_exp.low[..., np.newaxis]
             weights = np.minimum(np.exp(self.logits[last] - log_sum_exp.high[..., np.newaxis] + rest), 1)
         weights[~self.attended] = 0.0

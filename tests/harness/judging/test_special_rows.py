@@ -280,3 +280,53 @@ def test_rows_without_a_key_are_found_some_rows_at_a_time(monkeypatch: pytest.Mo
     for most in (1, 2 * 3 * 11 * 2):
         monkeypatch.setattr(module, "MAX_AT_A_TIME", most)
         np.testing.assert_array_equal(empty_rows("attention", posed), whole)
+
+
+# NaN in one element of a query
+
+
+_DRAWN_APART = np.random.default_rng(9)
+ROTATED = {
+    "query": _DRAWN_APART.normal(size=(1, 2, 3, 5)),
+    "key": _DRAWN_APART.normal(size=(1, 2, 4, 5)),
+    "value": _DRAWN_APART.normal(size=(1, 2, 4, 2)),
+    "rotary_cos": np.cos(np.arange(8.0)).reshape(4, 2),
+    "rotary_sin": np.sin(np.arange(8.0)).reshape(4, 2),
+}
+"""The first four of five elements are rotated: in halves 0 with 2 and 1 with 3, interleaved 0 with 1 and 2 with 3."""
+
+
+@pytest.mark.parametrize(
+    ("element", "interleaved", "pair"), [(0, False, [0, 2]), (0, True, [0, 1]), (4, False, [4])], ids=str
+)
+def test_nan_of_a_query_reaches_its_pair_and_every_score(element: int, interleaved: bool, pair: list[int]) -> None:
+    query = ROTATED["query"].copy()
+    query[0, 1, 2, element] = np.nan
+    inputs, options = {**ROTATED, "query": query}, {"rotary_interleaved": interleaved}
+    stages = reference.attention(**inputs, **options)
+    assert failing(judged("attention", options, inputs, stages)) == {}
+    exact = find_truth("attention", options, inputs, "float64", supports_statistics=True).exact
+    assert np.flatnonzero(np.isnan(exact["rotated_query"].high[0, 1, 2])).tolist() == pair
+    assert np.isnan(exact["raw_scores"].high[0, 1, 2]).all()
+    assert np.isnan(exact["raw_scores"].high).sum() == 4
+
+
+def test_nan_that_spreads_beyond_its_pair_is_found() -> None:
+    query = ROTATED["query"].copy()
+    query[0, 1, 2, 4] = np.nan
+    inputs = {**ROTATED, "query": query}
+    stages = dict(reference.attention(**inputs))
+    stages["rotated_query"] = stages["rotated_query"].copy()
+    stages["rotated_query"][0, 1, 2] = np.nan
+    assert failing(judged("attention", {}, inputs, stages)) == {"rotated_query": Verdict.NONFINITE}
+
+
+@pytest.mark.parametrize("over", ["head", "full"])
+@pytest.mark.parametrize("behind", [False, True], ids=["before the rotation", "behind it"])
+def test_nan_reaches_all_that_a_norm_brings_together(over: str, behind: bool) -> None:
+    query = ROTATED["query"].copy()
+    query[0, 1, 2, 4] = np.nan
+    inputs = {**ROTATED, "query": query, "query_norm_weight": np.ones(5 if over == "head" else 10)}
+    options = {"norm_over": over, "norm_after_rotation": behind}
+    stages = reference.normalized_attention(**inputs, **options)
+    assert failing(judged("normalized_attention", options, inputs, stages)) == {}
