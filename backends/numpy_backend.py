@@ -52,10 +52,17 @@ def dot_scores(query: Array, key: Array, *, scale: float | None = None, softcap:
 
 def cosine_scores(query: Array, key: Array, *, scale: float | None = None) -> Stages:
     """Score by the cosine of the angle between query and key."""
+    query, key = _near_one(query), _near_one(key)
     query = query / np.linalg.norm(query, axis=-1, keepdims=True)
     key = key / np.linalg.norm(key, axis=-1, keepdims=True)
     cosine = _dot(query, key)
     return {"scores": cosine if scale is None else cosine * scale}
+
+
+def _near_one(vectors: Array) -> Array:
+    # Powers of two round nothing, and then no square of a small number underflows and none of a large one overflows.
+    _, exponents = np.frexp(np.max(np.abs(vectors), axis=-1, keepdims=True, initial=0))
+    return np.asarray(np.ldexp(vectors, -exponents))
 
 
 def general_scores(query: Array, key: Array, weight: Array, *, score_bias: Array | None = None) -> Stages:

@@ -176,13 +176,15 @@ def _lengths_read_as(change: Callable[[Array], Array]) -> Steps:
     return _lengths(lambda vectors, **axes: change(np.asarray(np.linalg.norm(vectors, **axes))))
 
 
-def _divided(is_divided: Callable[[Array, Array], bool]) -> Steps:
-    """Divide only one of the two by their lengths, by ``is_divided(vectors, query)``."""
+def _divided(is_divided: Callable[[str], bool]) -> Steps:
+    """Divide only one of the two by their lengths: ``is_divided`` of its name, ``query`` or ``key``."""
 
     def score(query: Array, key: Array, *, scale: float | None = None) -> Stages:
+        names = iter(("query", "key"))  # In the order in which the backend takes their lengths.
+
         def norm(vectors: Array, **axes: Any) -> Array:
             lengths = np.asarray(np.linalg.norm(vectors, **axes))
-            return lengths if is_divided(vectors, query) else np.ones_like(lengths)
+            return lengths if is_divided(next(names)) else np.ones_like(lengths)
 
         library = numpy_with(linalg=SimpleNamespace(norm=norm))
         stages: Stages = within(cosine_scores, np=library)(query, key, scale=scale)
@@ -192,13 +194,13 @@ def _divided(is_divided: Callable[[Array, Array], bool]) -> Steps:
 
 
 @_faulty_other_scores(_divided, defect="only the keys are normalised")
-def cosine_of_an_undivided_query(vectors: Array, query: Array) -> bool:
-    return vectors is not query
+def cosine_of_an_undivided_query(name: str) -> bool:
+    return name != "query"
 
 
 @_faulty_other_scores(_divided, defect="only the queries are normalised")
-def cosine_of_an_undivided_key(vectors: Array, query: Array) -> bool:
-    return vectors is query
+def cosine_of_an_undivided_key(name: str) -> bool:
+    return name != "key"
 
 
 @_faulty_other_scores(_lengths_read_as, defect="the root of the squared length is missing")
@@ -224,7 +226,7 @@ def cosine_of_lengths_of_at_least_one(lengths: Array) -> Array:
 
 @_faulty_other_scores(
     _lengths_read_as,
-    defect="lengths kept in 16 bits, in which large vectors overflow",
+    defect="lengths kept in 16 bits",
     dtypes=WIDE,
     diagnosis=ACCURACY_OF_16_BITS,
 )

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from attncheck.backends import numpy_backend
+
 Run = Callable[..., dict[str, NDArray[Any]]]
 
 # (1, 1, 2, 3) and (1, 1, 3, 3): q k^T = [[1*1+2*0+3*1, 1*0+2*1+3*0, 1*2+2*2+3*2], [-1+0+2, 0, -2+0+4]]
@@ -111,6 +113,14 @@ def test_a_softcap_bends_the_scaled_scores_towards_its_own_size_and_keeps_their_
     # At 16 times the cap nothing is left but the cap: 1 - tanh(16) is 3e-14.
     far = run("dot_scores", QUERY, -KEY, scale=40.0, softcap=2.5)["capped"][0, 0, 0]
     np.testing.assert_allclose(far, [-2.5, -2.5, -2.5], rtol=8 * unit + 3e-14, atol=0)
+
+
+@pytest.mark.parametrize("factor", [1e-309, 1e-160, 1e160, 1e307])
+def test_the_reference_knows_the_angle_of_vectors_whose_squares_no_number_holds(factor: float) -> None:
+    query, key = np.array([[[[3.0, 4.0]]]]), np.array([[[[4.0, 3.0], [-3.0, -4.0]]]])
+    found = numpy_backend.cosine_scores(query, key * factor)["scores"]
+    # Of 1e-309 subnormal numbers hold 14 bits less than others.
+    np.testing.assert_allclose(found, [[[[0.96, -1.0]]]], rtol=1e-12)
 
 
 def test_cosine_scores_of_angles_that_are_known(run: Run, unit: float) -> None:
