@@ -88,11 +88,11 @@ class BackendEntry:
     eager mode's. ``cache`` are the variables by which the framework keeps what it compiles in a ``{folder}``,
     ``without_cache`` those by which it keeps nothing. ``resources`` is what a worker of a cluster must offer besides
     the framework, and how much of it: ``{"GPU": 1}``. ``imported`` is the module that is imported where the first
-    package is a mere folder of modules. Of what others wrote, ``hints`` are for its author, and ``distributions`` are
-    the versions of what it imports. ``requirement`` is the oldest release that is supported, and ``pythons`` those
-    releases of Python for which the framework has a build that is tested. ``eager_compiles`` is set where the eager
-    mode is ``covering_only`` as well. ``device_modes`` are those on an accelerator, which run only where somebody
-    names them with their device (``torch.sdpa@cuda``, ``'torch.*@cuda'``).
+    package is a mere folder of modules, or is imported under another name. Of what others wrote, ``hints`` are for its
+    author, and ``distributions`` are the versions of what it imports. ``requirement`` is the oldest release that is
+    supported, and ``pythons`` those releases of Python for which the framework has a build that is tested.
+    ``eager_compiles`` is set where the eager mode is ``covering_only`` as well. ``device_modes`` are those on an
+    accelerator, which run only where somebody names them with their device (``torch.sdpa@cuda``, ``'torch.*@cuda'``).
     """
 
     name: str
@@ -122,8 +122,8 @@ class BackendEntry:
     @property
     def is_installed(self) -> bool:
         """Whether the framework can be imported; it is not imported to find out."""
-        spec = find_spec(self.packages[0])
-        if spec is not None and self.imported:
+        spec = find_spec((self.imported or self.packages[0]).partition(".")[0])
+        if spec is not None and "." in self.imported:
             spec = PathFinder.find_spec(self.imported, spec.submodule_search_locations)
         # Any folder of that name, in the working directory or left behind by an uninstall, is a namespace: no origin.
         return spec is not None and spec.origin is not None

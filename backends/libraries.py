@@ -47,6 +47,74 @@ _TRITON = Mode(
     environment={"TRITON_INTERPRET": "1"},
 )
 
+_ONE_WIDTH = {"value_width": "equal"}
+_BLOCKS_OF_TPU = {"query_length_multiple": 128, "key_length_multiple": 128}
+
+# Statistics are float32, and so are sums. In jax/experimental/pallas/ops: gpu/attention.py, s_curr.astype(v.dtype) and
+# ds.astype(q_ref.dtype) before the products; gpu/decode_attention.py stores the sum of each part of the keys, not yet
+# divided, and adds up the parts in the inputs' format, which no rounding model allows in 16 bits,
+# and so does gpu/paged_attention.py; tpu/flash_attention.py, p.astype(v.dtype) and ds.T.astype(do.dtype);
+# splash_attention_kernel.py keeps its weights in float32 and has ds.astype(k.dtype), but its callers store the scaled
+# query before.
+_PALLAS = (
+    Mode(
+        "gpu_mha",
+        "attncheck.backends.pallas_gpu_mha",
+        "jax.experimental.pallas.ops.gpu.attention.mha; interpreted",
+        classes={"float32": "native", "bfloat16": "fused_bwd", "float16": "fused_bwd"},
+        requires=_ONE_WIDTH,
+        holds_scores=False,
+        covering_only=True,
+    ),
+    Mode(
+        "gpu_decode",
+        "attncheck.backends.pallas_gpu_decode",
+        "jax.experimental.pallas.ops.gpu.decode_attention.gqa; interpreted",
+        classes={"float32": "native"},
+        requires={**_ONE_WIDTH, "key_length_multiple": 16},
+        holds_scores=False,
+        covering_only=True,
+        folds_sequences=True,
+    ),
+    Mode(
+        "gpu_paged",
+        "attncheck.backends.pallas_gpu_paged",
+        "jax.experimental.pallas.ops.gpu.paged_attention; interpreted",
+        classes={"float32": "native"},
+        requires=_ONE_WIDTH,
+        holds_scores=False,
+        covering_only=True,
+    ),
+    Mode(
+        "tpu_flash",
+        "attncheck.backends.pallas_tpu_flash",
+        "jax.experimental.pallas.ops.tpu.flash_attention; interpreted",
+        classes={"float32": "native", "bfloat16": "fused_bwd", "float16": "fused_bwd"},
+        requires={**_ONE_WIDTH, **_BLOCKS_OF_TPU},
+        holds_scores=False,
+        covering_only=True,
+        folds_sequences=True,
+    ),
+    Mode(
+        "tpu_splash",
+        "attncheck.backends.pallas_tpu_splash",
+        "jax.experimental.pallas.ops.tpu.splash_attention; interpreted",
+        classes={"float32": "native", "bfloat16": "eager_pre", "float16": "eager_pre"},
+        requires=_BLOCKS_OF_TPU,
+        holds_scores=False,
+        covering_only=True,
+        folds_sequences=True,
+    ),
+)
+
+# "sdpa" hands everything to scaled_dot_product_attention (transformers/integrations/sdpa_attention.py).
+_ZERO_ROWS_OF_TORCH = {
+    "empty_rows": DeclaredConvention(
+        "zero",
+        "sdpa and flex_attention call PyTorch's functions, which give zeros for a query whose keys are all masked.",
+        "pytorch/pytorch#133882",
+    )
+}
 
 LIBRARIES: Mapping[str, BackendEntry] = {
     entry.name: entry
@@ -72,8 +140,27 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                     attribute="FUNCTION",
                     folds_sequences=True,
                 ),
+                # There is a kernel for float32 alone, and casts are put around it: InsertCastTransformer.
+                Mode(
+                    "multi_head_attention",
+                    "attncheck.backends.onnxruntime_mha",
+                    "com.microsoft.MultiHeadAttention",
+                    classes={"float32": "native", "float16": "fused"},
+                    folds_sequences=True,
+                ),
+                # ApplyAttention in contrib_ops/cpu/bert/gqa_attention_base.h: float16 is taken to float32 where MLAS
+                # has no product of float16, and stored in the output alone.
+                Mode(
+                    "group_query_attention",
+                    "attncheck.backends.onnxruntime_gqa",
+                    "com.microsoft.GroupQueryAttention",
+                    classes={"float32": "native", "float16": "fused"},
+                    holds_scores=False,
+                    requires={"width_multiple": 8, "value_width": "equal"},
+                    folds_sequences=True,
+                ),
             ),
-            requirement="onnxruntime>=1.23",
+            requirement="onnxruntime>=1.26",
         ),
         BackendEntry(
             "onnx",
@@ -156,10 +243,172 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                     "attncheck.backends.openvino_sdpa",
                     "ScaledDotProductAttention on a CPU, with the precision hint of the dtype",
                     classes={"float32": "native", "bfloat16": "eager_pre", "float16": "eager_pre"},
+                    attribute="HINTED",
+                    folds_sequences=True,
+                ),
+                Mode(
+                    "default",
+                    "attncheck.backends.openvino_sdpa",
+                    "the same without a hint, as it comes: the processor decides what float32 is computed in",
+                    classes={"float32": "native", "bfloat16": "eager_pre"},
+                    attribute="DEFAULT",
                     folds_sequences=True,
                 ),
             ),
             requirement="openvino>=2025.0",
+        ),
+        BackendEntry(
+            "pallas",
+            "",
+            ("jax", "jaxlib"),
+            default_mode="tpu_splash",
+            modes=_PALLAS,
+            requirement="jax>=0.10",
+        ),
+        BackendEntry(
+            "tokamax",
+            "",
+            ("tokamax", "jax", "jaxlib"),
+            default_mode="xla",
+            modes=tuple(
+                Mode(
+                    implementation,
+                    "attncheck.backends.tokamax_dpa",
+                    f"tokamax.dot_product_attention, implementation {implementation}",
+                    # base.py and xla_chunked.py in tokamax/_src/ops/attention: scores and softmax in float32; the
+                    # preset of the second product, BF16_BF16_F32, rounds the weights.
+                    # On a CPU it refuses float16: "The precision 'F16_F16_F32' is not supported by dot_general".
+                    classes={"float32": "native", "bfloat16": "fused_bwd"},
+                    attribute=attribute,
+                    covering_only=True,
+                    folds_sequences=True,
+                )
+                for implementation, attribute in (("xla", "XLA"), ("xla_chunked", "CHUNKED"))
+            ),
+            requirement="tokamax>=0.0.12",
+        ),
+        BackendEntry(
+            "flax",
+            "",
+            ("flax", "jax", "jaxlib"),
+            default_mode="dpa",
+            modes=(
+                # flax/nnx/nn/attention.py hands everything to jax.nn.dot_product_attention.
+                Mode(
+                    "dpa",
+                    "attncheck.backends.flax_attention",
+                    "flax.nnx.dot_product_attention, which calls jax.nn.dot_product_attention",
+                    classes={**NATIVE, "bfloat16": "fused_bwd"},
+                    attribute="DPA",
+                    requires=_ONE_WIDTH,
+                    covering_only=True,
+                    folds_sequences=True,
+                ),
+                # The same file, dot_product_attention_weights: query / jnp.sqrt(depth) is stored, and so are scores
+                # and weights.
+                Mode(
+                    "sown",
+                    "attncheck.backends.flax_attention",
+                    "flax.nnx.dot_product_attention with a module, into which it sows its weights",
+                    classes={**NATIVE, "bfloat16": "eager_pre", "float16": "eager_pre"},
+                    attribute="SOWN",
+                    covering_only=True,
+                    folds_sequences=True,
+                ),
+            ),
+            own_process_for=frozenset({"float64"}),
+            requirement="flax>=0.12",
+        ),
+        BackendEntry(
+            "keras",
+            "",
+            ("keras", "torch", "jax"),
+            default_mode="torch_dpa",
+            modes=(
+                # Keras casts float64 to float32: its result_type has no 64 bits.
+                # keras/src/backend/torch/nn.py calls scaled_dot_product_attention, with a mask that is added.
+                Mode(
+                    "torch_dpa",
+                    "attncheck.backends.keras_torch",
+                    "keras.ops.dot_product_attention on PyTorch",
+                    classes={"float32": "native", "bfloat16": "fused_bwd", "float16": "fused_bwd"},
+                    own_process=True,
+                    folds_sequences=True,
+                    environment={"KERAS_BACKEND": "torch"},
+                ),
+                # keras/src/backend/jax/nn.py calls jax.nn.dot_product_attention.
+                Mode(
+                    "jax_dpa",
+                    "attncheck.backends.keras_jax",
+                    "keras.ops.dot_product_attention on JAX, in jax.jit",
+                    classes={"float32": "native", "bfloat16": "fused_bwd"},
+                    requires=_ONE_WIDTH,
+                    own_process=True,
+                    covering_only=True,
+                    folds_sequences=True,
+                    environment={"KERAS_BACKEND": "jax"},
+                ),
+            ),
+            requirement="keras>=3.9",
+        ),
+        BackendEntry(
+            "paddle",
+            "",
+            ("paddlepaddle",),
+            default_mode="sdpa",
+            modes=(
+                # _math_attention in paddle/nn/functional/flash_attention.py. Its products have no kernel for 16 bits on
+                # a CPU.
+                Mode(
+                    "sdpa",
+                    "attncheck.backends.paddle_sdpa",
+                    "paddle.nn.functional.scaled_dot_product_attention on a CPU",
+                    classes=NATIVE,
+                    requires=_ONE_WIDTH,
+                    folds_sequences=True,
+                ),
+            ),
+            imported="paddle",
+            requirement="paddlepaddle>=3.3",
+        ),
+        BackendEntry(
+            "transformers",
+            "",
+            ("transformers", "torch"),
+            default_mode="sdpa",
+            modes=(
+                # Products, their scaling and the mask are each stored in the dtype, and so are weights: "upcast
+                # attention to fp32" is the softmax alone (eager_attention_forward in transformers/models).
+                Mode(
+                    "eager",
+                    "attncheck.backends.transformers_attention",
+                    "eager_attention_forward of Llama, or of a model that has the option, with masks of masking_utils",
+                    attribute="EAGER",
+                ),
+                Mode(
+                    "sdpa",
+                    "attncheck.backends.transformers_attention",
+                    "the attention interface sdpa, with masks of masking_utils",
+                    classes={**NATIVE, "bfloat16": "fused_bwd", "float16": "fused_bwd"},
+                    conventions=_ZERO_ROWS_OF_TORCH,
+                    attribute="SDPA",
+                    holds_scores=False,
+                ),
+                # Scores and softmax are float32, and weights are cast to the query's dtype before they meet the values
+                # (torch/_higher_order_ops/flex_attention.py, math_attention). Compiled, each shape and mask takes most
+                # of a minute: https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html has the switch.
+                Mode(
+                    "flex",
+                    "attncheck.backends.transformers_attention",
+                    "the attention interface flex_attention, with masks of masking_utils; not compiled",
+                    classes={**NATIVE, "bfloat16": "fused", "float16": "fused"},
+                    conventions=_ZERO_ROWS_OF_TORCH,
+                    attribute="FLEX",
+                    own_process=True,
+                    environment={"TORCHDYNAMO_DISABLE": "1"},
+                ),
+            ),
+            requirement="transformers>=5.18",
         ),
     )
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache, partial
 
+import onnx
 import onnxruntime
 
 from attncheck.backends.onnx_attention import Array, Node, OnnxAttention, model_of
@@ -31,17 +32,26 @@ def describe() -> dict[str, str]:
     }
 
 
-@lru_cache(maxsize=256)
-def _session(node: Node, threads: int) -> onnxruntime.InferenceSession:
+def threads_asked_for() -> int:
+    """Return how many threads a session has that is made now."""
+    return _threads["number"]
+
+
+def new_session(model: onnx.ModelProto, threads: int) -> onnxruntime.InferenceSession:
+    """Load a model."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = threads
     options.log_severity_level = 4  # what goes wrong is raised
-    model = model_of(node).SerializeToString()
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+@lru_cache(maxsize=256)
+def _session(node: Node, threads: int) -> onnxruntime.InferenceSession:
+    return new_session(model_of(node), threads)
 
 
 def _evaluate(node: Node, inputs: Mapping[str, Array]) -> list[Array]:
-    found: list[Array] = _session(node, _threads["number"]).run(list(node.outputs), dict(inputs))
+    found: list[Array] = _session(node, threads_asked_for()).run(list(node.outputs), dict(inputs))
     return found
 
 

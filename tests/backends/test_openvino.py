@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.backends import LIBRARIES
+from attncheck.processors import processor_flags
 
 OPENVINO = LIBRARIES["openvino"]
 pytestmark = [
@@ -50,6 +51,13 @@ CALLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("call", CALLS)
 def test_the_operator_is_the_formula(judge_mode: Judge, call: str, dtype: str) -> None:
     assert judge_mode("openvino.sdpa", dtype, "attention", *CALLS[call]) == {"output": "agree"}
+
+
+def test_without_a_hint_the_processor_decides_what_float32_is_computed_in(judge_mode: Judge) -> None:
+    flags = processor_flags()
+    assert flags is not None
+    found = judge_mode("openvino.default", "float32", "attention", INPUTS, {})
+    assert found == {"output": "numeric" if "avx512_bf16" in flags else "agree"}
 
 
 def asked(inputs: dict[str, Any], **options: Any) -> NDArray[Any]:

@@ -1,0 +1,43 @@
+"""``keras.ops.dot_product_attention`` on PyTorch: see ``keras_dpa.py``."""
+
+from __future__ import annotations
+
+import keras
+
+from attncheck.backends import torch_backend
+from attncheck.backends.contract import Stages, Tensor
+from attncheck.backends.keras_dpa import attend, require, with_lengths
+from attncheck.backends.torch_backend import from_numpy, to_numpy
+
+__all__ = ["attention", "describe", "from_numpy", "prepare", "to_numpy"]
+
+
+def prepare(dtype: str, threads: int) -> None:
+    """Prepare the framework. Raises ``RuntimeError`` where Keras computes by another."""
+    require("torch")
+    torch_backend.prepare(dtype, threads)
+
+
+def describe() -> dict[str, str]:
+    """Return the versions and what may change the numbers."""
+    return {**torch_backend.describe(), "keras": keras.__version__}
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    key_lengths: Tensor | None = None,
+) -> Stages:
+    """Attend; lengths become a mask."""
+    if bias is not None and (mask is not None or key_lengths is not None):
+        raise NotImplementedError("on PyTorch, one of `bias` and `mask` can be provided, and lengths become a mask")
+    if key_lengths is not None:
+        mask = with_lengths(mask, key_lengths, key.shape[2])
+    output = attend(query, key, value, mask=mask, bias=bias, is_causal=is_causal, scale=scale)
+    return {"output": output}

@@ -1,0 +1,224 @@
+"""Attention by the interfaces of transformers: eager functions of models, ``sdpa`` and ``flex_attention``.
+
+A model asks ``masking_utils`` for a mask, and then calls the function of its implementation with itself as the module,
+of which attributes are read. Eager functions are each model's own: Llama's, Gemma 2's where there is a softcap, that of
+gpt-oss where there are sinks, and T5's where there is a bias of positions.
+https://huggingface.co/docs/transformers/attention_interface
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as gemma2_eager
+from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss_eager
+from transformers.models.llama.modeling_llama import eager_attention_forward as llama_eager
+from transformers.models.t5.modeling_t5 import eager_attention_forward as t5_eager
+
+from attncheck.backends import torch_backend
+from attncheck.backends.contract import Stages, Window
+from attncheck.backends.torch_gradients import differentiate
+from attncheck.backends.transformers_masks import BIDIRECTIONAL, Layer, pattern_in, pattern_of
+
+
+class _Module(torch.nn.Module):  # type: ignore[misc]
+    """What the functions read of the layer that calls them."""
+
+    def __init__(self, query: Tensor, key: Tensor, is_causal: bool, sinks: Tensor | None) -> None:
+        super().__init__()
+        self.num_key_value_groups = query.size(1) // key.size(1) if key.size(1) else 1
+        self.is_causal = is_causal
+        self.training = False
+        self.layer_idx = 0
+        self.sinks: Any = sinks
+
+
+@dataclass(frozen=True)
+class Interface:
+    """One implementation by its name in transformers. Shapes and meanings: ``contract.py``."""
+
+    implementation: str
+
+    prepare = staticmethod(torch_backend.prepare)
+    from_numpy = staticmethod(torch_backend.from_numpy)
+    to_numpy = staticmethod(torch_backend.to_numpy)
+
+    def describe(self) -> dict[str, str]:
+        """Return the versions and what may change the numbers."""
+        of_torch = torch_backend.describe()
+        return {**of_torch, "version": transformers.__version__, "torch": of_torch["version"]}
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        sinks: Tensor | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        softcap: float | None = None,
+        window: Window | None = None,
+        key_lengths: Tensor | None = None,
+        past_key: Tensor | None = None,
+        past_value: Tensor | None = None,
+    ) -> Stages:
+        """Make the mask, and attend in one call."""
+        past = 0 if past_key is None else past_key.size(2)
+        pattern = pattern_of(is_causal, window)
+        shape = (query.size(0), query.size(1), query.size(2), past + key.size(2))
+        if mask is not None:
+            mask = mask.expand(shape[0], mask.size(1), *shape[2:])
+            if pattern == BIDIRECTIONAL and (found := pattern_in(mask, past)) is not None:
+                pattern, mask = found, None
+        layer = Layer(pattern, self.implementation, query, key, value)
+        if past_key is not None and past_value is not None:
+            layer.past = past_key, past_value
+        if key_lengths is not None:
+            layer.padding = torch.arange(shape[3], device=query.device) < key_lengths.unsqueeze(-1)
+        if mask is not None and mask.size(1) == 1:
+            layer.own = mask
+        made = layer.made()
+        if mask is not None and mask.size(1) != 1:
+            made = self._of_each_head(mask, made, query.dtype)
+        if bias is not None:
+            bias = bias.expand(shape)[..., shape[3] - layer.key.size(2) :]
+        return self._attend(layer, made, shape[3], scale=scale, softcap=softcap, sinks=sinks, position_bias=bias)
+
+    def packed_attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        *,
+        sinks: Tensor | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        softcap: float | None = None,
+        window: Window | None = None,
+    ) -> Stages:
+        """Attend in one call; position_ids, which begin anew with each sequence, keep sequences apart."""
+        if not torch.equal(cu_seqlens_q, cu_seqlens_k):
+            raise NotImplementedError("position_ids are those of queries and keys alike")
+        pattern = pattern_of(is_causal, window)
+        if not pattern.is_causal:
+            raise NotImplementedError("create_bidirectional_mask takes position_ids and does not read them")
+        layer = Layer(pattern, self.implementation, query, key, value)
+        lengths = cu_seqlens_q.diff()
+        starts = torch.repeat_interleave(cu_seqlens_q[:-1], lengths)
+        layer.position_ids = (torch.arange(query.size(2), device=query.device) - starts).unsqueeze(0)
+        return self._attend(layer, layer.made(), key.size(2), scale=scale, softcap=softcap, sinks=sinks)
+
+    def _attend(
+        self,
+        layer: Layer,
+        mask: Any,
+        keys: int,
+        *,
+        scale: float | None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        position_bias: Tensor | None = None,
+    ) -> Stages:
+        query = layer.query
+        module = _Module(query, layer.key, layer.pattern.is_causal, sinks)
+        options = {"softcap": softcap, "s_aux": sinks, "position_bias": position_bias}
+        asked = {name: value for name, value in options.items() if value is not None}
+        scaling = query.size(-1) ** -0.5 if scale is None else scale
+        call = self._function(query, layer.key, frozenset(asked))
+        output, weights = call(module, query, layer.key, layer.value, mask, scaling=scaling, dropout=0.0, **asked)
+        stages = {"output": output.transpose(1, 2)}
+        # A cache of a window forgets keys, and these have no column.
+        has_weights = self.implementation == "eager" and weights.size(-1) == keys
+        return {"weights": weights, **stages} if has_weights else stages
+
+    def _function(self, query: Tensor, key: Tensor, asked: frozenset[str]) -> Callable[..., Any]:
+        """Return the function that a model with these options calls."""
+        if self.implementation != "eager":
+            self._refuse(asked)
+            interface: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS[self.implementation]
+            return interface
+        if len(asked) > 1:
+            raise NotImplementedError("of softcap, sinks and bias, the eager function of a model has one")
+        if "position_bias" in asked and query.size(1) != key.size(1):
+            raise NotImplementedError("T5's eager function, which has a bias, has no groups of heads")
+        functions = {"softcap": gemma2_eager, "s_aux": gpt_oss_eager, "position_bias": t5_eager}
+        own: Callable[..., Any] = next((functions[name] for name in asked), llama_eager)
+        return own
+
+    def _refuse(self, asked: frozenset[str]) -> None:
+        if "s_aux" in asked:
+            raise NotImplementedError("sdpa takes s_aux and ignores it, and flex_attention refuses it on a CPU")
+        if "softcap" in asked and self.implementation == "sdpa":
+            raise NotImplementedError("sdpa attention does not support softcap")
+
+    def _of_each_head(self, mask: Tensor, made: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Return a mask of the user's own in the form that is handed to the function, made by hand."""
+        if self.implementation == "flex_attention":
+            raise NotImplementedError("flex_attention reads the mask of the first head alone")
+        if self.implementation == "sdpa":
+            return mask if made is None else mask & made
+        allowed = torch.zeros((), dtype=dtype, device=mask.device) if made is None else made
+        return torch.where(mask, allowed, torch.finfo(dtype).min)
+
+
+class Differentiable(Interface):
+    """One that has a backward pass on a CPU."""
+
+    def attention_gradients(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        grad_output: Tensor,
+        *,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        sinks: Tensor | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        softcap: float | None = None,
+        window: Window | None = None,
+        key_lengths: Tensor | None = None,
+    ) -> Stages:
+        """Differentiate the call by autograd."""
+        inputs = {"query": query, "key": key, "value": value, "bias": bias, "sinks": sinks}
+        options = {"mask": mask, "is_causal": is_causal, "scale": scale, "softcap": softcap}
+        options |= {"window": window, "key_lengths": key_lengths}
+        return differentiate(self.attention, inputs, grad_output, options)
+
+    def packed_attention_gradients(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        grad_output: Tensor,
+        *,
+        sinks: Tensor | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        softcap: float | None = None,
+        window: Window | None = None,
+    ) -> Stages:
+        """Differentiate the call by autograd."""
+        inputs = {"query": query, "key": key, "value": value, "sinks": sinks}
+        options = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "is_causal": is_causal}
+        options |= {"scale": scale, "softcap": softcap, "window": window}
+        return differentiate(self.packed_attention, inputs, grad_output, options)
+
+
+EAGER = Differentiable("eager")
+SDPA = Differentiable("sdpa")
+FLEX = Interface("flex_attention")
