@@ -26,7 +26,9 @@ from attncheck.spec import DEFAULT_EMPTY_ROWS, DTYPES
 
 Array = NDArray[Any]
 _OTHER_UNIT = 4.0
-_NEARER = 100.0
+_NEARER = 25.0
+"""What is computed in bfloat16 in place of float32 is a hundredth off, and meanings differ by half."""
+_NEAR = 1e-3
 Kind = Literal["measured", "open", "unsupported", "failed"]
 
 
@@ -161,10 +163,14 @@ def _nearest(question: Question, array: Array, dtype: str) -> Meaning | None:
         for number, each in enumerate(question.meanings)
         if each.problem is not None
     )
-    if len(distances) < 2 or not np.isfinite(distances[0][0]):
-        return None  # of one alone nobody can say that others are farther
-    (least, number), (next_, _), *_ = distances
-    return question.meanings[number] if least * _NEARER < next_ else None
+    if not distances or not np.isfinite(distances[0][0]):
+        return None
+    (least, number), *others = distances
+    if others:
+        return question.meanings[number] if least * _NEARER < others[0][0] else None
+    # Of one alone nobody can say that others are farther: it has to be near in itself.
+    largest = float(np.abs(array, dtype=np.float64).max(initial=0.0))
+    return question.meanings[number] if least < _NEAR * largest else None
 
 
 def _distance(question: Question, meaning: Meaning, array: Array, dtype: str) -> float:

@@ -169,9 +169,11 @@ def test_what_it_does_is_declared_as_it_is_found(write: Write) -> None:
 def test_what_is_inaccurate_is_recognised_all_the_same(write: Write) -> None:
     rough = measured(write(("output.astype(query.dtype)", "(output + 1e-6).astype(query.dtype)")))
     assert (rough["mask"].means, rough["mask"].kind, rough["mask"].is_exact) == ("may attend", "measured", False)
+    assert (rough["NaN in a masked key"].means, rough["NaN in a masked key"].is_exact) == ("nothing", False)
     wrong = measured(write(("output.astype(query.dtype)", "(output + 1).astype(query.dtype)")))
     assert wrong["mask"].kind == "open"
     assert wrong["mask"].means.startswith("something else: shape (1, 2, 3, 4), first number ")
+    assert wrong["NaN in a masked key"].kind == "open"
 
 
 def test_what_is_asked_for_by_a_keyword_needs_no_declaration(write: Write) -> None:
