@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from attncheck.errors import ExitCode
+from attncheck.properties.rows import exit_code_of as properties_exit_code
+from attncheck.properties.rows import sentence_of
 from attncheck.reports.cells import FAILS_A_RUN, Cell, cell_table
 from attncheck.reports.coverage import coverage, narrowings, unjudged
 from attncheck.reports.facts import facts
@@ -48,7 +50,12 @@ def make_summary(frames: Frames) -> Summary:
     """Say whether the implementations agree, how much of what was asked was judged, and on what that rests."""
     short = tuple(f"Too little was judged: {line}." for line in unjudged(frames))
     rest = (*_in_part(frames), *padded_sentences(frames), *narrowings(frames))
-    return Summary(headline(frames), extent(frames), (*short, *facts(frames), *rest))
+    return Summary(headline(frames), extent(frames), (*short, *facts(frames), *_properties(frames), *rest))
+
+
+def _properties(frames: Frames) -> list[str]:
+    """Say in a sentence what properties come to, where they were asked for."""
+    return [sentence_of([row for rows in frames.properties.values() for row in rows])] if frames.properties else []
 
 
 def _in_part(frames: Frames) -> list[str]:
@@ -67,6 +74,8 @@ def exit_code_of(frames: Frames) -> ExitCode:
     """Return the exit code of a comparison; the first that applies."""
     bad = pd.concat([failing(frames.results), failing(frames.numbers), failing(frames.pairs)])
     codes = {Verdict(verdict).exit_code for verdict in bad["verdict"]}
+    asked = [row for rows in frames.properties.values() for row in rows]
+    codes |= {properties_exit_code(asked)} - {ExitCode.AGREE} if asked else set()
     if frames.has_faults:
         return ExitCode.BAD_INPUT
     if ExitCode.DISAGREE in codes:

@@ -13,7 +13,7 @@ same results give the same bytes, and of two runs nothing but these may differ.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain, starmap
@@ -49,7 +49,7 @@ class _Notes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Suite:
+class Suite:
     """A suite whose elements are made whenever they are asked for: one of a hundred thousand is in memory."""
 
     name: str
@@ -78,13 +78,20 @@ class _Suite:
 
 def render_junit(frames: Frames) -> Iterator[str]:
     """Give the XML piece by piece. The same frames give the same text."""
+    from attncheck.reports.junit_properties import property_suites
+
     suites = [*_suites(frames), *_documents(frames), *_problems(frames)]
+    suites += property_suites(frames.properties, frames.again)
+    yield from render_suites(f"attncheck: {make_summary(frames).first_line}", suites)
+
+
+def render_suites(name: str, suites: Sequence[Suite]) -> Iterator[str]:
+    """Give the XML of suites piece by piece."""
     counts = {name: str(sum(suite.counts[name] for suite in suites)) for name in ("tests", "failures", "errors")}
     if times := [suite.seconds for suite in suites if suite.seconds is not None]:
         counts["time"] = _seconds(sum(times))
     yield '<?xml version="1.0" encoding="UTF-8"?>\n'
     of_suites = (_around("testsuite", each.name, each.attributes, _lines(each), 1) for each in suites)
-    name = f"attncheck: {make_summary(frames).first_line}"
     yield from _around("testsuites", name, counts, chain.from_iterable(of_suites), 0)
 
 
@@ -107,7 +114,7 @@ def _around(tag: str, name: str, attributes: Mapping[str, str], children: Iterab
     yield f"{_INDENT * level}{end}\n"
 
 
-def _lines(suite: _Suite) -> Iterator[str]:
+def _lines(suite: Suite) -> Iterator[str]:
     return (_line(element, 2) for element in suite.elements())
 
 
@@ -116,7 +123,7 @@ def _line(element: Element, level: int) -> str:
     return f"{_INDENT * level}{tostring(element, encoding='unicode')}\n"
 
 
-def _suites(frames: Frames) -> Iterator[_Suite]:
+def _suites(frames: Frames) -> Iterator[Suite]:
     xpassed = failing(frames.results)
     xpassed = xpassed[xpassed["verdict"].eq(Verdict.XPASS)].assign(rows=1)
     notes = _Notes(
@@ -141,7 +148,7 @@ def _suites(frames: Frames) -> Iterator[_Suite]:
 
         total = sum(seconds.values()) if seconds else None
         name = f"{column.environment}: {column.implementation}"
-        yield _Suite(name, elements, frames.started.get(column.environment, ""), total)
+        yield Suite(name, elements, frames.started.get(column.environment, ""), total)
 
 
 def _times(frames: Frames, column: Column) -> dict[tuple[str, str], float]:
@@ -177,9 +184,9 @@ def _test(frames: Frames, identity: str, column: Column, dtype: str, cell: Cell,
     if key in notes.wrong:
         _add_failure(test, case, cell, notes.wrong[key], commands_again(frames, notes.wrong[key]))
     elif cell.state is State.UNSUPPORTED:
-        _add(test, "skipped", _in_words(notes.unsupported.get(key, {}).get("message"), "unsupported"))
+        add_result(test, "skipped", _in_words(notes.unsupported.get(key, {}).get("message"), "unsupported"))
     elif cell.state is State.UNVERIFIED:
-        _add(test, "skipped", "unverified: there is no exact answer to hold it against")
+        add_result(test, "skipped", "unverified: there is no exact answer to hold it against")
     elif cell.state in (State.MISPRINT, State.XPASS):
         SubElement(test, "system-out").text = f"{cell.verdict}: the document's, reported among the printed numbers"
     elif cell.state is State.XFAIL:
@@ -204,19 +211,19 @@ def _add_failure(
     kind = "error" if verdict.exit_code is ExitCode.NOT_RUN else "failure"
     message = ": ".join(filter(None, (row["stage"], row["message"]))) or verdict.value
     count = "1 comparison fails" if row["rows"] == 1 else f"{row['rows']} comparisons fail"
-    element = _add(test, kind, message, verdict.value)
+    element = add_result(test, kind, message, verdict.value)
     lines = [message, "", f"{case['file']}:{case['line']}: {case['name']}", count, *commands, ""]
     element.text = xml_text("\n".join(lines))
 
 
-def _documents(frames: Frames) -> Iterator[_Suite]:
+def _documents(frames: Frames) -> Iterator[Suite]:
     """Make a test of every matrix that a document prints: whether its numbers hold, whoever computes them."""
     numbers = printed_numbers(frames)
     if numbers.empty:
         return
     wrong = {(each.case, each.stage): each for each in misprints(frames)}
     matrices = list(groups(numbers, ["case", "stage"]).items())
-    yield _Suite(
+    yield Suite(
         "printed numbers",
         lambda: (
             _matrix(frames.cases[case], stage, part, wrong.get((case, stage))) for (case, stage), part in matrices
@@ -229,29 +236,30 @@ def _matrix(case: Mapping[str, Any], stage: str, numbers: pd.DataFrame, wrong: M
     test = Element("testcase", {"classname": xml_text(f"printed.{_topic(case['file'])}"), "name": xml_text(name)})
     unverified = numbers.loc[numbers["verdict"].eq(Verdict.UNVERIFIED), "index"].nunique()
     if wrong is not None:
-        element = _add(test, "failure", wrong.message, wrong.verdict)
+        element = add_result(test, "failure", wrong.message, wrong.verdict)
         element.text = xml_text(f"{wrong.message}\n\n{case['file']}:{case['line']}: {case['name']}\n")
     elif numbers["verdict"].eq(Verdict.MISPRINT).any():
         SubElement(test, "system-out").text = "a recorded erratum: the document prints these numbers for another call"
     if wrong is None and unverified:
         of = numbers["index"].nunique()
-        _add(test, "skipped", f"unverified: {unverified} of {of} numbers have no exact answer to be held against")
+        add_result(test, "skipped", f"unverified: {unverified} of {of} numbers have no exact answer to be held against")
     return test
 
 
-def _problems(frames: Frames) -> Iterator[_Suite]:
+def _problems(frames: Frames) -> Iterator[Suite]:
     """Make an error of everything that was asked for and is not there: a green file must mean a complete run."""
     if problems := [*frames.problems, *(f"too little was judged: {line}" for line in unjudged(frames))]:
-        yield _Suite("what could not be run", lambda: starmap(_problem, enumerate(problems, 1)))
+        yield Suite("what could not be run", lambda: starmap(_problem, enumerate(problems, 1)))
 
 
 def _problem(number: int, problem: str) -> Element:
     test = Element("testcase", {"classname": "attncheck.run", "name": f"problem {number}"})
-    _add(test, "error", problem, "not run").text = xml_text(problem)
+    add_result(test, "error", problem, "not run").text = xml_text(problem)
     return test
 
 
-def _add(test: Element, kind: str, message: str, its_type: str = "") -> Element:
+def add_result(test: Element, kind: str, message: str, its_type: str = "") -> Element:
+    """Add to a test what became of it: a failure, an error, or that it was skipped."""
     attributes = {"type": its_type} if its_type else {}
     return SubElement(test, kind, attributes | {"message": xml_text(" ".join(message.split()))})
 

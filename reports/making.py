@@ -10,6 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from attncheck.merge import Merged
+from attncheck.properties.files import read_property_rows
 from attncheck.reports.arrays import KeptArrays
 from attncheck.reports.columns import NUMBERS, PAIRS, RESULTS
 from attncheck.reports.frames import Column, Frames, stage_order
@@ -60,6 +61,7 @@ def make_frames(merged: Merged) -> Frames:
         times=rows.loc[rows["seconds"].notna(), ["environment", "implementation", "case", "dtype", "seconds"]],
         arrays=KeptArrays({run.label: run.directory for run in merged.runs}),
         again={run.label: run.environment.get("again", {}) for run in merged.runs},
+        properties={run.label: found for run in merged.runs if (found := read_property_rows(run.directory))},
         classes={(run.label, name): of for run in merged.runs for name, of in run.environment["classes"].items()},
     )
 

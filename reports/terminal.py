@@ -21,12 +21,23 @@ from attncheck.reports.coverage import judged_counts, unjudged
 from attncheck.reports.frames import Frames, records
 from attncheck.reports.in_common import InCommon, in_common, in_common_lines
 from attncheck.reports.printed_numbers import number_counts, unverified_on
+from attncheck.reports.properties import asked_rows, broken_properties, property_table
 from attncheck.reports.simplest import described, shape_text
 from attncheck.verdicts import Verdict
 
 _MAX_LISTED = 20
 _UNBOUNDED = 10_000
 _LINE_BREAK = re.compile(r"\s*[\r\n]\s*")
+
+
+def print_failing_properties(frames: Frames, console: Console) -> None:
+    """Print the properties that do not hold, a line each."""
+    for broken in broken_properties(frames)[:_MAX_LISTED]:
+        row = broken.row
+        line = f"{row.implementation}  {row.property_name}  {row.case}  {row.dtype}: {row.sentence}"
+        console.print(_LINE_BREAK.sub(" ", line), style="red", soft_wrap=True)
+        if broken.command:
+            console.print(f"  {broken.command}", soft_wrap=True)
 
 
 def plain_console() -> Console:
@@ -57,6 +68,7 @@ def print_summary(
         console.print(_counts(frames))
     for line in in_common_lines(frames):
         console.print(f"{_LINE_BREAK.sub(' ', line)}.", style="bold", soft_wrap=True)
+    print_failing_properties(frames, console)
     listed = group_alike(wrong)[:_MAX_LISTED]
     for each in listed:
         console.print(_line(each, many=len(frames.environments) > 1), style="red", soft_wrap=True)
@@ -106,9 +118,21 @@ def as_record(frames: Frames, path: Path | None, code: ExitCode) -> dict[str, An
             case: {column.title(with_environment=True): cell for column, cell in cells.items()}
             for case, cells in verdict_table(frames).items()
         },
+        **_properties(frames),
         "report": None if path is None else str(path),
         "html": None if path is None else str(path.with_suffix(".html")),
     }
+
+
+def _properties(frames: Frames) -> dict[str, Any]:
+    """Return what each property comes to on each implementation; nothing where none was asked."""
+    table = property_table(asked_rows(frames))
+    if not table.lines:
+        return {}
+    found = {
+        line.name: dict(zip(table.columns, (cell.word for cell in line.cells), strict=True)) for line in table.lines
+    }
+    return {"properties": found, "broken_properties": [each.row.as_record() for each in broken_properties(frames)]}
 
 
 def _in_common_record(found: InCommon) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -11,9 +11,11 @@ import pyarrow as pa
 from pyarrow import csv
 
 from attncheck.errors import OutputError
+from attncheck.properties.rows import PropertyRow, sentence_of
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.render import html_pieces
-from attncheck.reports.junit import render_junit
+from attncheck.reports.junit import render_junit, render_suites
+from attncheck.reports.junit_properties import property_suites
 from attncheck.reports.markdown.report import render_markdown
 
 # Spreadsheets run what begins like this; some take the full-width forms too, and some pass over leading blanks.
@@ -94,6 +96,16 @@ def write_junit(frames: Frames, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _write_pieces(path, render_junit(frames))
+    except OSError as error:
+        raise OutputError.of(path, error) from None
+
+
+def write_property_junit(rows: Sequence[PropertyRow], again: Mapping[str, Sequence[str]], path: Path) -> None:
+    """Write the JUnit XML of properties alone. Raises ``OutputError`` where it cannot be written."""
+    suites = list(property_suites({"": rows}, {"": again}))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_pieces(path, render_suites(f"attncheck: {sentence_of(rows)}", suites))
     except OSError as error:
         raise OutputError.of(path, error) from None
 

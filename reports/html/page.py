@@ -30,6 +30,14 @@ from attncheck.reports.html.evidence import make_evidence
 from attncheck.reports.html.matrix import FileRows, verdict_matrix
 from attncheck.reports.html.text import SYMBOLS, Anchors, make_anchors
 from attncheck.reports.in_common import in_common_lines
+from attncheck.reports.properties import (
+    OUTCOMES_NOTE,
+    BrokenProperty,
+    PropertyTable,
+    asked_rows,
+    broken_properties,
+    property_table,
+)
 from attncheck.reports.simplest import described
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
@@ -119,6 +127,10 @@ class Page:
     stopped: frozenset[str]
     """Those of the incomplete that were asked to stop."""
     facts: list[tuple[str, list[str]]]
+    properties: PropertyTable
+    properties_note: str
+    broken: tuple[BrokenProperty, ...]
+    broken_left_out: int
     linked: frozenset[str]
     """Cases that have an anchor on the page."""
     case_anchor: Callable[[str], str]
@@ -171,6 +183,10 @@ def make_page(frames: Frames, budget: Budget) -> Page:
         incomplete=tuple(frames.environments.loc[~frames.environments["complete"].astype(bool), "environment"]),
         stopped=frozenset(label for label, asked in frames.asked.items() if asked.stopped),
         facts=environment_facts(frames),
+        properties=property_table(asked_rows(frames)),
+        properties_note=OUTCOMES_NOTE,
+        broken=broken_properties(frames)[: budget.wrong],
+        broken_left_out=max(0, len(broken_properties(frames)) - budget.wrong),
         linked=linked,
         case_anchor=anchors.case,
     )

@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from attncheck.reports.html.render import TEMPLATES, environment, without_forbidden
-from attncheck.reports.survey.tables import ALL, Judged, Survey
+from attncheck.reports.survey.tables import Judged, Survey
 from attncheck.spec import DTYPES
 
 
@@ -43,7 +43,8 @@ def render_survey(survey: Survey) -> str:
             dtypes=DTYPES,
             accuracy=_accuracy(survey, newest),
             conventions=_conventions(survey),
-            versions=[row for row in survey.judged if row.feature == ALL],
+            findings=survey.findings,
+            versions=survey.of_several_versions(),
         )
     )
     return without_forbidden(text)

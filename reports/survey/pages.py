@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
 from pathlib import Path
@@ -12,12 +11,14 @@ from typing import Any, TypeVar, get_type_hints
 from attncheck.errors import OutputError, ResultsError
 from attncheck.reports.html.survey import render_survey
 from attncheck.reports.markdown.text import code, escape, number, table
+from attncheck.reports.survey.findings import document_of, read_findings
 from attncheck.reports.survey.tables import ALL, Accuracy, Judged, Meaning, Survey
 from attncheck.reports.write import harmless
 from attncheck.spec import DTYPES
 
 README, PAGE = "README.md", "index.html"
 FEATURES, ACCURACY, CONVENTIONS = "features.csv", "accuracy.csv", "conventions.csv"
+FINDINGS = "findings.md"
 Row = TypeVar("Row", Judged, Accuracy, Meaning)
 
 
@@ -27,6 +28,7 @@ def read_survey(folder: Path) -> Survey:
         list(_read(folder / FEATURES, Judged)),
         list(_read(folder / ACCURACY, Accuracy)),
         list(_read(folder / CONVENTIONS, Meaning)),
+        read_findings(folder / FINDINGS) if (folder / FINDINGS).exists() else [],
     )
 
 
@@ -39,6 +41,7 @@ def write_survey(survey: Survey, folder: Path) -> Path:
         FEATURES: _csv(Judged._fields, survey.judged),
         ACCURACY: _csv(Accuracy._fields, survey.accuracy),
         CONVENTIONS: _csv(Meaning._fields, survey.meanings),
+        **({FINDINGS: document_of(survey.findings)} if survey.findings else {}),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -106,6 +109,7 @@ def render_markdown(survey: Survey) -> str:
         *_wrong(judged),
         *_accuracy(survey),
         *_meanings(survey),
+        *_findings(survey),
         *_versions(survey),
     ]
     return "\n".join(lines).rstrip() + "\n"
@@ -162,16 +166,24 @@ def _meanings(survey: Survey) -> Iterator[str]:
     yield ""
 
 
-def _versions(survey: Survey) -> Iterator[str]:
-    rows = [row for row in survey.judged if row.feature == ALL]
-    counts = Counter(row.implementation for row in rows)
-    several = {name for name, count in counts.items() if count > 1}
-    if several:
-        yield from ("## Versions", "")
-        cells = (
-            (code(row.implementation), escape(row.version), *map(_count, row[3:7]))
-            for row in rows
-            if row.implementation in several
+def _findings(survey: Survey) -> Iterator[str]:
+    if survey.findings:
+        yield from (
+            "## Findings",
+            "",
+            "What is wrong in a current release, each with a short script that shows it.",
+            "",
         )
+        for each in survey.findings:
+            title = f"[{escape(each.title)}]({FINDINGS}#{each.anchor})"
+            yield f"- {escape(each.library)} {escape(each.release)}: {title}"
+        yield ""
+
+
+def _versions(survey: Survey) -> Iterator[str]:
+    rows = survey.of_several_versions()
+    if rows:
+        yield from ("## Versions", "", "The same cases on several releases, where more than one was judged.", "")
+        cells = ((code(row.implementation), escape(row.version), *map(_count, row[3:7])) for row in rows)
         yield from table(("implementation", "version", "right", "known", "wrong", "unsupported"), cells, "llrrrr")
         yield ""

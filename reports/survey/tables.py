@@ -18,6 +18,7 @@ from attncheck.errors import ResultsError
 from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table
 from attncheck.reports.frames import Column, Frames
 from attncheck.reports.simplest import given_of
+from attncheck.reports.survey.findings import Finding
 from attncheck.spec import DTYPES, OPERATIONS, OPTIONS
 from attncheck.verdicts import ALL_CASES, Verdict
 
@@ -73,14 +74,19 @@ class Survey:
     judged: list[Judged] = field(default_factory=list)
     accuracy: list[Accuracy] = field(default_factory=list)
     meanings: list[Meaning] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
     def update(self, other: Survey) -> None:
-        """Take the rows of another survey in the place of those of the same implementation, in the same version."""
+        """Take the rows of another survey in the place of those of the same implementation, in the same version.
+
+        Its findings, where it has any, take the place of all.
+        """
         replaced = {(row.implementation, row.version) for row in other.judged}
         self.judged = [row for row in self.judged if row[:2] not in replaced] + other.judged
         self.accuracy = [row for row in self.accuracy if row[:2] not in replaced] + other.accuracy
         asked = {row.implementation for row in other.meanings}
         self.meanings = [row for row in self.meanings if row.implementation not in asked] + other.meanings
+        self.findings = other.findings or self.findings
 
     def newest(self) -> dict[str, str]:
         """Return the newest version of each implementation, by name."""
@@ -89,6 +95,15 @@ class Survey:
             if row.implementation not in found or _order(row.version) > _order(found[row.implementation]):
                 found[row.implementation] = row.version
         return dict(sorted(found.items()))
+
+    def of_several_versions(self) -> list[Judged]:
+        """Return what came of all cases, of implementations that were judged in more than one version."""
+        rows = [row for row in self.judged if row.feature == ALL]
+        counts = Counter(row.implementation for row in rows)
+        return sorted(
+            (row for row in rows if counts[row.implementation] > 1),
+            key=lambda row: (row.implementation, _order(row.version)),
+        )
 
     def features(self) -> list[str]:
         """Return the features that any case had, in the order of the specification."""

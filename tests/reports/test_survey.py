@@ -15,6 +15,7 @@ from attncheck import cli
 from attncheck.errors import ResultsError
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.survey import render_survey
+from attncheck.reports.survey.findings import Finding, read_findings
 from attncheck.reports.survey.pages import read_survey, render_markdown, write_survey
 from attncheck.reports.survey.tables import (
     ALL,
@@ -49,6 +50,7 @@ def a_survey() -> Survey:
             Meaning("torch.sdpa", "corner", "where causality starts", "top left", "top left", departs=False),
             Meaning("mlx.sdpa", "corner", "where causality starts", "bottom | right", "top left", departs=True),
         ],
+        [Finding("mlx", "0.32", "float64 is float32", "A `cast` is lost.\n\nIt was <reported>.", "print(1 < 2)\n")],
     )
 
 
@@ -107,6 +109,50 @@ def test_what_is_written_is_read_again_and_the_same_gives_the_same_bytes(tmp_pat
     write_survey(again, tmp_path / "two")
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+
+
+def test_findings_are_read_from_their_document(tmp_path: Path) -> None:
+    path = tmp_path / "findings.md"
+    path.write_text(
+        "# Findings\n\nAbout them.\n\n## onnx 1.23: the `wrong` stage, at all\n\nA text with a [thread](https://x/1).\n\n"
+        "```python\nimport onnx\nprint(1)\n```\n\nMore of it.\n\n## mlx 0.32: another\n\n```python\nprint(2)\n```\n",
+        encoding="utf-8",
+    )
+    first, second = read_findings(path)
+    assert first == Finding(
+        "onnx", "1.23", "the `wrong` stage, at all", "A text with a thread.\n\nMore of it.", "import onnx\nprint(1)\n"
+    )
+    assert first.anchor == "onnx-123-the-wrong-stage-at-all"
+    assert (second.text, second.script) == ("", "print(2)\n")
+    path.write_text("## mlx 0.32: another\n\nNo script.\n", encoding="utf-8")
+    with pytest.raises(ResultsError, match=r"'another' has no script; expected a block that begins with ```python"):
+        read_findings(path)
+    path.write_text("nothing", encoding="utf-8")
+    with pytest.raises(ResultsError, match="expected a heading such as"):
+        read_findings(path)
+    with pytest.raises(ResultsError, match="cannot be read"):
+        read_findings(tmp_path / "absent.md")
+
+
+def test_findings_are_shown_with_their_scripts_and_those_of_a_new_survey_replace_them() -> None:
+    survey = a_survey()
+    page, markdown = render_survey(survey), render_markdown(survey)
+    assert "<summary>mlx 0.32: float64 is float32</summary>" in page
+    assert "<p>A <code>cast</code> is lost.</p>" in page
+    assert "It was &lt;reported&gt;." in page
+    assert "print(1 &lt; 2)" in page
+    assert "- mlx 0.32: [float64 is float32](findings.md#mlx-032-float64-is-float32)" in markdown
+    survey.update(Survey())
+    assert len(survey.findings) == 1
+    survey.update(Survey(findings=[Finding("onnx", "1", "another", "", "pass\n")]))
+    assert [each.library for each in survey.findings] == ["onnx"]
+
+
+def test_the_published_findings_are_those_of_the_document() -> None:
+    root = Path(__file__).parents[2]
+    assert read_survey(root / "reports" / "published" / "survey").findings == read_findings(
+        root / "docs" / "findings.md"
+    )
 
 
 def test_a_damaged_table_is_said(tmp_path: Path) -> None:
