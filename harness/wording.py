@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
+
+_LONGEST: Final = 100
+_MOST_MEANT: Final = 2
+_NEAR: Final = 0.7
 
 
 def counted(number: int, noun: str) -> str:
@@ -14,3 +19,25 @@ def listed(names: Iterable[str]) -> str:
     """Write one, or one and two, or one, two and three; nothing for no name."""
     *first, last = list(names) or [""]
     return f"{', '.join(first)} and {last}" if first else last
+
+
+def listed_or(names: Iterable[str]) -> str:
+    """Write one, or one or two, or one, two or three; nothing for no name."""
+    *first, last = list(names) or [""]
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def expected(name: str, known: Iterable[str], lists_all: str = "", *, one_of: bool = True) -> str:
+    """Say what could be meant by a ``name`` that is not ``known``: what is nearly called that, and what there is.
+
+    Where there are many names and one is near, the command that ``lists_all`` takes the place of the list.
+    """
+    import difflib
+
+    names = list(known)
+    lower = {each.lower(): each for each in reversed(names)}
+    close = [lower[each] for each in difflib.get_close_matches(name[:_LONGEST].lower(), lower, _MOST_MEANT, _NEAR)]
+    everything = f"expected {'one of ' if one_of else ''}{', '.join(names)}"
+    if not close:
+        return everything
+    return f"did you mean {listed_or(close)}? ({f'{lists_all} lists all' if lists_all else everything})"

@@ -21,7 +21,15 @@ from pathlib import Path
 from attncheck.errors import CaseError, UsageError
 from attncheck.reading.case import Case
 from attncheck.reading.for_each import slug
-from attncheck.reading.selection import BUNDLED, Selection, bundled_root, exists, select_cases, shown_text
+from attncheck.reading.selection import (
+    BUNDLED,
+    Selection,
+    bundled_root,
+    exists,
+    names_near,
+    select_cases,
+    shown_text,
+)
 from attncheck.reading.tiles import TEMPLATE, tiles_named
 
 BEHIND_FILE = "::"
@@ -89,6 +97,7 @@ def _candidates(wanted: str, configured: Sequence[str], base: Path, lists: Seque
     raise NoSuchCase(
         f"there is no case {wanted!r}: expected its id, a glob over the bundled cases, a file with one case, or "
         f"FILE.yaml{BEHIND_FILE}PART of a name; `attncheck list cases` and `attncheck list cases FILE.yaml` list ids"
+        f"{names_near(wanted)}"
     )
 
 

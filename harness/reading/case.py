@@ -14,8 +14,10 @@ from attncheck.reading.printed import PrintedArray
 from attncheck.spec import InputSpec, Options, Shape, inputs_of
 
 Basis = Literal["printed", "known", "unprinted"]
-NOT_JUDGED = frozenset({"name", "file", "line", "title", "source", "dtypes", "tags", "notes", "warnings", "path"})
-"""What of a case says where it stands and what it is called: no verdict follows from it."""
+NOT_JUDGED = frozenset(
+    {"name", "file", "line", "title", "source", "dtypes", "tags", "notes", "warnings", "path", "properties"}
+)
+"""What of a case says where it stands and what it is called, or is asked of other calls: no verdict follows from it."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Case:
     heads side by side. ``judged_stages`` leaves other stages out of the judgement; None is all of them. ``computed_in``
     is the precision in which its printed numbers were computed, None where nothing is said of it. ``warnings`` say,
     with file and line, what in the case is probably not meant. ``path`` leads to the file where the id does not
-    (``addresses.py``).
+    (``addresses.py``). A case that has ``properties`` is judged by these alone.
     """
 
     id: str
@@ -79,6 +81,7 @@ class Case:
     computed_in: str | None = None
     warnings: tuple[str, ...] = ()
     path: str = ""
+    properties: tuple[str, ...] = ()
 
     @property
     def input_specs(self) -> Mapping[str, InputSpec]:

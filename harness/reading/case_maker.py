@@ -132,6 +132,7 @@ def _make_case(
         memory_layout=memory_layout_of(entry, merged, where),
         judged_stages=tuple(entry.stages) if entry.stages else None,
         computed_in=computed_in,
+        properties=tuple(dict.fromkeys(entry.properties)),
     )
     if "broadcast" in case.memory_layout.values():  # whose arrays are made here, and looked at
         budget.spend(inputs.numbers, (*where, "memory_layout"))

@@ -36,7 +36,8 @@ def rounded_once(array: NDArray[Any], name: str) -> NDArray[Any]:
     """Round numbers to a dtype: to the nearest, in the middle between two to the even one."""
     if name in _ADDED and array.dtype != np.float32:
         array = _float32_by_odd(array.astype(np.float64))
-    return array.astype(numpy_dtype(name))
+    with np.errstate(over="ignore"):  # what is too large for a dtype is infinite in it
+        return array.astype(numpy_dtype(name))
 
 
 def _float32_by_odd(array: NDArray[np.float64]) -> NDArray[np.float32]:

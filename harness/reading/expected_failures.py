@@ -23,7 +23,7 @@ from attncheck.errors import CaseError, Diagnostic
 from attncheck.processors import processor_flags
 from attncheck.reading.array_fields import Strict
 from attncheck.reading.diagnostics import diagnostic_at, diagnostics_of, yaml_diagnostics
-from attncheck.reading.model import Dtype, StageName, Text
+from attncheck.reading.model import Dtype, PropertyName, StageName, Text
 from attncheck.reading.yaml_reader import YamlDocument, read_yaml
 from attncheck.reading.yaml_scalars import YamlFault
 from attncheck.verdicts import Verdict
@@ -36,11 +36,13 @@ _EXCUSABLE = tuple(
     for verdict in Verdict
     if verdict.exit_code and verdict not in (Verdict.MISPRINT, Verdict.XPASS, Verdict.UNTRIED)
 )
+BROKEN = "broken"
+"""The outcome of a property that does not hold."""
 if TYPE_CHECKING:
     # A type checker cannot follow a Literal that is made from a table.
     VerdictName = str
 else:
-    VerdictName = Literal[_EXCUSABLE]
+    VerdictName = Literal[*_EXCUSABLE, BROKEN]
 Glob = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 _EXPECTED = "a list of expected failures, [] for none"
 _THREAD = r"^([\w.-]+/[\w.-]+#[0-9]+|https://[^\s]+)$"
@@ -53,7 +55,11 @@ class ExpectedFailureEntry(Strict):
     cases: Annotated[list[Glob], Field(min_length=1)] = Field(description="Globs over the ids of cases that fail.")
     dtypes: list[Dtype] | None = Field(default=None, min_length=1, description="All dtypes if absent.")
     stages: list[StageName] | None = Field(default=None, min_length=1, description="All stages if absent.")
-    verdict: VerdictName = Field(description="The verdict that they get.")
+    property: PropertyName | None = Field(
+        default=None,
+        description="With the verdict broken: the property that does not hold. The entry says nothing else.",
+    )
+    verdict: VerdictName = Field(description="The verdict that they get; broken is that of a property.")
     max_ratio: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         default=None,
         description="With the verdict numeric: how many times what rounding allows an error may be; any if absent.",
@@ -105,8 +111,14 @@ class ExpectedFailure:
         return self.entry.processor is None or processor_flags() is not None
 
     def concerns(self, implementation: str, case: str, dtype: str) -> bool:
-        """Whether it speaks of an implementation in a case and dtype, on this machine."""
-        return not self.is_of_other_processors and self.names(implementation, case, dtype)
+        """Whether it speaks of an implementation's own call in a case and dtype, on this machine."""
+        is_of_a_call = self.entry.property is None and not self.is_of_other_processors
+        return is_of_a_call and self.names(implementation, case, dtype)
+
+    def concerns_property(self, name: str, implementation: str, case: str, dtype: str) -> bool:
+        """Whether it speaks of a property of an implementation in a case and dtype, on this machine."""
+        is_of_it = self.entry.property == name and not self.is_of_other_processors
+        return is_of_it and self.names(implementation, case, dtype)
 
     def names(self, implementation: str, case: str, dtype: str) -> bool:
         """Whether it speaks of an implementation in a case and dtype, on whatever machine."""
@@ -177,7 +189,7 @@ def _load(path: Path, name: str) -> list[ExpectedFailure]:
         entries = TypeAdapter(list[ExpectedFailureEntry]).validate_python(document.data)
     except ValidationError as error:
         raise CaseError([_of_entries(fault) for fault in diagnostics_of(error, name, document)]) from None
-    if faults := _misplaced(entries, name, document):
+    if faults := [*_misplaced(entries, name, document), *_without_property(entries, name, document)]:
         raise CaseError(faults)
     return [ExpectedFailure(entry, name, document.lines.get((index,), 1)) for index, entry in enumerate(entries)]
 
@@ -185,6 +197,7 @@ def _load(path: Path, name: str) -> list[ExpectedFailure]:
 _ONLY_WITH = {
     "max_ratio": (Verdict.NUMERIC, "has a size to limit"),
     "empty_rows": (Verdict.SEMANTIC, "has a convention"),
+    "property": (BROKEN, "is of a property"),
 }
 """Fields that say something of one verdict alone, and what that verdict has."""
 
@@ -203,6 +216,13 @@ def _misplaced(entries: Sequence[ExpectedFailureEntry], name: str, document: Yam
         for index, entry in enumerate(entries)
         if getattr(entry, field) is not None and entry.verdict != verdict
     ]
+
+
+def _without_property(entries: Sequence[ExpectedFailureEntry], name: str, document: YamlDocument) -> list[Diagnostic]:
+    """Return the faults of entries that are broken, and do not say which property is."""
+    message = "verdict broken is that of a property; name it with `property`"
+    broken = (index for index, entry in enumerate(entries) if entry.verdict == BROKEN and entry.property is None)
+    return [diagnostic_at((index, "verdict"), message, name, document) for index in broken]
 
 
 def _of_entries(fault: Diagnostic) -> Diagnostic:

@@ -57,6 +57,24 @@ def load_case_file(
     return cases
 
 
+def case_of_data(data: Mapping[str, Any], folder: Path, identity: str) -> Case:
+    """Return the one case of a file that was never written: ``data`` is what would stand in it, plain lists and texts.
+
+    Arrays in files of their own lie in ``folder``. Raises ``CaseError`` as for a file.
+    """
+    document = YamlDocument(data, {})
+    prefix, _, own = identity.rpartition("/")
+    try:
+        file = model.CaseFile.model_validate(data, context={FOLDER: str(folder)})
+        reader = _CaseReader(file, document, identity, prefix, frozenset(), _shared_arrays(file))
+        [entry] = file.cases
+        return reader.read(entry.model_copy(update={"id": own}), ("cases", 0))
+    except ValidationError as error:
+        raise CaseError(diagnostics_of(error, identity, document)) from None
+    except CaseFileError as fault:
+        raise CaseError([diagnostic_at(fault.path, str(fault), identity, document)]) from None
+
+
 def _read_file(
     path: Path, display_name: str, for_each: Sequence[Mapping[str, Any]]
 ) -> tuple[YamlDocument, model.CaseFile]:

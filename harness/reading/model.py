@@ -15,16 +15,19 @@ from attncheck.backends.contract import EmptyRows, Window
 from attncheck.reading.array_fields import Digits, Name, PrintedRows, RoundingFields, Strict
 from attncheck.reading.array_kinds import Array, Input
 from attncheck.spec import DEFAULT_DTYPES, DTYPES, OPERATIONS, STAGES, OptionSpec
+from attncheck.spec.properties import PROPERTIES
 
 if TYPE_CHECKING:
     # A type checker cannot follow a Literal that is made from a table.
     OperationName = str
     StageName = str
     Dtype = str
+    PropertyName = str
 else:
     OperationName = Literal[tuple(OPERATIONS)]
     StageName = Literal[STAGES]
     Dtype = Literal[DTYPES]
+    PropertyName = Literal[tuple(PROPERTIES)]
 MemoryLayout = Literal["strided", "transposed", "broadcast"]
 _MAX_LENGTH = 200
 """Of lists that every case of a file carries; none that people write comes near it."""
@@ -167,6 +170,12 @@ class CaseEntry(Strict):
         default=None, min_length=1, description="Only these stages are judged; all that are returned if absent."
     )
     expect: list[Expectation] = Field(default=[], description="What is known of stages or derived quantities.")
+    properties: list[PropertyName] = Field(
+        default=[],
+        max_length=_MAX_LENGTH,
+        description="What must hold between this call and others that are made of it. A case that has any is judged by "
+        "these alone, by `attncheck properties` and `attncheck check --properties`.",
+    )
     tags: list[str] = Field(
         default=[], max_length=_MAX_LENGTH, description="Tags that `tags.yaml` in the same folder defines."
     )

@@ -19,10 +19,14 @@ from attncheck.reading.loader import TAG_FILE, load_tags
 from attncheck.reading.model import TagEntry
 from attncheck.reading.tiles import TEMPLATE, load_tile, tiles_named
 from attncheck.store import NO_STORE, Store
+from attncheck.wording import expected, listed_or
 
 _WILD = re.compile(r"[*?[]")
+_MOST_MEANT = 3
 BUNDLED = "cases"
 """The bundled corpus is called cases/..., as in the repository; the name in front is not part of a case's id."""
+PROPERTIES_FILE = "properties"
+"""The bundled file of which every case has properties."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class _Reading:
     tags: dict[str, TagEntry]
     faults: list[Diagnostic]
     store: Store
+    properties: bool = False
 
 
 _Found = tuple[Path, Case]
@@ -72,6 +77,7 @@ def select_cases(
     *,
     expression: Expression | None = None,
     store: Store = NO_STORE,
+    properties: bool = False,
 ) -> Selection:
     """Read the cases that match.
 
@@ -86,6 +92,7 @@ def select_cases(
         tiles: Sizes of tiles whose cases are added, whatever the patterns are.
         expression: Select the cases that it matches.
         store: Where the cases of files are that were read before.
+        properties: Select the cases that have properties, instead of those that have none.
 
     Returns:
         The cases, sorted by id, what is wrong with files that are left out, and the tags that are defined.
@@ -97,16 +104,19 @@ def select_cases(
     faults: list[Diagnostic] = []
     lists = frozenset(path.resolve() for path in expected_failures)
     known_tags = _tags_of(bundled_root(), f"{BUNDLED}/{TAG_FILE}", faults)
-    reading = _Reading(known_tags, faults, store)
+    reading = _Reading(known_tags, faults, store, properties)
     origins: dict[str, tuple[Path, int]] = {}
     chosen, ids = PackedCases(), []
+    others = 0
     named = [_matching(pattern, base, reading, lists, several=len(patterns) > 1) for pattern in patterns or ("*",)]
     for found in (*named, *(_of_tile(tile, known_tags) for tile in tiles)):
         for path, case in found:
             first = origins.get(case.id)
             if first is None:
                 origins[case.id] = (path, case.line)
-                if _is_wanted(case, tags, dtypes, expression):
+                if bool(case.properties) is not properties:
+                    others += 1
+                elif _is_wanted(case, tags, dtypes, expression):
                     chosen.append(case)
                     ids.append(case.id)
             # The same file may be named twice; two files may look the same from afar.
@@ -118,9 +128,12 @@ def select_cases(
         _check_tags(tags, known_tags)
     if not chosen and not faults:
         also = f", and the expression {expression.text!r}" if expression else ""
-        raise UsageError(f"no case matches the paths, globs, tags and dtypes that were given{also}")
+        raise UsageError(f"no case matches the paths, globs, tags and dtypes that were given{also}{_HINT[others > 0]}")
     chosen.arrange(sorted(range(len(ids)), key=ids.__getitem__))
     return Selection(chosen, tuple(dict.fromkeys(faults)), known_tags)
+
+
+_HINT = {False: "", True: "; cases with properties are run by `attncheck properties` and `check --properties`"}
 
 
 def bundled_root() -> Path:
@@ -144,6 +157,8 @@ def _matching(pattern: str, base: Path, reading: _Reading, lists: _Lists, *, sev
     glob = pattern.removeprefix(f"{BUNDLED}/").removesuffix(".yaml")
     root = bundled_root()
     bundled = [_File(path, f"{BUNDLED}/{path.relative_to(root).as_posix()}") for path in _case_files(root)]
+    if glob == "*" and not reading.properties:
+        bundled = [file for file in bundled if file.id_prefix != PROPERTIES_FILE]  # which holds no other cases
     # A whole file, a folder or single cases can be meant; only files that may match are read.
     whole = [file for file in bundled if _matches(file.id_prefix, glob)]
     rest = [file for file in bundled if file not in whole and _may_hold(file.id_prefix, glob)]
@@ -155,7 +170,21 @@ def _matching(pattern: str, base: Path, reading: _Reading, lists: _Lists, *, sev
         matches = True
         yield found
     if not matches and not faults:
-        raise UsageError(f"{pattern!r} is neither a file or folder nor a glob that matches a bundled case")
+        problem = f"{pattern!r} is neither a file or folder nor a glob that matches a bundled case"
+        raise UsageError(f"{problem}{names_near(pattern)}")
+
+
+def names_near(pattern: str) -> str:
+    """Ask whether the bundled cases were meant that are called nearly so; nothing where there is none."""
+    import difflib
+
+    text = _WILD.sub("", pattern.removeprefix(f"{BUNDLED}/").removesuffix(".yaml")).strip("]/")
+    ids = [case.id for case in select_cases([]).cases]
+    close = [each for each in ids if text and text in each]
+    if not close:
+        globs = {f"{each.rpartition('/')[0]}/*" for each in ids}
+        close = difflib.get_close_matches(f"{text}/*", sorted(globs)) or difflib.get_close_matches(text[:200], ids)
+    return f"; did you mean {listed_or(close[:_MOST_MEANT])}?" if close else ""
 
 
 def _is_kernel(pattern: str, path: Path) -> bool:
@@ -272,4 +301,4 @@ def _is_wanted(case: Case, tags: Sequence[str], dtypes: Sequence[str], expressio
 def _check_tags(wanted: Sequence[str], known: dict[str, TagEntry]) -> None:
     for tag in wanted:
         if tag not in known:
-            raise UsageError(f"undefined tag {tag!r}; expected one of {', '.join(sorted(known))}")
+            raise UsageError(f"undefined tag {tag!r}; {expected(tag, sorted(known), '`attncheck list tags`')}")

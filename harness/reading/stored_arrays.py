@@ -36,7 +36,7 @@ MAX_COUNTS = 2**14
 _MAX_HEADER = 2**20
 _MAX_WHOLE = 2**53
 _MAX_LISTED = 20
-_SAFETENSORS: Mapping[str, np.dtype[Any]] = {
+SAFETENSORS: Mapping[str, np.dtype[Any]] = {
     name: np.dtype(dtype)
     for name, dtype in {
         "BOOL": bool,
@@ -205,14 +205,14 @@ def _from_safetensors(data: bytes, name: str | None) -> Array:
             pass
         case _:
             raise ValueError("expected dtype, shape and data_offsets in the header")
-    if dtype not in _SAFETENSORS:
-        raise StoredArrayFault("file", f"holds {dtype[:40]}; expected one of {', '.join(_SAFETENSORS)}")
+    if dtype not in SAFETENSORS:
+        raise StoredArrayFault("file", f"holds {dtype[:40]}; expected one of {', '.join(SAFETENSORS)}")
     if not all(isinstance(axis, int) and not isinstance(axis, bool) and axis >= 0 for axis in shape):
         raise ValueError("a shape is a list of whole numbers")
-    size, numbers = _checked_size(tuple(shape), _SAFETENSORS[dtype]), data[8 + length :]
+    size, numbers = _checked_size(tuple(shape), SAFETENSORS[dtype]), data[8 + length :]
     if not 0 <= begin <= end <= len(numbers) or end - begin != size:
         raise ValueError(f"expected {size} bytes of numbers between {begin} and {end} of {len(numbers)}")
-    return np.frombuffer(numbers[begin:end], _SAFETENSORS[dtype]).reshape(shape)
+    return np.frombuffer(numbers[begin:end], SAFETENSORS[dtype]).reshape(shape)
 
 
 def _one_of(known: Any, name: str | None) -> str:
