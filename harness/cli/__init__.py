@@ -10,7 +10,11 @@ from attncheck.cli import comparing as comparing  # isort: skip
 from attncheck.cli import bisecting as bisecting  # isort: skip
 from attncheck.cli import publishing as publishing  # isort: skip
 from attncheck.cli import explaining as explaining  # isort: skip
+from attncheck.cli import searching as searching  # isort: skip
 from attncheck.cli import measuring as measuring  # isort: skip
+from attncheck.cli import properties as properties  # isort: skip
+from attncheck.cli import programs as programs  # isort: skip
+from attncheck.cli import vectors as vectors  # isort: skip
 from attncheck.cli import showing as showing  # isort: skip
 from attncheck.cli import listing as listing  # isort: skip
 from attncheck.cli.app import app as app

@@ -84,8 +84,8 @@ ImplementationNames = Annotated[
         "-i",
         metavar="NAMES",
         help="Implementations to run, comma-separated: names, globs such as 'torch.*', all, or your own as "
-        "file.py:function or package.module:function. Default: every backend in its default mode, which is jit for "
-        "JAX and eager for all others.",
+        "file.py:function, package.module:function or a program (./attention). Default: every backend in its default "
+        "mode, which is jit for JAX and eager for all others.",
     ),
 ]
 Framework = Annotated[
@@ -289,6 +289,14 @@ Watch = Annotated[
         "--watch",
         help="Run again when a file is saved: your kernel, what it imports from its own folder, cases of your own. "
         "What failed runs first, and only what changed is shown. Ctrl-C ends.",
+    ),
+]
+WithProperties = Annotated[
+    bool,
+    typer.Option(
+        "--properties",
+        help="Also ask what holds between two calls: repeated, in a batch, padded, packed, decoded, in other memory. "
+        "`attncheck properties` asks that alone.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only what is wrong.")]

@@ -76,6 +76,10 @@ def survey(
         list[Path] | None,
         typer.Option(metavar="FILE", help="What `attncheck conventions --json` printed.", show_default=False),
     ] = None,
+    findings: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A document of findings, each with its script.", show_default=False),
+    ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder of the survey.")] = Path(
         "reports/published/survey"
     ),
@@ -91,6 +95,7 @@ def survey(
     """
     from attncheck.merge import merge_runs
     from attncheck.reports.making import make_frames
+    from attncheck.reports.survey.findings import read_findings
     from attncheck.reports.survey.pages import read_survey, write_survey
     from attncheck.reports.survey.tables import Survey, differences, read_meanings, survey_of
     from attncheck.results.reader import find_runs, read_runs
@@ -100,6 +105,7 @@ def survey(
     for run in read_runs(find_runs(runs)):
         found.update(survey_of(make_frames(merge_runs([run], across=False))))
     found.update(Survey(meanings=[row for path in conventions or [] for row in read_meanings(path)]))
+    found.findings = read_findings(findings) if findings is not None else []
     kept = read_survey(output)
     if not check:
         kept.update(found)

@@ -61,6 +61,8 @@ class RunRequest:
     cache: bool
     cache_size: float
     verbose: bool
+    properties: bool = False
+    """Whether properties are asked besides."""
     is_announced: bool = False
     """Whether people were told already what they may want to know before a run."""
 
@@ -93,10 +95,10 @@ def run_request(
 def begin_to_load(request: RunRequest, described: DescribedWorkers) -> None:
     """Start the processes of own implementations, and import what a run needs while they load."""
     from attncheck.execution.describing import Question
-    from attncheck.execution.user_code import Target
+    from attncheck.execution.user_code import Target, is_own
 
     for pattern in split(request.implementation):
-        if ":" in pattern or pattern.endswith(".py"):
+        if is_own(pattern):
             try:
                 target = Target.of(pattern, request.signature or "")
             except UsageError:
@@ -134,6 +136,8 @@ def _run(
                 lambda failed: on_failure(progress, failed),
                 described=described,
             )
+            if request.properties:
+                summary = _with_properties(request, chosen, settings, summary)
         if summary.failures:
             from attncheck.repro import write_scripts
 
@@ -149,6 +153,31 @@ def _run(
             err=True,
         )
         raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+def _with_properties(
+    request: RunRequest, chosen: ImplementationSelection, settings: Settings, summary: RunSummary
+) -> RunSummary:
+    """Ask properties of what was chosen, write what was found beside the run's rows, and count it in its exit code."""
+    from attncheck.properties.asking import ask_all, select_property_cases
+    from attncheck.properties.files import note_exit_code, write_property_rows
+    from attncheck.properties.rows import exit_code_of
+    from attncheck.properties.run import Asking, questions_of
+
+    lists = request.expected_failures or []
+    asking = Asking(dtypes=settings.dtypes, limits=settings.limits, store=settings.store)
+    selection = select_property_cases((), lists, asking.store)
+    print_faults(selection)
+    questions = questions_of(selection.cases, asking)
+    rows = ask_all(chosen.implementations, questions, asking, lists, complete=not asking.dtypes)
+    write_property_rows(request.output, rows)
+    codes = {summary.exit_code, exit_code_of(rows)} | ({ExitCode.BAD_INPUT} if selection.faults else set())
+    worst = next(code for code in (*_BY_SEVERITY, summary.exit_code) if code in codes)
+    note_exit_code(request.output, worst)
+    return replace(summary, exit_code=worst)
+
+
+_BY_SEVERITY = (ExitCode.INTERRUPTED, ExitCode.BAD_INPUT, ExitCode.DISAGREE, ExitCode.NOT_RUN)
 
 
 def _narrowed(request: RunRequest, chosen: ImplementationSelection, selection: Selection) -> Narrowed:

@@ -48,6 +48,7 @@ from attncheck.cli.options import (
     UseCache,
     Verbose,
     Watch,
+    WithProperties,
 )
 from attncheck.cli.requests import RunRequest, run_request
 from attncheck.cli.shared import (
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
         "attncheck check --implementation my_kernel.py:attention -k 'Lk>64'",
         "attncheck check --implementation my_kernel.py:attention --tile 48",
         "attncheck check my_cases/ --tag uniform",
+        "attncheck check attention -i my_kernel.py:attention --properties",
         "attncheck check my_cases/ --output results/mine --resume",
     )
 )
@@ -105,6 +107,7 @@ def check(
     cache_size: CacheSize = DEFAULT_CACHE_SIZE,
     keep_going: KeepGoing = False,
     all_cases: AllCases = False,
+    properties: WithProperties = False,
     resume: Resume = False,
     cluster: Cluster = None,
     min_judged: MinJudged = None,
@@ -120,6 +123,7 @@ def check(
     """Run cases, judge them and write a report."""
     request = RunRequest(
         report=not no_report,
+        properties=properties,
         patterns=cases,
         backend=backend,
         implementation=implementation,
@@ -150,6 +154,7 @@ def check(
         _refuse_with_watch(
             {
                 "--resume": resume,
+                "--properties": properties,
                 "--json": as_json,
                 "--junit-xml": junit_xml,
                 "--ci-summary": ci_summary,

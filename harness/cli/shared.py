@@ -13,6 +13,7 @@ import typer
 
 from attncheck.errors import ExitCode, OutputError, UsageError
 from attncheck.results import DEFAULT_RESULTS
+from attncheck.wording import expected
 
 DEFAULT_DTYPE = "float32"
 """Of commands about one case."""
@@ -63,7 +64,7 @@ def select(
 
     for name in split(dtype):
         if name not in DTYPES:
-            raise UsageError(f"unknown dtype {name!r}; expected {', '.join(DTYPES)}")
+            raise UsageError(f"unknown dtype {name!r}; {expected(name, DTYPES, one_of=False)}")
     tiles = read_tiles(split(tile), "--tile")
     expression = None if match is None else read_expression(match, "-k")
     lists, store = expected_failures or (), store or NO_STORE

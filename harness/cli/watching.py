@@ -16,7 +16,7 @@ from attncheck.cli.shared import split
 from attncheck.cli.watched_files import WatchedFiles
 from attncheck.config import read_config
 from attncheck.errors import AttncheckError, ExitCode, UsageError
-from attncheck.execution.user_code import Target
+from attncheck.execution.user_code import Target, is_own
 from attncheck.reading.loader import TAG_FILE
 from attncheck.reading.selection import exists
 from attncheck.results.failed import Evaluation, FailedEvaluation, read_failed
@@ -72,10 +72,11 @@ def files_of(request: RunRequest) -> WatchedFiles:
 
 def _file_of(pattern: str) -> Path | None:
     """Return the file of an implementation; None of one that is installed. Raises ``UsageError`` for a missing file."""
-    if ":" not in pattern and not pattern.endswith(".py"):
+    if not is_own(pattern):
         return None
-    module = Target.of(pattern).module
-    if module.endswith(".py"):
+    target = Target.of(pattern)
+    module = target.module
+    if module.endswith(".py") or target.program:
         return Path(module)
     path = Path.cwd().joinpath(*module.split("."))
     return next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from attncheck.errors import UsageError
+from attncheck.wording import expected
 
 Layout = Literal["BHLD", "BLHD", "LHD"]
 """Whether heads or positions come first; LHD is one batch entry to a call."""
@@ -222,5 +223,5 @@ FAMILIES: Mapping[str, Family] = {
 def family_named(name: str) -> Family:
     """Return a family. Raises ``UsageError`` for a name that is none's."""
     if name not in FAMILIES:
-        raise UsageError(f"unknown signature {name!r}; expected {', '.join(FAMILIES)}")
+        raise UsageError(f"unknown signature {name!r}; {expected(name, FAMILIES, one_of=False)}")
     return FAMILIES[name]

@@ -339,7 +339,8 @@ class _OwnFunction:
         stages = {"output": _from_layout(self.arrays.to_numpy(parts[0]), family.output_layout or family.layout)}
         second = self.arrays.to_numpy(parts[1]) if len(parts) > 1 and parts[1] is not None else None
         if second is not None and family.weights:
-            stages["weights"] = second
+            # flex_attention_forward of transformers returns the log-sum-exp of each row in the place of weights.
+            stages["log_sum_exp" if second.ndim == 3 else "weights"] = second
         elif second is not None and self.named(family.log_sum_exp):
             stages["log_sum_exp"] = _log_sum_exp(second, family)
         return {name: self.arrays.from_numpy(np.ascontiguousarray(each)) for name, each in stages.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -19,6 +20,7 @@ from attncheck.execution.user_code import (
     Target,
     UserImplementation,
     entry_of,
+    is_own,
     origin_of,
     published,
 )
@@ -43,7 +45,7 @@ def select_implementations(
     if signature is not None:
         family_named(signature)
     points = published()
-    own = [pattern for pattern in patterns if pattern in points or _is_target(pattern)]
+    own = [pattern for pattern in patterns if pattern in points or is_own(pattern)]
     others = [pattern for pattern in patterns if pattern not in own]
     found = [
         _as_given(
@@ -150,8 +152,4 @@ def _published_as(origin: Origin) -> str | None:
 
 
 def _shown(target: Target) -> str:
-    return ":".join(filter(None, (target.module, target.attribute))) or "the callable"
-
-
-def _is_target(pattern: str) -> bool:
-    return ":" in pattern or pattern.endswith(".py")
+    return shlex.join(target.program) or ":".join(filter(None, (target.module, target.attribute))) or "the callable"

@@ -17,7 +17,9 @@ def apply_layout(inputs: Mapping[str, Array], memory_layout: Mapping[str, str]) 
     """Return the same numbers, each input that ``memory_layout`` names as a view of another layout.
 
     strided: every second number of the last axis; transposed: heads inside of length, (B, L, H, D) in memory;
-    broadcast: stride 0 along the axes, but for the last, in which all slices are alike.
+    broadcast: stride 0 along the axes, but for the last, in which all slices are alike. Properties alone ask for
+    padded: rows of a wider array; unaligned: one number behind a boundary of 64 bytes; reversed: negative strides
+    along the last two axes.
     """
     return {
         name: _LAYOUTS[memory_layout[name]](array) if name in memory_layout else array for name, array in inputs.items()
@@ -42,4 +44,33 @@ def _broadcast(array: Array) -> Array:
     return np.broadcast_to(np.ascontiguousarray(first), array.shape)
 
 
-_LAYOUTS = {"strided": _strided, "transposed": _transposed, "broadcast": _broadcast}
+def _padded(array: Array) -> Array:
+    wide = np.full((*array.shape[:-1], array.shape[-1] + 3), 7, dtype=array.dtype)
+    view = wide[..., : array.shape[-1]]
+    view[...] = array
+    return view
+
+
+def _unaligned(array: Array) -> Array:
+    memory = np.full(array.size + 2 * _BOUNDARY, 7, dtype=array.dtype)
+    address = memory.ctypes.data // array.itemsize
+    first = -address % (_BOUNDARY // array.itemsize) + 1
+    view = memory[first : first + array.size].reshape(array.shape)
+    view[...] = array
+    return view
+
+
+def _reversed(array: Array) -> Array:
+    return np.ascontiguousarray(array[..., ::-1, ::-1])[..., ::-1, ::-1]
+
+
+_BOUNDARY = 64
+"""Bytes at which vectors of every processor begin."""
+_LAYOUTS = {
+    "strided": _strided,
+    "transposed": _transposed,
+    "broadcast": _broadcast,
+    "padded": _padded,
+    "unaligned": _unaligned,
+    "reversed": _reversed,
+}

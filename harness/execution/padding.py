@@ -83,7 +83,7 @@ def padded_call(implementation: Implementation, task: Task) -> Padding | Failure
     shapes = {each: array.shape for each, array in task.inputs.items()}
     lengths = bind_axes(specs, shapes, task.options.get("heads"), task.options.get("kv_heads"))
     try:
-        longer = _required(requirements, lengths)
+        longer = _required(requirements, lengths, _furthest_start(task, lengths))
         return _padding(task, lengths, longer, accepted) if longer else None
     except InexactError as error:
         return Failure("unsupported", str(error), error.lacks)
@@ -110,7 +110,12 @@ def call_as_required(implementation: Implementation, task: Task) -> Padding:
     return padding or Padding(task, {}, "")
 
 
-def _required(requirements: Requirements, lengths: Lengths) -> dict[str, int]:
+def _furthest_start(task: Task, lengths: Lengths) -> int:
+    """Return the position of a sequence's first query, the largest of a batch."""
+    return int(task.inputs.get("query_offsets", np.zeros(1)).max(initial=lengths.get("P", 0)))
+
+
+def _required(requirements: Requirements, lengths: Lengths, start: int) -> dict[str, int]:
     """Return the axes that have to be longer, by letter. Raises ``InexactError`` where no length will do."""
     widths = {letter: lengths[letter] for letter in _WIDTHS if letter in lengths}
     if requirements.value_width and "Dv" in widths:
@@ -120,14 +125,15 @@ def _required(requirements: Requirements, lengths: Lengths) -> dict[str, int]:
         if width is None:
             raise InexactError(f"requires {requirements.limits}; {letter} is {widths[letter]}")
     queries, keys = requirements.query_and_key_length(lengths["Lq"], lengths["T"])
-    if "S1" in lengths or "W" in lengths:
+    if lengths.keys() & {"S1", "W", "C"}:
         if (queries, keys) != (lengths["Lq"], lengths["T"]):
-            raise InexactError(f"requires {requirements.limits}; sequences that are packed or paged keep their lengths")
+            kept = "sequences that are packed, paged or latent keep their lengths"
+            raise InexactError(f"requires {requirements.limits}; {kept}")
         return {letter: width for letter, width in wanted.items() if width not in (None, lengths[letter])}
     longer = {letter: width for letter, width in wanted.items() if width is not None}
     longer |= {"Lq": queries, "Lk": keys - lengths.get("P", 0), "T": keys}
     if "Lr" in lengths:  # what is added has a position, too
-        longer["Lr"] = max(lengths["Lr"], keys, queries + lengths.get("P", 0))
+        longer["Lr"] = max(lengths["Lr"], keys, queries + start)
     return {letter: length for letter, length in longer.items() if length != lengths[letter]}
 
 

@@ -25,10 +25,11 @@ from attncheck.execution.implementations import Implementation
 from attncheck.execution.lacks import lack_known_beforehand
 from attncheck.execution.limits import Limits, scores_too_large
 from attncheck.execution.logs import Log
-from attncheck.execution.padding import padded_call
+from attncheck.execution.padding import Padding, padded_call
 from attncheck.execution.process_tree import memory_of
+from attncheck.execution.sessions import Session, StepResult
 from attncheck.execution.user_code import UserImplementation
-from attncheck.execution.worker import Failure, Outcome, Task, evaluate_and_measure, start
+from attncheck.execution.worker import Failure, Outcome, Task, evaluate_and_measure, evaluate_session, start
 from attncheck.reading.canonical import call_form
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
@@ -44,6 +45,8 @@ def task_of(case: Case, inputs: Inputs) -> Task:
 Key = TypeVar("Key")
 Answer = TypeVar("Answer")
 
+_MAX_SESSION = 5
+"""Times the limit of an evaluation that all calls of a session together may take."""
 _STARTS = 3
 """So often in a row a worker that ran before is started again in vain."""
 _LEFT_OUT = Failure(
@@ -163,6 +166,34 @@ class GroupRunner(Generic[Key]):
         process = self._slot.process
         answered = process.answered if process is not None else 0.0
         return replace(outcome, seconds=(answered if answered > begun else perf_counter()) - begun)
+
+    def evaluate_session(self, session: Session) -> tuple[StepResult, ...] | Failure:
+        """Do the steps of a session in the worker, one after the other, each padded to what it requires.
+
+        Every call of it may take as long as an evaluation, all of them together at most ``_MAX_SESSION`` times that.
+        """
+        implementation = self.group.implementation
+        paddings = [padded_call(implementation, step.task) for step in session.steps]
+        if failure := next((each for each in paddings if isinstance(each, Failure)), None):
+            return failure
+        tasks = [padding.task if isinstance(padding, Padding) else None for padding in paddings]
+        steps = [
+            step if task is None else replace(step, task=task) for step, task in zip(session.steps, tasks, strict=True)
+        ]
+        failed = self._given_up or (None if implementation.name in self._slot.started else self._start())
+        if failed is not None:
+            return failed
+        seconds = self._limits.case_seconds * min(session.calls, _MAX_SESSION)
+        what = (implementation.name, Session(tuple(steps)), str(self._log.path))
+        answer = self._call(seconds, evaluate_session, *what)
+        if isinstance(answer, Failure):
+            return answer
+        if answer.held > self._limits.soft_memory_limit or not answer.is_fit:
+            self.close()
+        return tuple(
+            replace(result, outcome=padding.cut(result.outcome)) if isinstance(padding, Padding) else result
+            for padding, result in zip(paddings, answer.results, strict=True)
+        )
 
     def _evaluate(self, task: Task) -> Outcome:
         padding = padded_call(self.group.implementation, task)

@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 FORMAT = 8
 REPORT_FOLDER = "report"
 SCRIPTS_FOLDER = "scripts"
+PROPERTIES_TABLE = "properties.csv"
+"""What was found of properties, in a results directory that asked for them."""
 ComparisonKind = Literal["stage", "pair", "printed", "known", "exact"]
 
 ROW_SCHEMA = pa.schema(

@@ -21,6 +21,7 @@ from attncheck.results.case_records import cases_text
 from attncheck.results.format import (
     ARRAY_SCHEMA,
     FORMAT,
+    PROPERTIES_TABLE,
     REPORT_FOLDER,
     ROW_SCHEMA,
     SCRIPTS_FOLDER,
@@ -111,7 +112,7 @@ def _prepare_directory(directory: Path, keep: Sequence[str] = ()) -> None:
                 f"{directory} is not empty and holds no earlier results; name another folder with --output"
             )
         # The summary goes first: whatever ends us before the rest is gone, no earlier run is shown as complete.
-        for name in ("summary.json", "cases.json"):
+        for name in ("summary.json", "cases.json", PROPERTIES_TABLE):
             if name not in keep:
                 (directory / name).unlink(missing_ok=True)
         for partial in directory.glob(".*.partial"):

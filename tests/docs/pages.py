@@ -41,7 +41,11 @@ _FENCE = re.compile(
 _NAMED = re.compile(r"# ([\w./-]+\.(?:py|ya?ml|toml))$", re.MULTILINE)
 _ENDING = re.compile(r"\s+# exits with (\d+)$")
 _COMMENT = re.compile(r"\s+# .*$|^# .*$")
-_IMPORTED = re.compile(r"^import (torch|tensorflow|jax|onnxruntime|onnx|mlx|openvino|triton)\b", re.MULTILINE)
+_IMPORTED = re.compile(
+    r"^(?:import|from) (torch|tensorflow|jax|onnxruntime|onnx|mlx|openvino|triton|tokamax|flax|paddle|transformers"
+    r"|keras)\b",
+    re.MULTILINE,
+)
 _PROGRESS = re.compile(r"^attncheck: [\d,]+ of [\d,]+ evaluations, .*\n", re.MULTILINE)
 """A slow machine prints some."""
 _VERSION = re.compile(r"(?<=[a-z] )\d+\.\d+\.\d+\S*")
@@ -64,9 +68,9 @@ class Block:
 
     @property
     def framework(self) -> str:
-        """The framework that a Python block imports; empty where it needs none."""
-        found = _IMPORTED.search(self.text) if self.language == "python" else None
-        return found[1] if found else ""
+        """The framework that a Python block imports, or the library beside one; empty where it needs none."""
+        found = _IMPORTED.findall(self.text) if self.language == "python" else []
+        return next((name for name in found if name not in BACKENDS), next(iter(found), ""))
 
 
 def blocks_of(text: str) -> list[Block]:
@@ -218,6 +222,7 @@ SMALL_CORPUS = {
     "attention.yaml": 5,
     "documents/base_r_vignette.yaml": 9,
     "merge_states.yaml": 2,
+    "properties.yaml": 1,
     f"{TEMPLATE}.yaml": 1,
 }
 """How many cases of which files, from the beginning."""

@@ -104,6 +104,9 @@ def test_every_example_of_the_help_runs(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(releases, "install", _installed)
     monkeypatch.setattr(releases, "check", _checked)
     (tmp_path / "my_kernel.py").write_text(KERNEL, encoding="utf-8")
+    program = DOCS.parent / "tests" / "harness" / "execution" / "program.py"
+    (tmp_path / "my_program").write_text(f"#!{sys.executable}\n{program.read_text(encoding='utf-8')}", encoding="utf-8")
+    (tmp_path / "my_program").chmod(0o755)
     folder = DOCS.parent / "examples" / "my_cases"
     (tmp_path / "my_cases").mkdir()
     for path in folder.iterdir():

@@ -170,10 +170,20 @@ def test_a_time_limit_is_kept(
     ("arguments", "message"),
     [
         (["check", "nonsense"], "'nonsense' is neither a file or folder nor a glob"),
-        (["check", "small", "-b", "nump"], "unknown backend 'nump'; expected numpy, torch, tensorflow, jax"),
+        (
+            ["check", "small", "-b", "nump"],
+            "unknown backend 'nump'; did you mean numpy? (expected numpy, torch, tensorflow, jax",
+        ),
         (["check", "small", "-b", "numpy,Torch"], "unknown backend 'Torch'"),
-        (["check", "small", "-b", "numpy", "-d", "float8"], "unknown dtype 'float8'; expected float64, float32, bf"),
+        (
+            ["check", "small", "-b", "numpy", "-d", "float8"],
+            "unknown dtype 'float8'; did you mean float64 or float32? (expected",
+        ),
         (["check", "small", "-b", "numpy", "-t", "nope"], "undefined tag 'nope'; expected one of"),
+        (["check", "-b", "numpy", "-t", "causl"], "undefined tag 'causl'; did you mean causal? (`attncheck list tags`"),
+        (["check", "small", "-i", "torch.sdap"], "no implementation is called 'torch.sdap'; did you mean torch.sdpa"),
+        (["check", "attention/a-row-is-emty*"], "; did you mean attention/*"),
+        (["explain", "attention/a-causal-row-sees", "numpy"], "; did you mean attention/a-causal-row-sees-its-own-key"),
         (["run", "small", "-b", "numpy", "-t", "axis"], "no case matches the paths, globs, tags and dtypes"),
         (["check", "small", "-b", "numpy", "-o", "file"], "file is a file; expected a folder"),
         (["check", "small", "-b", "numpy", "-o", "file/below"], "file/below cannot be written: Not a directory"),

@@ -21,7 +21,6 @@ LEFT = {
     "harness/attention/gradients.py": 2,
     "harness/attention/graph.py": 2,
     "harness/attention/problem.py": 1,
-    "harness/judging/other_steps.py": 1,
 }
 
 

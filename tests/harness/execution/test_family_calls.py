@@ -225,6 +225,19 @@ def _is_about_special_numbers(row: Any) -> bool:
     return row.verdict == "nonfinite" or "convention" in row.message
 
 
+@pytest.mark.parametrize("shift", [0, 1])
+def test_a_second_array_of_a_number_for_each_row_is_the_log_sum_exp_and_no_weights(shift: int) -> None:
+    def flex(module: Any, query: Array, key: Array, value: Array, attention_mask: Array | None, scaling: float) -> Any:
+        groups = module.num_key_value_groups
+        key, value = np.repeat(key, groups, 1), np.repeat(value, groups, 1)
+        found = attend(query, key, value, added=attention_mask, scale=scaling)
+        return heads_first(found[0])[0], found[2] + shift
+
+    found = attncheck.check(flex, cases=["layouts/*"], signature="hf", dtypes=["float64"])
+    assert found.judged > 0
+    assert any(not _is_about_special_numbers(row) for row in found.failures) == bool(shift)
+
+
 MISTAKEN: Mapping[str, tuple[str, str, str]] = {
     "flash_attn, causal from the first key": ("flash_attn", "from_the_end=True", "from_the_end=False"),
     "flash_attn, a window without its own edge": ("flash_attn", "behind >= -left", "behind > -left"),

@@ -601,3 +601,23 @@ def test_widths_of_sequences_are_padded_and_lengths_are_not() -> None:
     refused = padded_call(toy("packed_attention", requires={"key_length_multiple": 8}), packed_task())
     assert isinstance(refused, Failure)
     assert "keep their lengths" in refused.message
+
+
+def test_latent_vectors_keep_their_length() -> None:
+    inputs = {"query": RNG.normal(size=(1, 2, 3, 4)), "latent": RNG.normal(size=(1, 5, 4))}
+    inputs |= {name: RNG.normal(size=(2, 4, 4)) for name in ("key_projection", "value_projection")}
+    task = Task("latent_attention", {}, inputs)
+    refused = padded_call(toy("latent_attention", requires={"key_length_multiple": 8}), task)
+    assert isinstance(refused, Failure)
+    assert "latent keep their lengths" in refused.message
+
+
+def test_added_queries_have_rows_of_rotary_tables_behind_an_offset_too() -> None:
+    inputs = {name: RNG.normal(size=(2, 1, length, 4)) for name, length in (("query", 3), ("key", 9), ("value", 9))}
+    inputs |= {name: RNG.normal(size=(9, 2)) for name in ("rotary_cos", "rotary_sin")}
+    inputs["query_offsets"] = np.array([0, 6])
+    padded = padded_call(
+        toy("attention", requires={"query_length_multiple": 4}), Task("attention", {"is_causal": True}, inputs)
+    )
+    assert isinstance(padded, Padding)
+    assert padded.task.inputs["rotary_cos"].shape == (6 + 4, 2)
