@@ -139,6 +139,6 @@ def _matching(items: Sequence[Implementation], patterns: Sequence[str]) -> tuple
         if pattern != ALL and not any(_means(pattern, item) for item in items):
             names = dict.fromkeys(name for item in items for name in (item.entry.name, item.name))
             one = expected(pattern, names, "`attncheck list implementations`")
-            globs = f"a glob such as 'torch.*', and {ALL}, will do"
+            globs = f"a glob such as 'torch.*', or {ALL}, will do"
             raise UsageError(f"no implementation is called {pattern!r}; {one}; {globs}")
     return tuple(item for item in items if any(_means(each, item) for each in patterns))

@@ -140,14 +140,24 @@ def test_what_is_not_installed_is_missing_only_where_a_pattern_names_it(
     assert "gone.eager" not in {item.name for item in chosen.implementations}
 
 
-@pytest.mark.parametrize("pattern", ["here.xla", "her", "nope.*", "ALL", ""])
-def test_a_pattern_that_matches_nothing_is_refused_with_the_names_that_exist(pattern: str) -> None:
+EVERY_NAME = "expected one of here, here.eager, here.jit, here.own, gone, gone.eager, other, other.eager, other.jit"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "meant"),
+    [
+        ("here.xla", EVERY_NAME),
+        ("her", "did you mean here or other? (`attncheck list implementations` lists all)"),
+        ("nope.*", EVERY_NAME),
+        ("ALL", EVERY_NAME),
+        ("", EVERY_NAME),
+    ],
+)
+def test_a_pattern_that_matches_nothing_is_refused_with_the_names_that_exist(pattern: str, meant: str) -> None:
     with pytest.raises(UsageError) as error:
         bundled_implementations(None, MANY, ["here.jit", pattern])
-    assert str(error.value) == (
-        f"no implementation is called {pattern!r}; expected one of here.eager, here.jit, here.own, gone.eager, "
-        "other.eager, other.jit, a glob over them, or all"
-    )
+    glob = "a glob such as 'torch.*', or all, will do"
+    assert str(error.value) == f"no implementation is called {pattern!r}; {meant}; {glob}"
 
 
 def test_a_library_runs_only_where_it_is_named_or_a_pattern_is() -> None:

@@ -4,9 +4,12 @@
     python tests/harness/judging/golden.py --bits before.txt  # every bit, to hold two states of the code side by side
 
 Every line is a case in a dtype, then what is known of it: the fingerprint of its exact stages, and for each rounding
-model that of its bounds, accumulated and introduced, the largest error and sigma. Exact values are integers of ball
+model that of what its bounds hold exactly (shapes, zeros, infinities, the exact values of the introduced steps), with
+the level of all its bounds, accumulated and introduced, the largest error and sigma. Exact values are integers of ball
 arithmetic, the same on every machine, and every bit of them counts. Bounds are evaluated in float64, by functions that
-differ in the last bits from processor to processor; 17 bits of each are kept, unless all are asked for.
+differ in the last bits from processor to processor, so that no fingerprint of them is the same everywhere. Their level
+is a number: the mean of their logarithms to base 2, each with a weight of its own between 1 and 2. It moves by as much
+as the bounds do, whichever of them they are, and levels are compared within ``LEVEL_TOLERANCE``.
 
 A bound that changes on purpose changes golden.txt in the same commit, and the commit says why it is still a bound.
 """
@@ -33,13 +36,14 @@ from attncheck.reading.shapes import score_elements
 from attncheck.spec import ROUNDING_MODELS
 
 GOLDEN_FILE: Final = Path(__file__).with_name("golden.txt")
-KEPT_BITS: Final = 17
+LEVEL_TOLERANCE: Final = 1e-8
+"""How far levels of the same bounds lie apart on two processors at most: 3e-11 has been seen."""
 MAX_SCORES: Final = 1 << 11
 """Of cases with more scores, one rounding model in each dtype is recorded: all of them would take minutes."""
 
 
-def fingerprints(cases: Iterable[Case], bits: int | None = KEPT_BITS) -> Iterator[tuple[str, str]]:
-    """Yield what each case in each dtype is called, and its fingerprints. ``bits`` of bounds are kept, None: all."""
+def fingerprints(cases: Iterable[Case], *, every_bit: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield what each case in each dtype is called, and its fingerprints: with levels, or of every bit of bounds."""
     for case in cases:
         inputs = make_exact_inputs(case)
         for number, dtype in enumerate(case.dtypes):
@@ -47,7 +51,7 @@ def fingerprints(cases: Iterable[Case], bits: int | None = KEPT_BITS) -> Iterato
             models = [name for name, dtypes in ROUNDING_MODELS.items() if dtype in dtypes]
             if score_elements(case.operation, truth.options, truth.inputs) > MAX_SCORES:
                 models = [models[(len(case.id) + number) % len(models)]]
-            yield f"{case.id} {dtype}", " ".join(_fingerprints_of(truth, models, bits))
+            yield f"{case.id} {dtype}", " ".join(_fingerprints_of(truth, models, every_bit=every_bit))
 
 
 def read_golden(path: Path = GOLDEN_FILE) -> dict[str, str]:
@@ -56,7 +60,15 @@ def read_golden(path: Path = GOLDEN_FILE) -> dict[str, str]:
     return {" ".join(words[:2]): " ".join(words[2:]) for words in (line.split(" ") for line in lines)}
 
 
-def _fingerprints_of(truth: Truth, models: Iterable[str], bits: int | None) -> Iterator[str]:
+def is_same(recorded: str, found: str) -> bool:
+    """Whether two fingerprints are of the same values: equal, with levels of bounds that processors may differ by."""
+    (digest, _, level), (digest_found, _, level_found) = (text.partition("@") for text in (recorded, found))
+    if digest != digest_found or bool(level) != bool(level_found):
+        return False
+    return not level or abs(float(level) - float(level_found)) <= LEVEL_TOLERANCE
+
+
+def _fingerprints_of(truth: Truth, models: Iterable[str], *, every_bit: bool) -> Iterator[str]:
     if truth.outside:
         yield f"outside={_digest([truth.outside.encode()])}"
         return
@@ -66,12 +78,11 @@ def _fingerprints_of(truth: Truth, models: Iterable[str], bits: int | None) -> I
         steps = {stage: truth.introduced(stage, returned, model) for stage in truth.exact}
         exact = {stage: step[0] for stage, step in steps.items() if step is not None}
         introduced = {stage: step[1] for stage, step in steps.items() if step is not None}
-        parts = (
-            _bytes_of_bounds(truth.bounds(model), bits),
-            _bytes_of_exact(exact),
-            _bytes_of_bounds(introduced, bits),
-        )
-        yield f"{model}={_digest(item for part in parts for item in part)}"
+        bounds = [*_arrays_of(truth.bounds(model)), *_arrays_of(introduced)]
+        parts = (_bytes_of(array if every_bit else _undisputed(array)) for array in bounds)
+        names = "".join([*sorted(truth.exact), "/", *sorted(exact)]).encode()
+        digest = _digest([names, *_bytes_of_exact(exact), *parts])
+        yield f"{model}={digest}" if every_bit else f"{model}={digest}@{_level(bounds):.11f}"
 
 
 def _bytes_of_exact(stages: Mapping[str, Enclosure]) -> Iterator[bytes]:
@@ -81,19 +92,30 @@ def _bytes_of_exact(stages: Mapping[str, Enclosure]) -> Iterator[bytes]:
             yield _bytes_of(array)
 
 
-def _bytes_of_bounds(bounds: Mapping[str, Bound], bits: int | None) -> Iterator[bytes]:
+def _arrays_of(bounds: Mapping[str, Bound]) -> Iterator[NDArray[np.float64]]:
     for stage in sorted(bounds):
-        yield stage.encode()
-        for array in (bounds[stage].max_error, bounds[stage].sigma):
-            yield _bytes_of(array if bits is None else _rounded(array, bits))
+        yield from (bounds[stage].max_error, bounds[stage].sigma)
 
 
-def _rounded(array: NDArray[np.float64], bits: int) -> NDArray[np.float64]:
-    """Round to so many significant bits."""
-    fraction, exponent = np.frexp(array)
-    with np.errstate(over="ignore"):
-        rounded: NDArray[np.float64] = np.ldexp(np.round(np.ldexp(fraction, bits)), exponent - bits)
-    return rounded
+def _has_level(array: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Whether bounds are positive and finite. What is near the smallest float64 has few bits that could agree."""
+    return np.isfinite(array) & (array > np.finfo(np.float64).tiny)
+
+
+def _undisputed(array: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return what every processor agrees on: the shape, which bounds are zero, and which are not finite."""
+    return np.where(_has_level(array), 1.0, np.where(np.isfinite(array), 0.0, array))
+
+
+def _level(bounds: Iterable[NDArray[np.float64]]) -> float:
+    """Return the mean of the logarithms to base 2, each with its own weight in [1, 2); 0 where there is none."""
+    total, number = 0.0, 0
+    for index, array in enumerate(bounds):
+        weights = 1 + np.random.default_rng(index).random(array.shape)
+        kept = _has_level(array)
+        total += float((weights[kept] * np.log2(array[kept])).sum())
+        number += int(kept.sum())
+    return total / max(number, 1)
 
 
 def _bytes_of(array: NDArray[Any]) -> bytes:
@@ -113,9 +135,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--bits", type=Path, metavar="FILE", help="write every bit of the bounds to this file instead")
     options = parser.parse_args()
-    path, bits = (options.bits, None) if options.bits else (GOLDEN_FILE, KEPT_BITS)
-    lines = sorted(f"{name} {found}" for name, found in fingerprints(select_cases(()).cases, bits))
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    found = fingerprints(select_cases(()).cases, every_bit=bool(options.bits))
+    lines = sorted(f"{name} {text}" for name, text in found)
+    (options.bits or GOLDEN_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from golden import fingerprints, read_golden
+from golden import fingerprints, is_same, read_golden
 
 from attncheck.attention import errors as bounds_terms
 from attncheck.reading.selection import select_cases
@@ -40,7 +40,7 @@ def _changes(recorded: Mapping[str, str], found: Mapping[str, str]) -> list[str]
     lines += [f"{name}: no longer there" for name in recorded if name not in found]
     for name in sorted(recorded.keys() & found.keys()):
         old, new = (dict(part.split("=") for part in text[name].split(" ")) for text in (recorded, found))
-        differing = [part for part in {**old, **new} if old.get(part) != new.get(part)]
+        differing = [part for part in {**old, **new} if not is_same(old.get(part, ""), new.get(part, ""))]
         if differing:
             lines.append(f"{name}: {', '.join(differing)}")
     return lines
