@@ -5,11 +5,13 @@ An editable install finds files that a wheel does not have, so the lists are hel
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 STAYS_IN_THE_REPOSITORY = ROOT / "reports" / "published"
@@ -49,3 +51,19 @@ def test_every_file_that_is_no_code_is_shipped_by_its_nearest_package(setuptools
         assert any(within.match(pattern) and len(within.parts) == len(Path(pattern).parts) for pattern in patterns), (
             f"{path} is not in the wheel: name it under [tool.setuptools.package-data]"
         )
+
+
+def test_the_version_is_one_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    headings = re.findall(r"^## (\S+) - (\S+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert (citation["version"], str(citation["date-released"])) == headings[0]
+    assert project["version"] == headings[0][0]
+
+
+def test_every_python_of_tox_is_named_to_the_index() -> None:
+    """Who looks for a release for a Python finds it by the classifiers."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = set(re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"])))
+    ran = {f"3.{minor}" for minor in re.findall(r"py3(\d+)-\{", (ROOT / "tox.ini").read_text(encoding="utf-8"))}
+    assert named == ran > set()
