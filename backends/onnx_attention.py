@@ -22,12 +22,13 @@ Array: TypeAlias = NDArray[Any]
 Evaluate = Callable[["Node", Mapping[str, Array]], list[Array]]
 """Runs a model of one node with these inputs, and returns the outputs that the node has."""
 
-_INPUTS = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
-_OUTPUTS = ("Y", "present_key", "present_value", "qk_matmul_output")
-_TYPES = {
+INPUTS = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
+OUTPUTS = ("Y", "present_key", "present_value", "qk_matmul_output")
+TYPES = {
     "float64": TensorProto.DOUBLE,
     "float32": TensorProto.FLOAT,
     "float16": TensorProto.FLOAT16,
+    "bfloat16": TensorProto.BFLOAT16,
     "bool": TensorProto.BOOL,
     "int64": TensorProto.INT64,
 }
@@ -49,17 +50,18 @@ def model_of(node: Node) -> onnx.ModelProto:
     dtypes = dict(node.inputs)
     own = helper.make_node(
         "Attention",
-        [name if name in dtypes else "" for name in _up_to_the_last(_INPUTS, dtypes)],
-        [name if name in node.outputs else "" for name in _up_to_the_last(_OUTPUTS, node.outputs)],
+        [name if name in dtypes else "" for name in up_to_the_last(INPUTS, dtypes)],
+        [name if name in node.outputs else "" for name in up_to_the_last(OUTPUTS, node.outputs)],
         **dict(node.attributes),
     )
-    inputs = [helper.make_tensor_value_info(name, _TYPES[dtype], None) for name, dtype in node.inputs]
-    outputs = [helper.make_tensor_value_info(name, _TYPES[dtypes["Q"]], None) for name in node.outputs]
+    inputs = [helper.make_tensor_value_info(name, TYPES[dtype], None) for name, dtype in node.inputs]
+    outputs = [helper.make_tensor_value_info(name, TYPES[dtypes["Q"]], None) for name in node.outputs]
     graph = helper.make_graph([own], "attention", inputs, outputs)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", node.opset)], ir_version=10)
 
 
-def _up_to_the_last(names: tuple[str, ...], present: Any) -> tuple[str, ...]:
+def up_to_the_last(names: tuple[str, ...], present: Any) -> tuple[str, ...]:
+    """Return the names that a node lists: those behind the last that is present are left out."""
     return names[: 1 + max(place for place, name in enumerate(names) if name in present)]
 
 
@@ -151,7 +153,7 @@ class OnnxAttention:
         """Return Y, and the stage where one is asked for."""
         caches = ("present_key", "present_value") if "past_key" in named else ()
         outputs = ("Y", *caches, *(() if self.output_mode is None else ("qk_matmul_output",)))
-        inputs = tuple((name, named[name].dtype.name) for name in _INPUTS if name in named)
+        inputs = tuple((name, named[name].dtype.name) for name in INPUTS if name in named)
         node = Node(self.opset, inputs, outputs, tuple(sorted(attributes.items())))
         found = dict(zip(outputs, self.evaluate(node, named), strict=True))
         return [found[name] for name in outputs if name not in caches]
@@ -177,7 +179,7 @@ class OnnxAttention:
         if window is None:
             return {}
         left, right = window
-        if self.opset >= _WITH_WINDOWS:
+        if self.opset >= WITH_WINDOWS:
             sides = {"left_window_size": left, "right_window_size": right}
             return {name: side for name, side in sides.items() if side is not None}
         if (left, right) != (None, 0):
@@ -199,7 +201,7 @@ class OnnxAttention:
         return (stage,)
 
 
-_WITH_WINDOWS = 25
+WITH_WINDOWS = 25
 
 
 def _merge(mask: Array | None, bias: Array | None) -> Array | None:

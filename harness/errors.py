@@ -53,6 +53,10 @@ class UsageError(AttncheckError):
     """The command or call asks for something that does not exist or does not make sense."""
 
 
+class OnnxDataError(AttncheckError):
+    """ONNX's test data cannot be read."""
+
+
 class OutputError(AttncheckError):
     """A folder or file cannot be written."""
 

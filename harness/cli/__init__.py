@@ -15,6 +15,7 @@ from attncheck.cli import measuring as measuring  # isort: skip
 from attncheck.cli import properties as properties  # isort: skip
 from attncheck.cli import programs as programs  # isort: skip
 from attncheck.cli import vectors as vectors  # isort: skip
+from attncheck.cli import interchange as interchange  # isort: skip
 from attncheck.cli import showing as showing  # isort: skip
 from attncheck.cli import listing as listing  # isort: skip
 from attncheck.cli.app import app as app

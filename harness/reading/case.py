@@ -27,6 +27,7 @@ class Expected:
     ``shape`` is the stage's own, or the quantity's. ``numbers`` has the same, and
     is None where the document computes something and prints no number. ``digits``
     says in a sentence how last digits came about that were not simply rounded.
+    Numbers that are ``stored`` lie in a file of their own, to the last bit.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Expected:
     note: str | None = None
     transpose: bool = False
     digits: str | None = None
+    stored: bool = False
 
 
 @dataclass(frozen=True)

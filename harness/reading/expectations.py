@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 
 from attncheck.quantities import QUANTITIES
 from attncheck.reading import model
-from attncheck.reading.array_fields import Digits, UnitsOff
+from attncheck.reading.array_fields import Digits, PrintedRows, RoundingFields, UnitsOff
 from attncheck.reading.arrays import parse_rows
 from attncheck.reading.case import Case, Expected
 from attncheck.reading.diagnostics import CaseFileError
-from attncheck.reading.printed import PrintedArray
+from attncheck.reading.file_kinds import StoredNumbers
+from attncheck.reading.printed import PrintedArray, as_printed
+from attncheck.reading.printed_text import PrintedError
 from attncheck.reading.shapes import lift, show, stage_axes
+from attncheck.reading.stored_arrays import StoredArrayFault, contents_of, read_stored
 from attncheck.reading.yaml_scalars import FieldPath
 from attncheck.spec import OPERATIONS, Shape, computed_stages
 
@@ -26,12 +29,12 @@ def read_expectations(entry: model.CaseEntry, case: Case, where: FieldPath) -> t
     for name in ("computed_in", "digits"):
         if getattr(entry, name) is not None and not any(source.printed for source in sources):
             raise CaseFileError((*where, name), "says something of printed numbers, and this case expects none")
-    narrow = [dtype for dtype in case.dtypes if dtype not in DTYPES_OF_NUMBERS]
+    narrow = [dtype for dtype in case.dtypes if dtype not in (*DTYPES_OF_NUMBERS, entry.computed_in)]
     if sources and narrow:
         raise CaseFileError(
             (*where, "expect"),
-            f"numbers are held against what is computed in {' and '.join(DTYPES_OF_NUMBERS)} alone; without "
-            f"{', '.join(narrow)} among `dtypes` this case may have them",
+            f"numbers are held against what is computed in {' and '.join(DTYPES_OF_NUMBERS)} alone, and in the dtype "
+            f"that the case's `computed_in` names; without {', '.join(narrow)} among `dtypes` this case may have them",
         )
     if sources and OPERATIONS[case.operation].has_gradients:
         raise CaseFileError(
@@ -50,7 +53,8 @@ def read_expectations(entry: model.CaseEntry, case: Case, where: FieldPath) -> t
 
 def _with_digits_of_case(source: model.Expectation, entry: model.CaseEntry) -> model.Expectation:
     """Let the case say how printed digits came about, where the expectation does not."""
-    if entry.digits is None or source.printed is None or source.digits is not None or source.exact:
+    is_text = source.printed is not None and not isinstance(source.printed, StoredNumbers)
+    if entry.digits is None or not is_text or source.digits is not None or source.exact:
         return source
     return source.model_copy(update={"digits": entry.digits})
 
@@ -68,7 +72,7 @@ def _read_expectation(source: model.Expectation, case: Case, shapes: Mapping[str
         raise CaseFileError((*path, "known"), "known numbers need `because`: a derivation or a cited source")
     numbers = None
     if basis != "unprinted":
-        numbers = parse_rows(getattr(source, basis), source, (*path, basis))
+        numbers = _numbers(getattr(source, basis), source, (*path, basis))
         axes = stage_axes(operation, {}).get(of, ()) if name == of else ()
         if "projections" in case.options:  # whose numbers are printed as nn.Linear gives them
             numbers = _split_heads(numbers, shape, axes)
@@ -85,7 +89,24 @@ def _read_expectation(source: model.Expectation, case: Case, shapes: Mapping[str
         note=source.note,
         transpose=source.transpose,
         digits=_digits_in_words(source.digits),
+        stored=isinstance(source.printed, StoredNumbers),
     )
+
+
+def _numbers(given: StoredNumbers | PrintedRows, fields: RoundingFields, path: FieldPath) -> PrintedArray:
+    """Return numbers from text, or from a file, which holds them to the last bit."""
+    if not isinstance(given, StoredNumbers):
+        return parse_rows(given, fields, path)
+    for name in ("exact", "decimals", "significant_digits", "digits"):
+        if getattr(fields, name) not in (None, False):
+            raise CaseFileError((*path[:-1], name), "says how numbers were printed, and these come from a file")
+    try:
+        given.pin(contents_of(given))
+        return as_printed(read_stored(given))
+    except StoredArrayFault as fault:
+        raise CaseFileError((*path, fault.field), str(fault)) from None
+    except PrintedError as error:
+        raise CaseFileError((*path, "file"), str(error)) from None
 
 
 def _digits_in_words(digits: Digits | None) -> str | None:

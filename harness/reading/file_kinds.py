@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, PrivateAttr, computed_field
 
-from attncheck.reading.array_fields import Arrangement
+from attncheck.reading.array_fields import Arrangement, Strict
 from attncheck.spec import Shape
 
 FOLDER = "folder"
@@ -28,8 +28,8 @@ class Contents:
     is_all: bool
 
 
-class StoredArray(Arrangement):
-    """An array in a file beside the case file: .npy, .npz or .safetensors. Nothing is unpickled."""
+class StoredNumbers(Strict):
+    """Numbers in a file beside the case file, taken as they are: what a document gives to the last bit."""
 
     file: Annotated[str, Field(min_length=1, max_length=1000)] = Field(
         description="The path of the file, relative to the folder of the case file and inside of it."
@@ -66,3 +66,7 @@ class StoredArray(Arrangement):
     def content(self) -> str:
         """The digest of the numbers, which is part of the digest of a case."""
         return self._contents.digest if self._contents else ""
+
+
+class StoredArray(StoredNumbers, Arrangement):
+    """An array in a file beside the case file: .npy, .npz or .safetensors. Nothing is unpickled."""

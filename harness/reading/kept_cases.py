@@ -62,6 +62,8 @@ def load_kept_case_file(
 
 
 def _has_stored_arrays(case: Case) -> bool:
+    if any(expected.stored for expected in case.expected):
+        return True
     left = [*case.arrays.values(), *case.inputs.values()]
     while left:
         source = left.pop()

@@ -14,6 +14,7 @@ from attncheck import spec
 from attncheck.backends.contract import EmptyRows, Window
 from attncheck.reading.array_fields import Digits, Name, PrintedRows, RoundingFields, Strict
 from attncheck.reading.array_kinds import Array, Input
+from attncheck.reading.file_kinds import StoredNumbers
 from attncheck.spec import DEFAULT_DTYPES, DTYPES, OPERATIONS, STAGES, OptionSpec
 from attncheck.spec.properties import PROPERTIES
 
@@ -107,7 +108,9 @@ class Expectation(RoundingFields):
     quantity: Name | None = Field(default=None, description="A derived quantity, such as row_maxima.")
     of: StageName | None = Field(default=None, description="The stage that the quantity is derived from.")
     called: Text | None = Field(default=None, description="The source's own name for it.")
-    printed: PrintedRows | None = Field(default=None, description="Numbers as the document prints them.")
+    printed: PrintedRows | StoredNumbers | None = Field(
+        default=None, description="Numbers as the document prints them, or {file, name} of an array that it gives."
+    )
     known: PrintedRows | None = Field(default=None, description="Numbers known by derivation; say how in because.")
     unprinted: bool = Field(default=False, description="The document computes this and prints no number.")
     because: Text | None = Field(default=None, description="Where known numbers come from.")
@@ -141,7 +144,7 @@ class CaseEntry(Strict):
         default=None,
         min_length=1,
         description="What the case is computed in; float64 and float32 if neither the case nor the defaults say. "
-        "Numbers can be expected in these two alone.",
+        "Numbers can be expected in these two, and in the one that `computed_in` of the case names.",
     )
     computed_in: Dtype | None = Field(
         default=None,

@@ -127,6 +127,16 @@ def parse_printed(source: object, rounding: Rounding) -> PrintedArray:
     return PrintedArray(text, value, half_unit, text != np.array(NOT_GIVEN, dtype=object), rounding.truncated)
 
 
+def as_printed(array: NDArray[np.float64]) -> PrintedArray:
+    """Return numbers that are known to the last bit. Raises ``PrintedError`` for too many."""
+    if array.size > MAX_NUMBERS:
+        raise PrintedError(f"{array.size} numbers; expected at most {MAX_NUMBERS}")
+    text = np.empty(array.shape, dtype=object)
+    for index, number in np.ndenumerate(array):
+        text[index] = repr(float(number))
+    return PrintedArray(text, array, np.zeros(array.shape), np.ones(array.shape, dtype=np.bool_))
+
+
 def _cells(source: object) -> Cells:
     """Split texts into numbers; a list of texts has one axis more."""
     if isinstance(source, list):

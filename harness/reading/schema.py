@@ -181,7 +181,11 @@ def _refine_arrays(definitions: dict[str, Any]) -> None:
         optional = "default" in content
         definitions[owner]["properties"][field] = {
             **{name: value for name, value in content.items() if name != "anyOf"},
-            "anyOf": [refer("PrintedRows"), *([{"type": "null"}] if optional else [])],
+            "anyOf": [
+                refer("PrintedRows"),
+                *(part for part in content.get("anyOf", []) if "$ref" in part),
+                *([{"type": "null"}] if optional else []),
+            ],
         }
     for owner in definitions.values():
         for field in _FINITE:

@@ -230,8 +230,10 @@ def _needed_options() -> list[Schema]:
 
 def _dtype_rules() -> list[Schema]:
     """Return rules on dtypes in which numbers can be expected, and on those that storage leaves."""
-    narrow = [dtype for dtype in DTYPES if dtype not in DTYPES_OF_NUMBERS]
-    rules = _where_dtypes(narrow, under("expect", {"maxItems": 0}))
+    rules: list[Schema] = []
+    for narrow in [dtype for dtype in DTYPES if dtype not in DTYPES_OF_NUMBERS]:
+        its_own = under("computed_in", {"anyOf": [{"const": narrow}, {"type": "object"}]}, required=True)
+        rules += _where_dtypes([narrow], {"anyOf": [under("expect", {"maxItems": 0}), its_own]})
     for storage in DTYPES:
         size = numpy_dtype(storage).itemsize
         too_narrow = [dtype for dtype in DTYPES if numpy_dtype(dtype).itemsize <= size]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from attncheck.digests import digest_of
 from attncheck.errors import AttncheckError
-from attncheck.reading.file_kinds import Contents, StoredArray
+from attncheck.reading.file_kinds import Contents, StoredNumbers
 from attncheck.spec import Shape
 
 Array = NDArray[Any]
@@ -59,12 +59,12 @@ class StoredArrayFault(AttncheckError):
         self.field = field
 
 
-def contents_of(source: StoredArray) -> Contents:
+def contents_of(source: StoredNumbers) -> Contents:
     """Read an array, and return what is to be known of it. Raises ``StoredArrayFault``."""
     return _summary(_read(source))
 
 
-def read_stored(source: StoredArray) -> NDArray[np.float64]:
+def read_stored(source: StoredNumbers) -> NDArray[np.float64]:
     """Return an array's numbers in float64, which holds them exactly.
 
     Raises ``StoredArrayFault``, also where the file has changed since its case was read.
@@ -90,7 +90,7 @@ def _digest(array: NDArray[np.float64]) -> str:
     return digest_of(array)
 
 
-def _read(source: StoredArray) -> NDArray[np.float64]:
+def _read(source: StoredNumbers) -> NDArray[np.float64]:
     data = _bytes_of(source)
     reader = _READERS[Path(source.file).suffix.lower()]
     try:
@@ -102,7 +102,7 @@ def _read(source: StoredArray) -> NDArray[np.float64]:
     return _as_float64(array)
 
 
-def _bytes_of(source: StoredArray) -> bytes:
+def _bytes_of(source: StoredNumbers) -> bytes:
     path = _path_of(source)
     try:
         with path.open("rb") as file:
@@ -117,7 +117,7 @@ def _bytes_of(source: StoredArray) -> bytes:
     return data
 
 
-def _path_of(source: StoredArray) -> Path:
+def _path_of(source: StoredNumbers) -> Path:
     """Return where the file is: below the folder of the case file, whatever links lead where."""
     named = source.file
     known = ", ".join(_READERS)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading import model
 from attncheck.reading.array_fields import PrintedRows, RoundingFields
+from attncheck.reading.file_kinds import StoredNumbers
 from attncheck.reading.inputs import rounding_of
 from attncheck.reading.printed import PrintedArray, parse_printed
 from attncheck.reading.yaml_scalars import FieldPath
@@ -36,7 +37,8 @@ def uneven_digits(entry: model.CaseEntry, arrays: Mapping[str, kinds.Array], whe
     """Warn of the printed numbers of a case, its own arrays and the file's ``arrays`` that its inputs refer to."""
     for number, expectation in enumerate(entry.expect):
         for field in ("printed", "known"):
-            if (rows := getattr(expectation, field)) is not None:
+            rows = getattr(expectation, field)
+            if rows is not None and not isinstance(rows, StoredNumbers):
                 path = (*where, "expect", number, field)
                 yield from _of_numbers(rows, expectation, path, declared=entry.digits is not None)
     for name, given in entry.inputs.items():

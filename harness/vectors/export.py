@@ -45,7 +45,7 @@ def export_vectors(
             task = task_of(case, inputs)
             stages = result_stages(task.operation, task.options, task.inputs)
             truth = truth_of_case(case, unit.dtype, inputs, stages, store)
-            if reason := _lacks(truth, stages):
+            if reason := lacks(truth, stages):
                 left_out[reason] = left_out.get(reason, 0) + 1
                 continue
             root = f"{case.id}/{unit.dtype}"
@@ -83,7 +83,7 @@ def _inputs(task: Task, root: str) -> tuple[list[dict[str, Any]], dict[str, Arra
     return entries, arrays
 
 
-def _lacks(truth: Truth, stages: Sequence[str]) -> str:
+def lacks(truth: Truth, stages: Sequence[str]) -> str:
     """Say why a case has no vectors; nothing where it has."""
     if truth.outside:
         return "without an exact answer"

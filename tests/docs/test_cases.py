@@ -48,6 +48,7 @@ _MAPPINGS = {
     "Expectation": "see Expectations",
     "TagEntry": "`probes` and `defect`",
     "UnitsOff": "`units` with `because`",
+    "StoredNumbers": "`file`, an array to the last bit",
 }
 _TYPES = {
     "boolean": "true or false",
@@ -144,7 +145,8 @@ def _row(*cells: str) -> str:
 
 
 def _own_fields(owner: type[BaseModel], kind: str) -> list[tuple[str, dict[str, Any]]]:
-    inherited = {field for base in owner.__bases__ for field in base.model_fields}  # type: ignore[attr-defined]
+    bases = (base for base in owner.__bases__ if base is not file_kinds.StoredNumbers)
+    inherited = {field for base in bases for field in base.model_fields}  # type: ignore[attr-defined]
     schema = owner.model_json_schema()
     properties = (schema if "properties" in schema else schema["$defs"][owner.__name__])["properties"]
     own = {field: value for field, value in properties.items() if field not in inherited}
@@ -242,6 +244,7 @@ def _loaded(text: str, folder: Path) -> list[Case]:
     numbers = np.random.default_rng(7)
     np.savez(folder / "dump.npz", **{name: numbers.normal(size=(2, 3, 4)) for name in ("query", "key", "value")})
     np.save(folder / "scores.npy", np.arange(6.0).reshape(2, 3))
+    np.save(folder / "weights.npy", np.array([0.25, 0.25, 0.5], np.float16))
     path = folder / "examples.yaml"
     path.write_text(text if text.startswith("title:") else HEAD + text, encoding="utf-8")
     return load_case_file(path, "examples.yaml", "examples", ["uniform"])

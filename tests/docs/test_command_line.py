@@ -20,7 +20,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from pages import DOCS, Block, Reader, attncheck, commands_of, small_corpus, without_versions
 
 from attncheck import releases
+from attncheck.backends import LIBRARIES
 from attncheck.cli import app
+from attncheck.errors import ExitCode
 
 PAGE = DOCS / "reference" / "command-line.md"
 GROUP: Any = typer.main.get_command(app)
@@ -118,7 +120,10 @@ def test_every_example_of_the_help_runs(tmp_path: Path, monkeypatch: pytest.Monk
         for line in lines:
             [(command, _)] = commands_of(Block("sh", line, 0, (0, 0)))
             # Two cases do not catch every fault.
-            reader.run(command, int(command.startswith("attncheck mutants")), "an example of the help")
+            code = int(command.startswith("attncheck mutants"))
+            if " onnx " in command and not LIBRARIES["onnx"].is_installed:
+                code = ExitCode.BAD_INPUT
+            reader.run(command, code, "an example of the help")
 
 
 if __name__ == "__main__":

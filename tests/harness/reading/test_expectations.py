@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from attncheck.errors import CaseError
 from attncheck.reading.case import Case
+from attncheck.reading.loader import load_case_file
 
 Load = Callable[[str | bytes], list[Case]]
 
@@ -38,9 +41,59 @@ def test_numbers_are_not_expected_in_16_bits(load_text: Load, dtypes: str) -> No
     narrow = ", ".join(dtype for dtype in dtypes[1:-1].split(", ") if dtype != "float64")
     assert field == "expect"
     assert message == (
-        "numbers are held against what is computed in float64 and float32 alone; "
-        f"without {narrow} among `dtypes` this case may have them"
+        "numbers are held against what is computed in float64 and float32 alone, and in the dtype that the case's "
+        f"`computed_in` names; without {narrow} among `dtypes` this case may have them"
     )
+
+
+STORED = HEAD % "" + "    expect: [{stage: output, printed: {file: %s}}]\n"
+
+
+def _load_beside(folder: Path, text: str) -> Case:
+    """Read a case beside the arrays of ``folder``."""
+    path = folder / "cases.yaml"
+    path.write_text(text, encoding="utf-8")
+    [case] = load_case_file(path, path.name, "cases", ())
+    return case
+
+
+def test_numbers_of_a_file_are_expected_to_the_last_bit(tmp_path: Path) -> None:
+    numbers = np.array([[1 / 3, 2e-320], [-np.inf, 4.0]])
+    np.save(tmp_path / "output.npy", numbers)
+    [expected] = _load_beside(tmp_path, STORED % "output.npy").expected
+    assert expected.stored
+    assert expected.basis == "printed"
+    assert expected.numbers is not None
+    np.testing.assert_array_equal(expected.numbers.value, numbers.reshape(1, 1, 2, 2))
+    assert not expected.numbers.radius.any()
+    assert float(expected.numbers.text[0, 0, 0, 0]) == 1 / 3
+
+
+def test_the_dtype_that_numbers_were_computed_in_may_be_of_16_bits(tmp_path: Path) -> None:
+    np.save(tmp_path / "output.npy", np.ones((2, 2)))
+    text = STORED % "output.npy" + "    dtypes: [float32, bfloat16]\n"
+    assert _load_beside(tmp_path, text + "    computed_in: bfloat16\n").dtypes == ("float32", "bfloat16")
+    with pytest.raises(CaseError, match="without bfloat16 among `dtypes`"):
+        _load_beside(tmp_path, text + "    computed_in: float16\n")
+
+
+@pytest.mark.parametrize(
+    ("printed", "message"),
+    [
+        ("{file: missing.npy}", r"expect\[0\].printed.file: there is no file 'missing.npy'"),
+        ("{file: ../output.npy}", r"expect\[0\].printed.file: .* leads out of the folder"),
+        ("{file: narrow.npy}", r"expect\[0\].printed: expected numbers of shape 1x1x2x2, got 2x1"),
+        ("{file: many.npy}", r"expect\[0\].printed.file: 40000 numbers; expected at most 30000"),
+        ("{file: output.npy, times: 2}", r"expect\[0\].printed.*times"),
+        ("{file: output.npy}, decimals: 3", r"expect\[0\].decimals: says how numbers were printed"),
+    ],
+)
+def test_numbers_of_a_file_that_cannot_be_expected_are_refused(tmp_path: Path, printed: str, message: str) -> None:
+    np.save(tmp_path / "output.npy", np.ones((2, 2)))
+    np.save(tmp_path / "narrow.npy", np.ones((2, 1)))
+    np.save(tmp_path / "many.npy", np.ones((200, 200)))
+    with pytest.raises(CaseError, match=message):
+        _load_beside(tmp_path, STORED.replace("{file: %s}", printed))
 
 
 def test_dtypes_of_the_file_count_too(load_text: Load) -> None:

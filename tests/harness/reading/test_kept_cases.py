@@ -7,11 +7,12 @@ import pickle
 import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from attncheck.digests import digest_of
 from attncheck.reading.case import Case
-from attncheck.reading.kept_cases import cases_from_bytes, cases_to_bytes
+from attncheck.reading.kept_cases import cases_from_bytes, cases_to_bytes, load_kept_case_file
 from attncheck.reading.selection import select_cases
 from attncheck.store import Store, UnreadableEntry
 
@@ -52,6 +53,22 @@ def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert read(tmp_path, store)[0].name == "b row"
     assert store.counts["found"] == 0
+
+
+def test_a_file_whose_expected_numbers_lie_in_another_is_read_every_time(tmp_path: Path) -> None:
+    path, store = tmp_path / "some.yaml", Store(tmp_path / "store")
+    path.write_text(
+        "title: A file\nsource: {kind: derivation, title: Made for the tests}\noperation: softmax\ncases:\n"
+        "  - name: A case\n    inputs: {scores: {values: [0, 0]}}\n"
+        "    expect: [{stage: weights, printed: {file: some.npy}}]\n",
+        encoding="utf-8",
+    )
+    for number in (0.5, 0.25):
+        np.save(tmp_path / "some.npy", np.full(2, number))
+        [case] = load_kept_case_file(path, path.name, "some", (), store)
+        numbers = case.expected[0].numbers
+        assert numbers is not None
+        assert (numbers.value == number).all()
 
 
 def test_a_tag_that_is_defined_no_more_is_a_fault_again(tmp_path: Path) -> None:

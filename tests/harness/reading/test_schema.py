@@ -216,6 +216,10 @@ REFUSED = {
     "a stage of another operation": _file(f"{QKV}, stages: [context]"),
     "storage as wide as the dtypes": _file(f"{QKV}, storage: float32"),
     "storage as wide as the file's dtypes": _file(f"{QKV}, storage: float16", defaults="dtypes: [bfloat16]"),
+    "numbers in bfloat16 that were computed in float16": _file(
+        f"{QKV}, dtypes: [bfloat16], computed_in: float16, expect: [{{stage: output, printed: '1 0'}}]"
+    ),
+    "a file with a factor": _expect("stage: output, printed: {file: output.npy, times: 2}"),
     "numbers in bfloat16": _file(f"{QKV}, dtypes: [bfloat16], expect: [{{stage: output, unprinted: true}}]"),
     "numbers in the file's bfloat16": _file(
         f"{QKV}, expect: [{{stage: output, unprinted: true}}]", defaults="dtypes: [bfloat16]"

@@ -1,0 +1,424 @@
+"""ONNX's backend tests become cases and tests again: what is equal, what is left out, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from attncheck import cli
+from attncheck.backends import LIBRARIES
+from attncheck.errors import OnnxDataError, OutputError, UsageError
+from attncheck.execution.worker import Computed
+from attncheck.judging.judge import judge
+from attncheck.oracle.enclosure import Enclosure
+from attncheck.reading.case import Case
+from attncheck.reading.selection import select_cases
+from attncheck.results.format import Row
+from attncheck.verdicts import Verdict
+
+if LIBRARIES["onnx"].is_installed:
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+    from onnx.reference import ReferenceEvaluator
+
+    from attncheck.onnx_data.exporting import rounded
+    from attncheck.onnx_data.files import BackendTest, write_test
+
+pytestmark = pytest.mark.onnx
+RNG = np.random.default_rng(8068)
+EXAMPLES = Path(__file__).parents[3] / "examples"
+Array = NDArray[Any]
+Judged = Callable[[Case], tuple[Row, ...]]
+ORDER = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
+
+
+def uniform(*shape: int, dtype: Any = np.float32) -> Array:
+    return RNG.random(shape).astype(dtype)
+
+
+def evaluated(test: BackendTest, outputs: tuple[str, ...]) -> dict[str, Array]:
+    """Compute a test's outputs by the evaluator that the standard comes with."""
+    names = [name if name in test.inputs else "" for name in ORDER]
+    every = ("Y", "present_key", "present_value", "qk_matmul_output")
+    node = helper.make_node("Attention", names, [name if name in outputs else "" for name in every], **test.attributes)
+    kinds = {"bool": TensorProto.BOOL, "int64": TensorProto.INT64, "float32": TensorProto.FLOAT}
+    inputs = [
+        helper.make_tensor_value_info(name, kinds[each.dtype.name], each.shape) for name, each in test.inputs.items()
+    ]
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    opset = helper.make_opsetid("", test.opset)
+    model = helper.make_model(helper.make_graph([node], "g", inputs, infos), opset_imports=[opset], ir_version=10)
+    found = ReferenceEvaluator(model).run(list(outputs), dict(test.inputs))
+    return dict(zip(outputs, found, strict=True))
+
+
+def attention(
+    name: str, inputs: Mapping[str, Array], outputs: tuple[str, ...] = ("Y",), opset: int = 23, **attributes: Any
+) -> BackendTest:
+    given = {each: inputs[each] for each in ORDER if each in inputs}
+    test = BackendTest(name, "Attention", opset, attributes, given, {})
+    return BackendTest(name, "Attention", opset, attributes, given, evaluated(test, outputs))
+
+
+QKV = {"Q": uniform(2, 4, 3, 8), "K": uniform(2, 2, 5, 8), "V": uniform(2, 2, 5, 6)}
+MERGED = {"Q": uniform(2, 3, 32), "K": uniform(2, 5, 16), "V": uniform(2, 5, 12)}
+PAST = {"past_key": uniform(2, 2, 4, 8), "past_value": uniform(2, 2, 4, 6)}
+PRESENT = ("Y", "present_key", "present_value")
+MASK = RNG.random((3, 5)) < 0.6
+MASK[0] = False
+TESTS: dict[str, Callable[[str], BackendTest]] = {
+    "test_plain": lambda name: attention(name, QKV),
+    "test_options": lambda name: attention(
+        name, QKV, ("Y", "qk_matmul_output"), is_causal=1, scale=0.1, softcap=2.0, qk_matmul_output_mode=1
+    ),
+    "test_boolean_mask": lambda name: attention(
+        name, {**QKV, "attn_mask": MASK}, ("Y", "qk_matmul_output"), qk_matmul_output_mode=2
+    ),
+    "test_mask_per_head": lambda name: attention(
+        name, {**QKV, "attn_mask": uniform(4, 3, 5)}, ("Y", "qk_matmul_output"), qk_matmul_output_mode=3
+    ),
+    "test_past": lambda name: attention(name, {**QKV, **PAST}, PRESENT, is_causal=1),
+    "test_3d": lambda name: attention(
+        name, {**MERGED, **PAST, "attn_mask": uniform(3, 9)}, PRESENT, q_num_heads=4, kv_num_heads=2
+    ),
+    "test_lengths": lambda name: attention(
+        name, {**QKV, "nonpad_kv_seqlen": np.array([3, 5])}, opset=24, is_causal=1
+    ),
+    "test_short_mask": lambda name: attention(
+        name, {**QKV, "nonpad_kv_seqlen": np.array([2, 4]), "attn_mask": uniform(3, 4)}, opset=24, is_causal=1
+    ),
+    "test_window": lambda name: attention(name, QKV, opset=25, left_window_size=1, right_window_size=2),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of tests as ONNX writes them, those of softmax with the numbers that NumPy computes."""
+    folder = tmp_path_factory.mktemp("node")
+    for name, made in TESTS.items():
+        write_test(folder / name, made(name))
+    for axis in (0, 1, -1):
+        scores = uniform(2, 3, 4)
+        weights = np.exp(scores) / np.exp(scores).sum(axis=axis, keepdims=True)
+        name = f"test_softmax_axis_{axis % 3}"
+        write_test(
+            folder / name, BackendTest(name, "Softmax", 13, {"axis": axis}, {"input": scores}, {"output": weights})
+        )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def judge_alone(compute: Callable[..., Any]) -> Judged:
+    """Judge NumPy in a case, and the case's numbers with it."""
+
+    def judged(case: Case) -> tuple[Row, ...]:
+        [dtype] = case.dtypes
+        inputs, stages = compute(case, dtype)
+        return tuple(judge(case, dtype, inputs, {"numpy": Computed(stages)}, {"numpy": "native"}).rows)
+
+    return judged
+
+
+def run(*words: str) -> str:
+    """Run a command; return what it prints."""
+    with redirect_stdout(io.StringIO()) as said:
+        cli.app(list(words), standalone_mode=False)
+    return said.getvalue()
+
+
+def import_from(folder: Path, output: Path) -> str:
+    return run("import", "onnx", str(folder), "--output", str(output))
+
+
+def tensors(folder: Path) -> dict[str, tuple[bytes, int, tuple[int, ...]]]:
+    """The bytes, type and shape of every tensor of a test."""
+    read = {path.name: TensorProto.FromString(path.read_bytes()) for path in folder.glob("*/*.pb")}
+    return {name: (each.raw_data, each.data_type, tuple(each.dims)) for name, each in read.items()}
+
+
+def attributes_of(folder: Path) -> dict[str, Any]:
+    [node] = onnx.load(folder / "model.onnx").graph.node
+    return {each.name: helper.get_attribute_value(each) for each in node.attribute}
+
+
+def cases_of(folder: Path) -> dict[str, Case]:
+    return {case.id.rpartition("/")[2]: case for case in select_cases([str(folder)]).cases}
+
+
+def test_tests_come_back_to_the_byte(data: Path, tmp_path: Path) -> None:
+    said = import_from(data, tmp_path / "cases")
+    assert f"{len(TESTS)} cases: {tmp_path / 'cases' / 'attention.yaml'}" in said
+    assert "left out: 1 (test_softmax_axis_0): a Softmax along another axis than the last two" in said
+    run("export", "onnx", str(tmp_path / "back"), str(tmp_path / "cases"))
+    back = {path.name for path in (tmp_path / "back").iterdir()}
+    assert back == {path.name for path in data.iterdir()} - {"test_softmax_axis_0"}
+    for name in back:
+        assert tensors(tmp_path / "back" / name) == tensors(data / name), name
+        onnx.checker.check_model(onnx.load(tmp_path / "back" / name / "model.onnx"))
+    for name in TESTS:
+        own = attributes_of(tmp_path / "back" / name)
+        assert {
+            each: value for each, value in own.items() if each != "qk_matmul_output_mode" or value
+        } == attributes_of(data / name)
+
+
+def test_the_cases_are_judged_against_what_the_tests_say(data: Path, tmp_path: Path, judge_alone: Judged) -> None:
+    import_from(data, tmp_path / "cases")
+    cases = cases_of(tmp_path / "cases")
+    assert len(cases) == len(TESTS) + 2
+    for case in cases.values():
+        rows = judge_alone(case)
+        printed = [row for row in rows if row.comparison == "printed"]
+        assert len(printed) == sum(int(np.prod(expected.shape)) for expected in case.expected)
+        assert {row.verdict for row in rows} == {Verdict.AGREE}
+
+
+def test_a_wrong_output_is_found(tmp_path: Path, judge_alone: Judged) -> None:
+    right = attention("test_wrong", QKV)
+    output = right.outputs["Y"].copy()
+    output[1, 2, 0, 3] *= 1 + 1e-5
+    wrong = BackendTest("test_wrong", "Attention", 23, {}, right.inputs, {"Y": output})
+    write_test(tmp_path / "test_wrong", wrong)
+    import_from(tmp_path / "test_wrong", tmp_path / "cases")
+    found = [row for row in judge_alone(cases_of(tmp_path / "cases")["test-wrong"]) if row.verdict != Verdict.AGREE]
+    assert [(row.verdict, row.index) for row in found] == [(Verdict.MISPRINT, "1,2,0,3")]
+
+
+def test_queries_before_the_first_key_have_a_mask(data: Path, tmp_path: Path) -> None:
+    said = import_from(data, tmp_path / "cases")
+    assert "noted in 1 (test_short_mask): is_causal and the window are written out as a mask" in said
+    cases = cases_of(tmp_path / "cases")
+    assert {"query_offsets", "key_lengths"} <= cases["test-lengths"].inputs.keys()
+    assert {"mask", "bias", "key_lengths"} <= cases["test-short-mask"].inputs.keys()
+    assert "is_causal" not in cases["test-short-mask"].options
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sixteen_bits_come_back(tmp_path: Path, dtype: str) -> None:
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
+    narrow = {name: uniform(*array.shape, dtype=kind) for name, array in QKV.items()}
+    test = BackendTest("test_narrow", "Attention", 23, {}, narrow, {"Y": uniform(2, 4, 3, 6, dtype=kind)})
+    write_test(tmp_path / "data" / "test_narrow", test)
+    import_from(tmp_path / "data", tmp_path / "cases")
+    [case] = cases_of(tmp_path / "cases").values()
+    assert (case.dtypes, case.computed_in) == ((dtype,), dtype)
+    run("export", "onnx", str(tmp_path / "back"), str(tmp_path / "cases"))
+    assert tensors(tmp_path / "back" / "test_narrow") == tensors(tmp_path / "data" / "test_narrow")
+
+
+def test_the_exact_answer_takes_the_place_of_given_outputs_where_it_is_asked_for(data: Path, tmp_path: Path) -> None:
+    import_from(data / "test_plain", tmp_path / "cases")
+    said = run("export", "onnx", str(tmp_path / "back"), str(tmp_path / "cases"), "--exact")
+    assert "the exact answer is written" in said
+    query, key, value = (QKV[name].astype(np.longdouble) for name in "QKV")
+    key, value = np.repeat(key, 2, axis=1), np.repeat(value, 2, axis=1)
+    weights = np.exp(query @ key.swapaxes(-1, -2) / np.sqrt(np.longdouble(8)))
+    exact = (weights @ value / weights.sum(axis=-1, keepdims=True)).astype(np.float32)
+    tensor = (tmp_path / "back" / "test_plain" / "test_data_set_0" / "output_0.pb").read_bytes()
+    np.testing.assert_array_equal(numpy_helper.to_array(TensorProto.FromString(tensor)), exact)
+
+
+def test_cases_of_the_corpus_are_computed_alike_by_the_standard_s_evaluator(tmp_path: Path) -> None:
+    chosen = (
+        "attention/*",
+        "caches/*",
+        "lengths/*",
+        "masks_of_models/*",
+        "query_offsets/*",
+        "probes/masks/*",
+        "windows/*",
+    )
+    said = run("export", "onnx", str(tmp_path), *chosen, "--dtype", "float64", "--no-cache")
+    assert "sinks, which the operator does not have" in said
+    folders = sorted(tmp_path.iterdir())
+    assert len(folders) > 60
+    for folder in folders:
+        model = onnx.load(folder / "model.onnx")
+        given, wanted = (
+            _read(folder, kind, len(infos))
+            for kind, infos in (("input", model.graph.input), ("output", model.graph.output))
+        )
+        names = [each.name for each in model.graph.input]
+        with np.errstate(all="ignore"):
+            found = ReferenceEvaluator(model).run(None, dict(zip(names, given, strict=True)))
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7, err_msg=folder.name)
+
+
+def _read(folder: Path, kind: str, number: int) -> list[Array]:
+    paths = (folder / "test_data_set_0" / f"{kind}_{each}.pb" for each in range(number))
+    return [numpy_helper.to_array(TensorProto.FromString(path.read_bytes())) for path in paths]
+
+
+def test_what_is_behind_float64_decides_in_the_middle() -> None:
+    middle = 1 + 2.0**-8  # between two numbers of bfloat16, the even one below
+    for low, radius, wanted in ((0, 0, 1), (1e-20, 1e-30, 1 + 2.0**-7), (-1e-20, 1e-30, 1), (1e-20, 1e-10, 1)):
+        exact = Enclosure(*(np.array([each], np.float64) for each in (middle, low, radius)))
+        assert float(rounded(exact, "bfloat16")[0]) == wanted
+        negative = Enclosure(*(np.array([each], np.float64) for each in (-middle, -low, radius)))
+        assert float(rounded(negative, "bfloat16")[0]) == -wanted
+
+
+def single(operator: str, inputs: dict[str, Array], attributes: dict[str, Any], opset: int = 23) -> BackendTest:
+    outputs = {"output" if operator == "Softmax" else "Y": np.zeros((2, 4, 3, 6), np.float32)}
+    return BackendTest("test_single", operator, opset, attributes, inputs, outputs)
+
+
+LEFT_OUT: dict[str, Callable[[], BackendTest]] = {
+    "a softmax_precision that is narrower": lambda: single("Attention", QKV, {"softmax_precision": 10}),
+    "an attribute dropout": lambda: single("Attention", QKV, {"dropout": 1}),
+    "an attribute scale that is no number": lambda: single("Attention", QKV, {"scale": "half"}),
+    "a scale that is not positive": lambda: single("Attention", QKV, {"scale": -1.0}),
+    "inputs of float16 and float32": lambda: single("Attention", {**QKV, "Q": QKV["Q"].astype(np.float16)}, {}),
+    "without q_num_heads": lambda: single("Attention", MERGED, {}),
+    "nonpad_kv_seqlen behind a past": lambda: single(
+        "Attention", {**QKV, **PAST, "nonpad_kv_seqlen": np.array([3, 5])}, {}
+    ),
+    "one key, which is either": lambda: single("Attention", {**QKV, "attn_mask": uniform(3, 1)}, {}),
+    "what no case may be: shape 2x2x5x7": lambda: single("Attention", {**QKV, "K": uniform(2, 2, 5, 7)}, {}),
+    "a row of minus infinity alone": lambda: single("Softmax", {"input": np.full((2, 3), -np.inf, np.float32)}, {}, 13),
+    "before opset 13": lambda: single("Softmax", {"input": uniform(2, 3)}, {}, 11),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", LEFT_OUT)
+def test_what_no_case_says_is_left_out_with_its_reason(tmp_path: Path, capsys: Any, reason: str) -> None:
+    write_test(tmp_path / "data" / "test_single", LEFT_OUT[reason]())
+    with pytest.raises(OnnxDataError, match="none of its tests is a case"):
+        cli.app(["import", "onnx", str(tmp_path / "data"), "-o", str(tmp_path / "cases")], standalone_mode=False)
+    said = capsys.readouterr().out
+    assert "left out: 1 (test_single): " in said
+    assert reason in said
+    assert not list((tmp_path / "cases").rglob("*.*"))
+
+
+def external(tensor: Any) -> None:
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="/etc/passwd")
+
+
+def cut_off(tensor: Any) -> None:
+    tensor.raw_data = tensor.raw_data[:-3]
+
+
+def huge(tensor: Any) -> None:
+    tensor.dims[:] = [2**40, 2**40]
+
+
+def negative(tensor: Any) -> None:
+    tensor.dims[0] = -2
+
+
+def untyped(tensor: Any) -> None:
+    tensor.data_type = 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (external, "lie in another file, which is not read"),
+        (cut_off, "is damaged or cut off"),
+        (huge, "a tensor of 1099511627776x1099511627776"),
+        (negative, "a tensor of -2x4x3x8"),
+        (untyped, "is no TensorProto"),
+    ],
+)
+def test_a_damaged_tensor_is_one_line_with_its_path(
+    data: Path, tmp_path: Path, change: Callable[[Any], None], message: str
+) -> None:
+    write_test(tmp_path / "data" / "test_a", attention("test_a", QKV))
+    write_test(tmp_path / "data" / "test_b", attention("test_b", QKV))
+    path = tmp_path / "data" / "test_b" / "test_data_set_0" / "input_0.pb"
+    tensor = TensorProto.FromString(path.read_bytes())
+    change(tensor)
+    path.write_bytes(tensor.SerializeToString())
+    _refused(tmp_path, f"{path}.*{message}")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "model.onnx").write_bytes(b"\xff" * 99), r"model.onnx is no ModelProto"),
+        (lambda folder: (folder / "model.onnx").write_bytes(b""), r"model.onnx has no node"),
+        (
+            lambda folder: (folder / "test_data_set_0" / "input_1.pb").unlink(),
+            r"input_1.pb cannot be read: No such file",
+        ),
+        (lambda folder: (folder / "test_data_set_0").rename(folder / "data"), r"has no test_data_set_0"),
+        (lambda folder: (folder / "model.onnx").unlink(), r"holds no test of ONNX; expected folders with model.onnx"),
+    ],
+)
+def test_a_damaged_folder_is_one_line_with_its_path(
+    tmp_path: Path, damage: Callable[[Path], Any], message: str
+) -> None:
+    write_test(tmp_path / "data" / "test_b", attention("test_b", QKV))
+    damage(tmp_path / "data" / "test_b")
+    _refused(tmp_path, f"{tmp_path / 'data'}.*{message}")
+
+
+def _refused(tmp_path: Path, message: str) -> None:
+    with pytest.raises(OnnxDataError, match=message) as error:
+        import_from(tmp_path / "data", tmp_path / "cases")
+    assert "\n" not in str(error.value)
+    assert not list((tmp_path / "cases").rglob("*.*")), "nothing is left of half an import"
+
+
+def test_nothing_is_overwritten(data: Path, tmp_path: Path) -> None:
+    import_from(data / "test_plain", tmp_path / "cases")
+    with pytest.raises(OutputError, match=r"test_plain.npz is already there; .* --output"):
+        import_from(data / "test_plain", tmp_path / "cases")
+    assert len(cases_of(tmp_path / "cases")) == 1
+    with pytest.raises(OutputError, match="is already there"):
+        run("export", "onnx", str(data), str(tmp_path / "cases"))
+
+
+def test_a_graph_of_several_nodes_and_other_operators_are_counted(data: Path, tmp_path: Path) -> None:
+    for name, nodes in (("test_add", ["Add"]), ("test_expanded", ["Add", "Add"])):
+        made = [helper.make_node(each, ["x", "x"], [f"y{number}"]) for number, each in enumerate(nodes)]
+        infos = [helper.make_tensor_value_info(each, TensorProto.FLOAT, [1]) for each in ("x", "y0")]
+        model = helper.make_model(helper.make_graph(made, "g", infos[:1], infos[1:]))
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / "model.onnx").write_bytes(model.SerializeToString())
+    write_test(tmp_path / "data" / "test_one", attention("test_one", QKV))
+    said = import_from(tmp_path / "data", tmp_path / "cases")
+    assert "left out: 1 (test_add): another operator than Attention and Softmax" in said
+    assert "left out: 1 (test_expanded): a graph of several nodes" in said
+
+
+def test_without_the_package_the_commands_say_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    for words in (["import", "onnx", str(tmp_path)], ["export", "onnx", str(tmp_path)]):
+        with pytest.raises(UsageError, match=rf"{words[0]} onnx needs the extra onnx: pip install 'attncheck\[onnx\]'"):
+            run(*words)
+
+
+def test_a_failure_is_one_line_on_stderr(tmp_path: Path) -> None:
+    given = [sys.executable, "-m", "attncheck", "import", "onnx", str(tmp_path)]
+    ended = subprocess.run(given, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"attncheck: {tmp_path} holds no test of ONNX")
+    assert ended.stderr.count("\n") == 1
+
+
+def test_the_standard_s_own_tests_come_back_to_the_byte(tmp_path: Path) -> None:
+    script = [sys.executable, "-W", "ignore", str(EXAMPLES / "make_onnx_tests.py"), str(tmp_path / "data"), "Attention"]
+    subprocess.run(script, check=True, timeout=600)
+    made = {path.name for path in (tmp_path / "data").iterdir() if "_expanded" not in path.name}
+    assert len(made) > 60
+    said = import_from(tmp_path / "data", tmp_path / "cases")
+    assert f"{len(made)} cases: " in said
+    assert said.count("left out") == said.count("a graph of several nodes") == 1
+    run("export", "onnx", str(tmp_path / "back"), str(tmp_path / "cases"))
+    assert {path.name for path in (tmp_path / "back").iterdir()} == made
+    for name in made:
+        assert tensors(tmp_path / "back" / name) == tensors(tmp_path / "data" / name), name
