@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from attncheck.elements import stored_index
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Failure, Outcome
 from attncheck.judging.judge_implementation import judge_and_diagnose
@@ -142,7 +143,7 @@ def _stage_fields(judgement: StageJudgement) -> dict[str, Any]:
         "empty_rows": judgement.empty_rows,
         **_measured_fields("", judgement.accumulated),
         **_measured_fields("step_", judgement.introduced),
-        "index": "" if judgement.index is None else ",".join(map(str, judgement.index)),
+        "index": "" if judgement.index is None else stored_index(judgement.index),
         "value": judgement.value,
         "exact": judgement.exact,
         "error": judgement.error,

@@ -39,7 +39,7 @@ def test_a_case_is_shown_with_its_source_tags_inputs_and_exact_stages() -> None:
     assert "R fills matrices by columns" in text
     assert "words (query, key, value), 4 x 3\n   0  1  2 \n0  1  0  0 \n" in text
     assert "scores (raw_scores), 4 x 4\n    0   1   2   3 \n0   6   4  10   5 \n" in text
-    assert re.search(r"\[0,2\] +0\.8429010 +0\.8429010423 +4\.2e-08 +holds", text)
+    assert re.search(r"\[0, 2\] +0\.8429010 +0\.8429010423 +4\.2e-08 +holds", text)
     assert "weights, printed: 16 of 16 hold" in text
     assert "\x1b" not in text
 
@@ -47,7 +47,7 @@ def test_a_case_is_shown_with_its_source_tags_inputs_and_exact_stages() -> None:
 def test_errata_are_told_beside_the_numbers_that_do_not_hold() -> None:
     text = printed(f"{NOTEBOOK}/the-call-as-the-notebook-writes-it-with-mask-none", "float64", "weights")
     assert "attention (weights), printed: 4 of 16 hold\nErratum: Printed under mask=None" in text
-    assert re.search(r"\[0,0\] +1\. +0\.21036710325 +0\.79 +erratum", text)
+    assert re.search(r"\[0, 0\] +1\. +0\.21036710325 +0\.79 +erratum", text)
     assert "values" not in text.partition("Exact stages")[2]  # only the stage that was asked for
 
 
