@@ -179,3 +179,28 @@ def test_the_command_prints_and_saves(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert result.stdout == f"{path}: Four words attend to each other\n"
     assert path.read_bytes().startswith(b"<svg")
+
+
+BIG = "kernel_shapes/heads/a-bias-for-each-of-many-heads-17-by-4"
+
+
+def test_what_does_not_fit_goes_on_further_pages(tmp_path: Path) -> None:
+    (case,) = select_cases([BIG]).cases
+    shown = work_out(case, "float32", ["output", "weights"])
+    paths = save_case(shown, tmp_path / "big.svg")
+    assert [path.name for path in paths] == [f"big-{number}.svg" for number in range(1, len(paths) + 1)]
+    assert len(paths) > 1
+    for number, path in enumerate(paths, 1):
+        assert f"page {number} of {len(paths)}" in path.read_text(encoding="utf-8")
+    drawn = "".join(path.read_text(encoding="utf-8") for path in paths)
+    for panel in (panel for drawing in shown.drawings for panel in drawing.panels):
+        assert f">{panel.title}<" in drawn
+
+
+def test_the_pages_of_a_pdf_are_one_file(tmp_path: Path) -> None:
+    (case,) = select_cases([BIG]).cases
+    (path,) = save_case(work_out(case, "float32", ["output", "weights"]), tmp_path / "big.pdf")
+    first = path.read_bytes()
+    assert len(re.findall(rb"/Type /Page\b", first)) > 1
+    save_case(work_out(case, "float32", ["output", "weights"]), path)
+    assert path.read_bytes() == first
