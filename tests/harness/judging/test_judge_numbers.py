@@ -573,7 +573,12 @@ def test_one_unit_in_the_last_digit_of_any_printed_number_is_caught(
     text, number = raised(DOCUMENTS[name], token, sign * token.unit)
     (row,) = judge_document(text)
     assert (row.verdict, row.reference_text, row.comparison) == (Verdict.MISPRINT, number, "printed")
-    assert f"[{row.index[4:].replace(',', ', ')}] is printed as {number}, computed " in row.message
+    [(place, printed)] = re.findall(r"\[([\d, ]+)\] is printed as (\S+), computed ", row.message)
+    assert printed == number
+    assert row.index is not None
+    leading = row.index.removesuffix(place.replace(" ", ""))
+    assert leading != row.index
+    assert set(leading) <= {"0", ","}
 
 
 def test_the_sixth_decimal_of_a_weight_of_the_vignette_raised_by_one_is_named(
