@@ -2,6 +2,7 @@
 
     python benchmarks/soundness.py --cases 2000 --seed 1 --output results/soundness
     python benchmarks/soundness.py --operation attention_gradients --implementation 'torch.*' --dtype bfloat16
+    python benchmarks/soundness.py --plots                   # and errors over lengths, widths and scores, as SVG
     python benchmarks/soundness.py --seed 1 --only 17        # one problem again, every stage of it
 
 Ends with 0 if no proven or statistical alarm was raised, with 1 if one was, with 3 if an evaluation gave nothing to
@@ -88,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         "--implementation", nargs="+", default=[], help="as attncheck check takes them; the default modes if absent"
     )
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so many, to go on another time")
+    parser.add_argument("--plots", action="store_true", help="also draw errors over lengths, widths and scores")
     parser.add_argument("--only", type=int, nargs="+", metavar="N", help="print these problems and write nothing")
     return parser
 
@@ -178,6 +180,11 @@ def _tell(rows: pd.DataFrame, facts: Mapping[str, str], options: argparse.Namesp
     print(soundness_table.markdown(table))
     print(soundness_table.listed(alarms, command))
     print(f"Report: {output / 'soundness.md'}")
+    if options.plots:
+        from soundness_curves import write_plots
+
+        for path in write_plots(rows, output / "plots"):
+            print(f"Plot: {path}")
     return _exit_code(rows)
 
 

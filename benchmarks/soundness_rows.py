@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from attncheck.elements import stored_index
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Failure, Outcome
 from attncheck.judging.judge_implementation import judge_and_diagnose
@@ -34,7 +37,8 @@ class Row:
 
     An evaluation that failed has one row without a stage. ``tier`` is empty where there is no such comparison.
     ``xfail`` marks a failure that is expected, for a ``reason``. ``causes`` as in ``Measured``, ``empty_rows`` as in
-    ``StageJudgement``.
+    ``StageJudgement``. ``width`` is that of a head, and ``largest_score`` the largest exact score without its sign; 0
+    where a problem has none.
     """
 
     number: int
@@ -69,6 +73,8 @@ class Row:
     exact: float | None = None
     error: float | None = None
     bound: float | None = None
+    width: int = 0
+    largest_score: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -124,6 +130,8 @@ def _rows(
         "asked": drawn.asked,
         "supports_statistics": drawn.supports_statistics,
         "scores": "x".join(map(str, drawn.scores)),
+        "width": _head_width(drawn),
+        "largest_score": _largest_score(truth, drawn),
     }
     if isinstance(outcome, Failure):
         return [Row(**common, stage="", verdict=outcome.verdict, message=outcome.message)]
@@ -134,6 +142,19 @@ def _rows(
     return [replace(row, xfail=True, reason=judged.reason) if row.stage in judged.excused else row for row in rows]
 
 
+def _head_width(drawn: Drawn) -> int:
+    found = drawn.stage_shapes.get("query") or (drawn.inputs["query"].shape if "query" in drawn.inputs else ())
+    return int(found[-1]) if found else 0
+
+
+def _largest_score(truth: Truth, drawn: Drawn) -> float:
+    """Return the size of the largest finite score, where scores are a stage or an input."""
+    exact = truth.exact.get("scores")
+    scores = drawn.inputs.get("scores", 0.0) if exact is None else exact.high
+    sizes = np.abs(np.asarray(scores, dtype=np.float64))
+    return float(sizes[np.isfinite(sizes)].max(initial=0.0))
+
+
 def _stage_fields(judgement: StageJudgement) -> dict[str, Any]:
     return {
         "stage": judgement.stage,
@@ -142,7 +163,7 @@ def _stage_fields(judgement: StageJudgement) -> dict[str, Any]:
         "empty_rows": judgement.empty_rows,
         **_measured_fields("", judgement.accumulated),
         **_measured_fields("step_", judgement.introduced),
-        "index": "" if judgement.index is None else ",".join(map(str, judgement.index)),
+        "index": "" if judgement.index is None else stored_index(judgement.index),
         "value": judgement.value,
         "exact": judgement.exact,
         "error": judgement.error,

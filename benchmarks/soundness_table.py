@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from attncheck.elements import written_element
 from attncheck.judging.tiers import MIN_CAUSES, MIN_FOR_MEAN
 from attncheck.verdicts import Verdict
 
@@ -152,7 +153,7 @@ def _alarm_lines(alarms: pd.DataFrame, command: str) -> Iterable[str]:
             for prefix, name in (("", "exact answer"), ("step_", "exact step"))
             if row[f"{prefix}tier"] in _TIERS
         )
-        where = f"{row['stage']}[{row['index']}]" if row["stage"] else "no stages"
+        where = written_element(str(row["index"]), str(row["stage"])) if row["stage"] else "no stages"
         yield (
             f"- {row['implementation']} {row['dtype']}, {row['operation']}, {row['regime']}, {row['asked']}, "
             f"scores {row['scores']}, {where}: {row['verdict']}{': ' if tiers else ''}{tiers} {row['message']} "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
@@ -16,6 +17,7 @@ from attncheck.reports.facts import facts
 from attncheck.reports.frames import (
     Column,
     Frames,
+    element_in,
     failing,
     once_for_frames,
     records,
@@ -123,7 +125,7 @@ def what_is_wrong(frames: Frames, *, with_records: bool = True) -> pd.DataFrame:
     explained = set(zip(bad["case"], bad["dtype"], bad["stage"], strict=True))
     loose = pairs[[key not in explained for key in zip(pairs["case"], pairs["dtype"], pairs["stage"], strict=True)]]
     if len(loose):
-        bad = pd.concat([bad, loose.assign(message=_pair_messages(loose))[columns].assign(is_number=False)])
+        bad = pd.concat([bad, loose.assign(message=_pair_messages(loose, frames))[columns].assign(is_number=False)])
     if bad.empty:
         return bad[columns].assign(rows=0)
     keys = ["case", "dtype", "environment", "implementation"]
@@ -162,9 +164,11 @@ def findings(frames: Frames) -> pd.DataFrame:
     return pd.concat([wrong, pd.DataFrame(found, columns=wrong.columns)], ignore_index=True) if found else wrong
 
 
-def _pair_messages(pairs: pd.DataFrame) -> list[str]:
-    return [
-        f"differs from {row['other']}"
-        + (f": {row['message']}" if row["message"] else f" by {row['difference']:.3g} at [{row['index']}]")
-        for row in records(pairs)
-    ]
+def _pair_messages(pairs: pd.DataFrame, frames: Frames) -> list[str]:
+    return [f"differs from {row['other']}{_apart(frames, row)}" for row in records(pairs)]
+
+
+def _apart(frames: Frames, row: Mapping[str, Any]) -> str:
+    if row["message"]:
+        return f": {row['message']}"
+    return f" by {row['difference']:.3g} at {element_in(frames.cases[row['case']], row)}"

@@ -8,6 +8,7 @@ from io import StringIO
 from rich.console import Console
 from rich.table import Table
 
+from attncheck.elements import written_element
 from attncheck.explain import Explanation
 from attncheck.judging.conditioning import Conditioning
 from attncheck.judging.judge_stages import StageJudgement
@@ -203,7 +204,7 @@ def _element(judgement: StageJudgement, explanation: Explanation) -> list[str]:
     if judgement.index is None or judgement.value is None or judgement.exact is None:
         return []
     lines = [
-        f"  element   [{','.join(map(str, judgement.index))}]",
+        f"  element   {written_element(judgement.index, layout=explanation.case.layout_of(judgement.stage))}",
         f"  computed  {judgement.value:.17g}  {judgement.value.hex()}",
         f"  exact     {judgement.exact:.17g}  {judgement.exact.hex()}",
     ]

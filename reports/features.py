@@ -16,6 +16,9 @@ Holds = NDArray[np.bool_]
 Record = Mapping[str, Any]
 
 _MULTIPLES = (2, 4, 8, 16, 32, 64, 128)
+TILES = (16, 32, 64, 128, 256)
+"""Tiles that kernels have."""
+_ALONG = {"Lk": "keys", "Lq": "queries"}
 _COUNTS = ("B", "H", "Hkv")
 """Axes of which no kernel has tiles."""
 _PAIRS = (("H", "Hkv"), ("Lq", "Lk"), ("Lq", "T"), ("D", "Dv"), ("D", "Dk"))
@@ -32,6 +35,8 @@ class Feature:
 
     text: str
     holds: Holds
+    tile: int = 0
+    """The tile that it is about, where it is about one."""
 
 
 def dtype_features(dtypes: Sequence[str]) -> Iterator[Feature]:
@@ -58,6 +63,7 @@ def case_features(cases: Sequence[Record]) -> Iterator[Feature]:
     for letter, values in axes.items():
         for number in (1, 0):
             yield Feature(f"{letter} is {number}", values == number)
+    yield from _past_tiles(axes)
     yield from _multiples(axes)
     yield from _borders(axes)
     yield from _values(cases)
@@ -85,6 +91,20 @@ def _pairs(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
             yield Feature(f"{one} equals {other}", known & (first == second))
             yield Feature(f"{one} is smaller than {other}", known & (first < second))
             yield Feature(f"{one} is larger than {other}", known & (first > second))
+
+
+def past_last_full(lengths: NDArray[Any], tile: int) -> Holds:
+    """Whether there are full tiles, and some elements past the last of them."""
+    past: Holds = (lengths > tile) & (lengths % tile != 0)
+    return past
+
+
+def _past_tiles(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
+    """What a kernel that handles full tiles alone gets wrong."""
+    for letter, what in _ALONG.items():
+        for tile in TILES if letter in axes else ():
+            text = f"{what} lie past the last full tile of {tile}"
+            yield Feature(text, past_last_full(axes[letter], tile), tile)
 
 
 def _multiples(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 import pandas as pd
 
+from attncheck.elements import DocumentLayout, layout_of, written_element
 from attncheck.properties.rows import PropertyRow
 from attncheck.reports.arrays import KeptArrays
 from attncheck.results.coverage import Asked
@@ -169,6 +170,22 @@ def case_order(case: Mapping[str, Any]) -> tuple[bool, str, int]:
 def is_document(case: Mapping[str, Any]) -> bool:
     """Whether a case is transcribed from a published document."""
     return bool(case["source"]["kind"] == "document")
+
+
+def layout_in(case: Mapping[str, Any], row: Mapping[str, Any]) -> DocumentLayout | None:
+    """Return how the document of a case lays out what a row is of: a stage, or a number that it prints."""
+    expected = [each for each in case["expected"] if each["name"] == row["stage"]]
+    shape = row.get("shape")
+    lengths = shape.split("x") if isinstance(shape, str) and shape != "scalar" else ()
+    given = tuple(map(int, lengths)) or next((tuple(each["shape"]) for each in expected), ())
+    transposed = ((each["name"], bool(each["transpose"])) for each in expected)
+    return layout_of(str(row["stage"]), given, transposed, is_document=is_document(case))
+
+
+def element_in(case: Mapping[str, Any], row: Mapping[str, Any], name: str = "") -> str:
+    """Write the element that a row names, in the shape in which the case's document counts, if it has one."""
+    index = row["index"] if isinstance(row["index"], str) else ""
+    return written_element(index, name, layout_in(case, row))
 
 
 def documents_of(frames: Frames) -> dict[str, list[Mapping[str, Any]]]:

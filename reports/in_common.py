@@ -49,6 +49,8 @@ class InCommon:
     holding: int
     others: int
     noun: str = "case"
+    tile: int = 0
+    """The tile that explains it, where one does."""
 
     def text(self, *, with_environment: bool) -> str:
         """Say it as a line, without the last full stop."""
@@ -62,7 +64,7 @@ class InCommon:
 
 
 @dataclass(frozen=True)
-class _Judged:
+class Judged:
     """What was judged of a column: the case and dtype of every evaluation, and the verdict, empty where it passes."""
 
     cases: Sequence[str]
@@ -83,7 +85,7 @@ def in_common_lines(frames: Frames) -> list[str]:
 
 
 def _of_column(frames: Frames, column: Column) -> Iterator[InCommon]:
-    judged = _judged(frames, column)
+    judged = judged_of(frames, column)
     failing = np.array([bool(verdict) for verdict in judged.verdicts], dtype=bool)
     if not _are_enough(judged, failing):
         return
@@ -94,16 +96,16 @@ def _of_column(frames: Frames, column: Column) -> Iterator[InCommon]:
     if is_wrong.any() and (failing & ~is_wrong).any():  # two faults, perhaps: each is held against what passes
         for kind, verb in ((is_wrong, _IS_WRONG), (failing & ~is_wrong, _CANNOT_RUN)):
             kept = np.flatnonzero(kind | ~failing).tolist()
-            part = _Judged(*([each[number] for number in kept] for each in _columns(judged)))
+            part = Judged(*([each[number] for number in kept] for each in _columns(judged)))
             if _are_enough(part, kind[kept]) and (found := _separated(frames, column, part, kind[kept], verb)):
                 yield found
 
 
-def _columns(judged: _Judged) -> tuple[Sequence[str], ...]:
+def _columns(judged: Judged) -> tuple[Sequence[str], ...]:
     return judged.cases, judged.dtypes, judged.verdicts
 
 
-def _judged(frames: Frames, column: Column) -> _Judged:
+def judged_of(frames: Frames, column: Column) -> Judged:
     """Return what passes or fails; what fails as expected, or was not tried or judged, says nothing."""
     cases, dtypes, verdicts = [], [], []
     for case, cells in cell_table(frames).items():
@@ -113,15 +115,15 @@ def _judged(frames: Frames, column: Column) -> _Judged:
                 cases.append(case)
                 dtypes.append(dtype)
                 verdicts.append(cell.verdict if fails else "")
-    return _Judged(cases, dtypes, verdicts)
+    return Judged(cases, dtypes, verdicts)
 
 
-def _are_enough(judged: _Judged, failing: Holds) -> bool:
+def _are_enough(judged: Judged, failing: Holds) -> bool:
     of = np.array(judged.cases, dtype=object)
     return len(set(of[failing])) >= MIN_CASES and len(set(of[~failing])) >= MIN_CASES
 
 
-def _separated(frames: Frames, column: Column, judged: _Judged, failing: Holds, verb: str) -> InCommon | None:
+def _separated(frames: Frames, column: Column, judged: Judged, failing: Holds, verb: str) -> InCommon | None:
     """Return the simplest that every failing evaluation has, and no passing one, or few."""
     index = {case: number for number, case in enumerate(dict.fromkeys(judged.cases))}
     of_case = np.array([index[case] for case in judged.cases])
@@ -132,14 +134,14 @@ def _separated(frames: Frames, column: Column, judged: _Judged, failing: Holds, 
         found = _fitting(case_features(cases), fails, 1.0)
         noun = "case"
     else:
-        of_evaluations = (Feature(each.text, each.holds[of_case]) for each in case_features(cases))
+        of_evaluations = (Feature(each.text, each.holds[of_case], each.tile) for each in case_features(cases))
         features = (each for part in (dtype_features(judged.dtypes), of_evaluations) for each in part)
         found = _fitting(features, failing, len(cases) / len(failing))  # dtypes of a case are no cases of their own
         noun = "evaluation"
     if found is None:
         return None
     failed, held = int((fails if noun == "case" else failing).sum()), int(found.holds.sum())
-    return InCommon(column, verb, found.text, failed, held, len(found.holds) - held, noun)
+    return InCommon(column, verb, found.text, failed, held, len(found.holds) - held, noun, found.tile)
 
 
 def _fitting(features: Iterator[Feature], failing: Holds, weight: float) -> Feature | None:
@@ -197,7 +199,7 @@ def _pairs(candidates: Sequence[Feature], test: _Test) -> Iterator[Feature]:
         both = first.holds & second.holds
         holding = int(both.sum())
         if test.failing >= _MIN_SHARE * holding and test.is_evident(holding, min(of_first, of_second)):
-            yield Feature(f"{first.text} and {second.text}", both)
+            yield Feature(f"{first.text} and {second.text}", both, first.tile or second.tile)
 
 
 def _bits(of: int, chosen: int) -> float:

@@ -18,6 +18,7 @@ from attncheck.reports.frames import (
     Column,
     Frames,
     document_cases,
+    element_in,
     failing,
     groups,
     once_for_frames,
@@ -145,11 +146,11 @@ def misprints(frames: Frames) -> tuple[Misprint, ...]:
     """Return what documents print wrongly and what is recorded wrongly, once for all implementations and dtypes."""
     bad = failing(frames.numbers)
     bad = bad[bad["verdict"].isin(OF_DOCUMENTS)]
-    found = [_misprint(key, records(part)) for key, part in groups(bad, ["case", "stage", "verdict"]).items()]
+    found = [_misprint(frames, key, records(part)) for key, part in groups(bad, ["case", "stage", "verdict"]).items()]
     return tuple(sorted(found, key=lambda each: (each.case, stage_order(each.stage))))
 
 
-def _misprint(key: tuple[str, str, str], rows: Sequence[Mapping[str, Any]]) -> Misprint:
+def _misprint(frames: Frames, key: tuple[str, str, str], rows: Sequence[Mapping[str, Any]]) -> Misprint:
     case, stage, verdict = key
     widest = min((str(row["dtype"]) for row in rows), key=DTYPES.index)
     by_index = {str(row["index"]): row for row in rows if row["dtype"] == widest}
@@ -157,7 +158,10 @@ def _misprint(key: tuple[str, str, str], rows: Sequence[Mapping[str, Any]]) -> M
     called = rows[0]["called"] if isinstance(rows[0]["called"], str) and rows[0]["called"] else stage
     if verdict == Verdict.XPASS:
         return Misprint(case, stage, called, verdict, str(rows[0]["message"]), (), len(rows))
-    sentences = [f"{called}[{index}] is printed as {text}; it should be {exact}" for index, text, exact in numbers]
+    sentences = [
+        f"{element_in(frames.cases[case], row, called)} is printed as {text}; it should be {exact}"
+        for row, (_, text, exact) in zip(by_index.values(), numbers, strict=True)
+    ]
     more = len(sentences) - _MAX_NUMBERS
     rest = [f"And {more} more numbers of it"] if more > 0 else []
     message = ". ".join([*sentences[:_MAX_NUMBERS], *rest, *_hints(list(by_index.values()))])

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from attncheck.commands import joined, words_of
+from attncheck.elements import written_element
 from attncheck.properties.rows import PropertyOutcome, PropertyRow, worst_of
 from attncheck.reports.frames import Frames, once_for_frames
 from attncheck.spec.properties import PROPERTIES
@@ -136,7 +137,7 @@ def _numbers(row: PropertyRow) -> tuple[tuple[str, str], ...]:
         ("bound of the first", row.first_bound),
         ("bound of the further", row.second_bound),
     )
-    element = [("the element", f"{row.stage}[{row.index}]")] if row.index else []
+    element = [("the element", written_element(row.index, row.stage))] if row.index else []
     return (*element, *((name, f"{value:.9g}") for name, value in named if value is not None))
 
 

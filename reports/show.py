@@ -231,16 +231,30 @@ def _print_numbers(console: Console, expected: Expected, rows: Sequence[Row]) ->
         console.print(table)
 
 
-def save_case(shown: Shown, path: Path) -> None:
-    """Write a case's inputs and exact stages as an image. Raises ``OutputError`` where the file cannot be written."""
-    from attncheck.reports.figures.heatmaps import heatmaps
+def save_case(shown: Shown, path: Path) -> list[Path]:
+    """Write a case's inputs and exact stages as images, and return their paths.
 
-    panels = [panel for drawing in shown.drawings for panel in drawing.panels]
-    picture = heatmaps(panels, heading=f"{shown.case.name} ({shown.dtype})", format=image_format(path))
-    try:
-        path.write_bytes(picture.data)
-    except OSError as error:
-        raise OutputError.of(path, error) from None
+    What does not fit on a page goes on several: of a PDF into one file, else into FILE-1.png, FILE-2.png and so on.
+    Raises ``OutputError`` where a file cannot be written.
+    """
+    from attncheck.reports.figures.heatmaps import heatmap_document, heatmap_pages, heatmaps
+
+    kind = image_format(path)
+    pages = heatmap_pages([panel for drawing in shown.drawings for panel in drawing.panels])
+    title = f"{shown.case.name} ({shown.dtype})"
+    headings = [title] if len(pages) == 1 else [f"{title}, page {n} of {len(pages)}" for n in range(1, len(pages) + 1)]
+    if kind == "pdf":
+        files = {path: heatmap_document(pages, headings)}
+    else:
+        paths = [path] if len(pages) == 1 else [path.with_stem(f"{path.stem}-{n}") for n in range(1, len(pages) + 1)]
+        drawn = [heatmaps(page, heading=heading, format=kind) for page, heading in zip(pages, headings, strict=True)]
+        files = {each: picture.data for each, picture in zip(paths, drawn, strict=True)}
+    for each, data in files.items():
+        try:
+            each.write_bytes(data)
+        except OSError as error:
+            raise OutputError.of(each, error) from None
+    return list(files)
 
 
 def image_format(path: Path) -> Format:

@@ -8,13 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from attncheck.reading.shapes import axis_lengths
+from attncheck.reading.shapes import axis_lengths, lengths_text
 from attncheck.reports.frames import Frames
 from attncheck.spec import OPERATIONS, Options, inputs_of
-
-_SHOWN = ("B", "H", "Hkv", "Lq", "Lk", "P", "D", "Dk", "Dv", "E", "A", "R")
-_AS = {"Hkv": "H", "Dk": "D", "Dv": "D"}
-"""Axes that are shown only where they differ from another one."""
 
 Record = Mapping[str, Any]
 
@@ -65,9 +61,7 @@ def lengths_of(case: Record) -> dict[str, int]:
 
 def shape_text(case: Record) -> str:
     """Write the shape of a case record: B=1 H=4 Hkv=2 Lq=3 Lk=5 D=8."""
-    lengths = lengths_of(case)
-    shown = (each for each in _SHOWN if each in lengths and lengths[each] != lengths.get(_AS.get(each, "")))
-    return " ".join(f"{letter}={lengths[letter]}" for letter in shown)
+    return lengths_text(lengths_of(case))
 
 
 def described(case: Record) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from attncheck.elements import written_element
 from attncheck.properties.rows import PropertyOutcome, PropertyRow, sentence_of
 from attncheck.reports.properties import PropertyTable, command_for, failing_first, property_table
 from attncheck.reports.terminal import plain_console
@@ -68,7 +69,7 @@ def explanation_of(row: PropertyRow, call: str) -> list[str]:
     ]
     if row.first is not None and row.second is not None:
         lines += [
-            f"  the element      {row.stage}[{row.index}]",
+            f"  the element      {written_element(row.index, row.stage)}",
             f"  the first gave   {row.first!r}",
             f"  the further      {row.second!r}",
         ]

@@ -17,6 +17,7 @@ _A_SIDE = "a results directory, or a folder of results directories, which are ma
 @app.command(
     epilog=examples(
         "attncheck diff results/before results/after",
+        "attncheck diff results/before results/after --verbose",
         "attncheck diff results/before results/after --output results/difference",
     )
 )
@@ -30,6 +31,9 @@ def diff(
         ),
     ] = None,
     as_json: AsJson = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="List every change, with names and messages in full.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Compare two results. The exit code is 1 if something got worse, and 0 if nothing did."""
@@ -46,7 +50,7 @@ def diff(
     if as_json:
         typer.echo(json.dumps(as_record(difference), indent=2, ensure_ascii=False, allow_nan=False))
     else:
-        print_difference(difference, quiet=quiet)
+        print_difference(difference, quiet=quiet, verbose=verbose)
         if path and not quiet:
             typer.echo(f"Difference: {path}")
     raise typer.Exit(difference.exit_code)

@@ -104,6 +104,9 @@ def list_(
         print_faults(selection)
     if as_json:
         typer.echo(json.dumps(records, indent=2, ensure_ascii=False))
+    elif what is Listed.CASES:
+        for line in listings.case_lines(records):
+            typer.echo(line)
     else:
         for record in records:
             typer.echo("  ".join(str(value) for value in record.values()))

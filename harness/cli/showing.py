@@ -33,7 +33,10 @@ def show(
     save: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Draw the case into this file instead: .png, .svg or .pdf.", show_default=False
+            metavar="FILE",
+            help="Draw the case into this file instead: .png, .svg or .pdf. What does not fit goes on further pages, "
+            "FILE-2.png and so on.",
+            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -50,5 +53,5 @@ def show(
     if save is None:
         print_case(shown, selection.tags)
     else:
-        save_case(shown, save)
-        typer.echo(f"{save}: {found.name}")
+        for written in save_case(shown, save):
+            typer.echo(f"{written}: {found.name}")

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.elements import written_element
+
 Array = NDArray[Any]
 
 _SHAPE = "has shape"
@@ -55,9 +57,9 @@ def _not_zero(array: Array, kept: KeptElements) -> str:
     wrong = added & (array != 0) & ~np.isnan(array.astype(np.float64))
     if not wrong.any():
         return ""
-    index = np.unravel_index(int(np.argmax(wrong)), array.shape)
+    index = tuple(int(axis) for axis in np.unravel_index(int(np.argmax(wrong)), array.shape))
     shape = "x".join(map(str, array.shape))
-    return f"gives {float(array[index]):.6g} at [{','.join(map(str, index))}] of {shape}, which padding makes 0"
+    return f"gives {float(array[index]):.6g} at {written_element(index)} of {shape}, which padding makes 0"
 
 
 def _flags(shape: tuple[int, ...], axis: int, positions: Sequence[int]) -> NDArray[np.bool_]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.elements import stored_index, written_element
 from attncheck.errors import ExitCode
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.compare import Comparison, Index, compare_arrays, compare_forms
@@ -92,7 +93,7 @@ def judge(
             known = replace((own_empty_rows or {}).get(name, OwnEmptyRows()), is_asked=not outcome.not_asked)
             judged = judge_and_diagnose(truth, outcome.stages, case.stage_shapes, classes[name], known)
             judged = with_padding_faults(judged, outcome.padding_faults)
-            rows += _stage_rows(replace(own, padded=outcome.padded or None), judged, outcome.stages)
+            rows += _stage_rows(replace(own, padded=outcome.padded or None), judged, outcome.stages, case)
     bounds = {name: _bounds_of_judged(truth.for_returned(stages), classes[name]) for name, stages in computed.items()}
     pairs = judge_pairs(computed, bounds, truth.query_rows, is_finite=not truth.holds_nonfinite)
     rows += [pair_row(blank, first, second, stage, pair) for (first, second, stage), pair in pairs.items()]
@@ -262,7 +263,7 @@ def pair_row(blank: Row, first: str, second: str, stage: str, comparison: Compar
         other=second,
         stage=stage,
         verdict=comparison.verdict,
-        index=show_index(comparison.index),
+        index=_kept(comparison.index),
         value=comparison.first,
         reference=comparison.second,
         difference=comparison.difference,
@@ -273,19 +274,22 @@ def pair_row(blank: Row, first: str, second: str, stage: str, comparison: Compar
     )
 
 
-def show_index(index: Index | None) -> str | None:
-    """Write an element's index as 0,0,2,3."""
-    return None if index is None else ",".join(map(str, index))
+def _kept(index: Index | None) -> str | None:
+    return None if index is None else stored_index(index)
 
 
-def _stage_rows(own: Row, judged: JudgedStages, stages: Stages) -> list[Row]:
+def _stage_rows(own: Row, judged: JudgedStages, stages: Stages, case: Case) -> list[Row]:
     begins_at = judged.begins_at or None
-    rows = [_stage_row(own, judgement, stages[judgement.stage], begins_at) for judgement in judged.judgements]
+    said = {each.stage: _explain(each, stages[each.stage], case) for each in judged.judgements}
+    rows = [
+        replace(_stage_row(own, each, stages[each.stage], begins_at), message=said[each.stage])
+        for each in judged.judgements
+    ]
     reason, source = judged.reason, judged.source
     rows = [
         replace(row, xfail=True, reason=reason, thread=source) if row.stage in judged.excused else row for row in rows
     ]
-    return with_evidence(rows, judged, lambda judgement: _explain(judgement, stages[judgement.stage]))
+    return with_evidence(rows, judged, lambda judgement: _explain(judgement, stages[judgement.stage], case))
 
 
 def _stage_row(own: Row, judgement: StageJudgement, array: NDArray[Any], begins_at: str | None) -> Row:
@@ -294,7 +298,7 @@ def _stage_row(own: Row, judgement: StageJudgement, array: NDArray[Any], begins_
         stage=judgement.stage,
         verdict=judgement.verdict,
         shape=show(array.shape),
-        index=show_index(judgement.index),
+        index=_kept(judgement.index),
         value=judgement.value,
         reference=judgement.exact,
         difference=judgement.error,
@@ -304,7 +308,6 @@ def _stage_row(own: Row, judgement: StageJudgement, array: NDArray[Any], begins_
         judged_rows=judgement.judged_rows,
         query_rows=judgement.query_rows,
         unjudged=judgement.unjudged,
-        message=_explain(judgement, array),
         empty_rows=judgement.empty_rows,
     )
     if judgement.accumulated is not None:
@@ -330,13 +333,14 @@ def _of(measured: Measured) -> dict[str, Any]:
     }
 
 
-def _explain(judgement: StageJudgement, array: NDArray[Any]) -> str:
+def _explain(judgement: StageJudgement, array: NDArray[Any], case: Case) -> str:
     """Add the element to a failing stage's message: computed, in decimal and hex, and exact."""
     if judgement.verdict is not Verdict.NUMERIC or judgement.index is None or judgement.value is None:
         return judgement.message
     digits = 9 if array.dtype.itemsize <= 4 else 17
+    at = written_element(judgement.index, layout=case.layout_of(judgement.stage, array.shape))
     return (
-        f"{judgement.message}; at [{show_index(judgement.index)}] computed {judgement.value:.{digits}g} "
+        f"{judgement.message}; at {at} computed {judgement.value:.{digits}g} "
         f"({judgement.value.hex()}), exact {judgement.exact:.17g}, off by {judgement.error:.3g}, "
         f"bound {judgement.bound:.3g}"
     )

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.elements import stored_index, written_element
 from attncheck.judging.compare import absolute_difference, differing_nonfinite, is_floating, quotient
 from attncheck.judging.misprints import hints_of, misses
 from attncheck.judging.number_targets import Reference, Target, derived, largest_error
@@ -101,7 +102,7 @@ def _against_exact(template: Row, held: _Held) -> list[Row]:
     ratio, open_ = quotient(difference, bound), held.open
     rows = []
     for index in _document_order(value, held.expected):
-        row = replace(template, index=_index(index), value=float(value[index]))
+        row = replace(template, index=stored_index(index), value=float(value[index]))
         if open_[index]:
             rows.append(replace(row, verdict=Verdict.UNVERIFIED, message=f"not compared: {held.why_open(index)}"))
             continue
@@ -115,7 +116,7 @@ def _against_exact(template: Row, held: _Held) -> list[Row]:
             allowed=float(bound[index]),
             ratio=float(ratio[index]),
         )
-        rows.append(row if verdict is Verdict.AGREE else replace(row, message=_explain(row)))
+        rows.append(row if verdict is Verdict.AGREE else replace(row, message=_explain(row, held.expected)))
     return rows
 
 
@@ -164,7 +165,7 @@ class _BesideNumbers:
         numbers, target = self.numbers, self.held.target
         row = replace(
             template,
-            index=_index(index),
+            index=stored_index(index),
             value=float(self.held.value[index]),
             reference=float(numbers.value[index]),
             reference_text=str(numbers.text[index]),
@@ -172,7 +173,7 @@ class _BesideNumbers:
             half_unit=float(self.half_unit[index]),
         )
         if self.open[index]:
-            return _not_compared(row, self.held.why_open(index), is_odd=bool(self.odd[index]))
+            return _not_compared(row, self.held.expected, self.held.why_open(index), is_odd=bool(self.odd[index]))
         row = replace(
             row,
             propagated=float(target.propagated[index]),
@@ -183,12 +184,12 @@ class _BesideNumbers:
         if self.difference[index] > self.allowed[index] or self.odd[index]:
             return self._missed(row, index)
         if self.declared and self.difference[index] > self.allowed[index] - target.document[index]:
-            return replace(row, message=f"{_explain(row)}{_of_which(row, self.declared)}")
+            return replace(row, message=f"{_explain(row, self.held.expected)}{_of_which(row, self.declared)}")
         return row
 
     def _missed(self, row: Row, index: tuple[int, ...]) -> Row:
         """Say that a number does not hold, and whether the document or the implementation is wrong."""
-        message = f"{_explain(row)}{_of_which(row, self.declared)}"
+        message = f"{_explain(row, self.held.expected)}{_of_which(row, self.declared)}"
         if not self.missed_by_truth[index]:
             verdict = Verdict.NONFINITE if self.odd[index] else Verdict.NUMERIC
             return replace(row, verdict=verdict, message=message)
@@ -198,7 +199,7 @@ class _BesideNumbers:
         return replace(row, verdict=Verdict.MISPRINT, message=message, hint=hint or None)
 
 
-def _not_compared(row: Row, why: str, *, is_odd: bool) -> Row:
+def _not_compared(row: Row, expected: Expected, why: str, *, is_odd: bool) -> Row:
     """Say of a number for which no error is allowed that it is the same, or that it is open.
 
     Numbers that are known to be NaN or infinity are meant as such, which no error bound could excuse.
@@ -206,17 +207,22 @@ def _not_compared(row: Row, why: str, *, is_odd: bool) -> Row:
     if not row.difference and not is_odd:
         return replace(row, verdict=Verdict.AGREE)
     word = "printed as" if row.comparison == "printed" else "known to be"
-    message = f"{row.called or row.stage}[{row.index}] is {word} {row.reference_text}, computed {row.value:.17g}"
+    message = f"{_named(row, expected)} is {word} {row.reference_text}, computed {row.value:.17g}"
     is_meant = is_odd and row.comparison == "known" and not np.isfinite(row.reference or 0.0)
     verdict = Verdict.NONFINITE if is_meant else Verdict.UNVERIFIED
     return replace(row, verdict=verdict, message=f"{message}; not compared: {why}")
 
 
-def _explain(row: Row) -> str:
+def _named(row: Row, expected: Expected) -> str:
+    """Write the number's place as the document counts it."""
+    return written_element(row.index or "", row.called or row.stage, expected.layout)
+
+
+def _explain(row: Row, expected: Expected) -> str:
     word = {"printed": "is printed as", "known": "is known to be", "exact": "is exactly"}[row.comparison]
     reference = f"{row.reference:.17g}" if row.reference_text is None else row.reference_text
     return (
-        f"{row.called or row.stage}[{row.index}] {word} {reference}, computed {row.value:.17g}; "
+        f"{_named(row, expected)} {word} {reference}, computed {row.value:.17g}; "
         f"off by {row.difference:.3g}, allowed {row.allowed:.3g}"
     )
 
@@ -243,7 +249,3 @@ def _document_order(value: Array, expected: Expected) -> list[tuple[int, ...]]:
     if expected.transpose:
         indices.sort(key=lambda index: (*index[:-2], index[-1], index[-2]))
     return indices
-
-
-def _index(index: tuple[int, ...]) -> str:
-    return ",".join(map(str, index))

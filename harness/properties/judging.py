@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.elements import written_element
 from attncheck.execution.sessions import bits
 from attncheck.judging.compare import quotient
 from attncheck.judging.judge_stages import failing_elements
@@ -242,7 +243,7 @@ def _named(stage: str, one: Side, other: Side, index: tuple[int, ...], outcome: 
     first, second = float(one.given[index]), float(other.given[index])
     bounds = float(one.allowed[index]), float(other.allowed[index])
     exact = float(one.exact[index])
-    at = f"{stage}[{', '.join(map(str, index))}]"
+    at = written_element(index, stage)
     differ = "" if np.isnan(second - first) else f", which differ by {abs(second - first):.3g}"
     message = f"{at} is {first:.9g}, and {second:.9g} with {other.what}{differ}"
     if outcome is PropertyOutcome.NOT_JUDGED:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from attncheck.elements import stored_index, written_element
 from attncheck.errors import CaseError, Diagnostic
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.limits import Limits
@@ -118,7 +119,7 @@ def _row(implementation: Implementation, question: Question, variant: str, findi
         finding.outcome.value,
         claims.get(question.name, ""),
         stage=finding.stage,
-        index="" if finding.index is None else ",".join(map(str, finding.index)),
+        index="" if finding.index is None else stored_index(finding.index),
         first=finding.first,
         second=finding.second,
         exact=finding.exact,
@@ -228,7 +229,7 @@ class _Asked:
         if not isinstance(result.outcome, Computed) and not changed:
             raise _NoResult(result.outcome, variant.what)
         for each in changed:
-            at = f"{each.name}[{', '.join(map(str, each.index))}]"
+            at = written_element(each.index, each.name)
             when = "after the call" if is_of_inputs else "after the next call"
             message = f"{at} is {each.after:.9g} {when}, and was {each.before:.9g}"
             yield Finding(PropertyOutcome.BROKEN, message, each.name, each.index, each.before, each.after)

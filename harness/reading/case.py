@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from attncheck.digests import digest_of
+from attncheck.elements import DocumentLayout, layout_of
 from attncheck.reading.array_kinds import Array
 from attncheck.reading.model import Random, Source
 from attncheck.reading.printed import PrintedArray
@@ -42,6 +43,11 @@ class Expected:
     transpose: bool = False
     digits: str | None = None
     stored: bool = False
+
+    @property
+    def layout(self) -> DocumentLayout:
+        """How its numbers are laid out where they are printed."""
+        return DocumentLayout(self.shape, self.transpose)
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,12 @@ class Case:
     def input_specs(self) -> Mapping[str, InputSpec]:
         """What the operation expects of each input."""
         return inputs_of(self.operation, self.options.score)
+
+    def layout_of(self, stage: str, shape: Shape | None = None) -> DocumentLayout | None:
+        """Return how the document of the case lays a stage out; None where the case is of no document."""
+        transposed = ((expected.name, expected.transpose) for expected in self.expected)
+        found = self.stage_shapes.get(stage, ()) if shape is None else shape
+        return layout_of(stage, found, transposed, is_document=self.is_document)
 
     @property
     def is_document(self) -> bool:

@@ -238,3 +238,14 @@ def axis_lengths(operation: str, options: Mapping[str, Any], shapes: Mapping[str
     if "T" in lengths:
         lengths.setdefault("Lk", lengths["T"])
     return {letter: lengths[letter] for letter in AXES if letter in lengths}
+
+
+_SHOWN = ("B", "H", "Hkv", "Lq", "Lk", "P", "D", "Dk", "Dv", "E", "A", "R")
+_AS = {"Hkv": "H", "Dk": "D", "Dv": "D"}
+"""Axes that are shown only where they differ from another one."""
+
+
+def lengths_text(lengths: Mapping[str, int]) -> str:
+    """Write the lengths of axes: B=1 H=4 Hkv=2 Lq=3 Lk=5 D=8."""
+    shown = (each for each in _SHOWN if each in lengths and lengths[each] != lengths.get(_AS.get(each, "")))
+    return " ".join(f"{letter}={lengths[letter]}" for letter in shown)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from attncheck.elements import written_element
 from attncheck.errors import CaseError
 from attncheck.explain import Explanation
 from attncheck.searching.concrete import ConcreteCase
@@ -208,6 +209,6 @@ def element_of(explanation: Explanation) -> str:
     first = next((each for each in failing if each.stage == explanation.begins_at), failing[0] if failing else None)
     if first is None or first.index is None or first.value is None or first.exact is None:
         return first.message if first is not None else ""
-    where = f"{first.stage}[{', '.join(map(str, first.index))}]"
+    where = written_element(first.index, first.stage, explanation.case.layout_of(first.stage))
     limit = "" if first.error is None or first.bound is None else f", error {first.error:.4g}, bound {first.bound:.4g}"
     return f"{where}: computed {first.value:.9g}, exact {first.exact:.9g}{limit}"

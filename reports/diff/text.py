@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 from rich.console import Console
-from rich.table import Table
 
 from attncheck.errors import OutputError
 from attncheck.reports.diff.difference import BETTER, OTHER, WORSE, Difference
+from attncheck.reports.diff.lines import WIDTH, change_lines, only_implementation
 from attncheck.reports.frames import records
 from attncheck.reports.markdown.text import code, escape, number, table
 from attncheck.reports.terminal import plain_console
@@ -64,38 +64,38 @@ def sentences(difference: Difference) -> list[str]:
     return [*lines, *(f"{note}." for note in difference.notes)]
 
 
-def print_difference(difference: Difference, *, quiet: bool) -> None:
-    """Print what changed, a table per kind of change; quiet, only the verdicts that got worse."""
+def print_difference(difference: Difference, *, quiet: bool, verbose: bool = False) -> None:
+    """Print what changed, a line a change; quiet, only the verdicts that got worse, and verbose, all in full."""
     console = plain_console()
     if quiet:
         worse = difference.verdicts[difference.verdicts["change"].eq(WORSE)]
-        _print_table(console, "verdicts", worse)
+        _print_changes(console, "verdicts", worse, verbose=verbose)
         return
     console.print(f"{difference.before} -> {difference.after}", style="bold", soft_wrap=True)
     for sentence in sentences(difference):
         console.print(sentence, soft_wrap=True)
     for name, frame in difference.tables().items():
-        _print_table(console, name, frame)
+        _print_changes(console, name, frame, verbose=verbose)
 
 
 def print_changes(console: Console, difference: Difference) -> None:
     """Print the verdicts that changed, alone."""
-    _print_table(console, "verdicts", difference.verdicts)
+    _print_changes(console, "verdicts", difference.verdicts, verbose=False)
 
 
-def _print_table(console: Console, name: str, frame: pd.DataFrame) -> None:
+def _print_changes(console: Console, name: str, frame: pd.DataFrame, *, verbose: bool) -> None:
     if frame.empty:
         return
-    columns = _shown(frame)
-    shown = Table(title=_TITLES[name], title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for column in columns:
-        shown.add_column(_heading(column), justify="right" if column in _NUMBERS else "left", overflow="fold")
-    for row in records(frame.head(_MAX_LISTED)):
-        shown.add_row(*(_text(row[column]) for column in columns), style="red" if row["change"] == WORSE else None)
+    width = console.width if console.is_terminal else WIDTH
+    shown = frame if verbose else frame.head(_MAX_LISTED)
+    lines = change_lines(name, shown, None if verbose else width)
     console.print()
-    console.print(shown)
-    if len(frame) > _MAX_LISTED:
-        console.print(f"and {len(frame) - _MAX_LISTED:,} more", soft_wrap=True)
+    of = "" if verbose else only_implementation(shown)
+    console.print(f"{_TITLES[name]}, {of}" if of else _TITLES[name], style="bold")
+    for line, change in zip(lines, shown["change"], strict=True):
+        console.print(line, style="red" if change == WORSE else None, soft_wrap=True)
+    if len(frame) > len(shown):
+        console.print(f"and {len(frame) - len(shown):,} more: --verbose lists all, in full", soft_wrap=True)
 
 
 def render_diff_markdown(difference: Difference) -> str:

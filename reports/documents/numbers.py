@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.elements import DocumentLayout, index_from, written_element
 from attncheck.reports.frames import Column
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
@@ -118,24 +119,19 @@ def _half_unit(row: Mapping[str, Any]) -> float:
 def _exact_text(row: Mapping[str, Any], exact: Array | None) -> str:
     if row["basis"] == "exact":
         return beside(row["reference"], "float64", 0.0)
-    index = tuple(map(int, filter(None, (row["index"] or "").split(","))))  # a single number stands at no index
+    index = index_from(row["index"] or "")  # a single number stands at no index
     if exact is None or len(index) != exact.ndim or any(i >= n for i, n in zip(index, exact.shape, strict=True)):
         return ""
     return beside(float(exact[index]), "float64", _half_unit(row))
 
 
 def _index_order(line: NumberLine) -> list[int]:
-    return [int(axis) for axis in line.index[1:-1].split(",")]
+    return list(index_from(line.index[1:-1]))
 
 
 def element(text: str, expected: Mapping[str, Any]) -> str:
-    """Write an element's place as the document counts it: no leading axes of length 1, transposed back."""
-    index, shape = list(map(int, filter(None, text.split(",")))), list(expected["shape"])
-    while len(shape) > 1 and shape[0] == 1:
-        index, shape = index[1:], shape[1:]
-    if expected["transpose"] and len(index) > 1:
-        index[-2:] = index[:-3:-1]
-    return f"[{','.join(map(str, index))}]"
+    """Write an element's place as the document counts it."""
+    return written_element(text, layout=DocumentLayout(tuple(expected["shape"]), bool(expected["transpose"])))
 
 
 def beside(value: float, dtype: str, half_unit: float) -> str:
@@ -204,7 +200,7 @@ def as_matrix(lines: Sequence[NumberLine]) -> dict[str, list[str]]:
     """Lay the exact numbers out in the document's rows, in fewer digits; by the rows' places."""
     matrix: dict[str, list[str]] = {}
     for line in lines:
-        row, _, _ = line.index[1:-1].rpartition(",")
+        *row, _ = index_from(line.index[1:-1]) or (0,)
         number = np.float64(line.exact)
-        matrix.setdefault(f"[{row}]" if row else "", []).append(f"{number:.8g}")
+        matrix.setdefault(written_element(row) if row else "", []).append(f"{number:.8g}")
     return matrix

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.elements import DocumentLayout, written_element
 from attncheck.reports.figures.panels import safe_text
 
 Real = NDArray[np.float64]
@@ -29,7 +30,7 @@ class ErrorMatrix:
     """Of how many rows and columns a cell is the largest error."""
 
 
-def describe_errors(ratio: Real, title: str) -> str:
+def describe_errors(ratio: Real, title: str, layout: DocumentLayout | None = None) -> str:
     """Say in words what an error map shows: the worst element, how many exceed the limit, how many were not judged."""
     start = f"{safe_text(title)}, shape {' x '.join(map(str, ratio.shape)) or '()'}"
     if not ratio.size:
@@ -38,8 +39,8 @@ def describe_errors(ratio: Real, title: str) -> str:
     if unjudged == ratio.size:
         return f"{start}: no element was judged."
     flat = int(np.nanargmax(ratio))
-    index = ",".join(str(axis) for axis in np.unravel_index(flat, ratio.shape))
-    where = f" at [{index}]" if index else ""
+    index = tuple(int(axis) for axis in np.unravel_index(flat, ratio.shape))
+    where = f" at {written_element(index, layout=layout)}" if index else ""
     beyond = int((ratio > 1).sum())
     many = (
         f"{beyond:,} of {ratio.size - unjudged:,} elements exceed the limit 1" if beyond else "none exceeds the limit 1"
@@ -48,17 +49,22 @@ def describe_errors(ratio: Real, title: str) -> str:
     return f"{start}: largest {ratio.flat[flat]:.3g}{where}; {many}{left}."
 
 
-def error_matrices(errors: Real, most_cells: int = MAX_CELLS) -> list[ErrorMatrix]:
-    """Split an array into its matrices, or fold them into one where they are many; large ones are thinned out."""
+def error_matrices(errors: Real, most_cells: int = MAX_CELLS, *, is_document: bool = False) -> list[ErrorMatrix]:
+    """Split an array into its matrices, or fold them into one where they are many; large ones are thinned out.
+
+    Each is named by the index of its leading axes, in a document's case without those of length 1.
+    """
     matrices = np.atleast_2d(errors)
     leading, worst = matrices.shape[:-2], np.unravel_index(int(np.nanargmax(matrices)), matrices.shape)
     row, column = int(worst[-2]), int(worst[-1])
+    several = [axis for axis, length in enumerate(leading) if length > 1]
+    among = several if is_document or not several else range(len(leading))
     if math.prod(leading) > MAX_PANELS:
         folded = _largest(matrices.reshape(-1, *matrices.shape[-2:]), 0)
         return [_map(f"largest of {math.prod(leading):,} matrices", folded, (row, column), most_cells)]
     return [
         _map(
-            "".join(f"[{i}]" for i, length in zip(index, leading, strict=True) if length > 1),
+            written_element([index[axis] for axis in among]) if among else "",
             matrices[index],
             (row, column) if index == tuple(worst[:-2]) else None,
             most_cells,

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from attncheck.reports.figures.error_maps import error_map as error_map
-from attncheck.reports.figures.layout import colour_bar, grid, only_text
+from attncheck.reports.figures.layout import colour_bar, grid, only_text, page_lengths
 from attncheck.reports.figures.panels import (
     LIGHTEST,
     MAX_ANNOTATED,
@@ -35,11 +35,13 @@ from attncheck.reports.figures.panels import (
     short_number,
     value_range,
 )
-from attncheck.reports.figures.picture import Format, Picture, drawing, picture_of
+from attncheck.reports.figures.picture import Format, Picture, drawing, pdf_of, picture_of
 
 Array = NDArray[Any]
 _INCHES_PER_LETTER = 0.068
 _TITLE_LETTERS = 40
+_MOST_INCHES = 9.5
+"""Of a page's width."""
 
 
 def annotated_heatmap(
@@ -62,28 +64,58 @@ def heatmaps(
     panels: Sequence[Panel],
     *,
     heading: str = "",
-    most_inches: float = 9.5,
+    most_inches: float = _MOST_INCHES,
     format: Format = "svg",  # noqa: A002
 ) -> Picture:
     """Draw matrices as annotated heatmaps, side by side as far as the width goes, below a heading if there is one."""
+    with drawing():
+        figure, words = _figure(panels, heading, most_inches)
+        return picture_of(figure, words, format)
+
+
+def heatmap_document(pages: Sequence[Sequence[Panel]], headings: Sequence[str]) -> bytes:
+    """Draw pages of matrices as one PDF."""
+    with drawing():
+        return pdf_of([_figure(page, heading, _MOST_INCHES)[0] for page, heading in zip(pages, headings, strict=True)])
+
+
+def _figure(panels: Sequence[Panel], heading: str, most_inches: float) -> tuple[Figure, str]:
+    """Lay matrices out and draw them; return the figure, and what it shows in words."""
     drawn = [panel for panel in panels if panel.matrix.size]
     empty = [f"{safe_text(panel.title)}: empty, shape {' x '.join(map(str, panel.matrix.shape))}" for panel in panels]
     words = [describe(panel) for panel in drawn] or empty or ["nothing to draw"]
-    with drawing():
-        if not drawn:
-            return picture_of(only_text("; ".join(words)), "; ".join(words), format)
-        texts = [_annotations(panel) for panel in drawn]
-        sizes = [_inches(panel, text) for panel, text in zip(drawn, texts, strict=True)]
-        titles = [_title(panel) for panel in drawn]
-        figure, axes = grid(sizes, titles, most_inches, with_bars=None in texts)
-        for panel, title, text, axis_of in zip(drawn, titles, texts, axes, strict=True):
-            axis_of.set_title(title, loc="left", pad=5, parse_math=False)
-            _draw_matrix(figure, axis_of, panel, text)
-        if heading:
-            figure.text(0, 1, _broken(heading, 110), weight="bold", va="bottom", parse_math=False)
-        return picture_of(
-            figure, " ".join(f"{word}." for word in (*filter(None, [safe_text(heading, 400)]), *words)), format
-        )
+    if not drawn:
+        return only_text("; ".join(words)), "; ".join(words)
+    texts, sizes, titles = _measured(drawn)
+    figure, axes = grid(sizes, titles, most_inches, with_bars=None in texts)
+    for panel, title, text, axis_of in zip(drawn, titles, texts, axes, strict=True):
+        axis_of.set_title(title, loc="left", pad=5, parse_math=False)
+        _draw_matrix(figure, axis_of, panel, text)
+    if heading:
+        figure.text(0, 1, _broken(heading, 110), weight="bold", va="bottom", parse_math=False)
+    return figure, " ".join(f"{word}." for word in (*filter(None, [safe_text(heading, 400)]), *words))
+
+
+def _measured(
+    drawn: Sequence[Panel],
+) -> tuple[list[list[list[str]] | None], list[tuple[float, float]], list[str]]:
+    """Return what is written into the cells of each matrix, its size in inches, and its title."""
+    texts = [_annotations(panel) for panel in drawn]
+    sizes = [_inches(panel, text) for panel, text in zip(drawn, texts, strict=True)]
+    return texts, sizes, [_title(panel) for panel in drawn]
+
+
+def heatmap_pages(panels: Sequence[Panel], most_height: float = 11.0) -> list[list[Panel]]:
+    """Split matrices into pages on which they can be read; empty ones come last."""
+    drawn = [panel for panel in panels if panel.matrix.size]
+    if not drawn:
+        return [list(panels)]
+    texts, sizes, titles = _measured(drawn)
+    left = iter(drawn)
+    lengths = page_lengths(sizes, titles, _MOST_INCHES, most_height, with_bars=None in texts)
+    pages = [[next(left) for _ in range(length)] for length in lengths]
+    pages[-1] += [panel for panel in panels if not panel.matrix.size]
+    return pages
 
 
 def _broken(text: str, letters: int) -> str:

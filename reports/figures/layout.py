@@ -29,11 +29,7 @@ def grid(
     sizes: Sequence[tuple[float, float]], titles: Sequence[str], most_inches: float, *, with_bars: bool
 ) -> tuple[Figure, list[Axes]]:
     """Lay axes of these widths and heights out in rows, with room for their titles and ticks; all in inches."""
-    beside = _BESIDE + (_BAR if with_bars else 0)
-    cells = [
-        _Cell(*size, max(size[0], _title_inches(title)) + beside) for size, title in zip(sizes, titles, strict=True)
-    ]
-    lines = _broken(cells, most_inches)
+    lines = _broken(_cells(sizes, titles, with_bars=with_bars), most_inches)
     width = max(sum(each.taken for each in line) for line in lines)
     height = sum(max(each.height for each in line) + _ABOVE for line in lines)
     figure = Figure(figsize=(width, height))
@@ -46,6 +42,33 @@ def grid(
             left += each.taken
         top -= max(each.height for each in line) + _ABOVE
     return figure, axes
+
+
+def page_lengths(
+    sizes: Sequence[tuple[float, float]],
+    titles: Sequence[str],
+    most_inches: float,
+    most_height: float,
+    *,
+    with_bars: bool,
+) -> list[int]:
+    """Return how many of these axes, in their order, go on each page of this height; a higher one has its own."""
+    pages, height = [0], 0.0
+    for line in _broken(_cells(sizes, titles, with_bars=with_bars), most_inches):
+        taken = max(each.height for each in line) + _ABOVE
+        if pages[-1] and height + taken > most_height:
+            pages.append(0)
+            height = 0.0
+        pages[-1] += len(line)
+        height += taken
+    return pages
+
+
+def _cells(sizes: Sequence[tuple[float, float]], titles: Sequence[str], *, with_bars: bool) -> list[_Cell]:
+    beside = _BESIDE + (_BAR if with_bars else 0)
+    return [
+        _Cell(*size, max(size[0], _title_inches(title)) + beside) for size, title in zip(sizes, titles, strict=True)
+    ]
 
 
 def _title_inches(title: str) -> float:

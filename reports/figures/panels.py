@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.elements import written_element
+
 Array = NDArray[Any]
 Pixels = NDArray[np.uint8]
 
@@ -51,10 +53,9 @@ def panels_of(array: Array, title: str, **fields: Any) -> tuple[Panel, ...]:
     matrices = np.atleast_2d(array)
     leading = matrices.shape[:-2]
     indices = list(np.ndindex(leading))[:MAX_PANELS]
-    names = ["".join(f"[{i}]" for i, length in zip(index, leading, strict=True) if length > 1) for index in indices]
-    panels = tuple(
-        Panel(f"{title} {name}".strip(), matrices[index], **fields) for index, name in zip(indices, names, strict=True)
-    )
+    among = [axis for axis, length in enumerate(leading) if length > 1]
+    names = [written_element([index[axis] for axis in among], title) if among else title for index in indices]
+    panels = tuple(Panel(name, matrices[index], **fields) for index, name in zip(indices, names, strict=True))
     left_out = math.prod(leading) - len(panels)
     if left_out > 0:
         panels = (*panels[:-1], replace(panels[-1], title=f"{panels[-1].title} (and {left_out} more)"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -102,6 +102,17 @@ def picture_of(figure: Figure, alternative: str, format: Format = "svg") -> Pict
     if format == "svg":
         data = _tidy(data.decode("utf-8"), alternative).encode("utf-8")
     return Picture(data, MEDIA_TYPES[format], alternative)
+
+
+def pdf_of(figures: Sequence[Figure]) -> bytes:
+    """Return figures as the pages of one PDF. Call it inside ``drawing``."""
+    from matplotlib.backends.backend_pdf import PdfPages
+
+    buffer = BytesIO()
+    with PdfPages(buffer, metadata=_METADATA["pdf"]) as pages:
+        for figure in figures:
+            pages.savefig(figure, bbox_inches="tight", pad_inches=0.06)
+    return buffer.getvalue()
 
 
 def _tidy(svg: str, alternative: str) -> str:

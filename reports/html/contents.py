@@ -39,7 +39,9 @@ class Budget:
     maps: int = 400
     """A map of errors takes 1 to 10 KB, mostly 2: 1 MB."""
     pictures: int = 300
-    """A matrix of a document takes 2 KB, a large one 10: 1 MB."""
+    """A matrix of a document takes 2 KB, a large one 10: 1 MB. What fails is drawn beyond it."""
+    computations: int = 60
+    """Of more computations of documents each is laid out only when it comes into view."""
     script_letters: int = 1_000_000
     """A script that reproduces a cell takes 5 to 100 KB."""
     wrong: int = 200

@@ -1,25 +1,43 @@
-"""A page per document: what ``document_pages`` says, with its pictures drawn."""
+"""A page per document: what ``document_pages`` says, with its pictures drawn, and only what fails open."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 
+from attncheck.reports.cells import FAILS_A_RUN, cell_table
 from attncheck.reports.documents.pages import DocumentCase, DocumentPage, document_pages
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.pictures import Heat, heat_of
 from attncheck.reports.html.text import Anchors, unique_slugs
 from attncheck.reports.printed_numbers import NumberCounts, number_counts_of
+from attncheck.wording import counted
+
+_MAX_IN_PART = 10
+"""Computations of a document that stand together; a longer one is split."""
 
 
 @dataclass(frozen=True)
 class DrawnCase:
-    """One computation of a document, where its stages are on the page, and its pictures."""
+    """One computation of a document, whether anything of it fails, where its stages are, and its pictures."""
 
     case: DocumentCase
+    fails: bool
     anchor: str
     inputs: tuple[Heat, ...]
     stages: tuple[Heat, ...]
+    left_out: int
+    """Pictures that the page has no room for."""
+
+
+@dataclass(frozen=True)
+class DrawnPart:
+    """Computations that follow each other, in a long document with a title; ``failing`` of them fail."""
+
+    title: str
+    failing: int
+    cases: tuple[DrawnCase, ...]
 
 
 @dataclass(frozen=True)
@@ -29,31 +47,89 @@ class DrawnDocument:
     page: DocumentPage
     anchor: str
     counts: NumberCounts
-    cases: tuple[DrawnCase, ...]
+    parts: tuple[DrawnPart, ...]
+
+    @property
+    def failing(self) -> int:
+        """How many of its computations fail."""
+        return sum(part.failing for part in self.parts)
 
 
 def drawn_documents(frames: Frames, anchors: Anchors, most_pictures: int) -> tuple[DrawnDocument, ...]:
-    """Return every document; pictures end where the budget does."""
+    """Return every document. What fails has all of its pictures, the rest as many as the budget has room for."""
     pages = document_pages(frames)
-    numbers = iter(range(most_pictures))
+    failing = _failing(frames)
+    artist = _Artist(most_pictures)
     names = unique_slugs(page.file.rpartition("/")[2].removesuffix(".yaml") for page in pages)
     return tuple(
         DrawnDocument(
             page,
             f"document-{name}",
             number_counts_of(frames, [case.id for case in page.cases]),
-            tuple(_drawn(case, anchors, numbers) for case in page.cases),
+            tuple(_parts([_drawn(case, anchors, artist, fails=case.id in failing) for case in page.cases])),
         )
         for page, name in zip(pages, names, strict=True)
     )
 
 
-def _drawn(case: DocumentCase, anchors: Anchors, numbers: Iterator[int]) -> DrawnCase:
-    panels = [(drawing.is_input, panel) for drawing in case.drawings for panel in drawing.panels]
-    heats = [(is_input, heat_of(panel, number)) for (is_input, panel), number in zip(panels, numbers, strict=False)]
+def _failing(frames: Frames) -> frozenset[str]:
+    """Return the cases of documents of which a stage or a number fails."""
+    of_stages = {
+        case
+        for case, row in cell_table(frames).items()
+        if any(cell.state in FAILS_A_RUN for cells in row.values() for cell in cells.values())
+    }
+    of_numbers = {
+        case.id
+        for page in document_pages(frames)
+        for case in page.cases
+        if any(each.fails for each in case.expectations)
+    }
+    return frozenset(of_stages | of_numbers)
+
+
+def _parts(cases: list[DrawnCase]) -> Iterator[DrawnPart]:
+    starts = range(0, len(cases), _MAX_IN_PART)
+    for start in starts:
+        chosen = tuple(cases[start : start + _MAX_IN_PART])
+        title = f"Computations {start + 1} to {start + len(chosen)} of {len(cases)}" if len(starts) > 1 else ""
+        yield DrawnPart(title, sum(case.fails for case in chosen), chosen)
+
+
+class _Artist:
+    """Draws what fails, and of the rest as much as the page has room for."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+        self._numbers = count()  # keeps the parts of one picture apart from those of another
+
+    def draw(self, case: DocumentCase, *, fails: bool) -> list[tuple[bool, Heat]]:
+        panels = [(drawing.is_input, panel) for drawing in case.drawings for panel in drawing.panels]
+        chosen = panels if fails else panels[: self._left]
+        if not fails:
+            self._left -= len(chosen)
+        return [(is_input, heat_of(panel, next(self._numbers))) for is_input, panel in chosen]
+
+
+def _drawn(case: DocumentCase, anchors: Anchors, artist: _Artist, *, fails: bool) -> DrawnCase:
+    heats = artist.draw(case, fails=fails)
     return DrawnCase(
         case,
+        fails,
         anchors.case(case.id) if case.id in anchors.cases else "",
         tuple(heat for is_input, heat in heats if is_input),
         tuple(heat for is_input, heat in heats if not is_input),
+        sum(len(drawing.panels) for drawing in case.drawings) - len(heats),
+    )
+
+
+def computation_count(documents: Iterable[DrawnDocument]) -> int:
+    """Count the computations of all documents."""
+    return sum(len(document.page.cases) for document in documents)
+
+
+def failing_words(failing: int, of: int) -> str:
+    """Say how many computations fail, in the words of a heading."""
+    return (
+        f"{failing:,} of {counted(of, 'computation')} fail" if failing else f"{counted(of, 'computation')}, none fails"
     )

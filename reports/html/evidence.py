@@ -10,12 +10,13 @@ import pandas as pd
 from markupsafe import Markup
 
 from attncheck.errors import ResultsError
+from attncheck.reading.shapes import show
 from attncheck.reports.arrays import error_ratio
 from attncheck.reports.cells import CellRow, State
 from attncheck.reports.commands import commands_again
 from attncheck.reports.expected_failures import address_of
 from attncheck.reports.figures.error_matrices import describe_errors
-from attncheck.reports.frames import Column, Frames, expected_failures, failing, groups, records
+from attncheck.reports.frames import Column, Frames, element_in, expected_failures, failing, groups, layout_in, records
 from attncheck.reports.html.contents import Budget, Script, Scripts
 from attncheck.reports.html.pictures import error_pictures
 from attncheck.reports.html.text import SYMBOLS, long, short
@@ -99,7 +100,9 @@ def make_evidence(
             cell_anchor=anchor(case, column),
             messages=_messages(rows_of_cell),
             **_reason(rows_of_cell),
-            worst=tuple(_worst(row, dtype) for row in rows_of_cell if isinstance(row["index"], str))[:_MAX_ROWS],
+            worst=tuple(
+                _worst(row, dtype, frames.cases[case]) for row in rows_of_cell if isinstance(row["index"], str)
+            )[:_MAX_ROWS],
             left_out=max(0, len(rows_of_cell) - _MAX_ROWS),
             maps=maps.of(case, dtype, column, [str(row["stage"]) for row in rows_of_cell]),
             commands=commands_again(frames, _evaluation(case, column, dtype), ("explain", "repro")),
@@ -151,11 +154,11 @@ _AGAINST = {
 }
 
 
-def _worst(row: Mapping[str, Any], dtype: str) -> Worst:
+def _worst(row: Mapping[str, Any], dtype: str, case: Mapping[str, Any]) -> Worst:
     return Worst(
         what=str(row["stage"]),
         verdict=str(row["verdict"]),
-        index=f"[{row['index']}]",
+        index=element_in(case, row),
         computed=long(row["value"], dtype),
         reference=long(_should_be(row), "float64"),
         difference=short(row["difference"]),
@@ -202,8 +205,9 @@ class _Maps:
             if not computed.shape == exact.shape == bound.shape:
                 continue
             errors = error_ratio(computed, exact, bound)
-            words = describe_errors(errors, "error over bound")
-            pictures = error_pictures(errors, f"Map of {stage}")
+            layout = layout_in(self._frames.cases[case], {"stage": stage, "shape": show(errors.shape)})
+            words = describe_errors(errors, "error over bound", layout)
+            pictures = error_pictures(errors, f"Map of {stage}", is_document=layout is not None)
             maps.append(ErrorMap(stage, words, tuple(pictures)))
             self._left -= len(pictures)
         return tuple(maps)

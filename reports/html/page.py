@@ -25,8 +25,9 @@ from attncheck.reports.frames import Column, Frames, environment_facts, failing
 from attncheck.reports.html.agreement import PairTable, pair_table
 from attncheck.reports.html.contents import LETTERS_PER_CASE, LETTERS_PER_STAGE, Budget, urgent_first, within
 from attncheck.reports.html.details import CaseDetails, case_details
-from attncheck.reports.html.documents import DrawnDocument, drawn_documents
+from attncheck.reports.html.documents import DrawnDocument, computation_count, drawn_documents
 from attncheck.reports.html.evidence import make_evidence
+from attncheck.reports.html.length_maps import DrawnLengths, drawn_lengths
 from attncheck.reports.html.matrix import FileRows, verdict_matrix
 from attncheck.reports.html.text import SYMBOLS, Anchors, make_anchors
 from attncheck.reports.in_common import in_common_lines
@@ -104,6 +105,8 @@ class Page:
     wrong_left_out: int
     in_common: tuple[str, ...]
     """What the failing cases have in common and the passing ones have not."""
+    lengths: tuple[DrawnLengths, ...]
+    """Where in (Lq, Lk) each implementation fails."""
     columns: tuple[HtmlColumn, ...]
     many_environments: bool
     files: tuple[FileRows, ...]
@@ -117,6 +120,8 @@ class Page:
     details_left_out: int
     evidence_left_out: int
     documents: tuple[DrawnDocument, ...]
+    documents_late: bool
+    """Whether they are so many that a computation is laid out only when it comes into view."""
     pairs: PairTable | None
     expected_failures: tuple[ExpectedFailureGroup, ...]
     following: int
@@ -162,6 +167,7 @@ def make_page(frames: Frames, budget: Budget) -> Page:
         wrong=tuple(_wrong(frames, each, anchors, linked) for each in alike),
         wrong_left_out=len(wrong) - count_evaluations(alike),
         in_common=tuple(in_common_lines(frames)),
+        lengths=drawn_lengths(frames),
         columns=tuple(_column(column, many) for column in frames.columns),
         many_environments=many,
         files=files,
@@ -173,7 +179,8 @@ def make_page(frames: Frames, budget: Budget) -> Page:
         details=tuple(case_details(frames, table, anchors, detailed, evidence)),
         details_left_out=len(table) - len(detailed),
         evidence_left_out=evidence_left_out,
-        documents=drawn_documents(frames, anchors, budget.pictures),
+        documents=(documents := drawn_documents(frames, anchors, budget.pictures)),
+        documents_late=computation_count(documents) > budget.computations,
         pairs=pair_table(frames, anchors),
         expected_failures=tuple(expected_failure_groups(frames)),
         following=count_following(frames),

@@ -81,11 +81,14 @@ _WIDTH, _MIN_PIXELS, _MAX_PIXELS = 220, 7, 20
 """Pixels: of a picture, if its cells are neither smaller nor larger than these."""
 
 
-def error_pictures(errors: Real, title: str) -> list[tuple[str, Markup]]:
+def error_pictures(errors: Real, title: str, *, is_document: bool = False) -> list[tuple[str, Markup]]:
     """Return a title and an SVG per matrix of errors over bounds; what exceeds the bound is crossed out."""
     if not errors.size or np.isnan(errors).all():
         return []
-    return [(matrix.title, _picture(matrix, title)) for matrix in error_matrices(errors, _MAX_CELLS)]
+    return [
+        (matrix.title, _picture(matrix, title))
+        for matrix in error_matrices(errors, _MAX_CELLS, is_document=is_document)
+    ]
 
 
 def _picture(matrix: ErrorMatrix, title: str) -> Markup:

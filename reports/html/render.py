@@ -14,6 +14,7 @@ from markupsafe import Markup
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.compiled import CompiledTemplates
 from attncheck.reports.html.contents import Budget
+from attncheck.reports.html.documents import failing_words
 from attncheck.reports.html.page import make_page
 from attncheck.reports.html.pictures import BEYOND, LEVELS, NOT_JUDGED
 
@@ -45,6 +46,7 @@ def html_pieces(frames: Frames, budget: Budget | None = None) -> Iterator[str]:
             script=Markup(script),
             style=Markup(style),
             script_hash=b64encode(sha256(script.encode()).digest()).decode("ascii"),
+            failing_words=failing_words,
             levels=[*((name, text) for _, name, text in LEVELS), BEYOND, NOT_JUDGED],
         )
     )

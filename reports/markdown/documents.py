@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from attncheck.reports.documents.numbers import NumberLine, NumberTable, Value, as_matrix, count
 from attncheck.reports.documents.pages import DocumentCase, DocumentPage, Expectation, document_pages
 from attncheck.reports.frames import Frames
+from attncheck.reports.html.text import unique_slugs
 from attncheck.reports.markdown.text import code, details, escape, table
 from attncheck.spec import DTYPES
 
@@ -19,7 +20,10 @@ Images = Mapping[str, Sequence[str]]
 
 
 def document_sections(frames: Frames, images: Images | None = None) -> list[list[str]]:
-    """Return a section per document: its cases, and in each what it prints and what it computes without printing."""
+    """Return a section per document: its cases, and in each what it prints and what it computes without printing.
+
+    Without images each section leads to the pictures of the HTML report, which has those of everything that fails.
+    """
     pages = document_pages(frames)
     if not pages:
         return []
@@ -29,14 +33,17 @@ def document_sections(frames: Frames, images: Images | None = None) -> list[list
         "Each number that a document prints, beside the exact answer and what each implementation computes; elements "
         "count from 0.",
     ]
-    return [opening, *(_document(page, images or {}) for page in pages)]
+    names = unique_slugs(page.file.rpartition("/")[2].removesuffix(".yaml") for page in pages)
+    drawn = [f"Drawn in [report.html](report.html#document-{name})." if images is None else "" for name in names]
+    return [opening, *(_document(page, images or {}, where) for page, where in zip(pages, drawn, strict=True))]
 
 
-def _document(page: DocumentPage, images: Images) -> list[str]:
+def _document(page: DocumentPage, images: Images, drawn: str) -> list[str]:
     by = f", by {escape(page.author)}" if page.author else ""
     section = f"; {escape(page.section)}" if page.section else ""
     lines = [f"### {escape(page.title)}", "", f"*{escape(page.source)}*{by}{section}.", ""]
     lines += [f"- {escape(note)}" for note in page.notes]
+    lines += ["", drawn] if drawn else []
     return [*lines, *(line for case in page.cases for line in _case(case, images))]
 
 

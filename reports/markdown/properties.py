@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attncheck.elements import written_element
 from attncheck.reports.frames import Frames
 from attncheck.reports.markdown.text import code, commands, escape, table
 from attncheck.reports.properties import (
@@ -33,7 +34,7 @@ def properties_section(frames: Frames) -> list[str]:
     wrong = [
         [
             *(escape(row.implementation), code(row.property_name), code(row.case), row.dtype, f"**{row.outcome}**"),
-            f"{row.stage}[{row.index}]" if row.index else row.stage,
+            written_element(row.index, row.stage),
             *map(_number, (row.first, row.second, row.exact, row.first_bound, row.second_bound)),
             escape(row.sentence),
         ]

@@ -27,6 +27,7 @@ from attncheck.reports.frames import (
     Frames,
     count_numbers,
     documents_of,
+    element_in,
     environment_facts,
     records,
     under_erratum,
@@ -229,7 +230,7 @@ def _largest(frames: Frames) -> list[str]:
         return []
     pairs = pairs.sort_values(["ratio", "difference"], ascending=False, kind="stable").head(_LARGEST)
     many = frames.environments.shape[0] > 1
-    rows = [_pair_cells(row, many) for row in records(pairs)]
+    rows = [_pair_cells(row, frames.cases[row["case"]], many) for row in records(pairs)]
     headings = [
         "case",
         "stage",
@@ -253,7 +254,7 @@ def _largest(frames: Frames) -> list[str]:
     ]
 
 
-def _pair_cells(row: Mapping[str, Any], many: bool) -> list[str]:
+def _pair_cells(row: Mapping[str, Any], case: Mapping[str, Any], many: bool) -> list[str]:
     one = f"{row['implementation']} ({row['environment']})" if many else row["implementation"]
     other = f"{row['other']} ({row['other_environment']})" if many else row["other"]
     return [
@@ -262,7 +263,7 @@ def _pair_cells(row: Mapping[str, Any], many: bool) -> list[str]:
         row["dtype"],
         escape(one),
         escape(other),
-        f"[{row['index']}]",
+        element_in(case, row),
         number(row["value"], 9 if row["dtype"] == "float32" else 17),
         number(row["reference"], 9 if row["dtype"] == "float32" else 17),
         number(row["difference"]),

@@ -91,7 +91,7 @@ def test_a_disagreement_gives_1_and_is_named(
     line, command = [line for line in out.splitlines() if "small/small/d-weights" in line]
     assert command == "Why: attncheck explain small/small/d-weights wrong.eager --dtype float64"
     assert line.startswith("numeric: small/small/d-weights [float64] wrong.eager: weights: ")
-    assert " times the largest error that is possible in this step; at [0,0," in line
+    assert " times the largest error that is possible in this step; at [0, 0," in line
     assert err == ""
     assert invoke("report", "results/latest")[0] == 1
 

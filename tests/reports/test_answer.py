@@ -324,7 +324,7 @@ def test_a_pair_that_differs_is_told_where_no_stage_is_blamed(
     # Across environments, where the stage was judged in another run.
     rows = [make_row(), make_row(**pair(verdict="numeric", difference=0.5, index="0,1"))]
     found = what_is_wrong(frames_of(write_run(rows)))
-    assert found["message"].tolist() == ["differs from torch.eager by 0.5 at [0,1]"]
+    assert found["message"].tolist() == ["differs from torch.eager by 0.5 at [0, 1]"]
     assert found["stage"].tolist() == ["weights"]
 
 

@@ -151,7 +151,7 @@ def test_a_misprint_fails_once_and_no_implementation_for_it(
     root = parse(frames_of(write_run(rows, cases=[make_case_record(expected=[expected])])))
     assert [suite.attrib["failures"] for suite in root] == ["0", "0", "1"]
     failure = only(root, "failure")
-    assert failure.attrib == {"type": "misprint", "message": "A[0,0] is printed as 0.27; it should be 0.25"}
+    assert failure.attrib == {"type": "misprint", "message": "A[0, 0] is printed as 0.27; it should be 0.25"}
     assert only(root[2], "skipped").attrib["message"].startswith("unverified: 1 of 1 numbers have no exact answer")
 
 
@@ -217,7 +217,7 @@ def test_two_that_differ_although_no_stage_is_blamed_are_a_failure(
     failure = only(parse(frames_of(write_run(rows))), "failure")
     assert failure.attrib == {
         "type": "numeric",
-        "message": "weights: differs from torch.eager by 2 at [0,1]",
+        "message": "weights: differs from torch.eager by 2 at [0, 1]",
     }
 
 

@@ -71,7 +71,7 @@ def test_the_worst_of_a_property_stands_in_its_cell(asked: Frames) -> None:
 
 def test_what_fails_comes_with_its_element_its_numbers_and_a_command(asked: Frames) -> None:
     (found,) = broken_properties(asked)
-    assert dict(found.numbers)["the element"] == "output[0,1,2]"
+    assert dict(found.numbers)["the element"] == "output[0, 1, 2]"
     assert dict(found.numbers)["the further calls"] == "nan"
     assert found.command.startswith("attncheck properties numpy.eager --cases ")
     assert found.command.endswith("--property batch_invariant --dtype float32 --explain")
@@ -87,7 +87,7 @@ def test_markdown_has_a_section_with_both_tables(asked: Frames) -> None:
     text = "\n".join(properties_section(asked))
     assert "| `repeated` | The same call gives the same, with other work in between. | within bounds |" in text
     assert "**broken**" in text
-    assert "output[0,1,2]" in text
+    assert "output[0, 1, 2]" in text
     assert "## Properties" in render_markdown(asked)
     assert properties_section(replace(asked, properties={})) == []
 
@@ -132,6 +132,6 @@ def test_rows_beside_those_of_a_run_are_read_into_the_report(
 
 def test_an_explanation_tells_the_calls_the_numbers_and_the_bounds() -> None:
     text = "\n".join(explanation_of(BROKEN, "attention(query 1x2x3x4) in float32"))
-    for part in ("attention(query 1x2x3x4)", "each batch entry alone", "output[0,1,2]", "0.25", "nan", "0.2500001"):
+    for part in ("attention(query 1x2x3x4)", "each batch entry alone", "output[0, 1, 2]", "0.25", "nan", "0.2500001"):
         assert part in text
     assert "1e-06 of the first, 2e-06 of the further" in text

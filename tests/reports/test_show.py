@@ -39,7 +39,7 @@ def test_a_case_is_shown_with_its_source_tags_inputs_and_exact_stages() -> None:
     assert "R fills matrices by columns" in text
     assert "words (query, key, value), 4 x 3\n   0  1  2 \n0  1  0  0 \n" in text
     assert "scores (raw_scores), 4 x 4\n    0   1   2   3 \n0   6   4  10   5 \n" in text
-    assert re.search(r"\[0,2\] +0\.8429010 +0\.8429010423 +4\.2e-08 +holds", text)
+    assert re.search(r"\[0, 2\] +0\.8429010 +0\.8429010423 +4\.2e-08 +holds", text)
     assert "weights, printed: 16 of 16 hold" in text
     assert "\x1b" not in text
 
@@ -47,7 +47,7 @@ def test_a_case_is_shown_with_its_source_tags_inputs_and_exact_stages() -> None:
 def test_errata_are_told_beside_the_numbers_that_do_not_hold() -> None:
     text = printed(f"{NOTEBOOK}/the-call-as-the-notebook-writes-it-with-mask-none", "float64", "weights")
     assert "attention (weights), printed: 4 of 16 hold\nErratum: Printed under mask=None" in text
-    assert re.search(r"\[0,0\] +1\. +0\.21036710325 +0\.79 +erratum", text)
+    assert re.search(r"\[0, 0\] +1\. +0\.21036710325 +0\.79 +erratum", text)
     assert "values" not in text.partition("Exact stages")[2]  # only the stage that was asked for
 
 
@@ -179,3 +179,28 @@ def test_the_command_prints_and_saves(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert result.stdout == f"{path}: Four words attend to each other\n"
     assert path.read_bytes().startswith(b"<svg")
+
+
+BIG = "kernel_shapes/heads/a-bias-for-each-of-many-heads-17-by-4"
+
+
+def test_what_does_not_fit_goes_on_further_pages(tmp_path: Path) -> None:
+    (case,) = select_cases([BIG]).cases
+    shown = work_out(case, "float32", ["output", "weights"])
+    paths = save_case(shown, tmp_path / "big.svg")
+    assert [path.name for path in paths] == [f"big-{number}.svg" for number in range(1, len(paths) + 1)]
+    assert len(paths) > 1
+    for number, path in enumerate(paths, 1):
+        assert f"page {number} of {len(paths)}" in path.read_text(encoding="utf-8")
+    drawn = "".join(path.read_text(encoding="utf-8") for path in paths)
+    for panel in (panel for drawing in shown.drawings for panel in drawing.panels):
+        assert f">{panel.title}<" in drawn
+
+
+def test_the_pages_of_a_pdf_are_one_file(tmp_path: Path) -> None:
+    (case,) = select_cases([BIG]).cases
+    (path,) = save_case(work_out(case, "float32", ["output", "weights"]), tmp_path / "big.pdf")
+    first = path.read_bytes()
+    assert len(re.findall(rb"/Type /Page\b", first)) > 1
+    save_case(work_out(case, "float32", ["output", "weights"]), path)
+    assert path.read_bytes() == first

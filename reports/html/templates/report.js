@@ -135,8 +135,25 @@
     });
   }
 
+  // Text in a noscript element is no part of the page until it is put there: without a script all of it is shown.
+  function lateComputations() {
+    const put = (details) => {
+      const late = details.querySelector(":scope > noscript");
+      if (late) late.outerHTML = late.textContent;
+    };
+    const all = [...document.querySelectorAll("details.computation:has(> noscript)")];
+    const near = new IntersectionObserver((entries) => {
+      for (const { target, isIntersecting } of entries) if (isIntersecting && target.open) { put(target); near.unobserve(target); }
+    }, { rootMargin: "1000px" });
+    for (const one of all) {
+      one.addEventListener("toggle", () => { if (one.open) near.observe(one); });
+      if (one.open) near.observe(one);
+    }
+    addEventListener("beforeprint", () => { for (const one of all) if (one.open) put(one); });
+  }
+
   addEventListener("DOMContentLoaded", () => {
-    themeButton(); copyButtons(); downloads(); filters(); caseTools(); openTarget();
+    lateComputations(); themeButton(); copyButtons(); downloads(); filters(); caseTools(); openTarget();
     addEventListener("hashchange", openTarget);
   });
 })();

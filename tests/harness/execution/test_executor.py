@@ -47,7 +47,7 @@ class WrongSoftmax:
 WRONG = {
     "swaps a sign": WrongSoftmax(
         "stages = numpy_backend.softmax(scores); stages['weights'] *= -1; return stages",
-        "numeric", "weights", "times the largest error that is possible in this step; at [0,0,", ExitCode.DISAGREE,
+        "numeric", "weights", "times the largest error that is possible in this step; at [0, 0,", ExitCode.DISAGREE,
     ),
     "returns NaN": WrongSoftmax(
         "stages = numpy_backend.softmax(scores); stages['weights'][..., 1] = float('nan'); return stages",

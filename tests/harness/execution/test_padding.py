@@ -436,7 +436,7 @@ def test_a_gradient_of_an_added_key_is_caught() -> None:
     outcome = outcome_of(attention_gradients, task, TILES, gradient_leaks)
     assert verdicts_of(outcome, task)["grad_key"] == "numeric"
     assert isinstance(outcome, Computed)
-    assert outcome.padding_faults["grad_key"] == "gives 0.001 at [0,0,7,0] of 2x2x8x8, which padding makes 0"
+    assert outcome.padding_faults["grad_key"] == "gives 0.001 at [0, 0, 7, 0] of 2x2x8x8, which padding makes 0"
 
 
 def test_a_stage_in_the_shape_that_it_has_without_padding_is_wrong() -> None:

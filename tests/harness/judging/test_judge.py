@@ -163,8 +163,9 @@ def test_a_row_says_which_element_what_was_computed_and_what_is_exact(
     assert 0 < row.allowed < 100 * float(np.finfo(dtype).eps)
     assert row.introduced_ratio == pytest.approx(row.difference / row.allowed)
     assert (row.tier, row.introduced_tier, row.begins_at, row.elements) == ("proven", "proven", "output", 36)
-    assert " times the largest error that is possible in this step; at [0,1,2,3] computed 9 (0x1.2000000000000p+3)" in (
-        row.message
+    assert (
+        " times the largest error that is possible in this step; at [0, 1, 2, 3] computed 9 (0x1.2000000000000p+3)"
+        in (row.message)
     )
     assert f", exact {row.reference:.17g}, off by " in row.message
 

@@ -320,7 +320,9 @@ def test_the_command_ends_with_one_where_something_got_worse_and_only_then(
     code, out, err = attncheck_diff(good, bad, "--output", tmp_path / "out")
     assert (code, err) == (1, "")
     assert out.splitlines()[0] == f"{good} -> {bad}"
-    assert any(line.split()[:2] == ["worse", "numpy.eager"] for line in out.splitlines())
+    lines = out.splitlines()
+    assert "Verdicts, numpy.eager" in lines
+    assert any(line.split()[:2] == ["worse", "file/one"] for line in lines)
     assert out.endswith(f"Difference: {tmp_path / 'out' / 'diff.md'}\n")
     assert attncheck_diff(bad, good)[0] == 0
     assert attncheck_diff(bad, good, "--quiet") == (0, "", "")

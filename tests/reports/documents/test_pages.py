@@ -63,7 +63,7 @@ def test_a_number_stands_in_its_place_beside_the_exact_one_with_more_digits(page
     (case,) = pages["base_r_vignette"].cases
     weights = expectation(case, "weights")
     line = weights.tables[0].lines[2]
-    assert (line.index, line.printed, line.exact) == ("[0,2]", "0.8429010", "0.8429010423")
+    assert (line.index, line.printed, line.exact) == ("[0, 2]", "0.8429010", "0.8429010423")
     assert [value.text for value in line.values if value] == ["0.8429010423", "0.8429010423"]
     assert not line.mark_text
     assert not any(value.state for value in line.values if value)
@@ -134,7 +134,7 @@ def test_other_documents_are_drawn_with_scores_mask_weights_and_output_a_panel_p
     assert ("row_maxima",) in names("base_r_vignette", 0)
     four = {drawing.names[0]: drawing for drawing in pages["multi_head_post"].cases[1].drawings}
     assert [panel.title for panel in four["weights"].panels] == [
-        f"attention_weights (weights) [{head}]" for head in range(4)
+        f"attention_weights (weights)[{head}]" for head in range(4)
     ]
     np.testing.assert_allclose(four["weights"].panels[2].matrix.sum(axis=-1), np.ones(5), rtol=1e-12)
     assert four["output"].panels[0].matrix.shape == (5, 16)
@@ -240,7 +240,7 @@ def test_a_value_is_written_with_a_few_digits_more_than_the_printed_one(
 
 
 def test_an_element_stands_where_the_document_counts_it() -> None:
-    assert element("0,0,2,3", {"shape": [1, 1, 4, 5], "transpose": False}) == "[2,3]"
-    assert element("0,0,2,3", {"shape": [1, 1, 4, 5], "transpose": True}) == "[3,2]"
-    assert element("0,2,1,0", {"shape": [1, 4, 2, 2], "transpose": False}) == "[2,1,0]"
+    assert element("0,0,2,3", {"shape": [1, 1, 4, 5], "transpose": False}) == "[2, 3]"
+    assert element("0,0,2,3", {"shape": [1, 1, 4, 5], "transpose": True}) == "[3, 2]"
+    assert element("0,2,1,0", {"shape": [1, 4, 2, 2], "transpose": False}) == "[2, 1, 0]"
     assert re.fullmatch(r"\[0\]", element("0,0,0,0", {"shape": [1, 1, 1, 1], "transpose": False}))

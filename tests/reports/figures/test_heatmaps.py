@@ -133,13 +133,13 @@ def test_a_large_matrix_is_thinned_out_and_small_in_bytes() -> None:
 
 
 def test_an_array_is_a_panel_per_matrix_and_says_what_is_left_out() -> None:
-    assert [panel.title for panel in panels_of(np.zeros((1, 3, 2, 2)), "w")] == ["w [0]", "w [1]", "w [2]"]
+    assert [panel.title for panel in panels_of(np.zeros((1, 3, 2, 2)), "w")] == ["w[0]", "w[1]", "w[2]"]
     assert [panel.title for panel in panels_of(np.zeros((1, 1, 2, 2)), "w")] == ["w"]
     assert panels_of(np.zeros(4), "v")[0].matrix.shape == (1, 4)
     assert panels_of(np.array(4.0), "v")[0].matrix.shape == (1, 1)
     many = panels_of(np.zeros((5, 4, 2, 2)), "w")
     assert len(many) == 8
-    assert many[-1].title == "w [1][3] (and 12 more)"
+    assert many[-1].title == "w[1, 3] (and 12 more)"
     assert panels_of(np.zeros((0, 2, 2)), "w") == ()
 
 
@@ -166,7 +166,7 @@ def test_the_worst_error_is_found_written_and_ringed_whatever_is_thinned_out_or_
     ratio[0, 0, :, 99] = np.nan
     words = describe_errors(ratio, "scores")
     assert words == (
-        "scores, shape 2 x 40 x 300 x 100: largest 57 at [1,7,123,45]; 1 of 2,399,700 elements exceed the limit 1; "
+        "scores, shape 2 x 40 x 300 x 100: largest 57 at [1, 7, 123, 45]; 1 of 2,399,700 elements exceed the limit 1; "
         "300 not judged."
     )
     (folded,) = error_matrices(ratio)
@@ -190,8 +190,9 @@ def test_a_few_matrices_have_a_panel_each_and_only_one_has_the_worst() -> None:
     ratio = np.zeros((1, 3, 2, 2))
     ratio[0, 1, 1, 0] = np.inf
     maps = error_matrices(ratio)
-    assert [(each.title, each.worst) for each in maps] == [("[0]", None), ("[1]", (1, 0)), ("[2]", None)]
-    assert {"[0]", "[1]", "[2]", "limit 1"} <= set(texts(error_map(ratio)))
+    assert [(each.title, each.worst) for each in maps] == [("[0, 0]", None), ("[0, 1]", (1, 0)), ("[0, 2]", None)]
+    assert [each.title for each in error_matrices(ratio, is_document=True)] == ["[0]", "[1]", "[2]"]
+    assert {"[0, 0]", "[0, 1]", "[0, 2]", "limit 1"} <= set(texts(error_map(ratio)))
 
 
 def test_where_nothing_was_judged_an_error_map_says_so() -> None:

@@ -124,10 +124,10 @@ def test_a_failing_cell_shows_why_and_how_to_see_it_again(failing_frames: Frames
     assert bad.all("p", of_class="message")[0].text == "20 times the bound"
     (row,) = bad.one("table", of_class="worst").one("tbody").all("tr")
     assert [cell.text for cell in row.all("td")] == [
-        "numeric", "[0,0,0,2]", "0.90000000000000002", "0.69999999999999996", "0.2", "0.01", "the exact answer",
+        "numeric", "[0, 0, 0, 2]", "0.90000000000000002", "0.69999999999999996", "0.2", "0.01", "the exact answer",
     ]  # fmt: skip
     figure = bad.one("figure")
-    assert "largest 20 at [0,0,0,2]; 1 of 3 elements exceed the limit 1." in figure.text
+    assert "largest 20 at [0, 0, 0, 2]; 1 of 3 elements exceed the limit 1." in figure.text
     levels = {path.attributes["class"]: path.attributes["d"] for path in figure.one("svg").all("path")}
     assert levels == {
         "e0": "M0 0h1v1h-1z",

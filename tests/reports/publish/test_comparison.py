@@ -84,7 +84,7 @@ def test_the_page_has_the_answer_the_verdicts_and_the_documents_numbers(
     ]
     assert "| Weights of two scores follow the logistic function | agree | agree |" in lines
     # A weight that the Base R vignette prints.
-    assert any(line.startswith("| [0,0] | `0.083717538` | 0.083717537762 | 0.083717537762 |") for line in lines)
+    assert any(line.startswith("| [0, 0] | `0.083717538` | 0.083717537762 | 0.083717537762 |") for line in lines)
 
 
 def test_the_verdicts_are_sorted_and_say_nothing_of_sizes_or_machines(published: Path, document_frames: Frames) -> None:
