@@ -24,6 +24,8 @@ Evaluate = Callable[["Node", Mapping[str, Array]], list[Array]]
 
 INPUTS = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
 OUTPUTS = ("Y", "present_key", "present_value", "qk_matmul_output")
+STAGE_OF_MODE = ("scores", "capped", "masked", "weights")
+"""What qk_matmul_output is by its mode; without a mask the third is the biased scores."""
 TYPES = {
     "float64": TensorProto.DOUBLE,
     "float32": TensorProto.FLOAT,
@@ -191,7 +193,7 @@ class OnnxAttention:
         forbids = any(each is not None and each is not False for each in forbidding)
         if self.output_mode is None:
             return ()
-        stage = ("scores", "capped", "masked", "weights")[self.output_mode]
+        stage = STAGE_OF_MODE[self.output_mode]
         if stage == "capped" and softcap is None:
             raise NotImplementedError("without a softcap there is no stage behind it")
         if stage == "masked" and not forbids:

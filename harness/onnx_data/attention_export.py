@@ -13,20 +13,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.backends.onnx_attention import WITH_WINDOWS
+from attncheck.backends.onnx_attention import STAGE_OF_MODE, WITH_WINDOWS
 from attncheck.onnx_data.files import BackendTest, NotACase
 from attncheck.onnx_data.given import padded, shape_in_file
 from attncheck.reading.canonical import canonical_form, query_offset
 from attncheck.reading.case import Case
+from attncheck.spec import inputs_of
 
 Array = NDArray[Any]
 _SAID = frozenset({"scale", "softcap", "is_causal", "window", "alignment", "heads", "kv_heads", "empty_rows"})
 _TAKEN = frozenset(
-    {"query", "key", "value", "mask", "bias", "key_lengths", "query_mask", "past_key", "past_value", "query_offsets"}
+    name
+    for name, spec in inputs_of("attention", None).items()
+    if spec.required or spec.folds_into in ("mask", "key", "value") or name in ("mask", "bias")
 )
+"""Inputs that the operator has, or that become its mask."""
 _OPSET, _WITH_LENGTHS = 23, 24
-STAGES = ("output", "scores", "capped", "masked", "biased", "weights")
-"""The stages that the operator returns, the first by itself and one of the others besides."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,12 @@ def check_said(case: Case) -> None:
 
 def extra_stage(case: Case) -> str | None:
     """Return the stage that qk_matmul_output is to hold: the first that the case expects, and the operator has."""
-    return next((expected.of for expected in case.expected if expected.of in STAGES[1:]), None)
+    return next((expected.of for expected in case.expected if _kind_of(expected.of) in STAGE_OF_MODE), None)
+
+
+def _kind_of(stage: str) -> str:
+    """Return the stage under which the operator hands one out: biased scores are masked ones without a mask."""
+    return "masked" if stage == "biased" else stage
 
 
 def attention_test(name: str, case: Case, arrays: Mapping[str, Array], stages: Mapping[str, Array]) -> BackendTest:
@@ -75,7 +82,7 @@ def attention_test(name: str, case: Case, arrays: Mapping[str, Array], stages: M
     inputs |= {each: arrays[each] for each in ("past_key", "past_value") if each in arrays}
     inputs |= _named("nonpad_kv_seqlen", rules.lengths)
     if extra := extra_stage(case):
-        attributes["qk_matmul_output_mode"] = _mode_of(extra)
+        attributes["qk_matmul_output_mode"] = STAGE_OF_MODE.index(_kind_of(extra))
         outputs["qk_matmul_output"] = stages[extra]
     return BackendTest(name, "Attention", _opset(rules), attributes, inputs, outputs)
 
@@ -88,10 +95,6 @@ def _opset(rules: _Rules) -> int:
     if rules.attributes.keys() & {"left_window_size", "right_window_size"}:
         return WITH_WINDOWS
     return _OPSET if rules.lengths is None else _WITH_LENGTHS
-
-
-def _mode_of(stage: str) -> int:
-    return {"scores": 0, "capped": 1, "masked": 2, "biased": 2, "weights": 3}[stage]
 
 
 def _side_by_side(heads: Array) -> Array:

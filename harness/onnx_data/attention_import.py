@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from attncheck.backends.onnx_attention import STAGE_OF_MODE
 from attncheck.onnx_data.entries import Entry, Source, begin
 from attncheck.onnx_data.files import BackendTest, NotACase
 from attncheck.reading.canonical import within_window
@@ -197,12 +198,10 @@ def _take_outputs(entry: Entry, test: BackendTest, sizes: _Sizes) -> None:
 def _stage_of(entry: Entry, test: BackendTest) -> str:
     """Name the stage that qk_matmul_output_mode hands out."""
     mode = int(test.attributes.get("qk_matmul_output_mode", 0))
-    if not 0 <= mode <= 3:
+    if not 0 <= mode < len(STAGE_OF_MODE):
         raise NotACase(f"a qk_matmul_output_mode of {mode}")
-    if mode == 3:
-        return "weights"
-    capped = "capped" if "softcap" in entry.options else "scores"
-    if mode < 2:
-        return ("scores", capped)[mode]
+    stage = STAGE_OF_MODE[mode]
     forbids = entry.options.keys() & {"is_causal", "window"} or entry.inputs.keys() & {"mask", "key_lengths"}
-    return "masked" if forbids else "biased" if "bias" in entry.inputs else capped
+    if stage == "masked" and not forbids:
+        stage = "biased" if "bias" in entry.inputs else "capped"
+    return "scores" if stage == "capped" and "softcap" not in entry.options else stage

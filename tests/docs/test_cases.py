@@ -244,7 +244,7 @@ def _loaded(text: str, folder: Path) -> list[Case]:
     numbers = np.random.default_rng(7)
     np.savez(folder / "dump.npz", **{name: numbers.normal(size=(2, 3, 4)) for name in ("query", "key", "value")})
     np.save(folder / "scores.npy", np.arange(6.0).reshape(2, 3))
-    np.save(folder / "weights.npy", np.array([0.25, 0.25, 0.5], np.float16))
+    np.save(folder / "weights.npy", np.full(4, 0.25, np.float16))
     path = folder / "examples.yaml"
     path.write_text(text if text.startswith("title:") else HEAD + text, encoding="utf-8")
     return load_case_file(path, "examples.yaml", "examples", ["uniform"])
