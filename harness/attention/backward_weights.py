@@ -139,7 +139,8 @@ def _stored(rows: Rows, largest: Real, moved: Real, rounding: RoundingModel) -> 
 
 def _recomputed(rows: Rows, rounding: RoundingModel) -> Real:
     """Return how far e^(s - L) is from p, L being stored in the format of the computation."""
-    shift = stored_log_sum_exp_error(rows, rounding)
-    grown = (rows.weights + rows.grown) * np.exp(shift)[..., np.newaxis]
-    error: Real = grown - rows.weights + (rounding.weight_unit + rounding.compute_unit) * grown
+    shift = stored_log_sum_exp_error(rows, rounding)[..., np.newaxis]
+    # p e^(E + F) - p, written so that nothing cancels: in float64, E + F is but some dozens of units.
+    moved = rows.grown * np.exp(shift) + rows.weights * np.expm1(shift)
+    error: Real = moved + (rounding.weight_unit + rounding.compute_unit) * (rows.weights + moved)
     return error

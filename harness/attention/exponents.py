@@ -38,6 +38,7 @@ class Rows:
     grown_squares: Real  # sum p (e^E - 1)^2
     grown_sum: Real  # R
     least_sum: Real  # Z
+    fall: Real  # -ln Z
     independent: Real  # t^2: variance of theta, each key's own
     shared: Real  # variance of theta, common to the keys of a row
     mean_shifted: Real  # sum p x
@@ -84,7 +85,8 @@ def rows_of(error: Logits, weights: Real, log_sum_exp: Real, rounding: RoundingM
     distance = np.where(even, 0.0, distance)
     apart, beyond = np.where(even, 0.0, maximum), np.where(even, 0.0, largest)
     exponent = _exponent(distance, shifted, _exponent_of_row(apart, beyond, count, blocks, rounding), rounding)
-    grown, squares, least = _perturbed(weights, logits, log_sum_exp, exponent, attended)
+    grown, squares, least, lost = _perturbed(weights, logits, log_sum_exp, exponent, attended)
+    least_sum = np.maximum(least.sum(axis=-1, keepdims=True), np.finfo(np.float64).tiny)
     independent, shared = _variances(shifted, apart, blocks, error, rounding)
     if even.any():
         independent = np.where(even, rounding.exp_error**2 * (2 + np.log1p(blocks)), independent)
@@ -105,7 +107,8 @@ def rows_of(error: Logits, weights: Real, log_sum_exp: Real, rounding: RoundingM
         grown=grown,
         grown_squares=squares.sum(axis=-1, keepdims=True),
         grown_sum=grown.sum(axis=-1, keepdims=True),
-        least_sum=np.maximum(least.sum(axis=-1, keepdims=True), np.finfo(np.float64).tiny),
+        least_sum=least_sum,
+        fall=_fall(least_sum, lost.sum(axis=-1, keepdims=True)),
         independent=independent,
         shared=shared,
         mean_shifted=(weights * shifted).sum(axis=-1, keepdims=True),
@@ -168,16 +171,16 @@ def _exponent(distance: Real, shifted: Real, of_row: Real, rounding: RoundingMod
 
 def _perturbed(
     weights: Real, logits: Real, log_sum_exp: Real, exponent: Real, attended: NDArray[np.bool_]
-) -> tuple[Real, Real, Real]:
-    """Return p (e^E - 1), p (e^E - 1)^2 and p e^-E, where e^E may overflow and p underflow."""
+) -> tuple[Real, Real, Real, Real]:
+    """Return p (e^E - 1), p (e^E - 1)^2, p e^-E and p (1 - e^-E), where e^E may overflow and p underflow."""
     if bool((exponent <= _SMALL).all()):
         rise = np.expm1(exponent)
         grown = weights * rise
-        return grown, grown * rise, weights / (1 + rise)
+        return grown, grown * rise, weights / (1 + rise), grown / (1 + rise)
     small = exponent <= _SMALL
     rise = np.expm1(np.where(small, exponent, 0.0))
     grown = weights * rise
-    squares, least = grown * rise, weights / (1 + rise)
+    squares, least, lost = grown * rise, weights / (1 + rise), grown / (1 + rise)
     large = attended & ~small
     p, raised = weights[large], exponent[large]
     # Where the weight itself has underflowed, its logarithm still is a number.
@@ -186,7 +189,15 @@ def _perturbed(
     grown[large] = np.exp(np.minimum(logarithm + raised, LARGEST_EXPONENT)) - p
     squares[large] = np.exp(np.minimum(logarithm + 2 * raised, LARGEST_EXPONENT))
     least[large] = np.exp(logarithm - raised)
-    return grown, squares, least
+    lost[large] = np.maximum(p - least[large], 0)
+    return grown, squares, least, lost
+
+
+def _fall(least_sum: Real, lost_sum: Real) -> Real:
+    """Return -ln Z, at least 0, by 1 - Z where Z is so near 1 that its last bits count; large for an empty row."""
+    near = least_sum > 0.5
+    fall: Real = np.where(near, -np.log1p(-np.where(near, lost_sum, 0.0)), -np.log(np.minimum(least_sum, 1)))
+    return np.maximum(fall, 0)
 
 
 def _variances(shifted: Real, maximum: Real, blocks: Real, error: Logits, rounding: RoundingModel) -> tuple[Real, Real]:

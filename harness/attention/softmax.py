@@ -196,7 +196,7 @@ def total_error(rows: Rows, rounding: RoundingModel) -> Real:
     """
     shift = stored_log_sum_exp_error(rows, rounding)[..., np.newaxis]
     above = np.expm1(np.minimum(shift + np.log1p(rows.grown_sum), LARGEST_EXPONENT))
-    below = -np.expm1(np.log(np.minimum(rows.least_sum, 1)) - shift)
+    below = -np.expm1(-rows.fall - shift)
     total: Real = np.maximum(above, below)
     return total
 
@@ -229,7 +229,7 @@ def log_sum_exp_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound
     )
     excess = np.maximum(finite(exact) - maximum, 0)  # lambda
     largest = rows.maximum_error[..., 0]
-    moved = np.maximum(np.log1p(rows.grown_sum), -np.log(np.minimum(rows.least_sum, 1)))[..., 0]
+    moved = np.maximum(np.log1p(rows.grown_sum), rows.fall)[..., 0]
     furthest = rows.exponent.max(axis=-1, initial=0.0)
     # A p e^E that would overflow has been cut off; no sum moves further than its largest exponent.
     cut_off = rows.grown_sum[..., 0] > _LARGEST_GROWN
