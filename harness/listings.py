@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from attncheck.backends import BACKENDS
 from attncheck.execution.environment import package_version
 from attncheck.execution.implementations import device_implementations, every_implementation
-from attncheck.execution.user_code import published
+from attncheck.execution.published import published
 from attncheck.reading.selection import Selection
 from attncheck.reading.shapes import axis_lengths, lengths_text
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attncheck.cli.app import app, examples
+from attncheck.cli.completion import complete_implementation, complete_properties
 from attncheck.cli.options import (
     DEFAULT_CACHE_SIZE,
     AsJson,
@@ -23,6 +23,7 @@ from attncheck.cli.options import (
     Threads,
     TimeLimit,
 )
+from attncheck.cli.output import print_document
 from attncheck.cli.shared import limits_of, print_faults, split, store_of
 from attncheck.errors import ExitCode, UsageError
 from attncheck.wording import expected
@@ -45,6 +46,7 @@ def properties(
         typer.Argument(
             metavar="IMPLEMENTATION...",
             help="Implementations, such as torch.sdpa, globs such as 'torch.*', or your own as file.py:function.",
+            autocompletion=complete_implementation,
         ),
     ],
     cases: Annotated[
@@ -58,7 +60,14 @@ def properties(
     ] = None,
     name: Annotated[
         list[str] | None,
-        typer.Option("--property", "-p", metavar="NAMES", help="Ask these properties alone.", show_default=False),
+        typer.Option(
+            "--property",
+            "-p",
+            metavar="NAMES",
+            help="Ask these properties alone.",
+            show_default=False,
+            autocompletion=complete_properties,
+        ),
     ] = None,
     dtype: DtypeNames = None,
     framework: Framework = None,
@@ -112,15 +121,18 @@ def properties(
         from attncheck.reports.write import write_property_junit
 
         write_property_junit(rows, words_again(chosen.implementations, limits, None), junit_xml)
-    if as_json:
-        records = [{**row.as_record(), "fails": row.fails_run} for row in rows]
-        typer.echo(json.dumps(records, indent=2, ensure_ascii=False))
-    else:
-        _print(rows, questions, words_again(chosen.implementations, limits, None), explain=explain, quiet=quiet)
-    if selection.faults:
-        raise typer.Exit(ExitCode.BAD_INPUT)
     code = exit_code_of(rows)
-    raise typer.Exit(ExitCode.NOT_RUN if chosen.missing and code is ExitCode.AGREE else code)
+    code = ExitCode.NOT_RUN if chosen.missing and code is ExitCode.AGREE else code
+    code = ExitCode.BAD_INPUT if selection.faults else code
+    again = words_again(chosen.implementations, limits, None)
+    if as_json:
+        from attncheck.reports.machine.of_properties import properties_document
+
+        notes = [*map(str, selection.faults), *(f"{missing} is not installed" for missing in chosen.missing)]
+        print_document(properties_document(rows, again, code, notes))
+    else:
+        _print(rows, questions, again, explain=explain, quiet=quiet)
+    raise typer.Exit(code)
 
 
 def _print(

@@ -15,6 +15,7 @@ from attncheck.cli.options import (
     Annotations,
     AsJson,
     BackendNames,
+    Badges,
     CacheSize,
     CiSummary,
     Cluster,
@@ -40,6 +41,7 @@ from attncheck.cli.options import (
     Patterns,
     Quiet,
     Resume,
+    Sarif,
     Signature,
     TagNames,
     Threads,
@@ -114,6 +116,8 @@ def check(
     junit_xml: JunitXml = None,
     ci_summary: CiSummary = None,
     annotations: Annotations = False,
+    sarif: Sarif = None,
+    badge: Badges = None,
     as_json: AsJson = False,
     no_report: NoReport = False,
     watch: Watch = False,
@@ -159,6 +163,8 @@ def check(
                 "--junit-xml": junit_xml,
                 "--ci-summary": ci_summary,
                 "--annotations": annotations,
+                "--sarif": sarif,
+                "--badge": badge,
             }
         )
         from attncheck.cli.watching import watch as watch_files
@@ -166,8 +172,9 @@ def check(
         raise typer.Exit(
             watch_files(request, lambda summary: _finish(request, summary), lambda summary: _write(request))
         )
+    outlets = Outlets(junit_xml, ci_summary, annotations, sarif, badge or ())
     summary = run_request(request)
-    _finish(request, summary, Outlets(junit_xml, ci_summary, annotations), as_json=as_json)
+    _finish(request, summary, outlets, as_json=as_json)
     raise typer.Exit(summary.exit_code)
 
 
@@ -191,7 +198,8 @@ def _finish(request: RunRequest, summary: RunSummary, outlets: Outlets | None = 
     frames = frames_of([request.output])
     path = write_frames(frames, request.output / REPORT_FOLDER) if request.report else None
     place = ReportPlace(request.output, path)
-    show_answer(frames, place, summary.exit_code, as_json=as_json, quiet=request.quiet, announced=frames.announced)
+    name = "check" if as_json else ""
+    show_answer(frames, place, summary.exit_code, as_json=name, quiet=request.quiet, announced=frames.announced)
     if outlets is not None:
         write_ci_outputs(frames, place, outlets, as_json=as_json)
 
@@ -266,7 +274,8 @@ def run(
     )
     summary = run_request(request)
     if as_json:
-        typer.echo((output / "summary.json").read_text(encoding="utf-8"), nl=False)
+        place = ReportPlace(output, None)
+        show_answer(frames_of([output]), place, summary.exit_code, as_json="run", quiet=quiet)
     else:
         show_results(output, quiet=quiet)
     raise typer.Exit(summary.exit_code)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from attncheck.cli.output import print_document
 from attncheck.errors import ExitCode, OutputError, UsageError
 from attncheck.results import DEFAULT_RESULTS
 from attncheck.wording import expected
@@ -153,13 +153,24 @@ class ReportPlace:
 
 
 def show_answer(
-    frames: Frames, place: ReportPlace, code: ExitCode, *, as_json: bool, quiet: bool, announced: Collection[str] = ()
+    frames: Frames,
+    place: ReportPlace,
+    code: ExitCode,
+    *,
+    as_json: str = "",
+    quiet: bool,
+    announced: Collection[str] = (),
 ) -> None:
-    """Print the answer, for people or as JSON; people are not told again what was ``announced``."""
-    from attncheck.reports.terminal import as_record, print_summary
+    """Print the answer, for people, or as JSON of the command that is named.
+
+    People are not told again what was ``announced``.
+    """
+    from attncheck.reports.terminal import print_summary
 
     if as_json:
-        typer.echo(json.dumps(as_record(frames, place.report, code), indent=2, ensure_ascii=False))
+        from attncheck.reports.machine.outcome import outcome_document
+
+        print_document(outcome_document(frames, code, command=as_json, report=place.report, results=place.results))
     elif place.report is not None:
         print_summary(frames, place.report.with_suffix(".html"), quiet=quiet, announced=announced)
     else:
@@ -178,6 +189,9 @@ def show_results(directory: Path, *, quiet: bool) -> None:
     print_summary(frames, directory, quiet=quiet, announced=frames.announced, ending="Results")
 
 
+_BADGES = (".svg", ".json")
+
+
 @dataclass(frozen=True)
 class Outlets:
     """Where the outcome goes besides the terminal and the report's folder."""
@@ -185,12 +199,19 @@ class Outlets:
     junit_xml: Path | None
     ci_summary: Path | None
     annotations: bool
+    sarif: Path | None = None
+    badge: Sequence[Path] = ()
+
+    def __post_init__(self) -> None:
+        for path in self.badge:  # before anything takes time
+            if path.suffix not in _BADGES:
+                raise UsageError(f"--badge {path}: expected a file that ends with {' or '.join(_BADGES)}")
 
 
 def write_ci_outputs(frames: Frames, place: ReportPlace, outlets: Outlets, *, as_json: bool) -> None:
     """Write what the options, or the CI system by its environment, ask for."""
     from attncheck.reports.ci import SUMMARY_VARIABLE, annotation_lines, append_summary, render_ci_summary
-    from attncheck.reports.write import write_junit
+    from attncheck.reports.write import write_badge, write_junit, write_sarif
 
     report, is_written = place.shown, place.report is not None
     if outlets.annotations:
@@ -198,6 +219,10 @@ def write_ci_outputs(frames: Frames, place: ReportPlace, outlets: Outlets, *, as
             typer.echo(line, err=as_json)
     if outlets.junit_xml:
         write_junit(frames, outlets.junit_xml)
+    if outlets.sarif:
+        write_sarif(frames, outlets.sarif)
+    for badge in outlets.badge:
+        write_badge(frames, badge)
     if outlets.ci_summary:
         append_summary(render_ci_summary(frames, report, is_written=is_written), outlets.ci_summary)
     elif named := os.environ.get(SUMMARY_VARIABLE):
