@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -109,9 +110,9 @@ def _failure(finding: Finding, search: Search, commands: Sequence[str]) -> Failu
 
 
 def _finding(finding: Finding) -> FindingRecord:
-    symptom = {"verdict": finding.symptom.verdict, "stage": finding.symptom.stage}
-    names = {each.name for each in fields(FindingRecord)} - symptom.keys()
-    return FindingRecord(**symptom, **{name: getattr(finding, name) for name in names})
+    found: dict[str, Any] = {"verdict": finding.symptom.verdict, "stage": finding.symptom.stage}
+    names = [each.name for each in fields(FindingRecord) if each.name not in found]
+    return FindingRecord(**found, **{name: getattr(finding, name) for name in names})
 
 
 def reduction_lines(reduced: ReducedCase, path: Path, commands: Sequence[str]) -> Iterator[str]:

@@ -17,8 +17,8 @@ from attncheck.onnx_data.attention_import import attention_entry
 from attncheck.onnx_data.entries import Entry
 from attncheck.onnx_data.files import BackendTest, NotACase, folders_of, read_tests
 from attncheck.onnx_data.softmax import softmax_entry
-from attncheck.reading.for_each import slug
 from attncheck.reading.loader import case_of_data
+from attncheck.reading.slugs import slug
 
 _ENTRIES: Mapping[str, Callable[[BackendTest], Entry]] = {"Attention": attention_entry, "Softmax": softmax_entry}
 _MAX_NAMED = 3
