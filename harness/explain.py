@@ -30,6 +30,8 @@ from attncheck.verdicts import Verdict
 
 _Evaluation = tuple[str, str, str]
 """An implementation, a case and a dtype."""
+NUMBERS = ("element_stage", "element", "computed", "exact", "error", "bound", "ratio", "against", "diagnosis")
+"""What is recorded of the element where a failure is worst."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Explanation:
     """What the call was padded with, as the implementation requires; empty where it was made as the case has it."""
     conditioning: Mapping[str, Conditioning] = field(default_factory=dict)
     """By stage, how large the error bounds are beside the numbers."""
+    diagnosis: str | None = None
+    """The convention or mistake that gives these numbers, where that is known: a name of docs/diagnoses.md."""
 
     @property
     def fails(self) -> bool:
@@ -67,6 +71,34 @@ class Explanation:
         """The stages that fail; one without a name where there are none to judge."""
         failing = [item.stage for item in self.judgements if item.verdict.exit_code]
         return failing or ([""] if self.fails else [])
+
+    @property
+    def first_failing(self) -> StageJudgement | None:
+        """The judgement of the stage where it goes wrong, or of the first that fails; None where none does.
+
+        What an implementation does not return is known from what it does to later stages.
+        """
+        failing = [each for each in self.judgements if each.verdict.exit_code]
+        return next((each for each in failing if each.stage == self.begins_at), failing[0] if failing else None)
+
+    @property
+    def numbers(self) -> Mapping[str, Any]:
+        """What ``NUMBERS`` names, of the element where it is worst; None for what there is not."""
+        found = self.first_failing
+        if found is None:
+            return dict.fromkeys(NUMBERS)
+        measured = found.introduced if found.against == "step" else found.accumulated
+        return {
+            "element_stage": None if found.index is None else found.stage,
+            "element": None if found.index is None else list(found.index),
+            "computed": found.value,
+            "exact": found.exact,
+            "error": found.error,
+            "bound": found.bound,
+            "ratio": None if measured is None else measured.ratio,
+            "against": found.against,
+            "diagnosis": self.diagnosis,
+        }
 
 
 def find_implementation(name: str, framework: str | None = None, signature: str | None = None) -> Implementation:
@@ -130,6 +162,7 @@ def explain_case(
         expected_failures=_expected_stages(expected_failures, judged, evaluation),
         padded=outcome.padded,
         conditioning=conditions,
+        diagnosis=judged.diagnosis.name if judged.diagnosis is not None else None,
     )
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from attncheck.merge import merge_runs
 from attncheck.reports.diff.difference import BETTER, OTHER, WORSE, Difference, make_difference, outcomes
-from attncheck.reports.diff.text import as_record, print_changes
+from attncheck.reports.diff.text import print_changes
 from attncheck.reports.frames import Frames
 from attncheck.reports.making import make_frames
 from attncheck.reports.terminal import plain_console
@@ -63,15 +63,6 @@ class Bisection:
                 "unsupported": sum(outcome.word == "unsupported" for outcome in found),
                 **{each: None if counts is None else int(counts.get(each, 0)) for each in (WORSE, BETTER, OTHER)},
             }
-
-    def as_record(self) -> dict[str, Any]:
-        """Return all of it as JSON has it."""
-        return {
-            "distribution": self.distribution,
-            "releases": list(self.rows()),
-            "steps": [as_record(step) for step in self.steps],
-            "missed": dict(self.missed),
-        }
 
 
 def print_bisection(found: Bisection, console: Console | None = None) -> None:

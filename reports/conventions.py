@@ -8,6 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 from attncheck.conventions import Measured
+from attncheck.errors import ExitCode
+from attncheck.reports.machine.other_documents import ConventionsDocument, Meaning
+from attncheck.reports.machine.text import header
 from attncheck.reports.terminal import plain_console
 
 Conventions = Mapping[str, Sequence[Measured]]
@@ -21,6 +24,28 @@ def print_conventions(measured: Conventions, console: Console | None = None) -> 
     for name, answers in measured.items():
         for line in _notes(answers):
             console.print(f"{name}: {line}", soft_wrap=True)
+
+
+def conventions_document(measured: Conventions, code: ExitCode, missing: Sequence[str]) -> ConventionsDocument:
+    """Return the same for programs."""
+    answers = [answer for each in measured.values() for answer in each]
+    counts = {
+        "answers": sum(answer.kind in ("measured", "open") for answer in answers),
+        "unlike attncheck's cases": sum(answer.departs for answer in answers),
+        "unlike what is declared": sum(answer.contradicts for answer in answers),
+    }
+    return ConventionsDocument(
+        attncheck=header("conventions"),
+        exit_code=int(code),
+        answer=", ".join(f"{count:,} {what}" for what, count in counts.items()),
+        failures=[],
+        next=[],
+        notes=[
+            *(f"{name} is not installed" for name in missing),
+            *(f"{name}: {line}" for name, each in measured.items() for line in _notes(each)),
+        ],
+        implementations={name: [Meaning(**answer.as_record()) for answer in each] for name, each in measured.items()},
+    )
 
 
 def _table(measured: Conventions) -> Table:

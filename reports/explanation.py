@@ -178,9 +178,9 @@ def _story(explanation: Explanation) -> list[str]:
         return [f"There is no exact answer to hold it against: {explanation.outside}."]
     if not explanation.begins_at:
         return _nothing_wrong(explanation)
-    # What an implementation does not return is known from what it does to later stages.
     failing = [item for item in explanation.judgements if item.verdict.exit_code]
-    judgement = next((item for item in failing if item.stage == explanation.begins_at), failing[0])
+    judgement = explanation.first_failing
+    assert judgement is not None, "it begins somewhere"
     expected = [f"Expected failure: {reason}" for reason in dict.fromkeys(explanation.expected_failures.values())]
     # A convention of its own that is expected is another meaning, and nothing wrong.
     is_meant = all(item.empty_rows is not None and item.stage in explanation.expected_failures for item in failing)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from typing import cast
 
 import pandas as pd
 from rich.table import Table
 
+from attncheck.errors import ExitCode
 from attncheck.mutation.summary import MutationFrames
 from attncheck.reports.frames import records
+from attncheck.reports.machine.documents import Row
+from attncheck.reports.machine.other_documents import MutantsDocument
+from attncheck.reports.machine.text import header
 from attncheck.reports.terminal import plain_console
 
 _RULES = {
@@ -67,23 +71,25 @@ def _naming(frames: MutationFrames) -> str:
     return "Faults named rightly {rightly}, wrongly {wrongly}, not named {not}".format(**counts)
 
 
-def as_record(frames: MutationFrames) -> dict[str, Any]:
-    """Return the same as plain data."""
-    return {
-        "score": frames.score,
-        "naming": frames.naming(),
-        "survivors": _plain(frames.survivors),
-        "caught_once": _plain(frames.caught_once),
-        "flagged": _plain(frames.flagged),
-        "subjects": _plain(frames.subjects),
-        "catches": _plain(frames.catches),
-        "rules": _plain(frames.rules),
-    }
+def mutants_document(frames: MutationFrames, code: ExitCode, notes: Sequence[str] = ()) -> MutantsDocument:
+    """Return the same for programs."""
+    tables = ("survivors", "caught_once", "flagged", "subjects", "catches", "rules")
+    return MutantsDocument(
+        attncheck=header("mutants"),
+        exit_code=int(code),
+        answer=_score(frames),
+        failures=[],
+        next=[],
+        notes=list(notes),
+        score=frames.score,
+        naming=frames.naming(),
+        **{name: _plain(getattr(frames, name)) for name in tables},
+    )
 
 
-def _plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return records that JSON can hold: no NaN."""
-    return cast(list[dict[str, Any]], frame.astype(object).where(frame.notna(), None).to_dict("records"))
+def _plain(frame: pd.DataFrame) -> list[Row]:
+    """Return records; a cell without a value is None."""
+    return cast(list[Row], frame.astype(object).where(frame.notna(), None).to_dict("records"))
 
 
 def _caught(subjects: pd.DataFrame) -> Table:

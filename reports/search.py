@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from attncheck.errors import ExitCode
+from attncheck.explain import NUMBERS
+from attncheck.reading.case import Case
 from attncheck.reading.shapes import show
+from attncheck.reports.machine.case_documents import ReductionDocument
+from attncheck.reports.machine.documents import Failure
+from attncheck.reports.machine.failures import failure_of, first_of_each
+from attncheck.reports.machine.other_documents import FindingRecord, SearchDocument
+from attncheck.reports.machine.text import header
 from attncheck.reports.terminal import plain_console
 from attncheck.searching.concrete import ConcreteCase
 from attncheck.searching.findings import Finding
@@ -56,35 +64,99 @@ def _finding_lines(finding: Finding, folder: Path, commands: Sequence[str]) -> I
     yield from (f"  {command}" for command in commands)
 
 
-def record_of_search(search: Search, commands: Commands) -> dict[str, Any]:
-    """Return a search as plain data."""
-    return {
-        "implementation": search.judge.implementation.name,
-        "seed": search.request.seed,
-        "problems": search.asked,
-        "unsupported": search.refused,
-        "interrupted": search.is_interrupted,
-        "seconds": round(search.seconds, 1),
-        "folder": str(search.folder.path),
-        "findings": [asdict(each) | {"commands": list(commands[each.file])} for each in search.folder.findings],
-        "known": dict(search.known),
-        "no_longer_failing": [each.file for each in search.mended],
-    }
+def search_document(search: Search, commands: Commands, code: ExitCode) -> SearchDocument:
+    """Return a search for programs."""
+    findings = search.folder.findings
+    failures = [_failure(each, search, commands[each.file]) for each in findings]
+    return SearchDocument(
+        attncheck=header("search"),
+        exit_code=int(code),
+        answer=list(search_lines(search, commands))[-1],
+        failures=failures,
+        next=first_of_each(failures),
+        notes=[],
+        implementation=search.judge.implementation.name,
+        seed=search.request.seed,
+        problems=search.asked,
+        unsupported=search.refused,
+        interrupted=search.is_interrupted,
+        seconds=round(search.seconds, 1),
+        folder=str(search.folder.path),
+        findings=[_finding(each) for each in findings],
+        known=dict(search.known),
+        no_longer_failing=[each.file for each in search.mended],
+    )
+
+
+def _failure(finding: Finding, search: Search, commands: Sequence[str]) -> Failure:
+    numbers = dict.fromkeys(NUMBERS) | dict(finding.numbers)
+    path = str(search.folder.path / finding.file)
+    return Failure(
+        implementation=search.judge.implementation.name,
+        environment="",
+        case=path,
+        file=path,
+        line=None,
+        dtype=finding.dtype,
+        verdict=finding.symptom.verdict,
+        stage=finding.symptom.stage,
+        **{name: numbers[name] for name in NUMBERS},
+        message=finding.element,
+        shape=" ".join(f"{letter}={length}" for letter, length in finding.lengths.items()),
+        tags=[],
+        rows=1,
+        next=list(commands),
+    )
+
+
+def _finding(finding: Finding) -> FindingRecord:
+    found: dict[str, Any] = {"verdict": finding.symptom.verdict, "stage": finding.symptom.stage}
+    names = [each.name for each in fields(FindingRecord) if each.name not in found]
+    return FindingRecord(**found, **{name: getattr(finding, name) for name in names})
 
 
 def reduction_lines(reduced: ReducedCase, path: Path, commands: Sequence[str]) -> Iterator[str]:
     """Yield what is printed of a reduction."""
     assert reduced.problem is not None, "there is nothing to say of a case that does not fail"
     if reduced.original is not None:
-        yield f"before   {_shape_line(reduced.original)}"
-    yield f"reduced  {_shape_line(reduced.problem)}"
+        yield f"before   {shape_line(reduced.original)}"
+    yield f"reduced  {shape_line(reduced.problem)}"
     yield f"  {element_of(reduced.explanation)}"
     smallest = "nothing smaller fails alike" if reduced.is_smallest else "it may not be the smallest"
     yield f"{path}: {reduced.tries} tries; {smallest}"
     yield from (f"  {command}" for command in commands)
 
 
-def _shape_line(problem: ConcreteCase) -> str:
+def reduction_document(
+    case: Case, reduced: ReducedCase, path: Path | None, commands: Sequence[str]
+) -> ReductionDocument:
+    """Return a reduction for programs; ``path`` is None where the case does not fail."""
+    explanation = reduced.explanation
+    failure = failure_of(explanation, commands)
+    if failure is not None and path is not None:
+        failure = replace(failure, case=str(path), file=str(path), line=None)
+    of_both = [shape_line(each) if each is not None else "" for each in (reduced.original, reduced.problem)]
+    fails = f"reduced in {reduced.tries:,} tr{'y' if reduced.tries == 1 else 'ies'}: {element_of(explanation)}"
+    return ReductionDocument(
+        attncheck=header("reduce"),
+        exit_code=int(ExitCode.AGREE if path is None else ExitCode.DISAGREE),
+        answer="there is nothing to reduce: it does not fail" if path is None else fails,
+        failures=[] if failure is None or path is None else [failure],
+        next=[] if path is None else list(commands),
+        notes=[],
+        implementation=explanation.implementation,
+        case=case.id,
+        dtype=explanation.dtype,
+        file=None if path is None else str(path),
+        before=of_both[0],
+        reduced=of_both[1],
+        tries=reduced.tries,
+        is_smallest=reduced.is_smallest,
+    )
+
+
+def shape_line(problem: ConcreteCase) -> str:
+    """Say a problem's operation, shapes and options."""
     shapes = ", ".join(f"{name} {show(array.shape)}" for name, array in problem.inputs.items())
     options = ", ".join(f"{name} = {value}" for name, value in problem.options.items())
     return f"{problem.operation}: {shapes}{f'; {options}' if options else ''}"

@@ -49,7 +49,7 @@ class Shown:
     """A case in one dtype: its drawings, its exact stages' numbers beside the document's, what there is to say of both.
 
     ``outside`` says why there is no exact answer, where there is none, and ``undefined`` why some elements have none;
-    ``sampled`` how many query rows stand for all.
+    ``sampled`` how many query rows stand for all. ``inputs`` and ``exact`` are the arrays that are drawn.
     """
 
     case: Case
@@ -60,6 +60,8 @@ class Shown:
     outside: str
     undefined: str
     sampled: str
+    inputs: Mapping[str, Array]
+    exact: Mapping[str, Array]
 
 
 def work_out(case: Case, dtype: str, stages: Collection[str] = ()) -> Shown:
@@ -81,6 +83,8 @@ def work_out(case: Case, dtype: str, stages: Collection[str] = ()) -> Shown:
         outside=truth.outside,
         undefined=truth.undefined.reason if truth.undefined else "",
         sampled=f"{rows_judged(rows, truth.queries)}; they stand for all" if rows else "",
+        inputs={name: array for name, array in inputs.arrays.items() if not stages or name in stages},
+        exact={name: array for name, array in exact.items() if not stages or name in stages},
     )
 
 
@@ -115,6 +119,13 @@ def holds(row: Row) -> bool:
     rounding = 2 * float(np.spacing(abs(row.reference)))  # both are rounded to float64
     slack = (row.half_unit or 0.0) + (row.propagated or 0.0) + (row.document_bound or 0.0)
     return row.difference <= slack + rounding
+
+
+def outcome_of(row: Row) -> str:
+    """Say in a word or two what became of a printed number."""
+    if row.allowed is None:
+        return "not compared"
+    return "holds" if holds(row) else "erratum" if row.xfail else "does not hold"
 
 
 def print_case(shown: Shown, tags: Mapping[str, TagEntry], console: Console | None = None) -> None:
@@ -217,14 +228,12 @@ def _print_numbers(console: Console, expected: Expected, rows: Sequence[Row]) ->
     table.add_column("")
     layout = {"shape": expected.shape, "transpose": expected.transpose}
     for row in rows if len(rows) <= _MAX_NUMBERS else missed[:_MAX_NUMBERS]:
-        word = "holds" if holds(row) else "erratum" if row.xfail else "does not hold"
-        word = "not compared" if row.allowed is None else word
         table.add_row(
             element(row.index or "", layout),
             row.reference_text or "",
             beside(row.value if row.value is not None else np.nan, "float64", row.half_unit or 0.0),
             f"{row.difference:.2g}" if row.difference is not None and np.isfinite(row.difference) else "",
-            word,
+            outcome_of(row),
             style="" if holds(row) else "yellow" if row.xfail else "red",
         )
     if table.row_count:

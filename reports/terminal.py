@@ -5,24 +5,21 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from attncheck.errors import ExitCode
 from attncheck.reports.alike import AlikeRows, count_evaluations, group_alike
-from attncheck.reports.answer import findings, make_summary, verdict_table
+from attncheck.reports.answer import findings, make_summary
 from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table, worst_cell
 from attncheck.reports.commands import first_commands
-from attncheck.reports.coverage import judged_counts, unjudged
-from attncheck.reports.frames import Frames, records
-from attncheck.reports.in_common import InCommon, in_common, in_common_lines
-from attncheck.reports.printed_numbers import number_counts, unverified_on
-from attncheck.reports.properties import asked_rows, broken_properties, property_table
-from attncheck.reports.simplest import described, shape_text
+from attncheck.reports.coverage import unjudged
+from attncheck.reports.frames import Frames
+from attncheck.reports.in_common import in_common_lines
+from attncheck.reports.printed_numbers import unverified_on
+from attncheck.reports.properties import broken_properties
+from attncheck.reports.simplest import described
 from attncheck.verdicts import Verdict
 
 _MAX_LISTED = 20
@@ -93,59 +90,6 @@ def _line(alike: AlikeRows, *, many: bool) -> str:
     # On one line, also because a CI system takes a line that begins with :: for a command.
     message = _LINE_BREAK.sub(" ", row["message"])
     return f"{row['verdict']}: {which}{where}: {stage}{message}"
-
-
-def as_record(frames: Frames, path: Path | None, code: ExitCode) -> dict[str, Any]:
-    """Return the same as plain data; ``path`` is None where no report is written."""
-    answer = make_summary(frames)
-    wrong = findings(frames)
-    return {
-        "answer": answer.word,
-        "judged": answer.judged,
-        "coverage": {column.title(with_environment=True): each for column, each in judged_counts(frames).items()},
-        "too_few_judged": list(unjudged(frames)),
-        "numbers": asdict(number_counts(frames)),
-        "sentences": list(answer.sentences),
-        "notes": list(frames.notes),
-        "exit_code": int(code),
-        "stopped": {label: asdict(asked.stopped) for label, asked in frames.asked.items() if asked.stopped},
-        "in_common": [_in_common_record(each) for each in in_common(frames)],
-        "failures": [
-            {**row, "shape": shape_text(frames.cases[row["case"]]), "tags": list(frames.cases[row["case"]]["tags"])}
-            for row in records(wrong)
-        ],
-        "verdicts": {
-            case: {column.title(with_environment=True): cell for column, cell in cells.items()}
-            for case, cells in verdict_table(frames).items()
-        },
-        **_properties(frames),
-        "report": None if path is None else str(path),
-        "html": None if path is None else str(path.with_suffix(".html")),
-    }
-
-
-def _properties(frames: Frames) -> dict[str, Any]:
-    """Return what each property comes to on each implementation; nothing where none was asked."""
-    table = property_table(asked_rows(frames))
-    if not table.lines:
-        return {}
-    found = {
-        line.name: dict(zip(table.columns, (cell.word for cell in line.cells), strict=True)) for line in table.lines
-    }
-    return {"properties": found, "broken_properties": [each.row.as_record() for each in broken_properties(frames)]}
-
-
-def _in_common_record(found: InCommon) -> dict[str, Any]:
-    return {
-        "environment": found.column.environment,
-        "implementation": found.column.implementation,
-        "text": found.text(with_environment=False),
-        "where": found.where,
-        "failing": found.failing,
-        "of": found.holding,
-        "passing_elsewhere": found.others,
-        "counted": f"{found.noun}s",
-    }
 
 
 def _counts(frames: Frames) -> Table:

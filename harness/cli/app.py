@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import sys
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from attncheck.errors import AttncheckError
+from attncheck.cli.output import print_error, print_no_outcome, wants_json
+from attncheck.errors import AttncheckError, ExitCode
 
 
 def examples(*commands: str) -> str:
@@ -52,7 +53,26 @@ def main() -> None:
     """Run the command line; every failure of the user's is one line, and its exit code."""
     gc.set_threshold(_ALLOCATED)
     try:
+        if wants_json(sys.argv[1:]):
+            _run_for_programs()
         app(standalone_mode=True)
     except AttncheckError as error:
-        typer.echo(f"attncheck: {error}", err=True)
+        print_error(error)
         sys.exit(error.exit_code)
+
+
+def _run_for_programs() -> NoReturn:
+    """Run the command line; what is wrong with the line itself is a document, too."""
+    try:
+        code = app(standalone_mode=False)
+    except _CommandLineError as error:
+        error.show()
+        print_no_outcome(error.format_message())
+        sys.exit(error.exit_code)
+    if code == ExitCode.INTERRUPTED:
+        print_no_outcome("interrupted before there was an outcome", "Interrupted", ExitCode.INTERRUPTED)
+    sys.exit(code or 0)
+
+
+_CommandLineError: Any = next(each for each in typer.BadParameter.__mro__ if each.__name__ == "ClickException")
+"""What typer raises of a command line that it cannot read, wherever it has that from."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from attncheck.cli.app import app, examples
 from attncheck.cli.options import AsJson, DtypeNames, Framework, Signature
+from attncheck.cli.output import print_document
 from attncheck.cli.shared import split
 from attncheck.errors import ExitCode, UsageError
 
@@ -79,11 +79,14 @@ def bisect(
             found.add(version, read_frames(output / version))
         except ReleaseError as error:
             found.miss(version, str(error))
+    code = ExitCode.NOT_RUN if found.missed else ExitCode.DISAGREE if found.made_worse else ExitCode.AGREE
     if as_json:
-        typer.echo(json.dumps(found.as_record(), indent=2, ensure_ascii=False, allow_nan=False))
+        from attncheck.reports.machine.of_differences import bisection_document
+
+        print_document(bisection_document(found, code))
     else:
         print_bisection(found)
-    raise typer.Exit(ExitCode.NOT_RUN if found.missed else ExitCode.DISAGREE if found.made_worse else ExitCode.AGREE)
+    raise typer.Exit(code)
 
 
 def _distribution(implementation: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from attncheck.cli.app import app, examples
 from attncheck.cli.options import AsJson, Quiet
+from attncheck.cli.output import print_document
 
 _A_SIDE = "a results directory, or a folder of results directories, which are matched by label."
 
@@ -35,7 +35,7 @@ def diff(
     """Compare two results. The exit code is 1 if something got worse, and 0 if nothing did."""
     from attncheck.merge import merge_runs
     from attncheck.reports.diff.difference import make_difference
-    from attncheck.reports.diff.text import as_record, print_difference, write_difference
+    from attncheck.reports.diff.text import print_difference, write_difference
     from attncheck.reports.making import make_frames
     from attncheck.results.reader import find_runs, matched_runs, read_runs
 
@@ -44,7 +44,9 @@ def diff(
     difference = make_difference(frames[0], frames[1], (str(before), str(after)))
     path = write_difference(difference, output) if output else None
     if as_json:
-        typer.echo(json.dumps(as_record(difference), indent=2, ensure_ascii=False, allow_nan=False))
+        from attncheck.reports.machine.of_differences import difference_document
+
+        print_document(difference_document(difference, frames[1]))
     else:
         print_difference(difference, quiet=quiet)
         if path and not quiet:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 
 from attncheck.cli.app import app, examples
 from attncheck.cli.options import (
+    AsJson,
     CaseName,
     DtypeName,
     Framework,
@@ -22,6 +24,7 @@ from attncheck.cli.options import (
     Threads,
     TimeLimit,
 )
+from attncheck.cli.output import print_document
 from attncheck.cli.shared import checked_in, dtype_of, limits_of, select_one
 from attncheck.errors import ExitCode, OutputError, UsageError
 from attncheck.verdicts import Verdict
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from attncheck.reading.case import Case
     from attncheck.reading.selection import Selection
     from attncheck.repeating import RepeatedExplanation
+    from attncheck.reports.machine.case_documents import ScriptDocument
     from attncheck.results.checked import Checked
 
 
@@ -55,6 +59,7 @@ def explain(
     time_limit: TimeLimit = 60.0,
     memory_limit: MemoryLimit = None,
     threads: Threads = 1,
+    as_json: AsJson = False,
 ) -> None:
     """Show where an implementation goes wrong in one case.
 
@@ -64,13 +69,17 @@ def explain(
     from attncheck.reports.explanation import print_repeated_explanation
 
     asked = _asked(case, implementation, dtype, framework, signature, results)
-    explained = _explanation_of(
-        asked, limits_of(time_limit, memory_limit, threads, compilation_cache=True, keep_going=False)
-    )
-    print_repeated_explanation(explained, asked.selection.tags)
-    if explained.explanation.failure:
-        raise typer.Exit(ExitCode.NOT_RUN)
-    raise typer.Exit(ExitCode.DISAGREE if explained.explanation.begins_at else ExitCode.AGREE)
+    limits = limits_of(time_limit, memory_limit, threads, compilation_cache=True, keep_going=False)
+    explained = _explanation_of(asked, limits)
+    code = ExitCode.DISAGREE if explained.explanation.begins_at else ExitCode.AGREE
+    code = ExitCode.NOT_RUN if explained.explanation.failure else code
+    if as_json:
+        from attncheck.reports.machine.of_cases import explanation_document
+
+        print_document(explanation_document(explained, code, _commands(asked, limits, ("repro", "reduce"))))
+    else:
+        print_repeated_explanation(explained, asked.selection.tags)
+    raise typer.Exit(code)
 
 
 @app.command(
@@ -103,6 +112,7 @@ def repro(
         bool,
         typer.Option("--reduce/--no-reduce", help="First reduce a failing case to the smallest that fails alike."),
     ] = True,
+    as_json: AsJson = False,
 ) -> None:
     """Write a script that reproduces one case.
 
@@ -121,20 +131,61 @@ def repro(
             f"{name}, {asked.case.id} in {asked.dtype}: {explanation.failure}; there is nothing to reproduce"
         )
     path = output or Path(script_name(asked.case.id, name, asked.dtype))
-    command = joined(["python", str(path)])
+    command, tries = joined(["python", str(path)]), 0
     if reduced and explanation.fails and not explained.before:
-        explained = _reduced(explained, asked, limits)
+        explained, tries = _reduced(explained, asked, limits)
     text = _script(explained, asked, command)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OutputError.of(path, error) from None
+    if as_json:
+        print_document(_script_document(explained, tries, asked, path, command, limits))
+        return
     typer.echo(f"{path}: it ends with 1 where it finds an error, with 0 where it finds none. Run it with")
     typer.echo(f"  {command}")
 
 
-def _reduced(explained: RepeatedExplanation, asked: _Asked, limits: Limits) -> RepeatedExplanation:
-    """Return the explanation of the smallest case that fails alike; of the case itself where it cannot be reduced."""
+def _script_document(
+    explained: RepeatedExplanation, tries: int, asked: _Asked, path: Path, command: str, limits: Limits
+) -> ScriptDocument:
+    from attncheck.reports.machine.case_documents import ScriptDocument
+    from attncheck.reports.machine.failures import failure_of
+    from attncheck.reports.machine.of_cases import answer_of, of_case
+    from attncheck.reports.machine.text import header
+
+    failure = failure_of(explained.explanation, [command, *_commands(asked, limits, ("explain",))])
+    return ScriptDocument(
+        attncheck=header("repro"),
+        exit_code=int(ExitCode.AGREE),
+        answer=answer_of(explained.explanation),
+        failures=[] if failure is None else [failure],
+        next=[command],
+        notes=[],
+        implementation=asked.implementation.name,
+        case=of_case(explained.explanation.case),
+        dtype=asked.dtype,
+        script=str(path),
+        command=command,
+        tries=tries,
+    )
+
+
+def _commands(asked: _Asked, limits: Limits, names: Sequence[str]) -> list[str]:
+    """Return commands about the same case on the same implementation."""
+    from attncheck.commands import command, words_again
+    from attncheck.reading.record import case_record
+
+    words = words_again([asked.implementation], limits, None).get(asked.implementation.name)
+    record = case_record(asked.case, {})
+    return [command(name, record, words, asked.dtype) for name in names] if words else []
+
+
+def _reduced(explained: RepeatedExplanation, asked: _Asked, limits: Limits) -> tuple[RepeatedExplanation, int]:
+    """Return the explanation of the smallest case that fails alike, and in how many tries it was found.
+
+    Where it cannot be reduced, it is that of the case itself.
+    """
     from dataclasses import replace
 
     from attncheck.repeating import RepeatedExplanation
@@ -143,12 +194,12 @@ def _reduced(explained: RepeatedExplanation, asked: _Asked, limits: Limits) -> R
     patient = replace(limits, keep_going=True)
     reduced = reduce_case(asked.case, asked.implementation, asked.dtype, patient)
     if reduced.problem is None or not reduced.tries:
-        return explained
+        return explained, 0
     typer.echo(f"attncheck: reduced in {reduced.tries} tries; --no-reduce keeps the case as it is", err=True)
     named = replace(
         reduced.explanation.case, name=f"{asked.case.name} (reduced)", file=asked.case.file, line=asked.case.line
     )
-    return RepeatedExplanation(replace(reduced.explanation, case=named))
+    return RepeatedExplanation(replace(reduced.explanation, case=named)), reduced.tries
 
 
 def _script(explained: RepeatedExplanation, asked: _Asked, command: str) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,9 +20,14 @@ from attncheck.cli.options import (
     UseCache,
     Verbose,
 )
+from attncheck.cli.output import print_document
 from attncheck.cli.shared import print_faults, select, split, store_of
-from attncheck.errors import ExitCode
+from attncheck.errors import ExitCode, UsageError
 from attncheck.processors import available_processors
+
+if TYPE_CHECKING:
+    from attncheck.listings import Record
+    from attncheck.reports.machine.other_documents import ListDocument
 
 
 @app.command(epilog=examples("attncheck mutants my_cases/ --topic softmax"))
@@ -55,7 +60,7 @@ def mutants(
     """
     from attncheck.mutation.score import run_mutants, subjects_of
     from attncheck.mutation.workers import in_processes
-    from attncheck.reports.mutation import as_record, print_mutation
+    from attncheck.reports.mutation import mutants_document, print_mutation
 
     store = store_of(cache, cache_size)
     selection = select(cases, None, None, store=store)
@@ -65,14 +70,13 @@ def mutants(
         frames = run_mutants(selection.cases, tuple(range(seeds)), scorers=scorers, subjects=subjects)
     if verbose:
         typer.echo(f"attncheck: cache: {store.summary}", err=True)
+    is_good = frames.survivors.empty and frames.flagged.empty and frames.names_well
+    code = ExitCode.BAD_INPUT if selection.faults else ExitCode.AGREE if is_good else ExitCode.DISAGREE
     if as_json:
-        typer.echo(json.dumps(as_record(frames), indent=2, ensure_ascii=False))
+        print_document(mutants_document(frames, code, list(map(str, selection.faults))))
     else:
         print_mutation(frames)
-    if selection.faults:
-        raise typer.Exit(ExitCode.BAD_INPUT)
-    is_good = frames.survivors.empty and frames.flagged.empty and frames.names_well
-    raise typer.Exit(ExitCode.AGREE if is_good else ExitCode.DISAGREE)
+    raise typer.Exit(code)
 
 
 @app.command(
@@ -95,6 +99,7 @@ def list_(
     """List cases, backends, implementations or tags."""
     from attncheck import listings
 
+    faults: list[str] = []
     of_code = {Listed.BACKENDS: listings.list_backends, Listed.IMPLEMENTATIONS: listings.list_implementations}
     if what in of_code:
         records = of_code[what]()
@@ -102,20 +107,49 @@ def list_(
         selection = select(cases, tag, None, tile=tile, match=match)
         records = listings.list_cases(selection) if what is Listed.CASES else listings.list_tags(selection)
         print_faults(selection)
+        faults = list(map(str, selection.faults))
+    code = ExitCode.BAD_INPUT if faults else ExitCode.AGREE
     if as_json:
-        typer.echo(json.dumps(records, indent=2, ensure_ascii=False))
+        print_document(_list_document(what, records, code, faults))
     else:
         for record in records:
             typer.echo("  ".join(str(value) for value in record.values()))
-    if what not in of_code and selection.faults:
-        raise typer.Exit(ExitCode.BAD_INPUT)
+    raise typer.Exit(code)
 
 
-@app.command(epilog=examples("attncheck schema > my_cases/schema.json", "attncheck schema --tags"))
+def _list_document(what: Listed, records: Sequence[Record], code: ExitCode, faults: Sequence[str]) -> ListDocument:
+    from attncheck.reports.machine.other_documents import ListDocument
+    from attncheck.reports.machine.text import header
+
+    return ListDocument(
+        attncheck=header("list"),
+        exit_code=int(code),
+        answer=f"{len(records):,} {what.value}",
+        failures=[],
+        next=[],
+        notes=faults,
+        listed=what.value,
+        items=records,
+    )
+
+
+@app.command(
+    epilog=examples("attncheck schema > my_cases/schema.json", "attncheck schema --tags", "attncheck schema --results")
+)
 def schema(
     tags: Annotated[bool, typer.Option("--tags", help="Print the schema of tags.yaml instead.")] = False,
+    results: Annotated[
+        bool, typer.Option("--results", help="Print the schema of what commands print with --json instead.")
+    ] = False,
 ) -> None:
-    """Print the JSON Schema of case files, for editors."""
+    """Print the JSON Schema of case files, or of results."""
+    if tags and results:
+        raise UsageError("--tags and --results are two schemas: give one")
+    if results:
+        from attncheck.reports.machine.schema import results_schema
+
+        typer.echo(results_schema(), nl=False)
+        return
     from attncheck.reading.schema import case_schema, tag_schema
 
     typer.echo(tag_schema() if tags else case_schema(), nl=False)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from attncheck.cli.app import app, examples
 from attncheck.cli.options import AsJson, Framework, MemoryLimit, Signature, Threads, TimeLimit
+from attncheck.cli.output import print_document
 from attncheck.cli.shared import limits_of
 from attncheck.errors import ExitCode
 
@@ -52,19 +52,19 @@ def conventions(
     """
     from attncheck.conventions import ask_all
     from attncheck.execution.implementation_selection import select_implementations
-    from attncheck.reports.conventions import print_conventions
+    from attncheck.reports.conventions import conventions_document, print_conventions
 
     limits = limits_of(time_limit, memory_limit, threads, compilation_cache=True, keep_going=False)
     chosen = select_implementations(None, implementations, framework, limits, signature=signature)
     for name in chosen.missing:
         typer.echo(f"attncheck: {name} is not installed", err=True)
     measured = {each.name: ask_all(each, dtype, limits) for each in chosen.implementations}
+    answers = [answer for each in measured.values() for answer in each]
+    code = ExitCode.DISAGREE if any(answer.contradicts for answer in answers) else ExitCode.AGREE
+    if not any(answer.kind in ("measured", "open") for answer in answers):
+        code = ExitCode.NOT_RUN
     if as_json:
-        records = {name: [answer.as_record() for answer in answers] for name, answers in measured.items()}
-        typer.echo(json.dumps(records, indent=2, ensure_ascii=False))
+        print_document(conventions_document(measured, code, chosen.missing))
     else:
         print_conventions(measured)
-    answers = [answer for each in measured.values() for answer in each]
-    if not any(answer.kind in ("measured", "open") for answer in answers):
-        raise typer.Exit(ExitCode.NOT_RUN)
-    raise typer.Exit(ExitCode.DISAGREE if any(answer.contradicts for answer in answers) else ExitCode.AGREE)
+    raise typer.Exit(code)

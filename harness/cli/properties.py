@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +22,7 @@ from attncheck.cli.options import (
     Threads,
     TimeLimit,
 )
+from attncheck.cli.output import print_document
 from attncheck.cli.shared import limits_of, print_faults, split, store_of
 from attncheck.errors import ExitCode, UsageError
 from attncheck.wording import expected
@@ -112,15 +112,18 @@ def properties(
         from attncheck.reports.write import write_property_junit
 
         write_property_junit(rows, words_again(chosen.implementations, limits, None), junit_xml)
-    if as_json:
-        records = [{**row.as_record(), "fails": row.fails_run} for row in rows]
-        typer.echo(json.dumps(records, indent=2, ensure_ascii=False))
-    else:
-        _print(rows, questions, words_again(chosen.implementations, limits, None), explain=explain, quiet=quiet)
-    if selection.faults:
-        raise typer.Exit(ExitCode.BAD_INPUT)
     code = exit_code_of(rows)
-    raise typer.Exit(ExitCode.NOT_RUN if chosen.missing and code is ExitCode.AGREE else code)
+    code = ExitCode.NOT_RUN if chosen.missing and code is ExitCode.AGREE else code
+    code = ExitCode.BAD_INPUT if selection.faults else code
+    again = words_again(chosen.implementations, limits, None)
+    if as_json:
+        from attncheck.reports.machine.of_properties import properties_document
+
+        notes = [*map(str, selection.faults), *(f"{missing} is not installed" for missing in chosen.missing)]
+        print_document(properties_document(rows, again, code, notes))
+    else:
+        _print(rows, questions, again, explain=explain, quiet=quiet)
+    raise typer.Exit(code)
 
 
 def _print(

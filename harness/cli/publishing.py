@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attncheck.cli.app import app, examples
-from attncheck.cli.options import Quiet, RunFolders
+from attncheck.cli.options import AsJson, Quiet, RunFolders
+from attncheck.cli.output import print_document
 from attncheck.cli.shared import frames_of
 from attncheck.errors import ExitCode
+
+if TYPE_CHECKING:
+    from attncheck.reports.machine.other_documents import PublishedDocument
 
 DEFAULT_FOLDER = Path("reports/published")
 _MAX_LISTED = 20
@@ -32,24 +37,32 @@ def publish(
         bool,
         typer.Option("--check", help="Write nothing, and exit with 1 if the verdicts differ from the published ones."),
     ] = False,
+    as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Write a comparison to keep, or check a run by the one kept."""
     from attncheck.results.reader import find_runs
 
     frames = frames_of(find_runs(runs))
+    from attncheck.reports.publish.comparison import VERDICTS, drift, verdicts_of
+
     if not check:
         from attncheck.reports.publish.comparison import publish as write
 
         path = write(frames, published)
-        if not quiet:
+        if as_json:
+            print_document(_document("publish", path, len(verdicts_of(frames)), None))
+        elif not quiet:
             typer.echo(f"Published: {path}")
         return
-    from attncheck.reports.publish.comparison import VERDICTS, drift, verdicts_of
-
     for problem in frames.problems:
         typer.echo(f"attncheck: {problem}", err=True)
     differences, file = drift(frames, published), published / VERDICTS
+    if as_json:
+        print_document(
+            _document("publish", file, len(verdicts_of(frames)), list(map(str, differences)), frames.problems)
+        )
+        raise typer.Exit(ExitCode.DISAGREE if differences else ExitCode.AGREE)
     if not differences:
         if not quiet:
             typer.echo(f"All {len(verdicts_of(frames)):,} verdicts are those published in {file}.")
@@ -86,6 +99,7 @@ def survey(
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing, and exit with 1 where the survey counts otherwise.")
     ] = False,
+    as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Put implementations into one table that is kept.
@@ -110,10 +124,15 @@ def survey(
     if not check:
         kept.update(found)
         path = write_survey(kept, output)
-        if not quiet:
+        if as_json:
+            print_document(_document("survey", path, len(found.newest()), None))
+        elif not quiet:
             typer.echo(f"Survey: {path}")
         return
     lines = differences(kept, found)
+    if as_json:
+        print_document(_document("survey", output, len(found.newest()), lines))
+        raise typer.Exit(ExitCode.DISAGREE if lines else ExitCode.AGREE)
     for line in lines[:_MAX_LISTED]:
         typer.echo(line)
     if len(lines) > _MAX_LISTED:
@@ -123,3 +142,26 @@ def survey(
     if not quiet:
         number = len(found.newest())
         typer.echo(f"{counted(number, 'implementation')} {'is' if number == 1 else 'are'} as {output} says.")
+
+
+def _document(
+    command: str, path: Path, compared: int, differences: Sequence[str] | None, notes: Sequence[str] = ()
+) -> PublishedDocument:
+    """Return what was written, or, where there are ``differences`` or an empty list of them, what was checked."""
+    from attncheck.reports.machine.other_documents import PublishedDocument
+    from attncheck.reports.machine.text import header
+    from attncheck.wording import counted
+
+    checked = f"{counted(len(differences or ()), 'difference')} from {path}"
+    return PublishedDocument(
+        attncheck=header(command),
+        exit_code=int(ExitCode.DISAGREE if differences else ExitCode.AGREE),
+        answer=f"{path} was written" if differences is None else checked,
+        failures=[],
+        next=[],
+        notes=list(notes),
+        path=str(path),
+        checked=differences is not None,
+        compared=compared,
+        differences=list(differences or ()),
+    )

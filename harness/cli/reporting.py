@@ -48,6 +48,6 @@ def report(
 
     code = exit_code_of(frames)
     place = ReportPlace(runs[0], write_frames(frames, output))
-    show_answer(frames, place, code, as_json=as_json, quiet=quiet)
+    show_answer(frames, place, code, as_json="report" if as_json else "", quiet=quiet)
     write_ci_outputs(frames, place, Outlets(junit_xml, ci_summary, annotations), as_json=as_json)
     raise typer.Exit(code)

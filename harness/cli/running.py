@@ -191,7 +191,8 @@ def _finish(request: RunRequest, summary: RunSummary, outlets: Outlets | None = 
     frames = frames_of([request.output])
     path = write_frames(frames, request.output / REPORT_FOLDER) if request.report else None
     place = ReportPlace(request.output, path)
-    show_answer(frames, place, summary.exit_code, as_json=as_json, quiet=request.quiet, announced=frames.announced)
+    name = "check" if as_json else ""
+    show_answer(frames, place, summary.exit_code, as_json=name, quiet=request.quiet, announced=frames.announced)
     if outlets is not None:
         write_ci_outputs(frames, place, outlets, as_json=as_json)
 
@@ -266,7 +267,8 @@ def run(
     )
     summary = run_request(request)
     if as_json:
-        typer.echo((output / "summary.json").read_text(encoding="utf-8"), nl=False)
+        place = ReportPlace(output, None)
+        show_answer(frames_of([output]), place, summary.exit_code, as_json="run", quiet=quiet)
     else:
         show_results(output, quiet=quiet)
     raise typer.Exit(summary.exit_code)

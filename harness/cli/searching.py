@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +21,7 @@ from attncheck.cli.options import (
     Threads,
     TimeLimit,
 )
+from attncheck.cli.output import print_document
 from attncheck.cli.shared import dtype_of, limits_of, select_one, split
 from attncheck.errors import ExitCode, UsageError
 from attncheck.verdicts import Verdict
@@ -97,10 +97,10 @@ def search(
         _write_scripts(found, chosen, limits)
     finally:
         judge.close()
-    _show(found, chosen, limits, as_json=as_json)
-    if folder.findings:
-        raise typer.Exit(ExitCode.DISAGREE)
-    raise typer.Exit(ExitCode.NOT_RUN if found.refused == found.asked else ExitCode.AGREE)
+    code = ExitCode.NOT_RUN if found.refused == found.asked else ExitCode.AGREE
+    code = ExitCode.DISAGREE if folder.findings else code
+    _show(found, chosen, limits, code, as_json=as_json)
+    raise typer.Exit(code)
 
 
 def _dtypes(declared: tuple[str, ...], wanted: list[str] | None, name: str) -> tuple[str, ...]:
@@ -141,9 +141,9 @@ def _write_scripts(found: Search, implementation: Implementation, limits: Limits
     found.folder.write()
 
 
-def _show(found: Search, implementation: Implementation, limits: Limits, *, as_json: bool) -> None:
+def _show(found: Search, implementation: Implementation, limits: Limits, code: ExitCode, *, as_json: bool) -> None:
     from attncheck.commands import command, words_again
-    from attncheck.reports.search import print_search, record_of_search
+    from attncheck.reports.search import print_search, search_document
 
     again = words_again([implementation], limits, None).get(implementation.name, [implementation.name])
     commands = {
@@ -154,7 +154,7 @@ def _show(found: Search, implementation: Implementation, limits: Limits, *, as_j
         for each in found.folder.findings
     }
     if as_json:
-        typer.echo(json.dumps(record_of_search(found, commands), indent=2, ensure_ascii=False, allow_nan=False))
+        print_document(search_document(found, commands, code))
     else:
         print_search(found, commands)
 
@@ -184,6 +184,7 @@ def reduce(
             show_default=False,
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Reduce a failing case to the smallest that fails alike.
 
@@ -192,7 +193,7 @@ def reduce(
     """
     from attncheck.commands import command, words_again
     from attncheck.explain import find_implementation
-    from attncheck.reports.search import reduction_lines
+    from attncheck.reports.search import reduction_document, reduction_lines
     from attncheck.searching.reducing import reduce_case
     from attncheck.searching.writing import write_case
 
@@ -203,12 +204,18 @@ def reduce(
     if reduced.explanation.failure.startswith(Verdict.UNSUPPORTED):
         raise UsageError(f"{chosen.name}, {found.id} in {chosen_dtype}: {reduced.explanation.failure}")
     if reduced.problem is None:
-        typer.echo(f"{found.id}: {chosen.name} does not fail it in {chosen_dtype}; there is nothing to reduce")
+        if as_json:
+            print_document(reduction_document(found, reduced, None, []))
+        else:
+            typer.echo(f"{found.id}: {chosen.name} does not fail it in {chosen_dtype}; there is nothing to reduce")
         raise typer.Exit(ExitCode.AGREE)
     path = output or Path(f"reduced_{found.id.rpartition('/')[2][:60]}.yaml")
     write_case(reduced.problem, path, f"{found.name[:180]} (reduced)", f"attncheck reduce {found.id}"[:4000])
     again = words_again([chosen], limits, None).get(chosen.name, [chosen.name])
     commands = [command(name, {"id": str(path)}, again, chosen_dtype) for name in ("explain", "repro")]
-    for line in reduction_lines(reduced, path, commands):
-        typer.echo(line)
+    if as_json:
+        print_document(reduction_document(found, reduced, path, commands))
+    else:
+        for line in reduction_lines(reduced, path, commands):
+            typer.echo(line)
     raise typer.Exit(ExitCode.DISAGREE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from attncheck.cli.output import print_document
 from attncheck.errors import ExitCode, OutputError, UsageError
 from attncheck.results import DEFAULT_RESULTS
 from attncheck.wording import expected
@@ -153,13 +153,24 @@ class ReportPlace:
 
 
 def show_answer(
-    frames: Frames, place: ReportPlace, code: ExitCode, *, as_json: bool, quiet: bool, announced: Collection[str] = ()
+    frames: Frames,
+    place: ReportPlace,
+    code: ExitCode,
+    *,
+    as_json: str = "",
+    quiet: bool,
+    announced: Collection[str] = (),
 ) -> None:
-    """Print the answer, for people or as JSON; people are not told again what was ``announced``."""
-    from attncheck.reports.terminal import as_record, print_summary
+    """Print the answer, for people, or as JSON of the command that is named.
+
+    People are not told again what was ``announced``.
+    """
+    from attncheck.reports.terminal import print_summary
 
     if as_json:
-        typer.echo(json.dumps(as_record(frames, place.report, code), indent=2, ensure_ascii=False))
+        from attncheck.reports.machine.outcome import outcome_document
+
+        print_document(outcome_document(frames, code, command=as_json, report=place.report, results=place.results))
     elif place.report is not None:
         print_summary(frames, place.report.with_suffix(".html"), quiet=quiet, announced=announced)
     else:
@@ -176,6 +187,9 @@ def show_results(directory: Path, *, quiet: bool) -> None:
 
     frames = frames_of([directory])
     print_summary(frames, directory, quiet=quiet, announced=frames.announced, ending="Results")
+
+
+_BADGES = (".svg", ".json")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from attncheck.cli.app import app, examples
-from attncheck.cli.options import CaseName
+from attncheck.cli.options import AsJson, CaseName
+from attncheck.cli.output import print_document
 from attncheck.cli.shared import checked_in, dtype_of, select_one, split
 
 
@@ -36,6 +37,7 @@ def show(
             metavar="FILE", help="Draw the case into this file instead: .png, .svg or .pdf.", show_default=False
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show a case with its inputs and its exact stages.
 
@@ -47,8 +49,13 @@ def show(
         image_format(save)  # before anything takes time
     found, selection = select_one(case, checked_in(None))
     shown = work_out(found, dtype_of(found, dtype or found.dtypes[0]), split(stage))
-    if save is None:
+    if save is not None:
+        save_case(shown, save)
+    if as_json:
+        from attncheck.reports.machine.of_cases import case_document
+
+        print_document(case_document(shown, None if save is None else str(save)))
+    elif save is None:
         print_case(shown, selection.tags)
     else:
-        save_case(shown, save)
         typer.echo(f"{save}: {found.name}")

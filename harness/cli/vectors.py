@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attncheck.cli.app import app, examples
 from attncheck.cli.options import AsJson, DtypeNames, Quiet, TagNames, UseCache
+from attncheck.cli.output import print_document
 from attncheck.cli.shared import ReportPlace, frames_of, select, show_answer, split, store_of, write_frames
-from attncheck.errors import UsageError
+from attncheck.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from attncheck.reports.machine.other_documents import ExportDocument
+    from attncheck.vectors.export import Exported
 
 
 class Action(StrEnum):
@@ -77,7 +82,7 @@ def vectors(
             frames,
             ReportPlace(output, write_frames(frames, output / REPORT_FOLDER)),
             code,
-            as_json=as_json,
+            as_json="vectors verify" if as_json else "",
             quiet=quiet,
         )
         raise typer.Exit(code)
@@ -85,10 +90,30 @@ def vectors(
 
     models = split(rounding_model) or list(DEFAULT_MODELS)
     exported = export_vectors(selection.cases, split(dtype), models, folder, store)
-    if not quiet:
+    if as_json:
+        print_document(_exported_document(exported, folder))
+    elif not quiet:
         for line in lines_of(exported):
             typer.echo(line)
         typer.echo(f"Vectors: {folder}")
+
+
+def _exported_document(exported: Exported, folder: Path) -> ExportDocument:
+    from attncheck.reports.machine.other_documents import ExportDocument
+    from attncheck.reports.machine.text import header
+    from attncheck.vectors.export import lines_of
+
+    return ExportDocument(
+        attncheck=header("vectors export"),
+        exit_code=int(ExitCode.AGREE),
+        answer="; ".join(lines_of(exported)),
+        failures=[],
+        next=[],
+        notes=[],
+        folder=str(folder),
+        written=exported.written,
+        left_out=dict(exported.left_out),
+    )
 
 
 def _models_by_dtype(given: list[str]) -> dict[str, str]:

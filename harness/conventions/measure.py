@@ -65,7 +65,7 @@ class Measured:
         """Whether the implementation declares otherwise."""
         return bool(self.declared) and self.kind in ("measured", "open") and self.declared != self.means
 
-    def as_record(self) -> dict[str, str | bool]:
+    def as_record(self) -> dict[str, Any]:
         """Return it as JSON has it."""
         return {
             "convention": self.question.name,

@@ -27,6 +27,7 @@ class Finding:
     ``file`` and ``script`` lie in the folder of the search; ``element`` says where it is worst. ``problem`` is the
     number of what was drawn. It ``has_nonfinite`` numbers where it takes NaN or infinity. One that ``needs_calls`` does
     not happen in a fresh process: so many other calls came before. ``times`` counts the problems that fail alike.
+    ``numbers`` are those of the element that is worst, as ``Explanation.numbers`` has them.
     """
 
     symptom: Symptom
@@ -44,6 +45,7 @@ class Finding:
     has_nonfinite: bool = False
     needs_calls: int = 0
     times: int = 1
+    numbers: Mapping[str, Any] = field(default_factory=dict)
 
     def explains(self, problem: ConcreteCase) -> bool:
         """Whether a problem has all that this failure takes: what is asked, and axes as long, or longer."""

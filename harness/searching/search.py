@@ -175,6 +175,7 @@ class Search:
             element_of(explanation),
             path.name,
             has_nonfinite=problem.has_nonfinite,
+            numbers=explanation.numbers,
         )
 
 
@@ -204,8 +205,7 @@ def element_of(explanation: Explanation) -> str:
     """Say where a failure is worst: the element, what is there, and what should be."""
     if explanation.failure:
         return explanation.failure
-    failing = [each for each in explanation.judgements if each.verdict.exit_code]
-    first = next((each for each in failing if each.stage == explanation.begins_at), failing[0] if failing else None)
+    first = explanation.first_failing
     if first is None or first.index is None or first.value is None or first.exact is None:
         return first.message if first is not None else ""
     where = f"{first.stage}[{', '.join(map(str, first.index))}]"

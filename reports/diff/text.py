@@ -140,30 +140,6 @@ def _text(value: Any) -> str:
     return ("yes" if value else "") if isinstance(value, bool) else str(value)
 
 
-def as_record(difference: Difference) -> dict[str, Any]:
-    """Return everything as plain data; what is no finite number is None or a text."""
-    tables = {
-        name: [{str(key): _plain(value) for key, value in row.items()} for row in records(frame)]
-        for name, frame in difference.tables().items()
-    }
-    return {
-        "before": difference.before,
-        "after": difference.after,
-        "exit_code": int(difference.exit_code),
-        "compared": difference.compared,
-        "only": list(difference.only),
-        "sentences": sentences(difference),
-        "notes": list(difference.notes),
-        **tables,
-    }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not float("-inf") < value < float("inf"):
-        return None if value != value else str(value)  # noqa: PLR0124 - NaN is what differs from itself
-    return value
-
-
 DIFF_NAME = "diff.md"
 
 

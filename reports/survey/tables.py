@@ -188,7 +188,7 @@ def read_meanings(path: Path) -> list[Meaning]:
     try:
         return [
             Meaning(implementation, *(answer[name] for name in Meaning._fields[1:]))
-            for implementation, answers in json.loads(path.read_text(encoding="utf-8")).items()
+            for implementation, answers in json.loads(path.read_text(encoding="utf-8"))["implementations"].items()
             for answer in answers
             if answer["kind"] in ("measured", "open")
         ]

@@ -257,12 +257,15 @@ def test_json_of_every_command_can_be_read(
     ]
     assert json.loads(invoke("report", "results/latest", "--json")[1])["failures"] == failures
     assert json.loads(invoke("run", "small", "-b", "wrong", "-d", "float64", "--json")[1])["exit_code"] == 1
-    assert json.loads(invoke("list", "backends", "--json")[1])[-1] == {"name": "ghost", "version": "not installed"}
-    assert json.loads(invoke("list", "cases", "small", "--json")[1])[0] == {
+    assert json.loads(invoke("list", "backends", "--json")[1])["items"][-1] == {
+        "name": "ghost",
+        "version": "not installed",
+    }
+    assert json.loads(invoke("list", "cases", "small", "--json")[1])["items"][0] == {
         "id": "small/small/a-scores",
         "name": "A scores",
     }
-    tags = json.loads(invoke("list", "tags", "--json")[1])
+    tags = json.loads(invoke("list", "tags", "--json")[1])["items"]
     assert {"axis", "causal"} <= {tag["tag"] for tag in tags}
     assert all(tag["probes"] and tag["defect"] for tag in tags)
 

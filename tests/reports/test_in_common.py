@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from attncheck.errors import ExitCode
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.limits import Limits
 from attncheck.reading.expression import read_expression
@@ -18,9 +20,10 @@ from attncheck.reports.ci import render_ci_summary
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.render import render_html
 from attncheck.reports.in_common import in_common, in_common_lines
+from attncheck.reports.machine.outcome import outcome_document
 from attncheck.reports.markdown.report import render_markdown
 from attncheck.reports.simplest import lengths_of
-from attncheck.reports.terminal import as_record, print_summary
+from attncheck.reports.terminal import print_summary
 from attncheck.results.format import Row
 from attncheck.run import Settings, run_cases
 
@@ -185,9 +188,9 @@ def test_every_report_says_it_before_the_list(
     [line] = in_common_lines(frames)
     print_summary(frames, Path("report.html"), quiet=True)
     assert capsys.readouterr().out.splitlines()[0] == f"{line}."
-    [record] = as_record(frames, Path("report.md"), 1)["in_common"]  # type: ignore[arg-type]
+    [found] = outcome_document(frames, ExitCode.DISAGREE).in_common
     count = sum("softcap" in case["options"] for case in corpus)
-    assert record == {
+    assert asdict(found) == {
         "environment": "local",
         "implementation": "numpy.eager",
         "text": line,

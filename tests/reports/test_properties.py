@@ -17,10 +17,10 @@ from attncheck.reports.answer import exit_code_of, make_summary
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.render import render_html
 from attncheck.reports.junit import render_junit
+from attncheck.reports.machine.outcome import outcome_document
 from attncheck.reports.markdown.properties import properties_section
 from attncheck.reports.markdown.report import render_markdown
 from attncheck.reports.properties import asked_rows, broken_properties, property_table
-from attncheck.reports.terminal import as_record
 from attncheck.reports.terminal_properties import explanation_of
 from attncheck.reports.write import write_report
 
@@ -110,10 +110,12 @@ def test_junit_has_a_suite_of_them(asked: Frames) -> None:
 
 
 def test_json_says_what_each_comes_to(asked: Frames) -> None:
-    record = as_record(asked, None, ExitCode.DISAGREE)
-    assert record["properties"]["batch_invariant"] == {"numpy.eager": "broken"}
-    assert record["broken_properties"][0]["index"] == "0,1,2"
-    assert "properties" not in as_record(replace(asked, properties={}), None, ExitCode.AGREE)
+    found = outcome_document(asked, ExitCode.DISAGREE)
+    assert found.properties["batch_invariant"] == {"numpy.eager": "broken"}
+    [broken] = found.broken_properties
+    assert (broken.index, broken.fails) == ("0,1,2", True)
+    assert "--explain" in broken.next[0]
+    assert outcome_document(replace(asked, properties={}), ExitCode.AGREE).properties == {}
 
 
 def test_rows_beside_those_of_a_run_are_read_into_the_report(

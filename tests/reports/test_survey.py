@@ -187,7 +187,7 @@ def test_the_page_needs_nothing_else_and_shows_any_text_as_it_is() -> None:
 def test_meanings_are_what_the_command_printed(tmp_path: Path) -> None:
     answer = {"convention": "corner", "asks": "where", "means": "top left", "cases_mean": "top left", "departs": False}
     answers = [{**answer, "kind": "measured"}, {**answer, "kind": "unsupported"}]
-    (tmp_path / "found.json").write_text(json.dumps({"torch.sdpa": answers}), encoding="utf-8")
+    (tmp_path / "found.json").write_text(json.dumps({"implementations": {"torch.sdpa": answers}}), encoding="utf-8")
     (only,) = read_meanings(tmp_path / "found.json")
     assert only == Meaning("torch.sdpa", "corner", "where", "top left", "top left", departs=False)
     (tmp_path / "found.json").write_text("[]", encoding="utf-8")

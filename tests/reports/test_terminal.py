@@ -1,16 +1,14 @@
-"""The short form: what is printed, how much of it, and the same as plain data."""
+"""The short form: what is printed, and how much of it."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from attncheck.errors import ExitCode
 from attncheck.reports.frames import Frames
-from attncheck.reports.terminal import as_record, print_summary
+from attncheck.reports.terminal import print_summary
 from attncheck.results.format import Row
 
 MakeRow = Callable[..., Row]
@@ -125,39 +123,3 @@ def test_notes_are_printed_and_nothing_crashes_without_results(
     assert lines[0] == "Nothing was run."
     assert "jax was left out: not installed." in lines
     assert "this run was interrupted, or is still going on: its results are not complete." in lines
-
-
-def test_the_record_says_the_same_as_plain_data(make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf) -> None:
-    rows = [make_row(), make_row(stage="output", verdict="nonfinite", message="nan", value=float("nan"))]
-    record = as_record(frames_of(write_run(rows)), Path("here/report.md"), ExitCode.DISAGREE)
-    assert json.loads(json.dumps(record, allow_nan=False)) == record
-    assert record["answer"] == "numpy is wrong in the only case that it was judged in"
-    assert record["judged"] == "Judged 1 of 1 case"
-    assert record["coverage"]["numpy.eager 1.0 (local)"] == {
-        "asked": 1,
-        "judged": 1,
-        "unsupported": 0,
-        "lacks": {},
-        "unverified": 0,
-        "stopped": 0,
-        "not_run": 0,
-        "padded": 0,
-    }
-    assert record["numbers"]["unverified"] == 0
-    assert (record["exit_code"], record["report"], record["notes"]) == (1, "here/report.md", [])
-    assert record["verdicts"] == {"file/one": {"numpy.eager 1.0 (local)": "**nonfinite** at output"}}
-    assert (record["stopped"], record["in_common"]) == ({}, [])
-    assert record["failures"] == [
-        {
-            "case": "file/one",
-            "dtype": "float64",
-            "environment": "local",
-            "implementation": "numpy.eager",
-            "stage": "output",
-            "verdict": "nonfinite",
-            "message": "nan",
-            "rows": 1,
-            "shape": "B=1 H=1 Lq=1 Lk=3",
-            "tags": [],
-        }
-    ]

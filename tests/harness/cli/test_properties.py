@@ -86,7 +86,7 @@ def test_rows_are_written_and_printed_as_json(invoke: Invoke, tmp_path: Path) ->
         *("--output", "found", "--junit-xml", "found/junit.xml"),
     )
     assert code == ExitCode.DISAGREE
-    rows = json.loads(out)
+    rows = json.loads(out)["properties"]
     assert {row["property_name"] for row in rows if row["fails"]} == {"batch_invariant"}
     assert (tmp_path / "found" / "properties.csv").read_text(encoding="utf-8").count("\n") == len(rows) + 1
     assert 'type="broken"' in (tmp_path / "found" / "junit.xml").read_text(encoding="utf-8")

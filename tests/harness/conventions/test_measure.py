@@ -220,7 +220,7 @@ def test_the_command_shows_a_table_and_what_is_declared_wrongly(write: Write, in
     assert "the corner is bottom right (differs)" in row
     assert "attncheck's cases mean otherwise: causal, more keys than queries; causal, more queries than keys" in out
     code, out, _ = invoke("conventions", write(), "--json", "--dtype", "float32")
-    records = json.loads(out)["kernel.attention"]
+    records = json.loads(out)["implementations"]["kernel.attention"]
     assert code == 0
     assert {"convention": "mask", "means": "may attend", "departs": False}.items() <= next(
         each for each in records if each["convention"] == "mask"

@@ -104,7 +104,7 @@ def test_one_that_is_published_and_not_there_says_so() -> None:
 def test_they_are_listed_with_the_version_of_their_package(attncheck: Attncheck) -> None:
     code, out = attncheck("list", "implementations", "--json")
     assert code == 0
-    (listed,) = [each for each in json.loads(out) if each["name"] == "my.flash"]
+    (listed,) = [each for each in json.loads(out)["items"] if each["name"] == "my.flash"]
     assert listed["version"] == "1.2"
     assert listed["is"] == "published as my_kernels.fast:attention"
 

@@ -1,0 +1,82 @@
+"""The document of a report: what check, run, report and vectors verify print."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from attncheck.errors import ExitCode
+from attncheck.reports.answer import make_summary, verdict_table
+from attncheck.reports.coverage import judged_counts, unjudged
+from attncheck.reports.frames import Frames
+from attncheck.reports.in_common import InCommon as Found
+from attncheck.reports.in_common import in_common
+from attncheck.reports.machine.documents import CoverageRecord, InCommon, Outcome, Stopped
+from attncheck.reports.machine.failures import failures_of, first_of_each
+from attncheck.reports.machine.of_properties import property_record
+from attncheck.reports.machine.text import header
+from attncheck.reports.printed_numbers import number_counts
+from attncheck.reports.properties import asked_rows, broken_properties, property_table, words_by_title
+
+
+def outcome_document(
+    frames: Frames, code: ExitCode, *, command: str = "check", report: Path | None = None, results: Path | None = None
+) -> Outcome:
+    """Return what a comparison came to.
+
+    ``report`` is None where none is written, ``results`` where there are several.
+    """
+    answer = make_summary(frames)
+    failures = failures_of(frames)
+    titles = {column: column.title(with_environment=True) for column in frames.columns}
+    broken, again = broken_properties(frames), words_by_title(frames)
+    return Outcome(
+        attncheck=header(command),
+        exit_code=int(code),
+        answer=answer.word,
+        failures=failures,
+        next=[*first_of_each(failures), *(each.command for each in broken[:1] if each.command)],
+        notes=list(frames.notes),
+        judged=answer.judged,
+        coverage={titles[column]: _coverage(counts) for column, counts in judged_counts(frames).items()},
+        too_few_judged=list(unjudged(frames)),
+        numbers=asdict(number_counts(frames)),
+        sentences=list(answer.sentences),
+        stopped={label: Stopped(**asdict(asked.stopped)) for label, asked in frames.asked.items() if asked.stopped},
+        in_common=[_in_common(each) for each in in_common(frames)],
+        verdicts={
+            case: {titles[column]: words.replace("**", "") for column, words in cells.items()}
+            for case, cells in verdict_table(frames).items()
+        },
+        properties=_properties(frames),
+        broken_properties=[property_record(each.row, again) for each in broken],
+        report=None if report is None else str(report),
+        html=None if report is None else str(report.with_suffix(".html")),
+        results=None if results is None else str(results),
+    )
+
+
+def _coverage(counts: Any) -> CoverageRecord:
+    return CoverageRecord(**counts)
+
+
+def _properties(frames: Frames) -> dict[str, dict[str, str]]:
+    """Return what each property comes to on each implementation; nothing where none was asked."""
+    table = property_table(asked_rows(frames))
+    return {
+        line.name: dict(zip(table.columns, (cell.word for cell in line.cells), strict=True)) for line in table.lines
+    }
+
+
+def _in_common(found: Found) -> InCommon:
+    return InCommon(
+        environment=found.column.environment,
+        implementation=found.column.implementation,
+        text=found.text(with_environment=False),
+        where=found.where,
+        failing=found.failing,
+        of=found.holding,
+        passing_elsewhere=found.others,
+        counted=f"{found.noun}s",
+    )
