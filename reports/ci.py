@@ -108,7 +108,7 @@ def annotation_lines(frames: Frames, report: Path, *, is_written: bool = True) -
     Of each kind as many as are shown, then a notice that says how many there are in all. What is known beforehand is
     none: it fails nothing, and there would be too many. Where no report is written, ``report`` is the results' folder.
     """
-    wrong, noisy = findings(frames), _noisy(frames)
+    wrong, noisy = findings(frames), noisy_rows(frames)
     # Without a place, so not cut in favour of those that have one: it explains why the others may be missing.
     problems = [_command("error", {"title": "attncheck: not run"}, problem) for problem in frames.problems]
     errors = [*problems[:MAX_ANNOTATIONS], *_annotations("error", wrong, frames)][:MAX_ANNOTATIONS]
@@ -124,7 +124,7 @@ def annotation_lines(frames: Frames, report: Path, *, is_written: bool = True) -
         yield _command("notice", {"title": "attncheck"}, f"{' and '.join(cut)} in the {rest}: {report}")
 
 
-def _noisy(frames: Frames) -> pd.DataFrame:
+def noisy_rows(frames: Frames) -> pd.DataFrame:
     """Return the first stage of each case that agrees and is noisier than known good implementations."""
     results = frames.results
     noisy = results["tier"].eq("warning") | results["introduced_tier"].eq("warning")

@@ -111,7 +111,7 @@ def verdict_counts(frames: Frames) -> tuple[list[str], list[list[str]]]:
     many = len(frames.environments) > 1
     cells = cell_table(frames)
     words = {
-        column: Counter(_counted_as(row[column]) if column in row else "not run" for row in cells.values())
+        column: Counter(counted_as(row[column]) if column in row else "not run" for row in cells.values())
         for column in frames.columns
     }
     shown = sorted({word for counts in words.values() for word in counts}, key=lambda word: (word != "agree", word))
@@ -124,7 +124,7 @@ def verdict_counts(frames: Frames) -> tuple[list[str], list[list[str]]]:
     return ["implementation", *shown, *(["unverified numbers"] if any(open_numbers.values()) else [])], lines
 
 
-def _counted_as(cells: Mapping[str, Cell]) -> str:
+def counted_as(cells: Mapping[str, Cell]) -> str:
     """Return the verdict as which a case counts: what fails in any dtype, else that it agrees in one."""
     wrong = {dtype: cell for dtype, cell in cells.items() if cell.state in (*FAILS_A_RUN, State.XFAIL)}
     if wrong:

@@ -12,11 +12,13 @@ from pyarrow import csv
 
 from attncheck.errors import OutputError
 from attncheck.properties.rows import PropertyRow, sentence_of
+from attncheck.reports.badge import badge_of, render_endpoint, render_svg
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.render import html_pieces
 from attncheck.reports.junit import render_junit, render_suites
 from attncheck.reports.junit_properties import property_suites
 from attncheck.reports.markdown.report import render_markdown
+from attncheck.reports.sarif import folder_in_repository, render_sarif
 
 # Spreadsheets run what begins like this; some take the full-width forms too, and some pass over leading blanks.
 _SIGN = r"[=+\-@\uff1d\uff0b\uff0d\uff20]"
@@ -96,6 +98,28 @@ def write_junit(frames: Frames, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _write_pieces(path, render_junit(frames))
+    except OSError as error:
+        raise OutputError.of(path, error) from None
+
+
+def write_sarif(frames: Frames, path: Path) -> None:
+    """Write the SARIF log of a run in this folder. Raises ``OutputError`` where it cannot be written."""
+    _write_text(path, render_sarif(frames, folder_in_repository(Path.cwd())))
+
+
+def write_badge(frames: Frames, path: Path) -> None:
+    """Write the badge: as JSON for shields.io into a file that ends with .json, else as an SVG.
+
+    Raises ``OutputError`` where it cannot be written.
+    """
+    badge = badge_of(frames)
+    _write_text(path, render_endpoint(badge) if path.suffix == ".json" else render_svg(badge))
+
+
+def _write_text(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
         raise OutputError.of(path, error) from None
 

@@ -280,6 +280,24 @@ Annotations = Annotated[
         "your implementation or at the line of the case. With --json they go to standard error.",
     ),
 ]
+Sarif = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write SARIF 2.1.0 for code scanning: a result for each fault, at the def of your implementation or at "
+        "the line of the case.",
+        show_default=False,
+    ),
+]
+Badges = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--badge",
+        metavar="FILE",
+        help="Write a badge: an image (FILE.svg), or what shields.io reads (FILE.json). Can be repeated.",
+        show_default=False,
+    ),
+]
 NoReport = Annotated[
     bool, typer.Option("--no-report", help="Record the results, and write no report: `attncheck report` does later.")
 ]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from attncheck.cli.app import app, examples
-from attncheck.cli.options import Annotations, AsJson, CiSummary, JunitXml, MinJudged, Quiet, RunFolders
+from attncheck.cli.options import Annotations, AsJson, Badges, CiSummary, JunitXml, MinJudged, Quiet, RunFolders, Sarif
 from attncheck.cli.shared import Outlets, ReportPlace, frames_of, show_answer, write_ci_outputs, write_frames
 from attncheck.errors import UsageError
 
@@ -31,6 +31,8 @@ def report(
     junit_xml: JunitXml = None,
     ci_summary: CiSummary = None,
     annotations: Annotations = False,
+    sarif: Sarif = None,
+    badge: Badges = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -38,6 +40,7 @@ def report(
     from attncheck.results.format import REPORT_FOLDER
     from attncheck.results.reader import find_runs
 
+    outlets = Outlets(junit_xml, ci_summary, annotations, sarif, badge or ())
     runs = find_runs(runs)
     if output is None:
         if len(runs) > 1:
@@ -49,5 +52,5 @@ def report(
     code = exit_code_of(frames)
     place = ReportPlace(runs[0], write_frames(frames, output))
     show_answer(frames, place, code, as_json="report" if as_json else "", quiet=quiet)
-    write_ci_outputs(frames, place, Outlets(junit_xml, ci_summary, annotations), as_json=as_json)
+    write_ci_outputs(frames, place, outlets, as_json=as_json)
     raise typer.Exit(code)

@@ -15,6 +15,7 @@ from attncheck.cli.options import (
     Annotations,
     AsJson,
     BackendNames,
+    Badges,
     CacheSize,
     CiSummary,
     Cluster,
@@ -40,6 +41,7 @@ from attncheck.cli.options import (
     Patterns,
     Quiet,
     Resume,
+    Sarif,
     Signature,
     TagNames,
     Threads,
@@ -114,6 +116,8 @@ def check(
     junit_xml: JunitXml = None,
     ci_summary: CiSummary = None,
     annotations: Annotations = False,
+    sarif: Sarif = None,
+    badge: Badges = None,
     as_json: AsJson = False,
     no_report: NoReport = False,
     watch: Watch = False,
@@ -159,6 +163,8 @@ def check(
                 "--junit-xml": junit_xml,
                 "--ci-summary": ci_summary,
                 "--annotations": annotations,
+                "--sarif": sarif,
+                "--badge": badge,
             }
         )
         from attncheck.cli.watching import watch as watch_files
@@ -166,8 +172,9 @@ def check(
         raise typer.Exit(
             watch_files(request, lambda summary: _finish(request, summary), lambda summary: _write(request))
         )
+    outlets = Outlets(junit_xml, ci_summary, annotations, sarif, badge or ())
     summary = run_request(request)
-    _finish(request, summary, Outlets(junit_xml, ci_summary, annotations), as_json=as_json)
+    _finish(request, summary, outlets, as_json=as_json)
     raise typer.Exit(summary.exit_code)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -199,12 +199,19 @@ class Outlets:
     junit_xml: Path | None
     ci_summary: Path | None
     annotations: bool
+    sarif: Path | None = None
+    badge: Sequence[Path] = ()
+
+    def __post_init__(self) -> None:
+        for path in self.badge:  # before anything takes time
+            if path.suffix not in _BADGES:
+                raise UsageError(f"--badge {path}: expected a file that ends with {' or '.join(_BADGES)}")
 
 
 def write_ci_outputs(frames: Frames, place: ReportPlace, outlets: Outlets, *, as_json: bool) -> None:
     """Write what the options, or the CI system by its environment, ask for."""
     from attncheck.reports.ci import SUMMARY_VARIABLE, annotation_lines, append_summary, render_ci_summary
-    from attncheck.reports.write import write_junit
+    from attncheck.reports.write import write_badge, write_junit, write_sarif
 
     report, is_written = place.shown, place.report is not None
     if outlets.annotations:
@@ -212,6 +219,10 @@ def write_ci_outputs(frames: Frames, place: ReportPlace, outlets: Outlets, *, as
             typer.echo(line, err=as_json)
     if outlets.junit_xml:
         write_junit(frames, outlets.junit_xml)
+    if outlets.sarif:
+        write_sarif(frames, outlets.sarif)
+    for badge in outlets.badge:
+        write_badge(frames, badge)
     if outlets.ci_summary:
         append_summary(render_ci_summary(frames, report, is_written=is_written), outlets.ci_summary)
     elif named := os.environ.get(SUMMARY_VARIABLE):
