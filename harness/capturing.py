@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from attncheck.backends import BACKENDS
 from attncheck.errors import UsageError
-from attncheck.reading.for_each import slug
 from attncheck.reading.loader import load_case_file
+from attncheck.reading.slugs import slug
 from attncheck.spec import DTYPES, inputs_of
 
 Array = NDArray[Any]

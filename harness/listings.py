@@ -5,7 +5,7 @@ from __future__ import annotations
 from attncheck.backends import BACKENDS
 from attncheck.execution.environment import package_version
 from attncheck.execution.implementations import device_implementations, every_implementation
-from attncheck.execution.user_code import published
+from attncheck.execution.published import published
 from attncheck.reading.selection import Selection
 
 Record = dict[str, str | list[str]]

@@ -30,7 +30,6 @@ app = typer.Typer(
     # Plain text is readable at 80 columns and in pipes, and leaves [brackets] as they are.
     rich_markup_mode=None,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

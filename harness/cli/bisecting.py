@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from attncheck.cli.app import app, examples
+from attncheck.cli.completion import complete_implementation
 from attncheck.cli.options import AsJson, DtypeNames, Framework, Signature
 from attncheck.cli.output import print_document
 from attncheck.cli.shared import split
@@ -23,7 +24,11 @@ from attncheck.errors import ExitCode, UsageError
 def bisect(
     implementation: Annotated[
         str,
-        typer.Argument(metavar="IMPLEMENTATION", help="What is judged, such as torch.sdpa, or file.py:function."),
+        typer.Argument(
+            metavar="IMPLEMENTATION",
+            help="What is judged, such as torch.sdpa, or file.py:function.",
+            autocompletion=complete_implementation,
+        ),
     ],
     cases: Annotated[
         list[str] | None,

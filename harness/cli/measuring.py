@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from attncheck.cli.app import app, examples
+from attncheck.cli.completion import complete_implementation
 from attncheck.cli.options import AsJson, Framework, MemoryLimit, Signature, Threads, TimeLimit
 from attncheck.cli.output import print_document
 from attncheck.cli.shared import limits_of
@@ -25,6 +26,7 @@ def conventions(
         typer.Argument(
             metavar="IMPLEMENTATION...",
             help="Implementations, such as torch.sdpa, globs such as 'torch.*', or your own as file.py:function.",
+            autocompletion=complete_implementation,
         ),
     ],
     dtype: Annotated[

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from attncheck.cli import completion
+
 
 class Keep(StrEnum):
     """Which arrays a run keeps."""
@@ -32,6 +34,7 @@ Patterns = Annotated[
         help="Files or folders of cases, or globs over the bundled cases such as 'documents/*'. Default: all bundled "
         "cases, and those of [tool.attncheck].",
         show_default=False,
+        autocompletion=completion.complete_cases,
     ),
 ]
 CaseName = Annotated[
@@ -40,6 +43,7 @@ CaseName = Annotated[
         metavar="CASE",
         help="The id of a case, a glob that matches one bundled case, a file with one case, or FILE.yaml::PART of a "
         "case's name.",
+        autocompletion=completion.complete_cases,
     ),
 ]
 ImplementationName = Annotated[
@@ -47,6 +51,7 @@ ImplementationName = Annotated[
     typer.Argument(
         metavar="IMPLEMENTATION",
         help="A backend or implementation, such as torch or torch.sdpa, or your own as file.py:function.",
+        autocompletion=completion.complete_implementation,
     ),
 ]
 DtypeName = Annotated[
@@ -57,6 +62,7 @@ DtypeName = Annotated[
         metavar="DTYPE",
         help="One dtype of the case. Default: float32, or the case's first.",
         show_default=False,
+        autocompletion=completion.complete_dtypes,
     ),
 ]
 Results = Annotated[
@@ -74,6 +80,7 @@ BackendNames = Annotated[
         "-b",
         metavar="NAMES",
         help="Backends to run, comma-separated. Default: every installed one.",
+        autocompletion=completion.complete_backends,
     ),
 ]
 ImplementationNames = Annotated[
@@ -86,6 +93,7 @@ ImplementationNames = Annotated[
         help="Implementations to run, comma-separated: names, globs such as 'torch.*', all, or your own as "
         "file.py:function, package.module:function or a program (./attention). Default: every backend in its default "
         "mode, which is jit for JAX and eager for all others.",
+        autocompletion=completion.complete_implementations,
     ),
 ]
 Framework = Annotated[
@@ -94,6 +102,7 @@ Framework = Annotated[
         metavar="NAME",
         help="The framework whose arrays your own implementation takes and returns. Default: numpy.",
         show_default=False,
+        autocompletion=completion.complete_frameworks,
     ),
 ]
 Signature = Annotated[
@@ -103,6 +112,7 @@ Signature = Annotated[
         help="The library that your own function is called like: sdpa, flash_attn, xformers, flashinfer, mlx, onnx, "
         "keras, hf or bshd. Default: attncheck's own signature.",
         show_default=False,
+        autocompletion=completion.complete_signatures,
     ),
 ]
 ExpectedFailures = Annotated[
@@ -118,11 +128,18 @@ DtypeNames = Annotated[
         "-d",
         metavar="DTYPES",
         help="float64, float32, bfloat16 or float16, comma-separated. Default: all that a case declares.",
+        autocompletion=completion.complete_dtypes,
     ),
 ]
 TagNames = Annotated[
     list[str] | None,
-    typer.Option("--tag", "-t", metavar="TAGS", help="Select the cases that have one of these tags."),
+    typer.Option(
+        "--tag",
+        "-t",
+        metavar="TAGS",
+        help="Select the cases that have one of these tags.",
+        autocompletion=completion.complete_tags,
+    ),
 ]
 Match = Annotated[
     str | None,

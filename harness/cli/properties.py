@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attncheck.cli.app import app, examples
+from attncheck.cli.completion import complete_implementation, complete_properties
 from attncheck.cli.options import (
     DEFAULT_CACHE_SIZE,
     AsJson,
@@ -45,6 +46,7 @@ def properties(
         typer.Argument(
             metavar="IMPLEMENTATION...",
             help="Implementations, such as torch.sdpa, globs such as 'torch.*', or your own as file.py:function.",
+            autocompletion=complete_implementation,
         ),
     ],
     cases: Annotated[
@@ -58,7 +60,14 @@ def properties(
     ] = None,
     name: Annotated[
         list[str] | None,
-        typer.Option("--property", "-p", metavar="NAMES", help="Ask these properties alone.", show_default=False),
+        typer.Option(
+            "--property",
+            "-p",
+            metavar="NAMES",
+            help="Ask these properties alone.",
+            show_default=False,
+            autocompletion=complete_properties,
+        ),
     ] = None,
     dtype: DtypeNames = None,
     framework: Framework = None,

@@ -15,6 +15,7 @@ from attncheck.execution.describing import DescribedWorkers, Question
 from attncheck.execution.families import family_named
 from attncheck.execution.implementations import Implementation, ImplementationSelection, bundled_implementations
 from attncheck.execution.limits import Limits
+from attncheck.execution.published import published
 from attncheck.execution.user_code import (
     Origin,
     Target,
@@ -22,7 +23,6 @@ from attncheck.execution.user_code import (
     entry_of,
     is_own,
     origin_of,
-    published,
 )
 from attncheck.execution.worker import clean
 

@@ -14,7 +14,6 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,9 +62,6 @@ def innermost(target: Any) -> Any:
     while isinstance(target, functools.partial):
         target = target.func
     return inspect.unwrap(target) if callable(target) else target
-
-
-ENTRY_POINTS = "attncheck.implementations"
 
 
 class LoadError(Exception):
@@ -329,8 +325,3 @@ def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None)
 def source_of(entry: BackendEntry) -> Mapping[str, Any]:
     """Return the file and line at which an own implementation is defined; nothing of a bundled one."""
     return entry.source if isinstance(entry, UserImplementation) else {}
-
-
-def published() -> dict[str, EntryPoint]:
-    """Return the implementations that installed packages publish in the entry point group, by name."""
-    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from attncheck.errors import CaseError, UsageError
 from attncheck.reading.case import Case
-from attncheck.reading.for_each import slug
 from attncheck.reading.selection import (
     BUNDLED,
     Selection,
@@ -30,6 +29,7 @@ from attncheck.reading.selection import (
     select_cases,
     shown_text,
 )
+from attncheck.reading.slugs import slug
 from attncheck.reading.tiles import TEMPLATE, tiles_named
 
 BEHIND_FILE = "::"

@@ -25,11 +25,6 @@ MAX_LABEL = 60
 _FORMS = "a mapping of names to lists of values, or a list of rows, each a mapping of names to values"
 
 
-def slug(name: str) -> str:
-    """Return a case's name, or what is added to it, as it stands in an id."""
-    return re.sub(r"[\W_]+", "-", name.lower()).strip("-")
-
-
 @dataclass(frozen=True)
 class Value:
     """Plain data, where it stands in the file, and how large and deep it is."""

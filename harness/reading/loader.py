@@ -16,8 +16,8 @@ from attncheck.reading.case import Case
 from attncheck.reading.case_maker import Budget, CaseLocation, make_case, random_of
 from attncheck.reading.diagnostics import CaseFileError, diagnostic_at, diagnostics_of, told_once, yaml_diagnostics
 from attncheck.reading.file_kinds import FOLDER
-from attncheck.reading.for_each import slug
 from attncheck.reading.repetition import FOR_EACH, write_out
+from attncheck.reading.slugs import slug
 from attncheck.reading.uneven_digits import uneven_digits
 from attncheck.reading.yaml_reader import YamlDocument, read_yaml
 from attncheck.reading.yaml_scalars import FieldPath, YamlFault

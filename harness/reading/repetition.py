@@ -14,7 +14,8 @@ from typing import Any
 
 from attncheck.reading.compressed_cases import EACH, Origin, WrittenOut, as_written, referred
 from attncheck.reading.diagnostics import CaseFileError, short
-from attncheck.reading.for_each import Axis, Value, read_axes, references, slug
+from attncheck.reading.for_each import Axis, Value, read_axes, references
+from attncheck.reading.slugs import slug
 from attncheck.reading.yaml_reader import MAX_DEPTH, MAX_NODES, YamlDocument
 from attncheck.reading.yaml_scalars import FieldPath
 

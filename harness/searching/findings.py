@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.errors import OutputError, UsageError
-from attncheck.reading.for_each import slug
 from attncheck.reading.shapes import show
+from attncheck.reading.slugs import slug
 from attncheck.searching.concrete import ConcreteCase
 from attncheck.searching.judging import Symptom
 from attncheck.searching.novelty import Seen, asked_of, kind_of

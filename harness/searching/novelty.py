@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from attncheck.reading.for_each import slug
+from attncheck.reading.slugs import slug
 from attncheck.searching.concrete import ConcreteCase
 from attncheck.searching.tile_edges import EDGES
 from attncheck.spec import HEADS, score_kind

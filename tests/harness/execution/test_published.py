@@ -12,7 +12,7 @@ import pytest
 from attncheck import cli
 from attncheck.errors import UsageError
 from attncheck.execution.implementation_selection import select_implementations
-from attncheck.execution.user_code import published
+from attncheck.execution.published import published
 
 MODULE = """
 import numpy as np

@@ -1,0 +1,119 @@
+"""What a shell offers for an argument that is being typed: names of cases, implementations, dtypes and tags.
+
+A shell asks at every press of a key, so nothing heavy is imported here: neither NumPy nor a reader of YAML. The names
+of the bundled cases are found in the text of their files. A case with ``for_each`` stands for several; what is offered
+for it is a glob, which commands take as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from importlib.resources import files
+from pathlib import Path
+
+_CASE = re.compile(r"^  - \{?(?:id|name): ", re.MULTILINE)
+_IN_LINE = "  - {"
+_QUOTED = r"\"([^\"]*)\"|'((?:[^']|'')*)'"
+_KEYS = {
+    True: re.compile(rf"[{{,] *(id|name): *(?:{_QUOTED}|([^,}}]*))"),
+    False: re.compile(rf"^(?: {{4}}|  - )(id|name): *(?:{_QUOTED}|([^\n]*(?:\n {{6,}}[^\n]*)*))", re.MULTILINE),
+}
+"""Of a case in braces, and of one with a line for each field: its name and its id."""
+_OF_FILE = re.compile(r"^for_each:", re.MULTILINE)
+_OF_CASE = re.compile(r"\bfor_each:")
+_TAG = re.compile(r"^  ([\w-]+):", re.MULTILINE)
+_NO_CASES = ("tags.yaml",)
+
+
+def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _last_of_several(names: Iterable[str], incomplete: str) -> list[str]:
+    """Complete the last of some names with commas between them."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in _beginning(names, last)]
+
+
+def complete_cases(incomplete: str) -> list[str]:
+    """Return bundled files, or the cases of the one that is named."""
+    root = Path(str(files("attncheck.cases")))
+    found = {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
+    stems = [stem for stem, path in found.items() if path.name not in _NO_CASES]
+    inside = [stem for stem in stems if incomplete.startswith(f"{stem}/") or stem == incomplete]
+    ids = [f"{stem}/{name}" for stem in inside for name in _cases_of(found[stem].read_text(encoding="utf-8"))]
+    return _beginning([*stems, *ids], incomplete)
+
+
+def _cases_of(text: str) -> Iterator[str]:
+    """Yield the last part of the id of every case of a file; with a * where it stands for several."""
+    from attncheck.reading.slugs import slug
+
+    of_file = bool(_OF_FILE.search(text))
+    text = text[text.find("\ncases:") :]
+    begins = [each.start() for each in _CASE.finditer(text)]
+    for begin, end in zip(begins, [*begins[1:], len(text)], strict=True):
+        part = text[begin:end]
+        keys = {key: next(filter(None, text), "") for key, *text in _KEYS[part.startswith(_IN_LINE)].findall(part)}
+        if called := keys.get("id", "").strip() or slug(keys.get("name", "")):
+            yield f"{called}-*" if _OF_CASE.search(part) else f"{called}{'*' if of_file else ''}"
+
+
+def complete_implementation(incomplete: str) -> list[str]:
+    """Return backends and their modes; a file.py:function is for the shell to complete."""
+    return _beginning(_implementations(), incomplete)
+
+
+def complete_implementations(incomplete: str) -> list[str]:
+    """Return the same for several, with commas between them."""
+    return _last_of_several(["all", *_implementations()], incomplete)
+
+
+def _implementations() -> list[str]:
+    from attncheck.backends import EVERYTHING
+    from attncheck.execution.published import published
+
+    modes = [f"{name}.{mode}" for name, entry in EVERYTHING.items() for mode in entry.all_modes]
+    return [*EVERYTHING, *modes, *sorted(published())]
+
+
+def complete_backends(incomplete: str) -> list[str]:
+    """Return backends, with commas between them."""
+    from attncheck.backends import BACKENDS
+
+    return _last_of_several(BACKENDS, incomplete)
+
+
+def complete_dtypes(incomplete: str) -> list[str]:
+    """Return dtypes, with commas between them."""
+    from attncheck.spec import DTYPES
+
+    return _last_of_several(DTYPES, incomplete)
+
+
+def complete_tags(incomplete: str) -> list[str]:
+    """Return the bundled tags, with commas between them."""
+    text = files("attncheck.cases").joinpath(*_NO_CASES).read_text(encoding="utf-8")
+    return _last_of_several(_TAG.findall(text[text.find("\ntags:") :]), incomplete)
+
+
+def complete_frameworks(incomplete: str) -> list[str]:
+    """Return the frameworks whose arrays a function may take."""
+    from attncheck.backends import BACKENDS
+
+    return _beginning(BACKENDS, incomplete)
+
+
+def complete_signatures(incomplete: str) -> list[str]:
+    """Return the libraries that a function may be called like."""
+    from attncheck.execution.families import FAMILIES
+
+    return _beginning(FAMILIES, incomplete)
+
+
+def complete_properties(incomplete: str) -> list[str]:
+    """Return properties, with commas between them."""
+    from attncheck.spec.properties import PROPERTIES
+
+    return _last_of_several(PROPERTIES, incomplete)
