@@ -1,8 +1,12 @@
-"""The examples: kernels agree, cases run, and the workflow's commands do what they say."""
+"""The examples: kernels agree, cases run, and the steps of the workflow and its action do what they say."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,7 @@ import pytest
 from ruamel.yaml import YAML
 
 sys.path.insert(0, str(Path(__file__).parent))
-from pages import DOCS, ROOT, Block, Reader, blocks_of, small_corpus
+from pages import DOCS, ROOT, Block, blocks_of
 
 from attncheck import check
 
@@ -33,26 +37,102 @@ def test_the_cases_agree() -> None:
     assert result.judged == result.asked == 2
 
 
-def _workflow() -> dict[str, Any]:
-    text = (EXAMPLES / "attention.yml").read_text(encoding="utf-8")
-    return dict(YAML(typ="safe").load(text))
+def _yaml(path: str) -> dict[str, Any]:
+    return dict(YAML(typ="safe").load((EXAMPLES / path).read_text(encoding="utf-8")))
 
 
-def test_the_workflow_checks_out_what_it_installs_and_keeps_what_it_writes(tmp_path: Path) -> None:
-    shutil.copytree(EXAMPLES, tmp_path, dirs_exist_ok=True)
-    steps = _workflow()["jobs"]["conformance"]["steps"]
-    commands = [step["run"] for step in steps if "run" in step]
-    checked_out = [
-        step["with"]["path"] for step in steps if "path" in step.get("with", {}) and "repository" in step["with"]
-    ]
-    assert commands[0].startswith("pip install")
-    assert all(f"{folder}/constraints.txt" in commands[0] and f"./{folder}" in commands[0] for folder in checked_out)
-    with small_corpus():
-        for command in commands[1:]:
-            printed = Reader(tmp_path, lambda other: pytest.fail(other)).run(command, 0, "attention.yml")
-            assert "agrees with the exact answer" in printed
-    [kept] = [step["with"]["path"].split() for step in steps if "upload-artifact" in step.get("uses", "")]
-    assert [path for path in kept if not (tmp_path / path).exists()] == []
+def _steps() -> list[dict[str, Any]]:
+    return list(_yaml("attention.yml")["jobs"]["conformance"]["steps"])
+
+
+ACTION = "action/action.yml"
+_INPUT = re.compile(r"\$\{\{ inputs\.([\w-]+) \}\}")
+
+
+def _is_in_the_action(step: dict[str, Any]) -> bool:
+    return str(step.get("uses", "")).startswith("./")
+
+
+def _run_action(given: dict[str, str], folder: Path) -> tuple[list[int], dict[str, str]]:
+    """Run the steps of the action as a runner does; return their exit codes, and the outputs of the last.
+
+    The checkout of attncheck is this repository, and ``pip`` a program that writes down what it is asked for.
+    """
+    action = _yaml(ACTION)
+    inputs = {name: str(each.get("default", "")) for name, each in action["inputs"].items()} | given
+    programs = folder.parent / "programs"
+    programs.mkdir()
+    (programs / "pip").write_text(f'#!/bin/sh\nfor word in "$@"; do echo "$word"; done > {programs}/installed\n')
+    (programs / "attncheck").write_text(f'#!/bin/sh\nexec {sys.executable} -m attncheck "$@"\n')
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    files = {name: str(folder.parent / name.lower()) for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
+    codes = []
+    for step in action["runs"]["steps"]:
+        own = {name: _INPUT.sub(lambda found: inputs[found[1]], text) for name, text in step["env"].items()}
+        where = folder / _INPUT.sub(lambda found: inputs[found[1]], step.get("working-directory", "."))
+        done = subprocess.run(
+            ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
+            cwd=where,
+            env={**os.environ, **files, **own, "PATH": f"{programs}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+        codes.append(done.returncode)
+        assert not done.returncode or "attncheck: " in done.stderr + done.stdout, done.stderr
+    outputs = dict(line.split("=") for line in Path(files["GITHUB_OUTPUT"]).read_text().splitlines())
+    return codes, outputs
+
+
+def test_the_action_checks_and_leaves_every_file_that_the_workflow_keeps(tmp_path: Path) -> None:
+    folder = tmp_path / "checkout"
+    shutil.copytree(EXAMPLES, folder)
+    [given] = [step["with"] for step in _steps() if _is_in_the_action(step)]
+    given = {**given, "cases": "attention/a-causal-row-*\nmy_cases\n", "dtype": "float32", "extras": "torch"}
+    codes, outputs = _run_action(given, folder)
+    assert (codes, outputs) == ([0, 0], {"exit-code": "0"})
+    installed = (tmp_path / "programs" / "installed").read_text().splitlines()
+    assert installed == ["install", "--constraint", "attncheck/constraints.txt", "./attncheck[torch]"]
+    names = ["attncheck.sarif", "badge.json", "badge.svg", "junit.xml", "latest", "outcome.json"]
+    assert sorted(each.name for each in (folder / "results").iterdir()) == names
+    outcome = json.loads((folder / "results" / "outcome.json").read_text(encoding="utf-8"))
+    assert (outcome["exit_code"], len(outcome["verdicts"])) == (0, 4)
+    assert "agrees" in (tmp_path / "github_step_summary").read_text(encoding="utf-8")
+    kept = [step["with"] for step in _steps() if "upload" in step.get("uses", "")]
+    paths = [each.get("path") or each["sarif_file"] for each in kept]
+    assert paths == ["results/attncheck.sarif", "results"]
+    assert all((folder / path).exists() for path in paths)
+
+
+def test_what_the_action_is_given_is_never_run(tmp_path: Path) -> None:
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    hostile = "x.py:f; touch pwned $(touch pwned) `touch pwned` \" ' --json"
+    codes, outputs = _run_action({"implementation": hostile, "cases": f"--help\n{hostile}"}, folder)
+    assert codes[1] == 2 == int(outputs["exit-code"])
+    assert not list(tmp_path.rglob("pwned"))
+
+
+def test_no_expression_stands_in_a_script() -> None:
+    steps = [*_steps(), *_yaml(ACTION)["runs"]["steps"]]
+    scripts = [step["run"] for step in steps if "run" in step]
+    assert len(scripts) == 2
+    assert not [script for script in scripts if "${{" in script]
+
+
+def test_the_workflow_checks_out_what_it_uses_and_may_upload_what_it_keeps() -> None:
+    steps = _steps()
+    [checked_out] = [step["with"]["path"] for step in steps if "repository" in step.get("with", {})]
+    [used] = [step["uses"] for step in steps if _is_in_the_action(step)]
+    assert used == f"./{checked_out}/examples/action"
+    action = _yaml(ACTION)
+    assert action["inputs"]["source"]["default"] == checked_out
+    [given] = [step["with"] for step in steps if _is_in_the_action(step)]
+    assert set(given) <= set(action["inputs"])
+    assert {name for name, each in action["inputs"].items() if each.get("required")} <= set(given)
+    assert _yaml("attention.yml")["permissions"]["security-events"] == "write"
 
 
 def test_the_page_on_ci_shows_the_same_workflow() -> None:
