@@ -15,7 +15,7 @@ import pytest
 from ruamel.yaml import YAML
 
 sys.path.insert(0, str(Path(__file__).parent))
-from pages import DOCS, ROOT, Block, blocks_of
+from pages import DOCS, ROOT, Block, attncheck, blocks_of, commands_of, small_corpus
 
 from attncheck import check
 
@@ -133,6 +133,35 @@ def test_the_workflow_checks_out_what_it_uses_and_may_upload_what_it_keeps() -> 
     assert set(given) <= set(action["inputs"])
     assert {name for name, each in action["inputs"].items() if each.get("required")} <= set(given)
     assert _yaml("attention.yml")["permissions"]["security-events"] == "write"
+
+
+SKILL = EXAMPLES / "skills" / "attncheck" / "SKILL.md"
+
+
+def test_the_skill_has_the_front_matter_that_agents_read() -> None:
+    _, head, text = SKILL.read_text(encoding="utf-8").split("---\n", 2)
+    fields = dict(YAML(typ="safe").load(head))
+    assert fields.keys() == {"name", "description"}
+    assert fields["name"] == SKILL.parent.name
+    assert 0 < len(fields["description"]) <= 1024
+    assert text.startswith("\n# ")
+
+
+def test_every_command_of_the_skill_prints_a_document_with_the_fields_that_it_names(tmp_path: Path) -> None:
+    text = SKILL.read_text(encoding="utf-8")
+    kernel = (EXAMPLES / "numpy_kernel.py").read_text(encoding="utf-8")
+    (tmp_path / "my_kernel.py").write_text(kernel, encoding="utf-8")
+    commands = [command for block in blocks_of(text) for command, _ in commands_of(block)]
+    assert len(commands) == 5
+    found = {}
+    with small_corpus():
+        for command in commands:
+            code, printed = attncheck(command.replace("--problems 200", "--problems 5"), tmp_path)
+            assert code == 0, printed
+            found.update(json.loads(printed[printed.index("{") :]))
+    named = {"exit_code", "failures", "next", "notes", "too_few_judged", "in_common", "coverage", "judged"}
+    assert named <= found.keys()
+    assert named <= set(re.findall(r"`([a-z_]+)`", text))
 
 
 def test_the_page_on_ci_shows_the_same_workflow() -> None:
