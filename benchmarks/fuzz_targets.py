@@ -35,9 +35,10 @@ from attncheck.reading.record import case_record
 from attncheck.reading.selection import select_cases
 from attncheck.reports.answer import exit_code_of
 from attncheck.reports.ci import annotation_lines, render_ci_summary
+from attncheck.reports.machine.outcome import outcome_document
+from attncheck.reports.machine.text import document_text
 from attncheck.reports.making import make_frames
 from attncheck.reports.markdown.report import render_markdown
-from attncheck.reports.terminal import as_record
 from attncheck.reports.write import write_report
 from attncheck.results.reader import find_runs, read_runs
 
@@ -215,7 +216,7 @@ def _take_results(folder: Path) -> str:
         frames = make_frames(merge_runs(runs))
         render_ci_summary(frames, output)
         list(annotation_lines(frames, output))
-        json.dumps(as_record(frames, output, exit_code_of(frames)), ensure_ascii=False)
+        json.loads(document_text(outcome_document(frames, exit_code_of(frames), report=output)))
         if (folder / _WRITE).exists():
             write_report(frames, output)
         else:

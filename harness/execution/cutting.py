@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.elements import written_element
-
 Array = NDArray[Any]
 
 _SHAPE = "has shape"
@@ -59,7 +57,8 @@ def _not_zero(array: Array, kept: KeptElements) -> str:
         return ""
     index = tuple(int(axis) for axis in np.unravel_index(int(np.argmax(wrong)), array.shape))
     shape = "x".join(map(str, array.shape))
-    return f"gives {float(array[index]):.6g} at {written_element(index)} of {shape}, which padding makes 0"
+    element = f"[{', '.join(map(str, index))}]"  # as elements.py writes it, which a script does not carry along
+    return f"gives {float(array[index]):.6g} at {element} of {shape}, which padding makes 0"
 
 
 def _flags(shape: tuple[int, ...], axis: int, positions: Sequence[int]) -> NDArray[np.bool_]:

@@ -34,7 +34,7 @@ _PARTS = (
     *("backends.contract", "backends.entry", "backends.numpy_backend"),
     *("execution.cutting", "execution.environment", "execution.implementations"),
     *("execution.operations", "execution.worker"),
-    *("digests", "errors", "processors", "quantities", "store", "verdicts"),
+    *("digests", "elements", "errors", "processors", "quantities", "store", "verdicts"),
 )
 JUDGING_CODE = tuple(f"attncheck.{part}" for part in _PARTS)
 """All code of this package that a verdict follows from."""

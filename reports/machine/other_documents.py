@@ -252,6 +252,18 @@ class ExportDocument(Document):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TestDataDocument(Document):
+    """export and import: cases as test data of others, and back."""
+
+    folder: str
+    """The folder that was written."""
+    written: int
+    """How many tests, or cases, were written."""
+    left_out: Mapping[str, Sequence[str]]
+    """By reason: the cases, or tests, that were not."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PublishedDocument(Document):
     """publish and survey: what a repository keeps of its results."""
 
@@ -282,6 +294,8 @@ DOCUMENTS: Mapping[str, type[Document]] = {
     "protocol": ProtocolDocument,
     "vectors export": ExportDocument,
     "vectors verify": Outcome,
+    "export": TestDataDocument,
+    "import": TestDataDocument,
     "show": CaseDocument,
     "mutants": MutantsDocument,
     "list": ListDocument,

@@ -135,7 +135,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
                 stderr=subprocess.DEVNULL,
             )
         )
-        while not file.is_file():
+        while not (file.is_file() and file.read_text(encoding="utf-8").strip()):  # it is there before it is written
             assert started[-1].poll() is None, f"`{command}` ended with {started[-1].returncode}"
             time.sleep(0.05)
         address = str(json.loads(file.read_text(encoding="utf-8"))["address"])

@@ -264,6 +264,10 @@ def test_json_of_every_command_can_be_read(
     assert json.loads(invoke("list", "cases", "small", "--json")[1])["items"][0] == {
         "id": "small/small/a-scores",
         "name": "A scores",
+        "operation": "scoring",
+        "shape": "B=1 H=1 Lq=1 Lk=2 D=2",
+        "dtypes": ["float64", "float32"],
+        "tags": [],
     }
     tags = json.loads(invoke("list", "tags", "--json")[1])["items"]
     assert {"axis", "causal"} <= {tag["tag"] for tag in tags}
@@ -385,8 +389,8 @@ def test_listing_names_what_can_be_chosen(invoke: Invoke, table: Table, honest: 
     code, out, err = invoke("list", "cases", "softmax", "--tag", "axis")
     assert (code, err) == (0, "")
     assert out.splitlines() == [
-        "softmax/drawn-scores-are-normalised-over-the-last-axis-and-no-other  "
-        "Drawn scores are normalised over the last axis and no other"
+        "softmax/drawn-scores-are-normalised-over-the-last-axis-and-no-other",
+        "  softmax  B=2 H=3 Lq=4 Lk=5  f64 f32 bf16 f16  axis",
     ]
 
 

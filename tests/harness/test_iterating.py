@@ -227,7 +227,7 @@ def test_a_selection_by_shape_is_said_in_the_report_and_lists_cases(
     assert ran(tmp_path / "results" / "latest") == [1, 6, 7]
     assert 'the cases that match "Lk>=6 or keys-1".' in json.loads(text)["sentences"][-1]
     assert read_run(tmp_path / "results" / "latest").environment["asked"]["match"] == ["Lk>=6 or keys-1"]
-    assert invoke("list", "cases", "keys.yaml", "-k", "Lk=3")[1].startswith("keys/some-keys-keys-3  ")
+    assert invoke("list", "cases", "keys.yaml", "-k", "Lk=3")[1].startswith("keys/some-keys-keys-3\n")
     code, out, err = invoke(*CHECK, "-k", "Lk>>6")
     assert (code, out) == (2, "")
     assert err == "attncheck: -k: expected a whole number or an axis, got '>'\n  Lk>>6\n     ^\n"

@@ -96,9 +96,9 @@ def test_cases_of_a_tile_are_listed(invoke: Invoke) -> None:
     code, out, _ = invoke("list", "cases", "small.yaml", "--tile", "48", "--tile", "6,7")
     assert code == 0
     for tile in (6, 7, 48):
-        assert f"(tile {tile}, under by over)" in out
+        assert f"-tile-{tile}-under-by-over" in out
     code, only, _ = invoke("list", "cases", f"{TEMPLATE}/*tile-48*")
-    assert (code, "tile 64" in only, "tile 48" in only) == (0, False, True)
+    assert (code, "tile-64" in only, "tile-48" in only) == (0, False, True)
 
 
 @pytest.mark.parametrize("command", [["check"], ["run"], ["list", "cases"]])
@@ -122,9 +122,9 @@ def test_a_project_says_its_tile_for_runs_in_which_no_cases_are_named(invoke: In
     (project / "pyproject.toml").write_text('[tool.attncheck]\ntile = [48, 6]\ncases = ["small.yaml"]\n')
     assert read_config().tiles == (48, 6)
     listed = invoke("list", "cases", "--tag", "cache")[1]
-    assert "(tile 48)" in listed
-    assert "(tile 48)" not in invoke("list", "cases", "small.yaml")[1]
-    assert "(tile 48)" not in invoke("list", "cases", "--tag", "cache", "--tile", "5")[1]
+    assert "-tile-48\n" in listed
+    assert "-tile-48\n" not in invoke("list", "cases", "small.yaml")[1]
+    assert "-tile-48\n" not in invoke("list", "cases", "--tag", "cache", "--tile", "5")[1]
     (project / "pyproject.toml").write_text("[tool.attncheck]\ntile = 1\n")
     with pytest.raises(UsageError, match=r"tool\.attncheck\.tile: expected a whole number from 2 to 4096, got 1"):
         read_config()

@@ -102,9 +102,9 @@ def test_what_an_implementation_means_holds_and_fails_at(read: Read) -> None:
 
 
 def test_what_can_be_chosen_and_vectors(read: Read) -> None:
-    assert {"id": CASE, "name": "A causal row sees its own key and earlier ones"} in read("list", "cases", CASE)[
-        "items"
-    ]
+    [listed] = read("list", "cases", CASE)["items"]
+    assert (listed["id"], listed["name"]) == (CASE, "A causal row sees its own key and earlier ones")
+    assert (listed["operation"], listed["tags"]) == ("attention", ["causal"])
     exported = read("vectors", "export", "vectors", CASE, "--dtype", "float32")
     assert (exported["attncheck"]["command"], exported["written"]) == ("vectors export", 1)
 
