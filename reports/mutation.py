@@ -32,7 +32,8 @@ def print_mutation(frames: MutationFrames) -> None:
         console.print(line, style="red", soft_wrap=True)
     for row in records(frames.caught_once):
         console.print(f"caught by one case alone: {row['subject']}, by {row['case']}", soft_wrap=True)
-    console.print(_rules(frames.rules))
+    if not frames.rules.empty:
+        console.print(_rules(frames.rules))
     for row in records(frames.wrongly_named):
         line = f"wrongly named: {row['subject']} is said to be {row['named']}: {row['description']}"
         console.print(line, style="red", soft_wrap=True)
@@ -98,8 +99,9 @@ def _caught(subjects: pd.DataFrame) -> Table:
     for heading in headings:
         table.add_column(heading, justify="right" if heading == "cases" else "left", no_wrap=True)
     for row in records(subjects[(subjects["kind"] == "mutant") & (subjects["caught_in"] > 0)]):
-        cells = ("subject", "topic", "dtype", "caught_by", "tiers", "stages", "first_case")
-        table.add_row(*(str(row[cell]) for cell in cells), row["named"] or "-")
+        before, behind = ("subject", "topic", "dtype"), ("tiers", "stages", "first_case")
+        count = f"{row['caught_by']}{'+' if row['spared'] else ''}"  # others were not put to it
+        table.add_row(*(row[cell] for cell in before), count, *(row[cell] for cell in behind), row["named"] or "-")
     return table
 
 

@@ -39,6 +39,14 @@ def mutants(
     topic: Annotated[
         list[str] | None, typer.Option(metavar="TOPICS", help="Select the faults of these topics.")
     ] = None,
+    all_cases: Annotated[
+        bool,
+        typer.Option(
+            "--all-cases",
+            help="Put every variant to every small case, and say what other tolerances find. Takes minutes. Default: "
+            "faults until enough cases caught and named them, right variants to a share of the cases.",
+        ),
+    ] = False,
     processes: Annotated[
         int | None,
         typer.Option(
@@ -67,7 +75,9 @@ def mutants(
     print_faults(selection)
     subjects = subjects_of(split(topic))
     with in_processes(processes or available_processors(), store) as scorers:
-        frames = run_mutants(selection.cases, tuple(range(seeds)), scorers=scorers, subjects=subjects)
+        frames = run_mutants(
+            selection.cases, tuple(range(seeds)), scorers=scorers, subjects=subjects, exhaustive=all_cases
+        )
     if verbose:
         typer.echo(f"attncheck: cache: {store.summary}", err=True)
     is_good = frames.survivors.empty and frames.flagged.empty and frames.names_well

@@ -51,14 +51,14 @@ from attncheck.mutation.forward_forms import (
     scored,
     with_score_bias,
 )
-from attncheck.mutation.mutant import WIDE, control
+from attncheck.mutation.mutant import REFERENCE, WIDE, control
 from attncheck.mutation.online import NEVER_HELD, Online
 from attncheck.mutation.variant import Call, Steps, numpy_with, within
 from attncheck.spec import LOGITS
 
 _STORED = {"float64": "native_lse", "float32": "native_lse", "float16": "eager_lse"}
 
-control(why="the reference itself", name="reference")({})
+control(why="the reference itself", name=REFERENCE)({})
 
 
 def _reversed_sum(exponentials: Array) -> Array:

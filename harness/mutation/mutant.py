@@ -16,6 +16,9 @@ EVERY = (*WIDE, "float16")
 KERNELS = ("float32", "float16")
 """A fault of a fast path: there are none in float64, and cases of their sizes leave it out."""
 
+REFERENCE = "reference"
+"""The control that is the reference itself."""
+
 ACCURACY_OF_16_BITS = ("accuracy-of-16-bits",)
 """The diagnosis of a fault that rounds an intermediate to a 16-bit format, or to TF32."""
 

@@ -6,55 +6,106 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import TypeAlias
+from zlib import crc32
 
 from attncheck.errors import UsageError
 from attncheck.mutation.catalogue import CONTROLS, EQUIVALENT, MUTANTS
-from attncheck.mutation.findings import UnitFindings, is_caught
+from attncheck.mutation.findings import UnitFindings, has_wrong_numbers, is_caught
 from attncheck.mutation.judgement import ExactJudge, JudgeStages
-from attncheck.mutation.mutant import Mutant, Subject
-from attncheck.mutation.naming import Naming, asked_for_names
+from attncheck.mutation.mutant import REFERENCE, Mutant, Subject
+from attncheck.mutation.naming import MAX_CASES, Naming, asked_for_names
 from attncheck.mutation.scoring import Pending, Question, Scorers, ScorersHere
 from attncheck.mutation.summary import MutationFrames, summarise
-from attncheck.mutation.unit import MAX_SCORES_FOR_ALL, count_scores, judged_dtypes
+from attncheck.mutation.unit import MAX_SCORES_FOR_ALL, count_scores, judged_dtypes, serves_naming
 from attncheck.reading.case import Case
 
 SEED_STEP = 1_000_003
 """Fresh seeds lie so far apart (an odd number) that no case's k-th seed is another case's own."""
 
+ENOUGH_SMALL_CASES = 4
+"""Small cases that have to catch a fault, in a dtype and a seed, before others are put to it to name it alone."""
 ENOUGH_CASES = 2
-"""Cases that have to catch a fault, in a dtype and a seed, before it is caught often enough."""
-LARGE_AT_A_TIME = 16
-"""Large cases that are put to faults before it is seen which of them are caught often enough."""
+"""Cases that have to catch a fault, in a dtype and a seed, before no large one is put to it."""
+RIGHT_CASES, ENOUGH_RIGHT_CASES = 256, 12
+"""Cases that a right variant is put to: so many of all, and in each dtype the first where it is not the reference."""
+SMALL_AT_A_TIME, LARGE_AT_A_TIME = 16, 16
+"""Cases that are put to faults before it is seen which of them are caught often enough."""
 
 
 @dataclass(frozen=True)
 class _PlannedUnit:
-    """One case in one dtype and seed; faults that enough cases of rounds before ``round`` catch are not asked."""
+    """One case in one dtype and seed; faults that enough cases of rounds before ``round`` catch are not asked.
+
+    Where it is ``exhaustive`` and small, all are. One in ``share`` of right variants is asked.
+    """
 
     round: int
     case: Case
     seed: int
     dtype: str
+    elements: int
+    exhaustive: bool
+    share: int = 1
+
+    @property
+    def is_small(self) -> bool:
+        return self.elements <= MAX_SCORES_FOR_ALL
+
+    @property
+    def names(self) -> bool:
+        """Whether what fails here may name a fault."""
+        return self.is_small and serves_naming(self.case, self.dtype, self.elements)
 
 
 @dataclass
 class _Caught:
-    """In which rounds each fault is caught so far, by name, dtype and seed."""
+    """In which rounds each fault is caught so far, by name, dtype and seed, and by units that name it.
+
+    Of right variants, in which rounds something else is found of them than of the reference.
+    """
 
     _rounds: dict[tuple[str, str, int], list[int]] = field(default_factory=dict)
+    _naming: dict[str, list[int]] = field(default_factory=dict)
+    _right: dict[tuple[str, str], list[int]] = field(default_factory=dict)
 
     def add(self, number: int, part: UnitFindings) -> None:
-        """Take note of what a unit of a round catches."""
+        """Take note of what a unit of a round catches; rounds come in their order."""
+        reference = dict(part.found).get(REFERENCE)
         for subject, findings in part.found:
             if is_caught(findings):
                 self._rounds.setdefault((subject, part.dtype, part.seed), []).append(number)
+                if part.serves_naming and has_wrong_numbers(findings):
+                    self._naming.setdefault(subject, []).append(number)
+            elif findings != reference:
+                self._right.setdefault((subject, part.dtype), []).append(number)
 
     def is_asked(self, subject: Subject, unit: _PlannedUnit) -> bool:
-        """Whether a unit is put to a subject: right kernels always are, faults until enough cases catch them."""
-        if not isinstance(subject, Mutant):
+        """Whether a unit is put to a subject: to faults until enough cases catch them.
+
+        A small case that may name a fault is also put to one for which fewer than ``MAX_CASES`` speak yet. Right
+        variants are put to a share of the cases, and to the first ones where they are not the reference.
+        """
+        is_fault = isinstance(subject, Mutant)
+        if unit.exhaustive and (unit.is_small or not is_fault):
             return True
+        if not is_fault:
+            is_new = not _came_before(unit.round, self._right.get((subject.name, unit.dtype), []), ENOUGH_RIGHT_CASES)
+            return is_new or subject.name == REFERENCE or _is_in_turn(subject, unit)
         rounds = self._rounds.get((subject.name, unit.dtype, unit.seed), [])
-        return sum(each < unit.round for each in rounds) < ENOUGH_CASES
+        if not _came_before(unit.round, rounds, ENOUGH_SMALL_CASES if unit.is_small else ENOUGH_CASES):
+            return True
+        return unit.names and not _came_before(unit.round, self._naming.get(subject.name, []), MAX_CASES)
+
+
+def _is_in_turn(subject: Subject, unit: _PlannedUnit) -> bool:
+    """Whether a unit is in a subject's share, which is another one for each subject, and the same in every run."""
+    return crc32(f"{subject.name} {unit.case.id} {unit.dtype}".encode()) % unit.share == 0
+
+
+def _came_before(number: int, rounds: Sequence[int], count: int) -> bool:
+    """Whether so many entries of rounds, which are in order, lie before one."""
+    return len(rounds) >= count and rounds[count - 1] < number
 
 
 def run_mutants(
@@ -65,20 +116,24 @@ def run_mutants(
     scorers: Scorers | None = None,
     subjects: Sequence[Subject] = (*MUTANTS, *CONTROLS),
     visible: Collection[str] | None = None,
+    exhaustive: bool = False,
 ) -> MutationFrames:
-    """Run every subject on every case, dtype and seed.
+    """Run every subject on every case, dtype and seed, but for faults that enough cases caught before.
 
-    Seed 0 is the case's own; seed k redraws what is drawn. Cases that draw nothing count in every seed. Large cases
-    come last, some at a time, and are put to faults alone that fewer than ``ENOUGH_CASES`` others caught. ``visible``
+    Seed 0 is the case's own; seed k redraws what is drawn. Cases that draw nothing count in every seed. Cases come some
+    at a time: a small one is put to faults that fewer than ``ENOUGH_SMALL_CASES`` others caught, large ones come last
+    and to those that fewer than ``ENOUGH_CASES`` caught. A right variant is put to about ``RIGHT_CASES``. Where this is
+    ``exhaustive``, small cases are put to everything, and large ones to every right variant. ``visible``
     hides all other stages, to see what a fault leaves for somebody who has the output alone. ``scorers`` may put cases
     to subjects in several processes (``workers.py``); what comes of it is the same.
     """
     scorers = scorers or ScorersHere({each.name: each for each in subjects}, judge_stages or ExactJudge())
     shown = None if visible is None else frozenset(visible)
-    plan = _planned(cases, seeds)
+    plan = _planned(cases, seeds, exhaustive=exhaustive)
     parts = _exactly_asked(plan, list(_judged(plan, subjects, shown, scorers)), subjects)
     names = _named(plan, parts, shown, scorers).names()
-    return summarise(parts, subjects, seeds, names)
+    spared = frozenset() if exhaustive else _spared(plan, parts, subjects)
+    return summarise(parts, subjects, seeds, names, spared, exhaustive=exhaustive)
 
 
 def _judged(
@@ -122,6 +177,18 @@ def _exactly_asked(
     return found
 
 
+def _spared(
+    plan: Sequence[_PlannedUnit], parts: Sequence[UnitFindings], subjects: Sequence[Subject]
+) -> frozenset[tuple[str, str]]:
+    """Return the faults, each with a dtype, that some unit was not put to."""
+    caught = _Caught()
+    for unit, part in zip(plan, parts, strict=True):
+        caught.add(unit.round, part)
+    last = {(unit.dtype, unit.seed, unit.names, unit.is_small): unit for unit in plan}.values()
+    faults = [each for each in subjects if isinstance(each, Mutant)]
+    return frozenset((each.name, unit.dtype) for each in faults for unit in last if not caught.is_asked(each, unit))
+
+
 def _named(
     plan: Sequence[_PlannedUnit],
     parts: Sequence[UnitFindings],
@@ -129,7 +196,7 @@ def _named(
     scorers: Scorers,
 ) -> Naming:
     """Ask the first cases that each subject fails what they say of its fault; those that are put to all of them."""
-    small = [(unit, part) for unit, part in zip(plan, parts, strict=True) if not unit.round]
+    small = [(unit, part) for unit, part in zip(plan, parts, strict=True) if unit.is_small]
     asked = zip(small, asked_for_names(part for _, part in small), strict=True)
     pending = [(unit, scorers.evidence(_question(unit, names, visible))) for (unit, _), names in asked if names]
     naming = Naming()
@@ -144,12 +211,18 @@ def _question(unit: _PlannedUnit, subjects: tuple[str, ...], visible: frozenset[
     return Question(unit.case, unit.seed, unit.dtype, subjects, visible)
 
 
-def _planned(cases: Iterable[Case], seeds: Sequence[int]) -> list[_PlannedUnit]:
-    """Return what is asked: cases that every fault is put to, then the larger ones by size, in rounds."""
+def _planned(cases: Iterable[Case], seeds: Sequence[int], *, exhaustive: bool) -> list[_PlannedUnit]:
+    """Return what is asked: cases in their order, then the large ones by size, in rounds."""
     small, large = _by_size(cases, seeds)
-    rounds = [(0, *each) for each in small]
-    rounds += [(1 + position // LARGE_AT_A_TIME, *each) for position, each in enumerate(large)]
-    return [_PlannedUnit(number, case, seed, dtype) for number, case, seed in rounds for dtype in judged_dtypes(case)]
+    share = 1 if exhaustive else max(1, (len(small) + len(large)) // RIGHT_CASES)
+    rounds = [(position // SMALL_AT_A_TIME, *each) for position, each in enumerate(small)]
+    first = 1 + (rounds[-1][0] if rounds else -1)
+    rounds += [(first + position // LARGE_AT_A_TIME, *each) for position, each in enumerate(large)]
+    return [
+        _PlannedUnit(number, case, seed, dtype, elements, exhaustive, share)
+        for number, elements, case, seed in rounds
+        for dtype in judged_dtypes(case)
+    ]
 
 
 def subjects_of(topics: Collection[str]) -> tuple[Subject, ...]:
@@ -173,15 +246,15 @@ def redrawn(case: Case, seed: int) -> Case:
     return replace(case, random=case.random.model_copy(update={"seed": fresh}))
 
 
-def _by_size(cases: Iterable[Case], seeds: Sequence[int]) -> tuple[list[tuple[Case, int]], list[tuple[Case, int]]]:
-    """Return the cases that every fault is put to, each with its seeds, and the larger ones by size."""
-    small, large = [], []
+_Sized: TypeAlias = tuple[int, Case, int]
+"""The elements of a case's score matrix, the case, and a seed."""
+
+
+def _by_size(cases: Iterable[Case], seeds: Sequence[int]) -> tuple[list[_Sized], list[_Sized]]:
+    """Return the small cases, each with its seeds, and the large ones by size."""
+    small, large = list[_Sized](), list[_Sized]()
     for case in cases:
         elements = count_scores(case)
         for seed in seeds if case.random is not None else seeds[:1]:
-            drawn = (redrawn(case, seed), seed)
-            if elements > MAX_SCORES_FOR_ALL:
-                large.append((elements, drawn))
-            else:
-                small.append(drawn)
-    return small, [drawn for _, drawn in sorted(large, key=lambda each: each[0])]
+            (large if elements > MAX_SCORES_FOR_ALL else small).append((elements, redrawn(case, seed), seed))
+    return small, sorted(large, key=lambda each: each[0])

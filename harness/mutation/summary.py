@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,7 +21,7 @@ EVALUATION_COLUMNS: Mapping[str, str] = {
     "dtype": "working dtype",
     "seed": "0 for the case's own seed, k for its k-th fresh one",
     "drawn": "whether the case draws anything; one that does not counts in every seed",
-    "complete": "whether the case was put to every fault, as small ones are",
+    "complete": "whether the case is small: an exhaustive run puts it to every fault",
     "stage": "named intermediate; empty where the subject raised",
     "tier": "what found a fault: proven, statistical, a verdict on form; none where the stage agrees",
     "caught": "whether the stage is flagged",
@@ -39,10 +39,12 @@ class MutationFrames:
                      where anything that it returned differs from the reference
     ``catches``      one row per mutant, dtype and case that catches it: the stage, the tier, in how many seeds
     ``subjects``     one row per subject and dtype: kind, topic, in how many seeds it is caught, by which tiers and
-                     cases; ``survives`` where it is not caught in every seed (controls: ``flagged`` where ever); as
-                     what it is ``named`` from all dtypes together, and whether rightly, wrongly or not
+                     cases; ``survives`` where it is not caught in every seed (controls: ``flagged`` where ever);
+                     ``spared`` where other cases were not put to it, so that more might catch it; as what it is
+                     ``named`` from all dtypes together, and whether rightly, wrongly or not
     ``rules``        one row per dtype and rule: mutants caught, evaluations of controls rejected; of faults on
-                     the cases that were put to every one of them
+                     the small cases. Empty but for an exhaustive run: the harness's own verdict spares faults, and
+                     other rules would be held to what it left
     """
 
     found: Sequence[UnitFindings]
@@ -108,12 +110,23 @@ def summarise(
     subjects: Sequence[Subject],
     seeds: Sequence[int],
     names: Mapping[str, Sequence[str]],
+    spared: Collection[tuple[str, str]] = (),
+    *,
+    exhaustive: bool = True,
 ) -> MutationFrames:
-    """Sum up what was found; ``names`` are the diagnoses of a subject's fault."""
+    """Sum up what was found; ``names`` are the diagnoses of a subject's fault.
+
+    ``spared`` are the subjects, each with a dtype, that not every case was put to.
+    """
     tallies = tallies_of(found)
     dtypes = sorted({dtype for _, dtype in tallies})
+    rows = _subjects(tallies, subjects, dtypes, seeds, names)
+    is_spared = [(row.subject, row.dtype) in spared for row in rows.itertuples()]
     return MutationFrames(
-        found, _catches(tallies), _subjects(tallies, subjects, dtypes, seeds, names), _rules(tallies, subjects, dtypes)
+        found,
+        _catches(tallies),
+        rows.assign(spared=is_spared),
+        _rules(tallies, subjects, dtypes if exhaustive else []),
     )
 
 
@@ -192,7 +205,7 @@ def _rules(tallies: Tallies, subjects: Sequence[Subject], dtypes: Sequence[str])
         for dtype in dtypes
         for column in ("caught", *RULES)
     ]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=["dtype", "rule", "mutants", "mutants_caught", "controls", "controls_rejected"])
 
 
 def _rule_counts(tallies: Tallies, subjects: Sequence[Subject], dtype: str, column: str) -> dict[str, object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from hashlib import blake2b
@@ -62,14 +62,12 @@ class Unit:
     @property
     def serves_naming(self) -> bool:
         """Whether what fails here is used to name it: small cases, in 64 bits, and some in 32."""
-        is_asked = self.dtype == "float64" or (self.dtype == "float32" and len(self.case.id) % 4 == 0)
-        return is_asked and self.elements <= MAX_SCORES
+        return serves_naming(self.case, self.dtype, self.elements)
 
 
-def units_of(case: Case, seed: int) -> Iterator[Unit]:
-    exact, elements = make_exact_inputs(case), count_scores(case)
-    for dtype in judged_dtypes(case):
-        yield Unit(case, dtype, seed, convert_inputs(case, exact, dtype), elements)
+def serves_naming(case: Case, dtype: str, elements: int) -> bool:
+    """Whether what a case of so many scores fails in a dtype is used to name it."""
+    return elements <= MAX_SCORES and (dtype == "float64" or (dtype == "float32" and len(case.id) % 4 == 0))
 
 
 def unit_of(case: Case, seed: int, dtype: str) -> Unit:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Generic, TypeVar
 
+from attncheck.execution.process_tree import end_with_parent
 from attncheck.judging.diagnosis import Evidence
 from attncheck.mutation.catalogue import SUBJECTS
 from attncheck.mutation.findings import UnitFindings
@@ -73,7 +74,8 @@ _scorer: Scorer | None = None
 
 
 def _prepare(store: Store) -> None:
-    """Called once in each process."""
+    """Called once in each process, which ends with the one that asks."""
+    end_with_parent()
     global _scorer
     _scorer = Scorer(SUBJECTS, ExactJudge(), store)
 

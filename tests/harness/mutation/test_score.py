@@ -12,13 +12,24 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.execution.worker import Failure, Task, evaluate_on
+from attncheck.mutation import score
 from attncheck.mutation.catalogue import EQUIVALENT, SUBJECTS
 from attncheck.mutation.entry import entry_of
 from attncheck.mutation.judgement import ExactJudge, StageFinding
 from attncheck.mutation.mutant import EVERY, Mutant, Subject
+from attncheck.mutation.naming import MAX_CASES
 from attncheck.mutation.rules import RULES, rejected_by_rules
-from attncheck.mutation.score import ENOUGH_CASES, LARGE_AT_A_TIME, redrawn, run_mutants
+from attncheck.mutation.score import (
+    ENOUGH_CASES,
+    ENOUGH_RIGHT_CASES,
+    ENOUGH_SMALL_CASES,
+    LARGE_AT_A_TIME,
+    SMALL_AT_A_TIME,
+    redrawn,
+    run_mutants,
+)
 from attncheck.mutation.scoring import Question, ScorersHere
+from attncheck.mutation.summary import MutationFrames
 from attncheck.mutation.unit import MAX_SCORES_FOR_ALL
 from attncheck.mutation.variant import Variant
 from attncheck.reading.case import Case
@@ -144,9 +155,42 @@ def test_other_rules_count_faults_on_the_cases_that_all_of_them_are_put_to(
     load_text: Callable[[str], list[Case]],
 ) -> None:
     long = load_text(CASES.replace("shape: [4,", "shape: [700,"))[:1]
-    frames = run_mutants(long, subjects=subjects("tail_dropped_after_blocks_of_32"))
+    frames = run_mutants(long, subjects=subjects("tail_dropped_after_blocks_of_32"), exhaustive=True)
     assert frames.survivors.empty
     assert frames.rules["mutants_caught"].max() == 0
+
+
+def test_a_fault_that_enough_cases_caught_and_named_is_spared_the_others(cases: list[Case]) -> None:
+    many = [replace(cases[0], id=f"prefix/{number:03}") for number in range(SMALL_AT_A_TIME + 2)]
+    chosen = subjects("scale_missing", "mask_ignored")
+    few, every = run_mutants(many, subjects=chosen), run_mutants(many, subjects=chosen, exhaustive=True)
+    assert ENOUGH_SMALL_CASES <= MAX_CASES <= SMALL_AT_A_TIME
+    assert _caught_by(few) == {"scale_missing": (SMALL_AT_A_TIME, True), "mask_ignored": (0, False)}
+    assert _caught_by(every) == {"scale_missing": (SMALL_AT_A_TIME + 2, False), "mask_ignored": (0, False)}
+    assert (few.subjects["named"] == every.subjects["named"]).all()
+    assert few.rules.empty, "its own verdict spared faults: no other rule is held to the rest"
+    assert not every.rules.empty
+
+
+def test_right_variants_are_put_to_a_share_of_the_cases_and_to_the_first_where_they_are_not_the_reference(
+    cases: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(score, "RIGHT_CASES", 8)
+    many = [replace(cases[0], id=f"prefix/{number:03}") for number in range(10 * SMALL_AT_A_TIME)]
+    chosen = subjects("reference", "keys_reversed")
+    few, every = (run_mutants(many, subjects=chosen, exhaustive=each).evaluations for each in (False, True))
+    few, every = (each[each["stage"].eq("output") & each["dtype"].eq("float32")] for each in (few, every))
+    counts = few["subject"].value_counts()
+    assert counts["reference"] == len(many)
+    assert ENOUGH_RIGHT_CASES <= counts["keys_reversed"] < len(many) / 2
+    beyond = few[few["subject"].eq("keys_reversed") & few["case"].gt(f"prefix/{SMALL_AT_A_TIME:03}")]
+    assert len(beyond), "a share of the others"
+    assert set(every["subject"].value_counts()) == {len(many)}
+
+
+def _caught_by(frames: MutationFrames) -> dict[str, tuple[int, bool]]:
+    faults = frames.subjects[frames.subjects["kind"].eq("mutant") & frames.subjects["dtype"].eq("float64")]
+    return {row["subject"]: (row["caught_by"], row["spared"]) for row in faults.to_dict("records")}
 
 
 def test_a_kernel_is_held_against_the_same_kernel_without_its_fault(load_text: Callable[[str], list[Case]]) -> None:
@@ -170,7 +214,7 @@ def test_with_the_output_alone_visible_a_fault_is_caught_there(cases: list[Case]
 
 
 def test_honest_and_equivalent_variants_are_not_flagged_and_not_counted(cases: list[Case]) -> None:
-    frames = run_mutants(cases, subjects=[*subjects("keys_reversed", "reference"), *EQUIVALENT])
+    frames = run_mutants(cases, subjects=[*subjects("keys_reversed", "reference"), *EQUIVALENT], exhaustive=True)
     assert frames.flagged.empty
     assert np.isnan(frames.score)
     assert frames.rules["mutants"].max() == 0
@@ -261,7 +305,7 @@ def test_sixteen_bits_are_judged_in_the_references_class_and_count_only_faults_t
 ) -> None:
     cases = load_text(CASES.replace("dtypes: [float64]", "dtypes: [float64, float16, bfloat16]"))
     names = ("reference", "exp2_for_exp", "explicit_scale_ignored", "mask_ignored")
-    frames = run_mutants(cases, subjects=subjects(*names))
+    frames = run_mutants(cases, subjects=subjects(*names), exhaustive=True)
     assert set(frames.evaluations["dtype"]) == {"float64", "float32", "float16"}
     half = frames.subjects[frames.subjects["dtype"] == "float16"].set_index("subject")
     assert set(half.index) == {"reference", "exp2_for_exp", "explicit_scale_ignored"}
