@@ -106,7 +106,8 @@ def test_no_numbers_are_drawn_for_it(target: Callable[..., Any], plan: Plan, mon
         raise AssertionError("drawn")
 
     monkeypatch.setattr("attncheck.reading.inputs.make_exact_inputs", draws)
-    found = [lack_known_beforehand(implementation_of(target), plan.case(unit), unit.dtype) for unit in plan.units[:200]]
+    implementation = implementation_of(target)
+    found = [lack_known_beforehand(implementation, plan.case(unit), unit.dtype) for unit in plan.units[:200]]
     assert any(found)
 
 
