@@ -12,9 +12,10 @@ from attncheck.cli.app import app, examples
 from attncheck.cli.options import AsJson, Quiet, RunFolders
 from attncheck.cli.output import print_document
 from attncheck.cli.shared import frames_of
-from attncheck.errors import ExitCode
+from attncheck.errors import ExitCode, ResultsError, UsageError
 
 if TYPE_CHECKING:
+    from attncheck.properties.rows import PropertyRow
     from attncheck.reports.machine.other_documents import PublishedDocument
 
 DEFAULT_FOLDER = Path("reports/published")
@@ -84,10 +85,17 @@ def publish(
     )
 )
 def survey(
-    runs: RunFolders,
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="RUN", help="Results directories, or folders of results directories."),
+    ] = None,
     conventions: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="What `attncheck conventions --json` printed.", show_default=False),
+    ] = None,
+    properties: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FOLDER", help="What `attncheck properties --output` wrote.", show_default=False),
     ] = None,
     findings: Annotated[
         Path | None,
@@ -108,17 +116,22 @@ def survey(
     other versions, stays.
     """
     from attncheck.merge import merge_runs
+    from attncheck.properties.files import read_property_rows
     from attncheck.reports.making import make_frames
     from attncheck.reports.survey.findings import read_findings
     from attncheck.reports.survey.pages import read_survey, write_survey
-    from attncheck.reports.survey.tables import Survey, differences, read_meanings, survey_of
+    from attncheck.reports.survey.tables import Survey, differences, held_of, read_meanings, survey_of
     from attncheck.results.reader import find_runs, read_runs
     from attncheck.wording import counted
 
+    if not (runs or conventions or properties or findings):
+        raise UsageError("nothing to put into the survey; expected a run, --conventions, --properties or --findings")
     found = Survey()
-    for run in read_runs(find_runs(runs)):
+    for run in read_runs(find_runs(runs)) if runs else ():
         found.update(survey_of(make_frames(merge_runs([run], across=False))))
     found.update(Survey(meanings=[row for path in conventions or [] for row in read_meanings(path)]))
+    asked = [row for folder in properties or [] for row in _asked(folder, read_property_rows(folder))]
+    found.update(Survey(held=held_of(asked)))
     found.findings = read_findings(findings) if findings is not None else []
     kept = read_survey(output)
     if not check:
@@ -142,6 +155,14 @@ def survey(
     if not quiet:
         number = len(found.newest())
         typer.echo(f"{counted(number, 'implementation')} {'is' if number == 1 else 'are'} as {output} says.")
+
+
+def _asked(folder: Path, rows: list[PropertyRow]) -> list[PropertyRow]:
+    if not rows:
+        raise ResultsError(
+            f"{folder} holds no properties; `attncheck properties IMPLEMENTATION --output FOLDER` asks them"
+        )
+    return rows
 
 
 def _document(

@@ -11,8 +11,9 @@ from typing import Any
 from markupsafe import Markup
 
 from attncheck.reports.html.render import TEMPLATES, environment, without_forbidden
-from attncheck.reports.survey.tables import Judged, Survey
+from attncheck.reports.survey.tables import Held, Judged, Survey
 from attncheck.spec import DTYPES
+from attncheck.spec.properties import PROPERTIES
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ def render_survey(survey: Survey) -> str:
             dtypes=DTYPES,
             accuracy=_accuracy(survey, newest),
             conventions=_conventions(survey),
+            asked=list(dict.fromkeys(row.implementation for row in survey.held)),
+            properties=_properties(survey),
             findings=survey.findings,
             versions=survey.of_several_versions(),
         )
@@ -76,6 +79,28 @@ def _accuracy(survey: Survey, newest: Mapping[str, str]) -> list[tuple[str, list
         (row.implementation, row.dtype): row for row in survey.accuracy if newest.get(row.implementation) == row.version
     }
     return [(name, [found.get((name, dtype)) for dtype in DTYPES]) for name in newest]
+
+
+_STATES = {"bitwise": "agree", "within bounds": "agree", "open": "unverified", "known": "xfail", "broken": "failing"}
+
+
+def _properties(survey: Survey) -> list[tuple[str, str, list[FeatureCell]]]:
+    """Return each property, what it says, and what it comes to on each implementation that was asked."""
+    held = {(row.property_name, row.implementation): row for row in survey.held}
+    names = list(dict.fromkeys(row.implementation for row in survey.held))
+    return [
+        (name, spec.says, [_held(held.get((name, each))) for each in names])
+        for name, spec in PROPERTIES.items()
+        if any(row.property_name == name for row in survey.held)
+    ]
+
+
+def _held(row: Held | None) -> FeatureCell:
+    if row is None:
+        return FeatureCell("unsupported", "-", "it has not what the calls need")
+    counts = {name: count for name, count in zip(row._fields[2:], row[2:], strict=True) if count}
+    title = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items())
+    return FeatureCell(_STATES.get(row.worst, "unverified"), row.worst, title)
 
 
 def _conventions(survey: Survey) -> list[tuple[str, str, list[tuple[str, bool, list[str]]]]]:

@@ -10,16 +10,18 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from attncheck.errors import ResultsError
+from attncheck.properties.rows import PropertyOutcome, PropertyRow
 from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table
 from attncheck.reports.frames import Column, Frames
 from attncheck.reports.simplest import given_of
 from attncheck.reports.survey.findings import Finding
 from attncheck.spec import DTYPES, OPERATIONS, OPTIONS
+from attncheck.spec.properties import PROPERTIES
 from attncheck.verdicts import ALL_CASES, Verdict
 
 ALL = "all cases"
@@ -67,6 +69,27 @@ class Meaning(NamedTuple):
     departs: bool
 
 
+class Held(NamedTuple):
+    """In how many ways a property was asked, by what came of it; ``broken`` and ``known`` do not hold.
+
+    ``open`` are those in which a call failed or nothing could be judged.
+    """
+
+    implementation: str
+    property_name: str
+    bitwise: int
+    within_bounds: int
+    open: int
+    known: int
+    broken: int
+
+    @property
+    def worst(self) -> str:
+        """The word for all of them: that of the worst."""
+        counts = dict(zip(self._fields[2:], self[2:], strict=True))
+        return next((word.replace("_", " ") for word, count in reversed(counts.items()) if count), "-")
+
+
 @dataclass
 class Survey:
     """All rows, in the order in which they are written."""
@@ -75,6 +98,7 @@ class Survey:
     accuracy: list[Accuracy] = field(default_factory=list)
     meanings: list[Meaning] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
 
     def update(self, other: Survey) -> None:
         """Take the rows of another survey in the place of those of the same implementation, in the same version.
@@ -87,6 +111,8 @@ class Survey:
         asked = {row.implementation for row in other.meanings}
         self.meanings = [row for row in self.meanings if row.implementation not in asked] + other.meanings
         self.findings = other.findings or self.findings
+        asked = {row.implementation for row in other.held}
+        self.held = [row for row in self.held if row.implementation not in asked] + other.held
 
     def newest(self) -> dict[str, str]:
         """Return the newest version of each implementation, by name."""
@@ -147,7 +173,28 @@ def survey_of(frames: Frames) -> Survey:
             counts["unsupported"] -= not_run
             of = {name: counts[name] for name in _COUNTED}
             judged.append(Judged(column.implementation, column.version, feature, **of, not_run=not_run))
-    return Survey(judged, list(_accuracy(frames)))
+    return Survey(judged, list(_accuracy(frames)), held=held_of(chain.from_iterable(frames.properties.values())))
+
+
+def held_of(rows: Iterable[PropertyRow]) -> list[Held]:
+    """Count the ways in which properties were asked, by implementation and property."""
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    for row in rows:
+        if row.outcome != PropertyOutcome.UNSUPPORTED:
+            counts.setdefault((row.implementation, row.property_name), Counter())[_held(row)] += 1
+    order = list(PROPERTIES)
+    return [
+        Held(*key, *(of[name] for name in Held._fields[2:]))
+        for key, of in sorted(counts.items(), key=lambda each: (each[0][0], order.index(each[0][1])))
+    ]
+
+
+def _held(row: PropertyRow) -> str:
+    if row.fails:
+        return "known" if row.xfail else "broken"
+    return {PropertyOutcome.BITWISE: "bitwise", PropertyOutcome.WITHIN_BOUNDS: "within_bounds"}.get(
+        PropertyOutcome(row.outcome), "open"
+    )
 
 
 def _state(cells: Iterable[Cell]) -> str:

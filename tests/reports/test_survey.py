@@ -8,11 +8,14 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from attncheck import cli
 from attncheck.errors import ResultsError
+from attncheck.properties.files import write_property_rows
+from attncheck.properties.rows import PropertyRow
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.survey import render_survey
 from attncheck.reports.survey.findings import Finding, read_findings
@@ -20,12 +23,14 @@ from attncheck.reports.survey.pages import read_survey, render_markdown, write_s
 from attncheck.reports.survey.tables import (
     ALL,
     Accuracy,
+    Held,
     Judged,
     Meaning,
     Survey,
     differences,
     feature_order,
     features_of,
+    held_of,
     read_meanings,
     survey_of,
 )
@@ -51,6 +56,11 @@ def a_survey() -> Survey:
             Meaning("mlx.sdpa", "corner", "where causality starts", "bottom | right", "top left", departs=True),
         ],
         [Finding("mlx", "0.32", "float64 is float32", "A `cast` is lost.\n\nIt was <reported>.", "print(1 < 2)\n")],
+        [
+            Held("mlx.sdpa", "decoding", bitwise=1, within_bounds=2, open=0, known=0, broken=1),
+            Held("torch.sdpa", "repeated", bitwise=3, within_bounds=0, open=0, known=0, broken=0),
+            Held("torch.sdpa", "decoding", bitwise=1, within_bounds=2, open=0, known=0, broken=0),
+        ],
     )
 
 
@@ -109,6 +119,65 @@ def test_what_is_written_is_read_again_and_the_same_gives_the_same_bytes(tmp_pat
     write_survey(again, tmp_path / "two")
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+
+
+def property_row(name: str, outcome: str, implementation: str = "torch.sdpa", **other: Any) -> PropertyRow:
+    return PropertyRow(implementation, name, "properties/one", "float32", "alone", outcome, **other)
+
+
+def test_ways_in_which_properties_were_asked_are_counted_by_what_came_of_them() -> None:
+    rows = [
+        property_row("repeated", "bitwise"),
+        property_row("decoding", "within bounds", claim="bitwise"),
+        property_row("decoding", "broken", xfail=True),
+        property_row("decoding", "not judged"),
+        property_row("decoding", "unsupported"),
+        property_row("padding", "unsupported"),
+        property_row("repeated", "within bounds", implementation="numpy.eager"),
+    ]
+    assert held_of(rows) == [
+        Held("numpy.eager", "repeated", bitwise=0, within_bounds=1, open=0, known=0, broken=0),
+        Held("torch.sdpa", "repeated", bitwise=1, within_bounds=0, open=0, known=0, broken=0),
+        Held("torch.sdpa", "decoding", bitwise=0, within_bounds=0, open=1, known=1, broken=1),
+    ]
+    assert [row.worst for row in held_of(rows)] == ["within bounds", "bitwise", "broken"]
+
+
+def test_properties_are_shown_by_their_worst_and_those_of_others_stay(tmp_path: Path) -> None:
+    kept = a_survey()
+    kept.update(Survey(held=[Held("mlx.sdpa", "repeated", bitwise=0, within_bounds=0, open=0, known=1, broken=0)]))
+    assert {(row.implementation, row.property_name) for row in kept.held} == {
+        ("mlx.sdpa", "repeated"),
+        ("torch.sdpa", "repeated"),
+        ("torch.sdpa", "decoding"),
+    }
+    markdown, page = render_markdown(a_survey()), render_survey(a_survey())
+    assert "- `decoding`: Tokens decoded one by one give what prefilling them gives." in markdown
+    assert "  - **broken**: `mlx.sdpa`\n  - within bounds: `torch.sdpa`\n" in markdown
+    assert '<td class="failing" title="1 bitwise, 2 within bounds, 1 broken">broken</td>' in page
+    assert '<td class="unsupported" title="it has not what the calls need">-</td>' in page
+    assert "properties" not in render_survey(Survey([judged()])), "none were asked"
+    write_survey(kept, tmp_path)
+    assert sorted(read_survey(tmp_path).held) == sorted(kept.held)
+
+
+def test_properties_are_taken_from_the_folder_that_they_were_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ends_with(*arguments: str | Path) -> object:
+        monkeypatch.setattr(sys, "argv", ["attncheck", "survey", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code
+
+    write_property_rows(tmp_path / "asked", [property_row("repeated", "bitwise")])
+    (tmp_path / "empty").mkdir()
+    assert not ends_with("--properties", tmp_path / "asked", "--output", tmp_path / "survey")
+    assert [row.worst for row in read_survey(tmp_path / "survey").held] == ["bitwise"]
+    assert ends_with("--properties", tmp_path / "empty") == 2
+    assert "holds no properties; `attncheck properties" in capsys.readouterr().err
+    assert ends_with("--output", tmp_path / "survey") == 2
+    assert "expected a run, --conventions, --properties or --findings" in capsys.readouterr().err
 
 
 def test_findings_are_read_from_their_document(tmp_path: Path) -> None:
