@@ -12,13 +12,11 @@ from pyarrow import csv
 
 from attncheck.errors import OutputError
 from attncheck.properties.rows import PropertyRow, sentence_of
-from attncheck.reports.badge import badge_of, render_endpoint, render_svg
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.render import html_pieces
 from attncheck.reports.junit import render_junit, render_suites
 from attncheck.reports.junit_properties import property_suites
 from attncheck.reports.markdown.report import render_markdown
-from attncheck.reports.sarif import folder_in_repository, render_sarif
 
 # Spreadsheets run what begins like this; some take the full-width forms too, and some pass over leading blanks.
 _SIGN = r"[=+\-@\uff1d\uff0b\uff0d\uff20]"
@@ -104,6 +102,8 @@ def write_junit(frames: Frames, path: Path) -> None:
 
 def write_sarif(frames: Frames, path: Path) -> None:
     """Write the SARIF log of a run in this folder. Raises ``OutputError`` where it cannot be written."""
+    from attncheck.reports.sarif import folder_in_repository, render_sarif  # few runs write one
+
     _write_text(path, render_sarif(frames, folder_in_repository(Path.cwd())))
 
 
@@ -112,6 +112,8 @@ def write_badge(frames: Frames, path: Path) -> None:
 
     Raises ``OutputError`` where it cannot be written.
     """
+    from attncheck.reports.badge import badge_of, render_endpoint, render_svg  # few runs write one
+
     badge = badge_of(frames)
     _write_text(path, render_endpoint(badge) if path.suffix == ".json" else render_svg(badge))
 
