@@ -90,6 +90,8 @@ class ExpectedFailureRecord:
     judged: dict[int, Row] = field(default_factory=dict)
     unsupported: dict[int, Row] = field(default_factory=dict)
     tried: set[int] = field(default_factory=set)
+    _of_implementation: dict[str, list[tuple[int, ExpectedFailure]]] = field(default_factory=dict)
+    _of_evaluation: dict[tuple[str, str, str], list[tuple[int, ExpectedFailure]]] = field(default_factory=dict)
 
     def mark(self, rows: Sequence[Row]) -> tuple[Row, ...]:
         """Return the rows of one case in one dtype, those that are expected marked and explained."""
@@ -126,9 +128,7 @@ class ExpectedFailureRecord:
     def _entry_for(self, row: Row) -> ExpectedFailure | None:
         """Note what a row says of every entry, and return the first that excuses it."""
         found: ExpectedFailure | None = None
-        for number, expected in enumerate(self.expected_failures):
-            if not expected.concerns(row.implementation, row.case, row.dtype):
-                continue
+        for number, expected in self._concerning(row.implementation, row.case, row.dtype):
             if row.verdict == Verdict.UNSUPPORTED:
                 _keep_first(self.unsupported, number, row)
                 continue
@@ -143,6 +143,17 @@ class ExpectedFailureRecord:
             elif row.comparison == "stage" and row.verdict not in _SAYS_NOTHING:
                 _keep_first(self.judged, number, row)
         return found
+
+    def _concerning(self, implementation: str, case: str, dtype: str) -> list[tuple[int, ExpectedFailure]]:
+        """Return the entries about an evaluation, numbered; every row of it asks, and there are hundreds of entries."""
+        evaluation = implementation, case, dtype
+        if evaluation not in self._of_evaluation:
+            if implementation not in self._of_implementation:
+                of_it = [(n, each) for n, each in enumerate(self.expected_failures) if each.is_about(implementation)]
+                self._of_implementation[implementation] = of_it
+            found = [entry for entry in self._of_implementation[implementation] if entry[1].concerns(*evaluation)]
+            self._of_evaluation = {evaluation: found}  # the rows of one evaluation come one after the other
+        return self._of_evaluation[evaluation]
 
     def _explained(self, row: Row) -> Row:
         """Say of a row that fails where a failure is expected that its error is larger than the entry allows."""

@@ -120,11 +120,15 @@ class ExpectedFailure:
         is_of_it = self.entry.property == name and not self.is_of_other_processors
         return is_of_it and self.names(implementation, case, dtype)
 
+    def is_about(self, implementation: str) -> bool:
+        """Whether it speaks of an implementation in any case."""
+        return fnmatchcase(implementation, self.entry.implementation)
+
     def names(self, implementation: str, case: str, dtype: str) -> bool:
         """Whether it speaks of an implementation in a case and dtype, on whatever machine."""
         entry = self.entry
         return (
-            fnmatchcase(implementation, entry.implementation)
+            self.is_about(implementation)
             and any(fnmatchcase(case, glob) for glob in entry.cases)
             and (entry.dtypes is None or dtype in entry.dtypes)
         )

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -167,8 +168,9 @@ def _to_disk(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
-    return {field.name: [getattr(row, field.name) for row in rows] for field in fields(Row)}
+def _columns(rows: Sequence[Row]) -> dict[str, Sequence[Any]]:
+    names = [field.name for field in fields(Row)]
+    return dict(zip(names, zip(*map(attrgetter(*names), rows), strict=True), strict=True))
 
 
 def _array_record(stored: StoredArray) -> dict[str, Any]:
