@@ -46,6 +46,7 @@ def render_survey(survey: Survey) -> str:
             conventions=_conventions(survey),
             asked=list(dict.fromkeys(row.implementation for row in survey.held)),
             properties=_properties(survey),
+            asked_in=", ".join(survey.dtypes_of_properties()),
             findings=survey.findings,
             versions=survey.of_several_versions(),
         )
@@ -98,8 +99,7 @@ def _properties(survey: Survey) -> list[tuple[str, str, list[FeatureCell]]]:
 def _held(row: Held | None) -> FeatureCell:
     if row is None:
         return FeatureCell("unsupported", "-", "it has not what the calls need")
-    counts = {name: count for name, count in zip(row._fields[2:], row[2:], strict=True) if count}
-    title = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items())
+    title = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in row.counts.items() if count)
     return FeatureCell(_STATES.get(row.worst, "unverified"), row.worst, title)
 
 

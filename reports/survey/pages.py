@@ -179,7 +179,8 @@ def _properties(survey: Survey) -> Iterator[str]:
     yield (
         "What holds between two calls, the worst of all ways in which it was asked: `attncheck properties` says how. "
         "*Bitwise*: every bit is the same. *Within bounds*: some bits differ, and each call is within the error bound "
-        "of its own exact answer. *Known*: broken as recorded. *Open*: a call failed, or there is no exact answer."
+        "of its own exact answer. *Known*: broken as recorded. *Open*: a call failed, or there is no exact answer. "
+        f"Asked in {', '.join(survey.dtypes_of_properties())}."
     )
     yield ""
     for name, spec in PROPERTIES.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, product
 from pathlib import Path
@@ -72,11 +72,13 @@ class Meaning(NamedTuple):
 class Held(NamedTuple):
     """In how many ways a property was asked, by what came of it; ``broken`` and ``known`` do not hold.
 
-    ``open`` are those in which a call failed or nothing could be judged.
+    ``dtypes`` are those in which it was asked, with blanks between them. ``open`` are the ways in which a call failed
+    or nothing could be judged.
     """
 
     implementation: str
     property_name: str
+    dtypes: str
     bitwise: int
     within_bounds: int
     open: int
@@ -86,8 +88,12 @@ class Held(NamedTuple):
     @property
     def worst(self) -> str:
         """The word for all of them: that of the worst."""
-        counts = dict(zip(self._fields[2:], self[2:], strict=True))
-        return next((word.replace("_", " ") for word, count in reversed(counts.items()) if count), "-")
+        return next((word.replace("_", " ") for word, count in reversed(self.counts.items()) if count), "-")
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of ways, from harmless to severe."""
+        return {name: getattr(self, name) for name in self._fields[3:]}
 
 
 @dataclass
@@ -130,6 +136,10 @@ class Survey:
             (row for row in rows if counts[row.implementation] > 1),
             key=lambda row: (row.implementation, _order(row.version)),
         )
+
+    def dtypes_of_properties(self) -> list[str]:
+        """Return the dtypes in which properties were asked, of any implementation."""
+        return [dtype for dtype in DTYPES if any(dtype in row.dtypes.split() for row in self.held)]
 
     def features(self) -> list[str]:
         """Return the features that any case had, in the order of the specification."""
@@ -178,15 +188,20 @@ def survey_of(frames: Frames) -> Survey:
 
 def held_of(rows: Iterable[PropertyRow]) -> list[Held]:
     """Count the ways in which properties were asked, by implementation and property."""
-    counts: dict[tuple[str, str], Counter[str]] = {}
+    found: dict[tuple[str, str], list[PropertyRow]] = {}
     for row in rows:
         if row.outcome != PropertyOutcome.UNSUPPORTED:
-            counts.setdefault((row.implementation, row.property_name), Counter())[_held(row)] += 1
+            found.setdefault((row.implementation, row.property_name), []).append(row)
     order = list(PROPERTIES)
     return [
-        Held(*key, *(of[name] for name in Held._fields[2:]))
-        for key, of in sorted(counts.items(), key=lambda each: (each[0][0], order.index(each[0][1])))
+        _held_of(*key, of) for key, of in sorted(found.items(), key=lambda each: (each[0][0], order.index(each[0][1])))
     ]
+
+
+def _held_of(implementation: str, name: str, rows: Sequence[PropertyRow]) -> Held:
+    counts = Counter(map(_held, rows))
+    dtypes = " ".join(dtype for dtype in DTYPES if any(row.dtype == dtype for row in rows))
+    return Held(implementation, name, dtypes, *(counts[each] for each in Held._fields[3:]))
 
 
 def _held(row: PropertyRow) -> str:

@@ -57,9 +57,9 @@ def a_survey() -> Survey:
         ],
         [Finding("mlx", "0.32", "float64 is float32", "A `cast` is lost.\n\nIt was <reported>.", "print(1 < 2)\n")],
         [
-            Held("mlx.sdpa", "decoding", bitwise=1, within_bounds=2, open=0, known=0, broken=1),
-            Held("torch.sdpa", "repeated", bitwise=3, within_bounds=0, open=0, known=0, broken=0),
-            Held("torch.sdpa", "decoding", bitwise=1, within_bounds=2, open=0, known=0, broken=0),
+            Held("mlx.sdpa", "decoding", "float32", bitwise=1, within_bounds=2, open=0, known=0, broken=1),
+            Held("torch.sdpa", "repeated", "float32", bitwise=3, within_bounds=0, open=0, known=0, broken=0),
+            Held("torch.sdpa", "decoding", "float32", bitwise=1, within_bounds=2, open=0, known=0, broken=0),
         ],
     )
 
@@ -136,16 +136,18 @@ def test_ways_in_which_properties_were_asked_are_counted_by_what_came_of_them() 
         property_row("repeated", "within bounds", implementation="numpy.eager"),
     ]
     assert held_of(rows) == [
-        Held("numpy.eager", "repeated", bitwise=0, within_bounds=1, open=0, known=0, broken=0),
-        Held("torch.sdpa", "repeated", bitwise=1, within_bounds=0, open=0, known=0, broken=0),
-        Held("torch.sdpa", "decoding", bitwise=0, within_bounds=0, open=1, known=1, broken=1),
+        Held("numpy.eager", "repeated", "float32", bitwise=0, within_bounds=1, open=0, known=0, broken=0),
+        Held("torch.sdpa", "repeated", "float32", bitwise=1, within_bounds=0, open=0, known=0, broken=0),
+        Held("torch.sdpa", "decoding", "float32", bitwise=0, within_bounds=0, open=1, known=1, broken=1),
     ]
     assert [row.worst for row in held_of(rows)] == ["within bounds", "bitwise", "broken"]
 
 
 def test_properties_are_shown_by_their_worst_and_those_of_others_stay(tmp_path: Path) -> None:
     kept = a_survey()
-    kept.update(Survey(held=[Held("mlx.sdpa", "repeated", bitwise=0, within_bounds=0, open=0, known=1, broken=0)]))
+    kept.update(
+        Survey(held=[Held("mlx.sdpa", "repeated", "float32", bitwise=0, within_bounds=0, open=0, known=1, broken=0)])
+    )
     assert {(row.implementation, row.property_name) for row in kept.held} == {
         ("mlx.sdpa", "repeated"),
         ("torch.sdpa", "repeated"),
