@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from golden import fingerprints, is_same, read_golden
+from golden import fingerprints, fingerprints_on_all_cores, is_same, read_golden
 
 from attncheck.attention import errors as bounds_terms
 from attncheck.reading.selection import select_cases
@@ -18,7 +18,7 @@ HOW_TO_ACCEPT = "If that is meant: python tests/harness/judging/golden.py, and s
 
 
 def test_every_exact_value_and_bound_is_as_recorded() -> None:
-    recorded, found = read_golden(), dict(fingerprints(select_cases(()).cases))
+    recorded, found = read_golden(), fingerprints_on_all_cores(select_cases(()).cases)
     changes = _changes(recorded, found)
     assert not changes, "\n".join([*changes[:40], f"{len(changes)} changed in all. {HOW_TO_ACCEPT}"])
 
