@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.reading.dtypes import rounded_once
-from attncheck.reading.shapes import bind_axes, stage_shapes
+from attncheck.reading.shapes import bind_axes, show, stage_shapes
 from attncheck.searching.operands import LOWERED, draw_operands
 from attncheck.searching.options import Inputs, draw_asked
 from attncheck.searching.ranges import fits, is_wide, largest_step
@@ -141,5 +141,6 @@ def draw_problem(draw: Draw, number: int) -> Drawn:
         asked.options["score"] = kind
     operation = "scoring" if kind in _SCORES else kind
     names = " + ".join(asked.names) or "nothing"
-    identity = f"soundness/{operation}/{regime}/{names}/{draw.seed}-{number}".replace(" ", "-")
+    place = f"{show(dims.scores)}/{draw.seed}-{number}"
+    identity = f"soundness/{operation}/{regime}/{names}/{place}".replace(" ", "-")
     return Drawn(identity, number, operation, asked.options, inputs, regime, names, dims.scores)
