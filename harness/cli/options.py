@@ -335,7 +335,6 @@ WithProperties = Annotated[
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only what is wrong.")]
-RunFolders = Annotated[
-    list[Path],
-    typer.Argument(metavar="RUN", help="Results directories, or folders of results directories."),
-]
+_RUN_FOLDERS = typer.Argument(metavar="RUN", help="Results directories, or folders of results directories.")
+RunFolders = Annotated[list[Path], _RUN_FOLDERS]
+AnyRunFolders = Annotated[list[Path] | None, _RUN_FOLDERS]

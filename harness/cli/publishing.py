@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attncheck.cli.app import app, examples
-from attncheck.cli.options import AsJson, Quiet, RunFolders
+from attncheck.cli.options import AnyRunFolders, AsJson, Quiet, RunFolders
 from attncheck.cli.output import print_document
 from attncheck.cli.shared import frames_of
 from attncheck.errors import ExitCode, ResultsError, UsageError
@@ -85,10 +85,7 @@ def publish(
     )
 )
 def survey(
-    runs: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="RUN", help="Results directories, or folders of results directories."),
-    ] = None,
+    runs: AnyRunFolders = None,
     conventions: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="What `attncheck conventions --json` printed.", show_default=False),
@@ -105,7 +102,7 @@ def survey(
         "reports/published/survey"
     ),
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing, and exit with 1 where the survey counts otherwise.")
+        bool, typer.Option("--check", help="Write nothing, and exit with 1 where the survey counts runs otherwise.")
     ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -120,10 +117,12 @@ def survey(
     from attncheck.reports.making import make_frames
     from attncheck.reports.survey.findings import read_findings
     from attncheck.reports.survey.pages import read_survey, write_survey
-    from attncheck.reports.survey.tables import Survey, differences, held_of, read_meanings, survey_of
+    from attncheck.reports.survey.tables import Survey, differences, property_counts, read_meanings, survey_of
     from attncheck.results.reader import find_runs, read_runs
     from attncheck.wording import counted
 
+    if check and not runs:
+        raise UsageError("nothing to check; expected a run, whose counts are held against the survey's")
     if not (runs or conventions or properties or findings):
         raise UsageError("nothing to put into the survey; expected a run, --conventions, --properties or --findings")
     found = Survey()
@@ -131,7 +130,7 @@ def survey(
         found.update(survey_of(make_frames(merge_runs([run], across=False))))
     found.update(Survey(meanings=[row for path in conventions or [] for row in read_meanings(path)]))
     asked = [row for folder in properties or [] for row in _asked(folder, read_property_rows(folder))]
-    found.update(Survey(held=held_of(asked)))
+    found.update(Survey(properties=property_counts(asked)))
     found.findings = read_findings(findings) if findings is not None else []
     kept = read_survey(output)
     if not check:

@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from attncheck.reports.html.render import TEMPLATES, environment, without_forbidden
-from attncheck.reports.survey.tables import Held, Judged, Survey
+from attncheck.reports.survey.tables import Judged, PropertyCounts, Survey
 from attncheck.spec import DTYPES
 from attncheck.spec.properties import PROPERTIES
 
@@ -44,9 +44,9 @@ def render_survey(survey: Survey) -> str:
             dtypes=DTYPES,
             accuracy=_accuracy(survey, newest),
             conventions=_conventions(survey),
-            asked=list(dict.fromkeys(row.implementation for row in survey.held)),
+            asked=list(dict.fromkeys(row.implementation for row in survey.properties)),
             properties=_properties(survey),
-            asked_in=", ".join(survey.dtypes_of_properties()),
+            properties_note=survey.properties_note,
             findings=survey.findings,
             versions=survey.of_several_versions(),
         )
@@ -64,8 +64,7 @@ def _matrix(survey: Survey, newest: Mapping[str, str]) -> list[tuple[str, list[F
 
 
 def _cell(row: Judged) -> FeatureCell:
-    counts = {name: count for name, count in zip(row._fields[3:], row[3:], strict=True) if count}
-    title = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items())
+    title = _title(dict(zip(row._fields[3:], row[3:], strict=True)))
     if row.wrong:
         return FeatureCell("failing", f"{row.right:,}, {row.wrong:,} wrong", title)
     if row.known:
@@ -73,6 +72,10 @@ def _cell(row: Judged) -> FeatureCell:
     if row.right:
         return FeatureCell("agree", f"{row.right:,}", title)
     return FeatureCell("unverified" if row.unverified else "unsupported", "-", title)
+
+
+def _title(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
 
 
 def _accuracy(survey: Survey, newest: Mapping[str, str]) -> list[tuple[str, list[Any]]]:
@@ -87,20 +90,19 @@ _STATES = {"bitwise": "agree", "within bounds": "agree", "open": "unverified", "
 
 def _properties(survey: Survey) -> list[tuple[str, str, list[FeatureCell]]]:
     """Return each property, what it says, and what it comes to on each implementation that was asked."""
-    held = {(row.property_name, row.implementation): row for row in survey.held}
-    names = list(dict.fromkeys(row.implementation for row in survey.held))
+    found = {(row.property_name, row.implementation): row for row in survey.properties}
+    names = list(dict.fromkeys(row.implementation for row in survey.properties))
     return [
-        (name, spec.says, [_held(held.get((name, each))) for each in names])
+        (name, spec.says, [_property_cell(found.get((name, each))) for each in names])
         for name, spec in PROPERTIES.items()
-        if any(row.property_name == name for row in survey.held)
+        if any(row.property_name == name for row in survey.properties)
     ]
 
 
-def _held(row: Held | None) -> FeatureCell:
+def _property_cell(row: PropertyCounts | None) -> FeatureCell:
     if row is None:
         return FeatureCell("unsupported", "-", "it has not what the calls need")
-    title = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in row.counts.items() if count)
-    return FeatureCell(_STATES.get(row.worst, "unverified"), row.worst, title)
+    return FeatureCell(_STATES.get(row.worst, "unverified"), row.worst, _title(row.counts))
 
 
 def _conventions(survey: Survey) -> list[tuple[str, str, list[tuple[str, bool, list[str]]]]]:

@@ -12,16 +12,16 @@ from attncheck.errors import OutputError, ResultsError
 from attncheck.reports.html.survey import render_survey
 from attncheck.reports.markdown.text import code, escape, number, table
 from attncheck.reports.survey.findings import document_of, read_findings
-from attncheck.reports.survey.tables import ALL, Accuracy, Held, Judged, Meaning, Survey
+from attncheck.reports.survey.tables import ALL, Accuracy, Judged, Meaning, PropertyCounts, Survey
 from attncheck.reports.write import harmless
 from attncheck.spec import DTYPES
 from attncheck.spec.properties import PROPERTIES
 
 README, PAGE = "README.md", "index.html"
 FEATURES, ACCURACY, CONVENTIONS = "features.csv", "accuracy.csv", "conventions.csv"
-PROPERTIES_HELD = "properties.csv"
+PROPERTY_COUNTS = "properties.csv"
 FINDINGS = "findings.md"
-Row = TypeVar("Row", Judged, Accuracy, Meaning, Held)
+Row = TypeVar("Row", Judged, Accuracy, Meaning, PropertyCounts)
 
 
 def read_survey(folder: Path) -> Survey:
@@ -31,7 +31,7 @@ def read_survey(folder: Path) -> Survey:
         list(_read(folder / ACCURACY, Accuracy)),
         list(_read(folder / CONVENTIONS, Meaning)),
         read_findings(folder / FINDINGS) if (folder / FINDINGS).exists() else [],
-        list(_read(folder / PROPERTIES_HELD, Held)),
+        list(_read(folder / PROPERTY_COUNTS, PropertyCounts)),
     )
 
 
@@ -40,12 +40,12 @@ def write_survey(survey: Survey, folder: Path) -> Path:
     survey.judged.sort(key=lambda row: (row.implementation, row.version))
     survey.accuracy.sort(key=lambda row: (row.implementation, row.version))
     survey.meanings.sort(key=lambda row: row.implementation)
-    survey.held.sort(key=lambda row: row.implementation)
+    survey.properties.sort(key=lambda row: row.implementation)
     texts = {
         FEATURES: _csv(Judged._fields, survey.judged),
         ACCURACY: _csv(Accuracy._fields, survey.accuracy),
         CONVENTIONS: _csv(Meaning._fields, survey.meanings),
-        PROPERTIES_HELD: _csv(Held._fields, survey.held),
+        PROPERTY_COUNTS: _csv(PropertyCounts._fields, survey.properties),
         **({FINDINGS: document_of(survey.findings)} if survey.findings else {}),
     }
     try:
@@ -173,19 +173,13 @@ def _meanings(survey: Survey) -> Iterator[str]:
 
 
 def _properties(survey: Survey) -> Iterator[str]:
-    if not survey.held:
+    if not survey.properties:
         return
     yield from ("## Properties", "")
-    yield (
-        "What holds between two calls, the worst of all ways in which it was asked: `attncheck properties` says how. "
-        "*Bitwise*: every bit is the same. *Within bounds*: some bits differ, and each call is within the error bound "
-        "of its own exact answer. *Known*: broken as recorded. *Open*: a call failed, or there is no exact answer. "
-        f"Asked in {', '.join(survey.dtypes_of_properties())}."
-    )
-    yield ""
+    yield from (f"{survey.properties_note} `attncheck properties` says how it is asked.", "")
     for name, spec in PROPERTIES.items():
         found: dict[str, list[str]] = {}
-        for row in survey.held:
+        for row in survey.properties:
             if row.property_name == name:
                 word = f"**{row.worst}**" if row.broken else row.worst
                 found.setdefault(word, []).append(code(row.implementation))

@@ -18,6 +18,7 @@ from attncheck.errors import ResultsError
 from attncheck.properties.rows import PropertyOutcome, PropertyRow
 from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table
 from attncheck.reports.frames import Column, Frames
+from attncheck.reports.properties import OUTCOMES_NOTE
 from attncheck.reports.simplest import given_of
 from attncheck.reports.survey.findings import Finding
 from attncheck.spec import DTYPES, OPERATIONS, OPTIONS
@@ -69,7 +70,7 @@ class Meaning(NamedTuple):
     departs: bool
 
 
-class Held(NamedTuple):
+class PropertyCounts(NamedTuple):
     """In how many ways a property was asked, by what came of it; ``broken`` and ``known`` do not hold.
 
     ``dtypes`` are those in which it was asked, with blanks between them. ``open`` are the ways in which a call failed
@@ -104,12 +105,13 @@ class Survey:
     accuracy: list[Accuracy] = field(default_factory=list)
     meanings: list[Meaning] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    held: list[Held] = field(default_factory=list)
+    properties: list[PropertyCounts] = field(default_factory=list)
 
     def update(self, other: Survey) -> None:
         """Take the rows of another survey in the place of those of the same implementation, in the same version.
 
-        Its findings, where it has any, take the place of all.
+        What was measured of conventions and properties takes the place of the same implementation's in any version. Its
+        findings, where it has any, take the place of all.
         """
         replaced = {(row.implementation, row.version) for row in other.judged}
         self.judged = [row for row in self.judged if row[:2] not in replaced] + other.judged
@@ -117,8 +119,8 @@ class Survey:
         asked = {row.implementation for row in other.meanings}
         self.meanings = [row for row in self.meanings if row.implementation not in asked] + other.meanings
         self.findings = other.findings or self.findings
-        asked = {row.implementation for row in other.held}
-        self.held = [row for row in self.held if row.implementation not in asked] + other.held
+        asked = {row.implementation for row in other.properties}
+        self.properties = [row for row in self.properties if row.implementation not in asked] + other.properties
 
     def newest(self) -> dict[str, str]:
         """Return the newest version of each implementation, by name."""
@@ -137,9 +139,14 @@ class Survey:
             key=lambda row: (row.implementation, _order(row.version)),
         )
 
-    def dtypes_of_properties(self) -> list[str]:
-        """Return the dtypes in which properties were asked, of any implementation."""
-        return [dtype for dtype in DTYPES if any(dtype in row.dtypes.split() for row in self.held)]
+    @property
+    def properties_note(self) -> str:
+        """What the words for properties mean, and in which dtypes they were asked."""
+        dtypes = [dtype for dtype in DTYPES if any(dtype in row.dtypes.split() for row in self.properties)]
+        return (
+            f"What holds between two calls, in {', '.join(dtypes)}: the worst of all ways in which it was asked. "
+            f"{OUTCOMES_NOTE} Known: broken as recorded. Open: a call failed, or there is no exact answer."
+        )
 
     def features(self) -> list[str]:
         """Return the features that any case had, in the order of the specification."""
@@ -183,10 +190,12 @@ def survey_of(frames: Frames) -> Survey:
             counts["unsupported"] -= not_run
             of = {name: counts[name] for name in _COUNTED}
             judged.append(Judged(column.implementation, column.version, feature, **of, not_run=not_run))
-    return Survey(judged, list(_accuracy(frames)), held=held_of(chain.from_iterable(frames.properties.values())))
+    return Survey(
+        judged, list(_accuracy(frames)), properties=property_counts(chain.from_iterable(frames.properties.values()))
+    )
 
 
-def held_of(rows: Iterable[PropertyRow]) -> list[Held]:
+def property_counts(rows: Iterable[PropertyRow]) -> list[PropertyCounts]:
     """Count the ways in which properties were asked, by implementation and property."""
     found: dict[tuple[str, str], list[PropertyRow]] = {}
     for row in rows:
@@ -194,17 +203,18 @@ def held_of(rows: Iterable[PropertyRow]) -> list[Held]:
             found.setdefault((row.implementation, row.property_name), []).append(row)
     order = list(PROPERTIES)
     return [
-        _held_of(*key, of) for key, of in sorted(found.items(), key=lambda each: (each[0][0], order.index(each[0][1])))
+        _counts_of(*key, of)
+        for key, of in sorted(found.items(), key=lambda each: (each[0][0], order.index(each[0][1])))
     ]
 
 
-def _held_of(implementation: str, name: str, rows: Sequence[PropertyRow]) -> Held:
-    counts = Counter(map(_held, rows))
+def _counts_of(implementation: str, name: str, rows: Sequence[PropertyRow]) -> PropertyCounts:
+    counts = Counter(map(_outcome, rows))
     dtypes = " ".join(dtype for dtype in DTYPES if any(row.dtype == dtype for row in rows))
-    return Held(implementation, name, dtypes, *(counts[each] for each in Held._fields[3:]))
+    return PropertyCounts(implementation, name, dtypes, *(counts[each] for each in PropertyCounts._fields[3:]))
 
 
-def _held(row: PropertyRow) -> str:
+def _outcome(row: PropertyRow) -> str:
     if row.fails:
         return "known" if row.xfail else "broken"
     return {PropertyOutcome.BITWISE: "bitwise", PropertyOutcome.WITHIN_BOUNDS: "within_bounds"}.get(

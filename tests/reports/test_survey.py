@@ -23,14 +23,14 @@ from attncheck.reports.survey.pages import read_survey, render_markdown, write_s
 from attncheck.reports.survey.tables import (
     ALL,
     Accuracy,
-    Held,
     Judged,
     Meaning,
+    PropertyCounts,
     Survey,
     differences,
     feature_order,
     features_of,
-    held_of,
+    property_counts,
     read_meanings,
     survey_of,
 )
@@ -57,9 +57,9 @@ def a_survey() -> Survey:
         ],
         [Finding("mlx", "0.32", "float64 is float32", "A `cast` is lost.\n\nIt was <reported>.", "print(1 < 2)\n")],
         [
-            Held("mlx.sdpa", "decoding", "float32", bitwise=1, within_bounds=2, open=0, known=0, broken=1),
-            Held("torch.sdpa", "repeated", "float32", bitwise=3, within_bounds=0, open=0, known=0, broken=0),
-            Held("torch.sdpa", "decoding", "float32", bitwise=1, within_bounds=2, open=0, known=0, broken=0),
+            PropertyCounts("mlx.sdpa", "decoding", "float32", bitwise=1, within_bounds=2, open=0, known=0, broken=1),
+            PropertyCounts("torch.sdpa", "repeated", "float32", bitwise=3, within_bounds=0, open=0, known=0, broken=0),
+            PropertyCounts("torch.sdpa", "decoding", "float32", bitwise=1, within_bounds=2, open=0, known=0, broken=0),
         ],
     )
 
@@ -135,20 +135,24 @@ def test_ways_in_which_properties_were_asked_are_counted_by_what_came_of_them() 
         property_row("padding", "unsupported"),
         property_row("repeated", "within bounds", implementation="numpy.eager"),
     ]
-    assert held_of(rows) == [
-        Held("numpy.eager", "repeated", "float32", bitwise=0, within_bounds=1, open=0, known=0, broken=0),
-        Held("torch.sdpa", "repeated", "float32", bitwise=1, within_bounds=0, open=0, known=0, broken=0),
-        Held("torch.sdpa", "decoding", "float32", bitwise=0, within_bounds=0, open=1, known=1, broken=1),
+    assert property_counts(rows) == [
+        PropertyCounts("numpy.eager", "repeated", "float32", bitwise=0, within_bounds=1, open=0, known=0, broken=0),
+        PropertyCounts("torch.sdpa", "repeated", "float32", bitwise=1, within_bounds=0, open=0, known=0, broken=0),
+        PropertyCounts("torch.sdpa", "decoding", "float32", bitwise=0, within_bounds=0, open=1, known=1, broken=1),
     ]
-    assert [row.worst for row in held_of(rows)] == ["within bounds", "bitwise", "broken"]
+    assert [row.worst for row in property_counts(rows)] == ["within bounds", "bitwise", "broken"]
 
 
 def test_properties_are_shown_by_their_worst_and_those_of_others_stay(tmp_path: Path) -> None:
     kept = a_survey()
     kept.update(
-        Survey(held=[Held("mlx.sdpa", "repeated", "float32", bitwise=0, within_bounds=0, open=0, known=1, broken=0)])
+        Survey(
+            properties=[
+                PropertyCounts("mlx.sdpa", "repeated", "float32", bitwise=0, within_bounds=0, open=0, known=1, broken=0)
+            ]
+        )
     )
-    assert {(row.implementation, row.property_name) for row in kept.held} == {
+    assert {(row.implementation, row.property_name) for row in kept.properties} == {
         ("mlx.sdpa", "repeated"),
         ("torch.sdpa", "repeated"),
         ("torch.sdpa", "decoding"),
@@ -160,7 +164,7 @@ def test_properties_are_shown_by_their_worst_and_those_of_others_stay(tmp_path: 
     assert '<td class="unsupported" title="it has not what the calls need">-</td>' in page
     assert "properties" not in render_survey(Survey([judged()])), "none were asked"
     write_survey(kept, tmp_path)
-    assert sorted(read_survey(tmp_path).held) == sorted(kept.held)
+    assert sorted(read_survey(tmp_path).properties) == sorted(kept.properties)
 
 
 def test_properties_are_taken_from_the_folder_that_they_were_written_to(
@@ -175,11 +179,13 @@ def test_properties_are_taken_from_the_folder_that_they_were_written_to(
     write_property_rows(tmp_path / "asked", [property_row("repeated", "bitwise")])
     (tmp_path / "empty").mkdir()
     assert not ends_with("--properties", tmp_path / "asked", "--output", tmp_path / "survey")
-    assert [row.worst for row in read_survey(tmp_path / "survey").held] == ["bitwise"]
+    assert [row.worst for row in read_survey(tmp_path / "survey").properties] == ["bitwise"]
     assert ends_with("--properties", tmp_path / "empty") == 2
     assert "holds no properties; `attncheck properties" in capsys.readouterr().err
     assert ends_with("--output", tmp_path / "survey") == 2
     assert "expected a run, --conventions, --properties or --findings" in capsys.readouterr().err
+    assert ends_with("--check", "--properties", tmp_path / "asked", "--output", tmp_path / "survey") == 2
+    assert "nothing to check; expected a run" in capsys.readouterr().err
 
 
 def test_findings_are_read_from_their_document(tmp_path: Path) -> None:
