@@ -24,6 +24,13 @@ _RULES = {
 }
 
 
+_SPARED = (
+    "Each fault was put to cases until enough of them caught and named it, which a + behind their number marks; each "
+    "right variant was put to a share of the cases. With --all-cases every small case is put to all of them, and other "
+    "tolerances are tried."
+)
+
+
 def print_mutation(frames: MutationFrames) -> None:
     """Print every fault with what catches it, the survivors, what is wrongly flagged, the score, and other rules."""
     console = plain_console()
@@ -32,13 +39,15 @@ def print_mutation(frames: MutationFrames) -> None:
         console.print(line, style="red", soft_wrap=True)
     for row in records(frames.caught_once):
         console.print(f"caught by one case alone: {row['subject']}, by {row['case']}", soft_wrap=True)
-    if not frames.rules.empty:
+    if frames.exhaustive:
         console.print(_rules(frames.rules))
     for row in records(frames.wrongly_named):
         line = f"wrongly named: {row['subject']} is said to be {row['named']}: {row['description']}"
         console.print(line, style="red", soft_wrap=True)
     console.print(_score(frames), style="bold", soft_wrap=True)
     console.print(f"{_naming(frames)}.", style="bold", soft_wrap=True)
+    if not frames.exhaustive:
+        console.print(_SPARED, soft_wrap=True)
 
 
 def _wrong_lines(frames: MutationFrames) -> Iterator[str]:
@@ -81,7 +90,7 @@ def mutants_document(frames: MutationFrames, code: ExitCode, notes: Sequence[str
         answer=_score(frames),
         failures=[],
         next=[],
-        notes=list(notes),
+        notes=[*notes, *([] if frames.exhaustive else [_SPARED])],
         score=frames.score,
         naming=frames.naming(),
         **{name: _plain(getattr(frames, name)) for name in tables},

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from attncheck.errors import ExitCode
 from attncheck.reading.expected_failures import ExpectedFailure
@@ -81,6 +82,10 @@ def beyond_expected(
     )
 
 
+_Numbered: TypeAlias = tuple[int, ExpectedFailure]
+"""An entry with its position in the lists."""
+
+
 @dataclass
 class ExpectedFailureRecord:
     """Which entries happened during a run, and the first row that could have shown each, in any order of coming."""
@@ -90,8 +95,8 @@ class ExpectedFailureRecord:
     judged: dict[int, Row] = field(default_factory=dict)
     unsupported: dict[int, Row] = field(default_factory=dict)
     tried: set[int] = field(default_factory=set)
-    _of_implementation: dict[str, list[tuple[int, ExpectedFailure]]] = field(default_factory=dict)
-    _of_evaluation: dict[tuple[str, str, str], list[tuple[int, ExpectedFailure]]] = field(default_factory=dict)
+    _of_implementation: dict[str, list[_Numbered]] = field(default_factory=dict)
+    _of_evaluation: tuple[tuple[str, str, str], list[_Numbered]] = (("", "", ""), [])
 
     def mark(self, rows: Sequence[Row]) -> tuple[Row, ...]:
         """Return the rows of one case in one dtype, those that are expected marked and explained."""
@@ -144,16 +149,21 @@ class ExpectedFailureRecord:
                 _keep_first(self.judged, number, row)
         return found
 
-    def _concerning(self, implementation: str, case: str, dtype: str) -> list[tuple[int, ExpectedFailure]]:
-        """Return the entries about an evaluation, numbered; every row of it asks, and there are hundreds of entries."""
+    def _concerning(self, implementation: str, case: str, dtype: str) -> list[_Numbered]:
+        """Return the entries about an evaluation; every row of it asks, and there are hundreds of entries.
+
+        The last answer is kept: the rows of one evaluation come one after the other.
+        """
         evaluation = implementation, case, dtype
-        if evaluation not in self._of_evaluation:
+        if self._of_evaluation[0] != evaluation:
             if implementation not in self._of_implementation:
-                of_it = [(n, each) for n, each in enumerate(self.expected_failures) if each.is_about(implementation)]
-                self._of_implementation[implementation] = of_it
-            found = [entry for entry in self._of_implementation[implementation] if entry[1].concerns(*evaluation)]
-            self._of_evaluation = {evaluation: found}  # the rows of one evaluation come one after the other
-        return self._of_evaluation[evaluation]
+                numbered = enumerate(self.expected_failures)
+                self._of_implementation[implementation] = [
+                    each for each in numbered if each[1].is_about(implementation)
+                ]
+            found = [each for each in self._of_implementation[implementation] if each[1].concerns(*evaluation)]
+            self._of_evaluation = evaluation, found
+        return self._of_evaluation[1]
 
     def _explained(self, row: Row) -> Row:
         """Say of a row that fails where a failure is expected that its error is larger than the entry allows."""

@@ -100,7 +100,7 @@ class _Caught:
 
 def _is_in_turn(subject: Subject, unit: _PlannedUnit) -> bool:
     """Whether a unit is in a subject's share, which is another one for each subject, and the same in every run."""
-    return crc32(f"{subject.name} {unit.case.id} {unit.dtype}".encode()) % unit.share == 0
+    return crc32(f"{subject.name} {unit.case.id} {unit.dtype} {unit.seed}".encode()) % unit.share == 0
 
 
 def _came_before(number: int, rounds: Sequence[int], count: int) -> bool:

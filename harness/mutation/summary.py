@@ -51,6 +51,7 @@ class MutationFrames:
     catches: pd.DataFrame
     subjects: pd.DataFrame
     rules: pd.DataFrame
+    exhaustive: bool = True
 
     @cached_property
     def evaluations(self) -> pd.DataFrame:
@@ -127,6 +128,7 @@ def summarise(
         _catches(tallies),
         rows.assign(spared=is_spared),
         _rules(tallies, subjects, dtypes if exhaustive else []),
+        exhaustive,
     )
 
 
