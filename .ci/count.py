@@ -1,4 +1,4 @@
-"""Fails when fewer tests or cases ran than expected: a green run that ran nothing is not green.
+"""Fails when fewer tests or cases ran, or were judged, than expected: a green run that ran nothing is not green.
 
 The expected numbers are in expected.json. Raise them when tests or cases are added; lower them only with a reason.
 """
@@ -6,6 +6,7 @@ The expected numbers are in expected.json. Raise them when tests or cases are ad
 import json
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,7 +18,7 @@ def tests_that_ran(path: Path) -> int:
     return sum(int(suite.get("tests", 0)) - int(suite.get("skipped", 0)) for suite in suites)
 
 
-def count(environment: str, expected: dict[str, int]) -> list[str]:
+def count(environment: str, expected: dict[str, Any]) -> list[str]:
     """What is missing in one environment, a line each."""
     junit = ROOT / "results" / "tests" / f"{environment}.xml"
     summary = ROOT / "results" / "tox" / environment / "summary.json"
@@ -26,14 +27,19 @@ def count(environment: str, expected: dict[str, int]) -> list[str]:
         return []
     if not junit.is_file() or not summary.is_file():
         return [f"{environment}: it did not run"]
-    found = {"tests": tests_that_ran(junit)}
-    found |= {name: json.loads(summary.read_text(encoding="utf-8"))[name] for name in ("cases", "evaluations")}
+    run = json.loads(summary.read_text(encoding="utf-8"))
+    found = {"tests": tests_that_ran(junit)} | {name: run[name] for name in ("cases", "evaluations")}
     print(f"{environment}: " + ", ".join(f"{number} {name}" for name, number in found.items()))
-    return [
-        f"{environment}: {found[name]} {name} ran, expected at least {expected[name]}"
-        for name in found
-        if found[name] < expected[name]
+    print(f"{environment}: judged " + ", ".join(f"{name} in {number} cases" for name, number in run["judged"].items()))
+    few = [
+        f"{number} {name} ran, expected at least {expected[name]}"
+        for name, number in found.items()
+        if number < expected[name]
     ]
+    for name, least in expected["judged"].items():
+        if (judged := run["judged"].get(name, 0)) < least:
+            few.append(f"{name} was judged in {judged} cases, expected at least {least}")
+    return [f"{environment}: {line}" for line in few]
 
 
 def main() -> int:

@@ -238,7 +238,7 @@ def _run(
 
 def _covering_only(chosen: ImplementationSelection) -> set[str]:
     """Return the names of those that are asked, by default, for a covering set of the cases alone."""
-    return {item.name for item in chosen.implementations if item.declared.covering_only}
+    return {item.name for item in chosen.implementations if item.covering_only}
 
 
 def _groups(chosen: ImplementationSelection, dtypes: Sequence[str]) -> list[Group]:

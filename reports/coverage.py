@@ -178,11 +178,11 @@ def unjudged(frames: Frames) -> tuple[str, ...]:
 
 def narrowings(frames: Frames) -> tuple[str, ...]:
     """Say what else was left out, a sentence each: cases that others stand for, dtypes, what was not picked."""
-    return (*_stood_for(frames), *_untested(frames), *_picked(frames))
+    return (*stood_for(frames), *_untested(frames), *_picked(frames))
 
 
-def _stood_for(frames: Frames) -> Iterable[str]:
-    """Count the evaluations that an implementation was not asked for by default, in cases that it was judged in too."""
+def stood_for(frames: Frames) -> Iterable[str]:
+    """Count the evaluations that an implementation was not asked for, which others cover, a sentence each."""
     results = frames.results
     rows = results[results["lacks"].eq(ALL_CASES) & results["verdict"].eq(Verdict.UNSUPPORTED)]
     counts = (

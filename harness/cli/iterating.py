@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +24,11 @@ class Iteration:
     exitfirst: bool = False
     maxfail: int | None = None
     all_cases: bool = False
+    covering: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        if self.all_cases and self.covering:
+            raise UsageError("--all-cases leaves no case out, --covering runs some alone: give one")
         if self.failed and self.failed_first:
             raise UsageError("--failed runs what failed last time alone, --failed-first before the rest: give one")
 

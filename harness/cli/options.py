@@ -213,6 +213,15 @@ AllCases = Annotated[
         "--resume, add the rest.",
     ),
 ]
+Covering = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAMES",
+        help="Ask these implementations, too, for cases alone that stand for all: a backend, a name, a glob. A quick "
+        "look at what takes long.",
+        show_default=False,
+    ),
+]
 Cluster = Annotated[
     str | None,
     typer.Option(

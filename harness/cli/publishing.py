@@ -45,7 +45,8 @@ def publish(
     from attncheck.results.reader import find_runs
 
     frames = frames_of(find_runs(runs))
-    from attncheck.reports.publish.comparison import VERDICTS, drift, verdicts_of
+    from attncheck.reports.coverage import stood_for
+    from attncheck.reports.publish.comparison import VERDICTS, drift, left_out, verdicts_of
 
     if not check:
         from attncheck.reports.publish.comparison import publish as write
@@ -58,15 +59,16 @@ def publish(
         return
     for problem in frames.problems:
         typer.echo(f"attncheck: {problem}", err=True)
-    differences, file = drift(frames, published), published / VERDICTS
+    differences, file, notes = drift(frames, published), published / VERDICTS, list(stood_for(frames))
+    compared = len(verdicts_of(frames)) - len(left_out(frames))
     if as_json:
-        print_document(
-            _document("publish", file, len(verdicts_of(frames)), list(map(str, differences)), frames.problems)
-        )
+        print_document(_document("publish", file, compared, list(map(str, differences)), [*frames.problems, *notes]))
         raise typer.Exit(ExitCode.DISAGREE if differences else ExitCode.AGREE)
     if not differences:
         if not quiet:
-            typer.echo(f"All {len(verdicts_of(frames)):,} verdicts are those published in {file}.")
+            typer.echo(f"All {compared:,} verdicts are those published in {file}.")
+            for note in notes:
+                typer.echo(note)
         return
     count = "1 verdict is not the one" if len(differences) == 1 else f"{len(differences):,} verdicts are not those"
     typer.echo(f"{count} published in {file}:")
@@ -114,6 +116,7 @@ def survey(
     """
     from attncheck.merge import merge_runs
     from attncheck.properties.files import read_property_rows
+    from attncheck.reports.coverage import stood_for
     from attncheck.reports.making import make_frames
     from attncheck.reports.survey.findings import read_findings
     from attncheck.reports.survey.pages import read_survey, write_survey
@@ -125,9 +128,11 @@ def survey(
         raise UsageError("nothing to check; expected a run, whose counts are held against the survey's")
     if not (runs or conventions or properties or findings):
         raise UsageError("nothing to put into the survey; expected a run, --conventions, --properties or --findings")
-    found = Survey()
+    found, notes = Survey(), list[str]()
     for run in read_runs(find_runs(runs)) if runs else ():
-        found.update(survey_of(make_frames(merge_runs([run], across=False))))
+        frames = make_frames(merge_runs([run], across=False))
+        found.update(survey_of(frames))
+        notes += stood_for(frames)
     found.update(Survey(meanings=[row for path in conventions or [] for row in read_meanings(path)]))
     asked = [row for folder in properties or [] for row in _asked(folder, read_property_rows(folder))]
     found.update(Survey(properties=property_counts(asked)))
@@ -143,7 +148,7 @@ def survey(
         return
     lines = differences(kept, found)
     if as_json:
-        print_document(_document("survey", output, len(found.newest()), lines))
+        print_document(_document("survey", output, len(found.newest()), lines, notes))
         raise typer.Exit(ExitCode.DISAGREE if lines else ExitCode.AGREE)
     for line in lines[:_MAX_LISTED]:
         typer.echo(line)
@@ -154,6 +159,8 @@ def survey(
     if not quiet:
         number = len(found.newest())
         typer.echo(f"{counted(number, 'implementation')} {'is' if number == 1 else 'are'} as {output} says.")
+        for note in notes:
+            typer.echo(note)
 
 
 def _asked(folder: Path, rows: list[PropertyRow]) -> list[PropertyRow]:

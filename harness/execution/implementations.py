@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 
@@ -16,10 +16,14 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Implementation:
-    """A backend in a mode; in its default mode unless another is named."""
+    """A backend in a mode; in its default mode unless another is named.
+
+    ``in_part`` asks it for a covering set of the cases alone, even if it does not compile each anew.
+    """
 
     entry: BackendEntry
     mode: str = ""
+    in_part: bool = False
 
     def __post_init__(self) -> None:
         if not self.mode:
@@ -29,6 +33,11 @@ class Implementation:
     def declared(self) -> Mode:
         """What the mode declares of itself."""
         return self.entry.mode_named(self.mode)
+
+    @property
+    def covering_only(self) -> bool:
+        """Whether it is asked, unless all cases are asked for, for a covering set of them alone."""
+        return self.in_part or self.declared.covering_only
 
     def rounding_model(self, dtype: str) -> str | None:
         """Return the rounding model that is declared for a dtype; None where the mode has no such dtype."""
@@ -76,6 +85,23 @@ class ImplementationSelection:
     def hints(self) -> tuple[str, ...]:
         """What whoever wrote an implementation may want to know of how it is called, a line each."""
         return tuple(f"{item.name}: {hint}" for item in self.implementations for hint in item.entry.hints)
+
+    def in_part(self, patterns: Sequence[str]) -> ImplementationSelection:
+        """Ask some of them for a covering set of the cases alone, by backend or by glob.
+
+        Raises ``UsageError`` for a pattern that means none of them.
+        """
+        meant = {item.name for pattern in patterns for item in self._meant_by(pattern)}
+        return replace(
+            self, implementations=tuple(replace(item, in_part=item.name in meant) for item in self.implementations)
+        )
+
+    def _meant_by(self, pattern: str) -> list[Implementation]:
+        found = [item for item in self.implementations if pattern == item.entry.name or _means(pattern, item)]
+        if not found:
+            names = ", ".join(item.name for item in self.implementations) or "nothing"
+            raise UsageError(f"--covering {pattern}: no implementation of this run is called so; it has {names}")
+        return found
 
 
 def every_implementation(table: Mapping[str, BackendEntry] = EVERYTHING) -> tuple[Implementation, ...]:

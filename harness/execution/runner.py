@@ -50,9 +50,7 @@ _MAX_SESSION = 5
 _STARTS = 3
 """So often in a row a worker that ran before is started again in vain."""
 _LEFT_OUT = Failure(
-    "unsupported",
-    f"left out: it compiles each case anew, and runs a covering set of them; {ALL_CASES} runs every one",
-    (ALL_CASES,),
+    "unsupported", f"left out: it runs a covering set of the cases; {ALL_CASES} runs every one", (ALL_CASES,)
 )
 _BUNDLED_MEMORY = 7 * 2**28
 """Bytes, above which a worker of a bundled framework is replaced: three of them fit into 6 GiB beside the harness."""
@@ -204,7 +202,7 @@ class GroupRunner(Generic[Key]):
         return self._evaluate_as_it_is(task)
 
     def _evaluate_as_it_is(self, task: Task) -> Outcome:
-        if self.group.implementation.declared.covering_only and not task.in_covering:
+        if self.group.implementation.covering_only and not task.in_covering:
             return _LEFT_OUT
         if too_large := scores_too_large(self.group.implementation.declared, task, self._limits.memory_of_each):
             return too_large

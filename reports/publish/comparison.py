@@ -29,7 +29,7 @@ from attncheck.reports.frames import Frames, expected_failures, records, stage_o
 from attncheck.reports.publish.readme import FOLDER as PICTURES
 from attncheck.reports.publish.readme import render_readme
 from attncheck.reports.write import harmless
-from attncheck.verdicts import Verdict
+from attncheck.verdicts import ALL_CASES, Verdict
 
 README, VERDICTS, VERSIONS = "README.md", "verdicts.csv", "versions.csv"
 
@@ -92,13 +92,28 @@ def publish(frames: Frames, directory: Path) -> Path:
 
 
 def drift(frames: Frames, directory: Path) -> list[Difference]:
-    """Return how a run's verdicts differ from the published ones, by case, implementation and dtype."""
+    """Return how a run's verdicts differ from the published ones, by case, implementation and dtype.
+
+    What the run left out because other cases stand for it is no difference; ``left_out`` are these.
+    """
     published, found = read_verdicts(directory), verdicts_of(frames)
+    for evaluation in left_out(frames):
+        published.pop(evaluation, None)
+        found.pop(evaluation, None)
     return [
         Difference(evaluation, published.get(evaluation), found.get(evaluation))
         for evaluation in sorted(published.keys() | found.keys())
         if published.get(evaluation) != found.get(evaluation)
     ]
+
+
+def left_out(frames: Frames) -> set[Evaluation]:
+    """Return what an implementation was not asked for that runs cases alone that stand for all."""
+    rows = frames.results[frames.results["lacks"].eq(ALL_CASES)]
+    return {
+        Evaluation(harmless(case), harmless(implementation), dtype)
+        for case, implementation, dtype in rows[["case", "implementation", "dtype"]].itertuples(index=False)
+    }
 
 
 def verdicts_of(frames: Frames) -> Verdicts:

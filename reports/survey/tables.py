@@ -271,7 +271,8 @@ def read_meanings(path: Path) -> list[Meaning]:
 def differences(kept: Survey, found: Survey) -> list[str]:
     """Say where a run counts otherwise than what is kept of the same implementation in the same version.
 
-    What is right and what is known to fail count together: some failures are those of some processors alone.
+    What is right and what is known to fail count together: some failures are those of some processors alone. Of a run
+    that left out more than what is kept, only what is wrong more often is told.
     """
     before = {row[:3]: _on_any_processor(row) for row in kept.judged}
     known = {row[:2] for row in kept.judged}
@@ -282,6 +283,8 @@ def differences(kept: Survey, found: Survey) -> list[str]:
     ]
     for row in found.judged:
         was, now = before.get(row[:3]), _on_any_processor(row)
+        if was is not None and now["not_run"] > was["not_run"]:
+            was, now = {"wrong": was["wrong"]}, {"wrong": max(was["wrong"], now["wrong"])}
         if was is not None and was != now:
             counts = ", ".join(f"{name} {was[name]} -> {now[name]}" for name in now if was[name] != now[name])
             lines.append(f"{row.implementation} {row.version}, {row.feature}: {counts}")

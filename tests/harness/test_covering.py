@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
@@ -82,7 +83,10 @@ def run_covering(
 
 
 def units_of(run: Run, implementation: str, **having: str) -> int:
-    rows = run.rows[run.rows["implementation"] == implementation]
+    return units_of_rows(run.rows, implementation=implementation, **having)
+
+
+def units_of_rows(rows: pd.DataFrame, **having: str) -> int:
     for column, value in having.items():
         rows = rows[rows[column] == value]
     return len(rows[["case", "dtype"]].drop_duplicates())
@@ -134,3 +138,32 @@ def test_the_command_line_asks_for_all_cases_where_it_is_told_to(
     code, _, err = invoke(command, "softmax/*", "--backend", "numpy", *(["--all-cases"] if given else []))
     assert (code, "seen" in err) == (int(ExitCode.BAD_INPUT), True)
     assert [each.all_cases for each in seen] == [given]
+
+
+def test_any_implementation_can_be_asked_for_a_covering_set(
+    invoke: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "results"
+    code, out, _ = invoke(
+        *("check", "softmax/*", "lengths/*", "masking/*", "windows/*", "--backend", "numpy", "--covering", "numpy"),
+        *("--no-report", "--output", str(folder)),
+    )
+    rows = read_run(folder).rows
+    left_out = units_of_rows(rows, lacks="--all-cases")
+    assert 0 < units_of_rows(rows) - left_out < left_out
+    assert f"numpy.eager was not asked for {left_out} evaluations, which others cover; --all-cases asks for all." in out
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--covering", "torch.*"], "torch.*: no implementation of this run is called so; it has numpy.eager"),
+        (["--covering", "numpy", "--all-cases"], "leaves no case out, --covering runs some alone: give one"),
+    ],
+)
+def test_a_covering_set_of_what_does_not_run_is_refused(
+    given: list[str], says: str, invoke: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, _, err = invoke("check", "softmax/*", "--backend", "numpy", *given)
+    assert (code, says in err) == (int(ExitCode.BAD_INPUT), True)

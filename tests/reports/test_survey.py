@@ -279,6 +279,10 @@ def test_a_run_is_held_against_what_is_kept() -> None:
     assert differences(kept, Survey([judged(right=2, wrong=1)])) == [
         "torch.sdpa 2.0, all cases: right or known 3 -> 2, wrong 0 -> 1"
     ]
+    assert differences(kept, Survey([judged(right=1, not_run=2)])) == [], "which stands for all"
+    assert differences(kept, Survey([judged(right=0, wrong=1, not_run=2)])) == [
+        "torch.sdpa 2.0, all cases: wrong 0 -> 1"
+    ]
     assert differences(kept, Survey([judged(version="3.0")])) == ["torch.sdpa 3.0 is not in the survey"]
     assert differences(kept, Survey([judged(feature="softmax")])) == ["torch.sdpa 2.0, softmax: not in the survey"]
 

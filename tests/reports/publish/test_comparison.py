@@ -24,6 +24,7 @@ from attncheck.reports.publish.comparison import drift, publish, read_verdicts
 from attncheck.results.case_records import CaseRecords
 from attncheck.results.format import Row
 from attncheck.results.reader import read_run
+from attncheck.verdicts import ALL_CASES
 
 MakeRow = Callable[..., Row]
 WriteRun = Callable[..., Path]
@@ -197,6 +198,23 @@ def test_drift_is_red_and_says_what_and_how_to_regenerate(
         "If that is right, `make publish` regenerates the folder; commit it with what changed the verdicts.",
     ]
     assert contents(folder) == before
+
+
+def test_what_others_stand_for_is_no_drift_and_is_told(
+    command: Command, make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf, tmp_path: Path
+) -> None:
+    folder = tmp_path / "published"
+    publish(frames_of(write_run([make_row(case=f"file/{name}") for name in "abc"], label="whole")), folder)
+    left_out = make_row(case="file/a", verdict="unsupported", stage="", lacks=ALL_CASES)
+    run = write_run([left_out, make_row(case="file/b"), make_row(case="file/c")], label="part")
+    said = (
+        f"All 2 verdicts are those published in {folder / 'verdicts.csv'}.\n"
+        "numpy.eager was not asked for 1 evaluation, which others cover; --all-cases asks for all.\n"
+    )
+    assert command(run, "--check", "--published", folder) == (0, said, "")
+    worse = write_run([left_out, make_row(case="file/b", verdict="numeric"), make_row(case="file/c")], label="worse")
+    code, out, _ = command(worse, "--check", "--published", folder)
+    assert (code, out.splitlines()[0]) == (1, f"1 verdict is not the one published in {folder / 'verdicts.csv'}:")
 
 
 def test_a_long_drift_is_cut(
