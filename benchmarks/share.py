@@ -7,7 +7,8 @@ A sampling profile of `attncheck check` and all of its workers. A sample belongs
 on its stack: a backend (its framework's import and threads too), the oracle, the bounds, and otherwise the harness:
 reading, planning, sending, comparing, writing, reporting, and the import of its own libraries. The profiler sees
 Python's threads; a compiler's own threads, which are the frameworks', are not counted, so that the harness's true
-share is smaller than the one shown.
+share is smaller than the one shown. Threads that wait (for an answer, a place, a process) take no processor time and
+are left out by what they wait in, as the profiler takes some of them for busy.
 """
 
 from __future__ import annotations
@@ -27,6 +28,17 @@ MAX_SHARE = 0.15
 ORACLE = re.compile(r"harness/(oracle/(evaluate|blocks|enclosure)|attention/balls)\.py")
 BOUNDS = re.compile(r"harness/(attention|oracle)/\w+\.py|harness/judging/scales\.py")
 FRAMEWORK = re.compile(r"\((backends/\w+|torch|tensorflow|keras|jax|jaxlib)[/.]|BackendEntry\.load")
+
+WAITING = re.compile(
+    r"^(Connection\._recv \(multiprocessing|\w*Selector\.select |Condition\.wait |_worker \(concurrent|"
+    r"(_next|_exchange|sleep|Popen\._try_wait|Popen\.poll) \()"
+)
+"""Innermost functions of threads that wait."""
+
+
+def is_waiting(stack: str) -> bool:
+    """Whether a sample is of a thread that waits."""
+    return WAITING.search(stack.rpartition(";")[2]) is not None
 
 
 def owner(stack: str) -> str:
@@ -63,6 +75,8 @@ def report(samples: Counter[str], rate: int) -> list[str]:
     shares: Counter[str] = Counter()
     functions: Counter[str] = Counter()
     for stack, count in samples.items():
+        if is_waiting(stack):
+            continue
         shares[owner(stack)] += count
         if owner(stack) == "harness":
             functions[inside(stack)] += count
