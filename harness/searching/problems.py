@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from attncheck.reading.dtypes import rounded_once
 from attncheck.reading.shapes import bind_axes, show, stage_shapes
-from attncheck.searching.operands import LOWERED, draw_operands
+from attncheck.searching.operands import LOWERED, draw_operands, with_module
 from attncheck.searching.options import Inputs, draw_asked
 from attncheck.searching.ranges import fits, is_wide, largest_step
 from attncheck.searching.regimes import GENERIC, REGIMES
@@ -135,6 +135,8 @@ def draw_problem(draw: Draw, number: int) -> Drawn:
     dims = draw_at_edges(kind, random) if own else draw_dimensions(kind, random, draw.seed, draw.shapes or 0)
     if kind not in _GROUPED:
         dims = dims.ungrouped
+    if kind == "multi_head_attention":
+        dims = with_module(random, dims)
     asked = draw_asked(kind, random, dims)
     inputs = draw_operands(kind, regime, random, dims, asked) | asked.inputs
     if kind in _SCORES:

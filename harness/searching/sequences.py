@@ -18,6 +18,8 @@ _LARGEST_CODE = 400
 _PAGES = (1, 3, 4, 16)
 _SOME_UNUSED = 0.5
 _SOME_ROTATED = 0.7
+_SOME_RAGGED = 0.5
+"""Of packs, so many whose sequences have lengths of their own, and no keys that are not used."""
 
 
 def lay_out(kind: str, random: Random, operands: Inputs, asked: Asked) -> Inputs:
@@ -37,7 +39,7 @@ def lay_out(kind: str, random: Random, operands: Inputs, asked: Asked) -> Inputs
     if random.rand() < _SOME_UNUSED:
         asked.options["is_causal"] = True
         asked.names.append("causal")
-    return _paged(random, operands, used) if kind == "paged_attention" else _packed(operands, used)
+    return (_paged if kind == "paged_attention" else _packed)(random, operands, used)
 
 
 def _normalized(random: Random, operands: Inputs, asked: Asked) -> Inputs:
@@ -74,11 +76,25 @@ def _latent(random: Random, operands: Inputs, asked: Asked) -> Inputs:
     return inputs
 
 
-def _packed(operands: Inputs, used: Array) -> Inputs:
-    lengths = {"cu_seqlens_q": operands["query"].shape[2], "cu_seqlens_k": operands["key"].shape[2]}
-    joined = {name: np.concatenate(list(array), axis=1)[np.newaxis] for name, array in operands.items()}
-    limits = {name: length * np.arange(len(used) + 1) for name, length in lengths.items()}
-    return {**joined, **limits, "key_lengths": used}
+def _packed(random: Random, operands: Inputs, used: Array) -> Inputs:
+    """Put the entries one behind the other: whole, with lengths of keys, or only as far as they are used."""
+    queries, keys = (np.full(len(used), operands[name].shape[2]) for name in ("query", "key"))
+    is_ragged = random.rand() < _SOME_RAGGED
+    if is_ragged:
+        queries, keys = random.randint(1, queries + 1), used
+    joined = {
+        name: np.concatenate(
+            [
+                entry[:, :length]
+                for entry, length in zip(array, keys if name in ("key", "value") else queries, strict=True)
+            ],
+            axis=1,
+        )[np.newaxis]
+        for name, array in operands.items()
+    }
+    limits = {"cu_seqlens_q": queries, "cu_seqlens_k": keys}
+    found = joined | {name: np.concatenate([[0], np.cumsum(lengths)]) for name, lengths in limits.items()}
+    return found if is_ragged else {**found, "key_lengths": used}
 
 
 def _paged(random: Random, operands: Inputs, used: Array) -> Inputs:
