@@ -46,7 +46,7 @@ def publish(
 
     frames = frames_of(find_runs(runs))
     from attncheck.reports.coverage import stood_for
-    from attncheck.reports.publish.comparison import VERDICTS, drift, left_out, verdicts_of
+    from attncheck.reports.publish.comparison import VERDICTS, drift, verdicts_of
 
     if not check:
         from attncheck.reports.publish.comparison import publish as write
@@ -60,7 +60,7 @@ def publish(
     for problem in frames.problems:
         typer.echo(f"attncheck: {problem}", err=True)
     differences, file, notes = drift(frames, published), published / VERDICTS, list(stood_for(frames))
-    compared = len(verdicts_of(frames)) - len(left_out(frames))
+    compared = len(verdicts_of(frames))
     if as_json:
         print_document(_document("publish", file, compared, list(map(str, differences)), [*frames.problems, *notes]))
         raise typer.Exit(ExitCode.DISAGREE if differences else ExitCode.AGREE)

@@ -118,7 +118,7 @@ def _run(
 
     own = (split(request.backend) or None, split(request.implementation), request.framework)
     chosen = select_implementations(*own, request.limits, described, request.signature)
-    chosen = chosen.in_part(request.iteration.covering)
+    chosen = chosen.with_covering(request.iteration.covering)
     store = store_of(request.cache, request.cache_size)
     selection = select(
         *(request.patterns, request.tag, request.dtype, request.expected_failures),

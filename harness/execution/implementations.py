@@ -86,7 +86,7 @@ class ImplementationSelection:
         """What whoever wrote an implementation may want to know of how it is called, a line each."""
         return tuple(f"{item.name}: {hint}" for item in self.implementations for hint in item.entry.hints)
 
-    def in_part(self, patterns: Sequence[str]) -> ImplementationSelection:
+    def with_covering(self, patterns: Sequence[str]) -> ImplementationSelection:
         """Ask some of them for a covering set of the cases alone, by backend or by glob.
 
         Raises ``UsageError`` for a pattern that means none of them.

@@ -94,12 +94,10 @@ def publish(frames: Frames, directory: Path) -> Path:
 def drift(frames: Frames, directory: Path) -> list[Difference]:
     """Return how a run's verdicts differ from the published ones, by case, implementation and dtype.
 
-    What the run left out because other cases stand for it is no difference; ``left_out`` are these.
+    What the run left out because other cases stand for it is no difference.
     """
-    published, found = read_verdicts(directory), verdicts_of(frames)
-    for evaluation in left_out(frames):
-        published.pop(evaluation, None)
-        found.pop(evaluation, None)
+    left_out, found = _left_out(frames), verdicts_of(frames)
+    published = {key: verdict for key, verdict in read_verdicts(directory).items() if key not in left_out}
     return [
         Difference(evaluation, published.get(evaluation), found.get(evaluation))
         for evaluation in sorted(published.keys() | found.keys())
@@ -107,8 +105,8 @@ def drift(frames: Frames, directory: Path) -> list[Difference]:
     ]
 
 
-def left_out(frames: Frames) -> set[Evaluation]:
-    """Return what an implementation was not asked for that runs cases alone that stand for all."""
+def _left_out(frames: Frames) -> set[Evaluation]:
+    """Return what an implementation was not asked for because other cases stand for it."""
     rows = frames.results[frames.results["lacks"].eq(ALL_CASES)]
     return {
         Evaluation(harmless(case), harmless(implementation), dtype)
@@ -117,7 +115,10 @@ def left_out(frames: Frames) -> set[Evaluation]:
 
 
 def verdicts_of(frames: Frames) -> Verdicts:
-    """Return the verdicts of frames, sorted. Raises ``UsageError`` where an implementation ran in two environments."""
+    """Return the verdicts of frames, sorted, without what was left out because other cases stand for it.
+
+    Raises ``UsageError`` where an implementation ran in two environments.
+    """
     columns = sorted(frames.columns, key=lambda column: column.implementation)
     for first, second in pairwise(columns):
         if first.implementation == second.implementation:
@@ -127,16 +128,18 @@ def verdicts_of(frames: Frames) -> Verdicts:
             )
     begins = _known_begins(frames)
     elsewhere = _of_some_processors(frames)
+    left_out = _left_out(frames)
     return dict(
         sorted(
             (
-                Evaluation(harmless(case), harmless(column.implementation), dtype),
+                evaluation,
                 _on_some_processors(cell, elsewhere, case, column.implementation, dtype)
                 or _published(cell, begins.get((case, column.implementation, dtype), "")),
             )
             for case, cells in cell_table(frames).items()
             for column, by_dtype in cells.items()
             for dtype, cell in by_dtype.items()
+            if (evaluation := Evaluation(harmless(case), harmless(column.implementation), dtype)) not in left_out
         )
     )
 

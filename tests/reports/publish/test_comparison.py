@@ -212,6 +212,8 @@ def test_what_others_stand_for_is_no_drift_and_is_told(
         "numpy.eager was not asked for 1 evaluation, which others cover; --all-cases asks for all.\n"
     )
     assert command(run, "--check", "--published", folder) == (0, said, "")
+    publish(frames_of(run), tmp_path / "of part")
+    assert [evaluation.case for evaluation in read_verdicts(tmp_path / "of part")] == ["file/b", "file/c"]
     worse = write_run([left_out, make_row(case="file/b", verdict="numeric"), make_row(case="file/c")], label="worse")
     code, out, _ = command(worse, "--check", "--published", folder)
     assert (code, out.splitlines()[0]) == (1, f"1 verdict is not the one published in {folder / 'verdicts.csv'}:")
