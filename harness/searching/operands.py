@@ -25,10 +25,8 @@ LOWERED = {
 """Operations of sequences, and what their operands are drawn as; none has a past."""
 _GROUPED_PROJECTIONS = 0.5
 """Of shapes that have grouped heads."""
-_AS_MODULES, _MOST_WIDTH = 0.4, 96
-"""Of projections, so many are those of a module: one width everywhere, at most this, of which each head has a part."""
 _SELF = 0.5
-"""Of modules, so many attend to what they query."""
+"""Of modules with as many queries as keys, so many attend to what they query."""
 _LENGTHS = 0.05, 10.0
 """The largest number of a vector that has a cosine lies between: its square is a normal number in every dtype."""
 
@@ -48,20 +46,6 @@ def draw_operands(kind: str, regime: str, random: Random, dims: Dimensions, aske
         return lay_out(kind, random, _attended(LOWERED[kind], regime, random, dims, asked), asked)
     scored = _scored(kind.removesuffix("_attention"), regime, random, dims)
     return scored | {"value": REGIMES[regime](random, dims)[-1]} if kind in BY_SCORE else scored
-
-
-def with_module(random: Random, dims: Dimensions) -> Dimensions:
-    """Give all projections of some problems one width, as modules ask, and some as many queries as keys."""
-    if random.rand() >= _AS_MODULES:
-        return dims
-    width = min(dims.D, max(1, _MOST_WIDTH // dims.H))
-    model = dims.H * width
-    keys = dims.Lq if random.rand() < _SELF else dims.Lk
-    return replace(dims.ungrouped, D=width, Dv=width, E=model, Ek=model, Ev=model, Eo=model, Lk=keys)
-
-
-def _is_module(dims: Dimensions) -> bool:
-    return {dims.E, dims.Ek, dims.Ev, dims.Eo, dims.H * dims.Dv} == {dims.H * dims.D}
 
 
 def _attended(kind: str, regime: str, random: Random, dims: Dimensions, asked: Asked) -> Inputs:
@@ -135,7 +119,7 @@ def _projected(regime: str, random: Random, dims: Dimensions, asked: Asked) -> I
         asked.names.append("grouped")
     outer = Dimensions(dims.B, 1, dims.Lq, dims.Lk, max(dims.E, dims.Ek), dims.Ev, *(1,) * 5)
     query, key, value = (array[:, 0] for array in REGIMES[regime](random, outer))
-    is_self = _is_module(dims) and dims.Lq == dims.Lk and random.rand() < _SELF
+    is_self = dims.is_module and dims.Lq == dims.Lk and random.rand() < _SELF
     if is_self:
         key = value = query
     inputs: Inputs = {
@@ -147,7 +131,7 @@ def _projected(regime: str, random: Random, dims: Dimensions, asked: Asked) -> I
     if not is_self:
         _split_cache(inputs, random, (dims.B, shared, dims.D, dims.Dv), asked)
     biased, projected = random.rand(2) < 0.5
-    projected = projected or _is_module(dims)
+    projected = projected or dims.is_module
     size = 10 ** random.uniform(-1, 1)  # beside products of about 1; a library may begin its sums with the bias
     if biased:
         for name in PROJECTIONS:

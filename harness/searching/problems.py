@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from attncheck.reading.dtypes import rounded_once
 from attncheck.reading.shapes import bind_axes, show, stage_shapes
-from attncheck.searching.operands import LOWERED, draw_operands, with_module
+from attncheck.searching.operands import LOWERED, draw_operands
 from attncheck.searching.options import Inputs, draw_asked
 from attncheck.searching.ranges import fits, is_wide, largest_step
 from attncheck.searching.regimes import GENERIC, REGIMES
-from attncheck.searching.shapes import draw_dimensions
+from attncheck.searching.shapes import draw_dimensions, some_as_modules
 from attncheck.searching.tile_edges import draw_at_edges
 from attncheck.spec import BY_SCORE, Shape, inputs_of, statistics_dtype
 
@@ -136,7 +136,7 @@ def draw_problem(draw: Draw, number: int) -> Drawn:
     if kind not in _GROUPED:
         dims = dims.ungrouped
     if kind == "multi_head_attention":
-        dims = with_module(random, dims)
+        dims = some_as_modules(random, dims)
     asked = draw_asked(kind, random, dims)
     inputs = draw_operands(kind, regime, random, dims, asked) | asked.inputs
     if kind in _SCORES:

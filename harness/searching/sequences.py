@@ -77,24 +77,24 @@ def _latent(random: Random, operands: Inputs, asked: Asked) -> Inputs:
 
 
 def _packed(random: Random, operands: Inputs, used: Array) -> Inputs:
-    """Put the entries one behind the other: whole, with lengths of keys, or only as far as they are used."""
+    """Put the entries one behind the other: whole, with lengths of keys, or each only as long as it is used."""
     queries, keys = (np.full(len(used), operands[name].shape[2]) for name in ("query", "key"))
     is_ragged = random.rand() < _SOME_RAGGED
     if is_ragged:
         queries, keys = random.randint(1, queries + 1), used
-    joined = {
-        name: np.concatenate(
-            [
-                entry[:, :length]
-                for entry, length in zip(array, keys if name in ("key", "value") else queries, strict=True)
-            ],
-            axis=1,
-        )[np.newaxis]
-        for name, array in operands.items()
-    }
-    limits = {"cu_seqlens_q": queries, "cu_seqlens_k": keys}
-    found = joined | {name: np.concatenate([[0], np.cumsum(lengths)]) for name, lengths in limits.items()}
-    return found if is_ragged else {**found, "key_lengths": used}
+    found = {name: _joined(array, keys if name in ("key", "value") else queries) for name, array in operands.items()}
+    found |= {"cu_seqlens_q": _limits(queries), "cu_seqlens_k": _limits(keys)}
+    return found if is_ragged else found | {"key_lengths": used}
+
+
+def _joined(array: Array, lengths: Array) -> Array:
+    """Join the first rows of every entry, (B, H, L, D), to one entry."""
+    entries = [entry[:, :length] for entry, length in zip(array, lengths, strict=True)]
+    return np.concatenate(entries, axis=1)[np.newaxis]
+
+
+def _limits(lengths: Array) -> Array:
+    return np.concatenate([[0], np.cumsum(lengths)])
 
 
 def _paged(random: Random, operands: Inputs, used: Array) -> Inputs:

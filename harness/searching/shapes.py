@@ -37,6 +37,9 @@ _KERNEL_SHAPES_PER_SHAPE = 3 / 8
 _KERNEL_ENTRIES = 1 << 14
 WIDTHS = (16, 32, 64, 80, 96, 128, 192, 256)
 """The widths for which kernels have a path of their own."""
+_MODULE_SHARE, _MODULE_WIDTH = 0.4, 96
+_ALIKE_SHARE = 0.5
+"""Of modules, so many have as many queries as keys."""
 _TILES = (16, 16, 16, 64, 64, 128)
 KERNEL_HEADS = ((1, 1), (2, 2), (4, 1), (8, 8), (8, 2), (8, 1), (40, 5), (40, 40))
 _KERNEL_BATCHES = (1, 2, 5, 17)
@@ -75,6 +78,11 @@ class Dimensions:
         """The same, where every query head has a key and value head of its own."""
         return replace(self, Hkv=self.H)
 
+    @property
+    def is_module(self) -> bool:
+        """Whether all projections have one width, of which every head has an equal part."""
+        return {self.E, self.Ek, self.Ev, self.Eo, self.H * self.Dv} == {self.H * self.D}
+
 
 _DECODING = Dimensions(B=1, H=2, Lq=1, Lk=37, D=12, Dv=20, E=96, Ek=53, Ev=64, Eo=80, Hkv=2)
 """One query at a time, as a decoder asks: libraries take another way through their products for so few rows."""
@@ -96,6 +104,16 @@ def draw_dimensions(kind: str, random: Random, seed: int, shapes: int) -> Dimens
     pool = _pool(seed, shapes)
     fitting = [dims for dims in pool if dims.entries <= max_entries(kind, dims.entries)]
     return fitting[random.randint(len(fitting))]
+
+
+def some_as_modules(random: Random, dims: Dimensions) -> Dimensions:
+    """Give some problems the shape that modules such as torch's ask for: one width for all projections."""
+    if random.rand() >= _MODULE_SHARE:
+        return dims
+    width = min(dims.D, max(1, _MODULE_WIDTH // dims.H))
+    model = dims.H * width
+    keys = dims.Lq if random.rand() < _ALIKE_SHARE else dims.Lk
+    return replace(dims.ungrouped, D=width, Dv=width, E=model, Ek=model, Ev=model, Eo=model, Lk=keys)
 
 
 def max_entries(kind: str, most: int) -> int:

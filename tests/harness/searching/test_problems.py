@@ -87,3 +87,23 @@ def test_the_gradient_of_the_weights_counts_as_a_step() -> None:
     inputs |= {name: np.full((1, 1, 1, 1), 300.0) for name in ("value", "grad_output")}
     drawn = Drawn("", 0, "attention_gradients", {}, inputs, "normal", "nothing", (1, 1, 1, 1))
     assert not drawn.fits("float16")  # 300 * 300, though no gradient is larger than 300
+
+
+def test_some_projections_are_those_of_modules_and_some_of_these_attend_to_themselves() -> None:
+    drawn = [draw_problem(Draw(1, None, "multi_head_attention"), number).inputs for number in range(120)]
+    weights = [{name: array for name, array in inputs.items() if name.endswith("_weight")} for inputs in drawn]
+    of_modules = [
+        len(each) == 4 and len({length for array in each.values() for length in array.shape}) == 1 for each in weights
+    ]
+    assert 0.2 * len(drawn) < sum(of_modules) < 0.8 * len(drawn)
+    alike = [inputs["query"].tobytes() == inputs["key"].tobytes() == inputs["value"].tobytes() for inputs in drawn]
+    assert sum(alike) > 5
+
+
+def test_some_packs_have_sequences_of_different_lengths_and_no_lengths_of_keys() -> None:
+    drawn = [draw_problem(Draw(1, None, "packed_attention"), number).inputs for number in range(60)]
+    ragged = [inputs for inputs in drawn if "key_lengths" not in inputs]
+    assert 0 < len(ragged) < len(drawn)
+    for name in ("cu_seqlens_q", "cu_seqlens_k"):
+        assert any(len(set(np.diff(inputs[name]))) > 1 for inputs in ragged)
+        assert all(inputs[name][-1] == inputs["query" if name.endswith("q") else "key"].shape[2] for inputs in drawn)
