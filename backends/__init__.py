@@ -22,6 +22,7 @@ from attncheck.backends.entry import PADDED_BY as PADDED_BY
 from attncheck.backends.entry import PYTHONS as PYTHONS
 from attncheck.backends.entry import BackendEntry as BackendEntry
 from attncheck.backends.entry import DeclaredConvention as DeclaredConvention
+from attncheck.backends.entry import Fallback as Fallback
 from attncheck.backends.entry import Mode as Mode
 from attncheck.backends.libraries import LIBRARIES as LIBRARIES
 from attncheck.backends.torch_modes import TORCH_DEVICE_MODES, TORCH_MODES
@@ -52,6 +53,18 @@ _JAX_ON_CUDA = (
         folds_sequences=True,
         device="cuda",
     ),
+)
+
+# Without oneDNN, a product of bfloat16 matrices is one of float32 whose result is cut off: FloatToBFloat16 in
+# tensorflow/core/framework/bfloat16.cc, as BatchMatMul of tensorflow/core/kernels/matmul_op_impl.h calls it. oneDNN is
+# on by default where tensorflow/core/util/util.cc (IsMKLEnabled) sees one of the first flags, and has bfloat16 where
+# IsBF16SupportedByOneDNNOnThisCPU sees one of the second.
+_TENSORFLOW_WITHOUT_ONEDNN = Fallback(
+    switch="TF_ENABLE_ONEDNN_OPTS",
+    turned_on_by=frozenset({"avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile", "amx_int8", "amx_bf16"}),
+    needs=frozenset({"avx512f", "avx_ne_convert"}),
+    dtypes=frozenset({"bfloat16"}),
+    becomes={"eager": "eager_cut"},
 )
 
 BACKENDS: Mapping[str, BackendEntry] = {
@@ -103,6 +116,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     "the eager code in tf.function(jit_compile=True)",
                     attribute="XLA",
                     covering_only=True,
+                    falls_back=False,
                 ),
                 Mode(
                     "xla_output",
@@ -111,6 +125,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     attribute="XLA",
                     covering_only=True,
                     folds_sequences=True,
+                    falls_back=False,
                 ),
                 # The Keras calls store their scores in 16 bits.
                 Mode(
@@ -153,6 +168,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
             # It has no cache here: of XLA's, a damaged entry makes the operation fail that it belongs to.
             environment={"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"},
             requirement="tensorflow>=2.18",
+            fallback=_TENSORFLOW_WITHOUT_ONEDNN,
         ),
         BackendEntry(
             "jax",

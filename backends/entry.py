@@ -42,6 +42,31 @@ class DeclaredConvention:
 
 
 @dataclass(frozen=True)
+class Fallback:
+    """Rounding models of a framework on processors for which its library of fast products has nothing.
+
+    Attributes:
+        switch: The variable by which users turn that library on (1) or off (0), whatever the processor.
+        turned_on_by: It is on by default where the processor has one of these flags (``/proc/cpuinfo``).
+        needs: It has these dtypes only where the processor has one of these flags.
+        dtypes: The dtypes in which products round otherwise without it.
+        becomes: The rounding models that hold then, by those that are declared.
+    """
+
+    switch: str
+    turned_on_by: frozenset[str]
+    needs: frozenset[str]
+    dtypes: frozenset[str]
+    becomes: Mapping[str, str]
+
+    def applies(self, flags: frozenset[str], environment: Mapping[str, str]) -> bool:
+        """Return whether a process with these variables falls back, on a processor with these flags."""
+        default = "0" if self.turned_on_by.isdisjoint(flags) else "1"
+        is_on = environment.get(self.switch, default).lower() in ("1", "true")
+        return not is_on or self.needs.isdisjoint(flags)
+
+
+@dataclass(frozen=True)
 class Mode:
     """One way to compute attention in a framework: what is judged, under the name framework.mode.
 
@@ -57,7 +82,7 @@ class Mode:
     (``harness/covering.py``), because it compiles each anew. One that ``folds_sequences`` has no function for
     sequences that lie one after the other: it is asked for attention with one mask for all of them. ``device`` is
     where its tensors lie, such as ``cuda``; empty for the processor. ``environment`` is set in its worker besides the
-    framework's.
+    framework's. Where ``falls_back`` is false, the framework's ``fallback`` is not the mode's.
     """
 
     name: str
@@ -74,6 +99,7 @@ class Mode:
     folds_sequences: bool = False
     device: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    falls_back: bool = True
 
 
 @dataclass(frozen=True)
@@ -93,6 +119,7 @@ class BackendEntry:
     supported, and ``pythons`` those releases of Python for which the framework has a build that is tested.
     ``eager_compiles`` is set where the eager mode is ``covering_only`` as well. ``device_modes`` are those on an
     accelerator, which run only where somebody names them with their device (``torch.sdpa@cuda``, ``'torch.*@cuda'``).
+    ``fallback`` says how it rounds on processors without what its fast products need.
     """
 
     name: str
@@ -113,6 +140,7 @@ class BackendEntry:
     pythons: tuple[str, ...] = PYTHONS
     eager_compiles: bool = False
     device_modes: tuple[Mode, ...] = ()
+    fallback: Fallback | None = None
 
     @property
     def framework(self) -> str:

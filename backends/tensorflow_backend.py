@@ -484,7 +484,9 @@ def latent_attention(
     """Make the keys and values of every head, and attend to them."""
     options: dict[str, Any] = {"mask": mask, "bias": bias, "is_causal": is_causal, "scale": scale, "softcap": softcap}
     options |= {"window": window, "key_lengths": key_lengths, "query_offsets": query_offsets}
-    key, value = (tf.einsum("blc,hcw->bhlw", latent, each) for each in (key_projection, value_projection))
+    # As in _project: of a product over a whole axis, tf.tensordot makes one tf.matmul.
+    made = (tf.tensordot(latent, each, axes=[[2], [1]]) for each in (key_projection, value_projection))  # (B, L, H, W)
+    key, value = (tf.transpose(each, (0, 2, 1, 3)) for each in made)
     if query_rotary is not None and key_rotary is not None:
         query = tf.concat([query, query_rotary], axis=-1)
         key = tf.concat([key, tf.repeat(key_rotary[:, tf.newaxis], key.shape[1], axis=1)], axis=-1)

@@ -17,6 +17,7 @@ from attncheck.backends import EVERYTHING
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.limits import Limits
 from attncheck.execution.user_code import UserImplementation
+from attncheck.processors import emulated_isa
 from attncheck.reading.addresses import address
 from attncheck.results import DEFAULT_RESULTS
 
@@ -82,6 +83,8 @@ def _limits(limits: Limits) -> list[str]:
     words = []
     if limits.threads != standard.threads:
         words += ["--threads", str(limits.threads)]
+    if isa := emulated_isa():
+        words += ["--isa", isa]
     if limits.case_seconds != standard.case_seconds:
         words += ["--time-limit", f"{limits.case_seconds:g}"]
     if limits.hard_memory_limit != standard.hard_memory_limit:

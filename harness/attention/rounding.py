@@ -6,6 +6,7 @@
     fused_fp8   as fused; exponentials are rounded to float8_e4m3fn before they meet the values
     eager       16 bit: every intermediate is stored; products and sums accumulate in float32, functions too, then round
     eager_pre   as eager; the query or key, already scaled, is stored too
+    eager_cut   as eager; what a product of matrices gives is cut off where it is stored, and not rounded to nearest
 
     tf32_products, bf16_products, bf16x3_products    float32 as native; but what meets in a product of matrices has been
                 rounded, or cut off, to TensorFloat-32, to bfloat16, or to a sum of two bfloat16 numbers, and partial
@@ -70,6 +71,7 @@ class RoundingModel:
     product_precision: int = 0  # bits of what meets in a product of matrices; 0: it is not rounded for that
     product_unit: float = 0.0  # u_t: the largest relative error of that rounding, were it a cut
     product_underflow: float = 0.0  # eta_t
+    cut_mean: float = 0.0  # the mean relative error of a stored product that is cut off, at most
     from_log_sum_exp: bool = False  # whether weights may be e^(s - L) in the forward pass, from a stored L
     wide_statistics: bool = False  # whether a log_sum_exp is returned in float32, whatever the other results are in
 
@@ -143,17 +145,23 @@ def rounding_model_named(rounding_model: str, dtype: str) -> RoundingModel:
 def _plain(rounding_model: str, stored: Format) -> RoundingModel:
     match rounding_model:
         case "native":
-            return _native(stored)
+            found = _native(stored)
         case "fused":
-            return _fused("fused", stored, stored_gradient=False)
+            found = _fused("fused", stored, stored_gradient=False)
         case "fused_bwd":
-            return _fused("fused_bwd", stored, stored_gradient=True)
+            found = _fused("fused_bwd", stored, stored_gradient=True)
         case "fused_fp8":
-            fused = _fused("fused", stored, stored_gradient=False)
-            return replace(fused, rounding_model="fused_fp8", weight_unit=2.0**-4, weight_underflow=2.0**-10)
-        case "eager":
-            return _eager("eager", stored, FORMATS["float32"])
-    return _eager("eager_pre", stored, stored)
+            found = _fused("fused", stored, stored_gradient=False)
+            found = replace(found, weight_unit=2.0**-4, weight_underflow=2.0**-10)
+        case "eager_pre":
+            found = _eager("eager_pre", stored, stored)
+        case _:
+            found = _eager("eager", stored, FORMATS["float32"])
+    if rounding_model == "eager_cut":
+        # A cut is off by less than twice the unit. What is stored without a product before it errs by half of that.
+        cut = 2 * stored.unit_roundoff
+        found = replace(found, score_unit=cut, output_unit=cut, weight_gradient_unit=cut, cut_mean=cut / 2)
+    return replace(found, rounding_model=rounding_model)
 
 
 _FROM_LOG_SUM_EXP = "_lse"

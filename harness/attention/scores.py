@@ -104,7 +104,9 @@ def scaled_products(products: Products, scale: float, exact: Real, rounding: Rou
     )
     shared = 2 * prescaled**2 * squares + size**2 * products.shared
     if not rounding.product_unit:
-        return Logits(exact, max_error, independent, shared, floor)
+        # What cuts take away from a projected query and from a projected key adds up.
+        taken = 2 * (products.computed * rounding.cut_mean) ** 2
+        return Logits(exact, max_error, independent, shared, floor, taken)
     # A query is rounded for all keys of its row at once; partial sums that are cut off err in one direction.
     cut = summation_variance(rounding.accumulate_unit, products.width, square, squares) * (products.width - 1) * ~fits
     of_each = (rounded > 0) * rounding.product_spread**2 * squares

@@ -18,6 +18,7 @@ from attncheck.cli.options import (
     DtypeName,
     Framework,
     ImplementationName,
+    Isa,
     MemoryLimit,
     Results,
     Signature,
@@ -59,6 +60,7 @@ def explain(
     time_limit: TimeLimit = 60.0,
     memory_limit: MemoryLimit = None,
     threads: Threads = 1,
+    isa: Isa = None,
     as_json: AsJson = False,
 ) -> None:
     """Show where an implementation goes wrong in one case.
@@ -98,6 +100,7 @@ def repro(
     time_limit: TimeLimit = 60.0,
     memory_limit: MemoryLimit = None,
     threads: Threads = 1,
+    isa: Isa = None,
     output: Annotated[
         Path | None,
         typer.Option(

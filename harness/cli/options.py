@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +11,7 @@ from typing import Annotated
 import typer
 
 from attncheck.cli import completion
+from attncheck.processors import INSTRUCTION_SETS, emulated_isa, limit_to_isa
 
 
 class Keep(StrEnum):
@@ -277,6 +280,29 @@ CacheSize = Annotated[
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also print what was taken from earlier runs.")]
 Threads = Annotated[int, typer.Option(min=1, metavar="N", help="Threads of each worker.")]
+
+
+def _begin_again(isa: str | None) -> str | None:
+    """Start this command again with the variables of an instruction set: libraries read them once, NumPy among them."""
+    if isa is not None and isa != emulated_isa():
+        limit_to_isa(isa, environment := dict(os.environ))
+        sys.stdout.flush()
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+    return isa
+
+
+Isa = Annotated[
+    str | None,
+    typer.Option(
+        "--isa",
+        metavar="|".join(INSTRUCTION_SETS),
+        help="Compute as a processor with this instruction set and no newer one does. Default: everything "
+        "that this one has.",
+        show_default=False,
+        callback=_begin_again,
+        is_eager=True,
+    ),
+]
 MinJudged = Annotated[
     str | None,
     typer.Option(

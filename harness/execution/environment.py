@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
 from attncheck.backends import BACKENDS, BackendEntry
-from attncheck.processors import processor_flags
+from attncheck.processors import INSTRUCTION_SETS, emulated_isa, processor_flags
 from attncheck.store import cache_folder
 
 Entry = TypeVar("Entry", bound=BackendEntry)
@@ -46,13 +46,14 @@ def _kept(framework: BackendEntry) -> Mapping[str, str]:
 
 @lru_cache
 def _kind(package: str) -> str:
-    cpu = hashlib.sha256("\n".join([platform.machine(), *cpu_features()]).encode()).hexdigest()[:12]
+    features = [platform.machine(), *cpu_features(), emulated_isa() or ""]
+    cpu = hashlib.sha256("\n".join(features).encode()).hexdigest()[:12]
     return f"{package}-{package_version(package)}-{platform.python_version()}-{cpu}"
 
 
 FLAGS = (
-    *("XLA_FLAGS", "PJRT_NPROC", "TF_ENABLE_ONEDNN_OPTS", "ONEDNN_MAX_CPU_ISA", "JAX_PLATFORMS"),
-    *("MKL_CBWR", "OMP_NUM_THREADS"),
+    *("PJRT_NPROC", "TF_ENABLE_ONEDNN_OPTS", "JAX_PLATFORMS", "MKL_CBWR", "OMP_NUM_THREADS"),
+    *sorted(INSTRUCTION_SETS["amx"].variables),
 )
 """Variables that change a framework's numbers or threads, recorded where they are set."""
 
@@ -82,6 +83,7 @@ def describe_environment(entries: Iterable[BackendEntry], threads: int) -> dict[
         "platform": platform.platform(),
         "machine": platform.machine(),
         "cpu_features": cpu_features(),
+        "isa": emulated_isa(),
         "processors": os.cpu_count(),
         "threads_per_worker": threads,
         "versions": dict(sorted((_of_distributions(entries) | _of_packages(entries)).items())),

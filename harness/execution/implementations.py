@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -9,6 +10,7 @@ from functools import cached_property
 
 from attncheck.backends import EVERYTHING, LIBRARIES, BackendEntry, Mode
 from attncheck.errors import UsageError
+from attncheck.processors import processor_flags
 from attncheck.wording import expected
 
 ALL = "all"
@@ -40,8 +42,13 @@ class Implementation:
         return self.in_part or self.declared.covering_only
 
     def rounding_model(self, dtype: str) -> str | None:
-        """Return the rounding model that is declared for a dtype; None where the mode has no such dtype."""
-        return self.declared.classes.get(dtype)
+        """Return the rounding model of a dtype on this processor; None where the mode has no such dtype."""
+        found = self.declared.classes.get(dtype)
+        fallback = self.entry.fallback if self.declared.falls_back and not self.declared.device else None
+        if found is None or fallback is None or dtype not in fallback.dtypes:
+            return found
+        falls_back = fallback.applies(processor_flags() or frozenset(), os.environ)
+        return fallback.becomes.get(found, found) if falls_back else found
 
     def requires(self, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
         """Return what a function of the contract requires of shapes, and which keywords it can be given for that."""

@@ -303,6 +303,7 @@ def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None)
         packages=backend.packages,
         own_process_for=backend.own_process_for,
         environment=backend.environment,
+        fallback=backend.fallback,
         classes=dict(declared.get("classes") or NATIVE),
         target=target,
         framework=name,

@@ -25,6 +25,7 @@ from attncheck.execution.user_code import UserImplementation
 from attncheck.execution.worker import Task
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.truth import truth_of_case
+from attncheck.processors import emulation_variables
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.repro.code import quoted
@@ -167,7 +168,9 @@ def _imports(entry: UserImplementation, dtype: str) -> Iterator[str]:
     yield "import os"
     yield "import sys"
     yield ""
-    yield 'os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")'
+    variables = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    variables |= emulation_variables()
+    yield f"os.environ.update({', '.join(f'{name}={text!r}' for name, text in variables.items())})".replace("'", '"')
     yield "import numpy as np"
     if dtype == "bfloat16":
         yield "import ml_dtypes"

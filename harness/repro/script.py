@@ -17,6 +17,7 @@ from attncheck.execution.user_code import UserImplementation
 from attncheck.execution.worker import THREAD_VARIABLES, Task
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.truth import truth_of_case
+from attncheck.processors import emulation_variables
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.repro.call import PARTS, call_lines
@@ -197,6 +198,7 @@ def _beginning(implementation: Implementation, dtypes: Collection[str]) -> Itera
         yield "import sys\n\nsys.path.append(sys.path.pop(0))  # so that nothing beside this script hides a module\n"
     yield "import os\nimport sys\nfrom types import SimpleNamespace\n"
     environment = {**dict.fromkeys(THREAD_VARIABLES, "1"), **entry.environment_of(implementation.mode)}
+    environment |= emulation_variables()
     yield from ("os.environ.update(", *(f'    {name}="{value}",' for name, value in environment.items()), ")\n")
     yield "import numpy as np"
     if "bfloat16" in dtypes:

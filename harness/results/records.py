@@ -53,6 +53,7 @@ class EnvironmentRecord(_Record):
     python: str
     platform: str
     cpu_features: list[str]
+    isa: str | None = None
     processors: Whole | None
     threads_per_worker: Whole
     versions: dict[str, str]

@@ -23,6 +23,7 @@ ROUNDING_MODELS: Mapping[str, tuple[str, ...]] = {
     "eager": _SIXTEEN_BITS,
     "eager_pre": _SIXTEEN_BITS,
     "eager_lse": _SIXTEEN_BITS,
+    "eager_cut": ("bfloat16",),
 }
 """Which roundings an implementation may declare, and in which dtypes; see ``attention.rounding``."""
 

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from attncheck import processors
+from attncheck.backends import BACKENDS
+from attncheck.errors import UsageError
+from attncheck.execution.implementations import Implementation
 from attncheck.execution.limits import Limits
-from attncheck.processors import _flags_of, available_processors
+from attncheck.processors import (
+    ISA,
+    _flags_of,
+    available_processors,
+    emulation_variables,
+    limit_to_isa,
+    processor_flags,
+)
 
 ASKED = """
 import os
@@ -46,3 +59,122 @@ def test_the_flags_are_those_of_the_first_processor(tmp_path: Path, text: str, f
 
 def test_a_system_without_the_file_says_nothing(tmp_path: Path) -> None:
     assert _flags_of(tmp_path / "cpuinfo") is None
+
+
+HASWELL = frozenset({"fpu", "sse4_1", "sse4_2", "avx", "avx2", "fma", "f16c"})
+CASCADE_LAKE = HASWELL | {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
+SAPPHIRE_RAPIDS = CASCADE_LAKE | {"avx_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16"}
+
+
+def on(monkeypatch: pytest.MonkeyPatch, flags: frozenset[str] | None, isa: str | None = None) -> None:
+    monkeypatch.setattr(processors, "_own_flags", lambda: flags)
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
+    if isa is None:
+        monkeypatch.delenv(ISA, raising=False)
+    else:
+        monkeypatch.setenv(ISA, isa)
+
+
+def test_an_emulated_processor_has_the_flags_of_its_instruction_set_and_no_newer_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on(monkeypatch, SAPPHIRE_RAPIDS, "avx2")
+    assert processor_flags() == HASWELL
+    on(monkeypatch, SAPPHIRE_RAPIDS, "avx512")
+    assert processor_flags() == CASCADE_LAKE
+    on(monkeypatch, SAPPHIRE_RAPIDS)
+    assert processor_flags() == SAPPHIRE_RAPIDS
+
+
+def test_variables_of_an_instruction_set_leave_other_flags_for_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    on(monkeypatch, SAPPHIRE_RAPIDS)
+    environment = {"XLA_FLAGS": "--xla_cpu_max_isa=AVX --xla_cpu_enable_fast_math=false"}
+    limit_to_isa("sse4.1", environment)
+    assert environment["XLA_FLAGS"] == "--xla_cpu_enable_fast_math=false --xla_cpu_max_isa=SSE4_2"
+    assert environment["TF_ENABLE_ONEDNN_OPTS"] == "0"
+    limit_to_isa("avx512_bf16", environment)  # oneDNN is on by default there
+    assert "TF_ENABLE_ONEDNN_OPTS" not in environment
+
+
+def test_what_this_process_is_limited_by_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    on(monkeypatch, SAPPHIRE_RAPIDS)
+    assert emulation_variables() == {}
+    limit_to_isa("avx2", environment := {})
+    for name, text in environment.items():
+        monkeypatch.setenv(name, text)
+    assert emulation_variables() == environment
+
+
+@pytest.mark.parametrize(
+    ("isa", "flags", "said"),
+    [
+        ("neon", SAPPHIRE_RAPIDS, "--isa neon: one of sse4.1, avx2, avx512, avx512_bf16, amx"),
+        (
+            "avx512_bf16",
+            HASWELL,
+            "--isa avx512_bf16: this processor has no avx512_bf16, avx512_vnni, avx512bw, avx512cd, avx512dq, avx512f, "
+            "avx512vl; it can be sse4.1, avx2",
+        ),
+        (
+            "avx2",
+            None,
+            "--isa avx2: this processor has no flags that Linux would list in /proc/cpuinfo; it can be none",
+        ),
+    ],
+)
+def test_what_a_processor_does_not_have_is_refused(
+    monkeypatch: pytest.MonkeyPatch, isa: str, flags: frozenset[str] | None, said: str
+) -> None:
+    on(monkeypatch, flags)
+    with pytest.raises(UsageError, match=re.escape(said)):
+        limit_to_isa(isa, {})
+
+
+TENSORFLOW = [
+    (SAPPHIRE_RAPIDS, None, "eager"),
+    (SAPPHIRE_RAPIDS, "0", "eager_cut"),
+    (HASWELL, None, "eager_cut"),
+    (HASWELL, "1", "eager_cut"),  # oneDNN has no bfloat16 there
+    (HASWELL | {"avx512f"}, None, "eager_cut"),  # Skylake-X: oneDNN is off
+    (HASWELL | {"avx512f"}, "1", "eager"),
+    (HASWELL | {"avx_vnni"}, None, "eager_cut"),  # Alder Lake
+    (HASWELL | {"avx_vnni", "avx_ne_convert"}, None, "eager"),  # Arrow Lake
+    (None, None, "eager_cut"),
+]
+
+
+@pytest.mark.parametrize(("flags", "switch", "model"), TENSORFLOW)
+def test_tensorflow_cuts_products_off_where_onednn_has_none(
+    monkeypatch: pytest.MonkeyPatch, flags: frozenset[str] | None, switch: str | None, model: str
+) -> None:
+    on(monkeypatch, flags)
+    if switch:
+        monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", switch)
+    tensorflow = Implementation(BACKENDS["tensorflow"])
+    assert tensorflow.rounding_model("bfloat16") == model
+    assert tensorflow.rounding_model("float16") == "eager"
+    assert tensorflow.rounding_model("float32") == "native"
+    assert Implementation(BACKENDS["tensorflow"], "xla").rounding_model("bfloat16") == "eager"
+    assert Implementation(BACKENDS["torch"]).rounding_model("bfloat16") == "eager"
+
+
+@pytest.mark.skipif("sse4.1" not in processors.isas_of_this_processor(), reason="this is no x86 processor on Linux")
+def test_a_check_under_an_instruction_set_says_so_in_its_results(tmp_path: Path) -> None:
+    command = [
+        "check",
+        "attention/a-causal-row-sees*",
+        "-b",
+        "numpy",
+        "-d",
+        "float32",
+        "--no-report",
+        "--isa",
+        "sse4.1",
+    ]
+    done = subprocess.run([sys.executable, "-m", "attncheck", *command, "-o", str(tmp_path)], capture_output=True)
+    assert done.returncode == 0, done.stderr
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    assert environment["isa"] == "sse4.1"
+    assert environment["flags"]["OPENBLAS_CORETYPE"] == "Nehalem"
+    assert not [feature for feature in environment["cpu_features"] if "AVX" in feature or feature == "X86_V3"]
+    assert environment["again"]["numpy.eager"] == ["numpy.eager", "--isa", "sse4.1"]
