@@ -78,8 +78,8 @@ class Mode:
     the score matrix is ever in memory whole, or its kernel takes it in tiles: then it is asked for sequences of any
     length. ``requires`` declares the shapes that it takes alone; calls are padded to them (``docs/kernels.md``).
     ``own_process`` keeps it out of the process in which the framework's other modes run, because it configures the
-    framework otherwise. ``covering_only`` asks it by default for a covering set of the cases alone
-    (``harness/covering.py``), because it compiles each anew. One that ``folds_sequences`` has no function for
+    framework otherwise. ``standard_only`` asks it by default for the standard cases alone
+    (``harness/standard.py``), because it compiles each anew. One that ``folds_sequences`` has no function for
     sequences that lie one after the other: it is asked for attention with one mask for all of them. ``device`` is
     where its tensors lie, such as ``cuda``; empty for the processor. ``environment`` is set in its worker besides the
     framework's. Where ``falls_back`` is false, the framework's ``fallback`` is not the mode's.
@@ -95,7 +95,7 @@ class Mode:
     holds_scores: bool = True
     requires: Mapping[str, object] = field(default_factory=dict)
     own_process: bool = False
-    covering_only: bool = False
+    standard_only: bool = False
     folds_sequences: bool = False
     device: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class BackendEntry:
     package is a mere folder of modules, or is imported under another name. Of what others wrote, ``hints`` are for its
     author, and ``distributions`` are the versions of what it imports. ``requirement`` is the oldest release that is
     supported, and ``pythons`` those releases of Python for which the framework has a build that is tested.
-    ``eager_compiles`` is set where the eager mode is ``covering_only`` as well. ``device_modes`` are those on an
+    ``eager_compiles`` is set where the eager mode is ``standard_only`` as well. ``device_modes`` are those on an
     accelerator, which run only where somebody names them with their device (``torch.sdpa@cuda``, ``'torch.*@cuda'``).
     ``fallback`` says how it rounds on processors without what its fast products need.
     """
@@ -164,7 +164,7 @@ class BackendEntry:
             self.module,
             "modular code, one operation after the other",
             self.classes,
-            covering_only=self.eager_compiles,
+            standard_only=self.eager_compiles,
         )
         return {mode.name: mode for mode in ((eager, *self.modes) if self.module else self.modes)}
 

@@ -64,7 +64,7 @@ _PALLAS = (
         classes={"float32": "native", "bfloat16": "fused_bwd", "float16": "fused_bwd"},
         requires=_ONE_WIDTH,
         holds_scores=False,
-        covering_only=True,
+        standard_only=True,
     ),
     Mode(
         "gpu_decode",
@@ -73,7 +73,7 @@ _PALLAS = (
         classes={"float32": "native"},
         requires={**_ONE_WIDTH, "key_length_multiple": 16},
         holds_scores=False,
-        covering_only=True,
+        standard_only=True,
         folds_sequences=True,
     ),
     Mode(
@@ -83,7 +83,7 @@ _PALLAS = (
         classes={"float32": "native"},
         requires=_ONE_WIDTH,
         holds_scores=False,
-        covering_only=True,
+        standard_only=True,
     ),
     Mode(
         "tpu_flash",
@@ -92,7 +92,7 @@ _PALLAS = (
         classes={"float32": "native", "bfloat16": "fused_bwd", "float16": "fused_bwd"},
         requires={**_ONE_WIDTH, **_BLOCKS_OF_TPU},
         holds_scores=False,
-        covering_only=True,
+        standard_only=True,
         folds_sequences=True,
     ),
     Mode(
@@ -102,7 +102,7 @@ _PALLAS = (
         classes={"float32": "native", "bfloat16": "eager_pre", "float16": "eager_pre"},
         requires=_BLOCKS_OF_TPU,
         holds_scores=False,
-        covering_only=True,
+        standard_only=True,
         folds_sequences=True,
     ),
 )
@@ -280,7 +280,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                     # On a CPU it refuses float16: "The precision 'F16_F16_F32' is not supported by dot_general".
                     classes={"float32": "native", "bfloat16": "fused_bwd"},
                     attribute=attribute,
-                    covering_only=True,
+                    standard_only=True,
                     folds_sequences=True,
                 )
                 for implementation, attribute in (("xla", "XLA"), ("xla_chunked", "CHUNKED"))
@@ -301,7 +301,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                     classes={**NATIVE, "bfloat16": "fused_bwd"},
                     attribute="DPA",
                     requires=_ONE_WIDTH,
-                    covering_only=True,
+                    standard_only=True,
                     folds_sequences=True,
                 ),
                 # The same file, dot_product_attention_weights: query / jnp.sqrt(depth) is stored, and so are scores
@@ -312,7 +312,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                     "flax.nnx.dot_product_attention with a module, into which it sows its weights",
                     classes={**NATIVE, "bfloat16": "eager_pre", "float16": "eager_pre"},
                     attribute="SOWN",
-                    covering_only=True,
+                    standard_only=True,
                     folds_sequences=True,
                 ),
             ),
@@ -344,7 +344,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                     classes={"float32": "native", "bfloat16": "fused_bwd"},
                     requires=_ONE_WIDTH,
                     own_process=True,
-                    covering_only=True,
+                    standard_only=True,
                     folds_sequences=True,
                     environment={"KERAS_BACKEND": "jax"},
                 ),

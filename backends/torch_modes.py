@@ -28,7 +28,7 @@ TORCH_MODES = (
         "attncheck.backends.torch_compile",
         "torch.compile of the eager code",
         own_process=True,
-        covering_only=True,
+        standard_only=True,
         folds_sequences=True,
     ),
     # Eager in 16 bits, too: what is not rewritten stores its scores.
@@ -37,7 +37,7 @@ TORCH_MODES = (
         "attncheck.backends.torch_compile_output",
         "torch.compile of attention that returns its output alone, which it may rewrite",
         own_process=True,
-        covering_only=True,
+        standard_only=True,
         folds_sequences=True,
     ),
     Mode(
@@ -113,7 +113,7 @@ TORCH_MODES = (
         attribute="COMPILED",
         holds_scores=False,
         own_process=True,
-        covering_only=True,
+        standard_only=True,
     ),
     Mode(
         "mha",

@@ -23,13 +23,13 @@ _CONVERTED_KEPT = 16
 class Unit:
     """One case in one dtype: what is judged at once. ``position`` is its own in the plan, ``case`` that of its case.
 
-    ``in_covering`` tells whether modes are asked for it that compile each case anew (``covering.py``).
+    ``in_standard`` tells whether modes are asked for it that compile each case anew (``standard.py``).
     """
 
     position: int
     case: int
     dtype: str
-    in_covering: bool = True
+    in_standard: bool = True
 
 
 class Plan:
@@ -46,11 +46,13 @@ class Plan:
         )
 
     @classmethod
-    def of(cls, cases: Sequence[Case], dtypes: Sequence[str]) -> Plan:
+    def of(cls, cases: Sequence[Case], dtypes: Sequence[str], *, documents_first: bool = False) -> Plan:
         """Plan cases in the dtypes asked for, all if none is. Raises ``UsageError`` where no case declares one."""
-        asked = ((case, dtype) for case, each in enumerate(cases) for dtype in each.dtypes)
-        chosen = ((case, dtype) for case, dtype in asked if not dtypes or dtype in dtypes)
-        units = [Unit(position, case, dtype) for position, (case, dtype) in enumerate(chosen)]
+        asked = [(case, dtype, each.is_document) for case, each in enumerate(cases) for dtype in each.dtypes]
+        chosen = [each for each in asked if not dtypes or each[1] in dtypes]
+        if documents_first:
+            chosen.sort(key=lambda each: not each[2])
+        units = [Unit(position, case, dtype) for position, (case, dtype, _) in enumerate(chosen)]
         if cases and not units:
             raise UsageError(f"no case is declared for {', '.join(dtypes)}")
         return cls(cases, units)
@@ -65,12 +67,12 @@ class Plan:
 
     def task(self, unit: Unit) -> Task:
         """Return what a worker has to evaluate for a unit."""
-        return replace(task_of(self.case(unit), self.inputs(unit)), in_covering=unit.in_covering)
+        return task_of(self.case(unit), self.inputs(unit))
 
-    def with_covering(self, positions: Collection[int]) -> Plan:
-        """Ask modes that compile each case anew for the units at these positions alone."""
+    def with_standard(self, positions: Collection[int]) -> Plan:
+        """Ask modes that compile each case anew for the units at these places of the plan alone."""
         return Plan(
-            self.cases, [replace(unit, in_covering=index in positions) for index, unit in enumerate(self.units)]
+            self.cases, [replace(unit, in_standard=index in positions) for index, unit in enumerate(self.units)]
         )
 
     def only(self, units: Collection[tuple[str, str]]) -> Plan:

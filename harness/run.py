@@ -73,8 +73,8 @@ class Settings:
         only: The cases, each with a dtype, that failed last time, where they alone run; None runs all.
         max_failures: After so many failing cases the run is stopped; None never stops it.
         store: Where exact answers, bounds and rows of earlier runs are.
-        all_cases: Whether implementations that compile each case anew are asked for all cases, or for those that stand
-            for them.
+        all_cases: Whether implementations that compile each case anew are asked for all cases, or for the standard ones.
+        documents_first: Whether documents are judged before the other cases, or all in their order.
     """
 
     output: Path
@@ -96,6 +96,7 @@ class Settings:
     max_failures: int | None = None
     store: Store = NO_STORE
     all_cases: bool = False
+    documents_first: bool = True
 
 
 @dataclass(frozen=True)
@@ -153,12 +154,12 @@ def run_cases(
         OutputError: If the directory cannot be written.
         ClusterError: If a cluster is lost.
     """
-    plan = Plan.of(cases, settings.dtypes)
+    plan = Plan.of(cases, settings.dtypes, documents_first=settings.documents_first)
     plan = plan if settings.only is None else plan.only(settings.only)
-    if not settings.all_cases and _covering_only(chosen):
-        from attncheck.covering import with_covering
+    if not settings.all_cases and _standard_only(chosen):
+        from attncheck.standard import with_standard
 
-        plan = with_covering(plan)
+        plan = with_standard(plan)
     watch = RunWatch(FailedRecord.begun(settings.output, settings.only), settings.max_failures, on_failure)
     groups = _groups(chosen, plan.dtypes)
     judge = Judge(
@@ -221,7 +222,7 @@ def _run(
         stopped = watch.stop(((plan.case(unit).id, unit.dtype) for unit in plan), finished)
         if settings.complete and stopped is None:
             messages = {row.message for row in recorder.failures}
-            in_part = set() if settings.all_cases else _covering_only(chosen)
+            in_part = set() if settings.all_cases else _standard_only(chosen)
             recorder.add_rows(
                 row
                 for row in recorder.expected_failures.xpass_rows()
@@ -236,9 +237,9 @@ def _run(
     return summary
 
 
-def _covering_only(chosen: ImplementationSelection) -> set[str]:
-    """Return the names of those that are asked, by default, for a covering set of the cases alone."""
-    return {item.name for item in chosen.implementations if item.covering_only}
+def _standard_only(chosen: ImplementationSelection) -> set[str]:
+    """Return the names of those that are asked, by default, for the standard cases alone."""
+    return {item.name for item in chosen.implementations if item.standard_only}
 
 
 def _groups(chosen: ImplementationSelection, dtypes: Sequence[str]) -> list[Group]:

@@ -24,11 +24,11 @@ class Iteration:
     exitfirst: bool = False
     maxfail: int | None = None
     all_cases: bool = False
-    covering: Sequence[str] = ()
+    standard: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if self.all_cases and self.covering:
-            raise UsageError("--all-cases leaves no case out, --covering runs some alone: give one")
+        if self.all_cases and self.standard:
+            raise UsageError("--all-cases leaves no case out, --standard runs some alone: give one")
         if self.failed and self.failed_first:
             raise UsageError("--failed runs what failed last time alone, --failed-first before the rest: give one")
 

@@ -211,17 +211,17 @@ AllCases = Annotated[
     bool,
     typer.Option(
         "--all-cases",
-        help="Ask implementations that compile each case anew (torch.compile, tf.function, XLA) for every case. "
-        "Default: for cases that stand for all, in which every two options meet and every size occurs. With "
-        "--resume, add the rest.",
+        help="Ask implementations that compile each case anew (jax.jit, torch.compile, tf.function) for every case. "
+        "Default: for the standard cases, in which every two options meet, every size occurs, and every known fault "
+        "shows. With --resume, add the rest.",
     ),
 ]
-Covering = Annotated[
+Standard = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAMES",
-        help="Run a covering set of the cases alone on these implementations: a backend, a name or a glob. About one "
-        "case in ten, in which every two options meet and every size occurs.",
+        help="Run the standard cases alone on these implementations too: a backend, a name or a glob. About one "
+        "case in five.",
         show_default=False,
     ),
 ]

@@ -118,7 +118,7 @@ def _run(
 
     own = (split(request.backend) or None, split(request.implementation), request.framework)
     chosen = select_implementations(*own, request.limits, described, request.signature)
-    chosen = chosen.with_covering(request.iteration.covering)
+    chosen = chosen.with_standard(request.iteration.standard)
     store = store_of(request.cache, request.cache_size)
     selection = select(
         *(request.patterns, request.tag, request.dtype, request.expected_failures),
@@ -236,6 +236,7 @@ def _settings(
         only=narrowed.only,
         max_failures=request.iteration.max_failures,
         all_cases=request.iteration.all_cases,
+        documents_first=not request.iteration.failed_first,
     )
 
 

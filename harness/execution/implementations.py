@@ -20,7 +20,7 @@ ALL = "all"
 class Implementation:
     """A backend in a mode; in its default mode unless another is named.
 
-    ``in_part`` asks it for a covering set of the cases alone, even if it does not compile each anew.
+    ``in_part`` asks it for the standard cases alone, even if it does not compile each anew.
     """
 
     entry: BackendEntry
@@ -37,9 +37,15 @@ class Implementation:
         return self.entry.mode_named(self.mode)
 
     @property
-    def covering_only(self) -> bool:
-        """Whether it is asked, unless all cases are asked for, for a covering set of them alone."""
-        return self.in_part or self.declared.covering_only
+    def standard_only(self) -> bool:
+        """Whether it is asked, unless all cases are asked for, for the standard ones alone."""
+        return self.in_part or self.declared.standard_only
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether calls may have to be changed before it can be asked, and it may be that none can be."""
+        is_own = self.entry is not EVERYTHING.get(self.entry.name)
+        return is_own or self.declared.folds_sequences or bool(self.declared.requires)
 
     def rounding_model(self, dtype: str) -> str | None:
         """Return the rounding model of a dtype on this processor; None where the mode has no such dtype."""
@@ -93,8 +99,8 @@ class ImplementationSelection:
         """What whoever wrote an implementation may want to know of how it is called, a line each."""
         return tuple(f"{item.name}: {hint}" for item in self.implementations for hint in item.entry.hints)
 
-    def with_covering(self, patterns: Sequence[str]) -> ImplementationSelection:
-        """Ask some of them for a covering set of the cases alone, by backend or by glob.
+    def with_standard(self, patterns: Sequence[str]) -> ImplementationSelection:
+        """Ask some of them for the standard cases alone, by backend or by glob.
 
         Raises ``UsageError`` for a pattern that means none of them.
         """
@@ -107,7 +113,7 @@ class ImplementationSelection:
         found = [item for item in self.implementations if pattern == item.entry.name or _means(pattern, item)]
         if not found:
             names = ", ".join(item.name for item in self.implementations) or "nothing"
-            raise UsageError(f"--covering {pattern}: no implementation of this run is called so; it has {names}")
+            raise UsageError(f"--standard {pattern}: no implementation of this run is called so; it has {names}")
         return found
 
 

@@ -36,6 +36,16 @@ def scores_too_large(mode: Mode, task: Task, most: int) -> Failure | None:
     return Failure("unsupported", f"{needed}; {limit}", ("more memory",))
 
 
+_FRAMEWORKS, _OF_EACH = 5, 2**31
+"""Workers of the four frameworks, one of which needs two, and bytes that each takes with what it has compiled."""
+
+
+def _workers() -> int:
+    """Return how many workers may be alive: one for each processor, and all of the frameworks' where memory allows."""
+    room = psutil.virtual_memory().total * 3 // 4 // _OF_EACH
+    return max(3, available_processors(), min(_FRAMEWORKS, room))
+
+
 _MIN_MEMORY = 3 * 2**29
 """Bytes. A framework that has done nothing yet holds up to 800 MB, and starting one anew takes seconds."""
 
@@ -61,7 +71,7 @@ class Limits:
     start_seconds: float = START_SECONDS
     case_seconds: float = 60.0
     threads: int = 1
-    workers: int = field(default_factory=lambda: max(3, available_processors()))
+    workers: int = field(default_factory=_workers)
     soft_memory_limit: int = 4 * 2**30
     hard_memory_limit: int = field(default_factory=lambda: psutil.virtual_memory().total * 3 // 4)
     max_output: int = 2**26

@@ -50,7 +50,7 @@ _MAX_SESSION = 5
 _STARTS = 3
 """So often in a row a worker that ran before is started again in vain."""
 _LEFT_OUT = Failure(
-    "unsupported", f"left out: it runs a covering set of the cases; {ALL_CASES} runs every one", (ALL_CASES,)
+    "unsupported", f"left out: it runs the standard cases; {ALL_CASES} runs every one", (ALL_CASES,)
 )
 _BUNDLED_MEMORY = 7 * 2**28
 """Bytes, above which a worker of a bundled framework is replaced: three of them fit into 6 GiB beside the harness."""
@@ -69,6 +69,10 @@ class Group:
     def name(self) -> str:
         """A name for logs: the implementation, and its dtype where it has a process of its own."""
         return f"{self.implementation.name}-{'-'.join(self.dtypes)}"
+
+    def is_asked_for(self, dtype: str, *, in_standard: bool) -> bool:
+        """Whether it serves a dtype, and others do not stand for the case that is meant."""
+        return dtype in self.dtypes and (in_standard or not self.implementation.standard_only)
 
     @property
     def is_bundled(self) -> bool:
@@ -148,6 +152,16 @@ class GroupRunner(Generic[Key]):
         if process is not None:
             process.end()
 
+    def left_out(self, case: Case, dtype: str, task: Callable[[], Task]) -> Failure:
+        """Return the outcome of a case that the implementation is not asked for, or could not do if it were."""
+        implementation = self.group.implementation
+        if lack := self.lack_known_beforehand(case, dtype):
+            return lack
+        if not implementation.is_padded:
+            return _LEFT_OUT
+        padding = padded_call(implementation, task())
+        return padding if isinstance(padding, Failure) else _LEFT_OUT
+
     def lack_known_beforehand(self, case: Case, dtype: str) -> Failure | None:
         """Return the outcome of a case that the implementation cannot be asked for, before its task is made."""
         begun = perf_counter()
@@ -202,8 +216,6 @@ class GroupRunner(Generic[Key]):
         return self._evaluate_as_it_is(task)
 
     def _evaluate_as_it_is(self, task: Task) -> Outcome:
-        if self.group.implementation.covering_only and not task.in_covering:
-            return _LEFT_OUT
         if too_large := scores_too_large(self.group.implementation.declared, task, self._limits.memory_of_each):
             return too_large
         if self._given_up is not None:
@@ -228,7 +240,7 @@ class GroupRunner(Generic[Key]):
         if name not in self._slot.started and (failure := self._start()) is not None:
             return failure
         seconds = self._limits.case_seconds
-        if self.group.implementation.declared.covering_only:
+        if self.group.implementation.declared.standard_only:
             seconds += self._limits.start_seconds  # it compiles first, which says nothing of the code that is judged
         answer = self._call(seconds, evaluate_and_measure, name, task, str(self._log.path))
         if isinstance(answer, Failure):

@@ -48,7 +48,7 @@ class Task:
     """One evaluation: an operation on inputs that are already in the working dtype.
 
     ``memory_layout`` says which of them lie otherwise than row by row (``layout.py``). Of ``stages`` alone something
-    is asked; None is all that come back. ``in_covering`` is that of its unit in the plan.
+    is asked; None is all that come back.
     """
 
     operation: str
@@ -56,7 +56,6 @@ class Task:
     inputs: Mapping[str, NDArray[Any]]
     memory_layout: Mapping[str, str] = field(default_factory=dict)
     stages: tuple[str, ...] | None = None
-    in_covering: bool = True
 
 
 @dataclass(frozen=True)

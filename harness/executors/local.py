@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from itertools import count
 from queue import Full, Queue, SimpleQueue
 from time import sleep
@@ -25,6 +26,7 @@ from attncheck.executors.shared_work import CHUNK, SharedWork
 from attncheck.executors.waiting import WaitingOutcomes
 from attncheck.judging.units import Judge, Remembered, UnitResult
 from attncheck.plan import Plan, Unit
+from attncheck.processors import available_processors
 from attncheck.recorder import ResultRecorder
 
 WINDOW = 4096
@@ -63,23 +65,32 @@ class LocalExecutor:
     def compute_and_judge(self, plan: Plan, recorder: ResultRecorder, on_progress: Callable[[int, int], None]) -> None:
         """Compute every unit of a plan, and judge each when its last implementation has answered."""
         every = [runner for each in self._runners for runner in each]
-        serving = {dtype: sum(dtype in runner.group.dtypes for runner in every) for dtype in plan.dtypes}
-        total = sum(serving[unit.dtype] for unit in plan)
+        total = sum(unit.dtype in runner.group.dtypes for runner in every for unit in plan)
+        asked = {unit.position: sum(_is_asked(runner, unit) for runner in every) for unit in plan}
         computing = _Computing(plan, self._runners, self._helpers, self._workers)
-        unserved = deque(unit for unit in plan if not serving[unit.dtype] and self._judge.implementations)
+        unasked = deque(unit for unit in plan if not asked[unit.position] and self._judge.implementations)
 
-        def judge_unserved(before: float) -> None:
+        def judge(unit: Unit, outcomes: Mapping[str, Outcome]) -> None:
+            left_out = {
+                runner.group.implementation.name: runner.left_out(plan.case(unit), unit.dtype, partial(plan.task, unit))
+                for runner in every
+                if unit.dtype in runner.group.dtypes and not _is_asked(runner, unit)
+            }
+            recorder.evaluations += len(left_out)
+            judgements.add(unit, {**outcomes, **left_out})
+
+        def judge_unasked(before: float) -> None:
             """Judge, in its turn, what no implementation is asked for."""
-            while unserved and unserved[0].position < before and not recorder.is_stopped:
-                judgements.add(unserved.popleft(), {})
+            while unasked and unasked[0].position < before and not recorder.is_stopped:
+                judge(unasked.popleft(), {})
 
         with (
-            closing(WaitingOutcomes(serving)) as waiting,
+            closing(WaitingOutcomes(lambda unit: asked[unit.position])) as waiting,
             closing(_Judgements(plan, self._judge, recorder)) as judgements,
             computing.in_threads(),
         ):
             on_progress(0, total)
-            while recorder.evaluations < total and not recorder.is_stopped:
+            for _ in range(sum(asked.values())):
                 answer = computing.answers.get()
                 if isinstance(answer, BaseException):
                     raise answer
@@ -87,12 +98,15 @@ class LocalExecutor:
                 recorder.evaluations += 1
                 outcomes = waiting.add(unit, group.implementation.name, outcome)
                 if outcomes is not None:
-                    judge_unserved(unit.position)
-                    judgements.add(unit, outcomes)
+                    judge_unasked(unit.position)
+                    judge(unit, outcomes)
                 judgements.record()
                 on_progress(recorder.evaluations, total)
-            judge_unserved(math.inf)
+                if recorder.is_stopped:
+                    break
+            judge_unasked(math.inf)
             judgements.record_all()
+            on_progress(recorder.evaluations, total)
 
 
 class _Computing:
@@ -107,16 +121,16 @@ class _Computing:
     ) -> None:
         self.answers: Queue[_Answer | BaseException] = Queue(MAX_ANSWERS)
         self._plan, self._runners, self._helpers = plan, runners, helpers
-        self._places = PrioritySemaphore(workers)
+        self._places = PrioritySemaphore(workers, available_processors())
 
     @contextmanager
     def in_threads(self) -> Iterator[None]:
         """Compute meanwhile; in the end every runner is stopped."""
-        works = {_process(each): SharedWork(_served(self._plan, each)) for each in self._runners}
+        works = {_process(each): SharedWork(_asked(self._plan, each)) for each in self._runners}
         helped = {_process(each) for each in self._helpers}
         with ThreadPoolExecutor(max(1, len(self._runners) + len(self._helpers))) as threads:
             try:
-                for each in self._runners:
+                for each in sorted(self._runners, key=_is_quick):  # what compiles takes the longest: it starts first
                     at_once = CHUNK if _process(each) in helped else WINDOW
                     threads.submit(self._reporting, each, self._drive, works[_process(each)], at_once)
                 for each in self._helpers:
@@ -160,7 +174,7 @@ class _Computing:
             sleep(_BETWEEN_LOOKS)
 
     def _get_through(self, together: _Together, units: Sequence[Unit]) -> None:
-        calls = [(each, unit) for unit in units for each in together if unit.dtype in each.group.dtypes]
+        calls = [(each, unit) for unit in units for each in together if _is_asked(each, unit)]
         run_in_turn(
             calls, self._question, lambda each, unit, outcome: self._hand_over(each, (unit, each.group, outcome))
         )
@@ -245,10 +259,18 @@ def _process(together: _Together) -> tuple[str, ...]:
     return together[0].group.process
 
 
-def _served(plan: Plan, together: _Together) -> list[Unit]:
+def _is_asked(runner: GroupRunner[Unit], unit: Unit) -> bool:
+    return runner.group.is_asked_for(unit.dtype, in_standard=unit.in_standard)
+
+
+def _asked(plan: Plan, together: _Together) -> list[Unit]:
     """Return the units that at least one of these runners is asked for."""
-    dtypes = {dtype for runner in together for dtype in runner.group.dtypes}
-    return [unit for unit in plan if unit.dtype in dtypes]
+    return [unit for unit in plan if any(_is_asked(runner, unit) for runner in together)]
+
+
+def _is_quick(together: _Together) -> bool:
+    """Whether none of these compiles each case anew."""
+    return not any(runner.group.implementation.standard_only for runner in together)
 
 
 def _close(runners: _Together) -> None:

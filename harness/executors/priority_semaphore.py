@@ -11,10 +11,10 @@ _LOOK = 0.2
 
 
 class PrioritySemaphore:
-    """At most ``limit`` at the same time."""
+    """At most ``limit`` at the same time; a place is spare while fewer than ``busy`` are taken."""
 
-    def __init__(self, limit: int) -> None:
-        self._free = limit
+    def __init__(self, limit: int, busy: int | None = None) -> None:
+        self._free, self._kept_free = limit, max(0, limit - (limit if busy is None else busy))
         self._waiting: list[tuple[int, int]] = []
         self._tickets = 0
         self._changed = Condition()
@@ -47,7 +47,7 @@ class PrioritySemaphore:
     def spare(self, is_wanted: Callable[[], bool]) -> Iterator[bool]:
         """Wait for a place that nobody else waits for; give whether there is one, or it is not wanted any more."""
         with self._changed:
-            while (wanted := is_wanted()) and not (self._free and not self._waiting):
+            while (wanted := is_wanted()) and not (self._free > self._kept_free and not self._waiting):
                 self._changed.wait(_LOOK)
             self._free -= wanted
         try:

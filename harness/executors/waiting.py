@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
@@ -29,11 +29,11 @@ class _Filed:
 
 
 class WaitingOutcomes:
-    """Outcomes by unit, until every implementation that serves its dtype has answered."""
+    """Outcomes by unit, until every implementation that is asked for it has answered."""
 
-    def __init__(self, serving: Mapping[str, int], max_held: int = MAX_HELD) -> None:
-        """``serving`` says of each dtype how many implementations answer."""
-        self._serving, self._max_held = serving, max_held
+    def __init__(self, asked_of: Callable[[Unit], int], max_held: int = MAX_HELD) -> None:
+        """``asked_of`` counts the implementations that are asked for a unit."""
+        self._asked_of, self._max_held = asked_of, max_held
         self._waiting: dict[int, dict[str, Outcome | _Filed]] = {}
         self._held = 0
         self._file: IO[bytes] | None = None
@@ -41,7 +41,7 @@ class WaitingOutcomes:
     def add(self, unit: Unit, implementation: str, outcome: Outcome) -> dict[str, Outcome] | None:
         """Return what all have answered to the unit, where this is the last answer."""
         found = self._waiting.setdefault(unit.position, {})
-        if len(found) + 1 < self._serving[unit.dtype]:
+        if len(found) + 1 < self._asked_of(unit):
             found[implementation] = self._kept(outcome)
             return None
         del self._waiting[unit.position]

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from attncheck.covering import EMPTY_ROWS, NOT_ASKED, Given, Level, levels_of
+from attncheck.standard import EMPTY_ROWS, NOT_ASKED, Given, Level, levels_of
 from attncheck.reading.case import Case
 from attncheck.reading.options import ONLY_WITH_SOME_SCORES
 from attncheck.reading.selection import select_cases

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from distributed import Future
@@ -24,7 +25,7 @@ def serving(cluster: Cluster, unit: Unit) -> list[int]:
 def pack(plan: Plan, units: Sequence[Unit]) -> bytes:
     """Pack units with their cases, once for all tasks of a batch."""
     indices = {case: number for number, case in enumerate(dict.fromkeys(unit.case for unit in units))}
-    here = tuple(Unit(unit.position, indices[unit.case], unit.dtype) for unit in units)
+    here = tuple(replace(unit, case=indices[unit.case]) for unit in units)
     return pickle.dumps(Batch(tuple(plan.cases[case] for case in indices), here), pickle.HIGHEST_PROTOCOL)
 
 

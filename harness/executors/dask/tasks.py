@@ -9,7 +9,7 @@ import pickle
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock, Thread
 from time import perf_counter
@@ -131,8 +131,11 @@ def evaluate_batch(packed_campaign: bytes, packed_batch: bytes, group: int) -> E
             if run.ended:
                 raise RunEnded
             if unit.dtype in dtypes:
-                lack = runner.lack_known_beforehand(plan.case(unit), unit.dtype)
-                outcomes.append(lack or runner.evaluate(plan.task(unit)))
+                case, task = plan.case(unit), partial(plan.task, unit)
+                if runner.group.is_asked_for(unit.dtype, in_standard=unit.in_standard):
+                    outcomes.append(runner.lack_known_beforehand(case, unit.dtype) or runner.evaluate(task()))
+                else:
+                    outcomes.append(runner.left_out(case, unit.dtype, task))
         return Evaluated(tuple(outcomes), runner.description, perf_counter() - begun)
 
 

@@ -28,7 +28,7 @@ def refuse(*_: object) -> NoReturn:
 
 
 def test_a_unit_that_one_alone_serves_does_not_wait() -> None:
-    with closing(WaitingOutcomes(SERVING)) as waiting:
+    with closing(WaitingOutcomes(lambda unit: SERVING[unit.dtype])) as waiting:
         assert list(waiting.add(Unit(0, 0, "float64"), "a", outcome(1)) or ()) == ["a"]
 
 
@@ -40,7 +40,7 @@ def test_all_come_back_as_they_were_wherever_they_waited(
     if full:
         monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     failure = Failure("unsupported", "no such keyword", ("mask",))
-    with closing(WaitingOutcomes(SERVING, held)) as waiting:
+    with closing(WaitingOutcomes(lambda unit: SERVING[unit.dtype], held)) as waiting:
         for position in range(4):
             unit = Unit(position, position, "bfloat16")
             assert waiting.add(unit, "a", outcome(position)) is None

@@ -1,7 +1,8 @@
-"""A covering set of cases: what implementations run by default that compile each of them anew.
+"""The standard set of cases: the part of them that implementations run by default which compile each case anew.
 
-As in a covering array of strength two, every two options that meet somewhere meet here. Every class of sizes occurs
-along every axis, and every option in every dtype.
+All documents are in it, and for each fault of the catalogue a case that was measured to catch it
+(``cases/standard.json``). The rest is a covering array of strength two: every two options that meet somewhere meet
+here. Every class of sizes occurs along every axis, every tag somewhere, and every option in every dtype.
 
 An option is whatever a call may have or lack: an option proper, an optional input, heads that share keys and values,
 values of another width. Most have one level, that they are given; a word from a list has one for each word, a
@@ -11,10 +12,12 @@ follows from the specification.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from heapq import heapify, heappop, heappush
+from importlib.resources import files
 from itertools import combinations
 from typing import Any, get_args
 
@@ -167,35 +170,52 @@ _SIZES = (1, 15, 63, 127)
 MAX_COMPILED = 100
 """So many units are compiled by everybody."""
 
+CATCHES = "standard.json"
+"""Units of the bundled cases, each with the faults that it stands for; ``benchmarks/standard.py`` measures them."""
 
-def with_covering(plan: Plan) -> Plan:
-    """Choose the units of a plan that modes are asked for that compile each anew, where there is a choice."""
+
+def with_standard(plan: Plan) -> Plan:
+    """Choose the units of a plan for modes that compile each unit anew, where there is a choice."""
     if len(plan.units) <= MAX_COMPILED:
         return plan
-    return plan.with_covering(frozenset(covering(plan.cases, [(unit.case, unit.dtype) for unit in plan])))
+    return plan.with_standard(frozenset(standard_units(plan.cases, [(unit.case, unit.dtype) for unit in plan])))
 
 
-def covering(cases: Sequence[Case], units: Sequence[tuple[int, str]]) -> list[int]:
-    """Choose units, each a case and a dtype, so that whatever occurs in any of them occurs in one that is chosen.
+def standard_units(cases: Sequence[Case], units: Sequence[tuple[int, str]]) -> list[int]:
+    """Choose units, each a case and a dtype; return positions among the units, in their order.
 
-    The one that adds most comes first, which is at most a small factor from the fewest that are possible. Returns
-    positions among the units, in their order.
+    All documents are chosen, and the units that catch faults. To these are added units so that whatever occurs in any
+    unit occurs in one that is chosen: first the one that adds most, which is at most a small factor from the fewest
+    that are possible.
     """
+    catching = {(case, dtype) for case, dtypes in recorded_catches().items() for dtype in dtypes}
     of_case = {case: list(_features_of_case(cases[case])) for case in {case for case, _ in units}}
     features = [frozenset(_features(of_case[case], dtype)) for case, dtype in units]
-    open_ones = set().union(*features)
+    chosen = {
+        position
+        for position, (case, dtype) in enumerate(units)
+        if cases[case].is_document or (cases[case].id, dtype) in catching
+    }
+    open_ones = set().union(*features).difference(*(features[position] for position in chosen))
     heap = [(-len(found), position) for position, found in enumerate(features)]
     heapify(heap)
-    chosen = []
     while open_ones:
         _, position = heappop(heap)
         adds = len(features[position] & open_ones)
         if heap and adds < -heap[0][0]:  # what it would add has shrunk since it was put there
             heappush(heap, (-adds, position))
             continue
-        chosen.append(position)
+        chosen.add(position)
         open_ones -= features[position]
     return sorted(chosen)
+
+
+def recorded_catches() -> Mapping[str, Mapping[str, Sequence[str]]]:
+    """Return the faults that were measured to be caught: by the id of a case, and its dtype."""
+    catches: Mapping[str, Mapping[str, Sequence[str]]] = json.loads(
+        files("attncheck.cases").joinpath(CATCHES).read_text(encoding="utf-8")
+    )
+    return catches
 
 
 @dataclass(frozen=True)
@@ -215,6 +235,8 @@ def _features(of_case: Sequence[_Feature], dtype: str) -> Iterator[Hashable]:
 
 def _features_of_case(case: Case) -> Iterator[_Feature]:
     operation, levels = case.operation, Given(case).levels
+    for tag in case.tags:
+        yield _Feature(tag)
     yield _Feature((operation,), in_every_dtype=True)
     for level in levels:
         yield _Feature((operation, level), in_every_dtype=True)

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from attncheck import covering as module
+from attncheck import standard as module
 from attncheck import run as running
 from attncheck.backends import BackendEntry, Mode
-from attncheck.covering import _features, _features_of_case, covering
+from attncheck.standard import _features, _features_of_case, standard_units
 from attncheck.errors import ExitCode, UsageError
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.plan import Plan
@@ -38,7 +38,7 @@ def features(cases: list[Case] | tuple[Case, ...], units: list[tuple[int, str]])
 
 def test_few_of_the_bundled_cases_have_all_that_occurs_in_any(corpus: Plan) -> None:
     units = [(unit.case, unit.dtype) for unit in corpus]
-    chosen = [units[position] for position in covering(corpus.cases, units)]
+    chosen = [units[position] for position in standard_units(corpus.cases, units)]
     assert features(corpus.cases, chosen) == features(corpus.cases, units)
     assert {corpus.cases[case].operation for case, _ in chosen} == set(OPERATIONS)
     assert {dtype for _, dtype in chosen} == set(DTYPES)
@@ -49,7 +49,7 @@ def test_few_of_the_bundled_cases_have_all_that_occurs_in_any(corpus: Plan) -> N
 def test_whatever_is_asked_for_none_is_chosen_that_adds_nothing_at_first(corpus: Plan, data: some.DataObject) -> None:
     every = [(unit.case, unit.dtype) for unit in corpus]
     units = data.draw(some.lists(some.sampled_from(every), min_size=1, max_size=12, unique=True))
-    positions = covering(corpus.cases, units)
+    positions = standard_units(corpus.cases, units)
     assert positions == sorted(set(positions))
     assert features(corpus.cases, [units[each] for each in positions]) == features(corpus.cases, units)
 
@@ -57,19 +57,19 @@ def test_whatever_is_asked_for_none_is_chosen_that_adds_nothing_at_first(corpus:
 def test_units_that_have_the_same_are_tried_once(corpus: Plan) -> None:
     case = next(number for number, each in enumerate(corpus.cases) if len(each.dtypes) > 1)
     dtype = corpus.cases[case].dtypes[0]
-    assert covering(corpus.cases, [(case, dtype)] * 3) == [0]
+    assert standard_units(corpus.cases, [(case, dtype)] * 3) == [0]
 
 
 SLOW = "slow_to_compile"
 
 
 @pytest.fixture
-def run_covering(
+def run_standard(
     tmp_path: Path, case_folder: Path, make_backend: Callable[..., BackendEntry], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[RunSummary, Run]]:
     """Run four cases in two dtypes on an implementation that is asked for few, and on one that is asked for all."""
     made = make_backend(SLOW, "")
-    slow = BackendEntry(SLOW, made.module, ("numpy",), modes=(Mode("slow", made.module, "", covering_only=True),))
+    slow = BackendEntry(SLOW, made.module, ("numpy",), modes=(Mode("slow", made.module, "", standard_only=True),))
     quick = BackendEntry("quick", "attncheck.backends.numpy_backend", ("numpy",))
     chosen = ImplementationSelection((Implementation(slow, "slow"), Implementation(quick)))
     monkeypatch.setattr(module, "MAX_COMPILED", 0)
@@ -93,9 +93,9 @@ def units_of_rows(rows: pd.DataFrame, **having: str) -> int:
 
 
 def test_what_is_left_out_says_so_and_is_neither_judged_nor_a_failure(
-    run_covering: Callable[..., tuple[RunSummary, Run]],
+    run_standard: Callable[..., tuple[RunSummary, Run]],
 ) -> None:
-    summary, run = run_covering()
+    summary, run = run_standard()
     left_out = units_of(run, f"{SLOW}.slow", verdict="unsupported", lacks="--all-cases")
     assert 0 < left_out < 8
     assert units_of(run, f"{SLOW}.slow", verdict="agree") == 8 - left_out
@@ -104,22 +104,22 @@ def test_what_is_left_out_says_so_and_is_neither_judged_nor_a_failure(
 
 
 def test_all_cases_run_where_that_is_asked_for_and_a_run_can_be_resumed_with_the_rest(
-    run_covering: Callable[..., tuple[RunSummary, Run]],
+    run_standard: Callable[..., tuple[RunSummary, Run]],
 ) -> None:
-    run_covering()
-    summary, run = run_covering(all_cases=True, resume=True)
+    run_standard()
+    summary, run = run_standard(all_cases=True, resume=True)
     assert units_of(run, f"{SLOW}.slow", verdict="agree") == units_of(run, f"{SLOW}.slow") == 8
     assert summary.judged == {f"{SLOW}.slow": 4, "quick.eager": 4}
 
 
 @pytest.mark.parametrize(("all_cases", "code"), [(False, 0), (True, 1)])
 def test_an_expected_failure_is_outdated_only_where_nothing_was_left_out(
-    all_cases: bool, code: int, run_covering: Callable[..., tuple[RunSummary, Run]], tmp_path: Path
+    all_cases: bool, code: int, run_standard: Callable[..., tuple[RunSummary, Run]], tmp_path: Path
 ) -> None:
     path = tmp_path / "expected.yaml"
     entry = f"implementation: {SLOW}.slow\n  cases: ['small/*']\n  verdict: numeric\n  decided: numeric\n"
     path.write_text(f"- {entry}  reason: It is wrong somewhere.\n", encoding="utf-8")
-    summary, _ = run_covering(all_cases=all_cases, complete=True, expected_failures=load_expected_failures([path]))
+    summary, _ = run_standard(all_cases=all_cases, complete=True, expected_failures=load_expected_failures([path]))
     assert int(summary.exit_code) == code
 
 
@@ -140,12 +140,12 @@ def test_the_command_line_asks_for_all_cases_where_it_is_told_to(
     assert [each.all_cases for each in seen] == [given]
 
 
-def test_any_implementation_can_be_asked_for_a_covering_set(
+def test_any_implementation_can_be_asked_for_the_standard_cases(
     invoke: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
     folder = tmp_path / "results"
     code, out, _ = invoke(
-        *("check", "softmax/*", "lengths/*", "masking/*", "windows/*", "--backend", "numpy", "--covering", "numpy"),
+        *("check", "softmax/*", "lengths/*", "masking/*", "windows/*", "--backend", "numpy", "--standard", "numpy"),
         *("--no-report", "--output", str(folder)),
     )
     rows = read_run(folder).rows
@@ -158,11 +158,11 @@ def test_any_implementation_can_be_asked_for_a_covering_set(
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["--covering", "torch.*"], "torch.*: no implementation of this run is called so; it has numpy.eager"),
-        (["--covering", "numpy", "--all-cases"], "leaves no case out, --covering runs some alone: give one"),
+        (["--standard", "torch.*"], "torch.*: no implementation of this run is called so; it has numpy.eager"),
+        (["--standard", "numpy", "--all-cases"], "leaves no case out, --standard runs some alone: give one"),
     ],
 )
-def test_a_covering_set_of_what_does_not_run_is_refused(
+def test_the_standard_set_of_what_does_not_run_is_refused(
     given: list[str], says: str, invoke: Callable[..., tuple[int, str, str]]
 ) -> None:
     code, _, err = invoke("check", "softmax/*", "--backend", "numpy", *given)
