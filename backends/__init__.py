@@ -42,14 +42,29 @@ _NUMPY_MODES = (Mode("absorbed", "attncheck.backends.numpy_absorbed", ABSORBED, 
 # https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision
 _TENSOR_CORES = {**EAGER, "float32": "tf32_products"}
 _JAX_ON_CUDA = (
-    Mode("eager@cuda", "attncheck.backends.jax_backend", "op by op; on a GPU", _TENSOR_CORES, device="cuda"),
-    Mode("jit@cuda", "attncheck.backends.jax_jit", "the eager code in jax.jit; on a GPU", _TENSOR_CORES, device="cuda"),
+    Mode(
+        "eager@cuda",
+        "attncheck.backends.jax_backend",
+        "op by op; on a GPU",
+        _TENSOR_CORES,
+        standard_only=True,
+        device="cuda",
+    ),
+    Mode(
+        "jit@cuda",
+        "attncheck.backends.jax_jit",
+        "the eager code in jax.jit; on a GPU",
+        _TENSOR_CORES,
+        standard_only=True,
+        device="cuda",
+    ),
     Mode(
         "dpa_jit@cuda",
         "attncheck.backends.jax_dpa_jit",
         "jax.nn.dot_product_attention in jax.jit; on a GPU",
         classes={"float64": "native", "float32": "tf32_products", "bfloat16": "fused_bwd", "float16": "fused_bwd"},
         requires=_ONE_WIDTH,
+        standard_only=True,
         folds_sequences=True,
         device="cuda",
     ),
@@ -176,7 +191,12 @@ BACKENDS: Mapping[str, BackendEntry] = {
             ("jax", "jaxlib"),
             default_mode="jit",  # what is not inside jax.jit is compiled too, each operation by itself
             modes=(
-                Mode("jit", "attncheck.backends.jax_jit", "the eager code in jax.jit: JAX's default mode"),
+                Mode(
+                    "jit",
+                    "attncheck.backends.jax_jit",
+                    "the eager code in jax.jit: JAX's default mode",
+                    standard_only=True,
+                ),
                 Mode(
                     "jit_output",
                     "attncheck.backends.jax_jit_output",
@@ -204,7 +224,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
                     standard_only=True,
                     folds_sequences=True,
                 ),
-                Mode("absorbed", "attncheck.backends.jax_absorbed", f"{ABSORBED}; in jax.jit"),
+                Mode("absorbed", "attncheck.backends.jax_absorbed", f"{ABSORBED}; in jax.jit", standard_only=True),
             ),
             device_modes=_JAX_ON_CUDA,
             eager_compiles=True,

@@ -19,6 +19,7 @@ from contextlib import suppress
 from functools import lru_cache, wraps
 from importlib import import_module
 from pathlib import Path
+from time import perf_counter
 from typing import Any, TypeVar
 
 import jax
@@ -32,6 +33,8 @@ FOLDER = "ATTNCHECK_JAX_PROGRAMS"
 """The variable that names the folder; without it nothing is kept."""
 MOST = 2**29
 """Bytes that the folder may take. What was not used for the longest time goes first."""
+seconds_compiled = 0.0
+"""How long this process has compiled so far."""
 _VARIABLES = ("XLA_FLAGS", "JAX_PLATFORMS", "PJRT_NPROC")
 
 
@@ -92,7 +95,8 @@ def _path(key: str) -> Path:
 
 def _compiled(program: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> Compiled:
     """Compile anew: what comes out of JAX's own cache cannot be kept again, it would lack its functions."""
-    enabled = jax.config.values["jax_enable_compilation_cache"]
+    global seconds_compiled
+    enabled, begun = jax.config.values["jax_enable_compilation_cache"], perf_counter()
     try:
         jax.config.update("jax_enable_compilation_cache", False)
         compilation_cache.reset_cache()
@@ -101,6 +105,7 @@ def _compiled(program: Any, inputs: tuple[Any, ...], options: dict[str, Any]) ->
     finally:
         jax.config.update("jax_enable_compilation_cache", enabled)
         compilation_cache.reset_cache()
+        seconds_compiled += perf_counter() - begun
 
 
 def _read(path: Path) -> Compiled:

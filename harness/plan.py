@@ -87,6 +87,12 @@ class Plan:
         return Plan(self.cases, [unit for unit in self.units if (self.case(unit).id, unit.dtype) not in finished])
 
     @property
+    def standard_cases(self) -> int:
+        """How many cases are asked of modes that compile each case anew; 0 where these are asked for all."""
+        standard = {unit.case for unit in self.units if unit.in_standard}
+        return len(standard) if any(not unit.in_standard for unit in self.units) else 0
+
+    @property
     def dtypes(self) -> tuple[str, ...]:
         """The dtypes of all units."""
         return tuple(sorted({unit.dtype for unit in self.units}))

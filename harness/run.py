@@ -44,7 +44,9 @@ from attncheck.results.resume import ResumeState, read_resume_state
 from attncheck.results.writer import ResultsWriter
 from attncheck.spec import DTYPES
 from attncheck.store import NO_STORE, Store
+from attncheck.timing import Times
 from attncheck.verdicts import Verdict
+from attncheck.wording import counted
 
 _MOST_ALIKE = 8
 """Workers of the same modes side by side: each holds a framework of its own."""
@@ -75,6 +77,7 @@ class Settings:
         store: Where exact answers, bounds and rows of earlier runs are.
         all_cases: Whether implementations that compile each case anew are asked for all cases, or for the standard ones.
         documents_first: Whether documents are judged before the other cases, or all in their order.
+        times: Gets the seconds that everything takes.
     """
 
     output: Path
@@ -97,6 +100,7 @@ class Settings:
     store: Store = NO_STORE
     all_cases: bool = False
     documents_first: bool = True
+    times: Times = field(default_factory=Times)
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,7 @@ def run_cases(
     on_failure: Callable[[FailedEvaluation], None] = lambda failed: None,
     *,
     described: DescribedWorkers | None = None,
+    on_plan: Callable[[str], None] = lambda words: None,
 ) -> RunSummary:
     """Run every case in every dtype on every implementation and write the results directory.
 
@@ -145,6 +150,7 @@ def run_cases(
         faults: What is wrong with case files; it makes the exit code 2.
         on_progress: Is called with the numbers of evaluations done and planned.
         on_failure: Is called with every failing evaluation as it is judged.
+        on_plan: Is called with who is asked for which cases, where that is not the same for all.
         described: The processes in which implementations were described; workers on this machine are taken from them.
 
     Returns:
@@ -156,10 +162,13 @@ def run_cases(
     """
     plan = Plan.of(cases, settings.dtypes, documents_first=settings.documents_first)
     plan = plan if settings.only is None else plan.only(settings.only)
-    if not settings.all_cases and _standard_only(chosen):
+    if not settings.all_cases and (standard := _standard_only(chosen)):
         from attncheck.standard import with_standard
 
-        plan = with_standard(plan)
+        with settings.times.of("choosing standard cases"):
+            plan = with_standard(plan)
+        if count := plan.standard_cases:
+            on_plan(_words_of(cases, chosen, standard, count))
     watch = RunWatch(FailedRecord.begun(settings.output, settings.only), settings.max_failures, on_failure)
     groups = _groups(chosen, plan.dtypes)
     judge = Judge(
@@ -242,6 +251,19 @@ def _standard_only(chosen: ImplementationSelection) -> set[str]:
     return {item.name for item in chosen.implementations if item.standard_only}
 
 
+def _words_of(cases: Sequence[Case], chosen: ImplementationSelection, standard: Collection[str], count: int) -> str:
+    """Say who is asked for all cases, and who for the standard ones."""
+    parts = (
+        (False, f"{len(cases):,} of {counted(len(cases), 'case')}"),
+        (True, f"the {counted(count, 'standard case')}, which cover the rest"),
+    )
+    named = [
+        (", ".join(item.short_name for item in chosen.implementations if (item.name in standard) == in_part), words)
+        for in_part, words in parts
+    ]
+    return "; ".join(f"{names}: {words}" for names, words in named if names)
+
+
 def _groups(chosen: ImplementationSelection, dtypes: Sequence[str]) -> list[Group]:
     """Return the worker processes that the implementations need for these dtypes."""
     return [
@@ -265,7 +287,7 @@ def _means(
         helpers: list[list[GroupRunner[Unit]]] = []
         for number in range(2, min(settings.limits.workers, available_processors(), _MOST_ALIKE) + 1):
             helpers += group_runners(bundled, limits, logs, number=number)
-        yield LocalExecutor(runners, judge, settings.limits.workers, helpers)
+        yield LocalExecutor(runners, judge, settings.limits.workers, helpers, settings.times)
         return
     from attncheck.executors.dask.driver import dask_executor  # Dask is an extra
 

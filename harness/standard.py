@@ -13,7 +13,7 @@ follows from the specification.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from heapq import heapify, heappop, heappush
@@ -65,6 +65,11 @@ def levels_of(operation: Operation) -> dict[str, list[Level]]:
     return found
 
 
+@lru_cache
+def _all_levels(operation: str) -> tuple[Level, ...]:
+    return tuple(level for levels in levels_of(OPERATIONS[operation]).values() for level in levels)
+
+
 @dataclass(frozen=True)
 class Given:
     """What a case gives of its operation's options."""
@@ -74,8 +79,7 @@ class Given:
     @cached_property
     def levels(self) -> frozenset[Level]:
         """Every level that the case has."""
-        operation = OPERATIONS[self.case.operation]
-        return frozenset(level for levels in levels_of(operation).values() for level in levels if self._has(level))
+        return frozenset(level for level in _all_levels(self.case.operation) if self._has(level))
 
     def _has(self, level: Level) -> bool:
         case, option, text = self.case, level.option, level.text
@@ -184,20 +188,27 @@ def with_standard(plan: Plan) -> Plan:
 def standard_units(cases: Sequence[Case], units: Sequence[tuple[int, str]]) -> list[int]:
     """Choose units, each a case and a dtype; return positions among the units, in their order.
 
-    All documents are chosen, and the units that catch faults. To these are added units so that whatever occurs in any
-    unit occurs in one that is chosen: first the one that adds most, which is at most a small factor from the fewest
-    that are possible.
+    All documents are chosen, and the units that were measured to catch faults, and to these what else has to be there
+    so that whatever occurs in any unit occurs in one that is chosen.
     """
-    catching = {(case, dtype) for case, dtypes in recorded_catches().items() for dtype in dtypes}
-    of_case = {case: list(_features_of_case(cases[case])) for case in {case for case, _ in units}}
-    features = [frozenset(_features(of_case[case], dtype)) for case, dtype in units]
+    recorded = recorded_catches()
+    of_case = {number: cases[number] for number in dict.fromkeys(case for case, _ in units)}
     chosen = {
         position
-        for position, (case, dtype) in enumerate(units)
-        if cases[case].is_document or (cases[case].id, dtype) in catching
+        for position, (number, dtype) in enumerate(units)
+        if of_case[number].is_document or dtype in recorded.get(of_case[number].id, ())
     }
-    open_ones = set().union(*features).difference(*(features[position] for position in chosen))
-    heap = [(-len(found), position) for position, found in enumerate(features)]
+    return covering(features_of(of_case, units), chosen)
+
+
+def covering(features: Sequence[frozenset[Hashable]], chosen: Collection[int] = ()) -> list[int]:
+    """Add to what is chosen until every feature is there; return positions, in order.
+
+    The one that adds most comes first, which is at most a small factor from the fewest that are possible.
+    """
+    found = set(chosen)
+    open_ones = frozenset().union(*features).difference(*(features[position] for position in found))
+    heap = [(-len(each), position) for position, each in enumerate(features)]
     heapify(heap)
     while open_ones:
         _, position = heappop(heap)
@@ -205,11 +216,18 @@ def standard_units(cases: Sequence[Case], units: Sequence[tuple[int, str]]) -> l
         if heap and adds < -heap[0][0]:  # what it would add has shrunk since it was put there
             heappush(heap, (-adds, position))
             continue
-        chosen.add(position)
+        found.add(position)
         open_ones -= features[position]
-    return sorted(chosen)
+    return sorted(found)
 
 
+def features_of(cases: Mapping[int, Case], units: Sequence[tuple[int, str]]) -> list[frozenset[Hashable]]:
+    """Return all that occurs in each unit: options, pairs of them, tags, sizes, layouts."""
+    of_case = {number: list(_features_of_case(case)) for number, case in cases.items()}
+    return [frozenset(_features(of_case[number], dtype)) for number, dtype in units]
+
+
+@lru_cache(maxsize=1)
 def recorded_catches() -> Mapping[str, Mapping[str, Sequence[str]]]:
     """Return the faults that were measured to be caught: by the id of a case, and its dtype."""
     catches: Mapping[str, Mapping[str, Sequence[str]]] = json.loads(

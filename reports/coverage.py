@@ -27,6 +27,7 @@ MAX_REASONS = 4
 _MAX_LETTERS = 100
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _KEYS = ["environment", "implementation", "case"]
+_STOOD_FOR = f"need {ALL_CASES}"
 _STOPPED = [verdict for verdict in Verdict if verdict.exit_code is ExitCode.NOT_RUN]
 
 
@@ -46,9 +47,19 @@ class Coverage:
     stopped: int = 0
 
     @property
+    def stood_for(self) -> int:
+        """How many cases it was not asked for because the standard cases cover them."""
+        return dict(self.lacks).get(_STOOD_FOR, 0)
+
+    @property
+    def standard(self) -> int:
+        """How many cases it was asked for."""
+        return self.asked - self.stood_for
+
+    @property
     def is_whole(self) -> bool:
-        """Whether every case was judged."""
-        return self.judged >= self.asked
+        """Whether every case was judged that it was asked for."""
+        return self.judged >= self.standard
 
     @property
     def unsupported(self) -> int:
@@ -63,7 +74,8 @@ class Coverage:
     @property
     def rest(self) -> str:
         """Say what became of what was not judged; empty where all was."""
-        parts = [f"{self.unsupported:,} unsupported: {self._reasons()}"] if self.lacks else []
+        unsupported = self.unsupported - self.stood_for
+        parts = [f"{unsupported:,} unsupported: {self._reasons()}"] if unsupported else []
         parts += [f"{self.unverified:,} unverified: no exact answer"] if self.unverified else []
         parts += [f"{self.stopped:,} could not be run"] if self.stopped else []
         parts += [f"{self.not_run:,} not run"] if self.not_run else []
@@ -73,12 +85,15 @@ class Coverage:
     def words(self) -> str:
         """Say how much was judged, and what the rest lacks."""
         judged = f"judged {self.judged:,} of {counted(self.asked, 'case')}"
+        if self.stood_for:
+            judged = f"judged {self.judged:,} of {counted(self.standard, 'standard case')}, which cover the rest"
         return "; ".join(filter(None, (judged, self.rest)))
 
     def _reasons(self) -> str:
-        shown = self.lacks[:MAX_REASONS] if len(self.lacks) > MAX_REASONS + 1 else self.lacks
+        lacks = [each for each in self.lacks if each[0] != _STOOD_FOR]
+        shown = lacks[:MAX_REASONS] if len(lacks) > MAX_REASONS + 1 else lacks
         parts = [f"{count:,} {what if count > 1 else _singular(what)}" for what, count in shown]
-        if others := self.lacks[len(shown) :]:
+        if others := lacks[len(shown) :]:
             parts.append(f"{sum(count for _, count in others):,} for other reasons")
         return ", ".join(parts)
 

@@ -46,21 +46,39 @@ def extent(frames: Frames) -> str:
     if len(found) == 1:
         return f"J{found[0].words[1:]}"
     part = [each for each in found if not each.is_whole]
-    whole = [each for each in found if each.is_whole]
+    standard = [each for each in found if each.is_whole and each.stood_for]
+    whole = [each for each in found if each.is_whole and not each.stood_for]
+    if standard and not part and len({each.asked for each in found}) == 1:
+        return _of_standard_cases(frames, whole, standard)
     if len(part) <= MAX_SPELT_OUT:
         sentences = [f"{_name(frames, each.column)}: {each.words}" for each in part]
     else:
-        short = [f"{_name(frames, each.column)} {each.judged:,} of {each.asked:,}" for each in part[:MAX_NAMED]]
+        short = [f"{_name(frames, each.column)} {each.judged:,} of {each.standard:,}" for each in part[:MAX_NAMED]]
         more = f" and {len(part) - MAX_NAMED} more" if len(part) > MAX_NAMED else ""
         sentences = [f"Not judged in all cases: {', '.join(short)}{more}"]
+    sentences += [f"{_name(frames, each.column)}: {each.words}" for each in standard]
     if whole:
         asked = {each.asked for each in whole}
         cases = (
             f"{next(iter(asked)):,} of {counted(next(iter(asked)), 'case')}" if len(asked) == 1 else "all of its cases"
         )
         others = "The other" if len(whole) == 1 else "The others"
-        sentences.append(f"{others}: judged {cases}" if part else f"Judged {cases} on each")
+        sentences.append(f"{others}: judged {cases}" if sentences else f"Judged {cases} on each")
     return ". ".join(sentences)
+
+
+def _of_standard_cases(frames: Frames, whole: Sequence[Coverage], standard: Sequence[Coverage]) -> str:
+    """Say who was judged in all cases, and who in the standard ones."""
+    parts = [f"{_listed(frames, whole)}: {whole[0].judged:,} of {counted(whole[0].asked, 'case')}"] if whole else []
+    for count in dict.fromkeys(each.judged for each in standard):
+        names = _listed(frames, [each for each in standard if each.judged == count])
+        parts.append(f"{names}: the {counted(count, 'standard case')}, which cover the rest")
+    return "; ".join(parts)
+
+
+def _listed(frames: Frames, found: Sequence[Coverage]) -> str:
+    names = [_name(frames, each.column) for each in found]
+    return ", ".join(names) if len(names) <= MAX_NAMED else f"{len(names)} implementations"
 
 
 def _of_implementations(frames: Frames, found: Sequence[Coverage]) -> str:

@@ -279,6 +279,9 @@ CacheSize = Annotated[
     ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also print what was taken from earlier runs.")]
+VerboseRun = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Also print what was taken from earlier runs, and what took the time.")
+]
 Threads = Annotated[int, typer.Option(min=1, metavar="N", help="Threads of each worker.")]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from attncheck.cli.iterating import Iteration, narrow
 from attncheck.cli.options import Keep
 from attncheck.cli.shared import limits_of, print_faults, select, split, store_of
 from attncheck.errors import ExitCode, UsageError
+from attncheck.timing import Times
 
 if TYPE_CHECKING:
     from attncheck.execution.describing import DescribedWorkers
@@ -65,6 +66,7 @@ class RunRequest:
     """Whether properties are asked besides."""
     is_announced: bool = False
     """Whether people were told already what they may want to know before a run."""
+    times: Times = field(default_factory=Times)
 
     @property
     def limits(self) -> Limits:
@@ -120,12 +122,15 @@ def _run(
     chosen = select_implementations(*own, request.limits, described, request.signature)
     chosen = chosen.with_standard(request.iteration.standard)
     store = store_of(request.cache, request.cache_size)
-    selection = select(
-        *(request.patterns, request.tag, request.dtype, request.expected_failures),
-        *(request.tile, request.iteration.match, store),
-    )
+    if not (request.patterns or request.quiet or request.is_announced):
+        typer.echo("attncheck: reading the bundled cases", err=True)
+    with request.times.of("reading cases"):
+        selection = select(
+            *(request.patterns, request.tag, request.dtype, request.expected_failures),
+            *(request.tile, request.iteration.match, store),
+        )
     narrowed = _narrowed(request, chosen, selection)
-    settings = replace(_settings(request, chosen, selection, narrowed), store=store)
+    settings = replace(_settings(request, chosen, selection, narrowed), store=store, times=request.times)
     try:
         with show_progress(visible=not request.quiet) as progress:
             summary = run_cases(
@@ -136,6 +141,7 @@ def _run(
                 progress.update,
                 lambda failed: on_failure(progress, failed),
                 described=described,
+                on_plan=lambda words: None if request.quiet else typer.echo(f"attncheck: {words}", err=True),
             )
             if request.properties:
                 summary = _with_properties(request, chosen, settings, summary)

@@ -50,7 +50,7 @@ from attncheck.cli.options import (
     Tiles,
     TimeLimit,
     UseCache,
-    Verbose,
+    VerboseRun,
     Watch,
     WithProperties,
 )
@@ -127,7 +127,7 @@ def check(
     no_report: NoReport = False,
     watch: Watch = False,
     quiet: Quiet = False,
-    verbose: Verbose = False,
+    verbose: VerboseRun = False,
 ) -> None:
     """Run cases, judge them and write a report."""
     request = RunRequest(
@@ -200,13 +200,21 @@ def _finish(request: RunRequest, summary: RunSummary, outlets: Outlets | None = 
     """Write the report, if one is wanted, and show the answer."""
     from attncheck.results.format import REPORT_FOLDER
 
-    frames = frames_of([request.output])
-    path = write_frames(frames, request.output / REPORT_FOLDER) if request.report else None
+    with request.times.of("report"):
+        frames = frames_of([request.output])
+        path = write_frames(frames, request.output / REPORT_FOLDER) if request.report else None
     place = ReportPlace(request.output, path)
     name = "check" if as_json else ""
     show_answer(frames, place, summary.exit_code, as_json=name, quiet=request.quiet, announced=frames.announced)
+    _show_times(request)
     if outlets is not None:
         write_ci_outputs(frames, place, outlets, as_json=as_json)
+
+
+def _show_times(request: RunRequest) -> None:
+    """Say what took the time, where that is asked for."""
+    if request.verbose:
+        typer.echo(f"attncheck: time, of processes side by side added up: {request.times}", err=True)
 
 
 @app.command(
@@ -248,7 +256,7 @@ def run(
     min_judged: MinJudged = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
-    verbose: Verbose = False,
+    verbose: VerboseRun = False,
 ) -> None:
     """Run cases, judge them and store the results without a report."""
     request = RunRequest(
@@ -285,4 +293,5 @@ def run(
         show_answer(frames_of([output]), place, summary.exit_code, as_json="run", quiet=quiet)
     else:
         show_results(output, quiet=quiet)
+    _show_times(request)
     raise typer.Exit(summary.exit_code)

@@ -70,6 +70,11 @@ class Implementation:
         return f"{self.entry.name}.{self.mode}"
 
     @property
+    def short_name(self) -> str:
+        """The name for people who run few: a framework's alone for its default mode."""
+        return self.entry.name if self.mode == self.entry.default_mode and not self.declared.device else self.name
+
+    @property
     def needs(self) -> dict[str, float]:
         """What a worker of a cluster must offer to run it, by Dask's names for resources, and how much of each."""
         device = {"GPU": 1.0} if self.declared.device else {}

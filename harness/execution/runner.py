@@ -33,6 +33,7 @@ from attncheck.execution.worker import Failure, Outcome, Task, evaluate_and_meas
 from attncheck.reading.canonical import call_form
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
+from attncheck.timing import Times
 from attncheck.verdicts import ALL_CASES
 
 
@@ -144,6 +145,7 @@ class GroupRunner(Generic[Key]):
         self._ends = EqualEnds(limits.keep_going)
         self._end_reason = ""
         self._meanwhile: Callable[[], None] = lambda: None
+        self.times = Times()
 
     def stop(self) -> None:
         """Kill the worker; nothing more is reported."""
@@ -177,7 +179,9 @@ class GroupRunner(Generic[Key]):
         outcome = self._evaluate(task)
         process = self._slot.process
         answered = process.answered if process is not None else 0.0
-        return replace(outcome, seconds=(answered if answered > begun else perf_counter()) - begun)
+        seconds = (answered if answered > begun else perf_counter()) - begun
+        self.times.add("all", seconds)
+        return replace(outcome, seconds=seconds)
 
     def evaluate_session(self, session: Session) -> tuple[StepResult, ...] | Failure:
         """Do the steps of a session in the worker, one after the other, each padded to what it requires.
@@ -245,6 +249,7 @@ class GroupRunner(Generic[Key]):
         answer = self._call(seconds, evaluate_and_measure, name, task, str(self._log.path))
         if isinstance(answer, Failure):
             return answer
+        self.times.add("compiling", answer.compiled)
         if isinstance(answer.outcome, Failure):
             self._log.require_space()
         if answer.held > self._limits.soft_memory_limit or not answer.is_fit:
@@ -258,7 +263,8 @@ class GroupRunner(Generic[Key]):
         if self._slot.process is None and self._described is not None and isinstance(entry, UserImplementation):
             self._log.require_writable()
             self._slot.process = self._described.take(entry, self._limits.threads)
-        answer = self._call(self._limits.start_seconds, start, *what)
+        with self.times.of("importing"):
+            answer = self._call(self._limits.start_seconds, start, *what)
         if isinstance(answer, Failure):
             self.close()
             # What has started before may do so again: somebody may have killed it. What never has is not asked twice.

@@ -135,11 +135,15 @@ def limit_threads(threads: int) -> None:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What came of an evaluation, how many bytes the worker holds after it, and whether it is fit for another."""
+    """What came of an evaluation, how many bytes the worker holds after it, and whether it is fit for another.
+
+    It was ``compiled`` for so many seconds first, where that is known.
+    """
 
     outcome: Outcome
     held: int
     is_fit: bool
+    compiled: float = 0.0
 
 
 def evaluate_and_measure(implementation: str, task: Task, log: str) -> Evaluated:
@@ -149,12 +153,18 @@ def evaluate_and_measure(implementation: str, task: Task, log: str) -> Evaluated
     from attncheck.execution.process_state import ProcessState, has_many_mappings
 
     _print_to(log)
-    surroundings = ProcessState.snapshot()
+    surroundings, compiled = ProcessState.snapshot(), _seconds_compiled()
     outcome = evaluate_on(_backends[implementation], task)
     is_fit = surroundings.restore() and not (isinstance(outcome, Failure) and surroundings.has_more_threads())
     held = int(psutil.Process().memory_info().rss)
     must_count = next(_EVALUATIONS) % _BETWEEN_COUNTS == 0
-    return Evaluated(outcome, held, is_fit and not (must_count and has_many_mappings(held)))
+    is_fit = is_fit and not (must_count and has_many_mappings(held))
+    return Evaluated(outcome, held, is_fit, _seconds_compiled() - compiled)
+
+
+def _seconds_compiled() -> float:
+    """Return how long this process has compiled programs of JAX, if it has any."""
+    return float(getattr(sys.modules.get("attncheck.backends.jax_programs"), "seconds_compiled", 0.0))
 
 
 @dataclass(frozen=True)

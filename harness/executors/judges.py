@@ -19,6 +19,7 @@ from attncheck.judging.units import Judge, Remembered, UnitResult
 from attncheck.processors import available_processors
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
+from attncheck.timing import Times
 
 MIN_UNITS = 32
 """As many units as are judged in the time that the processes take to start."""
@@ -30,13 +31,14 @@ MAX_QUICK = 256
 class JudgingProcesses:
     """Judges units in processes of its own, as many as there are processors; ``close`` ends them."""
 
-    def __init__(self, judge: Judge, processes: int | None = None) -> None:
+    def __init__(self, judge: Judge, processes: int | None = None, times: Times | None = None) -> None:
         self._judge = judge
         self._threads = ThreadPoolExecutor(processes or available_processors(), thread_name_prefix="attncheck judges")
         self._own = local()
         self._living: list[WorkerProcess] = []
         self._here = Lock()
         self._closed = False
+        self._times = Times() if times is None else times
 
     def submit(
         self,
@@ -68,7 +70,9 @@ class JudgingProcesses:
         found: Remembered | None = None,
     ) -> tuple[UnitResult, Counter[str]]:
         try:
-            return self._worker().call(_judge_here, case, dtype, inputs, outcomes, found, seconds=math.inf)
+            worker = self._worker()
+            with self._times.of("judging"):
+                return worker.call(_judge_here, case, dtype, inputs, outcomes, found, seconds=math.inf)
         except (WorkerDied, RemoteError):
             self._end_worker()
             if self._closed:

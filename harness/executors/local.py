@@ -28,6 +28,7 @@ from attncheck.judging.units import Judge, Remembered, UnitResult
 from attncheck.plan import Plan, Unit
 from attncheck.processors import available_processors
 from attncheck.recorder import ResultRecorder
+from attncheck.timing import Times
 
 WINDOW = 4096
 """Units of a plan that a worker gets through before it makes room. Starting it anew takes seconds, these take more."""
@@ -50,12 +51,15 @@ class LocalExecutor:
         judge: Judge,
         workers: int,
         helpers: Sequence[Sequence[GroupRunner[Unit]]] = (),
+        times: Times | None = None,
     ) -> None:
         """``runners`` in one list share a worker: they take turns, unit by unit.
 
         ``helpers`` are runners of the same groups, with workers of their own, which take part where a place is spare.
+        ``times`` gets the seconds of everything.
         """
         self._runners, self._judge, self._workers, self._helpers = runners, judge, workers, helpers
+        self._times = Times() if times is None else times
 
     @property
     def descriptions(self) -> Mapping[str, Mapping[str, str]]:
@@ -86,7 +90,7 @@ class LocalExecutor:
 
         with (
             closing(WaitingOutcomes(lambda unit: asked[unit.position])) as waiting,
-            closing(_Judgements(plan, self._judge, recorder)) as judgements,
+            closing(_Judgements(plan, self._judge, recorder, self._times)) as judgements,
             computing.in_threads(),
         ):
             on_progress(0, total)
@@ -107,6 +111,17 @@ class LocalExecutor:
             judge_unasked(math.inf)
             judgements.record_all()
             on_progress(recorder.evaluations, total)
+        self._add_times()
+
+    def _add_times(self) -> None:
+        """Add up the seconds of workers, by what they did."""
+        for runner in (runner for each in (*self._runners, *self._helpers) for runner in each):
+            seconds = runner.times.seconds
+            parts = {what: seconds.get(what, 0.0) for what in ("importing", "compiling")}
+            name = runner.group.implementation.name
+            for what, taken in parts.items():
+                self._times.add(f"{what} {name}", taken)
+            self._times.add(f"computing {name}", seconds.get("all", 0.0) - sum(parts.values()))
 
 
 class _Computing:
@@ -196,8 +211,8 @@ _Answer: TypeAlias = tuple[Unit, Group, Outcome]
 class _Judgements:
     """Units that are judged, at once or in processes, and recorded in the order in which that is done."""
 
-    def __init__(self, plan: Plan, judge: Judge, recorder: ResultRecorder) -> None:
-        self._plan, self._judge, self._recorder = plan, judge, recorder
+    def __init__(self, plan: Plan, judge: Judge, recorder: ResultRecorder, times: Times) -> None:
+        self._plan, self._judge, self._recorder, self._times = plan, judge, recorder, times
         self._processes: JudgingProcesses | None = None
         self._quick = 0
         self._waiting: set[Future[tuple[UnitResult, Counter[str]]]] = set()
@@ -207,18 +222,21 @@ class _Judgements:
         """Judge a unit, or have it judged."""
         case = self._plan.case(unit)
         if (found := self._judge.of_failures(case, unit.dtype, outcomes)) is not None:  # before any inputs are drawn
-            self._recorder.add(found)
+            self._record(found)
             return
-        question = case, unit.dtype, self._plan.inputs(unit), outcomes
-        remembered = self._judge.remembered(*question)
+        with self._times.of("drawing inputs"):
+            question = case, unit.dtype, self._plan.inputs(unit), outcomes
+        with self._times.of("looking up"):
+            remembered = self._judge.remembered(*question)
         found = None if remembered is None else remembered.result
         if found is None and (len(self._plan.units) < MIN_UNITS or self._is_quick(remembered)):
-            found = self._judge.judge(*question, remembered)
+            with self._times.of("judging"):
+                found = self._judge.judge(*question, remembered)
         if found is not None:
-            self._recorder.add(found)
+            self._record(found)
             return
         if self._processes is None:
-            self._processes = JudgingProcesses(self._judge)
+            self._processes = JudgingProcesses(self._judge, times=self._times)
         if len(self._waiting) >= MAX_TO_JUDGE:
             self._record_next()
         future = self._processes.submit(*question, remembered)
@@ -252,7 +270,11 @@ class _Judgements:
         self._waiting.discard(future)
         found, counts = future.result()
         self._judge.store.counts.update(counts)
-        self._recorder.add(found)
+        self._record(found)
+
+    def _record(self, found: UnitResult) -> None:
+        with self._times.of("writing"):
+            self._recorder.add(found)
 
 
 def _process(together: _Together) -> tuple[str, ...]:
