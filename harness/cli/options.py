@@ -221,7 +221,7 @@ Standard = Annotated[
     typer.Option(
         metavar="NAMES",
         help="Run the standard cases alone on these implementations too: a backend, a name or a glob. About one "
-        "case in five.",
+        "case in four.",
         show_default=False,
     ),
 ]

@@ -50,9 +50,7 @@ _MAX_SESSION = 5
 """Times the limit of an evaluation that all calls of a session together may take."""
 _STARTS = 3
 """So often in a row a worker that ran before is started again in vain."""
-_LEFT_OUT = Failure(
-    "unsupported", f"left out: it runs the standard cases; {ALL_CASES} runs every one", (ALL_CASES,)
-)
+_LEFT_OUT = Failure("unsupported", f"left out: it runs the standard cases; {ALL_CASES} runs every one", (ALL_CASES,))
 _BUNDLED_MEMORY = 7 * 2**28
 """Bytes, above which a worker of a bundled framework is replaced: three of them fit into 6 GiB beside the harness."""
 _AMOUNT = re.compile(r" [0-9.]+ (?=[GM]iB)")

@@ -18,7 +18,7 @@ def table(entry: BackendEntry) -> str:
     """Every mode of a framework, with the rounding model that it declares in each dtype."""
     rows = [
         f"| `{entry.name}.{name}` | {mode.description} | {models(mode)} | "
-        f"{'a covering set' if mode.standard_only else 'all'} |"
+        f"{'the standard ones' if mode.standard_only else 'all'} |"
         for name, mode in (entry.all_modes | {mode.name: mode for mode in entry.device_modes}).items()
     ]
     heads = ["| implementation | is | rounding models | cases by default |", "| --- | --- | --- | --- |"]
