@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from attncheck.standard import EMPTY_ROWS, NOT_ASKED, Given, Level, levels_of
 from attncheck.reading.case import Case
 from attncheck.reading.options import ONLY_WITH_SOME_SCORES
 from attncheck.reading.selection import select_cases
@@ -26,6 +25,7 @@ from attncheck.spec import (
     InputSpec,
     Operation,
 )
+from attncheck.standard import EMPTY_ROWS, NOT_ASKED, Given, Level, levels_of
 
 TILE = 16
 CASES_OF_A_PAIR = 2
