@@ -2,11 +2,11 @@
 
     python benchmarks/standard.py
 
-puts every fault to the documents and to the cases that the standard set has now, and faults that none of them catches to
-all other cases. Of all units, each a case in a dtype, it chooses few that have whatever occurs in any of them and catch
-every fault in every dtype in which any case does. Those that are there for a fault it writes to ``cases/standard.json``,
-each with the faults that it stands for. Takes about four minutes of processor time. To be run when the catalogue has a
-new fault, or when a test says that a fault is no longer caught.
+puts every fault to the documents and to the cases that are standard now, and faults that none of them catches to all
+other cases. Of all units, each a case in a dtype, it chooses few that have whatever occurs in any of them and catch
+every fault in every dtype in which any case does. Those that are needed for a fault it writes to
+``cases/standard.json``, each with the faults that it stands for. Takes six minutes of processor time. Run it when the
+catalogue has a new fault, or when a test says that a fault is no longer caught.
 """
 
 from __future__ import annotations
