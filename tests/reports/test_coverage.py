@@ -156,3 +156,26 @@ def test_evaluations_that_others_cover_are_counted_also_where_their_case_was_jud
     assert narrowings(frames_of(write_run(rows))) == (
         "torch.compile was not asked for 2 evaluations, which others cover; --all-cases asks for all.",
     )
+
+
+def test_the_first_line_says_who_was_judged_in_the_standard_cases_alone(
+    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
+) -> None:
+    left_out = {"verdict": "unsupported", "stage": "", "lacks": "--all-cases", "message": "left out"}
+    names = ("numpy.eager", "torch.eager", "jax.jit")
+    rows = [
+        make_row(case=f"file/{case}", implementation=name, **(left_out if name == "jax.jit" and case == "c" else {}))
+        for name in names
+        for case in "abc"
+    ]
+    frames = frames_of(write_run(rows))
+    assert make_summary(frames).judged == "numpy, torch: 3 of 3 cases; jax: the 2 standard cases, which cover the rest"
+    assert [each.is_whole for each in coverage(frames)] == [True] * 3
+    alone = frames_of(write_run(rows[-3:], name="alone"))
+    assert make_summary(alone).judged == "Judged 2 of 2 standard cases, which cover the rest"
+    lacking_too = [make_row(case="file/d", implementation=name, **lacking("mask")) for name in names[2:]]
+    lacking_too += [make_row(case="file/d", implementation=name) for name in names[:2]]
+    assert make_summary(frames_of(write_run([*rows, *lacking_too], name="part"))).judged == (
+        "jax: judged 2 of 3 standard cases, which cover the rest; 1 unsupported: 1 needs mask. "
+        "The others: judged 4 of 4 cases"
+    )
