@@ -25,12 +25,14 @@ from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.bounds import Bound
 from attncheck.execution.process_tree import end_with_parent
+from attncheck.judging import truth as truth_module
 from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.oracle.enclosure import Enclosure
 from attncheck.processors import available_processors
@@ -54,7 +56,8 @@ def fingerprints(cases: Iterable[Case], *, every_bit: bool = False) -> Iterator[
     for case in cases:
         inputs = make_exact_inputs(case)
         for number, dtype in enumerate(case.dtypes):
-            truth = truth_of_case(case, dtype, convert_inputs(case, inputs, dtype))
+            with patch.object(truth_module, "_rounded", dict):  # every bit that the oracle finds counts
+                truth = truth_of_case(case, dtype, convert_inputs(case, inputs, dtype))
             models = [name for name, dtypes in ROUNDING_MODELS.items() if dtype in dtypes]
             if score_elements(case.operation, truth.options, truth.inputs) > MAX_SCORES:
                 models = [models[(len(case.id) + number) % len(models)]]
