@@ -27,7 +27,7 @@ from typing import TypeVar
 VARIABLE = "ATTNCHECK_CACHE"
 """Names another folder than the user's cache folder."""
 FOLDER = "store"
-DEFAULT_SIZE = 130 * 2**20
+DEFAULT_SIZE = int(0.13 * 2**30)
 """Bytes that a store may take, on disk."""
 
 _MAGIC = b"attncheck store 2\n"
