@@ -16,7 +16,6 @@ from attncheck.properties.rows import PropertyRow, sentence_of
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.render import html_pieces
 from attncheck.reports.junit import render_junit, render_suites
-from attncheck.reports.junit_properties import property_suites
 from attncheck.reports.markdown.report import render_markdown
 
 # Spreadsheets run what begins like this; some take the full-width forms too, and some pass over leading blanks.
@@ -72,7 +71,8 @@ JUNIT_NAME = "junit.xml"
 def write_report(frames: Frames, directory: Path) -> Path:
     """Write report.md, report.html, junit.xml, and every frame as CSV and Parquet; return the path of report.md.
 
-    A CSV file of more than a MiB is compressed: ``results.csv.gz``. The same frames give the same bytes. Raises ``OutputError`` where the folder cannot be written.
+    A CSV file of more than a MiB is compressed: ``results.csv.gz``. The same frames give the same bytes. Raises
+    ``OutputError`` where the folder cannot be written.
     """
     if directory.is_symlink() and (directory.parent / "environment.json").exists():
         raise OutputError(f"{directory} is a link that came with the results; name another folder with --output")
@@ -149,6 +149,8 @@ def _write_text(path: Path, text: str) -> None:
 
 def write_property_junit(rows: Sequence[PropertyRow], again: Mapping[str, Sequence[str]], path: Path) -> None:
     """Write the JUnit XML of properties alone. Raises ``OutputError`` where it cannot be written."""
+    from attncheck.reports.junit_properties import property_suites
+
     suites = list(property_suites({"": rows}, {"": again}))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

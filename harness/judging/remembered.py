@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,12 +23,14 @@ from numpy.typing import NDArray
 from attncheck.digests import digest_of, digest_of_code
 from attncheck.execution.environment import cpu_features
 from attncheck.execution.worker import Outcome
-from attncheck.oracle.enclosure import Enclosure, last_place
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.results.format import Row
 from attncheck.store import Key, UnreadableEntry
 from attncheck.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from attncheck.oracle.enclosure import Enclosure
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -89,6 +91,8 @@ def _as_written(row: Row) -> dict[str, Any]:
 
 def enclosures_to_bytes(exact: Mapping[str, Enclosure], inner: Arrays) -> bytes:
     """Write exact stages down, and the float64 stages between; low and radius in units of the last place of high."""
+    from attncheck.oracle.enclosure import last_place
+
     parts = {f"high {stage}": each.high for stage, each in exact.items()}
     for stage, each in exact.items():
         place = last_place(each.high)
@@ -98,6 +102,8 @@ def enclosures_to_bytes(exact: Mapping[str, Enclosure], inner: Arrays) -> bytes:
 
 def enclosures_from_bytes(data: bytes) -> tuple[dict[str, Enclosure], dict[str, NDArray[Any]]]:
     """Read what ``enclosures_to_bytes`` wrote. Raises ``UnreadableEntry``."""
+    from attncheck.oracle.enclosure import Enclosure
+
     parts = _by_part(arrays_from_bytes(data), ("high", "low", "radius", "inner"))
     try:
         exact = {
@@ -117,6 +123,8 @@ def _in_units(array: NDArray[Any], unit: NDArray[Any]) -> NDArray[Any]:
 
 
 def _of_units(scaled: NDArray[Any], high: NDArray[Any]) -> NDArray[Any]:
+    from attncheck.oracle.enclosure import last_place
+
     return scaled if scaled.dtype == np.float64 else scaled * last_place(high)
 
 

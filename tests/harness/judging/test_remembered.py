@@ -95,7 +95,8 @@ def test_what_is_no_entry_is_said_to_be_none(data: bytes) -> None:
 
 def test_the_digest_of_the_code_counts_everything_that_a_verdict_follows_from() -> None:
     code = (
-        "import sys, json, attncheck.judging.units; print(json.dumps([n for n in sys.modules if n[:9] == 'attncheck']))"
+        "import sys, json, attncheck.judging.units, attncheck.judging.judge\n"
+        "print(json.dumps([n for n in sys.modules if n[:9] == 'attncheck']))"
     )
     output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     # Which frameworks there are, where tensors lie, what a worker is told, where results lie and how messages are
