@@ -18,7 +18,6 @@ from attncheck.execution.implementations import Implementation
 from attncheck.execution.limits import Limits
 from attncheck.execution.user_code import UserImplementation
 from attncheck.processors import emulated_isa
-from attncheck.reading.addresses import address
 from attncheck.results import DEFAULT_RESULTS
 
 # A report is Markdown, HTML, XML and a docstring, too: there these would end what a command stands in.
@@ -52,6 +51,8 @@ def words_of(implementation: str, again: Mapping[str, Sequence[str]]) -> list[st
 
 def command(name: str, case: Mapping[str, Any], implementation: Sequence[str], dtype: str) -> str:
     """Return a command about one case, given as its record, on an implementation, as ``words_of`` names it."""
+    from attncheck.reading.addresses import address  # what reads cases is loaded where a command is printed
+
     target, *options = implementation
     words = [_argument(address(case["id"], case.get("path", ""))), _argument(target), "--dtype", dtype, *options]
     return joined(["attncheck", name, *words])

@@ -18,13 +18,11 @@ from numpy.typing import NDArray
 
 from attncheck.diagnosing import reworded_frame
 from attncheck.errors import ResultsError
-from attncheck.judging.judge import judge_pairs, pair_row
 from attncheck.judging.xfail import ExpectedStage, expected_stages, inherited
 from attncheck.results.case_records import CaseRecords
 from attncheck.results.format import INPUTS, ROW_SCHEMA, Row, bound_name
 from attncheck.results.parts import ArrayParts
 from attncheck.results.reader import Run
-from attncheck.results.same_cases import differing_cases, first_differing_input
 from attncheck.verdicts import Verdict
 
 Stages = Mapping[str, NDArray[Any]]
@@ -64,6 +62,8 @@ def merge_runs(runs: Sequence[Run], *, across: bool = True) -> Merged:
     rows = reworded_frame(rows)
     notes = _renamed(runs)
     if len(runs) > 1 and across:
+        from attncheck.results.same_cases import differing_cases
+
         differing = differing_cases({run.label: run.cases for run in runs})
         found = _Across(runs, rows, differing)
         rows = pd.concat([rows, *_frames(found.pairs())], ignore_index=True)
@@ -130,6 +130,8 @@ class _Across:
     def _compare(self, unit: Unit, kept: Mapping[str, Mapping[str, Stages]]) -> Iterator[dict[str, Any]]:
         case, dtype = unit
         inputs = {label: of_run[INPUTS] for label, of_run in kept.items() if INPUTS in of_run}
+        from attncheck.results.same_cases import first_differing_input
+
         if difference := first_differing_input(inputs):
             self.differing[case] = difference
             return
@@ -160,6 +162,8 @@ def _xfail_rows(rows: pd.DataFrame) -> dict[tuple[str, str, str], list[Row]]:
 
 def _pairs(blank: Row, subjects: Mapping[_Subject, Stages], bounds: Mapping[str, Stages]) -> Iterator[dict[str, Any]]:
     """Compare one case in one dtype across environments; inside one they have been compared already."""
+    from attncheck.judging.judge import judge_pairs, pair_row  # one run needs neither
+
     for first, second in combinations(subjects, 2):
         if first.environment == second.environment:
             continue

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attncheck.commands import words_again
 from attncheck.diagnosing import counted_again, reworded_rows
@@ -20,7 +20,6 @@ from attncheck.execution.limits import Limits, with_memory_per_worker
 from attncheck.execution.process_tree import end_strays
 from attncheck.execution.runner import Group, GroupRunner, group_by_process, group_runners
 from attncheck.execution.user_code import source_of
-from attncheck.executors.base import Executor
 from attncheck.executors.local import LocalExecutor
 from attncheck.judging.units import Judge
 from attncheck.judging.xfail import ExpectedFailureRecord, unit_order
@@ -47,6 +46,9 @@ from attncheck.store import NO_STORE, Store
 from attncheck.timing import Times
 from attncheck.verdicts import Verdict
 from attncheck.wording import counted
+
+if TYPE_CHECKING:
+    from attncheck.executors.base import Executor
 
 _MOST_ALIKE = 8
 """Workers of the same modes side by side: each holds a framework of its own."""

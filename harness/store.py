@@ -3,11 +3,17 @@
 A store remembers what is true of a problem, never what an implementation answers. Every entry carries a checksum and
 the key that it was written under, so that a damaged or foreign one is no entry. Entries are written beside their place
 and renamed into it, so that several processes can share a store. Where nothing can be written, nothing is kept.
+
+Where a store has no room for all, what was not used for the longest time goes first. An entry that is large and quickly
+made again counts as used up to a day earlier than one that is small and takes long. Its time of modification says when
+that was, so that nothing has to be read to find out.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import struct
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,17 +21,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from time import time
+from time import thread_time, time
 from typing import TypeVar
 
 VARIABLE = "ATTNCHECK_CACHE"
 """Names another folder than the user's cache folder."""
 FOLDER = "store"
-DEFAULT_SIZE = 2 * 2**30
-"""Bytes that a store may take."""
+DEFAULT_SIZE = int(0.13 * 2**30)
+"""Bytes that a store may take, on disk."""
 
-_MAGIC = b"attncheck store 1\n"
+_MAGIC = b"attncheck store 2\n"
 _CHECKSUM = 16
+_LEAD = struct.Struct("<d")
+"""How many seconds earlier than it was used an entry counts as used."""
+_LONGEST_LEAD = 24 * 3600.0
+_HEADING = len(_MAGIC) + _CHECKSUM + _LEAD.size
 _LARGEST_SHARE = 8
 """No entry may be larger than this part of the store."""
 _TOUCH_SECONDS = 3600
@@ -97,8 +107,9 @@ class Store:
                 return decode(data)
             except UnreadableEntry:
                 self.note_damaged()
+        began = thread_time()
         found = compute()
-        self.put(made, encode(found))
+        self.put(made, encode(found), thread_time() - began)
         return found
 
     def get(self, key: Key) -> bytes | None:
@@ -112,13 +123,14 @@ class Store:
         except OSError:
             self.counts["missing"] += 1
             return None
-        data = entry[len(_MAGIC) + _CHECKSUM :]
-        if entry[: len(_MAGIC) + _CHECKSUM] != _heading(key, data):
+        lead, data = entry[len(_MAGIC) + _CHECKSUM : _HEADING], entry[_HEADING:]
+        if entry[:_HEADING] != _heading(key, lead, data):
             self.counts["damaged"] += 1
             return None
-        if abs(time() - last_used) > _TOUCH_SECONDS:
+        now, (seconds,) = time(), _LEAD.unpack(lead)
+        if abs(now - seconds - last_used) > _TOUCH_SECONDS:
             with suppress(OSError):
-                os.utime(path)
+                os.utime(path, (now, now - seconds))
         self.counts["found"] += 1
         return data
 
@@ -127,13 +139,17 @@ class Store:
         self.counts["found"] -= 1
         self.counts["damaged"] += 1
 
-    def put(self, key: Key, data: bytes) -> None:
-        """Keep something under a key, unless it is too large, or cannot be written."""
+    def put(self, key: Key, data: bytes, seconds: float = math.inf) -> None:
+        """Keep something under a key, unless it is too large, or cannot be written.
+
+        ``seconds`` is how long it takes to make it again: what takes long for its size is kept longer.
+        """
         if self.folder is None or len(data) > self.size // _LARGEST_SHARE:
             return
-        path = self._path(key)
+        path, early = self._path(key), _lead(len(data), seconds)
+        lead = _LEAD.pack(early)
         try:
-            _write(path, _heading(key, data) + data)
+            _write(path, _heading(key, lead, data) + data, time() - early)
         except OSError:
             self.counts["not kept"] += 1
         else:
@@ -178,19 +194,26 @@ def _is_own(folder: Path) -> bool:
     return status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
-def _heading(key: Key, data: bytes) -> bytes:
+def _lead(size: int, seconds: float) -> float:
+    """Return how many seconds earlier than it was used an entry counts as used, by what a MiB of it takes to make."""
+    return _LONGEST_LEAD / (1 + seconds * 2**20 / max(size, 1))
+
+
+def _heading(key: Key, lead: bytes, data: bytes) -> bytes:
     checksum = blake2b(f"{key.kind}/{key.digest}\n".encode(), digest_size=_CHECKSUM)
+    checksum.update(lead)
     checksum.update(data)
-    return _MAGIC + checksum.digest()
+    return _MAGIC + checksum.digest() + lead
 
 
-def _write(path: Path, entry: bytes) -> None:
+def _write(path: Path, entry: bytes, used: float) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".")
     temporary = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(entry)
+        os.utime(temporary, (used, used))
         temporary.replace(path)
     except BaseException:
         with suppress(OSError):

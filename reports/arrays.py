@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.errors import ResultsError
-from attncheck.judging.compare import absolute_difference, differing_nonfinite, quotient
 from attncheck.results.parts import ArrayParts
 
 Array = NDArray[Any]
@@ -54,6 +53,8 @@ def error_ratio(computed: Array, reference: Array, allowed: Array) -> NDArray[np
     sum. NaN where nothing was judged, or where the exact answer leaves open what is right; infinite where NaN or
     infinity stands in one of the two alone.
     """
+    from attncheck.judging.compare import absolute_difference, differing_nonfinite, quotient
+
     ratio = quotient(absolute_difference(computed, reference), allowed)
     ratio[differing_nonfinite(computed, reference)] = np.inf
     ratio[np.isposinf(allowed) | np.isnan(allowed)] = np.nan

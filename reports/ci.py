@@ -23,7 +23,6 @@ from attncheck.reports.markdown.text import code, commands, escape, table
 from attncheck.reports.terminal import verdict_counts
 from attncheck.verdicts import Verdict
 
-SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 MAX_SUMMARY_BYTES = 1024 * 1024
 """What a step's summary may have in all: a longer one is not shown at all."""
 MAX_ANNOTATIONS = 10

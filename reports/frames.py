@@ -13,17 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import pandas as pd
 
 from attncheck.elements import DocumentLayout, layout_of, written_element
-from attncheck.properties.rows import PropertyRow
 from attncheck.reports.arrays import KeptArrays
 from attncheck.results.coverage import Asked
 from attncheck.spec import stage_position
 from attncheck.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from attncheck.properties.rows import PropertyRow
 
 _SAID_ELSEWHERE = {"environment", "complete"}
 

@@ -78,10 +78,11 @@ class Suite:
 
 def render_junit(frames: Frames) -> Iterator[str]:
     """Give the XML piece by piece. The same frames give the same text."""
-    from attncheck.reports.junit_properties import property_suites
-
     suites = [*_suites(frames), *_documents(frames), *_problems(frames)]
-    suites += property_suites(frames.properties, frames.again)
+    if frames.properties:
+        from attncheck.reports.junit_properties import property_suites
+
+        suites += property_suites(frames.properties, frames.again)
     yield from render_suites(f"attncheck: {make_summary(frames).first_line}", suites)
 
 

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from attncheck.merge import Merged
-from attncheck.properties.files import read_property_rows
 from attncheck.reports.arrays import KeptArrays
 from attncheck.reports.columns import NUMBERS, PAIRS, RESULTS
 from attncheck.reports.frames import Column, Frames, stage_order
 from attncheck.results.coverage import Asked
+from attncheck.results.format import PROPERTIES_TABLE
 from attncheck.results.reader import Run
 from attncheck.spec import DTYPES
 
+if TYPE_CHECKING:
+    from attncheck.properties.rows import PropertyRow
+
 _MAX_WARNINGS = 10
+
+
+def _properties(run: Run) -> list[PropertyRow]:
+    """Return what a run found of properties; few are asked for any."""
+    if not (run.directory / PROPERTIES_TABLE).exists():
+        return []
+    from attncheck.properties.files import read_property_rows
+
+    return read_property_rows(run.directory)
 
 
 def make_frames(merged: Merged) -> Frames:
@@ -61,7 +73,7 @@ def make_frames(merged: Merged) -> Frames:
         times=rows.loc[rows["seconds"].notna(), ["environment", "implementation", "case", "dtype", "seconds"]],
         arrays=KeptArrays({run.label: run.directory for run in merged.runs}),
         again={run.label: run.environment.get("again", {}) for run in merged.runs},
-        properties={run.label: found for run in merged.runs if (found := read_property_rows(run.directory))},
+        properties={run.label: found for run in merged.runs if (found := _properties(run))},
         classes={(run.label, name): of for run in merged.runs for name, of in run.environment["classes"].items()},
     )
 

@@ -18,7 +18,6 @@ from attncheck.reports.coverage import unjudged
 from attncheck.reports.frames import Frames
 from attncheck.reports.in_common import in_common_lines
 from attncheck.reports.printed_numbers import unverified_on
-from attncheck.reports.properties import broken_properties
 from attncheck.reports.simplest import described
 from attncheck.verdicts import Verdict
 
@@ -29,6 +28,10 @@ _LINE_BREAK = re.compile(r"\s*[\r\n]\s*")
 
 def print_failing_properties(frames: Frames, console: Console) -> None:
     """Print the properties that do not hold, a line each."""
+    if not frames.properties:
+        return
+    from attncheck.reports.properties import broken_properties
+
     for broken in broken_properties(frames)[:_MAX_LISTED]:
         row = broken.row
         line = f"{row.implementation}  {row.property_name}  {row.case}  {row.dtype}: {row.sentence}"

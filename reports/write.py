@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,6 @@ from attncheck.properties.rows import PropertyRow, sentence_of
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.render import html_pieces
 from attncheck.reports.junit import render_junit, render_suites
-from attncheck.reports.junit_properties import property_suites
 from attncheck.reports.markdown.report import render_markdown
 
 # Spreadsheets run what begins like this; some take the full-width forms too, and some pass over leading blanks.
@@ -30,8 +30,14 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 def write_csv(frame: pd.DataFrame, path: Path) -> None:
     """Write a frame as CSV: a line of column names, texts in quotes, numbers in full, nothing for no value."""
+    path.write_bytes(_csv_of(frame))
+
+
+def _csv_of(frame: pd.DataFrame) -> pa.Buffer:
     table = pa.Table.from_pandas(frame.assign(**_harmless_columns(frame)), preserve_index=False)
-    csv.write_csv(table, path)
+    written = pa.BufferOutputStream()
+    csv.write_csv(table, written)
+    return written.getvalue()
 
 
 def harmless(text: str) -> str:
@@ -54,6 +60,9 @@ def _harmless_columns(frame: pd.DataFrame) -> dict[str, pd.Series]:
     return columns
 
 
+_LARGEST_PLAIN = 1 << 20
+"""Bytes of a CSV file that is written as it is."""
+
 REPORT_NAME = "report.md"
 HTML_NAME = "report.html"
 JUNIT_NAME = "junit.xml"
@@ -62,7 +71,8 @@ JUNIT_NAME = "junit.xml"
 def write_report(frames: Frames, directory: Path) -> Path:
     """Write report.md, report.html, junit.xml, and every frame as CSV and Parquet; return the path of report.md.
 
-    The same frames give the same bytes. Raises ``OutputError`` where the folder cannot be written.
+    A CSV file of more than a MiB is compressed: ``results.csv.gz``. The same frames give the same bytes. Raises
+    ``OutputError`` where the folder cannot be written.
     """
     if directory.is_symlink() and (directory.parent / "environment.json").exists():
         raise OutputError(f"{directory} is a link that came with the results; name another folder with --output")
@@ -70,10 +80,9 @@ def write_report(frames: Frames, directory: Path) -> Path:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, frame in frames.tables().items():
-            path = _own(directory / f"{name}.csv")
-            write_csv(frame, path)
+            _write_table(frame, directory / f"{name}.csv")
             path = _own(directory / f"{name}.parquet")
-            frame.to_parquet(path, index=False)
+            frame.to_parquet(path, index=False, compression="zstd")
         write_junit(frames, _own(directory / JUNIT_NAME))
         path = _own(directory / HTML_NAME)
         _write_pieces(path, html_pieces(frames))
@@ -82,6 +91,18 @@ def write_report(frames: Frames, directory: Path) -> Path:
     except OSError as error:
         raise OutputError.of(path, error) from None
     return path
+
+
+def _write_table(frame: pd.DataFrame, plain: Path) -> None:
+    """Write a frame as CSV, compressed where it is large, and remove the other that an earlier report left."""
+    data, packed = _csv_of(frame), plain.with_name(f"{plain.name}.gz")
+    is_large = data.size > _LARGEST_PLAIN
+    path, other = (packed, plain) if is_large else (plain, packed)
+    try:
+        _own(path).write_bytes(gzip.compress(data, 3, mtime=0) if is_large else data)
+        other.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError.of(path, error) from None
 
 
 def _own(path: Path) -> Path:
@@ -128,6 +149,8 @@ def _write_text(path: Path, text: str) -> None:
 
 def write_property_junit(rows: Sequence[PropertyRow], again: Mapping[str, Sequence[str]], path: Path) -> None:
     """Write the JUnit XML of properties alone. Raises ``OutputError`` where it cannot be written."""
+    from attncheck.reports.junit_properties import property_suites
+
     suites = list(property_suites({"": rows}, {"": again}))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

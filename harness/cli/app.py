@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import sys
+from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.models import CommandInfo
 
 from attncheck.cli.output import print_error, print_no_outcome, wants_json
 from attncheck.errors import AttncheckError, ExitCode
@@ -17,7 +19,55 @@ def examples(*commands: str) -> str:
     return "\n".join(["\b", "Examples:", *(f"  {command}" for command in commands)])
 
 
-app = typer.Typer(
+MODULES = {
+    **dict.fromkeys(("check", "run"), "running"),
+    "report": "reporting",
+    "diff": "comparing",
+    "bisect": "bisecting",
+    **dict.fromkeys(("publish", "survey"), "publishing"),
+    **dict.fromkeys(("explain", "repro"), "explaining"),
+    **dict.fromkeys(("search", "reduce"), "searching"),
+    "conventions": "measuring",
+    "properties": "properties",
+    "protocol": "programs",
+    "vectors": "vectors",
+    **dict.fromkeys(("export", "import"), "interchange"),
+    "show": "showing",
+    **dict.fromkeys(("mutants", "list", "schema"), "listing"),
+}
+"""Commands, in the order in which help lists them, and the module of each."""
+
+
+class _CommandLine(typer.Typer):
+    """The commands; modules are imported when somebody wants to know which there are, or by the one that runs."""
+
+    _is_loaded = False
+
+    @property
+    def registered_commands(self) -> list[CommandInfo]:
+        """All commands, or the one that was loaded."""
+        self.load()
+        self._commands.sort(key=_position)
+        return self._commands
+
+    @registered_commands.setter
+    def registered_commands(self, commands: list[CommandInfo]) -> None:
+        self._commands = commands
+
+    def load(self, command: str = "") -> None:
+        """Import the module of a command; those of all where it is none of them."""
+        if not self._is_loaded:
+            self._is_loaded = True
+            for name in [MODULES[command]] if command in MODULES else dict.fromkeys(MODULES.values()):
+                import_module(f"attncheck.cli.{name}")
+
+
+def _position(command: CommandInfo) -> int:
+    name = command.name or getattr(command.callback, "__name__", "")
+    return list(MODULES).index(name)
+
+
+app = _CommandLine(
     name="attncheck",
     help="Check implementations of attention against the exact answer, number by number.",
     epilog="Exit codes: 0 everything agrees; 1 something disagrees; 2 a case file or the command line is wrong; 3 "
@@ -51,6 +101,7 @@ _ALLOCATED = 100_000
 def main() -> None:
     """Run the command line; every failure of the user's is one line, and its exit code."""
     gc.set_threshold(_ALLOCATED)
+    app.load(next(iter(sys.argv[1:]), ""))
     try:
         if wants_json(sys.argv[1:]):
             _run_for_programs()

@@ -258,14 +258,14 @@ CompilationCache = Annotated[
         show_default="on",
     ),
 ]
-DEFAULT_CACHE_SIZE = 2.0
+DEFAULT_CACHE_SIZE = 0.13
 """GiB."""
 UseCache = Annotated[
     bool,
     typer.Option(
         "--cache/--no-cache",
-        help="Take exact answers, error bounds and verdicts on the same numbers from earlier runs, which keep them in "
-        "your cache folder. The results are the same without it, and take longer.",
+        help="Take exact answers and verdicts on the same numbers from earlier runs, which keep them in your cache "
+        "folder. The results are the same without it, and take longer.",
         show_default="on",
     ),
 ]

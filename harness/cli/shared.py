@@ -190,6 +190,8 @@ def show_results(directory: Path, *, quiet: bool) -> None:
 
 
 _BADGES = (".svg", ".json")
+SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
+"""Names the file that GitHub shows on a job's page."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,10 @@ class Outlets:
 
 def write_ci_outputs(frames: Frames, place: ReportPlace, outlets: Outlets, *, as_json: bool) -> None:
     """Write what the options, or the CI system by its environment, ask for."""
-    from attncheck.reports.ci import SUMMARY_VARIABLE, annotation_lines, append_summary, render_ci_summary
+    asked = (outlets.annotations, outlets.junit_xml, outlets.sarif, outlets.badge, outlets.ci_summary)
+    if not (any(asked) or os.environ.get(SUMMARY_VARIABLE)):
+        return
+    from attncheck.reports.ci import annotation_lines, append_summary, render_ci_summary
     from attncheck.reports.write import write_badge, write_junit, write_sarif
 
     report, is_written = place.shown, place.report is not None

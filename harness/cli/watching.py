@@ -17,7 +17,7 @@ from attncheck.cli.watched_files import WatchedFiles
 from attncheck.config import read_config
 from attncheck.errors import AttncheckError, ExitCode, UsageError
 from attncheck.execution.user_code import Target, is_own
-from attncheck.reading.loader import TAG_FILE
+from attncheck.reading.model import TAG_FILE
 from attncheck.reading.selection import exists
 from attncheck.results.failed import Evaluation, FailedEvaluation, read_failed
 

@@ -12,7 +12,6 @@ from typing import Any
 from attncheck.errors import UsageError
 from attncheck.execution.call import CallTimeout, RemoteError, WorkerDied
 from attncheck.execution.describing import DescribedWorkers, Question
-from attncheck.execution.families import family_named
 from attncheck.execution.implementations import Implementation, ImplementationSelection, bundled_implementations
 from attncheck.execution.limits import Limits
 from attncheck.execution.published import published
@@ -43,6 +42,8 @@ def select_implementations(
     ``described`` already, if there are such, where it stays for a run. Raises ``UsageError``.
     """
     if signature is not None:
+        from attncheck.execution.families import family_named
+
         family_named(signature)
     points = published()
     own = [pattern for pattern in patterns if pattern in points or is_own(pattern)]

@@ -22,7 +22,6 @@ from attncheck.execution.describing import DescribedWorkers
 from attncheck.execution.ends import EqualEnds
 from attncheck.execution.environment import with_cache
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.lacks import lack_known_beforehand
 from attncheck.execution.limits import Limits, scores_too_large
 from attncheck.execution.logs import Log
 from attncheck.execution.padding import Padding, padded_call
@@ -164,6 +163,10 @@ class GroupRunner(Generic[Key]):
 
     def lack_known_beforehand(self, case: Case, dtype: str) -> Failure | None:
         """Return the outcome of a case that the implementation cannot be asked for, before its task is made."""
+        if not isinstance(self.group.implementation.entry, UserImplementation):
+            return None
+        from attncheck.execution.lacks import lack_known_beforehand
+
         begun = perf_counter()
         failure = lack_known_beforehand(self.group.implementation, case, dtype)
         return None if failure is None else replace(failure, seconds=perf_counter() - begun)

@@ -22,7 +22,6 @@ from attncheck.backends.contract import Backend
 from attncheck.backends.devices import HAVE_DEVICES, VISIBLE
 from attncheck.errors import UsageError
 from attncheck.execution.operations import Parameters
-from attncheck.execution.user_source import import_user_module
 from attncheck.wording import expected
 
 if TYPE_CHECKING:
@@ -136,6 +135,8 @@ class Target:
             import cloudpickle
 
             return cloudpickle.loads(self.pickled)
+        from attncheck.execution.user_source import import_user_module
+
         try:
             module = import_user_module(self.module)
         except BaseException as error:  # whatever a file raises while it is loaded, also SystemExit

@@ -23,10 +23,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from attncheck.judging.findings import Findings
 from attncheck.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from attncheck.judging.findings import Findings
 
 Unit = TypeVar("Unit")
 ACCURACY = "accuracy-of-"

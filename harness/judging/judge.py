@@ -6,7 +6,7 @@ all, shape, dtype and the places of NaN and infinity are still compared everywhe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -34,7 +34,7 @@ from attncheck.oracle.sampling import Rows, has_rows, index_in_all, rows_of_stag
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.shapes import show
-from attncheck.results.format import Row
+from attncheck.results.format import Row, disagrees
 from attncheck.spec import wide_dtype
 from attncheck.store import NO_STORE, Store
 from attncheck.verdicts import Verdict
@@ -59,11 +59,6 @@ class Judged:
     def disagrees(self) -> bool:
         """Whether any of the rows disagrees."""
         return disagrees(self.rows)
-
-
-def disagrees(rows: Sequence[Row]) -> bool:
-    """Whether any of the rows is one that does not agree."""
-    return any(Verdict(row.verdict).exit_code is not ExitCode.AGREE for row in rows)
 
 
 def judge(

@@ -23,6 +23,7 @@ from attncheck.judging.findings import NO_FINDINGS, Findings
 from attncheck.judging.judge_stages import StageJudgement, judge_stages, sound_stages, where_it_begins
 from attncheck.judging.readings import truth_of
 from attncheck.judging.truth import Truth
+from attncheck.judging.xfail import OwnEmptyRows as OwnEmptyRows
 from attncheck.spec import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, Shape
 from attncheck.verdicts import Verdict
 
@@ -38,21 +39,6 @@ _BECAUSE: Mapping[_Basis, str] = {
     "recorded": "",
     "not asked": ", for which it has no keyword empty_rows",
 }
-
-
-@dataclass(frozen=True)
-class OwnEmptyRows:
-    """What an implementation is known to give for a query without a key, whatever the case expects.
-
-    ``declared`` is what it declares, ``reason`` and ``source`` why, ``recorded`` what lists of expected failures say of
-    it. It ``is_asked`` for the case's convention where it has a keyword for it.
-    """
-
-    declared: str | None = None
-    recorded: tuple[str, ...] = ()
-    is_asked: bool = True
-    reason: str = ""
-    source: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""What judging keeps in a store, and by what it is found again: exact answers, error bounds, rows.
+"""What judging keeps in a store, and by what it is found again: exact answers and rows.
+
+Error bounds are not kept: working them out takes little longer than reading them would.
 
 Everything is a pure function of what its key is made of: the numbers of the problem bit by bit, the dtype, the rounding
 model, what was returned, and the code that judges, with the versions of what it computes with.
@@ -7,25 +9,28 @@ model, what was returned, and the code that judges, with the versions of what it
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from attncheck.attention.bounds import Bound
 from attncheck.digests import digest_of, digest_of_code
 from attncheck.execution.environment import cpu_features
 from attncheck.execution.worker import Outcome
-from attncheck.oracle.enclosure import Enclosure
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.results.format import Row
 from attncheck.store import Key, UnreadableEntry
 from attncheck.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from attncheck.oracle.enclosure import Enclosure
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -85,37 +90,42 @@ def _as_written(row: Row) -> dict[str, Any]:
 
 
 def enclosures_to_bytes(exact: Mapping[str, Enclosure], inner: Arrays) -> bytes:
-    """Write exact stages down, and the float64 stages between."""
-    parts = {f"{part} {stage}": array for stage, each in exact.items() for part, array in vars(each).items()}
+    """Write exact stages down, and the float64 stages between; low and radius in units of the last place of high."""
+    from attncheck.oracle.enclosure import last_place
+
+    parts = {f"high {stage}": each.high for stage, each in exact.items()}
+    for stage, each in exact.items():
+        place = last_place(each.high)
+        parts |= {f"low {stage}": _in_units(each.low, place), f"radius {stage}": _in_units(each.radius, place)}
     return arrays_to_bytes({**parts, **{f"inner {stage}": array for stage, array in inner.items()}})
 
 
 def enclosures_from_bytes(data: bytes) -> tuple[dict[str, Enclosure], dict[str, NDArray[Any]]]:
     """Read what ``enclosures_to_bytes`` wrote. Raises ``UnreadableEntry``."""
+    from attncheck.oracle.enclosure import Enclosure
+
     parts = _by_part(arrays_from_bytes(data), ("high", "low", "radius", "inner"))
     try:
         exact = {
-            stage: Enclosure(high, parts["low"][stage], parts["radius"][stage]) for stage, high in parts["high"].items()
+            stage: Enclosure(high, *(_of_units(parts[part][stage], high) for part in ("low", "radius")))
+            for stage, high in parts["high"].items()
         }
     except (KeyError, ValueError) as error:
         raise UnreadableEntry from error
     return exact, parts["inner"]
 
 
-def bounds_to_bytes(bounds: Mapping[str, Bound]) -> bytes:
-    """Write the bounds of stages down."""
-    return arrays_to_bytes(
-        {f"{part} {stage}": array for stage, each in bounds.items() for part, array in vars(each).items()}
-    )
+def _in_units(array: NDArray[Any], unit: NDArray[Any]) -> NDArray[Any]:
+    """Return numbers in units, in float32; as they are where that would lose a bit of any."""
+    with np.errstate(all="ignore"):
+        scaled = (array / unit).astype(np.float32)
+        return scaled if (scaled * unit).tobytes() == array.tobytes() else array
 
 
-def bounds_from_bytes(data: bytes) -> dict[str, Bound]:
-    """Read what ``bounds_to_bytes`` wrote. Raises ``UnreadableEntry``."""
-    parts = _by_part(arrays_from_bytes(data), ("max_error", "sigma"))
-    try:
-        return {stage: Bound(max_error, parts["sigma"][stage]) for stage, max_error in parts["max_error"].items()}
-    except KeyError as error:
-        raise UnreadableEntry from error
+def _of_units(scaled: NDArray[Any], high: NDArray[Any]) -> NDArray[Any]:
+    from attncheck.oracle.enclosure import last_place
+
+    return scaled if scaled.dtype == np.float64 else scaled * last_place(high)
 
 
 def _by_part(arrays: Arrays, names: Sequence[str]) -> dict[str, dict[str, NDArray[Any]]]:
@@ -129,20 +139,51 @@ def _by_part(arrays: Arrays, names: Sequence[str]) -> dict[str, dict[str, NDArra
 
 
 def arrays_to_bytes(arrays: Arrays) -> bytes:
-    """Write named arrays of numbers down: a line that describes them, and the numbers of each."""
-    heading = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
-    return b"\n".join([json.dumps(heading).encode(), b"".join(array.tobytes() for array in arrays.values())])
+    """Write named arrays of numbers down, compressed: a line that describes them, and the numbers of each dtype.
+
+    First the first bytes of all numbers, then the second ones, and so on: exponents are like each other. What several
+    arrays have alike stands there once.
+    """
+    heading, numbers = [], {array.dtype.str: bytearray() for array in arrays.values()}
+    known: dict[tuple[str, bytes], int] = {}
+    for name, array in arrays.items():
+        dtype, data = array.dtype.str, array.tobytes()
+        start = known.setdefault((dtype, data), len(numbers[dtype]) // array.itemsize)
+        if start * array.itemsize == len(numbers[dtype]):
+            numbers[dtype] += data
+        heading.append([name, dtype, list(array.shape), start])
+    lengths = [[dtype, len(data) // np.dtype(dtype).itemsize] for dtype, data in numbers.items()]
+    planes = b"".join(_planes(np.frombuffer(data, dtype)) for dtype, data in numbers.items())
+    return b"\n".join([json.dumps([heading, lengths]).encode(), _CODEC.compress(planes, asbytes=True)])
+
+
+_CODEC = pa.Codec("zstd", 1)
+
+
+def _planes(array: NDArray[Any]) -> bytes:
+    return array.view(np.uint8).reshape(-1, array.itemsize).T.tobytes()
 
 
 def arrays_from_bytes(data: bytes) -> dict[str, NDArray[Any]]:
     """Read what ``arrays_to_bytes`` wrote. Raises ``UnreadableEntry``."""
-    heading, _, numbers = data.partition(b"\n")
-    arrays, start = {}, 0
+    line, _, packed = data.partition(b"\n")
     try:
-        for name, dtype, shape in json.loads(heading):
-            count = int(np.prod(shape))
-            arrays[name] = np.frombuffer(numbers, dtype, count, start).reshape(shape).copy()
-            start += arrays[name].nbytes
-    except (ValueError, TypeError) as error:
+        heading, lengths = json.loads(line)
+        planes = _unpacked(packed, [(np.dtype(dtype), count) for dtype, count in lengths])
+        return {
+            name: planes[dtype][start : start + math.prod(shape)].reshape(shape).copy()
+            for name, dtype, shape, start in heading
+        }
+    except (ValueError, TypeError, KeyError, OverflowError, OSError, MemoryError, pa.ArrowException) as error:
         raise UnreadableEntry from error
-    return arrays
+
+
+def _unpacked(packed: bytes, lengths: Sequence[tuple[np.dtype[Any], int]]) -> dict[str, NDArray[Any]]:
+    """Return all numbers of each dtype, one after the other."""
+    data = _CODEC.decompress(packed, sum(dtype.itemsize * count for dtype, count in lengths), asbytes=True)
+    numbers, start = {}, 0
+    for dtype, count in lengths:
+        planes = np.frombuffer(data, np.uint8, count * dtype.itemsize, start).reshape(dtype.itemsize, count)
+        numbers[dtype.str] = np.ascontiguousarray(planes.T).view(dtype).reshape(count)
+        start += planes.size
+    return numbers

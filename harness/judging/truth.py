@@ -20,8 +20,6 @@ from attncheck.attention.problem import LOGITS, OutsideDomain
 from attncheck.attention.rounding import RoundingModel, rounding_model_named
 from attncheck.judging.overflow import without_overflown
 from attncheck.judging.remembered import (
-    bounds_from_bytes,
-    bounds_to_bytes,
     enclosures_from_bytes,
     enclosures_to_bytes,
     key_of,
@@ -61,7 +59,7 @@ class Truth:
     ``posed`` is the computation as it was asked for; ``options`` and ``inputs`` are its canonical form, with one mask
     and without NaN. ``solved`` are the oracle's own stages, ``exact`` the same with what ``special`` rows give and
     without what is ``undefined``. ``inner`` are stages between, in float64, where the score matrix is too large for
-    more. Exact stages and bounds that were found before come out of the ``store``. One that ``has_wide_statistics`` is
+    more. Exact stages that were found before come out of the ``store``. One that ``has_wide_statistics`` is
     for implementations that return log_sum_exp in float32 beside outputs of 16 bits.
     """
 
@@ -122,15 +120,7 @@ class Truth:
         """Return the bounds of every stage for a rounding model."""
         if rounding_model not in self._bounds:
             values = {stage: enclosure.high for stage, enclosure in (self.solved or self.exact).items()}
-            posed = self.operation, self.options, self.inputs, self.special
-            self._bounds[rounding_model] = self.store.remembered(
-                lambda: key_of(
-                    "bounds", *posed, self.dtype, rounding_model, values, self.inner, self.has_wide_statistics
-                ),
-                lambda: self._found_bounds(rounding_model, values),
-                bounds_to_bytes,
-                bounds_from_bytes,
-            )
+            self._bounds[rounding_model] = self._found_bounds(rounding_model, values)
         return self._bounds[rounding_model]
 
     def _found_bounds(self, rounding_model: str, values: Stages) -> dict[str, Bound]:
@@ -331,8 +321,13 @@ def _evaluated(base: Truth, blocked: Sequence[str]) -> tuple[Mapping[str, Enclos
     """Evaluate stages with keys in blocks, if that can be done, else all of them."""
     posed = base.operation, base.options, base.inputs
     if blocked and (found := exact_results(*posed, blocked)):
-        return found.exact, found.inner
-    return exact_stages(*posed), {}
+        return _rounded(found.exact), found.inner
+    return _rounded(exact_stages(*posed)), {}
+
+
+def _rounded(exact: Mapping[str, Enclosure]) -> dict[str, Enclosure]:
+    """Return enclosures of a third of the size, whether they are kept or not: a store must not show in any verdict."""
+    return {stage: enclosure.rounded() for stage, enclosure in exact.items()}
 
 
 def truth_of_case(

@@ -1,30 +1,27 @@
-"""Judges one case in one dtype on every implementation of a run; what was judged before comes out of the store."""
+"""Judges one case in one dtype on every implementation of a run; what was judged before comes out of the store.
+
+What judges is imported where there is anything to judge.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Computed, Failure, Outcome
-from attncheck.judging.judge import (
-    disagrees,
-    exact_values,
-    failure_rows,
-    judge,
-    kept_stages,
-    returned_stages,
-    worst_bounds,
-)
-from attncheck.judging.judge_implementation import OwnEmptyRows
 from attncheck.judging.remembered import key_of_rows, rows_from_bytes, rows_to_bytes
-from attncheck.judging.truth import Truth, truth_of_case
+from attncheck.judging.xfail import OwnEmptyRows
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure, recorded_empty_rows
 from attncheck.reading.inputs import Inputs
-from attncheck.results.format import EXACT, INPUTS, Row, StoredArray, bound_name
+from attncheck.results.format import EXACT, INPUTS, Row, StoredArray, bound_name, disagrees
 from attncheck.store import NO_STORE, Key, Store, UnreadableEntry
+
+if TYPE_CHECKING:
+    from attncheck.judging.truth import Truth
 
 
 @dataclass(frozen=True)
@@ -71,6 +68,8 @@ class Judge:
         question = self._question(case, dtype, inputs, collected)
         rows, truth = question.remembered_rows(self.store) if found is None else found.rows, None
         if rows is None:
+            from attncheck.judging.judge import judge
+
             judged = judge(case, dtype, inputs, question.outcomes, question.classes, question.known, store=self.store)
             rows, truth = judged.rows, judged.truth
             question.remember(self.store, rows)
@@ -80,6 +79,10 @@ class Judge:
     def of_failures(self, case: Case, dtype: str, collected: Mapping[str, Outcome]) -> UnitResult | None:
         """Return what ``judge`` would of a unit of which nothing came back and nothing is kept; None of any other."""
         outcomes = self._in_order(dtype, collected)
+        if not all(isinstance(outcome, Failure) for outcome in outcomes.values()):
+            return None
+        from attncheck.judging.judge import failure_rows
+
         rows = failure_rows(case, dtype, outcomes)
         return None if rows is None or self._keeps_arrays(case, rows) else UnitResult(_timed(rows, outcomes), ())
 
@@ -144,7 +147,11 @@ class _Question:
 
     def arrays(self, truth: Truth | None, store: Store) -> Iterator[StoredArray]:
         """Give what the implementations returned, and what it is held against: reports draw and compare it."""
+        from attncheck.judging.judge import exact_values, kept_stages, returned_stages, worst_bounds
+
         if truth is None:
+            from attncheck.judging.truth import truth_of_case
+
             truth = truth_of_case(self.case, self.dtype, self.inputs, returned_stages(self.outcomes), store)
         computed = {name: found for name, found in self.outcomes.items() if isinstance(found, Computed)}
         kept = {name: kept_stages(found.stages) for name, found in computed.items()}

@@ -35,6 +35,21 @@ class ExpectedStage:
     thread: str | None
 
 
+@dataclass(frozen=True)
+class OwnEmptyRows:
+    """What an implementation is known to give for a query without a key, whatever the case expects.
+
+    ``declared`` is what it declares, ``reason`` and ``source`` why, ``recorded`` what lists of expected failures say of
+    it. It ``is_asked`` for the case's convention where it has a keyword for it.
+    """
+
+    declared: str | None = None
+    recorded: tuple[str, ...] = ()
+    is_asked: bool = True
+    reason: str = ""
+    source: str | None = None
+
+
 def reason_for(
     expected_failures: Iterable[ExpectedFailure],
     implementation: str,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +20,14 @@ from attncheck.reading.bias_kinds import Alibi
 from attncheck.reading.case import Case
 from attncheck.reading.dtypes import EIGHT_BITS, largest_number, rounded_once, rounding_error
 from attncheck.reading.file_kinds import StoredArray
-from attncheck.reading.generators import GENERATORS, Generator, draw
 from attncheck.reading.lowered import poisoned
 from attncheck.reading.mask_kinds import MASK_PATTERNS
-from attncheck.reading.masks import make_blocks, make_mask
-from attncheck.reading.position_biases import make_alibi, make_bucket_bias
 from attncheck.reading.printed import Rounding, parse_printed
 from attncheck.reading.shapes import merge_head_weights
-from attncheck.reading.stored_arrays import read_stored
 from attncheck.spec import InputSpec, Shape, statistics_dtype
+
+if TYPE_CHECKING:
+    from attncheck.reading.generators import Generator
 
 Array = NDArray[Any]
 
@@ -66,7 +65,7 @@ def rounding_of(fields: RoundingFields) -> Rounding:
 
 def make_exact_inputs(case: Case) -> dict[str, Exact]:
     """Read, draw and build the inputs of a case, in the order of the file, lifted to the operation's ranks."""
-    generator = GENERATORS[case.random.generator](case.random.seed) if case.random else None
+    generator = _generator_of(case)
     named: dict[str, Exact] = {}
     # A case that probes infinity may make NaN of it.
     with np.errstate(all="ignore"):
@@ -80,6 +79,14 @@ def make_exact_inputs(case: Case) -> dict[str, Exact]:
         else _fit(exact, case.input_shapes[name], len(specs[name].axes))
         for name, exact in made.items()
     }
+
+
+def _generator_of(case: Case) -> Generator | None:
+    if case.random is None:
+        return None
+    from attncheck.reading.generators import GENERATORS
+
+    return GENERATORS[case.random.generator](case.random.seed)
 
 
 def convert_inputs(case: Case, exact: Mapping[str, Exact], dtype: str, computed_in: str | None = None) -> Inputs:
@@ -174,10 +181,16 @@ def _unarranged(source: kinds.Array, named: Mapping[str, Exact], generator: Gene
 
 def _exact_numbers(source: kinds.Array, generator: Generator | None) -> Array:
     if isinstance(source, StoredArray):
+        from attncheck.reading.stored_arrays import read_stored
+
         return read_stored(source)
     if isinstance(source, Alibi):
+        from attncheck.reading.position_biases import make_alibi
+
         return make_alibi(source)
     if isinstance(source, MASK_PATTERNS):
+        from attncheck.reading.masks import make_mask
+
         return np.asarray(make_mask(source), np.float64)
     return _numbers(source, generator)
 
@@ -191,8 +204,12 @@ def _combine(source: kinds.Array, parts: list[Exact]) -> Exact:
     if isinstance(source, kinds.Product):
         return reduce(_product, parts)
     if isinstance(source, kinds.Blocks):
+        from attncheck.reading.masks import make_blocks
+
         return Exact(*(make_blocks(each, source.block_size, source.shape) for each in (arrays[0], radii[0])))
     if isinstance(source, kinds.RelativeBuckets):
+        from attncheck.reading.position_biases import make_bucket_bias
+
         return Exact(*(make_bucket_bias(source, each) for each in (arrays[0], radii[0])))
     return _known_exactly(_of_masks(source, [array != 0 for array in arrays]))
 
@@ -236,6 +253,8 @@ def _numbers(source: kinds.Array, generator: Generator | None) -> Array:
             factors[:1] = start  # there may be none
             return np.multiply.accumulate(factors).reshape(source.shape)
         case kinds.Drawn():
+            from attncheck.reading.generators import draw
+
             assert generator is not None, "the loader refuses a draw without a generator"
             drawn = draw(generator, source.draw, tuple(source.shape), draw_parameters(source))
             return np.floor(drawn) if source.floor else drawn

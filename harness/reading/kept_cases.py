@@ -1,4 +1,4 @@
-"""Case files that were read before: the cases that came of them, kept in the store under every byte of the file.
+"""Case files that were read before: the cases and tags that came of them, kept under every byte of the file.
 
 What is kept is unpickled, but only into the classes of a case: an entry that names anything else is none.
 """
@@ -16,7 +16,7 @@ from typing import Any
 from attncheck.digests import digest_of, digest_of_code
 from attncheck.reading import array_fields, array_kinds, bias_kinds, file_kinds, mask_kinds
 from attncheck.reading.case import Case
-from attncheck.reading.loader import load_case_file
+from attncheck.reading.model import TAG_FILE, TagEntry
 from attncheck.store import Key, Store, UnreadableEntry
 
 _CODE = ("attncheck.reading", "attncheck.spec", "attncheck.backends.contract", "attncheck.digests", "attncheck.errors")
@@ -27,7 +27,7 @@ _OF_CASES = frozenset(
     {
         *((module.__name__, name) for module in _OF_ARRAY_KINDS for name in vars(module)),
         *(("attncheck.reading.case", name) for name in ("Case", "Expected")),
-        *(("attncheck.reading.model", name) for name in ("Random", "Source")),
+        *(("attncheck.reading.model", name) for name in ("Random", "Source", "TagEntry")),
         ("attncheck.reading.printed", "PrintedArray"),
         ("attncheck.spec.options", "Options"),
     }
@@ -51,6 +51,8 @@ def load_kept_case_file(
     tags = sorted(known_tags)
 
     def load() -> list[Case]:
+        from attncheck.reading.loader import load_case_file
+
         return load_case_file(path, display_name, id_prefix, tags)
 
     content = None if store.folder is None else _content_of(path)
@@ -59,6 +61,21 @@ def load_kept_case_file(
     digest = digest_of(_reading_version(), content, display_name, id_prefix, tags)
     cases = store.remembered(lambda: Key("cases", digest), load, cases_to_bytes, cases_from_bytes)
     return load() if any(map(_has_stored_arrays, cases)) else cases
+
+
+def load_kept_tags(folder: Path, display_name: str, store: Store) -> dict[str, TagEntry]:
+    """Read a folder's tags.yaml, unless the same file was read before. Raises ``CaseError``."""
+
+    def load() -> dict[str, TagEntry]:
+        from attncheck.reading.loader import load_tags
+
+        return load_tags(folder, display_name)
+
+    content = None if store.folder is None else _content_of(folder / TAG_FILE)
+    if content is None:
+        return load()
+    digest = digest_of(_reading_version(), TAG_FILE, content)
+    return store.remembered(lambda: Key("cases", digest), load, _packed, _tags_from_bytes)
 
 
 def _has_stored_arrays(case: Case) -> bool:
@@ -90,18 +107,33 @@ def cases_to_bytes(cases: list[Case]) -> bytes:
     """Write cases down, each with its digest."""
     for case in cases:
         assert case.digest
-    return zlib.compress(pickle.dumps(cases, pickle.HIGHEST_PROTOCOL), 1)
+    return _packed(cases)
 
 
 def cases_from_bytes(data: bytes) -> list[Case]:
     """Read cases that ``cases_to_bytes`` wrote. Raises ``UnreadableEntry``."""
-    try:
-        found = _CasesAlone(io.BytesIO(zlib.decompress(data))).load()
-    except Exception as error:  # whatever bytes make of pickle's machine
-        raise UnreadableEntry from error
+    found = _unpacked(data)
     if not (isinstance(found, list) and all(isinstance(each, Case) for each in found)):
         raise UnreadableEntry
     return found
+
+
+def _tags_from_bytes(data: bytes) -> dict[str, TagEntry]:
+    found = _unpacked(data)
+    if not (isinstance(found, dict) and all(isinstance(each, TagEntry) for each in found.values())):
+        raise UnreadableEntry
+    return found
+
+
+def _packed(found: object) -> bytes:
+    return zlib.compress(pickle.dumps(found, pickle.HIGHEST_PROTOCOL), 1)
+
+
+def _unpacked(data: bytes) -> Any:
+    try:
+        return _CasesAlone(io.BytesIO(zlib.decompress(data))).load()
+    except Exception as error:  # whatever bytes make of pickle's machine
+        raise UnreadableEntry from error
 
 
 class _CasesAlone(pickle.Unpickler):

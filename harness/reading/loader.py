@@ -22,7 +22,6 @@ from attncheck.reading.uneven_digits import uneven_digits
 from attncheck.reading.yaml_reader import YamlDocument, read_yaml
 from attncheck.reading.yaml_scalars import FieldPath, YamlFault
 
-TAG_FILE = "tags.yaml"
 _EXPECTED_FAILURES = (
     "expected a mapping of fields, got what looks like a list of expected failures; name such a list in pyproject.toml "
     "(tool.attncheck.expected_failures) or with --expected-failures"
@@ -95,7 +94,7 @@ def _read_file(
 
 def load_tags(folder: Path, display_name: str) -> dict[str, model.TagEntry]:
     """Read a folder's tags.yaml, if it has one. Raises ``CaseError``."""
-    path = folder / TAG_FILE
+    path = folder / model.TAG_FILE
     if not path.is_file():
         return {}
     document = _read(path, display_name)
@@ -115,7 +114,9 @@ def _read(path: Path, display_name: str) -> YamlDocument:
 def _check_tags(tags: list[str], known_tags: frozenset[str], where: FieldPath) -> None:
     unknown = sorted(set(tags) - known_tags)
     if unknown:
-        raise CaseFileError((*where, "tags"), f"undefined tag {unknown[0]!r}; define it in {TAG_FILE} beside the cases")
+        raise CaseFileError(
+            (*where, "tags"), f"undefined tag {unknown[0]!r}; define it in {model.TAG_FILE} beside the cases"
+        )
 
 
 def _shared_arrays(file: model.CaseFile) -> Callable[[model.Random | None], Arrays]:

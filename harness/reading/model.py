@@ -30,6 +30,7 @@ else:
     Dtype = Literal[DTYPES]
     PropertyName = Literal[tuple(PROPERTIES)]
 MemoryLayout = Literal["strided", "transposed", "broadcast"]
+TAG_FILE = "tags.yaml"
 _MAX_LENGTH = 200
 """Of lists that every case of a file carries; none that people write comes near it."""
 _MAX_WINDOW = 2**31

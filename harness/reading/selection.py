@@ -14,9 +14,8 @@ from attncheck.errors import CaseError, Diagnostic, UsageError
 from attncheck.reading.case import Case
 from attncheck.reading.compressed_cases import PackedCases
 from attncheck.reading.expression import Expression
-from attncheck.reading.kept_cases import load_kept_case_file
-from attncheck.reading.loader import TAG_FILE, load_tags
-from attncheck.reading.model import TagEntry
+from attncheck.reading.kept_cases import load_kept_case_file, load_kept_tags
+from attncheck.reading.model import TAG_FILE, TagEntry
 from attncheck.reading.tiles import TEMPLATE, load_tile, tiles_named
 from attncheck.store import NO_STORE, Store
 from attncheck.wording import expected, listed_or
@@ -103,8 +102,9 @@ def select_cases(
     base = base or Path.cwd()
     faults: list[Diagnostic] = []
     lists = frozenset(path.resolve() for path in expected_failures)
-    known_tags = _tags_of(bundled_root(), f"{BUNDLED}/{TAG_FILE}", faults)
-    reading = _Reading(known_tags, faults, store, properties)
+    reading = _Reading({}, faults, store, properties)
+    known_tags = reading.tags
+    known_tags |= _tags_of(bundled_root(), f"{BUNDLED}/{TAG_FILE}", reading)
     origins: dict[str, tuple[Path, int]] = {}
     chosen, ids = PackedCases(), []
     others = 0
@@ -151,7 +151,7 @@ def _matching(pattern: str, base: Path, reading: _Reading, lists: _Lists, *, sev
     if exists(path):
         own = _own_files(path, base, lists)
         for folder in sorted({file.path.parent for file in own} | {path if path.is_dir() else path.parent}):
-            tags |= _tags_of(folder, _shown(folder / TAG_FILE, base), faults)
+            tags |= _tags_of(folder, _shown(folder / TAG_FILE, base), reading)
         yield from _read(own, reading)
         return
     glob = pattern.removeprefix(f"{BUNDLED}/").removesuffix(".yaml")
@@ -264,11 +264,11 @@ def _path_beside_id(path: Path, base: Path) -> str:
     return name if name.startswith(f"{BUNDLED}/") else ""
 
 
-def _tags_of(folder: Path, name: str, faults: list[Diagnostic]) -> dict[str, TagEntry]:
+def _tags_of(folder: Path, name: str, reading: _Reading) -> dict[str, TagEntry]:
     try:
-        return load_tags(folder, name)
+        return load_kept_tags(folder, name, reading.store)
     except CaseError as error:
-        faults.extend(error.faults)
+        reading.faults.extend(error.faults)
         return {}
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from attncheck.errors import UsageError
 from attncheck.reading.case import Case
-from attncheck.reading.loader import load_case_file
 from attncheck.spec import OPERATIONS
 
 TEMPLATE = "kernel_shapes/tiles"
@@ -63,6 +62,8 @@ def tiles_named(texts: Iterable[str]) -> tuple[int, ...]:
 
 def load_tile(path: Path, display_name: str, known_tags: Iterable[str], tile: int) -> list[Case]:
     """Read the bundled file for one tile, without the gradients that are too large to be judged whole."""
+    from attncheck.reading.loader import load_case_file
+
     cases = load_case_file(path, display_name, TEMPLATE, known_tags, for_each=[tile_row(tile)])
     return [case for case in cases if not _is_large_gradient(case)]
 

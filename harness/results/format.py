@@ -13,11 +13,15 @@ report/               made from the above by `attncheck check` or `attncheck rep
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pyarrow as pa
 from numpy.typing import NDArray
+
+from attncheck.errors import ExitCode
+from attncheck.verdicts import Verdict
 
 FORMAT = 8
 REPORT_FOLDER = "report"
@@ -166,6 +170,11 @@ class Row:
     empty_rows: str | None = None
     diagnosis: str | None = None
     evidence: str | None = None
+
+
+def disagrees(rows: Iterable[Row]) -> bool:
+    """Whether any of the rows is one that does not agree."""
+    return any(Verdict(row.verdict).exit_code is not ExitCode.AGREE for row in rows)
 
 
 def bound_name(rounding_model: str) -> str:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from attncheck.reports.cells import Cell, CellRow
 from attncheck.reports.frames import Column, Frames, expected_failures, failing, records, stage_order
-from attncheck.reports.html.evidence import Evidence
 from attncheck.reports.html.text import SYMBOLS, Anchors, options_text, shape_text, short
 from attncheck.reports.printed_numbers import Misprint, misprints
 from attncheck.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from attncheck.reports.html.evidence import Evidence
 
 _SHOWN = [
     "environment",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
@@ -12,7 +12,6 @@ from attncheck.reports.frames import Frames
 from attncheck.reports.html.pictures import Heat, heat_of
 from attncheck.reports.html.text import Anchors, unique_slugs
 from attncheck.reports.printed_numbers import NumberCounts, number_counts_of
-from attncheck.wording import counted
 
 _MAX_IN_PART = 10
 """Computations of a document that stand together; a longer one is split."""
@@ -120,16 +119,4 @@ def _drawn(case: DocumentCase, anchors: Anchors, artist: _Artist, *, fails: bool
         tuple(heat for is_input, heat in heats if is_input),
         tuple(heat for is_input, heat in heats if not is_input),
         sum(len(drawing.panels) for drawing in case.drawings) - len(heats),
-    )
-
-
-def computation_count(documents: Iterable[DrawnDocument]) -> int:
-    """Count the computations of all documents."""
-    return sum(len(document.page.cases) for document in documents)
-
-
-def failing_words(failing: int, of: int) -> str:
-    """Say how many computations fail, in the words of a heading."""
-    return (
-        f"{failing:,} of {counted(of, 'computation')} fail" if failing else f"{counted(of, 'computation')}, none fails"
     )

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from attncheck.errors import ExitCode
 from attncheck.reports.alike import AlikeRows, count_evaluations, group_alike
@@ -21,27 +22,24 @@ from attncheck.reports.expected_failures import (
     empty_rows,
     expected_failure_groups,
 )
-from attncheck.reports.frames import Column, Frames, environment_facts, failing
+from attncheck.reports.frames import Column, Frames, documents_of, environment_facts, failing
 from attncheck.reports.html.agreement import PairTable, pair_table
 from attncheck.reports.html.contents import LETTERS_PER_CASE, LETTERS_PER_STAGE, Budget, urgent_first, within
 from attncheck.reports.html.details import CaseDetails, case_details
-from attncheck.reports.html.documents import DrawnDocument, computation_count, drawn_documents
-from attncheck.reports.html.evidence import make_evidence
-from attncheck.reports.html.length_maps import DrawnLengths, drawn_lengths
 from attncheck.reports.html.matrix import FileRows, verdict_matrix
 from attncheck.reports.html.text import SYMBOLS, Anchors, make_anchors
 from attncheck.reports.in_common import in_common_lines
-from attncheck.reports.properties import (
-    OUTCOMES_NOTE,
-    BrokenProperty,
-    PropertyTable,
-    asked_rows,
-    broken_properties,
-    property_table,
-)
 from attncheck.reports.simplest import described
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from attncheck.reports.html.documents import DrawnDocument
+    from attncheck.reports.html.evidence import Evidence
+    from attncheck.reports.html.length_maps import DrawnLengths
+    from attncheck.reports.properties import BrokenProperty, PropertyTable
 
 _AGREE, _FAILING, _UNSURE = ("agree", "✓"), ("failing", "✗"), ("xfail", "!")
 _OF_RECORDS = ("misprint", "!")
@@ -132,14 +130,15 @@ class Page:
     stopped: frozenset[str]
     """Those of the incomplete that were asked to stop."""
     facts: list[tuple[str, list[str]]]
-    properties: PropertyTable
-    properties_note: str
-    broken: tuple[BrokenProperty, ...]
-    broken_left_out: int
     linked: frozenset[str]
     """Cases that have an anchor on the page."""
     case_anchor: Callable[[str], str]
     address_of: Callable[[str], str] = address_of
+    properties: PropertyTable | None = None
+    """What was asked of properties; None where nothing was."""
+    properties_note: str = ""
+    broken: tuple[BrokenProperty, ...] = ()
+    broken_left_out: int = 0
 
 
 def make_page(frames: Frames, budget: Budget) -> Page:
@@ -147,7 +146,7 @@ def make_page(frames: Frames, budget: Budget) -> Page:
     table = cell_table(frames)
     anchors = make_anchors(sorted(table), frames.columns)
     detailed = _detailed(frames, table, budget)
-    evidence, evidence_left_out = make_evidence(frames, table, anchors.cell, detailed, budget)
+    evidence, evidence_left_out = _evidence(frames, table, anchors, detailed, budget)
     files = verdict_matrix(frames, table, anchors, detailed, budget)
     linked = frozenset(detailed | {row.case for file in files for row in file.rows})
     wrong = findings(frames)
@@ -167,7 +166,7 @@ def make_page(frames: Frames, budget: Budget) -> Page:
         wrong=tuple(_wrong(frames, each, anchors, linked) for each in alike),
         wrong_left_out=len(wrong) - count_evaluations(alike),
         in_common=tuple(in_common_lines(frames)),
-        lengths=drawn_lengths(frames),
+        lengths=_lengths(frames, wrong),
         columns=tuple(_column(column, many) for column in frames.columns),
         many_environments=many,
         files=files,
@@ -179,8 +178,8 @@ def make_page(frames: Frames, budget: Budget) -> Page:
         details=tuple(case_details(frames, table, anchors, detailed, evidence)),
         details_left_out=len(table) - len(detailed),
         evidence_left_out=evidence_left_out,
-        documents=(documents := drawn_documents(frames, anchors, budget.pictures)),
-        documents_late=computation_count(documents) > budget.computations,
+        documents=(documents := _documents(frames, anchors, budget)),
+        documents_late=sum(len(document.page.cases) for document in documents) > budget.computations,
         pairs=pair_table(frames, anchors),
         expected_failures=tuple(expected_failure_groups(frames)),
         following=count_following(frames),
@@ -190,13 +189,53 @@ def make_page(frames: Frames, budget: Budget) -> Page:
         incomplete=tuple(frames.environments.loc[~frames.environments["complete"].astype(bool), "environment"]),
         stopped=frozenset(label for label, asked in frames.asked.items() if asked.stopped),
         facts=environment_facts(frames),
-        properties=property_table(asked_rows(frames)),
-        properties_note=OUTCOMES_NOTE,
-        broken=broken_properties(frames)[: budget.wrong],
-        broken_left_out=max(0, len(broken_properties(frames)) - budget.wrong),
+        **_properties(frames, budget),
         linked=linked,
         case_anchor=anchors.case,
     )
+
+
+def _evidence(
+    frames: Frames, table: Mapping[str, CellRow], anchors: Anchors, detailed: set[str], budget: Budget
+) -> tuple[Mapping[str, list[Evidence]], int]:
+    """Return the evidence by case, and how many cells had to go without; what makes it is imported where any is."""
+    cells = (cell for row in table.values() for cells in row.values() for cell in cells.values())
+    if not any(cell.state in (State.FAILING, State.XFAIL) for cell in cells):
+        return {}, 0
+    from attncheck.reports.html.evidence import make_evidence
+
+    return make_evidence(frames, table, anchors.cell, detailed, budget)
+
+
+def _lengths(frames: Frames, wrong: pd.DataFrame) -> tuple[DrawnLengths, ...]:
+    if wrong.empty:
+        return ()
+    from attncheck.reports.html.length_maps import drawn_lengths
+
+    return drawn_lengths(frames)
+
+
+def _documents(frames: Frames, anchors: Anchors, budget: Budget) -> tuple[DrawnDocument, ...]:
+    if not documents_of(frames):
+        return ()
+    from attncheck.reports.html.documents import drawn_documents
+
+    return drawn_documents(frames, anchors, budget.pictures)
+
+
+def _properties(frames: Frames, budget: Budget) -> dict[str, Any]:
+    """Return the page's fields of properties."""
+    if not frames.properties:
+        return {}
+    from attncheck.reports.properties import OUTCOMES_NOTE, asked_rows, broken_properties, property_table
+
+    broken = broken_properties(frames)
+    return {
+        "properties": property_table(asked_rows(frames)),
+        "properties_note": OUTCOMES_NOTE,
+        "broken": broken[: budget.wrong],
+        "broken_left_out": max(0, len(broken) - budget.wrong),
+    }
 
 
 def _probes(frames: Frames, cases: Iterable[str]) -> dict[str, Mapping[str, str]]:

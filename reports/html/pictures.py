@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from attncheck.reports.figures.error_matrices import ErrorMatrix, error_matrices
 from attncheck.reports.figures.panels import MAX_ANNOTATED, Panel, ink_on, shades, short_number
+from attncheck.reports.html.text import BEYOND, LEVELS, NOT_JUDGED
 
 _BLACK = "#000000"
 
@@ -68,13 +69,6 @@ def _name(labels: object, index: int) -> str:
 
 Real = NDArray[np.float64]
 
-LEVELS = (
-    (0.1, "e0", "below a tenth of the bound"),
-    (1.0, "e1", "within the bound"),
-    (10.0, "e2", "up to ten times it"),
-)
-BEYOND = ("e3", "more than ten times it, or not finite")
-NOT_JUDGED = ("en", "not judged")
 _MAX_CELLS = 32
 """The page shows where an error lies; `attncheck show` draws larger matrices finer."""
 _WIDTH, _MIN_PIXELS, _MAX_PIXELS = 220, 7, 20

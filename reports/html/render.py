@@ -14,9 +14,8 @@ from markupsafe import Markup
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.compiled import CompiledTemplates
 from attncheck.reports.html.contents import Budget
-from attncheck.reports.html.documents import failing_words
 from attncheck.reports.html.page import make_page
-from attncheck.reports.html.pictures import BEYOND, LEVELS, NOT_JUDGED
+from attncheck.reports.html.text import BEYOND, LEVELS, NOT_JUDGED, failing_words
 
 TEMPLATES = Path(__file__).parent / "templates"
 _PIECES_TOGETHER = 1000

@@ -10,6 +10,16 @@ from typing import Any
 
 from attncheck.reports.cells import State
 from attncheck.reports.frames import Column
+from attncheck.wording import counted
+
+LEVELS = (
+    (0.1, "e0", "below a tenth of the bound"),
+    (1.0, "e1", "within the bound"),
+    (10.0, "e2", "up to ten times it"),
+)
+BEYOND = ("e3", "more than ten times it, or not finite")
+NOT_JUDGED = ("en", "not judged")
+"""How large an error is, beside its bound: a class of the style sheet, and what it says."""
 
 SYMBOLS: Mapping[State, str] = {
     State.AGREE: "✓",
@@ -105,3 +115,10 @@ def _numbered(starts: Iterable[str]) -> list[str]:
 def _by_text(texts: Iterable[str]) -> dict[str, str]:
     texts = list(texts)
     return dict(zip(texts, unique_slugs(texts), strict=True))
+
+
+def failing_words(failing: int, of: int) -> str:
+    """Say how many computations fail, in the words of a heading."""
+    return (
+        f"{failing:,} of {counted(of, 'computation')} fail" if failing else f"{counted(of, 'computation')}, none fails"
+    )

@@ -33,8 +33,6 @@ from attncheck.reports.frames import (
     under_erratum,
 )
 from attncheck.reports.in_common import in_common_lines
-from attncheck.reports.markdown.documents import document_sections
-from attncheck.reports.markdown.properties import properties_section
 from attncheck.reports.markdown.text import code, commands, escape, number, table
 from attncheck.reports.markdown.verdicts import verdict_section
 from attncheck.reports.printed_numbers import number_counts_of
@@ -160,12 +158,28 @@ def render_markdown(frames: Frames) -> str:
         empty_rows_section(frames),
         document_overview(frames),
         verdict_section(frames),
-        properties_section(frames),
-        *document_sections(frames),
+        *_properties(frames),
+        *_documents(frames),
         _largest(frames),
         _environments(frames),
     ]
     return "\n".join(line for section in sections if section for line in [*section, ""])
+
+
+def _properties(frames: Frames) -> list[list[str]]:
+    if not frames.properties:
+        return []
+    from attncheck.reports.markdown.properties import properties_section
+
+    return [properties_section(frames)]
+
+
+def _documents(frames: Frames) -> list[list[str]]:
+    if not documents_of(frames):
+        return []
+    from attncheck.reports.markdown.documents import document_sections
+
+    return document_sections(frames)
 
 
 def _opening(frames: Frames) -> list[str]:

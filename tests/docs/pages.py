@@ -30,7 +30,7 @@ from typing import Any, cast
 from attncheck import cli
 from attncheck.backends import BACKENDS, NATIVE, BackendEntry, numpy_backend
 from attncheck.reading import selection
-from attncheck.reading.loader import TAG_FILE
+from attncheck.reading.model import TAG_FILE
 from attncheck.reading.tiles import TEMPLATE
 
 ROOT = Path(__file__).resolve().parents[2]

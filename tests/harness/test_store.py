@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from time import time
 
 import pytest
 from hypothesis import given
@@ -131,6 +132,33 @@ def test_what_was_not_used_for_the_longest_time_goes_first(tmp_path: Path) -> No
     store.size = 5 * 4096
     store.trim()
     assert [number for number, key in enumerate(keys) if store.get(key)] == [0, 4, 5, 6, 7]
+
+
+def test_what_is_quickly_made_again_goes_before_what_takes_long(tmp_path: Path) -> None:
+    store = Store(tmp_path, size=32 * 4096)
+    cheap, dear, small, rows = (Key("exact", f"{number:016x}") for number in range(4))
+    store.put(rows, bytes(4000))
+    store.put(dear, bytes(4000), seconds=1.0)
+    store.put(small, bytes(400), seconds=0.0001)
+    store.put(cheap, bytes(4000), seconds=0.0001)
+    for left in ([rows, dear, small, cheap], [rows, dear, small], [rows, dear], [rows]):
+        store.size = len(left) * 4096
+        store.trim()
+        assert [path.is_file() for path in map(store._path, (rows, dear, small, cheap))] == [
+            key in left for key in (rows, dear, small, cheap)
+        ]
+
+
+def test_what_is_quickly_made_again_still_goes_after_what_was_used_days_ago(tmp_path: Path) -> None:
+    store = Store(tmp_path, size=32 * 4096)
+    store.put(KEY, bytes(4000))
+    os.utime(entry_of(store), (time() - 200_000, time() - 200_000))
+    store.put(Key("exact", "f" * 16), bytes(4000), seconds=0.0)
+    assert store.get(Key("exact", "f" * 16)) is not None
+    store.size = 4096
+    store.trim()
+    assert store.get(Key("exact", "f" * 16)) is not None
+    assert store.get(KEY) is None
 
 
 def test_what_is_too_large_for_the_store_is_not_kept(tmp_path: Path) -> None:

@@ -12,12 +12,15 @@ cosine. Here every step is rounded correctly to float32, so the numbers are the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import flint
 import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.reading.generators.mersenne_twister import words_from_state
+
+if TYPE_CHECKING:
+    from flint import arb
 
 _BLOCK = 16
 _TWO_PI = np.float32(2 * np.pi)
@@ -54,42 +57,48 @@ class TorchCpu:
 
 def _box_muller(uniform: NDArray[np.float32]) -> NDArray[np.float32]:
     radii, angles = np.split(uniform.reshape(-1, _BLOCK), 2, axis=1)
-    logarithm = _rounded_once(1 - radii, np.log, flint.arb.log)
+    from flint import arb  # few cases draw normal numbers
+
+    logarithm = _rounded_once(1 - radii, np.log, arb.log)
     radius = np.sqrt(-2 * logarithm)  # IEEE 754 rounds a square root correctly
     theta = _TWO_PI * angles
-    cosine = _rounded_once(theta, np.cos, flint.arb.cos)
-    sine = _rounded_once(theta, np.sin, flint.arb.sin)
+    cosine = _rounded_once(theta, np.cos, arb.cos)
+    sine = _rounded_once(theta, np.sin, arb.sin)
     return np.concatenate([radius * cosine, radius * sine], axis=1).ravel()
 
 
 def _rounded_once(
     argument: NDArray[np.float32],
     function: Callable[[NDArray[np.float64]], NDArray[np.float64]],
-    exact_function: Callable[[flint.arb], flint.arb],
+    exact_function: Callable[[arb], arb],
 ) -> NDArray[np.float32]:
     """Evaluate a function of float32 numbers, correctly rounded to float32.
 
     float64 is good to a few of its own units, which decides the rounding except very close to the middle between two
     float32 numbers; there, interval arithmetic decides.
     """
+    from flint import arb, ctx
+
     close = function(argument.astype(np.float64))
     rounded = close.astype(np.float32)
     slack = 8 * np.spacing(np.abs(close))
     undecided = (close - slack).astype(np.float32) != (close + slack).astype(np.float32)
     for index in zip(*np.nonzero(undecided), strict=True):
         # 128 bits are far more than the distance of such a value from the middle ever needs here.
-        with flint.ctx.workprec(128):
-            exact = exact_function(flint.arb(float(argument[index])))
+        with ctx.workprec(128):
+            exact = exact_function(arb(float(argument[index])))
             low, high = (_float32_nearest(exact, side) for side in (-1, 1))
         assert low == high, "the value lies exactly in the middle, which log, cos and sin of float32 numbers never do"
         rounded[index] = low
     return rounded
 
 
-def _float32_nearest(exact: flint.arb, side: int) -> np.float32:
+def _float32_nearest(exact: arb, side: int) -> np.float32:
     """Round an enclosure's lower (-1) or upper (1) end to float32."""
+    from flint import arb
+
     end = exact.lower() if side < 0 else exact.upper()
     near = np.float32(float(end))
     # float() rounded to float64 first; step to the float32 that is closest to the end itself.
     candidates = [np.nextafter(near, np.float32(-np.inf)), near, np.nextafter(near, np.float32(np.inf))]
-    return min(candidates, key=lambda candidate: abs(end - flint.arb(float(candidate))).mid())
+    return min(candidates, key=lambda candidate: abs(end - arb(float(candidate))).mid())

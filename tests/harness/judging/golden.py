@@ -31,12 +31,13 @@ from numpy.typing import NDArray
 
 from attncheck.attention.bounds import Bound
 from attncheck.execution.process_tree import end_with_parent
-from attncheck.judging.truth import Truth, truth_of_case
+from attncheck.judging import truth as judging_truth
+from attncheck.judging.truth import Truth
 from attncheck.oracle.enclosure import Enclosure
 from attncheck.processors import available_processors
 from attncheck.reading.case import Case
 from attncheck.reading.dtypes import rounded_once
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import ROUNDING_MODELS
@@ -71,6 +72,16 @@ def fingerprints_on_all_cores(cases: Sequence[Case], *, every_bit: bool = False)
 
 def _of_part(cases: Sequence[Case], *, every_bit: bool) -> list[tuple[str, str]]:
     return list(fingerprints(cases, every_bit=every_bit))
+
+
+def truth_of_case(case: Case, dtype: str, inputs: Inputs) -> Truth:
+    """Evaluate the oracle for a case in a dtype; every bit that it finds counts, also those that judging rounds off."""
+    rounded = judging_truth._rounded
+    vars(judging_truth)["_rounded"] = dict
+    try:
+        return judging_truth.truth_of_case(case, dtype, inputs)
+    finally:
+        vars(judging_truth)["_rounded"] = rounded
 
 
 def read_golden(path: Path = GOLDEN_FILE) -> dict[str, str]:

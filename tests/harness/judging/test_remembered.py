@@ -15,15 +15,13 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from attncheck.attention.errors import Bound
 from attncheck.backends import numpy_backend
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
 from attncheck.judging.remembered import (
     JUDGING_CODE,
-    bounds_from_bytes,
-    bounds_to_bytes,
+    arrays_to_bytes,
     enclosures_from_bytes,
     enclosures_to_bytes,
     key_of_rows,
@@ -52,7 +50,7 @@ def test_rows_come_back_as_they_were() -> None:
     assert found[0].verdict is Verdict.NUMERIC
 
 
-def test_enclosures_and_bounds_come_back_bit_by_bit_and_in_order() -> None:
+def test_enclosures_come_back_bit_by_bit_and_in_order() -> None:
     exact = {"weights": Enclosure(ODD, ODD.copy(), abs(ODD)), "output": Enclosure(*np.zeros((3, 0, 2)))}
     found, inner = enclosures_from_bytes(enclosures_to_bytes(exact, {"scores": ODD[:1]}))
     assert list(found) == list(exact)
@@ -62,23 +60,43 @@ def test_enclosures_and_bounds_come_back_bit_by_bit_and_in_order() -> None:
             assert getattr(found[stage], part.name).tobytes() == array.tobytes()
             assert getattr(found[stage], part.name).shape == array.shape
     assert_array_equal(inner["scores"], ODD[:1])
-    bounds = bounds_from_bytes(bounds_to_bytes({"weights": Bound(abs(ODD), ODD)}))
-    assert bounds["weights"].sigma.tobytes() == ODD.tobytes()
-    bounds["weights"].sigma[0, 0] = 1  # as what was worked out can be written into
+    found["weights"].high[0, 0] = 1  # as what was worked out can be written into
+    assert_array_equal(found["weights"].low, ODD)
+
+
+def test_what_is_alike_is_written_once_and_what_is_rounded_takes_little() -> None:
+    generator = np.random.default_rng(0)
+    high = generator.normal(size=(64, 64))
+    exact = Enclosure(high, high * generator.normal(size=(64, 64)) * 2.0**-56, abs(high) * 2.0**-90)
+    written = len(enclosures_to_bytes({"scores": exact.rounded()}, {}))
+    assert written < high.nbytes * 1.4
+    assert len(enclosures_to_bytes({"scores": exact.rounded(), "masked": exact.rounded()}, {})) < written * 1.02
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"7\n", b'[["high a", "<f8", [2]]]\n12345678', b'[["middle a", "<f8", []]]\n12345678', b"\xff"]
+    "data",
+    [
+        b"",
+        b"7\n",
+        b"\xff",
+        b'[[["high a", "<f8", [2], 0]], [["<f8", 2]]]\n12345678',
+        b'[[["high a", "<f8", [2], 0]], [["<f8", 1e99]]]\n12345678',
+        arrays_to_bytes({"middle a": ODD}),
+        arrays_to_bytes({"high a": ODD, "low a": ODD}),
+        arrays_to_bytes({"high a": ODD, "low a": ODD, "radius a": ODD})[:-1],
+        arrays_to_bytes({"high a": ODD, "low a": ODD, "radius a": ODD}).replace(b"[2, 3]", b"[9, 9]"),
+    ],
 )
 def test_what_is_no_entry_is_said_to_be_none(data: bytes) -> None:
-    for read in (rows_from_bytes, bounds_from_bytes, enclosures_from_bytes):
+    for read in (rows_from_bytes, enclosures_from_bytes):
         with pytest.raises(UnreadableEntry):
             read(data)
 
 
 def test_the_digest_of_the_code_counts_everything_that_a_verdict_follows_from() -> None:
     code = (
-        "import sys, json, attncheck.judging.units; print(json.dumps([n for n in sys.modules if n[:9] == 'attncheck']))"
+        "import sys, json, attncheck.judging.units, attncheck.judging.judge\n"
+        "print(json.dumps([n for n in sys.modules if n[:9] == 'attncheck']))"
     )
     output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     # Which frameworks there are, where tensors lie, what a worker is told, where results lie and how messages are

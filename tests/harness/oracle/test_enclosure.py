@@ -37,12 +37,19 @@ def test_the_truth_lies_within_the_radius(numerator: int, denominator: int, expo
     high, low, radius = (Fraction(float(part[0])) for part in (got.high, got.low, got.radius))
     assert abs(truth - high - low) <= radius
     assert radius <= max(abs(truth) * Fraction(2) ** -50, Fraction(2) ** -1072)
+    rounded = got.rounded()
+    high, low, wider = (Fraction(float(part[0])) for part in (rounded.high, rounded.low, rounded.radius))
+    assert abs(truth - high - low) <= wider
+    assert wider <= max(2 * radius, abs(truth) * Fraction(2) ** -67, Fraction(2) ** -1072)
+    again = rounded.rounded()
+    assert (again.low.tobytes(), again.radius.tobytes()) == (rounded.low.tobytes(), rounded.radius.tobytes())
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_float_is_its_own_enclosure(number: float) -> None:
     got = enclose([arb(number)], (1, 1))
-    assert [part.item() for part in (got.high, got.low, got.radius)] == [number, 0, 0]
+    for each in (got, got.rounded()):
+        assert [part.item() for part in (each.high, each.low, each.radius)] == [number, 0, 0]
 
 
 @pytest.mark.parametrize("digits", ["1e-400", "1e-5000", "-3e-324", "2.4e-324", "5e-324", "1e-310", "1.1e-308"])
@@ -72,6 +79,7 @@ def test_what_is_not_attended_is_minus_infinity_exactly() -> None:
 
 @pytest.mark.parametrize("ball", [arb("1e400"), -arb("1e400"), arb("nan"), arb(0, arb("inf"))])
 def test_what_float64_cannot_bound_has_an_infinite_radius(ball: arb) -> None:
+    assert enclose([ball], (1,)).rounded().radius[0] == INF
     assert enclose([ball], (1,)).radius[0] == INF
 
 

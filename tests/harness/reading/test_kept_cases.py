@@ -52,7 +52,7 @@ def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
     path.write_text(FILE.replace("a row", "b row"))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert read(tmp_path, store)[0].name == "b row"
-    assert store.counts["found"] == 0
+    assert store.counts["found"] == 1, "the bundled tags"
 
 
 def test_a_file_whose_expected_numbers_lie_in_another_is_read_every_time(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from attncheck.reports.frames import Frames
 from attncheck.reports.html import documents
 from attncheck.reports.html.contents import Budget
-from attncheck.reports.html.documents import failing_words
 from attncheck.reports.html.render import render_html
+from attncheck.reports.html.text import failing_words
 
 PageOf = Callable[..., Any]
 FAILING = "documents/attention_scoring_post/all-four-annotations-are-scored-and-make-one-context-vector"

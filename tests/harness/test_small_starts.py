@@ -1,0 +1,35 @@
+"""What a small run loads: somebody who looks at a few cases again waits for little else than imports."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from attncheck.store import VARIABLE
+
+MOST_MODULES = 150
+"""Of this package, in the process that was started."""
+
+RUN = """\
+import atexit, json, sys
+atexit.register(lambda: print(json.dumps(sorted(sys.modules))))
+sys.argv = ["attncheck", "check", "attention/[a-l]*", "-b", "numpy", "--dtype", "float32", "-q"]
+from attncheck.cli import main
+main()
+"""
+
+
+def test_a_few_cases_again_load_little(tmp_path: Path) -> None:
+    environment = {**os.environ, VARIABLE: str(tmp_path / "cache")}
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", RUN], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    loaded = set(json.loads(done.stdout.splitlines()[-1]))
+    own = [name for name in loaded if name.split(".")[0] == "attncheck"]
+    assert len(own) <= MOST_MODULES, sorted(own)
+    assert not loaded & {"flint", "matplotlib", "attncheck.judging.judge", "torch", "jax", "tensorflow", "dask"}
