@@ -60,7 +60,7 @@ def _harmless_columns(frame: pd.DataFrame) -> dict[str, pd.Series]:
     return columns
 
 
-_LARGEST_PLAIN = 1 << 20
+_LARGEST_PLAIN = 1 << 21
 """Bytes of a CSV file that is written as it is."""
 
 REPORT_NAME = "report.md"
@@ -71,7 +71,7 @@ JUNIT_NAME = "junit.xml"
 def write_report(frames: Frames, directory: Path) -> Path:
     """Write report.md, report.html, junit.xml, and every frame as CSV and Parquet; return the path of report.md.
 
-    A CSV file of more than a MiB is compressed: ``results.csv.gz``. The same frames give the same bytes. Raises
+    A CSV file of more than two MiB is compressed: ``results.csv.gz``. The same frames give the same bytes. Raises
     ``OutputError`` where the folder cannot be written.
     """
     if directory.is_symlink() and (directory.parent / "environment.json").exists():
