@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from attncheck.judging.diagnosis import Decision, Plain, bring_together, reworded, unpack
 from attncheck.results.format import ROW_SCHEMA, Row
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Unit = tuple[str, str]
 """case, dtype"""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import typer
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     from attncheck.results.narrowing import Narrowed
     from attncheck.run import RunSummary, Settings
 
-_NEEDED = ("run", "config", "progress", "execution.implementation_selection", "reports.making", "reports.terminal")
+_NEEDED = ("run", "config", "progress", "execution.implementation_selection")
 """Modules that every run needs."""
+_NEEDED_AFTERWARDS = ("reports.making", "reports.terminal")
 _NEEDED_FOR_A_REPORT = ("reports.write",)
 
 
@@ -96,6 +98,7 @@ def run_request(
 
 def begin_to_load(request: RunRequest, described: DescribedWorkers) -> None:
     """Start the processes of own implementations, and import what a run needs while they load."""
+    begun = False
     from attncheck.execution.describing import Question
     from attncheck.execution.user_code import Target, is_own
 
@@ -106,7 +109,18 @@ def begin_to_load(request: RunRequest, described: DescribedWorkers) -> None:
             except UsageError:
                 return  # which is said where the others are looked at
             described.begin(Question(target, request.framework, request.threads, request.compilation_cache))
-    for name in (*_NEEDED, *(_NEEDED_FOR_A_REPORT if request.report else ())):
+            begun = True
+    _load(_NEEDED)
+    if begun:
+        _load_what_shows(request)
+
+
+def _load_what_shows(request: RunRequest) -> None:
+    _load((*_NEEDED_AFTERWARDS, *(_NEEDED_FOR_A_REPORT if request.report else ())))
+
+
+def _load(names: Iterable[str]) -> None:
+    for name in names:
         import_module(f"attncheck.{name}")
 
 
@@ -131,6 +145,7 @@ def _run(
         )
     narrowed = _narrowed(request, chosen, selection)
     settings = replace(_settings(request, chosen, selection, narrowed), store=store, times=request.times)
+    Thread(target=_load_what_shows, args=(request,)).start()  # while the first worker imports its framework
     try:
         with show_progress(visible=not request.quiet) as progress:
             summary = run_cases(

@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from numpy.typing import NDArray
 
 from attncheck.errors import ResultsError
@@ -25,6 +24,9 @@ from attncheck.results.records import (
     check_record,
     read_json,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
