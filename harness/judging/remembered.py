@@ -144,7 +144,8 @@ def arrays_to_bytes(arrays: Arrays) -> bytes:
     First the first bytes of all numbers, then the second ones, and so on: exponents are like each other. What several
     arrays have alike stands there once.
     """
-    heading, numbers = [], {array.dtype.str: bytearray() for array in arrays.values()}
+    heading: list[list[Any]] = []
+    numbers = {array.dtype.str: bytearray() for array in arrays.values()}
     known: dict[tuple[str, bytes], int] = {}
     for name, array in arrays.items():
         dtype, data = array.dtype.str, array.tobytes()
@@ -181,7 +182,8 @@ def arrays_from_bytes(data: bytes) -> dict[str, NDArray[Any]]:
 def _unpacked(packed: bytes, lengths: Sequence[tuple[np.dtype[Any], int]]) -> dict[str, NDArray[Any]]:
     """Return all numbers of each dtype, one after the other."""
     data = _CODEC.decompress(packed, sum(dtype.itemsize * count for dtype, count in lengths), asbytes=True)
-    numbers, start = {}, 0
+    numbers: dict[str, NDArray[Any]] = {}
+    start = 0
     for dtype, count in lengths:
         planes = np.frombuffer(data, np.uint8, count * dtype.itemsize, start).reshape(dtype.itemsize, count)
         numbers[dtype.str] = np.ascontiguousarray(planes.T).view(dtype).reshape(count)
