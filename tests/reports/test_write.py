@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -161,16 +160,12 @@ def test_a_folder_that_cannot_be_written_is_told_in_one_line(
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_large_table_is_compressed_and_the_plain_one_is_gone(
+def test_a_table_of_many_rows_is_written_as_parquet_only(
     document_frames: Frames, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_report(document_frames, tmp_path)
-    plain = (tmp_path / "results.csv").read_bytes()
-    monkeypatch.setattr("attncheck.reports.write._LARGEST_PLAIN", len(plain) - 1)
+    assert (tmp_path / "results.csv").is_file()
+    monkeypatch.setattr("attncheck.reports.write._MOST_ROWS", len(document_frames.results) - 1)
     write_report(document_frames, tmp_path)
-    assert gzip.decompress((tmp_path / "results.csv.gz").read_bytes()) == plain
     assert not (tmp_path / "results.csv").exists()
-    monkeypatch.undo()
-    write_report(document_frames, tmp_path)
-    assert (tmp_path / "results.csv").read_bytes() == plain
-    assert not (tmp_path / "results.csv.gz").exists()
+    assert len(pd.read_parquet(tmp_path / "results.parquet")) == len(document_frames.results)
