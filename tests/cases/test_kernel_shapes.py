@@ -53,47 +53,37 @@ def is_causal(case: Case) -> bool:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_width_is_that_of_keys_and_of_values_twice(width: int, operation: str) -> None:
+def test_every_width_is_that_of_keys_and_of_values_twice_and_has_every_dtype(width: int, operation: str) -> None:
     of_keys = [case for case in of(operation) if axis(case, "query", -1) == width]
     of_values = [case for case in of(operation) if axis(case, "value", -1) == width]
     assert len([case for case in of_keys if case in of_values]) >= TWICE
     assert any(case not in of_values for case in of_keys), "beside values of another width"
     assert any(case not in of_keys for case in of_values), "beside keys of another width"
     assert {is_causal(case) for case in of_keys} == {True, False}
+    dtypes = Counter(dtype for case in of_keys for dtype in case.dtypes)
+    assert all(dtypes[dtype] >= (1 if dtype == "float64" else TWICE) for dtype in DTYPES), dtypes
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("width", WIDTHS)
-def test_every_width_has_every_dtype(width: int, operation: str, dtype: str) -> None:
-    found = [case for case in of(operation) if axis(case, "query", -1) == width and dtype in case.dtypes]
-    assert len(found) >= (1 if dtype == "float64" else TWICE)
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_every_width_is_projected_to(width: int) -> None:
+def test_every_width_is_projected_to() -> None:
     """The model is as wide as its heads together, as PyTorch's and Keras' layers need it."""
     projected = of("multi_head_attention")
-    found = [case for case in projected if axis(case, "query_weight", -1) == width * case.options["heads"]]
-    assert found
-    assert all(axis(case, "query_weight", -2) == axis(case, "query_weight", -1) for case in found)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize(("tile", "length"), [(tile, length) for tile in TILES for length in edges(tile)])
-def test_every_edge_is_that_of_queries_and_of_keys(tile: int, length: int, operation: str, causal: bool) -> None:
-    found = [case for case in of(operation) if case.id.startswith(f"{TEMPLATE}/") and is_causal(case) is causal]
-    of_tile = [case for case in found if f"-tile-{tile}" in f"{case.id}-"]
-    assert any(axis(case, "query", -2) == length for case in of_tile), "queries"
-    assert any(keys(case) == length for case in of_tile), "keys"
+    for width in WIDTHS:
+        found = [case for case in projected if axis(case, "query_weight", -1) == width * case.options["heads"]]
+        assert found, width
+        assert all(axis(case, "query_weight", -2) == axis(case, "query_weight", -1) for case in found), width
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize(("tile", "length"), [(tile, length) for tile in TILES for length in edges(tile)])
-def test_every_edge_is_seen_twice(tile: int, length: int, operation: str) -> None:
-    for of_case in (keys, lambda case: axis(case, "query", -2)):
-        assert sum(of_case(case) == length for case in of(operation)) >= TWICE
+@pytest.mark.parametrize("tile", TILES)
+def test_every_edge_is_that_of_queries_and_of_keys_causal_and_not_and_twice(tile: int, operation: str) -> None:
+    of_tile = [
+        case for case in of(operation) if case.id.startswith(f"{TEMPLATE}/") and f"-tile-{tile}-" in f"{case.id}-"
+    ]
+    for length_of in (keys, lambda case: axis(case, "query", -2)):
+        lengths = Counter(map(length_of, of(operation)))
+        found = {(length_of(case), is_causal(case)) for case in of_tile}
+        assert found >= {(length, causal) for length in edges(tile) for causal in (False, True)}
+        assert all(lengths[length] >= TWICE for length in edges(tile))
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

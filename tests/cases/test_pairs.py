@@ -9,6 +9,7 @@ keys one more where 0 is among them.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -27,6 +28,7 @@ from attncheck.spec import (
 )
 from attncheck.standard import EMPTY_ROWS, NOT_ASKED, Given, Level, levels_of
 
+CASES = select_cases().cases
 TILE = 16
 CASES_OF_A_PAIR = 2
 MEANT_OF_OTHERS = {
@@ -89,21 +91,26 @@ WITH_PAIRS = [operation for operation in OPERATIONS.values() if any(True for _ i
 
 
 @cache
-def given_of(operation: str) -> list[Given]:
-    """Return what the bundled cases of an operation that go beyond a tile give."""
-    return [Given(case) for case in select_cases().cases if case.operation == operation and is_beyond_a_tile(case)]
+def given_of(operation: str) -> list[tuple[frozenset[Level], bool]]:
+    """Return what the bundled cases of an operation that go beyond a tile give, and whether that is little."""
+    cases = (case for case in CASES if case.operation == operation and is_beyond_a_tile(case))
+    return [(given.levels, has_few(given)) for given in map(Given, cases)]
 
 
-def missing(operation: Operation, given: Sequence[Given]) -> list[str]:
+def missing(operation: Operation, given: Sequence[tuple[frozenset[Level], bool]]) -> list[str]:
     """Say which pairs stand in too few cases, each in a line."""
+    having: dict[Level, set[int]] = defaultdict(set)
+    for place, (levels, _) in enumerate(given):
+        for level in levels:
+            having[level].add(place)
     lines = []
-    for pair in pairs_of(operation):
-        having = [each for each in given if set(pair) <= each.levels]
-        few = sum(has_few(each) for each in having)
-        if len(having) < CASES_OF_A_PAIR or not few:
+    for first, second in pairs_of(operation):
+        both = having[first] & having[second]
+        few = sum(given[place][1] for place in both)
+        if len(both) < CASES_OF_A_PAIR or not few:
             most = FEW.get(operation.name, 4)
             lines.append(
-                f"{operation.name}: {pair[0].text} with {pair[1].text}: in {len(having)} cases beyond a tile, {few} of "
+                f"{operation.name}: {first.text} with {second.text}: in {len(both)} cases beyond a tile, {few} of "
                 f"them with at most {most} options; expected {CASES_OF_A_PAIR} and 1"
             )
     return lines
@@ -177,7 +184,7 @@ def test_a_pair_that_cannot_be_says_why_and_is_in_no_case() -> None:
     }
     assert {reason for reason in never.values() if not reason} == set()
     assert (Level("score", "score general"), Level("scale", "scale")) in never
-    assert not any(set(pair) <= each.levels for pair in never for each in given_of("scoring"))
+    assert not any(set(pair) <= levels for pair in never for levels, _ in given_of("scoring"))
 
 
 def test_what_is_not_asked_is_an_option_somewhere_and_has_a_reason() -> None:
