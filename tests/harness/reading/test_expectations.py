@@ -33,19 +33,6 @@ def _message(load_text: Load, text: str) -> tuple[str | None, str]:
     return fault.field, fault.message
 
 
-@pytest.mark.parametrize("dtypes", ["[bfloat16]", "[float64, float16, bfloat16]"])
-def test_numbers_are_not_expected_in_16_bits(load_text: Load, dtypes: str) -> None:
-    text = HEAD % "" + f"    dtypes: {dtypes}\n"
-    assert load_text(text)[0].expected == ()
-    field, message = _message(load_text, text + EXPECT % "output")
-    narrow = ", ".join(dtype for dtype in dtypes[1:-1].split(", ") if dtype != "float64")
-    assert field == "expect"
-    assert message == (
-        "numbers are held against what is computed in float64 and float32 alone, and in the dtype that the case's "
-        f"`computed_in` names; without {narrow} among `dtypes` this case may have them"
-    )
-
-
 STORED = HEAD % "" + "    expect: [{stage: output, printed: {file: %s}}]\n"
 
 
@@ -96,19 +83,6 @@ def test_numbers_of_a_file_that_cannot_be_expected_are_refused(tmp_path: Path, p
         _load_beside(tmp_path, STORED.replace("{file: %s}", printed))
 
 
-def test_dtypes_of_the_file_count_too(load_text: Load) -> None:
-    field, _ = _message(load_text, HEAD % "" + EXPECT % "output" + "defaults: {dtypes: [float32, bfloat16]}\n")
-    assert field == "expect"
-
-
-def test_no_numbers_are_expected_of_gradients(load_text: Load) -> None:
-    text = HEAD % ", grad_output: {identity: 2}" + "    operation: attention_gradients\n" + EXPECT % "grad_query"
-    assert _message(load_text, text) == (
-        "expect",
-        "gradients are held against the exact answer alone, not against numbers",
-    )
-
-
 @pytest.mark.parametrize(
     ("stage", "inputs", "options"),
     [
@@ -130,18 +104,6 @@ def test_a_stage_can_be_expected_only_where_it_is_computed(
     assert field == "expect[0].stage"
     assert message == f"attention has no stage {stage} here, only raw_scores, scores, weights, log_sum_exp, output"
     assert _message(load_text, HEAD % "" + "    options: {is_causal: false}\n" + EXPECT % stage)[0] == field
-
-
-@pytest.mark.parametrize(
-    "expected", ["stage: weights, unprinted: true", "quantity: row_maxima, of: weights, known: '.'"]
-)
-def test_nothing_is_expected_of_a_stage_without_numbers(load_text: Load, expected: str) -> None:
-    text = HEAD.replace(
-        "key: {identity: 2}, value: {identity: 2}",
-        "key: {constant: 1, shape: [0, 2]}, value: {constant: 1, shape: [0, 2]}",
-    )
-    field, message = _message(load_text, text % "" + f"    expect: [{{{expected}, because: it is so}}]\n")
-    assert (field, message) == ("expect[0]", "weights has shape 1x1x2x0 here, which holds no number")
 
 
 @pytest.mark.parametrize("score", ["cosine", "general"])
@@ -184,19 +146,6 @@ def test_the_precision_is_that_of_the_case_or_else_of_the_source(load_text: Load
     assert found == [None, "float32", "bfloat16", "float16"]
 
 
-def test_numbers_that_the_precision_does_not_hold_are_refused(load_text: Load) -> None:
-    text = (PRINTED % (", computed_in: float16", "", LOGISTIC)).replace("[0, 1]", "[0, 1.0e+5]")
-    field, message = _message(load_text, text)
-    assert field == "inputs.scores.values[1]"
-    assert message.startswith("100000 is beyond the range of float16")
-
-
-@pytest.mark.parametrize("says", ["computed_in: float32", "digits: truncated"])
-def test_a_case_without_printed_numbers_says_nothing_of_them(load_text: Load, says: str) -> None:
-    field, message = _message(load_text, PRINTED % ("", f"\n    {says}", "unprinted: true"))
-    assert (field, message) == (says.partition(":")[0], "says something of printed numbers, and this case expects none")
-
-
 def test_digits_are_those_of_the_expectation_or_else_of_the_case(load_text: Load) -> None:
     def digits(case: str, expectation: str) -> tuple[bool, float, str | None]:
         (expected,) = load_text(PRINTED % ("", case, LOGISTIC + expectation))[0].expected
@@ -213,24 +162,3 @@ def test_digits_are_those_of_the_expectation_or_else_of_the_case(load_text: Load
         "Last digits may be off by 2: typed from a figure",
     )
     assert digits("\n    digits: truncated", ", exact: true") == (False, 0.0, None)
-
-
-@pytest.mark.parametrize(
-    ("digits", "field", "message"),
-    [
-        ("cut", "expect[0].digits", "expected 'rounded' or 'truncated', got 'cut'"),
-        (
-            "{units: 0, because: no reason}",
-            "expect[0].digits.units",
-            "expected a value greater than or equal to 1, got 0",
-        ),
-        ("{units: 1}", "expect[0].digits.because", "this field is missing"),
-        (
-            "truncated, exact: true",
-            "expect[0].digits",
-            "exact numbers are not rounded; expected at most one of exact, digits",
-        ),
-    ],
-)
-def test_digits_that_say_nothing_are_refused(load_text: Load, digits: str, field: str, message: str) -> None:
-    assert _message(load_text, PRINTED % ("", "", f"{LOGISTIC}, digits: {digits}")) == (field, message)

@@ -1,15 +1,18 @@
-"""In which form inputs come and are handed over: layout, storage, memory, and which stages are judged."""
+"""What attention may be given, and in which form: layouts, memory, storage, stages, options, lengths, projections."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
+from attncheck.attention.radii import propagate
 from attncheck.errors import CaseError
+from attncheck.reading.canonical import call_form, canonical_form
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 
 Load = Callable[[str | bytes], list[Case]]
 
@@ -83,74 +86,6 @@ def test_merged_heads_of_a_document_keep_the_radius_of_what_is_printed(load_text
     assert make_exact_inputs(case)["query"].radius.tolist() == [[[[0.05]], [[0.005]]]]
 
 
-@pytest.mark.parametrize(
-    ("text", "field", "words"),
-    [
-        (MERGED.replace("{heads: 4, kv_heads: 2}", "{}"), "layout", "the merged layout needs options.heads"),
-        (MERGED.replace("kv_heads: 2", "kv_heads: 4"), "inputs.value", "a width of 14 cannot be split over 4 heads"),
-        (MERGED.replace("[2, 3, 24]", "[1, 2, 3, 24]"), "inputs.query", "expected at most 3 axes (B, L, heads*width)"),
-        (
-            "    layout: merged\n    operation: softmax\n    inputs: {scores: {identity: 2}}\n",
-            "layout",
-            "softmax has no merged layout; attention and attention_gradients do",
-        ),
-        (
-            MERGED.replace("key: {ascending: [0, 1], shape: [2, 5, 12]}", "key: {constant: 1, shape: [2, 5, 24]}"),
-            "inputs.key",
-            "to be 6 as in query, got 12; heads are split: 2x5x24 in the file is 2 heads of width 12",
-        ),
-        (SPLIT + "    layout: joined\n", "layout", "expected 'split' or 'merged', got 'joined'"),
-        (
-            MERGED + "    memory_layout: {query: strided}\n",
-            "memory_layout.query",
-            "`layout: merged` says already how this lies in",
-        ),
-    ],
-)
-def test_a_merged_layout_that_cannot_be_is_refused(load_text: Load, text: str, field: str, words: str) -> None:
-    _, found, message = _fault(load_text, text)
-    assert found == field
-    assert words in message
-
-
-PROJECTED = """\
-    operation: multi_head_attention
-    options: {heads: 2}
-    inputs: {query: same, key: same, value: same, query_weight: each, key_weight: all, value_weight: all}
-    arrays:
-      same: {constant: 1, shape: [3, 6]}
-      each: {constant: 1, shape: [2, 6, 3]}
-      all: {identity: 6}
-"""
-
-
-def test_an_error_about_a_matrix_for_each_head_names_the_shape_in_the_file(load_text: Load) -> None:
-    assert _loaded(load_text, PROJECTED).input_shapes["query_weight"] == (6, 6)
-    _, field, message = _fault(load_text, PROJECTED.replace("[2, 6, 3]", "[2, 5, 3]"))
-    assert field == "inputs.query_weight"
-    assert message.endswith("got 5; heads are merged: 2x5x3 in the file is a matrix for each of 2 heads")
-
-
-@pytest.mark.parametrize(
-    ("printed", "words"),
-    [
-        ('"1 1 1 1 1 1\\n1 1 1 1 1 1\\n1 1 1 1 1 1"', "got 3x6, 2 heads side by side; write a list of texts, one for"),
-        ('"1 1 1\\n1 1 1"', "got 2x3"),
-    ],
-)
-def test_an_error_about_the_numbers_of_several_heads_says_that_they_are_split(
-    load_text: Load, printed: str, words: str
-) -> None:
-    message = _fault(load_text, f"{PROJECTED}    expect: [{{stage: context, printed: {printed}}}]\n")[2]
-    assert message.startswith("expected numbers of shape 1x2x3x3, which is (B, H, Lq, Dv): heads are split; ")
-    assert words in message
-    one_head = PROJECTED.replace("heads: 2", "heads: 1").replace("[2, 6, 3]", "[6, 6]")
-    message = _fault(
-        load_text, f"{one_head}    expect: [{{stage: context, printed: {printed.replace('1 1', '1')}}}]\n"
-    )[2]
-    assert "heads" not in message
-
-
 REPEATED = "{sum: [{draw: randn, shape: [2, 1, 3, 6]}, {constant: 0, shape: [2, 4, 3, 6]}]}"
 
 
@@ -160,55 +95,6 @@ def test_an_input_of_numbers_may_lie_in_memory_as_it_likes(load_text: Load, memo
     text = SPLIT.replace("{draw: randn, shape: [2, 4, 3, 6]}", REPEATED) + bias + f"    memory_layout: {memory}\n"
     assert _loaded(load_text, text).memory_layout
     assert _loaded(load_text, SPLIT).memory_layout == {}
-
-
-@pytest.mark.parametrize(
-    ("memory", "more", "field", "words"),
-    [
-        (
-            "{query: sideways}",
-            "",
-            "memory_layout.query",
-            "expected 'strided', 'transposed' or 'broadcast', got 'sideways'",
-        ),
-        ("[query]", "", "memory_layout", "expected a mapping, got ['query']"),
-        ("{quer: strided}", "", "memory_layout.quer", "an input of this case that holds numbers: query, key, value"),
-        ("{bias: strided}", "", "memory_layout.bias", "an input of this case that holds numbers: query, key, value"),
-        (
-            "{mask: strided}",
-            "      mask: {values: true}\n",
-            "memory_layout.mask",
-            "that holds numbers: query, key, value",
-        ),
-        (
-            "{key_lengths: strided}",
-            "      key_lengths: {values: [1, 2]}\n",
-            "memory_layout.key_lengths",
-            "that holds numbers",
-        ),
-        (
-            "{query: broadcast}",
-            "",
-            "memory_layout.query",
-            "broadcast needs an axis, other than the last, along which all slices are alike; query of shape 2x4x3x6",
-        ),
-    ],
-)
-def test_memory_that_cannot_be_is_refused_at_its_line(
-    load_text: Load, memory: str, more: str, field: str, words: str
-) -> None:
-    line, found, message = _fault(load_text, SPLIT + more + f"    memory_layout: {memory}\n")
-    assert (line, found) == (11 + bool(more), field)
-    assert words in message
-
-
-def test_only_an_input_with_heads_can_be_transposed_in_memory(load_text: Load) -> None:
-    vectors = "".join(f"      {name}: {{constant: 1, shape: [2, 6]}}\n" for name in ("query", "key", "value"))
-    weights = "".join(f"      {name}_weight: {{constant: 1, shape: [6, 6]}}\n" for name in ("query", "key", "value"))
-    head = "    operation: multi_head_attention\n    options: {heads: 2}\n    inputs:\n"
-    _, field, message = _fault(load_text, f"{head}{vectors}{weights}    memory_layout: {{query: transposed}}\n")
-    assert field == "memory_layout.query"
-    assert message == "only an input with an axis of heads can be transposed in memory, got 1x2x6"
 
 
 @pytest.mark.parametrize(
@@ -233,20 +119,6 @@ def test_numbers_of_few_bits_are_not_generic_unless_the_case_says_so(load_text: 
     assert _loaded(load_text, SPLIT).supports_statistics
     assert not _loaded(load_text, stored).supports_statistics
     assert _loaded(load_text, stored + "    supports_statistics: true\n").supports_statistics
-
-
-@pytest.mark.parametrize(
-    ("fields", "field", "words"),
-    [
-        ("storage: float32", "storage", "expected `dtypes` that are all wider than float32, got float32"),
-        ("storage: bfloat16\n    dtypes: [float32, float16]", "storage", "all wider than bfloat16, got float16"),
-        ("storage: int8", "storage", "expected 'float64', 'float32', 'bfloat16' or 'float16', got 'int8'"),
-    ],
-)
-def test_storage_must_be_narrower_than_every_dtype(load_text: Load, fields: str, field: str, words: str) -> None:
-    line, found, message = _fault(load_text, f"{SPLIT}    {fields}\n")
-    assert (line, found) == (11, field)
-    assert words in message
 
 
 def test_storage_has_a_range_like_any_dtype(load_text: Load) -> None:
@@ -282,30 +154,6 @@ def test_only_the_stages_that_are_named_are_judged(load_text: Load) -> None:
     assert _loaded(load_text, SPLIT + "    stages: [output, weights]\n").judged_stages == ("output", "weights")
 
 
-@pytest.mark.parametrize(
-    ("fields", "field", "words"),
-    [
-        ("stages: [outptu]", "stages[0]", "got 'outptu'"),
-        ("stages: []", "stages", "expected at least 1 item, got []"),
-        (
-            "stages: [output, context]",
-            "stages[1]",
-            "attention has rotated_query, rotated_key, raw_scores, scores, capped, biased, masked, weights,",
-        ),
-        ("stages: [grad_query]", "stages[0]", "log_sum_exp, output here, no grad_query"),
-    ],
-)
-def test_a_stage_that_cannot_be_judged_is_refused(load_text: Load, fields: str, field: str, words: str) -> None:
-    line, found, message = _fault(load_text, f"{SPLIT}    {fields}\n")
-    assert (line, found) == (11, field)
-    assert words in message
-
-
-def test_scores_have_no_weights_though_they_have_their_shape(load_text: Load) -> None:
-    scoring = "    operation: scoring\n    inputs: {query: {identity: 2}, key: {identity: 2}}\n    stages: [weights]\n"
-    assert _fault(load_text, scoring)[2] == "scoring has raw_scores, scores, capped here, no weights"
-
-
 def test_without_a_bias_there_is_no_gradient_of_it(load_text: Load) -> None:
     gradients = SPLIT + "      grad_output: {draw: randn, shape: [2, 4, 3, 6]}\n%s    operation: attention_gradients\n"
     bias = "      bias: {draw: randn, shape: [3, 1]}\n"
@@ -316,3 +164,425 @@ def test_without_a_bias_there_is_no_gradient_of_it(load_text: Load) -> None:
         "stages[0]",
         "attention_gradients has grad_query, grad_key, grad_value here, no grad_bias",
     )
+
+
+OPTIONS_HEAD = """\
+title: Options
+source: {kind: derivation, title: Made for this test}
+operation: attention
+arrays: {q: {constant: 1, shape: [2, 4, 3, 6]}, k: {constant: 1, shape: [2, 2, 5, 6]}}
+"""
+CASES = "cases:\n  - name: The case at hand\n"
+INPUTS = "    inputs: {query: q, key: k, value: k%s}\n"
+OPTIONS_MERGED = """\
+    layout: merged
+    inputs: {query: {constant: 1, shape: [3, 8]}, key: {constant: 1, shape: [4, 4]}, value: {identity: 4}}
+"""
+"""Inputs of which the heads lie side by side: 8 columns, and 4 of keys."""
+
+
+def with_options(load_text: Load, options: str, inputs: str = INPUTS % "", defaults: str = "") -> Case:
+    [case] = load_text(OPTIONS_HEAD + CASES + inputs + (f"    options: {options}\n" if options else "") + defaults)
+    return case
+
+
+@pytest.mark.parametrize(
+    ("options", "read"),
+    [
+        ("{softcap: 30, scale: 0.5}", {"softcap": 30, "scale": 0.5}),
+        ("{window: [2, 0]}", {"window": (2, 0)}),
+        ("{window: [null, 1]}", {"window": (None, 1)}),
+        ("{window: [0, null], alignment: bottom_right}", {"window": (0, None), "alignment": "bottom_right"}),
+        ("{is_causal: true, alignment: top_left}", {"is_causal": True, "alignment": "top_left"}),
+        ("{is_causal: true, empty_rows: nan}", {"is_causal": True, "empty_rows": "nan"}),
+    ],
+)
+def test_options_are_read_as_the_rest_takes_them(load_text: Load, options: str, read: dict[str, Any]) -> None:
+    assert with_options(load_text, options).options == read
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ", mask: {values: [true, false, true, true, true]}",
+        ", bias: {values: [0, -.inf, 0, 0, 0]}",
+        ", key_lengths: {values: [5, 0]}",
+        ", query_mask: {values: [true, false, true]}",
+    ],
+)
+def test_empty_rows_may_be_spoken_of_where_something_forbids_keys(load_text: Load, more: str) -> None:
+    assert with_options(load_text, "{empty_rows: uniform}", INPUTS % more).options == {"empty_rows": "uniform"}
+
+
+def test_without_a_key_every_row_is_empty(load_text: Load) -> None:
+    none = (
+        "    inputs: {query: q, key: {constant: 1, shape: [2, 2, 0, 6]}, value: {constant: 1, shape: [2, 2, 0, 6]}}\n"
+    )
+    assert with_options(load_text, "{empty_rows: zero}", none).stage_shapes["weights"] == (2, 4, 3, 0)
+
+
+def test_the_merged_layout_takes_heads(load_text: Load) -> None:
+    case = with_options(load_text, "{heads: 4, kv_heads: 2}", OPTIONS_MERGED)
+    assert (case.input_shapes["query"], case.input_shapes["key"]) == ((1, 4, 3, 2), (1, 2, 4, 2))
+
+
+DEFAULTS = "defaults: {options: {heads: 4, kv_heads: 3, alignment: bottom_right, score: general, window: [1, 1]}}\n"
+
+
+def test_defaults_are_for_the_cases_that_they_fit(load_text: Load) -> None:
+    assert with_options(load_text, "", defaults=DEFAULTS).options == {
+        "window": (1, 1),
+        "alignment": "bottom_right",
+    }
+    causal = DEFAULTS.replace(", window: [1, 1]", "")
+    assert with_options(load_text, "", defaults=causal).options == {}
+    assert with_options(load_text, "{is_causal: true}", defaults=causal).options == {
+        "is_causal": True,
+        "alignment": "bottom_right",
+    }
+
+
+# The first line of the case's own text is line 10, a further input's line 13.
+SHARED_HEAD = """\
+title: Inputs of attention
+source: {kind: derivation, title: Made for this test}
+operation: attention
+defaults: {random: {generator: numpy-legacy, seed: 1}}
+arrays:
+  two: {values: [2, 4]}
+  half: {values: [0.5, 4]}
+cases:
+  - name: The case at hand
+"""
+SHARED = """\
+    inputs:
+      query: {draw: randn, shape: [2, 4, 3, 6]}
+      key: {draw: randn, shape: [2, 2, 5, 6]}
+      value: {draw: randn, shape: [2, 2, 5, 7]}
+"""
+
+
+def with_input(load_text: Load, more: str = "", inputs: str = SHARED) -> Case:
+    [case] = load_text(SHARED_HEAD + inputs + "".join(f"      {line}\n" for line in more.splitlines()))
+    return case
+
+
+def fault_with_input(load_text: Load, more: str, inputs: str = SHARED) -> tuple[int | None, str | None, str]:
+    with pytest.raises(CaseError) as error:
+        with_input(load_text, more, inputs)
+    [fault] = error.value.faults
+    assert fault.case == "The case at hand"
+    return fault.line, fault.field, fault.message
+
+
+def test_query_heads_share_those_of_keys(load_text: Load) -> None:
+    case = with_input(load_text)
+    assert case.stage_shapes["weights"] == (2, 4, 3, 5)
+    assert case.stage_shapes["output"] == (2, 4, 3, 7)
+
+
+@pytest.mark.parametrize("lengths", ["{values: [0, 5]}", "two", "{ref: two, rows: [1, 0]}"])
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_lengths_are_whole_numbers_in_every_dtype(load_text: Load, lengths: str, dtype: str) -> None:
+    case = with_input(load_text, f"key_lengths: {lengths}")
+    inputs = convert_inputs(case, make_exact_inputs(case), dtype)
+    assert inputs.arrays["key_lengths"].dtype == np.int64
+    assert inputs.arrays["key_lengths"].shape == (2,)
+    assert not inputs.radius["key_lengths"].any()
+    assert case.supports_statistics
+
+
+def test_lengths_count_the_past_too(load_text: Load) -> None:
+    past = "past_key: {draw: randn, shape: [2, 2, 3, 6]}\npast_value: {draw: randn, shape: [2, 2, 3, 7]}\n"
+    case = with_input(load_text, past + "key_lengths: {values: [0, 8]}")
+    assert case.stage_shapes["masked"] == (2, 4, 3, 8)
+    _, field, message = fault_with_input(load_text, past + "key_lengths: {values: [0, 9]}")
+    assert field == "inputs.key_lengths.values[1]"
+    assert message == "expected at most 8, as there are 8 keys, got 9"
+
+
+@pytest.mark.parametrize(
+    ("mask", "shape"), [("[true, false, true]", (1, 3)), ("[[true], [false]]", (2, 1)), ("true", (1, 1))]
+)
+def test_a_mask_of_queries_is_spread_as_any_mask(load_text: Load, mask: str, shape: tuple[int, ...]) -> None:
+    case = with_input(load_text, f"query_mask: {{values: {mask}}}")
+    assert case.input_shapes["query_mask"] == shape
+    inputs = convert_inputs(case, make_exact_inputs(case), "float32")
+    assert inputs.arrays["query_mask"].dtype == bool
+    assert np.broadcast_shapes(canonical_form("attention", {}, inputs.arrays).inputs["mask"].shape, (2, 4, 3, 5)) == (
+        2,
+        4,
+        3,
+        5,
+    )
+
+
+GRADIENTS = SHARED.replace("    inputs:", "    operation: attention_gradients\n    inputs:")
+
+
+@pytest.mark.parametrize(
+    ("grad_output", "supports_statistics"),
+    [
+        ("{draw: randn, shape: [2, 4, 3, 7]}", True),
+        ("{draw: rand, times: 2, shape: [2, 4, 3, 7]}", True),
+        ("{constant: 1, shape: [2, 4, 3, 7]}", False),
+        ("{draw: randint, low: 0, high: 9, shape: [2, 4, 3, 7]}", False),
+    ],
+)
+def test_gradients_are_generic_if_what_comes_from_behind_is(
+    load_text: Load, grad_output: str, supports_statistics: bool
+) -> None:
+    case = with_input(load_text, f"grad_output: {grad_output}", GRADIENTS)
+    assert case.supports_statistics is supports_statistics
+    assert case.stage_shapes == {"grad_query": (2, 4, 3, 6), "grad_key": (2, 2, 5, 6), "grad_value": (2, 2, 5, 7)}
+
+
+def test_a_past_that_is_typed_makes_a_case_structured(load_text: Load) -> None:
+    drawn = "past_key: {draw: randn, shape: [2, 2, 1, 6]}\npast_value: {draw: randn, shape: [2, 2, 1, 7]}"
+    assert with_input(load_text, drawn).supports_statistics
+    assert not with_input(
+        load_text, drawn.replace("{draw: randn, shape: [2, 2, 1, 7]}", "{constant: 1, shape: [2, 2, 1, 7]}")
+    ).supports_statistics
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "number", "of"),
+    [
+        ("[float64, bfloat16]", "3.389e38", None),
+        ("[bfloat16]", "3.395e38", "bfloat16"),
+        ("[float32]", "3.395e38", None),
+        ("[float64, bfloat16, float16]", "65505", "float16"),
+        ("[float16]", "65504", None),
+        ("[bfloat16]", "1.0e-50", None),
+    ],
+)
+def test_a_number_must_be_in_range_of_the_narrowest_dtype(
+    load_text: Load, dtypes: str, number: str, of: str | None
+) -> None:
+    inputs = SHARED.replace("{draw: randn, shape: [2, 4, 3, 6]}", f"{{constant: {number}, shape: [2, 4, 3, 6]}}")
+    inputs += f"    dtypes: {dtypes}\n"
+    if of is None:
+        assert with_input(load_text, inputs=inputs).dtypes == tuple(dtypes[1:-1].split(", "))
+        return
+    _, field, message = fault_with_input(load_text, "", inputs)
+    assert field == "inputs.query.constant"
+    assert message.endswith(f"is beyond the range of {of}; a case for wider dtypes says `dtypes`")
+
+
+def _shaped(query: str, key: str, more: str = "") -> str:
+    return f"    inputs:\n      query: {{{query}}}\n      key: {{{key}}}\n      value: {{{key}}}\n{more}"
+
+
+ANY = "draw: randn, shape: "
+
+
+@pytest.mark.parametrize(
+    ("inputs", "weights", "output"),
+    [
+        (_shaped(ANY + "[0, 4, 3, 6]", ANY + "[0, 2, 5, 6]"), (0, 4, 3, 5), (0, 4, 3, 6)),
+        (_shaped(ANY + "[2, 4, 0, 6]", ANY + "[2, 4, 5, 6]"), (2, 4, 0, 5), (2, 4, 0, 6)),
+        (_shaped(ANY + "[2, 4, 3, 6]", ANY + "[2, 4, 0, 6]"), (2, 4, 3, 0), (2, 4, 3, 6)),
+        (_shaped("constant: 1, shape: [3, 6]", "constant: 1, shape: [0, 6]"), (1, 1, 3, 0), (1, 1, 3, 6)),
+        (_shaped("identity: 6", "ascending: [1, 2], shape: [0, 6]"), (1, 1, 6, 0), (1, 1, 6, 6)),
+        (_shaped("identity: 6", "geometric: [1, 2], shape: [0, 6]"), (1, 1, 6, 0), (1, 1, 6, 6)),
+        (
+            _shaped(ANY + "[3, 6]", ANY + "[0, 6]", "      mask: {constant: 1, shape: [3, 0]}\n"),
+            (1, 1, 3, 0),
+            (1, 1, 3, 6),
+        ),
+        (_shaped(ANY + "[3, 6]", ANY + "[0, 6]", "      key_lengths: {values: [0]}\n"), (1, 1, 3, 0), (1, 1, 3, 6)),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_there_may_be_no_batch_no_query_and_no_key(
+    load_text: Load, inputs: str, weights: tuple[int, ...], output: tuple[int, ...], dtype: str
+) -> None:
+    case = with_input(load_text, inputs=inputs)
+    assert (case.stage_shapes["weights"], case.stage_shapes["output"]) == (weights, output)
+    made = convert_inputs(case, make_exact_inputs(case), dtype)
+    assert {name: array.shape for name, array in made.arrays.items()} == case.input_shapes
+    for posed in (call_form, canonical_form):
+        mask = posed("attention", {"is_causal": True, "window": (1, 1)}, made.arrays).inputs.get("mask")
+        assert mask is None or np.broadcast_shapes(mask.shape, weights) == weights
+
+
+@pytest.mark.parametrize("generator", ["numpy-legacy", "r", "torch"])
+def test_an_empty_draw_draws_nothing(load_text: Load, generator: str) -> None:
+    kind = "runif, low: 0, high: 1" if generator == "r" else "randn"
+    size = "[4, 6]"  # torch draws fewer than 16 normal numbers by another method
+    inputs = (
+        f"    random: {{generator: {generator}, seed: 5}}\n    inputs:\n      query: {{draw: {kind}, shape: {size}}}\n"
+        f"      key: {{draw: {kind}, shape: [%s, 6]}}\n      value: {{draw: {kind}, shape: [%s, 6]}}\n"
+    )
+    query = [make_exact_inputs(with_input(load_text, inputs=inputs % (keys, keys)))["query"].array for keys in (0, 16)]
+    np.testing.assert_array_equal(query[0], query[1])
+
+
+def test_an_empty_past_is_a_past_of_length_0(load_text: Load) -> None:
+    past = "past_key: {constant: 0, shape: [2, 2, 0, 6]}\npast_value: {constant: 0, shape: [2, 2, 0, 7]}"
+    assert with_input(load_text, past).stage_shapes["weights"] == (2, 4, 3, 5)
+
+
+CASE = """\
+title: Fills
+source: {kind: derivation, title: Made for this test}
+operation: attention
+defaults: {random: {generator: numpy-legacy, seed: 1}}
+cases:
+  - name: The case at hand
+    options: {mask_fill: -1.0e+9}
+    inputs:
+      query: {draw: randn, shape: [3, 4]}
+      key: {draw: randn, shape: [6, 4]}
+      value: {draw: randn, shape: [6, 4]}
+      mask: {values: [[1, 0, 1, 1, 0, 0]]}
+"""
+WITHOUT_MASK = "".join(line for line in CASE.splitlines(keepends=True) if "mask: {" not in line)
+
+
+@pytest.mark.parametrize("option", ["is_causal: true", "window: [1, 1]"])
+def test_any_rule_may_be_filled(load_text: Load, option: str) -> None:
+    assert load_text(WITHOUT_MASK.replace("mask_fill", f"{option}, mask_fill"))
+
+
+OFFSETS = np.array([2, 0, 5])
+
+
+def drawn(past: int = 0) -> dict[str, Any]:
+    rng = np.random.default_rng(3)
+    inputs = {"query": rng.normal(size=(3, 2, 4, 6)), "query_offsets": OFFSETS}
+    inputs |= {name: rng.normal(size=(3, 2, 9 - past, 6)) for name in ("key", "value")}
+    if past:
+        inputs |= {f"past_{name}": rng.normal(size=(3, 2, past, 6)) for name in ("key", "value")}
+    return inputs
+
+
+@pytest.mark.parametrize("past", [0, 3])
+@pytest.mark.parametrize("rows", [None, [1, 3]])
+def test_causality_and_windows_become_a_mask_for_each_batch_entry(past: int, rows: list[int] | None) -> None:
+    options = {"is_causal": True, "window": (3, None)}
+    posed = canonical_form("attention", options, drawn(past), None if rows is None else np.array(rows))
+    assert "query_offsets" not in posed.inputs
+    assert not posed.options
+    mask = np.broadcast_to(posed.inputs["mask"], (3, 1, 4 if rows is None else 2, 9))
+    for b, _, row, j in np.ndindex(mask.shape):
+        position = OFFSETS[b] + (row if rows is None else rows[row])
+        assert mask[b, 0, row, j] == (position - 3 <= j <= position)
+
+
+@pytest.mark.parametrize("past", [0, 3])
+def test_a_function_that_knows_offsets_is_given_them_with_causality_and_window(past: int) -> None:
+    options = {"is_causal": True, "window": (3, None)}
+    posed = call_form("attention", options, drawn(past))
+    assert posed.options == options
+    assert "mask" not in posed.inputs
+    np.testing.assert_array_equal(posed.inputs["query_offsets"], OFFSETS)
+
+
+@pytest.mark.parametrize("past", [0, 3])
+def test_queries_take_the_rows_of_their_batch_entry_and_keys_their_own(past: int) -> None:
+    tables = {name: np.arange(12.0)[:, np.newaxis] + np.zeros(2) for name in ("rotary_cos", "rotary_sin")}
+    posed = canonical_form("attention", {}, drawn(past) | tables)
+    for b, i in np.ndindex(3, 4):
+        assert (posed.inputs["query_cos"][b, 0, i] == OFFSETS[b] + i).all()
+    assert posed.inputs["key_cos"][past:, 0].tolist() == list(range(past, 9))
+
+
+def test_radii_of_the_tables_are_those_of_the_rows_that_queries_take() -> None:
+    inputs = drawn() | {name: np.full((12, 2), 0.5) for name in ("rotary_cos", "rotary_sin")}
+    radius = {name: np.zeros(np.shape(array)) for name, array in inputs.items()}
+    radius["rotary_cos"][6:] = 1e-3  # of which only the last batch entry has rows, and the last keys
+    radii = propagate("attention", {}, Inputs(inputs, radius))["rotated_query"].radius
+    assert (radii[:2] == 0).all()
+    assert (radii[2, :, 0] == 0).all()
+    assert (radii[2, :, 1:, :4] > 0).all()
+
+
+LINEAR_HEAD = """\
+title: Projections
+source: {kind: derivation, title: Made for this test}
+operation: multi_head_attention
+defaults: {random: {generator: numpy-legacy, seed: 1}}
+"""
+LINEAR = (
+    LINEAR_HEAD
+    + """\
+arrays: {packed: {ascending: [0, 1], shape: [16, 6]}}
+cases:
+  - name: The case at hand
+    options: {heads: 4, kv_heads: 2, projections: linear}
+    inputs:
+      query: {draw: randn, shape: [3, 6]}
+      key: {draw: randn, shape: [5, 6]}
+      value: {draw: randn, shape: [5, 6]}
+      in_proj_weight: packed
+      in_proj_bias: {draw: randn, shape: [16]}
+      output_weight: {ascending: [0, 1], shape: [7, 8]}
+"""
+)
+
+
+def _arrays(load_text: Load, text: str) -> dict[str, np.ndarray]:
+    [case] = load_text(text)
+    return {name: exact.array for name, exact in make_exact_inputs(case).items()}
+
+
+def test_a_packed_projection_is_cut_by_heads_and_turned(load_text: Load) -> None:
+    arrays = _arrays(load_text, LINEAR)
+    packed = np.arange(16.0 * 6).reshape(16, 6)
+    for name, rows in (("query", slice(0, 8)), ("key", slice(8, 12)), ("value", slice(12, 16))):
+        np.testing.assert_array_equal(arrays[f"{name}_weight"], packed[rows].T)
+    np.testing.assert_array_equal(arrays["output_weight"], np.arange(56.0).reshape(7, 8).T)
+    assert [arrays[f"{name}_bias"].shape for name in ("query", "key", "value")] == [(8,), (4,), (4,)]
+
+
+def test_no_implementation_hears_of_the_layout(load_text: Load) -> None:
+    [case] = load_text(LINEAR)
+    inputs = convert_inputs(case, make_exact_inputs(case), "float32").arrays
+    for form in (call_form, canonical_form):
+        posed = form(case.operation, case.options, inputs)
+        assert posed.options == {"heads": 4, "kv_heads": 2}
+        assert "in_proj_weight" not in posed.inputs
+
+
+def test_what_is_drawn_in_place_is_drawn_once_and_first(load_text: Load) -> None:
+    arrays = _arrays(load_text, LINEAR)
+    random = np.random.RandomState(1)
+    bias = random.randn(16)
+    np.testing.assert_array_equal(np.concatenate([arrays[f"{name}_bias"] for name in ("query", "key", "value")]), bias)
+    np.testing.assert_array_equal(arrays["query"], random.randn(1, 3, 6))
+
+
+def test_weights_that_are_not_packed_are_turned(load_text: Load) -> None:
+    weights = {
+        "query_weight": "{ascending: [0, 1], shape: [8, 6]}",
+        "key_weight": "{ascending: [0, 1], shape: [6, 4], transpose: true}",  # which says that the file has (in, out)
+        "value_weight": "{ascending: [0, 1], shape: [2, 2, 6]}",
+    }
+    separate = "\n      ".join(f"{name}: {array}" for name, array in weights.items())
+    arrays = _arrays(load_text, LINEAR.replace("in_proj_weight: packed", separate))
+    np.testing.assert_array_equal(arrays["query_weight"], np.arange(48.0).reshape(8, 6).T)
+    np.testing.assert_array_equal(arrays["key_weight"], np.arange(24.0).reshape(6, 4))
+    per_head = np.arange(24.0).reshape(2, 2, 6)
+    np.testing.assert_array_equal(arrays["value_weight"], np.concatenate([each.T for each in per_head], axis=1))
+
+
+PRINTED = """\
+cases:
+  - name: The case at hand
+    options: {heads: 2, projections: linear}
+    arrays: {packed: {ascending: [1, 1], shape: [12, 2]}}
+    inputs: {query: {identity: 2}, key: {identity: 2}, value: {identity: 2}, in_proj_weight: packed}
+    expect: [{stage: query, exact: true, because: columns, known: WHAT}]
+"""
+
+
+@pytest.mark.parametrize(
+    "known",
+    ['"1 3 5 7\\n2 4 6 8"', '["1 3 5 7\\n2 4 6 8"]', '["1 3\\n2 4", "5 7\\n6 8"]', '[["1 3\\n2 4", "5 7\\n6 8"]]'],
+)
+def test_results_are_compared_with_their_heads_side_by_side_or_one_by_one(load_text: Load, known: str) -> None:
+    [case] = load_text(LINEAR_HEAD + PRINTED.replace("WHAT", known))
+    [expected] = case.expected
+    assert expected.numbers is not None
+    assert expected.numbers.value.tolist() == [[[[1, 3], [2, 4]], [[5, 7], [6, 8]]]]

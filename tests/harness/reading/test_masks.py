@@ -1,23 +1,25 @@
-"""The masks of today's models, each against a plain loop over queries and keys, written from its definition."""
+"""Masks and biases of today's models, each against a plain loop over queries and keys, written from its definition."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
+import mpmath
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from attncheck.errors import CaseError
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading import mask_kinds
+from attncheck.reading.bias_kinds import Alibi
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import make_exact_inputs
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.masks import make_mask, mask_shape
+from attncheck.reading.position_biases import alibi_shape, alibi_slopes, make_alibi, relative_buckets
 
 Load = Callable[[str | bytes], list[Case]]
 Seen = Callable[[int, int, int], bool]
@@ -279,99 +281,139 @@ def test_the_image_mask_of_gemma_3_in_a_layer_with_a_window(load_text: Load) -> 
     np.testing.assert_array_equal(made[0, 0], wanted)
 
 
-SHAPE = "shape: [4, 6]"
-FAULTS = {
-    "{prefix_lm: [1, x], shape: [4, 6]}": (
-        "inputs.mask.prefix_lm[1]",
-        "expected a whole number from 0 to 2147483648, got 'x'",
-    ),
-    "{prefix_lm: [[1]], shape: [4, 6]}": ("inputs.mask.prefix_lm[0]", "expected a whole number from 0 to 2147483648"),
-    "{prefix_lm: -1, shape: [4, 6]}": ("inputs.mask.prefix_lm", "or a list of them, got -1"),
-    "{prefix_lm: true, shape: [4, 6]}": ("inputs.mask.prefix_lm", "or a list of them, got True"),
-    "{prefix_lm: [1, 2, 3], shape: [4, 6]}": (
-        "inputs.mask",
-        "shape 3x1x4x6 does not broadcast to 2x3x4x6",
-    ),
-    "{prefix_lm: 3, shape: [4]}": ("inputs.mask.shape", "expected at least 2 items, got [4]"),
-    "{prefix_lm: 3}": ("inputs.mask.shape", "this field is missing"),
-    "{prefix_lm: 3, shape: [4, 6], left: 2}": ("inputs.mask.left", "unknown field"),
-    "{images: [0, 1, 1], shape: [4, 6]}": ("inputs.mask.images", "expected a number for each of 6 keys, got 3 numbers"),
-    "{images: 1, shape: [4, 6]}": ("inputs.mask.images", "expected a number for each of 6 keys, got a single number"),
-    "{images: [[0, 0, 0, 0, 0, 0], [1]], shape: [4, 6]}": ("inputs.mask.images[1]", "ragged"),
-    "{segments: [0, 1, 1, 1, 1, 1], shape: [4, 6], offset: 3}": (
-        "inputs.mask.offset",
-        "the last query would stand at position 6, and there are 6 keys, of which `segments` tells the numbers",
-    ),
-    "{image_spans: [[1, 3], [2, 4]], shape: [4, 6]}": (
-        "inputs.mask.image_spans[1]",
-        "[2, 4] overlaps with an image before it",
-    ),
-    "{image_spans: [[[1, 3]], [[2, 7]]], shape: [4, 6]}": (
-        "inputs.mask.image_spans[1][0]",
-        "expected begin < end <= 6, got [2, 7]",
-    ),
-    "{image_spans: [1, 3], shape: [4, 6]}": (
-        "inputs.mask.image_spans",
-        "expected a list of [begin, end], got 2 numbers",
-    ),
-    "{document_lengths: [[3, 3], [3, 4]], shape: [4, 6]}": (
-        "inputs.mask.document_lengths[1]",
-        "expected lengths of 6 keys together, got 7",
-    ),
-    "{document_lengths: [3, x], shape: [4, 6]}": ("inputs.mask.document_lengths[1]", "expected a whole number from 0"),
-    "{chunked: 0, shape: [4, 6]}": ("inputs.mask.chunked", "expected a value greater than 0, got 0"),
-    "{first_tokens: 2, shape: [4, 6]}": ("inputs.mask.left", "this field is missing"),
-    "{dilated: 2, window: [null, null], shape: [4, 6]}": ("inputs.mask.window", "bounds nothing on either side"),
-    "{tree: [null, 1], committed: 4}": (
-        "inputs.mask.tree[1]",
-        "expected null or the number of a node before node 1, got 1",
-    ),
-    "{tree: [[null, 0], [null, 2]]}": ("inputs.mask.tree[1][1]", "before node 1, got 2"),
-    "{tree: 0}": ("inputs.mask.tree", "expected a list with the parent of each node"),
-    "{tree: [null, 0, 0, 1], committed: 1}": ("inputs.mask", "shape 1x1x4x5 does not broadcast to 2x3x4x6"),
-    "{blocks: {values: [[1, 0]]}, block_size: [2, 2], shape: [4, 6]}": (
-        "inputs.mask.blocks",
-        "expected a table of 2x3 blocks of 2x2 for 4 queries and 6 keys, got shape 1x2",
-    ),
-    "{blocks: {values: [[1, 0, 2], [1, 1, 1]]}, block_size: [2, 2], shape: [4, 6]}": (
-        "inputs.mask.blocks.values[0][2]",
-        "a mask is boolean (true = may attend), got 2",
-    ),
-    "{blocks: {draw: randn, shape: x}, block_size: [2, 2], shape: [4, 6]}": (
-        "inputs.mask.blocks.shape",
-        "expected a list, got 'x'",
-    ),
-    "{any_of: [{values: [0.5]}]}": ("inputs.mask.any_of[0].values[0]", "a mask is boolean (true = may attend)"),
-    "{any_of: []}": ("inputs.mask.any_of", "expected at least 1 item"),
-    "{as_bias: {values: [1, 0, 1, 1, 1, 1]}}": ("inputs.mask", "a mask is boolean (true = may attend), got a bias"),
-    "{alibi: 3, shape: [4, 6]}": ("inputs.mask", "a mask is boolean (true = may attend), got a bias (alibi)"),
-    "{prefix_lm: 3, shape: [4, 6], times: 2}": ("inputs.mask", "a mask is boolean; it takes no sum, times or plus"),
-    "{prefix_lm: 3, shape: [100000, 100000]}": ("inputs.mask", "10000000000 elements; expected at most 67108864"),
-}
-
-
-@pytest.mark.parametrize("mask", FAULTS)
-def test_what_is_wrong_with_a_mask_is_said(load_text: Load, mask: str) -> None:
-    with pytest.raises(CaseError) as error:
-        _mask(load_text, mask)
-    [fault] = error.value.faults
-    assert fault.field == FAULTS[mask][0]
-    assert FAULTS[mask][1] in fault.message
-    assert fault.line == 7
-
-
-@pytest.mark.parametrize("name", ["bias", "scores"])
-def test_a_mask_in_the_place_of_numbers_is_refused(load_text: Load, name: str) -> None:
-    inputs = {"scores": "{constant: 0, shape: [4, 6]}", "mask": WINDOW, name: WINDOW}
-    text = f"{SOFTMAX}    inputs: {{{', '.join(f'{key}: {each}' for key, each in inputs.items())}}}\n"
-    with pytest.raises(CaseError, match=r"expected numbers, got a mask \(sliding_window\); give it as `mask`"):
-        load_text(text)
-
-
-def test_what_is_not_a_mask_is_no_bias_of_0_and_minus_infinity(load_text: Load) -> None:
-    with pytest.raises(CaseError, match=r"bias.as_bias.values\[0\]: a mask is boolean"):
-        _mask(load_text, "{as_bias: {values: [3, 0, 0, 0, 0, 0]}}", name="bias")
-
-
 def test_every_kind_of_mask_is_known_as_one() -> None:
     assert {kinds.KINDS[kind] for kind in kinds.MASK_KINDS} >= set(mask_kinds.MASK_PATTERNS)
+
+
+def _published_slopes(heads: int) -> list[float]:
+    """The rule of the authors' code, as they say it: recursively, with Python's own powers."""
+
+    def of_a_power_of_two(number: int) -> list[float]:
+        start = 2 ** (-(2 ** -(math.log2(number) - 3)))
+        return [start * start**head for head in range(number)]
+
+    if math.log2(heads).is_integer():
+        return of_a_power_of_two(heads)
+    below = 2 ** math.floor(math.log2(heads))
+    return of_a_power_of_two(below) + _published_slopes(2 * below)[0::2][: heads - below]
+
+
+@given(heads=st.integers(1, 130))
+def test_slopes_are_those_of_the_published_rule(heads: int) -> None:
+    np.testing.assert_allclose(alibi_slopes(heads), _published_slopes(heads), rtol=1e-12)
+
+
+def test_slopes_that_are_powers_of_two_are_exact() -> None:
+    assert alibi_slopes(8) == [2.0**-power for power in range(1, 9)]
+    assert alibi_slopes(1) == [2.0**-8]
+    assert alibi_slopes(12)[:8] == alibi_slopes(8)
+    assert alibi_slopes(12)[8:] == alibi_slopes(16)[:8:2]
+
+
+@given(heads=st.sampled_from([12, 16, 40, 112]))
+def test_every_slope_is_the_float64_next_to_it(heads: int) -> None:
+    with mpmath.workprec(200):
+        below = 2 ** math.floor(math.log2(heads))
+        exponents = [mpmath.mpf(-8 * (head + 1)) / below for head in range(below)]
+        exponents += [mpmath.mpf(-8 * (2 * head + 1)) / (2 * below) for head in range(heads - below)]
+        assert alibi_slopes(heads) == [float(mpmath.mpf(2) ** exponent) for exponent in exponents]
+
+
+@given(heads=st.integers(1, 12), shape=st.tuples(st.integers(0, 6), st.integers(0, 8)), offset=st.integers(0, 5))
+def test_alibi_is_minus_the_slope_times_the_distance(heads: int, shape: tuple[int, int], offset: int) -> None:
+    source = Alibi(alibi=heads, shape=list(shape), offset=offset)
+    made = make_alibi(source)
+    assert made.shape == alibi_shape(source) == (heads, *shape)
+    assert not np.signbit(made[made == 0]).any()
+    slopes = alibi_slopes(heads)
+    for head in range(heads):
+        for query in range(shape[0]):
+            for key in range(shape[1]):
+                assert made[head, query, key] == -slopes[head] * abs(offset + query - key)
+
+
+def _bucket(distance: int, buckets: int, max_distance: int, bidirectional: bool) -> int:
+    """T5's bucket of one distance j - p, with a logarithm of 200 bits."""
+    first, back = 0, max(-distance, 0)
+    if bidirectional:
+        buckets //= 2
+        first, back = (buckets if distance > 0 else 0), abs(distance)
+    exact = buckets // 2
+    if back < exact:
+        return first + back
+    with mpmath.workprec(200):
+        step = mpmath.log(mpmath.mpf(back) / exact) / mpmath.log(mpmath.mpf(max_distance) / exact) * (buckets - exact)
+        return first + min(exact + int(mpmath.floor(step + mpmath.mpf(2) ** -150)), buckets - 1)
+
+
+@given(
+    half=st.integers(2, 20),
+    beyond=st.integers(1, 200),
+    bidirectional=st.booleans(),
+    distances=st.lists(st.integers(-300, 300), min_size=1, max_size=30),
+)
+def test_buckets_are_those_of_the_published_rule(
+    half: int, beyond: int, bidirectional: bool, distances: list[int]
+) -> None:
+    buckets = 2 * half
+    max_distance = (half if not bidirectional else half // 2) + beyond
+    found = relative_buckets(np.array(distances), buckets, max_distance, bidirectional=bidirectional)
+    assert found.tolist() == [_bucket(each, buckets, max_distance, bidirectional) for each in distances]
+
+
+def test_the_buckets_of_t5() -> None:
+    distances = np.array([0, -1, -15, -16, -18, -19, -127, -128, -5000, 1, 5000])
+    assert relative_buckets(distances, 32, 128, bidirectional=False).tolist() == [
+        0,
+        1,
+        15,
+        16,
+        16,
+        17,
+        31,
+        31,
+        31,
+        0,
+        0,
+    ]
+    distances = np.array([0, -7, -8, -11, -12, -15, -16, -63, -64, -90, -91, 1, 7, 8, 64, 128, 999])
+    found = relative_buckets(distances, 32, 128, bidirectional=True).tolist()
+    assert found == [0, 7, 8, 8, 9, 9, 10, 13, 14, 14, 15, 17, 23, 24, 30, 31, 31]
+
+
+HEAD = """\
+title: Biases from positions
+source: {kind: derivation, title: Made for this test}
+operation: attention
+defaults: {random: {generator: numpy-legacy, seed: 3}, dtypes: [float64, bfloat16]}
+cases:
+  - name: The case at hand
+    inputs: {query: {draw: randn, shape: [2, 3, 4, 5]}, key: {draw: randn, shape: [2, 3, 6, 5]}, value: \
+{draw: randn, shape: [2, 3, 6, 5]}, bias: BIAS}
+"""
+
+
+def _bias(load_text: Load, bias: str, dtype: str = "float64", heads: int = 3) -> NDArray[np.float64]:
+    [case] = load_text(HEAD.replace("[2, 3,", f"[2, {heads},").replace("BIAS", bias))
+    inputs = convert_inputs(case, make_exact_inputs(case), dtype)
+    return inputs.arrays["bias"].astype(np.float64)
+
+
+def test_a_bias_of_buckets_is_looked_up_in_the_table(load_text: Load) -> None:
+    table = "{ascending: [0, 1], shape: [8, 3]}"
+    source = f"{{relative_buckets: {table}, max_distance: 6, bidirectional: true, shape: [4, 6], offset: 2}}"
+    made = _bias(load_text, source)
+    assert made.shape == (1, 3, 4, 6)
+    for head in range(3):
+        for query in range(4):
+            for key in range(6):
+                assert made[0, head, query, key] == 3 * _bucket(key - 2 - query, 8, 6, True) + head
+
+
+def test_a_bias_is_rounded_once_to_the_dtype(load_text: Load) -> None:
+    source = "{alibi: 12, shape: [4, 6], offset: 2}"
+    exact, narrow = (_bias(load_text, source, dtype, 12) for dtype in ("float64", "bfloat16"))
+    assert exact[0, 8, 0, 0] == -2 * 2**-0.5
+    assert (narrow[0, :8] == exact[0, :8]).all()
+    assert (narrow[0, 8:] != exact[0, 8:]).any()
+    np.testing.assert_allclose(narrow, exact, rtol=2.0**-8)

@@ -340,7 +340,7 @@ def test_a_case_with_stored_arrays_can_be_packed_and_kept(folder: Path) -> None:
         np.testing.assert_array_equal(made(other), np.broadcast_to(NUMBERS[:1] + 1, (2, 3)))
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=200), suffix=st.sampled_from(["npy", "npz", "safetensors"]), place=st.integers(0, 300))
 def test_any_bytes_are_read_or_refused(folder: Path, data: bytes, suffix: str, place: int) -> None:
     whole = {"npy": WHOLE, "npz": _zip(a=WHOLE), "safetensors": safetensors({"a": ("F64", [2, 3], NUMBERS.tobytes())})}

@@ -120,7 +120,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     data=st.lists(JSON, max_size=3) | st.dictionaries(PLAIN_TEXT, JSON, max_size=3), indent=st.sampled_from([None, 2])
 )
@@ -284,7 +284,7 @@ ITEMS = [
 YAML_PIECES = st.sampled_from([*MARKS, *ITEMS])
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(text=st.lists(YAML_PIECES, max_size=25).map("".join) | st.text(max_size=30) | st.binary(max_size=30))
 def test_any_text_is_read_as_plain_data_or_refused(read: Reader, text: str | bytes) -> None:
     try:
@@ -319,7 +319,7 @@ def test_every_bundled_file_is_read_alike_by_both_readers_and_most_by_the_fast_o
     assert all(fast == slow for fast, slow in pairs)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     lines=st.lists(st.sampled_from(LINES), min_size=1, max_size=8),
     pieces=st.lists(st.tuples(st.integers(0, 400), YAML_PIECES), max_size=4),

@@ -1,0 +1,189 @@
+"""Tables of the documentation that are made of the code.
+
+``python tests/docs/test_generated.py`` writes them anew.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from pages import DOCS, ROOT
+from test_command_line import GROUP
+
+from attncheck.backends import EVERYTHING, Mode
+from attncheck.cli import options
+from attncheck.conventions import QUESTIONS
+from attncheck.execution.families import FAMILIES, Family
+from attncheck.execution.signatures import expected_signature
+from attncheck.properties.table import ASKED_BY
+from attncheck.reading.expected_failures import ExpectedFailureEntry, load_expected_failures
+from attncheck.reports.columns import COLUMNS, NUMBERS, PAIRS, RESULTS
+from attncheck.reports.machine.other_documents import DOCUMENTS
+from attncheck.reports.machine.schema import reference, results_schema
+from attncheck.spec.properties import PROPERTIES
+
+SCHEMA = DOCS / "reference" / "results.schema.json"
+LAYOUTS = {"BHLD": "(B, H, L, D)", "BLHD": "(B, L, H, D)", "LHD": "(L, H, D), a batch entry to a call"}
+
+
+def _table(*rows: tuple[str, ...]) -> str:
+    heads, *others = (f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([heads, f"|{' --- |' * len(rows[0])}", *others, ""])
+
+
+def questions() -> str:
+    """Every question about conventions with its meanings."""
+    rows = (
+        (
+            each.name,
+            each.asks,
+            ("" if each.expected else "(-) ") + "; ".join(meaning.words for meaning in each.meanings),
+        )
+        for each in QUESTIONS
+    )
+    return _table(("question", "asks", "meanings"), *rows)
+
+
+def signatures() -> str:
+    """A line for each family of signatures: its call, its layout, and where its causal calls count from."""
+    rows = ((f"`{each.name}`", f"`{each.call}`", _layout(each), _corner(each)) for each in FAMILIES.values())
+    return _table(("`--signature`", "is called as", "arrays", "causal"), *rows)
+
+
+def _layout(family: Family) -> str:
+    return LAYOUTS[family.layout] + (f"; output {LAYOUTS[family.output_layout]}" if family.output_layout else "")
+
+
+def _corner(family: Family) -> str:
+    return f"from the {family.corner}" if family.causal or family.causal_mask else "as a mask"
+
+
+def implementations(framework: str) -> str:
+    """Every mode of a framework, with the rounding model that it declares in each dtype."""
+    entry = EVERYTHING[framework]
+    modes = entry.all_modes | {mode.name: mode for mode in entry.device_modes}
+    rows = (
+        (f"`{framework}.{name}`", mode.description, _models(mode), "the standard ones" if mode.standard_only else "all")
+        for name, mode in modes.items()
+    )
+    return _table(("implementation", "is", "rounding models", "cases by default"), *rows)
+
+
+def _models(mode: Mode) -> str:
+    dtypes: dict[str, list[str]] = {}
+    for dtype, model in mode.classes.items():
+        dtypes.setdefault(model, []).append(dtype)
+    return "; ".join(f"`{model}` in {', '.join(own)}" for model, own in dtypes.items())
+
+
+def properties() -> str:
+    """Every property, with what it says."""
+    rows = ((f"`{each.name}`", each.says, each.calls) for each in PROPERTIES.values())
+    return _table(("property", "what must hold", "further calls"), *rows)
+
+
+def columns() -> str:
+    """Every column of the frames."""
+    frames = {"results": RESULTS, "pairs": PAIRS, "numbers": NUMBERS}
+    having = {name: ", ".join(frame for frame, own in frames.items() if name in own) for name in COLUMNS}
+    rows = ((f"`{name}`", having[name], meaning) for name, meaning in COLUMNS.items() if having[name])
+    return _table(("column", "frames", "meaning"), *rows)
+
+
+GENERATED: dict[str, tuple[str, Callable[..., str]]] = {
+    "how-to/conventions.md": ("questions", questions),
+    "how-to/kernel.md": ("signatures", signatures),
+    "how-to/properties.md": ("properties", properties),
+    "implementations.md": (r"implementations: (\w+)", implementations),
+    "reference/json.md": ("fields", reference),
+    "reference/results.md": ("columns", columns),
+}
+"""The pages, with what marks their tables."""
+
+
+def anew(page: str) -> tuple[str, str]:
+    """Return a page as it is, and with its tables made anew."""
+    marker, make = GENERATED[page]
+    text = (DOCS / page).read_text(encoding="utf-8")
+    marked = re.compile(rf"(<!-- {marker} -->\n).*?<!-- end -->\n", re.DOTALL)
+    assert marked.search(text), page
+    return text, marked.sub(lambda found: f"{found[1]}{make(*found.groups()[1:])}<!-- end -->\n", text)
+
+
+def _pages() -> Iterator[tuple[Path, str, str]]:
+    yield from ((DOCS / page, *anew(page)) for page in GENERATED)
+    yield SCHEMA, SCHEMA.read_text(encoding="utf-8"), results_schema()
+
+
+def test_every_table_is_that_of_the_code() -> None:
+    stale = [path.name for path, text, made in _pages() if text != made]
+    assert stale == [], "python tests/docs/test_generated.py writes them anew"
+
+
+def test_every_framework_and_library_has_its_table() -> None:
+    text = (DOCS / "implementations.md").read_text(encoding="utf-8")
+    assert re.findall(r"<!-- implementations: (\w+) -->", text) == list(EVERYTHING)
+
+
+def test_every_property_has_a_function() -> None:
+    assert list(ASKED_BY) == list(PROPERTIES)
+
+
+def test_help_texts_name_every_family() -> None:
+    names = f"{', '.join(list(FAMILIES)[:-1])} or {list(FAMILIES)[-1]}"
+    assert names in options.Signature.__metadata__[0].help
+    assert names in " ".join((ROOT / "harness" / "api.py").read_text(encoding="utf-8").split())
+
+
+def test_the_schema_is_one() -> None:
+    jsonschema.Draft202012Validator.check_schema(json.loads(results_schema()))
+
+
+def test_every_command_with_an_outcome_has_a_document_and_the_option() -> None:
+    of_texts = {"schema"}
+    """A schema is JSON anyway."""
+    assert {name.split()[0] for name in DOCUMENTS} == set(GROUP.commands) - of_texts
+    for name, command in GROUP.commands.items():
+        assert ("--json" in {option for each in command.params for option in each.opts}) == (name not in of_texts), name
+
+
+def test_a_signature_that_a_document_shows_is_the_contracts() -> None:
+    signature = re.compile(r"attention\(query, key, value, \*, mask=None, bias=None[^)]*\)")
+    for path in (ROOT / "README.md", *DOCS.rglob("*.md")):
+        shown = {
+            " ".join(each.split()).replace('"', "'") for each in signature.findall(path.read_text(encoding="utf-8"))
+        }
+        assert shown <= {expected_signature("attention")}, path
+
+
+@pytest.fixture(scope="module")
+def expected_failures() -> str:
+    return (DOCS / "expected_failures.md").read_text(encoding="utf-8")
+
+
+def test_the_page_on_expected_failures_has_every_field_as_the_code_explains_it(expected_failures: str) -> None:
+    found = {line.split("`")[1]: line for line in expected_failures.splitlines() if line.startswith("| `")}
+    assert found.keys() == ExpectedFailureEntry.model_fields.keys()
+    for name, field in ExpectedFailureEntry.model_fields.items():
+        assert str(field.description) in found[name]
+        assert ("(needed)" in found[name]) == field.is_required()
+
+
+def test_its_example_is_a_good_list_with_every_field(expected_failures: str, tmp_path: Path) -> None:
+    (text,) = re.findall(r"```yaml\n(.*?)```", expected_failures, re.DOTALL)
+    (tmp_path / "known.yaml").write_text(text, encoding="utf-8")
+    found = load_expected_failures([tmp_path / "known.yaml"])
+    assert set().union(*(each.entry.model_fields_set for each in found)) == ExpectedFailureEntry.model_fields.keys()
+
+
+if __name__ == "__main__":
+    for path, _, made in _pages():
+        path.write_text(made, encoding="utf-8")
