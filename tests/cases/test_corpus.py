@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from importlib.resources import files
 from itertools import combinations
 from pathlib import Path
@@ -15,11 +16,13 @@ import yaml
 from numpy.typing import NDArray
 
 from attncheck.attention.problem import Problem
+from attncheck.backends import EVERYTHING
 from attncheck.execution.worker import Computed
 from attncheck.judging.judge import judge
 from attncheck.judging.special_rows import empty_rows, scores_shape, special_rows
 from attncheck.reading.canonical import AttentionProblem, canonical_form
 from attncheck.reading.case import Case
+from attncheck.reading.expected_failures import bundled_expected_failures
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.lowered import lowered
 from attncheck.reading.schema import case_schema, tag_schema
@@ -120,6 +123,21 @@ def test_every_known_number_is_judged_and_every_judged_stage_has_an_exact_answer
             rows = judge(case, "float64", inputs, {"numpy": Computed(stages)}, {"numpy": "native"}).rows
             assert [str(row.verdict) for row in rows if row.comparison == "known"] == [Verdict.AGREE] * given, case.id
             assert {row.stage for row in rows if row.comparison == "stage"} == stages.keys(), case.id
+
+
+def test_no_case_is_warned_of() -> None:
+    assert [warning for case in CORPUS.cases for warning in case.warnings] == []
+
+
+def test_every_expected_failure_names_cases_that_there_are() -> None:
+    with_properties = select_cases(["properties"], properties=True).cases
+    for expected in bundled_expected_failures(list(EVERYTHING)):
+        cases = with_properties if expected.entry.property else CORPUS.cases
+        for glob in expected.entry.cases:
+            if glob.startswith("search/"):  # problems that a search draws: attncheck.searching.novelty
+                continue
+            dtypes = {dtype for case in cases if fnmatchcase(case.id, glob) for dtype in case.dtypes}
+            assert dtypes & set(expected.entry.dtypes or dtypes), f"{expected.location}: {glob}"
 
 
 # Every two options together.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from attncheck.reading.expected_failures import (
     load_expected_failures,
     recorded_empty_rows,
 )
-from attncheck.reading.selection import select_cases
 
 ENTRY = """\
 - implementation: torch.sdpa
@@ -150,19 +148,6 @@ def test_every_backend_has_a_list_that_can_be_read_and_names_it() -> None:
                 for each in names
                 for dtype in expected.entry.dtypes or ["float64"]
             )
-
-
-def test_every_entry_names_bundled_cases_that_there_are() -> None:
-    usual = {case.id: case for case in select_cases([]).cases}
-    with_properties = {case.id: case for case in select_cases(["properties"], properties=True).cases}
-    for expected in bundled_expected_failures(list(EVERYTHING)):
-        cases = with_properties if expected.entry.property else usual
-        for glob in expected.entry.cases:
-            if glob.startswith("search/"):  # problems that a search draws: attncheck.searching.novelty
-                continue
-            named = [case for identity, case in cases.items() if fnmatchcase(identity, glob)]
-            dtypes = {dtype for case in named for dtype in case.dtypes}
-            assert dtypes & set(expected.entry.dtypes or dtypes), f"{expected.location}: {glob}"
 
 
 def test_what_is_known_of_a_number_in_every_case_has_a_limit() -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from attncheck.attention.radii import propagate
-from attncheck.errors import CaseError
 from attncheck.reading.canonical import call_form, canonical_form
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
@@ -43,14 +42,6 @@ MERGED = """\
 def _loaded(load_text: Load, text: str) -> Case:
     [case] = load_text(HEAD + text)
     return case
-
-
-def _fault(load_text: Load, text: str) -> tuple[int | None, str | None, str]:
-    with pytest.raises(CaseError) as error:
-        load_text(HEAD + text)
-    [fault] = error.value.faults
-    assert fault.case == "The case at hand"
-    return fault.line, fault.field, fault.message
 
 
 def test_heads_side_by_side_are_split_and_handed_over_as_views_of_that(load_text: Load) -> None:
@@ -124,9 +115,6 @@ def test_numbers_of_few_bits_are_not_generic_unless_the_case_says_so(load_text: 
 def test_storage_has_a_range_like_any_dtype(load_text: Load) -> None:
     text = SPLIT.replace("{draw: randn, shape: [2, 4, 3, 6]}", "{constant: 70000, shape: [2, 4, 3, 6]}")
     assert _loaded(load_text, text + "    storage: bfloat16\n").storage == "bfloat16"
-    _, field, message = _fault(load_text, text + "    storage: float16\n")
-    assert field == "inputs.query.constant"
-    assert message.startswith("70000 is beyond the range of float16")
 
 
 LONG = """\
@@ -138,15 +126,7 @@ LONG = """\
 
 
 def test_a_stage_that_is_not_judged_may_be_too_large_to_be_held(load_text: Load) -> None:
-    _, field, message = _fault(load_text, LONG)
-    assert (field, message) == (
-        "inputs",
-        "raw_scores would be 1x1x9000x9000; expected at most 67108864 elements, "
-        "or `stages: [output]` to judge that alone",
-    )
     assert _loaded(load_text, LONG + "    stages: [output]\n").judged_stages == ("output",)
-    _, _, message = _fault(load_text, LONG + "    stages: [weights, output]\n")
-    assert message == "weights would be 1x1x9000x9000; expected at most 67108864 elements"
 
 
 def test_only_the_stages_that_are_named_are_judged(load_text: Load) -> None:
@@ -154,16 +134,10 @@ def test_only_the_stages_that_are_named_are_judged(load_text: Load) -> None:
     assert _loaded(load_text, SPLIT + "    stages: [output, weights]\n").judged_stages == ("output", "weights")
 
 
-def test_without_a_bias_there_is_no_gradient_of_it(load_text: Load) -> None:
-    gradients = SPLIT + "      grad_output: {draw: randn, shape: [2, 4, 3, 6]}\n%s    operation: attention_gradients\n"
-    bias = "      bias: {draw: randn, shape: [3, 1]}\n"
-    case = _loaded(load_text, gradients % bias + "    stages: [grad_bias]\n")
+def test_with_a_bias_there_is_a_gradient_of_it(load_text: Load) -> None:
+    inputs = "      grad_output: {draw: randn, shape: [2, 4, 3, 6]}\n      bias: {draw: randn, shape: [3, 1]}\n"
+    case = _loaded(load_text, f"{SPLIT}{inputs}    operation: attention_gradients\n    stages: [grad_bias]\n")
     assert case.stage_shapes["grad_bias"] == case.input_shapes["bias"] == (1, 1, 3, 1)
-    _, field, message = _fault(load_text, gradients % "" + "    stages: [grad_bias]\n")
-    assert (field, message) == (
-        "stages[0]",
-        "attention_gradients has grad_query, grad_key, grad_value here, no grad_bias",
-    )
 
 
 OPTIONS_HEAD = """\
@@ -267,14 +241,6 @@ def with_input(load_text: Load, more: str = "", inputs: str = SHARED) -> Case:
     return case
 
 
-def fault_with_input(load_text: Load, more: str, inputs: str = SHARED) -> tuple[int | None, str | None, str]:
-    with pytest.raises(CaseError) as error:
-        with_input(load_text, more, inputs)
-    [fault] = error.value.faults
-    assert fault.case == "The case at hand"
-    return fault.line, fault.field, fault.message
-
-
 def test_query_heads_share_those_of_keys(load_text: Load) -> None:
     case = with_input(load_text)
     assert case.stage_shapes["weights"] == (2, 4, 3, 5)
@@ -296,9 +262,6 @@ def test_lengths_count_the_past_too(load_text: Load) -> None:
     past = "past_key: {draw: randn, shape: [2, 2, 3, 6]}\npast_value: {draw: randn, shape: [2, 2, 3, 7]}\n"
     case = with_input(load_text, past + "key_lengths: {values: [0, 8]}")
     assert case.stage_shapes["masked"] == (2, 4, 3, 8)
-    _, field, message = fault_with_input(load_text, past + "key_lengths: {values: [0, 9]}")
-    assert field == "inputs.key_lengths.values[1]"
-    assert message == "expected at most 8, as there are 8 keys, got 9"
 
 
 @pytest.mark.parametrize(
@@ -346,27 +309,12 @@ def test_a_past_that_is_typed_makes_a_case_structured(load_text: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtypes", "number", "of"),
-    [
-        ("[float64, bfloat16]", "3.389e38", None),
-        ("[bfloat16]", "3.395e38", "bfloat16"),
-        ("[float32]", "3.395e38", None),
-        ("[float64, bfloat16, float16]", "65505", "float16"),
-        ("[float16]", "65504", None),
-        ("[bfloat16]", "1.0e-50", None),
-    ],
+    ("dtypes", "number"),
+    [("float64, bfloat16", "3.389e38"), ("float32", "3.395e38"), ("float16", "65504"), ("bfloat16", "1.0e-50")],
 )
-def test_a_number_must_be_in_range_of_the_narrowest_dtype(
-    load_text: Load, dtypes: str, number: str, of: str | None
-) -> None:
+def test_a_number_may_be_as_large_as_the_narrowest_dtype_holds(load_text: Load, dtypes: str, number: str) -> None:
     inputs = SHARED.replace("{draw: randn, shape: [2, 4, 3, 6]}", f"{{constant: {number}, shape: [2, 4, 3, 6]}}")
-    inputs += f"    dtypes: {dtypes}\n"
-    if of is None:
-        assert with_input(load_text, inputs=inputs).dtypes == tuple(dtypes[1:-1].split(", "))
-        return
-    _, field, message = fault_with_input(load_text, "", inputs)
-    assert field == "inputs.query.constant"
-    assert message.endswith(f"is beyond the range of {of}; a case for wider dtypes says `dtypes`")
+    assert with_input(load_text, inputs=f"{inputs}    dtypes: [{dtypes}]\n").dtypes == tuple(dtypes.split(", "))
 
 
 def _shaped(query: str, key: str, more: str = "") -> str:

@@ -38,11 +38,7 @@ def test_every_bundled_case_comes_back_as_it_was(tmp_path: Path) -> None:
     assert store.counts.keys() == {"missing", "kept"}
     second = select_cases(store=store)
     assert store.counts["found"] == store.counts["kept"]
-    assert (
-        list(map(digest_of, second.cases))
-        == list(map(digest_of, first.cases))
-        == list(map(digest_of, select_cases().cases))
-    )
+    assert list(map(digest_of, second.cases)) == list(map(digest_of, first.cases))
     assert second.tags == first.tags
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
-import json
 import os
-import random
 import shutil
 import sys
 import tracemalloc
@@ -20,10 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attncheck.errors import CaseError, Diagnostic, ExitCode
-from attncheck.reading.canonical import call_form, canonical_form
 from attncheck.reading.case import Case
 from attncheck.reading.case_maker import MAX_LOOKED_AT
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import make_exact_inputs
 from attncheck.reading.loader import load_tags
 from attncheck.reading.printed import MAX_NUMBERS, Rounding, parse_printed
 from attncheck.reading.printed_text import PrintedError
@@ -59,11 +55,6 @@ def _query(source: str, more: str = "") -> str:
 
 def _drawn(source: str, generator: str = "numpy-legacy") -> str:
     return _query(source, f"random: {{generator: {generator}, seed: 1}}\n")
-
-
-def _expect(source: str) -> str:
-    """A case with this expectation; it stands on line 11."""
-    return _case(f"{INPUTS}expect:\n  - {source}\n")
 
 
 def _only_fault(load_text: Load, text: str | bytes) -> Diagnostic:
@@ -239,164 +230,11 @@ def test_tags_are_read_with_what_they_probe(tmp_path: Path) -> None:
     }
 
 
-WHOLE: dict[str, Any] = {
-    "title": "A whole file",
-    "source": {"kind": "paper", "title": "A paper", "notes": ["a note"]},
-    "operation": "attention",
-    "defaults": {"random": {"generator": "torch", "seed": 1}, "options": {"scale": 2}, "dtypes": ["float32"]},
-    "arrays": {"table": {"printed": "1 2\n3 4", "decimals": 2}},
-    "cases": [
-        {
-            "name": "Attention itself",
-            "arrays": {"drawn": {"draw": "rand", "shape": [3, 2]}},
-            "inputs": {
-                "query": {"ref": "table", "rows": [1, 0], "transpose": True},
-                "key": "drawn",
-                "value": {"values": [[1, 2.5], [3, 4], [5, 6]]},
-                "mask": {"values": [[True, False, True]]},
-                "bias": {"constant": 0.5, "shape": [3]},
-            },
-            "options": {"is_causal": True},
-            "expect": [
-                {"stage": "weights", "printed": ["1 2 3\n4 5 6"], "significant_digits": 1},
-                {"quantity": "row_maxima", "of": "weights", "known": "1\n2", "because": "it is so"},
-            ],
-            "tags": ["known"],
-        },
-        {
-            "name": "Heads",
-            "operation": "multi_head_attention",
-            "random": {"generator": "r", "seed": 3},
-            "options": {"heads": 2},
-            "inputs": {
-                "query": {"identity": 4},
-                "key": {"identity": 4},
-                "value": {"ascending": [0, 1], "shape": [4, 4]},
-                "query_weight": {"draw": "runif", "low": 0, "high": 2, "shape": [2, 4, 3]},
-                "key_weight": {"constant": 1, "shape": [4, 6]},
-                "value_weight": {"constant": 1, "shape": [4, 6], "rows": [0, 1, 2, 3]},
-            },
-        },
-        {
-            "name": "Behind a past",
-            "options": {"heads": 2, "kv_heads": 1, "window": [1, None], "alignment": "top_left", "softcap": 2.5},
-            "layout": "merged",
-            "storage": "float16",
-            "stages": ["output"],
-            "inputs": {
-                "query": {"identity": 4},
-                "key": {"constant": 1, "shape": [0, 2]},
-                "value": {"constant": 2, "shape": [0, 1]},
-                "past_key": {"ascending": [0, 1], "shape": [3, 2]},
-                "past_value": {"ascending": [0, 1], "shape": [3, 1]},
-                "key_lengths": {"values": [2]},
-                "query_mask": {"values": [True, False, True, True]},
-            },
-        },
-        {
-            "name": "Gradients",
-            "operation": "attention_gradients",
-            "dtypes": ["float64", "bfloat16"],
-            "supports_statistics": False,
-            "options": {"is_causal": True, "empty_rows": "zero"},
-            "memory_layout": {"query": "strided", "key": "broadcast"},
-            "inputs": {
-                "query": {"draw": "rand", "shape": [3, 2]},
-                "key": {"constant": 1, "shape": [2, 2]},
-                "value": {"identity": 2},
-                "grad_output": {"draw": "rand", "shape": [3, 2]},
-            },
-        },
-    ],
-}
-
-
-def _places(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    yield path
-    entries = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
-    for key, value in entries:
-        yield from _places(value, (*path, key))
-
-
-SMALL = st.sampled_from([0, 1, 2, 3, -1, 0.5, 1e308, 2**64, True, False, None, "", "1", "1 2", "nan", "1e999", "table"])
-ANYTHING = SMALL | st.recursive(
-    SMALL | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text("az09_.- \n\u00e9", max_size=6),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["values", "printed", "draw", "shape", "ref", "rows", "x"]), inner, max_size=3
-        )
-    ),
-    max_leaves=6,
-)
-CHANGES = st.lists(st.tuples(st.sampled_from(list(_places(WHOLE))[1:]), st.none() | ANYTHING), min_size=1, max_size=2)
-
-
-def test_the_whole_file_that_is_changed_below_is_good(load_text: Load) -> None:
-    assert [case.name for case in load_text(json.dumps(WHOLE))] == [
-        "Attention itself",
-        "Heads",
-        "Behind a past",
-        "Gradients",
-    ]
-
-
-@settings(max_examples=100)
-@given(changes=CHANGES)
-def test_a_good_file_with_anything_anywhere_is_loaded_and_made_or_refused(
-    load_text: Load, changes: list[tuple[tuple[Any, ...], Any]]
-) -> None:
-    data = copy.deepcopy(WHOLE)
-    for path, value in changes:
-        holder: Any = data
-        for part in path[:-1]:
-            try:
-                holder = holder[part]
-            except (KeyError, IndexError, TypeError):
-                break
-        if isinstance(holder, dict) or (isinstance(holder, list) and path[-1] in range(len(holder))):
-            holder[path[-1]] = value
-    _load_and_make(load_text, json.dumps(data))
-
-
-@settings(max_examples=60)
-@given(seed=st.integers(0, 2**32), cut=st.integers(1, 20), splice=st.text(max_size=4) | st.sampled_from("{[:-,&*!"))
-def test_a_good_file_with_a_piece_replaced_is_loaded_and_made_or_refused(
-    load_text: Load, seed: int, cut: int, splice: str
-) -> None:
-    text = _expect("{stage: output, printed: '1 2', note: a}") + "arrays:\n  a: {draw: rand, shape: [2]}\n"
-    start = random.Random(seed).randrange(len(text))
-    _load_and_make(load_text, text[:start] + splice + text[start + cut :])
-
-
 @given(content=st.binary(max_size=200))
 def test_any_bytes_are_refused_with_a_line_or_the_files_name(load_text: Load, content: bytes) -> None:
     with pytest.raises(CaseError) as error:
         load_text(content)
     assert all(str(fault).startswith("file.yaml") and fault.message for fault in error.value.faults)
-
-
-def _load_and_make(load_text: Load, text: str) -> None:
-    faults: list[Diagnostic] = []
-    cases: list[Case] = []
-    try:
-        cases = load_text(text)
-    except CaseError as error:
-        faults = error.faults
-    assert bool(cases) != bool(faults)
-    assert all(str(fault).isprintable() for fault in faults)
-    assert len(set(faults)) == len(faults)
-    for case in cases:
-        made = make_exact_inputs(case)
-        assert {name: exact.array.shape for name, exact in made.items()} == dict(case.input_shapes)
-        inputs = convert_inputs(case, made, case.dtypes[-1])
-        call_form(case.operation, case.options, inputs.arrays)
-        posed = canonical_form(case.operation, case.options, inputs.arrays)
-        assert "masked" not in case.stage_shapes or _spreads(posed.inputs, case.stage_shapes["masked"])
-
-
-def _spreads(inputs: dict[str, Any], scores: tuple[int, ...]) -> bool:
-    return "mask" not in inputs or np.broadcast_shapes(inputs["mask"].shape, scores) == scores
 
 
 def test_a_number_beyond_float32_is_welcome_in_a_case_for_float64(load_text: Load) -> None:

@@ -114,13 +114,7 @@ VALIDATOR = jsonschema.Draft202012Validator(json.loads(case_schema()))
 
 
 HEAD = "title: A file of cases\nsource: {kind: derivation, title: t}\n"
-QKV = "inputs: {query: {identity: 2}, key: {identity: 2}, value: {identity: 2}}"
 RANDOM = "random: {generator: numpy-legacy, seed: 1}"
-
-
-def _file(case: str, operation: str = "attention", defaults: str = "") -> str:
-    defaults = f"defaults: {{{defaults}}}\n" if defaults else ""
-    return f"{HEAD}operation: {operation}\n{defaults}cases:\n- {{name: The case at hand, {case}}}\n"
 
 
 def _is_valid(text: str, folder: Path) -> bool:

@@ -17,7 +17,6 @@ from hypothesis.extra import numpy as npst
 from attncheck.reading.case import Case
 from attncheck.reading.printed import PrintedArray, Rounding, parse_printed
 from attncheck.reading.printed_text import Cells, PrintedError, count_numbers, shape_of, split_numbers
-from attncheck.reading.selection import select_cases
 
 AS_SHOWN = Rounding()
 
@@ -496,7 +495,3 @@ def test_inputs_and_the_arrays_that_they_refer_to_are_looked_at_too(load_text: L
     (case,) = load_text(text)
     (warning,) = case.warnings
     assert warning.startswith("file.yaml:9: arrays.shared.printed: 0. shows fewer digits")
-
-
-def test_no_bundled_case_is_warned_of() -> None:
-    assert [warning for case in select_cases().cases for warning in case.warnings] == []

@@ -22,32 +22,7 @@ from attncheck.reading.shapes import (
 from attncheck.spec import OPERATIONS, SCORE_INPUTS, InputSpec, inputs_of
 
 KINDS = [("scoring", kind) for kind in SCORE_INPUTS] + [(name, None) for name in OPERATIONS if name != "scoring"]
-LETTERS = (
-    *(
-        "B",
-        "Hkv",
-        "Lq",
-        "Lk",
-        "P",
-        "D",
-        "Dk",
-        "Dv",
-        "C",
-        "Dr",
-        "A",
-        "E",
-        "Ek",
-        "Ev",
-        "Eo",
-        "Lr",
-        "R",
-        "S",
-        "Np",
-        "Lp",
-        "W",
-    ),
-    "N",
-)
+LETTERS = (*"BPDCAERSWN", *("Hkv", "Lq", "Lk", "Dk", "Dv", "Dr", "Ek", "Ev", "Eo", "Lr", "Np", "Lp"))
 MAY_BE_EMPTY = ("B", "Lq", "Lk", "P", "Lr")
 
 

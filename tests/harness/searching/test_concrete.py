@@ -1,4 +1,4 @@
-"""Any case, in one dtype, is a concrete case, and comes back from that as the same call."""
+"""Concrete cases: any case comes back from one, and from its file; their inputs are cut alike, whatever their axes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from attncheck.errors import CaseError
 from attncheck.execution.runner import task_of
+from attncheck.reading.dtypes import rounded_once
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
+from attncheck.reading.shapes import ShapeFault
 from attncheck.searching.concrete import ConcreteCase, concrete_case, read_concrete
+from attncheck.searching.problems import Draw
+from attncheck.searching.slicing import cut, extent, letters_of, with_counts_that_fit, without_sequence
+from attncheck.searching.source import ProblemSource
+from attncheck.searching.writing import MAX_IN_FILE, holds, read_written, write_case
+from attncheck.spec import DTYPES
 
 PATTERNS = ["layouts/*", "packed/*", "linear_projections/*", "quantized/*", "mask_fill/*", "merge_states/*", "probes/*"]
 SMALL = 4000
@@ -50,3 +58,120 @@ def test_minus_infinity_counts_as_finite_where_it_forbids() -> None:
     problem = ConcreteCase("attention", {}, {**ones, "bias": np.full((1, 1, 2, 2), -np.inf)}, "float32")
     assert not problem.has_nonfinite
     assert problem.changed(inputs={**ones, "query": np.full((1, 1, 2, 2), -np.inf)}).has_nonfinite
+
+
+def test_drawn_problems_come_back_from_their_files(tmp_path: Path) -> None:
+    source = ProblemSource(Draw(7, None), DTYPES)
+    written = 0
+    for number in range(60):
+        problem = source.problem(number)
+        try:
+            case = write_case(problem, tmp_path / f"case-{number}.yaml", "A drawn problem", "a test")
+        except Exception as error:
+            if "case-" in str(error):  # what was drawn does not fit together
+                continue
+            raise
+        assert holds(case, problem, tmp_path)
+        written += 1
+    assert written > 50
+    assert list(tmp_path.glob("*.npz"))  # some are large
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numbers_have_as_few_digits_as_tell_them_apart(dtype: str, tmp_path: Path) -> None:
+    third = float(rounded_once(np.array(1 / 3), dtype))
+    row = np.array([[[[third, -0.0, 0.0, 2.0, -1.5]]]])
+    problem = ConcreteCase("attention", {}, dict.fromkeys(("query", "key", "value"), row), dtype)
+    path = tmp_path / "numbers.yaml"
+    assert holds(write_case(problem, path, "Numbers", "a test"), problem, tmp_path)
+    digits = {"float64": "0.3333333333333333", "float32": "0.33333334", "bfloat16": "0.334", "float16": "0.3333"}
+    assert f"[[[[{digits[dtype]}, -0.0, 0, 2, -1.5]]]]" in path.read_text(encoding="utf-8")
+
+
+def test_the_ends_of_a_range_and_what_is_not_finite_can_be_written(tmp_path: Path) -> None:
+    ones = {name: np.ones((1, 1, 1, 3)) for name in ("query", "key", "value")}
+    least = float(np.finfo(np.float32).min)
+    ones["query"] = np.array([[[[np.nan, np.inf, least]]]])
+    problem = ConcreteCase("attention", {"window": (1, None)}, ones, "float32")
+    case = write_case(problem, tmp_path / "ends.yaml", "The ends of a range", "a test")
+    assert holds(case, problem, tmp_path)
+    assert read_written(tmp_path / "ends.yaml").options == {"window": (1, None)}
+
+
+def test_a_written_case_stands_in_a_folder_of_cases(tmp_path: Path) -> None:
+    many = {name: np.ones((1, 1, MAX_IN_FILE, 1)) for name in ("query", "key", "value")}
+    few = {name: np.ones((1, 1, 2, 1)) for name in ("query", "key", "value")}
+    for name, inputs in (("many", many), ("few", few)):
+        problem = ConcreteCase("attention", {}, inputs, "float32")
+        write_case(problem, tmp_path / f"{name}.yaml", f"A case of {name} numbers", "a test")
+    selected = select_cases([str(tmp_path)])
+    assert not selected.faults
+    assert len(selected.cases) == 2
+
+
+def grouped() -> ConcreteCase:
+    random = np.random.RandomState(1)
+    inputs = {
+        "query": random.randn(2, 4, 3, 5),
+        "key": random.randn(2, 2, 6, 5),
+        "value": random.randn(2, 2, 6, 7),
+        "past_key": random.randn(2, 2, 3, 5),
+        "past_value": random.randn(2, 2, 3, 7),
+        "bias": random.randn(1, 4, 1, 9),
+        "key_lengths": np.array([9, 4]),
+    }
+    return ConcreteCase("attention", {}, inputs, "float32")
+
+
+def test_heads_go_with_those_that_they_share() -> None:
+    whole = grouped()
+    assert extent(whole, "H") == 2
+    one = cut(whole, {"Hkv": np.array([1])})
+    assert_array_equal(one.inputs["query"], whole.inputs["query"][:, 2:])
+    assert_array_equal(one.inputs["bias"], whole.inputs["bias"][:, 2:])
+    first_of_each = cut(whole, {"H": np.array([0])})
+    assert_array_equal(first_of_each.inputs["query"], whole.inputs["query"][:, [0, 2]])
+    assert first_of_each.inputs["key"].shape[1] == 2
+
+
+def test_what_goes_along_all_keys_counts_those_of_the_past() -> None:
+    whole = grouped()
+    fewer = cut(whole, {"Lk": np.array([0, 5])})
+    assert_array_equal(fewer.inputs["bias"], whole.inputs["bias"][..., [0, 1, 2, 3, 8]])
+    assert_array_equal(fewer.inputs["key_lengths"], [5, 4])
+    assert fewer.lengths["T"] == 5
+
+
+def test_a_sequence_is_left_out_of_a_pack() -> None:
+    random = np.random.RandomState(1)
+    inputs = {
+        **{name: random.randn(1, 1, 6, 2) for name in ("query", "key", "value")},
+        "cu_seqlens_q": np.array([0, 2, 3, 6]),
+        "cu_seqlens_k": np.array([0, 1, 4, 6]),
+        "key_lengths": np.array([1, 2, 0]),
+    }
+    whole = ConcreteCase("packed_attention", {}, inputs, "float32")
+    rest = without_sequence(whole, 1)
+    assert_array_equal(rest.inputs["cu_seqlens_q"], [0, 2, 5])
+    assert_array_equal(rest.inputs["cu_seqlens_k"], [0, 1, 3])
+    assert_array_equal(rest.inputs["key_lengths"], [1, 0])
+    assert_array_equal(rest.inputs["key"], inputs["key"][:, :, [0, 4, 5]])
+
+
+def test_most_cuts_of_drawn_problems_are_cases_again(tmp_path: Path) -> None:
+    source, tried, read = ProblemSource(Draw(3, None), DTYPES), 0, 0
+    for number in range(40):
+        problem = source.problem(number)
+        for letter in letters_of(problem):
+            length = extent(problem, letter)
+            if length < 2:
+                continue
+            tried += 1
+            try:
+                shorter = with_counts_that_fit(cut(problem, {letter: np.arange(length - 1)}))
+                read_concrete(shorter, tmp_path, f"search/cut-{tried}")
+                read += 1
+            except (CaseError, ShapeFault):
+                pass
+    assert tried > 100
+    assert read > 0.8 * tried
