@@ -151,11 +151,11 @@ def test_a_value_close_to_the_middle_is_decided_by_interval_arithmetic(middle: f
     below, above = (np.float32(np.nextafter(middle, side)) for side in (-np.inf, np.inf))
     assert below != above
     for side, error in product((-1, 1), (-(2.0**-51), 0.0, 2.0**-51)):
-        exact = flint.arb(middle) + flint.arb(side * abs(middle) * 2.0**-60)
+        distance = side * abs(middle) * 2.0**-60
         rounded = _rounded_once(
             np.ones(3, dtype=np.float32),
             partial(np.full_like, fill_value=middle * (1 + error)),
-            lambda _, made=exact: made,  # type: ignore[misc]
+            lambda _, distance=distance: flint.arb(middle) + flint.arb(distance),  # type: ignore[misc]
         )
         assert rounded.tolist() == [above if side > 0 else below] * 3
 
