@@ -207,7 +207,7 @@ def covering(features: Sequence[frozenset[Hashable]], chosen: Collection[int] = 
     The one that adds most comes first, which is at most a small factor from the fewest that are possible.
     """
     found = set(chosen)
-    open_ones = frozenset().union(*features).difference(*(features[position] for position in found))
+    open_ones = frozenset[Hashable]().union(*features).difference(*(features[position] for position in found))
     heap = [(-len(each), position) for position, each in enumerate(features)]
     heapify(heap)
     while open_ones:

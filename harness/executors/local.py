@@ -75,7 +75,7 @@ class LocalExecutor:
         unasked = deque(unit for unit in plan if not asked[unit.position] and self._judge.implementations)
 
         def judge(unit: Unit, outcomes: Mapping[str, Outcome]) -> None:
-            left_out = {
+            left_out: dict[str, Outcome] = {
                 runner.group.implementation.name: runner.left_out(plan.case(unit), unit.dtype, partial(plan.task, unit))
                 for runner in every
                 if unit.dtype in runner.group.dtypes and not _is_asked(runner, unit)

@@ -87,6 +87,18 @@ def test_a_spare_place_is_one_that_nobody_waits_for() -> None:
         assert has_place
 
 
+def test_no_place_is_spare_while_as_many_are_taken_as_there_are_processors() -> None:
+    places = PrioritySemaphore(3, busy=2)
+    with places.spare(lambda: True) as has_place:
+        assert has_place
+    with places.acquire(0), places.acquire(0):
+        answers = iter([True, False])
+        with places.spare(lambda: next(answers)) as has_place:
+            assert not has_place
+        with places.acquire(0):
+            pass
+
+
 def test_whoever_waits_comes_before_whoever_takes_what_is_spare() -> None:
     places, order = PrioritySemaphore(1), []
     begun = Event()
