@@ -111,6 +111,8 @@ def test_a_single_key_has_a_weight_that_no_score_can_move_and_a_log_of_a_sum_tha
 
 def test_the_log_of_a_sum_keeps_a_bound_where_it_crosses_zero() -> None:
     assert 10 * U32 < softmax_bounds(-np.log(2), -np.log(2))["log_sum_exp"].max_error.item() < 60 * U32
+    # Far from it: two roundings each of the score, of the maximum and of the result.
+    assert 5.9 * U32 < softmax_bounds(1e6)["log_sum_exp"].max_error.item() / 1e6 < 6.1 * U32
 
 
 def test_equal_values_leave_no_room_for_errors_of_the_weights() -> None:
