@@ -473,11 +473,11 @@ def test_every_stage_says_where_the_implementation_goes_wrong(judge_all: JudgeAl
     row = row_of(judged, "bad", "output")
     # The element is that of the step, the ratio still that of the exact answer.
     assert (row.tier, row.introduced_tier, row.against) == ("within", "proven", "step")
-    assert (row.difference or 0) / (row.allowed or 1) == row.introduced_ratio
+    assert (row.difference or 0) / (row.allowed or 1) == pytest.approx(row.introduced_ratio, rel=1e-4)
     assert (row.ratio or 0) < 1 < (row.introduced_ratio or 0)
     row = row_of(judged, "a", "output")
     assert row.against == "exact"
-    assert (row.difference or 0) / (row.allowed or 1) == row.ratio
+    assert (row.difference or 0) / (row.allowed or 1) == pytest.approx(row.ratio, rel=1e-4)
 
 
 def test_the_first_wrong_stage_leads_what_follows_from_it(judge_all: JudgeAll, right: Stages, truth: Truth) -> None:
