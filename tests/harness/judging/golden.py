@@ -1,7 +1,12 @@
 """The golden file: a fingerprint of every exact value and every error bound of the bundled corpus.
 
     python tests/harness/judging/golden.py                    # write golden.txt anew
+    python tests/harness/judging/golden.py --check            # hold every line against golden.txt: three minutes
     python tests/harness/judging/golden.py --bits before.txt  # every bit, to hold two states of the code side by side
+
+The tests hold a part of it: every case in one of its dtypes and in one of the rounding models of that, both drawn from
+the case's name, and of the largest cases, which take half of the time, every fourth. Hold every line wherever nothing
+should change.
 
 Every line is a case in a dtype, then what is known of it: the fingerprint of its exact stages, and for each rounding
 model that of what its bounds hold exactly (shapes, zeros, infinities, the exact values of the introduced steps), with
@@ -17,6 +22,7 @@ A bound that changes on purpose changes golden.txt in the same commit, and the c
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -25,6 +31,7 @@ from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,30 +55,56 @@ LEVEL_TOLERANCE: Final = 1e-8
 _CASES_AT_A_TIME: Final = 16
 MAX_SCORES: Final = 1 << 11
 """Of cases with more scores, one rounding model in each dtype is recorded: all of them would take minutes."""
+_LARGE: Final = 1 << 13
+"""Of cases with more scores, every fourth is part of what the tests hold."""
 
 
-def fingerprints(cases: Iterable[Case], *, every_bit: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield what each case in each dtype is called, and its fingerprints: with levels, or of every bit of bounds."""
+def fingerprints(cases: Iterable[Case], *, every_bit: bool = False, in_part: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield the name of each case in each dtype, and its fingerprints: with levels, or of every bit of bounds.
+
+    Only ``in_part``, most cases have one of their dtypes, and one rounding model.
+    """
     for case in cases:
-        inputs = make_exact_inputs(case)
+        inputs, draw = make_exact_inputs(case), crc32(case.id.encode())
         for number, dtype in enumerate(case.dtypes):
-            truth = truth_of_case(case, dtype, convert_inputs(case, inputs, dtype))
+            if in_part and number != draw % len(case.dtypes):
+                continue
+            stored = convert_inputs(case, inputs, dtype)
+            if in_part and draw % 4 and score_elements(case.operation, case.options, stored.arrays) > _LARGE:
+                continue
+            truth = truth_of_case(case, dtype, stored)
             models = [name for name, dtypes in ROUNDING_MODELS.items() if dtype in dtypes]
             if score_elements(case.operation, truth.options, truth.inputs) > MAX_SCORES:
                 models = [models[(len(case.id) + number) % len(models)]]
+            models = [models[draw // 64 % len(models)]] if in_part else models
             yield f"{case.id} {dtype}", " ".join(_fingerprints_of(truth, models, every_bit=every_bit))
 
 
-def fingerprints_on_all_cores(cases: Sequence[Case], *, every_bit: bool = False) -> dict[str, str]:
-    """Return the same as ``fingerprints``, in the same order, worked out side by side: it takes minutes on one core."""
+def fingerprints_on_all_cores(
+    cases: Sequence[Case], *, every_bit: bool = False, in_part: bool = False
+) -> dict[str, str]:
+    """Return the same as ``fingerprints``, in the same order, worked out side by side."""
     parts = [cases[first : first + _CASES_AT_A_TIME] for first in range(0, len(cases), _CASES_AT_A_TIME)]
     with ProcessPoolExecutor(available_processors(), get_context("spawn"), end_with_parent) as processes:
-        found = processes.map(partial(_of_part, every_bit=every_bit), parts)
+        found = processes.map(partial(_of_part, every_bit=every_bit, in_part=in_part), parts)
         return dict(chain.from_iterable(found))
 
 
-def _of_part(cases: Sequence[Case], *, every_bit: bool) -> list[tuple[str, str]]:
-    return list(fingerprints(cases, every_bit=every_bit))
+def _of_part(cases: Sequence[Case], *, every_bit: bool, in_part: bool) -> list[tuple[str, str]]:
+    return list(fingerprints(cases, every_bit=every_bit, in_part=in_part))
+
+
+def changes(recorded: Mapping[str, str], found: Mapping[str, str], cases: Iterable[Case]) -> list[str]:
+    """Say which of the cases came, went, or have other exact values or bounds, as far as these were found."""
+    names = {f"{case.id} {dtype}" for case in cases for dtype in case.dtypes}
+    lines = [f"{name}: not in the golden file" for name in sorted(names - recorded.keys())]
+    lines += [f"{name}: no longer there" for name in sorted(recorded.keys() - names)]
+    for name in sorted(recorded.keys() & found.keys()):
+        old, new = (dict(part.split("=") for part in text[name].split(" ")) for text in (recorded, found))
+        differing = [part for part in new if not is_same(old.get(part, ""), new[part])]
+        if differing:
+            lines.append(f"{name}: {', '.join(differing)}")
+    return lines
 
 
 def truth_of_case(case: Case, dtype: str, inputs: Inputs) -> Truth:
@@ -161,11 +194,15 @@ def _digest(parts: Iterable[bytes]) -> str:
 
 
 def main() -> None:
-    """Write the golden file, or one with every bit."""
+    """Write the golden file, hold every line against it, or write one with every bit."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--bits", type=Path, metavar="FILE", help="write every bit of the bounds to this file instead")
+    parser.add_argument("--check", action="store_true", help="say what differs from the golden file, which stays")
     options = parser.parse_args()
-    found = fingerprints_on_all_cores(select_cases(()).cases, every_bit=bool(options.bits))
+    cases = select_cases(()).cases
+    found = fingerprints_on_all_cores(cases, every_bit=bool(options.bits))
+    if options.check:
+        sys.exit("\n".join(changes(read_golden(), found, cases)) or 0)
     lines = sorted(f"{name} {text}" for name, text in found.items())
     (options.bits or GOLDEN_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from attncheck.judging import truth as module
+from attncheck.judging.judge import judge_pairs
+from attncheck.judging.judge_implementation import judge_and_diagnose
 from attncheck.judging.truth import Truth, find_truth, within_range
+from attncheck.mutation.judgement import RememberingTruth
 from attncheck.oracle.enclosure import Enclosure
 from attncheck.oracle.evaluate import PrecisionExhausted, exact_from
+from attncheck.reading.case import Case
+from attncheck.repro.expected import expected_stages
+from attncheck.verdicts import Verdict
 
+Array = NDArray[Any]
 QUERY, KEY = [[[[1.5, -2.25]]]], [[[[3.0, 0.1], [0.2, 0.3]]]]
 SCALE = 0.5
 DTYPES = ("float32", "float64")
@@ -21,168 +30,102 @@ DTYPES = ("float32", "float64")
 
 @pytest.fixture(params=DTYPES)
 def scoring(request: pytest.FixtureRequest) -> Truth:
-    dtype = str(request.param)
-    inputs = {"query": np.array(QUERY, dtype), "key": np.array(KEY, dtype)}
-    return find_truth("scoring", {"scale": SCALE}, inputs, dtype, supports_statistics=True)
+    inputs = {"query": np.array(QUERY, request.param), "key": np.array(KEY, request.param)}
+    return find_truth("scoring", {"scale": SCALE}, inputs, request.param, supports_statistics=True)
 
 
-def products(query: np.ndarray, key: np.ndarray) -> list[Fraction]:  # type: ignore[type-arg]
-    """The dot products of one query with every key, exactly."""
-    return [
-        sum((Fraction(float(a)) * Fraction(float(b)) for a, b in zip(query, row, strict=True)), Fraction(0))
-        for row in key
-    ]
+def products(truth: Truth) -> list[Fraction]:
+    """Return the dot products of one query with every key, exactly."""
+    query, keys = truth.inputs["query"][0, 0, 0], truth.inputs["key"][0, 0]
+    query, keys = ([Fraction(float(x)) for x in row] for row in (query, keys.ravel()))
+    return [sum((a * b for a, b in zip(query, row, strict=True)), Fraction(0)) for row in (keys[:2], keys[2:])]
 
 
 def assert_encloses(enclosure: Enclosure, exact: list[Fraction]) -> None:
-    for high, low, radius, number in zip(
-        enclosure.high.ravel(), enclosure.low.ravel(), enclosure.radius.ravel(), exact, strict=True
-    ):
+    parts = (enclosure.high.ravel(), enclosure.low.ravel(), enclosure.radius.ravel())
+    for high, low, radius, number in zip(*parts, exact, strict=True):
         assert abs(Fraction(float(high)) + Fraction(float(low)) - number) <= Fraction(float(radius))
         assert radius <= abs(high) * 2.0**-80
 
 
-def test_the_exact_stages_are_those_of_the_numbers_as_stored(scoring: Truth) -> None:
-    exact = products(scoring.inputs["query"][0, 0, 0], scoring.inputs["key"][0, 0])
-    assert list(scoring.exact) == ["raw_scores", "scores"]
-    assert_encloses(scoring.exact["raw_scores"], exact)
-    assert_encloses(scoring.exact["scores"], [number * Fraction(SCALE) for number in exact])
-    assert (scoring.outside, scoring.supports_statistics) == ("", True)
-
-
-def test_the_bounds_of_a_class_have_the_shape_of_every_stage_and_are_worked_out_once(
+def test_exact_stages_are_those_of_the_numbers_as_stored_and_bounds_are_worked_out_once(
     scoring: Truth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    exact = products(scoring)
+    assert list(scoring.exact) == ["raw_scores", "scores"]
+    assert (scoring.outside, scoring.supports_statistics) == ("", True)
+    for stage, factor in (("raw_scores", Fraction(1)), ("scores", Fraction(SCALE))):
+        assert_encloses(scoring.exact[stage], [number * factor for number in exact])
+        # The scores are held against query and key: a scale may be applied to these before their product.
+        step = scoring.introduced(stage, {"raw_scores": np.zeros((1, 1, 1, 2), scoring.dtype)}, "native")
+        assert step is not None
+        assert_encloses(step[0], [number * factor for number in exact])
     bounds = scoring.bounds("native")
-    assert {stage: bound.max_error.shape for stage, bound in bounds.items()} == dict.fromkeys(
-        scoring.exact, (1, 1, 1, 2)
-    )
-    assert all((bound.max_error > 0).all() and (bound.sigma <= bound.max_error).all() for bound in bounds.values())
+    for bound in bounds.values():
+        assert bound.max_error.shape == (1, 1, 1, 2)
+        assert (bound.max_error > 0).all()
+        assert (bound.sigma <= bound.max_error).all()
     monkeypatch.setattr(module, "accumulated_bounds", lambda *arguments: pytest.fail("asked for again"))
     assert scoring.bounds("native") is bounds
-
-
-def test_a_class_that_the_dtype_does_not_have_is_refused(scoring: Truth) -> None:
     with pytest.raises(ValueError, match="there is no rounding model fused in"):
         scoring.bounds("fused")
 
 
-@pytest.fixture
-def attention(scoring: Truth) -> Truth:
-    inputs = {**scoring.inputs, "value": np.array([[[[2.0, 1.0, 0.5], [-1.0, 4.0, 0.25]]]], scoring.dtype)}
-    return find_truth("attention", {}, inputs, scoring.dtype, supports_statistics=True)
-
-
-def test_a_step_is_exact_from_the_implementations_own_stage_before_it(attention: Truth) -> None:
+def test_a_step_is_exact_from_the_implementations_own_stage_before_it(scoring: Truth) -> None:
+    value = np.array([[[[2.0, 1.0, 0.5], [-1.0, 4.0, 0.25]]]], scoring.dtype)
+    inputs = {**scoring.inputs, "value": value}
+    attention = find_truth("attention", {}, inputs, scoring.dtype, supports_statistics=True)
     # Weights that no softmax gives, and an output that is not looked at.
-    own = {"weights": np.array([[[[0.5, 0.25]]]], attention.dtype), "output": np.zeros((1, 1, 1, 3), attention.dtype)}
+    own = {"weights": np.array([[[[0.5, 0.25]]]], scoring.dtype), "output": np.zeros((1, 1, 1, 3), scoring.dtype)}
     step = attention.introduced("output", own, "native")
     assert step is not None
     exact, bound = step
     assert_encloses(exact, [Fraction(3, 4), Fraction(3, 2), Fraction(5, 16)])
     # Two products, their sum and its storage in the class's own format: no more than that, and no less than storage.
-    unit = {"float32": 2.0**-24, "float64": 2.0**-53}[attention.dtype]
+    unit = float(np.finfo(scoring.dtype).eps) / 2
     assert (bound.max_error >= 0.99 * unit * np.abs(exact.high)).all()
     assert (bound.max_error < 50 * unit).all()
+    for bad in (np.nan, np.inf):
+        own = {"weights": np.array([[[[0.5, bad]]]], scoring.dtype)}
+        assert attention.introduced("output", own, "native") is None
 
 
-def test_a_step_without_a_stage_before_it_begins_at_the_inputs(scoring: Truth) -> None:
-    for stage, factor in (("raw_scores", Fraction(1)), ("scores", Fraction(SCALE))):
-        # The scores are held against query and key: a scale may be applied to these before their product.
-        step = scoring.introduced(stage, {"raw_scores": np.zeros((1, 1, 1, 2), scoring.dtype)}, "native")
-        assert step is not None
-        exact = products(scoring.inputs["query"][0, 0, 0], scoring.inputs["key"][0, 0])
-        assert_encloses(step[0], [number * factor for number in exact])
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_nothing_is_said_of_a_step_from_what_is_not_finite(attention: Truth, bad: float) -> None:
-    own = {"weights": np.array([[[[0.5, bad]]]], attention.dtype)}
-    assert attention.introduced("output", own, "native") is None
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_what_follows_from_infinity_is_open_and_says_why(dtype: str) -> None:
-    inputs = {"query": np.array([[[[np.inf, 1], [1, 2]]]], dtype), "key": np.array(KEY, dtype)}
-    truth = find_truth("scoring", {}, inputs, dtype, supports_statistics=False)
+def test_what_follows_from_infinity_is_open_and_says_why() -> None:
+    inputs = {"query": np.array([[[[np.inf, 1], [1, 2]]]], "f"), "key": np.array(KEY, "f")}
+    truth = find_truth("scoring", {}, inputs, "float32", supports_statistics=False)
     assert truth.outside == ""
-    assert np.isinf(truth.exact["raw_scores"].radius[0, 0, 0]).all()
-    assert np.isfinite(truth.exact["raw_scores"].radius[0, 0, 1]).all()
-    assert truth.why_open("raw_scores", (0, 0, 0, 0)) == "query holds NaN or an infinity that no mask explains"
     step = truth.introduced("raw_scores", {}, "native")
     assert step is not None
-    assert np.isinf(step[0].radius[0, 0, 0]).all()
+    for exact in (truth.exact["raw_scores"], step[0]):
+        assert np.isinf(exact.radius[0, 0, 0]).all()
+        assert np.isfinite(exact.radius[0, 0, 1]).all()
+    assert truth.why_open("raw_scores", (0, 0, 0, 0)) == "query holds NaN or an infinity that no mask explains"
 
 
-def test_what_no_precision_settles_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_precision_settles_what_is_too_large_and_what_nobody_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     def exhausted(*arguments: object, **options: object) -> None:
         raise PrecisionExhausted("softmax: weights not settled")
 
+    inputs = {name: np.ones((1, 1, 3, 2)) for name in ("query", "key", "value", "grad_output")}
+    posed: Any = ("attention_gradients", {}, inputs, "float64")
+    monkeypatch.setattr(module, "MAX_WHOLE", 9)
+    assert find_truth(*posed, supports_statistics=True).exact
+    monkeypatch.setattr(module, "MAX_WHOLE", 8)
+    truth = find_truth(*posed, supports_statistics=True)
+    assert truth.outside == "attention_gradients has 9 scores; at most 8 are judged where every row counts"
+    assert not truth.exact
     monkeypatch.setattr(module, "exact_stages", exhausted)
     truth = find_truth("softmax", {}, {"scores": np.ones((1, 1, 1, 2))}, "float64", supports_statistics=True)
     assert (truth.exact, truth.outside) == ({}, "softmax: weights not settled")
-
-
-def test_gradients_of_too_many_scores_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = {name: np.ones((1, 1, 3, 2)) for name in ("query", "key", "value", "grad_output")}
-    monkeypatch.setattr(module, "MAX_WHOLE", 9)
-    assert find_truth("attention_gradients", {}, inputs, "float64", supports_statistics=True).exact
-    monkeypatch.setattr(module, "MAX_WHOLE", 8)
-    truth = find_truth("attention_gradients", {}, inputs, "float64", supports_statistics=True)
-    assert truth.outside == "attention_gradients has 9 scores; at most 8 are judged where every row counts"
-    assert not truth.exact
-
-
-# What can be judged.
-
-LARGEST = {"float16": 65504.0, "float32": (2 - 2.0**-23) * 2.0**127, "float64": np.finfo(np.float64).max}
-
-
-@pytest.mark.parametrize("dtype", LARGEST)
-def test_the_largest_number_of_the_dtype_is_judged_and_nothing_larger(dtype: str) -> None:
-    with np.errstate(over="ignore"):
-        beyond = np.nextafter(LARGEST[dtype], np.inf)
-    high = np.array([LARGEST[dtype], -LARGEST[dtype], beyond, 0.0, -np.inf])
-    zero = np.zeros(5)
-    judged = within_range(Enclosure(high, zero, zero), np.zeros(5, dtype))
-    assert judged.tolist() == [True, True, False, True, False]
-
-
-def test_what_is_not_enclosed_is_not_judged() -> None:
-    high = np.array([np.inf, 1.0])
-    judged = within_range(Enclosure(high, np.zeros(2), np.array([np.inf, 0.0])), np.zeros(2))
-    assert judged.tolist() == [False, True]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_scores_beyond_the_range_of_float64_leave_the_rest_to_be_judged(
-    dtype: str, make_scores: Callable[[str], Truth]
-) -> None:
-    truth = make_scores(dtype)
-    judged = within_range(truth.exact["scores"], np.zeros((1, 1, 1, 2), dtype))
-    assert judged.ravel().tolist() == [False, True]
-
-
-@pytest.fixture
-def make_scores() -> Callable[[str], Truth]:
-    """Scores of which the first is the square of the dtype's largest number, negative, and the second is 1."""
-
-    def make(dtype: str) -> Truth:
-        largest = np.finfo(dtype).max
-        inputs = {
-            "query": np.array([[[[largest, 1]]]], dtype),
-            "key": np.array([[[[-largest, 0], [0, 1]]]], dtype),
-        }
-        return find_truth("scoring", {"scale": 1.0}, inputs, dtype, supports_statistics=False)
-
-    return make
+    monkeypatch.setattr(module, "exact_stages", pytest.fail)
+    truth = find_truth(*posed, supports_statistics=True, returned=())
+    assert (truth.exact, truth.bounds("native")) == ({}, {})
 
 
 def test_a_step_that_another_implementation_made_bit_by_bit_is_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.RandomState(3)
     inputs = {name: random.randn(1, 1, 4, 3) for name in ("query", "key", "value")}
-    truth = find_truth("attention", {}, inputs, "float64", supports_statistics=True)
-    asked = []
+    truth, asked = find_truth("attention", {}, inputs, "float64", supports_statistics=True), []
 
     def counted(*arguments: Any) -> Any:
         asked.append(arguments[-1])
@@ -190,16 +133,200 @@ def test_a_step_that_another_implementation_made_bit_by_bit_is_evaluated_once(mo
 
     monkeypatch.setattr("attncheck.judging.truth.exact_from", counted)
     weights = truth.exact["weights"].high
-    others = np.nextafter(weights, 1)
-    found = [truth.introduced("output", {"weights": each}, "native") for each in (weights, weights.copy(), others)]
+    own = (weights, weights.copy(), np.nextafter(weights, 1))
+    found = [truth.introduced("output", {"weights": each}, "native") for each in own]
     assert asked == ["output", "output"]
-    assert all(each is not None for each in found)
     exact = [each[0].high.tobytes() for each in found if each is not None]
     assert exact[0] == exact[1] != exact[2]
 
 
-def test_nothing_is_evaluated_where_nobody_returned_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "exact_stages", pytest.fail)
-    inputs = {"query": np.array(QUERY), "key": np.array(KEY)}
-    found = find_truth("scoring", {"scale": SCALE}, inputs, "float64", supports_statistics=True, returned=())
-    assert (found.exact, found.bounds("native")) == ({}, {})
+# The range of a dtype.
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_largest_number_of_the_dtype_is_judged_and_nothing_larger(dtype: str) -> None:
+    largest, zero = float(np.finfo(dtype).max), np.zeros(6)
+    with np.errstate(over="ignore"):
+        high = np.array([largest, -largest, np.nextafter(largest, np.inf), 0.0, -np.inf, np.inf])
+    judged = within_range(Enclosure(high, zero, np.where(high == np.inf, np.inf, 0.0)), np.zeros(6, dtype))
+    assert judged.tolist() == [True, True, False, True, False, False]
+    if dtype != "float16":  # a score of the square of it leaves the rest to be judged
+        arrays = {"query": np.array([[[[largest, 1]]]], dtype), "key": np.array([[[[-largest, 0], [0, 1]]]], dtype)}
+        truth = find_truth("scoring", {"scale": 1.0}, arrays, dtype, supports_statistics=False)
+        judged = within_range(truth.exact["scores"], np.zeros((1, 1, 1, 2), dtype))
+        assert judged.ravel().tolist() == [False, True]
+
+
+# Scores that float16 cannot hold before they are scaled: a matter of the rounding model.
+
+OVERFLOWING = 1e-4
+RNG = np.random.default_rng(6)
+
+
+def overflowing(operation: str = "attention", dtype: str = "float16", **more: Array) -> Truth:
+    """Return the truth of 2 heads, 3 queries and 4 keys, of which one query of one head has raw scores of 8e4."""
+    query, key = (RNG.uniform(1, 2, size=(1, 2, length, 4)) for length in (3, 4))
+    query[0, 0, 1] *= 100
+    inputs = {"query": query, "key": key * 100, "value": RNG.normal(size=(1, 2, 4, 5)), **more}
+    stored = {name: array.astype(dtype) for name, array in inputs.items()}
+    return find_truth(operation, {"scale": OVERFLOWING}, stored, dtype, supports_statistics=True)
+
+
+def has_bound(truth: Truth, stage: str, model: str) -> NDArray[np.bool_]:
+    return np.isfinite(truth.bounds(model)[stage].max_error)
+
+
+def test_the_row_behind_such_a_score_has_no_bound_where_scores_are_stored() -> None:
+    truth = overflowing()
+    for stage in ("scores", "weights", "log_sum_exp", "output"):
+        for model in ("eager", "eager_pre", "eager_lse"):
+            found = has_bound(truth, stage, model)
+            assert not found[0, 0, 1].any()
+            assert found[0, 0, [0, 2]].all()
+            assert found[0, 1].all()
+        if stage != "scores":
+            assert all(has_bound(truth, stage, model).all() for model in ("fused", "fused_bwd", "fused_lse"))
+    wide = overflowing(dtype="float32")
+    assert all(has_bound(wide, stage, "native").all() for stage in wide.exact)
+    # Nor does it have one against its own steps.
+    output = truth.exact["output"].high.astype("float16")
+    output[0, 0, 1] = np.nan
+    step = truth.introduced("output", {"output": output}, "eager")
+    assert step is not None
+    assert np.isinf(step[1].max_error[0, 0, 1]).all()
+    assert np.isfinite(step[1].max_error[0, 0, 0]).all()
+
+
+def test_sums_over_queries_have_no_bound_in_that_head_alone() -> None:
+    more = {"grad_output": RNG.normal(size=(1, 2, 3, 5)), "bias": RNG.normal(size=(1, 2, 1, 4))}
+    truth = overflowing("attention_gradients", **more)
+    for stage in ("grad_key", "grad_value", "grad_bias"):
+        found = has_bound(truth, stage, "eager")
+        assert not found[0, 0].any()
+        assert found[0, 1].all()
+    assert has_bound(truth, "grad_query", "eager")[0, 0].tolist() == [[True] * 4, [False] * 4, [True] * 4]
+    assert has_bound(truth, "grad_key", "fused").all()
+
+
+@pytest.mark.parametrize("is_projected", [True, False])
+def test_an_output_projection_has_every_head_in_it(is_projected: bool) -> None:
+    names = ("query_weight", "key_weight", "value_weight", *(("output_weight",) if is_projected else ()))
+    query, key = RNG.uniform(1, 2, size=(1, 3, 8)), RNG.uniform(100, 200, size=(1, 4, 8))
+    query[0, 2, :4] *= 100
+    inputs = {"query": query, "key": key, "value": RNG.normal(size=(1, 4, 8))} | {name: np.eye(8) for name in names}
+    stored = {name: array.astype("float16") for name, array in inputs.items()}
+    options = {"heads": 2, "scale": OVERFLOWING}
+    truth = find_truth("multi_head_attention", options, stored, "float16", supports_statistics=True)
+    found = has_bound(truth, "output", "eager")
+    assert found[0, :2].all()
+    assert found[0, 2].tolist() == ([False] * 8 if is_projected else [False] * 4 + [True] * 4)
+
+
+# A log_sum_exp in float32 beside outputs of 16 bits: accepted, by a bound for float32; everything else as it was.
+
+SHAPES = {"output": (1, 2, 9, 4), "log_sum_exp": (1, 2, 9), "weights": (1, 2, 9, 11)}
+NARROW = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+MODELS = ("fused", "fused_lse", "fused_fp8", "eager", "eager_pre")
+
+
+def truth_in(dtype: str) -> Truth:
+    random, stored = np.random.default_rng(5), NARROW.get(dtype, dtype)
+    shapes = {"query": (1, 2, 9, 4), "key": (1, 2, 11, 4), "value": (1, 2, 11, 4)}
+    inputs = {name: random.normal(size=shape).astype(stored) for name, shape in shapes.items()}
+    inputs["query"] = (3 * inputs["query"].astype(np.float64)).astype(stored)
+    return find_truth("attention", {}, inputs, dtype, supports_statistics=True)
+
+
+@pytest.fixture(params=NARROW)
+def truth(request: pytest.FixtureRequest) -> Truth:
+    return truth_in(request.param)
+
+
+def right(truth: Truth, **other: Any) -> dict[str, Array]:
+    """Return exact stages, rounded once to the dtype of the case, or to another."""
+    narrow = NARROW.get(truth.dtype, np.dtype(truth.dtype))
+    return {stage: truth.exact[stage].high.astype(other.get(stage, narrow)) for stage in SHAPES}
+
+
+def verdicts(truth: Truth, stages: Mapping[str, Array], model: str = "fused") -> dict[str, Verdict]:
+    return {each.stage: each.verdict for each in judge_and_diagnose(truth, stages, SHAPES, model).judgements}
+
+
+def test_a_log_sum_exp_may_be_float32_and_only_its_bound_is_another(truth: Truth) -> None:
+    for model in MODELS:
+        assert set(verdicts(truth, right(truth), model).values()) == {Verdict.AGREE}
+        assert set(verdicts(truth, right(truth, log_sum_exp=np.float32), model).values()) == {Verdict.AGREE}
+        wide, narrow = truth.with_wide_statistics().bounds(model), truth.bounds(model)
+        assert (wide["log_sum_exp"].max_error < narrow["log_sum_exp"].max_error).all()
+        for stage in ("scores", "weights", "output"):
+            np.testing.assert_array_equal(wide[stage].max_error, narrow[stage].max_error)
+            np.testing.assert_array_equal(wide[stage].sigma, narrow[stage].sigma)
+    bound = truth.with_wide_statistics().bounds("fused")["log_sum_exp"]
+    assert (bound.max_error < 100 * 2.0**-24 * (1 + np.abs(truth.exact["log_sum_exp"].high))).all()
+
+
+def test_what_was_stored_in_16_bits_and_widened_is_wrong_and_what_remembers_keeps_both_apart(truth: Truth) -> None:
+    late = right(truth)
+    late["log_sum_exp"] = late["log_sum_exp"].astype(np.float32)
+    assert verdicts(truth, late) == dict.fromkeys(SHAPES, Verdict.AGREE) | {"log_sum_exp": Verdict.NUMERIC}
+    remembering = RememberingTruth.of(truth_in(truth.dtype))
+    for stages, is_right in ((right(truth), True), (late, False), (right(truth, log_sum_exp=np.float32), True)) * 2:
+        own = remembering.for_returned(stages)
+        assert isinstance(own, RememberingTruth)
+        found = {each.stage: each.verdict for each in own.judgements(stages, SHAPES, "fused")}
+        assert (found["log_sum_exp"] is Verdict.AGREE) == is_right
+
+
+def test_nothing_else_may_be_wide(truth: Truth) -> None:
+    for stage, dtype in (("weights", "float32"), ("output", "float32"), ("log_sum_exp", "float64")):
+        found = judge_and_diagnose(truth, right(truth, **{stage: dtype}), SHAPES, "fused").judgements
+        [wrong] = [each for each in found if each.verdict is not Verdict.AGREE]
+        assert (wrong.stage, wrong.verdict) == (stage, Verdict.DTYPE)
+        expected = f"{truth.dtype} or float32" if stage == "log_sum_exp" else truth.dtype
+        assert wrong.message == f"expected {expected}, got {dtype}"
+    wider = truth_in("float64")
+    assert verdicts(wider, right(wider, log_sum_exp=np.float32), "native")["log_sum_exp"] is Verdict.DTYPE
+
+
+def test_in_float16_it_has_the_range_of_float32() -> None:
+    inputs = {name: np.full((1, 1, 2, 1), 300, np.float16) for name in ("query", "key", "value")}
+    truth = find_truth("attention", {}, inputs, "float16", supports_statistics=False)
+    for factor, verdict in ((1, Verdict.AGREE), (1.001, Verdict.NUMERIC)):
+        stages = {"log_sum_exp": truth.exact["log_sum_exp"].high.astype(np.float32) * np.float32(factor)}
+        [judged] = judge_and_diagnose(truth, stages, {"log_sum_exp": (1, 1, 2)}, "fused").judgements
+        assert (judged.verdict, judged.unjudged) == (verdict, 0)
+
+
+def test_a_wide_and_a_narrow_one_are_compared_by_their_numbers(truth: Truth) -> None:
+    bounds = {
+        name: {"log_sum_exp": each.bounds("fused")["log_sum_exp"].max_error}
+        for name, each in (("narrow", truth), ("wide", truth.with_wide_statistics()))
+    }
+    narrow, wide = right(truth), right(truth, log_sum_exp=np.float32)
+    for by, verdict in ((0, Verdict.AGREE), (1, Verdict.NUMERIC)):
+        other = wide | {"log_sum_exp": wide["log_sum_exp"] + np.float32(by)}
+        pairs = judge_pairs({"narrow": narrow, "wide": other}, bounds)
+        assert pairs["narrow", "wide", "log_sum_exp"].verdict is verdict
+    pairs = judge_pairs({"wide": right(truth, output=np.float32), "narrow": narrow}, {"wide": {}, "narrow": {}})
+    assert pairs["wide", "narrow", "output"].verdict is Verdict.DTYPE
+
+
+CASE = """
+title: A case to be judged
+source: {kind: derivation, title: none}
+operation: attention
+cases:
+  - name: Two queries attend to one key
+    dtypes: [bfloat16]
+    inputs: {query: {values: [[1], [2]]}, key: {values: [[3]]}, value: {values: [[4]]}}
+"""
+
+
+def test_scripts_expect_the_dtype_that_was_returned(load_text: Callable[[str], list[Case]]) -> None:
+    [case] = load_text(CASE)
+    inputs = {name: np.full(shape, 2, ml_dtypes.bfloat16) for name, shape in case.input_shapes.items()}
+    truth = find_truth("attention", {}, inputs, "bfloat16", supports_statistics=False)
+    stages = {"log_sum_exp": truth.exact["log_sum_exp"].high.astype(np.float32)}
+    judged = judge_and_diagnose(truth, stages, case.stage_shapes, "fused")
+    assert expected_stages(case, truth, "fused", judged.judgements)["log_sum_exp"].dtype == "float32"
+    assert not expected_stages(case, truth, "fused", [])["log_sum_exp"].dtype

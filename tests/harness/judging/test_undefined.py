@@ -1,141 +1,34 @@
-"""What has no exact answer: as much as NaN reaches in NumPy, and nothing beside it."""
+"""What has no exact answer: as much as NaN reaches in NumPy; rows without a key, whose answer is a convention."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from attncheck.backends import BACKENDS
-from attncheck.execution.operations import run_operation
+sys.path.insert(0, str(Path(__file__).parents[1] / "attention"))
+from problems import NAMES, Problem, draw
+
+from attncheck.backends import numpy_backend as reference
+from attncheck.judging import special_rows as module
 from attncheck.judging.judge import exact_values, judge_pairs, worst_bounds
+from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_diagnose
 from attncheck.judging.judge_stages import agrees, failing_elements, judge_stages
-from attncheck.judging.truth import Truth, find_truth
+from attncheck.judging.special_rows import empty_rows
+from attncheck.judging.truth import Truth
 from attncheck.judging.undefined import find_undefined
+from attncheck.reading.canonical import AttentionProblem
 from attncheck.verdicts import Verdict
 
 Array = NDArray[Any]
-NUMPY = BACKENDS["numpy"].load()
-
-RANDOM = np.random.RandomState(5)
-
-
-def drawn(*shape: int) -> Array:
-    return RANDOM.randn(*shape)
-
-
-ATTENTION = {"query": drawn(2, 4, 3, 5), "key": drawn(2, 2, 6, 5), "value": drawn(2, 2, 6, 4)}
-PROJECTED = {
-    "query": drawn(2, 3, 5),
-    "key": drawn(2, 4, 5),
-    "value": drawn(2, 4, 5),
-    "query_weight": drawn(5, 12),
-    "key_weight": drawn(5, 6),
-    "value_weight": drawn(5, 8),
-    "query_bias": drawn(12),
-    "key_bias": drawn(6),
-    "value_bias": drawn(8),
-}
-VECTORS = {"query": drawn(1, 2, 3, 5), "key": drawn(1, 2, 4, 5)}
-PROBLEMS: dict[str, tuple[str, dict[str, Any], dict[str, Array]]] = {
-    "dot": ("scoring", {"score": "dot"}, VECTORS),
-    "cosine": ("scoring", {"score": "cosine"}, VECTORS),
-    "general": ("scoring", {"score": "general"}, {**VECTORS, "weight": drawn(5, 5)}),
-    "additive": (
-        "scoring",
-        {"score": "additive"},
-        {**VECTORS, "query_weight": drawn(5, 2), "key_weight": drawn(5, 2), "score_vector": drawn(2)},
-    ),
-    "cosine attention": ("cosine_attention", {}, {**VECTORS, "value": drawn(1, 2, 4, 3), "bias": drawn(1, 1, 3, 4)}),
-    "bilinear attention": (
-        "general_attention",
-        {},
-        {**VECTORS, "value": drawn(1, 2, 4, 3), "weight": drawn(5, 5), "score_bias": drawn(2)},
-    ),
-    "softmax": ("softmax", {}, {"scores": drawn(1, 2, 3, 4)}),
-    "masking": ("masking", {}, {"scores": drawn(1, 2, 3, 4), "bias": drawn(1, 1, 3, 4)}),
-    "attention": ("attention", {}, {**ATTENTION, "bias": drawn(1, 4, 1, 6)}),
-    "multi_head_attention": ("multi_head_attention", {"heads": 4, "kv_heads": 2}, PROJECTED),
-    "projected": (
-        "multi_head_attention",
-        {"heads": 4, "kv_heads": 2},
-        {**PROJECTED, "output_weight": drawn(16, 3), "output_bias": drawn(3)},
-    ),
-    "gradients": (
-        "attention_gradients",
-        {},
-        {**ATTENTION, "bias": drawn(2, 1, 3, 6), "grad_output": drawn(2, 4, 3, 4)},
-    ),
-}
-PLACES = [(problem, name) for problem, (_, _, inputs) in PROBLEMS.items() for name in inputs]
-
-
-def run(operation: str, options: Mapping[str, Any], inputs: Mapping[str, Array]) -> dict[str, Array]:
-    with np.errstate(all="ignore"):
-        return dict(run_operation(NUMPY, operation, inputs, options))
-
-
-@pytest.mark.parametrize(("problem", "name"), PLACES)
-@given(data=st.data())
-@settings(max_examples=10, deadline=None)
-def test_as_much_is_undefined_as_nan_reaches(problem: str, name: str, data: st.DataObject) -> None:
-    operation, options, inputs = PROBLEMS[problem]
-    index = tuple(data.draw(st.integers(0, length - 1)) for length in inputs[name].shape)
-    spoilt = inputs[name].copy()
-    spoilt[index] = np.nan
-    given_inputs = {**inputs, name: spoilt}
-    undefined = find_undefined(operation, options, given_inputs)
-    assert undefined is not None
-    assert undefined.reason == f"{name} holds NaN or an infinity that no mask explains"
-    for stage, array in run(operation, options, given_inputs).items():
-        np.testing.assert_array_equal(undefined.of(stage, array.shape), np.isnan(array), stage)
-    filled = undefined.filled(given_inputs)
-    assert np.isfinite(filled[name]).all()
-    assert (filled[name] != inputs[name]).sum() == 1
-
-
-@pytest.mark.parametrize("problem", PROBLEMS)
-def test_nothing_is_undefined_in_finite_inputs_nor_by_what_forbids_a_key(problem: str) -> None:
-    operation, options, inputs = PROBLEMS[problem]
-    assert find_undefined(operation, options, inputs) is None
-    for name in {"scores", "bias"} & inputs.keys():
-        forbidding = inputs[name].copy()
-        forbidding[..., 0] = -np.inf
-        assert find_undefined(operation, options, {**inputs, name: forbidding}) is None
-
-
-def test_a_vector_of_length_zero_takes_its_row_or_column_of_cosines_alone() -> None:
-    inputs = {name: array.copy() for name, array in VECTORS.items()}
-    inputs["query"][0, 0, 1] = 0
-    inputs["key"][0, 1, 3] = 0
-    undefined = find_undefined("scoring", {"score": "cosine"}, inputs)
-    assert undefined is not None
-    wanted = np.zeros((1, 2, 3, 4), dtype=np.bool_)
-    wanted[0, 0, 1] = wanted[0, 1, :, 3] = True
-    np.testing.assert_array_equal(undefined.of("scores", wanted.shape), wanted)
-    assert undefined.reason == (
-        "query has a vector of length 0, which has no direction; key has a vector of length 0, which has no direction"
-    )
-    assert find_undefined("scoring", {"score": "dot"}, inputs) is None
-
-
-@pytest.fixture(scope="module")
-def infinite() -> Truth:
-    """Attention of which one query and one value are infinite."""
-    _, _, inputs = PROBLEMS["attention"]
-    query, value = inputs["query"].copy(), inputs["value"].copy()
-    query[0, 3, 2, 1], value[1, 0, 4, 2] = np.inf, -np.inf
-    return find_truth("attention", {}, {**inputs, "query": query, "value": value}, "float64", supports_statistics=False)
-
-
-def stages_of(truth: Truth) -> dict[str, Array]:
-    assert truth.posed is not None
-    return run("attention", {}, truth.posed.inputs)
+Arrays = dict[str, Array]
+REASON = "holds NaN or an infinity that no mask explains"
+NORMAL = np.random.default_rng(8).standard_normal
 
 
 def judged_of(truth: Truth, stages: Mapping[str, Array]) -> dict[str, Any]:
@@ -143,195 +36,417 @@ def judged_of(truth: Truth, stages: Mapping[str, Array]) -> dict[str, Any]:
     return {each.stage: each for each in judge_stages(truth, stages, shapes, "native")}
 
 
+def spoilt_at(problem: Problem, name: str, index: Any, number: float = np.nan) -> Problem:
+    array = problem.inputs[name].copy()
+    array[index] = number
+    return problem.with_inputs(**{name: array})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_as_much_is_undefined_as_nan_reaches(name: str) -> None:
+    problem = draw(name)
+    assert problem.truth().undefined is None, "nothing is, in finite inputs nor by what forbids a key"
+    # A mask hides NaN from some kernels and not from others: that has tests of its own.
+    hidden = {"mask", "query_mask", "key_lengths", "is_causal", "window", "mask_fill"}
+    options = {each: value for each, value in problem.options.items() if each not in hidden}
+    kept = {each: array for each, array in problem.inputs.items() if each not in hidden}
+    forbidding = {"bias", "sinks"} & kept.keys()
+    kept |= {each: np.where(np.isinf(kept[each]), 0.0, kept[each]) for each in forbidding}
+    rng = np.random.default_rng(NAMES.index(name))
+    for each, array in kept.items():
+        if array.dtype != np.float64:
+            continue
+        finite = np.argwhere(np.isfinite(array))
+        for index in finite[rng.integers(len(finite), size=3)]:
+            spoilt = spoilt_at(Problem(problem.operation, options, kept), each, tuple(index))
+            undefined = find_undefined(*spoilt.canonical())
+            for stage, returned in spoilt.returned().items():
+                found = np.zeros(returned.shape, bool) if undefined is None else undefined.of(stage, returned.shape)
+                # A pair of the past, which is not rotated, and a vector behind a norm are flagged as a whole.
+                is_coarse = each == "past_key" or ("norm" in problem.operation and each.startswith("rotary"))
+                reached = found & np.isnan(returned) if is_coarse and stage.startswith("rotated") else found
+                np.testing.assert_array_equal(reached, np.isnan(returned), f"{each} {index} {stage}")
+
+
+def test_what_is_undefined_is_filled_with_ones_and_says_why() -> None:
+    operation, options, inputs = draw("cosine").canonical()
+    spoilt = {name: array.copy() for name, array in inputs.items()}
+    spoilt["query"][0, 0, 1] = spoilt["key"][0, 1, 3] = 0
+    undefined = find_undefined(operation, options, spoilt)
+    assert undefined is not None
+    wanted = np.zeros((2, 2, 5, 6), dtype=np.bool_)
+    wanted[0, 0, 1] = wanted[0, 1, :, 3] = True
+    np.testing.assert_array_equal(undefined.of("scores", wanted.shape), wanted)
+    no_direction = "has a vector of length 0, which has no direction"
+    assert undefined.reason == f"query {no_direction}; key {no_direction}"
+    assert find_undefined(operation, {"score": "dot"}, spoilt) is None
+    spoilt["query"][0, 0, 0, 0] = np.nan
+    undefined = find_undefined(operation, {"score": "dot"}, spoilt)
+    assert undefined is not None
+    assert undefined.reason == f"query {REASON}"
+    filled = undefined.filled(spoilt)
+    assert filled["query"][0, 0, 0, 0] == 1
+    assert (filled["query"] != spoilt["query"]).sum() == 1
+
+
+@pytest.fixture(scope="module")
+def infinite() -> Truth:
+    """Attention of which one query and one value are infinite."""
+    problem = spoilt_at(spoilt_at(draw("attention"), "query", (0, 3, 2, 1), np.inf), "value", (1, 0, 4, 2), -np.inf)
+    return problem.truth(supports_statistics=False)
+
+
+def stages_of(truth: Truth) -> Arrays:
+    assert truth.posed is not None
+    return Problem("attention", {}, truth.posed.inputs).returned()
+
+
 def test_elements_beside_keep_the_exact_answer_that_they_have_without(infinite: Truth) -> None:
-    finite = find_truth("attention", {}, PROBLEMS["attention"][2], "float64", supports_statistics=False)
+    finite, stages = draw("attention").truth(), stages_of(infinite)
+    assert infinite.undefined is not None
     for stage, enclosure in infinite.exact.items():
         known = np.isfinite(enclosure.radius)
         assert known.any()
         assert not known.all()
         np.testing.assert_array_equal(enclosure.high[known], finite.exact[stage].high[known])
         assert np.isnan(exact_values(infinite)[stage][~known]).all()
+        step = infinite.introduced(stage, {name: each for name, each in stages.items() if name != stage}, "native")
+        assert step is not None
+        np.testing.assert_array_equal(np.isinf(step[0].radius), infinite.undefined.of(stage, known.shape))
 
 
 def test_a_stage_says_how_many_elements_were_not_judged_and_why(infinite: Truth) -> None:
     judged = judged_of(infinite, stages_of(infinite))
     assert {each.verdict for each in judged.values()} == {Verdict.AGREE}
-    # A row of six keys, or of four columns; and the column of a value in both heads that share it, three rows each.
-    assert {stage: each.unjudged for stage, each in judged.items()} == {
-        "raw_scores": 6, "scores": 6, "biased": 6, "weights": 6, "log_sum_exp": 1, "output": 4 + 6,
-    }  # fmt: skip
-    assert judged["output"].message == (
-        "10 of 96 elements were not judged, for want of an exact answer: query holds NaN or an infinity that no mask "
-        "explains; value holds NaN or an infinity that no mask explains"
-    )
+    # A row of six keys, or of three columns; and the column of a value in both heads that share it, five rows each.
+    counts = {stage: each.unjudged for stage, each in judged.items()}
+    assert counts == {"raw_scores": 6, "scores": 6, "weights": 6, "log_sum_exp": 1, "output": 3 + 10}
+    expected = f"13 of 120 elements were not judged, for want of an exact answer: query {REASON}; value {REASON}"
+    assert judged["output"].message == expected
 
 
 @pytest.mark.parametrize("stage", ["scores", "weights", "log_sum_exp", "output"])
 def test_beside_what_is_undefined_a_wrong_number_is_found_and_there_nothing_is(infinite: Truth, stage: str) -> None:
     stages = stages_of(infinite)
-    for places, wrong in ((infinite.undefined, False), (None, True)):
-        flags = infinite.undefined.of(stage, stages[stage].shape) if infinite.undefined else np.zeros(())
-        index = tuple(np.argwhere(flags == (places is not None))[0])
+    assert infinite.undefined is not None
+    flags = infinite.undefined.of(stage, stages[stage].shape)
+    for is_wrong in (False, True):
         changed = stages[stage].copy()
-        changed[index] = 0.25
-        assert failing_elements(infinite, stage, changed, "native").any() == wrong
-        assert agrees(infinite, stage, changed, "native") != wrong
+        changed[tuple(np.argwhere(flags != is_wrong)[0])] = 0.25
+        assert failing_elements(infinite, stage, changed, "native").any() == is_wrong
+        assert agrees(infinite, stage, changed, "native") != is_wrong
         verdict = judged_of(infinite, {**stages, stage: changed})[stage].verdict
-        assert verdict == (Verdict.NUMERIC if wrong else Verdict.AGREE)
+        assert verdict == (Verdict.NUMERIC if is_wrong else Verdict.AGREE)
 
 
 def test_a_stage_of_which_nothing_was_judged_is_unverified() -> None:
-    inputs = {"query": np.full((1, 1, 1, 2), np.inf), "key": np.ones((1, 1, 3, 2))}
-    truth = find_truth("scoring", {}, inputs, "float32", supports_statistics=False)
-    scores = np.zeros((1, 1, 1, 3), np.float32)
-    (judged,) = judge_stages(truth, {"scores": scores}, {"scores": scores.shape}, "native")
+    inputs = {"query": np.full((1, 1, 1, 2), np.inf, "f"), "key": np.ones((1, 1, 3, 2), "f")}
+    truth = Problem("scoring", {}, inputs).truth("float32", supports_statistics=False)
+    judged = judged_of(truth, {"scores": np.zeros((1, 1, 1, 3), np.float32)})["scores"]
     assert (judged.verdict, judged.unjudged, judged.accumulated) == (Verdict.UNVERIFIED, 3, None)
-    assert judged.message == "there is no exact answer: query holds NaN or an infinity that no mask explains"
+    assert judged.message == f"there is no exact answer: query {REASON}"
 
 
 def test_what_lies_beyond_the_range_of_a_dtype_is_not_judged_and_says_so() -> None:
-    inputs = {
-        "query": np.full((1, 1, 2, 1), [[1e30], [1.0]], np.float32),
-        "key": np.full((1, 1, 1, 1), 1e30, np.float32),
-    }
-    truth = find_truth("scoring", {"score": "dot"}, inputs, "float32", supports_statistics=False)
-    scores = np.array([[[[7.0], [1e30]]]], np.float32)
-    (judged,) = judge_stages(truth, {"scores": scores}, {"scores": scores.shape}, "native")
+    inputs = {"query": np.array([[[[1e30], [1.0]]]], np.float32), "key": np.full((1, 1, 1, 1), 1e30, np.float32)}
+    truth = Problem("scoring", {"score": "dot"}, inputs).truth("float32", supports_statistics=False)
+    judged = judged_of(truth, {"scores": np.array([[[[7.0], [1e30]]]], np.float32)})["scores"]
     assert (judged.verdict, judged.unjudged) == (Verdict.AGREE, 1)
-    assert judged.message.endswith("1 of 2 elements were not judged, for want of an exact answer: "
-                                   "it is beyond the range of float32")  # fmt: skip
+    reason = "1 of 2 elements were not judged, for want of an exact answer: it is beyond the range of float32"
+    assert judged.message.endswith(reason)
 
 
 def test_two_implementations_that_differ_only_where_nothing_is_known_are_told_so(infinite: Truth) -> None:
     first = stages_of(infinite)
     second = {stage: np.nan_to_num(array, nan=5.0, posinf=6.0, neginf=7.0) for stage, array in first.items()}
     bounds = dict.fromkeys(("first", "second"), worst_bounds(infinite, "native"))
-    pairs = judge_pairs({"first": first, "second": second}, bounds)
-    weights = pairs["first", "second", "weights"]
+    weights = judge_pairs({"first": first, "second": second}, bounds)["first", "second", "weights"]
     assert (weights.verdict, weights.unjudged) == (Verdict.AGREE, 6)
     assert weights.message == "6 elements differ and were not compared: there is no exact answer there"
-    alone = {"output": first["output"][:1, 3:, 2:]}, {"output": second["output"][:1, 3:, 2:]}
-    some = {name: {"output": max_error["output"][:1, 3:, 2:]} for name, max_error in bounds.items()}
-    only = judge_pairs(dict(zip(("first", "second"), alone, strict=True)), some)["first", "second", "output"]
-    assert (only.verdict, only.unjudged) == (Verdict.UNVERIFIED, 4)
-
-
-def test_a_step_is_followed_beside_what_is_undefined(infinite: Truth) -> None:
-    stages = stages_of(infinite)
-    for stage in ("weights", "output"):
-        step = infinite.introduced(stage, {name: array for name, array in stages.items() if name != stage}, "native")
-        assert step is not None
-        exact, _ = step
-        assert infinite.undefined is not None
-        np.testing.assert_array_equal(np.isinf(exact.radius), infinite.undefined.of(stage, exact.shape))
+    part = np.s_[:1, 3:, 2:3]
+    alone = {name: {"output": each["output"][part]} for name, each in (("first", first), ("second", second))}
+    some = {name: {"output": max_error["output"][part]} for name, max_error in bounds.items()}
+    only = judge_pairs(alone, some)["first", "second", "output"]
+    assert (only.verdict, only.unjudged) == (Verdict.UNVERIFIED, 3)
 
 
 # Behind a mask.
 
-MASKED: dict[str, tuple[str, dict[str, Any], dict[str, Array]]] = {
-    "attention": ("attention", {}, {**ATTENTION, "mask": np.arange(6).reshape(1, 1, 1, 6) < 4}),
-    "causal": ("attention", {"is_causal": True}, ATTENTION),
-    "lengths": ("attention", {}, {**ATTENTION, "key_lengths": np.array([4, 3])}),
-    "bias": ("attention", {}, {**ATTENTION, "bias": np.array([0.0, 1, 2, 3, -np.inf, -np.inf]).reshape(1, 1, 1, 6)}),
-    "multi_head_attention": (
-        "multi_head_attention",
-        {"heads": 4, "kv_heads": 2},
-        {**PROJECTED, "output_weight": drawn(16, 3), "mask": np.array([True, True, True, False]).reshape(1, 1, 1, 4)},
-    ),
-    "attention_gradients": (
-        "attention_gradients",
-        {},
-        {
-            **ATTENTION,
-            "bias": drawn(1, 4, 1, 6),
-            "grad_output": drawn(2, 4, 3, 4),
-            "mask": np.arange(6).reshape(1, 1, 1, 6) < 4,
-        },
-    ),
+LAST_KEYS = np.arange(6).reshape(1, 1, 1, 6) < 4
+MASKED = {
+    "attention": Problem("attention", {}, draw("attention").inputs | {"mask": LAST_KEYS}),
+    "causal": Problem("attention", {"is_causal": True}, draw("attention").inputs),
+    "lengths": Problem("attention", {}, draw("attention").inputs | {"key_lengths": np.array([4, 3])}),
+    "bias": Problem("attention", {}, draw("attention").inputs | {"bias": np.where(LAST_KEYS, 1.5, -np.inf)}),
+    "layer": Problem("multi_head_attention", {"heads": 4, "kv_heads": 2}, draw("layer").inputs | {"mask": LAST_KEYS}),
+    "gradients": Problem("attention_gradients", {}, draw("gradients").inputs | {"mask": LAST_KEYS}),
 }
 ROW_STAGES = ("weights", "log_sum_exp", "context", "output", "grad_query", "grad_key", "grad_value", "grad_bias")
 
 
-def spoilt_behind(problem: str, name: str, number: float) -> tuple[Truth, dict[str, Array]]:
+def spoilt_behind(name: str, each: str, number: float) -> tuple[Truth, Arrays]:
     """Return the truth where the last key or value holds a number, and what is right where it is left out."""
-    operation, options, inputs = MASKED[problem]
-    spoilt = inputs[name].copy()
-    spoilt[0, ..., -1, 1] = number
-    truth = find_truth(operation, options, {**inputs, name: spoilt}, "float64", supports_statistics=False)
-    plain = truth.posed and find_truth(operation, options, inputs, "float64", supports_statistics=False)
-    assert plain
-    return truth, {stage: each.high.copy() for stage, each in plain.exact.items() if stage in ROW_STAGES}
+    problem = MASKED[name]
+    index = (0, -1, 1) if name == "layer" else (0, slice(None), -1, 1)
+    truth = spoilt_at(problem, each, index, number).truth(supports_statistics=False)
+    exact = problem.truth(supports_statistics=False).exact
+    return truth, {stage: own.high.copy() for stage, own in exact.items() if stage in ROW_STAGES}
 
 
-@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", ["key", "value"])
-@pytest.mark.parametrize("problem", MASKED)
-def test_behind_a_mask_the_numbers_without_that_key_are_right_and_so_is_nan(
-    problem: str, name: str, number: float
-) -> None:
-    truth, stages = spoilt_behind(problem, name, number)
-    shapes = {stage: array.shape for stage, array in stages.items()}
-    judged = {each.stage: each for each in judge_stages(truth, stages, shapes, "native")}
-    assert {(str(each.verdict), each.unjudged) for each in judged.values()} == {("agree", 0)}
-    assert truth.undefined is not None
-    for stage, array in stages.items():
-        behind = truth.undefined.behind_a_mask(stage, array.shape)
-        spread = {**stages, stage: np.where(behind, np.nan, array)}
-        assert agrees(truth, stage, spread[stage], "native")
-        judged = {each.stage: each for each in judge_stages(truth, spread, shapes, "native")}
-        assert judged[stage].verdict == (Verdict.UNVERIFIED if behind.all() else Verdict.AGREE)
-        assert judged[stage].unjudged == behind.sum()
-        if behind.any():
-            assert "only keys that may not be attended hold NaN or infinity" in judged[stage].message
-
-
-@pytest.mark.parametrize("name", ["key", "value"])
-@pytest.mark.parametrize("problem", MASKED)
-def test_behind_a_mask_any_other_number_is_wrong(problem: str, name: str) -> None:
-    truth, stages = spoilt_behind(problem, name, np.nan)
-    assert truth.undefined is not None
-    changed = 0
-    for stage, array in stages.items():
-        behind = truth.undefined.behind_a_mask(stage, array.shape)
-        if behind.any():
-            wrong = np.where(behind, array + 0.5, array)
-            assert failing_elements(truth, stage, wrong, "native")[behind].all()
-            assert not agrees(truth, stage, wrong, "native")
-            changed += 1
-    assert changed
+@pytest.mark.parametrize("each", ["key", "value"])
+@pytest.mark.parametrize("name", MASKED)
+def test_behind_a_mask_the_numbers_without_that_key_are_right_and_so_is_nan_and_no_other(name: str, each: str) -> None:
+    for number in (np.nan, np.inf, -np.inf):
+        truth, stages = spoilt_behind(name, each, number)
+        judged = judged_of(truth, stages)
+        assert {(str(found.verdict), found.unjudged) for found in judged.values()} == {("agree", 0)}
+        assert truth.undefined is not None
+        changed = 0
+        for stage, array in stages.items():
+            behind = truth.undefined.behind_a_mask(stage, array.shape)
+            spread = {**stages, stage: np.where(behind, np.nan, array)}
+            assert agrees(truth, stage, spread[stage], "native")
+            found = judged_of(truth, spread)[stage]
+            assert found.verdict == (Verdict.UNVERIFIED if behind.all() else Verdict.AGREE)
+            assert found.unjudged == behind.sum()
+            if behind.any():
+                assert "only keys that may not be attended hold NaN or infinity" in found.message
+                wrong = np.where(behind, array + 0.5, array)
+                assert failing_elements(truth, stage, wrong, "native")[behind].all()
+                assert not agrees(truth, stage, wrong, "native")
+                changed += 1
+        assert changed
 
 
 def test_a_key_that_some_queries_may_attend_to_is_undefined_for_these_alone() -> None:
-    operation, _, inputs = MASKED["causal"]
-    value = inputs["value"].copy()
-    value[0, 1, 1, 2] = np.nan  # from the second query on
-    truth = find_truth(operation, {"is_causal": True}, {**inputs, "value": value}, "float64", supports_statistics=False)
+    truth = spoilt_at(MASKED["causal"], "value", (0, 1, 1, 2)).truth(supports_statistics=False)  # from the second on
     assert truth.undefined is not None
-    reached = np.zeros((2, 4, 3, 4), dtype=np.bool_)
+    reached = np.zeros((2, 4, 5, 3), dtype=np.bool_)
     reached[0, 2:, :, 2] = True
     np.testing.assert_array_equal(truth.undefined.of("output", reached.shape), reached)
-    behind = reached & (np.arange(3) == 0)[:, np.newaxis]
+    behind = reached & (np.arange(5) == 0)[:, np.newaxis]
     np.testing.assert_array_equal(truth.undefined.behind_a_mask("output", reached.shape), behind)
 
 
-def test_a_row_that_holds_nan_beside_other_numbers_is_not_judged_there() -> None:
-    truth, stages = spoilt_behind("attention", "key", np.inf)
-    weights = stages["weights"]
-    assert truth.undefined is not None
-    behind = truth.undefined.behind_a_mask("weights", weights.shape)
-    # As TensorFlow's softmax of a row with infinity in it.
-    spread = np.where(behind, np.where(np.arange(6) == 5, np.nan, 0.0), weights)
-    assert agrees(truth, "weights", spread, "native")
-    assert not agrees(truth, "weights", np.where(behind, 0.0, weights), "native")
+def test_a_row_or_a_sum_over_queries_that_holds_nan_beside_other_numbers_is_not_judged_there() -> None:
+    # As TensorFlow's softmax of a row with infinity in it, and the gradient of the output times such weights.
+    for name, stage, number, places in (
+        ("attention", "weights", np.inf, np.arange(6) == 5),
+        ("gradients", "grad_value", np.nan, np.arange(6)[:, np.newaxis] == 5),
+    ):
+        truth, stages = spoilt_behind(name, "key", number)
+        assert truth.undefined is not None
+        behind = truth.undefined.behind_a_mask(stage, stages[stage].shape)
+        spread = np.where(behind, np.where(places, np.nan, 0.0), stages[stage])
+        assert agrees(truth, stage, spread, "native")
+        assert not agrees(truth, stage, np.where(behind, 0.0, stages[stage]), "native")
+        assert not agrees(truth, stage, np.where(behind, spread, 0.0), "native")
 
 
-def test_a_head_whose_sums_over_queries_hold_nan_is_not_judged_there() -> None:
-    truth, stages = spoilt_behind("attention_gradients", "key", np.nan)
-    gradient = stages["grad_value"]
-    assert truth.undefined is not None
-    behind = truth.undefined.behind_a_mask("grad_value", gradient.shape)
-    # The weights of such a softmax, times the gradient of the output.
-    spread = np.where(behind, np.where(np.arange(6)[:, np.newaxis] == 5, np.nan, 0.0), gradient)
-    assert agrees(truth, "grad_value", spread, "native")
-    assert not agrees(truth, "grad_value", np.where(behind, 0.0, gradient), "native")
-    assert not agrees(truth, "grad_value", np.where(behind, spread, 0.0), "native")
+# Rows without a key, by each convention.
+
+
+def judged(problem: Problem, stages: Arrays, own: OwnEmptyRows | None = None, **options: Any) -> JudgedStages:
+    truth = Problem(problem.operation, problem.options | options, problem.inputs).truth()
+    shapes = {name: array.shape for name, array in stages.items()}
+    return judge_and_diagnose(truth, dict(stages), shapes, "native", own)
+
+
+def failing(found: JudgedStages) -> dict[str, Verdict]:
+    return {each.stage: each.verdict for each in found.judgements if each.verdict.exit_code}
+
+
+SOFTMAX = Problem("softmax", {}, {"scores": np.array([[[[1.0, 2.0, 0.5], [-np.inf] * 3]]])})
+
+
+@pytest.mark.parametrize(("convention", "weight"), [("zero", 0.0), ("uniform", 1 / 3), ("nan", np.nan)])
+def test_a_softmax_of_minus_infinities_follows_the_convention(convention: str, weight: float) -> None:
+    truth = Problem("softmax", {"empty_rows": convention}, SOFTMAX.inputs).truth(supports_statistics=False)
+    np.testing.assert_array_equal(truth.exact["weights"].high[0, 0, 1], [weight] * 3)
+    assert truth.exact["weights"].high[0, 0, 0].sum() == pytest.approx(1, rel=1e-15)
+    log_sum = truth.exact["log_sum_exp"]
+    # Only the convention of zero says what the sum of nothing is.
+    assert bool(np.isfinite(log_sum.radius[0, 0, 1])) is (convention == "zero")
+    assert convention != "zero" or (log_sum.high[0, 0, 1], log_sum.radius[0, 0, 1]) == (-np.inf, 0)
+    assert np.isfinite(log_sum.radius[0, 0, 0])
+    if convention == "uniform":  # may be rounded, and no more
+        weights = reference.softmax(SOFTMAX.inputs["scores"])["weights"]
+        weights[0, 0, 1] = 1 / 3
+        assert failing(judged(SOFTMAX, {"weights": weights}, empty_rows=convention)) == {}
+        weights[0, 0, 1, 2] += 1e-13
+        assert failing(judged(SOFTMAX, {"weights": weights}, empty_rows=convention)) == {"weights": Verdict.NUMERIC}
+
+
+HEADS: Arrays = {
+    **{name: NORMAL((2, length, 4)) for name, length in (("query", 3), ("key", 5), ("value", 5))},
+    **{f"{name}_weight": NORMAL((4, 4)) for name in ("query", "key", "value")},
+    "mask": np.ones((2, 2, 3, 5), dtype=bool),
+}
+HEADS["mask"][1, 0, 2] = False
+LAYER = Problem("multi_head_attention", {"heads": 2}, HEADS | {"output_weight": NORMAL((4, 6))})
+
+
+def of_heads(convention: str, inputs: Arrays) -> Arrays:
+    """Compute multi-head attention by NumPy, whose empty row follows a convention."""
+    stages = dict(reference.multi_head_attention(**inputs, heads=2))
+    fill = {"zero": 0.0, "uniform": 1 / 5, "nan": np.nan}[convention]
+    stages["weights"] = np.where(inputs["mask"].any(axis=-1, keepdims=True), stages["weights"], fill)
+    stages["context"] = stages["weights"] @ stages["value"]
+    merged = stages["context"].swapaxes(1, 2).reshape(2, 3, 4)
+    stages["output"] = merged @ inputs["output_weight"] if "output_weight" in inputs else merged
+    return stages
+
+
+@pytest.mark.parametrize("inputs", [HEADS, LAYER.inputs], ids=["heads", "projected"])
+@pytest.mark.parametrize("convention", ["zero", "uniform", "nan"])
+def test_an_empty_row_of_one_head_reaches_the_output_of_its_query(convention: str, inputs: Arrays) -> None:
+    stages, problem = of_heads(convention, inputs), Problem("multi_head_attention", LAYER.options, inputs)
+    truth = Problem(problem.operation, {"heads": 2, "empty_rows": convention}, inputs).truth()
+    for stage in ("weights", "context", "output"):
+        np.testing.assert_allclose(truth.exact[stage].high, stages[stage], rtol=1e-13, atol=1e-13)
+    assert failing(judged(problem, stages, empty_rows=convention)) == {}
+    if convention == "nan":
+        width = stages["output"].shape[-1]
+        reached = np.zeros((2, 3, width), dtype=bool)
+        reached[1, 2, : 6 if "output_weight" in inputs else 2] = True
+        np.testing.assert_array_equal(np.isnan(truth.exact["output"].high), reached)
+
+
+@pytest.mark.parametrize("convention", ["uniform", "nan"])
+def test_a_head_that_means_otherwise_is_semantic_and_known_if_declared(convention: str) -> None:
+    stages = of_heads(convention, LAYER.inputs)
+    found = judged(LAYER, stages, OwnEmptyRows(convention))
+    assert failing(found) == dict.fromkeys(("weights", "context", "output"), Verdict.SEMANTIC)
+    assert found.excused
+    assert not judged(LAYER, stages).excused
+    stages["output"][0, 0, 0] = np.nan  # a row that may be attended is no matter of convention
+    assert failing(judged(LAYER, stages))["output"] is Verdict.NONFINITE
+
+
+@pytest.fixture
+def gradients() -> Problem:
+    shapes = {"query": (1, 4, 3, 6), "key": (1, 2, 5, 6), "value": (1, 2, 5, 2), "grad_output": (1, 4, 3, 2)}
+    mask = np.ones((1, 4, 3, 5), dtype=bool)
+    mask[0, 2, 1] = False
+    return Problem("attention_gradients", {}, {name: NORMAL(shape) for name, shape in shapes.items()} | {"mask": mask})
+
+
+def through_the_scores(stages: Mapping[str, Array]) -> Arrays:
+    """Return the gradients of NaN weights where the mask was added: NaN for query and keys, too."""
+    changed = {name: array.copy() for name, array in stages.items()}
+    changed["grad_query"][0, 2, 1] = changed["grad_key"][0, 1] = np.nan
+    return changed
+
+
+def test_gradients_of_nan_are_semantic_and_known_if_declared(gradients: Problem) -> None:
+    right = reference.attention_gradients(**gradients.inputs)
+    assert failing(judged(gradients, dict(right))) == {}
+    # The empty row's weights are NaN: so is its query's gradient, and those of the key and value that its group shares.
+    wrong = through_the_scores(right)
+    wrong["grad_value"][0, 1] = np.nan
+    found = judged(gradients, wrong, OwnEmptyRows("nan"))
+    assert failing(found) == dict.fromkeys(("grad_query", "grad_key", "grad_value"), Verdict.SEMANTIC)
+    assert found.excused
+    assert failing(judged(gradients, wrong, empty_rows="nan")) == {}
+    # With uniform rows the gradients of query and key are open: what explains most counts.
+    for recorded in (("uniform", "nan"), ("nan", "uniform")):
+        found = judged(gradients, wrong, OwnEmptyRows(recorded=recorded))
+        assert set(failing(found).values()) == {Verdict.SEMANTIC}
+        assert {each.empty_rows for each in found.judgements if each.verdict.exit_code} == {"nan"}
+    wrong["grad_key"][0, 0, 0, 0] = np.nan
+    found = judged(gradients, wrong, OwnEmptyRows("nan"))
+    assert failing(found)["grad_key"] is Verdict.NONFINITE
+    assert found.excused == {"grad_query", "grad_value"}
+
+
+def test_gradients_of_nan_rows_may_stop_at_the_mask_or_go_through(gradients: Problem) -> None:
+    right = reference.attention_gradients(**gradients.inputs, empty_rows="nan")
+    assert np.isnan(right["grad_value"][0, 1]).all()
+    assert np.isfinite(right["grad_query"]).all()
+    for stages in (dict(right), through_the_scores(right)):
+        assert failing(judged(gradients, stages, empty_rows="nan")) == {}
+    for stage, place, wrong in (
+        ("grad_query", (0, 2, 1, 0), 1e-3),
+        ("grad_key", (0, 1, 0, 0), 1e3),
+        ("grad_query", (0, 0, 0, 0), np.nan),
+        ("grad_key", (0, 0, 0, 0), np.nan),
+        ("grad_value", (0, 1, 0, 0), 0.0),
+    ):
+        changed = through_the_scores(right) | {stage: right[stage].copy()}
+        changed[stage][place] = wrong
+        assert set(failing(judged(gradients, changed, empty_rows="nan"))) == {stage}, (stage, place)
+
+
+def test_a_uniform_row_is_part_of_the_values_gradient_within_its_bound(gradients: Problem) -> None:
+    right = dict(reference.attention_gradients(**gradients.inputs, empty_rows="uniform"))
+    assert failing(judged(gradients, right, empty_rows="uniform")) == {}
+    moved = right["grad_value"].copy()
+    moved[0, 1, 0, 0] *= 1 + 1e-12
+    for wrong in (reference.attention_gradients(**gradients.inputs)["grad_value"], moved):
+        assert set(failing(judged(gradients, right | {"grad_value": wrong}, empty_rows="uniform"))) == {"grad_value"}
+
+
+@pytest.mark.parametrize("bias", [None, (1, 4, 3, 5), (1, 1, 1, 5), (1, 4, 1, 1)])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_where_no_query_has_a_key_a_values_gradient_is_a_mean_of_what_came_out(
+    gradients: Problem, dtype: str, bias: tuple[int, ...] | None
+) -> None:
+    more = {"mask": np.zeros((1, 4, 3, 1), dtype=bool)} | ({} if bias is None else {"bias": NORMAL(bias)})
+    inputs = gradients.with_inputs(**more).stored(dtype).inputs
+    truth = Problem(gradients.operation, {"empty_rows": "uniform"}, inputs).truth(dtype, supports_statistics=False)
+    upstream, unit = inputs["grad_output"].astype(np.float64), float(np.finfo(dtype).eps) / 2
+    summed, size = (each.reshape(1, 2, 6, 2).sum(axis=2, keepdims=True) / 5 for each in (upstream, np.abs(upstream)))
+    expected = np.broadcast_to(summed, (1, 2, 5, 2))
+    np.testing.assert_allclose(truth.exact["grad_value"].high, expected, rtol=1e-14)
+    bound = truth.bounds("native")["grad_value"].max_error
+    assert (bound >= unit * np.abs(expected)).all()
+    assert (bound <= 100 * unit * size).all()
+
+
+def test_gradients_of_a_wrong_scale_are_told(gradients: Problem) -> None:
+    wrong = reference.attention_gradients(**gradients.inputs, scale=1.0)
+    found = judged(gradients, {"grad_query": wrong["grad_query"]})
+    assert found.judgements[0].message.startswith("the grad_query is exactly that of scale 1 instead of 0.4082")
+    assert found.begins_at == "scores"
+
+
+def test_conventions_hold_where_some_rows_stand_for_all() -> None:
+    shapes = {"query": (1, 1, 1030, 2), "key": (1, 1, 256, 2), "value": (1, 1, 256, 2)}
+    mask = np.ones((1, 1, 1030, 1), dtype=bool)
+    mask[0, 0, [0, 700]] = False
+    problem = Problem("attention", {}, {name: NORMAL(shape) for name, shape in shapes.items()} | {"mask": mask})
+    wrong = {"output": np.where(mask, problem.returned()["output"], np.nan)}
+    found = judged(problem, wrong, OwnEmptyRows("nan"))
+    assert (failing(found), found.excused) == ({"output": Verdict.SEMANTIC}, {"output"})
+    assert found.judgements[0].judged_rows == 64
+    assert failing(judged(problem, wrong, empty_rows="nan")) == {}
+
+
+def test_without_any_key_nothing_is_a_convention() -> None:
+    inputs = {"query": np.ones((1, 1, 2, 2)), "key": np.ones((1, 1, 0, 2)), "value": np.ones((1, 1, 0, 3))}
+    for convention in ("zero", "uniform", "nan"):
+        truth = Problem("attention", {"empty_rows": convention}, inputs).truth(supports_statistics=False)
+        np.testing.assert_array_equal(truth.exact["output"].high, np.zeros((1, 1, 2, 3)))
+
+
+def test_rows_without_a_key_are_found_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.RandomState(3)
+    inputs = {name: random.randn(2, 3, 11, 2) for name in ("query", "key", "value")}
+    inputs |= {"mask": random.rand(2, 1, 11, 11) < 0.2, "query_mask": random.rand(1, 11) < 0.7}
+    posed = AttentionProblem({"is_causal": True, "window": (3, 0)}, inputs)
+    whole = empty_rows("attention", posed)
+    assert whole.shape == (2, 3, 11)
+    assert whole.any()
+    assert not whole.all()
+    for most in (1, 2 * 3 * 11 * 2):
+        monkeypatch.setattr(module, "MAX_AT_A_TIME", most)
+        np.testing.assert_array_equal(empty_rows("attention", posed), whole)
+
+
+def test_nan_that_spreads_beyond_the_pair_of_a_rotation_is_found() -> None:
+    problem = spoilt_at(draw("rotary, neighbours"), "query", (0, 1, 2, 3))
+    stages = problem.returned()
+    assert failing(judged(problem, stages)) == {}
+    stages["rotated_query"] = stages["rotated_query"].copy()
+    stages["rotated_query"][0, 1, 2] = np.nan
+    assert failing(judged(problem, stages)) == {"rotated_query": Verdict.NONFINITE}

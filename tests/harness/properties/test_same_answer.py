@@ -47,21 +47,28 @@ def computed(problem: Problem, stages: tuple[str, ...]) -> dict[str, np.ndarray]
     return dict(outcome.stages)
 
 
-@pytest.mark.parametrize(("question", "variant"), [each[1:] for each in VARIANTS], ids=[each[0] for each in VARIANTS])
-def test_further_calls_have_the_first_calls_exact_answer(question: Question, variant: Variant) -> None:
+@pytest.mark.parametrize("name", sorted({question.name for question in QUESTIONS}))
+def test_further_calls_have_the_first_calls_exact_answer(name: str) -> None:
+    offenders = [
+        what for what, question, variant in VARIANTS if question.name == name and not is_same(question, variant)
+    ]
+    assert offenders == []
+
+
+def is_same(question: Question, variant: Variant) -> bool:
     problem, stages = question.problem, variant.stages or question.problem.results
     first = computed(problem, stages)
     if variant.is_merged:
         parts = [computed(call.problem, stages) for call in variant.calls]
         found = judge_merged(variant, problem, first, parts, "native", TRUTHS)
-        assert found.outcome in (PropertyOutcome.BITWISE, PropertyOutcome.WITHIN_BOUNDS), found
-        return
+        return found.outcome in (PropertyOutcome.BITWISE, PropertyOutcome.WITHIN_BOUNDS)
     for stage in stages:
         arrays = [computed(call.problem, (stage,))[stage] for call in variant.calls]
         one = side_of("first", TRUTHS.of(problem), stage, first[stage], "native")
         other = _combined_side(variant, stage, arrays, "native", TRUTHS)
-        assert other.exact.shape == one.exact.shape
-        np.testing.assert_allclose(other.exact, one.exact, rtol=1e-12, atol=1e-300)
+        if other.exact.shape != one.exact.shape or not np.allclose(other.exact, one.exact, rtol=1e-12, atol=1e-300):
+            return False
+    return True
 
 
 def test_every_property_is_asked_by_a_bundled_case() -> None:

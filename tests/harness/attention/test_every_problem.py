@@ -1,0 +1,315 @@
+"""Rules that hold for the steps of every problem: values, bounds, radii, reach, some rows for all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).parent))
+from problems import FORWARD, NAMES, Problem, draw
+
+from attncheck.attention.bounds import accumulated_bounds, introduced_bound
+from attncheck.attention.graph import graph_of
+from attncheck.attention.problem import Problem as Canonical
+from attncheck.attention.radii import PROPAGATED, propagate
+from attncheck.attention.rounding import rounding_model_named
+from attncheck.attention.step import Step
+from attncheck.attention.walk import error_walk, radius_walk, value_walk
+from attncheck.judging.truth import Truth, find_truth
+from attncheck.oracle.evaluate import exact_from, exact_stages
+from attncheck.oracle.sampling import rows_of_stage
+from attncheck.reading.inputs import Inputs
+from attncheck.spec import OPERATIONS, computed_stages
+
+Array = NDArray[Any]
+every_problem = pytest.mark.parametrize("name", NAMES)
+every_forward_problem = pytest.mark.parametrize("name", FORWARD)
+GRADIENTS = "attention_gradients"
+MODELS = {
+    "float64": ["native"],
+    "float32": ["native", "tf32_products", "native_lse"],
+    "float16": ["fused", "eager_lse"],
+}
+
+
+def is_within(array: Array, exact: Any, max_error: Array) -> bool:
+    """Whether an array is no further from what is exact than its bound, and the same where that is not finite."""
+    known = np.isfinite(exact.high)
+    wide = array.astype(np.float64)
+    near = exact.error_of(array)[known] <= (max_error + exact.radius)[known]
+    return bool(near.all() and np.array_equal(wide[~known], exact.high[~known], equal_nan=True))
+
+
+@every_problem
+@pytest.mark.parametrize("dtype", MODELS)
+def test_numpy_is_within_the_bounds_of_every_stage_and_step(name: str, dtype: str) -> None:
+    for seed, size in ((1, 1.0), (2, 0.05), (3, 2.5)):
+        problem = draw(name, seed, size).stored(dtype)
+        truth = problem.truth(dtype)
+        computed = returned_in(problem, dtype, truth)
+        assert computed.keys() == truth.exact.keys()
+        for model in MODELS[dtype]:
+            bounds = truth.bounds(model)
+            assert bounds.keys() == truth.exact.keys()
+            for stage, array in computed.items():
+                exact, bound = truth.exact[stage], bounds[stage]
+                assert array.shape == exact.shape == bound.max_error.shape
+                assert is_within(array, exact, bound.max_error), (stage, model)
+                assert (bound.sigma <= bound.max_error).all()
+                step = truth.introduced(stage, computed, model)
+                if truth.operation == GRADIENTS:
+                    assert step is None
+                    continue
+                assert step is not None
+                assert is_within(array, step[0], step[1].max_error), (stage, model)
+
+
+def returned_in(problem: Problem, dtype: str, truth: Truth) -> dict[str, Array]:
+    """Return NumPy's stages; in 16 bits of an evaluation in float32, as a fused kernel does it."""
+    if dtype != "float16":
+        return problem.returned()
+    wide = {
+        name: each.astype(np.float32) if each.dtype == np.float16 else each for name, each in problem.inputs.items()
+    }
+    found = problem.with_inputs(**wide).returned()
+    return {stage: array.astype(truth.dtype_of(stage)) for stage, array in found.items()}
+
+
+@every_problem
+def test_bounds_are_not_idle(name: str) -> None:
+    # No bound is so large that honest errors are nothing beside it, and none is many times the size of what it is of.
+    largest = 0.0
+    for seed in range(6):
+        problem = draw(name, 10 + seed).stored("float32")
+        truth = problem.truth("float32")
+        for stage, array in problem.returned().items():
+            exact, bound = truth.exact[stage], truth.bounds("native")[stage].max_error
+            size = np.abs(exact.high[np.isfinite(exact.high)]).max(initial=1e-3)
+            assert bound.max(initial=0) <= 2.0**-24 * 500 * max(size, 10.0), stage
+            known = (bound > 0) & np.isfinite(exact.high)
+            largest = max(largest, float((exact.error_of(array)[known] / bound[known]).max(initial=0)))
+    assert largest > 0.02 or set(truth.exact) == {"masked"}
+
+
+@every_forward_problem
+def test_every_step_has_all_of_its_rules_and_every_stage_is_a_node(name: str) -> None:
+    problem = draw(name).on_walk()
+    graph, unstated = graph_of(problem), Step(exact=lambda: None).radius
+    assert set(computed_stages(problem.operation, problem.options, problem.inputs)) <= graph.keys()
+    for node_name, node in graph.items():
+        step = node.step
+        rules = [step.exact, step.value, step.error, step.stored, step.reach]
+        rules += [] if node_name.startswith("dequantized") else [step.radius]  # codes of 8 bits are known exactly
+        assert unstated not in rules, node_name
+
+
+@every_forward_problem
+def test_float64_values_are_exact_and_a_bound_from_the_inputs_is_accumulated(name: str) -> None:
+    operation, options, inputs = draw(name).canonical()
+    exact = exact_stages(operation, options, inputs)
+    highs = {stage: each.high for stage, each in exact.items()}
+    problem = Canonical.of(operation, options, inputs).in_float64()
+    values = value_walk(problem)
+    double, single = (rounding_model_named("native", dtype) for dtype in ("float64", "float32"))
+    bounds = accumulated_bounds(operation, options, inputs, double, highs)
+    accumulated = accumulated_bounds(operation, options, inputs, single, highs)
+    for stage, high in highs.items():
+        value = problem.without_added(stage, values.node(stage))
+        assert (exact[stage].error_of(value) <= bounds[stage].max_error + exact[stage].radius).all(), stage
+        introduced = introduced_bound(operation, options, inputs, single, {}, high, stage)
+        if operation == "multi_head_attention" and stage not in inputs:
+            assert introduced is None, stage  # without the projections that were returned
+            continue
+        assert introduced is not None
+        for part in ("max_error", "sigma"):
+            own, other = getattr(introduced, part), getattr(accumulated[stage], part)
+            np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-30)
+    assert list(accumulated_bounds(operation, options, inputs, single, highs, [stage])) == [stage]
+
+
+@every_problem
+def test_some_rows_are_those_of_the_whole(name: str) -> None:
+    problem = draw(name)
+    operation, options, inputs = problem.canonical()
+    rows = np.array([1, 3])
+    if operation == GRADIENTS:
+        with pytest.raises(ValueError, match="adds query rows up"):
+            exact_stages(operation, options, inputs, query_rows=rows)
+        return
+    whole, sampled = exact_stages(operation, options, inputs), exact_stages(operation, options, inputs, query_rows=rows)
+    of_rows = problem.canonical(rows)
+    part = exact_stages(*of_rows)
+    single = rounding_model_named("native", "float32")
+    bounds, own = (
+        accumulated_bounds(*posed, single, {stage: each.high for stage, each in exact.items()})
+        for posed, exact in (((operation, options, inputs), whole), (of_rows, part))
+    )
+    assert list(whole) == list(part) == list(sampled)
+    for stage, exact in whole.items():
+        kept = rows_of_stage(stage, exact.high, rows)
+        np.testing.assert_array_equal(sampled[stage].high, kept, stage)
+        np.testing.assert_array_equal(part[stage].high, kept, stage)
+        expected = rows_of_stage(stage, bounds[stage].max_error, rows)
+        np.testing.assert_allclose(own[stage].max_error, expected, rtol=1e-9, err_msg=stage)
+
+
+@every_forward_problem
+def test_a_step_follows_from_what_was_returned_and_from_some_rows_of_it(name: str) -> None:
+    operation, options, inputs = draw(name).canonical()
+    whole, rows = exact_stages(operation, options, inputs), [2, 1]
+    stages = {stage: each.high + 0.125 for stage, each in whole.items()}  # whatever was returned
+    for stage in stages:
+        found, some = (exact_from(operation, options, inputs, stages, stage, each) for each in (None, rows))
+        assert found is not None
+        assert some is not None
+        np.testing.assert_array_equal(some.high, rows_of_stage(stage, found.high, np.array(rows)))
+        # Names that are no stages, be they those of the oracle's own nodes, are nobody's predecessors.
+        without = exact_from(operation, options, inputs, {"exponentials": np.ones(1), "product": np.ones(1)}, stage)
+        assert without is not None
+        np.testing.assert_array_equal(without.high, whole[stage].high)
+
+
+# Radii.
+
+LOOSE = {
+    **dict.fromkeys(("raw_scores", "scores", "biased", "masked"), 4.0),
+    **{"rotated_query": 1.5, "rotated_key": 1.5, "capped": 40.0, "log_sum_exp": 8.0, "weights": 8.0},
+    **dict.fromkeys(("context", "output"), 15.0),
+}
+"""The factor by which a stage's largest radius may exceed what derivatives give, in problems of several steps: factors
+at every step take the numbers before to move independently, and where tanh is flat its slope is still taken as 1."""
+TIGHT = {
+    **dict.fromkeys(("default scale", "scaled dot", "softmax", "softmax, empty row"), 1 + 1e-5),
+    **dict.fromkeys(("masking", "masking, bias", "masking, all", "masking, window"), 1 + 1e-5),
+    "general": 2.0,
+    "additive": 5.0,
+    "cosine": 8.0,
+}
+"""The same where there is one step."""
+
+
+def draw_radii(problem: Problem, size: float, rng: np.random.Generator) -> dict[str, Array]:
+    """Draw radii, some of them zero; what is -inf, a mask or a count is known exactly."""
+    return {
+        name: np.where(
+            np.isfinite(array) & (array.dtype == np.float64) & (rng.random(array.shape) < 0.8),
+            size * rng.random(array.shape),
+            0.0,
+        )
+        for name, array in ((name, np.asarray(each)) for name, each in problem.inputs.items())
+    }
+
+
+def balls_of(problem: Problem, radii: dict[str, Array]) -> tuple[dict[str, Any], Callable[[Problem], dict[str, Array]]]:
+    """Return the balls of every stage, and what evaluates the stages of moved inputs."""
+    if problem.operation in PROPAGATED:
+        return propagate(problem.operation, problem.options, Inputs(problem.inputs, radii)), Problem.returned
+    posed = problem.on_walk()
+    around = Problem(problem.operation, problem.options, radii).on_walk()
+    walk = radius_walk(posed, around.inputs)
+    stages = computed_stages(posed.operation, posed.options, posed.inputs)
+
+    def evaluated(moved: Problem) -> dict[str, Array]:
+        values = value_walk(moved.on_walk())
+        return {stage: values.node(stage) for stage in stages}
+
+    return {stage: walk.node(stage) for stage in stages}, evaluated
+
+
+@pytest.mark.parametrize("name", [name for name in FORWARD if not name.startswith("codes")])
+def test_no_stage_moves_further_than_its_radius(name: str) -> None:
+    for seed, exponent in enumerate((-8.0, -3.0, -1.0, 0.5, 2.0)):
+        rng = np.random.default_rng(seed)
+        problem = draw(name, seed)
+        if problem.operation == "normalized_attention":
+            problem.inputs.pop("query_norm_weight", None), problem.inputs.pop("key_norm_weight", None)
+        radii = draw_radii(problem, 10**exponent, rng)
+        balls, evaluated = balls_of(problem, radii)
+        stages = evaluated(problem)
+        assert list(balls) == list(stages)
+        for number in range(6):
+            moved = {}
+            for each, array in problem.inputs.items():
+                step = rng.uniform(-1, 1, array.shape)
+                step = np.sign(step) if number % 2 else step
+                moved[each] = array + step * radii[each] if array.dtype == np.float64 else array
+            for stage, array in evaluated(problem.with_inputs(**moved)).items():
+                infinite = np.isinf(stages[stage])
+                np.testing.assert_array_equal(np.isinf(array), infinite)
+                change = np.abs(np.where(infinite, 0, array) - np.where(infinite, 0, stages[stage]))
+                largest = 1 + max(float(np.abs(each[np.isfinite(each)]).max(initial=0)) for each in stages.values())
+                rounding = 2e-14 * largest * (largest + 10 ** (2 * exponent))
+                assert (change <= balls[stage].radius + rounding).all(), (stage, exponent)
+                assert (balls[stage].radius[infinite] == 0).all()
+
+
+@pytest.mark.parametrize("name", [name for name in FORWARD if draw(name).operation in PROPAGATED])
+def test_radii_hold_to_first_order_and_are_no_many_times_that(name: str) -> None:
+    rng, problem, step = np.random.default_rng(4), draw(name, 4), 1e-5
+    exact = propagate(problem.operation, problem.options, Inputs(problem.inputs, draw_radii(problem, 0.0, rng)))
+    assert not any(ball.radius.any() for ball in exact.values())
+    radii = draw_radii(problem, 1e-7, rng)
+    for radius in radii.values():  # a dozen numbers of every input move
+        radius.flat[rng.permutation(radius.size)[12:]] = 0
+    balls = propagate(problem.operation, problem.options, Inputs(problem.inputs, radii))
+    moves = {stage: np.zeros(ball.value.shape) for stage, ball in balls.items()}
+    for each, radius in radii.items():
+        for index in np.argwhere(radius > 0):
+            sides = []
+            for sign in (1, -1):
+                array = problem.inputs[each].copy()
+                array[tuple(index)] += sign * step
+                sides.append(problem.with_inputs(**{each: array}).returned())
+            for stage, move in moves.items():
+                with np.errstate(invalid="ignore"):
+                    slope = np.nan_to_num((sides[0][stage] - sides[1][stage]) / (2 * step))
+                move += np.abs(slope) * radius[tuple(index)]
+    for stage, least in moves.items():
+        radius = balls[stage].radius
+        assert (radius >= least * (1 - 1e-6) - 1e-15).all(), stage
+        factor = TIGHT.get(name.removesuffix(", bias"), LOOSE.get(stage, 1 + 1e-5))
+        assert radius.max() <= factor * least.max() + 1e-15, (stage, radius.max() / least.max())
+
+
+# The graph.
+
+
+@pytest.mark.parametrize("operation", [name for name, own in OPERATIONS.items() if not own.is_lowered])
+def test_every_stage_of_an_operation_is_a_node(operation: str) -> None:
+    arrays = {f"{name}_{part}": np.ones((5, 1)) for name in ("query", "key") for part in ("cos", "sin")}
+    arrays |= {"query": np.ones((2, 2, 5, 3)), "scores": np.ones((5, 6))}
+    problem = Canonical.of(operation, {"heads": 1}, arrays)
+    assert set(OPERATIONS[operation].stages) <= graph_of(problem).keys()
+
+
+@every_forward_problem
+def test_errors_grow_along_the_graph_and_storage_is_charged_to_what_was_returned(name: str) -> None:
+    operation, options, inputs = draw(name).canonical()
+    exact = {stage: each.high for stage, each in exact_stages(operation, options, inputs).items()}
+    single = rounding_model_named("native", "float32")
+    problem = Canonical.of(operation, options, inputs).in_float64()
+    walk = error_walk(problem, single, value_walk(problem))
+    for before, stage in pairwise(each for each in exact if each in walk.graph):
+        if before in walk.graph[stage].follows and before in ("weights", "context", "scores"):
+            from_stages = introduced_bound(operation, options, inputs, single, exact, exact[stage], stage)
+            assert from_stages is not None
+            own = accumulated_bounds(operation, options, inputs, single, exact)[stage].max_error
+            finite = np.isfinite(from_stages.max_error)
+            assert (
+                from_stages.max_error <= own * (1 + 1e-9) + 2.0**-22 * np.abs(np.nan_to_num(exact[stage], neginf=0))
+            )[finite].all()
+
+
+def test_find_truth_takes_every_problem_as_it_is_called() -> None:
+    for name in NAMES:
+        problem = draw(name)
+        truth = find_truth(problem.operation, problem.options, problem.inputs, "float64", supports_statistics=False)
+        assert (truth.as_called is not None) == OPERATIONS[problem.operation].is_lowered
+        assert truth.exact.keys() == problem.returned().keys(), name

@@ -1,0 +1,445 @@
+"""What the comparison with mpmath does not reach: enclosures, extremes, precision, an implementation's own stages."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import flint
+import ml_dtypes
+import numpy as np
+import pytest
+from flint import arb, ctx, fmpq
+from hypothesis import given
+from hypothesis import strategies as st
+from mpmath import mp, mpf
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "attention"))
+from problems import draw
+
+from attncheck.oracle import evaluate as oracle
+from attncheck.oracle.enclosure import Enclosure, enclose, join
+from attncheck.oracle.evaluate import OutsideDomain, PrecisionExhausted, exact_from, exact_stages, predecessors
+
+Array = NDArray[Any]
+INF = float("inf")
+
+
+def normal(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape)
+
+
+def attention_inputs(queries: int = 4, keys: int = 5, batch: int = 2, heads: int = 3) -> dict[str, Array]:
+    shapes = {"query": (queries, 6), "key": (keys, 6), "value": (keys, 2)}
+    return {name: normal(batch, heads, *shape) for name, shape in shapes.items()}
+
+
+def row_of_scores(*scores: float) -> dict[str, Array]:
+    return {"scores": np.array(scores, dtype=np.float64).reshape(1, 1, 1, -1)}
+
+
+def agree(one: Enclosure, other: Enclosure) -> bool:
+    """Whether two enclosures can be of the same truth."""
+    with np.errstate(invalid="ignore"):
+        difference = np.abs((one.high - other.high) + (one.low - other.low))
+    same_infinity = np.isinf(one.high) & (one.high == other.high)
+    return bool((same_infinity | (difference <= (one.radius + other.radius) * (1 + 1e-12))).all())
+
+
+def follows(posed: tuple[str, dict[str, Any], dict[str, Array]], stage: str, **returned: Array) -> Enclosure:
+    exact = exact_from(*posed, returned, stage)
+    assert exact is not None
+    return exact
+
+
+# Enclosures.
+
+
+def enclosure(high: list[float], low: list[float] | None = None) -> Enclosure:
+    return Enclosure(np.array(high), np.array(low or [0.0] * len(high)), np.zeros(len(high)))
+
+
+@given(
+    st.integers(-(10**60), 10**60),
+    st.integers(1, 10**60),
+    st.integers(-340, 240),
+    st.sampled_from([53, 128, 400]),
+)
+def test_the_truth_lies_within_the_radius(numerator: int, denominator: int, exponent: int, precision: int) -> None:
+    truth = Fraction(numerator, denominator) * Fraction(10) ** exponent
+    with ctx.workprec(precision):
+        got = enclose([arb(fmpq(truth.numerator, truth.denominator))], (1,))
+    high, low, radius = (Fraction(float(part[0])) for part in (got.high, got.low, got.radius))
+    assert abs(truth - high - low) <= radius
+    assert radius <= max(abs(truth) * Fraction(2) ** -50, Fraction(2) ** -1072)
+    rounded = got.rounded()
+    high, low, wider = (Fraction(float(part[0])) for part in (rounded.high, rounded.low, rounded.radius))
+    assert abs(truth - high - low) <= wider
+    assert wider <= max(2 * radius, abs(truth) * Fraction(2) ** -67, Fraction(2) ** -1072)
+    again = rounded.rounded()
+    assert (again.low.tobytes(), again.radius.tobytes()) == (rounded.low.tobytes(), rounded.radius.tobytes())
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_float_is_its_own_enclosure(number: float) -> None:
+    got = enclose([arb(number)], (1, 1))
+    for each in (got, got.rounded()):
+        assert [part.item() for part in (each.high, each.low, each.radius)] == [number, 0, 0]
+
+
+def test_below_the_least_float_the_radius_takes_what_high_and_low_cannot_hold() -> None:
+    for digits in ("1e-400", "1e-5000", "-3e-324", "2.4e-324", "5e-324", "1e-310", "1.1e-308"):
+        with ctx.workprec(128):
+            got = enclose([arb(digits)], (1,))
+        assert abs(Fraction(digits) - Fraction(got.high[0]) - Fraction(got.low[0])) <= Fraction(got.radius[0])
+        assert 0 < got.radius[0] <= 1e-323
+    assert enclose([arb(0, arb("1e-5000"))], (1,)).radius[0] == 5e-324
+
+
+def test_zero_and_minus_infinity_are_exact_and_what_float64_cannot_bound_is_open() -> None:
+    got = enclose([arb(7), arb(3), arb(0)], (1, 3), np.array([[False, True, True]]))
+    assert got.high.tolist() == [[-INF, 3, 0]]
+    assert got.low.tolist() == got.radius.tolist() == [[0, 0, 0]]
+    for ball in (arb("1e400"), -arb("1e400"), arb("nan"), arb(0, arb("inf"))):
+        assert enclose([ball], (1,)).radius[0] == enclose([ball], (1,)).rounded().radius[0] == INF
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+def test_error_in_every_dtype(dtype: type) -> None:
+    candidate: Array = np.array([1 / 3], dtype=dtype)
+    got = enclosure([1 / 3], [1 / 3 * 2.0**-60]).error_of(candidate)
+    error = abs(Fraction(float(candidate[0])) - Fraction(1 / 3) - Fraction(1 / 3 * 2.0**-60))
+    assert got.dtype == np.float64
+    assert abs(Fraction(got[0]) - error) <= error * Fraction(2) ** -51
+
+
+finite = st.floats(-1e300, 1e300)
+
+
+@given(finite, finite, st.floats(-0.5, 0.5), st.integers(-20, 20))
+def test_error_is_right_to_51_bits(high: float, other: float, part: float, steps: int) -> None:
+    low = part * float(np.spacing(abs(high)))
+    for candidate in (other, high, high + steps * float(np.spacing(high))):
+        error = abs(Fraction(candidate) - Fraction(high) - Fraction(low))
+        got = Fraction(enclosure([high], [low]).error_of(np.array([candidate]))[0])
+        assert abs(got - error) <= error * Fraction(2) ** -51
+
+
+def test_errors_of_infinities_and_nan() -> None:
+    candidates = np.array([INF, -INF, np.nan, 1.0])
+    assert enclosure([1.0] * 4).error_of(candidates).tolist() == [INF, INF, INF, 0]
+    assert enclosure([-INF] * 4).error_of(candidates).tolist() == [INF, 0, INF, INF]
+    assert enclosure([INF] * 4).error_of(candidates).tolist() == [0, INF, INF, INF]
+    assert enclosure([-1.5e308]).error_of(np.array([1.5e308])) == INF
+
+
+def test_shapes_are_the_same_and_enclosures_are_joined() -> None:
+    with pytest.raises(ValueError, match="one shape"):
+        Enclosure(np.zeros(2), np.zeros(3), np.zeros(2))
+    with pytest.raises(ValueError, match="a candidate of shape"):
+        enclosure([1.0]).error_of(np.zeros((1, 1)))
+    parts = [enclosure([1.0, 2.0]).reshaped((2, 1)), enclosure([3.0]).reshaped((1, 1))]
+    joined = join(parts, -2)
+    assert (joined.shape, joined.high.ravel().tolist()) == ((3, 1), [1, 2, 3])
+    assert join(parts[:1], -2) is parts[0]
+
+
+# Extremes.
+
+
+@pytest.mark.parametrize(("size", "expected"), [(1e-300, [0.5, 0.5]), (1e300, [0.0, 1.0]), (-1e300, [1.0, 0.0])])
+def test_scores_beyond_float64_still_have_exact_weights(size: float, expected: list[float]) -> None:
+    inputs = {
+        "query": np.full((1, 1, 1, 3), size),
+        "key": np.array([[[[1.0] * 3, [2.0] * 3]]]) * abs(size),
+        "value": np.array([[[[1e300], [-1e-300]]]]),
+    }
+    exact = exact_stages("attention", {}, inputs)
+    assert exact["weights"].error_of(np.array(expected).reshape(1, 1, 1, 2)).max() <= 5e-324
+    output = exact["output"].error_of(np.array([[[[expected[0] * 1e300 + expected[1] * -1e-300]]]]))
+    assert (output <= exact["output"].radius).all()
+    assert (exact["output"].radius <= max(2.0**-100 * abs(exact["output"].high.item()), 1e-323)).all()
+    if abs(size) > 1:
+        assert np.isinf(exact["scores"].high).all()
+        assert np.isinf(exact["scores"].radius).all()
+        assert exact["log_sum_exp"].radius[0, 0, 0] == INF
+
+
+def test_large_scores_that_float64_tells_apart_and_weights_below_the_least_float_are_known() -> None:
+    close = exact_stages("softmax", {}, row_of_scores(1e300, np.nextafter(1e300, 0), -1e300))
+    assert close["weights"].high.tolist() == [[[[1, 0, 0]]]]
+    assert close["log_sum_exp"].high[0, 0, 0] == 1e300
+    exact = exact_stages("softmax", {}, row_of_scores(0, -781))["weights"]
+    assert exact.high[0, 0, 0, 1] == exact.low[0, 0, 0, 1] == 0
+    with mp.workprec(200):
+        assert 0 < mp.exp(-781) <= mpf(float(exact.radius[0, 0, 0, 1]))
+    assert exact.radius[0, 0, 0, 1] == 5e-324
+
+
+def test_an_empty_row_has_an_output_of_exactly_zero() -> None:
+    inputs = {name: normal(1, 1, 96, 80, seed=3) for name in ("query", "key", "value")}  # FLINT's blocked product
+    mask = np.ones((96, 96), dtype=bool)
+    mask[5] = False
+    output = exact_stages("attention", {}, inputs | {"mask": mask}, ["output"])["output"]
+    for part in (output.high, output.low, output.radius):
+        assert not part[0, 0, 5].any()
+    assert output.high[0, 0, 4].all()
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(4, 0), (0, 5), (0, 0)])
+def test_no_keys_or_no_queries(queries: int, keys: int) -> None:
+    exact = exact_stages("attention", {"is_causal": True}, attention_inputs(queries, keys))
+    assert (exact["weights"].shape, exact["output"].shape) == ((2, 3, queries, keys), (2, 3, queries, 2))
+    assert not exact["output"].high.any()
+    assert not exact["output"].radius.any()
+    assert (exact["log_sum_exp"].high == -INF).all()
+
+
+def test_ranks_below_four_are_kept_and_inputs_are_taken_as_stored() -> None:
+    inputs = attention_inputs()
+    exact, whole = (
+        exact_stages("attention", {}, each) for each in ({n: array[0, 0] for n, array in inputs.items()}, inputs)
+    )
+    assert (exact["output"].shape, exact["log_sum_exp"].shape) == ((4, 2), (4,))
+    assert np.array_equal(exact["output"].high, whole["output"].high[0, 0])
+    options = {"is_causal": True, "softcap": 3.0}
+    for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
+        stored: dict[str, Array] = {name: array.astype(dtype) for name, array in inputs.items()}
+        widened = {name: array.astype(np.float64) for name, array in stored.items()}
+        exact, other = (exact_stages("attention", options, each) for each in (stored, widened))
+        assert all(np.array_equal(each.low, other[stage].low) for stage, each in exact.items())
+
+
+def test_the_scale_is_the_real_number() -> None:
+    inputs = {"query": np.array([[3.0, 0, 0]]), "key": np.array([[1.0, 0, 0]])}
+    exact = exact_stages("scoring", {}, inputs)["scores"]
+    with mp.workprec(200):
+        assert abs(mp.sqrt(3) - mpf(exact.high.item()) - mpf(exact.low.item())) <= mpf(exact.radius.item())
+    assert exact.radius.item() < 1e-31
+    given_scale = exact_stages("scoring", {"scale": 0.1}, inputs)["scores"]
+    low = 3 * 0.1 - 0.30000000000000004 - 2.0**-55
+    assert (given_scale.high.item(), given_scale.low.item()) == (0.30000000000000004, low)
+
+
+@pytest.mark.parametrize("size", [(1, 64, 64), (40, 64, 64), (63, 63, 63), (50, 80, 90), (64, 64, 64)])
+def test_products_are_the_same_with_zeros_around_them(size: tuple[int, int, int]) -> None:
+    rows, inner, columns = size
+    query, key = normal(rows, inner), normal(columns, inner)
+    exact = exact_stages("scoring", {"score": "dot"}, {"query": query, "key": key}, ["scores"])["scores"]
+    for row in range(0, rows, 13):
+        one = {"query": query[row : row + 1], "key": key}
+        alone = exact_stages("scoring", {"score": "dot"}, one, ["scores"])["scores"]
+        part = slice(row, row + 1)
+        assert agree(alone, Enclosure(exact.high[part], exact.low[part], exact.radius[part]))
+        assert exact.radius[row].max() < 1e-30
+
+
+# Precision.
+
+
+def cancelling() -> dict[str, Array]:
+    """Scores whose terms are 2^200 times as large as the scores themselves."""
+    return {
+        "query": np.array([[2.0**200, 1, 2.0**200]]),
+        "key": np.array([[1, 0.7, -1], [1, 0.5, -1]]) / 3,
+        "value": np.array([[1.0], [-1.0]]),
+    }
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the precisions that are tried."""
+    found: list[int] = []
+    attempt = oracle._attempt
+
+    def counted(*arguments: Any) -> Any:
+        found.append(flint.ctx.prec)
+        return attempt(*arguments)
+
+    monkeypatch.setattr(oracle, "_attempt", counted)
+    return found
+
+
+def test_precision_is_raised_where_it_must_be(tried: list[int]) -> None:
+    exact = exact_stages("attention", {"scale": 1.0}, cancelling(), ["weights"])["weights"]
+    assert tried == [128, 256]
+    with mp.workprec(400):
+        key = [mpf(float(part)) for part in cancelling()["key"][:, 1]]
+        truth = 1 / (1 + mp.exp(key[1] - key[0]))
+        assert abs(truth - mpf(exact.high[0, 0]) - mpf(exact.low[0, 0])) <= mpf(exact.radius[0, 0])
+    assert exact.radius.max() < 2.0**-80
+    # A cap far below the terms needs its digits.
+    capped = exact_stages("attention", {"scale": 1.0, "softcap": 2.0}, cancelling(), ["capped"])["capped"]
+    assert tried == [128, 256] * 2
+    assert (capped.radius <= 2.0**-80 * np.abs(capped.high)).all()
+
+
+@pytest.mark.parametrize(
+    ("stage", "options"), [("scores", {"scale": 1.0}), ("capped", {"scale": 1.0, "softcap": 2.0**150}), ("masked", {})]
+)
+def test_a_radius_small_beside_the_sum_of_absolute_terms_is_small(
+    stage: str, options: dict[str, Any], tried: list[int]
+) -> None:
+    exact = exact_stages("attention", options, cancelling(), [stage])[stage]
+    assert tried == [128]
+    assert (exact.radius > 0).all()
+    assert (exact.radius <= 2.0**-80 * 2.0**201).all()
+
+
+def test_when_no_precision_suffices_it_says_so_and_leaves_flint_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = flint.ctx.prec
+    exact_stages("attention", {}, attention_inputs())
+    with pytest.raises(ValueError, match="softmax has no raw_scores"):
+        exact_stages("softmax", {}, row_of_scores(1, 2), ["raw_scores"])
+    monkeypatch.setattr(oracle, "MAX_PRECISION", 128)
+    with pytest.raises(PrecisionExhausted, match="attention: weights not settled with 128 bits"):
+        exact_stages("attention", {}, cancelling(), ["weights"])
+    assert flint.ctx.prec == before
+
+
+# What has no value.
+
+
+@pytest.mark.parametrize("name", ["query", "value", "bias"])
+def test_inputs_outside_the_domain_are_named(name: str) -> None:
+    for poison in (np.nan, INF, -INF):
+        inputs = attention_inputs() | {"bias": np.zeros((4, 5))}
+        inputs[name] = inputs[name].copy()
+        inputs[name][..., -1, -1] = poison
+        if (name, poison) == ("bias", -INF):
+            assert exact_stages("attention", {}, inputs)["biased"].high[0, 0, -1, -1] == -INF
+            continue
+        with pytest.raises(OutsideDomain, match=f"^{name} ") as caught:
+            exact_stages("attention", {}, inputs)
+        assert caught.value.input_name == name
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_divisions_by_zero_and_what_the_oracle_does_not_know_are_refused() -> None:
+    inputs = attention_inputs()
+    with pytest.raises(OutsideDomain, match="softcap is 0"):
+        exact_stages("attention", {"softcap": 0.0}, inputs)
+    with pytest.raises(OutsideDomain, match="key has a vector of length 0"):
+        exact_stages("scoring", {"score": "cosine"}, {"query": np.ones((2, 3)), "key": np.eye(4, 3)})
+    assert exact_stages("attention", {"scale": None, "window": None}, inputs)
+    with pytest.raises(ValueError, match="no attention with key_lengths, window"):
+        exact_stages("attention", {"window": (1, 0)}, inputs | {"key_lengths": np.ones(2)})
+    with pytest.raises(ValueError, match="no convolution with anything"):
+        exact_from("convolution", {}, inputs, {}, "output")
+
+
+# From an implementation's own stages.
+
+MASK = np.array([[True, False, True, True, True]] * 3 + [[False] * 5])
+BIAS = np.where(np.eye(4, 5) > 0, -INF, normal(4, 5))
+MASKED = "attention", {"is_causal": True, "softcap": 2.0}, attention_inputs() | {"mask": MASK, "bias": BIAS}
+
+
+def test_each_stage_follows_from_the_nearest_that_was_returned() -> None:
+    scores, other = normal(2, 3, 4, 5, seed=8), normal(2, 3, 4, 5, seed=9)
+    allowed = MASK & np.tri(4, 5, dtype=bool)
+
+    def of_masked(logits: Array, stage: str) -> Enclosure:
+        return exact_stages("softmax", {}, {"scores": np.where(allowed, logits, -INF)})[stage]
+
+    assert follows(MASKED, "capped", scores=scores, raw_scores=other).error_of(2 * np.tanh(scores / 2)).max() < 1e-15
+    assert np.array_equal(follows(MASKED, "biased", scores=scores, capped=other).high, (other + BIAS))
+    masked = np.where(allowed, other, -INF)
+    assert np.array_equal(follows(MASKED, "masked", biased=other, scores=scores).high, masked)
+    for stage in ("weights", "log_sum_exp"):
+        assert agree(follows(MASKED, stage, biased=other, scores=scores), of_masked(other, stage))
+        masked = np.where(allowed, scores, -INF)
+        assert agree(follows(MASKED, stage, masked=masked, biased=other), of_masked(scores, stage))
+        # The sum of the exponentials does not follow from the weights, nor they from it.
+        found = follows(MASKED, stage, biased=other, weights=scores, log_sum_exp=scores[..., 0])
+        assert agree(found, of_masked(other, stage))
+    weights, value = np.abs(other), MASKED[2]["value"]
+    assert follows(MASKED, "output", weights=weights, masked=scores).error_of(weights @ value).max() < 1e-14
+    of_heads = normal(2, 3, 4, 2)  # a stage of multi_head_attention alone
+    found = follows(MASKED, "output", context=of_heads, weights=weights)
+    assert agree(found, follows(MASKED, "output", weights=weights))
+    # A scale may be applied before the product.
+    scaled = draw("scaled dot").canonical()
+    found = follows(scaled, "scores", raw_scores=np.zeros((2, 2, 5, 6)))
+    assert np.array_equal(found.high, exact_stages(*scaled)["scores"].high)
+
+
+def test_heads_follow_from_the_projections_that_were_returned() -> None:
+    posed = draw("layer").canonical()
+    returned = {"query": normal(2, 4, 5, 4), "key": normal(2, 2, 6, 4), "value": normal(2, 2, 6, 3)}
+    key, value = (np.repeat(returned[name], 2, axis=1) for name in ("key", "value"))
+    found = follows(posed, "raw_scores", **returned)
+    assert found.error_of(returned["query"] @ key.swapaxes(-1, -2)).max() < 1e-14
+    assert np.array_equal(follows(posed, "query", **returned).high, exact_stages(*posed)["query"].high)
+    weights = np.full((2, 4, 5, 6), 0.25)
+    context = follows(posed, "context", **returned, weights=weights)
+    assert context.error_of(weights @ value).max() < 1e-15
+    merged = context.high.swapaxes(1, 2).reshape(2, 5, 12)
+    output = follows(posed, "output", **returned, context=context.high)
+    assert output.error_of(merged @ posed[2]["output_weight"] + posed[2]["output_bias"]).max() < 1e-14
+
+
+@pytest.mark.parametrize("poison", [np.nan, INF, -INF])
+def test_what_is_not_finite_where_it_is_attended_has_no_exact_value(poison: float) -> None:
+    posed = MASKED[0], {"is_causal": True}, MASKED[2]
+    attended, forbidden = normal(2, 3, 4, 5), normal(2, 3, 4, 5)
+    attended[0, 0, 2, 0] = forbidden[0, 0, 2, 4] = poison
+    for stage in ("masked", "weights", "log_sum_exp"):
+        assert exact_from(*posed, {"scores": attended}, stage) is None
+        assert exact_from(*posed, {"scores": forbidden}, stage) is not None
+    assert exact_from(*posed, {"weights": attended}, "output") is None
+    assert exact_from(*posed, {"weights": attended}, "weights") is not None
+    assert (exact_from(*posed, {"masked": attended}, "weights") is None) == (poison != -INF)
+    biased = normal(2, 3, 4, 5)
+    biased[..., 2, 2] = -INF  # as in BIAS
+    assert not follows(posed, "weights", biased=biased).high[..., 2, 2].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "returned", "stage", "wanted"),
+    [
+        ("attention", {"output"}, "output", set()),
+        ("attention", {"log_sum_exp", "output"}, "output", set()),
+        ("attention", {"raw_scores", "weights"}, "scores", set()),  # a scale may be applied before the product
+        ("attention", {"weights"}, "output", {"weights"}),
+        ("attention", {"raw_scores", "masked", "weights"}, "output", {"weights"}),
+        ("attention", {"scores"}, "log_sum_exp", {"scores"}),
+        ("layer", {"query", "key"}, "value", set()),
+        ("layer", {"query"}, "scores", {"query"}),
+    ],
+)
+def test_a_step_begins_at_the_nearest_of_the_stages_that_were_returned(
+    name: str, returned: set[str], stage: str, wanted: set[str]
+) -> None:
+    operation, options, inputs = draw(name).canonical()
+    assert predecessors(operation, options, inputs, returned, stage) == wanted
+
+
+# Gradients.
+
+
+def grouped_attention(query: Array, key: Array, value: Array, bias: Array, allowed: Array, cap: float) -> Array:
+    key, value = np.repeat(key, 2, axis=1), np.repeat(value, 2, axis=1)
+    scores = query @ key.swapaxes(-1, -2) / np.sqrt(query.shape[-1])
+    powers = np.where(allowed, np.exp(cap * np.tanh(scores / cap) + bias), 0)
+    total = powers.sum(axis=-1, keepdims=True)
+    return np.asarray(powers / np.where(total == 0, 1, total) @ value)
+
+
+def test_gradients_agree_with_complex_steps() -> None:
+    problem, step = draw("gradients, all"), 1e-40
+    exact = exact_stages(*problem.canonical())
+    inputs, allowed = problem.inputs, problem.inputs["mask"] & np.tri(5, 6, dtype=bool)
+    for name in ("query", "key", "value", "bias"):
+        for at in list(np.ndindex(inputs[name].shape))[::3]:
+            moved = {each: inputs[each].astype(complex) for each in ("query", "key", "value", "bias")}
+            moved[name][at] += 1j * step
+            slope = (grouped_attention(**moved, allowed=allowed, cap=1.5) * inputs["grad_output"]).sum().imag / step
+            assert abs(slope - exact[f"grad_{name}"].high[at]) < 1e-13, (name, at)
+    assert (exact["grad_query"].high[0, :, 2] == 0).all()
+    assert (exact["grad_query"].radius[0, :, 2] == 0).all()
+    assert exact_from(*problem.canonical(), {n: each.high for n, each in exact.items()}, "grad_value") is None

@@ -1,0 +1,559 @@
+"""Query rows that stand for all, and keys in blocks: what is said of them is what is said of the whole."""
+
+from __future__ import annotations
+
+import math
+import sys
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "attention"))
+from problems import Problem
+
+from attncheck.execution.worker import Computed
+from attncheck.judging import judge as judging
+from attncheck.judging.judge import judge, judge_pairs, worst_bounds
+from attncheck.judging.judge_stages import StageJudgement, judge_stages
+from attncheck.judging.truth import Truth, find_truth, truth_of_case
+from attncheck.oracle import blocks as oracle_blocks
+from attncheck.oracle import bounds_by_rows as by_rows
+from attncheck.oracle import sampling
+from attncheck.oracle.blocks import are_blocked, exact_results
+from attncheck.oracle.enclosure import Enclosure
+from attncheck.oracle.evaluate import OutsideDomain, exact_stages
+from attncheck.oracle.sampling import MAX_ELEMENTS, index_in_all, rows_of_stage, sampled_rows
+from attncheck.reading.canonical import canonical_form
+from attncheck.reading.case import Case
+from attncheck.reading.inputs import Inputs
+from attncheck.verdicts import Verdict
+
+Array = NDArray[Any]
+Arrays = dict[str, Array]
+Options = dict[str, Any]
+LoadText = Callable[[str], list[Case]]
+Compute = Callable[[Case, str], tuple[Inputs, Arrays]]
+DTYPE = "float32"
+QUERIES, KEYS = 150, 70
+
+
+def assert_same(own: Enclosure, other: Enclosure) -> None:
+    """Whatever the order of their sums, both enclose the same number."""
+    assert own.shape == other.shape
+    same = np.isinf(own.high) & (own.high == other.high)
+    with np.errstate(invalid="ignore"):
+        apart = np.abs((own.high - other.high) + (own.low - other.low))
+    # Each low is itself rounded, by less than its radius.
+    assert (same | (apart <= 2 * (own.radius + other.radius))).all()
+
+
+# Which rows.
+
+
+def scores(*shape: int) -> Arrays:
+    """Return an array of this shape that takes no memory."""
+    return {"scores": np.broadcast_to(np.float32(0), shape)}
+
+
+def test_the_ends_the_edges_of_tiles_and_rows_at_random_make_sixty_four() -> None:
+    rows = sampled_rows("softmax", {}, scores(1, 1, 1000, 1000))
+    assert rows is not None
+    assert {0, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512, 999} < set(rows.tolist())
+    assert (np.diff(rows) > 0).all()
+    np.testing.assert_array_equal(rows, sampled_rows("softmax", {}, scores(2, 3, 1000, 5000)))
+    for queries in (65, 66, 128, 129, 1000, 1 << 20):
+        rows = sampled_rows("softmax", {}, scores(1, 1, queries, 1 << 18))
+        assert rows is not None
+        assert (len(np.unique(rows)), len(rows), rows[0], rows[-1]) == (64, 64, 0, queries - 1)
+
+
+def test_few_rows_few_scores_and_sums_over_rows_are_judged_whole() -> None:
+    for shape in ((1, 1, 64, 1 << 20), (1, 1, 512, 512), (0, 1, 512, 512)):
+        assert sampled_rows("softmax", {}, scores(*shape)) is None
+    assert sampled_rows("softmax", {}, scores(1, 1, 512, 513)) is not None
+    assert MAX_ELEMENTS == 4 * 256 * 256
+    for heads, is_whole in ((4, True), (5, False)):
+        inputs = {"query": np.zeros((1, 256, 20)), "key": np.zeros((1, 256, 20))}
+        assert (sampled_rows("multi_head_attention", {"heads": heads}, inputs) is None) is is_whole
+        per_head = {name: np.broadcast_to(np.float32(0), (1, heads, 256, 8)) for name in ("query", "key")}
+        assert (sampled_rows("attention", {}, per_head) is None) is is_whole
+    inputs = {name: np.broadcast_to(np.float32(0), (1, 1, 1000, 8)) for name in ("query", "key", "value")}
+    assert sampled_rows("attention", {}, inputs) is not None
+    assert sampled_rows("attention_gradients", {}, inputs) is None
+
+
+def test_an_index_is_moved_along_the_axis_of_queries_and_no_other() -> None:
+    rows = np.array([0, 15, 99])
+    assert index_in_all("weights", (1, 2, 2, 7), rows) == (1, 2, 99, 7)
+    assert index_in_all("log_sum_exp", (1, 2, 1), rows) == (1, 2, 15)
+    assert index_in_all("key", (1, 2, 1, 0), rows) == (1, 2, 1, 0)
+    assert index_in_all("output", None, rows) is None
+    assert index_in_all("output", (0, 1, 2), None) == (0, 1, 2)
+
+
+# What is said of them.
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One computation, judged whole and by some rows, and NumPy's stages of it."""
+
+    problem: Problem
+    stages: Arrays
+    whole: Truth
+    part: Truth
+
+    @property
+    def rows(self) -> NDArray[np.intp]:
+        assert self.part.query_rows is not None
+        return self.part.query_rows
+
+    @property
+    def unjudged(self) -> int:
+        return next(row for row in range(QUERIES) if row not in self.rows)
+
+    def judge(self, **changed: Array) -> dict[str, StageJudgement]:
+        """Judge by some rows what NumPy returned, with some stages changed."""
+        shapes = {name: array.shape for name, array in self.stages.items()}
+        return {item.stage: item for item in judge_stages(self.part, self.stages | changed, shapes, "native")}
+
+    def moved(self, stage: str, index: tuple[int, ...], by: float = 0.25) -> Array:
+        array = self.stages[stage].copy()
+        array[index] += by
+        return array
+
+
+def pose(operation: str) -> Sampled:
+    random = np.random.RandomState(7)
+
+    def drawn(*shape: int) -> Array:
+        return random.randn(*shape).astype(DTYPE)
+
+    mask = random.rand(1, 2, QUERIES, KEYS) < 0.7
+    mask[:, 1, 64] = False  # a row without a key, among those that are judged
+    options: Options = {"is_causal": True}
+    if operation == "attention":
+        inputs = {name: drawn(1, 2, length, 6) for name, length in (("query", QUERIES), ("key", KEYS))}
+        inputs |= {"value": drawn(1, 2, KEYS, 5), "mask": mask, "bias": drawn(2, 1, KEYS)}
+    elif operation == "softmax":
+        options, inputs = {}, {"scores": np.where(mask, drawn(1, 2, QUERIES, KEYS), np.float32(-np.inf))}
+    else:
+        options |= {"heads": 2}
+        inputs = {"query": drawn(1, QUERIES, 7), "key": drawn(1, KEYS, 5), "value": drawn(1, KEYS, 4)}
+        inputs |= {"query_weight": drawn(7, 6), "key_weight": drawn(5, 6), "value_weight": drawn(4, 8)}
+        inputs |= {"query_bias": drawn(6), "output_weight": drawn(8, 3), "mask": mask[:, :1]}
+    problem = Problem(operation, options, inputs)
+    whole = problem.truth(DTYPE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "MAX_ELEMENTS", 1000)
+        part = problem.truth(DTYPE)
+    assert whole.query_rows is None
+    return Sampled(problem, problem.returned(), whole, part)
+
+
+@pytest.fixture(scope="module", params=["attention", "multi_head_attention", "softmax"])
+def posed(request: pytest.FixtureRequest) -> Sampled:
+    return pose(request.param)
+
+
+@pytest.fixture(scope="module")
+def attention() -> Sampled:
+    return pose("attention")
+
+
+def test_exact_values_bounds_and_steps_of_a_row_are_those_of_the_whole(posed: Sampled) -> None:
+    rows, kept = posed.rows, {stage: rows_of_stage(stage, each, posed.rows) for stage, each in posed.stages.items()}
+    assert list(posed.part.exact) == list(posed.whole.exact)
+    assert posed.part.queries == QUERIES
+    for stage in posed.stages:
+        step, of_whole = (
+            posed.part.introduced(stage, kept, "native"),
+            posed.whole.introduced(stage, posed.stages, "native"),
+        )
+        assert step is not None
+        assert of_whole is not None
+        accumulated = (posed.part.exact[stage], posed.part.bounds("native")[stage])
+        for (own, bound), (exact, other) in (
+            (accumulated, (posed.whole.exact[stage], posed.whole.bounds("native")[stage])),
+            (step, of_whole),
+        ):
+            parts = (rows_of_stage(stage, each, rows) for each in (exact.high, exact.low, exact.radius))
+            assert_same(own, Enclosure(*parts))
+            for part in ("max_error", "sigma"):
+                expected = rows_of_stage(stage, getattr(other, part), rows)
+                np.testing.assert_allclose(getattr(bound, part), expected, rtol=1e-10)
+
+
+def test_numpy_is_right_and_every_stage_says_how_many_rows_were_judged(posed: Sampled) -> None:
+    for stage, found in posed.judge().items():
+        assert found.verdict is Verdict.AGREE, (stage, found.message)
+        counts = (None, None) if stage in ("key", "value") else (64, QUERIES)
+        assert (found.judged_rows, found.query_rows) == counts
+        assert found.accumulated is not None
+        kept = rows_of_stage(stage, posed.stages[stage], posed.rows)
+        assert found.accumulated.elements == int(np.isfinite(kept).sum())
+
+
+def test_bounds_that_are_kept_are_those_of_whole_stages_and_infinite_where_nothing_was_judged(posed: Sampled) -> None:
+    for stage, max_error in worst_bounds(posed.part, "native").items():
+        assert max_error.shape == posed.stages[stage].shape
+        assert (rows_of_stage(stage, max_error, posed.rows) == posed.part.bounds("native")[stage].max_error).all()
+        if stage not in ("key", "value"):
+            rest = np.setdiff1d(np.arange(QUERIES), posed.rows)
+            assert np.isinf(rows_of_stage(stage, max_error, rest)).all()
+    # Two runs that are compared later compare the rows that were judged.
+    bounds = dict.fromkeys("ab", worst_bounds(posed.part, "native"))
+    stage = next(iter(posed.stages))
+    for row, verdict in ((128, Verdict.NUMERIC), (posed.unjudged, Verdict.AGREE)):
+        sides = {"a": {stage: posed.stages[stage]}, "b": {stage: posed.moved(stage, (0, 0, row, 0))}}
+        (found,) = judge_pairs(sides, bounds).values()
+        assert found.verdict is verdict
+
+
+def test_what_is_too_large_is_not_kept(posed: Sampled, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 2 * QUERIES * 8
+    stages = {stage: array for stage, array in posed.stages.items() if array.size <= most}
+    monkeypatch.setattr(judging, "MAX_KEPT", most)
+    assert judging.kept_stages(posed.stages) == stages
+    assert worst_bounds(posed.part, "native").keys() == judging.exact_values(posed.part).keys() == stages.keys()
+    assert {"scores", "weights", "masked"}.isdisjoint(stages)
+
+
+# Faults.
+
+
+def test_a_fault_in_a_judged_row_is_found_at_its_place_in_the_whole_and_in_no_other_row(attention: Sampled) -> None:
+    for stage in ("raw_scores", "biased", "weights", "log_sum_exp", "output"):
+        for row in (0, 63, 128, 149):
+            index = (0, 1, row, 0) if stage != "log_sum_exp" else (0, 0, row)
+            found = attention.judge(**{stage: attention.moved(stage, index)})[stage]
+            assert (found.verdict, found.index) == (Verdict.NUMERIC, index)
+            assert found.value == float(attention.stages[stage][index] + np.float32(0.25))
+            assert found.accumulated is not None
+            assert found.accumulated.index == index
+    found = attention.judge(output=attention.moved("output", (0, 1, attention.unjudged, 0)))["output"]
+    assert found.verdict is Verdict.AGREE
+    for value in (np.nan, np.inf):
+        found = attention.judge(output=attention.moved("output", (0, 1, 128, 3), value))["output"]
+        assert (found.verdict, found.index, found.against) == (Verdict.NONFINITE, (0, 1, 128, 3), "exact")
+
+
+def test_a_fault_in_a_projection_is_found() -> None:
+    layer = pose("multi_head_attention")
+    assert 41 not in layer.rows  # of a key all rows are judged
+    places = {"query": (0, 1, 64, 2), "key": (0, 1, 41, 2), "value": (0, 0, 41, 3)}
+    for stage, index in (places | {"context": (0, 0, 149, 3), "output": (0, 149, 2)}).items():
+        found = layer.judge(**{stage: layer.moved(stage, index)})[stage]
+        assert (found.verdict, found.index) == (Verdict.NUMERIC, index)
+
+
+def test_causality_counts_the_rows_of_the_whole(attention: Sampled) -> None:
+    # Query 16 is the third row that is judged; were it taken for query 2, it would attend to three keys.
+    position = int(np.flatnonzero(attention.rows == 16)[0])
+    allowed = attention.problem.inputs["mask"][0, 0, 16] & (np.arange(KEYS) <= 16)
+    assert position != 16
+    assert allowed.sum() > 3
+    assert (np.isfinite(attention.part.exact["masked"].high[0, 0, position]) == allowed).all()
+
+
+def test_shape_and_dtype_are_those_of_whole_arrays(attention: Sampled) -> None:
+    stages = attention.stages
+    found = attention.judge(weights=stages["weights"][..., :64, :], output=stages["output"].astype("f8"))
+    assert (found["weights"].verdict, found["output"].verdict) == (Verdict.SHAPE, Verdict.DTYPE)
+    assert found["weights"].message == "expected shape 1x2x150x70, got 1x2x64x70"
+    assert found["weights"].judged_rows is None
+
+
+def test_of_a_pair_values_are_compared_in_judged_rows_and_the_places_of_nan_everywhere(attention: Sampled) -> None:
+    bounds = {stage: bound.max_error for stage, bound in attention.part.bounds("native").items()}
+
+    def pair(index: tuple[int, ...], by: float) -> Any:
+        computed = {"a": {"output": attention.stages["output"]}, "b": {"output": attention.moved("output", index, by)}}
+        (found,) = judge_pairs(computed, dict.fromkeys("ab", bounds), attention.rows).values()
+        return found
+
+    judged, unjudged = (0, 1, 128, 3), (0, 0, attention.unjudged, 1)
+    found = pair(judged, 0.25)
+    assert (found.verdict, found.index, found.difference) == (Verdict.NUMERIC, judged, pytest.approx(0.25, rel=1e-5))
+    assert pair(judged, 0.0).verdict is pair(unjudged, 0.25).verdict is Verdict.AGREE
+    found = pair(unjudged, np.nan)
+    assert (found.verdict, found.index) == (Verdict.NONFINITE, unjudged)
+
+
+CASE = """
+title: A case with many queries
+source: {kind: derivation, title: none}
+operation: softmax
+cases:
+  - name: Many rows
+    random: {generator: numpy-legacy, seed: 3}
+    inputs: {scores: {draw: randn, shape: [150, 7]}}
+"""
+
+
+def test_the_row_of_a_stage_says_how_many_query_rows_were_judged(
+    load_text: LoadText, compute: Compute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "MAX_ELEMENTS", 1000)
+    (case,) = load_text(CASE)
+    inputs, stages = compute(case, DTYPE)
+    weights = stages["weights"].copy()
+    weights[0, 0, 149, 6] += 0.25
+    sides = {"a": Computed(stages), "b": Computed(stages | {"weights": weights})}
+    found = judge(case, DTYPE, inputs, sides, dict.fromkeys("ab", "native"))
+    rows = {(row.judged_rows, row.query_rows, row.shape) for row in found.rows if row.comparison == "stage"}
+    assert rows == {(64, 150, "1x1x150x7"), (64, 150, "1x1x150")}
+    failing = [(row.comparison, row.index) for row in found.rows if row.verdict != Verdict.AGREE]
+    assert failing == [("stage", "0,0,149,6"), ("pair", "0,0,149,6")]
+    monkeypatch.setattr(sampling, "MAX_ELEMENTS", 10_000)
+    found = judge(case, DTYPE, inputs, {"a": Computed(stages)}, {"a": "native"})
+    assert {(row.judged_rows, row.query_rows) for row in found.rows} == {(None, None)}
+
+
+def test_a_case_whose_numbers_are_known_is_judged_whole(
+    load_text: LoadText, compute: Compute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "MAX_ELEMENTS", 100)
+    inputs_only = CASE.replace("{draw: randn, shape: [150, 7]}", "{constant: 0, shape: [150, 2]}")
+    numbers = " ".join(["0.6931"] * 150)
+    expected = f"    expect: [{{stage: log_sum_exp, because: the logarithm of two, known: {numbers}}}]\n"
+    for text, is_whole in ((inputs_only, False), (inputs_only + expected, True)):
+        (case,) = load_text(text)
+        inputs, stages = compute(case, "float64")
+        assert (truth_of_case(case, "float64", inputs).query_rows is None) is is_whole
+        found = judge(case, "float64", inputs, {"a": Computed(stages)}, {"a": "native"})
+        assert {row.verdict for row in found.rows} == {Verdict.AGREE}
+        assert sum(row.comparison == "known" for row in found.rows) == (150 if is_whole else 0)
+
+
+def test_more_rows_than_are_taken_at_a_time() -> None:
+    inputs = {name: np.random.RandomState(1).randn(1, 2, length, 6) for name, length in (("query", 150), ("key", 7))}
+    inputs |= {"value": inputs["key"][..., :2], "mask": np.random.RandomState(2).rand(1, 1, 150, 7) < 0.5}
+    whole = exact_stages("attention", {"is_causal": True}, inputs)
+    for row in (0, 63, 64, 149):
+        for stage, one in exact_stages("attention", {"is_causal": True}, inputs, query_rows=[row]).items():
+            np.testing.assert_array_equal(one.high, rows_of_stage(stage, whole[stage].high, np.array([row])))
+    assert exact_stages("attention", {}, inputs, ["output"], query_rows=[])["output"].shape == (1, 2, 0, 2)
+
+
+# Keys in blocks.
+
+RESULTS = ("log_sum_exp", "output")
+B, H, LQ, LK, D, DV = 2, 4, 9, 13, 6, 5
+
+
+def drawn(seed: int, dtype: str = "float64", kv_heads: int = H) -> Arrays:
+    random = np.random.RandomState(seed)
+    shapes = {"query": (B, H, LQ, D), "key": (B, kv_heads, LK, D), "value": (B, kv_heads, LK, DV)}
+    return {name: random.randn(*shape).astype(dtype) for name, shape in shapes.items()}
+
+
+MASK = np.random.RandomState(5).rand(B, 1, LQ, LK) < 0.6
+MASK[1, 0, 4] = False
+BIAS = np.random.RandomState(9).randn(1, H, LQ, LK)
+BIAS[:, 1, 2, 3:] = BIAS[:, 2, 5] = -np.inf
+PAST = {"past_key": np.full((B, H, 4, D), 0.3), "past_value": np.ones((B, H, 4, DV))}
+TABLES = {f"rotary_{part}": np.random.RandomState(3).randn(LK, 2) for part in ("cos", "sin")}
+PROBLEMS: dict[str, tuple[Options, Arrays]] = {
+    "scale": ({"scale": -0.7}, drawn(2)),
+    "causal": ({"is_causal": True}, drawn(3)),
+    "bottom-right": ({"is_causal": True, "alignment": "bottom_right"}, drawn(4)),
+    "mask": ({}, drawn(5) | {"mask": MASK}),
+    "mask and causality": ({"is_causal": True}, drawn(6) | {"mask": MASK}),
+    "one mask for all queries": ({}, drawn(7) | {"mask": np.arange(LK).reshape(1, 1, 1, -1) % 5 > 1}),
+    "one column of a bias": ({}, drawn(8) | {"bias": BIAS[..., :1]}),
+    "bias, mask, softcap": ({"softcap": 1.5, "is_causal": True}, drawn(10) | {"mask": MASK, "bias": BIAS}),
+    "window": ({"window": (4, 1)}, drawn(11)),
+    "key lengths": ({}, drawn(12) | {"key_lengths": np.array([13, 5])}),
+    "even rows": ({"empty_rows": "uniform"}, drawn(14) | {"key_lengths": np.array([0, 5])}),
+    "mask of queries": ({}, drawn(15) | {"query_mask": np.arange(B * LQ).reshape(B, LQ) % 3 > 0}),
+    "past": ({"is_causal": True}, drawn(16) | PAST),
+    "rotary": ({"is_causal": True, "rotary_interleaved": True}, drawn(16) | TABLES),
+    "grouped heads": ({"is_causal": True}, drawn(17, kv_heads=2)),
+    "one head of keys": ({}, drawn(18, kv_heads=1)),
+    "large scores": ({"scale": 1e4}, drawn(19)),
+    "huge scores": ({"scale": 1e12}, drawn(20)),
+    "float32": ({"is_causal": True}, drawn(21, "float32")),
+    "float16": ({}, drawn(22, "float16")),
+}
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make several blocks of a few keys, and bound a few rows at a time."""
+    monkeypatch.setattr(oracle_blocks, "ELEMENTS_AT_A_TIME", 1)
+    monkeypatch.setattr(oracle_blocks, "_MIN_KEYS", 3)
+    monkeypatch.setattr(by_rows, "ELEMENTS_AT_A_TIME", B * H * LK * 2)
+    monkeypatch.setattr(oracle_blocks, "MIN_ELEMENTS", 0)
+
+
+def truth_of(options: Options, inputs: Arrays, dtype: str = "float64", **more: Any) -> Truth:
+    return find_truth("attention", options, inputs, dtype, supports_statistics=True, **more)
+
+
+def results(options: Options, inputs: Arrays) -> Any:
+    found = exact_results("attention", options, inputs, RESULTS)
+    assert found is not None
+    return found
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_blocks_enclose_what_the_whole_encloses_and_their_bounds_are_no_wider(name: str) -> None:
+    options, inputs = PROBLEMS[name]
+    posed = canonical_form("attention", options, inputs)
+    posed.options.update({each: options[each] for each in ("empty_rows",) if each in options})
+    found, whole = results(posed.options, posed.inputs), exact_stages("attention", posed.options, posed.inputs)
+    assert found.exact.keys() == set(RESULTS)
+    for stage in RESULTS if "empty_rows" not in options else ("output",):  # no convention says what the sum is there
+        assert_same(found.exact[stage], whole[stage])
+    # What bounds need besides: the last logits and the weights, and what the last logits follow from.
+    assert found.inner.keys() == whole.keys() - {*RESULTS, "raw_scores", "rotated_query", "rotated_key"}
+    places = whole[next(stage for stage in ("masked", "biased", "capped", "scores") if stage in whole)].high > -np.inf
+    for stage, array in found.inner.items():
+        np.testing.assert_allclose(array[places], whole[stage].high[places], rtol=2.0**-42, atol=1e-300)
+    assert (found.inner["weights"][~places] == whole["weights"].high[~places]).all()
+    dtype = str(inputs["query"].dtype)
+    model = "fused" if dtype == "float16" else "native"
+    blocked, plain = truth_of(options, inputs, dtype, returned=[*RESULTS]), truth_of(options, inputs, dtype)
+    assert blocked.inner
+    assert not plain.inner
+    for stage, bound in blocked.bounds(model).items():
+        other = plain.bounds(model)[stage]
+        # The logarithm of a sum of weights just below 1 comes in steps of 2^-53.
+        step = 2.0**-51 if stage == "log_sum_exp" else 0.0
+        assert (bound.max_error <= other.max_error * (1 + 1e-9) + step).all()
+        # Tighter, but never by more than the extremes of the values and the lowest bits of the keys explain.
+        assert (bound.max_error >= 0.2 * other.max_error).all()
+        assert (bound.sigma <= bound.max_error).all()
+        np.testing.assert_allclose(bound.sigma, np.minimum(other.sigma, bound.max_error), rtol=1e-6)
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from(["float64", "float32", "float16"]),
+    st.floats(-30, 30),
+    st.booleans(),
+    st.integers(1, 7),
+)
+@settings(max_examples=10, deadline=None)
+def test_blocks_of_any_size_enclose_what_the_whole_encloses(
+    seed: int, dtype: str, scale: float, is_causal: bool, keys: int
+) -> None:
+    inputs, options = drawn(seed, dtype, kv_heads=2), {"scale": scale, "is_causal": is_causal}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(oracle_blocks, "ELEMENTS_AT_A_TIME", 1)
+        patch.setattr(oracle_blocks, "_MIN_KEYS", keys)
+        found = results(options, inputs).exact
+    whole = exact_stages("attention", options, inputs, RESULTS)
+    for stage in RESULTS:
+        assert_same(found[stage], whole[stage])
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_means_that_can_be_worked_out_by_hand() -> None:
+    # Equal scores: the mean of 0 .. 12, and the logarithm of 13.
+    inputs = {"query": np.zeros((1, 1, 1, 2)), "key": np.ones((1, 1, LK, 2))}
+    found = results({}, inputs | {"value": np.arange(float(LK)).reshape(1, 1, LK, 1)}).exact
+    assert abs(found["output"].high.item() - 6) <= found["output"].radius.item()
+    assert found["log_sum_exp"].high.item() == math.log(13)
+    # The weights of both keys are all but equal: what is left is 2^-60 of the values.
+    inputs = {"query": np.array([[[[2.0**-30, 0.0]]]]), "key": np.array([[[[2.0**-30, 1.0], [0.0, 1.0]]]])}
+    output = results({"scale": 1.0}, inputs | {"value": np.array([[[[1.0], [-1.0]]]])}).exact["output"]
+    assert output.high.item() == pytest.approx(math.tanh(2.0**-61), rel=1e-12)
+    assert output.radius.item() <= 2.0**-80
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_step_that_follows_from_nothing_returned_is_the_accumulated_one() -> None:
+    truth = truth_of(*PROBLEMS["causal"], returned=["output"])
+    step = truth.introduced("output", {"output": np.zeros(truth.exact["output"].shape)}, "native")
+    assert step is not None
+    assert step[0] is truth.exact["output"]
+    assert step[1] is truth.bounds("native")["output"]
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_what_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for operation, options, stages, blocked in (
+        ("attention", {}, {"output"}, True),
+        ("attention", {}, {"output", "log_sum_exp"}, True),
+        ("attention", {}, {"output", "weights"}, False),
+        ("attention", {"softcap_follows": "biased"}, {"output"}, False),
+        ("multi_head_attention", {}, {"output"}, False),
+        ("softmax", {}, {"log_sum_exp"}, False),
+    ):
+        assert are_blocked(operation, options, drawn(1), stages) is blocked
+    for scale in (1e17, 1e300):  # logits that two numbers do not hold are worked out as ever
+        assert exact_results("attention", {"scale": scale}, drawn(1), RESULTS) is None
+        truth = truth_of({"scale": scale}, drawn(1), returned=["output"])
+        assert not truth.inner
+        assert "weights" in truth.exact
+    nan = drawn(1)
+    nan["value"][0, 0, 0, 0] = np.nan
+    with pytest.raises(OutsideDomain, match="value holds NaN"):
+        exact_results("attention", {}, nan, RESULTS)
+    monkeypatch.setattr(oracle_blocks, "MIN_ELEMENTS", B * H * LQ * LK)  # small problems keep every stage
+    truth = truth_of({}, drawn(1), returned=["output"])
+    assert not truth.inner
+    assert "weights" in truth.exact
+
+
+NUMBERS = """
+title: A case with numbers
+source: {kind: derivation, title: none}
+operation: attention
+cases:
+  - name: Equal scores
+    inputs:
+      query: {constant: 0, shape: [2, 1]}
+      key: {constant: 1, shape: [4, 1]}
+      value: {ascending: [0, 1], shape: [4, 1]}
+    expect: [{stage: weights, because: one over the number of keys, known: "0.25 0.25 0.25 0.25\\n0.25 0.25 0.25 0.25"}]
+"""
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_stages_whose_numbers_are_known_are_worked_out_whoever_returned_them(
+    load_text: LoadText, compute: Compute
+) -> None:
+    (case,) = load_text(NUMBERS)
+    inputs, stages = compute(case, "float64")
+    outcomes = {"a": Computed({"output": stages["output"]})}
+    found = judge(case, "float64", inputs, outcomes, {"a": "native"})
+    assert not found.disagrees
+    assert "weights" in found.truth.exact
+    assert judge(replace(case, expected=()), "float64", inputs, outcomes, {"a": "native"}).truth.inner
+
+
+@pytest.mark.parametrize(
+    "options", [{"is_causal": True}, {"window": (100, 0)}, {}], ids=["causal", "window", "lengths"]
+)
+def test_nothing_of_the_size_of_the_score_matrix_is_made(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (oracle_blocks, by_rows):
+        monkeypatch.setattr(module, "ELEMENTS_AT_A_TIME", 1 << 13)
+    monkeypatch.setattr(oracle_blocks, "_MIN_KEYS", 64)
+    monkeypatch.setattr(oracle_blocks, "MIN_ELEMENTS", 0)
+    length = 3072
+    random = np.random.RandomState(0)
+    inputs = {name: random.randn(1, 1, length, 4).astype("float32") for name in ("query", "key", "value")}
+    if not options:
+        inputs |= {"key_lengths": np.array([1500]), "query_mask": np.arange(length)[np.newaxis] % 2 == 0}
+    tracemalloc.start()
+    try:
+        truth = truth_of(options, inputs, "float32", returned=["output"])
+        truth.bounds("native")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert truth.exact["output"].shape == (1, 1, 64, 4)
+    assert truth.queries == length
+    assert peak < length * length  # a byte for each score would be more
