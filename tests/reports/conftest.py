@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from attncheck.backends import BackendEntry
+from attncheck.cli import app
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.merge import merge_runs
 from attncheck.reading.selection import select_cases
@@ -22,6 +23,12 @@ from attncheck.reports.write import write_report
 from attncheck.results.format import EXACT, Row, StoredArray, bound_name
 from attncheck.results.reader import read_runs
 from attncheck.run import Settings, run_cases
+
+
+@pytest.fixture(scope="session", autouse=True)
+def every_command() -> None:
+    """Load the modules of all commands: a process loads that of its first one alone, and tests run several in one."""
+    app.load()
 
 
 def read_frames(*directories: Path) -> Frames:
