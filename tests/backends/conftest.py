@@ -1,4 +1,4 @@
-"""Runs a test once for every backend and dtype; a framework that is not installed is skipped by name."""
+"""Runs a test once for every backend and kind of dtype; a framework that is not installed is skipped by name."""
 
 from __future__ import annotations
 
@@ -55,18 +55,30 @@ def _prepared(entry: BackendEntry, dtype: str, mode: str = "eager") -> Iterator[
         restore()
 
 
-# Of module scope, so that a process-wide switch is turned once per module and hypothesis may use the fixtures.
-@pytest.fixture(scope="module", params=_params("float32", "float64"))
+@pytest.fixture(scope="session")
+def prepared() -> Callable[..., Any]:
+    """Return what prepares a backend for a dtype while a ``with`` lasts."""
+    return _prepared
+
+
+# The code knows two kinds of dtypes: those of the format itself, and 16 bits, whose sums are wider. JAX compiles all
+# anew for each.
+@pytest.fixture(
+    scope="module", params=[param for param in (*_params("float64"), *_params("bfloat16")) if param.id != "jax-float64"]
+)
 def setting(request: pytest.FixtureRequest) -> Iterator[Setting]:
-    with _prepared(*request.param) as prepared:
-        yield prepared
+    entry, dtype = request.param
+    # JAX compiles every operation by itself outside jax.jit, and the whole of a function inside it.
+    with _prepared(entry, dtype, entry.default_mode) as found:
+        yield found
 
 
 @pytest.fixture(scope="module", params=_params("bfloat16", "float16"))
 def half_setting(request: pytest.FixtureRequest) -> Iterator[Setting]:
     """Return a backend in a format of 16 bits, where it declares one."""
-    with _prepared(*request.param) as prepared:
-        yield prepared
+    entry, dtype = request.param
+    with _prepared(entry, dtype, entry.default_mode) as found:
+        yield found
 
 
 def _remember_switches(name: str) -> Callable[[], None]:
@@ -110,12 +122,6 @@ def _caller(setting: Setting) -> Run:
         return {name: setting.backend.to_numpy(stage) for name, stage in stages.items()}
 
     return call
-
-
-@pytest.fixture(scope="module")
-def unit(setting: Setting) -> float:
-    """Return u, the unit roundoff of the setting's dtype, in which every tolerance is stated."""
-    return float(np.finfo(setting.dtype).eps) / 2
 
 
 def _given_without_a_key(name: str, dtype: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What holds of a backend as a whole: names, order, conversion, dtypes, and the order of stages."""
+"""Facts of a backend that no check of its numbers sees: names, order, conversion, dtypes, and the order of stages."""
 
 from __future__ import annotations
 
@@ -10,36 +10,81 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 import attncheck.backends
-from attncheck.backends import BACKENDS
+from attncheck.backends import BACKENDS, EVERYTHING, BackendEntry, numpy_backend
 from attncheck.backends.contract import Backend
 
 Run = Callable[..., dict[str, NDArray[Any]]]
-
+SERVICES = {"prepare", "describe", "from_numpy", "to_numpy"}
 RNG = np.random.default_rng(20170612)
-QUERY, KEY, VALUE = RNG.normal(size=(2, 3, 4, 6)), RNG.normal(size=(2, 3, 5, 6)), RNG.normal(size=(2, 3, 5, 7))
-MASK, BIAS = RNG.random(size=(2, 1, 1, 5)) < 0.7, RNG.normal(size=(1, 3, 4, 1))
-MODELS = {"query": RNG.normal(size=(2, 4, 11)), "key": RNG.normal(size=(2, 5, 9)), "value": RNG.normal(size=(2, 5, 10))}
-WEIGHTS = {
-    "query_weight": RNG.normal(size=(11, 3 * 6)),
-    "key_weight": RNG.normal(size=(9, 3 * 6)),
-    "value_weight": RNG.normal(size=(10, 3 * 7)),
-    "output_weight": RNG.normal(size=(3 * 7, 13)),
-}
-BIASES = {f"{name}_bias": RNG.normal(size=WEIGHTS[f"{name}_weight"].shape[1]) for name in ("query", "key", "value")}
 
-SCORES = (2, 3, 4, 5)
-ATTENTION_SHAPES = {
-    "raw_scores": SCORES,
-    "scores": SCORES,
-    "biased": SCORES,
-    "masked": SCORES,
-    "weights": SCORES,
-    "log_sum_exp": (2, 3, 4),
+
+def normal(*shape: int) -> NDArray[Any]:
+    return RNG.normal(size=shape)
+
+
+# B 2, H 3, Lq 4, Lk 5, D 6, Dv 7; models 11, 9 and 10 wide, projected to 13.
+QUERY, KEY, VALUE = normal(2, 3, 4, 6), normal(2, 3, 5, 6), normal(2, 3, 5, 7)
+ATTENTION = {"query": QUERY, "key": KEY, "value": VALUE}
+SHARED = {"query": QUERY, "key": KEY[:, :1], "value": VALUE[:, :1]}
+MASK, BIAS = RNG.random(size=(2, 1, 1, 5)) < 0.7, normal(1, 3, 4, 1)
+PROJECTED = {
+    **{"query": normal(2, 4, 11), "key": normal(2, 5, 9), "value": normal(2, 5, 10)},
+    **{"query_weight": normal(11, 18), "key_weight": normal(9, 18), "value_weight": normal(10, 21)},
+    **{"query_bias": normal(18), "key_bias": normal(18), "value_bias": normal(21)},
+}
+PROJECTED_OUTPUT = {"output_weight": normal(21, 13), "output_bias": normal(13)}
+SCORES, ROWS, CONTEXT = (2, 3, 4, 5), (2, 3, 4), (2, 3, 4, 7)
+RAW = {"raw_scores": SCORES, "scores": SCORES}
+MASKED = {"biased": SCORES, "masked": SCORES}
+WEIGHTS = {"weights": SCORES, "log_sum_exp": ROWS}
+GRADIENTS = {f"grad_{name}": array.shape for name, array in SHARED.items()}
+
+CALLS: dict[str, tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = {
+    "attention": ("attention", ATTENTION, {**RAW, **WEIGHTS, "output": CONTEXT}),
+    "attention with a mask and a bias": (
+        "attention",
+        {**ATTENTION, "mask": MASK, "bias": BIAS, "is_causal": True, "scale": 0.3},
+        {**RAW, **MASKED, **WEIGHTS, "output": CONTEXT},
+    ),
+    "attention with a softcap in shared heads": (
+        "attention",
+        {**SHARED, "bias": BIAS, "softcap": 2.0, "window": (1, None), "key_lengths": np.array([5, 3])},
+        {**RAW, "capped": SCORES, **MASKED, **WEIGHTS, "output": CONTEXT},
+    ),
+    "projected attention": (
+        "multi_head_attention",
+        {**PROJECTED, **PROJECTED_OUTPUT, "heads": 3, "mask": MASK, "bias": BIAS, "is_causal": True},
+        {
+            **{"query": QUERY.shape, "key": KEY.shape, "value": VALUE.shape, **RAW, **MASKED, **WEIGHTS},
+            **{"context": CONTEXT, "output": (2, 4, 13)},
+        },
+    ),
+    "gradients": ("attention_gradients", {**SHARED, "grad_output": np.ones(CONTEXT)}, GRADIENTS),
+    "gradients with a bias": (
+        "attention_gradients",
+        {**SHARED, "grad_output": np.ones(CONTEXT), "mask": MASK, "bias": BIAS, "softcap": 2.0},
+        {**GRADIENTS, "grad_bias": BIAS.shape},
+    ),
+    "no mask": ("mask_scores", {"scores": np.zeros(SCORES)}, {}),
+    "a fill without a rule": ("mask_scores", {"scores": np.zeros(SCORES), "mask_fill": -1e9}, {}),
+    "a bias": ("mask_scores", {"scores": np.zeros(SCORES), "bias": BIAS}, {"biased": SCORES}),
+    "causality": ("mask_scores", {"scores": np.zeros(SCORES), "is_causal": True}, {"masked": SCORES}),
+    "dot": ("dot_scores", {"query": QUERY, "key": KEY, "softcap": 3.0}, {**RAW, "capped": SCORES}),
+    "cosine": ("cosine_scores", {"query": QUERY, "key": KEY, "scale": 3.0}, {"scores": SCORES}),
+    "general": ("general_scores", {"query": QUERY, "key": KEY, "weight": np.eye(6)}, {"scores": SCORES}),
+    "additive": (
+        "additive_scores",
+        {"query": QUERY, "key": KEY, "query_weight": np.eye(6), "key_weight": np.eye(6)}
+        | {"score_vector": np.ones(6), "score_bias": np.ones(6)},
+        {"scores": SCORES},
+    ),
+    "softmax": ("softmax", {"scores": np.zeros(SCORES)}, WEIGHTS),
 }
 
 
@@ -60,166 +105,129 @@ def _module(name: str) -> ast.Module:
     return ast.parse((Path(attncheck.backends.__file__).parent / f"{name}.py").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("entry", BACKENDS.values(), ids=BACKENDS.keys())
-def test_every_module_has_the_functions_of_the_contract_in_its_order_with_its_parameters(
-    entry: attncheck.backends.BackendEntry,
-) -> None:
+def test_every_framework_has_the_functions_of_the_contract_in_its_order_with_its_parameters() -> None:
     (contract,) = (node for node in ast.walk(_module("contract")) if isinstance(node, ast.ClassDef))
-    wanted, found = _functions(contract), _functions(_module(entry.module.rpartition(".")[2]))
-    assert list(found) == list(wanted)
-    assert found == wanted
-
-
-def _mode_params() -> list[Any]:
-    params = []
+    wanted = _functions(contract)
     for entry in BACKENDS.values():
-        for mode in entry.modes:
-            marks = [
-                getattr(pytest.mark, entry.name),
-                pytest.mark.skipif(not entry.is_installed, reason=f"{entry.packages[0]} is not installed"),
-            ]
-            params.append(pytest.param(entry, mode.name, id=f"{entry.name}.{mode.name}", marks=marks))
+        found = _functions(_module(entry.module.rpartition(".")[2]))
+        assert list(found) == list(wanted)
+        assert found == wanted, entry.name
+
+
+def _entries() -> list[Any]:
+    params = []
+    for entry in EVERYTHING.values():
+        marks = [pytest.mark.skipif(not entry.is_installed, reason=f"{entry.packages[0]} is not installed")]
+        marks += [getattr(pytest.mark, entry.name)] if entry.name != "numpy" else []
+        params.append(pytest.param(entry, marks=marks, id=entry.name))
     return params
 
 
-@pytest.mark.parametrize(("entry", "mode"), _mode_params())
+@pytest.mark.parametrize("entry", [param for param in _entries() if param.id in BACKENDS])
 def test_every_mode_has_functions_of_the_contract_with_parameters_of_the_contract_in_its_order(
-    entry: attncheck.backends.BackendEntry, mode: str
+    entry: BackendEntry,
 ) -> None:
-    with mock.patch.dict(os.environ, entry.environment):
-        backend = entry.load(mode)
     wanted = {name: signature(function) for name, function in vars(Backend).items() if not name.startswith("_")}
-    found = {name: signature(getattr(backend, name)) for name in wanted if hasattr(backend, name)}
-    services = {"prepare", "describe", "from_numpy", "to_numpy"}
-    assert services < set(found)  # and at least one operation
-    for name, own in found.items():
-        of_contract = wanted[name].parameters
-        assert list(own.parameters) == [each for each in of_contract if each in own.parameters], name
-        for parameter in own.parameters.values():
-            assert parameter.kind == of_contract[parameter.name].kind, (name, parameter)
-            assert (parameter.default is parameter.empty) == (of_contract[parameter.name].default is parameter.empty), (
-                name,
-                parameter,
-            )
+    for mode in entry.modes:
+        with mock.patch.dict(os.environ, entry.environment):
+            backend = entry.load(mode.name)
+        found = {name: signature(getattr(backend, name)) for name in wanted if hasattr(backend, name)}
+        assert set(found) > SERVICES  # and at least one operation
+        # It says whether packed sequences have to become a mask.
+        assert mode.folds_sequences == ("attention" in found and "packed_attention" not in found), mode.name
+        for name, own in found.items():
+            of_contract = wanted[name].parameters
+            assert list(own.parameters) == [each for each in of_contract if each in own.parameters], (mode.name, name)
+            for parameter in own.parameters.values():
+                other = of_contract[parameter.name]
+                assert parameter.kind == other.kind, (mode.name, name, parameter)
+                optional = parameter.default is not parameter.empty
+                assert optional == (other.default is not other.empty), (mode.name, name, parameter)
 
 
-def test_a_backend_describes_itself_in_words_and_names_version_and_device(setting: Any) -> None:
+def test_a_backend_describes_itself_in_words_and_was_prepared_for_one_thread(setting: Any) -> None:
     description = setting.backend.describe()
     assert {"version", "device"} <= set(description)
-    assert all(isinstance(value, str) and value for name, value in description.items())
+    assert all(isinstance(value, str) and value for value in description.values())
+    assert description.get("threads", "1") == "1"
 
 
-def test_one_thread_is_what_a_backend_reports_after_being_prepared_for_one(setting: Any) -> None:
-    assert setting.backend.describe().get("threads", "1") == "1"
+VIEWS: dict[str, Callable[[NDArray[Any]], Any]] = {
+    "whole": lambda array: array,
+    "negative strides": lambda array: array[:, ::-1, ::-2],
+    "transposed": lambda array: array.swapaxes(0, 2),
+    "broadcast": lambda array: np.broadcast_to(array[:, :1], array.shape),
+    "empty": lambda array: array[:, :, :0],
+    "rank 0": lambda array: array[0, 0, 0],
+}
 
 
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda array: array,
-        lambda array: array[:, ::-1, ::-2],
-        lambda array: array.swapaxes(0, 2),
-        lambda array: np.broadcast_to(array[:, :1], array.shape),
-        lambda array: array[:, :, :0],
-        lambda array: array[0, 0, 0],
-    ],
-    ids=["whole", "negative strides", "transposed", "broadcast", "empty", "rank 0"],
-)
-@pytest.mark.parametrize("boolean", [False, True], ids=["floats", "booleans"])
+@pytest.mark.parametrize("entry", [param for param in _entries() if param.id in BACKENDS])
 def test_an_array_comes_back_from_the_framework_with_its_dtype_shape_and_numbers(
-    setting: Any, view: Callable[[NDArray[Any]], Any], boolean: bool
+    entry: BackendEntry, prepared: Callable[..., Any]
 ) -> None:
-    numbers = np.array([0.1, -0.0, np.inf, -np.inf, np.nan, 1e-30, *range(18)], dtype=setting.dtype).reshape(2, 3, 4)
-    array = np.asarray(view(numbers > 1 if boolean else numbers))
-    back = setting.backend.to_numpy(setting.backend.from_numpy(array))
-    assert back.dtype == array.dtype
-    assert back.shape == array.shape
-    np.testing.assert_array_equal(back, array)
-    np.testing.assert_array_equal(np.signbit(back.astype(setting.dtype)), np.signbit(array.astype(setting.dtype)))
+    special = [0.1, -0.0, np.inf, -np.inf, np.nan, 1e-30, *range(18)]
+    for dtype in entry.classes:
+        with prepared(entry, dtype) as setting:
+            numbers = np.array(special).astype(setting.dtype).reshape(2, 3, 4)
+            flags = np.arange(24).reshape(2, 3, 4) % 3 == 0
+            for name, view in VIEWS.items():
+                for array in map(np.asarray, (view(numbers), view(flags))):
+                    back = setting.backend.to_numpy(setting.backend.from_numpy(array))
+                    assert (back.dtype, back.shape) == (array.dtype, array.shape), name
+                    assert back.tobytes() == array.tobytes(), name
+            lengths = np.array([5, 0, 2**31 - 1], dtype=np.int64)
+            back = setting.backend.to_numpy(setting.backend.from_numpy(lengths))
+            assert np.issubdtype(back.dtype, np.signedinteger)
+            np.testing.assert_array_equal(back, lengths)
+            if setting.dtype.itemsize == 2:
+                bits = np.arange(2**16, dtype=np.uint16)
+                with np.errstate(invalid="ignore"):  # a signalling NaN is among them
+                    numbers = bits.view(setting.dtype)[~np.isnan(bits.view(setting.dtype))]
+                back = setting.backend.to_numpy(setting.backend.from_numpy(numbers))
+                assert back.dtype == setting.dtype
+                np.testing.assert_array_equal(back.view(np.uint16), numbers.view(np.uint16))
 
 
-def test_attention_names_its_stages_in_order_with_their_shapes_and_keeps_the_dtype(setting: Any, run: Run) -> None:
-    stages = run("attention", QUERY, KEY, VALUE, mask=MASK, bias=BIAS, is_causal=True, scale=0.3)
-    shapes = {**ATTENTION_SHAPES, "output": (2, 3, 4, 7)}
-    assert [(name, stage.shape) for name, stage in stages.items()] == list(shapes.items())
-    assert {stage.dtype for stage in stages.values()} == {setting.dtype}
+def test_every_operation_names_its_stages_in_order_with_their_shapes_and_keeps_the_dtype(
+    setting: Any, run: Run
+) -> None:
+    for call, (operation, inputs, shapes) in CALLS.items():
+        stages = run(operation, **inputs)
+        found = [(name, stage.shape) for name, stage in stages.items()]
+        # jax.jit returns them in the order of their names.
+        assert found == (sorted(shapes.items()) if setting.name == "jax" else list(shapes.items())), call
+        assert {stage.dtype for stage in stages.values()} <= {setting.dtype}, call
 
 
-def test_multi_head_attention_names_its_stages_in_order_and_keeps_the_dtype(setting: Any, run: Run) -> None:
-    options = {**WEIGHTS, **BIASES, "output_bias": RNG.normal(size=13), "mask": MASK, "bias": BIAS, "is_causal": True}
-    stages = run("multi_head_attention", **MODELS, heads=3, **options)
-    shapes = {
-        "query": (2, 3, 4, 6),
-        "key": (2, 3, 5, 6),
-        "value": (2, 3, 5, 7),
-        **ATTENTION_SHAPES,
-        "context": (2, 3, 4, 7),
-        "output": (2, 4, 13),
+@pytest.mark.jax
+@pytest.mark.skipif(not BACKENDS["jax"].is_installed, reason="jax is not installed")
+def test_eager_code_in_jax_names_its_stages_in_order() -> None:
+    """Traced, so that nothing is compiled."""
+    import jax
+
+    backend: Any = BACKENDS["jax"].load("eager")
+    for call, (operation, inputs, shapes) in CALLS.items():
+        arrays = {name: each for name, each in inputs.items() if isinstance(each, np.ndarray)}
+        narrow = {name: each.astype(np.float32) if each.dtype.kind == "f" else each for name, each in arrays.items()}
+        given = inputs | {name: backend.from_numpy(each) for name, each in narrow.items()}
+        names: list[str] = []
+        jax.eval_shape(lambda: names.extend(getattr(backend, operation)(**given)))  # noqa: B023
+        assert names == list(shapes), call
+
+
+def test_merged_parts_keep_their_dtype_and_log_sum_exps_are_never_narrower_than_float32(
+    setting: Any,
+) -> None:
+    wide = np.dtype(np.float64 if setting.dtype == np.float64 else np.float32)
+    given = normal(3, 2, 4, 5, 7).astype(setting.dtype), normal(3, 2, 4, 5).astype(wide)
+    stages = setting.backend.merge_states(*map(setting.backend.from_numpy, given))
+    found = {name: setting.backend.to_numpy(stage) for name, stage in stages.items()}
+    assert {name: (array.shape, array.dtype) for name, array in found.items()} == {
+        "weights": ((2, 4, 5, 3), wide),
+        "log_sum_exp": ((2, 4, 5), wide),
+        "output": ((2, 4, 5, 7), setting.dtype),
     }
-    assert [(name, stage.shape) for name, stage in stages.items()] == list(shapes.items())
-    assert {stage.dtype for stage in stages.values()} == {setting.dtype}
-
-
-def test_stages_that_nothing_asks_for_are_left_out(run: Run) -> None:
-    assert list(run("attention", QUERY, KEY, VALUE)) == ["raw_scores", "scores", "weights", "log_sum_exp", "output"]
-    assert run("mask_scores", np.zeros(SCORES)) == {}
-    assert list(run("mask_scores", np.zeros(SCORES), bias=BIAS)) == ["biased"]
-    assert list(run("mask_scores", np.zeros(SCORES), is_causal=True)) == ["masked"]
-
-
-def test_attention_with_a_softcap_and_grouped_heads_names_its_stages_in_order(setting: Any, run: Run) -> None:
-    stages = run("attention", QUERY, KEY[:, :1], VALUE[:, :1], bias=BIAS, softcap=2.0, window=(1, None))
-    shapes = {"raw_scores": SCORES, "scores": SCORES, "capped": SCORES, **ATTENTION_SHAPES, "output": (2, 3, 4, 7)}
-    assert [(name, stage.shape) for name, stage in stages.items()] == list(shapes.items())
-    assert {stage.dtype for stage in stages.values()} == {setting.dtype}
-
-
-def test_gradients_have_the_shapes_of_what_they_belong_to_and_keep_the_dtype(setting: Any, run: Run) -> None:
-    key, value, grad_output = KEY[:, :1], VALUE[:, :1], np.ones((2, 3, 4, 7))
-    gradients = run("attention_gradients", QUERY, key, value, grad_output, mask=MASK, bias=BIAS, softcap=2.0)
-    shapes = {"grad_query": QUERY.shape, "grad_key": key.shape, "grad_value": value.shape, "grad_bias": BIAS.shape}
-    assert [(name, gradient.shape) for name, gradient in gradients.items()] == list(shapes.items())
-    assert {gradient.dtype for gradient in gradients.values()} == {setting.dtype}
-    without = run("attention_gradients", QUERY, key, value, grad_output)
-    assert list(without) == ["grad_query", "grad_key", "grad_value"]
-
-
-def test_whole_numbers_keep_their_values_and_shape(setting: Any) -> None:
-    lengths = np.array([5, 0, 2**31 - 1], dtype=np.int64)
-    back = setting.backend.to_numpy(setting.backend.from_numpy(lengths))
-    assert np.issubdtype(back.dtype, np.signedinteger)
-    np.testing.assert_array_equal(back, lengths)
-
-
-@pytest.mark.parametrize(
-    "operation",
-    ["dot_scores", "cosine_scores", "general_scores", "additive_scores", "mask_scores", "softmax"],
-    ids=str,
-)
-def test_every_other_operation_keeps_the_dtype_of_its_inputs(setting: Any, run: Run, operation: str) -> None:
-    inputs: dict[str, tuple[NDArray[Any], ...]] = {
-        "dot_scores": (QUERY, KEY),
-        "cosine_scores": (QUERY, KEY),
-        "general_scores": (QUERY, KEY, np.eye(6)),
-        "additive_scores": (QUERY, KEY, np.eye(6), np.eye(6), np.ones(6)),
-        "mask_scores": (np.zeros(SCORES),),
-        "softmax": (np.zeros(SCORES),),
-    }
-    options = {
-        "mask_scores": {
-            "mask": MASK,
-            "bias": BIAS,
-            "is_causal": True,
-            "window": (2, None),
-            "key_lengths": np.array([5, 3]),
-        },
-        "additive_scores": {"score_bias": np.ones(6)},
-        "cosine_scores": {"scale": 3.0},
-        "dot_scores": {"softcap": 3.0},
-    }
-    stages = run(operation, *inputs[operation], **options.get(operation, {}))
-    assert stages
-    assert {stage.dtype for stage in stages.values()} == {setting.dtype}
 
 
 def test_no_operation_writes_into_the_arrays_that_it_is_given(setting: Any) -> None:
@@ -234,11 +242,76 @@ def test_no_operation_writes_into_the_arrays_that_it_is_given(setting: Any) -> N
         np.testing.assert_array_equal(array, before)
 
 
-@pytest.mark.parametrize(("entry", "mode"), _mode_params())
-def test_a_mode_says_whether_packed_sequences_have_to_become_a_mask(
-    entry: attncheck.backends.BackendEntry, mode: str
-) -> None:
-    with mock.patch.dict(os.environ, entry.environment):
-        backend = entry.load(mode)
-    lacks = hasattr(backend, "attention") and not hasattr(backend, "packed_attention")
-    assert entry.all_modes[mode].folds_sequences == lacks
+def test_what_may_not_be_attended_changes_no_bit(run: Run) -> None:
+    """Where a check allows the numbers to move within their bounds."""
+    mask = np.ones((2, 1, 1, 5), dtype=bool)
+    mask[0, ..., 2] = False
+    garbage, key, value = RNG.uniform(-1e6, 1e6, 13), KEY.copy(), VALUE.copy()
+    for forbidden in (np.s_[0, :, 2], np.s_[1, :, 3], np.s_[:, :, 4]):  # masked, beyond the length, in the future
+        key[forbidden], value[forbidden] = garbage[:6], garbage[6:]
+    options = {"mask": mask, "is_causal": True, "key_lengths": np.array([5, 3])}
+    before, after = (run("attention", QUERY, *pair, **options) for pair in ((KEY, VALUE), (key, value)))
+    for stage in ("weights", "log_sum_exp", "output"):
+        np.testing.assert_array_equal(after[stage], before[stage], err_msg=stage)
+
+
+def test_a_nan_score_shows_in_its_own_row_at_every_place_and_in_no_other(run: Run) -> None:
+    """In rows longer than a vector register: a vectorised maximum may lose a NaN in some lanes only."""
+    scores = np.zeros((1, 1, 19, 9))
+    scores[0, 0, :9], scores[0, 0, 9:18] = 0.5, -np.inf
+    for place in range(9):
+        scores[0, 0, [place, 9 + place], place] = np.nan
+    stages = run("softmax", scores)
+    # TensorFlow's float32 kernel confines the NaN to its own weight; all others spread it over the row.
+    assert np.isnan(stages["weights"][np.isnan(scores)]).all()
+    assert np.isnan(stages["log_sum_exp"][0, 0]).tolist() == [True] * 18 + [False]
+    assert not np.isnan(stages["weights"][0, 0, 18]).any()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # inf - inf, which is what is asked for
+def test_a_score_of_plus_infinity_gives_an_infinite_log_sum_exp_and_a_weight_that_is_nan(run: Run) -> None:
+    stages = run("softmax", np.array([[[[0.0, np.inf, 1.0]]]]))
+    np.testing.assert_array_equal(stages["log_sum_exp"], [[[np.inf]]])
+    assert np.isnan(stages["weights"][0, 0, 0, 1])
+
+
+def test_the_same_number_added_to_every_score_and_an_empty_past_change_no_bit(run: Run) -> None:
+    # Quarters plus 8 are exact in bfloat16, so that who subtracts the maximum sees the same differences.
+    scores = np.array([[[[0.25, -1.5, 3.0, 0.0, 2.75]]]])
+    before, after = (run("softmax", each)["weights"] for each in (scores, scores + 8))
+    np.testing.assert_array_equal(after, before)
+    past = {"past_key": KEY[:, :, :0], "past_value": VALUE[:, :, :0]}
+    with_past, without = run("attention", QUERY, KEY, VALUE, **past), run("attention", QUERY, KEY, VALUE)
+    np.testing.assert_array_equal(with_past["output"], without["output"])
+
+
+def test_an_output_bias_without_an_output_weight_is_refused_rather_than_dropped(run: Run) -> None:
+    with pytest.raises(ValueError, match="output_bias needs output_weight"):
+        run("multi_head_attention", **PROJECTED, output_bias=normal(13), heads=3)
+
+
+@pytest.mark.parametrize("factor", [1e-309, 1e-160, 1e160, 1e307])
+def test_the_reference_knows_the_angle_of_vectors_whose_squares_no_number_holds(factor: float) -> None:
+    query, key = np.array([[[[3.0, 4.0]]]]), np.array([[[[4.0, 3.0], [-3.0, -4.0]]]])
+    found = numpy_backend.cosine_scores(query, key * factor)["scores"]
+    # Of 1e-309 subnormal numbers hold 14 bits less than others.
+    np.testing.assert_allclose(found, [[[[0.96, -1.0]]]], rtol=1e-12)
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not BACKENDS["torch"].is_installed, reason="torch is not installed")
+def test_a_torch_tensor_has_the_strides_and_the_memory_of_its_array(recwarn: pytest.WarningsRecorder) -> None:
+    backend: Any = BACKENDS["torch"].load()
+    for dtype in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16, np.int64, np.bool_):
+        for view in (np.s_[...], np.s_[..., ::2], np.s_[:, :1]):
+            array = np.arange(24).reshape(2, 3, 4).astype(dtype)[view]
+            array = np.broadcast_to(array, (2, 3, 4)) if view == np.s_[:, :1] else array
+            for each in (array, array.transpose(0, 2, 1)):
+                tensor = backend.from_numpy(each)
+                assert tensor.data_ptr() == each.__array_interface__["data"][0]
+                assert tuple(stride * each.itemsize for stride in tensor.stride()) == each.strides
+    assert not recwarn.list  # of read-only arrays
+    # A vector too short for functional.normalize has a direction all the same: 3 of 5, four roundings.
+    tiny, one = np.array([[[[3e-13, 4e-13]]]]), np.array([[[[1.0, 0.0]]]])
+    scores = backend.cosine_scores(backend.from_numpy(tiny), backend.from_numpy(one))["scores"]
+    np.testing.assert_allclose(backend.to_numpy(scores), [[[[0.6]]]], rtol=4 * 2.0**-53)

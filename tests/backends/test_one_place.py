@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from attncheck.backends import BACKENDS, EVERYTHING, LIBRARIES, PYTHONS, BackendEntry
+from attncheck.backends import BACKENDS, EVERYTHING, LIBRARIES, PYTHONS
 
 ROOT = Path(__file__).parents[2]
 FRAMEWORKS = [entry for name, entry in BACKENDS.items() if name != "numpy"]  # NumPy is no extra: everything needs it
@@ -97,18 +97,14 @@ def test_the_pythons_are_those_that_the_package_says() -> None:
     assert all(set(entry.pythons) <= set(PYTHONS) and entry.pythons for entry in BACKENDS.values())
 
 
-@pytest.mark.parametrize("entry", EVERYTHING.values(), ids=EVERYTHING.keys())
-def test_the_versions_that_the_published_figures_were_made_with_are_pinned(entry: BackendEntry) -> None:
+def test_the_versions_of_what_is_published_are_pinned_and_types_are_checked_without_any_framework() -> None:
     pinned = re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
-    assert set(entry.packages) <= set(pinned)
-    assert re.split(r"[<>=]", entry.requirement)[0] == entry.packages[0]
-
-
-@pytest.mark.parametrize("entry", [*FRAMEWORKS, *LIBRARIES.values()], ids=lambda entry: entry.name)
-def test_types_are_checked_without_the_framework(entry: BackendEntry) -> None:
     (override,) = pyproject()["tool"]["mypy"]["overrides"]
-    importable = {name for name in entry.packages if name != "jaxlib"}  # nothing here imports that one
-    assert {f"{name}.*" for name in importable} <= set(override["module"])
+    for name, entry in EVERYTHING.items():
+        assert set(entry.packages) <= set(pinned), name
+        assert re.split(r"[<>=]", entry.requirement)[0] == entry.packages[0], name
+        importable = set(entry.packages) - {"jaxlib", "numpy"}  # nothing imports the one, and the other has types
+        assert {f"{each}.*" for each in importable} <= set(override["module"]), name
 
 
 def test_every_module_is_held_against_the_contract_by_the_type_checker() -> None:

@@ -17,11 +17,7 @@ from attncheck.backends.contract import EmptyRows
 from attncheck.reports.expected_failures import address_of
 from attncheck.spec import DTYPES
 
-MODES = [
-    pytest.param(mode, id=f"{entry.name}.{mode.name}")
-    for entry in EVERYTHING.values()
-    for mode in entry.all_modes.values()
-]
+MODES = {f"{entry.name}.{mode.name}": mode for entry in EVERYTHING.values() for mode in entry.all_modes.values()}
 
 
 def python(code: str, **environment: str) -> str:
@@ -53,14 +49,14 @@ def test_loading_the_numpy_backend_imports_no_other_framework() -> None:
     assert python(code).splitlines() == ["attncheck.backends.numpy_backend", "[]"]
 
 
-@pytest.mark.parametrize("entry", BACKENDS.values(), ids=BACKENDS.keys())
-def test_every_line_is_filed_under_its_name_and_names_a_module_that_exists(entry: BackendEntry) -> None:
-    assert BACKENDS[entry.name] is entry
-    spec = find_spec(entry.module)
-    assert spec is not None
-    assert spec.origin is not None
-    # Never named after the library that it wraps: run directly, numpy.py would hide NumPy.
-    assert Path(spec.origin).stem not in entry.packages
+def test_every_line_is_filed_under_its_name_and_names_a_module_that_exists() -> None:
+    for name, entry in BACKENDS.items():
+        assert entry.name == name
+        spec = find_spec(entry.module)
+        assert spec is not None
+        assert spec.origin is not None
+        # Never named after the library that it wraps: run directly, numpy.py would hide NumPy.
+        assert Path(spec.origin).stem not in entry.packages
 
 
 def test_every_backend_module_in_the_folder_has_its_line_in_the_table() -> None:
@@ -71,30 +67,25 @@ def test_every_backend_module_in_the_folder_has_its_line_in_the_table() -> None:
     assert files == {entry.module for entry in BACKENDS.values()}
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_every_mode_names_a_module_that_exists_and_says_what_it_is(mode: Mode) -> None:
-    spec = find_spec(mode.module)
-    assert spec is not None
-    assert spec.origin is not None
-    assert mode.name.isidentifier()
-    assert mode.description
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_every_mode_declares_a_numerical_class_that_exists_in_its_dtype(mode: Mode) -> None:
-    assert mode.classes
-    assert set(mode.classes) <= set(DTYPES)
-    for dtype, rounding_model in mode.classes.items():
-        assert rounding_model_named(rounding_model, dtype).dtype == dtype
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_every_convention_of_a_mode_is_a_known_one_with_a_reason_and_a_source_that_documents_it(mode: Mode) -> None:
-    assert set(mode.conventions) <= {"empty_rows"}
-    for convention in mode.conventions.values():
-        assert convention.value in get_args(EmptyRows)
-        assert len(convention.reason.split()) >= 8
-        assert address_of(convention.source)
+def test_every_mode_says_what_it_is_and_declares_numerical_classes_that_exist_and_conventions_with_a_source() -> None:
+    eager = {entry.module for entry in BACKENDS.values()}
+    for name, mode in MODES.items():
+        spec = find_spec(mode.module)
+        assert spec is not None, name
+        assert spec.origin is not None, name
+        assert mode.name.isidentifier(), name
+        assert mode.description, name
+        assert mode.classes, name
+        assert set(mode.classes) <= set(DTYPES), name
+        for dtype, rounding_model in mode.classes.items():
+            assert rounding_model_named(rounding_model, dtype).dtype == dtype, name
+        assert set(mode.conventions) <= {"empty_rows"}, name
+        for convention in mode.conventions.values():
+            assert convention.value in get_args(EmptyRows), name
+            assert len(convention.reason.split()) >= 8, name
+            assert address_of(convention.source), name
+        # One that takes the option gives what it is asked for.
+        assert not (mode.module in eager and mode.conventions), name
 
 
 def test_what_nobody_documents_as_intended_is_no_convention_of_a_mode() -> None:
@@ -114,20 +105,13 @@ def test_a_library_has_no_eager_code_and_none_of_the_names_of_frameworks() -> No
     assert {**BACKENDS, **LIBRARIES} == EVERYTHING
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_mode_that_takes_the_option_declares_nothing_of_it(mode: Mode) -> None:
-    # It gives what it is asked for.
-    eager = {entry.module for entry in BACKENDS.values()}
-    assert not (mode.module in eager and mode.conventions)
-
-
-@pytest.mark.parametrize("entry", BACKENDS.values(), ids=BACKENDS.keys())
-def test_the_eager_mode_is_the_frameworks_own_module_and_no_two_modes_have_one_name(entry: BackendEntry) -> None:
-    names = ["eager", *(mode.name for mode in entry.modes)]
-    assert list(entry.all_modes) == names
-    assert len(set(names)) == len(names)
-    assert entry.all_modes["eager"].module == entry.module
-    assert entry.all_modes["eager"].classes == entry.classes
+def test_the_eager_mode_is_the_frameworks_own_module_and_no_two_modes_have_one_name() -> None:
+    for entry in BACKENDS.values():
+        names = ["eager", *(mode.name for mode in entry.modes)]
+        assert list(entry.all_modes) == names
+        assert len(set(names)) == len(names)
+        assert entry.all_modes["eager"].module == entry.module
+        assert entry.all_modes["eager"].classes == entry.classes
 
 
 def test_numpy_has_no_mode_of_sixteen_bits() -> None:

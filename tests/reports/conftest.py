@@ -1,26 +1,68 @@
-"""Frames for the tests of reports: of results that are written by hand, and of the documents, really run."""
+"""Frames for the tests of reports, of results that are written by hand and of the documents, really run; pages read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from attncheck.backends import BackendEntry
+from attncheck.cli import app
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.merge import merge_runs
 from attncheck.reading.selection import select_cases
 from attncheck.reports.frames import Frames
+from attncheck.reports.html.render import render_html
 from attncheck.reports.making import make_frames
+from attncheck.reports.write import write_report
+from attncheck.results.format import EXACT, Row, StoredArray, bound_name
 from attncheck.results.reader import read_runs
 from attncheck.run import Settings, run_cases
+
+
+@pytest.fixture(scope="session", autouse=True)
+def every_command() -> None:
+    """Load the modules of all commands: a process loads that of its first one alone, and tests run several in one."""
+    app.load()
+
+
+def read_frames(*directories: Path) -> Frames:
+    return make_frames(merge_runs(read_runs(directories)))
+
+
+@dataclass(frozen=True)
+class Hand:
+    """Results that are written by hand: rows, records of cases, a folder of them, and the frames of folders."""
+
+    row: Callable[..., Row]
+    case: Callable[..., dict[str, Any]]
+    run: Callable[..., Path]
+
+    @staticmethod
+    def frames_of(*directories: Path) -> Frames:
+        return read_frames(*directories)
+
+    def frames(self, rows: Iterable[Row] = (), **run: Any) -> Frames:
+        """Return the frames of one run; ``run`` is what its environment says, as ``write_run`` takes it."""
+        return read_frames(self.run(rows, **run))
+
+
+@pytest.fixture
+def hand(
+    make_row: Callable[..., Row], make_case_record: Callable[..., dict[str, Any]], write_run: Callable[..., Path]
+) -> Hand:
+    return Hand(make_row, make_case_record, write_run)
 
 
 @pytest.fixture(scope="session")
 def frames_of() -> Callable[..., Frames]:
     """Read results directories into frames."""
-    return lambda *directories: make_frames(merge_runs(read_runs(directories)))
+    return read_frames
 
 
 @pytest.fixture(scope="session")
@@ -35,5 +77,141 @@ def document_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def document_frames(document_run: Path, frames_of: Callable[..., Frames]) -> Frames:
-    return frames_of(document_run)
+def document_frames(document_run: Path) -> Frames:
+    return read_frames(document_run)
+
+
+@pytest.fixture(scope="session")
+def document_report(document_frames: Frames, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the report of the documents, written once. Tests leave it as it is."""
+    return write_report(document_frames, tmp_path_factory.mktemp("written") / "deep" / "report").parent
+
+
+_VOID = {"meta", "link", "br", "input", "hr", "img"}
+
+
+@dataclass
+class Element:
+    """One element: its attributes, and what is in it."""
+
+    tag: str
+    attributes: dict[str, str]
+    children: list[Element | str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """All its text, with spaces made one."""
+        parts = (child if isinstance(child, str) else child.text for child in self.children)
+        return " ".join(" ".join(parts).split())
+
+    @property
+    def raw(self) -> str:
+        """All its text as it is."""
+        return "".join(child if isinstance(child, str) else child.raw for child in self.children)
+
+    @property
+    def classes(self) -> list[str]:
+        return self.attributes.get("class", "").split()
+
+    def all(self, tag: str = "", **attributes: str) -> list[Element]:
+        """Elements below with a tag, and with attributes; ``of_class`` names one of the classes."""
+        return [
+            element
+            for element in self.walk()
+            if tag in ("", element.tag)
+            and all(
+                value in element.classes if name == "of_class" else element.attributes.get(name) == value
+                for name, value in attributes.items()
+            )
+        ]
+
+    def one(self, tag: str = "", **attributes: str) -> Element:
+        (found,) = self.all(tag, **attributes)
+        return found
+
+    def walk(self) -> Iterator[Element]:
+        for child in self.children:
+            if isinstance(child, Element):
+                yield child
+                yield from child.walk()
+
+
+class _Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.root = Element("", {})
+        self.open = [self.root]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = [name for name, _ in attrs]
+        assert len(set(names)) == len(names), f"an attribute of {tag} is there twice"
+        element = Element(tag, {name: value or "" for name, value in attrs})
+        self.open[-1].children.append(element)
+        if tag not in _VOID:
+            self.open.append(element)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.open[-1].children.append(Element(tag, {name: value or "" for name, value in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open[-1].tag == tag, f"</{tag}> ends <{self.open[-1].tag}>"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.open[-1].children.append(data)
+
+
+def parse(text: str) -> Element:
+    """Read a page into its elements."""
+    reader = _Reader()
+    reader.feed(text)
+    reader.close()
+    assert reader.open == [reader.root], "an element is not closed"
+    return reader.root
+
+
+@pytest.fixture(scope="session")
+def page_of() -> Callable[..., Element]:
+    """Read a page, or render frames and read theirs."""
+    return lambda page, budget=None: parse(page if isinstance(page, str) else render_html(page, budget))
+
+
+@pytest.fixture
+def failing_frames(hand: Any) -> Frames:
+    """One case on three implementations: right, wrong at one of its three weights, and known to be wrong."""
+    exact, bound = np.array([[[[0.1, 0.2, 0.7]]]]), np.full((1, 1, 1, 3), 0.01)
+    wrong = np.array([[[[0.1, 0.205, 0.9]]]])
+    worst: dict[str, Any] = {
+        "verdict": "numeric",
+        "message": "20 times the bound",
+        "index": "0,0,0,2",
+        "value": 0.9,
+        "reference": 0.7,
+        "difference": 0.2,
+        "allowed": 0.01,
+        "against": "exact",
+        "ratio": 20.0,
+        "tier": "proven",
+        "introduced_ratio": 19.0,
+        "introduced_tier": "proven",
+    }
+    known = {"xfail": True, "reason": "It always was", "thread": "numpy/numpy#12", "implementation": "old.eager"}
+    rows = [
+        hand.row(ratio=0.25, tier="within", introduced_ratio=0.125, implementation="good.eager"),
+        hand.row(**worst, implementation="bad.eager"),
+        hand.row(**worst, **known),
+        hand.row(comparison="pair", stage="weights", implementation="bad.eager", other="good.eager", verdict="numeric",
+                 index="0,0,0,2", ratio=10.0, difference=0.2, value=0.9, reference=0.7),
+        hand.row(comparison="pair", stage="weights", implementation="good.eager", other="old.eager", ratio=0.5),
+    ]  # fmt: skip
+    arrays = [
+        StoredArray("file/one", "float64", name, "weights", array)
+        for name, array in [
+            ("good.eager", exact),
+            ("bad.eager", wrong),
+            ("old.eager", wrong),
+            (EXACT, exact),
+            (bound_name("native"), bound),
+        ]
+    ]
+    return hand.frames(rows, arrays=arrays)

@@ -1,21 +1,24 @@
-"""The words with which every report begins, and the verdict of each case on each implementation."""
+"""The words with which every report begins, the verdict of each case, and what is known to be wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attncheck.errors import ExitCode
 from attncheck.reports.answer import exit_code_of, make_summary, verdict_table, what_is_wrong
+from attncheck.reports.cells import Cell, State, cell_table, worst_cell
+from attncheck.reports.expected_failures import (
+    ExpectedFailureGroup,
+    address_of,
+    count_following,
+    empty_rows,
+    expected_failure_groups,
+)
 from attncheck.reports.frames import Column, Frames
-from attncheck.results.format import Row
-
-MakeRow = Callable[..., Row]
-WriteRun = Callable[..., Path]
-FramesOf = Callable[..., Frames]
+from attncheck.reports.markdown.report import link
+from attncheck.reports.printed_numbers import misprints
 
 TWO = {"numpy.eager": "1.0", "torch.eager": "1.0"}
 
@@ -32,141 +35,79 @@ UNSUPPORTED = {"verdict": "unsupported", "stage": ""}
 ONLY = "in the only case that it was judged in"
 
 
-@pytest.mark.parametrize(
-    ("rows", "run", "word", "code"),
-    [
-        ([*BOTH, pair()], {}, "numpy and torch agree", ExitCode.AGREE),
-        ([{}, pair(), UNSUPPORTED | TORCH], {}, f"{ALONE}; {NO_TORCH}", 0),
-        (
-            [*BOTH, pair(), {"verdict": "misprint", "xfail": True, "comparison": "printed"}],
-            {},
-            "numpy and torch agree",
-            0,
-        ),
-        ([*BOTH, pair()], {"left_out": {"jax": "not installed"}}, "numpy and torch agree", ExitCode.AGREE),
-        # Who is wrong is named, and who is not.
-        ([{}, pair(), {"verdict": "numeric"} | TORCH], {}, f"torch is wrong {ONLY}; {ALONE}", ExitCode.DISAGREE),
-        (
-            [*BOTH, pair(verdict="numeric")],
-            {},
-            "numpy and torch agree; numpy.eager and torch.eager differ in 1 case",
-            1,
-        ),
-        # What is printed or recorded wrongly is nobody's error.
-        (
-            [*BOTH, pair(), {"verdict": "misprint", "comparison": "printed"}],
-            {},
-            "numpy and torch agree. 1 of 1 printed number does not hold",
-            ExitCode.DISAGREE,
-        ),
-        (
-            [*BOTH, pair(), {"verdict": "xpass", "comparison": "printed"}],
-            {},
-            "numpy and torch agree. 1 record no longer holds",
-            ExitCode.DISAGREE,
-        ),
-        (
-            [*BOTH, pair(), {"verdict": "xpass", "stage": "", "message": "an entry"}],
-            {},
-            "numpy and torch agree. 1 record no longer holds",
-            ExitCode.DISAGREE,
-        ),
-        (
-            [*BOTH, pair(), {"verdict": "unverified", "comparison": "printed"}],
-            {},
-            "numpy and torch agree. 1 of 1 printed number is unverified",
-            ExitCode.AGREE,
-        ),
-        (
-            [TORCH, {"verdict": "numeric"}, {"verdict": "crash", "stage": "", "case": "file/two"}],
-            {},
-            f"numpy is wrong {ONLY}; torch agrees with the exact answer; in 1 case, numpy could not be run",
-            ExitCode.DISAGREE,
-        ),
-        (
-            [{}, {"verdict": "error", "stage": "", "implementation": "torch.eager"}],
-            {},
-            f"{ALONE}; {NO_TORCH}; in 1 case, torch could not be run",
-            ExitCode.NOT_RUN,
-        ),
-        ([*BOTH, pair()], {"summary": False}, "numpy and torch agree; not everything could be run", ExitCode.NOT_RUN),
-        (
-            [*BOTH, pair()],
-            {"missing": {"jax": "not installed"}},
-            "numpy and torch agree; not everything could be run",
-            ExitCode.NOT_RUN,
-        ),
-        (
-            [*BOTH, pair()],
-            {"faults": ["x.yaml:1: this was left out: bad"]},
-            "numpy and torch agree; not everything could be run",
-            ExitCode.BAD_INPUT,
-        ),
-        (
-            [TORCH, pair(), {"verdict": "numeric"}],
-            {"faults": ["x.yaml:1: bad"]},
-            f"numpy is wrong {ONLY}; torch agrees with the exact answer; not everything could be run",
-            ExitCode.BAD_INPUT,
-        ),
-        (
-            [*BOTH, pair()],
-            {"label": "x: bad case: y", "left_out": {"jax": "not installed"}},
-            "numpy and torch agree",
-            0,
-        ),
-        # Nothing is green that was not judged.
-        ([{"verdict": "unverified"}], {"versions": {"numpy.eager": "1.0"}}, "Nothing was judged", ExitCode.NOT_RUN),
-        ([{"verdict": "unverified"}, {"verdict": "unverified"} | TORCH], {}, "Nothing was judged", ExitCode.NOT_RUN),
-        ([UNSUPPORTED, UNSUPPORTED | TORCH], {}, "Nothing was judged", ExitCode.NOT_RUN),
-        (
-            [*BOTH, pair(verdict="unverified", ratio=None)],
-            {},
-            "numpy and torch agree with the exact answer, and no two of them could be compared",
-            ExitCode.AGREE,
-        ),
-        ([*BOTH, pair(), pair(verdict="unverified", stage="own")], {}, "numpy and torch agree", ExitCode.AGREE),
-        ([{"verdict": "error", "stage": ""}], {}, "Nothing could be run", ExitCode.NOT_RUN),
-        ([], {"versions": {}, "missing": {"jax": "not installed"}}, "Nothing was run", ExitCode.NOT_RUN),
-        ([], {"versions": {}}, "Nothing was run", ExitCode.AGREE),
-    ],
-)
-def test_the_answer_and_the_exit_code(
-    rows: list[dict[str, Any]],
-    run: dict[str, Any],
-    word: str,
-    code: ExitCode,
-    make_row: MakeRow,
-    write_run: WriteRun,
-    frames_of: FramesOf,
-) -> None:
-    frames = frames_of(write_run([make_row(**fields) for fields in rows], **({"versions": TWO, "name": "run"} | run)))
-    assert make_summary(frames).word == word
-    assert exit_code_of(frames) == code
+NUMERIC, AT_NUMERIC = {"verdict": "numeric"}, {"verdict": "numeric"} | TORCH
+UNVERIFIED, AGREE = {"verdict": "unverified"}, "numpy and torch agree"
+ERROR, CRASH = {"verdict": "error", "stage": ""}, {"verdict": "crash", "stage": "", "case": "file/two"}
+INCOMPLETE = f"{AGREE}; not everything could be run"
+NO_JAX, BAD = {"jax": "not installed"}, {"faults": ["x.yaml:1: this was left out: bad"]}
+WRONG = f"numpy is wrong {ONLY}; torch agrees with the exact answer"
+COMPARED = f"{AGREE} with the exact answer, and no two of them could be compared"
 
 
-def test_the_sentences_count_what_the_answer_rests_on(
-    make_row: MakeRow, make_case_record: Callable[..., dict[str, Any]], write_run: WriteRun, frames_of: FramesOf
-) -> None:
+def printed(verdict: str, **fields: Any) -> dict[str, Any]:
+    return {"comparison": "printed", "verdict": verdict} | fields
+
+
+ANSWERS: list[tuple[list[dict[str, Any]], dict[str, Any], str, int]] = [
+    ([*BOTH, pair()], {}, AGREE, ExitCode.AGREE),
+    ([{}, pair(), UNSUPPORTED | TORCH], {}, f"{ALONE}; {NO_TORCH}", ExitCode.AGREE),
+    ([*BOTH, pair(), printed("misprint", xfail=True)], {}, AGREE, ExitCode.AGREE),
+    ([*BOTH, pair()], {"left_out": NO_JAX}, AGREE, ExitCode.AGREE),
+    # Who is wrong is named, and who is not.
+    ([{}, pair(), AT_NUMERIC], {}, f"torch is wrong {ONLY}; {ALONE}", ExitCode.DISAGREE),
+    ([*BOTH, pair(verdict="numeric")], {}, f"{AGREE}; numpy.eager and torch.eager differ in 1 case", ExitCode.DISAGREE),
+    # What is printed or recorded wrongly is nobody's error.
+    ([*BOTH, pair(), printed("misprint")], {}, f"{AGREE}. 1 of 1 printed number does not hold", ExitCode.DISAGREE),
+    ([*BOTH, pair(), printed("xpass")], {}, f"{AGREE}. 1 record no longer holds", ExitCode.DISAGREE),
+    ([*BOTH, pair(), ERROR | {"verdict": "xpass"}], {}, f"{AGREE}. 1 record no longer holds", ExitCode.DISAGREE),
+    ([*BOTH, pair(), printed("unverified")], {}, f"{AGREE}. 1 of 1 printed number is unverified", ExitCode.AGREE),
+    ([TORCH, NUMERIC, CRASH], {}, f"{WRONG}; in 1 case, numpy could not be run", ExitCode.DISAGREE),
+    ([{}, ERROR | TORCH], {}, f"{ALONE}; {NO_TORCH}; in 1 case, torch could not be run", ExitCode.NOT_RUN),
+    ([*BOTH, pair()], {"summary": False}, INCOMPLETE, ExitCode.NOT_RUN),
+    ([*BOTH, pair()], {"missing": NO_JAX}, INCOMPLETE, ExitCode.NOT_RUN),
+    ([*BOTH, pair()], BAD, INCOMPLETE, ExitCode.BAD_INPUT),
+    ([TORCH, pair(), NUMERIC], BAD, f"{WRONG}; not everything could be run", ExitCode.BAD_INPUT),
+    ([*BOTH, pair()], {"label": "x: bad case: y", "left_out": NO_JAX}, AGREE, ExitCode.AGREE),
+    # Nothing is green that was not judged.
+    ([UNVERIFIED], {"versions": {"numpy.eager": "1.0"}}, "Nothing was judged", ExitCode.NOT_RUN),
+    ([UNVERIFIED, UNVERIFIED | TORCH], {}, "Nothing was judged", ExitCode.NOT_RUN),
+    ([UNSUPPORTED, UNSUPPORTED | TORCH], {}, "Nothing was judged", ExitCode.NOT_RUN),
+    ([*BOTH, pair(verdict="unverified", ratio=None)], {}, COMPARED, ExitCode.AGREE),
+    ([*BOTH, pair(), pair(verdict="unverified", stage="own")], {}, AGREE, ExitCode.AGREE),
+    ([ERROR], {}, "Nothing could be run", ExitCode.NOT_RUN),
+    ([], {"versions": {}, "missing": NO_JAX}, "Nothing was run", ExitCode.NOT_RUN),
+    ([], {"versions": {}}, "Nothing was run", ExitCode.AGREE),
+]
+
+
+def test_the_answer_and_the_exit_code(hand: Any) -> None:
+    for number, (rows, run, word, code) in enumerate(ANSWERS):
+        made = [hand.row(**fields) for fields in rows]
+        frames = hand.frames(made, **({"versions": TWO, "name": f"run {number}"} | run))
+        assert (make_summary(frames).word, exit_code_of(frames)) == (word, code), (rows, run)
+
+
+def test_the_sentences_count_what_the_answer_rests_on(hand: Any) -> None:
     rows = [
-        make_row(case=case, dtype=dtype, implementation=name)
+        hand.row(case=case, dtype=dtype, implementation=name)
         for case in ("file/one", "file/two")
         for dtype in ("float32", "float64")
         for name in TWO
     ]
     numbers: dict[str, Any] = {"comparison": "printed", "reference_text": "0.1"}
     rows += [
-        make_row(**pair(verdict=verdict), stage=stage)
+        hand.row(**pair(verdict=verdict), stage=stage)
         for stage, verdict in [("scores", "numeric"), ("weights", "agree")]
     ]
-    rows += [make_row(**numbers, stage="output", index=f"0,{place}") for place in range(3)]
-    rows += [make_row(**numbers, stage="output", index="0,2", verdict="numeric", dtype="float32")]
-    rows += [make_row(**numbers, stage="weights", index="0,0", verdict="misprint", xfail=True)]
-    rows += [make_row(comparison="exact", stage="scores", index=f"0,{place}") for place in (0, 1)]
+    rows += [hand.row(**numbers, stage="output", index=f"0,{place}") for place in range(3)]
+    rows += [hand.row(**numbers, stage="output", index="0,2", verdict="numeric", dtype="float32")]
+    rows += [hand.row(**numbers, stage="weights", index="0,0", verdict="misprint", xfail=True)]
+    rows += [hand.row(comparison="exact", stage="scores", index=f"0,{place}") for place in (0, 1)]
     document = {"kind": "document", "title": "A document", "notes": []}
     given = {"of": "weights", "basis": "printed", "transpose": False, "shape": [1, 1]}
     expected = [{"name": "weights", "erratum": "Of another call.", **given}]
-    cases = [make_case_record(source=document, expected=expected), make_case_record("file/two")]
-    answer = make_summary(frames_of(write_run(rows, cases=cases)))
+    cases = [hand.case(source=document, expected=expected), hand.case("file/two")]
+    answer = make_summary(hand.frames(rows, cases=cases))
     assert answer.sentences == (
         "2 cases on 2 implementations in float64 and float32: 8 evaluations, all of them judged.",
         "Of 8 stages held against the exact answer, every one is within its error bound.",
@@ -204,11 +145,9 @@ def test_the_sentences_count_what_the_answer_rests_on(
         ([], "No stage was held against the exact answer."),
     ],
 )
-def test_stages_are_counted_by_what_the_exact_answer_says(
-    rows: list[dict[str, Any]], sentence: str, make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
-) -> None:
-    stages = [make_row(**({"stage": f"own{number}"} | fields)) for number, fields in enumerate(rows)]
-    assert sentence in make_summary(frames_of(write_run(stages, versions=TWO))).sentences
+def test_stages_are_counted_by_what_the_exact_answer_says(rows: list[dict[str, Any]], sentence: str, hand: Any) -> None:
+    stages = [hand.row(**({"stage": f"own{number}"} | fields)) for number, fields in enumerate(rows)]
+    assert sentence in make_summary(hand.frames(stages, versions=TWO)).sentences
 
 
 @pytest.mark.parametrize(
@@ -227,76 +166,95 @@ def test_stages_are_counted_by_what_the_exact_answer_says(
         ),
     ],
 )
-def test_pairs_whose_values_have_no_bound_are_counted_apart(
-    verdicts: list[str], sentence: str, make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
-) -> None:
-    rows = [make_row(**pair(verdict=verdict, stage=f"own{number}")) for number, verdict in enumerate(verdicts)]
-    assert make_summary(frames_of(write_run([make_row(), *rows]))).sentences[2] == sentence
+def test_pairs_whose_values_have_no_bound_are_counted_apart(verdicts: list[str], sentence: str, hand: Any) -> None:
+    rows = [hand.row(**pair(verdict=verdict, stage=f"own{number}")) for number, verdict in enumerate(verdicts)]
+    assert make_summary(hand.frames([hand.row(), *rows])).sentences[2] == sentence
 
 
-def test_unprinted_numbers_that_fail_are_counted(
-    make_row: MakeRow, make_case_record: Callable[..., dict[str, Any]], write_run: WriteRun, frames_of: FramesOf
-) -> None:
-    rows = [make_row(), make_row(comparison="printed", index="0", reference_text="1.")]
-    rows += [make_row(comparison="exact", index=f"{n}", verdict=v) for n, v in enumerate(("agree", "numeric"))]
-    cases = [make_case_record(source={"kind": "document", "title": "A document", "notes": []})]
-    assert make_summary(frames_of(write_run(rows, cases=cases))).sentences[-1] == (
+def test_unprinted_numbers_that_fail_are_counted(hand: Any) -> None:
+    rows = [hand.row(), hand.row(comparison="printed", index="0", reference_text="1.")]
+    rows += [hand.row(comparison="exact", index=f"{n}", verdict=v) for n, v in enumerate(("agree", "numeric"))]
+    cases = [hand.case(source={"kind": "document", "title": "A document", "notes": []})]
+    assert make_summary(hand.frames(rows, cases=cases)).sentences[-1] == (
         "The documents print 1 number: every one holds. 2 further numbers are computed by the documents and not "
         "printed; held against the exact answer, 1 of 2 comparisons of them fail."
     )
 
 
-def test_numbers_of_cases_that_are_no_documents_are_not_counted_as_printed(
-    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
-) -> None:
-    frames = frames_of(write_run([make_row(comparison="printed", index="0", reference_text="0.1")]))
+def test_numbers_of_cases_that_are_no_documents_are_not_counted_as_printed(hand: Any) -> None:
+    frames = hand.frames([hand.row(comparison="printed", index="0", reference_text="0.1")])
     assert make_summary(frames).sentences[-1] == "No printed number of a document was compared."
 
 
-@pytest.mark.parametrize(
-    ("rows", "cell"),
-    [
-        ([{}], "agree"),
-        ([{"verdict": "unverified"}], "unverified"),
-        ([{}, {"verdict": "unverified", "stage": "scores"}], "agree"),
-        ([{"verdict": "unsupported", "stage": ""}], "unsupported"),
-        ([{}, {"verdict": "misprint", "xfail": True, "comparison": "printed"}], "agree (erratum)"),
-        ([{"verdict": "numeric"}], "**numeric** at weights"),
-        ([{"verdict": "numeric"}, {"verdict": "nonfinite", "stage": "output"}], "**nonfinite** at weights"),
-        # Errors that add up fail at the weights, and the one step that is wrong comes after them.
-        (
-            [{"verdict": "numeric", "begins_at": "output", "stage": stage} for stage in ("weights", "output")],
-            "**numeric** at output",
-        ),
-        ([{}, {"comparison": "exact", "verdict": "numeric", "stage": "scores"}], "**numeric** at scores"),
-        ([{"verdict": "error", "stage": ""}], "**error**"),
-        ([{"verdict": "error", "stage": ""}, {"dtype": "float32"}], "float64: **error**; float32: agree"),
-        ([{"verdict": "agree"}, {"dtype": "float32", "verdict": "unverified"}], "float64: agree; float32: unverified"),
-        ([{}, {"comparison": "known", "verdict": "numeric", "stage": "row_maxima"}], "**numeric** at row_maxima"),
-        ([{"implementation": "torch.eager"}], "not run"),
-    ],
-)
-def test_the_verdict_of_a_case_on_an_implementation(
-    rows: list[dict[str, Any]], cell: str, make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
-) -> None:
-    frames = frames_of(write_run([make_row(**fields) for fields in rows], versions={"numpy.eager": "1.0"}))
-    assert verdict_table(frames) == {"file/one": {Column("local", "numpy.eager", "1.0"): cell}}
+KNOWN = [{"verdict": "semantic", "xfail": True}, {"verdict": "error", "xfail": True, "comparison": "known"}]
+ADDED_UP = [{"verdict": "numeric", "begins_at": "output", "stage": stage} for stage in ("weights", "output")]
+LATER = {"verdict": "numeric", "stage": "output", "begins_at": "scores"}
+EXACT = {"verdict": "numeric", "stage": "scores", "comparison": "exact"}
+CELLS: list[tuple[list[dict[str, Any]], str, Cell]] = [
+    ([{}], "agree", Cell(State.AGREE, "agree", "")),
+    ([UNVERIFIED], "unverified", Cell(State.UNVERIFIED, "unverified", "")),
+    ([{}, UNVERIFIED | {"stage": "scores"}], "agree", Cell(State.AGREE, "agree", "")),
+    ([UNSUPPORTED], "unsupported", Cell(State.UNSUPPORTED, "unsupported", "")),
+    ([{}, printed("misprint", xfail=True)], "agree (erratum)", Cell(State.ERRATUM, "agree", "")),
+    (KNOWN, "xfail semantic", Cell(State.XFAIL, "semantic", "")),
+    ([NUMERIC], "**numeric** at weights", Cell(State.FAILING, "numeric", "weights")),
+    (
+        [NUMERIC, {"verdict": "nonfinite", "stage": "output"}],
+        "**nonfinite** at weights",
+        Cell(State.FAILING, "nonfinite", "weights"),
+    ),
+    # Errors that add up fail at the weights, and the one step that is wrong comes after them.
+    (ADDED_UP, "**numeric** at output", Cell(State.FAILING, "numeric", "output")),
+    ([LATER, {"verdict": "shape"}], "**shape** at scores", Cell(State.FAILING, "shape", "scores")),
+    (
+        [{}, LATER | {"comparison": "exact", "stage": "scores"}],
+        "**numeric** at scores",
+        Cell(State.FAILING, "numeric", "scores"),
+    ),
+    (
+        [{}, {"comparison": "known", "verdict": "numeric", "stage": "row_maxima"}],
+        "**numeric** at row_maxima",
+        Cell(State.FAILING, "numeric", "row_maxima"),
+    ),
+    ([ERROR], "**error**", Cell(State.FAILING, "error", "")),
+    (
+        [{"verdict": "numeric", "xfail": True}, {"verdict": "timeout", "stage": ""}],
+        "**timeout**",
+        Cell(State.FAILING, "timeout", ""),
+    ),
+]
 
 
-def test_what_is_wrong_is_told_once_per_case_by_its_first_failing_stage(
-    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
-) -> None:
-    rows = [
-        make_row(stage="output", verdict="nonfinite", message="late"),
-        make_row(stage="raw_scores"),
-        make_row(stage="scores", verdict="numeric", message="early"),
-        make_row(stage="output", comparison="known", verdict="numeric", index="0,0", message="number"),
-        make_row(stage="scores", dtype="float32", verdict="shape", message="other dtype"),
-        make_row(stage="", implementation="torch.eager", verdict="crash", message="died"),
-        make_row(stage="weights", verdict="misprint", xfail=True, comparison="printed"),
-        make_row(**pair(verdict="numeric"), stage="scores"),
+def test_the_verdict_of_a_case_on_an_implementation_is_the_worst_of_its_rows(hand: Any) -> None:
+    for number, (rows, text, cell) in enumerate(CELLS):
+        made = [hand.row(**fields) for fields in rows]
+        frames = hand.frames(made, versions={"numpy.eager": "1.0"}, name=f"run {number}")
+        column = Column("local", "numpy.eager", "1.0")
+        assert verdict_table(frames) == {"file/one": {column: text}}, rows
+        assert cell_table(frames) == {"file/one": {column: {"float64": cell}}}, rows
+        assert cell.text == text.replace("*", ""), rows
+    dtypes = {"case": "file/two", "dtype": "float32"}
+    rows = [ERROR, {"dtype": "float32"}, {"case": "file/two"}, UNVERIFIED | dtypes, TORCH | {"case": "file/three"}]
+    frames = hand.frames([hand.row(**fields) for fields in rows], versions={"numpy.eager": "1.0"})
+    assert [list(cells.values()) for cells in verdict_table(frames).values()] == [
+        ["float64: **error**; float32: agree"],
+        ["not run"],
+        ["float64: agree; float32: unverified"],
     ]
-    found = what_is_wrong(frames_of(write_run(rows)))
+
+
+def test_what_is_wrong_is_told_once_per_case_by_its_first_failing_stage(hand: Any) -> None:
+    rows = [
+        hand.row(stage="output", verdict="nonfinite", message="late"),
+        hand.row(stage="raw_scores"),
+        hand.row(stage="scores", verdict="numeric", message="early"),
+        hand.row(stage="output", comparison="known", verdict="numeric", index="0,0", message="number"),
+        hand.row(stage="scores", dtype="float32", verdict="shape", message="other dtype"),
+        hand.row(stage="", implementation="torch.eager", verdict="crash", message="died"),
+        hand.row(stage="weights", verdict="misprint", xfail=True, comparison="printed"),
+        hand.row(**pair(verdict="numeric"), stage="scores"),
+    ]
+    found = what_is_wrong(hand.frames(rows))
     assert found[["dtype", "implementation", "stage", "verdict", "message", "rows"]].to_numpy().tolist() == [
         ["float32", "numpy.eager", "scores", "shape", "other dtype", 1],
         ["float64", "numpy.eager", "scores", "numeric", "early", 3],
@@ -304,35 +262,29 @@ def test_what_is_wrong_is_told_once_per_case_by_its_first_failing_stage(
     ]
 
 
-def test_an_error_that_is_handed_on_is_told_where_it_begins_and_blames_nobody_else(
-    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
-) -> None:
+def test_an_error_that_is_handed_on_is_told_where_it_begins_and_blames_nobody_else(hand: Any) -> None:
     bad: dict[str, Any] = {"implementation": "torch.eager", "verdict": "numeric", "begins_at": "output"}
-    rows = [make_row(stage=stage, message=stage, **bad) for stage in ("weights", "output")]
+    rows = [hand.row(stage=stage, message=stage, **bad) for stage in ("weights", "output")]
     # The other of each pair that differs is right at every stage.
-    rows += [make_row(stage=stage) for stage in ("weights", "output")]
-    rows += [make_row(**pair(verdict="numeric"), stage=stage) for stage in ("weights", "output")]
-    found = what_is_wrong(frames_of(write_run(rows)))
+    rows += [hand.row(stage=stage) for stage in ("weights", "output")]
+    rows += [hand.row(**pair(verdict="numeric"), stage=stage) for stage in ("weights", "output")]
+    found = what_is_wrong(hand.frames(rows))
     assert found[["implementation", "stage", "message", "rows"]].to_numpy().tolist() == [
         ["torch.eager", "output", "output", 2]
     ]
 
 
-def test_a_pair_that_differs_is_told_where_no_stage_is_blamed(
-    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
-) -> None:
+def test_a_pair_that_differs_is_told_where_no_stage_is_blamed(hand: Any) -> None:
     # Across environments, where the stage was judged in another run.
-    rows = [make_row(), make_row(**pair(verdict="numeric", difference=0.5, index="0,1"))]
-    found = what_is_wrong(frames_of(write_run(rows)))
+    rows = [hand.row(), hand.row(**pair(verdict="numeric", difference=0.5, index="0,1"))]
+    found = what_is_wrong(hand.frames(rows))
     assert found["message"].tolist() == ["differs from torch.eager by 0.5 at [0, 1]"]
     assert found["stage"].tolist() == ["weights"]
 
 
-def test_a_pair_whose_forms_differ_is_told_without_a_number(
-    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf
-) -> None:
+def test_a_pair_whose_forms_differ_is_told_without_a_number(hand: Any) -> None:
     apart = pair(verdict="shape", difference=None, ratio=None, index=None, message="shape 3 against 4")
-    (message,) = what_is_wrong(frames_of(write_run([make_row(), make_row(**apart)])))["message"]
+    (message,) = what_is_wrong(hand.frames([hand.row(), hand.row(**apart)]))["message"]
     assert message == "differs from torch.eager: shape 3 against 4"
 
 
@@ -348,3 +300,67 @@ def test_nothing_is_wrong_where_all_agree(document_frames: Frames) -> None:
     assert exit_code_of(document_frames) == ExitCode.AGREE
     words = {cell for cells in verdict_table(document_frames).values() for cell in cells.values()}
     assert words == {"agree", "agree (erratum)"}
+
+
+def test_the_worst_of_several_dtypes_is_the_most_severe() -> None:
+    known, failing = Cell(State.XFAIL, "crash", ""), Cell(State.FAILING, "numeric", "scores")
+    assert worst_cell({"float64": known, "float32": failing}) == failing
+
+
+IN_FLOAT32 = "rounding in float32 would explain it: say `computed_in: float32`"
+
+
+def message_of(hints: list[str | None], hand: Any) -> str:
+    printed = {"comparison": "printed", "verdict": "misprint", "reference_text": "0.25", "exact": 0.5}
+    rows = [hand.row(**printed, index=f"0,{place}", hint=hint) for place, hint in enumerate(hints)]
+    frames: Frames = hand.frames([hand.row(), *rows])
+    (found,) = misprints(frames)
+    return found.message
+
+
+def test_what_would_explain_all_misprints_of_a_matrix_is_said_once(hand: Any) -> None:
+    message = message_of([IN_FLOAT32] * 5, hand)
+    assert message.startswith("weights[0, 0] is printed as 0.25; it should be 0.5. weights[0, 1]")
+    assert message.endswith(
+        ". And 2 more numbers of it. Rounding in float32 would explain it: say `computed_in: float32`"
+    )
+    assert message.count("would explain") == 1
+
+
+def test_what_would_explain_some_misprints_says_how_many(hand: Any) -> None:
+    message = message_of([IN_FLOAT32, None, IN_FLOAT32], hand)
+    assert message.endswith(f". For 2 of these 3 numbers: {IN_FLOAT32}")
+    assert "explain" not in message_of([None, None], hand)
+
+
+def test_only_issues_and_https_are_links() -> None:
+    assert address_of("pytorch/pytorch#108108") == "https://github.com/pytorch/pytorch/issues/108108"
+    assert address_of("https://example.org/a?b#c") == "https://example.org/a?b#c"
+    for thread in ("http://example.org", "javascript:alert(1)", "https:", "https://[", "https://example.org/a b"):
+        assert address_of(thread) == "", thread
+    assert address_of("a discussion by letter") == address_of("") == ""
+
+
+def test_in_markdown_what_is_no_address_is_text() -> None:
+    assert link("javascript:alert(1)") == "javascript:alert(1)"
+    assert link("a/b#1") == r"[a/b\#1](https://github.com/a/b/issues/1)"
+    assert link("https://example.org") == "<https://example.org>"
+
+
+def test_expected_failures_are_grouped_by_reason(hand: Any) -> None:
+    known = {"xfail": True, "verdict": "numeric", "reason": "why", "thread": "a/b#1"}
+    rows = [
+        hand.row(case="file/two", **known, begins_at="scores"),
+        hand.row(case="file/one", **known, dtype="float32"),
+        hand.row(case="file/one", xfail=True, verdict="numeric", reason="another"),
+        hand.row(comparison="pair", other="x", xfail=True, verdict="numeric"),
+        hand.row(comparison="printed", xfail=True, verdict="misprint"),
+    ]
+    frames = hand.frames(rows)
+    first, second = expected_failure_groups(frames)
+    assert (first.reason, first.cases) == ("another", ("file/one",))
+    assert second == ExpectedFailureGroup(
+        "local", "numpy.eager", "numeric", "why", "a/b#1", ("file/one", "file/two"), ("float64", "float32"), "scores"
+    )
+    assert count_following(frames) == 1
+    assert empty_rows(frames) is None

@@ -6,17 +6,20 @@ import html
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from attncheck import check
+from attncheck.cli import main
 from attncheck.reports.commands import commands_again, first_commands
-from attncheck.reports.frames import Frames, records
+from attncheck.reports.frames import records
 from attncheck.reports.html.render import render_html
 from attncheck.results.format import Row
 
@@ -35,7 +38,7 @@ def attention(query, key, value):
 """
 FOLDER = "it's my [own] `cases`"
 BUNDLED = "attention/every-dimension-is-different-and-none-is-forgotten"
-CASES = [f"{FOLDER}/a b/one", f"{FOLDER}/a b/two", "mine/below-cases", "out side/o/outside", BUNDLED]
+CASES = [f"{FOLDER}/a b/one", "mine/below-cases", "out side/o/outside", BUNDLED]
 AS_IT_STANDS = re.compile(r"^\s*(?:Why: )?((?:attncheck (?:check|explain|repro|report|show)|python) .*)$")
 
 
@@ -45,7 +48,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     above = tmp_path_factory.mktemp("pasted")
     project = above / "project"
     files = {
-        project / FOLDER / "a b.yaml": ["One", "Two"],
+        project / FOLDER / "a b.yaml": ["One"],
         project / "cases" / "mine.yaml": ["Below cases"],
         above / "out side" / "o.yaml": ["Outside"],
     }
@@ -113,46 +116,52 @@ def test_every_format_prints_the_commands_of_its_failures(project: Path) -> None
     assert all(line in explains for line in found["scripts"] if line.startswith("attncheck"))
 
 
-def test_every_printed_command_works_and_finds_what_the_check_found(project: Path) -> None:
-    for line in sorted({line for lines in printed(project).values() for line in lines}):
+def test_every_kind_of_printed_command_works_and_finds_what_the_check_found(project: Path) -> None:
+    """Pasted into a shell: of a case in a folder whose name a shell takes apart, and of one outside the folder."""
+    lines = sorted({line for lines in printed(project).values() for line in lines})
+    kinds = {kind: [line for line in lines if line.startswith(f"attncheck {kind}")] for kind in ("explain", "repro")}
+    assert len(lines) == 1 + 3 * len(CASES)  # the check itself, and what runs a script
+    for kind, among in kinds.items():
+        assert len(among) == len(CASES)
+        words = [shlex.split(line) for line in among]
+        assert all(each[3] == "my $kernel's.py:attention" for each in words), words
+        line = max(among, key=lambda each: each.count("'"))
+        assert "own" in line
         done = run(project, line)
-        makes_a_script = line.startswith("attncheck repro")
-        assert done.returncode == (0 if makes_a_script else 1), f"{line}\n{done.stdout}{done.stderr}"
-        if line.startswith("attncheck explain"):
-            assert "It goes wrong at output" in done.stdout
-        if makes_a_script:
-            (again,) = in_lines(done.stdout)
-            script = run(project, again)
-            assert script.returncode == 1, f"{again}\n{script.stdout}{script.stderr}"
-            assert re.search("^output (is WRONG|has shape)", script.stdout, re.MULTILINE)
+        assert done.returncode == (1 if kind == "explain" else 0), f"{line}\n{done.stdout}{done.stderr}"
+        assert kind == "repro" or "It goes wrong at output" in done.stdout
+    (again,) = in_lines(done.stdout)
+    script = run(project, again)
+    assert script.returncode == 1, f"{again}\n{script.stdout}{script.stderr}"
+    assert re.search("^output (is WRONG|has shape)", script.stdout, re.MULTILINE)
 
 
-@pytest.mark.parametrize("identity", CASES)
-def test_the_ids_and_names_in_a_report_are_taken_too(identity: str, project: Path) -> None:
+def test_the_ids_and_names_in_a_report_are_taken_too(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With the report's own name of the implementation, which its results lead to."""
+    monkeypatch.chdir(project)
+
+    def ends_with(*arguments: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["attncheck", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, *capsys.readouterr()
+
     named = ["my $kernel's.attention", "--results", "my results"]
-    done = run(project, ["attncheck", "explain", identity, *named])
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "in float64" in done.stdout or identity == BUNDLED
-
-
-def test_show_takes_what_the_other_commands_take(project: Path) -> None:
+    code, out, err = ends_with("explain", "out side/o/outside", *named)
+    assert code == 1, out + err
+    assert "in float64" in out
     for wanted in (f"{FOLDER}/a b/one", f"{FOLDER}/a b.yaml::on", "cases/mine.yaml", "../out side/o.yaml"):
-        done = run(project, ["attncheck", "show", wanted])
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith(("One", "Below cases", "Outside"))
-
-
-def test_a_dtype_that_a_case_has_not_is_answered_with_those_that_it_has(project: Path) -> None:
-    done = run(project, ["attncheck", "explain", "cases/mine.yaml", "numpy", "--dtype", "float32"])
-    assert done.returncode == 2
-    assert done.stderr == "attncheck: mine/below-cases has no dtype 'float32'; expected one of float64\n"
-
-
-def test_results_that_are_named_have_to_be_there(project: Path) -> None:
-    done = run(project, ["attncheck", "explain", "cases/mine.yaml", "numpy", "--results", "gone"])
-    assert done.returncode == 2
-    assert "gone is not a folder; expected a results directory" in done.stderr
+        code, out, err = ends_with("show", wanted)
+        assert not code, err
+        assert out.startswith(("One", "Below cases", "Outside"))
+    code, _, err = ends_with("explain", "cases/mine.yaml", "numpy", "--dtype", "float32")
+    said = "attncheck: mine/below-cases has no dtype 'float32'; expected one of float64\n"
+    assert (code, err) == (2, said)
+    code, _, err = ends_with("explain", "cases/mine.yaml", "numpy", "--results", "gone")
+    assert code == 2
+    assert "gone is not a folder; expected a results directory" in err
 
 
 def test_an_object_has_no_command_and_the_page_says_so() -> None:
@@ -165,14 +174,12 @@ def test_an_object_has_no_command_and_the_page_says_so() -> None:
     assert "attncheck explain" not in page
 
 
-def test_one_command_for_each_of_some_implementations(
-    make_row: Callable[..., Row], write_run: Callable[..., Path], frames_of: Callable[..., Frames]
-) -> None:
+def test_one_command_for_each_of_some_implementations(hand: Any) -> None:
     def rows() -> Iterator[Row]:
         for name in ("torch.eager", "numpy.eager", "mine.attention", "jax.eager", "jax.jit"):
-            yield make_row(implementation=name, verdict="numeric")
+            yield hand.row(implementation=name, verdict="numeric")
 
-    frames = frames_of(write_run(rows(), again={}))
+    frames = hand.frames(rows(), again={})
     lines = first_commands(frames, frames.results)
     names = [line.split()[3] for line in lines]
     assert names == ["jax.eager", "jax.jit", "numpy.eager"]  # in the report's order; nobody can name mine.attention

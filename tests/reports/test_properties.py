@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pandas as pd
@@ -47,15 +47,8 @@ ROWS = (
 
 
 @pytest.fixture
-def asked(numpy_run: Path, frames_of: Callable[..., Frames]) -> Frames:
-    frames = frames_of(numpy_run)
-    (label,) = frames.environments["environment"]
-    return replace(frames, properties={label: ROWS})
-
-
-@pytest.fixture
-def numpy_run(document_run: Path) -> Path:
-    return document_run
+def asked(hand: Any) -> Frames:
+    return replace(hand.frames([hand.row()]), properties={"local": ROWS})
 
 
 def test_the_worst_of_a_property_stands_in_its_cell(asked: Frames) -> None:
@@ -118,18 +111,14 @@ def test_json_says_what_each_comes_to(asked: Frames) -> None:
     assert outcome_document(replace(asked, properties={}), ExitCode.AGREE).properties == {}
 
 
-def test_rows_beside_those_of_a_run_are_read_into_the_report(
-    numpy_run: Path, frames_of: Callable[..., Frames], tmp_path: Path
-) -> None:
-    write_property_rows(numpy_run, ROWS)
-    try:
-        frames = frames_of(numpy_run)
-        assert [repr(rows) for rows in frames.properties.values()] == [repr(list(ROWS))]
-        write_report(frames, tmp_path / "report")
-        table = pd.read_csv(tmp_path / "report" / "properties.csv")
-        assert list(table["outcome"]) == [row.outcome for row in ROWS]
-    finally:
-        (numpy_run / "properties.csv").unlink()
+def test_rows_beside_those_of_a_run_are_read_into_the_report(tmp_path: Path, hand: Any) -> None:
+    directory = hand.run([hand.row()])
+    write_property_rows(directory, ROWS)
+    frames = hand.frames_of(directory)
+    assert [repr(rows) for rows in frames.properties.values()] == [repr(list(ROWS))]
+    write_report(frames, tmp_path / "report")
+    table = pd.read_csv(tmp_path / "report" / "properties.csv")
+    assert list(table["outcome"]) == [row.outcome for row in ROWS]
 
 
 def test_an_explanation_tells_the_calls_the_numbers_and_the_bounds() -> None:

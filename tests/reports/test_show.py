@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ from typer.testing import CliRunner
 
 from attncheck.cli import app
 from attncheck.errors import OutputError, UsageError
+from attncheck.reading import selection
 from attncheck.reading.case import Case
+from attncheck.reading.model import TAG_FILE
 from attncheck.reading.selection import select_cases
 from attncheck.reports.figures.panels import Panel
 from attncheck.reports.show import image_format, matrix_text, print_case, save_case, work_out
@@ -130,15 +133,15 @@ def test_sampled_rows_are_told_and_what_was_not_judged_is_no_number(tmp_path: Pa
     assert "nan" in weights
 
 
-@pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("SVG", b"<svg"), ("pdf", b"%PDF")])
-def test_a_case_is_saved_as_an_image_with_the_same_bytes_every_time(tmp_path: Path, suffix: str, start: bytes) -> None:
-    shown = work_out(select_cases([VIGNETTE]).cases[0], "float64", ["weights", "output"])
-    paths = [tmp_path / f"{name}.{suffix}" for name in ("first", "second")]
-    for path in paths:
-        save_case(shown, path)
-    first, second = (path.read_bytes() for path in paths)
-    assert first == second
-    assert first.startswith(start)
+def test_a_case_is_saved_as_an_image_of_the_format_that_the_name_asks_for(tmp_path: Path) -> None:
+    """With the same bytes every time, which test_figures.py sees of every format."""
+    shown = work_out(select_cases([VIGNETTE]).cases[0], "float64", ["output"])
+    for suffix, start in (("png", b"\x89PNG"), ("SVG", b"<svg"), ("pdf", b"%PDF")):
+        (path,) = save_case(shown, tmp_path / f"first.{suffix}")
+        assert path.read_bytes().startswith(start)
+    first = (tmp_path / "first.pdf").read_bytes()
+    save_case(shown, tmp_path / "first.pdf")
+    assert (tmp_path / "first.pdf").read_bytes() == first
 
 
 def test_an_image_that_cannot_be_written_or_named_is_told(tmp_path: Path) -> None:
@@ -150,22 +153,27 @@ def test_an_image_that_cannot_be_written_or_named_is_told(tmp_path: Path) -> Non
             image_format(Path(name))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([VIGNETTE, "--stage", "nonsense"], "no stage 'nonsense' here; expected query, key, value"),
-        (["no/such/case"], "there is no case 'no/such/case': expected its id, a glob"),
-        (["documents/*"], "'documents/*' matches 15 cases; name one of them:\n"),
-        ([VIGNETTE, "--dtype", "float8"], "has no dtype 'float8'; expected one of float64, float32"),
-        ([VIGNETTE, "--dtype", "bfloat16"], "has no dtype 'bfloat16'; expected one of float64, float32"),
-        ([VIGNETTE, "--dtype", "float64,float32"], "has no dtype 'float64,float32'; expected one of float64, float32"),
-        ([VIGNETTE, "--save", "x.doc"], "cannot save as .doc"),
-    ],
-)
-def test_what_cannot_be_shown_is_one_usage_error(arguments: list[str], message: str) -> None:
-    result = CliRunner().invoke(app, ["show", *arguments])
-    assert isinstance(result.exception, UsageError)
-    assert message in str(result.exception)
+UNSHOWN = [
+    ([VIGNETTE, "--stage", "nonsense"], "no stage 'nonsense' here; expected query, key, value"),
+    (["documents/no_such_case"], "there is no case 'documents/no_such_case': expected its id, a glob"),
+    (["documents/*"], "'documents/*' matches 15 cases; name one of them:\n"),
+    ([VIGNETTE, "--dtype", "float8"], "has no dtype 'float8'; expected one of float64, float32"),
+    ([VIGNETTE, "--dtype", "bfloat16"], "has no dtype 'bfloat16'; expected one of float64, float32"),
+    ([VIGNETTE, "--dtype", "float64,float32"], "has no dtype 'float64,float32'; expected one of float64, float32"),
+    ([VIGNETTE, "--save", "x.doc"], "cannot save as .doc"),
+]
+
+
+def test_what_cannot_be_shown_is_one_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the documents alone: what is looked for in all cases has them read."""
+    bundled = selection.bundled_root()
+    shutil.copytree(bundled / "documents", tmp_path / "documents")
+    shutil.copy(bundled / TAG_FILE, tmp_path)
+    monkeypatch.setattr(selection, "bundled_root", lambda: tmp_path)
+    for arguments, message in UNSHOWN:
+        result = CliRunner().invoke(app, ["show", *arguments])
+        assert isinstance(result.exception, UsageError), arguments
+        assert message in str(result.exception), arguments
 
 
 def test_the_command_prints_and_saves(tmp_path: Path) -> None:
@@ -175,7 +183,7 @@ def test_the_command_prints_and_saves(tmp_path: Path) -> None:
     assert "weights, 4 x 4" in result.stdout
     assert "words" not in result.stdout.partition("Exact stages")[2]
     path = tmp_path / "case.svg"
-    result = runner.invoke(app, ["show", VIGNETTE, "--save", str(path)])
+    result = runner.invoke(app, ["show", VIGNETTE, "--stage", "output", "--save", str(path)])
     assert result.exit_code == 0
     assert result.stdout == f"{path}: Four words attend to each other\n"
     assert path.read_bytes().startswith(b"<svg")
@@ -184,23 +192,16 @@ def test_the_command_prints_and_saves(tmp_path: Path) -> None:
 BIG = "kernel_shapes/heads/a-bias-for-each-of-many-heads-17-by-4"
 
 
-def test_what_does_not_fit_goes_on_further_pages(tmp_path: Path) -> None:
+def test_what_does_not_fit_goes_on_further_pages_which_are_one_file_as_a_pdf(tmp_path: Path) -> None:
     (case,) = select_cases([BIG]).cases
-    shown = work_out(case, "float32", ["output", "weights"])
+    shown = work_out(case, "float32", ["weights"])
     paths = save_case(shown, tmp_path / "big.svg")
     assert [path.name for path in paths] == [f"big-{number}.svg" for number in range(1, len(paths) + 1)]
     assert len(paths) > 1
-    for number, path in enumerate(paths, 1):
-        assert f"page {number} of {len(paths)}" in path.read_text(encoding="utf-8")
-    drawn = "".join(path.read_text(encoding="utf-8") for path in paths)
+    texts = [path.read_text(encoding="utf-8") for path in paths]
+    for number, text in enumerate(texts, 1):
+        assert f"page {number} of {len(paths)}" in text
     for panel in (panel for drawing in shown.drawings for panel in drawing.panels):
-        assert f">{panel.title}<" in drawn
-
-
-def test_the_pages_of_a_pdf_are_one_file(tmp_path: Path) -> None:
-    (case,) = select_cases([BIG]).cases
-    (path,) = save_case(work_out(case, "float32", ["output", "weights"]), tmp_path / "big.pdf")
-    first = path.read_bytes()
-    assert len(re.findall(rb"/Type /Page\b", first)) > 1
-    save_case(work_out(case, "float32", ["output", "weights"]), path)
-    assert path.read_bytes() == first
+        assert f">{panel.title}<" in "".join(texts)
+    (path,) = save_case(shown, tmp_path / "big.pdf")
+    assert len(re.findall(rb"/Type /Page\b", path.read_bytes())) == len(paths)

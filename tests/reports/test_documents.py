@@ -15,12 +15,12 @@ from attncheck.reports.documents.numbers import beside, element
 from attncheck.reports.documents.pages import DocumentCase, DocumentPage, Expectation, document_pages
 from attncheck.reports.figures.heatmaps import heatmaps
 from attncheck.reports.frames import Frames
-from attncheck.results.format import EXACT, INPUTS, Row, StoredArray
+from attncheck.results.format import EXACT, INPUTS, StoredArray
 
 HOSTILE = "<script>alert(1)</script> $\\frac{ | `x` \x1b[31m"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pages(document_frames: Frames) -> dict[str, DocumentPage]:
     return {Path(page.file).stem: page for page in document_pages(document_frames)}
 
@@ -31,13 +31,16 @@ def expectation(case: DocumentCase, called: str, basis: str = "printed") -> Expe
 
 
 def test_every_document_has_a_page_with_its_source(pages: dict[str, DocumentPage]) -> None:
-    assert len(pages) == len(list((Path(__file__).parents[3] / "cases" / "documents").glob("*.yaml")))
+    assert len(pages) == len(list((Path(__file__).parents[2] / "cases" / "documents").glob("*.yaml")))
     post = pages["attention_scoring_post"]
     assert post.title == "Attention scoring and the context vector"
     assert post.source == "Learning Attention Mechanism from scratch!"
     assert post.author.startswith("Garima Nishad")
     assert post.notes[0] == "The post prints one number, 927; all the rest is code."
     assert pages["masked_self_attention_notebook"].author == ""
+    for name, page in pages.items():
+        drawn = {each for case in page.cases for drawing in case.drawings for each in drawing.names}
+        assert drawn & {"weights", "raw_scores"}, name
 
 
 def test_every_printed_number_is_there_as_it_is_printed(pages: dict[str, DocumentPage]) -> None:
@@ -140,35 +143,27 @@ def test_other_documents_are_drawn_with_scores_mask_weights_and_output_a_panel_p
     assert four["output"].panels[0].matrix.shape == (5, 16)
 
 
-def test_the_same_results_give_equal_pages_and_pictures(document_frames: Frames) -> None:
-    first, second = document_pages(document_frames), document_pages(document_frames)
-    for one, other in zip(first, second, strict=True):
-        for case, same in zip(one.cases, other.cases, strict=True):
+def test_the_same_results_give_equal_pages_and_panels(pages: dict[str, DocumentPage], document_frames: Frames) -> None:
+    for other in document_pages(document_frames):
+        for case, same in zip(pages[Path(other.file).stem].cases, other.cases, strict=True):
             assert case.expectations == same.expectations
             panels, again = ([p for drawing in each.drawings for p in drawing.panels] for each in (case, same))
             assert [(p.title, p.matrix.tolist()) for p in panels] == [(p.title, p.matrix.tolist()) for p in again]
-    panels = first[0].cases[0].drawings[0].panels
-    assert heatmaps(panels) == heatmaps(panels)
 
 
 @pytest.fixture
-def page_of(
-    make_row: Callable[..., Row],
-    make_case_record: Callable[..., dict[str, Any]],
-    write_run: Callable[..., Path],
-    frames_of: Callable[..., Frames],
-) -> Callable[..., DocumentPage]:
+def page_of(hand: Any) -> Callable[..., DocumentPage]:
     """Make the page of a document with one case by hand."""
 
     def make(rows: list[dict[str, Any]], expected: list[dict[str, Any]], **more: Any) -> DocumentPage:
         standard = {"of": "weights", "basis": "printed", "transpose": False, "shape": [1, 1, 1, 2]}
-        case = make_case_record(
+        case = hand.case(
             source={"kind": "document", "title": HOSTILE},
             expected=[standard | each for each in expected],
             **more.pop("case", {}),
         )
-        rows = [make_row(**{"comparison": "printed", "index": "0,0,0,1", **row}) for row in rows]
-        (page,) = document_pages(frames_of(write_run(rows, cases=[case], **more)))
+        rows = [hand.row(**{"comparison": "printed", "index": "0,0,0,1", **row}) for row in rows]
+        (page,) = document_pages(hand.frames(rows, cases=[case], **more))
         return page
 
     return make

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from typing import Any
 from xml.etree import ElementTree
 
@@ -12,11 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attncheck.reading.record import case_record
+from attncheck.reading.selection import select_cases
 from attncheck.reports.figures.error_maps import _crossed, error_map
 from attncheck.reports.figures.error_matrices import MAX_CELLS, describe_errors, error_matrices
 from attncheck.reports.figures.heatmaps import annotated_heatmap, heatmaps
 from attncheck.reports.figures.panels import Panel, describe, ink_on, panels_of, safe_text, shades, short_number
 from attncheck.reports.figures.picture import Picture
+from attncheck.reports.frames import Frames
+from attncheck.reports.html.length_maps import drawn_lengths
+from attncheck.reports.in_common import in_common_lines
+from attncheck.reports.length_map import explaining_tile, length_maps
+from attncheck.reports.simplest import lengths_of
 
 HOSTILE = "$\\frac{ </svg><script>alert('\"1\"')</script> & \x00\x1b[31m\ud800\n\u202e 日本 \\n }_^$"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -205,3 +213,91 @@ def test_a_matrix_in_words_tells_how_many_numbers_are_not_finite() -> None:
     large[0, 0], large[1, 1], large[2, 2] = np.nan, -2.0, 3.0
     assert describe(Panel("x", large)) == "x: 10 x 10 matrix, from -2 to 3, 1 not finite"
     assert describe(Panel("x", np.full((10, 10), np.nan))) == "x: 10 x 10 matrix, 100 not finite"
+
+
+Lengths = Mapping[str, int]
+JudgedWhere = Callable[[Callable[[Lengths], object]], Frames]
+
+
+@pytest.fixture(scope="module")
+def records() -> list[dict[str, Any]]:
+    selection = select_cases(["attention/*", "kernel_shapes/*"])
+    return [case_record(case, selection.tags) for case in selection.cases if case.operation == "attention"]
+
+
+@pytest.fixture
+def judged_where(records: list[dict[str, Any]], hand: Any) -> JudgedWhere:
+    """Return the frames of a run in which those cases fail whose lengths do."""
+
+    def make(fails: Callable[[Lengths], object]) -> Frames:
+        rows = [
+            hand.row(case=case["id"], verdict="numeric" if fails(lengths_of(case)) else "agree", stage="output")
+            for case in records
+        ]
+        return hand.frames(rows, cases=[dict(case) for case in records])
+
+    return make
+
+
+def past(tile: int) -> Callable[[Lengths], bool]:
+    return lambda lengths: lengths["Lk"] > tile and bool(lengths["Lk"] % tile)
+
+
+ENDS = {16: ((17, 65, 129), ()), 64: ((65, 129), (63, 64, 128))}
+"""Lengths behind whole tiles, and others, which a line for queries does not share."""
+
+
+@pytest.mark.parametrize("tile", ENDS)
+def test_a_forgotten_tail_is_said_in_words_and_its_tile_is_drawn(
+    records: list[dict[str, Any]], judged_where: JudgedWhere, tile: int
+) -> None:
+    frames = judged_where(past(tile))
+    count = sum(past(tile)(lengths_of(case)) for case in records)
+    others = len(records) - count
+    line = (
+        f"numpy.eager fails where keys lie past the last full tile of {tile}: {count} of {count}; "
+        f"passes elsewhere: {others} of {others}"
+    )
+    assert in_common_lines(frames) == [line]
+    (found,) = length_maps(frames)
+    assert (found.tile, found.explained) == (tile, line)
+    assert (int(found.failing.sum()), int(found.cases.sum())) == (count, len(records))
+    for (row, column), failing in np.ndenumerate(found.failing):
+        expected = found.cases[row, column] if past(tile)({"Lk": found.keys[column]}) else 0
+        assert failing == expected
+    (drawn,) = drawn_lengths(frames)
+    assert drawn.grid == f"Lines are drawn where a tile of {tile} ends."
+    assert 'class="lt"' in drawn.picture
+    assert f'aria-label="{line}. {count} of {len(records)} cases fail' in drawn.picture
+    # Lines stand behind whole tiles.
+    path = drawn.picture.partition('class="lt" d="')[2].partition('"')[0]
+    places = {int(part.split()[0]) for part in path.split("M")[1:] if "V" in part}
+    behind, others = ({52 + 14 * found.keys.index(length) for length in each} for each in ENDS[tile])
+    assert behind <= places
+    assert not others & places
+    # A long list of places is cut.
+    assert tile == 64 or found.words().count("Lq=") == 12
+    assert tile == 64 or found.words().endswith(" more")
+
+
+def test_where_no_tile_explains_anything_none_is_drawn(judged_where: JudgedWhere) -> None:
+    (drawn,) = drawn_lengths(judged_where(lambda lengths: lengths["D"] % 3 == 0))
+    assert drawn.grid == "No tile of 16, 32, 64, 128 or 256 tells what fails from what passes."
+    assert drawn.explained == ""
+    assert 'class="lt"' not in drawn.picture
+    assert 'class="ls"' in drawn.picture
+    assert 'class="lp"' in drawn.picture
+
+
+def test_what_fails_nowhere_has_no_map(judged_where: JudgedWhere) -> None:
+    assert length_maps(judged_where(lambda lengths: False)) == ()
+
+
+@pytest.mark.parametrize(
+    ("fails", "tile"),
+    [(lambda q, k: k > 64 and k % 64, 64), (lambda q, k: q % 32 == 0, 32), (lambda q, k: (q * 7 + k * 3) % 5 == 0, 0)],
+)
+def test_the_tile_that_tells_most_is_found(fails: Callable[[int, int], object], tile: int) -> None:
+    lengths = (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)
+    places = [(queries, keys) for queries in lengths for keys in lengths]
+    assert explaining_tile(places, np.array([bool(fails(*place)) for place in places])) == tile

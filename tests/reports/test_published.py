@@ -1,0 +1,587 @@
+"""What is kept in the repository: the published comparison, and the survey of every implementation and version."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attncheck import cli
+from attncheck.backends import BACKENDS
+from attncheck.errors import OutputError, ResultsError, UsageError
+from attncheck.execution.implementations import Implementation
+from attncheck.merge import merge_runs
+from attncheck.properties.files import write_property_rows
+from attncheck.properties.rows import PropertyRow
+from attncheck.reading.expected_failures import load_expected_failures
+from attncheck.reading.selection import select_cases
+from attncheck.reports.frames import Frames
+from attncheck.reports.html.survey import render_survey
+from attncheck.reports.making import make_frames
+from attncheck.reports.publish.comparison import drift, publish, read_verdicts
+from attncheck.reports.survey.findings import Finding, read_findings
+from attncheck.reports.survey.pages import read_survey, render_markdown, write_survey
+from attncheck.reports.survey.tables import (
+    ALL,
+    Accuracy,
+    Judged,
+    Meaning,
+    PropertyCounts,
+    Survey,
+    differences,
+    feature_order,
+    features_of,
+    property_counts,
+    read_meanings,
+    survey_of,
+)
+from attncheck.results.case_records import CaseRecords
+from attncheck.results.reader import Run, read_run
+from attncheck.verdicts import ALL_CASES
+
+Command = Callable[..., tuple[int, str, str]]
+
+ROOT = Path(__file__).resolve().parents[2]
+TWO = ("first.eager", "second.eager")
+IMAGE = re.compile(r"!\[(?:[^\]\\]|\\.)+\]\((pictures/[a-z0-9_-]+\.svg)\)")
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def some(document_run: Path) -> Run:
+    """A run of one document and the softmax cases: pictures take the time."""
+    run = read_run(document_run)
+    cases = [case for case in run.cases.values() if case["id"].startswith(("documents/base_r_vignette", "softmax/"))]
+    rows = run.rows[run.rows["case"].isin([case["id"] for case in cases])]
+    return replace(run, rows=rows, cases=CaseRecords(cases))
+
+
+@pytest.fixture(scope="module")
+def some_frames(some: Run) -> Frames:
+    return make_frames(merge_runs([some]))
+
+
+@pytest.fixture(scope="module")
+def published(some_frames: Frames, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return what is published of them. Tests leave it as it is."""
+    return publish(some_frames, tmp_path_factory.mktemp("publish") / "deep" / "published").parent
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    """Run ``attncheck publish``; return exit code, standard output and standard error."""
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["attncheck", "publish", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return int(end.value.code or 0), *capfd.readouterr()
+
+    return run
+
+
+def test_every_picture_that_is_shown_is_there_and_no_other(published: Path) -> None:
+    readme = (published / "README.md").read_text(encoding="utf-8")
+    shown = IMAGE.findall(readme)
+    assert len(shown) == readme.count("![") == len(set(shown))
+    assert set(contents(published)) == {"README.md", "verdicts.csv", "versions.csv", *shown}
+    for name in shown:
+        assert (published / name).read_bytes().startswith(b"<svg ")
+    # A document has a picture of its weights.
+    assert {"base_r_vignette"} == {
+        re.split(r"-\d+-\d+-", Path(name).stem)[0] for name in shown if re.search(r"-(weights|raw_scores)\.svg", name)
+    }
+
+
+def test_the_page_has_the_answer_the_verdicts_and_the_documents_numbers(published: Path, some_frames: Frames) -> None:
+    count = len(some_frames.cases)
+    lines = (published / "README.md").read_text(encoding="utf-8").splitlines()
+    assert lines[:3] == [
+        "# The bundled corpus on the pinned versions",
+        "",
+        f"**first and second agree. Judged {count} of {count} cases on each.**",
+    ]
+    assert "| Weights of two scores follow the logistic function | agree | agree |" in lines
+    # A weight that the Base R vignette prints.
+    assert any(line.startswith("| [0, 0] | `0.083717538` | 0.083717537762 | 0.083717537762 |") for line in lines)
+
+
+def test_the_verdicts_are_sorted_and_say_nothing_of_sizes_or_machines(published: Path, some_frames: Frames) -> None:
+    with (published / "verdicts.csv").open(encoding="utf-8", newline="") as file:
+        header, *rows = list(csv.reader(file))
+    assert header == ["case", "implementation", "dtype", "verdict", "begins_at", "xfail"]
+    assert rows == sorted(rows)
+    evaluations = some_frames.results[["case", "implementation", "dtype"]].drop_duplicates()
+    assert {tuple(row[:3]) for row in rows} == set(evaluations.itertuples(index=False, name=None))
+    words = {tuple(row[3:]) for row in rows}
+    assert words == {("agree", "", "false")}
+
+
+def test_the_same_results_give_the_same_bytes(some: Run, published: Path, tmp_path: Path) -> None:
+    cases = CaseRecords(reversed(list(some.cases.values())))
+    shuffled = replace(some, rows=some.rows.sample(frac=1, random_state=7), cases=cases)
+    publish(make_frames(merge_runs([shuffled])), tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(published)
+    # In place of an earlier one, of which nothing is left.
+    (tmp_path / "again" / "pictures" / "old.svg").write_text("old")
+    publish(make_frames(merge_runs([shuffled])), tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(published)
+
+
+def test_verdicts_are_the_same_wherever_errors_are_others(tmp_path: Path, hand: Any) -> None:
+    first = hand.run([hand.row(ratio=0.1, value=0.5)], label="here", platform="Linux", cpu_features=["AVX2"])
+    other = hand.run([hand.row(ratio=0.9, value=0.6, tier="warning")], label="there", platform="macOS", cpu_features=[])
+    publish(hand.frames_of(first), tmp_path / "published")
+    assert drift(hand.frames_of(other), tmp_path / "published") == []
+
+
+def test_what_fails_or_is_known_is_published_with_its_place(tmp_path: Path, hand: Any) -> None:
+    known = {"xfail": True, "reason": "so"}
+    rows = [
+        hand.row(case="file/a", stage="weights", verdict="numeric", begins_at="scores"),
+        hand.row(case="file/b", stage="output", verdict="semantic", **known),
+        hand.row(case="file/b", stage="weights", verdict="semantic", **known),
+        hand.row(case="file/c", stage="", verdict="crash"),
+        hand.row(case="file/d"),
+        hand.row(case="file/d", comparison="printed", verdict="misprint", xfail=True),
+    ]
+    publish(hand.frames(rows), tmp_path / "published")
+    assert (tmp_path / "published" / "verdicts.csv").read_text() == (
+        "case,implementation,dtype,verdict,begins_at,xfail\n"
+        "file/a,numpy.eager,float64,numeric,scores,false\n"
+        "file/b,numpy.eager,float64,semantic,weights,true\n"
+        "file/c,numpy.eager,float64,crash,,false\n"
+        "file/d,numpy.eager,float64,misprint,,true\n"
+    )
+
+
+OF_A_PROCESSOR = """\
+- implementation: numpy.eager
+  cases: [file/a]
+  verdict: nonfinite
+  processor: amx_bf16
+  reason: reads on into the next row
+  decided: numeric
+"""
+
+
+def test_what_some_processors_do_alone_is_published_alike_on_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hand: Any
+) -> None:
+    (tmp_path / "known.yaml").write_text(OF_A_PROCESSOR, encoding="utf-8")
+    known = load_expected_failures([tmp_path / "known.yaml"])
+    monkeypatch.setattr("attncheck.reports.publish.comparison.bundled_expected_failures", lambda backends: known)
+    agrees = hand.row(case="file/a", stage="output")
+    fails = hand.row(case="file/a", stage="output", verdict="nonfinite", xfail=True, reason="so")
+    publish(hand.frames([agrees], label="here"), tmp_path / "published")
+    assert (tmp_path / "published" / "verdicts.csv").read_text().splitlines()[1:] == [
+        "file/a,numpy.eager,float64,nonfinite with amx_bf16,,true"
+    ]
+    assert drift(hand.frames([fails], label="there"), tmp_path / "published") == []
+    worse = [replace(fails, xfail=False), replace(fails, verdict="numeric")]
+    for number, row in enumerate(worse):
+        assert len(drift(hand.frames([row], label=f"worse {number}"), tmp_path / "published")) == 1
+
+
+def test_drift_is_red_and_says_what_and_how_to_regenerate(command: Command, tmp_path: Path, hand: Any) -> None:
+    folder = tmp_path / "published"
+    run = hand.run([hand.row(dtype=dtype, implementation=name) for dtype in ("float64", "float32") for name in TWO])
+    assert command(run, "--output", folder) == (0, f"Published: {folder}/README.md\n", "")
+    file = folder / "verdicts.csv"
+    lines = file.read_text().splitlines(keepends=True)
+    assert len(lines) == 1 + 4
+    said = f"All 4 verdicts are those published in {file}.\n"
+    assert command(run, "--check", "--published", folder) == (0, said, "")
+    assert command(run, "--check", "-o", folder, "--quiet") == (0, "", "")
+
+    (place,) = [number for number, line in enumerate(lines) if "first.eager,float32" in line]
+    edited = [*lines[:place], lines[place].replace("agree,,false", "numeric,weights,false"), *lines[place + 2 :]]
+    file.write_text("".join([*edited, "softmax/removed,first.eager,float64,agree,,false\n"]))
+    before = contents(folder)
+    code, out, err = command(run, "--check", "--published", folder)
+    assert (code, err) == (1, "")
+    assert out.splitlines() == [
+        f"3 verdicts are not those published in {file}:",
+        "  file/one first.eager in float32: published numeric at weights, the run has agree",
+        "  file/one first.eager in float64: published nothing, the run has agree",
+        "  softmax/removed first.eager in float64: published agree, the run has nothing",
+        "If that is right, `make publish` regenerates the folder; commit it with what changed the verdicts.",
+    ]
+    assert contents(folder) == before
+
+
+def test_what_others_stand_for_is_no_drift_and_is_told(command: Command, tmp_path: Path, hand: Any) -> None:
+    folder = tmp_path / "published"
+    publish(hand.frames([hand.row(case=f"file/{name}") for name in "abc"], label="whole"), folder)
+    left_out = hand.row(case="file/a", verdict="unsupported", stage="", lacks=ALL_CASES)
+    run = hand.run([left_out, hand.row(case="file/b"), hand.row(case="file/c")], label="part")
+    said = (
+        f"All 2 verdicts are those published in {folder / 'verdicts.csv'}.\n"
+        "numpy.eager was not asked for 1 evaluation, which others cover; --all-cases asks for all.\n"
+    )
+    assert command(run, "--check", "--published", folder) == (0, said, "")
+    publish(hand.frames_of(run), tmp_path / "of part")
+    assert [evaluation.case for evaluation in read_verdicts(tmp_path / "of part")] == ["file/b", "file/c"]
+    worse = hand.run([left_out, hand.row(case="file/b", verdict="numeric"), hand.row(case="file/c")], label="worse")
+    code, out, _ = command(worse, "--check", "--published", folder)
+    assert (code, out.splitlines()[0]) == (1, f"1 verdict is not the one published in {folder / 'verdicts.csv'}:")
+
+
+def test_a_long_drift_is_cut(command: Command, tmp_path: Path, hand: Any) -> None:
+    publish(hand.frames([hand.row()], label="one"), tmp_path / "published")
+    run = hand.run([hand.row(case=f"file/{n:02}") for n in range(30)], label="two")
+    code, out, _ = command(run, "--check", "--published", tmp_path / "published")
+    assert code == 1
+    assert len(out.splitlines()) == 1 + 20 + 2
+    assert "  and 11 more" in out
+
+
+def test_a_missing_framework_is_filled_from_another_run_but_none_is_there_twice(tmp_path: Path, hand: Any) -> None:
+    one = hand.run([hand.row()], label="one")
+    two = hand.run([hand.row(implementation="torch.eager")], label="two")
+    publish(hand.frames_of(one, two), tmp_path / "published")
+    assert len(read_verdicts(tmp_path / "published")) == 2
+    again = hand.run([hand.row()], label="again")
+    with pytest.raises(UsageError, match=r"numpy.eager ran in again and in one; .* once"):
+        publish(hand.frames_of(one, again), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_only_complete_runs_are_published(tmp_path: Path, hand: Any) -> None:
+    for number, what in enumerate(({"summary": False}, {"missing": {"torch": "no"}}, {"faults": ["bad.yaml: no"]})):
+        with pytest.raises(UsageError, match="only complete runs are published: "):
+            publish(hand.frames([hand.row()], label=str(number), **what), tmp_path / "published")
+    assert not (tmp_path / "published").exists()
+
+
+HOSTILE = '=cmd|"x"!A1,\r\n;=2</td>`|\x1b'
+
+
+def test_hostile_names_are_no_formula_and_no_picture_outside_the_folder(tmp_path: Path, hand: Any) -> None:
+    source = {"kind": "document", "title": HOSTILE, "notes": [HOSTILE]}
+    case = hand.case("file/one", file="cases/../../escape me.yaml", name=HOSTILE, source=source)
+    rows = [hand.row(implementation=HOSTILE, stage=HOSTILE, verdict="numeric", message=HOSTILE, begins_at=HOSTILE)]
+    directory = hand.run(rows, cases=[case], label="run")
+    frames = make_frames(merge_runs([read_run(directory)]))
+    publish(frames, tmp_path / "folder" / "published")
+    assert {path.name for path in (tmp_path / "folder").iterdir()} == {"published"}
+    with (tmp_path / "folder" / "published" / "verdicts.csv").open(encoding="utf-8", newline="") as file:
+        ((_, implementation, _, _, begins_at, _),) = list(csv.reader(file))[1:]
+    assert implementation == begins_at == "'=cmd|\"x\"!A1,\n;'=2</td>`|\ufffd"
+    assert drift(frames, tmp_path / "folder" / "published") == []
+    readme = (tmp_path / "folder" / "published" / "README.md").read_text(encoding="utf-8")
+    assert "</td>" not in re.sub(r"(?<!\\)`[^`]*`", "", readme).replace("\\</td\\>", "")
+
+
+def test_what_cannot_be_compared_or_written_is_told_in_one_line(tmp_path: Path, hand: Any) -> None:
+    frames = hand.frames([hand.row()])
+    with pytest.raises(ResultsError, match=r"verdicts\.csv does not exist; expected .*attncheck publish"):
+        drift(frames, tmp_path / "nowhere")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "letter.txt").write_text("mine")
+    with pytest.raises(OutputError, match="is not empty and holds no published comparison"):
+        publish(frames, mine)
+    assert contents(mine) == {"letter.txt": b"mine"}
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OutputError, match=r"file cannot be written: [^\n]+$"):
+        publish(frames, tmp_path / "file")
+    header = "case,implementation,dtype,verdict,begins_at,xfail\n"
+    row = "file/one,numpy.eager,float64,agree,,false\n"
+    for text, complaint in {
+        "": "has the columns ; expected case,",
+        "case,verdict\n": "has the columns case,verdict; expected case,",
+        f"{header}file/one,agree\n": "row 2 has 2 cells; expected 6",
+        f"{header}{row}{row}": "row 3 is the second of file/one numpy.eager float64",
+        "\x80": "cannot be read",
+    }.items():
+        (mine / "verdicts.csv").write_bytes(text.encode("latin-1"))
+        with pytest.raises(ResultsError, match=complaint):
+            read_verdicts(mine)
+
+
+def test_the_repository_publishes_every_bundled_case() -> None:
+    verdicts = read_verdicts(ROOT / "reports" / "published")
+    assert {place.case for place in verdicts} == {case.id for case in select_cases([], base=ROOT).cases}
+    assert {place.implementation for place in verdicts} == {Implementation(entry).name for entry in BACKENDS.values()}
+
+
+NO_CASES = dict.fromkeys(("known", "wrong", "unsupported", "unverified", "not_run"), 0)
+
+
+def judged(name: str = "torch.sdpa", version: str = "2.0", feature: str = ALL, right: int = 3, **counts: int) -> Judged:
+    return Judged(name, version, feature, right, **{**NO_CASES, **counts})
+
+
+def a_survey() -> Survey:
+    return Survey(
+        [judged(), judged(feature="attention", wrong=1), judged("numpy.eager", "1.0", known=2)],
+        [Accuracy("torch.sdpa", "2.0", "float32", 7, 0.1, 0.9)],
+        [
+            Meaning("torch.sdpa", "corner", "where causality starts", "top left", "top left", departs=False),
+            Meaning("mlx.sdpa", "corner", "where causality starts", "bottom | right", "top left", departs=True),
+        ],
+        [Finding("mlx", "0.32", "float64 is float32", "A `cast` is lost.\n\nIt was <reported>.", "print(1 < 2)\n")],
+        [
+            PropertyCounts("mlx.sdpa", "decoding", "float32", bitwise=1, within_bounds=2, open=0, known=0, broken=1),
+            PropertyCounts("torch.sdpa", "repeated", "float32", bitwise=3, within_bounds=0, open=0, known=0, broken=0),
+            PropertyCounts("torch.sdpa", "decoding", "float32", bitwise=1, within_bounds=2, open=0, known=0, broken=0),
+        ],
+    )
+
+
+def test_features_are_operations_and_what_attention_is_given() -> None:
+    inputs = {"query": (1, 1, 2, 3), "key": (1, 1, 2, 3), "value": (1, 1, 2, 3), "bias": (1, 1, 2, 2)}
+    case = {"operation": "attention", "options": {"is_causal": True}, "inputs": inputs}
+    assert set(features_of(case)) == {ALL, "attention", "attention: is_causal", "attention: bias"}
+    assert features_of({**case, "operation": "softmax", "inputs": {}}) == [ALL, "softmax"]
+    assert {*features_of(case)} <= {*feature_order()}
+    assert len(feature_order()) == len(set(feature_order()))
+
+
+def test_a_case_counts_by_the_worst_of_its_dtypes(hand: Any) -> None:
+    rows = [
+        hand.row(case="a/right", dtype="float64"),
+        hand.row(case="a/right", dtype="float32"),
+        hand.row(case="a/wrong", dtype="float64"),
+        hand.row(case="a/wrong", dtype="float32", verdict="numeric"),
+        hand.row(case="a/lacking", verdict="unsupported", stage="", lacks="mask"),
+        hand.row(case="a/left-out", verdict="unsupported", stage="", lacks=ALL_CASES),
+    ]
+    found = survey_of(hand.frames(rows))
+    (of_all,) = [row for row in found.judged if row.feature == ALL]
+    assert of_all[3:] == (1, 0, 1, 1, 0, 1)
+    assert {row.dtype for row in found.accuracy} <= {"float64", "float32"}
+
+
+def test_documents_are_counted_and_their_accuracy_is_that_of_their_stages(document_frames: Frames) -> None:
+    found = survey_of(document_frames)
+    assert set(found.newest()) == {"first.eager", "second.eager"}
+    for row in found.judged:
+        if row.feature == ALL:
+            assert row.right + row.unverified == len(document_frames.cases)
+    assert all(0 <= row.median <= row.most <= 1 for row in found.accuracy)
+
+
+def test_rows_of_the_same_version_are_replaced_and_others_stay() -> None:
+    kept = a_survey()
+    kept.update(Survey([judged(right=9), judged("torch.sdpa", "2.10", right=5)]))
+    assert [row.right for row in kept.judged if row.implementation == "torch.sdpa"] == [9, 5]
+    assert kept.newest()["torch.sdpa"] == "2.10"
+    assert [row.implementation for row in kept.judged].count("numpy.eager") == 1
+    assert not kept.accuracy, "what was measured of the version that was replaced goes with it"
+    assert len(kept.meanings) == 2
+
+
+def test_what_is_written_is_read_again_and_the_same_gives_the_same_bytes(tmp_path: Path) -> None:
+    survey = a_survey()
+    write_survey(survey, tmp_path / "one")
+    again = read_survey(tmp_path / "one")
+    assert (sorted(again.judged), again.accuracy, sorted(again.meanings)) == (
+        sorted(survey.judged),
+        survey.accuracy,
+        sorted(survey.meanings),
+    )
+    write_survey(again, tmp_path / "two")
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+
+
+def property_row(name: str, outcome: str, implementation: str = "torch.sdpa", **other: Any) -> PropertyRow:
+    return PropertyRow(implementation, name, "properties/one", "float32", "alone", outcome, **other)
+
+
+def test_ways_in_which_properties_were_asked_are_counted_by_what_came_of_them() -> None:
+    rows = [
+        property_row("repeated", "bitwise"),
+        property_row("decoding", "within bounds", claim="bitwise"),
+        property_row("decoding", "broken", xfail=True),
+        property_row("decoding", "not judged"),
+        property_row("decoding", "unsupported"),
+        property_row("padding", "unsupported"),
+        property_row("repeated", "within bounds", implementation="numpy.eager"),
+    ]
+    assert property_counts(rows) == [
+        PropertyCounts("numpy.eager", "repeated", "float32", bitwise=0, within_bounds=1, open=0, known=0, broken=0),
+        PropertyCounts("torch.sdpa", "repeated", "float32", bitwise=1, within_bounds=0, open=0, known=0, broken=0),
+        PropertyCounts("torch.sdpa", "decoding", "float32", bitwise=0, within_bounds=0, open=1, known=1, broken=1),
+    ]
+    assert [row.worst for row in property_counts(rows)] == ["within bounds", "bitwise", "broken"]
+
+
+def test_properties_are_shown_by_their_worst_and_those_of_others_stay(tmp_path: Path) -> None:
+    kept = a_survey()
+    kept.update(
+        Survey(
+            properties=[
+                PropertyCounts("mlx.sdpa", "repeated", "float32", bitwise=0, within_bounds=0, open=0, known=1, broken=0)
+            ]
+        )
+    )
+    assert {(row.implementation, row.property_name) for row in kept.properties} == {
+        ("mlx.sdpa", "repeated"),
+        ("torch.sdpa", "repeated"),
+        ("torch.sdpa", "decoding"),
+    }
+    markdown, page = render_markdown(a_survey()), render_survey(a_survey())
+    assert "- `decoding`: Tokens decoded one by one give what prefilling them gives." in markdown
+    assert "  - **broken**: `mlx.sdpa`\n  - within bounds: `torch.sdpa`\n" in markdown
+    assert '<td class="failing" title="1 bitwise, 2 within bounds, 1 broken">broken</td>' in page
+    assert '<td class="unsupported" title="it has not what the calls need">-</td>' in page
+    assert "properties" not in render_survey(Survey([judged()])), "none were asked"
+    write_survey(kept, tmp_path)
+    assert sorted(read_survey(tmp_path).properties) == sorted(kept.properties)
+
+
+def test_properties_are_taken_from_the_folder_that_they_were_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ends_with(*arguments: str | Path) -> object:
+        monkeypatch.setattr(sys, "argv", ["attncheck", "survey", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code
+
+    write_property_rows(tmp_path / "asked", [property_row("repeated", "bitwise")])
+    (tmp_path / "empty").mkdir()
+    assert not ends_with("--properties", tmp_path / "asked", "--output", tmp_path / "survey")
+    assert [row.worst for row in read_survey(tmp_path / "survey").properties] == ["bitwise"]
+    assert ends_with("--properties", tmp_path / "empty") == 2
+    assert "holds no properties; `attncheck properties" in capsys.readouterr().err
+    assert ends_with("--output", tmp_path / "survey") == 2
+    assert "expected a run, --conventions, --properties or --findings" in capsys.readouterr().err
+    assert ends_with("--check", "--properties", tmp_path / "asked", "--output", tmp_path / "survey") == 2
+    assert "nothing to check; expected a run" in capsys.readouterr().err
+
+
+def test_findings_are_read_from_their_document(tmp_path: Path) -> None:
+    path = tmp_path / "findings.md"
+    path.write_text(
+        "# Findings\n\nAbout them.\n\n## onnx 1.23: the `wrong` stage, at all\n\nA text with a [thread](https://x/1).\n\n"
+        "```python\nimport onnx\nprint(1)\n```\n\nMore of it.\n\n## mlx 0.32: another\n\n```python\nprint(2)\n```\n",
+        encoding="utf-8",
+    )
+    first, second = read_findings(path)
+    assert first == Finding(
+        "onnx", "1.23", "the `wrong` stage, at all", "A text with a thread.\n\nMore of it.", "import onnx\nprint(1)\n"
+    )
+    assert first.anchor == "onnx-123-the-wrong-stage-at-all"
+    assert (second.text, second.script) == ("", "print(2)\n")
+    path.write_text("## mlx 0.32: another\n\nNo script.\n", encoding="utf-8")
+    with pytest.raises(ResultsError, match=r"'another' has no script; expected a block that begins with ```python"):
+        read_findings(path)
+    path.write_text("nothing", encoding="utf-8")
+    with pytest.raises(ResultsError, match="expected a heading such as"):
+        read_findings(path)
+    with pytest.raises(ResultsError, match="cannot be read"):
+        read_findings(tmp_path / "absent.md")
+
+
+def test_findings_are_shown_with_their_scripts_and_those_of_a_new_survey_replace_them() -> None:
+    survey = a_survey()
+    page, markdown = render_survey(survey), render_markdown(survey)
+    assert "<summary>mlx 0.32: float64 is float32</summary>" in page
+    assert "<p>A <code>cast</code> is lost.</p>" in page
+    assert "It was &lt;reported&gt;." in page
+    assert "print(1 &lt; 2)" in page
+    assert "- mlx 0.32: [float64 is float32](findings.md#mlx-032-float64-is-float32)" in markdown
+    survey.update(Survey())
+    assert len(survey.findings) == 1
+    survey.update(Survey(findings=[Finding("onnx", "1", "another", "", "pass\n")]))
+    assert [each.library for each in survey.findings] == ["onnx"]
+
+
+def test_the_published_findings_are_those_of_the_document() -> None:
+    root = Path(__file__).parents[2]
+    assert read_survey(root / "reports" / "published" / "survey").findings == read_findings(
+        root / "docs" / "findings.md"
+    )
+
+
+def test_a_damaged_table_is_said(tmp_path: Path) -> None:
+    (tmp_path / "features.csv").write_text("a,b\n1,2\n", encoding="utf-8")
+    with pytest.raises(ResultsError, match=r"features\.csv has the columns a,b; expected implementation,version"):
+        read_survey(tmp_path)
+    (tmp_path / "features.csv").write_text(f"{','.join(Judged._fields)}\nx,1,all,many,0,0,0,0,0\n", encoding="utf-8")
+    with pytest.raises(ResultsError, match=r"features\.csv cannot be read: invalid literal"):
+        read_survey(tmp_path)
+
+
+def test_the_markdown_says_who_is_wrong_and_what_means_something_else() -> None:
+    text = render_markdown(a_survey())
+    assert "| `torch.sdpa` | 2.0 | 3 | - | - | - | - | - |" in text
+    assert "| `torch.sdpa` | attention | 1 | 3 |" in text
+    assert r"**bottom \| right**: `mlx.sdpa`" in text
+    assert "  - top left: `torch.sdpa`" in text
+    assert "## Versions" not in text, "no implementation has several"
+
+
+def test_the_page_needs_nothing_else_and_shows_any_text_as_it_is() -> None:
+    survey = a_survey()
+    survey.meanings.append(Meaning("<b>x</b>", "corner", "where", "<script>alert(1)</script>", "", departs=True))
+    page = render_survey(survey)
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert not re.search(r"(?:src|href)=\"(?!#|data:)", page)
+    assert '<td class="failing" title="3 right, 1 wrong">3, 1 wrong</td>' in page
+    assert page == render_survey(survey)
+
+
+def test_meanings_are_what_the_command_printed(tmp_path: Path) -> None:
+    answer = {"convention": "corner", "asks": "where", "means": "top left", "cases_mean": "top left", "departs": False}
+    answers = [{**answer, "kind": "measured"}, {**answer, "kind": "unsupported"}]
+    (tmp_path / "found.json").write_text(json.dumps({"implementations": {"torch.sdpa": answers}}), encoding="utf-8")
+    (only,) = read_meanings(tmp_path / "found.json")
+    assert only == Meaning("torch.sdpa", "corner", "where", "top left", "top left", departs=False)
+    (tmp_path / "found.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(ResultsError, match="expected what `attncheck conventions --json` prints"):
+        read_meanings(tmp_path / "found.json")
+
+
+def test_a_run_is_held_against_what_is_kept() -> None:
+    kept = a_survey()
+    assert differences(kept, Survey([judged()])) == []
+    assert differences(kept, Survey([judged(right=2, known=1)])) == [], "which another processor may do"
+    assert differences(kept, Survey([judged(right=2, wrong=1)])) == [
+        "torch.sdpa 2.0, all cases: right or known 3 -> 2, wrong 0 -> 1"
+    ]
+    assert differences(kept, Survey([judged(right=1, not_run=2)])) == [], "which stands for all"
+    assert differences(kept, Survey([judged(right=0, wrong=1, not_run=2)])) == [
+        "torch.sdpa 2.0, all cases: wrong 0 -> 1"
+    ]
+    assert differences(kept, Survey([judged(version="3.0")])) == ["torch.sdpa 3.0 is not in the survey"]
+    assert differences(kept, Survey([judged(feature="softmax")])) == ["torch.sdpa 2.0, softmax: not in the survey"]
+
+
+def test_the_command_writes_and_checks(
+    hand: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*arguments: str) -> tuple[int, str]:
+        asked = [str(directory), "--output", str(tmp_path / "survey"), *arguments]
+        monkeypatch.setattr(sys, "argv", ["attncheck", "survey", *asked])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return int(end.value.code or 0), capsys.readouterr().out
+
+    directory = hand.run([hand.row(implementation=name) for name in TWO])
+    assert run() == (0, f"Survey: {tmp_path / 'survey' / 'index.html'}\n")
+    assert run("--check") == (0, f"2 implementations are as {tmp_path / 'survey'} says.\n")
+    file = tmp_path / "survey" / "features.csv"
+    with file.open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.reader(lines))
+    rows[1][3] = "999"
+    file.write_text("\n".join(map(",".join, rows)) + "\n", encoding="utf-8")
+    code, printed = run("--check")
+    assert code == 1
+    assert "right or known 999 ->" in printed
