@@ -86,13 +86,13 @@ def stored_logits(at: At, value: Real, *, bias: Real | None = None) -> Logits:
     judged = attended if allowed is None else attended & allowed
     if not np.isfinite(value[judged]).all() or np.isnan(value).any():
         raise NotFiniteError
-    size = np.where(judged, np.abs(value), 0.0)
+    size = at.stored_unit * np.where(judged, np.abs(value), 0.0)  # before it is doubled, or the largest overflow
     # Behind a bias, a compiler that makes the sum twice may contract one of them alone, and both are rounded.
     size = size * (2 if at.stored_unit > at.rounding.accumulate_unit or bias is not None else 1)
     if bias is not None:
-        size = size + np.where(judged, np.abs(np.where(judged, value, 0.0) - bias), 0.0)
+        size = size + at.stored_unit * np.where(judged, np.abs(np.where(judged, value, 0.0) - bias), 0.0)
     # What was -inf when it was returned may have been a large number where it was used.
-    size = np.where(attended, at.stored_unit * size, np.inf)
+    size = np.where(attended, size, np.inf)
     return replace(exact_logits(value, size), independent=size**2)
 
 
