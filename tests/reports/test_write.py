@@ -42,12 +42,10 @@ def test_every_frame_is_written_as_csv_and_parquet(document_frames: Frames, docu
         assert list(rows[0]) == list(frame.columns)
         pd.testing.assert_frame_equal(pd.read_parquet(document_report / f"{name}.parquet"), frame, check_dtype=False)
     # Numbers in CSV are exact, and lines end alike on every platform.
-    assert [float(row["value"]) for row in read_csv(document_report / "numbers.csv")] == document_frames.numbers[
-        "value"
-    ].tolist()
-    assert not [
-        name for name, content in contents(document_report).items() if b"\r" in content and "parquet" not in name
-    ]
+    values = [float(row["value"]) for row in read_csv(document_report / "numbers.csv")]
+    assert values == document_frames.numbers["value"].tolist()
+    texts = {name: each for name, each in contents(document_report).items() if "parquet" not in name}
+    assert not [name for name, content in texts.items() if b"\r" in content]
 
 
 def test_the_same_results_give_the_same_bytes(document_run: Path, document_report: Path, tmp_path: Path) -> None:
