@@ -130,13 +130,15 @@ class Judge:
         outcomes = self._in_order(dtype, collected)
         asked = {item.name: item for item in self.implementations if item.name in outcomes}
         classes = {name: found for name, item in asked.items() if (found := item.rounding_model(dtype))}
-        known = {name: own_empty_rows(item, self.expected_failures, case.id, dtype) for name, item in asked.items()}
-        concerned = {
-            name
+        concerning = {
+            name: [
+                each for each in self.expected_failures if each.is_about(name) and each.concerns(name, case.id, dtype)
+            ]
             for name in asked
-            if any(each.is_about(name) and each.concerns(name, case.id, dtype) for each in self.expected_failures)
         }
-        return _Question(case, dtype, inputs, outcomes, classes, known, frozenset(concerned))
+        known = {name: own_empty_rows(item, concerning[name], case.id, dtype) for name, item in asked.items()}
+        diagnosed = frozenset(name for name, entries in concerning.items() if entries)
+        return _Question(case, dtype, inputs, outcomes, classes, known, diagnosed)
 
     def _in_order(self, dtype: str, collected: Mapping[str, Outcome]) -> dict[str, Outcome]:
         """Put the outcomes in order; what declares no such dtype was never asked, and says so."""

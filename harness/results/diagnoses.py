@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from attncheck.errors import OutputError
 from attncheck.results.format import ROW_SCHEMA, Row
+from attncheck.verdicts import Verdict
 
 Identity: TypeAlias = tuple[Any, ...]
 _OF_IDENTITY = (
@@ -17,6 +21,7 @@ _OF_IDENTITY = (
     *("verdict", "message", "reference_text"),
 )
 _CHANGED = ("verdict", "message", "begins_at", "empty_rows", "diagnosis", "evidence")
+_CHANGEABLE = [Verdict.NUMERIC.value, Verdict.NONFINITE.value, Verdict.SEMANTIC.value]
 
 
 def identity_of(row: Row) -> Identity:
@@ -25,25 +30,30 @@ def identity_of(row: Row) -> Identity:
 
 
 def change_rows(directory: Path, changed: Mapping[Identity, Row]) -> None:
-    """Write in the parts on disk what has changed of rows, each part renamed into place when it is whole."""
-    changed = {identity: row for identity, row in changed.items() if _says_more(identity, row)}
+    """Write in the parts on disk what has changed of failing rows; a part is renamed into place when it is whole."""
+    changed = {identity: row for identity, row in changed.items() if identity_of(row) != identity}
     for path in sorted((directory / "rows").glob("part-*.parquet")) if changed else ():
-        table = pq.read_table(path, schema=ROW_SCHEMA)
-        identities = zip(*(table[name].to_pylist() for name in _OF_IDENTITY), strict=True)
-        found = {number: changed[each] for number, each in enumerate(identities) if each in changed}
-        if not found:
-            continue
-        for name in _CHANGED:
-            values = table[name].to_pylist()
-            for number, row in found.items():
-                value = getattr(row, name)
-                values[number] = None if value is None else str(value)
-            column = ROW_SCHEMA.field(name)
-            table = table.set_column(ROW_SCHEMA.get_field_index(name), column, pa.array(values, column.type))
-        temporary = path.with_name(f".{path.name}.partial")
-        pq.write_table(table, temporary, compression="zstd")
-        temporary.replace(path)
+        try:
+            _change_part(path, changed)
+        except OSError as error:
+            raise OutputError.of(path, error) from None
 
 
-def _says_more(identity: Identity, row: Row) -> bool:
-    return identity_of(row) != identity or row.diagnosis is not None or row.evidence is None
+def _change_part(path: Path, changed: Mapping[Identity, Row]) -> None:
+    table = pq.read_table(path, schema=ROW_SCHEMA)
+    numbers = np.flatnonzero(pc.is_in(table["verdict"], pa.array(_CHANGEABLE)).to_numpy())
+    failing = table.select(_OF_IDENTITY).take(pa.array(numbers))
+    identities = zip(*(failing[name].to_pylist() for name in _OF_IDENTITY), strict=True)
+    found = {int(number): changed[each] for number, each in zip(numbers, identities, strict=True) if each in changed}
+    if not found:
+        return
+    for name in _CHANGED:
+        values = table[name].to_pylist()
+        for number, row in found.items():
+            value = getattr(row, name)
+            values[number] = None if value is None else str(value)
+        column = ROW_SCHEMA.field(name)
+        table = table.set_column(ROW_SCHEMA.get_field_index(name), column, pa.array(values, column.type))
+    temporary = path.with_name(f".{path.name}.partial")
+    pq.write_table(table, temporary, compression="zstd")
+    temporary.replace(path)

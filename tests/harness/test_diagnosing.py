@@ -11,10 +11,13 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.api import check
-from attncheck.diagnosing import SETTLED, counted_again, follow
+from attncheck.diagnosing import SETTLED, ReturnedStages, counted_again, follow
+from attncheck.execution.worker import Computed
 from attncheck.judging.units import Judge
 from attncheck.reading.case import Case
-from attncheck.results.format import Row
+from attncheck.results.failed import RunWatch
+from attncheck.results.format import Row, StoredArray
+from attncheck.results.writer import ResultsWriter
 from attncheck.store import VARIABLE
 from attncheck.verdicts import Verdict
 
@@ -139,6 +142,37 @@ def test_the_rest_has_no_name_where_the_simplest_cases_say_nothing(folder: Path,
     assert {row.diagnosis for row in failures} == {None}
     assert len(failures) == 11
     assert len(examined) < 11
+
+
+def test_every_verdict_is_told_before_anything_is_diagnosed(
+    folder: Path, examined: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    see = RunWatch.see
+
+    def noted(self: RunWatch, rows: Any) -> bool:
+        seen.append(len(examined))
+        return see(self, rows)
+
+    monkeypatch.setattr(RunWatch, "see", noted)
+    many_cases(folder)
+    check(ignoring_causality, cases=[str(folder)])
+    assert seen == [0] * 11
+    assert examined
+
+
+def test_what_an_earlier_part_of_a_run_has_kept_is_read_from_its_folder(tmp_path: Path) -> None:
+    output = np.arange(3.0)
+    writer = ResultsWriter(tmp_path)
+    writer.add_arrays([StoredArray("file/one", "float64", "kernel", "output", output)])
+    writer.flush()
+    returned = ReturnedStages(tmp_path, {("kernel", "file/two", "float64"): Computed({"output": output + 1})})
+    for case, expected in (("file/one", output), ("file/two", output + 1)):
+        found = returned(("kernel", case, "float64"))
+        assert found is not None
+        np.testing.assert_array_equal(found.stages["output"], expected)
+    assert returned(("kernel", "file/three", "float64")) is None
+    assert returned(("another", "file/one", "float64")) is None
 
 
 def test_a_number_that_misses_by_a_convention_says_so() -> None:
