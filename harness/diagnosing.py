@@ -50,12 +50,16 @@ Returned: TypeAlias = Callable[[Evaluation], Computed | None]
 
 @dataclass(frozen=True, eq=False)
 class Failing:
-    """One failing evaluation: the rows of its failing stages as they were judged, and what was returned, if known."""
+    """One failing evaluation: the rows of its failing stages as they were judged, and what was returned, if known.
+
+    ``right`` are the stages that do not fail.
+    """
 
     unit: Unit
     case: Case
     rows: tuple[Row, ...]
     returned: Computed | None
+    right: frozenset[str]
 
     @property
     def key(self) -> Evaluation:
@@ -158,15 +162,18 @@ def _evaluation(row: Row) -> Evaluation:
 def _failing(rows: Sequence[Row], plan: Plan, returned: Returned) -> list[Failing]:
     """Return the evaluations that are to be diagnosed, the simplest first."""
     found: dict[Evaluation, list[Row]] = {}
+    failed: dict[Evaluation, set[str]] = {}
     for row in rows:
+        failed.setdefault(_evaluation(row), set()).add(row.stage)
         if is_undiagnosed(row):
             found.setdefault(_evaluation(row), []).append(row)
     units = {(plan.case(unit).id, unit.dtype): unit for unit in plan} if found else {}
-    failing = [
-        Failing(unit, plan.case(unit), tuple(of), returned(key))
-        for key, of in found.items()
-        if (unit := units.get(key[1:])) is not None
-    ]
+    failing = []
+    for key, of in found.items():
+        if (unit := units.get(key[1:])) is not None:
+            computed = returned(key)
+            right = frozenset() if computed is None else frozenset(computed.stages.keys() - failed[key])
+            failing.append(Failing(unit, plan.case(unit), tuple(of), computed, right))
     return sorted(failing, key=lambda each: each.simplicity)
 
 
@@ -244,12 +251,12 @@ class _Searches:
         inputs, dtype = self.plan.inputs(each.unit), each.unit.dtype
         if score_elements(each.case.operation, each.case.options, inputs.arrays) > 4 * MAX_ELEMENTS:
             return False
-        failing = {row.stage for row in each.rows}
-        stages = each.returned.stages
-        model = self.judge.rounding_model(each.key[0], dtype)
+        stages, failing = each.returned.stages, {row.stage for row in each.rows}
         case = FailingCase(
-            *(each.case, dtype, inputs, {stage: stages[stage] for stage in failing}, {}),
-            model,
+            *(each.case, dtype, inputs),
+            {stage: array for stage, array in stages.items() if stage in failing},
+            {stage: array for stage, array in stages.items() if stage in each.right},
+            self.judge.rounding_model(each.key[0], dtype),
         )
         stage = each.rows[0].stage
         fits = tuple(fit_of(found, stage) for found in case.explained_by(names))

@@ -1,9 +1,9 @@
 """Readings that simpler cases have named, tried on another failing case without the oracle.
 
 In the place of the exact answer of a reading stand its stages in float64, and what float64 may be off by beside them.
-So a reading that is handed on explains the case by its bounds: every element of every stage is as near to the reading
-as an implementation of its class has to be, and float64 once more. No statistics are asked. What this cannot tell is
-for ``case_diagnosis.py``.
+So a reading that is handed on fits as it would there: every element of every stage is as near to it as an
+implementation of its class has to be, and float64 once more, and it is another answer than the case's own. No
+statistics are asked. What this cannot tell is for ``case_diagnosis.py``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from attncheck.judging.readings import Readings
 from attncheck.judging.residuals import approximate_stages
 from attncheck.judging.scales import has_scale, scales_in_words
 from attncheck.judging.truth import Truth, unsolved_truth, with_special_rows
-from attncheck.judging.wrong_result import stages_behind
+from attncheck.judging.wrong_result import WrongResult, does_fit
 from attncheck.oracle.enclosure import Enclosure
 from attncheck.reading.canonical import AttentionProblem
 from attncheck.reading.case import Case
@@ -97,22 +97,18 @@ class FailingCase:
         if reading.name.startswith(ACCURACY):
             return True
         if reading.departs is None:
-            other = self._approximate(self.own.operation, reading.posed)
+            other: Truth | None = self._approximate(self.own.operation, reading.posed)
         else:
-            found = reading.departs(self.own, self.rounding_model, self.failing)
-            if found is None:
-                return False
-            other = found
-        known, aliases = other.exact.keys(), reading.stage_aliases
-        named = {aliases.get(stage, stage): array for stage, array in self.failing.items()}
-        if not named.keys() <= known:
+            other = reading.departs(self.own, self.rounding_model, self.failing)
+        if other is None:
             return False
-        right = stages_behind(reading, frozenset(self.right)) & known - aliases.keys()
-        compared = [*named.items(), *((stage, self.right[stage]) for stage in sorted(right))]
-        return all(
-            other.exact[stage].shape == array.shape and agrees(other, stage, array, self.rounding_model)
-            for stage, array in compared
-        )
+        arrays = {reading.stage_aliases.get(stage, stage): array for stage, array in self.failing.items()}
+        have_shapes = all(stage in other.exact and other.exact[stage].shape == of.shape for stage, of in arrays.items())
+        return have_shapes and does_fit(self._wrong, reading, other)
+
+    @cached_property
+    def _wrong(self) -> WrongResult:
+        return WrongResult(self.own, self._posed, self.failing, self.rounding_model, self.right)
 
     def _approximate(self, operation: str, posed: AttentionProblem) -> Truth:
         """Return a truth whose exact answer is the one in float64; none where numbers of the problem are not finite."""
