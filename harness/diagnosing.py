@@ -112,8 +112,20 @@ class ReturnedStages:
 def diagnose(rows: Sequence[Row], plan: Plan, judge: Judge, returned: Returned) -> list[Row]:
     """Say in the failing rows of a run what implementations do instead; the rows come back in their order.
 
-    The same failures are not diagnosed again while the store has what they came to.
+    Workers answer in any order, which counts for nothing.
     """
+    order = sorted(range(len(rows)), key=lambda number: _sort_key(rows[number]))
+    found = _diagnose([rows[number] for number in order], plan, judge, returned)
+    return [row for _, row in sorted(zip(order, found, strict=True), key=lambda each: each[0])]
+
+
+def _sort_key(row: Row) -> tuple[str, ...]:
+    parts = (*_evaluation(row), row.comparison, row.stage, row.other, row.called, row.index, row.message)
+    return tuple(part or "" for part in parts)
+
+
+def _diagnose(rows: Sequence[Row], plan: Plan, judge: Judge, returned: Returned) -> list[Row]:
+    """Diagnose rows in a certain order; the same failures are not diagnosed again while the store knows them."""
     failing = _failing(rows, plan, returned)
     if not failing and not any(row.evidence for row in rows):
         return list(rows)
