@@ -20,10 +20,18 @@ from typing import TypeAlias
 
 from attncheck.errors import ResultsError
 from attncheck.execution.worker import Computed
-from attncheck.judging.case_diagnosis import MAX_ELEMENTS
-from attncheck.judging.diagnosis import OR, Decision, Evidence, Fit, Plain, decide, fit_of, reworded, unpack
-from attncheck.judging.handing_on import FailingCase
-from attncheck.judging.judge_implementation import WRONG_NUMBERS
+from attncheck.judging.diagnosis import (
+    OR,
+    WRONG_NUMBERS,
+    Decision,
+    Evidence,
+    Fit,
+    Plain,
+    decide,
+    fit_of,
+    reworded,
+    unpack,
+)
 from attncheck.judging.remembered import key_of
 from attncheck.judging.units import Judge, is_undiagnosed
 from attncheck.plan import Plan, Unit
@@ -39,6 +47,8 @@ SETTLED = 3
 """Cases that name the same before it is handed on to others."""
 MAX_EXAMINED = 24
 """Cases of one operation, stage and verdict that are examined."""
+MAX_SCORES = 1 << 17
+"""Elements of a score matrix up to which anything is handed on to a case."""
 MAX_NAMELESS = 6
 """Cases one after the other that fit nothing, until the rest is left without a name."""
 
@@ -258,10 +268,12 @@ class _Searches:
         return [each for each in left if not (names and self._explain(each, names))]
 
     def _explain(self, each: Failing, names: Mapping[str, float | None]) -> bool:
+        from attncheck.judging.handing_on import FailingCase  # of which a run without failures has no need
+
         if each.returned is None or not each.is_whole:
             return False
         inputs, dtype = self.plan.inputs(each.unit), each.unit.dtype
-        if score_elements(each.case.operation, each.case.options, inputs.arrays) > 4 * MAX_ELEMENTS:
+        if score_elements(each.case.operation, each.case.options, inputs.arrays) > MAX_SCORES:
             return False
         stages, failing = each.returned.stages, {row.stage for row in each.rows}
         case = FailingCase(
