@@ -4,7 +4,8 @@
 
 In every round each command runs once, in turn, so that what slows the machine for a while slows all: a NumPy kernel on
 the whole corpus, a torch kernel likewise, one case by its id, all with a store that knows the exact answers; the first
-without one, too; and the imports. Wall and processor times of whole commands, medians with the least and the largest; a
+without one, too; a wrong kernel beside the right one of which it is made, both without a store and with one that knows
+their verdicts; and the imports. Wall and processor times of whole commands, medians with the least and the largest; a
 ratio is that of the same round. With ``--mutants`` so do all faulty variants on the whole corpus, which takes minutes a
 round.
 """
@@ -48,6 +49,12 @@ LIMITS = {
     "faulty variants, again": Limit(
         "import tensorflow", lambda of: of["faulty variants, again"] / of["import tensorflow"], 15.0
     ),
+    "wrong kernel, no cache": Limit(
+        "the right one", lambda of: of["wrong kernel, no cache"] / of["right kernel, no cache"], 2.0
+    ),
+    "wrong kernel, again": Limit(
+        "the right one", lambda of: of["wrong kernel, again"] / of["right kernel, again"], 2.0
+    ),
     "one case": Limit("import numpy, pandas", lambda of: of["one case"] / of["import numpy, pandas"], 2.0),
 }
 
@@ -57,11 +64,16 @@ def commands(folder: Path, *, mutants: bool) -> dict[str, list[str]]:
     judge_mutants = [sys.executable, "-m", "attncheck", "mutants"]
     of_mutants = {"faulty variants, no cache": [*judge_mutants, "--no-cache"], "faulty variants, again": judge_mutants}
     check = [sys.executable, "-m", "attncheck", "check", "--output", str(folder / "results"), "--implementation"]
+    wrong, right = (f"{Path(__file__).parent / 'wrong_kernels.py'}:{name}" for name in ("default_scale", "right"))
     numpy_kernel, torch_kernel = (f"{EXAMPLES / name}_kernel.py:attention" for name in ("numpy", "torch"))
     return {
         "NumPy kernel, no cache": [*check, numpy_kernel, "--no-cache"],
         "NumPy kernel, again": [*check, numpy_kernel],
         "torch kernel, again": [*check, torch_kernel, "--framework", "torch"],
+        "right kernel, no cache": [*check, right, "--no-cache"],
+        "wrong kernel, no cache": [*check, wrong, "--no-cache"],
+        "right kernel, again": [*check, right],
+        "wrong kernel, again": [*check, wrong],
         "one case": [*check, numpy_kernel, ONE_CASE],
         "import tensorflow": [sys.executable, "-c", "import tensorflow"],
         "import torch": [sys.executable, "-c", "import torch"],

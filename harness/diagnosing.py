@@ -1,76 +1,352 @@
-"""What a run's failing cases say together of each implementation: the verdicts and messages that its rows have then.
+"""What implementations do instead where they fail, decided when all is judged, by all failing cases of each together.
 
-A row is written when its case is judged, and names what that case alone can name. Only the whole run knows whether
-another case refutes it. So rows are retold when they are read, and when a run is summed up.
+A row is written as its case is judged: verdict and numbers, and not why. Why takes several exact answers, and one case
+seldom tells. So of each operation, first failing stage and verdict the simplest cases are examined, until one reading
+is named by ``SETTLED`` of them and refuted by none (``judging.diagnosis``). It is handed on to the other cases that it
+explains (``judging.handing_on``), and what it does not explain is examined next. Where several cases in a row say
+nothing, the rest is left without a name; ``attncheck explain`` says of each what that case says by itself.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TypeAlias
 
-from attncheck.judging.diagnosis import Decision, Plain, bring_together, reworded, unpack
-from attncheck.results.format import ROW_SCHEMA, Row
+from attncheck.errors import ResultsError
+from attncheck.execution.worker import Computed
+from attncheck.judging.diagnosis import (
+    OR,
+    WRONG_NUMBERS,
+    Decision,
+    Evidence,
+    Fit,
+    Plain,
+    decide,
+    fit_of,
+    reworded,
+    unpack,
+)
+from attncheck.judging.remembered import key_of
+from attncheck.judging.units import Judge, is_undiagnosed
+from attncheck.plan import Plan, Unit
+from attncheck.reading.case import Case
+from attncheck.reading.shapes import score_elements
+from attncheck.results.format import Row
+from attncheck.results.parts import ArrayParts
+from attncheck.spec import DTYPES, EMPTY_ROWS
+from attncheck.store import UnreadableEntry
+from attncheck.verdicts import Verdict
 
-if TYPE_CHECKING:
-    import pandas as pd
+SETTLED = 3
+"""Cases that name the same before it is handed on to others."""
+MAX_EXAMINED = 24
+"""Cases of one operation, stage and verdict that are examined."""
+MAX_SCORES = 1 << 17
+"""Elements of a score matrix up to which anything is handed on to a case."""
+MAX_NAMELESS = 6
+"""Cases one after the other that fit nothing, until the rest is left without a name."""
 
-Unit = tuple[str, str]
-"""case, dtype"""
+Evaluation: TypeAlias = tuple[str, str, str]
+"""An implementation, a case and a dtype."""
+Returned: TypeAlias = Callable[[Evaluation], Computed | None]
+"""Gives what was returned, where it is still known."""
 
 
-def reworded_rows(rows: Sequence[Row]) -> list[Row]:
-    """Retell the failing rows of one run."""
-    carried = [None if row.xfail or row.evidence is None else unpack(row.evidence) for row in rows]
-    decisions = bring_together(
-        (row.implementation, (row.case, row.dtype), found[0])
-        for row, found in zip(rows, carried, strict=True)
-        if found is not None and row.comparison == "stage"
+@dataclass(frozen=True, eq=False)
+class Failing:
+    """One failing evaluation: the rows of its failing stages as they were judged, and what was returned, if known.
+
+    ``right`` are the stages that do not fail.
+    """
+
+    unit: Unit
+    case: Case
+    rows: tuple[Row, ...]
+    returned: Computed | None
+    right: frozenset[str]
+
+    @property
+    def key(self) -> Evaluation:
+        """What was evaluated."""
+        return _evaluation(self.rows[0])
+
+    @property
+    def kind(self) -> tuple[str, str, str]:
+        """What is examined together: operation, first failing stage and verdict."""
+        first = self.rows[0]
+        return first.operation, first.stage, Verdict(first.verdict).value
+
+    @property
+    def simplicity(self) -> tuple[int, int, int, int]:
+        """Sort key: how many elements the inputs have, how much is given, and the place in the plan."""
+        shapes = self.case.input_shapes
+        given = len(shapes) + sum(value is not None for value in self.case.options.values())
+        elements = sum(math.prod(shape) for shape in shapes.values())
+        return elements, given, self.unit.case, DTYPES.index(self.unit.dtype)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all query rows were judged."""
+        return all(row.judged_rows is None for row in self.rows)
+
+
+@dataclass(frozen=True)
+class ReturnedStages:
+    """What implementations returned where they fail: what is still known of it, else what an earlier part has kept."""
+
+    directory: Path
+    known: Mapping[tuple[str, str, str], Computed]
+
+    def __call__(self, evaluation: tuple[str, str, str]) -> Computed | None:
+        """Return what one implementation returned for a case in a dtype; None where nobody knows any more."""
+        if evaluation in self.known:
+            return self.known[evaluation]
+        name, case, dtype = evaluation
+        try:
+            stages = {stage: array for (of, stage), array in self._kept.of(case, dtype).items() if of == name}
+        except ResultsError:
+            return None
+        return Computed(stages) if stages else None
+
+    @cached_property
+    def _kept(self) -> ArrayParts:
+        return ArrayParts(self.directory)
+
+
+def diagnose(rows: Sequence[Row], plan: Plan, judge: Judge, returned: Returned) -> list[Row]:
+    """Say in the failing rows of a run what implementations do instead; the rows come back in their order.
+
+    Workers answer in any order, which counts for nothing.
+    """
+    order = sorted(range(len(rows)), key=lambda number: _sort_key(rows[number]))
+    found = _diagnose([rows[number] for number in order], plan, judge, returned)
+    return [row for _, row in sorted(zip(order, found, strict=True), key=lambda each: each[0])]
+
+
+def _sort_key(row: Row) -> tuple[str, ...]:
+    parts = (*_evaluation(row), row.comparison, row.stage, row.other, row.called, row.index, row.message)
+    return tuple(part or "" for part in parts)
+
+
+def _diagnose(rows: Sequence[Row], plan: Plan, judge: Judge, returned: Returned) -> list[Row]:
+    """Diagnose rows in a certain order; the same failures are not diagnosed again while the store knows them."""
+    failing = _failing(rows, plan, returned)
+    if not failing and not any(row.evidence for row in rows):
+        return list(rows)
+
+    def compute() -> list[Row]:
+        known = {_evaluation(row): found for row in rows if row.evidence and (found := unpack(row.evidence))}
+        evidence = {key: found[0] for key, found in known.items()}
+        searches = _Searches(plan, judge, evidence)
+        for name in dict.fromkeys(each.key[0] for each in failing):
+            searches.search([each for each in failing if each.key[0] == name])
+        decisions = _decided(searches.evidence)
+        return follow([_final(row, decisions.get(_evaluation(row)), searches.examined) for row in rows])
+
+    def key() -> object:
+        inputs = [plan.inputs(each.unit) for each in failing]
+        stages = [None if each.returned is None else replace(each.returned, seconds=None) for each in failing]
+        return [[replace(row, seconds=None) for row in rows], [each.case.digest for each in failing], inputs, stages]
+
+    found: list[Row] = judge.store.remembered(
+        lambda: key_of("diagnoses", key()),
+        compute,
+        lambda after: json.dumps([[getattr(row, name) for name in _CHANGED] for row in after]).encode(),
+        lambda data: _with_changes(rows, data),
     )
-    changed = []
-    for row, found in zip(rows, carried, strict=True):
-        decision = decisions.get((row.implementation, (row.case, row.dtype)))
-        changed.append(row if found is None or decision is None else _reworded(row, decision, found[1]))
-    return changed
+    return found
 
 
-def _reworded(row: Row, decision: Decision, plain: Plain) -> Row:
+_CHANGED = ("verdict", "message", "begins_at", "empty_rows", "diagnosis", "evidence")
+
+
+def _with_changes(rows: Sequence[Row], data: bytes) -> list[Row]:
+    try:
+        changes = [dict(zip(_CHANGED, each, strict=True)) for each in json.loads(data)]
+        return [
+            replace(row, **{**each, "verdict": Verdict(each["verdict"])})
+            for row, each in zip(rows, changes, strict=True)
+        ]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UnreadableEntry from error
+
+
+def _evaluation(row: Row) -> Evaluation:
+    return row.implementation, row.case, row.dtype
+
+
+def _failing(rows: Sequence[Row], plan: Plan, returned: Returned) -> list[Failing]:
+    """Return the evaluations that are to be diagnosed, the simplest first."""
+    found: dict[Evaluation, list[Row]] = {}
+    failed: dict[Evaluation, set[str]] = {}
+    for row in rows:
+        failed.setdefault(_evaluation(row), set()).add(row.stage)
+        if is_undiagnosed(row):
+            found.setdefault(_evaluation(row), []).append(row)
+    units = {(plan.case(unit).id, unit.dtype): unit for unit in plan} if found else {}
+    failing = []
+    for key, of in found.items():
+        if (unit := units.get(key[1:])) is not None:
+            computed = returned(key)
+            right = frozenset() if computed is None else frozenset(computed.stages.keys() - failed[key])
+            failing.append(Failing(unit, plan.case(unit), tuple(of), computed, right))
+    return sorted(failing, key=lambda each: each.simplicity)
+
+
+@dataclass(eq=False)
+class _Searches:
+    """What examined cases say, of one implementation after the other, and what is handed on to the others."""
+
+    plan: Plan
+    judge: Judge
+    evidence: dict[Evaluation, Evidence] = field(default_factory=dict)
+    examined: dict[Evaluation, Mapping[str, Row]] = field(default_factory=dict)
+    """The rows by stage as the case names its fault by itself."""
+
+    def search(self, failing: Sequence[Failing]) -> None:
+        """Examine cases of each kind until what they name is settled, and hand it on."""
+        settled: dict[str, dict[str, float | None]] = {}
+        kinds: dict[tuple[str, str, str], list[Failing]] = {}
+        for each in failing:
+            kinds.setdefault(each.kind, []).append(each)
+        for kind, members in sorted(kinds.items(), key=lambda entry: -len(entry[1])):
+            self._search_kind(members, settled.setdefault(kind[0], {}))
+
+    def _search_kind(self, members: Sequence[Failing], settled: dict[str, float | None]) -> None:
+        """Examine the simplest; ``settled`` are the readings that are handed on, with the numbers that were fitted."""
+        left = self._without_explained(members, settled)
+        examined: list[Failing] = []
+        nameless = 0
+        while left and nameless < MAX_NAMELESS and len(examined) < MAX_EXAMINED:
+            seen = {each.case.id for each in examined}
+            each = next((one for one in left if one.case.id not in seen), left[0])
+            left.remove(each)
+            if not self._examine(each):
+                continue
+            examined.append(each)
+            nameless = 0 if self.evidence[each.key].fits else nameless + 1
+            if names := self._agreed(examined, settled):
+                settled |= names
+                left = self._without_explained(left, names)
+        for each in left:
+            self.evidence[each.key] = Evidence((), frozenset(), each.rows[0].stage, each.case.operation)
+
+    def _examine(self, each: Failing) -> bool:
+        """Take up what a case says by itself; false where what was returned is not known any more."""
+        if each.returned is None:
+            self.evidence[each.key] = Evidence((), frozenset(), each.rows[0].stage, each.case.operation)
+            return False
+        name, _, dtype = each.key
+        rows = self.judge.examine(each.case, dtype, self.plan.inputs(each.unit), name, each.returned)
+        carried = [unpack(row.evidence) for row in rows if row.evidence is not None]
+        own = next((found[0] for found in carried if found is not None), None)
+        self.evidence[each.key] = own or Evidence((), frozenset(), each.rows[0].stage, each.case.operation)
+        self.examined[each.key] = {row.stage: row for row in rows}
+        return True
+
+    def _agreed(self, examined: Sequence[Failing], settled: Mapping[str, object]) -> dict[str, float | None]:
+        """Return what enough of the examined cases name, if it is new, and nothing that any of them refutes."""
+        decisions = decide({key: each for key, each in self.evidence.items() if key[0] == examined[0].key[0]})
+        named: dict[str, dict[str, list[Fit]]] = {}
+        for each in examined:
+            if fit := decisions[each.key].fit:
+                named.setdefault(fit.name, {}).setdefault(each.case.id, []).append(fit)
+        for name, by_case in named.items():
+            if len(by_case) >= SETTLED and not settled.keys() >= set(name.split(OR)):
+                factor = _common_factor([fit.factor for fits in by_case.values() for fit in fits])
+                return dict.fromkeys(name.split(OR), factor)
+        return {}
+
+    def _without_explained(self, left: Sequence[Failing], names: Mapping[str, float | None]) -> list[Failing]:
+        """Hand readings on to the cases that they explain, and return the others."""
+        return [each for each in left if not (names and self._explain(each, names))]
+
+    def _explain(self, each: Failing, names: Mapping[str, float | None]) -> bool:
+        from attncheck.judging.handing_on import FailingCase  # of which a run without failures has no need
+
+        if each.returned is None or not each.is_whole:
+            return False
+        inputs, dtype = self.plan.inputs(each.unit), each.unit.dtype
+        if score_elements(each.case.operation, each.case.options, inputs.arrays) > MAX_SCORES:
+            return False
+        stages, failing = each.returned.stages, {row.stage for row in each.rows}
+        case = FailingCase(
+            *(each.case, dtype, inputs),
+            {stage: array for stage, array in stages.items() if stage in failing},
+            {stage: array for stage, array in stages.items() if stage in each.right},
+            self.judge.rounding_model(each.key[0], dtype),
+        )
+        stage = each.rows[0].stage
+        fits = tuple(fit_of(found, stage) for found in case.explained_by(names))
+        if fits:
+            self.evidence[each.key] = Evidence(fits, frozenset(), stage, each.case.operation)
+        return bool(fits)
+
+
+def _common_factor(factors: Iterable[float | None]) -> float | None:
+    """Return the factor that all have, as the first and most precise says it; None where they differ."""
+    known = [factor for factor in factors if factor is not None]
+    if not known or any(abs(factor - known[0]) > 0.01 * abs(known[0]) for factor in known):
+        return None
+    return known[0]
+
+
+def _decided(evidence: Mapping[Evaluation, Evidence]) -> dict[Evaluation, Decision]:
+    """Decide for every implementation."""
+    names = dict.fromkeys(key[0] for key in evidence)
+    parts = (decide({key: each for key, each in evidence.items() if key[0] == name}) for name in names)
+    return {key: decision for part in parts for key, decision in part.items()}
+
+
+def _final(row: Row, decision: Decision | None, examined: Mapping[Evaluation, Mapping[str, Row]]) -> Row:
+    """Return how a row reads in the end."""
+    if decision is None or row.xfail or row.verdict not in (*WRONG_NUMBERS, Verdict.SEMANTIC):
+        return row
+    carried = None if row.evidence is None else unpack(row.evidence)
     is_stage = row.comparison == "stage"
+    if (row.evidence is not None and carried is None) or (not is_stage and carried is None):
+        return row
+    if decision.stands:
+        own = examined.get(_evaluation(row), {}).get(row.stage, row) if carried is None else row
+        return replace(own, seconds=row.seconds, evidence=None)
+    plain = carried[1] if carried else Plain(row.verdict, row.message, row.begins_at or "", row.message)
     changed = reworded(decision, plain, row.message, follows=not is_stage)
     if changed is None:
         return row
-    begins_at = (changed.begins_at or None) if is_stage else row.begins_at
+    convention = (changed.diagnosis or "").removeprefix("empty-rows-")
     return replace(
-        row, verdict=changed.verdict, message=changed.message, begins_at=begins_at, diagnosis=changed.diagnosis
+        row,
+        verdict=changed.verdict,
+        message=changed.message,
+        begins_at=(changed.begins_at or None) if is_stage else row.begins_at,
+        diagnosis=changed.diagnosis,
+        empty_rows=convention if convention in EMPTY_ROWS else row.empty_rows,
+        evidence=None,
     )
 
 
-def reworded_frame(rows: pd.DataFrame) -> pd.DataFrame:
-    """Retell the rows of several runs, each implementation of each environment by its own cases."""
-    carrying = rows[rows["evidence"].notna() & ~rows["xfail"].astype(bool)]
-    if carrying.empty:
-        return rows
-    before: list[Row] = []
-    after: list[Row] = []
-    for _, part in carrying.groupby("environment", sort=False):
-        own = _records(part)
-        before, after = [*before, *own], [*after, *reworded_rows(own)]
-    order = carrying.groupby("environment", sort=False).indices
-    index = carrying.index[[index_of_row for indices in order.values() for index_of_row in indices]]
-    changed = [(where, new) for where, old, new in zip(index, before, after, strict=True) if new is not old]
-    for column in ("verdict", "message", "begins_at", "diagnosis") if changed else ():
-        whole = rows[column].astype(object)
-        values = [getattr(new, column) for _, new in changed]
-        whole.loc[[where for where, _ in changed]] = [None if value is None else str(value) for value in values]
-        rows[column] = whole.astype(rows[column].dtype)
-    return rows
+def follow(rows: Sequence[Row]) -> list[Row]:
+    """Say of numbers that miss only because a stage means something else that they mean something else too."""
+    stages: dict[Evaluation, list[Row]] = {}
+    for row in rows:
+        if row.comparison == "stage":
+            stages.setdefault(_evaluation(row), []).append(row)
+    reasons = {key: of[0] for key, of in stages.items() if all(row.verdict == Verdict.SEMANTIC for row in of)}
 
+    def followed(row: Row) -> Row:
+        reason = reasons.get(_evaluation(row))
+        if reason is None or row.comparison in ("stage", "pair") or row.verdict not in WRONG_NUMBERS or row.xfail:
+            return row
+        message = f"{row.message}; {reason.message}"
+        return replace(row, verdict=Verdict.SEMANTIC, message=message, diagnosis=reason.diagnosis)
 
-def _records(rows: pd.DataFrame) -> list[Row]:
-    kept = rows[list(ROW_SCHEMA.names)].to_dict("records")
-    return [Row(**{str(name): value for name, value in record.items()}) for record in kept]
+    return [followed(row) for row in rows]
 
 
 def counted_again(counts: Mapping[str, int], before: Iterable[Row], after: Iterable[Row]) -> Counter[str]:

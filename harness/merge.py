@@ -16,7 +16,6 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from attncheck.diagnosing import reworded_frame
 from attncheck.errors import ResultsError
 from attncheck.judging.xfail import ExpectedStage, expected_stages, inherited
 from attncheck.results.case_records import CaseRecords
@@ -59,7 +58,6 @@ def merge_runs(runs: Sequence[Run], *, across: bool = True) -> Merged:
     frames = [run.rows.assign(environment=run.label) for run in runs]
     rows = pd.concat(frames, ignore_index=True)
     rows["other_environment"] = rows["environment"].where(rows["other"].notna())
-    rows = reworded_frame(rows)
     notes = _renamed(runs)
     if len(runs) > 1 and across:
         from attncheck.results.same_cases import differing_cases

@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from attncheck.errors import ExitCode
-from attncheck.judging.units import UnitResult
+from attncheck.execution.worker import Computed
+from attncheck.judging.units import UnitResult, is_undiagnosed
 from attncheck.judging.xfail import ExpectedFailureRecord
 from attncheck.results.coverage import is_judged
 from attncheck.results.format import Row
 from attncheck.results.writer import ResultsWriter
 from attncheck.verdicts import Verdict
+
+Evaluation: TypeAlias = tuple[str, str, str]
+"""An implementation, a case and a dtype."""
+
+_MAX_BYTES = 1 << 28
+"""Of what failing evaluations returned, kept until they are diagnosed."""
 
 
 @dataclass
@@ -28,8 +36,11 @@ class ResultRecorder:
     """The cases in which each implementation was judged."""
     on_judged: Callable[[Sequence[Row]], bool] = lambda rows: False
     """Is given the rows of every case in a dtype that is judged now; says whether that is enough."""
+    undiagnosed: dict[Evaluation, Computed] = field(default_factory=dict)
+    """What was returned where an implementation fails, and nothing is said yet of what it does instead."""
     is_stopped: bool = False
     """Whether an executor is to leave the rest of its plan."""
+    _bytes: int = 0
 
     def add(self, found: UnitResult) -> None:
         """Write what was found of one case in one dtype.
@@ -39,6 +50,8 @@ class ResultRecorder:
         self.writer.add_arrays(found.arrays)
         rows = self.expected_failures.mark(found.rows)
         self.add_rows(rows)
+        for name in {row.implementation for row in rows if is_undiagnosed(row)} & found.undiagnosed.keys():
+            self._keep((name, rows[0].case, rows[0].dtype), found.undiagnosed[name])
         self.is_stopped = self.on_judged(rows) or self.is_stopped
 
     def restore(self, rows: Sequence[Row]) -> None:
@@ -51,6 +64,12 @@ class ResultRecorder:
         rows = tuple(rows)
         self.writer.add_rows(rows)
         self._count(rows)
+
+    def _keep(self, evaluation: Evaluation, returned: Computed) -> None:
+        size = sum(array.nbytes for array in returned.stages.values())
+        if self._bytes + size <= _MAX_BYTES:
+            self.undiagnosed[evaluation] = returned
+            self._bytes += size
 
     def _count(self, rows: Sequence[Row]) -> None:
         self.rows_seen.update(row.verdict for row in rows)

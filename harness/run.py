@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attncheck.commands import words_again
-from attncheck.diagnosing import counted_again, reworded_rows
+from attncheck.diagnosing import ReturnedStages, counted_again, diagnose
 from attncheck.errors import Diagnostic, ExitCode
 from attncheck.execution.describing import DescribedWorkers
 from attncheck.execution.environment import describe_environment
@@ -31,6 +31,7 @@ from attncheck.reading.model import TagEntry
 from attncheck.reading.record import case_record
 from attncheck.recorder import ResultRecorder
 from attncheck.results.coverage import Asked, Minimum, Stop, shortfalls
+from attncheck.results.diagnoses import change_rows, identity_of
 from attncheck.results.failed import (
     FAILED_FILE,
     CaseInDtype,
@@ -243,7 +244,10 @@ def _run(
         writer.flush()
         writer.write_json(FAILED_FILE, watch.record.as_record())
         describe_backends()
-    summary = _summarise(chosen, faults, recorder, Asked.of(environment, len(cases), stopped))
+    returned = ReturnedStages(settings.output, recorder.undiagnosed)
+    failing = diagnose(recorder.failures, plan, judge, returned)
+    change_rows(settings.output, dict(zip(map(identity_of, recorder.failures), failing, strict=True)))
+    summary = _summarise(chosen, faults, recorder, failing, Asked.of(environment, len(cases), stopped))
     writer.write_json("summary.json", _summary_record(summary, chosen, faults))
     return summary
 
@@ -343,9 +347,12 @@ def _descriptions(
 
 
 def _summarise(
-    chosen: ImplementationSelection, faults: Sequence[Diagnostic], recorder: ResultRecorder, asked: Asked
+    chosen: ImplementationSelection,
+    faults: Sequence[Diagnostic],
+    recorder: ResultRecorder,
+    failing: Sequence[Row],
+    asked: Asked,
 ) -> RunSummary:
-    failing = reworded_rows(recorder.failures)
     codes = {Verdict(row.verdict).exit_code for row in failing}
     judged = {item.name: len(recorder.judged.get(item.name, ())) for item in chosen.implementations}
     short = shortfalls(judged, asked)

@@ -58,6 +58,16 @@ def group_alike(wrong: pd.DataFrame) -> list[AlikeRows]:
     return [group.summarised() for group in groups.values()]
 
 
+def group_by_case(wrong: pd.DataFrame) -> list[AlikeRows]:
+    """Put the dtypes of a case together, too, the first of ``DTYPES`` first, for whoever shows one number of each."""
+    groups: dict[tuple[object, ...], _Group] = {}
+    for row in sorted(records(wrong), key=lambda row: _dtype_order(row["dtype"])):
+        reason = (row["verdict"], row["message"]) if _could_not_run(row) else (row["case"], "")
+        groups.setdefault((row["environment"], row["implementation"], *reason), _Group(row)).add(row)
+    order = {case: number for number, case in enumerate(wrong["case"].drop_duplicates())}
+    return [group.summarised() for group in sorted(groups.values(), key=lambda group: order[group.row["case"]])]
+
+
 def count_evaluations(groups: Iterable[AlikeRows]) -> int:
     """Return how many evaluations they stand for."""
     return sum(each.evaluations for each in groups)

@@ -40,6 +40,8 @@ class Summary:
     word: str
     judged: str
     sentences: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    """Those of the sentences that say that too little was judged."""
 
     @property
     def first_line(self) -> str:
@@ -52,7 +54,7 @@ def make_summary(frames: Frames) -> Summary:
     """Say whether the implementations agree, how much of what was asked was judged, and on what that rests."""
     short = tuple(f"Too little was judged: {line}." for line in unjudged(frames))
     rest = (*_in_part(frames), *padded_sentences(frames), *narrowings(frames))
-    return Summary(headline(frames), extent(frames), (*short, *facts(frames), *_properties(frames), *rest))
+    return Summary(headline(frames), extent(frames), (*short, *facts(frames), *_properties(frames), *rest), short)
 
 
 def _properties(frames: Frames) -> list[str]:

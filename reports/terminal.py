@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from attncheck.reports.alike import AlikeRows, count_evaluations, group_alike
+from attncheck.reports.alike import AlikeRows, group_alike, group_by_case
 from attncheck.reports.answer import findings, make_summary
 from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table, worst_cell
 from attncheck.reports.commands import first_commands
 from attncheck.reports.coverage import unjudged
+from attncheck.reports.faults import fault_line, faults
 from attncheck.reports.frames import Frames
 from attncheck.reports.in_common import in_common_lines
 from attncheck.reports.printed_numbers import unverified_on
-from attncheck.reports.simplest import described
 from attncheck.verdicts import Verdict
 
-_MAX_LISTED = 20
+if TYPE_CHECKING:
+    from attncheck.reports.machine.documents import Failure
+
+_MAX_LISTED = 3
+"""Failures that are shown, the simplest first."""
+_MAX_PROPERTIES = 20
+_MIN_DIGITS = 4
 _UNBOUNDED = 10_000
 _LINE_BREAK = re.compile(r"\s*[\r\n]\s*")
 
@@ -32,7 +41,7 @@ def print_failing_properties(frames: Frames, console: Console) -> None:
         return
     from attncheck.reports.properties import broken_properties
 
-    for broken in broken_properties(frames)[:_MAX_LISTED]:
+    for broken in broken_properties(frames)[:_MAX_PROPERTIES]:
         row = broken.row
         line = f"{row.implementation}  {row.property_name}  {row.case}  {row.dtype}: {row.sentence}"
         console.print(_LINE_BREAK.sub(" ", line), style="red", soft_wrap=True)
@@ -53,33 +62,101 @@ def print_summary(
 ) -> None:
     """Print the answer, a count of verdicts per implementation, what is wrong, and where the report is.
 
-    Quiet, print only what is wrong. Notes that were ``announced`` already are not repeated.
+    Where an implementation is wrong, that is said first and shortly; what else was judged is in the report. Quiet,
+    print only what is wrong. Notes that were ``announced`` already are not repeated.
     """
     console = plain_console()
     wrong = findings(frames)
     if quiet:
         for line in unjudged(frames):
             console.print(f"too little was judged: {line}", style="red", soft_wrap=True)
-    else:
-        answer = make_summary(frames)
-        console.print(answer.first_line, style="bold", soft_wrap=True)
-        for line in (*answer.sentences, *(f"{note}." for note in frames.notes if note not in announced)):
-            console.print(line, soft_wrap=True)
-        console.print(_counts(frames))
-    for line in in_common_lines(frames):
-        console.print(f"{_LINE_BREAK.sub(' ', line)}.", style="bold", soft_wrap=True)
+    _print_answer(frames, console, announced, quiet=quiet)
     print_failing_properties(frames, console)
-    listed = group_alike(wrong)[:_MAX_LISTED]
-    for each in listed:
-        console.print(_line(each, many=len(frames.environments) > 1), style="red", soft_wrap=True)
-        if each.row["implementation"] and (text := described(frames.cases[each.row["case"]])):
-            console.print(f"  {_LINE_BREAK.sub(' ', text)}", style="dim", soft_wrap=True)
-    if unsaid := len(wrong) - count_evaluations(listed):
-        console.print(f"and {unsaid} more", soft_wrap=True)
+    shown = 0
+    for lines, evaluations in _simplest(frames, wrong):
+        shown += evaluations
+        for line in lines:
+            console.print(_LINE_BREAK.sub(" ", line), style="red" if line is lines[0] else "", soft_wrap=True)
+    if unsaid := len(wrong) - shown:
+        console.print(f"and {unsaid:,} more", soft_wrap=True)
     if not quiet:
         for command in first_commands(frames, wrong):
             console.print(f"Why: {command}", soft_wrap=True)
         console.print(f"{ending}: {path}", soft_wrap=True)
+
+
+def _print_answer(frames: Frames, console: Console, announced: Collection[str], *, quiet: bool) -> None:
+    """Print who agrees and who is wrong, and in what; of one that is wrong, what its failing cases have in common."""
+    answer, found = make_summary(frames), faults(frames)
+    texts = {column: text for column, of in found.items() if (text := fault_line(of))}
+    many = len(frames.environments) > 1
+    first = answer.word
+    if len(found) == 1 and texts and first.startswith(next(iter(found)).implementation):
+        first = f"{first}: {next(iter(texts.values()))}"
+        texts = {}
+    if not quiet:
+        opening = first if found else answer.first_line.removesuffix(".")
+        console.print(_LINE_BREAK.sub(" ", f"{opening}."), style="bold", soft_wrap=True)
+    elif first != answer.word:
+        console.print(_LINE_BREAK.sub(" ", f"{first}."), style="bold", soft_wrap=True)
+    for column, text in texts.items():
+        title = column.title(with_environment=many, with_version=False)
+        console.print(_LINE_BREAK.sub(" ", f"{title}: {text}."), style="bold", soft_wrap=True)
+    for line in in_common_lines(frames):
+        console.print(f"{_LINE_BREAK.sub(' ', line)}.", style="bold", soft_wrap=True)
+    if quiet:
+        return
+    sentences = (answer.judged + ".",) if found and answer.judged else ()
+    for line in (*sentences, *(answer.warnings if found else answer.sentences)):
+        console.print(line, soft_wrap=True)
+    for note in frames.notes:
+        if note not in announced:
+            console.print(f"{note}.", soft_wrap=True)
+    console.print(_counts(frames))
+
+
+def _simplest(frames: Frames, wrong: pd.DataFrame) -> Iterator[tuple[list[str], int]]:
+    """Yield the lines of the simplest failures, and of how many evaluations they are; then of documents and records.
+
+    What could not be run for one reason, in whatever cases, is one of them.
+    """
+    from attncheck.reports.machine.failures import failures_of
+
+    of_implementations = wrong["implementation"].ne("") & wrong["dtype"].ne("")
+    many = len(frames.environments) > 1
+    numbers: list[int] = []
+    for alike in group_by_case(wrong[of_implementations])[:_MAX_LISTED]:
+        numbers.append(alike.evaluations)
+        described = [f"{_line(alike, many=many)}"]
+        if not alike.others and alike.row["stage"]:
+            (failure,) = failures_of(frames, pd.DataFrame([alike.row]))
+            described.append(f"  {how_wrong(failure, of_several=len(alike.dtypes) > 1)}")
+        yield described, alike.evaluations
+    for alike in group_alike(wrong[~of_implementations])[:_MAX_LISTED]:
+        yield [f"{_line(alike, many=many)}: {alike.row['message']}"], alike.evaluations
+
+
+def how_wrong(failure: Failure, *, of_several: bool) -> str:
+    """Say what an element is, what it should be, and how far that is off."""
+    if failure.element is None or failure.computed is None or failure.exact is None:
+        return failure.message
+    computed, exact = told_apart(failure.computed, failure.exact)
+    element = f"{failure.element_stage}[{', '.join(map(str, failure.element))}]"
+    where = f" in {failure.dtype}" if of_several else ""
+    text = f"{element} is {computed}{where}, should be {exact}"
+    if failure.ratio is None or not math.isfinite(failure.ratio):
+        return text
+    return f"{text}: off by {failure.ratio:.3g} times the error bound"
+
+
+def told_apart(computed: float, exact: float) -> tuple[str, str]:
+    """Write two numbers with as many digits as tell them apart, and no fewer than four."""
+    for digits in range(_MIN_DIGITS, 18):
+        texts = f"{computed:.{digits}g}", f"{exact:.{digits}g}"
+        apart = abs(float(texts[0]) - float(texts[1]))
+        if not math.isfinite(apart) or apart >= 0.5 * abs(computed - exact) > 0:
+            break
+    return texts
 
 
 def _line(alike: AlikeRows, *, many: bool) -> str:
@@ -89,10 +166,10 @@ def _line(alike: AlikeRows, *, many: bool) -> str:
     which = f"{row['case']} [{', '.join(alike.dtypes)}]" if row["dtype"] else str(row["case"])
     if alike.others:
         which = f"{len(alike.cases):,} cases, the first {row['case']} [{row['dtype']}],"
-    stage = f"{row['stage']}: " if row["stage"] else ""
+    if row["stage"] or not row["implementation"]:
+        return f"{row['verdict']}: {which}{where}"
     # On one line, also because a CI system takes a line that begins with :: for a command.
-    message = _LINE_BREAK.sub(" ", row["message"])
-    return f"{row['verdict']}: {which}{where}: {stage}{message}"
+    return f"{row['verdict']}: {which}{where}: {row['message']}"
 
 
 def _counts(frames: Frames) -> Table:

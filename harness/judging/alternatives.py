@@ -30,6 +30,7 @@ class Alternative:
     Names are the same in every case, so that one implementation's failures can be brought together. Alternatives of one
     ``answer`` cannot be told apart by a case, where 1/D is the square of 1/sqrt(D); ``unsure`` says all of them.
     ``is_fitted`` marks those with a free number, or that say less than a cause: they count where nothing else fits.
+    ``factor`` is that number, over the one that the case means.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Alternative:
     answer: str = ""
     unsure: str = ""
     is_fitted: bool = False
+    factor: float | None = None
 
     @property
     def its_answer(self) -> str:

@@ -28,9 +28,12 @@ from typing import TYPE_CHECKING, TypeVar
 from attncheck.verdicts import Verdict
 
 if TYPE_CHECKING:
+    from attncheck.judging.alternatives import Alternative
     from attncheck.judging.findings import Findings
 
 Unit = TypeVar("Unit")
+WRONG_NUMBERS = (Verdict.NUMERIC, Verdict.NONFINITE)
+"""What a wrong number can be; a wrong shape or dtype is no convention."""
 ACCURACY = "accuracy-of-"
 """What names begin with that say how large errors are, and not why."""
 OR = " or "
@@ -39,7 +42,10 @@ OR = " or "
 
 @dataclass(frozen=True)
 class Fit:
-    """A reading that explains a case; ``unsure`` names all that have its answer there, ``description`` it alone."""
+    """A reading that explains a case; ``unsure`` names all that have its answer there, ``description`` it alone.
+
+    ``factor`` is the number that was fitted, over the one that the case means.
+    """
 
     name: str
     description: str
@@ -48,6 +54,7 @@ class Fit:
     answer: str
     unsure: str = ""
     is_fitted: bool = False
+    factor: float | None = None
 
 
 @dataclass(frozen=True)
@@ -87,19 +94,15 @@ STANDS = Decision(stands=True)
 
 def evidence_of(findings: Findings, stage: str, operation: str) -> Evidence:
     """Return what findings say, for a case whose first failing stage is given."""
-    fits = (
-        Fit(
-            each.name,
-            each.description.format(stage=stage),
-            each.stage,
-            each.verdict.value,
-            each.its_answer,
-            each.unsure.format(stage=stage),
-            each.is_fitted,
-        )
-        for each in findings.fits
-    )
+    fits = (fit_of(each, stage) for each in findings.fits)
     return Evidence(tuple(fits), findings.refuted, stage, operation)
+
+
+def fit_of(found: Alternative, stage: str) -> Fit:
+    """Return what is kept of a reading that explains a case whose first failing stage is given."""
+    description, unsure = (text.format(stage=stage) for text in (found.description, found.unsure))
+    answer = found.its_answer
+    return Fit(found.name, description, found.stage, found.verdict.value, answer, unsure, found.is_fitted, found.factor)
 
 
 def pack(evidence: Evidence, plain: Plain) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from attncheck.attention.formats import FORMATS
@@ -29,15 +30,22 @@ def fitted_numbers(truth: Truth, posed: AttentionProblem, failing: Stages) -> It
         known = truth._readings.setdefault("scaled", {})
         fitted = best_number(operation, lambda scale: _scaled(plain, scale), failing, own, known)
         for scale in _shortened(fitted, unit, own):
-            taken, given = scales_in_words(scale, own)
-            description = f"the {{stage}} is that of scale {taken} (given {given})"
-            changed = _scaled(posed, scale)
-            yield Alternative("scale-fitted", description, "scores", changed, Verdict.NUMERIC, is_fitted=True)
+            yield with_scale_times(operation, posed, scale / own if own else math.nan, scale)
     if "bias" in posed.inputs and first >= stage_position("biased"):
         known = truth._readings.setdefault("bias scaled", {})
         fitted = best_number(operation, lambda factor: with_bias_times(plain, factor, "").posed, failing, 1.0, known)
         for factor in _shortened(fitted, unit, 1.0):
             yield with_bias_times(posed, factor, scales_in_words(factor, 1.0)[0])
+
+
+def with_scale_times(operation: str, posed: AttentionProblem, factor: float, scale: float | None = None) -> Alternative:
+    """Return the case with its scale times a number that was fitted; ``scale`` is the product, where it is known."""
+    own = scale_of(operation, posed)
+    scale = own * factor if scale is None else scale
+    taken, given = scales_in_words(scale, own)
+    description = f"the {{stage}} is that of scale {taken} (given {given})"
+    changed = _scaled(posed, scale)
+    return Alternative("scale-fitted", description, "scores", changed, Verdict.NUMERIC, is_fitted=True, factor=factor)
 
 
 def _scaled(posed: AttentionProblem, scale: float) -> AttentionProblem:

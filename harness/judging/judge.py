@@ -6,7 +6,7 @@ all, shape, dtype and the places of NaN and infinity are still compared everywhe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -70,13 +70,15 @@ def judge(
     own_empty_rows: Mapping[str, OwnEmptyRows] | None = None,
     *,
     store: Store = NO_STORE,
+    diagnosed: Collection[str] | None = None,
 ) -> Judged:
     """Judge what the implementations returned for one case in one dtype.
 
     ``classes`` are their rounding models, ``own_empty_rows`` what they are known to give for a query without a key.
+    ``diagnosed`` are those of which is said at once what they do instead where they fail; by default all.
     """
     truth = truth_of_case(case, dtype, inputs, returned_stages(outcomes), store)
-    blank = _blank(case, dtype)
+    blank = blank_row(case, dtype)
     rows: list[Row] = []
     computed: dict[str, Stages] = {}
     for name, outcome in outcomes.items():
@@ -86,14 +88,29 @@ def judge(
         elif isinstance(outcome, Computed):
             computed[name] = outcome.stages
             known = replace((own_empty_rows or {}).get(name, OwnEmptyRows()), is_asked=not outcome.not_asked)
-            judged = judge_and_diagnose(truth, outcome.stages, case.stage_shapes, classes[name], known)
-            judged = with_padding_faults(judged, outcome.padding_faults)
-            rows += _stage_rows(replace(own, padded=outcome.padded or None), judged, outcome.stages, case)
+            diagnoses = diagnosed is None or name in diagnosed
+            rows += judged_rows(own, case, truth, outcome, classes[name], known, diagnoses=diagnoses)
     bounds = {name: _bounds_of_judged(truth.for_returned(stages), classes[name]) for name, stages in computed.items()}
     pairs = judge_pairs(computed, bounds, truth.query_rows, is_finite=not truth.holds_nonfinite)
     rows += [pair_row(blank, first, second, stage, pair) for (first, second, stage), pair in pairs.items()]
     rows += _following(rows, judge_numbers(case, inputs, truth, computed, classes, blank))
     return Judged(tuple(rows), truth)
+
+
+def judged_rows(
+    blank: Row,
+    case: Case,
+    truth: Truth,
+    outcome: Computed,
+    rounding_model: str,
+    known: OwnEmptyRows,
+    *,
+    diagnoses: bool,
+) -> list[Row]:
+    """Judge the stages that one implementation returned, each in a row that begins as a blank one."""
+    judged = judge_and_diagnose(truth, outcome.stages, case.stage_shapes, rounding_model, known, diagnoses=diagnoses)
+    judged = with_padding_faults(judged, outcome.padding_faults)
+    return _stage_rows(replace(blank, padded=outcome.padded or None), judged, outcome.stages, case)
 
 
 def failure_rows(case: Case, dtype: str, outcomes: Mapping[str, Outcome]) -> tuple[Row, ...] | None:
@@ -104,11 +121,12 @@ def failure_rows(case: Case, dtype: str, outcomes: Mapping[str, Outcome]) -> tup
     failures = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Failure)}
     if len(failures) < len(outcomes):
         return None
-    blank = _blank(case, dtype)
+    blank = blank_row(case, dtype)
     return tuple(_failure_row(replace(blank, implementation=name), failure) for name, failure in failures.items())
 
 
-def _blank(case: Case, dtype: str) -> Row:
+def blank_row(case: Case, dtype: str) -> Row:
+    """Return a row that says nothing yet of a case in a dtype."""
     return Row(case.id, case.operation, dtype, "", "stage", "", Verdict.AGREE)
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from attncheck.execution.cutting import is_of_shape
 from attncheck.judging.alternatives import Alternative
 from attncheck.judging.case_diagnosis import diagnose_case
+from attncheck.judging.diagnosis import WRONG_NUMBERS
 from attncheck.judging.empty_row_conventions import empty_row_conventions
 from attncheck.judging.findings import NO_FINDINGS, Findings
 from attncheck.judging.judge_stages import StageJudgement, judge_stages, sound_stages, where_it_begins
@@ -27,8 +28,6 @@ from attncheck.judging.xfail import OwnEmptyRows as OwnEmptyRows
 from attncheck.spec import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, Shape
 from attncheck.verdicts import Verdict
 
-WRONG_NUMBERS = (Verdict.NUMERIC, Verdict.NONFINITE)
-"""What a wrong number can be; a wrong shape or dtype is no convention."""
 DIAGNOSABLE = (*WRONG_NUMBERS, Verdict.SEMANTIC)
 """The same, recognised or not."""
 
@@ -67,10 +66,13 @@ def judge_and_diagnose(
     shapes: Mapping[str, Shape],
     rounding_model: str,
     own: OwnEmptyRows | None = None,
+    *,
+    diagnoses: bool = True,
 ) -> JudgedStages:
     """Judge every stage, and say of what fails which convention or mistake it is, where that can be told.
 
-    ``own`` is what the implementation is known to give for a query without a key.
+    ``own`` is what the implementation is known to give for a query without a key. Unless it ``diagnoses``, what it
+    does instead is left open: that takes several exact answers.
     """
     truth = truth.for_returned(stages)
     judgements = judge_stages(truth, stages, shapes, rounding_model)
@@ -83,7 +85,7 @@ def judge_and_diagnose(
         bases = [other] if other.explained else [*bases, other]
     sound, findings = sound_stages(truth, stages, shapes), NO_FINDINGS
     unexplained = _unexplained(bases[-1], own)
-    for base in bases:
+    for base in bases if diagnoses else ():
         failed = {stage: sound[stage] for stage in _failed(base.judgements)}
         right = {each.stage: sound[each.stage] for each in base.judgements if each.verdict is Verdict.AGREE}
         findings = diagnose_case(base.truth, failed, rounding_model, right) if failed else NO_FINDINGS

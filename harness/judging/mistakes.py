@@ -76,9 +76,8 @@ def _factors_of_bias(operation: str, posed: AttentionProblem) -> Iterator[tuple[
 def with_bias_times(posed: AttentionProblem, factor: float, words: str) -> Alternative:
     """Return a bias times a number that was fitted."""
     description = f"the bias is multiplied by {words}"
-    return Alternative(
-        "bias-fitted", description, "biased", _with_bias_times(posed, factor), Verdict.NUMERIC, is_fitted=True
-    )
+    changed = _with_bias_times(posed, factor)
+    return Alternative("bias-fitted", description, "biased", changed, Verdict.NUMERIC, is_fitted=True, factor=factor)
 
 
 def _with_bias_times(posed: AttentionProblem, factor: float) -> AttentionProblem:

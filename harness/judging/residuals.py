@@ -37,7 +37,7 @@ def approximate(operation: str, posed: AttentionProblem) -> Approximation:
     """Evaluate a reading in float64."""
     plain = canonical_form(operation, posed.options, posed.inputs)
     special = special_rows(operation, plain.options, plain.inputs, DEFAULT_EMPTY_ROWS)
-    return Approximation(_approximately(operation, plain), special)
+    return Approximation(approximate_stages(operation, plain), special)
 
 
 def residual(approximation: Approximation, returned: Stages, stage_aliases: Mapping[str, str] | None = None) -> float:
@@ -73,7 +73,7 @@ def best_number(
     def stages_with(number: float) -> Stages:
         if number in known:
             return known[number]
-        found = _approximately(operation, pose(number))
+        found = approximate_stages(operation, pose(number))
         if is_small and number in grid:
             known[number] = found
         return found
@@ -100,7 +100,7 @@ def _mean_difference(array: Array, other: Array) -> float:
         return float(relative + odd.mean())
 
 
-def _approximately(operation: str, plain: AttentionProblem) -> dict[str, Array]:
+def approximate_stages(operation: str, plain: AttentionProblem) -> dict[str, Array]:
     """Return the stages of a problem in canonical form, from the NumPy backend; nothing where it cannot do it.
 
     A backend takes no inputs that this form alone has; these problems are walked in float64.

@@ -257,14 +257,34 @@ def find_truth(
     ``returned`` are the stages that anybody returned: on large shapes no others are evaluated, where that saves the
     score matrix, and none at all where nobody returned any, as in a dtype that none declares; by default all are.
     """
+    base, plain = unsolved_truth(
+        operation, options, inputs, dtype, supports_statistics=supports_statistics, whole=whole, store=store
+    )
+    try:
+        base = _solved(base, returned)
+    except (OutsideDomain, PrecisionExhausted) as error:
+        return replace(base, outside=str(error), query_rows=None)
+    return with_special_rows(base, plain)
+
+
+def unsolved_truth(
+    operation: str,
+    options: Mapping[str, Any],
+    inputs: Stages,
+    dtype: str,
+    *,
+    supports_statistics: bool,
+    whole: bool = False,
+    store: Store = NO_STORE,
+) -> tuple[Truth, AttentionProblem]:
+    """Return a truth without its exact stages, and the canonical form of its problem, NaN and all."""
     as_called = AttentionProblem(dict(options), dict(inputs))
     called, (operation, posed) = operation, lowered(operation, as_called)
     options, inputs = posed.options, posed.inputs
     rows = None if whole else sampled_rows(operation, options, inputs)
     plain = canonical_form(operation, options, inputs, rows)
-    convention = str(options.get("empty_rows") or DEFAULT_EMPTY_ROWS)
-    if convention == "uniform":
-        plain.options["empty_rows"] = convention
+    if options.get("empty_rows") == "uniform":
+        plain.options["empty_rows"] = "uniform"
     given = without_nan(plain.inputs)
     undefined = find_undefined(operation, plain.options, given)
     base = Truth(
@@ -281,11 +301,14 @@ def find_truth(
         undefined=undefined,
         store=store,
     )
-    try:
-        base = _solved(base, returned)
-    except (OutsideDomain, PrecisionExhausted) as error:
-        return replace(base, outside=str(error), query_rows=None)
-    special = special_rows(operation, plain.options, plain.inputs, convention)
+    return base, plain
+
+
+def with_special_rows(base: Truth, plain: AttentionProblem) -> Truth:
+    """Set what special rows give, and withdraw what is undefined."""
+    assert base.posed is not None
+    convention = str(base.posed.options.get("empty_rows") or DEFAULT_EMPTY_ROWS)
+    special, undefined = special_rows(base.operation, plain.options, plain.inputs, convention), base.undefined
     exact = dict(base.exact)
     if special:
         exact = {stage: special.apply(stage, enclosure) for stage, enclosure in exact.items()}

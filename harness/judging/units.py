@@ -6,12 +6,13 @@ What judges is imported where there is anything to judge.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Computed, Failure, Outcome
+from attncheck.judging.diagnosis import WRONG_NUMBERS
 from attncheck.judging.remembered import key_of_rows, rows_from_bytes, rows_to_bytes
 from attncheck.judging.xfail import OwnEmptyRows
 from attncheck.reading.case import Case
@@ -23,13 +24,17 @@ from attncheck.store import NO_STORE, Key, Store, UnreadableEntry
 if TYPE_CHECKING:
     from attncheck.judging.truth import Truth
 
+_MAX_KEPT_BYTES = 1 << 20
+"""Of what an implementation returned for one case, to say later what it did instead."""
+
 
 @dataclass(frozen=True)
 class UnitResult:
-    """What is to be written of one case in one dtype."""
+    """What is to be written of one case in one dtype, and what was returned by those that are not diagnosed yet."""
 
     rows: tuple[Row, ...]
     arrays: tuple[StoredArray, ...]
+    undiagnosed: Mapping[str, Computed] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,9 @@ class Judge:
 
     Of the ``expected_failures`` only conventions are judged by; what else they excuse is marked later. Rows and exact
     answers that are in the ``store`` are not made again.
+
+    What an implementation does instead where it fails is for all of its failing cases to say (``diagnosing.py``), and
+    left open here, unless a failure is expected there: the entry may name it.
     """
 
     implementations: Sequence[Implementation]
@@ -70,11 +78,26 @@ class Judge:
         if rows is None:
             from attncheck.judging.judge import judge
 
-            judged = judge(case, dtype, inputs, question.outcomes, question.classes, question.known, store=self.store)
+            judged = judge(
+                *(case, dtype, inputs, question.outcomes, question.classes, question.known),
+                store=self.store,
+                diagnosed=question.diagnosed,
+            )
             rows, truth = judged.rows, judged.truth
             question.remember(self.store, rows)
         arrays = question.arrays(truth, self.store) if self._keeps_arrays(case, rows) else ()
-        return UnitResult(_timed(rows, question.outcomes), tuple(arrays))
+        return UnitResult(_timed(rows, question.outcomes), tuple(arrays), _undiagnosed(rows, question.outcomes))
+
+    def examine(self, case: Case, dtype: str, inputs: Inputs, name: str, returned: Computed) -> tuple[Row, ...]:
+        """Judge one implementation again, and say what it does instead: the rows of its stages, with their evidence."""
+        from attncheck.judging.judge import blank_row, judged_rows
+        from attncheck.judging.truth import truth_of_case
+
+        question = self._question(case, dtype, inputs, {name: returned})
+        known = replace(question.known[name], is_asked=not returned.not_asked)
+        truth = truth_of_case(case, dtype, inputs, returned.stages, self.store)
+        blank = replace(blank_row(case, dtype), implementation=name)
+        return tuple(judged_rows(blank, case, truth, returned, question.classes[name], known, diagnoses=True))
 
     def of_failures(self, case: Case, dtype: str, collected: Mapping[str, Outcome]) -> UnitResult | None:
         """Return what ``judge`` would of a unit of which nothing came back and nothing is kept; None of any other."""
@@ -94,7 +117,11 @@ class Judge:
         rows = question.remembered_rows(self.store)
         if rows is None or self._keeps_arrays(case, rows):
             return Remembered(rows, None)
-        return Remembered(rows, UnitResult(_timed(rows, question.outcomes), ()))
+        return Remembered(rows, UnitResult(_timed(rows, question.outcomes), (), _undiagnosed(rows, question.outcomes)))
+
+    def rounding_model(self, name: str, dtype: str) -> str:
+        """Return the rounding model by which an implementation is judged in a dtype."""
+        return next(item.rounding_model(dtype) or "none" for item in self.implementations if item.name == name)
 
     def _keeps_arrays(self, case: Case, rows: Sequence[Row]) -> bool:
         return self.keep_all_arrays or case.is_document or disagrees(rows)
@@ -103,8 +130,15 @@ class Judge:
         outcomes = self._in_order(dtype, collected)
         asked = {item.name: item for item in self.implementations if item.name in outcomes}
         classes = {name: found for name, item in asked.items() if (found := item.rounding_model(dtype))}
-        known = {name: own_empty_rows(item, self.expected_failures, case.id, dtype) for name, item in asked.items()}
-        return _Question(case, dtype, inputs, outcomes, classes, known)
+        concerning = {
+            name: [
+                each for each in self.expected_failures if each.is_about(name) and each.concerns(name, case.id, dtype)
+            ]
+            for name in asked
+        }
+        known = {name: own_empty_rows(item, concerning[name], case.id, dtype) for name, item in asked.items()}
+        diagnosed = frozenset(name for name, entries in concerning.items() if entries)
+        return _Question(case, dtype, inputs, outcomes, classes, known, diagnosed)
 
     def _in_order(self, dtype: str, collected: Mapping[str, Outcome]) -> dict[str, Outcome]:
         """Put the outcomes in order; what declares no such dtype was never asked, and says so."""
@@ -126,10 +160,12 @@ class _Question:
     outcomes: Mapping[str, Outcome]
     classes: Mapping[str, str]
     known: Mapping[str, OwnEmptyRows]
+    diagnosed: frozenset[str] = frozenset()
 
     @cached_property
     def _key(self) -> Key:
-        return key_of_rows(self.case, self.dtype, self.inputs, self.outcomes, [self.classes, self.known])
+        diagnosed = dict.fromkeys(sorted(self.diagnosed))
+        return key_of_rows(self.case, self.dtype, self.inputs, self.outcomes, [self.classes, self.known, diagnosed])
 
     def remembered_rows(self, store: Store) -> tuple[Row, ...] | None:
         """Return the rows that the store has, which do not say how long anything took."""
@@ -162,6 +198,24 @@ class _Question:
             for name, stages in kept.items()
             for stage, array in stages.items()
         )
+
+
+def _undiagnosed(rows: Sequence[Row], outcomes: Mapping[str, Outcome]) -> dict[str, Computed]:
+    """Return what was returned by those that fail by their numbers, unless it is large."""
+    failing = {row.implementation for row in rows if is_undiagnosed(row)}
+    return {
+        name: found
+        for name, found in outcomes.items()
+        if name in failing
+        and isinstance(found, Computed)
+        and sum(array.nbytes for array in found.stages.values()) <= _MAX_KEPT_BYTES
+    }
+
+
+def is_undiagnosed(row: Row) -> bool:
+    """Whether a row is of a stage that fails by its numbers, and nothing is said yet of what was done instead."""
+    is_open = row.verdict in WRONG_NUMBERS and not row.xfail and row.diagnosis is None and row.evidence is None
+    return is_open and row.comparison == "stage"
 
 
 def _timed(rows: Sequence[Row], outcomes: Mapping[str, Outcome]) -> tuple[Row, ...]:

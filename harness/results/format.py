@@ -112,8 +112,8 @@ class Row:
     counts the elements of these rows that have no exact answer; of a pair, those of them that differ.
     ``empty_rows`` is what rows without a key give, where that and nothing else differs from what the case means.
 
-    ``diagnosis`` is the name of what the implementation does instead, ``evidence`` what the row says of that
-    (``judging.diagnosis``): a case names what it can by itself, and all cases of a run together decide.
+    ``diagnosis`` is the name of what the implementation does instead, which all cases of a run decide together when
+    the last is judged (``diagnosing.py``); ``evidence`` is what a case says of that that was diagnosed before.
 
     Of a number ``half_unit`` is what its digits leave open on the side where the value lies, ``propagated`` what the
     rounding of the inputs can move it by, and ``document_bound`` the largest error of the precision that its document

@@ -16,7 +16,7 @@ from attncheck.reports.cells import CellRow, State
 from attncheck.reports.commands import commands_again
 from attncheck.reports.expected_failures import address_of
 from attncheck.reports.figures.error_matrices import describe_errors
-from attncheck.reports.frames import Column, Frames, element_in, expected_failures, failing, groups, layout_in, records
+from attncheck.reports.frames import Column, Frames, element_in, expected_failures, failing, layout_in, records
 from attncheck.reports.html.contents import Budget, Script, Scripts
 from attncheck.reports.html.pictures import error_pictures
 from attncheck.reports.html.text import SYMBOLS, long, short
@@ -88,8 +88,7 @@ def make_evidence(
     maps, scripts = _Maps(frames, budget.maps), Scripts(frames.arrays.directories, budget.script_letters)
     found: dict[str, list[Evidence]] = {}
     for _, case, column, dtype in chosen:
-        own = rows.get((case, dtype, column.environment, column.implementation))
-        rows_of_cell = records(own) if own is not None else []
+        rows_of_cell = rows.get((case, dtype, column.environment, column.implementation), [])
         cell = table[case][column][dtype]
         item = Evidence(
             title=column.title(with_environment=len(frames.environments) > 1),
@@ -121,7 +120,7 @@ def _evaluation(case: str, column: Column, dtype: str) -> dict[str, str]:
     }
 
 
-def _rows(frames: Frames, cases: set[str]) -> dict[Any, pd.DataFrame]:
+def _rows(frames: Frames, cases: set[str]) -> dict[Any, list[dict[str, Any]]]:
     """Return the rows of stages and numbers that fail or are expected to, by case, dtype and implementation."""
     parts = []
     for frame in (frames.results, frames.numbers):
@@ -131,7 +130,10 @@ def _rows(frames: Frames, cases: set[str]) -> dict[Any, pd.DataFrame]:
         parts.append(pd.concat([bad, expected]).sort_index())
     parts[1] = parts[1].assign(against="number")
     rows = pd.concat([part for part in parts if len(part)]) if any(map(len, parts)) else parts[0]
-    return groups(rows, ["case", "dtype", "environment", "implementation"])
+    found: dict[Any, list[dict[str, Any]]] = {}
+    for row in records(rows):  # all at once: there may be a thousand cells
+        found.setdefault((row["case"], row["dtype"], row["environment"], row["implementation"]), []).append(row)
+    return found
 
 
 def _messages(rows: list[dict[str, Any]]) -> tuple[str, ...]:

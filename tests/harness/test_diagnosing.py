@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
 from attncheck.api import check
-from attncheck.diagnosing import counted_again, reworded_frame, reworded_rows
-from attncheck.judging.diagnosis import Evidence, Fit, Plain, pack
-from attncheck.results.format import Row
+from attncheck.diagnosing import SETTLED, ReturnedStages, counted_again, follow
+from attncheck.execution.worker import Computed
+from attncheck.judging.units import Judge
+from attncheck.reading.case import Case
+from attncheck.results.failed import RunWatch
+from attncheck.results.format import Row, StoredArray
+from attncheck.results.writer import ResultsWriter
+from attncheck.store import VARIABLE
 from attncheck.verdicts import Verdict
 
 CASES = """\
@@ -50,9 +54,11 @@ def ignoring_causality(
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "causal.yaml").write_text(CASES, encoding="utf-8")
-    return tmp_path
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    (tmp_path / "cases").mkdir()
+    (tmp_path / "cases" / "causal.yaml").write_text(CASES, encoding="utf-8")
+    return tmp_path / "cases"
 
 
 def test_many_queries_say_what_one_query_does_not_tell(folder: Path) -> None:
@@ -72,44 +78,115 @@ def test_one_query_alone_fits_a_convention_and_says_what_else_it_may_be(folder: 
     assert row["message"].endswith("this case does not tell them apart)")
 
 
-CONVENTION = Fit("convention", "it means something else", "masked", "semantic", "convention")
-PLAIN = Plain("numeric", "twice the bound", "output", "it means something else")
+def many_cases(folder: Path) -> None:
+    """Write nine more cases, each of other lengths."""
+    case = CASES[CASES.index("  - name: Many queries") :]
+    more = [
+        case.replace("Many queries", f"Queries {number}").replace("[3, 4]", f"[{number}, 4]") for number in range(4, 13)
+    ]
+    (folder / "causal.yaml").write_text(CASES + "".join(more), encoding="utf-8")
 
 
-def row(case: str, evidence: Evidence, **changes: Any) -> Row:
-    own = Row(case, "attention", "float64", "kernel", "stage", "output", Verdict.SEMANTIC, begins_at="masked")
-    return replace(own, message=PLAIN.written, diagnosis="convention", evidence=pack(evidence, PLAIN), **changes)
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The cases that are diagnosed by exact arithmetic."""
+    found: list[str] = []
+    examine = Judge.examine
+
+    def noted(self: Judge, case: Case, *arguments: Any) -> Any:
+        found.append(case.id)
+        return examine(self, case, *arguments)
+
+    monkeypatch.setattr(Judge, "examine", noted)
+    return found
 
 
-ALONE, REFUTING = Evidence((CONVENTION,)), Evidence((), frozenset({"convention"}))
+def test_the_simplest_cases_are_examined_and_what_they_name_is_handed_on(folder: Path, examined: list[str]) -> None:
+    many_cases(folder)
+    result = check(ignoring_causality, cases=[str(folder)])
+    assert len(result.failures) == 11
+    assert {(row.verdict, row.diagnosis) for row in result.failures} == {("numeric", "causality-ignored")}
+    assert set(result.frames.results["diagnosis"]) == {"causality-ignored"}
+    assert len(examined) == SETTLED
 
 
-def test_a_convention_that_another_case_refutes_is_told_as_the_wrong_number_that_it_is() -> None:
-    number = row("file/one", Evidence(), comparison="printed")
-    rows = reworded_rows([row("file/one", ALONE), number, row("file/two", REFUTING)])
-    assert [(each.verdict, each.message, each.diagnosis) for each in rows] == [("numeric", "twice the bound", None)] * 3
-    assert [each.begins_at for each in rows] == ["output", "masked", "output"]
-    # Another implementation refutes nothing, and neither does what is known beforehand.
-    other = row("file/two", REFUTING, implementation="other")
-    assert reworded_rows([row("file/one", ALONE), other])[0].verdict == "semantic"
-    assert reworded_rows([row("file/one", ALONE), row("file/two", REFUTING, xfail=True)])[0].verdict == "semantic"
+def test_a_case_that_a_name_does_not_explain_is_examined_and_refutes_it(folder: Path, examined: list[str]) -> None:
+    def attention(
+        query: NDArray[Any], key: NDArray[Any], value: NDArray[Any], *, is_causal: bool = False
+    ) -> NDArray[Any]:
+        found = ignoring_causality(query, key, value)
+        return found + 1 if query.shape[-2] == 12 else found
+
+    many_cases(folder)
+    failures = check(attention, cases=[str(folder)]).failures
+    assert {row.diagnosis for row in failures} == {None}
+    assert examined[-1].endswith("causal/queries-12")
+    assert len(examined) == SETTLED + 1
 
 
-def test_rows_side_by_side_are_retold_by_the_cases_of_their_own_environment() -> None:
-    rows = [row("file/one", ALONE), row("file/two", REFUTING), row("file/one", ALONE)]
-    frame = pd.DataFrame([vars(each) for each in rows]).assign(environment=["here", "here", "there"])
-    told = reworded_frame(frame)
-    assert list(told["verdict"]) == ["numeric", "numeric", "semantic"]
-    assert list(told["message"]) == ["twice the bound", "twice the bound", "it means something else"]
-    assert told["diagnosis"].isna().tolist() == [True, True, False]
+def test_what_two_runs_have_in_common_is_diagnosed_once(folder: Path, examined: list[str]) -> None:
+    many_cases(folder)
+    first, second = (check(ignoring_causality, cases=[str(folder)]) for _ in range(2))
+    assert len(examined) == SETTLED
+    assert first.failures == second.failures
 
 
-def test_damaged_evidence_leaves_a_row_as_it_is() -> None:
-    damaged = replace(row("file/one", ALONE), evidence="{")
-    assert reworded_rows([damaged, row("file/two", REFUTING)])[0] == damaged
+def test_the_rest_has_no_name_where_the_simplest_cases_say_nothing(folder: Path, examined: list[str]) -> None:
+    def attention(
+        query: NDArray[Any], key: NDArray[Any], value: NDArray[Any], *, is_causal: bool = False
+    ) -> NDArray[Any]:
+        return np.random.default_rng(1).standard_normal((*query.shape[:-1], 2))
+
+    many_cases(folder)
+    failures = check(attention, cases=[str(folder)]).failures
+    assert {row.diagnosis for row in failures} == {None}
+    assert len(failures) == 11
+    assert len(examined) < 11
+
+
+def test_every_verdict_is_told_before_anything_is_diagnosed(
+    folder: Path, examined: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    see = RunWatch.see
+
+    def noted(self: RunWatch, rows: Any) -> bool:
+        seen.append(len(examined))
+        return see(self, rows)
+
+    monkeypatch.setattr(RunWatch, "see", noted)
+    many_cases(folder)
+    check(ignoring_causality, cases=[str(folder)])
+    assert seen == [0] * 11
+    assert examined
+
+
+def test_what_an_earlier_part_of_a_run_has_kept_is_read_from_its_folder(tmp_path: Path) -> None:
+    output = np.arange(3.0)
+    writer = ResultsWriter(tmp_path)
+    writer.add_arrays([StoredArray("file/one", "float64", "kernel", "output", output)])
+    writer.flush()
+    returned = ReturnedStages(tmp_path, {("kernel", "file/two", "float64"): Computed({"output": output + 1})})
+    for case, expected in (("file/one", output), ("file/two", output + 1)):
+        found = returned(("kernel", case, "float64"))
+        assert found is not None
+        np.testing.assert_array_equal(found.stages["output"], expected)
+    assert returned(("kernel", "file/three", "float64")) is None
+    assert returned(("another", "file/one", "float64")) is None
+
+
+def test_a_number_that_misses_by_a_convention_says_so() -> None:
+    stage = Row("file/one", "attention", "float64", "kernel", "stage", "output", Verdict.SEMANTIC, message="otherwise")
+    stage = replace(stage, diagnosis="convention")
+    number = replace(stage, comparison="printed", verdict=Verdict.NUMERIC, message="0.5 is printed", diagnosis=None)
+    assert follow([stage, number])[1] == replace(
+        number, verdict=Verdict.SEMANTIC, message="0.5 is printed; otherwise", diagnosis="convention"
+    )
+    wrong = replace(stage, verdict=Verdict.NUMERIC)
+    assert follow([stage, wrong, number])[2] == number
 
 
 def test_verdicts_are_counted_as_they_are_told() -> None:
-    before = [row("file/one", ALONE), row("file/two", REFUTING)]
-    counts = counted_again({"semantic": 2, "agree": 5}, before, reworded_rows(before))
-    assert {name: count for name, count in counts.items() if count} == {"numeric": 2, "agree": 5}
+    before = [Row("file/one", "attention", "float64", "kernel", "stage", "output", Verdict.NUMERIC)] * 2
+    counts = counted_again({"numeric": 2, "agree": 5}, before, [before[0], replace(before[1], verdict="semantic")])
+    assert {name: count for name, count in counts.items() if count} == {"numeric": 1, "semantic": 1, "agree": 5}

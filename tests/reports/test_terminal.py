@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from attncheck.reports.frames import Frames
-from attncheck.reports.terminal import print_summary
+from attncheck.reports.terminal import print_summary, told_apart
 from attncheck.results.format import Row
 
 MakeRow = Callable[..., Row]
@@ -74,16 +75,21 @@ def test_what_is_wrong_is_one_line_each_also_when_it_is_long(
 ) -> None:
     message = "differs " * 40 + "[bold]not markup[/bold] :smile:"
     frames = frames_of(
-        write_run([make_row(verdict="numeric", message=message), make_row(dtype="float32", verdict="crash", stage="")])
+        write_run(
+            [
+                make_row(verdict="numeric", message=message),
+                make_row(case="file/two", dtype="float32", verdict="crash", stage=""),
+            ]
+        )
     )
-    shape = "  B=1 H=1 Lq=1 Lk=3"
     wrong = [
-        "crash: file/one [float32] numpy.eager: ",
-        f"numeric: file/one [float64] numpy.eager: weights: {message}",
+        "numeric: file/one [float64] numpy.eager",
+        f"  {message}",
+        "crash: file/two [float32] numpy.eager: ",
     ]
-    command = "Why: attncheck explain file/one numpy.eager --dtype float32"
-    assert [line for line in printed(frames) if "file/one" in line] == [*wrong, command]
-    assert printed(frames, quiet=True) == [wrong[0], shape, wrong[1], shape]
+    command = "Why: attncheck explain file/one numpy.eager --dtype float64"
+    assert [line for line in printed(frames) if "file/" in line or line == wrong[1]] == [*wrong, command]
+    assert printed(frames, quiet=True) == wrong
 
 
 def test_a_long_list_is_cut_and_says_so(
@@ -91,8 +97,33 @@ def test_a_long_list_is_cut_and_says_so(
 ) -> None:
     frames = frames_of(write_run([make_row(case=f"file/{n:02}", verdict="numeric") for n in range(25)]))
     lines = printed(frames, quiet=True)
-    assert len(lines) == 2 * 20 + 1
-    assert lines[-1] == "and 5 more"
+    assert len(lines) == 2 * 3 + 1
+    assert lines[-1] == "and 22 more"
+
+
+def test_a_failing_element_is_one_line_with_as_many_digits_as_tell_two_numbers_apart(
+    make_row: MakeRow, write_run: WriteRun, frames_of: FramesOf, printed: Printed
+) -> None:
+    wrong = {"verdict": "numeric", "index": "0,0,1,2", "value": 1.9375, "ratio": 12.5, "message": "off; at 0x1p+1"}
+    rows = [make_row(dtype=dtype, reference=1.93751, **wrong) for dtype in ("float32", "float64")]
+    assert printed(frames_of(write_run(rows)), quiet=True) == [
+        "numeric: file/one [float64, float32] numpy.eager",
+        "  weights[0, 0, 1, 2] is 1.9375 in float64, should be 1.93751: off by 12.5 times the error bound",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("computed", "exact", "texts"),
+    [
+        (2.0, 1.9, ("2", "1.9")),
+        (0.0649728626, -0.148007434, ("0.06497", "-0.148")),
+        (1.0, 1.0 + 2.0**-52, ("1", "1.0000000000000002")),
+        (math.nan, 0.123456, ("nan", "0.1235")),
+        (math.inf, 1e30, ("inf", "1e+30")),
+    ],
+)
+def test_numbers_are_written_so_that_they_differ(computed: float, exact: float, texts: tuple[str, str]) -> None:
+    assert told_apart(computed, exact) == texts
 
 
 def test_with_two_environments_every_line_says_which(
@@ -102,7 +133,8 @@ def test_with_two_environments_every_line_says_which(
         write_run([make_row(verdict="numeric", message="off")], label="new"), write_run([make_row()], label="old")
     )
     lines = printed(frames)
-    assert "numeric: file/one [float64] numpy.eager (new): weights: off" in lines
+    start = lines.index("numeric: file/one [float64] numpy.eager (new)")
+    assert lines[start + 1] == "  off"
     assert any(line.startswith("numpy.eager 1.0 (old)") for line in lines)
 
 

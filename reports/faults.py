@@ -1,0 +1,116 @@
+"""What is wrong with an implementation, in a line: what its failing cases were found to have been computed as."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from attncheck.reports.frames import Column, Frames, failing, once_for_frames, records
+from attncheck.spec import BY_SCORE
+from attncheck.verdicts import Verdict
+from attncheck.wording import counted
+
+_MAX_FAULTS = 3
+"""That are said of one implementation."""
+_SCALES = re.compile(r"is that of scale (\S+) \(given (\S+)\)")
+_NEARLY = 2e-3
+"""Scales are written with four digits."""
+_LARGEST = 64
+"""A factor that nearly is the root of a whole number up to this, or one over it, is said to be that."""
+_OF_SCORES = frozenset({"scoring", *BY_SCORE})
+"""Operations whose default scale depends on the score."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What one implementation does instead, and in how many of its failing cases; without a text, nobody knows."""
+
+    column: Column
+    text: str
+    cases: int
+
+
+@once_for_frames
+def faults(frames: Frames) -> dict[Column, list[Fault]]:
+    """Return what was found of each implementation that fails, what explains most cases first."""
+    rows = failing(frames.results)
+    found: dict[Column, list[Fault]] = {}
+    for column in frames.columns:
+        own = rows[rows["environment"].eq(column.environment) & rows["implementation"].eq(column.implementation)]
+        own = own[own["verdict"].isin([Verdict.NUMERIC, Verdict.NONFINITE, Verdict.SEMANTIC])]
+        if len(own):
+            found[column] = _faults_of(frames, column, records(own))
+    return found
+
+
+def fault_line(found: Sequence[Fault]) -> str:
+    """Say what is wrong in a line, without the last full stop; empty where nothing was found."""
+    named = [each for each in found if each.text]
+    if not named:
+        return ""
+    if len(found) == 1:
+        return named[0].text
+    texts = [f"{each.text} ({counted(each.cases, 'case')})" for each in named[:_MAX_FAULTS]]
+    rest = sum(each.cases for each in found if not each.text or each not in named[:_MAX_FAULTS])
+    return "; ".join([*texts, *([f"no cause found ({counted(rest, 'case')})"] if rest else [])])
+
+
+def _faults_of(frames: Frames, column: Column, rows: Sequence[Mapping[str, Any]]) -> list[Fault]:
+    by_case: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        if row["case"] not in by_case or not _name(by_case[row["case"]]):
+            by_case[row["case"]] = row
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in by_case.values():
+        groups.setdefault(_name(row), []).append(row)
+    found = [Fault(column, _text(frames, of) if name else "", len(of)) for name, of in groups.items()]
+    return sorted(found, key=lambda each: (not each.text, -each.cases))
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    """Return a row's diagnosis; in frames, what is not there is NaN."""
+    return row["diagnosis"] if isinstance(row["diagnosis"], str) else ""
+
+
+def _text(frames: Frames, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Say what rows of one diagnosis have been found to be."""
+    scales = [found for row in rows if (found := _SCALES.search(row["message"]))]
+    if len(scales) == len(rows):
+        return _of_scales(frames, rows, [float(each[1]) / float(each[2]) for each in scales if float(each[2])])
+    if len(rows) == 1 or len({row["message"] for row in rows}) == 1:
+        return next(_parts(rows[0]), "")
+    common = set.intersection(*(set(_parts(row)) for row in rows))
+    shared = [part for part in _parts(rows[0]) if part in common]
+    return "; ".join(shared) or next(_parts(rows[0]), "")
+
+
+def _parts(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the parts of a description, which the numbers of a mistake follow."""
+    parts = str(row["message"]).split("; ")
+    yield from parts if row["verdict"] == Verdict.SEMANTIC else parts[:1]
+
+
+def _of_scales(frames: Frames, rows: Sequence[Mapping[str, Any]], factors: Sequence[float]) -> str:
+    """Say what scale was taken, where it is the right one times the same number in every case."""
+    first = factors[0] if factors else math.nan
+    if not all(abs(each - first) <= _NEARLY * abs(first) for each in factors):
+        return "the scale is another one"
+    cases = [frames.cases[row["case"]] for row in rows]
+    is_default = all(case["options"].get("scale") is None for case in cases)
+    whole = _whole(first * first)
+    if is_default and whole and not any(case["operation"] in _OF_SCORES for case in cases):
+        part = f"1/sqrt({whole[1]} D)" if whole[0] == 1 else f"sqrt({whole[0]}/D)"
+        return f"the default scale is {'-' if first < 0 else ''}{part}, not 1/sqrt(D)"
+    return f"the {'default ' if is_default else ''}scale is {first:.4g} times the right one"
+
+
+def _whole(square: float) -> tuple[int, int] | None:
+    """Return a whole number and 1, or 1 and a whole number, of which a number is the quotient; None where it is not."""
+    for over, number in ((False, square), (True, 1 / square if square else 0.0)):
+        nearest = round(number)
+        if 2 <= nearest <= _LARGEST and abs(number - nearest) <= 4 * _NEARLY * nearest:
+            return (1, nearest) if over else (nearest, 1)
+    return None
