@@ -24,6 +24,12 @@ WORDS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def called_attncheck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the program's name be its own where pytest runs as a module."""
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", None)
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_are_offered_names(shell: str, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_ATTNCHECK_COMPLETE", f"complete_{shell}")

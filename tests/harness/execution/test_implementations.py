@@ -309,10 +309,9 @@ def test_they_are_listed_with_the_version_of_their_package(invoke: Invoke) -> No
 
 @pytest.mark.usefixtures("installed")
 def test_a_run_judges_them_beside_the_frameworks(invoke: Invoke) -> None:
-    check = ("check", "small.yaml", "--no-report", "--dtype", "float64")
-    code, out, _ = invoke(*check, "-i", "my.flash,numpy.eager", "-o", "right")
+    code, out, _ = invoke("check", "small.yaml", "-i", "my.flash,numpy.eager", "-o", "right")
     assert (code, out.splitlines()[0]) == (0, "numpy and my.flash agree. Judged 1 of 1 case on each.")
-    code, out, _ = invoke(*check, "-i", "my.wrong", "-o", "wrong")
+    code, out, _ = invoke("check", "small.yaml", "-i", "my.wrong", "-o", "wrong", "--dtype", "float64")
     assert code == 1
     assert "[float64] my.wrong: output: " in out
 

@@ -179,9 +179,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Gets an entry whenever judging processes are begun."""
     begun: list[None] = []
 
-    def begin(*given: Any) -> JudgingProcesses:
+    def begin(*given: Any, **named: Any) -> JudgingProcesses:
         begun.append(None)
-        return JudgingProcesses(*given)
+        return JudgingProcesses(*given, **named)
 
     monkeypatch.setattr(local, "JudgingProcesses", begin)
     return begun
