@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from attncheck.backends import BACKENDS, EVERYTHING, BackendEntry, numpy_backend
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.execution.limits import Limits
 from attncheck.execution.operations import run_operation
+from attncheck.execution.runner import GroupRunner
+from attncheck.execution.worker import Outcome, Task, evaluate_on
 from attncheck.reading.canonical import call_form
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
@@ -136,6 +139,27 @@ def make_backend(
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)
     return partial(write_backend, folder)
+
+
+@pytest.fixture
+def workers_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Evaluate what runs ask of backends in this process, where a process of its own is not the point of a test."""
+    before, backends = {*sys.modules}, dict[tuple[str, str], Any]()
+
+    def evaluated(runner: GroupRunner[Any], task: Task) -> Outcome:
+        implementation = runner.group.implementation
+        key = (implementation.name, implementation.entry.module)
+        if key not in backends:
+            backends[key] = implementation.entry.load(implementation.mode)
+        runner.description = dict(backends[key].describe())
+        runner._meanwhile()
+        return evaluate_on(backends[key], task)
+
+    monkeypatch.setattr(GroupRunner, "_evaluated", evaluated)
+    yield
+    for name in {*sys.modules} - before:
+        if name.endswith("_backend") and "." not in name:  # one that a test has written
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,29 @@ def invoke(
         with pytest.raises(SystemExit) as end:
             cli.main()
         return int(end.value.code or 0), *capfd.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def run_pytest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run pytest in this process as somebody does in the test's folder; what it imports from there is forgotten."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        before, path = {*sys.modules}, [*sys.path]
+        monkeypatch.chdir(tmp_path)
+        sys.path.insert(0, str(tmp_path))
+        capfd.readouterr()
+        try:
+            code = pytest.main(["-q", "-p", "no:faulthandler", *arguments])
+        finally:
+            sys.path[:] = path
+            for name in {*sys.modules} - before:
+                if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+                    del sys.modules[name]
+        return subprocess.CompletedProcess(arguments, int(code), *capfd.readouterr())
 
     return run
 

@@ -1,10 +1,11 @@
-"""The command line from end to end: exit codes, what is printed where, and what is left on disk."""
+"""The command line from end to end: exit codes, what is printed where, in a CI system too, and what is left on disk."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
+from xml.etree import ElementTree
 
 import pytest
 
@@ -22,29 +24,36 @@ from attncheck.backends import BACKENDS, BackendEntry
 from attncheck.results.format import EXACT, Row
 from attncheck.results.reader import read_run
 
+Honest = tuple[BackendEntry, ...]
+
 COMMAND = Path(sys.executable).with_name("attncheck")
+
+
 MODULE = (sys.executable, "-m", "attncheck")
 
+
 ESCAPE = "\x1b["
+
+
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-9]")
+
 
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="terminals and signals work otherwise on Windows")
 
+
 Invoke = Callable[..., tuple[int, str, str]]
+
+
 Table = Callable[..., None]
+
+
 WriteRun = Callable[..., Path]
 
 
-def run_module(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as a user does, in a process of its own whose output goes to pipes."""
+def run_command(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a user does, in a process of its own whose output goes to pipes."""
     return subprocess.run(
-        [*MODULE, *arguments],
-        cwd=cwd,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
+        arguments, cwd=cwd, env=os.environ | environment, capture_output=True, text=True, check=False, timeout=120
     )
 
 
@@ -63,14 +72,22 @@ def table() -> Iterator[Table]:
 
 
 WRONG = "def softmax(scores):\n    stages = numpy_backend.softmax(scores); stages['weights'] *= -1; return stages"
+
+
 GHOST = BackendEntry("ghost", "no_module", ("no_such_framework",))
 
 
 # Exit codes
-
-
-def test_a_check_in_which_all_agree_gives_0_and_a_report(case_folder: Path, tmp_path: Path) -> None:
-    done = run_module("check", "small", "-b", "numpy", cwd=tmp_path, TERM="xterm-256color")
+def test_a_check_in_which_all_agree_gives_0_and_a_report_whatever_lies_in_the_working_folder(
+    case_folder: Path, tmp_path: Path
+) -> None:
+    for name in ("harness", "backends", "reports", "tests", "cases"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"raise ImportError('the wrong {name}')")
+    for name in ("cli", "run", "worker", "frames", "numpy_backend"):
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError('the wrong {name}')")
+    command = (str(COMMAND),) if COMMAND.is_file() else MODULE
+    done = run_command(*command, "check", "small", "-b", "numpy", cwd=tmp_path, TERM="xterm-256color")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "numpy agrees with the exact answer. Judged 4 of 4 cases."
@@ -80,8 +97,30 @@ def test_a_check_in_which_all_agree_gives_0_and_a_report(case_folder: Path, tmp_
     assert read_run(tmp_path / "results" / "latest").environment["command"] == "attncheck check small -b numpy"
 
 
-def test_a_disagreement_gives_1_and_is_named(
-    case_folder: Path, invoke: Invoke, table: Table, honest: tuple[BackendEntry, ...], make_backend: Callable[..., Any]
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere file names have to be text")
+def test_json_is_all_that_is_printed_and_a_name_that_is_no_text_is_reported_readably(
+    case_folder: Path, tmp_path: Path
+) -> None:
+    odd = os.fsdecode(b"caf\xe9.yaml")
+    (case_folder / "small.yaml").rename(tmp_path / odd)
+    done = run_command(*MODULE, "check", odd, "-b", "numpy", "--json", cwd=tmp_path, FORCE_COLOR="1")
+    assert (done.returncode, done.stderr) == (0, "")
+    record = json.loads(done.stdout)
+    assert (record["exit_code"], record["failures"]) == (0, [])
+    assert record["report"] == "results/latest/report/report.md"
+    assert list(record["verdicts"].values()) == [{f"numpy.eager {version('numpy')} (local)": "agree"}] * 4
+    assert [name.rpartition("/")[2] for name in record["verdicts"]] == [
+        "a-scores",
+        "b-weights",
+        "c-scores",
+        "d-weights",
+    ]
+    assert "caf?" in (tmp_path / "results/latest/report/report.md").read_text()
+
+
+@pytest.mark.usefixtures("workers_here")
+def test_a_disagreement_gives_1_and_is_named_also_by_what_reads_the_results(
+    case_folder: Path, invoke: Invoke, table: Table, honest: Honest, make_backend: Callable[..., Any]
 ) -> None:
     table(*honest, make_backend("wrong", WRONG))
     code, out, err = invoke("check", "small", "-d", "float64")
@@ -94,18 +133,39 @@ def test_a_disagreement_gives_1_and_is_named(
     assert " times the largest error that is possible in this step; at [0, 0," in line
     assert err == ""
     assert invoke("report", "results/latest")[0] == 1
+    code, out, err = invoke("report", "results/latest", "--quiet")
+    assert (code, err) == (1, "")
+    lines = out.splitlines()
+    assert [line.split(" ")[:2] for line in lines[::2]] == [
+        ["numeric:", "small/small/d-weights"],
+        ["numeric:", "small/small/b-weights"],
+    ]
+    assert lines[1::2] == ["  B=1 H=1 Lq=1 Lk=3", "  B=1 H=1 Lq=2 Lk=3"]
+    failures = json.loads(invoke("report", "results/latest", "--json")[1])["failures"]
+    assert [
+        (item["case"], item["dtype"], item["implementation"], item["stage"], item["rows"]) for item in failures
+    ] == [
+        (f"small/small/{name}", "float64", "wrong.eager", "weights", rows)
+        for name, rows in (("d-weights", 1), ("b-weights", 7))
+    ]
+    # Once more, with what is printed cut down.
+    again = ("check", "small", "-d", "float64", "--resume")
+    assert invoke(*again, "--quiet") == (1, out, "")
+    assert json.loads(invoke(*again, "--json")[1])["failures"] == failures
+    assert json.loads(invoke("run", "small", "-d", "float64", "--resume", "--json")[1])["exit_code"] == 1
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_a_bad_case_gives_2_and_the_others_run(
-    case_folder: Path, invoke: Invoke, table: Table, honest: tuple[BackendEntry, ...], make_backend: Callable[..., Any]
+    case_folder: Path, invoke: Invoke, table: Table, make_backend: Callable[..., Any]
 ) -> None:
     (case_folder / "bad.yaml").write_text("title: A bad file\noperation: dreaming\n")
-    table(*honest, make_backend("wrong", WRONG), GHOST)
-    code, out, err = invoke("check", "small", "-b", "first,second,wrong,ghost")
+    table(make_backend("wrong", WRONG), GHOST)
+    code, out, err = invoke("check", "small", "-b", "wrong,ghost")
     assert code == 2
     assert err.startswith("attncheck: small/bad.yaml")
     assert "Traceback" not in err
-    assert out.startswith("wrong is wrong in 2 of the 4 cases that it was judged in; first and second agree;")
+    assert out.startswith("wrong is wrong in 2 of the 4 cases that it was judged in;")
     assert "bad.yaml" not in out  # told once
     assert err.count("operation: expected") == 1
     assert read_run(Path("results/latest")).rows["case"].nunique() == 4
@@ -113,55 +173,46 @@ def test_a_bad_case_gives_2_and_the_others_run(
     assert invoke("list", "cases", "small")[0] == 2
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_a_framework_that_is_asked_for_and_missing_gives_3(
-    case_folder: Path, invoke: Invoke, table: Table, honest: tuple[BackendEntry, ...]
+    case_folder: Path, invoke: Invoke, table: Table, honest: Honest
 ) -> None:
     table(*honest, GHOST)
-    code, out, err = invoke("check", "small", "--backend", "first,ghost", "-b", "second")
+    code, out, err = invoke("check", "small", "--backend", "first,ghost", "-b", "second", "-d", "float64")
     assert code == 3
     assert out.startswith("first and second agree; not everything could be run. Judged 4 of 4 cases on each.")
     assert "ghost" not in out  # told once
     assert err == "attncheck: ghost could not run: asked for by name, not installed\n"
-    assert invoke("check", "small", "-b", "ghost", "--quiet") == (3, "", err)
-    assert invoke("run", "small", "-b", "ghost", "--quiet") == (3, "", err)
     assert invoke("report", "results/latest")[0] == 3
+    assert invoke("run", "small", "-b", "ghost", "--quiet") == (3, "", err)
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_a_framework_that_nobody_asked_for_is_left_out_and_named(
-    case_folder: Path, invoke: Invoke, table: Table, honest: tuple[BackendEntry, ...]
+    case_folder: Path, invoke: Invoke, table: Table, honest: Honest
 ) -> None:
     table(*honest, GHOST)
     code, out, err = invoke("check", "small")
     assert (code, err) == (0, "")
     assert out.startswith("first and second agree. Judged 4 of 4 cases on each.\n")
     assert "ghost was left out: not installed." in out.splitlines()
-    assert invoke("report", "results/latest")[0] == 0
+    assert invoke("report", "results/latest", "--quiet") == (0, "", "")
+    assert invoke("check", "small", "--resume", "--quiet") == (0, "", "")
 
 
-@pytest.mark.parametrize("body", ["raise ValueError('no')", "import os; os._exit(9)"], ids=["raises", "dies"])
-def test_what_could_not_be_run_gives_3(
-    body: str,
-    case_folder: Path,
-    invoke: Invoke,
-    table: Table,
-    honest: tuple[BackendEntry, ...],
-    make_backend: Callable[..., Any],
+def test_what_could_not_be_run_and_what_takes_too_long_gives_3(
+    case_folder: Path, invoke: Invoke, table: Table, honest: Honest, make_backend: Callable[..., Any]
 ) -> None:
-    table(*honest, make_backend("broken", f"def softmax(scores):\n    {body}"))
-    code, out, _ = invoke("check", "small", "-d", "float64")
+    raising = make_backend("broken", "def softmax(scores):\n    raise ValueError('no')")
+    table(*honest, raising, make_backend("slow", "import time\ndef softmax(scores):\n    time.sleep(60)"))
+    code, out, _ = invoke("check", "small", "-b", "first,broken", "-d", "float64")
     assert code == 3
-    words = "first, second and broken agree; in 2 cases, broken could not be run. broken: judged 2 of 4 "
-    assert out.startswith(f"{words}cases; 2 could not be run. The others: judged 4 of 4 cases.")
-
-
-def test_a_time_limit_is_kept(
-    case_folder: Path, invoke: Invoke, table: Table, make_backend: Callable[..., Any]
-) -> None:
-    table(make_backend("slow", "import time\ndef softmax(scores):\n    time.sleep(60)"))
-    code, out, _ = invoke("check", "small/small.yaml", "-d", "float64", "--time-limit", "0.5")
+    words = "first and broken agree; in 2 cases, broken could not be run. broken: judged 2 of 4 "
+    assert out.startswith(f"{words}cases; 2 could not be run. The other: judged 4 of 4 cases."), out
+    code, out, _ = invoke("check", "small/small.yaml", "-b", "slow", "-d", "float64", "--time-limit", "2")
     assert code == 3
     assert (
-        "timeout: 2 cases, the first small/small/d-weights [float64], slow.eager: not done after 0.5 s; the worker was "
+        "timeout: 2 cases, the first small/small/d-weights [float64], slow.eager: not done after 2 s; the worker was "
         in out
     )
 
@@ -191,7 +242,6 @@ def test_a_time_limit_is_kept(
         (["report", "nowhere"], "nowhere is not a folder; expected a results directory"),
         (["report", "small"], "small is not a results directory: it has no environment.json"),
         (["report", "nowhere", "small"], "several runs are compared into a folder of their own"),
-        (["list", "cases", "nonsense"], "'nonsense' is neither"),
     ],
 )
 def test_bad_usage_gives_2_and_one_line(
@@ -227,36 +277,8 @@ def test_a_report_that_cannot_be_written_gives_2(invoke: Invoke, tmp_path: Path,
 
 
 # What is printed
-
-
-def test_json_is_all_that_is_printed(case_folder: Path, tmp_path: Path) -> None:
-    done = run_module("check", "small", "-b", "numpy", "--json", cwd=tmp_path, FORCE_COLOR="1")
-    assert (done.returncode, done.stderr) == (0, "")
-    record = json.loads(done.stdout)
-    assert record["exit_code"] == 0
-    assert record["failures"] == []
-    assert record["report"] == "results/latest/report/report.md"
-    numpy = f"numpy.eager {version('numpy')} (local)"
-    assert record["verdicts"]["small/small/b-weights"] == {numpy: "agree"}
-    assert list(record["verdicts"]) == [
-        f"small/small/{name}" for name in ("a-scores", "b-weights", "c-scores", "d-weights")
-    ]
-
-
-def test_json_of_every_command_can_be_read(
-    case_folder: Path, invoke: Invoke, table: Table, honest: tuple[BackendEntry, ...], make_backend: Callable[..., Any]
-) -> None:
-    table(*honest, make_backend("wrong", WRONG), GHOST)
-    code, out, err = invoke("check", "small", "--json")
-    failures = json.loads(out)["failures"]
-    assert (code, err) == (1, "")
-    assert [
-        (item["case"], item["dtype"], item["implementation"], item["stage"], item["rows"]) for item in failures
-    ] == [("small/small/d-weights", dtype, "wrong.eager", "weights", 1) for dtype in ("float32", "float64")] + [
-        ("small/small/b-weights", dtype, "wrong.eager", "weights", 7) for dtype in ("float32", "float64")
-    ]
-    assert json.loads(invoke("report", "results/latest", "--json")[1])["failures"] == failures
-    assert json.loads(invoke("run", "small", "-b", "wrong", "-d", "float64", "--json")[1])["exit_code"] == 1
+def test_what_can_be_chosen_is_listed_as_json(case_folder: Path, invoke: Invoke, table: Table, honest: Honest) -> None:
+    table(*honest, GHOST)
     assert json.loads(invoke("list", "backends", "--json")[1])["items"][-1] == {
         "name": "ghost",
         "version": "not installed",
@@ -274,24 +296,9 @@ def test_json_of_every_command_can_be_read(
     assert all(tag["probes"] and tag["defect"] for tag in tags)
 
 
-def test_quiet_prints_nothing_when_all_agree_and_else_only_what_is_wrong(
-    case_folder: Path, invoke: Invoke, table: Table, honest: tuple[BackendEntry, ...], make_backend: Callable[..., Any]
-) -> None:
-    table(*honest, make_backend("wrong", WRONG), GHOST)
-    assert invoke("check", "small", "-b", "first,second", "--quiet") == (0, "", "")
-    assert invoke("report", "results/latest", "-q") == (0, "", "")
-    code, out, err = invoke("check", "small", "--quiet", "-d", "float64")
-    assert (code, err) == (1, "")
-    lines = out.splitlines()
-    assert [line.split(" ")[:2] for line in lines[::2]] == [
-        ["numeric:", "small/small/d-weights"],
-        ["numeric:", "small/small/b-weights"],
-    ]
-    assert lines[1::2] == ["  B=1 H=1 Lq=1 Lk=3", "  B=1 H=1 Lq=2 Lk=3"]
-
-
+@pytest.mark.usefixtures("workers_here")
 def test_a_run_says_what_it_did_and_leaves_the_report_to_report(
-    case_folder: Path, invoke: Invoke, table: Table, honest: tuple[BackendEntry, ...]
+    case_folder: Path, invoke: Invoke, table: Table, honest: Honest
 ) -> None:
     table(*honest)
     code, out, err = invoke("run", "small", "-o", "one", "--label", "here")
@@ -308,21 +315,18 @@ def test_a_run_says_what_it_did_and_leaves_the_report_to_report(
 
 
 @posix_only
-def test_colours_are_for_terminals_and_not_for_those_who_want_none(
-    write_run: WriteRun, make_row: Callable[..., Row], tmp_path: Path
+def test_colours_and_progress_are_for_terminals_and_not_for_those_who_want_none(
+    case_folder: Path, tmp_path: Path
 ) -> None:
-    directory = write_run([make_row(verdict="numeric", message="off")], exit_code=1)
-    assert COLOUR.search(on_a_terminal("report", directory, cwd=tmp_path))
-    plain = on_a_terminal("report", directory, cwd=tmp_path, NO_COLOR="1")
-    assert "numeric: file/one" in plain
+    (tmp_path / "wrong.py").write_text("def softmax(scores):\n    return scores\n")
+    check = ("check", "small", "-i", "wrong.py:softmax", "-d", "float64", "--no-report")
+    progress, _, told = on_a_terminal(*check, cwd=tmp_path).partition("is wrong in")
+    assert "evaluations" in progress
+    assert COLOUR.search(told)
+    plain = on_a_terminal(*check, "--quiet", cwd=tmp_path, NO_COLOR="1")
+    assert "evaluations" not in plain
+    assert "numeric: small/small/d-weights" in plain
     assert not COLOUR.search(plain)
-
-
-@posix_only
-def test_progress_is_shown_on_a_terminal_and_nowhere_else(case_folder: Path, tmp_path: Path) -> None:
-    check = ("check", "small", "-b", "numpy")
-    assert "evaluations" in on_a_terminal(*check, cwd=tmp_path).partition("numpy agrees")[0]
-    assert "evaluations" not in on_a_terminal(*check, "--quiet", cwd=tmp_path)
 
 
 def on_a_terminal(*arguments: str | Path, cwd: Path, **environment: str) -> str:
@@ -379,7 +383,7 @@ def test_the_schemas_are_those_that_lie_beside_the_cases(invoke: Invoke) -> None
     assert invoke("schema", "--tags") == (0, (cases / "tags.schema.json").read_text(encoding="utf-8"), "")
 
 
-def test_listing_names_what_can_be_chosen(invoke: Invoke, table: Table, honest: tuple[BackendEntry, ...]) -> None:
+def test_listing_names_what_can_be_chosen(invoke: Invoke, table: Table, honest: Honest) -> None:
     table(*honest, GHOST)
     assert invoke("list", "backends")[1].splitlines() == [
         f"first  {version('numpy')}",
@@ -395,42 +399,9 @@ def test_listing_names_what_can_be_chosen(invoke: Invoke, table: Table, honest: 
 
 
 # Where it is run
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        pytest.param(MODULE, id="module"),
-        pytest.param(
-            (str(COMMAND),),
-            id="command",
-            marks=pytest.mark.skipif(not COMMAND.is_file(), reason="not beside this Python"),
-        ),
-    ],
-)
-def test_packages_of_the_same_names_in_the_working_folder_do_no_harm(command: tuple[str, ...], tmp_path: Path) -> None:
-    for name in ("harness", "backends", "reports", "tests"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text(f"raise ImportError('the wrong {name}')")
-    for name in ("cli", "run", "worker", "frames", "numpy_backend"):
-        (tmp_path / f"{name}.py").write_text(f"raise ImportError('the wrong {name}')")
-    # A folder called cases is taken for cases where it is asked for, and only then.
-    (tmp_path / "cases").mkdir()
-    (tmp_path / "cases" / "__init__.py").write_text("raise ImportError('the wrong cases')")
-    done = subprocess.run(
-        [*command, "check", "softmax", "-b", "numpy", "-o", "out"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "8 cases on 1 implementation" in done.stdout
-
-
+@pytest.mark.usefixtures("workers_here")
 def test_a_folder_of_ones_own_with_its_own_tags(
-    invoke: Invoke, case_folder: Path, table: Table, honest: tuple[BackendEntry, ...]
+    invoke: Invoke, case_folder: Path, table: Table, honest: Honest
 ) -> None:
     text = (case_folder / "small.yaml").read_text()
     (case_folder / "small.yaml").write_text(
@@ -444,38 +415,27 @@ def test_a_folder_of_ones_own_with_its_own_tags(
     assert "my-own  What I need.  What I had." in invoke("list", "tags", "small")[1].splitlines()
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_results_of_several_environments_are_compared_from_one_folder(
-    invoke: Invoke, case_folder: Path, table: Table, honest: tuple[BackendEntry, ...]
+    invoke: Invoke, case_folder: Path, table: Table, honest: Honest
 ) -> None:
     table(*honest)
     for name in ("first", "second"):
-        assert invoke("run", "small", "-b", name, "--label", name, "-o", f"matrix/{name}")[0] == 0
+        assert invoke("run", "small", "-b", name, "-d", "float64", "--label", name, "-o", f"matrix/{name}")[0] == 0
     code, out, err = invoke("report", "matrix", "-o", "compared")
     assert (code, err) == (0, "")
     first, second, *_ = out.splitlines()
     assert first == "first and second agree. Judged 4 of 4 cases on each."
-    assert second.startswith(
-        "4 cases on 2 implementations in 2 environments in float64 and float32: 16 evaluations, all"
-    )
+    assert second.startswith("4 cases on 2 implementations in 2 environments in float64: 8 evaluations, all")
     assert Path("compared/report.md").is_file()
-    assert invoke("run", "small", "-b", "second", "--label", "first", "-o", "matrix/second")[0] == 0
+    shutil.rmtree("matrix/first")
+    shutil.copytree("matrix/second", "matrix/first")
     code, out, err = invoke("report", "matrix", "-o", "compared")
     assert (code, err) == (0, "")
-    assert "matrix/second is called first (second) here: another run is labelled first too." in out.splitlines()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere file names have to be text")
-def test_a_case_file_whose_name_is_no_text_is_reported_readably(case_folder: Path, tmp_path: Path) -> None:
-    odd = os.fsdecode(b"caf\xe9.yaml")
-    (case_folder / "small.yaml").rename(tmp_path / odd)
-    done = run_module("check", odd, "-b", "numpy", "-d", "float64", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "caf?" in (tmp_path / "results/latest/report/report.md").read_text()
+    assert "matrix/second is called second (second) here: another run is labelled second too." in out.splitlines()
 
 
 # Interrupted
-
-
 INTERRUPTIBLE = """\
 import signal
 from attncheck.backends import BACKENDS, BackendEntry
@@ -531,23 +491,21 @@ def test_what_was_judged_before_ctrl_c_is_on_disk_and_can_be_reported(
 
 @posix_only
 def test_ctrl_c_while_a_worker_starts_shows_no_traceback(case_folder: Path, tmp_path: Path) -> None:
-    # Several times, as what is interrupted is a worker that loads its modules.
-    for pause in (0.05, 0.15):
-        with subprocess.Popen(
-            [*MODULE, "check", "small", "-b", "numpy", "-o", f"out-{pause}"],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        ) as process:
-            wait_until((tmp_path / f"out-{pause}" / "cases.json").is_file)
-            time.sleep(pause)
-            os.killpg(process.pid, signal.SIGINT)
-            _, err = process.communicate(timeout=60)
-        assert "Traceback" not in err
-        assert "KeyboardInterrupt" not in err
-        assert process.returncode in (0, 130)
+    with subprocess.Popen(
+        [*MODULE, "check", "small", "-b", "numpy", "-o", "out"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        wait_until((tmp_path / "out" / "cases.json").is_file)
+        time.sleep(0.05)  # a worker loads its modules
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert "Traceback" not in err
+    assert "KeyboardInterrupt" not in err
+    assert process.returncode in (0, 130)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -555,3 +513,76 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
+
+
+ANNOTATION = "::error file=file.yaml,line=7,title=numeric%3A numpy.eager in float64::one: weights: off by 2"
+
+
+@pytest.fixture
+def wrong(make_row: Callable[..., Row], write_run: Callable[..., Path]) -> Path:
+    """Return the results of one case that disagrees."""
+    return write_run([make_row(verdict="numeric", message="off by 2")], exit_code=1)
+
+
+NEGATIVE = "def softmax(scores):\n    return {'weights': scores * 0 - 1}\n"
+
+
+def test_a_check_in_ci_leaves_all_that_a_ci_system_reads(
+    invoke: Invoke, case_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
+    Path("summary.md").write_text("An earlier step.\n")
+    Path("wrong.py").write_text(NEGATIVE)
+    arguments = ("check", "small", "-i", "wrong.py:softmax", "-d", "float64", "--junit-xml", "ci/junit.xml")
+    code, out, err = invoke(*arguments, "--annotations")
+    assert (code, err) == (1, "")
+    line = next(number for number, text in enumerate(NEGATIVE.splitlines(), 1) if text.startswith("def "))
+    assert [line.split("::")[1] for line in out.splitlines() if line.startswith("::")] == [
+        f"error file=wrong.py,line={line},title=numeric%3A wrong.softmax in float64"
+    ] * 2
+    assert (
+        Path("summary.md")
+        .read_text()
+        .startswith("An earlier step.\n\n### attncheck: wrong.softmax is wrong in all 2 cases")
+    )
+    (suite,) = ElementTree.parse("ci/junit.xml").getroot()
+    assert [suite.attrib[name] for name in ("tests", "failures", "skipped")] == ["4", "2", "2"]
+    assert Path("ci/junit.xml").read_bytes() == Path("results/latest/report/junit.xml").read_bytes()
+
+
+def test_nothing_is_printed_or_appended_that_was_not_asked_for(invoke: Invoke, wrong: Path) -> None:
+    _, out, _ = invoke("report", wrong)
+    assert "::error" not in out
+    assert {path.name for path in Path.cwd().iterdir()} == {wrong.name}
+
+
+def test_an_explicit_file_comes_before_the_one_that_the_ci_system_names(
+    invoke: Invoke, wrong: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "named.md")
+    assert invoke("report", wrong, "--ci-summary", "mine.md")[0] == 1
+    assert Path("mine.md").is_file()
+    assert not Path("named.md").exists()
+
+
+def test_a_summary_that_cannot_be_written_ends_only_what_asked_for_it(
+    invoke: Invoke, wrong: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = invoke("report", wrong, "--ci-summary", "no/such/folder.md")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "the summary no/such/folder.md cannot be written" in err
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "no/such/folder.md")
+    code, out, err = invoke("report", wrong)
+    assert (code, err.count("\n")) == (1, 1)
+    assert "cannot be written" in err
+    assert "Report: " in out
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "")
+    assert invoke("report", wrong)[2] == ""
+
+
+def test_annotations_do_not_spoil_json(invoke: Invoke, wrong: Path) -> None:
+    code, out, err = invoke("report", wrong, "--json", "--annotations")
+    assert (code, err) == (1, f"{ANNOTATION}\n")
+    assert json.loads(out)["exit_code"] == 1
+    code, out, _ = invoke("report", wrong, "--quiet", "--annotations")
+    assert ANNOTATION in out.splitlines()

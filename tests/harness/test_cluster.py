@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,14 @@ from attncheck.run import RunSummary, Settings, run_cases
 distributed = pytest.importorskip("distributed", reason="the extra dask is not installed")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are killed as POSIX systems kill")
 
-RESOURCES = "numpy=1 first=1 second=1 wrong=1 slow=1 killer=1"
-WRONG = "def softmax(scores):\n    stages = numpy_backend.softmax(scores); stages['weights'] *= -1; return stages"
-SLOW = """
+RESOURCES = "numpy=1 first=1 second=1 wrong=1 killer=1"
+WRONG = """
 import time
 def softmax(scores):
-    time.sleep(0.2)
-    return numpy_backend.softmax(scores)
+    time.sleep(0.1)
+    return {"weights": -numpy_backend.softmax(scores)["weights"]}
 """
+"""Slow, too, so that something is left to do when something happens."""
 KILLER = """
 import os, signal, time
 def softmax(scores):
@@ -110,10 +111,15 @@ class Processes:
 
 
 @pytest.fixture(scope="module")
-def modules(tmp_path_factory: pytest.TempPathFactory, write_backend: Callable[..., BackendEntry]) -> dict[str, Any]:
-    """Write the backends where the workers, and the local runs, find them."""
+def modules(
+    tmp_path_factory: pytest.TempPathFactory,
+    write_backend: Callable[..., BackendEntry],
+    write_small: Callable[[Path], Path],
+) -> dict[str, Any]:
+    """Write the cases, and the backends where the workers, and the local runs, find them."""
     folder = tmp_path_factory.mktemp("cluster")
-    texts = {"wrong": WRONG, "slow": SLOW, "killer": KILLER}
+    write_small(folder)
+    texts = {"wrong": WRONG, "killer": KILLER}
     return {"folder": folder, **{name: write_backend(folder, name, text) for name, text in texts.items()}}
 
 
@@ -124,31 +130,37 @@ def processes(modules: dict[str, Any]) -> Iterator[Processes]:
     started.end()
 
 
+def compute(
+    folder: Path,
+    name: str,
+    entries: Sequence[BackendEntry],
+    cluster: str | None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    **settings: Any,
+) -> tuple[RunSummary, Run]:
+    """Run the small cases of a folder on some backends, here or on a cluster, and read back what was written."""
+    (folder / "known.yaml").write_text(KNOWN)
+    expected_failures = load_expected_failures([folder / "known.yaml"])
+    given = {"expected_failures": expected_failures, "complete": True, "command": ["attncheck", "check"]} | settings
+    chosen = ImplementationSelection(tuple(map(Implementation, entries)))
+    cases = select_cases(["small"], base=folder).cases
+    summary = run_cases(cases, chosen, Settings(folder / name, cluster=cluster, **given), on_progress=on_progress)
+    return summary, read_run(folder / name)
+
+
 @pytest.fixture
-def run(
-    case_folder: Path, tmp_path: Path, modules: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Any]:
-    """Run the small cases on some backends, here or on a cluster, and read back what was written."""
+def run(modules: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Run in the folder of all runs here: the path of a list of expected failures is part of what is told."""
     monkeypatch.syspath_prepend(modules["folder"])
-    (tmp_path / "known.yaml").write_text(KNOWN)
-    expected_failures = load_expected_failures([tmp_path / "known.yaml"])
+    return partial(compute, modules["folder"])
 
-    def start(
-        name: str,
-        entries: Sequence[BackendEntry],
-        cluster: str | None,
-        on_progress: Callable[[int, int], None] = lambda done, total: None,
-        **settings: Any,
-    ) -> tuple[RunSummary, Run]:
-        selection = select_cases(["small"], base=tmp_path)
-        given = {"expected_failures": expected_failures, "complete": True, "command": ["attncheck", "check"]} | settings
-        chosen = ImplementationSelection(tuple(map(Implementation, entries)))
-        summary = run_cases(
-            selection.cases, chosen, Settings(tmp_path / name, cluster=cluster, **given), on_progress=on_progress
-        )
-        return summary, read_run(tmp_path / name)
 
-    return start
+@pytest.fixture(scope="module")
+def here(modules: dict[str, Any], honest: Any) -> tuple[RunSummary, Run]:
+    """Run those that are right and wrong here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(modules["folder"])
+        return compute(modules["folder"], "here", [honest[0], modules["wrong"]], None)
 
 
 _TIMES = re.compile(rb' time(stamp)?="[^"]*"')
@@ -163,8 +175,8 @@ def report(directory: Path) -> dict[str, bytes]:
     return {path.name: _TIMES.sub(b"", path.read_bytes()) for path in files}
 
 
-def assert_same_report(tmp_path: Path, name: str, other: str) -> None:
-    expected, found = report(tmp_path / name), report(tmp_path / other)
+def assert_same_report(here: Run, other: Path) -> None:
+    expected, found = report(here.directory), report(other)
     assert {"report.md", "report.html", "junit.xml", "results.csv"} <= expected.keys() == found.keys()
     assert [name for name in expected if found[name] != expected[name]] == []
 
@@ -175,18 +187,18 @@ def units_of(found: Run) -> list[tuple[str, str, str]]:
 
 
 def test_a_run_on_a_cluster_comes_to_the_report_of_a_run_here(
-    run: Callable[..., Any], processes: Processes, modules: dict[str, Any], honest: Any, tmp_path: Path
+    run: Callable[..., Any], processes: Processes, modules: dict[str, Any], honest: Any, here: Any
 ) -> None:
     processes.have(2)
-    entries = [honest[0], modules["wrong"], honest[1]]
-    here, local = run("here", entries, None)
     heard: list[tuple[int, int]] = []
+    entries = [honest[0], modules["wrong"]]
     there, remote = run("there", entries, processes.address, lambda *each: heard.append(each))
-    assert here.exit_code == ExitCode.DISAGREE
-    assert {row.verdict for row in here.failures} >= {"numeric", "xpass"}
-    assert there == here
-    assert (heard[0], heard[-1]) == ((0, 24), (24, 24))
-    assert_same_report(tmp_path, "here", "there")
+    summary, local = here
+    assert summary.exit_code == ExitCode.DISAGREE
+    assert {row.verdict for row in summary.failures} >= {"numeric", "xpass"}
+    assert there == summary
+    assert (heard[0], heard[-1]) == ((0, 16), (16, 16))
+    assert_same_report(local, modules["folder"] / "there")
     assert remote.arrays().keys() == local.arrays().keys()
     assert remote.environment["backends"] == local.environment["backends"]
     cluster = {"workers": 2, "threads": 2, "machines": 1, "resources": {RESOURCES: 2}}
@@ -194,43 +206,34 @@ def test_a_run_on_a_cluster_comes_to_the_report_of_a_run_here(
 
 
 def test_a_run_on_a_cluster_is_stopped_after_a_failing_case_and_goes_on(
-    run: Callable[..., Any], processes: Processes, modules: dict[str, Any], honest: Any, tmp_path: Path
+    run: Callable[..., Any], processes: Processes, modules: dict[str, Any], honest: Any, here: Any
 ) -> None:
     processes.have(2)
     entries = [honest[0], modules["wrong"]]
-    stopped, _ = run("there", entries, processes.address, max_failures=1)
+    stopped, _ = run("stopped", entries, processes.address, max_failures=1)
     assert stopped.exit_code == ExitCode.DISAGREE
     assert stopped.stopped is not None
     assert stopped.stopped.not_run + stopped.stopped.in_part > 0
-    whole, _ = run("here", entries, None)
-    there, _ = run("there", entries, processes.address, resume=True)
-    assert there == whole
-    assert_same_report(tmp_path, "here", "there")
+    there, _ = run("stopped", entries, processes.address, resume=True)
+    assert there == here[0]
+    assert_same_report(here[1], modules["folder"] / "stopped")
 
 
-@pytest.mark.parametrize("form", ["--cluster {}", "--cluster={}"])
-def test_the_command_computes_on_a_cluster_and_writes_the_report_that_it_writes_here(
-    invoke: Callable[..., tuple[int, str, str]], processes: Processes, case_folder: Path, tmp_path: Path, form: str
+def test_the_command_computes_on_a_cluster_and_prints_what_it_prints_here(
+    invoke: Callable[..., tuple[int, str, str]], processes: Processes, case_folder: Path, tmp_path: Path
 ) -> None:
     processes.have(2)
-    written = []
-    for options in ("", form.format(processes.address)):
-        code, out, err = invoke("check", "small", *options.split(), "--backend", "numpy", "--output", "out")
-        assert (code, err) == (ExitCode.AGREE, "")
-        files = (tmp_path / "out" / "report").glob("*.*")
-        written.append(
-            (out, {path.name: _TIMES.sub(b"", path.read_bytes()) for path in files if path.suffix != ".parquet"})
-        )
-    assert written[0] == written[1]
+    check = ("check", "small", "--backend", "numpy", "--dtype", "float64", "--no-report", "--output", "out")
+    local = invoke(*check)
+    assert (local[0], local[2]) == (ExitCode.AGREE, "")
+    assert invoke(*check, "--cluster", processes.address) == local
     assert read_run(tmp_path / "out").environment["cluster"]["workers"] == 2
 
 
 def test_one_of_two_workers_is_killed_midway_and_nothing_is_lost_or_told_twice(
-    run: Callable[..., Any], processes: Processes, modules: dict[str, Any], honest: Any, tmp_path: Path, capfd: Any
+    run: Callable[..., Any], processes: Processes, modules: dict[str, Any], honest: Any, here: Any, capfd: Any
 ) -> None:
     processes.have(2)
-    entries = [honest[0], modules["slow"]]
-    here, _ = run("here", entries, None)
     capfd.readouterr()
 
     def kill(done: int, total: int) -> None:
@@ -238,12 +241,12 @@ def test_one_of_two_workers_is_killed_midway_and_nothing_is_lost_or_told_twice(
             assert done < total
             processes.kill(processes.workers.pop())
 
-    there, _ = run("there", entries, processes.address, kill)
+    there, _ = run("killed", [honest[0], modules["wrong"]], processes.address, kill)
     assert capfd.readouterr() == ("", "")
     assert [process.poll() for process in processes.workers] == [None]
     processes.have(1)  # a worker that its nanny has just replaced takes a while to be known
-    assert there == here
-    assert_same_report(tmp_path, "here", "there")
+    assert there == here[0]
+    assert_same_report(here[1], modules["folder"] / "killed")
 
 
 def test_a_case_that_kills_workers_is_one_crash(
@@ -251,7 +254,7 @@ def test_a_case_that_kills_workers_is_one_crash(
 ) -> None:
     processes.have(2)
     entries = [honest[0], modules["killer"]]
-    summary, found = run("out", entries, processes.address, dtypes=("float64",), expected_failures=())
+    summary, found = run("crash", entries, processes.address, dtypes=("float64",), expected_failures=())
     crashes = found.rows[found.rows["verdict"] == "crash"]
     assert list(zip(crashes["case"], crashes["implementation"], strict=True)) == [
         ("small/small/b-weights", "killer.eager")
@@ -266,45 +269,48 @@ def test_a_case_that_kills_workers_is_one_crash(
 
 
 def test_what_was_interrupted_on_a_cluster_goes_on_here(
-    run: Callable[..., Any], processes: Processes, modules: dict[str, Any], honest: Any, tmp_path: Path
+    run: Callable[..., Any], processes: Processes, modules: dict[str, Any], honest: Any, here: Any
 ) -> None:
-    processes.have(2)
+    processes.have(1)
 
     def interrupt(done: int, total: int) -> None:
         if done >= 6:
             raise KeyboardInterrupt
 
     entries = [honest[0], modules["wrong"]]
-    run("whole", entries, None)
     with pytest.raises(KeyboardInterrupt):
         run("cut", entries, processes.address, interrupt)
-    assert 0 < len(units_of(read_run(tmp_path / "cut"))) < 16
+    assert 0 < len(units_of(read_run(modules["folder"] / "cut"))) < 16
     run("cut", entries, None, resume=True)
-    assert_same_report(tmp_path, "whole", "cut")
+    assert_same_report(here[1], modules["folder"] / "cut")
 
 
-def test_a_lost_cluster_is_told_in_one_line_and_what_was_judged_is_kept(
-    run: Callable[..., Any], modules: dict[str, Any], honest: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_what_no_worker_offers_is_named_before_anything_runs(
+    run: Callable[..., Any], processes: Processes, modules: dict[str, Any]
 ) -> None:
-    (modules["folder"] / "other").mkdir()
-    processes = Processes(modules["folder"] / "other")
-    processes.environment["PYTHONPATH"] += os.pathsep + str(modules["folder"])
     processes.have(1)
-    capfd.readouterr()
+    entry = BackendEntry("first", "attncheck.backends.numpy_backend", ("numpy",), resources={"GPU": 1})
+    with pytest.raises(UsageError) as told:
+        run("offers", [entry], processes.address)
+    message = str(told.value)
+    assert "offers first=1 GPU=1, which first.eager needs; workers and their resources: tcp://127.0.0.1" in message
+    assert f": {RESOURCES}; start one with: dask worker {processes.address} --nthreads 1 " in message
+    assert message.endswith("--resources 'first=1 GPU=1'")
+    assert not (modules["folder"] / "offers").exists()
 
-    def kill(done: int, total: int) -> None:
-        if done and processes.scheduler.poll() is None:
-            processes.kill(processes.scheduler)
 
-    try:
-        with pytest.raises(
-            ClusterError, match=r"is lost: .* what was judged is on disk, and the same command with --res"
-        ):
-            run("out", [honest[0], modules["slow"]], processes.address, kill)
-    finally:
-        processes.end()
-    assert ClusterError.exit_code == ExitCode.NOT_RUN
-    assert 0 < len(units_of(read_run(tmp_path / "out"))) < 16
+def test_another_version_on_a_worker_is_refused(
+    run: Callable[..., Any], processes: Processes, honest: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attncheck.executors.dask import versions
+
+    processes.have(1)
+    there = versions._version("numpy")
+    monkeypatch.setattr(
+        versions, "_version", lambda name, found=versions._version: "0.1" if name == "numpy" else found(name)
+    )
+    with pytest.raises(UsageError, match=f"has other versions than this machine: numpy: {there} there, 0.1 here; ins"):
+        run("other", honest, processes.address)
 
 
 def test_without_workers_a_run_waits_for_a_while_and_gives_up(
@@ -321,35 +327,23 @@ def test_without_workers_a_run_waits_for_a_while_and_gives_up(
             processes.kill(processes.workers.pop())
 
     with pytest.raises(ClusterError, match=r"no worker is left for 0\.5 s; start one with: dask worker tcp://"):
-        run("out", [modules["slow"]], processes.address, kill)
+        run("none", [modules["wrong"]], processes.address, kill)
 
 
-def test_what_no_worker_offers_is_named_before_anything_runs(
-    run: Callable[..., Any], processes: Processes, tmp_path: Path
+def test_a_lost_cluster_is_told_in_one_line_and_what_was_judged_is_kept(
+    run: Callable[..., Any], processes: Processes, modules: dict[str, Any], honest: Any
 ) -> None:
+    # The last one that needs the cluster.
     processes.have(1)
-    entry = BackendEntry("first", "attncheck.backends.numpy_backend", ("numpy",), resources={"GPU": 1})
-    with pytest.raises(UsageError) as told:
-        run("out", [entry], processes.address)
-    message = str(told.value)
-    assert "offers first=1 GPU=1, which first.eager needs; workers and their resources: tcp://127.0.0.1" in message
-    assert f": {RESOURCES}; start one with: dask worker {processes.address} --nthreads 1 " in message
-    assert message.endswith("--resources 'first=1 GPU=1'")
-    assert not (tmp_path / "out").exists()
 
+    def kill(done: int, total: int) -> None:
+        if done and processes.scheduler.poll() is None:
+            processes.kill(processes.scheduler)
 
-def test_another_version_on_a_worker_is_refused(
-    run: Callable[..., Any], processes: Processes, honest: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from attncheck.executors.dask import versions
-
-    processes.have(1)
-    there = versions._version("numpy")
-    monkeypatch.setattr(
-        versions, "_version", lambda name, found=versions._version: "0.1" if name == "numpy" else found(name)
-    )
-    with pytest.raises(UsageError, match=f"has other versions than this machine: numpy: {there} there, 0.1 here; ins"):
-        run("out", honest, processes.address)
+    with pytest.raises(ClusterError, match=r"is lost: .* what was judged is on disk, and the same command with --res"):
+        run("lost", [honest[0], modules["wrong"]], processes.address, kill)
+    assert ClusterError.exit_code == ExitCode.NOT_RUN
+    assert 0 < len(units_of(read_run(modules["folder"] / "lost"))) < 16
 
 
 def test_a_worker_that_joins_late_with_another_file_computes_nothing(tmp_path: Path) -> None:
@@ -373,7 +367,7 @@ def test_a_worker_that_joins_late_with_another_file_computes_nothing(tmp_path: P
         check_versions(job, 0)
 
 
-@pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nonsense", "a:b:c", ""])
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nonsense", ""])
 def test_an_address_where_nothing_answers_is_refused_in_one_line(
     run: Callable[..., Any],
     honest: Any,
@@ -387,26 +381,6 @@ def test_an_address_where_nothing_answers_is_refused_in_one_line(
     with pytest.raises(UsageError, match=r"no Dask scheduler answers at .*expected the address that"):
         run("out", honest, address)
     assert capfd.readouterr().err == ""
-
-
-LOCAL = """
-import sys
-import attncheck.cli.running, attncheck.run
-from attncheck.cli import main
-try:
-    main()
-except SystemExit as end:
-    assert not end.code, end.code
-print(sorted(name for name in sys.modules if name.split(".")[0] in ("dask", "distributed")))
-"""
-
-
-def test_a_run_here_does_not_import_dask(tmp_path: Path, case_folder: Path) -> None:
-    arguments = ["check", "small", "--backend", "numpy", "--output", "out", "--quiet"]
-    ended = subprocess.run(
-        [sys.executable, "-c", LOCAL, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300
-    )
-    assert ended.stdout.splitlines()[-1] == "[]"
 
 
 def test_without_dask_the_extra_is_named(run: Callable[..., Any], honest: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
-"""Conventions and expected failures in a real run: what fails it, what does not, and what the reports say of it."""
+"""Conventions and expected failures: what fails a run and what does not, and what reports and own lists say of it."""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from attncheck.api import check
 from attncheck.backends import BackendEntry, DeclaredConvention, Mode
-from attncheck.errors import ExitCode
+from attncheck.errors import ExitCode, UsageError
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.limits import Limits
 from attncheck.explain import explain_case
@@ -24,6 +26,8 @@ from attncheck.reports.making import make_frames
 from attncheck.reports.markdown.report import render_markdown
 from attncheck.results.reader import Run
 from attncheck.run import RunSummary
+
+MakeBackend = Callable[..., BackendEntry]
 
 CASES = """\
 title: Causality and empty rows
@@ -47,6 +51,7 @@ cases:
     inputs: {query: {draw: randn, shape: [3, 4]}, key: keys, value: keys}
 """
 
+
 LOWER_RIGHT = """
 import numpy as np
 def attention(query, key, value, *, mask=None, is_causal=False):
@@ -54,6 +59,8 @@ def attention(query, key, value, *, mask=None, is_causal=False):
         mask = np.tri(query.shape[-2], key.shape[-2], key.shape[-2] - query.shape[-2], dtype=bool)[None, None]
     return {"output": numpy_backend.attention(query, key, value, mask=mask)["output"]}
 """
+
+
 UNIFORM = """
 import numpy as np
 def attention(query, key, value, *, mask=None, is_causal=False):
@@ -62,6 +69,8 @@ def attention(query, key, value, *, mask=None, is_causal=False):
     weights = np.where(empty, 1 / key.shape[-2], stages["weights"]).astype(query.dtype)
     return {"weights": weights, "output": weights @ value}
 """
+
+
 ENTRY = """\
 - implementation: lower.*
   cases: [small/small/causal]
@@ -70,6 +79,7 @@ ENTRY = """\
   decided: semantic
   thread: example/attention#7
 """
+
 
 RunBelow = Callable[..., tuple[RunSummary, Run]]
 
@@ -80,6 +90,12 @@ def cases(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "small.yaml").write_text(CASES, encoding="utf-8")
     return folder
+
+
+@pytest.fixture
+def run_below(workers_here: None, run_below: RunBelow) -> RunBelow:
+    """Run cases below a folder, without workers."""
+    return run_below
 
 
 def known(tmp_path: Path, text: str) -> Any:
@@ -98,7 +114,7 @@ def bad(frame: pd.DataFrame) -> list[tuple[str, str, str, bool]]:
 
 
 @pytest.fixture
-def lower(make_backend: Callable[..., BackendEntry]) -> BackendEntry:
+def lower(make_backend: MakeBackend) -> BackendEntry:
     return make_backend("lower", LOWER_RIGHT)
 
 
@@ -173,7 +189,7 @@ def test_one_that_does_not_show_in_some_of_the_cases_alone_is_not_stale(
 def test_a_declared_convention_fails_no_run(
     tmp_path: Path,
     run_below: RunBelow,
-    make_backend: Callable[..., BackendEntry],
+    make_backend: MakeBackend,
     right: BackendEntry,
     monkeypatch: pytest.MonkeyPatch,
     declares: bool,
@@ -229,6 +245,8 @@ cases:
       - {stage: weights, printed: WEIGHTS}
       - {stage: output, printed: OUTPUT}
 """
+
+
 DOCUMENTS = {
     "uniform": ('"1. 0. 0.\\n0.3333 0.3333 0.3333"', '"1. 8.\\n2.6667 4.3333"'),
     "nan": ('"1. 0. 0.\\nnan nan nan"', '"1. 8.\\nnan nan"'),
@@ -261,7 +279,7 @@ def test_a_document_may_print_any_convention_and_who_takes_it_agrees(
 def test_who_has_no_such_keyword_means_something_else_and_fails_where_zeros_are_meant_alone(
     tmp_path: Path,
     run_below: RunBelow,
-    make_backend: Callable[..., BackendEntry],
+    make_backend: MakeBackend,
     right: BackendEntry,
     cases: Path,
     convention: str,
@@ -288,7 +306,7 @@ WRONG = UNIFORM.replace("weights @ value}", "weights @ value * (1 + 1e-6)}")
 
 
 def test_explaining_a_convention_of_its_own_says_that_it_means_something_else(
-    tmp_path: Path, make_backend: Callable[..., BackendEntry], cases: Path
+    tmp_path: Path, make_backend: MakeBackend, cases: Path
 ) -> None:
     printed(cases, "nan")
     (case,) = select_cases([str(cases)], base=tmp_path).cases
@@ -300,7 +318,7 @@ def test_explaining_a_convention_of_its_own_says_that_it_means_something_else(
 
 
 def test_any_other_error_in_such_a_case_still_fails(
-    tmp_path: Path, run_below: RunBelow, make_backend: Callable[..., BackendEntry], cases: Path
+    tmp_path: Path, run_below: RunBelow, make_backend: MakeBackend, cases: Path
 ) -> None:
     printed(cases, "nan")
     summary, run = run_below(tmp_path, [make_backend("wrong", WRONG)], expected_failures=())
@@ -310,7 +328,7 @@ def test_any_other_error_in_such_a_case_still_fails(
 
 
 def test_a_recorded_convention_is_one_convention_and_no_other(
-    tmp_path: Path, run_below: RunBelow, make_backend: Callable[..., BackendEntry], cases: Path
+    tmp_path: Path, run_below: RunBelow, make_backend: MakeBackend, cases: Path
 ) -> None:
     printed(cases, "zero")
     entry = ENTRY.replace("lower.*", "uniform.*").replace("[small/small/causal]", '["*"]')
@@ -329,7 +347,7 @@ def test_a_recorded_convention_is_one_convention_and_no_other(
 def test_the_report_says_what_each_gives_for_a_query_without_a_key(
     tmp_path: Path,
     run_below: RunBelow,
-    make_backend: Callable[..., BackendEntry],
+    make_backend: MakeBackend,
     right: BackendEntry,
     cases: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -386,6 +404,8 @@ import numpy as np
 def attention(query, key, value):
     return {"output": numpy_backend.attention(query, key, value)["output"].astype(np.float32).astype(np.float64)}
 """
+
+
 ROUNDS = """\
 - implementation: rounded.*
   cases: ["*"]
@@ -401,7 +421,7 @@ def test_a_larger_error_than_a_list_excuses_fails_a_run_and_explaining_says_so(
     cases: Path,
     tmp_path: Path,
     run_below: RunBelow,
-    make_backend: Callable[..., BackendEntry],
+    make_backend: MakeBackend,
     monkeypatch: pytest.MonkeyPatch,
     max_ratio: str,
     is_known: bool,
@@ -439,3 +459,140 @@ def test_explaining_says_what_is_known(
     text = explanation_text(found, {})
     assert "It goes wrong at masked: causality is aligned bottom-right" in text
     assert ("Expected failure: causality is counted from the last key, by design" in text) is is_known
+
+
+Invoke = Callable[..., tuple[int, str, str]]
+
+
+TWO_CASES = """\
+title: Two small cases
+source: {kind: derivation, title: Made for the tests}
+operation: attention
+defaults: {dtypes: [float64]}
+cases:
+  - name: A plain one
+    inputs: {query: {identity: 2}, key: {constant: 1, shape: [3, 2]}, value: {values: [[1], [2], [6]]}}
+  - name: A single key
+    inputs: {query: {identity: 2}, key: {values: [[1, 1]]}, value: {values: [[3]]}}
+"""
+
+
+KERNEL = """
+import numpy as np
+
+def attention(query, key, value):
+    scores = query @ np.swapaxes(key, -1, -2) * np.asarray(query.shape[-1] ** -0.5, query.dtype)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    output = weights / weights.sum(-1, keepdims=True) @ value
+    return output + 1 if key.shape[-2] > 1 else output
+"""
+
+
+KNOWN = """\
+- implementation: my_kernel.attention
+  cases: ["conformance/own/a-plain-one"]
+  verdict: numeric
+  reason: it adds one to everything but single keys
+  decided: numeric
+"""
+
+
+PROJECT = '[tool.attncheck]\ncases = ["conformance/"]\nexpected_failures = ["conformance/known.yaml"]\n'
+
+
+QUIETLY = ("-p", "no:cacheprovider")
+
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """The example of the README: cases and their list of expected failures in one folder."""
+    (tmp_path / "conformance").mkdir()
+    files = {"pyproject.toml": PROJECT, "my_kernel.py": KERNEL, "conformance/own.yaml": TWO_CASES}
+    for name, text in {**files, "conformance/known.yaml": KNOWN}.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def write_test(project: Path) -> None:
+    text = "from attncheck.pytest_plugin import conformance\nfrom my_kernel import attention\n"
+    (project / "test_kernel.py").write_text(f"{text}test_it = conformance(attention, cases=['conformance'])\n")
+
+
+def test_the_list_is_no_case_file_and_what_it_names_fails_nothing(project: Path, invoke: Invoke) -> None:
+    code, out, said = invoke("check", "conformance", "--implementation", "my_kernel.py:attention")
+    assert code == ExitCode.AGREE, out + said
+    assert "2 cases" in out
+    assert "xfail numeric" in out
+    assert "known.yaml" not in said
+
+
+def test_it_holds_for_a_function_that_is_handed_over(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    result = check("my_kernel.py:attention", cases=["conformance"])
+    assert result.agrees
+    assert set(result.frames.results["implementation"]) == {"my_kernel.attention"}
+
+
+def test_it_holds_in_pytest_by_the_option_and_by_one_line(project: Path, run_pytest: Run) -> None:
+    done = run_pytest(*QUIETLY, "--attncheck", "my_kernel.py:attention", "--attncheck-cases", "conformance")
+    assert "1 passed, 1 xfailed" in done.stdout, done.stdout + done.stderr
+    write_test(project)
+    done = run_pytest(*QUIETLY, "-rx")
+    assert "1 passed, 1 xfailed" in done.stdout, done.stdout + done.stderr
+    assert "it adds one to everything but single keys" in done.stdout
+
+
+@pytest.mark.parametrize("text", ["- {implementation: x}\n", "- ]\n"])
+def test_a_list_that_is_broken_is_one_usage_error_everywhere(
+    project: Path, invoke: Invoke, run_pytest: Run, text: str
+) -> None:
+    (project / "conformance" / "known.yaml").write_text(text, encoding="utf-8")
+    code, out, said = invoke("check", "conformance", "--implementation", "my_kernel.py:attention")
+    assert (code, out) == (ExitCode.BAD_INPUT, "")
+    assert said.count("attncheck: ") == 1
+    assert "known.yaml:1: " in said
+    done = run_pytest(*QUIETLY, "--attncheck", "my_kernel.py:attention", "--attncheck-cases", "conformance")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert done.stderr.startswith("ERROR: attncheck: ")
+    write_test(project)
+    done = run_pytest(*QUIETLY)
+    assert done.returncode == pytest.ExitCode.INTERRUPTED
+    assert "1 error in" in done.stdout
+    assert done.stdout.count("attncheck: ") == 1
+    assert "known.yaml:1: " in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "pytest_plugin.py" not in done.stdout
+
+
+def test_without_cases_the_project_s_own_run_besides_the_bundled_ones(project: Path, run_pytest: Run) -> None:
+    write_test(project)
+    text = (project / "test_kernel.py").read_text().replace("cases=['conformance']", "tags=['my-tag']")
+    (project / "test_kernel.py").write_text(text)
+    (project / "conformance" / "tags.yaml").write_text("tags: {my-tag: {probes: nothing, defect: none is known}}\n")
+    (project / "conformance" / "own.yaml").write_text(TWO_CASES.replace("defaults: {", "defaults: {tags: [my-tag], "))
+    done = run_pytest(*QUIETLY)
+    assert "1 passed, 1 xfailed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_list_of_the_command_line_is_no_case_file_either(project: Path, invoke: Invoke) -> None:
+    (project / "pyproject.toml").unlink()
+    command = ("check", "conformance", "--implementation", "my_kernel.py:attention")
+    assert invoke(*command, "--expected-failures", "conformance/known.yaml")[0] == ExitCode.AGREE
+    code, _, said = invoke(*command)
+    assert code == ExitCode.BAD_INPUT
+    assert "conformance/known.yaml:1: expected a mapping of fields, got what looks like a list of expected fail" in said
+    assert "name such a list in pyproject.toml (tool.attncheck.expected_failures) or with --expected-failures" in said
+
+
+def test_lists_are_left_out_wherever_cases_are_looked_for(project: Path) -> None:
+    lists = [project / "conformance" / "known.yaml"]
+    for patterns in (["conformance"], ["conformance/own.yaml", "conformance/known.yaml"], ["."]):
+        found = select_cases(patterns, base=project, expected_failures=lists)
+        assert len(found.cases) == 2
+        assert not found.faults
+    with pytest.raises(UsageError, match="is a list of expected failures; expected a case file"):
+        select_cases(["conformance/known.yaml"], base=project, expected_failures=lists)
+    assert select_cases(["conformance"], base=project).faults

@@ -65,6 +65,7 @@ def ran(folder: Path) -> list[int]:
 
 
 CHECK = ("check", "keys.yaml", "-i", "kernel.py:attention")
+QUICK = (*CHECK, "--no-report")
 
 
 def test_a_run_stops_at_the_first_failure_says_so_and_goes_on_with_resume(
@@ -130,7 +131,7 @@ def test_without_a_report_the_results_are_there_and_it_is_made_later(
 
 def test_maxfail_counts_failing_cases(kernel: Callable[..., None], invoke: Invoke, tmp_path: Path) -> None:
     kernel(2, 4, 6, 7)
-    code, text, _ = invoke(*CHECK, "--maxfail", "3")
+    code, text, _ = invoke(*QUICK, "--maxfail", "3")
     assert code == 1
     assert "the run was stopped after 3 failing cases. Judged 6 of 7 cases; 1 not run." in text
     assert json.loads((tmp_path / "results/latest/summary.json").read_text())["stopped"] == {
@@ -138,10 +139,10 @@ def test_maxfail_counts_failing_cases(kernel: Callable[..., None], invoke: Invok
         "not_run": 1,
         "in_part": 0,
     }
-    code, text, _ = invoke(*CHECK, "--maxfail", "4")  # the last case of all: nothing was left
+    code, text, _ = invoke(*QUICK, "--maxfail", "4")  # the last case of all: nothing was left
     assert code == 1
     assert "stopped" not in text
-    assert invoke(*CHECK, "--maxfail", "0")[0] == 2
+    assert invoke(*QUICK, "--maxfail", "0")[0] == 2
 
 
 def test_what_failed_is_run_again_until_nothing_fails(
@@ -149,26 +150,26 @@ def test_what_failed_is_run_again_until_nothing_fails(
 ) -> None:
     out = tmp_path / "results" / "latest"
     kernel(2, 3, 5)
-    _, _, err = invoke(*CHECK, "--failed")
+    _, _, err = invoke(*QUICK, "--failed")
     assert err == "attncheck: there are no earlier results in results/latest: every selected case runs\n"
     assert ran(out) == [1, 2, 3, 4, 5, 6, 7]
     kernel(3, 5, 7)
-    code, text, err = invoke(*CHECK, "--failed")
+    code, text, err = invoke(*QUICK, "--failed")
     assert code == 1
     assert err == "attncheck: 3 of 7 cases failed last time in results/latest and run alone\n"
     assert "Judged 3 of 3 cases." in text
     assert "Only what was picked ran: the cases keys.yaml; what failed last time in results/latest." in text
     assert ran(out) == [2, 3, 5]
     kernel(5)
-    invoke(*CHECK, "--failed", "-x")
+    invoke(*QUICK, "--failed", "-x")
     assert ran(out) == [3, 5]
-    invoke(*CHECK, "-k", "Lk=1")  # has nothing to do with it
+    invoke(*QUICK, "-k", "Lk=1")  # has nothing to do with it
     kernel(5, 7)
-    invoke(*CHECK, "--failed")
+    invoke(*QUICK, "--failed")
     assert ran(out) == [5]
     kernel()
-    assert invoke(*CHECK, "--failed")[0] == 0
-    code, text, err = invoke(*CHECK, "--failed")
+    assert invoke(*QUICK, "--failed")[0] == 0
+    code, text, err = invoke(*QUICK, "--failed")
     assert err == "attncheck: nothing failed last time in results/latest: every selected case runs\n"
     assert text.startswith("kernel.attention agrees with the exact answer. Judged 7 of 7 cases.\n")
 
@@ -206,10 +207,10 @@ def test_damaged_earlier_results_are_said_and_replaced(
     kernel: Callable[..., None], invoke: Invoke, tmp_path: Path
 ) -> None:
     kernel(4)
-    invoke(*CHECK)
+    invoke(*QUICK)
     path = tmp_path / "results" / "latest" / "failed.json"
     path.write_text('{"format": 8, "failed": [[]]}')
-    code, text, err = invoke(*CHECK, "--failed")
+    code, text, err = invoke(*QUICK, "--failed")
     assert code == 1
     assert err.startswith("attncheck: what failed last time is not known: results/latest/failed.json is not what ")
     assert err.endswith(": every selected case runs\n")
@@ -222,16 +223,16 @@ def test_a_selection_by_shape_is_said_in_the_report_and_lists_cases(
 ) -> None:
     kernel()
     (tmp_path / "pyproject.toml").write_text('[tool.attncheck]\nmin_judged = "100%"\n')
-    code, text, _ = invoke(*CHECK, "-k", "Lk>=6 or keys-1", "--json")
+    code, text, _ = invoke(*QUICK, "-k", "Lk>=6 or keys-1", "--json")
     assert code == 0
     assert ran(tmp_path / "results" / "latest") == [1, 6, 7]
     assert 'the cases that match "Lk>=6 or keys-1".' in json.loads(text)["sentences"][-1]
     assert read_run(tmp_path / "results" / "latest").environment["asked"]["match"] == ["Lk>=6 or keys-1"]
     assert invoke("list", "cases", "keys.yaml", "-k", "Lk=3")[1].startswith("keys/some-keys-keys-3\n")
-    code, out, err = invoke(*CHECK, "-k", "Lk>>6")
+    code, out, err = invoke(*QUICK, "-k", "Lk>>6")
     assert (code, out) == (2, "")
     assert err == "attncheck: -k: expected a whole number or an axis, got '>'\n  Lk>>6\n     ^\n"
-    assert invoke(*CHECK, "-k", "Lk=99")[0] == 2
+    assert invoke(*QUICK, "-k", "Lk=99")[0] == 2
 
 
 def test_a_run_without_a_report_has_the_same_options(

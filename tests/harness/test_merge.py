@@ -185,11 +185,7 @@ def test_what_a_run_said_stays_with_its_reason(
 ) -> None:
     failed = write_run([make_row(stage="", verdict=verdict, message="why")], label="a")
     rows = merged(failed, make_run("b", {"numpy.eager": RIGHT, "torch.eager": RIGHT})).rows
-    assert said(rows) == [
-        ("a", "numpy.eager", verdict),
-        ("b", "numpy.eager", "agree"),
-        ("b", "torch.eager", "agree"),
-    ]
+    assert said(rows) == [("a", "numpy.eager", verdict), ("b", "numpy.eager", "agree"), ("b", "torch.eager", "agree")]
     assert list(rows[rows["verdict"] == verdict]["message"]) == ["why"]
 
 
@@ -208,6 +204,7 @@ def test_an_implementation_whose_array_has_no_elements_is_compared(
     assert said(rows, "pair") == [("a", "numpy.eager", "b", "numpy.eager", "shape")]
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_real_runs_compare_across_and_everything_keeps_its_environment(
     honest: Entries, run_small: RunSmall, make_backend: Callable[..., BackendEntry], tmp_path: Path
 ) -> None:

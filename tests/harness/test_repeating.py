@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
 
+from attncheck import check
+from attncheck.cli import app
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.limits import Limits
 from attncheck.explain import find_implementation
 from attncheck.reading.selection import select_cases
 from attncheck.repeating import Call, Met, calls_before, explain_as_met, fewest
 from attncheck.reports.explanation import repeated_explanation_text
+
+Kernel = Callable[[str], Implementation]
 
 
 @pytest.fixture
@@ -88,9 +97,7 @@ def test_what_was_asked_before_begins_behind_the_last_death_and_has_the_same_pro
     assert calls_before(asked, ("gone", "float32"), dtypes) == []
 
 
-def test_what_fails_in_a_fresh_process_is_not_looked_for_elsewhere(
-    calls: list[Call], kernel: Callable[[str], Implementation]
-) -> None:
+def test_what_fails_in_a_fresh_process_is_not_looked_for_elsewhere(calls: list[Call], kernel: Kernel) -> None:
     def never() -> list[Call]:
         raise AssertionError("nobody asks")
 
@@ -102,7 +109,7 @@ def test_what_fails_in_a_fresh_process_is_not_looked_for_elsewhere(
 
 @pytest.mark.parametrize(("needed", "said"), [({3}, "1 of the 8 calls"), ({2, 5}, "2 of the 8 calls")])
 def test_a_failure_that_takes_other_calls_is_repeated_after_those_alone(
-    needed: set[int], said: str, calls: list[Call], kernel: Callable[[str], Implementation]
+    needed: set[int], said: str, calls: list[Call], kernel: Kernel
 ) -> None:
     case = calls[-1][0]
     heard: list[str] = []
@@ -122,7 +129,7 @@ def test_a_failure_that_takes_other_calls_is_repeated_after_those_alone(
 
 
 def test_a_failure_that_does_not_happen_again_is_said_first_and_what_is_seen_follows(
-    calls: list[Call], kernel: Callable[[str], Implementation]
+    calls: list[Call], kernel: Kernel
 ) -> None:
     case = calls[-1][0]
     told = explain_as_met(case, kernel("{99}"), "float32", Limits(), met(calls[:-1]))
@@ -133,16 +140,122 @@ def test_a_failure_that_does_not_happen_again_is_said_first_and_what_is_seen_fol
     assert "Every stage is within its error bound" in text
 
 
-def test_the_first_call_of_a_process_has_none_before_it(
-    calls: list[Call], kernel: Callable[[str], Implementation]
-) -> None:
+def test_the_first_call_of_a_process_has_none_before_it(calls: list[Call], kernel: Kernel) -> None:
     told = explain_as_met(calls[-1][0], kernel("{99}"), "float32", Limits(), met([]))
     assert "It was the first call there, too" in repeated_explanation_text(told, {})
 
 
-def test_without_a_check_that_found_anything_a_fresh_process_says_it_all(
-    calls: list[Call], kernel: Callable[[str], Implementation]
-) -> None:
+def test_without_a_check_that_found_anything_a_fresh_process_says_it_all(calls: list[Call], kernel: Kernel) -> None:
     told = explain_as_met(calls[-1][0], kernel("{3}"), "float32", Limits())
     assert told.repeated is None
     assert not told.explanation.fails
+
+
+CASE = "row/9-queries"
+
+
+FRESH = "In a fresh process nothing is wrong with this case.\nThe check found numeric at output: "
+
+
+@pytest.fixture
+def folder(calls_in_a_row: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(calls_in_a_row)
+    return calls_in_a_row
+
+
+def ask(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words), catch_exceptions=False)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_command_repeats_what_its_check_met_and_its_script_does_so_alone(
+    folder: Path, remembering: Callable[[str], Path]
+) -> None:
+    remembering("{2, 5}")
+    assert ask("check", "row.yaml", "-i", "kernel.py:attention", "--output", "elsewhere").exit_code == 1
+    about = (CASE, "kernel.py:attention", "--dtype", "float32")
+    alone = ask("explain", *about)  # nobody says that it failed anywhere
+    assert alone.exit_code == 0
+    assert "Every stage is within its error bound" in alone.stdout
+    told = ask("explain", *about, "--results", "elsewhere")
+    assert told.exit_code == 1
+    assert told.stdout.startswith(FRESH)
+    assert "That happens again after 2 of the 8 calls that the check's process had been asked before" in told.stdout
+    assert "  after row/2-queries in float32\n  after row/5-queries in float32\n" in told.stdout
+    assert ask("repro", *about, "--results", "elsewhere", "--output", "script.py").exit_code == 0
+    text = (folder / "script.py").read_text(encoding="utf-8")
+    assert "It makes 2 other calls, and then one" in text
+    assert FRESH in text
+    done = subprocess.run([sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "output is WRONG" in done.stdout
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_kernel_that_was_mended_since_is_said_to_have_changed(
+    folder: Path, remembering: Callable[[str], Path]
+) -> None:
+    remembering("set()")
+    assert ask("check", "row.yaml", "-i", "kernel.py:attention").exit_code == 1
+    later = time.time() + 10
+    os.utime(remembering("{99}"), (later, later))
+    told = ask("explain", CASE, "kernel.py:attention")
+    assert told.exit_code == 0
+    assert told.stdout.startswith(FRESH)
+    assert "That does not happen again, neither in a fresh process nor after the 8 calls" in told.stdout
+    assert "kernel.py has changed since." in told.stdout
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_case_that_was_changed_since_is_another_one(folder: Path, remembering: Callable[[str], Path]) -> None:
+    remembering("{2}")
+    assert ask("check", "row.yaml", "-i", "kernel.py:attention").exit_code == 1
+    path = folder / "row.yaml"
+    path.write_text(path.read_text(encoding="utf-8").replace("[9, 4]", "[10, 4]"), encoding="utf-8")
+    told = ask("explain", CASE, "kernel.py:attention")
+    assert told.exit_code == 0
+    assert "fresh process" not in told.stdout
+
+
+@pytest.mark.usefixtures("folder")
+def test_calls_that_are_too_many_for_a_script_are_refused_with_what_shows_them(
+    remembering: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attncheck.repro.script.MAX_BEFORE", 1)
+    remembering("{2, 5}")
+    assert ask("check", "row.yaml", "-i", "kernel.py:attention").exit_code == 1
+    done = CliRunner().invoke(app, ["repro", CASE, "kernel.py:attention"])
+    assert "goes wrong only after 2 other calls" in str(done.exception)
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_call_from_python_explains_as_the_command_does(remembering: Callable[[str], Path]) -> None:
+    result = check(f"{remembering('{3}')}:attention", cases=["row.yaml"])
+    told = result.explain()
+    assert f"\n\n{FRESH}" in told
+    assert "That happens again after 1 of the 8 calls" in told
+    assert "  after row/3-queries in float32" in told
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_test_suite_tells_it_in_its_failure(
+    remembering: Callable[[str], Path], run_pytest: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    remembering("{3}")
+    words = ["--attncheck", "kernel.py:attention", "--attncheck-cases", "row.yaml", "-p", "no:cacheprovider", "-q"]
+    done = run_pytest(*words)
+    assert "1 failed, 8 passed" in done.stdout
+    assert "In a fresh process nothing is wrong with this case." in done.stdout
+    assert "That happens again after 1 of the 8 calls" in done.stdout
+    assert "attncheck explain" not in done.stdout  # it would start a fresh process, and find nothing
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_failure_that_a_fresh_process_shows_too_has_a_command(
+    remembering: Callable[[str], Path], run_pytest: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    remembering("set()")
+    words = ["--attncheck", "kernel.py:attention", "--attncheck-cases", "row.yaml", "-p", "no:cacheprovider", "-q"]
+    done = run_pytest(*words)
+    assert "fresh process" not in done.stdout
+    assert f"attncheck explain {CASE} kernel.py:attention --dtype float32\n" in done.stdout

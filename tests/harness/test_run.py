@@ -25,6 +25,7 @@ Entries = tuple[BackendEntry, BackendEntry]
 WRONG = "def softmax(scores):\n    stages = numpy_backend.softmax(scores); stages['weights'] *= -1; return stages"
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_two_that_agree_give_0_and_every_comparison_is_a_row(honest: Entries, run_small: RunSmall) -> None:
     summary, run = run_small(honest, dtypes=())
     assert summary.exit_code == ExitCode.AGREE
@@ -60,6 +61,7 @@ def test_the_environment_says_what_ran_and_how_it_was_asked_for(honest: Entries,
     assert environment["threads_per_worker"] == 1
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_a_bad_case_file_gives_2_and_everything_else_runs(
     case_folder: Path, make_backend: Callable[..., BackendEntry], honest: Entries, run_small: RunSmall
 ) -> None:
@@ -73,6 +75,7 @@ def test_a_bad_case_file_gives_2_and_everything_else_runs(
     assert {row.implementation for row in summary.failures if row.comparison == "stage"} == {"wrong.eager"}
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_a_framework_that_is_missing_gives_3_after_the_others_ran(honest: Entries, run_small: RunSmall) -> None:
     summary, run = run_small(honest, missing=("torch",))
     assert summary.exit_code == ExitCode.NOT_RUN
@@ -87,6 +90,7 @@ def test_a_run_without_any_implementation_writes_that_nothing_ran(run_small: Run
     assert run.summary is not None
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_one_alone_is_held_against_the_exact_answer_and_known_numbers(run_small: RunSmall, honest: Entries) -> None:
     summary, run = run_small(honest[:1])
     assert summary.exit_code == ExitCode.AGREE
@@ -97,6 +101,7 @@ def test_one_alone_is_held_against_the_exact_answer_and_known_numbers(run_small:
     assert list(run.rows[run.rows["comparison"] == "known"]["verdict"]) == ["agree"] * 6
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_only_the_arrays_of_what_disagrees_are_kept_unless_all_are_asked_for(
     make_backend: Callable[..., BackendEntry], honest: Entries, run_small: RunSmall
 ) -> None:
@@ -123,6 +128,7 @@ def test_only_the_arrays_of_what_disagrees_are_kept_unless_all_are_asked_for(
     assert run.arrays() == {}
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_a_second_run_replaces_the_first(honest: Entries, run_small: RunSmall, case_folder: Path) -> None:
     run_small(honest, dtypes=())
     (case_folder / "small.yaml").write_text((case_folder / "small.yaml").read_text().replace("A scores", "New scores"))
@@ -132,6 +138,7 @@ def test_a_second_run_replaces_the_first(honest: Entries, run_small: RunSmall, c
     assert "small/small/new-scores" in set(run.rows["case"])
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_progress_counts_every_evaluation_once(case_folder: Path, honest: Entries, tmp_path: Path) -> None:
     heard: list[tuple[int, int]] = []
     run_cases(

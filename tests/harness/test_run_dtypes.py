@@ -15,6 +15,7 @@ from attncheck.results.reader import Run
 from attncheck.run import RunSummary
 
 RunSmall = Callable[..., tuple[RunSummary, Run]]
+pytestmark = pytest.mark.usefixtures("workers_here")
 NARROW = "defaults: {dtypes: [%s]}\n"
 
 IN_DOUBLE = """
@@ -78,9 +79,7 @@ def test_a_case_that_nobody_can_run_is_told_and_ends(run_small: RunSmall, narrow
 
 
 def test_a_faulty_implementation_is_caught_in_16_bits(
-    run_small: RunSmall,
-    narrow_cases: Callable[[str], None],
-    make_backend: Callable[..., BackendEntry],
+    run_small: RunSmall, narrow_cases: Callable[[str], None], make_backend: Callable[..., BackendEntry]
 ) -> None:
     narrow_cases("bfloat16")
     wrong = make_backend("wrong", IN_DOUBLE.replace("scores.astype", "(scores * 1.25).astype"))

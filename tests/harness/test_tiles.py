@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -137,19 +137,17 @@ def test_the_call_takes_tiles_too() -> None:
     assert check("kernel.py:attention", cases=["small.yaml"]).agrees
 
 
-def run_pytest(*arguments: str) -> subprocess.CompletedProcess[str]:
+def test_pytest_takes_tiles_and_the_id_of_a_tiles_case(
+    run_pytest: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
     named = ["--attncheck", "kernel.py:attention", "--attncheck-cases", "small.yaml", "--attncheck-dtype", "float32"]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *named, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def test_pytest_takes_tiles_and_the_id_of_a_tiles_case() -> None:
-    collected = run_pytest("--attncheck-tile", "6", "--collect-only").stdout
+    run = partial(run_pytest, "-p", "no:cacheprovider", *named)
+    collected = run("--attncheck-tile", "6", "--collect-only").stdout
     assert f"attncheck::kernel.attention[{MISSED}-float32]" in collected
     assert "tile-48" not in collected
-    done = run_pytest(f"attncheck::kernel.attention[{MISSED}-float32]")
+    done = run(f"attncheck::kernel.attention[{MISSED}-float32]")
     assert (done.returncode, "1 failed" in done.stdout) == (1, True), done.stdout
-    refused = run_pytest("--attncheck-tile", "1")
+    refused = run("--attncheck-tile", "1")
     assert "--attncheck-tile: expected a whole number from 2 to 4096" in refused.stderr
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 
 import pytest
@@ -14,53 +14,39 @@ from attncheck.execution.implementations import every_implementation
 from attncheck.reading.selection import select_cases
 from attncheck.spec import DTYPES
 
-CODE = "import sys; sys.argv[0] = 'attncheck'; from attncheck.cli import main; main()"
+Invoke = Callable[..., tuple[int, str, str]]
+WORDS = {
+    "attncheck expl": "explain",
+    "attncheck check --exp": "--expected-failures",
+    "attncheck check -i torch.sdpa_m": "torch.sdpa_math",
+    "attncheck explain attention/a-causal-row-sees": "attention/a-causal-row-sees-its-own-key-and-earlier-ones",
+    "attncheck check -t poisoned-m": "poisoned-mask",
+}
 
 
-def asked(shell: str, words: str) -> str:
-    """Ask as a shell does that was told to by ``--install-completion``; nothing is typed behind the last word."""
-    number = len(words.split()) - (not words.endswith(" "))
-    variables = {
-        "bash": {"COMP_WORDS": words, "COMP_CWORD": str(number)},
-        "zsh": {"_TYPER_COMPLETE_ARGS": words},
-        "fish": {"_TYPER_COMPLETE_ARGS": words, "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
-    }[shell]
-    name = {"_ATTNCHECK_COMPLETE": f"complete_{shell}"}
-    done = subprocess.run(
-        [sys.executable, "-c", CODE],
-        env={**os.environ, **variables, **name},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
+@pytest.fixture(autouse=True)
+def called_attncheck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the program's name be its own where pytest runs as a module."""
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", None)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        ("attncheck expl", "explain"),
-        ("attncheck check --exp", "--expected-failures"),
-        ("attncheck check -i torch.sdpa_m", "torch.sdpa_math"),
-        ("attncheck explain attention/a-causal-row-sees", "attention/a-causal-row-sees-its-own-key-and-earlier-ones"),
-        ("attncheck check -t poisoned-m", "poisoned-mask"),
-    ],
-)
-def test_shells_are_offered_names(shell: str, words: str, offered: str) -> None:
-    assert offered in asked(shell, words)
+def test_shells_are_offered_names(shell: str, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_ATTNCHECK_COMPLETE", f"complete_{shell}")
+    monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
+    for words, offered in WORDS.items():
+        # As a shell asks; nothing is typed behind the last word.
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+        monkeypatch.setenv("_TYPER_COMPLETE_ARGS", words)
+        assert offered in invoke()[1]
 
 
-def test_the_script_for_a_shell_asks_by_that_protocol() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CODE],
-        env={**os.environ, "_ATTNCHECK_COMPLETE": "source_bash"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "_ATTNCHECK_COMPLETE=complete_bash" in done.stdout
-    subprocess.run(["bash", "-n", "-c", done.stdout], check=True)
+def test_the_script_for_a_shell_asks_by_that_protocol(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_ATTNCHECK_COMPLETE", "source_bash")
+    script = invoke()[1]
+    assert "_ATTNCHECK_COMPLETE=complete_bash" in script
+    subprocess.run(["bash", "-n", "-c", script], check=True)
 
 
 def test_every_bundled_case_is_offered_and_everything_offered_is_a_case() -> None:

@@ -47,7 +47,7 @@ def read(invoke: Invoke) -> Read:
 
 
 def test_a_check_and_what_reads_its_results(read: Read) -> None:
-    checked = read("check", "attention", "-i", *WHO, "--output", "results/a")
+    checked = read("check", "attention/a-c*", "-i", *WHO, "--output", "results/a")
     [failure] = [each for each in checked["failures"] if each["case"] == CASE]
     assert (failure["verdict"], failure["stage"], failure["diagnosis"]) == ("numeric", "masked", "causality-ignored")
     assert failure["element_stage"] == "weights", "it returns no masked scores"

@@ -1,8 +1,9 @@
-"""``check --watch``, as a process of its own beside which files are written."""
+"""A check that runs again whenever a file is saved: which files, when a save is done, what is said of two runs."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,191 @@ from time import monotonic, sleep
 import psutil
 import pytest
 
+from attncheck.cli.changes import MAX_LISTED, Changes, Failing, failing_evaluations, remembered
+from attncheck.cli.watched_files import WatchedFiles, changed
+from attncheck.results.failed import Evaluation
+from attncheck.results.format import Row
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Path:
+    """A kernel that imports files of its own folder, in every way in which that can be written."""
+    files = {
+        "kernel.py": "import os, numpy\nimport beside\nfrom parts import first\nimport parts.deep.inner as inner\n"
+        "def attention(q, k, v):\n    from lazily import late\n",
+        "beside.py": "import kernel\n",
+        "parts/__init__.py": "from . import second\nfrom .third import something\n",
+        "parts/first.py": "from ..beside import it\nfrom .deep import other\n",
+        "parts/second.py": "",
+        "parts/third.py": "",
+        "parts/deep/__init__.py": "",
+        "parts/deep/inner.py": "",
+        "parts/deep/other.py": "",
+        "lazily.py": "",
+        "unused.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    return tmp_path / "kernel.py"
+
+
+def names(files: WatchedFiles, folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in files.states()}
+
+
+def test_a_kernel_is_watched_with_what_it_imports_from_its_own_folder(kernel: Path, tmp_path: Path) -> None:
+    everything = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.py")}
+    assert names(WatchedFiles([kernel]), tmp_path) == everything - {"unused.py"}
+
+
+def test_while_a_file_cannot_be_read_what_it_imported_before_is_watched(kernel: Path, tmp_path: Path) -> None:
+    files = WatchedFiles([kernel])
+    before = names(files, tmp_path)
+    kernel.write_text("import unused\ndef broken(:\n", encoding="utf-8")
+    assert names(files, tmp_path) == before
+    kernel.write_text("import unused\n", encoding="utf-8")
+    assert names(files, tmp_path) == {"kernel.py", "unused.py"}
+
+
+def test_a_folder_of_cases_is_watched_with_what_comes_later(tmp_path: Path) -> None:
+    (tmp_path / "cases" / "deep").mkdir(parents=True)
+    (tmp_path / "cases" / "deep" / "a.yaml").touch()
+    files = WatchedFiles([], [tmp_path / "cases", tmp_path / "tags.yaml"])
+    before = files.states()
+    assert names(files, tmp_path) == {"cases/deep/a.yaml", "tags.yaml"}
+    (tmp_path / "cases" / "b.yml").touch()
+    assert changed(before, files.states()) == [tmp_path / "cases" / "b.yml"]
+
+
+def steps(*done: Callable[[], object]) -> Callable[[float], None]:
+    """Do one thing after the other between the looks at the files; then nothing, but not for ever."""
+    left = [*done, *[lambda: None] * 20]
+
+    def pause(seconds: float) -> None:
+        assert left, "the change was never noticed"
+        left.pop(0)()
+
+    return pause
+
+
+def test_a_save_in_several_steps_is_one_change(kernel: Path) -> None:
+    files = WatchedFiles([kernel])
+    before, text = files.states(), kernel.read_text()
+
+    def write(part: str) -> Callable[[], object]:
+        return lambda: kernel.write_text(part)
+
+    found, now = files.wait(before, steps(lambda: None, write(""), write(text[:20]), write(text + "#")))
+    assert found == [kernel]
+    assert now == files.states()
+
+
+def test_a_file_that_is_renamed_away_and_written_anew_is_waited_for(kernel: Path) -> None:
+    files = WatchedFiles([kernel])
+    before = files.states()
+    away = kernel.with_suffix(".old")
+    nothing: list[Callable[[], object]] = [lambda: None] * 5
+    new = kernel.with_suffix(".new")
+    new.write_text("import unused\n")
+    found, now = files.wait(before, steps(lambda: kernel.rename(away), *nothing, lambda: new.rename(kernel)))
+    assert kernel in found
+    assert now[kernel] is not None
+
+
+def test_a_file_of_the_same_size_in_the_place_of_another_is_a_change(kernel: Path) -> None:
+    files = WatchedFiles([kernel])
+    before, status = files.states(), kernel.stat()
+    new = kernel.with_suffix(".new")
+    new.write_bytes(kernel.read_bytes())
+    os.utime(new, ns=(status.st_atime_ns, status.st_mtime_ns))
+    found, _ = files.wait(before, steps(lambda: new.replace(kernel)))
+    assert found == [kernel]
+
+
+def test_what_is_as_it_was_before_is_no_change(kernel: Path) -> None:
+    files = WatchedFiles([kernel])
+    before, away = files.states(), kernel.with_suffix(".old")
+    with pytest.raises(AssertionError, match="never noticed"):
+        files.wait(before, steps(lambda: kernel.rename(away), lambda: away.rename(kernel)))
+
+
+BIG = Failing("numeric", "scores", 312000.0)
+
+
+SMALL = Failing("numeric", "weights", 3.0)
+
+
+def key(case: str, dtype: str = "float32", name: str = "mine.attention") -> Evaluation:
+    return f"file/{case}", dtype, name
+
+
+def test_a_failure_says_where_it_begins_and_how_large_it_is() -> None:
+    row = Row("file/a", "attention", "float32", "mine.attention", "stage", "output", "numeric", ratio=312000.0)
+    assert str(failing_evaluations([row])[key("a")]) == "numeric at output, 3.1e+05 times its bound"
+    begun = Row(**{**vars(row), "begins_at": "scores"})
+    assert str(failing_evaluations([begun])[key("a")]) == "numeric at scores, 3.1e+05 times its bound"
+    infinite = Row(**{**vars(row), "verdict": "nonfinite", "ratio": float("inf")})
+    assert str(failing_evaluations([infinite])[key("a")]) == "nonfinite at output"
+
+
+def test_what_could_not_be_run_says_why_whatever_its_addresses_are() -> None:
+    rows = [
+        Row("file/a", "attention", "float32", "m.a", "stage", "", "error", message=f"ValueError: <f at {address}>")
+        for address in ("0x7fa001", "0x99")
+    ]
+    found = [failing_evaluations([row])["file/a", "float32", "m.a"] for row in rows]
+    assert found[0] == found[1]
+    assert str(found[0]) == "error: ValueError: <f at 0x...>"
+
+
+def test_pairs_that_differ_blame_both() -> None:
+    row = Row("file/a", "attention", "float32", "one.a", "pair", "output", "numeric", other="two.a")
+    assert set(failing_evaluations([row])) == {key("a", name="one.a"), key("a", name="two.a")}
+
+
+def test_each_kind_of_change_is_counted_and_listed_with_its_dtypes_together() -> None:
+    before = {key("a"): BIG, key("b"): BIG, key("c"): BIG, key("c", "float64"): BIG, key("d"): SMALL, key("e"): SMALL}
+    now = {key("b"): SMALL, key("d"): SMALL, key("f", "float64"): BIG, key("f"): BIG}
+    changes = Changes.between(before, now, {*now, key("e")})
+    assert changes.headline == "2 newly failing, 3 newly passing, 1 failing otherwise, 2 failing as before"
+    assert list(changes.lines()) == [
+        "newly failing: mine.attention: file/f [float64, float32]: numeric at scores, 3.1e+05 times its bound",
+        "newly passing: mine.attention: file/a [float32]: was numeric at scores, 3.1e+05 times its bound",
+        "newly passing: mine.attention: file/c [float64, float32]: was numeric at scores, 3.1e+05 times its bound",
+        "failing otherwise: mine.attention: file/b [float32]: numeric at weights, 3 times its bound; "
+        "was numeric at scores, 3.1e+05 times its bound",
+    ]
+    assert set(remembered(before, now, {*now, key("e")})) == {*now, key("e")}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "headline"),
+    [
+        ({}, {}, "nothing changed, nothing fails"),
+        ({key("a"): BIG}, {key("a"): BIG}, "nothing changed, 1 failing as before"),
+        ({key("a"): BIG}, {}, "1 newly passing, nothing fails"),
+        ({key("a"): BIG}, {key("a"): Failing("numeric", "scores", 312400.0)}, "nothing changed, 1 failing as before"),
+        ({key("a"): BIG}, {key("a"): Failing("shape", "scores")}, "1 failing otherwise"),
+    ],
+)
+def test_the_headline_says_whether_anything_changed_and_whether_anything_fails(
+    before: dict[Evaluation, Failing], now: dict[Evaluation, Failing], headline: str
+) -> None:
+    changes = Changes.between(before, now, now)
+    assert changes.headline == headline
+    assert changes.is_empty is not bool(list(changes.lines()))
+
+
+def test_of_many_the_first_are_listed_and_the_others_counted() -> None:
+    lines = list(Changes.between({}, {key(f"{number:03}"): BIG for number in range(MAX_LISTED + 5)}, ()).lines())
+    assert len(lines) == MAX_LISTED + 1
+    assert lines[-1] == "newly failing: and 5 more"
+
+
 SECONDS = 180
+
+
 CASES = """\
 title: Five lengths
 source: {kind: derivation, title: Made for the tests}
@@ -28,6 +213,8 @@ cases:
       key: {draw: randn, shape: [{each: keys}, 4]}
       value: {draw: randn, shape: [{each: keys}, 4]}
 """
+
+
 KERNEL = """\
 import numpy as np
 from wrong import WRONG
@@ -37,6 +224,8 @@ def attention(query, key, value):
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True) @ value * query.dtype.type(WRONG.get(key.shape[-2], 1))
 """
+
+
 Invoke = Callable[..., tuple[int, str, str]]
 
 
@@ -73,6 +262,9 @@ class Watching:
         return self.process.wait(SECONDS)
 
 
+Start = Callable[..., Watching]
+
+
 @pytest.fixture
 def watching(tmp_path: Path) -> Iterator[Callable[..., Watching]]:
     """Start a watched check of a kernel that is wrong for as many keys as wrong.py says, by what it says."""
@@ -98,7 +290,7 @@ def watching(tmp_path: Path) -> Iterator[Callable[..., Watching]]:
         process.wait(SECONDS)
 
 
-def test_a_save_runs_again_and_only_what_changed_is_shown(watching: Callable[..., Watching]) -> None:
+def test_a_save_runs_again_and_only_what_changed_is_shown(watching: Start) -> None:
     seen = watching("--no-report")
     first = seen.until("Report: not written; attncheck report results/latest writes it")
     assert first.startswith("kernel.attention agrees with the exact answer. Judged 5 of 5 cases.")
@@ -136,7 +328,7 @@ def test_a_save_runs_again_and_only_what_changed_is_shown(watching: Callable[...
     assert not (seen.folder / "results" / "latest" / "report").exists()
 
 
-def test_what_failed_runs_first_and_each_run_writes_its_report(watching: Callable[..., Watching]) -> None:
+def test_what_failed_runs_first_and_each_run_writes_its_report(watching: Start) -> None:
     seen = watching()
     report = seen.folder / "results" / "latest" / "report" / "report.md"
     seen.until("watching", "err")
@@ -154,7 +346,7 @@ def test_what_failed_runs_first_and_each_run_writes_its_report(watching: Callabl
     assert seen.end() == 1
 
 
-def test_ctrl_c_in_a_run_ends_it_and_all_that_it_started(watching: Callable[..., Watching]) -> None:
+def test_ctrl_c_in_a_run_ends_it_and_all_that_it_started(watching: Start) -> None:
     seen = watching("--no-report")
     seen.until("watching", "err")
     hanging = "    open('hangs', 'w').close()\n    import time\n    time.sleep(600)\n    scores"
@@ -171,9 +363,7 @@ def test_ctrl_c_in_a_run_ends_it_and_all_that_it_started(watching: Callable[...,
     assert not alive
 
 
-def test_a_kernel_that_cannot_be_loaded_at_first_is_watched_until_it_can(
-    watching: Callable[..., Watching], tmp_path: Path
-) -> None:
+def test_a_kernel_that_cannot_be_loaded_at_first_is_watched_until_it_can(watching: Start, tmp_path: Path) -> None:
     (tmp_path / "kernel.py").write_text("import os\nos._exit(3)\n")
     seen = watching("--no-report")
     seen.until("its process died with exit code 3", "err")

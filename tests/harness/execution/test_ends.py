@@ -113,7 +113,7 @@ def verdicts_of(folder: Path, implementation: str) -> list[str]:
 def test_the_rest_is_untried_and_is_tried_when_the_run_goes_on(tmp_path: Path, invoke: Invoke) -> None:
     write_cases(tmp_path)
     (tmp_path / "dies.py").write_text(DIES, encoding="utf-8")
-    command = ("check", "own.yaml", "-i", "dies.py:attention,numpy", "--output", "out")
+    command = ("check", "own.yaml", "-i", "dies.py:attention,numpy", "--output", "out", "--no-report")
     code, out, _ = invoke(*command)
     assert code == ExitCode.NOT_RUN
     assert verdicts_of(tmp_path, "dies.attention") == ["crash"] * 3 + ["untried"] * 4
@@ -140,7 +140,7 @@ def test_the_rest_is_untried_and_is_tried_when_the_run_goes_on(tmp_path: Path, i
 def test_one_that_answers_in_between_is_tried_to_the_end(tmp_path: Path, invoke: Invoke) -> None:
     write_cases(tmp_path, scaled="ceg")
     (tmp_path / "picky.py").write_text(PICKY, encoding="utf-8")
-    code, _, _ = invoke("check", "own.yaml", "-i", "picky.py:attention", "--output", "out")
+    code, _, _ = invoke("check", "own.yaml", "-i", "picky.py:attention", "--output", "out", "--no-report")
     assert code == ExitCode.NOT_RUN
     assert verdicts_of(tmp_path, "picky.attention") == ["crash", "crash", "agree", "crash", "agree", "crash", "agree"]
 
@@ -156,6 +156,7 @@ def test_an_end_that_is_known_excuses_what_is_untried_for_it(tmp_path: Path, inv
         "own.yaml",
         "-i",
         "picky.py:attention,numpy",
+        "--no-report",
         "--output",
         "out",
         "--expected-failures",

@@ -1,20 +1,35 @@
-"""Which implementations a run judges, and what becomes of those that are not installed."""
+"""Which implementations there are, and how each is named: bundled, published by a package, or somebody's own."""
 
 from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from attncheck.backends import BACKENDS, LIBRARIES, BackendEntry, Mode
 from attncheck.errors import UsageError
+from attncheck.execution.implementation_selection import select_callable, select_implementations
 from attncheck.execution.implementations import (
     Implementation,
     ImplementationSelection,
     bundled_implementations,
     every_implementation,
 )
+from attncheck.execution.published import published
+from attncheck.execution.user_code import name_of, origin_of
 
 HERE = BackendEntry("here", "some_module", ("numpy",))
+
+
 GONE = BackendEntry("gone", "some_module", ("no_such_framework",))
+
+
 TABLE = {"here": HERE, "gone": GONE}
 
 
@@ -87,6 +102,8 @@ def test_the_table_of_the_project_is_the_standard_one() -> None:
 
 
 MODES = (Mode("jit", "some_module", "compiled", {"float32": "native"}), Mode("own", "some_module", "a kernel"))
+
+
 MANY = {
     "here": BackendEntry("here", "some_module", ("numpy",), MODES),
     "gone": GONE,
@@ -196,3 +213,183 @@ def test_a_mode_declares_its_own_numerical_classes() -> None:
     assert compiled.rounding_model("bfloat16") is None
     assert Implementation(BACKENDS["numpy"]).rounding_model("bfloat16") is None
     assert Implementation(BACKENDS["torch"]).rounding_model("bfloat16") == "eager"
+
+
+MODULE = """
+import numpy as np
+
+def attention(query, key, value, *, mask=None):
+    scores = query @ np.swapaxes(key, -1, -2) * np.asarray(query.shape[-1] ** -0.5, query.dtype)
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ value
+
+def transposed(query, key, value):
+    return attention(query, key, value)[..., ::-1, :]
+
+attention.capabilities = {"dtypes": ["float64"]}
+transposed.capabilities = {"dtypes": ["float64"]}
+"""
+
+
+POINTS = """\
+[attncheck.implementations]
+my.flash = my_kernels.fast:attention
+my.wrong = my_kernels.fast:transposed
+plain = my_kernels.fast:attention
+gone = my_kernels.fast:no_such_function
+
+[console_scripts]
+my.command = my_kernels.fast:main
+"""
+
+
+CASE = """\
+title: Small
+source: {kind: derivation, title: Made for the tests}
+operation: attention
+defaults: {random: {generator: numpy-legacy, seed: 5}}
+cases:
+  - name: One
+    inputs:
+      query: {draw: randn, shape: [2, 3, 4]}
+      key: {draw: randn, shape: [2, 5, 4]}
+      value: {draw: randn, shape: [2, 5, 6]}
+"""
+
+
+Invoke = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a package as pip leaves it behind: its modules, and what it publishes in its dist-info folder."""
+    site = tmp_path / "site"
+    package, record = site / "my_kernels", site / "my_kernels-1.2.dist-info"
+    for folder in (package, record):
+        folder.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "fast.py").write_text(MODULE, encoding="utf-8")
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: my-kernels\nVersion: 1.2\n", encoding="utf-8")
+    (record / "entry_points.txt").write_text(POINTS, encoding="utf-8")
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.yaml").write_text(CASE, encoding="utf-8")
+
+
+@pytest.mark.usefixtures("installed")
+def test_only_the_group_of_implementations_is_published() -> None:
+    assert {"my.flash", "my.wrong", "plain", "gone"} <= published().keys()
+    assert "my.command" not in published()
+
+
+@pytest.mark.usefixtures("installed")
+def test_one_is_chosen_by_its_published_name_and_called_so_in_reports() -> None:
+    found = select_implementations(None, ["my.flash", "plain"]).implementations
+    assert [each.name for each in found] == ["my.flash", "plain.attention"]
+    assert [dict(each.declared.classes) for each in found] == [{"float64": "native"}] * 2
+    assert found[0].declared.description == "my_kernels.fast:attention"
+
+
+@pytest.mark.usefixtures("installed")
+def test_one_that_is_published_and_not_there_says_so() -> None:
+    with pytest.raises(UsageError, match=r"my_kernels\.fast:no_such_function: .* has no no_such_function"):
+        select_implementations(None, ["gone"])
+
+
+@pytest.mark.usefixtures("installed")
+def test_they_are_listed_with_the_version_of_their_package(invoke: Invoke) -> None:
+    code, out, _ = invoke("list", "implementations", "--json")
+    assert code == 0
+    (listed,) = [each for each in json.loads(out)["items"] if each["name"] == "my.flash"]
+    assert listed["version"] == "1.2"
+    assert listed["is"] == "published as my_kernels.fast:attention"
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_run_judges_them_beside_the_frameworks(invoke: Invoke) -> None:
+    code, out, _ = invoke("check", "small.yaml", "-i", "my.flash,numpy.eager", "-o", "right")
+    assert (code, out.splitlines()[0]) == (0, "numpy and my.flash agree. Judged 1 of 1 case on each.")
+    code, out, _ = invoke("check", "small.yaml", "-i", "my.wrong", "-o", "wrong", "--dtype", "float64")
+    assert code == 1
+    assert "[float64] my.wrong: output: " in out
+
+
+KERNELS = """
+import functools
+
+def attention(query, key, value):
+    return value
+
+def decorated(function):
+    @functools.wraps(function)
+    def called(*arguments):
+        return function(*arguments)
+    return called
+
+fast = decorated(attention)
+
+class Kernel:
+    def __call__(self, query, key, value):
+        return value
+
+ready = Kernel()
+"""
+
+
+@pytest.fixture
+def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A module of a package of somebody's, imported."""
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / "__init__.py").touch()
+    (tmp_path / "some" / "kernels.py").write_text(KERNELS, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    from importlib import import_module
+
+    yield import_module("some.kernels")
+    for name in ("some", "some.kernels"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", ["attention", "fast", "ready"])
+def test_a_function_is_called_alike_by_file_by_module_and_as_an_object(
+    kernels: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    targets = [f"some/kernels.py:{name}", f"some.kernels:{name}"]
+    names = {item.name for item in select_implementations(None, targets).implementations}
+    assert names == {f"some_kernels.{name}"}
+    assert select_callable(getattr(kernels, name), None, None).name == f"some_kernels.{name}"
+
+
+def test_another_name_may_be_given(kernels: Any) -> None:
+    assert select_callable(kernels.attention, None, "mine").name == "some_kernels.mine"
+    assert select_callable(functools.partial(kernels.attention), None, None).name == "some_kernels.attention"
+    assert select_callable(lambda query, key, value: value, None, None).name.endswith(".callable")
+
+
+@pytest.mark.parametrize(
+    ("file", "package"), [("/home/me/my_kernel.py", "my_kernel"), (None, "own"), ("/tmp/notebook", "own")]
+)
+def test_what_stands_in_a_script_is_called_after_its_file(
+    monkeypatch: pytest.MonkeyPatch, file: str | None, package: str
+) -> None:
+    main = ModuleType("__main__")
+    if file is not None:
+        main.__file__ = file
+    exec("def attention(query, key, value): ...", vars(main))
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    found = origin_of(main.attention)
+    assert (found.package, found.function) == (package, "attention")
+
+
+def test_a_file_of_a_package_is_called_as_its_module_is(tmp_path: Path) -> None:
+    inner = tmp_path / "package" / "inner"
+    inner.mkdir(parents=True)
+    assert name_of(str(inner / "kernel.py")) == "kernel"
+    (inner / "__init__.py").touch()
+    assert name_of(str(inner / "kernel.py")) == "inner_kernel"
+    (tmp_path / "package" / "__init__.py").touch()
+    assert name_of(str(inner / "kernel.py")) == name_of("package.inner.kernel") == "package_inner_kernel"
+    assert name_of(str(inner / "__init__.py")) == name_of("package.inner") == "package_inner"

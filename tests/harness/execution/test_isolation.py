@@ -7,49 +7,45 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
-from attncheck.backends import BackendEntry
-from attncheck.errors import OutputError
+from attncheck.backends import BackendEntry, numpy_backend
+from attncheck.errors import ExitCode, OutputError
 from attncheck.execution.implementation_selection import user_implementation
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.limits import Limits
-from attncheck.execution.runner import GroupRunner, group_by_process
+from attncheck.execution.runner import GroupRunner, group_by_process, run_in_turn
 from attncheck.execution.user_code import Target
-from attncheck.execution.worker import Computed, Failure, Outcome, Task
+from attncheck.execution.worker import Computed, Failure, Outcome, Task, evaluate_on
+from attncheck.judging.judge import judge
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.selection import select_cases
+from attncheck.results.reader import Run
+from attncheck.run import RunSummary
+
+RunSmall = Callable[..., tuple[RunSummary, Run]]
+Entries = tuple[BackendEntry, BackendEntry]
+MakeBackend = Callable[..., BackendEntry]
+Runner = GroupRunner[Task]
+MakeRunner = Callable[..., Runner]
 
 PATH = Path(__file__).parents[3] / "benchmarks" / "faulty_attention.py"
 BIT = 0.5
 """The scores that are right are full of this number; those at which a fault is injected, of its number above it."""
 
-Runner = GroupRunner[Task]
-MakeRunner = Callable[..., Runner]
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="faults are injected as Linux has them")
-
-
-def load_faulty() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("faulty_attention", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclass looks there
-    spec.loader.exec_module(module)
-    return module
-
-
-FAULTY = load_faulty()
-KINDS = list(FAULTY.KINDS)
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="faults are injected as Linux has them")
 
 
 def softmax_of(number: float, size: int = 4) -> Task:
@@ -61,66 +57,259 @@ def assert_right(outcome: Outcome, size: int = 4) -> None:
     np.testing.assert_allclose(outcome.stages["weights"], np.full((1, 1, 1, size), 1 / size), rtol=1e-15)
 
 
-@pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Plan each kind of fault at scores of its own."""
-    path = tmp_path_factory.mktemp("plan") / "plan.json"
-    scores = {kind: softmax_of(number + 1.0).inputs["scores"] for number, kind in enumerate(KINDS)}
-    path.write_text(json.dumps({FAULTY.fingerprint("softmax", (each,), {}): kind for kind, each in scores.items()}))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(FAULTY.PLAN_VARIABLE, str(path))
-        yield path
+# What an implementation raises or returns
 
 
-@pytest.fixture(scope="module")
-def outcomes(plan: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]:
-    """Evaluate, for each kind, what is right, then what is hit, then what is right twice."""
-    implementation = user_implementation(Target(str(PATH)), None)
-    limits = Limits(case_seconds=6.0, hard_memory_limit=2**29, max_output=2**22)
-
-    def run(number: int) -> list[Outcome]:
-        folder = tmp_path_factory.mktemp("logs")
-        (group,) = group_by_process(implementation, ["float64"])
-        runner: Runner = GroupRunner(group, limits, folder)
-        with closing(runner):
-            return [runner.evaluate(softmax_of(each)) for each in (BIT, number + 1.0, BIT, BIT)]
-
-    with ThreadPoolExecutor(4) as threads:
-        return dict(zip(KINDS, threads.map(run, range(len(KINDS))), strict=True))
+def softmax_that(body: str) -> Any:
+    """Return NumPy's backend with another softmax."""
+    names: dict[str, Any] = {"numpy_backend": numpy_backend}
+    exec(f"def softmax(scores):\n    {body}", names)
+    return SimpleNamespace(
+        **{name: getattr(numpy_backend, name) for name in ("from_numpy", "to_numpy")}, softmax=names["softmax"]
+    )
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_a_fault_is_told_once_with_its_reason_and_harms_no_other_evaluation(
-    name: str, outcomes: dict[str, list[Outcome]]
+SOFTMAX = "numpy_backend.softmax(scores)"
+WRONG = {
+    f"return {SOFTMAX} | {{'weights': -{SOFTMAX}['weights']}}": (
+        "numeric",
+        "times the largest error that is possible in this step; at [0, 0,",
+    ),
+    f"stages = {SOFTMAX}; stages['weights'][..., 1] = float('nan'); return stages": (
+        "nonfinite",
+        "nan where the exact value is 0.",
+    ),
+    f"return {SOFTMAX} | {{'weights': {SOFTMAX}['weights'][..., :-1]}}": ("shape", "expected shape 1x1x"),
+    f"return {SOFTMAX} | {{'weights': 0.5}}": ("shape", "got scalar"),
+    f"return {SOFTMAX} | {{'weights': {SOFTMAX}['weights'].astype('float16')}}": (
+        "dtype",
+        "expected float64, got float16",
+    ),
+    f"return {SOFTMAX} | {{'weights': {SOFTMAX}['weights'].astype(int)}}": ("dtype", "expected float64, got int64"),
+}
+
+
+@pytest.mark.parametrize("body", WRONG)
+def test_a_wrong_result_is_named_with_its_reason(body: str, case_folder: Path) -> None:
+    verdict, message = WRONG[body]
+    case = select_cases(["small"], base=case_folder.parent).cases[1]
+    inputs = convert_inputs(case, make_exact_inputs(case), "float64")
+    outcome = evaluate_on(softmax_that(body), Task("softmax", {}, inputs.arrays))
+    assert isinstance(outcome, Computed)
+    rows = judge(case, "float64", inputs, {"faulty": outcome}, {"faulty": "native"}).rows
+    (row,) = [row for row in rows if (row.comparison, row.stage) == ("stage", "weights")]
+    assert (row.verdict, message in row.message) == (verdict, True), row.message
+    assert row.message.isprintable()
+
+
+FAILING = {
+    "raise ValueError('no softmax\\ntoday')": "error: ValueError: no softmax today",
+    "raise ValueError('x' * 1000)": "xxx...",
+    "raise ValueError('\\x1b[31mred\\x1b[0m \\x1b \\udc80\\x00')": "error: ValueError: red \N{REPLACEMENT CHARACTER} ",
+    "raise SystemExit(0)": "error: SystemExit: 0",
+    "raise KeyboardInterrupt": "error: KeyboardInterrupt",
+    "return None": "error: returned no stages",
+    "return {}": "error: returned no stages",
+    "return {'mine': scores, 'log_sum_exp': scores[..., 0]}": (
+        "error: returned mine, log_sum_exp; expected a stage named weights"
+    ),
+    f"return {SOFTMAX} | {{'weights': [1.0]}}": "stage weights is a list, expected an array",
+    "import numpy; return {'weights': numpy.array([lambda: 0], dtype=object)}": "stage weights is an array of object",
+    f"return {SOFTMAX} | {{'a | b': scores}}": "'a | b'",
+    "raise NotImplementedError('softmax over four axes')": "unsupported: NotImplementedError: softmax over four axes",
+}
+
+
+@pytest.mark.parametrize("body", FAILING)
+def test_what_is_no_result_is_a_failure_with_its_reason(body: str) -> None:
+    outcome = evaluate_on(softmax_that(body), softmax_of(BIT))
+    assert isinstance(outcome, Failure)
+    assert FAILING[body] in f"{outcome.verdict}: {outcome.message}"
+    assert outcome.message.isprintable()
+    assert len(outcome.message) <= 500
+
+
+# A run of many that fail, each in a worker beside two that are right
+
+SCORES = ["small/small/a-scores", "small/small/c-scores"]
+WEIGHTS = ["small/small/b-weights", "small/small/d-weights"]
+BODIES = {
+    "wrong": ("return {'weights': -numpy_backend.softmax(scores)['weights']}", "numeric", "the largest error that is"),
+    "raises": ("raise ValueError('no softmax today')", "error", "ValueError: no softmax today"),
+    "lacks": ("raise NotImplementedError('over four axes')", "unsupported", "NotImplementedError: over four axes"),
+    "dies": (
+        "import os; os.write(2, b'last words\\n'); os._exit(9)",
+        "crash",
+        "died with exit code 9; its last line: last words",
+    ),
+}
+"""What a softmax does, and what must be said of it."""
+UNSTARTABLE = {
+    "absent": ("import no_such_module", "error", "absent.eager cannot be started: ModuleNotFoundError: No"),
+    "dying": ("import os; os._exit(0)", "crash", "died with exit code 0"),
+    "exits": ("raise SystemExit(0)", "error", "exits.eager cannot be started: SystemExit: 0"),
+    "unprepared": ("def prepare(dtype, threads):\n    raise RuntimeError(dtype)", "error", "RuntimeError: float64"),
+}
+NOISY = """\
+import os
+print('at import')
+def describe():
+    return {'threads': os.environ['OMP_NUM_THREADS']}
+def softmax(scores):
+    print('y' * 2_000_000)
+    os.write(1, b'from C\\n'); os.write(2, b'from C, too\\n')
+    stages = numpy_backend.softmax(scores)
+    scores[:] = 99
+    return stages
+"""
+"""It prints much, and changes its inputs, of which others have their own."""
+
+
+def test_those_that_fail_are_named_with_their_reasons_and_harm_no_other(
+    make_backend: MakeBackend, honest: Entries, run_small: RunSmall, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    kind = FAULTY.KINDS[name]
-    before, hit, *after = outcomes[name]
-    for outcome in (before, *after):
-        assert_right(outcome)
-    if kind.verdict == "agree":
-        assert_right(hit)
-        return
-    assert isinstance(hit, Failure)
-    assert (hit.verdict, kind.says in hit.message) == (kind.verdict, True), hit
-    assert hit.message.isprintable()
-    assert len(hit.message) <= 500
+    faulty = [make_backend(name, f"def softmax(scores):\n    {body}") for name, (body, *_) in BODIES.items()]
+    starting = {name: f"open({str(tmp_path / name)!r}, 'a').write('x')\n" for name in UNSTARTABLE}
+    unstartable = [make_backend(name, starting[name] + source) for name, (source, *_) in UNSTARTABLE.items()]
+    entries = [honest[0], *faulty, *unstartable, make_backend("noisy", NOISY), honest[1]]
+    summary, run = run_small(entries)
+    stages = run.rows[run.rows["comparison"] == "stage"]
+    told: dict[str, dict[str, tuple[str, str]]] = {}
+    for row in stages[stages["verdict"] != "agree"].to_dict("records"):
+        told.setdefault(row["implementation"].removesuffix(".eager"), {})[row["case"]] = row["verdict"], row["message"]
+    assert told.keys() == {*BODIES, *UNSTARTABLE}
+    for name, (_, verdict, message) in (BODIES | UNSTARTABLE).items():
+        assert sorted(told[name]) == (WEIGHTS if name in BODIES else sorted(SCORES + WEIGHTS))
+        assert all(each[0] == verdict and message in each[1] for each in told[name].values()), told[name]
+        assert name in BODIES or name == "absent" or (tmp_path / name).read_text() == "x", "it is started once"
+    right = stages[stages["verdict"] == "agree"].groupby("implementation")["case"].nunique().to_dict()
+    assert right == {f"{name}.eager": 4 for name in ("first", "noisy", "second")} | {
+        f"{name}.eager": 2 for name in BODIES
+    }
+    # Disagreement counts before what could not run, and what is unsupported is no failure.
+    assert (summary.exit_code, (run.summary or {})["exit_code"]) == (ExitCode.DISAGREE, 1)
+    assert summary.evaluations == 4 * len(entries)
+    assert summary.verdicts["crash"] == (run.summary or {})["verdicts"]["crash"] == 2 + 4
+    assert {row.implementation for row in summary.failures if row.comparison == "stage"} == {
+        f"{name}.eager" for name in told if name != "lacks"
+    }
+    log = (run.directory / "logs" / "noisy.eager-float64.txt").read_text()
+    assert ("from C, too" in log, "at import" in log, log.count("y") > 1_000_000) == (True, True, True)
+    assert capfd.readouterr() == ("", "")
+    assert run.environment["backends"]["noisy.eager-float64"] == {"threads": "1"}
 
 
-def test_nothing_that_a_worker_started_outlives_it(outcomes: dict[str, list[Outcome]], plan: Path) -> None:
-    left = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid != os.getpid() and process.environ().get(FAULTY.PLAN_VARIABLE) == str(plan):
-                left.append(" ".join(process.cmdline()))
-        except psutil.Error:
-            continue
-    assert len(outcomes) == len(KINDS)
-    # multiprocessing's own helper is this process's child, and stays.
-    assert [each for each in left if "multiprocessing.resource_tracker" not in each] == []
+def test_a_worker_is_replaced_after_it_died_and_its_environment_and_dtype_are_its_own(
+    make_backend: MakeBackend, run_small: RunSmall
+) -> None:
+    # Dies the first time that it is asked for weights in float64, and refuses what its process was not prepared for.
+    source = (
+        "import os\n"
+        "def prepare(dtype, threads):\n    global prepared; prepared = dtype\n"
+        "def softmax(scores):\n"
+        "    assert prepared == str(scores.dtype), prepared\n"
+        "    assert os.environ['ITS_OWN'] == 'yes'\n"
+        "    if scores.shape[-2] == 2 and prepared == 'float64': os._exit(1)\n"
+        "    return numpy_backend.softmax(scores)"
+    )
+    entry = make_backend("apart", source, own_process_for=frozenset({"float64"}), environment={"ITS_OWN": "yes"})
+    assert [group.dtypes for group in group_by_process(Implementation(entry), ["float32", "float64"])] == [
+        ("float64",),
+        ("float32",),
+    ]
+    summary, run = run_small([entry], dtypes=("float64", "float32"))
+    own = run.rows[run.rows["comparison"] == "stage"]
+    failed = own[own["verdict"] != "agree"]
+    assert list(zip(failed["case"], failed["dtype"], failed["verdict"], strict=True)) == [
+        ("small/small/b-weights", "float64", "crash")
+    ]
+    after = own[(own["case"] == "small/small/d-weights") & (own["stage"] == "weights")]
+    assert sorted(after["dtype"]) == ["float32", "float64"]
+    assert summary.exit_code == ExitCode.NOT_RUN
+    assert "ITS_OWN" not in os.environ
+
+
+def test_dtypes_that_need_no_process_of_their_own_share_one(honest: Entries) -> None:
+    groups = group_by_process(Implementation(honest[0]), ["float32", "float64"])
+    assert [(group.name, group.dtypes) for group in groups] == [("first.eager-float32-float64", ("float32", "float64"))]
+
+
+SCRIPT = """\
+import sys
+from pathlib import Path
+from attncheck.backends import BackendEntry
+from attncheck import Limits, Settings, run_cases, select_cases
+from attncheck.execution.implementations import ImplementationSelection, Implementation
+
+with open("times", "a") as times:
+    times.write("x")
+entries = [BackendEntry(name, module, ("numpy",)) for name, module in {entries}]
+selection = select_cases(["small"])
+chosen = ImplementationSelection(tuple(Implementation(entry) for entry in entries))
+limits = Limits(workers=len(entries))
+summary = run_cases(selection.cases, chosen, Settings(Path("out"), dtypes=("float64",), limits=limits))
+print(int(summary.exit_code), summary.evaluations)
+print(sorted(name for name in sys.modules if name.split(".")[0] in ("dask", "distributed")))
+"""
+
+
+def write_script(folder: Path, *entries: tuple[str, str]) -> Path:
+    path = folder / "script.py"
+    path.write_text(SCRIPT.replace("{entries}", repr(entries)), encoding="utf-8")
+    return path
+
+
+def test_a_script_without_a_main_guard_runs_once_and_imports_no_dask(tmp_path: Path, case_folder: Path) -> None:
+    script = write_script(tmp_path, ("first", "attncheck.backends.numpy_backend"))
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 4\n[]\n", "")
+    assert (tmp_path / "times").read_text() == "x"
+
+
+@linux_only
+def test_workers_end_with_their_parent_even_if_it_is_killed(
+    tmp_path: Path, case_folder: Path, make_backend: MakeBackend
+) -> None:
+    # One sleeps in an evaluation, one in C where nothing of Python can run, one while it starts, one waits for work.
+    pids = tmp_path / "pids"
+    note = f"import os, time\nopen({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
+    entries = [
+        make_backend("evaluating", f"{note}\ndef softmax(scores):\n    time.sleep(600)"),
+        make_backend("stuck", f"{note}\ndef softmax(scores):\n    import ctypes; ctypes.PyDLL(None).sleep(600)"),
+        make_backend("starting", f"{note}\ntime.sleep(600)"),
+        make_backend("idle", note),
+    ]
+    script = write_script(tmp_path, *((entry.name, entry.module) for entry in entries))
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "modules")}
+    with subprocess.Popen([sys.executable, script], cwd=tmp_path, env=environment) as parent:
+        wait_until(lambda: pids.is_file() and len(pids.read_text().split()) == 4)
+        workers = [int(pid) for pid in pids.read_text().split()]
+        assert not all(map(has_ended, workers))
+        parent.send_signal(signal.SIGKILL)
+    wait_until(lambda: all(map(has_ended, workers)))
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+# Runners of one worker
 
 
 @pytest.fixture
-def make_runner(make_backend: Callable[..., BackendEntry], tmp_path: Path) -> Iterator[MakeRunner]:
+def make_runner(make_backend: MakeBackend, tmp_path: Path) -> Iterator[MakeRunner]:
     """Return what makes a runner of a backend that does something before it is right."""
     made: list[Runner] = []
 
@@ -142,18 +331,46 @@ def log_of(runner: Runner, tmp_path: Path) -> Path:
     return tmp_path / "logs" / f"{runner.group.name}.txt"
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
+def test_a_backend_that_hangs_while_it_starts_is_given_up(make_backend: MakeBackend, tmp_path: Path) -> None:
+    entry = make_backend("slow", "import time; time.sleep(60)")
+    outcomes: list[tuple[str, Outcome]] = []
+    (group,) = group_by_process(Implementation(entry), ["float64"])
+    runner: GroupRunner[str] = GroupRunner(group, Limits(start_seconds=0.3), tmp_path)
+    run_in_turn(
+        [(runner, "one"), (runner, "two")],
+        lambda _, key: Task("softmax", {}, {}),
+        lambda _, key, outcome: outcomes.append((key, outcome)),
+    )
+    runner.close()
+    failure = Failure("timeout", "not done after 0.3 s; the worker was stopped")
+    assert outcomes == [("one", failure), ("two", failure)]
 
 
-def has_ended(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+def test_a_runner_that_is_stopped_before_it_begins_starts_no_worker(make_backend: MakeBackend, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    entry = make_backend("some", f"open({str(started)!r}, 'w')")
+    (group,) = group_by_process(Implementation(entry), ["float64"])
+    runner: GroupRunner[str] = GroupRunner(group, Limits(), tmp_path)
+    runner.stop()
+    reported: list[object] = []
+    run_in_turn([(runner, "one")], lambda _, key: Task("softmax", {}, {}), lambda *answer: reported.append(answer))
+    assert not reported
+    assert not started.exists()
+
+
+@pytest.mark.parametrize(("memory", "processes"), [(1, 2), (2**40, 1)])
+def test_a_worker_that_holds_too_much_memory_is_replaced_after_its_evaluation(
+    memory: int, processes: int, make_backend: MakeBackend, tmp_path: Path
+) -> None:
+    started = tmp_path / "started"
+    entry = make_backend("some", f"import os; open({str(started)!r}, 'a').write(f'{{os.getpid()}} ')")
+    (group,) = group_by_process(Implementation(entry), ["float64"])
+    runner: GroupRunner[str] = GroupRunner(group, Limits(soft_memory_limit=memory), tmp_path)
+    task = Task("softmax", {}, {"scores": np.zeros((1, 1, 1, 2))})
+    answers = [runner.evaluate(task) for _ in range(2)]
+    runner.close()
+    assert [type(answer) for answer in answers] == [Computed] * 2
+    assert len(started.read_text().split()) == processes
 
 
 def test_a_worker_that_is_killed_between_two_evaluations_is_told_in_the_next_one_and_replaced(
@@ -288,3 +505,94 @@ def test_a_disk_that_is_full_is_no_fault_of_the_implementation(
     assert_right(runner.evaluate(softmax_of(BIT)))
     with pytest.raises(OutputError, match=r"txt cannot be written: No space left on device; free some space"):
         runner.evaluate(softmax_of(BIT, 3))
+
+
+# Every kind of fault, for real
+
+
+def load_faulty() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("faulty_attention", PATH)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclass looks there
+    spec.loader.exec_module(module)
+    return module
+
+
+FAULTY = load_faulty()
+LEFT_OUT = {"abort", "terminated", "one endless line on stdout", "memory bit by bit", "sleep", "deadlock"}
+"""What ends in the same place as another kind does; ``benchmarks/faults.py`` injects them too."""
+KINDS = [kind for kind in FAULTY.KINDS if kind not in LEFT_OUT]
+
+
+SECONDS = 2.0
+MAX_PRINTED = 2**22
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Plan each kind of fault at scores of its own."""
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    scores = {kind: softmax_of(number + 1.0).inputs["scores"] for number, kind in enumerate(KINDS)}
+    path.write_text(json.dumps({FAULTY.fingerprint("softmax", (each,), {}): kind for kind, each in scores.items()}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FAULTY.PLAN_VARIABLE, str(path))
+        yield path
+
+
+@pytest.fixture(scope="module")
+def outcomes(plan: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]:
+    """Evaluate what is right, and then, for each kind, what is hit and what is right twice."""
+    implementation = user_implementation(Target(str(PATH)), None)
+
+    def run(kinds: list[str], seconds: float) -> dict[str, list[Outcome]]:
+        folder = tmp_path_factory.mktemp("logs")
+        (group,) = group_by_process(implementation, ["float64"])
+        limits = Limits(case_seconds=seconds, hard_memory_limit=2**29, max_output=MAX_PRINTED)
+        runner: Runner = GroupRunner(group, limits, folder)
+        with closing(runner):
+            assert_right(runner.evaluate(softmax_of(BIT)))
+            found = {}
+            for kind in kinds:
+                scores = (KINDS.index(kind) + 1.0, BIT, BIT)
+                found[kind] = [runner.evaluate(softmax_of(each)) for each in scores]
+                assert all(path.stat().st_size < 2 * MAX_PRINTED for path in folder.iterdir())
+        return found
+
+    hanging = [kind for kind in KINDS if FAULTY.KINDS[kind].verdict == "timeout"]
+    with ThreadPoolExecutor(2) as threads:
+        slow = threads.submit(run, hanging, SECONDS)
+        return run([kind for kind in KINDS if kind not in hanging], 60.0) | slow.result()
+
+
+@linux_only
+@pytest.mark.parametrize("name", KINDS)
+def test_a_fault_is_told_once_with_its_reason_and_harms_no_other_evaluation(
+    name: str, outcomes: dict[str, list[Outcome]]
+) -> None:
+    kind = FAULTY.KINDS[name]
+    hit, *after = outcomes[name]
+    for outcome in after:
+        assert_right(outcome)
+    if kind.verdict == "agree":
+        assert_right(hit)
+        return
+    assert isinstance(hit, Failure)
+    assert (hit.verdict, kind.says in hit.message) == (kind.verdict, True), hit
+    assert hit.message.isprintable()
+    assert len(hit.message) <= 500
+
+
+@linux_only
+def test_nothing_that_a_worker_started_outlives_it(outcomes: dict[str, list[Outcome]], plan: Path) -> None:
+    left = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(FAULTY.PLAN_VARIABLE) == str(plan):
+                left.append(" ".join(process.cmdline()))
+        except psutil.Error:
+            continue
+    assert len(outcomes) == len(KINDS)
+    # multiprocessing's own helper is this process's child, and stays.
+    assert [each for each in left if "multiprocessing.resource_tracker" not in each] == []

@@ -1,28 +1,60 @@
-"""Programs as implementations: judged like functions, and isolated like them; and the rules that authors can try."""
+"""Programs as implementations: their messages, and that they are judged and isolated like functions."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 
 from attncheck import cli
 from attncheck.errors import UsageError
+from attncheck.execution.implementation_selection import select_implementations
+from attncheck.execution.limits import Limits
+from attncheck.execution.protocol import (
+    MAX_HEADER,
+    WIRE,
+    Description,
+    ProtocolError,
+    Refused,
+    call_request,
+    describe_request,
+    read_answer,
+    read_description,
+    read_header,
+)
+from attncheck.execution.runner import GroupRunner, group_by_process
 from attncheck.execution.user_code import Target, file_of_program, is_own, words_of_program
+from attncheck.execution.worker import Computed, Failure, Task
 from attncheck.protocol_rules import try_rules
 
 ROOT = Path(__file__).parents[3]
+
+
 PROGRAMS = ROOT / "examples" / "programs"
+
 
 PROGRAM = (
     (Path(__file__).parent / "program.py")
     .read_text(encoding="utf-8")
     .replace("import json", "import json, os, signal, time", 1)
 )
+
+
+CASES = [f"attention/{name}*" for name in ("every-dimension-is", "a-causal-row-sees-its", "a-bias-per-head-a-mask")]
+
+
 Write = Callable[..., str]
 
 
@@ -40,7 +72,7 @@ def write(tmp_path: Path) -> Write:
 
 def check(command: str, output: Path, *words: str) -> int:
     """Check the cases of attention on a program; return the exit code."""
-    given = ["check", "attention", "-i", command, "--no-report", "-o", str(output), "--no-cache", *words]
+    given = ["check", *CASES, "-i", command, "--no-report", "-o", str(output), "--no-cache", *words]
     with pytest.raises(SystemExit) as ended:
         cli.app(given, standalone_mode=True)
     return int(ended.value.code or 0)
@@ -84,49 +116,59 @@ def test_a_program_is_judged_as_a_function_is(write: Write, tmp_path: Path, caps
     assert "kernel.program" in out
     assert "mine" not in out.partition("kernel.program 7.1")[0], "its version is its own"
     assert "kernel.program 7.1" in out
-    assert "need mask" in out
+    assert "needs mask and bias" in out
+
+
+DOES = {
+    "os.kill(os.getpid(), signal.SIGSEGV)": "crash",
+    "sink.write(b'hello there\\n'); sink.flush(); continue": "expected a line of JSON; got b'hello there",
+    'sink.write(b\'{"error":"out of luck"}\\n\'); sink.flush(); continue': "out of luck",
+    'sink.write(b\'{"unsupported":"not today"}\\n\'); sink.flush(); continue': "not today",
+}
+"""What a program does with calls of so many heads, from 11 on, and what is said of it."""
+
+
+def call(heads: int) -> Task:
+    arrays = np.random.default_rng(1).normal(size=(3, 1, heads, 4, 5)).astype(np.float32)
+    return Task("attention", {}, dict(zip(("query", "key", "value"), arrays, strict=True)))
+
+
+def runner_of(command: str, folder: Path, seconds: float) -> GroupRunner[str]:
+    (group,) = group_by_process(*select_implementations(None, [command]).implementations, ["float32"])
+    return GroupRunner(group, Limits(case_seconds=seconds), folder)
+
+
+def test_what_a_program_does_is_the_outcome_of_that_call_alone(write: Write, tmp_path: Path) -> None:
+    command = write("\n    ".join(f"if query.shape[1] == {n}: {line}" for n, line in enumerate(DOES, 11)))
+    with closing(runner_of(command, tmp_path, 60.0)) as runner:
+        right = runner.evaluate(call(2))
+        assert isinstance(right, Computed), right
+        for heads, says in enumerate(DOES.values(), 11):
+            outcome = runner.evaluate(call(heads))
+            assert isinstance(outcome, Failure)
+            assert says in f"{outcome.verdict}: {outcome.message}"
+            again = runner.evaluate(call(2))
+            assert isinstance(again, Computed), again
+            np.testing.assert_array_equal(again.stages["output"], right.stages["output"])
+
+
+def test_a_program_that_does_not_answer_is_a_timeout(write: Write, tmp_path: Path) -> None:
+    with closing(runner_of(write("time.sleep(60)"), tmp_path, 1.0)) as runner:
+        assert runner.evaluate(call(2)) == Failure("timeout", "not done after 1 s; the worker was stopped")
 
 
 def test_a_wrong_number_of_a_program_is_found(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert check(write("output = output * query.dtype.type(1.001)"), tmp_path / "run") == 1
+    assert check(write("output = output * query.dtype.type(1.001)"), tmp_path / "run", "-d", "float32") == 1
     assert "numeric" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("os.kill(os.getpid(), signal.SIGSEGV)", "crash"),
-        ("sys.exit(3)", "crash"),
-        ("time.sleep(60)", "timeout"),
-        ("sink.write(b'hello there\\n'); sink.flush(); continue", "expected a line of JSON; got b'hello there"),
-        ('sink.write(b\'{"error":"out of luck"}\\n\'); sink.flush(); continue', "out of luck"),
-    ],
-)
-def test_what_a_program_does_instead_of_answering_is_its_verdict(
-    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, says: str
-) -> None:
-    assert (
-        check(write(line), tmp_path / "run", "-k", "causal", "-d", "float32", "--maxfail", "2", "--time-limit", "1")
-        == 3
-    )
-    assert says in capsys.readouterr().out
-
-
-def test_a_program_that_refuses_a_call_is_unsupported(
-    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = 'sink.write(b\'{"unsupported":"not today"}\\n\'); sink.flush(); continue'
-    assert check(write(line), tmp_path / "run") == 3
-    assert "not today" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("words", [["/bin/true"], ["/bin/cat"]])
+@pytest.mark.parametrize("words", [["/bin/cat"]])
 def test_what_speaks_no_protocol_is_refused(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if not Path(words[0]).is_file():
         pytest.skip(f"there is no {words[0]}")
-    with pytest.raises(UsageError, match=r"ended without an answer|does not speak the protocol \(docs/protocol.md\)"):
+    with pytest.raises(UsageError, match=r"does not speak the protocol \(docs/protocol.md\)"):
         cli.app(["check", "attention", "-i", words[0], "-o", str(tmp_path / "run")], standalone_mode=False)
 
 
@@ -142,17 +184,14 @@ def test_every_rule_holds_for_an_honest_program(write: Write) -> None:
         ("output = output[..., :1]", "float32", "expected shape [1, 2, 3, 4]; got [1, 2, 3, 1]"),
         ("output = output.astype(np.float64)", "float32", "expected float32, as the query; got float64"),
         ("if calls == 2: sys.exit(4)", "float32", "it ended in place of an answer, with exit code 4"),
-        ("if calls == 2: time.sleep(60)", "float32", "no answer after 1 s"),
+        ("if calls == 2: time.sleep(60)", "float32", "no answer after 5 s"),
         ("if query.shape[2] == 0: output = output[:, :, :0, :0]", "no query", "expected shape [1, 2, 0, 4]"),
-        (
-            "sink.write(b'x' * 100_000) if key.size > 20_000 else None",
-            "a request of",
-            "no line end in its first 65536",
-        ),
+        ("sink.write(b'x' * 100_000) if key.size > 20_000 else None", "a request of", "no line end in its first 65536"),
     ],
 )
 def test_a_broken_rule_says_what_is_malformed(write: Write, line: str, rule: str, says: str) -> None:
-    found = [each for each in try_rules(words_of_program(write(line)), seconds=1.0) if each.wrong]
+    seconds = 5.0 if "sleep" in line else 60.0
+    found = [each for each in try_rules(words_of_program(write(line)), seconds=seconds) if each.wrong]
     assert any(each.says.startswith(rule) and says in each.wrong for each in found), found
 
 
@@ -164,7 +203,10 @@ def test_the_command_tells_an_author(write: Write, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("flags", [[], ["-DBLOCK=16"]], ids=["loop", "blocked"])
-def test_attention_in_c_is_right_wherever_it_is_judged(flags: list[str], tmp_path: Path) -> None:
+def test_attention_in_c_is_right_wherever_it_is_judged(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "CASES", ["attention"])
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler")
@@ -174,7 +216,8 @@ def test_attention_in_c_is_right_wherever_it_is_judged(flags: list[str], tmp_pat
     assert check(str(program), tmp_path / "run", "--min-judged", "10") == 0
 
 
-def test_attention_in_r_is_right_wherever_it_is_judged(tmp_path: Path) -> None:
+def test_attention_in_r_is_right_wherever_it_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "CASES", ["attention"])
     if shutil.which("Rscript") is None:
         pytest.skip("there is no R")
     command = f"Rscript {PROGRAMS / 'attention.R'}"
@@ -184,3 +227,122 @@ def test_attention_in_r_is_right_wherever_it_is_judged(tmp_path: Path) -> None:
 
 def test_the_examples_are_short() -> None:
     assert all(len(path.read_text(encoding="utf-8").splitlines()) < 120 for path in PROGRAMS.iterdir())
+
+
+DESCRIBED = {"attncheck": 1, "functions": {"attention": ["mask", "scale"]}}
+
+
+def line(header: Any) -> bytes:
+    return json.dumps(header).encode() + b"\n"
+
+
+def stage(name: str = "output", dtype: str = "float32", shape: Any = (2, 1)) -> dict[str, Any]:
+    return {"name": name, "dtype": dtype, "shape": shape}
+
+
+def test_a_request_is_a_line_and_the_arrays_behind_it() -> None:
+    query, mask = np.array([[1, -2.5]], np.float32), np.array([True, False])
+    sent = b"".join(call_request("attention", {"query": query.T, "mask": mask}, {"scale": 0.1, "window": [2, None]}))
+    header, _, rest = sent.partition(b"\n")
+    assert json.loads(header) == {
+        "attncheck": 1,
+        "ask": "call",
+        "function": "attention",
+        "options": {"scale": 0.1, "window": [2, None]},
+        "arrays": [stage("query", "float32", [2, 1]), stage("mask", "bool", [2])],
+    }
+    assert b" " not in header, "a search for a name finds its value right behind it"
+    assert rest == b"\0\0\x80?\0\0 \xc0\1\0"
+    assert json.loads(describe_request()) == {"attncheck": 1, "ask": "describe"}
+
+
+@given(st.data(), st.sampled_from(sorted(WIRE)), array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=3))
+def test_what_is_sent_as_an_array_is_read_as_a_stage(data: Any, dtype: str, shape: tuple[int, ...]) -> None:
+    kind = WIRE[dtype]
+    raw = data.draw(arrays(np.uint8, (*shape, kind.itemsize)))
+    array = (raw % 2)[..., 0].astype(bool) if dtype == "bool" else raw.view(kind)[..., 0]
+    payload = b"".join(call_request("attention", {"output": array}, {})).partition(b"\n")[2]
+    found = read_answer(BytesIO(line({"stages": [stage("output", dtype, list(shape))]}) + payload))
+    assert isinstance(found, dict)
+    assert (found["output"].dtype, found["output"].shape) == (array.dtype, array.shape)
+    assert found["output"].tobytes() == array.tobytes()
+
+
+def test_several_stages_and_the_next_answer_lie_one_behind_the_other() -> None:
+    one = line({"stages": [stage("weights", "float64", [1]), stage()]}) + np.array([0.5]).tobytes() + b"\0" * 8
+    stream = BytesIO(one + line({"unsupported": "no softcap"}) + line({"error": "no memory"}))
+    found = read_answer(stream)
+    assert isinstance(found, dict)
+    assert list(found) == ["weights", "output"]
+    assert read_answer(stream) == Refused("unsupported", "no softcap")
+    assert read_answer(stream) == Refused("error", "no memory")
+    with pytest.raises(EOFError):
+        read_answer(stream)
+
+
+def test_what_json_cannot_say_is_not_asked() -> None:
+    with pytest.raises(NotImplementedError, match="cannot be written as JSON"):
+        list(call_request("attention", {}, {"scale": float("inf")}))
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (b"hello\n", r"expected a line of JSON; got b'hello\\n'"),
+        (b'{"stages":[', "an end before the line's"),
+        (b"x" * (MAX_HEADER + 9), f"no line end in its first {MAX_HEADER} bytes"),
+        (b"[1]\n", "expected a JSON object"),
+        (b"{}\n", 'expected "stages".*; got an empty object'),
+        (line({"output": 1}), "got 'output'"),
+        (line({"stages": []}), 'expected "stages", a list with an entry for each array'),
+        (line({"stages": [3]}), 'a stage has "name", "dtype" and "shape"; got 3'),
+        (line({"stages": [stage(dtype="f32")]}), "stage output: unknown dtype 'f32'; expected float64, float32"),
+        (line({"stages": [stage(shape=[2, -1])]}), r"stage output: shape: expected a list of lengths; got \[2, -1\]"),
+        (line({"stages": [stage(shape=[True])]}), "expected a list of lengths"),
+        (line({"stages": [stage(shape=[2**20, 2**20])]}), "is larger than 2,147,483,648 bytes"),
+        (line({"stages": [stage(), stage()]}), "stage output is there twice"),
+        (line({"stages": [stage()]}) + b"1234567", "expected 8 bytes for shape .2, 1.; got 7, and the end"),
+        (line({"stages": [stage(dtype="bool", shape=[1])]}) + b"\2", "a bool is a byte of 0 or 1; got 2"),
+    ],
+)
+def test_an_answer_that_is_none_says_what_was_expected(answer: bytes, says: str) -> None:
+    with pytest.raises(ProtocolError, match=says):
+        read_answer(BytesIO(answer))
+
+
+def test_a_description_is_read_with_what_is_not_said_left_as_it_is() -> None:
+    assert read_description(BytesIO(line(DESCRIBED))) == Description({"attention": ("mask", "scale")})
+    said = {
+        "name": "mine",
+        "version": "2",
+        "dtypes": ["float16"],
+        "grouped_heads": False,
+        "classes": {"float16": "fused"},
+    }
+    found = read_description(BytesIO(line({**DESCRIBED, **said})))
+    assert (found.name, found.version, found.dtypes, found.grouped_heads) == ("mine", "2", ("float16",), False)
+    assert found.classes == {"float16": "fused"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"attncheck": 2}, 'expected "attncheck": 1'),
+        ({"functions": None}, 'expected "functions", such as'),
+        ({"functions": {"attention": "mask"}}, 'expected "functions", such as'),
+        ({"dtypes": ["f32"]}, "unknown dtype 'f32'"),
+        ({"dtypes": "float32"}, "dtypes: expected a list; got 'float32'"),
+        ({"grouped_heads": 1}, "grouped_heads: expected true or false; got 1"),
+        ({"colour": "red"}, "unknown field 'colour'"),
+    ],
+)
+def test_a_description_that_is_none_says_what_was_expected(changed: dict[str, Any], says: str) -> None:
+    with pytest.raises(ProtocolError, match=says):
+        read_description(BytesIO(line({**DESCRIBED, **changed})))
+
+
+def test_a_header_without_end_is_not_read_for_ever() -> None:
+    stream = BytesIO(b"x" * 10 * MAX_HEADER)
+    with pytest.raises(ProtocolError):
+        read_header(stream)
+    assert stream.tell() <= MAX_HEADER + 1

@@ -1,21 +1,33 @@
-"""Functions that cannot be called as the contract says: what is told, and adapters that really run."""
+"""Functions that cannot be called as the contract says, what they lack for a case, and what they require of shapes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from attncheck.backends import BACKENDS
 from attncheck.errors import UsageError
 from attncheck.execution.implementation_selection import select_callable, select_implementations
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.lacks import lack_known_beforehand
 from attncheck.execution.limits import Limits
-from attncheck.execution.runner import Group, GroupRunner
+from attncheck.execution.requirements import Requirements
+from attncheck.execution.runner import Group, GroupRunner, task_of
 from attncheck.execution.signatures import FunctionName, adapter, hints, misfits, required_keywords
-from attncheck.execution.worker import Computed, Failure, Outcome, Task
+from attncheck.execution.user_call import declarations, own_backend
+from attncheck.execution.user_code import Target, UserImplementation, entry_of
+from attncheck.execution.worker import Computed, Failure, Outcome, Task, evaluate_on
+from attncheck.plan import Plan
+from attncheck.reading.selection import select_cases
+from attncheck.spec import OPERATIONS
 
 SOURCE = """
 import numpy as np
@@ -27,6 +39,8 @@ def {name}({parameters}):
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True) @ v
 """
+
+
 SIGNATURES = [
     "q, k, v, causal, sm_scale",
     "q, k, v, sm_scale, causal=False, dropout_p=0.0",
@@ -36,6 +50,8 @@ SIGNATURES = [
     "q, k, causal, v, sm_scale",
     "*, q, k, v, causal=False, sm_scale=1.0",
 ]
+
+
 Invoke = Callable[..., tuple[int, str, str]]
 
 
@@ -137,7 +153,7 @@ def test_a_function_whose_keywords_are_all_required_runs(tmp_path: Path) -> None
     text = SOURCE.format(name="attention", parameters="q, k, v, is_causal, scale")
     text = text.replace("if causal", "if is_causal").replace("sm_scale", "scale or q.shape[-1] ** -0.5")
     (tmp_path / "kernel.py").write_text(text, encoding="utf-8")
-    for options, is_causal in (({}, False), ({"is_causal": True}, True)):
+    for options, is_causal in (({"is_causal": True}, True),):
         outcome = outcome_of(f"{tmp_path / 'kernel.py'}:attention", tmp_path, **options)
         assert isinstance(outcome, Computed), outcome
         np.testing.assert_allclose(outcome.stages["output"], expected(5**-0.5, is_causal=is_causal), rtol=1e-12)
@@ -206,17 +222,20 @@ def softmax(tensor):
 """
 
 
-@pytest.mark.parametrize("name", ["torch", "tensorflow", "jax"])
 @pytest.mark.parametrize(
-    "body",
-    ["return {name}.softmax(query)", "return query.masked_fill(0)", "return query @ key.transpose(-2, -1)"],
+    ("name", "body"),
+    [
+        ("torch", "return torch.softmax(query)"),
+        ("tensorflow", "return query.masked_fill(0)"),
+        ("jax", "return query @ key.transpose(-2, -1)"),
+    ],
     ids=["a TypeError", "an AttributeError", "numpy's transpose"],
 )
 def test_one_that_cannot_use_numpy_s_arrays_is_told_to_declare_its_framework(
     tmp_path: Path, name: str, body: str
 ) -> None:
     (tmp_path / f"{name}.py").write_text(FAKE, encoding="utf-8")
-    text = f"import {name}\ndef attention(query, key, value):\n    {body.format(name=name)}\n"
+    text = f"import {name}\ndef attention(query, key, value):\n    {body}\n"
     (tmp_path / "kernel.py").write_text(text, encoding="utf-8")
     outcome = outcome_of(f"{tmp_path / 'kernel.py'}:attention", tmp_path)
     assert isinstance(outcome, Failure)
@@ -231,3 +250,170 @@ def test_an_error_of_its_own_is_told_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "kernel.py").write_text(text, encoding="utf-8")
     outcome = outcome_of(f"{tmp_path / 'kernel.py'}:attention", tmp_path)
     assert outcome == Failure("error", "ValueError: heads do not divide")
+
+
+class Called(Exception):
+    """The call came as far as somebody's code."""
+
+
+def plain(query: Any, key: Any, value: Any) -> None:
+    raise Called
+
+
+def usual(query: Any, key: Any, value: Any, *, mask: Any = None, is_causal: bool = False, scale: Any = None) -> None:
+    raise Called
+
+
+def without_mask(query: Any, key: Any, value: Any, *, is_causal: bool = False, window: Any = None) -> None:
+    raise Called
+
+
+def anything(query: Any, key: Any, value: Any, **options: Any) -> None:
+    raise Called
+
+
+def softmax(scores: Any) -> None:
+    raise Called
+
+
+def attention_gradients(query: Any, key: Any, value: Any, grad_output: Any, *, is_causal: bool = False) -> None:
+    raise Called
+
+
+TARGETS = {
+    "plain": plain,
+    "usual": usual,
+    "without_mask": without_mask,
+    "anything": anything,
+    "several": SimpleNamespace(attention=usual, softmax=softmax, attention_gradients=attention_gradients),
+}
+
+
+def implementation_of(target: Any) -> Implementation:
+    entry = entry_of(Target("kernels", "attention"), declarations(target, "attention"), None)
+    assert isinstance(entry, UserImplementation)
+    return Implementation(entry)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return Plan.of(select_cases([]).cases, ("float32", "float16"))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_it_is_what_the_call_says(name: str, plan: Plan) -> None:
+    target = TARGETS[name]
+    implementation, backend = implementation_of(target), own_backend(target, "attention", BACKENDS["numpy"])
+    known, left_to_the_call = 0, 0
+    for unit in plan.units[:: 5 if name == "usual" else 23]:
+        case = plan.case(unit)
+        found = lack_known_beforehand(implementation, case, unit.dtype)
+        task = task_of(case, plan.inputs(unit))
+        outcome = evaluate_on(backend, task)  # type: ignore[arg-type] # it has those functions that the target has
+        assert isinstance(outcome, Failure)
+        if found is not None:
+            assert found == outcome, case.id
+            known += 1
+        elif outcome.verdict == "unsupported" and not OPERATIONS[case.operation].is_folded:
+            assert not outcome.lacks, case.id
+        else:
+            left_to_the_call += 1
+    assert left_to_the_call
+    assert known
+
+
+def test_what_is_padded_is_left_to_the_padded_call(plan: Plan) -> None:
+    def restricted(query: Any, key: Any, value: Any) -> None:
+        raise Called
+
+    restricted.requires = {"width_multiple": 8}  # type: ignore[attr-defined]
+    implementation = implementation_of(restricted)
+    asked = [unit for unit in plan if plan.case(unit).operation == "attention"]
+    assert {lack_known_beforehand(implementation, plan.case(unit), unit.dtype) for unit in asked} == {None}
+
+
+@pytest.mark.parametrize("target", [plain, usual])
+def test_no_numbers_are_drawn_for_it(target: Callable[..., Any], plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    def draws(*_: Any) -> Any:
+        raise AssertionError("drawn")
+
+    monkeypatch.setattr("attncheck.reading.inputs.make_exact_inputs", draws)
+    implementation = implementation_of(target)
+    found = [lack_known_beforehand(implementation, plan.case(unit), unit.dtype) for unit in plan.units[:200]]
+    assert any(found)
+
+
+def test_a_bundled_implementation_is_always_asked(plan: Plan) -> None:
+    implementation = Implementation(BACKENDS["numpy"])
+    assert {lack_known_beforehand(implementation, plan.case(unit), unit.dtype) for unit in plan.units[:100]} == {None}
+
+
+counts = st.integers(1, 40)
+
+
+@pytest.mark.parametrize(
+    ("declared", "widths"),
+    [
+        ({}, {1: 1, 7: 7}),
+        ({"width_multiple": 8}, {1: 8, 8: 8, 9: 16}),
+        ({"widths": [64, 16, 128]}, {3: 16, 16: 16, 17: 64, 128: 128, 129: None}),
+        ({"min_width": 16, "max_width": 40}, {3: 16, 39: 39, 41: None}),
+        ({"width_multiple": 16, "max_width": 40}, {32: 32, 33: None}),
+        ({"width_multiple": 32, "widths": (16, 64)}, {3: 64}),
+    ],
+)
+def test_the_smallest_width_that_is_taken(declared: dict[str, Any], widths: dict[int, int | None]) -> None:
+    found = Requirements.of(declared)
+    assert {width: found.width(width) for width in widths} == widths
+
+
+@pytest.mark.parametrize(
+    ("declared", "given_lengths", "expected"),
+    [
+        ({}, (3, 5), (3, 5)),
+        ({"query_length_multiple": 4}, (3, 5), (4, 5)),
+        ({"key_length_multiple": 4}, (3, 5), (3, 8)),
+        ({"lengths": "equal"}, (3, 5), (5, 5)),
+        ({"lengths": "equal", "query_length_multiple": 4, "key_length_multiple": 6}, (13, 5), (24, 24)),
+        ({"query_length_multiple": 16, "key_length_multiple": 16}, (0, 0), (0, 0)),  # nothing is a whole tile
+    ],
+)
+def test_the_smallest_lengths_that_are_taken(
+    declared: dict[str, Any], given_lengths: tuple[int, int], expected: tuple[int, int]
+) -> None:
+    assert Requirements.of(declared).query_and_key_length(*given_lengths) == expected
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        (
+            {"width_multipel": 8},
+            "unknown key 'width_multipel'; expected width_multiple, widths, .*width_multiple is meant",
+        ),
+        ({"dtype": 8}, "unknown key 'dtype'; expected width_multiple"),
+        ({"width_multiple": 0}, "width_multiple: expected a whole number of at least 1; got 0"),
+        ({"width_multiple": True}, "width_multiple: expected a whole number of at least 1; got True"),
+        ({"max_width": 256.0}, r"max_width: expected a whole number of at least 1; got 256\.0"),
+        ({"widths": []}, r"widths: expected a list of whole numbers of at least 1; got \[\]"),
+        ({"widths": 64}, "widths: expected a list of whole numbers of at least 1; got 64"),
+        ({"value_width": 8}, 'value_width: expected "equal"; got 8'),
+        ({"lengths": "same"}, "lengths: expected \"equal\"; got 'same'"),
+        ({"min_width": 9, "max_width": 8}, "no width meets all of"),
+        ({"widths": [12], "width_multiple": 8}, "no width meets all of"),
+        (["width_multiple"], r"expected a dict such as .* got \['width_multiple'\]"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_what_was_expected(declared: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"requires: {message}"):
+        Requirements.of(declared)
+
+
+@given(counts, counts, counts, st.booleans())
+def test_a_width_meets_what_is_required_and_none_that_is_smaller_does(
+    multiple: int, least: int, width: int, has_limit: bool
+) -> None:
+    limit = {"max_width": least + 3 * multiple} if has_limit else {}
+    found = Requirements.of({"width_multiple": multiple, "min_width": least, **limit})
+    taken = [each for each in range(1, 200) if each % multiple == 0 and least <= each <= limit.get("max_width", 200)]
+    assert found.width(width) == next((each for each in taken if each >= width), None)

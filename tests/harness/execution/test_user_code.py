@@ -1,9 +1,16 @@
-"""Somebody's own implementation: how it is named, what it declares, and what it may not do."""
+"""Somebody's own implementation: what it declares and may not do, what it imports, and what its files say now."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import packages_distributions, version
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +18,13 @@ import pytest
 from attncheck.errors import UsageError
 from attncheck.execution.implementation_selection import select_callable, select_implementations, user_implementation
 from attncheck.execution.implementations import Implementation
+from attncheck.execution.imports import InstalledPackages
 from attncheck.execution.limits import Limits
 from attncheck.execution.runner import Group, GroupRunner
-from attncheck.execution.user_code import Target
-from attncheck.execution.worker import Computed, Failure, Outcome, Task
+from attncheck.execution.user_call import declarations
+from attncheck.execution.user_code import LoadError, Target, UserImplementation, entry_of
+from attncheck.execution.user_source import FromSource, import_user_module
+from attncheck.execution.worker import Computed, Failure, Outcome, Task, evaluate_on
 
 ATTENTION = """
 import numpy as np
@@ -26,17 +36,27 @@ def attention(query, key, value, *, mask=None):
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True) @ value
 """
+
+
 Write = Callable[[str], str]
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Write:
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Write a file, another one with every call; what this process imports of them is forgotten."""
+    numbers = count()
+    for name in ("path", "path_hooks"):
+        monkeypatch.setattr(sys, name, [*getattr(sys, name)])
+
     def write(text: str) -> str:
-        path = tmp_path / "kernel.py"
+        path = tmp_path / f"kernel{next(numbers) or ''}.py"
         path.write_text(text, encoding="utf-8")
         return str(path)
 
-    return write
+    yield write
+    for name, module in [*sys.modules.items()]:
+        if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 def problem(**options: object) -> Task:
@@ -47,6 +67,17 @@ def problem(**options: object) -> Task:
         "value": rng.normal(size=(1, 2, 4, 6)),
     }
     return Task("attention", options, inputs)
+
+
+def here(target: str) -> Implementation:
+    """Load a target in this process, as its worker does."""
+    meant = Target.of(target)
+    entry = entry_of(meant, declarations(meant.load(), meant.attribute), None)
+    return Implementation(entry, next(iter(entry.all_modes)))
+
+
+def outcome_here(target: str, task: Task) -> Outcome:
+    return evaluate_on(here(target).entry.load(), task)
 
 
 def outcome_of(implementation: Implementation, task: Task, folder: Path, seconds: float = 30) -> Outcome:
@@ -77,8 +108,7 @@ def test_a_function_of_a_file_is_called_and_its_array_is_the_output(write: Write
 def test_its_own_parameter_names_and_a_function_of_another_name_do_not_matter(write: Write, tmp_path: Path) -> None:
     text = ATTENTION.replace("attention(query, key, value", "my_kernel(q, k, v").replace("key, -1", "k, -1")
     text = text.replace("query", "q").replace("@ value", "@ v")
-    (found,) = select_implementations(None, [f"{write(text)}:my_kernel"]).implementations
-    outcome = outcome_of(found, problem(), tmp_path)
+    outcome = outcome_here(f"{write(text)}:my_kernel", problem())
     assert isinstance(outcome, Computed)
     np.testing.assert_allclose(outcome.stages["output"], reference(), rtol=1e-13)
 
@@ -88,18 +118,17 @@ def test_a_module_by_itself_offers_whatever_it_calls_as_the_contract_does(write:
         ATTENTION
         + "\ndef softmax(scores):\n    e = np.exp(scores)\n    return {'weights': e / e.sum(-1, keepdims=True)}\n"
     )
-    (found,) = select_implementations(None, [write(text)]).implementations
     scores = np.array([[[[0.0, 1.0]]]])
-    outcome = outcome_of(found, Task("softmax", {}, {"scores": scores}), tmp_path)
+    outcome = outcome_here(write(text), Task("softmax", {}, {"scores": scores}))
     assert isinstance(outcome, Computed)
     np.testing.assert_allclose(outcome.stages["weights"].sum(), 1)
 
 
 def test_what_is_no_parameter_is_unsupported(write: Write, tmp_path: Path) -> None:
-    (found,) = select_implementations(None, [f"{write(ATTENTION)}:attention"]).implementations
-    assert outcome_of(found, problem(softcap=3.0), tmp_path) == Failure("unsupported", "takes no softcap", ("softcap",))
+    target = f"{write(ATTENTION)}:attention"
+    assert outcome_here(target, problem(softcap=3.0)) == Failure("unsupported", "takes no softcap", ("softcap",))
     scores = Task("softmax", {}, {"scores": np.zeros((1, 1, 1, 2))})
-    assert outcome_of(found, scores, tmp_path) == Failure("unsupported", "has no softmax", ("softmax()",))
+    assert outcome_here(target, scores) == Failure("unsupported", "has no softmax", ("softmax()",))
 
 
 @pytest.mark.parametrize(
@@ -115,19 +144,16 @@ def test_a_convention_is_asked_of_who_has_a_keyword_for_it(
             "    return np.full_like(output, {'nan': np.nan}.get(locals().get('more', locals())['empty_rows'], 0))\n"
         )
         text = text.replace("    return weights", "    output = weights")
-    (found,) = select_implementations(None, [f"{write(text)}:attention"]).implementations
-    outcome = outcome_of(found, problem(empty_rows="nan"), tmp_path)
+    outcome = outcome_here(f"{write(text)}:attention", problem(empty_rows="nan"))
     assert isinstance(outcome, Computed), outcome
     assert outcome.not_asked == missing
     assert bool(np.isnan(outcome.stages["output"]).all()) is not bool(missing)
 
 
 def test_a_function_whose_third_input_is_no_value_is_not_looked_at_as_if_it_were(write: Write, tmp_path: Path) -> None:
-    (found,) = select_implementations(
-        None, [write("def general_scores(query, key, weight):\n    return query @ weight @ key.mT")]
-    ).implementations
+    target = write("def general_scores(query, key, weight):\n    return query @ weight @ key.mT")
     inputs = {"query": np.ones((1, 1, 2, 3)), "key": np.ones((1, 1, 4, 5)), "weight": np.ones((3, 5))}
-    outcome = outcome_of(found, Task("scoring", {"score": "general"}, inputs), tmp_path)
+    outcome = outcome_here(target, Task("scoring", {"score": "general"}, inputs))
     assert isinstance(outcome, Computed), outcome
     np.testing.assert_array_equal(outcome.stages["scores"], np.full((1, 1, 2, 4), 15.0))
 
@@ -166,7 +192,7 @@ def test_what_a_function_requires_is_padded_in_the_run(write: Write, tmp_path: P
 
 def test_what_a_module_requires_goes_for_its_functions_that_say_nothing(write: Write) -> None:
     text = ATTENTION + "requires = {'width_multiple': 8}\ndef softmax(scores): ...\nsoftmax.requires = {'widths': [4]}"
-    (found,) = select_implementations(None, [write(text)]).implementations
+    found = here(write(text))
     assert found.requires("attention") == ({"width_multiple": 8}, {"mask"})
     assert found.requires("softmax") == ({"widths": [4]}, frozenset())
     assert found.requires("dot_scores") == ({}, frozenset())
@@ -184,28 +210,20 @@ def test_what_a_module_requires_goes_for_its_functions_that_say_nothing(write: W
         ("raise NotImplementedError('head size must be a multiple of 8')", False),
     ],
 )
-def test_an_error_about_shapes_says_how_they_are_declared(
-    write: Write, tmp_path: Path, line: str, is_advised: bool
-) -> None:
+def test_an_error_about_shapes_says_how_they_are_declared(write: Write, line: str, is_advised: bool) -> None:
     text = f"def attention(query, key, value):\n    {line}\n"
-    (found,) = select_implementations(None, [f"{write(text)}:attention"]).implementations
-    outcome = outcome_of(found, problem(), tmp_path)
+    outcome = outcome_here(f"{write(text)}:attention", problem())
     assert isinstance(outcome, Failure)
     assert ('attention.requires = {"width_multiple": 8} (docs/kernels.md)' in outcome.message) is is_advised
-    (declaring,) = select_implementations(
-        None, [f"{write(text + 'attention.requires = dict(min_width=1)')}:attention"]
-    ).implementations
-    outcome = outcome_of(declaring, problem(), tmp_path)
+    outcome = outcome_here(f"{write(text + 'attention.requires = dict(min_width=1)')}:attention", problem())
     assert isinstance(outcome, Failure)
     assert "declare" not in outcome.message
 
 
-def test_a_capability_that_is_denied_is_unsupported(write: Write, tmp_path: Path) -> None:
-    (found,) = select_implementations(
-        None, [f"{write(ATTENTION + 'attention.capabilities = dict(value_width=False)')}:attention"]
-    ).implementations
-    outcome = outcome_of(found, problem(), tmp_path)
-    assert outcome == Failure("unsupported", "says that it has no value width", ("value width",))
+def test_a_capability_that_is_denied_is_unsupported(write: Write) -> None:
+    target = f"{write(ATTENTION + 'attention.capabilities = dict(value_width=False)')}:attention"
+    expected = Failure("unsupported", "says that it has no value width", ("value width",))
+    assert outcome_here(target, problem()) == expected
 
 
 @pytest.mark.parametrize(
@@ -220,7 +238,6 @@ def test_a_capability_that_is_denied_is_unsupported(write: Write, tmp_path: Path
             "cannot be called: it is attention(query); expected attention(query, key",
         ),
         ("def attention(*, query, key, value): ...", "attention", "cannot be called"),
-        ("import os; os._exit(4)", "attention", "its process died with exit code 4"),
         (ATTENTION + "attention.conventions = {'empty_rows': 'maybe'}", "attention", "expected empty_rows, one of"),
         (ATTENTION + "attention.capabilities = {'dtypes': ['float8']}", "attention", "unknown dtype 'float8'"),
         (
@@ -240,15 +257,20 @@ def test_a_capability_that_is_denied_is_unsupported(write: Write, tmp_path: Path
     ],
 )
 def test_a_target_that_cannot_be_used_says_why(write: Write, text: str, target: str, message: str) -> None:
-    with pytest.raises(UsageError) as error:
-        select_implementations(None, [f"{write(text)}:{target}"])
+    with pytest.raises((LoadError, UsageError)) as error:
+        here(f"{write(text)}:{target}")
     assert message in str(error.value)
+
+
+def test_what_ends_as_it_is_loaded_is_a_usage_error(write: Write) -> None:
+    with pytest.raises(UsageError, match=r"kernel\.py has no attention"):
+        select_implementations(None, [f"{write('')}:attention"])
 
 
 def test_a_file_that_never_ends_loading_is_stopped(write: Write) -> None:
     target = Target.of(f"{write('import time; time.sleep(60)')}:attention")
-    with pytest.raises(UsageError, match="not loaded after 3 s"):
-        user_implementation(target, None, Limits(start_seconds=3))
+    with pytest.raises(UsageError, match=r"not loaded after 0\.3 s"):
+        user_implementation(target, None, Limits(start_seconds=0.3))
 
 
 def test_a_file_that_is_not_there_and_a_framework_without_a_target_are_usage_errors() -> None:
@@ -271,31 +293,16 @@ def test_a_file_that_is_not_there_and_a_framework_without_a_target_are_usage_err
             "; return value",
             "Misbehaved: left 1 thread(s) running: mine",
         ),
-        ("import os; os.fork(); return value", "Misbehaved: forked, and the child process came back from the call"),
         ("raise ValueError('not today')", "ValueError: not today"),
         ("raise SystemExit('gone')", "SystemExit: gone"),
     ],
 )
-def test_what_no_implementation_may_do_is_an_error_with_its_reason(
-    write: Write, tmp_path: Path, body: str, message: str
-) -> None:
-    text = f"def attention(query, key, value):\n    {body}\n"
-    (found,) = select_implementations(None, [f"{write(text)}:attention"]).implementations
-    outcome = outcome_of(found, problem(), tmp_path)
+def test_what_no_implementation_may_do_is_an_error_with_its_reason(write: Write, body: str, message: str) -> None:
+    outcome = outcome_here(
+        f"{write(f'def attention(query, key, value):{chr(10)}    {body}{chr(10)}')}:attention", problem()
+    )
     assert isinstance(outcome, Failure)
-    assert outcome.verdict == "error"
-    assert message in outcome.message
-
-
-def test_one_that_hangs_and_one_that_dies_are_a_timeout_and_a_crash(write: Write, tmp_path: Path) -> None:
-    hanging = f"{write('import time' + chr(10) + 'def attention(query, key, value): time.sleep(60)')}:attention"
-    (found,) = select_implementations(None, [hanging]).implementations
-    assert outcome_of(found, problem(), tmp_path, 2) == Failure("timeout", "not done after 2 s; the worker was stopped")
-    dying = f"{write('import os' + chr(10) + 'def attention(query, key, value): os._exit(5)')}:attention"
-    (found,) = select_implementations(None, [dying]).implementations
-    outcome = outcome_of(found, problem(), tmp_path)
-    assert isinstance(outcome, Failure)
-    assert outcome.verdict == "crash"
+    assert (outcome.verdict, message in outcome.message) == ("error", True), outcome
 
 
 def test_what_it_prints_goes_to_the_log_and_not_to_standard_output(
@@ -306,3 +313,179 @@ def test_what_it_prints_goes_to_the_log_and_not_to_standard_output(
     assert isinstance(outcome_of(found, problem(), tmp_path), Computed)
     assert "while" not in capfd.readouterr().out
     assert "while running" in "".join(path.read_text() for path in tmp_path.glob("*.txt"))
+
+
+# A kernel, and what it takes its number from: a module beside it, a package's module, and a folder without __init__.
+SOURCES = {
+    "its own": ("kernel.py", "", "NUMBER = {}"),
+    "beside": ("other.py", "from other import NUMBER", "NUMBER = {}"),
+    "package": ("parts/inner.py", "from parts.inner import NUMBER", "NUMBER = {}"),
+    "namespace": ("spread/inner.py", "from spread.inner import NUMBER", "NUMBER = {}"),
+}
+
+
+@pytest.fixture
+def imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Keep compiled files, as Python does by default, and let nothing of an import outlive a test."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    for name in ("path", "path_hooks"):
+        monkeypatch.setattr(sys, name, [*getattr(sys, name)])
+    cached, modules = {*sys.path_importer_cache}, {*sys.modules}
+    yield
+    for path in {*sys.path_importer_cache} - cached:
+        del sys.path_importer_cache[path]
+    _forget(modules)
+
+
+def _forget(before: set[str]) -> None:
+    for name in {*sys.modules} - before:
+        del sys.modules[name]
+
+
+def save(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    os.utime(path, (1e9, 1e9))
+
+
+@pytest.mark.usefixtures("imports")
+@pytest.mark.parametrize("where", SOURCES)
+@pytest.mark.parametrize("by_name", [False, True])
+def test_what_files_say_now_is_loaded_though_time_and_size_are_those_of_what_was_compiled(
+    where: str, by_name: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name, imported, text = SOURCES[where]
+    save(tmp_path / "kernel.py", imported)
+    save(tmp_path / "parts" / "__init__.py", "")
+    before = {*sys.modules}
+    for number in (1, 2):
+        save(tmp_path / name, text.format(number))
+        found: Any = import_user_module("kernel" if by_name else str(tmp_path / "kernel.py"))
+        assert number == found.NUMBER
+        _forget(before)
+
+
+@pytest.mark.usefixtures("imports")
+def test_an_installed_package_is_imported_as_python_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    installed = tmp_path / "lib" / "site-packages"
+    installed.mkdir(parents=True)
+    save(installed / "library.py", "")
+    save(tmp_path / "kernel.py", "import library, attncheck.errors")
+    sys.path.append(str(installed))
+    import_user_module(str(tmp_path / "kernel.py"))
+    for name in ("library", "attncheck.errors"):
+        spec = importlib.import_module(name).__spec__
+        assert spec is not None
+        assert not isinstance(spec.loader, FromSource)
+
+
+Invoke = Callable[..., tuple[int, str, str]]
+
+
+KERNEL = """
+import numpy as np
+from typing import TYPE_CHECKING
+import helper
+import fast_parts
+
+if TYPE_CHECKING:
+    import never_there
+
+def attention(query, key, value):
+    import lazily
+    scores = query @ np.swapaxes(key, -1, -2) * np.asarray(query.shape[-1] ** -0.5, query.dtype)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ value
+"""
+
+
+def test_what_has_a_package_is_what_the_standard_library_says() -> None:
+    expected = {name: set(found) for name, found in packages_distributions().items() if name.isidentifier()}
+    installed = InstalledPackages()
+    assert {name: set(installed.of(name)) for name in expected} == expected
+    assert "numpy" in installed
+    assert "nump" not in installed
+    assert installed.of("no_such_package") == ()
+
+
+def install(folder: Path, distribution: str, package: str, number: str, source: str = "") -> None:
+    """Leave a package behind as pip does: its module, and a dist-info folder that says what it has."""
+    (folder / f"{package}.py").write_text(source, encoding="utf-8")
+    for old in folder.glob(f"{package}-*.dist-info/*"):
+        old.unlink()
+    info = folder / f"{package}-{number}.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {number}\n", encoding="utf-8"
+    )
+    (info / "top_level.txt").write_text(f"{package}\n", encoding="utf-8")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A kernel that imports a distribution at its top, one when it is called, and one through a file beside it."""
+    (tmp_path / "kernel.py").write_text(KERNEL, encoding="utf-8")
+    (tmp_path / "helper.py").write_text("__version__ = '7'\nimport deeper.inside\n", encoding="utf-8")
+    (tmp_path / "deeper").mkdir()
+    (tmp_path / "deeper" / "__init__.py").touch()
+    (tmp_path / "deeper" / "inside.py").write_text("import far_parts\n", encoding="utf-8")
+    install(tmp_path, "fast-parts", "fast_parts", "1.0", "import hidden_parts\n")
+    install(tmp_path, "lazily", "lazily", "2.0")
+    install(tmp_path, "Far.Parts", "far_parts", "3.0")
+    install(tmp_path, "hidden-parts", "hidden_parts", "4.0")
+    return tmp_path
+
+
+def versions_of(target: str) -> dict[str, str]:
+    (found,) = select_implementations(None, [target]).implementations
+    assert isinstance(found.entry, UserImplementation)
+    return dict(found.entry.distributions)
+
+
+def test_what_its_own_modules_import_is_found_and_what_these_import_in_turn_is_not(project: Path) -> None:
+    assert versions_of(f"{project / 'kernel.py'}:attention") == {
+        "Far.Parts": "3.0",
+        "fast-parts": "1.0",
+        "helper": "7",
+        "lazily": "2.0",
+        "numpy": version("numpy"),
+    }
+
+
+def test_a_package_counts_itself(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    install(project, "kernels", "kernels", "5.0", "import lazily\ndef attention(query, key, value): ...\n")
+    assert versions_of("kernels:attention") == {"kernels": "5.0", "lazily": "2.0"}
+
+
+def test_a_function_that_is_sent_by_value_brings_along_what_it_uses() -> None:
+    import numpy
+
+    found = select_callable(lambda query, key, value: numpy.zeros(3), None, None)
+    assert found.entry.distributions["numpy"] == version("numpy")
+
+
+def test_an_upgrade_is_named_by_the_comparison_of_two_results(project: Path, invoke: Invoke) -> None:
+    command = ("run", "attention/e*", "-i", "kernel.py:attention", "--dtype", "float64", "--quiet", "--output")
+    assert invoke(*command, "before")[0] == 0
+    install(project, "fast-parts", "fast_parts", "1.1")
+    assert invoke(*command, "after")[0] == 0
+    versions = json.loads((project / "after" / "environment.json").read_text())["versions"]
+    assert versions["fast-parts"] == "1.1"
+    _, out, _ = invoke("diff", "before", "after")
+    changed = [line for line in out.splitlines() if "fast-parts" in line]
+    assert len(changed) == 1
+    assert "1.0" in changed[0]
+    assert "1.1" in changed[0]
+    assert "lazily" not in out
+
+
+def test_a_run_is_not_resumed_with_another_version(project: Path, invoke: Invoke) -> None:
+    command = ("run", "attention/e*", "-i", "kernel.py:attention", "--dtype", "float64", "--quiet", "--output", "out")
+    assert invoke(*command)[0] == 0
+    install(project, "fast-parts", "fast_parts", "1.1")
+    code, _, said = invoke(*command, "--resume")
+    assert code == 2
+    assert "cannot be resumed: versions" in said

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import io
 import os
+import runpy
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Collection, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from textwrap import dedent
 
+import numpy as np
 import pytest
 
 from attncheck.execution.implementations import Implementation
@@ -135,14 +140,46 @@ def one_case(load_text: Callable[[str], list[Case]]) -> Callable[..., Case]:
     return load
 
 
+FOREIGN = {"attncheck", "ml_dtypes", "flint", "pydantic", "ruamel", "pandas", "scipy"}
+
+
 @pytest.fixture
-def run_script(tmp_path: Path) -> Callable[..., Done]:
+def run_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
     """Run a script where nothing of ours can be imported, nor what we need and NumPy does not."""
-    foreign = {"attncheck", "ml_dtypes", "flint", "pydantic", "ruamel", "pandas", "scipy"}
+
+    def run(text: str, its_own: Collection[str] = (), arguments: Sequence[str] = ()) -> Done:
+        path, out, err = tmp_path / "report.py", io.StringIO(), io.StringIO()
+        path.write_text(text, encoding="utf-8")
+        code: object = 0
+        before = dict(sys.modules)
+        with monkeypatch.context() as patch, redirect_stdout(out), redirect_stderr(err), np.errstate():
+            patch.setattr(sys, "path", [str(tmp_path), *sys.path])
+            patch.setattr(sys, "argv", [str(path), *arguments])
+            patch.chdir(tmp_path)
+            sys.modules.update(dict.fromkeys(FOREIGN - set(its_own)))  # type: ignore[arg-type] # None: not importable
+            try:
+                runpy.run_path(str(path), run_name="__main__")
+            except SystemExit as end:
+                code = end.code or 0
+            except BaseException:
+                code = 1
+                err.write(traceback.format_exc())
+            finally:
+                for name in {*sys.modules} - {*before}:
+                    del sys.modules[name]
+                sys.modules.update(before)
+        return Done([str(path)], int(code) if isinstance(code, int) else 1, out.getvalue(), err.getvalue())
+
+    return run
+
+
+@pytest.fixture
+def run_in_a_process(tmp_path: Path) -> Callable[..., Done]:
+    """Run a script so in a process of its own."""
     (tmp_path / "blocked").mkdir()
 
     def run(text: str, its_own: Collection[str] = (), arguments: Sequence[str] = ()) -> Done:
-        blocked = f"import sys\nsys.modules.update(dict.fromkeys({sorted(foreign - set(its_own))}))\n"
+        blocked = f"import sys\nsys.modules.update(dict.fromkeys({sorted(FOREIGN - set(its_own))}))\n"
         (tmp_path / "blocked" / "sitecustomize.py").write_text(blocked, encoding="utf-8")
         path = tmp_path / "report.py"
         path.write_text(text, encoding="utf-8")

@@ -1,8 +1,9 @@
-"""Scripts for bug reports: they need no attncheck, and find what the harness found."""
+"""Scripts for bug reports: they need no attncheck, call whatever the harness calls, and find what it found."""
 
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +14,23 @@ from typer.testing import CliRunner
 from attncheck.cli import app
 from attncheck.errors import UsageError
 from attncheck.execution.implementation_selection import select_callable
-from attncheck.explain import find_implementation
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.limits import Limits
+from attncheck.execution.user_code import Target, entry_of
+from attncheck.explain import explain_case, find_implementation
 from attncheck.reading.case import Case
-from attncheck.repro import repro_script
+from attncheck.reading.selection import select_cases
+from attncheck.repro import compact_script, failing, repro_script, write_scripts
+from attncheck.repro.compact import MAX_LINES
+from attncheck.results.format import Row
+from attncheck.searching.search import element_of
 
 Done = subprocess.CompletedProcess[str]
+
+
 PLAIN = "attention/every-dimension-is-different-and-none-is-forgotten"
+
+
 ATTENTION = """
 inputs:
   query: {draw: randn, shape: [1, 2, 3, 5]}
@@ -29,7 +41,7 @@ inputs:
 
 def written(tmp_path: Path, case: str, name: str) -> str:
     path = tmp_path / "written.py"
-    result = CliRunner().invoke(app, ["repro", case, name, "--output", str(path)])
+    result = CliRunner().invoke(app, ["repro", case, name, "--no-reduce", "--output", str(path)])
     assert result.exit_code == 0, result.output
     return path.read_text(encoding="utf-8")
 
@@ -62,13 +74,13 @@ def test_the_exit_status_says_what_the_harness_said(
 
 
 def test_a_frameworks_code_comes_along_but_for_what_the_case_does_not_use(
-    one_case: Callable[..., Case], run_script: Callable[[str], Done]
+    one_case: Callable[..., Case], run_in_a_process: Callable[[str], Done]
 ) -> None:
     text = repro_script(one_case("attention", ATTENTION), find_implementation("numpy"), "float64", (), "No story.")
     assert "def attention(" in text
     assert "def mask_scores(" in text
     assert "def multi_head_attention(" not in text
-    done = run_script(text)
+    done = run_in_a_process(text)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines() if "is right" in line] == [
         "raw_scores",
@@ -212,33 +224,413 @@ def test_a_dtype_or_an_object_that_no_script_can_show_says_so(one_case: Callable
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("name", ["torch.sdpa", "torch.compile"])
-def test_a_script_carries_torchs_code(one_case: Callable[..., Case], reproduce: Callable[..., Done], name: str) -> None:
-    carries_its_code(reproduce(one_case("attention", ATTENTION), name))
+def test_a_script_carries_torchs_code_and_in_bfloat16_says_that_it_needs_ml_dtypes(
+    one_case: Callable[..., Case], run_in_a_process: Callable[..., Done]
+) -> None:
+    text = repro_script(
+        one_case("attention", ATTENTION), find_implementation("torch.sdpa"), "bfloat16", (), "No story."
+    )
+    assert "It needs numpy, torch and ml_dtypes." in text
+    carries_its_code(run_in_a_process(text, ["ml_dtypes"]))
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("name", ["tensorflow.function", "tensorflow.keras_attention"])
 def test_a_script_carries_tensorflows_code(
-    one_case: Callable[..., Case], reproduce: Callable[..., Done], name: str
+    one_case: Callable[..., Case], run_in_a_process: Callable[..., Done]
 ) -> None:
-    carries_its_code(reproduce(one_case("attention", ATTENTION), name, its_own=["ml_dtypes"]))
+    implementation = find_implementation("tensorflow.keras_attention")
+    text = repro_script(one_case("attention", ATTENTION), implementation, "float32", (), "No story.")
+    carries_its_code(run_in_a_process(text, ["ml_dtypes"]))
 
 
 @pytest.mark.jax
-def test_a_script_carries_jaxs_code(one_case: Callable[..., Case], reproduce: Callable[..., Done]) -> None:
-    carries_its_code(reproduce(one_case("attention", ATTENTION), "jax.jit", its_own=["ml_dtypes", "scipy"]))
-
-
-@pytest.mark.torch
-def test_a_script_in_bfloat16_needs_ml_dtypes_and_says_so(
-    one_case: Callable[..., Case], run_script: Callable[..., Done]
-) -> None:
-    text = repro_script(one_case("attention", ATTENTION), find_implementation("torch"), "bfloat16", (), "No story.")
-    assert "It needs numpy, torch and ml_dtypes." in text
-    carries_its_code(run_script(text, ["ml_dtypes"]))
+def test_a_script_carries_jaxs_code(one_case: Callable[..., Case], run_in_a_process: Callable[..., Done]) -> None:
+    text = repro_script(one_case("attention", ATTENTION), find_implementation("jax.jit"), "float32", (), "No story.")
+    carries_its_code(run_in_a_process(text, ["ml_dtypes", "scipy"]))
 
 
 def carries_its_code(done: Done) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "output is right" in done.stdout
+
+
+QUERY_AND_KEY = "query: {draw: randn, shape: [2, 3, 4, 5]}\n  key: {draw: randn, shape: [2, 3, 6, 5]}\n"
+
+
+WITH_VALUE = f"inputs:\n  {QUERY_AND_KEY}  value: {{draw: randn, shape: [2, 3, 6, 7]}}\n"
+
+
+CASES = {
+    "dot_scores": ("scoring", f"options: {{score: dot}}\ninputs:\n  {QUERY_AND_KEY}", ["scores"]),
+    "cosine_scores": ("scoring", f"options: {{score: cosine}}\ninputs:\n  {QUERY_AND_KEY}", ["scores"]),
+    "general_scores": (
+        "scoring",
+        f"options: {{score: general}}\ninputs:\n  {QUERY_AND_KEY}  weight: {{draw: randn, shape: [5, 5]}}\n",
+        ["scores"],
+    ),
+    "additive_scores": (
+        "scoring",
+        f"options: {{score: additive}}\ninputs:\n  {QUERY_AND_KEY}"
+        "  query_weight: {draw: randn, shape: [5, 8]}\n  key_weight: {draw: randn, shape: [5, 8]}\n"
+        "  score_vector: {draw: randn, shape: [8]}\n",
+        ["scores"],
+    ),
+    "mask_scores": (
+        "masking",
+        "inputs:\n  scores: {draw: randn, shape: [2, 3]}\n  mask: {values: [[1, 0, 1], [1, 1, 0]]}\n",
+        ["masked"],
+    ),
+    "softmax": ("softmax", "inputs:\n  scores: {draw: randn, shape: [2, 3, 4, 6]}\n", ["weights"]),
+    "attention": ("attention", f"options: {{is_causal: true}}\n{WITH_VALUE}", ["output"]),
+    "attention_gradients": (
+        "attention_gradients",
+        f"{WITH_VALUE}  grad_output: {{draw: randn, shape: [2, 3, 4, 7]}}\n",
+        ["grad_query", "grad_key", "grad_value"],
+    ),
+    "multi_head_attention": (
+        "multi_head_attention",
+        "options: {heads: 2}\ninputs:\n"
+        + "".join(f"  {name}: {{draw: randn, shape: [2, 3, 4]}}\n" for name in ("query", "key", "value"))
+        + "".join(f"  {name}_weight: {{draw: randn, shape: [4, 6]}}\n" for name in ("query", "key", "value")),
+        ["output"],
+    ),
+}
+
+
+@pytest.mark.parametrize("function", CASES)
+def test_every_function_of_a_module_is_called_and_what_it_returns_is_named(
+    one_case: Callable[..., Case], reproduce: Callable[..., Done], right_kernels: str, wrong_kernels: str, function: str
+) -> None:
+    operation, fields, stages = CASES[function]
+    case = one_case(operation, fields)
+    done = reproduce(case, right_kernels)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line for line in done.stdout.splitlines() if line.endswith("is right")] == [
+        f"{stage} is right" for stage in stages
+    ]
+    done = reproduce(case, wrong_kernels)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines() if "is WRONG at" in line] == stages
+
+
+def test_gradients_may_come_as_a_dict(
+    one_case: Callable[..., Case], reproduce: Callable[..., Done], kernel: Callable[..., str], right_kernels: str
+) -> None:
+    as_dict = """
+
+several = attention_gradients
+
+def attention_gradients(*given):
+    return dict(zip(["grad_query", "grad_key", "grad_value"], several(*given)))
+"""
+    operation, fields, stages = CASES["attention_gradients"]
+    path = kernel(Path(right_kernels).read_text(encoding="utf-8") + as_dict)
+    done = reproduce(one_case(operation, fields), path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("is right") == len(stages)
+
+
+UNIFORM = """
+import numpy as np
+
+
+def attention(query, key, value, *, mask, KEYWORD):
+    scores = np.where(mask, query @ key.swapaxes(-1, -2) * np.float32(query.shape[-1] ** -0.5), np.float32(FILL))
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True) @ value
+"""
+
+
+@pytest.mark.parametrize("keyword", ["", "empty_rows='zero'", "**options"])
+@pytest.mark.parametrize(("fill", "code"), [("-1e9", 0), ("-np.inf", 1)])
+def test_a_convention_is_asked_for_where_the_function_takes_it(
+    one_case: Callable[..., Case],
+    reproduce: Callable[..., Done],
+    kernel: Callable[..., str],
+    keyword: str,
+    fill: str,
+    code: int,
+) -> None:
+    mask = "  mask: {values: [[1, 1, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1], [1, 0, 0, 0, 0, 0]]}\n"
+    path = kernel(UNIFORM.replace("KEYWORD", keyword).replace("mask, )", "mask)").replace("FILL", fill))
+    done = reproduce(
+        one_case("attention", f"options: {{empty_rows: uniform}}\n{WITH_VALUE}{mask}"), f"{path}:attention"
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+
+
+ATTRIBUTES = """
+
+def my_kernel(q, k, v, **options):
+    return attention(q, k, v, **options)
+
+
+def holder(query, key, value, *, is_causal=False):
+    raise ValueError("not this one")
+
+
+holder.attention = attention
+
+
+class Kernels:
+    def __call__(self, query, key, value, *, is_causal=False):
+        return attention(query, key, value, is_causal=is_causal)
+
+    def bound(self, query, key, value, *, is_causal=False):
+        return attention(query, key, value, is_causal=is_causal)
+
+    class inside:
+        attention = staticmethod(attention)
+
+
+instance = Kernels()
+"""
+
+
+@pytest.mark.parametrize(
+    "attribute", ["my_kernel", "holder", "instance", "instance.bound", "Kernels.inside", "Kernels.inside.attention"]
+)
+def test_whatever_the_harness_can_call_the_script_calls(
+    one_case: Callable[..., Case],
+    reproduce: Callable[..., Done],
+    kernel: Callable[..., str],
+    right_kernels: str,
+    attribute: str,
+) -> None:
+    path = kernel(Path(right_kernels).read_text(encoding="utf-8") + ATTRIBUTES)
+    operation, fields, _ = CASES["attention"]
+    done = reproduce(one_case(operation, fields), f"{path}:{attribute}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "output is right" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["my-kernel 2.py", "random.py", "types.py", "class.py"])
+def test_a_file_may_be_called_anything_and_lie_beside_the_script(
+    one_case: Callable[..., Case],
+    reproduce: Callable[..., Done],
+    kernel: Callable[..., str],
+    right_kernels: str,
+    name: str,
+) -> None:
+    kernel("FACTOR = 1\n", "beside_it.py")
+    drawing = "from beside_it import FACTOR\nimport random\nimport types\n\nrandom.random(), types.ModuleType\n"
+    path = kernel(f"{Path(right_kernels).read_text(encoding='utf-8')}\n{drawing}", name)
+    operation, fields, _ = CASES["attention"]
+    done = reproduce(one_case(operation, fields), f"{path}:attention")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "output is right" in done.stdout
+
+
+def test_a_module_of_the_working_directory_is_found_from_elsewhere(
+    one_case: Callable[..., Case],
+    reproduce: Callable[..., Done],
+    right_kernels: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    package = tmp_path / "elsewhere" / "of_mine"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "fast.py").write_text(Path(right_kernels).read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    operation, fields, _ = CASES["attention"]
+    done = reproduce(one_case(operation, fields), "of_mine.fast:attention")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "output is right" in done.stdout
+
+
+def test_another_file_can_be_named_when_the_script_is_run(
+    one_case: Callable[..., Case],
+    run_script: Callable[..., Done],
+    reproduce: Callable[..., Done],
+    right_kernels: str,
+    wrong_kernels: str,
+    tmp_path: Path,
+) -> None:
+    operation, fields, _ = CASES["attention"]
+    assert reproduce(one_case(operation, fields), wrong_kernels).returncode == 1
+    text = (tmp_path / "report.py").read_text(encoding="utf-8")
+    assert f"{wrong_kernels} (or a file that is named behind the command)" in text
+    done = run_script(text, arguments=[right_kernels])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+CASE = "attention/every-dimension-is-different-and-none-is-forgotten"
+
+
+RESTRICTED = """
+import numpy as np
+
+
+def attention(query, key, value, *, mask=None, scale=None):
+    assert query.shape[-1] % 8 == 0 and query.shape[-1] == value.shape[-1]
+    assert query.shape[-2] % 16 == 0 and key.shape[-2] % 16 == 0
+    scores = query @ key.mT * np.asarray(query.shape[-1] ** -0.5 if scale is None else scale, query.dtype)
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights = weights / weights.sum(-1, keepdims=True)
+    return {"weights": weights, "output": weights @ value}
+
+
+attention.requires = {
+    "width_multiple": 8, "value_width": "equal", "query_length_multiple": 16, "key_length_multiple": 16
+}
+"""
+
+
+def written_of_padded(folder: Path, name: str, code: int) -> str:
+    path = folder / "written.py"
+    result = CliRunner().invoke(app, ["repro", CASE, name, "--output", str(path)])
+    assert result.exit_code == code, result.output
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("was", "instead", "says"),
+    [
+        ("return {", "return {", ""),
+        ("weights @ value}", "2 * weights @ value}", "output is WRONG"),
+        ("scores, -np.inf)", "scores, -3)", "weights gives"),  # masked keys have weights
+    ],
+    ids=["right", "wrong", "wrong in what was added"],
+)
+def test_a_script_makes_the_padded_call_and_finds_what_the_harness_found(
+    tmp_path: Path, kernel: Callable[..., str], run_script: Callable[[str], Done], was: str, instead: str, says: str
+) -> None:
+    text = written_of_padded(tmp_path, f"{kernel(RESTRICTED.replace(was, instead))}:attention", 0)
+    assert "It makes one call, padded with zero columns (" in text
+    assert "scale=" in text
+    assert '"weights": KeptElements(' in text
+    done = run_script(text)
+    assert done.returncode == bool(says), done.stdout + done.stderr
+    assert says in done.stdout
+    assert "AssertionError" not in done.stderr
+
+
+def test_no_script_is_written_of_what_cannot_be_padded(tmp_path: Path, kernel: Callable[..., str]) -> None:
+    path = kernel(RESTRICTED.replace("mask=None, scale=None", "mask=None").replace("if scale is None else scale", ""))
+    result = CliRunner().invoke(app, ["repro", CASE, f"{path}:attention", "--output", str(tmp_path / "written.py")])
+    assert "unsupported: takes no scale, which has to be given where the width is padded" in str(result.exception)
+
+
+DRAWN = "softmax/drawn-scores-are-normalised-over-the-last-axis-and-no-other"
+
+
+def test_a_check_keeps_a_script_for_what_fails_that_finds_it_again(
+    tmp_path: Path, wrong_kernels: str, run_script: Callable[..., object]
+) -> None:
+    results = tmp_path / "results"
+    arguments = ["check", DRAWN, "-i", wrong_kernels, "-d", "float32", "--output", str(results)]
+    assert CliRunner().invoke(app, arguments).exit_code == 1
+    ((place, name),) = json.loads((results / "scripts" / "index.json").read_text()).items()
+    assert place.startswith(f"{DRAWN}|")
+    assert place.endswith("|float32")
+    done = run_script((results / "scripts" / name).read_text())
+    assert done.returncode == 1, done  # type: ignore[attr-defined]
+
+
+def test_a_run_without_failures_leaves_no_scripts_of_an_earlier_one(tmp_path: Path, right_kernels: str) -> None:
+    results = tmp_path / "results"
+    arguments = ["check", DRAWN, "-i", right_kernels, "-d", "float32", "--output", str(results)]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    (results / "scripts").mkdir()
+    (results / "scripts" / "000.py").write_text("of an earlier run")
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert not (results / "scripts").exists()
+
+
+def test_every_implementation_has_its_first_script_before_any_has_a_second() -> None:
+    places = [("one", "a", "float32"), ("two", "a", "float32"), ("one", "b", "float32")]
+    assert failing._one_of_each_first(places) == [places[0], places[2], places[1]]
+
+
+def test_what_no_script_can_show_has_none(tmp_path: Path) -> None:
+    cases = select_cases([DRAWN], base=tmp_path).cases
+    implementation = select_callable(lambda query, key, value: value, None, "mine")
+    row = Row(DRAWN, "softmax", "float32", implementation.name, "stage", "weights", "numeric")
+    assert write_scripts(cases, [implementation], [row], tmp_path) == 0
+    assert not (tmp_path / "scripts").exists()
+
+
+FIELDS = """
+dtypes: [{dtype}]
+inputs:
+  query: {{draw: randn, shape: [1, 1, 2, 3]}}
+  key: {{draw: randn, shape: [1, 1, 3, 3]}}
+  value: {{draw: randn, shape: [1, 1, 3, 2]}}
+options: {{is_causal: true}}
+"""
+
+
+def script(one_case: Callable[..., Case], path: str, dtype: str, fields: str = FIELDS) -> str | None:
+    case, entry = one_case("attention", fields.format(dtype=dtype)), entry_of(Target.of(f"{path}:attention"), {}, None)
+    kernel = Implementation(entry, next(iter(entry.all_modes)))
+    found = explain_case(case, kernel, dtype, Limits())
+    return compact_script(case, kernel, dtype, found.judgements, element_of(found) or "nothing", "python it.py")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_it_ends_as_the_harness_did(
+    one_case: Callable[..., Case],
+    right_kernels: str,
+    wrong_kernels: str,
+    run_script: Callable[..., Done],
+    dtype: str,
+    is_wrong: bool,
+) -> None:
+    text = script(one_case, wrong_kernels if is_wrong else right_kernels, dtype)
+    assert text is not None
+    assert len(text.splitlines()) <= MAX_LINES
+    done = run_script(text)
+    assert done.returncode == is_wrong, done.stdout + done.stderr
+    assert ("WRONG" in done.stdout) == is_wrong
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("raise ValueError('no such shape')", "no such shape"),
+        ("return value[..., :1]", "has shape"),
+        ("return {'output': value[:, :, :2] * float('nan')}", "WRONG"),
+    ],
+)
+def test_what_is_no_number_is_told_too(
+    one_case: Callable[..., Case], kernel: Callable[..., str], run_script: Callable[..., Done], body: str, said: str
+) -> None:
+    path = kernel(f"def attention(query, key, value, *, is_causal=False):\n    {body}\n")
+    text = script(one_case, path, "float32")
+    assert text is not None
+    done = run_script(text)
+    assert done.returncode == 1
+    assert said in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("options:", "memory_layout: {{query: strided}}\noptions:"),
+        ("1, 3,", "1, 30,"),
+        ("is_causal: true", "is_causal: true, empty_rows: nan"),
+    ],
+    ids=["memory layout", "many numbers", "convention"],
+)
+def test_what_needs_more_gets_the_long_form(
+    one_case: Callable[..., Case], right_kernels: str, old: str, new: str
+) -> None:
+    assert script(one_case, right_kernels, "float32", FIELDS.replace(old, new)) is None
+
+
+@pytest.mark.parametrize("reduces", [True, False])
+def test_repro_reduces_first_unless_it_is_not_to(
+    tmp_path: Path, wrong_kernels: str, run_script: Callable[..., Done], reduces: bool
+) -> None:
+    path = tmp_path / "written.py"
+    case = "attention/a-causal-row-sees-its-own-key-and-earlier-ones"
+    options = [] if reduces else ["--no-reduce"]
+    result = CliRunner().invoke(app, ["repro", case, f"{wrong_kernels}:attention", "-o", str(path), *options])
+    assert result.exit_code == 0, result.output
+    text = path.read_text(encoding="utf-8")
+    assert (len(text.splitlines()) <= MAX_LINES) == reduces
+    assert run_script(text).returncode == 1

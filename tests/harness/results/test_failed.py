@@ -1,4 +1,4 @@
-"""What failed last time: which rows say so, how a run brings it up to date, and when a run has seen enough."""
+"""What failed last time, how a run is narrowed to it, and how much has to be judged."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ from typing import Any
 
 import pytest
 
-from attncheck.errors import ResultsError
-from attncheck.results.coverage import Stop
-from attncheck.results.failed import (
-    FAILED_FILE,
-    Failed,
-    FailedRecord,
-    RunWatch,
-    failed_evaluations,
-    read_failed,
-)
+from attncheck.errors import ResultsError, UsageError
+from attncheck.reading.case import Case
+from attncheck.reading.selection import select_cases
+from attncheck.results.coverage import Asked, Minimum, Stop, is_judged, shortfalls
+from attncheck.results.failed import FAILED_FILE, Failed, FailedRecord, RunWatch, failed_evaluations, read_failed
 from attncheck.results.format import FORMAT, Row
+from attncheck.results.narrowing import failed_alone, failed_first
 
 MakeRow = Callable[..., Row]
 
@@ -155,3 +151,152 @@ def test_a_run_that_is_never_stopped_remembers_no_case(make_row: MakeRow) -> Non
     assert not watch.see([make_row(verdict="numeric")])
     assert not watch.judged
     assert watch.stop([("b", "float64")], ()) is None
+
+
+A, B, C, D = (f"small/small/{name}" for name in ("a-scores", "b-weights", "c-scores", "d-weights"))
+
+
+@pytest.fixture
+def cases(case_folder: Path) -> list[Case]:
+    return list(select_cases(["small"], base=case_folder.parent).cases)
+
+
+def write(folder: Path, *failed: tuple[str, str, str], selected: list[tuple[str, str]] | None = None) -> Path:
+    more = {} if selected is None else {"selected": selected}
+    (folder / FAILED_FILE).write_text(json.dumps({"format": FORMAT, "failed": failed, **more}))
+    return folder
+
+
+def ids(cases: object) -> list[str]:
+    return [case.id for case in cases]  # type: ignore[attr-defined]
+
+
+def test_what_failed_runs_alone_in_the_dtypes_in_which_it_failed(cases: list[Case], tmp_path: Path) -> None:
+    folder = write(tmp_path, (D, "float32", "n"), (B, "float64", "n"), (A, "float64", "t"), ("gone", "float64", "n"))
+    found = failed_alone(cases, (), ["n"], folder)
+    assert ids(found.cases) == [B, D]
+    assert found.only == {(B, "float64"), (D, "float32")}
+    assert found.note == f"2 of 4 cases failed last time in {tmp_path} and run alone"
+    assert failed_alone(cases, ["float32"], ["n"], folder).only == {(D, "float32")}
+    assert ids(failed_alone(cases, (), ["n", "t"], folder).cases) == [A, B, D]
+
+
+@pytest.mark.parametrize("names", [["other"], []])
+def test_where_nothing_failed_everything_runs_and_that_is_said(
+    cases: list[Case], tmp_path: Path, names: list[str]
+) -> None:
+    found = failed_alone(cases, (), names, write(tmp_path, (A, "float64", "n")))
+    assert (ids(found.cases), found.only) == ([A, B, C, D], None)
+    assert found.note == f"nothing failed last time in {tmp_path}: every selected case runs"
+
+
+def test_where_nothing_that_failed_is_selected_everything_runs(cases: list[Case], tmp_path: Path) -> None:
+    folder = write(tmp_path, (A, "float64", "n"))
+    note = f"nothing selected failed last time in {tmp_path}: every selected case runs"
+    assert failed_alone(cases[1:], (), ["n"], folder).note == note
+    assert failed_alone(cases, ["float32"], ["n"], folder).note == note
+    assert ids(failed_alone(cases[1:], (), ["n"], folder).cases) == [B, C, D]
+
+
+def test_without_earlier_results_or_with_damaged_ones_everything_runs(cases: list[Case], tmp_path: Path) -> None:
+    found = failed_alone(cases, (), ["n"], tmp_path / "new")
+    assert found.note == f"there are no earlier results in {tmp_path / 'new'}: every selected case runs"
+    (tmp_path / FAILED_FILE).write_text("{")
+    found = failed_alone(cases, (), ["n"], tmp_path)
+    assert (ids(found.cases), found.only) == ([A, B, C, D], None)
+    assert found.note.startswith(f"what failed last time is not known: {tmp_path / FAILED_FILE} cannot be read")
+    assert failed_first(cases, (), ["n"], tmp_path).note.endswith(": the cases run in their order")
+
+
+def test_a_run_that_goes_on_has_the_cases_that_it_was_narrowed_to(cases: list[Case], tmp_path: Path) -> None:
+    folder = write(tmp_path, (A, "float64", "n"), selected=[(A, "float64"), (C, "float32")])
+    assert failed_alone(cases, (), ["n"], folder, resume=True).only == {(A, "float64"), (C, "float32")}
+    folder = write(tmp_path, (A, "float64", "n"))
+    found = failed_alone(cases, (), ["n"], folder, resume=True)
+    assert (ids(found.cases), found.only) == ([A, B, C, D], None)
+    assert found.note == f"the run in {tmp_path} was of everything that was selected, and goes on"
+
+
+def test_what_failed_comes_first_and_the_rest_behind_it_in_its_order(cases: list[Case], tmp_path: Path) -> None:
+    folder = write(tmp_path, (D, "float32", "n"), (B, "float64", "n"))
+    found = failed_first(cases, (), ["n"], folder)
+    assert ids(found.cases) == [B, D, A, C]
+    assert found.only is None
+    assert found.note == f"2 of 4 cases failed last time in {tmp_path} and run first"
+    assert failed_first(cases, (), ["t"], folder).note == (
+        f"nothing selected failed last time in {tmp_path}: the cases run in their order"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "judged", "reached"),
+    [
+        ("5", 5, True),
+        (5, 4, False),
+        ("20%", 5, True),
+        ("20.1%", 5, False),
+        ("100%", 25, True),
+        ("100 %", 24, False),
+        ("0", 0, True),
+    ],
+)
+def test_a_minimum_is_a_number_or_a_share_of_what_was_asked(given: str | int, judged: int, *, reached: bool) -> None:
+    assert Minimum.of(given, "--min-judged").is_reached(judged, 25) is reached
+
+
+@pytest.mark.parametrize("given", ["", "many", "-1", "101%", "1e3", "5 cases", "NaN%", True, 1.5, None, [5]])
+def test_what_is_no_minimum_is_a_usage_error_that_names_its_place(given: Any) -> None:
+    with pytest.raises(
+        UsageError, match=r"^--min-judged: expected a number of cases, such as 20, or a share, .*; got "
+    ):
+        Minimum.of(given, "--min-judged")
+
+
+@pytest.mark.parametrize("text", ["20", "80%", "12.5%"])
+def test_a_minimum_is_written_as_it_is_read(text: str) -> None:
+    assert str(Minimum.of(text, "here")) == text
+    assert Minimum.of(str(Minimum.of(text, "here")), "here") == Minimum.of(text, "here")
+
+
+@pytest.mark.parametrize(
+    ("judged", "asked", "lines"),
+    [
+        ({"a": 25, "b": 1}, Asked(25), []),
+        ({"a": 25, "b": 0}, Asked(25), []),  # a mode that supports none of it, which nobody asked for by its name
+        ({"a": 25, "b": 0}, Asked(25, ("b",)), ["b was asked for by name and not judged in any of the 25 cases"]),
+        ({"a": 0, "b": 0}, Asked(25), ["no implementation was judged in any of the 25 cases"]),
+        ({"a": 0}, Asked(1, ("a",)), ["no implementation was judged in the only case"]),
+        (
+            {"a": 24, "b": 5},
+            Asked(25, ("a",), Minimum.of("80%", "")),
+            ["b was judged in 5 of 25 cases; at least 80% have to be (min_judged)"],
+        ),
+        ({}, Asked(25), []),
+        ({"a": 0}, Asked(0), []),
+    ],
+)
+def test_what_falls_short_is_told(judged: dict[str, int], asked: Asked, lines: list[str]) -> None:
+    assert shortfalls(judged, asked) == lines
+
+
+@pytest.mark.parametrize(
+    ("fields", "judged"),
+    [
+        ({}, True),
+        ({"verdict": "numeric"}, True),
+        ({"verdict": "numeric", "xfail": True}, True),
+        ({"verdict": "shape"}, True),
+        ({"verdict": "unverified"}, False),
+        ({"verdict": "unsupported", "stage": ""}, False),
+        ({"verdict": "crash", "stage": ""}, False),
+        ({"verdict": "xpass", "stage": ""}, False),
+        ({"comparison": "pair", "other": "torch.eager"}, False),
+        ({"comparison": "printed"}, False),
+        ({"comparison": "printed", "verdict": "unverified"}, False),
+        ({"comparison": "printed", "verdict": "nonfinite"}, True),
+    ],
+)
+def test_a_case_is_judged_where_a_stage_was_held_against_the_exact_answer(
+    fields: dict[str, Any], make_row: Callable[..., Row], *, judged: bool
+) -> None:
+    assert is_judged(make_row(**fields)) is judged

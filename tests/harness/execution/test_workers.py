@@ -1,0 +1,611 @@
+"""Worker processes: called, handed over, shared by the modes of a framework, and with several calls in one."""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from numpy.typing import NDArray
+
+from attncheck.backends import BACKENDS, BackendEntry, Mode, numpy_backend
+from attncheck.execution import runner as module
+from attncheck.execution.call import CallCancelled, CallTimeout, RemoteError, WorkerDied, WorkerProcess
+from attncheck.execution.describing import DescribedWorkers, Question
+from attncheck.execution.environment import with_cache
+from attncheck.execution.implementation_selection import select_implementations
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.limits import Limits
+from attncheck.execution.process_tree import end_strays
+from attncheck.execution.runner import Group, GroupRunner, group_by_process, group_runners
+from attncheck.execution.sessions import Session, Step, run_session
+from attncheck.execution.user_call import own_backend
+from attncheck.execution.user_code import Target, UserImplementation, entry_of
+from attncheck.execution.worker import Computed, Failure, Outcome, Task
+from attncheck.plan import Plan
+from attncheck.reading.selection import select_cases
+from attncheck.store import VARIABLE, cache_folder
+
+RunnersOf = Callable[..., list[list[GroupRunner[str]]]]
+
+posix_only = pytest.mark.skipif(sys.platform == "win32", reason="POSIX processes")
+
+
+@pytest.fixture
+def worker() -> Iterator[WorkerProcess]:
+    made = WorkerProcess()
+    yield made
+    made.end()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def test_one_process_answers_one_call_after_the_other(worker: WorkerProcess) -> None:
+    assert worker.call(operator.add, 2, 3, seconds=30) == 5
+    assert worker.call(os.getpid, seconds=30) == worker.pid
+    assert worker.call(operator.mul, b"x", 2**22, seconds=30) == b"x" * 2**22
+    assert worker.call(os.getpid, seconds=30) == worker.pid != os.getpid()
+
+
+def test_what_is_raised_is_told_and_the_process_goes_on(worker: WorkerProcess) -> None:
+    with pytest.raises(RemoteError, match=r"^ZeroDivisionError: division by zero$"):
+        worker.call(operator.truediv, 1, 0, seconds=30)
+    with pytest.raises(RemoteError, match=r"^SystemExit: 3$"):
+        worker.call(sys.exit, 3, seconds=30)
+    with pytest.raises(RemoteError, match=r"^what it returned cannot be sent: TypeError$"):
+        worker.call(threading.Lock, seconds=30)
+    assert worker.call(operator.add, 2, 3, seconds=30) == 5
+
+
+def test_what_cannot_be_asked_is_the_caller_s_fault(worker: WorkerProcess) -> None:
+    with pytest.raises(TypeError, match="cannot pickle"):
+        worker.call(operator.is_, threading.Lock(), None, seconds=30)
+    assert worker.call(operator.add, 2, 3, seconds=30) == 5
+
+
+def test_a_call_ends_after_its_time_or_when_somebody_wants_it(worker: WorkerProcess) -> None:
+    worker.call(os.getpid, seconds=30)
+    begun = time.monotonic()
+    with pytest.raises(CallTimeout):
+        worker.call(time.sleep, 60, seconds=0.3)
+    assert 0.3 <= time.monotonic() - begun < 10
+    with pytest.raises(CallCancelled, match=r"^enough$"):
+        worker.call(os.getpid, seconds=30, look=lambda: "enough")
+
+
+@posix_only
+def test_a_process_that_ends_is_told_in_that_call_and_in_every_later_one(worker: WorkerProcess) -> None:
+    with pytest.raises(WorkerDied, match=r"^died with exit code -10 \(SIGUSR1\)$"):
+        worker.call(signal.raise_signal, signal.SIGUSR1, seconds=30)
+    for _ in range(2):
+        with pytest.raises(WorkerDied, match=r"before it was asked$"):
+            worker.call(os.getpid, seconds=30)
+
+
+def test_to_end_it_twice_does_no_harm_and_ends_a_call_under_way(worker: WorkerProcess) -> None:
+    worker.call(os.getpid, seconds=30)
+    threading.Timer(0.2, worker.end).start()
+    with pytest.raises(WorkerDied):
+        worker.call(time.sleep, 60, seconds=30)
+    worker.end()
+    assert not is_running(worker.pid)
+
+
+SCRIPT = """
+import os, time
+from pathlib import Path
+from attncheck.execution.call import WorkerProcess
+
+worker = WorkerProcess()
+child = worker.call(os.spawnlp, os.P_NOWAIT, "sleep", "sleep", "600", seconds=30)
+Path("pids.new").write_text(f"{worker.pid} {child}")
+Path("pids.new").rename("pids")
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are taken along as Linux has it")
+def test_what_a_killed_harness_has_left_is_ended_by_the_next_one_and_nothing_else(
+    tmp_path: Path, worker: WorkerProcess
+) -> None:
+    own = worker.call(os.spawnlp, os.P_NOWAIT, "sleep", "sleep", "600", seconds=30)
+    with subprocess.Popen([sys.executable, "-c", SCRIPT], cwd=tmp_path) as harness:
+        wait_until((tmp_path / "pids").is_file)
+        theirs, child = map(int, (tmp_path / "pids").read_text().split())
+        end_strays()
+        assert is_running(child)  # its harness lives
+        harness.send_signal(signal.SIGKILL)
+    wait_until(lambda: not is_running(theirs))
+    end_strays()  # or a harness beside this test, which may have been quicker
+    wait_until(lambda: not is_running(child))
+    assert is_running(own)
+    assert is_running(worker.pid)
+    worker.end()
+    assert not is_running(own)
+
+
+Invoke = Callable[..., tuple[int, str, str]]
+
+
+KERNEL = """
+import os
+from pathlib import Path
+import numpy as np
+
+def note(what):
+    with Path({folder!r}, what).open("a") as file:
+        file.write(f"{{os.getpid()}} {{os.environ['OMP_NUM_THREADS']}}\\n")
+
+note("loaded")
+print("hello from the top")
+
+def attention(query, key, value):
+    note("called")
+    scores = query @ np.swapaxes(key, -1, -2) * query.dtype.type(query.shape[-1] ** -0.5)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ value
+"""
+
+
+CASE = "attention/logits-of-eighty-leave-almost-all-weight-on-one-key"
+
+
+ONE = np.ones((1, 1, 2, 4), dtype=np.float32)
+
+
+TASK = Task("attention", {}, {"query": ONE, "key": ONE, "value": ONE})
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Path:
+    """Write kernel.py, which notes the processes that load it and that call it."""
+    path = tmp_path / "kernel.py"
+    path.write_text(KERNEL.format(folder=str(tmp_path)), encoding="utf-8")
+    return path
+
+
+def noted(folder: Path, what: str) -> list[list[str]]:
+    return [line.split() for line in (folder / what).read_text().splitlines()]
+
+
+def is_gone(pid: int) -> bool:
+    """Wait until a process has ended with all of its threads: its parent is not told before."""
+    deadline = monotonic() + 20
+    while psutil.pid_exists(pid) and not (
+        psutil.Process(pid).status() == psutil.STATUS_ZOMBIE and len(list(Path(f"/proc/{pid}/task").glob("*"))) <= 1
+    ):
+        if monotonic() > deadline:
+            return False
+        sleep(0.05)
+    return True
+
+
+def test_a_check_loads_a_kernel_once_logs_what_it_prints_and_calls_it_in_the_same_process(
+    kernel: Path, invoke: Invoke, tmp_path: Path
+) -> None:
+    code, _, err = invoke("check", CASE, "-i", f"{kernel}:attention", "--threads", "2", "-q", "--no-report")
+    assert (code, err) == (0, "")
+    ((pid, threads),) = noted(tmp_path, "loaded")
+    assert threads == "2"
+    called = noted(tmp_path, "called")
+    assert called
+    assert {each for each, _ in called} == {pid}
+    assert is_gone(int(pid))
+    (log,) = (tmp_path / "results" / "latest" / "logs").iterdir()
+    assert log.read_text() == "hello from the top\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("os.kill(os.getpid(), 9)", "its process died with exit code -9 (SIGKILL)"),
+        ("def broken(:", "cannot be loaded: SyntaxError"),
+    ],
+)
+def test_a_kernel_that_ends_its_process_as_it_is_loaded_is_a_message(
+    line: str, message: str, kernel: Path, invoke: Invoke
+) -> None:
+    kernel.write_text(f"import os\n{line}\n", encoding="utf-8")
+    code, out, err = invoke("check", CASE, "-i", f"{kernel}:attention")
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def described(workers: DescribedWorkers, kernel: Path) -> UserImplementation:
+    (found,) = select_implementations(None, [f"{kernel}:attention"], described=workers).implementations
+    assert isinstance(found.entry, UserImplementation)
+    return found.entry
+
+
+def test_a_process_is_handed_over_once_and_ended_where_nobody_takes_it(kernel: Path, tmp_path: Path) -> None:
+    with DescribedWorkers() as workers:
+        entry = described(workers, kernel)
+        ((pid, _),) = noted(tmp_path, "loaded")
+        worker = workers.take(entry, threads=1)
+        assert worker is not None
+        assert worker.pid == int(pid)
+        assert workers.take(entry, threads=1) is None
+    assert worker.is_alive
+    worker.end()
+    with DescribedWorkers() as workers:
+        described(workers, kernel)
+    assert is_gone(int(noted(tmp_path, "loaded")[1][0]))
+
+
+@pytest.mark.parametrize(("threads", "variables"), [(2, {}), (1, {"SOME_FLAG": "1"})])
+def test_a_process_that_was_prepared_otherwise_is_not_taken_and_ends(
+    threads: int, variables: dict[str, str], kernel: Path, tmp_path: Path
+) -> None:
+    with DescribedWorkers() as workers:
+        entry = replace(described(workers, kernel), environment=variables)
+        assert workers.take(entry, threads) is None
+        assert is_gone(int(noted(tmp_path, "loaded")[0][0]))
+
+
+def test_of_a_process_that_was_killed_meanwhile_a_run_starts_another(kernel: Path, tmp_path: Path) -> None:
+    with DescribedWorkers() as workers:
+        (found,) = select_implementations(None, [f"{kernel}:attention"], described=workers).implementations
+        killed = int(noted(tmp_path, "loaded")[0][0])
+        os.kill(killed, signal.SIGKILL)
+        assert is_gone(killed)
+        runner: GroupRunner[str] = GroupRunner(Group(found, ("float32",)), Limits(), tmp_path, described=workers)
+        outcome = runner.evaluate(TASK)
+        runner.close()
+    assert isinstance(outcome, Computed)
+    assert len(noted(tmp_path, "loaded")) == 2
+
+
+def test_a_worker_that_follows_the_first_is_loaded_anew(kernel: Path, tmp_path: Path) -> None:
+    text = kernel.read_text().replace('    note("called")\n', "    os._exit(7)\n")
+    kernel.write_text(text, encoding="utf-8")
+    with DescribedWorkers() as workers:
+        (found,) = select_implementations(None, [f"{kernel}:attention"], described=workers).implementations
+        runner: GroupRunner[str] = GroupRunner(Group(found, ("float32",)), Limits(), tmp_path, described=workers)
+        outcomes = [runner.evaluate(TASK), runner.evaluate(TASK)]
+        runner.close()
+    assert all(isinstance(each, Failure) and each.verdict == "crash" for each in outcomes)
+    assert len({pid for pid, _ in noted(tmp_path, "loaded")}) == 2
+
+
+def test_loading_begins_without_waiting_and_an_end_in_between_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "kernel.py"
+    begun = tmp_path / "begun"
+    path.write_text(
+        f"import os, pathlib, time\npathlib.Path({str(begun)!r}).write_text(str(os.getpid()))\ntime.sleep(600)\n"
+    )
+    with DescribedWorkers() as workers:
+        workers.begin(Question(Target.of(str(path))))
+        while not begun.is_file() or not begun.read_text():
+            sleep(0.02)
+    assert is_gone(int(begun.read_text()))
+
+
+LOUD = """\
+import os, sys
+def softmax(scores):
+    print("{name} in", os.getpid(), flush=True)
+    {action}
+    return numpy_backend.softmax(scores)
+"""
+
+
+REFUSING = """\
+pass
+def prepare(dtype, threads):
+    if "mode0_backend" in sys.modules:
+        raise RuntimeError("not beside another")
+def softmax(scores):
+    print("mode1 in", os.getpid(), flush=True)
+"""
+
+
+def task(number: float = 1.0) -> Task:
+    return Task("softmax", {}, {"scores": np.full((1, 1, 1, 2), number)})
+
+
+@pytest.fixture
+def runners_of(
+    tmp_path: Path, make_backend: Callable[..., BackendEntry], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., list[list[GroupRunner[str]]]]]:
+    """Return what makes runners of a framework whose modes do what is said of each before they are right."""
+    made: list[list[GroupRunner[str]]] = []
+
+    def make(*actions: str, bundled: bool = True, own_process: bool = False) -> list[list[GroupRunner[str]]]:
+        names = [f"mode{number}" for number in range(len(actions))]
+        modules = [
+            make_backend(name, LOUD.format(name=name, action=action)).module
+            for name, action in zip(names, actions, strict=True)
+        ]
+        modes = tuple(
+            Mode(name, each, "for tests", own_process=own_process) for name, each in zip(names, modules, strict=True)
+        )
+        entry = BackendEntry("some", "attncheck.backends.numpy_backend", ("numpy",), modes=modes)
+        monkeypatch.setattr(module, "EVERYTHING", {"some": entry} if bundled else {})
+        groups = [group for name in names for group in group_by_process(Implementation(entry, name), ["float64"])]
+        limits = Limits(case_seconds=20.0)
+        made.extend(group_runners(groups, limits, tmp_path))
+        return made
+
+    yield make
+    for together in made:
+        for each in together:
+            each.close()
+
+
+def pids(runner: GroupRunner[str], folder: Path) -> list[int]:
+    log = (folder / f"{runner.group.name}.txt").read_text(encoding="utf-8")
+    found = re.findall(r"^(mode[0-9]) in ([0-9]+)$", log, re.MULTILINE)
+    assert {mode for mode, _ in found} == {runner.group.implementation.mode}
+    return [int(pid) for _, pid in found]
+
+
+def answered(outcome: Outcome) -> bool:
+    return isinstance(outcome, Computed) and bool(np.all(outcome.stages["weights"] == 0.5))
+
+
+def test_modes_share_one_process_and_each_prints_to_its_own_log(runners_of: RunnersOf, tmp_path: Path) -> None:
+    ((first, second),) = runners_of("pass", "pass")
+    assert all(answered(each.evaluate(task())) for each in (first, second, first))
+    assert len(set(pids(first, tmp_path) + pids(second, tmp_path))) == 1
+    assert (len(pids(first, tmp_path)), len(pids(second, tmp_path))) == (2, 1)
+    assert first.description["version"] == np.__version__
+
+
+@pytest.mark.parametrize("how", [{"own_process": True}, {"bundled": False}])
+def test_what_is_configured_otherwise_or_is_not_bundled_has_a_process_of_its_own(
+    how: dict[str, bool], runners_of: RunnersOf, tmp_path: Path
+) -> None:
+    (first,), (second,) = runners_of("pass", "pass", **how)
+    assert all(answered(each.evaluate(task())) for each in (first, second))
+    assert pids(first, tmp_path) != pids(second, tmp_path)
+
+
+def test_dtypes_that_need_a_process_of_their_own_share_it_among_modes() -> None:
+    entry = module.EVERYTHING["jax"]
+    dtypes = ["float64", "float32", "float16"]
+    groups = [
+        group for mode in ("jit", "eager", "dpa_jit") for group in group_by_process(Implementation(entry, mode), dtypes)
+    ]
+    shared = {group.process for group in groups}
+    assert shared == {("jax", "float64"), ("jax",)}
+
+
+def test_a_mode_is_not_blamed_for_what_another_did_to_the_process(runners_of: RunnersOf, tmp_path: Path) -> None:
+    ((harmful, harmed),) = runners_of("sys.harmed = True", "os.abort() if hasattr(sys, 'harmed') else None")
+    assert answered(harmful.evaluate(task()))
+    assert answered(harmed.evaluate(task()))
+    assert answered(harmful.evaluate(task()))
+    assert answered(harmed.evaluate(task()))
+    died, alone, again = pids(harmed, tmp_path)
+    assert alone == again != died == pids(harmful, tmp_path)[0]
+
+
+def test_what_ends_its_process_alone_too_is_a_crash_and_harms_nobody(runners_of: RunnersOf, tmp_path: Path) -> None:
+    ((good, dying),) = runners_of("pass", "os.abort() if scores.max() == 2 else None")
+    assert answered(good.evaluate(task()))
+    outcome = dying.evaluate(task(2.0))
+    assert isinstance(outcome, Failure)
+    assert outcome.verdict == "crash"
+    assert "SIGABRT" in outcome.message
+    assert answered(dying.evaluate(task()))
+    assert answered(good.evaluate(task(2.0)))
+    assert len(set(pids(dying, tmp_path))) == 3  # shared, alone, and what replaced that
+
+
+def test_a_mode_that_cannot_start_beside_others_starts_alone(runners_of: RunnersOf, tmp_path: Path) -> None:
+    ((first, second),) = runners_of("pass", REFUSING)
+    assert answered(first.evaluate(task()))
+    assert answered(second.evaluate(task()))
+    assert pids(first, tmp_path) != pids(second, tmp_path)
+
+
+def test_a_runner_that_is_stopped_ends_the_process_that_it_shares(runners_of: RunnersOf, tmp_path: Path) -> None:
+    ((first, second),) = runners_of("pass", "pass")
+    assert answered(first.evaluate(task()))
+    (pid,) = pids(first, tmp_path)
+    second.stop()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(("bundled", "same"), [(True, False), (False, True)])
+def test_a_bundled_framework_makes_room_earlier_than_what_may_hold_a_model(
+    bundled: bool, same: bool, runners_of: RunnersOf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "_BUNDLED_MEMORY", 1)
+    ((runner,),) = runners_of("pass", bundled=bundled)
+    assert all(answered(runner.evaluate(task())) for _ in range(2))
+    assert (len(set(pids(runner, tmp_path))) == 1) == same
+
+
+Array = NDArray[Any]
+
+
+SHAPE = (2, 3, 9, 8)
+
+
+NUMBERS = np.random.default_rng(0)
+
+
+CALL = Task(
+    "attention",
+    {},
+    {name: NUMBERS.standard_normal(SHAPE).astype(np.float32) for name in ("query", "key", "value")},
+    stages=("output",),
+)
+
+
+def mean(query: Array, key: Array, value: Array) -> Array:
+    return np.broadcast_to(value.mean(-2, keepdims=True), query.shape).copy()
+
+
+def run(function: Callable[..., Any], *steps: Step) -> Any:
+    return run_session(own_backend(function, "attention", BACKENDS["numpy"]), Session(steps))
+
+
+def test_steps_are_done_in_order_and_each_as_often_as_it_says() -> None:
+    calls = []
+
+    def counted(query: Array, key: Array, value: Array) -> Array:
+        calls.append(len(calls))
+        return np.full(query.shape, len(calls), query.dtype)
+
+    first, silent, last = run(counted, Step(CALL), Step(CALL, times=5, returns=False), Step(CALL))
+    assert len(calls) == 7
+    assert [first.outcome.stages["output"].flat[0], last.outcome.stages["output"].flat[0]] == [1, 7]
+    assert isinstance(silent.outcome, Computed)
+    assert silent.outcome.stages == {}
+
+
+def test_an_input_that_is_written_is_found_and_spoils_no_other_call() -> None:
+    def writing(query: Array, key: Array, value: Array) -> Array:
+        value[0, 1, 2, 3] = 7
+        return mean(query, key, value)
+
+    first, second = run(writing, Step(CALL), Step(CALL))
+    for result in (first, second):
+        (changed,) = result.changed
+        assert (changed.name, changed.index, changed.after) == ("value", (0, 1, 2, 3), 7)
+        assert changed.before == float(CALL.inputs["value"][0, 1, 2, 3])
+        assert isinstance(result.outcome, Failure)
+
+
+def test_a_result_that_a_later_call_changes_is_found() -> None:
+    kept: list[Array] = []
+
+    def reusing(query: Array, key: Array, value: Array) -> Array:
+        out = kept[0] if kept else np.empty_like(query)
+        kept[:] = [out]
+        out[...] = mean(query, key, value) + len(seen)
+        seen.append(1)
+        return out
+
+    seen: list[int] = []
+    first, _ = run(reusing, Step(CALL, stays=True), Step(CALL))
+    (altered,) = first.altered
+    assert altered.name == "output"
+    assert altered.after == pytest.approx(altered.before + 1)
+    seen.clear()
+    kept.clear()
+    (alone,) = run(reusing, Step(CALL, stays=True))
+    assert alone.altered == ()
+
+
+def test_a_result_that_is_memory_of_an_input_is_found() -> None:
+    (result,) = run(lambda query, key, value: value[..., ::1], Step(CALL))
+    assert result.shared == (("output", "value"),)
+    (own,) = run(mean, Step(CALL))
+    assert own.shared == ()
+
+
+def test_memory_that_a_call_gets_was_full_of_nan_where_that_is_asked() -> None:
+    def careless(query: Array, key: Array, value: Array) -> Array:
+        return np.empty_like(query)
+
+    plain, poisoned = run(careless, Step(CALL), Step(CALL, nan_memory=True))
+    assert not np.isnan(plain.outcome.stages["output"]).all()
+    assert np.isnan(poisoned.outcome.stages["output"]).mean() > 0.5
+
+
+def test_a_backend_of_the_table_is_asked_alike() -> None:
+    first, second = run_session(numpy_backend, Session((Step(CALL, stays=True), Step(CALL, nan_memory=True))))
+    assert first.changed == first.altered == first.shared == ()
+    np.testing.assert_array_equal(first.outcome.stages["output"], second.outcome.stages["output"])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for entry in BACKENDS.values():
+        for name in (*entry.cache, *entry.without_cache):
+            monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_without_a_word_of_the_user_it_is_the_users_cache_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder().name == "attncheck"
+    assert tmp_path in cache_folder().parents or os.name != "posix"
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="nothing is kept on macOS")
+def test_a_framework_gets_a_folder_of_its_own_that_nobody_else_may_write(folder: Path) -> None:
+    environment = with_cache(BACKENDS["jax"], keep=True).environment
+    own = Path(environment["JAX_COMPILATION_CACHE_DIR"])
+    assert own.parent == folder
+    assert own.name.startswith("jax-")
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700
+    assert with_cache(BACKENDS["torch"], keep=True).environment["TORCHINDUCTOR_CACHE_DIR"] != str(own)
+
+
+def test_what_the_user_has_set_stands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/mine")
+    assert "JAX_COMPILATION_CACHE_DIR" not in with_cache(BACKENDS["jax"], keep=True).environment
+
+
+def test_it_can_be_switched_off(folder: Path) -> None:
+    environment = with_cache(BACKENDS["jax"], keep=False).environment
+    assert environment["JAX_ENABLE_COMPILATION_CACHE"] == "false"
+    assert "JAX_COMPILATION_CACHE_DIR" not in environment
+    assert not folder.exists()
+
+
+def test_a_folder_that_cannot_be_made_keeps_nothing_and_stops_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.write_text("a file")
+    assert with_cache(BACKENDS["jax"], keep=True).environment == BACKENDS["jax"].environment
+
+
+def test_an_own_implementation_shares_its_frameworks(folder: Path) -> None:
+    entry = entry_of(Target("kernel.py", "attention"), {"framework": "jax"}, None)
+    kept = with_cache(entry, keep=True)
+    assert kept.target == entry.target
+    assert kept.environment == with_cache(BACKENDS["jax"], keep=True).environment
+
+
+@pytest.mark.jax
+def test_what_one_worker_compiled_the_next_one_reads_and_computes_the_same(folder: Path, tmp_path: Path) -> None:
+    plan = Plan.of(select_cases(["attention/a-causal-row-sees-its-own-key-and-earlier-ones"]).cases, ["float32"])
+    results = []
+    for _ in range(2):
+        runner: GroupRunner[int] = GroupRunner(
+            Group(Implementation(BACKENDS["jax"], "eager"), ("float32",)), Limits(), tmp_path
+        )
+        outcome = runner.evaluate(plan.task(plan.units[0]))
+        runner.close()
+        assert isinstance(outcome, Computed), outcome
+        entries = {path.name: path.stat().st_mtime_ns for path in folder.rglob("*-cache")}
+        results.append((entries, {stage: array.tobytes() for stage, array in outcome.stages.items()}))
+    assert len(results[0][0]) > 5
+    assert results[0] == results[1]

@@ -1,0 +1,271 @@
+"""Parts of scripts: arrays, code that stands alone, and what stages are held against."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from attncheck.backends import EVERYTHING
+from attncheck.judging.judge_stages import failing_elements
+from attncheck.judging.truth import Truth, truth_of_case
+from attncheck.oracle.sampling import rows_of_stage
+from attncheck.reading.case import Case
+from attncheck.reading.dtypes import numpy_dtype
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.repro.code import NotSeparable, copied, inlined, read_module
+from attncheck.repro.expected import expected_of, written
+from attncheck.repro.parts import judge, unpack, wrong_elements
+
+Module = Callable[[str, str], None]
+
+RANDOM = np.random.default_rng(3)
+
+
+PAYLOAD = np.array([0x7FC00001, 0xFFC00000], np.uint32).view(np.float32)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        RANDOM.normal(size=(2, 3, 4)),
+        RANDOM.normal(size=(2, 3, 4)).astype(np.float32) * np.float32(1e-39),
+        RANDOM.normal(size=(30, 40)).astype(np.float16),
+        RANDOM.normal(size=(2, 5)).astype(ml_dtypes.bfloat16),
+        RANDOM.normal(size=(40, 50)).astype(ml_dtypes.bfloat16),
+        np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e308, 5e-324]),
+        PAYLOAD,
+        np.array([[True, False], [False, False]]),
+        np.arange(5),
+        np.zeros((2, 0, 3), np.float32),
+        np.float64(0.1).reshape(()),
+        RANDOM.normal(size=(4, 6)).T,
+        np.frombuffer(RANDOM.bytes(64 * 4), np.float32),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("margin", [0, 8])
+def test_an_array_is_read_back_bit_for_bit(array: NDArray[Any], margin: int) -> None:
+    text = written(array, margin)
+    names = {"np": np, "ml_dtypes": ml_dtypes, "inf": np.inf, "nan": np.nan, "unpack": unpack}
+    read = eval(text, names)
+    assert read.dtype == array.dtype
+    assert read.shape == array.shape
+    assert read.tobytes() == array.tobytes()
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_small_array_is_written_as_people_write_it() -> None:
+    assert written(np.array([[0.1, -2]], np.float32)) == "np.array([[ 0.1, -2. ]], np.float32)"
+    assert written(np.array([True])) == "np.array([ True], bool)"
+
+
+def test_a_large_array_takes_lines_and_less_room_where_it_repeats_itself() -> None:
+    text = written(np.tile(RANDOM.normal(size=10), 1000))
+    assert text.startswith('unpack("float64", (10000,), """\n')
+    assert len(text) < 1000
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
+    """Write a module that is taken for one of ours."""
+    import attncheck
+
+    monkeypatch.setattr(attncheck, "__path__", [*attncheck.__path__, str(tmp_path)])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def write(name: str, text: str) -> None:
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+
+    yield write
+    read_module.cache_clear()
+
+
+def run(code: str) -> dict[str, Any]:
+    names: dict[str, Any] = {"SimpleNamespace": SimpleNamespace}
+    exec(f"from __future__ import annotations\n{code}", names)
+    return names
+
+
+def test_what_is_used_comes_along_and_the_rest_stays_behind(module: Module) -> None:
+    module(
+        "first",
+        '"""First."""\nimport math\nimport os\n\nBASE = 2\n# Why it is doubled.\nDOUBLE = BASE * 2\n\n\n'
+        "def unused():\n    return os.name\n\n\ndef root(number):\n    return math.sqrt(number * DOUBLE)\n",
+    )
+    module(
+        "second",
+        '"""Second."""\nfrom attncheck import first as whole\n'
+        "from attncheck.first import DOUBLE as TWICE\n"
+        "\n\ndef root(number):\n    return whole.root(number) + TWICE\n",
+    )
+    code = inlined("attncheck.second", {"root"})
+    assert run(code)["second"].root(4) == 8.0
+    assert "os" not in code.replace("cos", "").split()
+    assert "unused" not in code
+    assert "# Why it is doubled." in code
+    assert "attncheck" not in code
+
+
+def test_names_that_two_modules_share_do_not_meet(module: Module) -> None:
+    module("first", "def helper():\n    return 1\n\n\ndef told():\n    return helper()\n")
+    module(
+        "second",
+        "from attncheck.first import told\n\n\ndef helper():\n    return 2\n\n\ndef both():\n"
+        "    return told(), helper()\n",
+    )
+    assert run(inlined("attncheck.second", ["both"]))["second"].both() == (1, 2)
+
+
+@pytest.mark.parametrize("statement", ["print('hello')", "from os import *"])
+def test_a_module_that_does_more_than_define_is_refused(statement: str, module: Module) -> None:
+    module("first", f"{statement}\n\n\ndef told():\n    return 1\n")
+    with pytest.raises(NotSeparable, match="first, line 1"):
+        inlined("attncheck.first", ["told"])
+
+
+def test_functions_are_copied_as_they_stand() -> None:
+    code = copied("attncheck.repro.parts", {"unpack"})
+    assert code.startswith("import base64\nimport zlib\n")
+    assert "def run(" not in code
+    assert run(f"Any = None\n{code}")["unpack"]("float64", (0,), "eJwDAAAAAAE=").shape == (0,)
+
+
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_every_mode_of_every_backend_can_be_taken_apart(name: str) -> None:
+    for mode in EVERYTHING[name].all_modes.values():
+        names = {"prepare", "from_numpy", "to_numpy"} if mode.attribute is None else {mode.attribute}
+        code = inlined(mode.module, names)
+        compile(code, mode.module, "exec")
+        assert "attncheck." not in code
+
+
+ATTENTION = """
+inputs:
+  query: {draw: randn, shape: [1, 2, 9, 4]}
+  key: {draw: randn, shape: [1, 2, 8, 4]}
+  value: {draw: randn, shape: [1, 2, 8, 4]}
+"""
+
+
+CAUSAL = f"options: {{is_causal: true}}\n{ATTENTION}"
+
+
+EMPTY_ROWS = """
+options: {empty_rows: CONVENTION}
+inputs:
+  query: {draw: randn, shape: [1, 1, 2, 4]}
+  key: {draw: randn, shape: [1, 1, 3, 4]}
+  value: {draw: randn, shape: [1, 1, 3, 4]}
+  mask: {values: [[0, 0, 0], [1, 0, 1]]}
+"""
+
+
+NAN = """
+allow_nonfinite: true
+inputs:
+  query: {values: [[.nan, 1], [1, 2]]}
+  key: {values: [[1, 2], [3, 4], [5, 6]]}
+  value: {values: [[1, 2], [3, 4], [5, 6]]}
+  mask: {values: [[1, 0, 1], [1, 1, 1]]}
+"""
+
+
+LARGE = """
+inputs:
+  query: {values: [[60000, 60000]]}
+  key: {values: [[60000, 60000], [1, 0]]}
+  value: {values: [[1, 2], [3, 4]]}
+"""
+
+
+MANY_ROWS = """
+inputs:
+  query: {draw: randn, shape: [1, 1, 4100, 2]}
+  key: {draw: randn, shape: [1, 1, 65, 2]}
+  value: {draw: randn, shape: [1, 1, 65, 3]}
+"""
+
+
+def class_of(dtype: str) -> str:
+    return "native" if dtype in ("float64", "float32") else "eager"
+
+
+def truth_of(case: Case, dtype: str) -> Truth:
+    return truth_of_case(case, dtype, convert_inputs(case, make_exact_inputs(case), dtype))
+
+
+def spoiled(truth: Truth, stage: str, shape: tuple[int, ...], random: np.random.Generator) -> NDArray[Any]:
+    """Return a stage whose errors are about as large as the bounds, some of them NaN and infinite."""
+    exact, max_error = truth.exact[stage].high, truth.bounds(class_of(truth.dtype))[stage].max_error
+    with np.errstate(all="ignore"):
+        near = exact + max_error * random.uniform(-1.5, 1.5, exact.shape)
+        near[random.uniform(size=exact.shape) < 0.3] = 0
+        near = np.where(random.uniform(size=exact.shape) < 0.3, exact, near)
+        odd = random.choice([np.nan, np.inf, -np.inf], exact.shape)
+        kept = np.where(random.uniform(size=exact.shape) < 0.1, odd, near)
+        if truth.query_rows is None or kept.shape == shape:
+            return kept.astype(numpy_dtype(truth.dtype))
+        whole = np.zeros(shape)
+        whole[..., truth.query_rows, :] = kept
+        return whole.astype(numpy_dtype(truth.dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ATTENTION,
+        CAUSAL,
+        NAN,
+        LARGE,
+        MANY_ROWS,
+        *(EMPTY_ROWS.replace("CONVENTION", convention) for convention in ("zero", "uniform", "nan")),
+    ],
+    ids=["plain", "causal", "nan", "large", "many rows", "zero", "uniform", "nan rows"],
+)
+def test_the_script_finds_wrong_what_the_judge_finds_wrong(
+    one_case: Callable[..., Case], fields: str, dtype: str
+) -> None:
+    case = one_case("attention", f"dtypes: [{dtype}]\n{fields}")
+    truth = truth_of(case, dtype)
+    random = np.random.default_rng(7)
+    found = 0
+    for stage in ("scores", "masked", "weights", "output"):
+        if stage not in truth.exact:
+            continue
+        shape = case.stage_shapes[stage]
+        expected = expected_of(truth, stage, shape, class_of(dtype))
+        for _ in range(5):
+            computed = spoiled(truth, stage, shape, random)
+            kept = rows_of_stage(stage, computed, truth.query_rows)
+            by_judge = failing_elements(truth, stage, kept, class_of(dtype))
+            by_script, _, _ = wrong_elements(kept.astype(np.float64), expected)
+            np.testing.assert_array_equal(by_script, by_judge)
+            is_right, told = judge(computed, expected, dtype)
+            assert is_right == (not by_judge.any()), told
+            found += int(by_judge.sum())
+    assert found or dtype == "float16", "something has to be wrong for this to say anything"
+
+
+def test_what_is_open_is_right_whatever_it_is(one_case: Callable[..., Case]) -> None:
+    # Where a mask forbids the key of a query that holds NaN, selection gives -inf and addition NaN.
+    case = one_case("attention", NAN)
+    expected = expected_of(truth_of(case, "float32"), "masked", case.stage_shapes["masked"], "native")
+    assert expected.exact is not None
+    for anything in (np.nan, -np.inf, 3):
+        computed = expected.exact.astype(np.float32)
+        computed[0, 0, 0, 1] = anything
+        assert judge(computed, expected, "float32")[0]
+    computed[0, 0, 0, 0] = 3  # NaN is right there, and nothing else
+    is_right, told = judge(computed, expected, "float32")
+    assert not is_right
+    assert "is WRONG at 1 of 6 elements; 1 of 6 numbers have no exact answer\n" in told
+    assert "most at [0, 0, 0, 0]: computed 3, exact nan, off by inf" in told

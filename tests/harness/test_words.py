@@ -1,0 +1,474 @@
+"""What is written for people and read from them: words, verdicts, elements, progress, commands, configuration."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from itertools import permutations
+from pathlib import Path
+from threading import Event
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.progress import Progress
+
+from attncheck import elements, progress
+from attncheck.backends import BACKENDS
+from attncheck.cli.explaining import script_name
+from attncheck.commands import command, joined, words_again, words_of
+from attncheck.config import Config, read_config
+from attncheck.elements import DocumentLayout, index_from, layout_of, stored_index, written_element
+from attncheck.errors import ExitCode, UsageError
+from attncheck.execution.implementation_selection import select_callable, select_implementations
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.limits import Limits
+from attncheck.listings import case_lines, list_cases
+from attncheck.progress import MAX_FAILURES_SHOWN, Pace, ProgressBar, ProgressLines, duration, show_progress
+from attncheck.reading.selection import select_cases
+from attncheck.verdicts import Verdict, worst
+from attncheck.wording import counted, expected, listed, listed_or
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 cases"), (1, "1 case"), (2, "2 cases"), (2000, "2,000 cases")])
+def test_counts(number: int, text: str) -> None:
+    assert counted(number, "case") == text
+
+
+@pytest.mark.parametrize(
+    ("names", "text"), [([], ""), (["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b and c")]
+)
+def test_lists(names: list[str], text: str) -> None:
+    assert listed(names) == text
+    assert listed(iter(names)) == text
+
+
+@pytest.mark.parametrize(("names", "text"), [([], ""), (["a"], "a"), (["a", "b", "c"], "a, b or c")])
+def test_choices(names: list[str], text: str) -> None:
+    assert listed_or(names) == text
+
+
+DTYPES = ["float64", "bfloat16", "int8"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("bflaot16", "did you mean bfloat16? (expected float64, bfloat16, int8)"),
+        ("Int8", "did you mean int8? (expected float64, bfloat16, int8)"),
+        ("complex", "expected float64, bfloat16, int8"),
+        ("", "expected float64, bfloat16, int8"),
+        ("x" * 100_000, "expected float64, bfloat16, int8"),
+    ],
+    ids=["letters swapped", "capitals", "nothing near", "nothing", "endless"],
+)
+def test_what_is_nearly_called_so_is_asked_for(name: str, said: str) -> None:
+    assert expected(name, DTYPES, one_of=False) == said
+
+
+def test_a_command_takes_the_place_of_a_list_where_something_is_near() -> None:
+    assert (
+        expected("flaot64", DTYPES, "`attncheck list dtypes`")
+        == "did you mean float64? (`attncheck list dtypes` lists all)"
+    )
+    assert expected("word", DTYPES, "`attncheck list dtypes`") == "expected one of float64, bfloat16, int8"
+
+
+HARMLESS_FIRST = [
+    "agree",
+    "unverified",
+    "unsupported",
+    "misprint",
+    "semantic",
+    "numeric",
+    "nonfinite",
+    "dtype",
+    "shape",
+    "xpass",
+    "untried",
+    "error",
+    "timeout",
+    "crash",
+]
+
+
+EXIT_CODES = {
+    0: {"agree", "unverified", "unsupported"},
+    1: {"misprint", "semantic", "numeric", "nonfinite", "dtype", "shape", "xpass"},
+    3: {"untried", "error", "timeout", "crash"},
+}
+
+
+def test_verdicts_are_written_as_their_words() -> None:
+    assert [str(verdict) for verdict in Verdict] == HARMLESS_FIRST
+    assert Verdict("numeric") is Verdict.NUMERIC
+
+
+def test_severity_follows_the_order_from_harmless_to_severe() -> None:
+    assert sorted(Verdict, key=lambda verdict: verdict.severity) == [Verdict(word) for word in HARMLESS_FIRST]
+    assert len({verdict.severity for verdict in Verdict}) == len(HARMLESS_FIRST)
+
+
+def test_each_verdict_has_the_exit_code_of_the_design() -> None:
+    assert {word: Verdict(word).exit_code for word in HARMLESS_FIRST} == {
+        word: ExitCode(code) for code, words in EXIT_CODES.items() for word in words
+    }
+
+
+@pytest.mark.parametrize(("milder", "graver"), [("agree", "unsupported"), ("misprint", "numeric"), ("shape", "error")])
+def test_the_worst_of_several_wins_in_any_order(milder: str, graver: str) -> None:
+    for order in permutations([Verdict(milder), Verdict(graver), Verdict.AGREE]):
+        assert worst(list(order)) is Verdict(graver)
+
+
+def test_the_worst_of_none_is_that_all_agree() -> None:
+    assert worst([]) is Verdict.AGREE
+
+
+PACKAGE = Path(elements.__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("index", "name", "expected"),
+    [
+        ((0, 2, 8, 4), "output", "output[0, 2, 8, 4]"),
+        ("0,2,8,4", "output", "output[0, 2, 8, 4]"),
+        ("3", "", "[3]"),
+        ("", "largest", "largest"),
+        ("", "", "[]"),
+    ],
+)
+def test_an_element_is_written_behind_its_array(index: str | tuple[int, ...], name: str, expected: str) -> None:
+    assert written_element(index, name) == expected
+
+
+def test_what_results_keep_is_read_back() -> None:
+    assert stored_index((0, 12, 3)) == "0,12,3"
+    assert index_from("0,12,3") == (0, 12, 3)
+    assert index_from("") == ()
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_transposed", "expected"),
+    [
+        ((1, 1, 4, 5), False, "w[2, 3]"),
+        ((1, 1, 4, 5), True, "w[3, 2]"),
+        ((1, 2, 4, 5), False, "w[0, 2, 3]"),
+        ((1, 1, 1, 5), False, "w[3]"),
+        ((2, 1, 4, 5), True, "w[0, 0, 3, 2]"),
+        ((4, 5), False, "w[0, 0, 2, 3]"),
+    ],
+)
+def test_a_document_counts_without_leading_axes_of_length_1(
+    shape: tuple[int, ...], is_transposed: bool, expected: str
+) -> None:
+    index = (0, 0, 0, 3) if shape == (1, 1, 1, 5) else (0, 0, 2, 3)
+    assert written_element(index, "w", DocumentLayout(shape, is_transposed)) == expected
+
+
+def test_a_single_element_keeps_one_axis() -> None:
+    assert written_element("0,0,0,0", layout=DocumentLayout((1, 1, 1, 1))) == "[0]"
+
+
+def test_only_a_document_has_a_layout_of_its_own() -> None:
+    assert layout_of("w", (1, 1, 4, 5), [("w", True)], is_document=False) is None
+    assert layout_of("w", (1, 1, 4, 5), [("w", True)], is_document=True) == DocumentLayout((1, 1, 4, 5), True)
+    assert layout_of("x", (1, 1, 4, 5), [("w", True)], is_document=True) == DocumentLayout((1, 1, 4, 5), False)
+
+
+def test_nothing_else_writes_an_index() -> None:
+    """Brackets around what is joined with commas, or around an index of a row: that is another way of writing."""
+    other_way = re.compile(r"\[\{', ?'\.join\(map\(str|\[\{row(\.index|\['index'\])\}\]|\[\{index\}\]")
+    folders = [PACKAGE, *(PACKAGE.parent / name for name in ("reports", "benchmarks"))]
+    found = [
+        f"{path.name}: {line.strip()}"
+        for folder in folders
+        for path in folder.rglob("*.py")
+        if path.name != "elements.py"
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if other_way.search(line)
+    ]
+    assert found == []
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_line_says_how_far_the_run_is_and_what_failed() -> None:
+    clock, written = Clock(), list[str]()
+    lines = ProgressLines(written.append, Pace(clock))
+    lines.update(0, 2000)
+    lines.tick()
+    assert written == []  # workers are started: there is no rate yet
+    clock.now += 60
+    lines.update(1, 2000)
+    lines.tick()
+    clock.now += 10
+    lines.update(501, 2000)
+    lines.fail("numpy.eager: a")
+    lines.tick()
+    lines.update(2000, 2000)
+    lines.tick()
+    assert written == [
+        "attncheck: 1 of 2,000 evaluations, 0 failing",
+        "attncheck: 501 of 2,000 evaluations, 1 failing, 50 a second, 30 s left",
+    ]
+
+
+def test_an_evaluation_that_hangs_makes_the_rate_smaller() -> None:
+    clock = Clock()
+    pace = Pace(clock)
+    pace.update(1, 10)
+    clock.now += 2
+    pace.update(5, 10)
+    assert str(pace) == "5 of 10 evaluations, 0 failing, 2 a second, 2 s left"
+    clock.now += 8
+    assert str(pace) == "5 of 10 evaluations, 0 failing, 0.4 a second, 12 s left"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1:00 min"), (187, "3:07 min"), (3599, "59:59 min"), (3720, "1:02 h")],
+)
+def test_a_time_is_written_as_people_do(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_above_a_bar_stand_the_first_failures_and_the_others_are_counted() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=60, highlight=False, markup=False, emoji=False)
+    shown = Progress("{task.fields[failures]} failing", console=console, auto_refresh=False)
+    bar = ProgressBar(shown)
+    for number in range(MAX_FAILURES_SHOWN + 5):
+        bar.fail(f"numpy.eager: case-{number} [float64]: numeric at weights[bold]")
+    bar.update(30, 60)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    for number in range(MAX_FAILURES_SHOWN + 5):
+        line = f"case-{number} [float64]: numeric at weights[bold]"
+        assert (line in text) is (number < MAX_FAILURES_SHOWN)
+    assert text.count("further failures are counted below") == 1
+    [task] = shown.tasks
+    assert (task.completed, task.total, task.fields["failures"]) == (30, 60, MAX_FAILURES_SHOWN + 5)
+
+
+def test_where_there_is_no_terminal_lines_come_on_standard_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.001)
+    written = Event()
+    write = sys.stderr.write
+    monkeypatch.setattr(sys.stderr, "write", lambda text: (written.set(), write(text))[1])
+    with show_progress(visible=True) as shown:
+        assert isinstance(shown, ProgressLines)
+        shown.update(1, 7)
+        shown.fail("numpy.eager: a")
+        assert written.wait(60)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert set(err.splitlines()[1:]) <= {line for line in err.splitlines() if "1 of 7 evaluations, 1 failing" in line}
+    assert err.startswith("attncheck: 1 of 7 evaluations, ")
+
+
+def test_what_is_not_visible_shows_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_every", pytest.fail)
+    with show_progress(visible=False) as shown:
+        shown.update(1, 2)
+        shown.fail("numpy.eager: a")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_reader_that_is_gone_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    stream.close()
+    monkeypatch.setattr(sys, "stderr", stream)
+    progress._to_standard_error("attncheck: a line")
+
+
+def test_a_case_says_what_it_computes_on_what() -> None:
+    (record,) = list_cases(select_cases(["attention/a-bias-of-minus-infinity-everywhere-empties-a-row-too"]))
+    assert record["operation"] == "attention"
+    assert record["shape"] == "B=1 H=1 Lq=2 Lk=3 D=5 Dv=2"
+    assert record["dtypes"] == ["float64", "float32"]
+    assert record["tags"] == ["empty-row", "additive-bias"]
+    assert list(case_lines([record])) == [
+        "attention/a-bias-of-minus-infinity-everywhere-empties-a-row-too",
+        "  attention  B=1 H=1 Lq=2 Lk=3 D=5 Dv=2  f64 f32  empty-row, additive-bias",
+    ]
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[str]:
+    return list(case_lines(list_cases(select_cases(["kernel_shapes/*", "gradients/*", "attention/*"]))))
+
+
+def test_columns_stand_below_each_other_and_fit_100(lines: list[str]) -> None:
+    described = [line for line in lines if line.startswith("  ") and line[2] != " "]
+    ids = [line for line in lines if not line.startswith(" ")]
+    assert len(described) == len(ids) > 100
+    starts = {line.index(" B=") for line in described if " B=" in line}
+    assert len(starts) == 1
+    long = [line for line in lines if line.startswith(" ") and len(line) > 100]
+    assert len(long) < len(described) / 10
+
+
+def test_no_tag_is_lost(lines: list[str]) -> None:
+    text = "\n".join(lines)
+    for case in list_cases(select_cases(["kernel_shapes/*"])):
+        for tag in case["tags"]:
+            assert tag in text
+
+
+def test_nothing_selected_has_no_line() -> None:
+    assert list(case_lines([])) == []
+
+
+NUMPY = Implementation(BACKENDS["numpy"])
+
+
+KERNEL = "def attention(query, key, value):\n    return value\n"
+
+
+def test_ordinary_words_stay_as_people_write_them() -> None:
+    assert joined(["attncheck", "explain", "a/b-c", "my.py:f", "--dtype", "float32"]) == (
+        "attncheck explain a/b-c my.py:f --dtype float32"
+    )
+    assert joined(["attncheck", "show", "it's/a b"]) == "attncheck show 'it'\"'\"'s/a b'"
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no Bash")
+@given(st.lists(st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"])), max_size=20))
+def test_a_shell_reads_every_word_back(words: list[str]) -> None:
+    text = joined(["printf", "%s\\0", "first", *words])
+    assert text.isprintable()
+    assert not any(each in text for each in ('"""', "`", "```"))
+    done = subprocess.run(["bash", "-c", text], capture_output=True, check=True)
+    assert done.stdout.decode().split("\0")[1:-1] == words
+
+
+def test_what_looks_like_an_option_is_given_as_a_file() -> None:
+    words = ["-k.py:f", "--framework", "torch"]
+    assert command("explain", {"id": "-x/a"}, words, "float64") == (
+        "attncheck explain ./-x/a ./-k.py:f --dtype float64 --framework torch"
+    )
+    assert command("repro", {"id": "o/a-case", "path": "/my files/o.yaml"}, ["numpy.eager"], "float64") == (
+        "attncheck repro '/my files/o.yaml::a-case' numpy.eager --dtype float64"
+    )
+
+
+def test_a_bundled_implementation_is_named_by_its_name_even_where_a_run_did_not_say() -> None:
+    assert words_again([NUMPY], Limits(), Path("elsewhere")) == {"numpy.eager": ["numpy.eager"]}
+    assert words_of("torch.sdpa", {}) == ["torch.sdpa"]
+    assert words_of("mine.attention", {}) == []
+
+
+def test_limits_that_are_not_as_ever_are_said() -> None:
+    limits = Limits(threads=2, case_seconds=0.5, hard_memory_limit=3 * 2**29)
+    assert words_again([NUMPY], limits, None) == {
+        "numpy.eager": ["numpy.eager", "--threads", "2", "--time-limit", "0.5", "--memory-limit", "1.5"]
+    }
+
+
+def test_an_own_one_is_named_as_it_was_given_with_its_framework_and_where_its_results_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my kernel.py").write_text(KERNEL, encoding="utf-8")
+    (own,) = select_implementations(None, ["my kernel.py:attention"], "numpy").implementations
+    words = ["my kernel.py:attention", "--framework", "numpy"]
+    assert words_again([own], Limits(), Path("results/latest")) == {own.name: words}
+    assert words_again([own], Limits(), Path("my results")) == {own.name: [*words, "--results", "my results"]}
+    assert words_again([own], Limits(), None) == {own.name: words}
+
+
+def test_an_object_has_no_name_on_a_command_line() -> None:
+    own = select_callable(lambda query, key, value: value, None, None)
+    assert words_again([own], Limits(), None) == {}
+
+
+LONG = "file/" + "-".join(["word"] * 20)
+
+
+def test_a_short_name_is_kept() -> None:
+    assert (
+        script_name("folder/file/a-short-name", "torch.sdpa", "float32") == "repro_a_short_name_torch.sdpa_float32.py"
+    )
+
+
+def test_long_names_that_begin_alike_stay_apart() -> None:
+    first, second = (script_name(f"{LONG}-{end}", "numpy.eager", "float64") for end in ("one", "two"))
+    assert first != second
+    assert first == script_name(f"{LONG}-one", "numpy.eager", "float64")
+    assert len(first) == len("repro_") + 60 + len("_numpy.eager_float64.py")
+
+
+def test_no_two_cases_of_the_corpus_share_a_name() -> None:
+    names = Counter(script_name(case.id, "numpy.eager", "float32") for case in select_cases(tiles=[48]).cases)
+    assert max(names.values()) == 1
+
+
+def project(folder: Path, text: str) -> Path:
+    (folder / "pyproject.toml").write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_the_nearest_section_counts_and_its_paths_start_at_its_file(tmp_path: Path) -> None:
+    project(tmp_path, '[tool.attncheck]\ncases = ["own"]\nexpected_failures = ["known.yaml"]\n')
+    (tmp_path / "own").mkdir()
+    (tmp_path / "known.yaml").touch()
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    project(inner, "[project]\nname = 'other'\n")
+    assert read_config(inner) == Config((str(tmp_path / "own"),), (tmp_path / "known.yaml",))
+
+
+def test_without_a_section_there_is_nothing(tmp_path: Path) -> None:
+    assert read_config(project(tmp_path, "[tool.other]\nx = 1\n")) == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[tool.attncheck]\ncase = []\n", "tool.attncheck.case: unknown; expected cases, expected_failures"),
+        ("[tool.attncheck]\ncases = 'own'\n", "tool.attncheck.cases: expected a list of paths"),
+        ("[tool.attncheck]\ncases = ['gone']\n", "tool.attncheck.cases: there is no"),
+        ("[tool]\nattncheck = 3\n", "tool.attncheck: expected a table"),
+        ("[tool.attncheck\n", "cannot be read"),
+    ],
+)
+def test_a_section_that_says_nothing_sensible_is_a_usage_error(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        read_config(project(tmp_path, text))
+    assert message in str(error.value)
+    assert "pyproject.toml" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tool = 3\n", None),
+        ("x = " + "[" * 2000 + "]" * 2000 + "\n", "nested too deep"),
+        (f"x = {'9' * 5000}\n", "cannot be read"),
+        ("[tool.attncheck]\ncases = ['a\\u0000b']\n".replace("'", '"'), "there is no"),
+        (f"[tool.attncheck]\ncases = ['{'x' * 5000}']\n", "there is no"),
+        ('[tool.attncheck]\n"a\\nb" = 1\n', "tool.attncheck.'a\\nb': unknown"),
+    ],
+)
+def test_what_is_hostile_is_told_in_one_line_or_is_no_section(tmp_path: Path, text: str, words: str | None) -> None:
+    project(tmp_path, text)
+    if words is None:
+        assert read_config(tmp_path) == Config()
+        return
+    with pytest.raises(UsageError) as error:
+        read_config(tmp_path)
+    assert words in str(error.value)
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 1000
