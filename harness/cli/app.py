@@ -63,8 +63,7 @@ class _CommandLine(typer.Typer):
 
 
 def _position(command: CommandInfo) -> int:
-    name = command.name or getattr(command.callback, "__name__", "")
-    return list(MODULES).index(name)
+    return list(MODULES).index(str(command.name or getattr(command.callback, "__name__", "")))
 
 
 app = _CommandLine(
