@@ -255,7 +255,8 @@ def test_several_workers_of_one_framework_come_to_what_one_comes_to(
     cases = select_cases(["softmax", "masking", "scoring", "attention"]).cases
     chosen = bundled_implementations(["numpy"])
     alone = run_cases(cases, chosen, Settings(tmp_path / "alone", limits=Limits(workers=1), store=NO_STORE))
-    monkeypatch.setattr(run, "available_processors", lambda: 3)
+    for module in (run, local):
+        monkeypatch.setattr(module, "available_processors", lambda: 3)
     monkeypatch.setattr(shared_work, "MIN_SECONDS_LEFT", 0.0)
     monkeypatch.setattr(local, "CHUNK", 2)
     monkeypatch.setattr(shared_work, "CHUNK", 2)
