@@ -54,7 +54,7 @@ FAULTS: tuple[Fault, ...] = (
         "return self in (Tier.STATISTICAL, Tier.PROVEN)",
         "return self is Tier.PROVEN",
         "the statistical tier fails nothing",
-        "harness/judging/test_tiers.py",
+        "harness/judging/test_tiers.py harness/judging/test_judge_stages.py harness/judging/test_judge.py",
     ),
     _fault(
         "tier_bound_doubled",
@@ -554,14 +554,14 @@ def copy_tree(reference: str | None, folder: Path) -> Tree:
     return tree
 
 
-def try_fault(tree: Tree, fault: Fault, seconds: float) -> tuple[str, str]:
+def try_fault(tree: Tree, fault: Fault, seconds: float, *, folders: bool = True) -> tuple[str, str]:
     """Put a fault in, run the tests, and take it out: what became of it, and the test that failed or why none did."""
     if (count := tree.occurrences(fault)) != 1:
         return "outdated", f"its old text is there {count} times"
     text = (tree.folder / fault.file).read_text(encoding="utf-8")
     why = "no test fails"
-    named, folders = tree.existing(fault.tests), tree.folders(fault.tests)
-    for tests in filter(None, (named, folders if folders != named else [])):
+    named, rest = tree.existing(fault.tests), tree.folders(fault.tests) if folders else []
+    for tests in filter(None, (named, rest if rest != named else [])):
         tree.put(fault.file, text.replace(fault.old, fault.new))
         try:
             code, printed = tree.run(tests, seconds)
@@ -580,11 +580,13 @@ def try_fault(tree: Tree, fault: Fault, seconds: float) -> tuple[str, str]:
     return "missed", why
 
 
-def results(tree: Tree, faults: Sequence[Fault], seconds: float) -> Iterator[tuple[Fault, str, str, float]]:
+def results(
+    tree: Tree, faults: Sequence[Fault], seconds: float, *, folders: bool
+) -> Iterator[tuple[Fault, str, str, float]]:
     """Try faults one after the other."""
     for fault in faults:
         began = time.monotonic()
-        yield fault, *try_fault(tree, fault, seconds), time.monotonic() - began
+        yield fault, *try_fault(tree, fault, seconds, folders=folders), time.monotonic() - began
 
 
 def main() -> int:
@@ -593,6 +595,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="beginnings of names; default: all")
     parser.add_argument("--tree", metavar="COMMIT", help="another tree than the one that is checked out")
     parser.add_argument("--limit", type=float, default=300.0, metavar="SECONDS", help="for the tests of a fault")
+    parser.add_argument("--named", action="store_true", help="run the named tests alone, not their folders")
     parser.add_argument("--check", action="store_true", help="look for the old texts alone")
     given = parser.parse_args()
     faults = [fault for fault in FAULTS if not given.names or fault.name.startswith(tuple(given.names))]
@@ -604,7 +607,7 @@ def main() -> int:
                 print(f"{fault.name}: {tree.occurrences(fault)} times in {fault.file}")
             return 1 if outdated else 0
         counts = {"caught": 0, "missed": 0, "outdated": 0}
-        for fault, found, why, seconds in results(tree, faults, given.limit):
+        for fault, found, why, seconds in results(tree, faults, given.limit, folders=not given.named):
             counts[found] += 1
             print(f"{found:8} {fault.name:40} {seconds:5.0f} s  {why}", flush=True)
         print(", ".join(f"{number} {name}" for name, number in counts.items()))
