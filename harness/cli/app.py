@@ -45,8 +45,9 @@ class _CommandLine(typer.Typer):
 
     @property
     def registered_commands(self) -> list[CommandInfo]:
-        """All commands, or the one that was loaded."""
-        self.load()
+        """All commands, or those that were loaded."""
+        if not self._is_loaded:
+            self.load()
         self._commands.sort(key=_position)
         return self._commands
 
@@ -55,11 +56,10 @@ class _CommandLine(typer.Typer):
         self._commands = commands
 
     def load(self, command: str = "") -> None:
-        """Import the module of a command; those of all where it is none of them."""
-        if not self._is_loaded:
-            self._is_loaded = True
-            for name in [MODULES[command]] if command in MODULES else dict.fromkeys(MODULES.values()):
-                import_module(f"attncheck.cli.{name}")
+        """Import the module of a command; those of all where it is none of them. Tests run several in one process."""
+        self._is_loaded = True
+        for name in [MODULES[command]] if command in MODULES else dict.fromkeys(MODULES.values()):
+            import_module(f"attncheck.cli.{name}")
 
 
 def _position(command: CommandInfo) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -292,3 +293,14 @@ def test_an_empty_row_gives_the_values_the_gradient_that_the_name_says(name: str
     mask = np.zeros((1, 1, 1, 2), bool)
     gradients = variant_named(name).attention_gradients(QUERY, KEY, VALUE, GRAD_OUTPUT, mask=mask)
     np.testing.assert_array_equal(gradients["grad_value"], np.full((1, 1, 2, 1), grad_value))
+
+
+def test_scales_that_are_multiplied_elsewhere_are_rounded_elsewhere() -> None:
+    rng = np.random.default_rng(1603)
+    codes = [(30 * rng.normal(size=(2, 2, 9, 6))).astype(ml_dtypes.float8_e4m3fn) for _ in range(2)]
+    scales = {f"{name}_scale": rng.uniform(0.02, 0.2, (1, 2, 1)) for name in ("key", "value")}  # one for a head
+    query = rng.normal(size=(2, 4, 5, 6))
+    right = numpy_backend.quantized_attention(query, *codes, **scales)["output"]
+    moved = variant_named("scales_multiplied_into_queries_and_output").quantized_attention(query, *codes, **scales)
+    np.testing.assert_allclose(moved["output"], right, rtol=1e-12)
+    assert not np.array_equal(moved["output"], right)

@@ -34,14 +34,15 @@ def _bits(outcome: Outcome) -> Any:
 
 @pytest.mark.parametrize("dtype", ["float64", "float16"])
 def test_whoever_is_said_to_have_the_references_bits_has_them(
-    dtype: str, problems: Mapping[str, Task], recorder: Recorder
+    dtype: str, tasks: Mapping[str, Task], recorder: Recorder
 ) -> None:
     decided = same = 0
-    for problem in list(problems.values())[::5]:
+    for problem in list(tasks.values())[::3]:
         stored = numpy_dtype(dtype)
-        arrays = {
-            name: each.astype(stored) if each.dtype.kind == "f" else each for name, each in problem.inputs.items()
-        }
+        with np.errstate(over="ignore"):
+            arrays = {
+                name: each.astype(stored) if each.dtype.kind == "f" else each for name, each in problem.inputs.items()
+            }
         asked = Task(problem.operation, problem.options, arrays, problem.memory_layout)
         run = recorder.run(asked)
         right = _bits(evaluate_on(SUBJECTS["reference"].backend, asked))

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Backend, Stages
+from attncheck.execution.layout import apply_layout
+from attncheck.execution.operations import run_operation
 from attncheck.execution.worker import Task
 from attncheck.mutation.kernel import Kernel
 from attncheck.mutation.variant import Call, PerCall, Variant, numpy_with, within
 
 Array = NDArray[Any]
-Solve = Callable[[Backend, Task, str], dict[str, Array]]
 
 RNG = np.random.default_rng(20170612)
 QUERY, KEY, VALUE = (RNG.normal(size=(2, 4, 3, 5)), *(RNG.normal(size=(2, 2, 6, 5)) for _ in range(2)))
@@ -40,12 +41,13 @@ def _parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
     return [(item.name, item.kind, item.default) for item in inspect.signature(function).parameters.values()]
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
-def test_a_variant_with_nothing_replaced_is_the_backend_bit_for_bit(
-    problems: dict[str, Task], solve: Solve, dtype: str
-) -> None:
-    for name, task in problems.items():
-        got, wanted = solve(Variant(), task, dtype), solve(numpy_backend, task, dtype)
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_a_variant_with_nothing_replaced_is_the_backend_bit_for_bit(tasks: dict[str, Task], dtype: str) -> None:
+    for name, task in tasks.items():
+        with np.errstate(all="ignore"):
+            inputs = {key: each.astype(dtype) if each.dtype.kind == "f" else each for key, each in task.inputs.items()}
+            given = task.operation, apply_layout(inputs, task.memory_layout), task.options
+            got, wanted = (run_operation(each, *given) for each in (Variant(), numpy_backend))
         assert list(got) == list(wanted), name
         for stage in wanted:
             np.testing.assert_array_equal(got[stage], wanted[stage], err_msg=f"{name}, {stage}", strict=True)

@@ -1,0 +1,618 @@
+"""Power of the tests: faults put into the harness itself, one at a time, and whether its tests catch them.
+
+    python benchmarks/harness_faults.py                  every fault, against the tests of this tree
+    python benchmarks/harness_faults.py tier_ store_     the faults whose names begin so
+    python benchmarks/harness_faults.py --tree HEAD~20   the same faults in an earlier tree, against its own tests
+    python benchmarks/harness_faults.py --check          whether every old text is there exactly once; runs nothing
+
+Each row of the table below replaces one text of one file in a copy of the tree. The tests named there run first, and
+where all of them pass, the rest of their folders. A test that fails counts where it passes without the fault. The exit
+code is 1 where a fault is caught by none. It takes minutes to an hour, and is no part of the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+\.py(?:::\S.*?)?)(?: - .*)?$", re.MULTILINE)
+_MIRRORED = ("backends", "cases", "reports")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One replaced text: what it breaks, and the tests that ought to notice, files or folders below ``tests``."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    breaks: str
+    tests: tuple[str, ...]
+
+
+def _fault(name: str, file: str, old: str, new: str, breaks: str, tests: str) -> Fault:
+    return Fault(name, file, old, new, breaks, tuple(tests.split()))
+
+
+FAULTS: tuple[Fault, ...] = (
+    # Judging
+    _fault(
+        "tier_statistical_passes",
+        "harness/judging/tiers.py",
+        "return self in (Tier.STATISTICAL, Tier.PROVEN)",
+        "return self is Tier.PROVEN",
+        "the statistical tier fails nothing",
+        "harness/judging/test_tiers.py harness/judging/test_judge_stages.py harness/judging/test_judge.py",
+    ),
+    _fault(
+        "tier_bound_doubled",
+        "harness/judging/tiers.py",
+        "if bool((least > max_error).any()):",
+        "if bool((least > 2 * max_error).any()):",
+        "an error has to be twice its bound",
+        "harness/judging/test_tiers.py harness/judging/test_judge_stages.py",
+    ),
+    _fault(
+        "tier_radius_ignored",
+        "harness/judging/tiers.py",
+        "np.maximum(error - radius, 0.0)",
+        "np.maximum(error, 0.0)",
+        "the enclosure of the exact value is taken for exact",
+        "harness/judging/test_tiers.py harness/judging/test_truth.py",
+    ),
+    _fault(
+        "stage_dtype_ignored",
+        "harness/judging/judge_stages.py",
+        "if wanted is not None and str(array.dtype) != own:",
+        "if wanted is not None and array.dtype.kind not in 'fV':",
+        "a stage of another dtype is judged by its numbers",
+        "harness/judging/test_judge_stages.py",
+    ),
+    _fault(
+        "stage_begins_at_the_first_failing",
+        "harness/judging/judge_stages.py",
+        'return next(iter(own), failing[0].stage if failing else "")',
+        'return failing[0].stage if failing else ""',
+        "a stage that inherits its error is blamed",
+        "harness/judging/test_judge.py harness/judging/test_judge_stages.py harness/judging/test_diagnosis.py",
+    ),
+    _fault(
+        "stage_order_of_norms",
+        "harness/judging/judge_stages.py",
+        'if not (options or {}).get("norm_after_rotation"):',
+        'if not (options or {}).get("norm_before_rotation_"):',
+        "norms are judged before rotations that come first",
+        "harness/judging/test_norm_readings.py harness/judging/test_judge_stages.py",
+    ),
+    _fault(
+        "stage_nan_swallowed",
+        "harness/judging/judge_stages.py",
+        "    if prescribed.any():\n        odd |= prescribed",
+        "    if False:\n        odd |= prescribed",
+        "a finite number passes where NaN is the exact answer",
+        "harness/judging/test_special_rows.py harness/judging/test_judge_stages.py",
+    ),
+    _fault(
+        "compare_dtype_by_size",
+        "harness/judging/compare.py",
+        "if first.dtype != second.dtype:",
+        "if first.dtype.itemsize != second.dtype.itemsize:",
+        "float16 and bfloat16 compare as one dtype",
+        "harness/judging/test_compare.py",
+    ),
+    _fault(
+        "compare_at_the_bound",
+        "harness/judging/compare.py",
+        "Verdict.NUMERIC if bool((difference > allowed).any()) else Verdict.AGREE,",
+        "Verdict.NUMERIC if bool((difference >= allowed).any()) else Verdict.AGREE,",
+        "a difference as large as is allowed is wrong",
+        "harness/judging/test_compare.py",
+    ),
+    _fault(
+        "xfail_of_the_same_stage",
+        "harness/judging/xfail.py",
+        "if stage_position(expected.stage) <= stage_position(row.stage):",
+        "if stage_position(expected.stage) < stage_position(row.stage):",
+        "a pair fails at the stage at which its member is expected to",
+        "harness/judging/test_xfail.py",
+    ),
+    _fault(
+        "xfail_size_not_said",
+        "harness/judging/xfail.py",
+        "    if not found or any(each.excuses(stage, verdict, ratio) for each in found):",
+        "    if found or not found:",
+        "a failure beyond the recorded size does not say so",
+        "harness/judging/test_xfail.py harness/test_expected_failures.py",
+    ),
+    _fault(
+        "xpass_of_what_need_not_happen",
+        "harness/judging/xfail.py",
+        "if number not in self.happened and self.expected_failures[number].must_happen",
+        "if number not in self.happened",
+        "an entry that may happen fails a run in which it does not",
+        "harness/judging/test_xfail.py harness/test_expected_failures.py",
+    ),
+    _fault(
+        "special_open_log_sum_exp",
+        "harness/judging/special_rows.py",
+        "return nan_rows, empty & (nan_rows | (self.convention != DEFAULT_EMPTY_ROWS))",
+        "return nan_rows, empty & nan_rows",
+        "log_sum_exp of a row without a key is judged under every convention",
+        "harness/judging/test_special_rows.py",
+    ),
+    _fault(
+        "verdict_untried_disagrees",
+        "harness/verdicts.py",
+        "if self in (Verdict.UNTRIED, Verdict.ERROR, Verdict.TIMEOUT, Verdict.CRASH):",
+        "if self in (Verdict.ERROR, Verdict.TIMEOUT, Verdict.CRASH):",
+        "what was not tried counts as wrong",
+        "harness/test_verdicts.py harness/test_run.py",
+    ),
+    # Bounds and exact answers
+    _fault(
+        "bound_of_weights_halved",
+        "harness/attention/softmax.py",
+        "max_error = (moved + relative * (p + moved)) * (1 + 2 * relative) + floor",
+        "max_error = (moved + relative * (p + moved)) * (1 + 2 * relative) / 2 + floor",
+        "the bound of the weights is half",
+        "harness/attention/test_bounds.py harness/judging/test_golden.py",
+    ),
+    _fault(
+        "bound_of_a_step_halved",
+        "harness/attention/weighted_mean.py",
+        "    max_error = relative * (w @ size)\n",
+        "    max_error = relative * (w @ size) / 2\n",
+        "the output's bound from given weights is half",
+        "harness/attention/test_bounds.py harness/attention/test_bounds_soundness.py",
+    ),
+    _fault(
+        "bound_of_log_sum_exp_without_its_sum",
+        "harness/attention/softmax.py",
+        "        moved\n        + summed\n        + (rounding.log_error + unit)",
+        "        moved\n        + (rounding.log_error + unit)",
+        "the rounding of the sum is left out of the bound of log_sum_exp",
+        "harness/attention/test_bounds.py harness/judging/test_golden.py",
+    ),
+    _fault(
+        "uniform_rows_over_added_keys",
+        "harness/attention/softmax.py",
+        "return shape[-1] - problem.added_keys",
+        "return shape[-1]",
+        "a sink counts as a key of a uniform row",
+        "harness/attention/test_sinks.py harness/judging/test_special_rows.py harness/judging/test_golden.py",
+    ),
+    _fault(
+        "fill_not_folded",
+        "harness/attention/mask.py",
+        "return before if kept is None else np.where(kept, before, -np.inf if problem.fill is None else problem.fill)",
+        "return before if kept is None else np.where(kept, before, -np.inf)",
+        "a mask's fill is -inf in the walk of values",
+        "harness/attention/test_mask_fill.py",
+    ),
+    _fault(
+        "packed_positions_ignored",
+        "harness/reading/lowered.py",
+        "    allowed &= _by_position(options, found.query_position[:, np.newaxis], found.key_position)\n",
+        "",
+        "causality and windows of packed sequences are not folded into the mask",
+        "harness/reading/test_lowered.py harness/reading/test_lowering.py",
+    ),
+    _fault(
+        "packed_lengths_ignored",
+        "harness/reading/lowered.py",
+        'used = np.asarray(inputs.get("key_lengths", lengths[1]), np.int64)',
+        "used = np.asarray(lengths[1], np.int64)",
+        "keys beyond a packed sequence's length are attended to",
+        "harness/reading/test_lowered.py harness/reading/test_lowering.py",
+    ),
+    # Reading
+    _fault(
+        "mask_chunk_without_padding",
+        "harness/reading/masks.py",
+        "((query - begin) // source.chunked == (key - begin) // source.chunked)",
+        "(query // source.chunked == key // source.chunked)",
+        "chunks begin at 0 whatever the padding",
+        "harness/reading/test_masks.py",
+    ),
+    _fault(
+        "pages_one_too_many",
+        "harness/reading/lowered.py",
+        "if (table[entry, : -(-int(used) // page)] >= pages).any():",
+        "if (table[entry, : -(-int(used) // page)] > pages).any():",
+        "a page that is just not there is accepted",
+        "harness/reading/test_lowered.py harness/reading/test_loader.py harness/reading",
+    ),
+    _fault(
+        "rounded_twice_to_bfloat16",
+        "harness/reading/dtypes.py",
+        "if name in _ADDED and array.dtype != np.float32:",
+        "if name == 'none' and array.dtype != np.float32:",
+        "bfloat16 is rounded by way of float32",
+        "harness/reading/test_dtypes.py",
+    ),
+    _fault(
+        "printed_digits_ignored",
+        "harness/reading/printed.py",
+        "        exponent = number.adjusted() - rounding.significant_digits + 1\n",
+        "        exponent = int(number.as_tuple().exponent)\n",
+        "significant digits that a document states are ignored",
+        "harness/reading/test_printed.py",
+    ),
+    _fault(
+        "printed_cut_off_taken_for_rounded",
+        "harness/reading/printed.py",
+        "return 2 * self.half_unit if self.truncated else self.half_unit",
+        "return self.half_unit",
+        "numbers that were cut off are held to half a unit",
+        "harness/reading/test_printed.py harness/judging/test_judge_numbers.py",
+    ),
+    _fault(
+        "selection_by_all_tags",
+        "harness/reading/selection.py",
+        "(not tags or bool(set(case.tags) & set(tags)))",
+        "(set(tags) <= set(case.tags))",
+        "--tag a --tag b selects cases with both",
+        "harness/reading/test_selection.py",
+    ),
+    _fault(
+        "selection_same_id_twice",
+        "harness/reading/selection.py",
+        "            elif first != (path, case.line):",
+        "            elif not first:",
+        "the same id in two files goes unnoticed",
+        "harness/reading/test_selection.py",
+    ),
+    _fault(
+        "yaml_field_given_twice",
+        "harness/reading/yaml_reader.py",
+        "            if key in mapping:",
+        "            if key in mapping and not path:",
+        "a field that is given twice in a case takes its last value",
+        "harness/reading/test_yaml_reader.py harness/reading/test_loader.py",
+    ),
+    _fault(
+        "expression_or_is_and",
+        "harness/reading/expression.py",
+        "lambda subject: any(test(subject) for test in tests)",
+        "lambda subject: all(test(subject) for test in tests)",
+        "`or` selects what both sides do",
+        "harness/reading/test_expression.py",
+    ),
+    # Results
+    _fault(
+        "narrowed_to_other_dtypes",
+        "harness/results/narrowing.py",
+        "if unit in units and (not dtypes or unit[1] in dtypes))",
+        "if unit in units)",
+        "--failed runs dtypes that were not selected",
+        "harness/results/test_narrowing.py harness/results",
+    ),
+    _fault(
+        "resume_of_other_cases",
+        "harness/results/resume.py",
+        "    _require_same_cases(directory, cases)\n",
+        "",
+        "a run goes on although its cases have changed",
+        "harness/test_resume.py",
+    ),
+    _fault(
+        "resume_keeps_what_was_untried",
+        "harness/results/resume.py",
+        "    if untried:\n",
+        "    if untried and left_out:\n",
+        "what was left untried stays so when a run goes on",
+        "harness/test_resume.py harness/execution/test_ends.py",
+    ),
+    _fault(
+        "failed_stays_failed",
+        "harness/results/failed.py",
+        "        if self.earlier:\n            for row in rows:\n",
+        "        if self.earlier:\n            for row in failed_evaluations(rows) and rows:\n",
+        "what agrees now is still listed as failed",
+        "harness/results/test_failed.py harness/results/test_narrowing.py",
+    ),
+    _fault(
+        "coverage_counts_what_was_not_verified",
+        "harness/results/coverage.py",
+        "return bool(row.stage) and row.verdict != Verdict.UNVERIFIED",
+        "return bool(row.stage)",
+        "a case without an exact answer counts as judged",
+        "harness/results/test_coverage.py harness/test_judged.py",
+    ),
+    _fault(
+        "store_entry_of_another_key",
+        "harness/store.py",
+        'checksum = blake2b(f"{key.kind}/{key.digest}\\n".encode(), digest_size=_CHECKSUM)',
+        "checksum = blake2b(digest_size=_CHECKSUM)",
+        "an entry that lies under another key's name is believed",
+        "harness/test_store.py",
+    ),
+    # Running
+    _fault(
+        "layout_strided_is_contiguous",
+        "harness/execution/layout.py",
+        "    view = wide[..., ::2]\n    view[...] = array\n    return view",
+        "    return array.copy() if wide.size else array",
+        "a strided input is handed over contiguous",
+        "harness/execution/test_layout.py",
+    ),
+    _fault(
+        "lacks_not_named",
+        "harness/execution/operations.py",
+        "        super().__init__(message)\n        self.lacks = lacks",
+        "        super().__init__(message)\n        self.lacks = ()",
+        "what an implementation lacks is lost",
+        "harness/execution/test_operations.py harness/execution/test_lacks.py",
+    ),
+    _fault(
+        "padding_faults_lost",
+        "harness/execution/padding.py",
+        "faults = {stage: fault for stage, (_, fault) in cuts.items() if fault}",
+        "faults = {stage: fault for stage, (_, fault) in cuts.items() if not stage and fault}",
+        "numbers where zeros belong in what was padded are dropped unseen",
+        "harness/execution/test_padding.py",
+    ),
+    _fault(
+        "worker_result_missing",
+        "harness/execution/worker.py",
+        "            return _missing(arrays, expected) or _too_much(wanted) or Computed(wanted, left_out)",
+        "            return _too_much(wanted) or Computed(wanted, left_out)",
+        "an implementation that returns nothing passes in silence",
+        "harness/execution/test_operations.py harness/execution/test_tasks.py harness/execution/test_executor.py",
+    ),
+    _fault(
+        "merge_pairs_within_a_run",
+        "harness/merge.py",
+        "        if first.environment == second.environment:\n            continue\n",
+        "",
+        "pairs of one environment are compared again",
+        "harness/test_merge.py",
+    ),
+    _fault(
+        "merge_of_other_inputs",
+        "harness/results/same_cases.py",
+        "one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()",
+        "one.shape == other.shape and one.dtype == other.dtype",
+        "runs on other inputs are held against each other",
+        "harness/test_merge.py",
+    ),
+    _fault(
+        "property_of_nan_on_one_side",
+        "harness/properties/judging.py",
+        "odd = differs & (_is_nan(one.given) != _is_nan(other.given))",
+        "odd = differs & _is_nan(one.given) & _is_nan(other.given)",
+        "NaN of one call and a number of the other is within bounds",
+        "harness/properties/test_judging.py",
+    ),
+    _fault(
+        "convention_in_another_unit",
+        "harness/conventions/measure.py",
+        "if meaning.factor == 1:",
+        "if meaning.factor != 0:",
+        "a meaning in another unit is judged as if in its own",
+        "harness/conventions/test_measure.py",
+    ),
+    # Reports and the command line
+    _fault(
+        "junit_error_is_failure",
+        "reports/junit.py",
+        'kind = "error" if verdict.exit_code is ExitCode.NOT_RUN else "failure"',
+        'kind = "failure" if verdict.exit_code is ExitCode.NOT_RUN else "failure"',
+        "a crash is a failure in JUnit",
+        "reports/test_junit.py reports",
+    ),
+    _fault(
+        "sarif_alert_moves_with_its_case",
+        "reports/sarif.py",
+        '"" if is_own else first.case)',
+        "first.case)",
+        "an alert of one's own kernel is another one when its simplest case changes",
+        "reports/test_sarif.py reports",
+    ),
+    _fault(
+        "annotation_breaks_the_line",
+        "reports/ci.py",
+        '.replace("\\r", "%0D").replace("\\n", "%0A")',
+        '.replace("\\r", "%0D")',
+        "a message of two lines ends an annotation",
+        "reports/test_ci.py reports",
+    ),
+    _fault(
+        "diff_worse_is_better",
+        "reports/diff/difference.py",
+        "return WORSE if after.level > before.level else BETTER",
+        "return WORSE if after.level >= _BREAKS > before.level else BETTER",
+        "a case that fails now got better",
+        "reports/diff/test_difference.py reports/diff",
+    ),
+    _fault(
+        "answer_not_run_is_agree",
+        "reports/answer.py",
+        "return ExitCode.NOT_RUN if codes or frames.is_incomplete or unjudged(frames) else ExitCode.AGREE",
+        "return ExitCode.NOT_RUN if codes or unjudged(frames) else ExitCode.AGREE",
+        "a report of an incomplete run agrees",
+        "reports/test_answer.py reports",
+    ),
+    _fault(
+        "run_short_is_green",
+        "harness/run.py",
+        "elif ExitCode.NOT_RUN in codes or chosen.missing or short:",
+        "elif ExitCode.NOT_RUN in codes or chosen.missing:",
+        "a run in which too little was judged is green",
+        "harness/test_judged.py harness/test_run.py",
+    ),
+    _fault(
+        "cli_exit_code_lost",
+        "harness/cli/running.py",
+        "    _finish(request, summary, outlets, as_json=as_json)\n    raise typer.Exit(summary.exit_code)",
+        "    _finish(request, summary, outlets, as_json=as_json)\n    raise typer.Exit(int(not summary.evaluations))",
+        "`attncheck check` exits with 0 whatever it found",
+        "harness/test_cli.py",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A copy of the repository whose package is imported in the place of the one that is installed."""
+
+    folder: Path
+
+    @property
+    def packages(self) -> Path:
+        """Where the package is."""
+        return self.folder / "build" / "packages"
+
+    def link(self) -> None:
+        """Lay the package out as it is installed."""
+        package = self.packages / "attncheck"
+        package.mkdir(parents=True)
+        for path in (self.folder / "harness").iterdir():
+            (package / path.name).symlink_to(path)
+        for name in _MIRRORED:
+            (package / name).symlink_to(self.folder / name)
+
+    def occurrences(self, fault: Fault) -> int:
+        """Count how often the old text is there: once, or the row is outdated."""
+        path = self.folder / fault.file
+        return path.read_text(encoding="utf-8").count(fault.old) if path.is_file() else 0
+
+    def put(self, file: str, text: str) -> None:
+        """Write a file so that no compiled one is taken for it: those go by size and by seconds."""
+        path = self.folder / file
+        path.write_text(text, encoding="utf-8")
+        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+            compiled.unlink()
+
+    def existing(self, tests: Sequence[str]) -> list[str]:
+        """Return the tests that the tree has; a file that was merged into another is looked for in its folder."""
+        return [f"tests/{each}" for each in tests if (self.folder / "tests" / each).exists()]
+
+    def folders(self, tests: Sequence[str]) -> list[str]:
+        """Return the folders that mirror what is tested; of ``harness`` and ``reports`` only what is not below."""
+        found = dict.fromkeys(each if not each.endswith(".py") else each.rpartition("/")[0] for each in tests)
+        top = [each for each in found if each in ("harness", "reports")]
+        files = [path for each in top for path in sorted((self.folder / "tests" / each).glob("test_*.py"))]
+        below = self.existing([each for each in found if each not in top])
+        return [*below, *(path.relative_to(self.folder).as_posix() for path in files)]
+
+    def run(self, tests: Sequence[str], seconds: float) -> tuple[int, str]:
+        """Run tests to the first that fails: pytest's exit code, -1 where the time was up, and what was printed."""
+        with tempfile.TemporaryDirectory() as cache:
+            variables = {
+                "PYTHONPATH": str(self.packages),
+                "ATTNCHECK_CACHE": cache,
+                "OPENBLAS_NUM_THREADS": "1",
+                "HYPOTHESIS_STORAGE_DIRECTORY": f"{cache}/hypothesis",
+            }
+            command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", _NUMPY, *tests]
+            try:
+                done = subprocess.run(
+                    command,
+                    cwd=self.folder,
+                    env=os.environ | variables,
+                    capture_output=True,
+                    text=True,
+                    timeout=seconds,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                return -1, ""
+            return done.returncode, done.stdout + done.stderr
+
+
+_NUMPY = "not torch and not tensorflow and not jax"
+
+
+def copy_tree(reference: str | None, folder: Path) -> Tree:
+    """Copy the files of a commit, or of the working tree as git lists it."""
+    if reference is not None:
+        archive = subprocess.run(["git", "archive", reference], cwd=ROOT, capture_output=True, check=True).stdout
+        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+            files.extractall(folder, filter="data")
+    else:
+        listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+        names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
+        for name in filter(None, names):
+            if (ROOT / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes((ROOT / name).read_bytes())
+    tree = Tree(folder)
+    tree.link()
+    return tree
+
+
+def try_fault(tree: Tree, fault: Fault, seconds: float, *, folders: bool = True) -> tuple[str, str]:
+    """Put a fault in, run the tests, and take it out: what became of it, and the test that failed or why none did."""
+    if (count := tree.occurrences(fault)) != 1:
+        return "outdated", f"its old text is there {count} times"
+    text = (tree.folder / fault.file).read_text(encoding="utf-8")
+    why = "no test fails"
+    named, rest = tree.existing(fault.tests), tree.folders(fault.tests) if folders else []
+    for tests in filter(None, (named, rest if rest != named else [])):
+        tree.put(fault.file, text.replace(fault.old, fault.new))
+        try:
+            code, printed = tree.run(tests, seconds)
+        finally:
+            tree.put(fault.file, text)
+        if code == -1:
+            why = f"no test failed in {seconds:.0f} s"
+        elif code:
+            failed = _FAILED.findall(printed)
+            if not failed:
+                return "caught", f"pytest ended with {code}: {printed.strip().splitlines()[-1][:90] if printed else ''}"
+            before, _ = tree.run([failed[0]], seconds)
+            if before == 0 or ("[" in failed[0] and before in (4, 5)):  # an id may hold what no command line can
+                return "caught", failed[0]
+            why = f"{failed[0]} fails without the fault, too"
+    return "missed", why
+
+
+def results(
+    tree: Tree, faults: Sequence[Fault], seconds: float, *, folders: bool
+) -> Iterator[tuple[Fault, str, str, float]]:
+    """Try faults one after the other."""
+    for fault in faults:
+        began = time.monotonic()
+        yield fault, *try_fault(tree, fault, seconds, folders=folders), time.monotonic() - began
+
+
+def main() -> int:
+    """Print a line for each fault; 1 where one is not caught."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="beginnings of names; default: all")
+    parser.add_argument("--tree", metavar="COMMIT", help="another tree than the one that is checked out")
+    parser.add_argument("--limit", type=float, default=300.0, metavar="SECONDS", help="for the tests of a fault")
+    parser.add_argument("--named", action="store_true", help="run the named tests alone, not their folders")
+    parser.add_argument("--check", action="store_true", help="look for the old texts alone")
+    given = parser.parse_args()
+    faults = [fault for fault in FAULTS if not given.names or fault.name.startswith(tuple(given.names))]
+    with tempfile.TemporaryDirectory() as folder:
+        tree = copy_tree(given.tree, Path(folder))
+        if given.check:
+            outdated = [fault for fault in faults if tree.occurrences(fault) != 1]
+            for fault in outdated:
+                print(f"{fault.name}: {tree.occurrences(fault)} times in {fault.file}")
+            return 1 if outdated else 0
+        counts = {"caught": 0, "missed": 0, "outdated": 0}
+        for fault, found, why, seconds in results(tree, faults, given.limit, folders=not given.named):
+            counts[found] += 1
+            print(f"{found:8} {fault.name:40} {seconds:5.0f} s  {why}", flush=True)
+        print(", ".join(f"{number} {name}" for name, number in counts.items()))
+    return 0 if counts["caught"] == len(faults) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,288 @@
+"""What users see of a small run, as text that may change only where a commit says so.
+
+    python tests/net/snapshots.py              writes all snapshots anew
+    python tests/net/snapshots.py report       writes those whose names begin so
+
+The report in each format, the terminal and the difference are those of results made by hand (``by_hand.py``), which no
+processor changes. Commands that compute run on NumPy alone; of what they print, numbers with a point are left out, and
+so are paths, times and versions. Help is held by docs/reference/command-line.md, and faults by ``catches.txt``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import json
+import os
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from by_hand import write_after, write_before
+
+from attncheck import cli
+from attncheck.cli.shared import frames_of
+
+FOLDER = Path(__file__).resolve().parent
+_PROGRESS = re.compile(r"^attncheck: [\d,]+ of [\d,]+ evaluations, .*\n", re.MULTILINE)
+_NUMBER = re.compile(
+    r"-?(?:0x[0-9a-f]+\.[0-9a-f]*p[+-]\d+|\d+\.\d+(?:e[+-]?\d+)?|\d+e[+-]?\d+)|(?<![\w-])-?(?:inf|nan)\b"
+)
+_VERSION = re.compile(r"\b\d+\.\d+\.\d+[\w.+]*")
+_OWN_VERSION = version("attncheck")
+_LISTED = 2
+"""Entries of a list in JSON that a snapshot shows; of the rest it says how many there are."""
+
+KERNEL = """
+import numpy as np
+
+
+def attention(query, key, value, *, mask=None, is_causal=False, scale=None):
+    key, value = (np.repeat(each, query.shape[1] // each.shape[1], axis=1) for each in (key, value))
+    scores = np.einsum("bhqd,bhkd->bhqk", query, key) * query.dtype.type(SCALE if scale is None else scale)
+    allowed = np.tri(*scores.shape[-2:], CORNER, dtype=bool) if is_causal else True
+    scores = np.where(allowed if mask is None else allowed & mask, scores, -np.inf)
+    highest = scores.max(-1, keepdims=True)
+    powers = np.exp(scores - np.where(np.isinf(highest), 0, highest))
+    total = powers.sum(-1, keepdims=True)
+    weights = powers / np.where(total == 0, 1, total)
+    return np.einsum("bhqk,bhkd->bhqd", weights[..., :LAST], value[..., :LAST, :]).astype(query.dtype)
+"""
+BARE = """
+def attention(query, key, value):
+    raise ValueError("too much of it")
+"""
+_ROOT, _TOP_LEFT, _ALL = "query.shape[-1] ** -0.5", "0", "None"
+KERNELS = {
+    "right": (_ROOT, _TOP_LEFT, _ALL),
+    "scaled": ("(3 * query.shape[-1]) ** -0.5", _TOP_LEFT, _ALL),
+    "aligned": (_ROOT, "scores.shape[-1] - scores.shape[-2]", _ALL),
+    "cut": (_ROOT, _TOP_LEFT, "scores.shape[-1] // 4 * 4 or None"),
+}
+"""Kernels of a user: a right one, and three with a fault each (scale, corner of causality, last keys dropped)."""
+CASES = "'attention/*' 'grouped_heads/*' 'lengths/*' 'documents/*post*'"
+
+
+def write_kernels(folder: Path) -> list[str]:
+    """Write the kernels, and one that takes no option and raises; return their files."""
+    sources = {"bare.py": BARE}
+    for name, (scale, corner, last) in KERNELS.items():
+        sources[f"{name}.py"] = KERNEL.replace("SCALE", scale).replace("CORNER", corner).replace("LAST", last)
+    for file, source in sources.items():
+        (folder / file).write_text(source, encoding="utf-8")
+    return list(sources)
+
+
+@contextlib.contextmanager
+def inside(folder: Path) -> Iterator[Path]:
+    """Work in a folder, with a store of its own, at 80 columns."""
+    before, variables = Path.cwd(), {"COLUMNS": "80", "ATTNCHECK_CACHE": str(folder / "cache"), "NO_COLOR": "1"}
+    known = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    os.chdir(folder)
+    try:
+        yield folder
+    finally:
+        os.chdir(before)
+        for name, value in known.items():
+            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+
+
+def command(line: str) -> str:
+    """Run a command in this process: its exit code, and what it printed without what differs between machines."""
+    argv, printed, code = sys.argv, io.StringIO(), 0
+    sys.argv = shlex.split(f"attncheck {line}")
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            cli.main()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        sys.argv = argv
+    text = _PROGRESS.sub("", printed.getvalue()).replace(str(Path.cwd()), "FOLDER")
+    return f"$ attncheck {line}\n{text.rstrip()}\n(exit code {code})\n"
+
+
+def plain(text: str) -> str:
+    """Leave out numbers with a point, and versions."""
+    return _NUMBER.sub("#", _VERSION.sub("X.Y.Z", text))
+
+
+def shortened(value: Any) -> Any:
+    """Leave out most of what lists hold."""
+    if isinstance(value, dict):
+        return {name: shortened(each) for name, each in value.items()}
+    if not isinstance(value, list):
+        return value
+    more = [f"... {len(value) - _LISTED} more"] if len(value) > _LISTED else []
+    return [*map(shortened, value[:_LISTED]), *more]
+
+
+class _Page(HTMLParser):
+    """The text of a page with its elements, without styles, scripts, pictures and identifiers."""
+
+    _LEFT_OUT = frozenset({"style", "script", "svg", "img", "meta", "link"})
+    _WITHOUT_END = frozenset({"img", "meta", "link", "br", "input", "hr"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self._depth = self._skipped = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Write the element, unless it is left out."""
+        if tag in self._LEFT_OUT:
+            self._skipped += tag not in self._WITHOUT_END
+            return
+        if not self._skipped:
+            shown = "".join(f" {name}={value!r}" for name, value in attrs if name in ("class", "href", "title", "open"))
+            self.lines.append(f"{' ' * self._depth}<{tag}{shown}>")
+        self._depth += tag not in self._WITHOUT_END
+
+    def handle_endtag(self, tag: str) -> None:
+        """Go back to the element around it."""
+        if tag in self._LEFT_OUT:
+            self._skipped -= tag not in self._WITHOUT_END
+        else:
+            self._depth -= tag not in self._WITHOUT_END
+
+    def handle_data(self, data: str) -> None:
+        """Write text."""
+        if not self._skipped and (text := " ".join(data.split())):
+            self.lines.append(f"{' ' * self._depth}{text}")
+
+
+def _of_page(path: Path) -> str:
+    page = _Page()
+    page.feed(path.read_text(encoding="utf-8"))
+    return "\n".join(page.lines) + "\n"
+
+
+def _without_version(text: str) -> str:
+    return text.replace(_OWN_VERSION, "X.Y.Z")
+
+
+def _laid_out(text: str, change: Callable[[Any], Any] = lambda value: value) -> str:
+    """Lay out the JSON that a command printed, if it did."""
+    head, _, rest = text.partition("\n")
+    body, _, end = rest.rpartition("\n(exit code")
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return text
+    return f"{head}\n{json.dumps(change(document), indent=1, ensure_ascii=False)}\n(exit code{end}"
+
+
+def _by_hand() -> Iterator[tuple[str, str]]:
+    """Yield what is made of results by hand: nothing of it was computed, and every number is shown."""
+    from attncheck.reports.ci import annotation_lines, render_ci_summary
+    from attncheck.reports.write import write_badge, write_sarif
+
+    with tempfile.TemporaryDirectory() as name, inside(Path(name)) as folder:
+        write_before(folder / "before")
+        write_after(folder / "after")
+        yield "report.txt", _without_version(command("report before --output report"))
+        yield "report.json", _without_version(_laid_out(command("report before --output report --json")))
+        for suffix, file in (("md", "report.md"), ("junit.xml", "junit.xml")):
+            yield f"report.{suffix}", _without_version((folder / "report" / file).read_text(encoding="utf-8"))
+        yield "report.html.txt", _without_version(_of_page(folder / "report" / "report.html"))
+        columns = [
+            (path.stem, path.read_text("utf-8").partition("\n")[0]) for path in sorted(folder.glob("report/*.csv"))
+        ]
+        yield "report.columns.txt", "".join(f"{name}: {line}\n" for name, line in columns)
+        frames = frames_of([folder / "before"])
+        write_sarif(frames, folder / "report.sarif")
+        write_badge(frames, folder / "badge.json")
+        yield "report.sarif", _without_version((folder / "report.sarif").read_text(encoding="utf-8"))
+        ci = [render_ci_summary(frames, Path("report/report.md")), *annotation_lines(frames, Path("report/report.md"))]
+        yield "report.ci.txt", "\n".join([*ci, (folder / "badge.json").read_text(encoding="utf-8").rstrip(), ""])
+        yield "diff.txt", _without_version(command("diff before after --output difference"))
+        yield "diff.json", _without_version(_laid_out(command("diff before after --json")))
+        yield "diff.md", _without_version((folder / "difference" / "diff.md").read_text(encoding="utf-8"))
+        yield "publish.txt", _published(folder)
+
+
+def _published(folder: Path) -> str:
+    """Return what is published of the first run and what the second one is held to, with the pages that are kept."""
+    lines = ("publish before --published kept", "publish --check after --published kept")
+    lines = (*lines, "survey before --output survey", "survey --check after --output survey")
+    texts = [command(line) for line in lines]
+    pages = sorted(path for name in ("kept", "survey") for path in (folder / name).rglob("*.md"))
+    texts += [f"== {path.relative_to(folder)}\n{path.read_text(encoding='utf-8')}" for path in pages]
+    return _without_version("\n".join(texts))
+
+
+COMMANDS = (
+    "check 'attention/a-causal-row-sees-*' 'softmax/*' -i right.py:attention --json --no-report -d float64",
+    "check 'attention/a-causal-row-sees-*' -i scaled.py:attention --json --no-report -d float64",
+    "explain 'attention/a-causal-row-sees-*' scaled.py:attention --dtype float64",
+    "explain 'attention/a-causal-row-sees-*' scaled.py:attention --dtype float64 --json",
+    "reduce 'attention/a-causal-row-sees-*' scaled.py:attention --dtype float64 --json",
+    "repro 'attention/a-causal-row-sees-*' scaled.py:attention --dtype float64 --json --output repro.py",
+    "search scaled.py:attention --problems 3 --seed 1 --operation attention --dtype float64 --json",
+    "conventions right.py:attention aligned.py:attention --dtype float64 --json",
+    "properties right.py:attention --property repeated,batch_invariant --dtype float64 --json",
+    "vectors export vectors 'softmax/*' --dtype float64 --json",
+    "show 'documents/base_r_vignette/four-words-*'",
+    "show 'documents/base_r_vignette/four-words-*' --json",
+    "list cases 'softmax/*' --json",
+    "explain attention/no-such-case scaled.py:attention",
+    "check --backend no_such_backend",
+)
+"""One line or more of commands that compute, and two that cannot."""
+
+
+def _computed() -> Iterator[tuple[str, str]]:
+    """Yield what commands print that compute."""
+    with tempfile.TemporaryDirectory() as name, inside(Path(name)) as folder:
+        write_kernels(folder)
+        yield "commands.txt", "\n".join(plain(_laid_out(command(line), shortened)) for line in COMMANDS)
+
+
+def _diagnosed() -> Iterator[tuple[str, str]]:
+    """Yield what is unsupported and why, and what is said of each failing case of wrong kernels."""
+    with tempfile.TemporaryDirectory() as name, inside(Path(name)) as folder:
+        chosen = " ".join(f"-i {file}:attention" for file in write_kernels(folder))
+        command(f"run {CASES} {chosen} -d float64 --output results -q")
+        rows = frames_of([folder / "results"]).results
+    unable = rows[rows["verdict"].eq("unsupported")].groupby(["implementation", "message"]).size()
+    yield "unsupported.txt", "".join(f"{who}: {why}: {count}\n" for (who, why), count in unable.items())
+    failing = rows[~rows["verdict"].isin(["agree", "unsupported", "unverified"])]
+    failing = failing[["implementation", "case", "verdict", "begins_at", "diagnosis"]].astype(object)
+    lines = {" | ".join(row) for row in failing.where(failing.notna(), "").itertuples(index=False)}
+    yield "diagnoses.txt", "".join(f"{line}\n" for line in sorted(lines))
+
+
+MAKERS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
+    "report": _by_hand,
+    "commands": _computed,
+    "diagnoses": _diagnosed,
+}
+"""What makes snapshots, by the first of them."""
+
+
+@functools.cache
+def snapshots(maker: str) -> dict[str, str]:
+    """Make snapshots, by the names of their files."""
+    return dict(MAKERS[maker]())
+
+
+def main(names: list[str]) -> None:
+    """Write snapshots anew."""
+    for maker in MAKERS:
+        if not names or maker.startswith(tuple(names)):
+            for name, text in snapshots(maker).items():
+                (FOLDER / name).write_text(text, encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

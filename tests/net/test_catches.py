@@ -1,0 +1,137 @@
+"""Every fault is caught by its recorded case at its recorded stage, and no right variant is flagged."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).parent))
+from catches import HOW_TO_ACCEPT, Catch, read_catches, wrong_stage
+
+from attncheck.execution.worker import Computed, evaluate_on
+from attncheck.mutation.catalogue import CONTROLS, EQUIVALENT, MUTANTS, SUBJECTS
+from attncheck.mutation.judgement import ExactJudge
+from attncheck.mutation.kernel import Kernel
+from attncheck.mutation.mutant import REFERENCE, WIDE, Subject
+from attncheck.mutation.naming import RIGHTLY, WRONGLY, Naming, how_named
+from attncheck.mutation.narrow import RIGHT
+from attncheck.mutation.unit import Unit, UnitScorer, count_scores, serves_naming, unit_of
+from attncheck.mutation.variant import Variant
+from attncheck.reading.case import Case
+from attncheck.reading.selection import select_cases
+
+_MOST = 20
+_WRONGLY, _RIGHTLY = 0.03, 0.3
+"""Shares of the faults that their recorded case names."""
+_SMALL = 200
+_DIFFERS_ELSEWHERE = {"scales_multiplied_into_queries_and_output"}
+"""With scales that are no round numbers (``tests/harness/mutation/test_option_directions.py``)."""
+_ONE_IN = 5
+"""Of the recorded cases, which are of all operations, options and sizes, right variants are put to so many."""
+
+
+def _recorded() -> tuple[dict[tuple[str, str], list[Catch]], dict[str, Case]]:
+    """Return the table by unit, and its cases."""
+    units: dict[tuple[str, str], list[Catch]] = defaultdict(list)
+    for catch in read_catches():
+        units[catch.case, catch.dtype].append(catch)
+    cases = {case.id: case for case in select_cases([]).cases}
+    gone = sorted({case for case, _ in units} - cases.keys())
+    assert not gone, f"these cases are recorded and are not there: {', '.join(gone[:_MOST])}. {HOW_TO_ACCEPT}."
+    return units, cases
+
+
+def test_every_fault_is_recorded_in_every_wide_dtype() -> None:
+    recorded = {(catch.fault, catch.dtype) for catch in read_catches()}
+    wanted = {(fault.name, dtype) for fault in MUTANTS for dtype in fault.dtypes if dtype in WIDE}
+    lacking = sorted(wanted - recorded)
+    assert not lacking, f"no case is recorded for {lacking[:_MOST]}, {len(lacking)} in all. {HOW_TO_ACCEPT}."
+    assert {fault.name for fault in MUTANTS} == {fault for fault, _ in recorded}
+
+
+def test_every_fault_is_caught_by_its_recorded_case_at_its_recorded_stage() -> None:
+    units, cases = _recorded()
+    offenders = []
+    for (case, dtype), catches in units.items():
+        unit = unit_of(cases[case], 0, dtype)
+        scorer, right = UnitScorer(unit, ExactJudge()), _stages(unit, SUBJECTS[REFERENCE].backend).keys()
+        for catch in catches:
+            backend = SUBJECTS[catch.fault].backend
+            if catch.stage and (lost := right - backend.hidden ^ _stages(unit, backend).keys()):
+                offenders.append(
+                    f"{catch.fault} and the reference do not both return {', '.join(sorted(lost))} of {case}"
+                )
+            findings = scorer.findings(SUBJECTS[catch.fault])
+            wrong = None if findings is None else wrong_stage(findings)
+            if wrong is None or wrong.stage != catch.stage:
+                found = "is not caught" if wrong is None else f"is wrong at {wrong.stage or 'all of it'}"
+                offenders.append(
+                    f"{catch.fault} {found} by {case} in {dtype}, recorded at {catch.stage or 'all of it'}"
+                )
+    assert not offenders, "\n".join([*offenders[:_MOST], f"{len(offenders)} in all. {HOW_TO_ACCEPT}."])
+
+
+def test_what_a_recorded_case_says_of_a_fault_is_seldom_wrong() -> None:
+    """One case knows less than a run, of which ``attncheck mutants`` allows 1 % to be named wrongly."""
+    units, cases = _recorded()
+    naming = Naming()
+    for (case, dtype), catches in units.items():
+        if serves_naming(cases[case], dtype, count_scores(cases[case])):
+            scorer = UnitScorer(unit_of(cases[case], 0, dtype), ExactJudge())
+            for catch in catches:
+                if (evidence := scorer.evidence(SUBJECTS[catch.fault])) is not None:
+                    naming.add(catch.fault, (case, dtype, 0), evidence)
+    names = naming.names()
+    how = {fault: how_named(SUBJECTS[fault], said) for fault, said in names.items()}
+    wrongly = {fault: names[fault] for fault, each in how.items() if each == WRONGLY}
+    assert len(wrongly) <= _WRONGLY * len(how), wrongly
+    assert sum(each == RIGHTLY for each in how.values()) >= _RIGHTLY * len(how)
+
+
+def test_right_variants_are_not_flagged_and_equivalent_ones_are_the_reference() -> None:
+    units, cases = _recorded()
+    flagged, differing = [], {REFERENCE}
+    for case, dtype in sorted(units)[::_ONE_IN]:
+        unit = unit_of(cases[case], 0, dtype)
+        scorer = UnitScorer(unit, ExactJudge())
+        for subject in (*CONTROLS, *EQUIVALENT):
+            if dtype in subject.dtypes:
+                findings = scorer.findings(subject) or ()
+                flagged += [f"{subject.name} at {each.stage} of {case} in {dtype}" for each in findings if each.caught]
+                # A softmax that takes its sinks as keys adds them up in another order, whatever else it does.
+                is_compared = subject not in EQUIVALENT or "sinks" not in unit.inputs.arrays
+                differing |= {subject.name} if is_compared and _differs(subject, unit) else set()
+    assert not flagged, "\n".join(flagged[:_MOST])
+    other = sorted({each.name for each in EQUIVALENT} & differing)
+    assert not other, f"these are not the reference: {other}"
+    others = [each for each in CONTROLS if each.name not in (*differing, *_DIFFERS_ELSEWHERE)]
+    alike = [each for each in others if not _differs_anywhere(each, cases.values())]
+    assert not alike, f"these give the reference's bits in every small case: {[each.name for each in alike]}"
+
+
+def _differs_anywhere(subject: Subject, cases: Iterable[Case]) -> bool:
+    """Whether a right variant is not the reference, bit for bit, in some small case."""
+    small = (case for case in cases if count_scores(case) <= _SMALL)
+    units = (unit_of(case, 0, dtype) for case in small for dtype in case.dtypes if dtype in subject.dtypes)
+    return any(_differs(subject, unit) for unit in units)
+
+
+def _differs(subject: Subject, unit: Unit) -> bool:
+    """Whether a variant returns other numbers than what it is a variant of: the reference, or a plain kernel."""
+    is_kernel = isinstance(subject.backend, Kernel) and unit.dtype != "float64" and "float64" in subject.dtypes
+    plain = _stages(unit, RIGHT if is_kernel else SUBJECTS[REFERENCE].backend)
+    found = {stage: array for stage, array in _stages(unit, subject.backend).items() if stage in plain}
+    return any(not np.array_equal(array, plain[stage], equal_nan=True) for stage, array in found.items())
+
+
+def _stages(unit: Unit, backend: Variant) -> Mapping[str, NDArray[Any]]:
+    """Return the stages that an implementation returns; none where it raises."""
+    with np.errstate(all="ignore"):
+        outcome = evaluate_on(backend, unit.task)
+    return outcome.stages if isinstance(outcome, Computed) else {}
