@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,7 +21,6 @@ from attncheck.errors import ResultsError
 from attncheck.execution.worker import Computed
 from attncheck.judging.diagnosis import (
     OR,
-    WRONG_NUMBERS,
     Decision,
     Evidence,
     Fit,
@@ -41,7 +39,7 @@ from attncheck.results.format import Row
 from attncheck.results.parts import ArrayParts
 from attncheck.spec import DTYPES, EMPTY_ROWS
 from attncheck.store import UnreadableEntry
-from attncheck.verdicts import Verdict
+from attncheck.verdicts import WRONG_NUMBERS, Verdict
 
 SETTLED = 3
 """Cases that name the same before it is handed on to others."""
@@ -347,12 +345,3 @@ def follow(rows: Sequence[Row]) -> list[Row]:
         return replace(row, verdict=Verdict.SEMANTIC, message=message, diagnosis=reason.diagnosis)
 
     return [followed(row) for row in rows]
-
-
-def counted_again(counts: Mapping[str, int], before: Iterable[Row], after: Iterable[Row]) -> Counter[str]:
-    """Count verdicts again of which some are told otherwise."""
-    found = Counter(counts)
-    for old, new in zip(before, after, strict=True):
-        found[old.verdict] -= 1
-        found[new.verdict] += 1
-    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attncheck.commands import words_again
-from attncheck.diagnosing import ReturnedStages, counted_again, diagnose
 from attncheck.errors import Diagnostic, ExitCode
 from attncheck.execution.describing import DescribedWorkers
 from attncheck.execution.environment import describe_environment
@@ -31,7 +31,6 @@ from attncheck.reading.model import TagEntry
 from attncheck.reading.record import case_record
 from attncheck.recorder import ResultRecorder
 from attncheck.results.coverage import Asked, Minimum, Stop, shortfalls
-from attncheck.results.diagnoses import change_rows, identity_of
 from attncheck.results.failed import (
     FAILED_FILE,
     CaseInDtype,
@@ -244,12 +243,22 @@ def _run(
         writer.flush()
         writer.write_json(FAILED_FILE, watch.record.as_record())
         describe_backends()
-    returned = ReturnedStages(settings.output, recorder.undiagnosed)
-    failing = diagnose(recorder.failures, plan, judge, returned)
-    change_rows(settings.output, dict(zip(map(identity_of, recorder.failures), failing, strict=True)))
+    failing = _diagnosed(recorder, plan, judge, settings.output)
     summary = _summarise(chosen, faults, recorder, failing, Asked.of(environment, len(cases), stopped))
     writer.write_json("summary.json", _summary_record(summary, chosen, faults))
     return summary
+
+
+def _diagnosed(recorder: ResultRecorder, plan: Plan, judge: Judge, output: Path) -> list[Row]:
+    """Return the failing rows with what implementations do instead, as the results have them from now on."""
+    if not recorder.failures:
+        return []
+    from attncheck.diagnosing import ReturnedStages, diagnose
+    from attncheck.results.diagnoses import change_rows, identity_of
+
+    failing = diagnose(recorder.failures, plan, judge, ReturnedStages(output, recorder.undiagnosed))
+    change_rows(output, dict(zip(map(identity_of, recorder.failures), failing, strict=True)))
+    return failing
 
 
 def _standard_only(chosen: ImplementationSelection) -> set[str]:
@@ -364,7 +373,9 @@ def _summarise(
         code = ExitCode.NOT_RUN
     else:
         code = ExitCode.AGREE
-    seen = counted_again(recorder.rows_seen, recorder.failures, failing)
+    seen = Counter(recorder.rows_seen)
+    seen.subtract(row.verdict for row in recorder.failures)
+    seen.update(row.verdict for row in failing)
     counts = {verdict.value: seen[verdict] for verdict in Verdict if seen[verdict]}
     # Workers side by side answer in any order; who reads the failures, finds the same ones first.
     failures = sorted(failing, key=unit_order)

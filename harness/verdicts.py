@@ -48,6 +48,10 @@ class Verdict(StrEnum):
         return ExitCode.DISAGREE
 
 
+WRONG_NUMBERS = (Verdict.NUMERIC, Verdict.NONFINITE)
+"""What a wrong number can be; a wrong shape or dtype is no convention."""
+
+
 def worst(verdicts: list[Verdict]) -> Verdict:
     """Return the most severe verdict; ``agree`` of none."""
     return max(verdicts, key=lambda verdict: verdict.severity, default=Verdict.AGREE)

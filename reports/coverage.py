@@ -193,7 +193,7 @@ def unjudged(frames: Frames) -> tuple[str, ...]:
 
 def narrowings(frames: Frames) -> tuple[str, ...]:
     """Say what else was left out, a sentence each: cases that others stand for, dtypes, what was not picked."""
-    return (*stood_for(frames), *_untested(frames), *_picked(frames))
+    return (*stood_for(frames), *_untested(frames), *picked(frames))
 
 
 def stood_for(frames: Frames) -> Iterable[str]:
@@ -226,7 +226,8 @@ def _untested(frames: Frames) -> Iterable[str]:
         yield f"{listed(dtypes)} not tested on {listed(names)}{': declare `dtypes`.' if is_own else whose}"
 
 
-def _picked(frames: Frames) -> Iterable[str]:
+def picked(frames: Frames) -> Iterable[str]:
+    """Say of each environment what its cases were narrowed by, a sentence each."""
     words = {
         "cases": "the cases",
         "tags": "the tag",

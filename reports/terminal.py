@@ -17,7 +17,7 @@ from attncheck.reports.alike import AlikeRows, group_alike, group_by_case
 from attncheck.reports.answer import findings, make_summary
 from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table, worst_cell
 from attncheck.reports.commands import first_commands
-from attncheck.reports.coverage import unjudged
+from attncheck.reports.coverage import picked, unjudged
 from attncheck.reports.faults import fault_line, faults
 from attncheck.reports.frames import Frames
 from attncheck.reports.in_common import in_common_lines
@@ -95,7 +95,7 @@ def _print_answer(frames: Frames, console: Console, announced: Collection[str], 
         first = f"{first}: {next(iter(texts.values()))}"
         texts = {}
     if not quiet:
-        opening = first if found else answer.first_line.removesuffix(".")
+        opening = answer.first_line.removesuffix(".") if first == answer.word else first
         console.print(_LINE_BREAK.sub(" ", f"{opening}."), style="bold", soft_wrap=True)
     elif first != answer.word:
         console.print(_LINE_BREAK.sub(" ", f"{first}."), style="bold", soft_wrap=True)
@@ -106,8 +106,8 @@ def _print_answer(frames: Frames, console: Console, announced: Collection[str], 
         console.print(f"{_LINE_BREAK.sub(' ', line)}.", style="bold", soft_wrap=True)
     if quiet:
         return
-    sentences = (answer.judged + ".",) if found and answer.judged else ()
-    for line in (*sentences, *(answer.warnings if found else answer.sentences)):
+    sentences = (answer.judged + ".",) if first != answer.word and answer.judged else ()
+    for line in (*sentences, *((*answer.warnings, *picked(frames)) if found else answer.sentences)):
         console.print(line, soft_wrap=True)
     for note in frames.notes:
         if note not in announced:
@@ -120,6 +120,8 @@ def _simplest(frames: Frames, wrong: pd.DataFrame) -> Iterator[tuple[list[str], 
 
     What could not be run for one reason, in whatever cases, is one of them.
     """
+    if wrong.empty:
+        return
     from attncheck.reports.machine.failures import failures_of
 
     of_implementations = wrong["implementation"].ne("") & wrong["dtype"].ne("")

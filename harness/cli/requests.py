@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from threading import Thread
+from threading import Thread, Timer
 from typing import TYPE_CHECKING
 
 import typer
@@ -32,6 +33,10 @@ _NEEDED = ("run", "config", "progress", "execution.implementation_selection")
 """Modules that every run needs."""
 _NEEDED_AFTERWARDS = ("reports.making", "reports.terminal")
 _NEEDED_FOR_A_REPORT = ("reports.write",)
+
+
+_MOMENT = 0.6
+"""Seconds."""
 
 
 @dataclass(frozen=True)
@@ -136,9 +141,7 @@ def _run(
     chosen = select_implementations(*own, request.limits, described, request.signature)
     chosen = chosen.with_standard(request.iteration.standard)
     store = store_of(request.cache, request.cache_size)
-    if not (request.patterns or request.quiet or request.is_announced):
-        typer.echo("attncheck: reading the bundled cases", err=True)
-    with request.times.of("reading cases"):
+    with request.times.of("reading cases"), _said_after_a_moment(request, "reading the bundled cases"):
         selection = select(
             *(request.patterns, request.tag, request.dtype, request.expected_failures),
             *(request.tile, request.iteration.match, store),
@@ -175,6 +178,19 @@ def _run(
             err=True,
         )
         raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+@contextmanager
+def _said_after_a_moment(request: RunRequest, words: str) -> Iterator[None]:
+    """Say what is going on, where that takes longer than people wait without wondering."""
+    said = Timer(_MOMENT, typer.echo, [f"attncheck: {words}"], {"err": True})
+    said.daemon = True
+    if not (request.patterns or request.quiet or request.is_announced):
+        said.start()
+    try:
+        yield
+    finally:
+        said.cancel()
 
 
 def _with_properties(

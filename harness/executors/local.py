@@ -93,7 +93,7 @@ class LocalExecutor:
             closing(_Judgements(plan, self._judge, recorder, self._times)) as judgements,
             computing.in_threads(),
         ):
-            on_progress(0, total)
+            on_progress(done := 0, total)
             for _ in range(sum(asked.values())):
                 answer = computing.answers.get()
                 if isinstance(answer, BaseException):
@@ -105,12 +105,13 @@ class LocalExecutor:
                     judge_unasked(unit.position)
                     judge(unit, outcomes)
                 judgements.record()
-                on_progress(recorder.evaluations, total)
+                on_progress(done := recorder.evaluations, total)
                 if recorder.is_stopped:
                     break
             judge_unasked(math.inf)
             judgements.record_all()
-            on_progress(recorder.evaluations, total)
+            if recorder.evaluations > done:
+                on_progress(recorder.evaluations, total)
         self._add_times()
 
     def _add_times(self) -> None:

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from attncheck.judging.findings import Findings
 
 Unit = TypeVar("Unit")
-WRONG_NUMBERS = (Verdict.NUMERIC, Verdict.NONFINITE)
-"""What a wrong number can be; a wrong shape or dtype is no convention."""
 ACCURACY = "accuracy-of-"
 """What names begin with that say how large errors are, and not why."""
 OR = " or "

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from attncheck.execution.cutting import is_of_shape
 from attncheck.judging.alternatives import Alternative
 from attncheck.judging.case_diagnosis import diagnose_case
-from attncheck.judging.diagnosis import WRONG_NUMBERS
 from attncheck.judging.empty_row_conventions import empty_row_conventions
 from attncheck.judging.findings import NO_FINDINGS, Findings
 from attncheck.judging.judge_stages import StageJudgement, judge_stages, sound_stages, where_it_begins
@@ -26,7 +25,7 @@ from attncheck.judging.readings import truth_of
 from attncheck.judging.truth import Truth
 from attncheck.judging.xfail import OwnEmptyRows as OwnEmptyRows
 from attncheck.spec import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, Shape
-from attncheck.verdicts import Verdict
+from attncheck.verdicts import WRONG_NUMBERS, Verdict
 
 DIAGNOSABLE = (*WRONG_NUMBERS, Verdict.SEMANTIC)
 """The same, recognised or not."""

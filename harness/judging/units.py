@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Computed, Failure, Outcome
-from attncheck.judging.diagnosis import WRONG_NUMBERS
 from attncheck.judging.remembered import key_of_rows, rows_from_bytes, rows_to_bytes
 from attncheck.judging.xfail import OwnEmptyRows
 from attncheck.reading.case import Case
@@ -20,6 +19,7 @@ from attncheck.reading.expected_failures import ExpectedFailure, recorded_empty_
 from attncheck.reading.inputs import Inputs
 from attncheck.results.format import EXACT, INPUTS, Row, StoredArray, bound_name, disagrees
 from attncheck.store import NO_STORE, Key, Store, UnreadableEntry
+from attncheck.verdicts import WRONG_NUMBERS
 
 if TYPE_CHECKING:
     from attncheck.judging.truth import Truth

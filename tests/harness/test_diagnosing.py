@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.api import check
-from attncheck.diagnosing import SETTLED, ReturnedStages, counted_again, follow
+from attncheck.diagnosing import SETTLED, ReturnedStages, follow
 from attncheck.execution.worker import Computed
 from attncheck.judging.units import Judge
 from attncheck.reading.case import Case
@@ -184,9 +184,3 @@ def test_a_number_that_misses_by_a_convention_says_so() -> None:
     )
     wrong = replace(stage, verdict=Verdict.NUMERIC)
     assert follow([stage, wrong, number])[2] == number
-
-
-def test_verdicts_are_counted_as_they_are_told() -> None:
-    before = [Row("file/one", "attention", "float64", "kernel", "stage", "output", Verdict.NUMERIC)] * 2
-    counts = counted_again({"numeric": 2, "agree": 5}, before, [before[0], replace(before[1], verdict="semantic")])
-    assert {name: count for name, count in counts.items() if count} == {"numeric": 1, "semantic": 1, "agree": 5}

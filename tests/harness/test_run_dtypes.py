@@ -10,7 +10,6 @@ import pytest
 
 from attncheck.backends import BACKENDS, BackendEntry
 from attncheck.errors import ExitCode
-from attncheck.judging import units
 from attncheck.results.reader import Run
 from attncheck.run import RunSummary
 
@@ -95,7 +94,7 @@ def test_what_nobody_was_asked_for_is_not_judged(
     def judge(*arguments: Any) -> Any:
         raise AssertionError("the exact answer was worked out for nobody")
 
-    monkeypatch.setattr(units, "judge", judge)
+    monkeypatch.setattr("attncheck.judging.judge.judge", judge)
     narrow_cases("float64")
     summary, run = run_small([], missing=("torch",), dtypes=())
     assert (summary.evaluations, len(run.rows)) == (0, 0)

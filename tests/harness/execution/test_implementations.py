@@ -313,7 +313,7 @@ def test_a_run_judges_them_beside_the_frameworks(invoke: Invoke) -> None:
     assert (code, out.splitlines()[0]) == (0, "numpy and my.flash agree. Judged 1 of 1 case on each.")
     code, out, _ = invoke("check", "small.yaml", "-i", "my.wrong", "-o", "wrong", "--dtype", "float64")
     assert code == 1
-    assert "[float64] my.wrong: output: " in out
+    assert "[float64] my.wrong\n  output[" in out
 
 
 KERNELS = """

@@ -67,7 +67,7 @@ def record_of(result: Any) -> Any:
 
 def test_a_fault_is_found_reduced_and_written(run: Run, tmp_path: Path) -> None:
     write(WRONG)
-    result = run("--problems", "80", "--json")
+    result = run("--problems", "30", "--json")
     assert result.exit_code == 1, result.output
     [finding] = [each for each in record_of(result)["findings"] if "is_causal" in each["asked"]]
     assert (finding["verdict"], finding["stage"]) in {
@@ -101,16 +101,16 @@ def test_what_is_known_of_drawn_problems_is_counted_and_not_found(run: Run) -> N
     Path("pyproject.toml").write_text("[tool.attncheck]\nexpected_failures = ['known.yaml']\n", encoding="utf-8")
     entries = "".join(KNOWN.format(verdict=verdict) for verdict in ("numeric", "semantic"))
     Path("known.yaml").write_text(entries, encoding="utf-8")
-    known = record_of(run("--problems", "80", "--json"))
+    known = record_of(run("--problems", "30", "--json"))
     assert not [each for each in known["findings"] if "is_causal" in each["asked"]]
     assert known["known"]["One key too many is seen."] >= 3
-    printed = run("--problems", "80", "--output", "other").stdout
+    printed = run("--problems", "30", "--output", "other").stdout
     assert f"Known, in {known['known']['One key too many is seen.']} problems: One key too many is seen." in printed
 
 
 def test_it_goes_on_and_says_what_is_mended(run: Run) -> None:
     write(WRONG)
-    first = record_of(run("--problems", "80", "--json"))
+    first = record_of(run("--problems", "30", "--json"))
     state = json.loads(Path("found", STATE).read_text(encoding="utf-8"))
     write(RIGHT.replace("AHEAD", "0"))
     result = run("--problems", "5", "--json")
