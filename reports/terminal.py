@@ -13,6 +13,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from attncheck.elements import written_element
 from attncheck.reports.alike import AlikeRows, group_alike, group_by_case
 from attncheck.reports.answer import findings, make_summary
 from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table, worst_cell
@@ -143,7 +144,7 @@ def how_wrong(failure: Failure, *, of_several: bool) -> str:
     if failure.element is None or failure.computed is None or failure.exact is None:
         return failure.message
     computed, exact = told_apart(failure.computed, failure.exact)
-    element = f"{failure.element_stage}[{', '.join(map(str, failure.element))}]"
+    element = written_element(failure.element, failure.element_stage or "")
     where = f" in {failure.dtype}" if of_several else ""
     text = f"{element} is {computed}{where}, should be {exact}"
     if failure.ratio is None or not math.isfinite(failure.ratio):
