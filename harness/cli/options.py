@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from attncheck.cli import completion
+from attncheck.errors import UsageError
 from attncheck.processors import INSTRUCTION_SETS, emulated_isa, limit_to_isa
 
 
@@ -288,6 +289,8 @@ Threads = Annotated[int, typer.Option(min=1, metavar="N", help="Threads of each 
 def _begin_again(isa: str | None) -> str | None:
     """Start this command again with the variables of an instruction set: libraries read them once, NumPy among them."""
     if isa is not None and isa != emulated_isa():
+        if isa not in " ".join(sys.argv):  # a command that some other program runs within itself
+            raise UsageError(f"--isa {isa}: libraries read their variables once, so it needs a process of its own")
         limit_to_isa(isa, environment := dict(os.environ))
         sys.stdout.flush()
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
