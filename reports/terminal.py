@@ -92,7 +92,8 @@ def _print_answer(frames: Frames, console: Console, announced: Collection[str], 
     texts = {column: text for column, of in found.items() if (text := fault_line(of))}
     many = len(frames.environments) > 1
     first = answer.word
-    if len(found) == 1 and texts and first.startswith(next(iter(found)).implementation):
+    is_of_one = len(found) == 1 and first.startswith(next(iter(found)).implementation)
+    if texts and is_of_one and ";" not in first and ". " not in first:
         first = f"{first}: {next(iter(texts.values()))}"
         texts = {}
     if not quiet:

@@ -23,12 +23,11 @@ def test_it_is_short() -> None:
     assert len(README.read_text(encoding="utf-8").splitlines()) <= 130
 
 
-def test_the_outcome_that_it_shows_is_the_published_one() -> None:
+def test_the_outcome_that_it_shows_has_the_documents_numbers_and_versions_that_are_published() -> None:
     (shown,) = re.findall(r"ends like this:\n\n```\w*\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     published = (README.parent / "reports" / "published" / "README.md").read_text(encoding="utf-8")
-    (headline,) = re.findall(r"^\*\*(.*)\*\*$", published, re.MULTILINE)
-    facts = re.findall(r"^- (.*)$", published.partition("\n## ")[0], re.MULTILINE)
-    assert shown.splitlines()[: 1 + len(facts)] == [headline, *facts]
+    (documents,) = re.findall(r"^- (The documents print .*)$", published.partition("\n## ")[0], re.MULTILINE)
+    assert documents in shown.splitlines()  # what is published is of all cases on JAX too
     versions = re.findall(r"^\| (\w+\.\w+) \| (\S+) \|$", published, re.MULTILINE)
     assert len(versions) == 4
     assert all(f"{name} {version}" in shown for name, version in versions)
