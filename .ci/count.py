@@ -1,7 +1,7 @@
 """Fails where a run was green because something did not run: a test file, a case, a framework.
 
 What has to be there follows from the tree: every file of tests has a test in a JUnit file, NumPy was judged in every
-case of the golden file, and the four frameworks in the same cases. Nothing is raised by hand when something is added.
+case of the golden file, and the frameworks that have every dtype in the same cases. Nothing is raised by hand when something is added.
 """
 
 import json
@@ -54,7 +54,8 @@ def missing_cases() -> Iterator[str]:
     if (number := judged.get("py311-numpy", {}).get("numpy.eager", 0)) < corpus:
         yield f"NumPy was judged in {number} of the {corpus} cases of {GOLDEN.relative_to(ROOT)}"
     together = {name: judged.get("py311-all", {}).get(name, 0) for name in FRAMEWORKS}
-    if not all(together.values()) or len(set(together.values())) > 1:
+    of_all_dtypes = {number for name, number in together.items() if name != "numpy.eager"}  # which has no 16 bits
+    if not all(together.values()) or len(of_all_dtypes) > 1:
         yield f"the frameworks were not judged in the same cases: {together}"
 
 
