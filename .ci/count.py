@@ -1,7 +1,8 @@
 """Fails where a run was green because something did not run: a test file, a case, a framework.
 
 What has to be there follows from the tree: every file of tests has a test in a JUnit file, NumPy was judged in every
-case of the golden file, and the frameworks that have every dtype in the same cases. Nothing is raised by hand when something is added.
+case of the golden file, and the frameworks that have every dtype in the same cases. Nothing is raised by hand when
+something is added.
 """
 
 import json
