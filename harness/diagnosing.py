@@ -31,7 +31,7 @@ from attncheck.judging.diagnosis import (
     unpack,
 )
 from attncheck.judging.remembered import key_of
-from attncheck.judging.units import Judge, is_undiagnosed
+from attncheck.judging.units import Evaluation, Judge, is_undiagnosed
 from attncheck.plan import Plan, Unit
 from attncheck.reading.case import Case
 from attncheck.reading.shapes import score_elements
@@ -50,8 +50,6 @@ MAX_SCORES = 1 << 17
 MAX_NAMELESS = 6
 """Cases one after the other that fit nothing, until the rest is left without a name."""
 
-Evaluation: TypeAlias = tuple[str, str, str]
-"""An implementation, a case and a dtype."""
 Returned: TypeAlias = Callable[[Evaluation], Computed | None]
 """Gives what was returned, where it is still known."""
 
@@ -71,12 +69,12 @@ class Failing:
 
     @property
     def key(self) -> Evaluation:
-        """What was evaluated."""
+        """The evaluation: implementation, case and dtype."""
         return _evaluation(self.rows[0])
 
     @property
     def kind(self) -> tuple[str, str, str]:
-        """What is examined together: operation, first failing stage and verdict."""
+        """Operation, first failing stage and verdict: cases that share them are examined together."""
         first = self.rows[0]
         return first.operation, first.stage, Verdict(first.verdict).value
 
@@ -90,18 +88,18 @@ class Failing:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all query rows were judged."""
+        """True if all query rows were judged."""
         return all(row.judged_rows is None for row in self.rows)
 
 
 @dataclass(frozen=True)
 class ReturnedStages:
-    """What implementations returned where they fail: what is still known of it, else what an earlier part has kept."""
+    """Returned stages of failing evaluations: from memory, else from the arrays that an earlier run kept."""
 
     directory: Path
-    known: Mapping[tuple[str, str, str], Computed]
+    known: Mapping[Evaluation, Computed]
 
-    def __call__(self, evaluation: tuple[str, str, str]) -> Computed | None:
+    def __call__(self, evaluation: Evaluation) -> Computed | None:
         """Return what one implementation returned for a case in a dtype; None where nobody knows any more."""
         if evaluation in self.known:
             return self.known[evaluation]
@@ -118,7 +116,7 @@ class ReturnedStages:
 
 
 def diagnose(rows: Sequence[Row], plan: Plan, judge: Judge, returned: Returned) -> list[Row]:
-    """Say in the failing rows of a run what implementations do instead; the rows come back in their order.
+    """Name in the failing rows of a run what implementations do instead; the rows come back in their order.
 
     Workers answer in any order, which counts for nothing.
     """
@@ -199,7 +197,7 @@ def _failing(rows: Sequence[Row], plan: Plan, returned: Returned) -> list[Failin
 
 @dataclass(eq=False)
 class _Searches:
-    """What examined cases say, of one implementation after the other, and what is handed on to the others."""
+    """Evidence of the examined cases, one implementation after the other, and of those that it is handed on to."""
 
     plan: Plan
     judge: Judge
@@ -330,7 +328,7 @@ def _final(row: Row, decision: Decision | None, examined: Mapping[Evaluation, Ma
 
 
 def follow(rows: Sequence[Row]) -> list[Row]:
-    """Say of numbers that miss only because a stage means something else that they mean something else too."""
+    """Mark numbers that fail only because their stage was read differently."""
     stages: dict[Evaluation, list[Row]] = {}
     for row in rows:
         if row.comparison == "stage":

@@ -1,4 +1,4 @@
-"""The processors that this process may use: how many there are, what they can, and how to compute as a lesser one does.
+"""The processors that this process may use: their number, their flags, and how to compute as a lesser one does.
 
 An emulation is a set of variables by which each library leaves out the instructions of newer processors. All have to
 say the same: TensorFlow goes by the processor, oneDNN by its variable, and where one of them counts on more than the
@@ -26,12 +26,10 @@ class InstructionSet:
     """A generation of x86 processors.
 
     Attributes:
-        processors: The first processors that have no more than this.
         adds: The flags by which Linux names what the set adds to the one before it (``/proc/cpuinfo``).
         variables: The environment by which libraries use no more than this.
     """
 
-    processors: str
     adds: frozenset[str]
     variables: Mapping[str, str]
 
@@ -55,28 +53,23 @@ _ABOVE_SSE = f"X86_V3 AVX F16C FMA3 AVX2 {_ABOVE_AVX2}"
 _NO_ONEDNN = {"TF_ENABLE_ONEDNN_OPTS": "0"}
 
 INSTRUCTION_SETS: Mapping[str, InstructionSet] = {
-    "sse4.1": InstructionSet(
-        "Penryn, 2008",
+    "sse4.1": InstructionSet(  # Penryn, 2008
         frozenset({"sse4_1"}),
         _variables("Nehalem", _ABOVE_SSE, "default", "SSE41", "SSE4_2", "SSE4_2") | _NO_ONEDNN,
     ),
-    "avx2": InstructionSet(
-        "Haswell, 2013",
+    "avx2": InstructionSet(  # Haswell, 2013
         frozenset({"sse4_2", "avx", "avx2", "fma", "f16c"}),
         _variables("Haswell", _ABOVE_AVX2, "avx2", "AVX2", "AVX2", "AVX2") | _NO_ONEDNN,
     ),
-    "avx512": InstructionSet(
-        "Cascade Lake, 2019",
+    "avx512": InstructionSet(  # Cascade Lake, 2019
         frozenset({"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}),
         _variables("SkylakeX", _ABOVE_AVX512, "avx512", "AVX512_CORE_VNNI", "AVX512", "AVX512_VNNI"),
     ),
-    "avx512_bf16": InstructionSet(
-        "Cooper Lake, 2020",
+    "avx512_bf16": InstructionSet(  # Cooper Lake, 2020
         frozenset({"avx512_bf16"}),
         _variables("Cooperlake", _ABOVE_AVX512, "avx512", "AVX512_CORE_BF16", "AVX512", "AVX512_BF16"),
     ),
-    "amx": InstructionSet(
-        "Sapphire Rapids, 2023",
+    "amx": InstructionSet(  # Sapphire Rapids, 2023
         frozenset({"avx512_fp16", "amx_tile", "amx_int8", "amx_bf16"}),
         _variables("SapphireRapids", "", "avx512", "AVX512_CORE_AMX", "AVX512", "AMX"),
     ),
@@ -84,7 +77,7 @@ INSTRUCTION_SETS: Mapping[str, InstructionSet] = {
 """By name, each with all that the ones before it have."""
 
 _VECTORS = ("avx", "amx", "fma", "f16c", "sse4_2")
-"""What the flags begin with that an emulation takes away, unless its set has them."""
+"""Beginnings of the flags that an emulation takes away, unless its set has them."""
 
 
 def available_processors() -> int:

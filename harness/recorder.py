@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from attncheck.errors import ExitCode
 from attncheck.execution.worker import Computed
-from attncheck.judging.units import UnitResult, is_undiagnosed
+from attncheck.judging.units import Evaluation, UnitResult, is_undiagnosed
 from attncheck.judging.xfail import ExpectedFailureRecord
 from attncheck.results.coverage import is_judged
 from attncheck.results.format import Row
 from attncheck.results.writer import ResultsWriter
 from attncheck.verdicts import Verdict
-
-Evaluation: TypeAlias = tuple[str, str, str]
-"""An implementation, a case and a dtype."""
 
 _MAX_BYTES = 1 << 28
 """Of what failing evaluations returned, kept until they are diagnosed."""
@@ -37,7 +33,7 @@ class ResultRecorder:
     on_judged: Callable[[Sequence[Row]], bool] = lambda rows: False
     """Is given the rows of every case in a dtype that is judged now; says whether that is enough."""
     undiagnosed: dict[Evaluation, Computed] = field(default_factory=dict)
-    """What was returned where an implementation fails, and nothing is said yet of what it does instead."""
+    """Returned stages of failing evaluations that are not diagnosed yet."""
     is_stopped: bool = False
     """Whether an executor is to leave the rest of its plan."""
     _bytes: int = 0

@@ -227,7 +227,7 @@ def _untested(frames: Frames) -> Iterable[str]:
 
 
 def picked(frames: Frames) -> Iterable[str]:
-    """Say of each environment what its cases were narrowed by, a sentence each."""
+    """Return a sentence for each environment whose cases were narrowed."""
     words = {
         "cases": "the cases",
         "tags": "the tag",

@@ -14,7 +14,7 @@ from attncheck.verdicts import Verdict
 from attncheck.wording import counted
 
 _MAX_FAULTS = 3
-"""That are said of one implementation."""
+"""Causes that are named for one implementation."""
 _SCALES = re.compile(r"is that of scale (\S+) \(given (\S+)\)")
 _NEARLY = 2e-3
 """Scales are written with four digits."""
@@ -47,7 +47,7 @@ def faults(frames: Frames) -> dict[Column, list[Fault]]:
 
 
 def fault_line(found: Sequence[Fault]) -> str:
-    """Say what is wrong in a line, without the last full stop; empty where nothing was found."""
+    """Return the causes as a line without the last full stop; empty where none was found."""
     named = [each for each in found if each.text]
     if not named:
         return ""
@@ -76,7 +76,7 @@ def _name(row: Mapping[str, Any]) -> str:
 
 
 def _text(frames: Frames, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Say what rows of one diagnosis have been found to be."""
+    """Describe the cause that rows of one diagnosis share."""
     scales = [found for row in rows if (found := _SCALES.search(row["message"]))]
     if len(scales) == len(rows):
         return _of_scales(frames, rows, [float(each[1]) / float(each[2]) for each in scales if float(each[2])])
@@ -94,7 +94,7 @@ def _parts(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _of_scales(frames: Frames, rows: Sequence[Mapping[str, Any]], factors: Sequence[float]) -> str:
-    """Say what scale was taken, where it is the right one times the same number in every case."""
+    """Describe the scale that was used, where it is the right one times the same number in every case."""
     first = factors[0] if factors else math.nan
     if not all(abs(each - first) <= _NEARLY * abs(first) for each in factors):
         return "the scale is another one"

@@ -141,7 +141,7 @@ def _simplest(frames: Frames, wrong: pd.DataFrame) -> Iterator[tuple[list[str], 
 
 
 def how_wrong(failure: Failure, *, of_several: bool) -> str:
-    """Say what an element is, what it should be, and how far that is off."""
+    """Describe a wrong element: its value, the right one, and the error in units of the bound."""
     if failure.element is None or failure.computed is None or failure.exact is None:
         return failure.message
     computed, exact = told_apart(failure.computed, failure.exact)

@@ -87,7 +87,7 @@ def stored_logits(at: At, value: Real, *, bias: Real | None = None) -> Logits:
     if not np.isfinite(value[judged]).all() or np.isnan(value).any():
         raise NotFiniteError
     size = at.stored_unit * np.where(judged, np.abs(value), 0.0)  # before it is doubled, or the largest overflow
-    # Behind a bias, a compiler that makes the sum twice may contract one of them alone, and both are rounded.
+    # After a bias, a compiler that computes the sum twice may contract only one of the two, and both are rounded.
     size = size * (2 if at.stored_unit > at.rounding.accumulate_unit or bias is not None else 1)
     if bias is not None:
         size = size + at.stored_unit * np.where(judged, np.abs(np.where(judged, value, 0.0) - bias), 0.0)

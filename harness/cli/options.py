@@ -289,7 +289,7 @@ Threads = Annotated[int, typer.Option(min=1, metavar="N", help="Threads of each 
 def _begin_again(isa: str | None) -> str | None:
     """Start this command again with the variables of an instruction set: libraries read them once, NumPy among them."""
     if isa is not None and isa != emulated_isa():
-        if isa not in " ".join(sys.argv):  # a command that some other program runs within itself
+        if not any(word.startswith("--isa") for word in sys.argv):  # run by a program within its own process
             raise UsageError(f"--isa {isa}: libraries read their variables once, so it needs a process of its own")
         limit_to_isa(isa, environment := dict(os.environ))
         sys.stdout.flush()

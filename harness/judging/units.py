@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Computed, Failure, Outcome
@@ -24,13 +24,16 @@ from attncheck.verdicts import WRONG_NUMBERS
 if TYPE_CHECKING:
     from attncheck.judging.truth import Truth
 
+Evaluation: TypeAlias = tuple[str, str, str]
+"""An implementation, a case and a dtype."""
+
 _MAX_KEPT_BYTES = 1 << 20
 """Of what an implementation returned for one case, to say later what it did instead."""
 
 
 @dataclass(frozen=True)
 class UnitResult:
-    """What is to be written of one case in one dtype, and what was returned by those that are not diagnosed yet."""
+    """The rows and arrays of one case in one dtype, and the stages of evaluations that are not diagnosed yet."""
 
     rows: tuple[Row, ...]
     arrays: tuple[StoredArray, ...]
@@ -213,7 +216,7 @@ def _undiagnosed(rows: Sequence[Row], outcomes: Mapping[str, Outcome]) -> dict[s
 
 
 def is_undiagnosed(row: Row) -> bool:
-    """Whether a row is of a stage that fails by its numbers, and nothing is said yet of what was done instead."""
+    """Return whether a row is of a stage that fails by its numbers and is not diagnosed yet."""
     is_open = row.verdict in WRONG_NUMBERS and not row.xfail and row.diagnosis is None and row.evidence is None
     return is_open and row.comparison == "stage"
 
