@@ -45,8 +45,8 @@ def main() -> None:
         missing = sorted(set(units) - set(now), key=lambda unit: count_scores(cases[unit[0]]))
         catches |= _catches(cases, missing, scorers, set().union(*catches.values()))
     record = _record(cases, units, catches)
-    text = json.dumps(record, indent=1, sort_keys=True)
-    (Path(str(corpus.__file__)).parent / CATCHES).write_text(f"{text}\n", encoding="utf-8")
+    lines = ",\n".join(f" {json.dumps(case)}: {json.dumps(record[case], sort_keys=True)}" for case in sorted(record))
+    (Path(str(corpus.__file__)).parent / CATCHES).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
     caught = {fault for found in catches.values() for fault, _ in found}
     print(f"{len(caught)} of {len(MUTANTS)} faults are caught; {sum(map(len, record.values()))} units stand for them")
     for name in (each.name for each in MUTANTS if each.name not in caught):
